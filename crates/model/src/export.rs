@@ -1,10 +1,10 @@
-//! What an exporter says of a node: the zones and attributes of a NodeResourceTopology v1alpha2, made
-//! of the machine and of what the kubelet's PodResources service lists.
+//! Report of a topology exporter: the zones and attributes of a NodeResourceTopology v1alpha2, computed from
+//! the machine and the lists of the kubelet's PodResources service.
 //!
-//! The community's exporter is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery; rules
-//! and names are its own. Here zones and resources come in order, a CPU or device that two have
-//! counts once, one near several NUMA nodes is taken from each of them, nothing goes below 0, and what
-//! makes no sense is told ([`Zones::problems`]) and passed over.
+//! The community's exporter is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery, whose rules
+//! and names are used. Differences: zones and resources are sorted, a CPU or device listed for two containers
+//! counts once, a device near several NUMA nodes is subtracted from each of them, no amount goes below 0, and
+//! inconsistent input is reported ([`Zones::problems`]) and skipped.
 
 mod object;
 mod unmanaged;
@@ -20,49 +20,50 @@ use koord_api::resources;
 use koord_api::topology::{AttributeInfo, CostInfo, ResourceInfo, ZONE_TYPE_NODE, Zone, zone_name};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The attribute that says which pods a report has counted.
+/// Attribute with the fingerprint of the pods included in a report.
 pub const FINGERPRINT: &str = "nodeTopologyPodsFingerprint";
-/// The attribute that says which pods are in the fingerprint.
+/// Attribute with the selection of the pods in the fingerprint.
 pub const FINGERPRINT_METHOD: &str = "nodeTopologyPodsFingerprintMethod";
 
-/// A NUMA node of a machine.
+/// NUMA node of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Node {
-    /// Its CPUs; none where there is only memory.
+    /// CPUs; empty for a node with memory only.
     pub cpus: CpuSet,
-    /// Its memory in bytes, by kind: `memory`, which is all of it, and `hugepages-2Mi`.
+    /// Memory in bytes by kind: `memory`, which is the total, and `hugepages-2Mi`.
     pub memory: BTreeMap<String, u64>,
-    /// Distance to NUMA nodes by number, as in the ACPI SLIT (10 is local).
+    /// Distances to NUMA nodes by number, as in the ACPI SLIT (10 is local).
     pub distances: BTreeMap<u8, u32>,
 }
 
-/// A machine: its NUMA nodes by number, below 64.
+/// NUMA nodes of a machine by number, below 64.
 pub type Machine = BTreeMap<u8, Node>;
 
-/// Devices of one resource that are near the same NUMA nodes, or, as the kubelet lists them, one that
-/// is near one: then it has as many entries as NUMA nodes.
+/// Devices of one resource near the same NUMA nodes. The kubelet lists a device near several NUMA nodes once
+/// for each of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
-    /// The resource.
+    /// Resource name.
     pub resource: String,
-    /// Their ids; the same id in the same resource is the same device.
+    /// Device ids; equal ids of one resource are the same device.
     pub ids: Vec<String>,
-    /// The NUMA nodes; none if nobody knows.
+    /// NUMA nodes; empty if unknown.
     pub nodes: NumaMask,
 }
 
 /// Memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// Which: `memory`, `hugepages-2Mi`.
+    /// Kind: `memory` or a page size such as `hugepages-2Mi`.
     pub kind: String,
-    /// How much, in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// The NUMA nodes that it is in; none if nobody knows.
+    /// NUMA nodes of the block; empty if unknown.
     pub nodes: NumaMask,
 }
 
-/// What PodResources lists: all that containers can have, or what one of them has for itself alone.
+/// Resources listed by PodResources: all that containers can have, or those that one container has
+/// exclusively.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Share {
     /// CPUs.
@@ -73,14 +74,14 @@ pub struct Share {
     pub devices: Vec<Devices>,
 }
 
-/// What [`zones`] found.
+/// Result of [`zones`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Zones {
-    /// One for each NUMA node, by number; their resources by name.
+    /// One zone per NUMA node, by number; resources are sorted by name.
     pub zones: Vec<Zone>,
-    /// What was passed over, and why.
+    /// Descriptions of the ignored input.
     pub problems: Vec<String>,
-    /// Whether some of that contradicts the rest, so that what is free is not known.
+    /// True if ignored input contradicts the rest, so that the available amounts are unreliable.
     pub is_contradictory: bool,
 }
 
@@ -99,7 +100,7 @@ impl Tally {
     }
 }
 
-/// The zones of `machine`, whose kubelet lists `allocatable` for all and `taken` for containers.
+/// Computes the zones of `machine`, whose kubelet lists `allocatable` in total and `taken` for containers.
 #[must_use]
 pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
     let mut books = Books::open(machine, allocatable);
@@ -156,13 +157,13 @@ fn is_memory(name: &str) -> bool {
     name == resources::MEMORY || name.starts_with("hugepages-")
 }
 
-/// All amounts, while they are counted.
+/// State of the computation of the zones.
 struct Books<'a> {
     machine: &'a Machine,
     nodes: BTreeMap<u8, BTreeMap<String, Tally>>,
-    /// CPUs that containers can have.
+    /// Allocatable CPUs.
     cpus: &'a CpuSet,
-    /// Where each device is, by resource and id.
+    /// NUMA nodes of each device, by resource and id.
     devices: BTreeMap<&'a str, BTreeMap<&'a str, NumaMask>>,
     used_cpus: CpuSet,
     used_devices: BTreeSet<(String, String)>,
@@ -205,7 +206,7 @@ impl<'a> Books<'a> {
         books
     }
 
-    /// Something that does not go with the rest.
+    /// Records a problem that contradicts the rest of the input.
     fn wrong(&mut self, problem: String) {
         self.is_contradictory = true;
         self.problems.insert(problem);
@@ -228,7 +229,7 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// The kubelet lists a device once for each NUMA node that it is near.
+    /// Adds the allocatable devices. The kubelet lists a device once for each NUMA node that it is near.
     fn open_devices(&mut self, listed: &'a [Devices]) {
         for devices in listed {
             let known = self.devices.entry(&devices.resource).or_default();
@@ -278,13 +279,13 @@ impl<'a> Books<'a> {
         }
         let devices = share.devices.iter();
         let devices = devices.flat_map(|one| one.ids.iter().map(|id| (&*one.resource, &**id)));
-        // Once, though it is listed for each NUMA node that it is near.
+        // Each device once, although it is listed for each NUMA node that it is near.
         for (resource, id) in devices.collect::<BTreeSet<_>>() {
             self.take_device(resource, id);
         }
     }
 
-    /// Takes as much of it as is there, and says how much that is.
+    /// Subtracts up to `amount` from the available amount and returns the subtracted part.
     fn less(&mut self, number: u8, name: &str, amount: u64) -> u64 {
         let tally = self
             .nodes
@@ -298,7 +299,7 @@ impl<'a> Books<'a> {
         taken
     }
 
-    /// A block of several NUMA nodes uses up one after the other, as the kubelet does.
+    /// Subtracts a block. One of several NUMA nodes uses up one after the other, as in the kubelet.
     fn take_memory(&mut self, block: &Block) {
         let mut left = block.size;
         for number in block.nodes.ids() {
@@ -315,7 +316,7 @@ impl<'a> Books<'a> {
     fn take_device(&mut self, resource: &str, id: &str) {
         let known = self.devices.get(resource).and_then(|all| all.get(id));
         let Some(nodes) = known.copied() else {
-            // A device that is not healthy any more is not listed, and who has it keeps it.
+            // An unhealthy device is no longer listed, but the container that has it keeps it.
             self.problems.insert(format!(
                 "a container has device {id:?} of {resource}, which is not allocatable"
             ));
@@ -334,8 +335,8 @@ impl<'a> Books<'a> {
     }
 }
 
-/// The attributes of a node: how its kubelet aligns, and which pods were counted, as
-/// [`crate::alignment::fingerprint::of`] says it.
+/// Returns the attributes of a node: the topology manager settings of its kubelet and the fingerprint of the
+/// included pods, as computed by [`crate::alignment::fingerprint::of`].
 #[must_use]
 pub fn attributes(policy: Policy, scope: Scope, fingerprint: Option<String>) -> Vec<AttributeInfo> {
     let mut all = vec![
@@ -353,7 +354,7 @@ pub fn attributes(policy: Policy, scope: Scope, fingerprint: Option<String>) -> 
     all.into_iter().map(attribute).collect()
 }
 
-/// The deprecated name in `topologyPolicies` of a policy and its scope.
+/// Returns the deprecated name in `topologyPolicies` of a policy and its scope.
 #[must_use]
 pub fn policy_name(policy: Policy, scope: Scope) -> &'static str {
     match (policy, scope) {

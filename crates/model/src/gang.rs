@@ -1,10 +1,10 @@
-//! Gangs: pods that start together or not at all.
+//! Gangs: groups of pods that start together or not at all.
 //!
-//! [`Gangs`] holds every gang with its members and says, for each thing that happens to a pod or a
-//! PodGroup, what follows for the others ([`Moves`]). A gang is tried as one *attempt*: its first
-//! member opens it, [`Gangs::next`] names the others one after the other, and it ends when the gang
-//! may bind, when a member fails, or when no member is left. What an attempt held is given back in
-//! time proportional to what it held.
+//! [`Gangs`] stores every gang with its members and returns, for each event of a pod or a PodGroup, the
+//! actions for other pods ([`Moves`]). A gang is scheduled in one *attempt*: its first member starts it,
+//! [`Gangs::next`] returns the others one after the other, and it ends when the gang may bind, when a member
+//! fails, or when no member is left. Resources held by an attempt are released in time proportional to their
+//! number.
 
 mod attempt;
 mod groups;
@@ -23,87 +23,87 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why waiting members are given up when the last member has been tried.
+/// Reason for rejecting waiting members after the last member was tried.
 const ALL_TRIED: &str = "all pending pods is already been attempted";
-/// Why waiting members are given up when nothing describes their gang any more.
+/// Reason for rejecting waiting members of a gang that is no longer described.
 const GANG_GONE: &str = "gang is nil, may be already deleted";
 
-/// A pod's phase, as far as PodGroups count it.
+/// Phase of a pod, as counted by PodGroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Phase {
-    /// Any other.
+    /// Any other phase.
     #[default]
     Pending,
-    /// It runs.
+    /// The pod runs.
     Running,
-    /// It finished well.
+    /// The pod succeeded.
     Succeeded,
-    /// It failed.
+    /// The pod failed.
     Failed,
 }
 
-/// A member as its object shows it.
+/// Member of a gang, as its pod object shows it.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// The pod's uid.
+    /// UID of the pod.
     pub uid: Arc<str>,
     /// `namespace/name` of the pod.
     pub key: Arc<str>,
-    /// `namespace/name` of its gang.
+    /// `namespace/name` of the gang.
     pub gang: Arc<str>,
-    /// The gang as the pod describes it, where it may.
+    /// Description of the gang by the pod; `None` if it has none or a PodGroup describes the gang.
     pub own: Option<Spec>,
-    /// Whether it has a node.
+    /// True if the pod has a node.
     pub bound: bool,
-    /// Whether room on a node is being made for it.
+    /// True if pods are preempted on a node for this pod.
     pub promised: bool,
-    /// Whether it could be placed: neither finished nor being deleted nor behind a scheduling gate.
+    /// True if the pod can be scheduled: it is not finished, not terminating and has no scheduling gate.
     pub ready: bool,
-    /// Its phase.
+    /// Phase of the pod.
     pub phase: Phase,
-    /// Its owners: sorted `namespace/name`, joined by commas.
+    /// Owners: sorted `namespace/name`, joined by commas.
     pub owners: String,
 }
 
-/// What follows for other pods, by uid.
+/// Actions for other pods, by UID.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Moves {
-    /// Whether they may enter the queue is to be asked again.
+    /// Pods whose admission to the queue must be checked again.
     pub regate: Vec<Arc<str>>,
-    /// To be tried again at once.
+    /// Pods to retry at once.
     pub activate: Vec<Arc<str>>,
-    /// Waiting ones that may bind.
+    /// Waiting pods that may bind.
     pub allow: Vec<Arc<str>>,
-    /// Waiting ones that must give back what they hold.
+    /// Waiting pods that must release their resources, with the reason.
     pub reject: Vec<(Arc<str>, Arc<str>)>,
-    /// As `reject`, for what the present attempt booked.
+    /// Like `reject`, for pods reserved by the current attempt.
     pub rollback: Vec<(Arc<str>, Arc<str>)>,
-    /// Ones that will not be tried in this attempt.
+    /// Pods that are not tried in this attempt.
     pub skipped: Vec<Arc<str>>,
-    /// Ones that do not need the room any more that was being made for their group.
+    /// Pods for which the ongoing preemption of their group is no longer needed.
     pub withdraw: Vec<Arc<str>>,
 }
 
-/// Whether a placed member may bind.
+/// Decision on whether a member that has a node may bind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permission {
-    /// Now, with those in [`Moves::allow`].
+    /// It may bind now, together with the pods in [`Moves::allow`].
     Go,
-    /// When the others are placed, at most after this time.
+    /// It waits for the others, at most for this time.
     Wait(Duration),
-    /// No gang is known for it.
+    /// The pod belongs to no known gang.
     NotFound,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Without a node and not to be placed.
+    /// Has no node and is not to be scheduled.
     Idle,
-    /// To be placed.
+    /// To be scheduled.
     Pending,
-    /// Placed, and kept until the gang may bind; by the attempt with this number.
+    /// Reserved, and waiting until the gang may bind; by the attempt with this number.
     Held(u64),
-    /// Placed, and on its way to be bound.
+    /// Reserved and being bound.
     Going,
     Bound,
 }
@@ -114,14 +114,14 @@ struct Member {
     key: Arc<str>,
     own: Option<Arc<Spec>>,
     stage: Stage,
-    /// Whether it could be placed, were it not already.
+    /// True if the pod could be scheduled if it had no node.
     ready: bool,
     phase: Phase,
     owners: Arc<str>,
 }
 
 impl Member {
-    /// What it is when it gives back what it holds.
+    /// Returns the stage after the member releases its resources.
     fn unplaced(&self) -> Stage {
         if self.ready {
             Stage::Pending
@@ -131,14 +131,14 @@ impl Member {
     }
 }
 
-/// A gang; read it through [`Gangs`].
+/// A gang; accessed through [`Gangs`].
 #[derive(Debug, Default)]
 struct Gang {
     spec: Option<Arc<Spec>>,
-    /// Described by a PodGroup, not by its pods.
+    /// True if a PodGroup describes the gang, instead of its pods.
     from_group: bool,
     members: FxHashMap<Arc<str>, Member>,
-    /// By order of appearance, as the next two.
+    /// Pending members by order of appearance, as the next two fields.
     pending: BTreeMap<u64, Arc<str>>,
     held: BTreeMap<u64, Arc<str>>,
     going: BTreeMap<u64, Arc<str>>,
@@ -147,32 +147,32 @@ struct Gang {
     running: usize,
     succeeded: usize,
     failed: usize,
-    /// Whether a member was ever bound.
+    /// True if a member was ever bound.
     began: bool,
-    /// Id of its gang group.
+    /// Id of the gang group.
     group: Arc<str>,
 }
 
-/// Gangs that start together.
+/// Gang group: gangs that are scheduled together.
 #[derive(Debug, Default)]
 struct Group {
-    /// Sorted.
+    /// Ids of the gangs, sorted.
     gangs: Vec<Arc<str>>,
-    /// Whether the group once had what it needs: it is when a member was bound.
+    /// True once a member was bound, which means that the group had enough resources.
     once: bool,
-    /// The one member that may be in the queue.
+    /// The only member that may be in the queue.
     representative: Option<Arc<str>>,
-    /// The members that were let go together.
+    /// Members that were allowed to bind together.
     binding: FxHashSet<Arc<str>>,
-    /// Why the last attempt failed.
+    /// Reason for the failure of the last attempt.
     failure: Option<Arc<str>>,
-    /// The last attempt placed all there were, and they were too few.
+    /// True if the last attempt placed all members, but there were too few.
     short: bool,
-    /// Room was being made for its members.
+    /// True if pods are preempted for its members.
     promised: bool,
 }
 
-/// A gang group that is being placed.
+/// Scheduling attempt of a gang group.
 #[derive(Debug)]
 struct Attempt {
     number: u64,
@@ -182,19 +182,20 @@ struct Attempt {
     known: FxHashSet<Arc<str>>,
 }
 
-/// See the module documentation.
+/// All gangs with their members, groups and the current attempt; see the module documentation for the
+/// protocol.
 #[derive(Debug, Default)]
 pub struct Gangs {
     gangs: FxHashMap<Arc<str>, Gang>,
     groups: FxHashMap<Arc<str>, Group>,
-    /// By gang, the groups of several gangs that list it, whatever it says itself.
+    /// Gang to the groups of several gangs that list it, whether or not the gang lists them itself.
     listed: FxHashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// The gang of each pod.
+    /// Pod UID to its gang.
     of: FxHashMap<Arc<str>, Arc<str>>,
     attempt: Option<Attempt>,
     numbers: u64,
     changed: BTreeSet<Arc<str>>,
-    /// Groups with members for whom room is being made, perhaps since before anything was known here.
+    /// Groups with members for which pods are preempted, possibly since before this process started.
     doubtful: BTreeSet<Arc<str>>,
 }
 
@@ -209,7 +210,7 @@ impl Gang {
         policy == Some(&GangMatchPolicy::OnceSatisfied)
     }
 
-    /// Members that count towards the start.
+    /// Returns the number of members that count toward the minimum.
     fn collected(&self) -> usize {
         self.members.len() - self.idle
     }
@@ -265,7 +266,7 @@ impl Gang {
 }
 
 impl Gangs {
-    /// A member appeared or changed.
+    /// Records a new or changed member.
     pub fn observe(&mut self, seen: Seen, moves: &mut Moves) {
         if self
             .of
@@ -319,7 +320,7 @@ impl Gangs {
         let before = old.map(|old| old.stage);
         if stage == Stage::Bound && before != Some(Stage::Bound) {
             self.satisfied(&group, &uid, moves);
-            // Not before: a group that is known to have begun lets nobody pass once more.
+            // Set only now: a group that counts as started would not admit its other members again.
             if let Some(gang) = self.gangs.get_mut(&id) {
                 gang.began = true;
             }
@@ -336,7 +337,7 @@ impl Gangs {
         self.review_others(&id, &group, false, moves);
     }
 
-    /// A pod is gone, or belongs to no gang any more.
+    /// Removes a pod that was deleted or no longer belongs to a gang.
     pub fn vanish(&mut self, uid: &str, moves: &mut Moves) {
         let Some((uid, id)) = self.of.remove_entry(uid) else {
             return;
@@ -373,7 +374,7 @@ impl Gangs {
         self.review_others(&id, &group, false, moves);
     }
 
-    /// A PodGroup appeared or changed, or is gone.
+    /// Records a new or changed PodGroup; `None` means that it was deleted.
     pub fn declare(&mut self, id: &Arc<str>, spec: Option<Spec>, moves: &mut Moves) {
         let gang = self.gangs.entry(id.clone()).or_default();
         gang.from_group = spec.is_some();
@@ -411,7 +412,7 @@ impl Gangs {
         self.review_others(id, &group, changed, moves);
     }
 
-    /// The gangs whose members have changed since the last call.
+    /// Returns the gangs whose members have changed since the last call.
     pub fn take_changed(&mut self) -> BTreeSet<Arc<str>> {
         std::mem::take(&mut self.changed)
     }

@@ -1,4 +1,4 @@
-//! What a container gets to see of the GPUs that its pod was given: environment and mounts.
+//! Environment and mounts that make a pod's allocated GPUs available to its containers.
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/gpu`.
 
@@ -12,55 +12,55 @@ use std::collections::BTreeMap;
 /// Minor numbers of the GPUs, for the NVIDIA runtime.
 pub const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// HAMi-core creates its lock file here and expects the directory (HAMi issue 696).
+/// Directory of HAMi-core's lock file, which HAMi-core does not create (HAMi issue 696).
 const LOCK_DIRECTORY: &str = "/tmp/vgpulock";
 
-/// A bind mount, recursive.
+/// Recursive bind mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// The path on the host.
+    /// Path on the host.
     pub source: String,
-    /// The path in the container.
+    /// Path in the container.
     pub destination: String,
 }
 
-/// What a container gets.
+/// Environment and mounts of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GpuEnv {
     /// Environment variables.
     pub env: BTreeMap<String, String>,
     /// Mounts.
     pub mounts: Vec<Mount>,
-    /// A directory on the host that must be there, empty and open to all, when the container starts.
+    /// Directory on the host that must exist, empty and writable for all, when the container starts.
     pub fresh_directory: Option<String>,
 }
 
-/// An allocation that lacks what its isolation needs.
+/// Error for an allocation without an amount that its isolation needs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the GPU of a pod isolated by HAMi-core has no {0}")]
 pub struct Missing(&'static str);
 
-/// What is asked for whom.
+/// Container and its GPU allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// The pod's devices.
+    /// Devices allocated to the pod.
     pub devices: &'a DeviceAllocations,
     /// The label `koordinator.sh/gpu-isolation-provider`.
     pub isolation: Option<&'a str>,
-    /// HAMi-core's library on the host.
+    /// Path of HAMi-core's library on the host.
     pub library: &'a str,
-    /// Whether HAMi-core shares its figures with a monitor on the host.
+    /// True if HAMi-core shares its usage with a monitor on the host.
     pub monitored: bool,
-    /// The pod's UID.
+    /// UID of the pod.
     pub uid: &'a str,
-    /// The container.
+    /// Name of the container.
     pub container: &'a str,
 }
 
-/// What a container of the pod gets; nothing where the pod has no GPU.
+/// Returns the environment and mounts of a container; empty if the pod has no GPU.
 ///
 /// # Errors
-/// The pod shares a GPU through HAMi-core and its share is not stated.
+/// The pod shares a GPU through HAMi-core and the amount of its share is missing.
 pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
     let mut given = GpuEnv::default();
     let gpus = ask.devices.get(DeviceType::Gpu.as_str());

@@ -1,15 +1,15 @@
-//! Group identity: the scheduler class (`cpu.bvt_warp_ns`, −1 yields … 2 goes first) of QoS
-//! directories, pods and host applications.
+//! Group identity (`cpu.bvt_warp_ns`, from −1, lowest priority, to 2, highest) of QoS class cgroups, pods and
+//! host applications.
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/groupidentity`.
 
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{CPUQOSCfg, CPUQOSPolicy, ResourceQOS, ResourceQOSStrategy};
 
-/// What does neither yield nor go first.
+/// The neutral value.
 const NONE: i64 = 0;
 
-/// The values of the classes; `None` for a class that is not enabled.
+/// Values of the classes; `None` for a class that is not enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GroupIdentity {
     lsr: Option<i64>,
@@ -18,7 +18,8 @@ pub struct GroupIdentity {
 }
 
 impl GroupIdentity {
-    /// Reads the effective strategy of a node. Every class is off where the CPU policy is another one.
+    /// Creates the values from the effective strategy of a node. Every class is disabled if the CPU policy is
+    /// another one.
     #[must_use]
     pub fn of(strategy: &ResourceQOSStrategy) -> Self {
         let policy = strategy
@@ -38,14 +39,14 @@ impl GroupIdentity {
         }
     }
 
-    /// Whether any class is enabled.
+    /// Returns true if any class is enabled.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.lsr.or(self.ls).or(self.be).is_some()
     }
 
-    /// The value of a QoS class's own directory. That of the Guaranteed class holds all pods and stays
-    /// neutral.
+    /// Returns the value of the cgroup of a Kubernetes QoS class. That of the Guaranteed class contains all
+    /// pods and stays neutral.
     #[must_use]
     pub fn class_dir(&self, class: KubeQos) -> i64 {
         match class {
@@ -55,8 +56,8 @@ impl GroupIdentity {
         }
     }
 
-    /// The value of a pod with the label's class `qos` and the kubelet's class `kube`. `own` is the
-    /// pod's annotation; it is heeded on LS pods only, and without `enable: true` makes them neutral.
+    /// Returns the value of a pod with the label's class `qos` and the Kubernetes class `kube`. `own` is the
+    /// pod's annotation; it only affects LS pods, and makes them neutral without `enable: true`.
     #[must_use]
     pub fn pod(&self, qos: QosClass, kube: KubeQos, own: Option<&CPUQOSCfg>) -> i64 {
         let of_class = match qos {
@@ -77,7 +78,7 @@ impl GroupIdentity {
         }
     }
 
-    /// The value of a host application.
+    /// Returns the value of a host application.
     #[must_use]
     pub fn host_app(&self, qos: QosClass) -> i64 {
         match qos {

@@ -1,36 +1,36 @@
-//! When batch work is held back, and by which means: the pressure guard.
+//! The pressure guard: decides when batch work is restricted, and by which lever.
 //!
-//! Batch work at the lowest CPU weight seldom hurts a service that merely shares its CPUs; a fixed cap
-//! then costs batch work and buys nothing. Where it does hurt, the guard acts on the *effect*:
+//! Batch work at the lowest CPU weight seldom harms a service that merely shares its CPUs; a fixed cap then
+//! costs batch work without any benefit. If it does harm, the guard acts on the *effect*:
 //!
-//! *Causality by intervention.* A service whose signals are above what is expected raises an alarm.
-//! The alarm starts an experiment: one [`Lever`] is pulled, and the seconds before are compared with
-//! the seconds after. If the service fares no better, the lever is let go and the next one is tried;
-//! when none helps, batch work is not the cause and *that service's* alarm is muted, each time for
-//! twice as long. If it helps, a claim holds the lever for that service, is let go once to see
-//! whether the harm comes back (else it was chance), and then hovers just below the level that hurt.
+//! *Causality by intervention.* A service whose signals are above their expectation raises an alarm. The
+//! alarm starts an experiment: one [`Lever`] is applied, and the seconds before are compared with the seconds
+//! after. If the service does not improve, the lever is released and the next one is tried; if none helps,
+//! batch work is not the cause and the alarm of *that service* is muted, each time for twice as long. If the
+//! lever helps, a claim holds it for that service, releases it once to see whether the harm returns
+//! (otherwise the improvement was chance), and then keeps it just below the level that harmed.
 //!
-//! *Expectation.* It is learned only from intervals without batch work, by step of the service's own
-//! load, its own CPU throttling left out: so harm is never learned as normal, however long it lasts.
-//! Batch work is paused for single intervals at random moments while a service needs such samples, for
-//! no more than [`Config::pause_share`] of its time. A service never seen without batch work has a
-//! modest expectation, which the first experiments correct.
+//! *Expectation.* It is learned only from intervals without batch work, per step of the service's own load,
+//! without the service's own CPU throttling: so harm never becomes normal, however long it lasts. Batch work
+//! is paused for single intervals at random moments while a service needs such samples, for at most
+//! [`Config::pause_share`] of its time. A service that was never observed without batch work has a default
+//! expectation, which the first experiments correct.
 //!
-//! *False alarms.* Experiments with levers that cost batch work, and holds that turn out to be chance,
-//! are paid from one budget of the node ([`Config::test_share`] of batch work's time), however many
-//! services there are. A service's vote (0–1) says how long its alarm must ring and how far a cap may
-//! go for it.
+//! *False alarms.* Experiments with levers that cost batch work, and claims that turn out to be chance, are
+//! paid from one budget of the node ([`Config::test_share`] of batch work's time), regardless of the number
+//! of services. A service's vote (0–1) determines how long its alarm must last and how far a cap may go for
+//! it.
 //!
-//! *Blindness.* What waits for memory runs; so stalls do not show harm through memory bandwidth and
-//! shared caches. A node without a signal for these starts at the configured threshold and earns its
-//! way up while nobody complains.
+//! *Blindness.* A task that waits for memory counts as running; so stalls do not show harm through memory
+//! bandwidth and shared caches. A node without a signal for these starts at the configured threshold and
+//! raises its cap while no service raises an alarm.
 //!
-//! *Rare signals.* A reading of performance counters stands for a window of seconds. It counts only
-//! where all of the window was in the same circumstances, and experiments and claims that go by it wait
-//! for longer. Pauses are too short for it: it is learned while batch work rests.
+//! *Rare signals.* A reading of performance counters covers a window of seconds. It counts only if conditions
+//! did not change during the whole window, and experiments and claims based on it wait longer. Pauses are too
+//! short for it: its expectation is learned while no batch work runs.
 //!
-//! Time, chance and samples come in as values. All times are milliseconds, shares are 0–1, levels are
-//! percent.
+//! Time, random numbers and samples are passed as values. All times are in milliseconds, shares are 0–1,
+//! levels are percent.
 
 mod baseline;
 mod budget;
@@ -54,62 +54,62 @@ use service::{Circumstances, Service};
 use std::collections::BTreeMap;
 use test::{Before, Finding, Test};
 
-/// The longest time between two steps that counts.
+/// Maximum time between two steps that is accounted.
 const MAX_STEP_MS: u64 = 5_000;
 
-/// One service's sample over the last interval.
+/// Sample of one service over the last interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample<K> {
-    /// Which service.
+    /// Key of the service.
     pub key: K,
-    /// How much its alarm counts, 0–1; 0 is never listened to.
+    /// Weight of the service's alarm, 0–1; an alarm of weight 0 is ignored.
     pub vote: f64,
-    /// Its own load: what it used, in milli-cores.
+    /// CPU usage of the service in milli-cores.
     pub load: i64,
-    /// Share of the interval in which its own CPU limit held it up.
+    /// Share of the interval in which the service's own CPU limit throttled it, 0–1.
     pub throttled: f64,
-    /// Its signals.
+    /// Readings of its signals.
     pub readings: Readings,
 }
 
-/// What the guard needs to know besides the samples.
+/// Input of a step in addition to the samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Input<'a> {
-    /// The time, of any steady clock.
+    /// Current time of a monotonic clock, in milliseconds.
     pub now_ms: u64,
-    /// The configured threshold, in percent of the node.
+    /// Configured threshold, in percent of the node.
     pub threshold: i64,
-    /// Whether batch work used more than next to nothing in the interval.
+    /// True if batch work used a relevant amount of CPU in the interval.
     pub batch_ran: bool,
-    /// Somebody else held batch work at the threshold: the guard learns from what is clean and does
-    /// nothing.
+    /// True if another component capped batch work at the threshold: the guard only learns from intervals
+    /// without batch work.
     pub held: bool,
-    /// The levers that this node has.
+    /// Levers available on this node.
     pub levers: &'a [Lever],
-    /// Whether harm through memory bandwidth and caches would be seen.
+    /// True if a signal shows harm through memory bandwidth and caches.
     pub sees_bandwidth: bool,
-    /// A random number, 0–1.
+    /// Random number, 0–1.
     pub dice: f64,
 }
 
-/// The state of the guard on one node.
+/// State of the guard on one node.
 #[derive(Debug, Clone)]
 pub struct Guard<K> {
     config: Config,
     services: BTreeMap<K, Service>,
     test: Option<Test<K>>,
-    /// The cap of a blind node that it has earned so far, in percent.
+    /// Current cap of a node without a bandwidth signal, in percent.
     earned: Option<i64>,
     earned_ms: u64,
     started: bool,
-    /// Whether batch work runs, or would.
+    /// True if batch work runs, or would run without a pause or cap.
     runs: bool,
     tests: Budget,
     pauses: Budget,
     stepped_ms: Option<u64>,
-    /// The circumstances (clean, judged) of the last interval, and when they began.
+    /// Conditions (clean, judged) of the last interval, and the time since which they hold.
     steady: ((bool, bool), u64),
-    /// The clock of batch work: it stands while none runs.
+    /// Clock that advances only while batch work runs.
     clock_ms: u64,
     settled_ms: u64,
     settings: Settings<K>,
@@ -117,7 +117,7 @@ pub struct Guard<K> {
 }
 
 impl<K: Ord + Copy> Guard<K> {
-    /// A guard that knows nothing yet.
+    /// Creates a guard without any observations.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let saved = config.test_saved_ms as f64;
@@ -140,25 +140,25 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// How the levers stand.
+    /// Returns the current settings of the levers.
     #[must_use]
     pub fn settings(&self) -> &Settings<K> {
         &self.settings
     }
 
-    /// How long batch work was paused so far, and how long it ran, in milliseconds.
+    /// Returns the total time that batch work was paused and the total time it ran, in milliseconds.
     #[must_use]
     pub fn paused(&self) -> (u64, u64) {
         (self.paused_ms, self.clock_ms)
     }
 
-    /// What is left for costly experiments, in milliseconds; negative in debt.
+    /// Returns the remaining budget for costly experiments in milliseconds; negative if overdrawn.
     #[must_use]
     pub fn budget_ms(&self) -> f64 {
         self.tests.left_ms()
     }
 
-    /// Takes in one interval's samples and decides.
+    /// Processes the samples of one interval and returns the decision for the next one.
     pub fn step(&mut self, input: &Input<'_>, samples: &[Sample<K>]) -> Decision<K> {
         let input = &Input {
             threshold: input.threshold.clamp(0, 100),
@@ -171,7 +171,7 @@ impl<K: Ord + Copy> Guard<K> {
         self.stepped_ms = Some(now_ms);
         let paused = std::mem::take(&mut self.settings.pause);
         let clean = !input.batch_ran;
-        // What we stopped ourselves would run.
+        // Batch work that the guard itself stopped would run.
         let stopped = self.settings.cap.is_some() && self.settings.cap != self.earned;
         let runs = !clean || paused || stopped;
         self.runs = runs;
@@ -237,7 +237,7 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// Lets go of everything, for a reason that is not ours. What was learned stays.
+    /// Releases all levers for an external reason. Learned expectations are kept.
     pub fn release(&mut self) {
         self.test = None;
         for service in self.services.values_mut() {
@@ -248,7 +248,7 @@ impl<K: Ord + Copy> Guard<K> {
         self.settings = Settings::default();
     }
 
-    /// Services that are gone hold nothing.
+    /// Drops the claims and the experiment of services that have no samples any more.
     fn leave(&mut self, now_ms: u64, events: &mut Vec<Event<K>>) {
         let gone_ms = self.config.gone_ms;
         for (key, service) in &mut self.services {
@@ -273,8 +273,8 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// A running experiment goes on; else claims move; else an alarm starts one.
-    /// Returns whether a lever was let go.
+    /// Continues a running experiment; otherwise steps the claims; otherwise starts an experiment for an
+    /// alarm.
     fn act(&mut self, input: &Input<'_>, clean: bool, events: &mut Vec<Event<K>>) -> bool {
         if let Some(test) = self.test.take() {
             self.go_on(test, input, events);
@@ -287,7 +287,7 @@ impl<K: Ord + Copy> Guard<K> {
         let_go
     }
 
-    /// One more sample of a running experiment.
+    /// Processes one more sample of a running experiment.
     fn go_on(&mut self, mut test: Test<K>, input: &Input<'_>, events: &mut Vec<Event<K>>) {
         let config = self.config.of(test.signal);
         let Some(service) = self.services.get_mut(&test.key) else {
@@ -328,14 +328,14 @@ impl<K: Ord + Copy> Guard<K> {
                 service.tried.push(test.lever);
                 let (before, after) = (experiment.before, experiment.after);
                 events.push(test.event(Kind::Useless { before, after }));
-                // The harm as it is now is the next experiment's before.
+                // The current harm is the starting point of the next experiment.
                 let (key, signal) = (test.key, test.signal);
                 self.experiment(key, signal, test.into_after(), input, events);
             }
         }
     }
 
-    /// Claims let go, try and come back. Returns whether one was let go.
+    /// Steps all claims. Returns true if a lever was released.
     fn move_claims(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) -> bool {
         let config = self.config;
         let mut anew = false;
@@ -343,7 +343,7 @@ impl<K: Ord + Copy> Guard<K> {
             let mut claims = std::mem::take(&mut service.claims);
             claims.retain_mut(|claim| {
                 let config = config.of(claim.signal);
-                // Let go, harm must come back about as it was: noise is no proof.
+                // After a release, harm must return at about its earlier level: noise is no proof.
                 let least = match claim.is_let_go() {
                     true => config.helps * claim.first.before,
                     false => f64::NEG_INFINITY,
@@ -394,14 +394,14 @@ impl<K: Ord + Copy> Guard<K> {
         anew
     }
 
-    /// Starts an experiment for the alarm that counts most.
+    /// Starts an experiment for the alarm with the highest vote, then the largest excess.
     fn answer(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) {
         let clock_ms = self.clock_ms;
         let mut loudest: Option<(f64, f64, K, Signal)> = None;
         for (key, service) in &mut self.services {
             service.waits = false;
             let Some((signal, excess)) = service.alarm() else {
-                // An alarm of a rare signal takes longer to ring again.
+                // An alarm of a rare signal takes longer to recur.
                 let last = service.last.map(|last| self.config.of(last.signal));
                 let calm_ms = last.unwrap_or(self.config).hold_ms;
                 if clock_ms.saturating_sub(service.alarmed_ms) > calm_ms {
@@ -435,7 +435,7 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// Tries the next lever for a service; mutes it when there is none.
+    /// Starts an experiment with the next lever for a service, or mutes its alarm if there is none.
     fn experiment(
         &mut self,
         key: K,
@@ -473,7 +473,7 @@ impl<K: Ord + Copy> Guard<K> {
             true => config.test_takes_ms(signal),
             false => 0,
         };
-        // One that takes longer than can be saved up begins with all of it and leaves a debt.
+        // An experiment longer than the maximum budget starts with the full budget and overdraws it.
         if paid_ms > 0 && !self.tests.has(paid_ms.min(config.test_saved_ms)) {
             service.waits = true;
             return;
@@ -486,7 +486,7 @@ impl<K: Ord + Copy> Guard<K> {
         self.test = Some(test);
     }
 
-    /// A blind node begins at the threshold.
+    /// Initializes the cap of a node without a bandwidth signal to the threshold.
     fn start(&mut self, input: &Input<'_>) {
         if !std::mem::replace(&mut self.started, true) && !input.sees_bandwidth {
             self.earned = Some(input.threshold);
@@ -497,7 +497,7 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// The earned cap grows while nobody is uneasy.
+    /// Raises the cap of such a node while no service shows harm.
     fn earn(&mut self, input: &Input<'_>, now_ms: u64, runs: bool) {
         let Some(earned) = self.earned else { return };
         let mut services = self.services.values();
@@ -514,7 +514,7 @@ impl<K: Ord + Copy> Guard<K> {
         }
     }
 
-    /// How all that is held and tried adds up: the strongest counts.
+    /// Combines all claims and the running experiment to settings: the strongest level applies.
     fn wanted(&self) -> Settings<K> {
         let mut settings = Settings {
             cap: self.earned.filter(|_| self.runs),
@@ -538,7 +538,7 @@ impl<K: Ord + Copy> Guard<K> {
         settings
     }
 
-    /// Whether batch work is paused for the next interval.
+    /// Returns true if batch work is paused for the next interval.
     fn pauses_now(&self, input: &Input<'_>, passed: u64) -> bool {
         let passed = passed.max(100);
         let chance = passed as f64 / self.config.pause_after_ms.max(1) as f64;

@@ -1,54 +1,54 @@
 //! Exponential histograms whose samples lose weight with age.
 //!
-//! The bucket layout, the decay and the checkpoint format are those of the node agent's predictor
-//! and of the recommender, so that either can read the other's files.
+//! The bucket layout, the decay and the checkpoint format are those of the node agent's predictor and of the
+//! recommender, so that either can load the other's files.
 
 use std::collections::BTreeMap;
 
 /// Milliseconds since the Unix epoch.
 pub type UnixMillis = i64;
 
-/// The instant `0001-01-01T00:00:00Z`, to which a fresh histogram refers.
+/// The instant `0001-01-01T00:00:00Z`, the reference time of an empty histogram.
 ///
-/// Reference times are multiples of the half-life counted from here, not from the Unix epoch.
+/// Reference times are multiples of the half-life, counted from here instead of the Unix epoch.
 pub const ZERO_TIME: UnixMillis = -62_135_596_800_000;
 
-/// The largest weight in a checkpoint; the others are scaled to it.
+/// Largest weight in a checkpoint; the others are scaled to it.
 pub const CHECKPOINT_SCALE: u32 = 10_000;
 
-/// How many half-lives a sample may lie after the reference time before the reference moves.
+/// Maximum age of the reference time, in half-lives, before it is moved.
 const MAX_DECAY_EXPONENT: f64 = 100.0;
 
-/// What a histogram refuses.
+/// Error of a histogram operation.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum HistogramError {
-    /// A layout parameter is out of its range.
+    /// A layout parameter is out of range.
     #[error("{field} must be {want}, got {value}")]
     Layout {
         /// The parameter.
         field: &'static str,
         /// The allowed range.
         want: &'static str,
-        /// What was given.
+        /// The value.
         value: f64,
     },
     /// A checkpoint names a bucket the layout does not have.
     #[error("bucketWeights key {bucket} must be in 0..{count}")]
     Bucket {
-        /// The offending bucket.
+        /// Bucket number.
         bucket: i64,
-        /// How many buckets the layout has.
+        /// Number of buckets in the layout.
         count: usize,
     },
-    /// A checkpoint's total is negative, not a number, or more than anything weighs.
+    /// The total weight of a checkpoint is negative, not a number, or too large.
     #[error("totalWeight must be from 0 to 1e36, got {0}")]
     TotalWeight(f64),
-    /// Two histograms of different shape were merged.
+    /// The histograms to merge have different half-lives or layouts.
     #[error("histograms of different half-life or layout cannot be merged")]
     Shape,
 }
 
-/// Where the buckets begin: `start(b) = first * (ratio^b - 1) / (ratio - 1)`.
+/// Bucket boundaries: `start(b) = first * (ratio^b - 1) / (ratio - 1)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Layout {
     first: f64,
@@ -57,11 +57,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Exponential buckets that reach at least `max`; `growth` is the relative growth per bucket
-    /// (0.05 = each bucket is 5 % wider than the one before).
+    /// Creates exponential buckets that cover at least `max`; `first` is the width of the first bucket,
+    /// `growth` the relative growth per bucket (0.05 = each bucket is 5 % wider than the one before).
     ///
     /// # Errors
-    /// When a parameter is not a positive finite number.
+    /// A parameter is not a positive finite number.
     pub fn exponential(max: f64, first: f64, growth: f64) -> Result<Self, HistogramError> {
         for (field, value) in [("max", max), ("first", first), ("growth", growth)] {
             if !(value.is_finite() && value > 0.0) {
@@ -81,26 +81,26 @@ impl Layout {
         })
     }
 
-    /// CPU in cores: first bucket 25 milli-cores, up to 1024 cores, growth 5 %.
+    /// Returns the layout for CPU in cores: first bucket 25 milli-cores, up to 1024 cores, growth 5 %.
     #[must_use]
     pub fn cpu() -> Self {
         Self::known(1024.0, 0.025)
     }
 
-    /// Memory in bytes: first bucket 5 MiB, up to 2 TiB, growth 5 %.
+    /// Returns the layout for memory in bytes: first bucket 5 MiB, up to 2 TiB, growth 5 %.
     #[must_use]
     pub fn memory() -> Self {
         Self::known(2_199_023_255_552.0, 5.0 * 1024.0 * 1024.0)
     }
 
-    /// CPU in cores as the recommender sorts it: first bucket 1 milli-core, up to 1000 cores,
-    /// growth 5 %.
+    /// Returns the recommender's layout for CPU in cores: first bucket 1 milli-core, up to 1000 cores, growth
+    /// 5 %.
     #[must_use]
     pub fn recommender_cpu() -> Self {
         Self::known(1000.0, 0.001)
     }
 
-    /// Memory in bytes as the recommender sorts it: first bucket 10 MB, up to 1 TB, growth 5 %.
+    /// Returns the recommender's layout for memory in bytes: first bucket 10 MB, up to 1 TB, growth 5 %.
     #[must_use]
     pub fn recommender_memory() -> Self {
         Self::known(1e12, 1e7)
@@ -115,13 +115,13 @@ impl Layout {
         }
     }
 
-    /// The number of buckets.
+    /// Returns the number of buckets.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// The bucket `value` belongs to.
+    /// Returns the bucket that `value` belongs to.
     #[must_use]
     pub fn bucket(&self, value: f64) -> usize {
         if value.is_nan() || value < self.first {
@@ -132,7 +132,7 @@ impl Layout {
         (bucket.max(0.0) as usize).min(self.count - 1)
     }
 
-    /// The lower edge of `bucket`.
+    /// Returns the lower edge of `bucket`.
     #[must_use]
     pub fn start(&self, bucket: usize) -> f64 {
         if bucket == 0 {
@@ -142,45 +142,44 @@ impl Layout {
     }
 }
 
-/// A histogram whose samples halve in weight every `half_life`.
+/// Histogram whose samples halve in weight every `half_life`.
 ///
-/// Only the buckets from the lowest to the highest that was ever used take memory: a container's
-/// use spans some dozen of the two hundred, and the recommender keeps tens of thousands of these.
-/// For the same reason weights are kept to 24 bits: each sample may change what its bucket holds by
-/// up to 2⁻²⁵ of that too much or too little. What weighs less than that is lost, so a bucket holds no more
-/// than 2²⁴ samples of the newest weight: those of 8,000 pods, all of them in this bucket all the
-/// time, at one a minute and a half-life of a day.
+/// Only the buckets from the lowest to the highest that was ever used are allocated: a container's usage
+/// spans some dozen of the two hundred, and the recommender keeps tens of thousands of histograms. For the
+/// same reason weights have 24 bits: each sample changes the weight of its bucket with an error of up to 2⁻²⁵
+/// of that weight. Smaller samples are lost, so a bucket holds at most 2²⁴ samples of the newest weight:
+/// those of 8,000 pods, all of them in this bucket all the time, at one a minute and a half-life of a day.
 #[derive(Debug, Clone)]
 pub struct DecayingHistogram {
     layout: Layout,
     half_life: i64,
     reference: UnixMillis,
-    /// The bucket that `weights` begins at.
+    /// Number of the first bucket in `weights`.
     lowest: u32,
     weights: Box<[f32]>,
     total: f64,
 }
 
-/// The saved form of a [`DecayingHistogram`].
+/// Serializable form of a [`DecayingHistogram`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
-    /// The reference time.
+    /// Reference time of the weights.
     pub reference: UnixMillis,
     /// Bucket number to weight; the largest weight is [`CHECKPOINT_SCALE`].
     pub weights: BTreeMap<i64, u32>,
-    /// The sum of the real weights.
+    /// Sum of the unscaled weights.
     pub total: f64,
 }
 
 impl DecayingHistogram {
-    /// The weight below which a bucket counts as empty: a thousandth of the smallest sample weight.
+    /// Weight below which a bucket counts as empty: a thousandth of the smallest sample weight.
     pub const EPSILON: f64 = 0.001 * 0.1;
     const EPSILON_32: f32 = Self::EPSILON as f32;
-    /// The most that a saved histogram may weigh: with what comes to it until the reference moves, it
-    /// stays a number.
+    /// Maximum total weight of a checkpoint: with the samples added until the reference moves, it stays
+    /// finite.
     const HEAVIEST: f64 = 1e36;
 
-    /// An empty histogram. `half_life_ms` of less than one millisecond is taken as one.
+    /// Creates an empty histogram. A `half_life_ms` below 1 counts as 1.
     #[must_use]
     pub fn new(layout: Layout, half_life_ms: i64) -> Self {
         Self {
@@ -193,7 +192,7 @@ impl DecayingHistogram {
         }
     }
 
-    /// Adds `value` seen at `time` with `weight`.
+    /// Adds the sample `value` at `time` with `weight`.
     pub fn add(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
@@ -201,7 +200,7 @@ impl DecayingHistogram {
         self.total += weight;
     }
 
-    /// The weight of `bucket`, with memory for it.
+    /// Returns the weight of `bucket`, allocated if needed.
     fn weight_mut(&mut self, bucket: usize) -> &mut f32 {
         let lowest = self.lowest as usize;
         let (begin, end) = if self.weights.is_empty() {
@@ -217,31 +216,31 @@ impl DecayingHistogram {
                 *to = *from;
             }
             self.weights = wider;
-            // There are no more buckets than that.
+            // The number of buckets fits `u32`.
             self.lowest = begin as u32;
         }
         let at = bucket - begin;
         &mut self.weights[at]
     }
 
-    /// After how long a sample weighs half, in milliseconds.
+    /// Returns the half-life in milliseconds.
     #[must_use]
     pub fn half_life_ms(&self) -> i64 {
         self.half_life
     }
 
-    /// Bytes on the heap.
+    /// Returns the heap memory in bytes.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         size_of_val(&*self.weights)
     }
 
-    /// Takes back a sample added before.
+    /// Removes a sample that was added before.
     pub fn subtract(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
         let held = self.weight_mut(bucket);
-        // As it was added: what it was alone in is empty again.
+        // Computed like the addition, so that a bucket with this sample only becomes empty.
         *held -= weight as f32;
         if *held < Self::EPSILON_32 {
             *held = 0.0;
@@ -252,20 +251,20 @@ impl DecayingHistogram {
         }
     }
 
-    /// Whether no bucket holds weight.
+    /// Returns true if no bucket has weight.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range().is_none()
     }
 
-    /// The end of the smallest bucket at which the cumulative weight reaches `p` (0–1) of the
-    /// total, the start of the last bucket if it is that one, and 0 when empty.
+    /// Returns the upper edge of the smallest bucket at which the cumulative weight reaches `p` (0–1) of the
+    /// total; for the last bucket its lower edge, and 0 for an empty histogram.
     #[must_use]
     pub fn percentile(&self, p: f64) -> f64 {
         let Some((min, max)) = self.range() else {
             return 0.0;
         };
-        // Of what is there: the total is more exact, and the last buckets might not reach it.
+        // The sum of the buckets: `total` is more exact, so the last bucket might not reach it.
         let held = |weight: &f32| f64::from(*weight);
         let threshold = p * self.weights.iter().map(held).sum::<f64>();
         let mut sum = 0.0;
@@ -285,10 +284,10 @@ impl DecayingHistogram {
         }
     }
 
-    /// Adds everything `other` holds.
+    /// Adds all samples of `other`.
     ///
     /// # Errors
-    /// When the layouts or half-lives differ.
+    /// The layouts or half-lives differ.
     pub fn merge(&mut self, other: &Self) -> Result<(), HistogramError> {
         if self.layout != other.layout || self.half_life != other.half_life {
             return Err(HistogramError::Shape);
@@ -306,7 +305,8 @@ impl DecayingHistogram {
         Ok(())
     }
 
-    /// The saved form: weights scaled so that the largest is [`CHECKPOINT_SCALE`], zeros dropped.
+    /// Returns the serializable form: weights are scaled so that the largest is [`CHECKPOINT_SCALE`], and
+    /// zeros are omitted.
     #[must_use]
     pub fn save(&self) -> Checkpoint {
         let held = self.weights.iter().copied().map(f64::from);
@@ -328,11 +328,11 @@ impl DecayingHistogram {
         }
     }
 
-    /// Adds a saved histogram to this one and takes over its reference time.
+    /// Adds a saved histogram and adopts its reference time.
     ///
     /// # Errors
-    /// When the total is negative or no weight can be as large, or a bucket is outside the layout;
-    /// nothing is changed then.
+    /// The total is negative or too large, or a bucket is outside of the layout; the histogram is unchanged
+    /// then.
     pub fn load(&mut self, saved: &Checkpoint) -> Result<(), HistogramError> {
         if !(0.0..=Self::HEAVIEST).contains(&saved.total) {
             return Err(HistogramError::TotalWeight(saved.total));
@@ -347,7 +347,7 @@ impl DecayingHistogram {
         }
         if sum > 0.0 {
             let ratio = saved.total / sum;
-            // Memory for all of them at once.
+            // Allocate all buckets at once.
             let ends = [
                 saved.weights.first_key_value(),
                 saved.weights.last_key_value(),
@@ -364,7 +364,7 @@ impl DecayingHistogram {
         Ok(())
     }
 
-    /// The first and the last place in `weights` that is not empty.
+    /// Returns the first and the last index in `weights` that is not empty.
     fn range(&self) -> Option<(usize, usize)> {
         let min = self.weights.iter().position(|w| *w >= Self::EPSILON_32)?;
         let max = self.weights.iter().rposition(|w| *w >= Self::EPSILON_32)?;

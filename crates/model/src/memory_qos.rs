@@ -1,17 +1,17 @@
-//! Memory QoS: protection, throttling and reclaim of containers, pods and QoS directories.
+//! Memory QoS: protection, throttling and reclaim of containers, pods and QoS class cgroups.
 //!
-//! Amounts are bytes. Batch pods count with their batch memory, every other pod with its native
-//! memory. Source of the formulas: Koordinator `pkg/koordlet/qosmanager/plugins/cgreconcile`.
+//! Amounts are in bytes. For batch pods batch memory counts, for all others native memory. Source of the
+//! formulas: Koordinator `pkg/koordlet/qosmanager/plugins/cgreconcile`.
 
 use crate::field::FieldError;
 use koord_api::extension::PodMemoryQOSConfig;
 use koord_api::qos::{KubeQos, QosClass};
 use koord_api::slo::{MemoryQOSCfg, defaults};
 
-/// The value of `memory.high` that means "no limit"; the kernel shows it as `max`.
+/// Value of `memory.high` for no limit; the kernel shows it as `max`.
 pub const UNLIMITED: i64 = i64::MAX;
 
-/// The values of one group; what is not set is left alone.
+/// Values of one cgroup; unset files are not written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Values {
     /// `memory.min`.
@@ -40,20 +40,21 @@ pub struct Values {
     pub page_cache_sync: Option<i64>,
 }
 
-/// What a container or a pod asks for.
+/// Memory request and limit of a container or pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ask {
-    /// Its request; none counts as 0.
+    /// Request; a missing one counts as 0.
     pub request: i64,
-    /// Its limit; `None` is unlimited.
+    /// Limit; `None` means unlimited.
     pub limit: Option<i64>,
 }
 
-/// The settings of a pod: those of its class, under its annotation `koordinator.sh/memoryQOS`.
+/// Returns the settings of a pod: those of its class, overridden by its annotation
+/// `koordinator.sh/memoryQOS`.
 ///
-/// Policy `none` turns everything off, `auto` starts from the defaults of `class` (with default), and
-/// no policy or `default` from `node`; fields of the annotation then replace single values. An unknown
-/// policy counts as `default`, and a value out of its range is not used; both are reported.
+/// Policy `none` turns everything off, `auto` starts from the defaults of `class` (with default), and no
+/// policy or `default` from `node`; fields of the annotation then override single values. An unknown policy
+/// counts as `default`, and an out-of-range value is ignored; both are reported.
 #[must_use]
 pub fn settings(
     node: Option<&MemoryQOSCfg>,
@@ -85,7 +86,7 @@ pub fn settings(
     (laid_over(settings, own), errors)
 }
 
-/// Takes out what is out of range.
+/// Removes values that are out of range and reports them.
 fn check(settings: &mut MemoryQOSCfg, errors: &mut Vec<FieldError>) {
     const PERCENT: (i64, i64, &str) = (0, 100, "in 0..=100");
     const SWITCH: (i64, i64, &str) = (0, 1, "0 or 1");
@@ -157,7 +158,7 @@ fn share(amount: i64, percent: i64) -> i64 {
     i64::try_from(share).unwrap_or(i64::MAX)
 }
 
-/// What containers and pods have in common: the plain values and the protection of the request.
+/// Returns the values shared by containers and pods: the plain values and the protection of the request.
 fn common(settings: &MemoryQOSCfg, request: i64) -> Values {
     let min = settings
         .min_limit_percent
@@ -167,7 +168,7 @@ fn common(settings: &MemoryQOSCfg, request: i64) -> Values {
         .map(|percent| share(request, percent));
     Values {
         min,
-        // A little protection below the hard one would have no effect.
+        // `memory.low` below `memory.min` would have no effect.
         low: low.map(|low| {
             if low > 0 {
                 low.max(min.unwrap_or(0))
@@ -185,11 +186,11 @@ fn common(settings: &MemoryQOSCfg, request: i64) -> Values {
     }
 }
 
-/// The values of a container. `node_allocatable` stands for a missing limit, `page_size` is what
-/// `memory.high` is rounded down to.
+/// Returns the values of a container. `node_allocatable` replaces a missing limit; `memory.high` is rounded
+/// down to `page_size`.
 ///
-/// `memory.high` is `request + (limit − request) · throttling %`, at least `memory.min`; a throttling
-/// of 0 lifts it.
+/// `memory.high` is `request + (limit − request) · throttling %`, at least `memory.min`; a throttling of 0
+/// removes the limit.
 #[must_use]
 pub fn container(
     settings: &MemoryQOSCfg,
@@ -212,8 +213,8 @@ pub fn container(
     values
 }
 
-/// The values of a pod, with its limit of page cache: a size in bytes, or percent of the memory limit,
-/// and never above the limit.
+/// Returns the values of a pod, including its page cache limit: a size in bytes or percent of the memory
+/// limit, at most the memory limit.
 #[must_use]
 pub fn pod(settings: &MemoryQOSCfg, ask: Ask) -> Values {
     let mut values = common(settings, ask.request);
@@ -240,31 +241,31 @@ pub fn pod(settings: &MemoryQOSCfg, ask: Ask) -> Values {
     values
 }
 
-/// The values of the three QoS directories.
+/// Values of the three QoS class cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Directories {
-    /// The parent of the other two and of the Guaranteed pods.
+    /// Parent cgroup of the other two and of the Guaranteed pods.
     pub kubepods: Values,
-    /// Of Burstable pods.
+    /// Parent cgroup of Burstable pods.
     pub burstable: Values,
-    /// Of BestEffort pods.
+    /// Parent cgroup of BestEffort pods.
     pub besteffort: Values,
 }
 
-/// The settings of the classes that the QoS directories stand for.
+/// Settings of the classes that determine the QoS class cgroups.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Classes<'a> {
-    /// For the kubepods directory.
+    /// Settings for kubepods.
     pub lsr: Option<&'a MemoryQOSCfg>,
-    /// For the burstable directory.
+    /// Settings for burstable.
     pub ls: Option<&'a MemoryQOSCfg>,
-    /// For the besteffort directory.
+    /// Settings for besteffort.
     pub be: Option<&'a MemoryQOSCfg>,
 }
 
-/// A directory protects what its pods ask for together, and kubepods what all of them ask for. `pods`
-/// are the active ones with their settings and requests; where no pod's settings say anything of a
-/// file, it is left alone.
+/// Computes the QoS class cgroups: each protects the sum of its pods' protections, and kubepods that of all
+/// pods. `pods` are the active ones with their settings and requests; a file that no pod's settings mention
+/// is not written.
 pub fn directories<'a>(
     classes: Classes<'_>,
     pods: impl IntoIterator<Item = (KubeQos, &'a MemoryQOSCfg, i64)>,

@@ -1,5 +1,5 @@
-//! The network topology of a cluster: which switches and blocks its nodes hang on, and where in it pods
-//! that talk to each other go together.
+//! Network topology of a cluster: the switches and blocks that nodes are connected to, and the placement of
+//! communicating pods in it.
 //!
 //! Source of the rules: Koordinator's proposal `20250611-networktopology-aware-scheduling` and the types of
 //! `ClusterNetworkTopology`.
@@ -19,46 +19,46 @@ use koord_api::scheduling::{
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// Layers that do not make a tree.
+/// Error for layers that do not form a chain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayers {
-    /// A layer that another one hangs under is not listed, or there is none for nodes.
+    /// A parent layer or the layer of nodes is not listed.
     #[error("topology layer {0:?} is not listed")]
     Missing(String),
     /// A layer is listed twice.
     #[error("topology layer {0:?} is listed twice")]
     Twice(String),
-    /// A layer that the layers from the nodes upwards do not pass.
+    /// A layer is not an ancestor of the nodes' layer.
     #[error("no node hangs under topology layer {0:?}")]
     Apart(String),
-    /// A layer hangs under itself.
+    /// A layer is its own ancestor.
     #[error("topology layer {0:?} hangs under itself")]
     Circle(String),
-    /// More than [`MAX_LAYERS`].
+    /// More than [`MAX_LAYERS`] layers are listed.
     #[error("{0} topology layers are listed, at most {MAX_LAYERS} are possible")]
     TooMany(usize),
 }
 
-/// How many layers a topology may have. Each takes a place in every node's path; clusters have a handful.
+/// Maximum number of layers of a topology. Each takes an entry in every node's path; clusters have a handful.
 pub const MAX_LAYERS: usize = 16;
 
-/// The layers of a topology below the whole cluster, from the top down; the last is the nodes'.
+/// Layers of a topology below the whole cluster, from the top down; the last is that of nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layers(Vec<Layer>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Layer {
     name: Arc<str>,
-    /// The first of these labels that a node has names its place.
+    /// Label keys; the first one that a node has names its domain.
     keys: Vec<String>,
 }
 
 impl Layers {
-    /// The layers that `spec` lists, in whatever order: from the nodes' layer each names the one above,
-    /// and the topmost none that is listed.
+    /// Parses the layers of `spec`, in any order: each names its parent, starting from the nodes' layer; the
+    /// topmost has no listed parent.
     ///
     /// # Errors
-    /// They do not make one line, or are too many.
+    /// The layers do not form one chain, or are too many.
     pub fn of(spec: &[NetworkTopologyLayerSpec]) -> Result<Self, BadLayers> {
         if spec.len() > MAX_LAYERS {
             return Err(BadLayers::TooMany(spec.len()));
@@ -72,7 +72,7 @@ impl Layers {
         let mut passed: FxHashSet<&str> = FxHashSet::default();
         let (mut layers, mut name) = (Vec::with_capacity(spec.len()), NODE_TOPOLOGY_LAYER);
         while layers.len() < spec.len().max(1) {
-            // What is left over hangs beside the line, whatever it says.
+            // Layers that are left over are not part of the chain.
             let top = name.is_empty() || name == CLUSTER_TOPOLOGY_LAYER;
             let Some(layer) = by_name.get(name).filter(|_| !name.is_empty()) else {
                 let apart = spec.iter().find(|l| !passed.contains(&*l.topology_layer));
@@ -97,7 +97,8 @@ impl Layers {
         Ok(Self(layers))
     }
 
-    /// How deep a layer is: 0 for the whole cluster, and one more for each layer down.
+    /// Returns the depth of a layer: 0 for the whole cluster, and one more for each layer down. `None` for an
+    /// unknown layer.
     #[must_use]
     pub fn depth(&self, name: &str) -> Option<usize> {
         if name == CLUSTER_TOPOLOGY_LAYER {
@@ -114,11 +115,11 @@ impl Layers {
         }
     }
 
-    /// The places of a node from the top down, the last being the node. A node that lacks no label but
-    /// that of the layer just above nodes has a place of its own there.
+    /// Returns the domains of a node from the top down, the last being the node itself. A node that lacks
+    /// only the label of the layer just above nodes gets its own domain there.
     ///
     /// # Errors
-    /// The layer whose label it lacks: it has no place in the topology.
+    /// The layer whose label the node lacks: it has no position in the topology.
     pub fn path<'a>(
         &self,
         node: &str,
@@ -140,31 +141,31 @@ impl Layers {
     }
 }
 
-/// A switch, a block, a node: whatever a layer consists of.
+/// Domain of one layer: a switch, a block or a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Spot {
     name: Arc<str>,
     depth: usize,
     parent: Option<usize>,
-    /// In order of name.
+    /// Indices of the children, by name.
     children: Vec<usize>,
 }
 
-/// A topology with its nodes.
+/// Topology with its nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     layers: Layers,
-    /// Parents before children; the first is the cluster.
+    /// Domains, parents before children; the first is the cluster.
     spots: Vec<Spot>,
-    /// The spot of each node.
+    /// Node name to the index of its domain.
     leaves: FxHashMap<Arc<str>, usize>,
-    /// By spot of a node, how many nodes come before it by name.
+    /// Index of a node's domain to the rank of its name.
     by_name: Vec<usize>,
 }
 
 impl Tree {
-    /// The tree of nodes with these paths ([`Layers::path`]). A place is known by layer and name: where
-    /// nodes disagree about what it hangs under, the first in order counts.
+    /// Builds the tree of nodes with these paths ([`Layers::path`]). A domain is identified by layer and
+    /// name: if nodes disagree about its parent, the first in order decides.
     #[must_use]
     pub fn new<'a>(layers: Layers, paths: impl IntoIterator<Item = &'a [Arc<str>]>) -> Self {
         let root = Spot {
@@ -216,14 +217,14 @@ impl Tree {
         }
     }
 
-    /// Its layers.
+    /// Returns the layers.
     #[must_use]
     pub fn layers(&self) -> &Layers {
         &self.layers
     }
 
-    /// What `status.detailStatus` of the object shows: each place above nodes, parents before children
-    /// and these by name, with how many nodes it has. Nodes are not named.
+    /// Returns `status.detailStatus` of the object: each domain above nodes, parents before children and
+    /// siblings by name, with its number of nodes. Nodes are not named.
     #[must_use]
     pub fn status(&self) -> Vec<NetworkTopologyDetail> {
         let mut nodes = vec![0i32; self.spots.len()];

@@ -1,22 +1,22 @@
-//! CPU normalization: a core of a fast machine counts for more than one, so limits shrink.
+//! CPU normalization: a core of a fast machine counts for more than one, so CPU limits are reduced.
 //!
-//! The manager writes how much faster the node is than the reference as a ratio on the Node; koordlet
-//! divides the CFS quotas of pods on shared CPUs by it (see `cpu_limit`). Source: Koordinator
+//! The manager writes the ratio of the node's speed to the reference on the Node; koordlet divides the CFS
+//! quotas of pods on shared CPUs by it (see `cpu_limit`). Source: Koordinator
 //! `pkg/koordlet/runtimehooks/hooks/cpunormalization`.
 
-/// The smallest change of the ratio that is acted on. The ratio is written with two decimals.
+/// Smallest change of the ratio that takes effect. The ratio is written with two decimals.
 pub const RATIO_STEP: f64 = 0.01;
 
-/// The smallest ratio: a machine is never slower than the reference.
+/// Smallest ratio: a machine is never slower than the reference.
 pub const MIN_RATIO: f64 = 1.0;
-/// The largest ratio that is believed.
+/// Largest valid ratio.
 pub const MAX_RATIO: f64 = 5.0;
 
-/// The ratio to go by: `new`, unless it differs from `old` by less than [`RATIO_STEP`].
+/// Returns the ratio to apply: `new`, unless it differs from `old` by less than [`RATIO_STEP`].
 #[must_use]
 pub fn settled(old: Option<f64>, new: Option<f64>) -> Option<f64> {
     match (old, new) {
-        // Half a hundredth of slack, because hundredths have no exact binary form.
+        // A tolerance of half a hundredth of the step, because hundredths have no exact binary form.
         (Some(old), Some(new)) if (old - new).abs() < RATIO_STEP * 0.995 => Some(old),
         _ => new,
     }

@@ -8,30 +8,30 @@ mod tests;
 pub use merge::admit;
 pub use split::{Unit, Usage, amplify, least_allocated, most_allocated, split};
 
-/// A set of NUMA nodes, by id; ids of 64 and above are not representable.
+/// Set of NUMA nodes, by id; ids of 64 and above are not representable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct NumaMask(pub u64);
 
 impl NumaMask {
-    /// How many NUMA nodes are in the set.
+    /// Returns the number of NUMA nodes in the set.
     #[must_use]
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// Whether NUMA node `id` is in the set.
+    /// Returns true if NUMA node `id` is in the set.
     #[must_use]
     pub fn has(self, id: u8) -> bool {
         id < 64 && self.0 & (1 << id) != 0
     }
 
-    /// Whether every NUMA node of the set is in `other`.
+    /// Returns true if every NUMA node of the set is in `other`.
     #[must_use]
     pub fn within(self, other: Self) -> bool {
         self.0 & !other.0 == 0
     }
 
-    /// All non-empty subsets: small ones first, those of one size by their lowest ids.
+    /// Returns all non-empty subsets: small ones first, those of one size by their lowest ids.
     #[must_use]
     pub fn subsets(self) -> Vec<Self> {
         let ids: Vec<u8> = self.ids().collect();
@@ -49,14 +49,14 @@ impl NumaMask {
         out
     }
 
-    /// The ids in the set, ascending.
+    /// Returns the ids in the set, ascending.
     pub fn ids(self) -> impl Iterator<Item = u8> {
         (0..64).filter(move |id| self.has(*id))
     }
 }
 
 impl std::fmt::Display for NumaMask {
-    /// Binary, an even number of digits: `01`, `10`, `0100`.
+    /// Formats the mask in binary with an even number of digits: `01`, `10`, `0100`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let digits = (64 - self.0.leading_zeros() as usize).max(1);
         write!(f, "{:0width$b}", self.0, width = digits.next_multiple_of(2))
@@ -70,33 +70,33 @@ impl FromIterator<u8> for NumaMask {
     }
 }
 
-/// How strictly resources must come from the same NUMA nodes.
+/// Strictness of the NUMA alignment of a pod's resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NumaPolicyKind {
-    /// Preferably.
+    /// Aligned if possible.
     BestEffort,
     /// Every provider must be served from its preferred set.
     Restricted,
-    /// All from one NUMA node.
+    /// All resources from one NUMA node.
     SingleNumaNode,
 }
 
-/// Whether a pod on one NUMA node keeps pods that span several away, and the reverse.
+/// Exclusion between pods on one NUMA node and pods that span several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum NumaExclusive {
-    /// No.
+    /// No exclusion.
     #[default]
     None,
-    /// If possible.
+    /// Exclusion if possible.
     Preferred,
-    /// Always.
+    /// Exclusion always.
     Required,
 }
 
-/// Who is on a NUMA node, as far as exclusiveness cares.
+/// Occupation of a NUMA node, for the exclusion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum NumaState {
-    /// Nobody.
+    /// No pod.
     #[default]
     Idle,
     /// Only pods within this NUMA node.
@@ -105,30 +105,30 @@ pub enum NumaState {
     Shared,
 }
 
-/// The alignment asked for on one node.
+/// NUMA alignment required on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NumaPolicy {
-    /// How strict.
+    /// Strictness.
     pub kind: NumaPolicyKind,
-    /// Exclusiveness.
+    /// Exclusion.
     pub exclusive: NumaExclusive,
-    /// The node's NUMA nodes.
+    /// NUMA nodes of the node.
     pub nodes: NumaMask,
-    /// The state of each, by id; absent means idle.
+    /// State of each NUMA node, by id; absent means idle.
     pub states: Vec<(u8, NumaState)>,
 }
 
-/// One way to serve one resource.
+/// Topology hint: one possible set of NUMA nodes for one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hint {
-    /// From these NUMA nodes; `None`: from any.
+    /// NUMA nodes; `None` means any.
     pub mask: Option<NumaMask>,
-    /// Whether it is as good as this provider can do.
+    /// True if no other hint of this provider is better.
     pub preferred: bool,
-    /// Between hints of one provider and mask size, the higher the better.
+    /// Score between hints of one provider and mask size; higher is better.
     pub score: i64,
 }
 
-/// What each provider can do, in the order of the providers: resource name and its hints; no hints
-/// list: it does not care.
+/// Hints of each provider, in the order of the providers: resource name and its hints; `None` means that the
+/// provider has no preference.
 pub type Offers = Vec<(std::sync::Arc<str>, Option<Vec<Hint>>)>;

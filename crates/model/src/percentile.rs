@@ -1,6 +1,6 @@
 //! Aggregations over the samples of a time window, with the index rule of the upstream agent.
 
-/// The mean of `samples`, or `None` when there are none.
+/// Returns the mean of `samples`, or `None` if there are none.
 #[must_use]
 pub fn average(samples: &[f64]) -> Option<f64> {
     if samples.is_empty() {
@@ -9,10 +9,11 @@ pub fn average(samples: &[f64]) -> Option<f64> {
     Some(samples.iter().sum::<f64>() / samples.len() as f64)
 }
 
-/// The element at `max(trunc(n * p) - 1, 0)` of `sorted` (ascending); `p` in 0–1.
+/// Returns the element at index `max(trunc(n * p) - 1, 0)` of `sorted` (ascending); `p` in 0–1. `None` if
+/// there are no samples.
 ///
-/// The product is taken in single precision, as upstream does, so that e.g. 100 samples at 0.95
-/// pick the same element.
+/// The product is computed in single precision, as upstream does, so that e.g. 100 samples at 0.95 select the
+/// same element.
 #[must_use]
 pub fn of_sorted(sorted: &[f64], p: f32) -> Option<f64> {
     let last = sorted.len().checked_sub(1)?;
@@ -20,7 +21,7 @@ pub fn of_sorted(sorted: &[f64], p: f32) -> Option<f64> {
     Some(sorted[index.min(last)])
 }
 
-/// The aggregates a NodeMetric publishes for one window.
+/// Aggregates that a NodeMetric publishes for one window.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Summary {
     /// The mean.
@@ -36,7 +37,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Summarises `samples`, which are sorted in place; `None` when there are none.
+    /// Computes the aggregates of `samples`, which are sorted in place; `None` if there are none.
     #[must_use]
     pub fn of(samples: &mut [f64]) -> Option<Self> {
         let avg = average(samples)?;

@@ -1,10 +1,10 @@
-//! Elastic quotas: a tree of shares of the cluster, where siblings lend each other what they are
-//! guaranteed and do not ask for.
+//! Elastic quotas: a tree of shares of the cluster, where siblings lend each other the guaranteed amounts
+//! that they do not request.
 //!
-//! [`Tree`] holds what quotas may have ([`Spec`]) and what their pods ask for and use. Sums move up
-//! the tree with every change, in O(depth). What a quota may use now is divided from the root down when
-//! its owner asks for it ([`Tree::refresh`]), and only where something changed since; readers find it as
-//! it was divided last. A [`Forest`] is several of them.
+//! [`Tree`] stores the limits of quotas ([`Spec`]) and the requests and usage of their pods. Sums propagate
+//! up the tree with every change, in O(depth). The runtime quota is divided from the root down when it is
+//! requested ([`Tree::refresh`]), and only where something changed since; readers get the result of the last
+//! division. A [`Forest`] consists of several trees.
 
 mod forest;
 mod revoke;
@@ -23,42 +23,42 @@ use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// What a tree does beyond the basics.
+/// Options of a quota tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Whether guaranteed amounts shrink when the siblings' together exceed what there is.
+    /// True if minimums are scaled down when those of siblings together exceed the available amount.
     pub scale_min: bool,
-    /// Whether a quota keeps what it uses beyond what it is guaranteed. Then nothing is lent.
+    /// True if the usage of a quota beyond its minimum is guaranteed. Then nothing is lent.
     pub guarantee_used: bool,
 }
 
-/// What a quota may have.
+/// Limits of a quota.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Spec {
-    /// The parent's name; empty means the root.
+    /// Name of the parent; empty means the root.
     pub parent: String,
-    /// Whether it is meant to have children. Of no effect here.
+    /// True if the quota is meant to have children. Has no effect here.
     pub is_parent: bool,
-    /// Whether others may use what it is guaranteed and does not ask for.
+    /// True if other quotas may use the part of the minimum that is not requested.
     pub lendable: bool,
-    /// What it is guaranteed.
+    /// Guaranteed amounts.
     pub min: Amounts,
-    /// The most it may use. Only the resources listed here are accounted.
+    /// Maximum amounts. Only the resources listed here are accounted.
     pub max: Amounts,
-    /// Its part, per resource, of what nobody is guaranteed.
+    /// Weight, per resource, in the division of amounts that are not guaranteed to any quota.
     pub weight: Amounts,
 }
 
 /// Sums over pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sums {
-    /// Requests of all pods, placed or not.
+    /// Requests of all pods, with or without a node.
     pub request: Amounts,
-    /// Of these, requests of pods that must not be preempted.
+    /// Requests of pods that must not be preempted.
     pub non_preemptible_request: Amounts,
-    /// Requests of placed pods.
+    /// Requests of pods with a node.
     pub used: Amounts,
-    /// Of these, of pods that must not be preempted.
+    /// Requests of pods with a node that must not be preempted.
     pub non_preemptible_used: Amounts,
 }
 
@@ -73,39 +73,39 @@ impl Sums {
     }
 }
 
-/// One quota.
+/// A quota with its sums.
 #[derive(Debug, Clone, Default)]
 pub struct Quota {
-    /// Its name.
+    /// Name of the quota.
     pub name: Arc<str>,
-    /// What it may have.
+    /// Limits.
     pub spec: Spec,
-    /// Its own pods, every resource they name.
+    /// Sums of its own pods, of all resources.
     own: Sums,
-    /// The subtree, with what children ask for limited to their maximum.
+    /// Sums of the subtree, with the requests of children limited to their maximum.
     pub sums: Sums,
-    /// What children, so limited, and own pods ask for.
+    /// Requests of children, limited to their maximum, and of own pods.
     pub child_request: Amounts,
-    /// What the children keep, and own pods use. Empty unless use is guaranteed.
+    /// Guaranteed amounts of children plus usage of own pods. Empty unless usage is guaranteed.
     pub allocated: Amounts,
-    /// The larger of that and the minimum. Empty unless use is guaranteed.
+    /// Maximum of `allocated` and the minimum. Empty unless usage is guaranteed.
     pub guaranteed: Amounts,
-    /// The minimum, scaled.
+    /// Scaled minimum.
     pub scaled_min: Amounts,
-    /// What it may use, as of the last [`Tree::refresh`].
+    /// Runtime quota, as of the last [`Tree::refresh`].
     pub runtime: Amounts,
-    /// How often its children's shares were divided.
+    /// Number of divisions among its children.
     pub version: u64,
     parent: Option<Id>,
     children: Vec<Id>,
-    /// What was divided among the children last; `None` when something changed since.
+    /// Amounts last divided among the children; `None` if something changed since.
     divided: Option<Amounts>,
-    /// How often the tree had changed when this was refreshed last.
+    /// Value of the tree's change counter at the last refresh.
     refreshed: Option<u64>,
 }
 
 impl Quota {
-    /// Its own pods' sums, limited to the accounted resources.
+    /// Returns the sums of its own pods, limited to the accounted resources.
     #[must_use]
     pub fn own(&self) -> Sums {
         let mask = |amounts: &Amounts| masked(amounts, &self.spec.max);
@@ -117,7 +117,7 @@ impl Quota {
         }
     }
 
-    /// What it passes on to its parent: its request, at most its maximum.
+    /// Returns the request that counts at its parent: its request, at most its maximum.
     #[must_use]
     pub fn limited_request(&self) -> Amounts {
         let ids = self.sums.request.iter().map(|(id, _)| id);
@@ -147,19 +147,20 @@ impl Quota {
     }
 }
 
-/// What is changed by [`Tree::charge`].
+/// Sum that [`Tree::charge`] changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// What pods ask for.
+    /// Requests of pods.
     Request,
-    /// What placed pods use.
+    /// Requests of pods with a node.
     Used,
 }
 
 type Id = usize;
 const ROOT: Id = 0;
 
-/// Whether the quota takes no part in the division: what it uses is taken off the total first.
+/// Returns true if the quota does not take part in the division: its usage is subtracted from the total
+/// first.
 fn is_outside(name: &str) -> bool {
     matches!(name, SYSTEM_QUOTA | DEFAULT_QUOTA)
 }
@@ -168,7 +169,7 @@ fn is_built_in(name: &str) -> bool {
     name == ROOT_QUOTA || is_outside(name)
 }
 
-/// See the module documentation.
+/// Tree of quotas with the sums of their pods.
 #[derive(Debug, Clone)]
 pub struct Tree {
     options: Options,
@@ -176,16 +177,16 @@ pub struct Tree {
     ids: HashMap<Arc<str>, Id>,
     free: Vec<Id>,
     total: Amounts,
-    /// The resources that any quota's maximum names.
+    /// Resources that the maximum of any quota lists.
     keys: BTreeSet<ResourceId>,
-    /// Parents have to be looked up again.
+    /// True if parents and sums must be rebuilt.
     stale: bool,
-    /// How often anything changed that a share depends on.
+    /// Number of changes that affect a share.
     changes: u64,
 }
 
 impl Tree {
-    /// A tree of the three built-in quotas.
+    /// Creates a tree of the three built-in quotas.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let mut tree = Self {
@@ -212,7 +213,7 @@ impl Tree {
         tree
     }
 
-    /// Adds a quota, or changes what it may have. Its pods stay.
+    /// Adds a quota, or changes its limits. Charged pods stay.
     pub fn set(&mut self, name: &str, mut spec: Spec) {
         spec.lendable &= !self.options.guarantee_used;
         for amounts in [&mut spec.min, &mut spec.max, &mut spec.weight] {
@@ -244,13 +245,13 @@ impl Tree {
         self.ids.insert(name, id);
     }
 
-    /// Takes a quota out, with what is charged to it. Its children have no parent until it returns.
-    /// The built-in quotas stay.
+    /// Removes a quota and its charged pods. Its children have no parent until it is added again. Built-in
+    /// quotas are kept.
     pub fn remove(&mut self, name: &str) {
         self.take(name);
     }
 
-    /// The same; returns what was charged to it.
+    /// Like [`Self::remove`], and returns the sums charged to the quota.
     fn take(&mut self, name: &str) -> Option<Sums> {
         if is_built_in(name) {
             return None;
@@ -263,7 +264,7 @@ impl Tree {
         quota.map(|quota| quota.own)
     }
 
-    /// Charges quota `name` with what was charged to it in another tree.
+    /// Charges quota `name` with the sums charged to it in another tree.
     fn give(&mut self, name: &str, own: Sums) {
         let id = self.ids.get(name).copied();
         if let Some(quota) = id.and_then(|id| self.get_mut(id)) {
@@ -273,19 +274,19 @@ impl Tree {
         }
     }
 
-    /// Whether there is a quota `name`.
+    /// Returns true if there is a quota `name`.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.ids.contains_key(name)
     }
 
-    /// The name of a quota, shared; `None` when there is no such quota.
+    /// Returns the shared name of a quota; `None` if there is no such quota.
     #[must_use]
     pub fn interned(&self, name: &str) -> Option<Arc<str>> {
         self.ids.get_key_value(name).map(|(name, _)| name.clone())
     }
 
-    /// The names of all quotas, in order.
+    /// Returns the names of all quotas, sorted.
     #[must_use]
     pub fn names(&self) -> Vec<Arc<str>> {
         let mut names: Vec<Arc<str>> = self.ids.keys().cloned().collect();
@@ -293,27 +294,27 @@ impl Tree {
         names
     }
 
-    /// Sets what the cluster has.
+    /// Sets the total amounts of the cluster.
     pub fn set_total(&mut self, total: Amounts) {
         self.total = total;
         self.changes += 1;
     }
 
-    /// What the cluster has.
+    /// Returns the total amounts of the cluster.
     #[must_use]
     pub fn total(&self) -> &Amounts {
         &self.total
     }
 
-    /// What is divided among the quotas below the root: the total less what the quotas outside the
-    /// division use.
+    /// Returns the amounts that are divided among the quotas below the root: the total minus the usage of the
+    /// quotas outside of the division.
     #[must_use]
     pub fn divisible(&self) -> Amounts {
         let mut total = self.total.clone();
         for name in [SYSTEM_QUOTA, DEFAULT_QUOTA] {
             if let Some(quota) = self.ids.get(name).and_then(|id| self.get(*id)) {
-                // Not the subtree's sums, which may be due to be recomputed. No zeros, which would
-                // make it a resource that the cluster has none of.
+                // Not the sums of the subtree, which may be stale. Zeros are left out, because they would
+                // count as a resource that the cluster has none of.
                 let used = masked(&quota.own.used, &quota.spec.max);
                 for (resource, amount) in used.iter().filter(|(_, amount)| *amount != 0) {
                     total.add(resource, amount.saturating_neg());
@@ -323,7 +324,7 @@ impl Tree {
         total
     }
 
-    /// Books `amounts` of a pod on quota `name`, or with `back` takes them off again.
+    /// Adds `amounts` of a pod to quota `name`, or subtracts them if `back` is true.
     pub fn charge(
         &mut self,
         name: &str,
@@ -429,7 +430,7 @@ impl Tree {
         }
     }
 
-    /// Notes that the claim of `child` changed.
+    /// Marks the division at `parent` as outdated because the claim of `child` changed.
     fn disturb(&mut self, child: Id, parent: Option<Id>) {
         if self.get(child).is_some_and(Quota::is_outside) {
             return;
@@ -439,15 +440,15 @@ impl Tree {
         }
     }
 
-    /// A quota with its sums as of the last [`Tree::settle`], its runtime as of the last
+    /// Returns a quota with its sums as of the last [`Tree::settle`] and its runtime as of the last
     /// [`Tree::refresh`].
     #[must_use]
     pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.get(*self.ids.get(name)?)
     }
 
-    /// The parent of `name` as of the last [`Tree::settle`]: the root has none, and so has a quota whose
-    /// parent does not exist.
+    /// Returns the parent of `name` as of the last [`Tree::settle`]; `None` for the root and for a quota
+    /// whose parent does not exist.
     #[must_use]
     pub fn parent(&self, name: &str) -> Option<&Quota> {
         let id = *self.ids.get(name)?;
@@ -455,7 +456,7 @@ impl Tree {
     }
 }
 
-/// `amounts` of the resources that `keys` lists.
+/// Returns the `amounts` of the resources that `keys` lists.
 #[must_use]
 pub fn masked(amounts: &Amounts, keys: &Amounts) -> Amounts {
     amounts
@@ -464,14 +465,14 @@ pub fn masked(amounts: &Amounts, keys: &Amounts) -> Amounts {
         .collect()
 }
 
-/// Whether every amount is zero.
+/// Returns true if every amount is zero.
 #[must_use]
 pub fn is_zero(amounts: &Amounts) -> bool {
     amounts.iter().all(|(_, amount)| amount == 0)
 }
 
-/// The resources of which `used` has more than `limit` says. What `limit` does not list is not
-/// limited.
+/// Returns the resources whose amount in `used` exceeds that in `limit`. Resources that `limit` does not list
+/// are unlimited.
 #[must_use]
 pub fn exceeded(used: &Amounts, limit: &Amounts) -> Vec<ResourceId> {
     limit

@@ -1,4 +1,4 @@
-//! The device files by which a container uses the RDMA adapters that its pod was given.
+//! Device files through which a container uses the RDMA adapters allocated to its pod.
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks/hooks/rdma`.
 
@@ -7,22 +7,22 @@ use koord_api::extension::DeviceAllocations;
 use koord_api::resources::RDMA;
 use koord_api::scheduling::DeviceType;
 
-/// A device file, by what it belongs to.
+/// Device file of an RDMA adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RdmaFile {
     /// The connection manager, which all adapters share.
     ConnectionManager,
-    /// The verbs of the PCI function with this address, such as `0000:3b:00.1`.
+    /// The verbs device of the PCI function with this address, such as `0000:3b:00.1`.
     Verbs(String),
 }
 
-/// An RDMA device whose function cannot be told.
+/// Error for an RDMA device without a PCI address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an RDMA device of a pod is named by its PCI address, such as 0000:3b:00.1, got {0:?}")]
 pub struct NoAddress(String);
 
-/// What every container of the pod gets; nothing where the pod has no RDMA device. Of a device with
-/// virtual functions these are the container's, and not the device.
+/// Returns the device files for every container of the pod; empty if the pod has no RDMA device. For a device
+/// with virtual functions these are the files of the functions, not of the device.
 ///
 /// # Errors
 /// A device or function has no PCI address.
@@ -48,16 +48,16 @@ pub fn of_pod(devices: &DeviceAllocations) -> Result<Vec<RdmaFile>, NoAddress> {
     Ok(files)
 }
 
-/// The resource's name in Koordinator's first releases.
+/// Name of the resource in Koordinator's first releases.
 const RDMA_BEFORE: &str = "kubernetes.io/rdma";
 
-/// On the API server's copy of a pod that the kubelet has from a file. No kubelet runs a pod because of
-/// such an object, so that nobody gains by writing it.
+/// Annotation of the API server's copy of a static pod. No kubelet runs a pod because of such an object, so
+/// nothing is gained by writing it.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Whether `devices`, a pod's allocations, name RDMA devices although no container of the pod asks for
-/// any: no scheduler has accounted them, and somebody else has written them. What a file on the node
-/// says (a mirror pod) is the node's owner's business.
+/// Returns true if `devices`, a pod's allocations, name RDMA devices although no container of the pod
+/// requests any: then no scheduler accounted for them, but another client wrote the annotation. Static pods
+/// (mirror pods) are exempt, because they are controlled by the node's administrator.
 pub fn are_unasked(pod: &Pod, devices: &DeviceAllocations) -> bool {
     let named = devices.get(DeviceType::Rdma.as_str());
     if named.is_none_or(Vec::is_empty) {
@@ -82,7 +82,8 @@ pub fn are_unasked(pod: &Pod, devices: &DeviceAllocations) -> bool {
     })
 }
 
-/// The address becomes a part of a path, and whoever makes a pod can write its annotations.
+/// Validates a PCI address, which becomes part of a path, although any author of a pod can write its
+/// annotations.
 fn verbs(address: &str) -> Result<RdmaFile, NoAddress> {
     let hex = |part: &str, digits: std::ops::RangeInclusive<usize>| {
         digits.contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -1,8 +1,8 @@
-//! What batch and mid pods may use: the capacity that services do not use, with a safety margin.
+//! Resources for batch and mid pods: capacity that services do not use, minus a safety margin.
 //!
-//! All functions take a [`NodeView`] of one node and a policy, and return amounts. The formulas and
-//! their rounding are Koordinator's (`pkg/slo-controller/noderesource/plugins`): whole percents are
-//! applied in floating point and cut off, so `100000 × 0.29` is `28999`.
+//! All functions take a [`NodeView`] of one node and a policy, and return amounts. The formulas and their
+//! rounding are Koordinator's (`pkg/slo-controller/noderesource/plugins`): whole percents are applied in
+//! floating point and truncated, so `100000 × 0.29` is `28999`.
 
 mod batch;
 mod mid;
@@ -22,26 +22,26 @@ use std::ops::{Add, AddAssign, Sub};
 /// CPU in cores and memory in bytes, exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amount {
-    /// Cores.
+    /// CPU in cores.
     pub cpu: Quantity,
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: Quantity,
 }
 
 impl Amount {
-    /// Nothing.
+    /// Zero.
     pub const ZERO: Self = Self {
         cpu: Quantity::ZERO,
         memory: Quantity::ZERO,
     };
 
-    /// `cpu` cores and `memory` bytes.
+    /// Creates an amount of `cpu` cores and `memory` bytes.
     #[must_use]
     pub const fn new(cpu: Quantity, memory: Quantity) -> Self {
         Self { cpu, memory }
     }
 
-    /// The larger of each.
+    /// Returns the larger of each resource.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Amount {
         }
     }
 
-    /// The smaller of each.
+    /// Returns the smaller of each resource.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Amount {
         }
     }
 
-    /// Nothing where the amount is negative.
+    /// Replaces negative amounts by zero.
     #[must_use]
     pub fn clamp(self) -> Self {
         let keep = |quantity: Quantity| {
@@ -75,7 +75,8 @@ impl Amount {
         }
     }
 
-    /// An equal share for each of `parts`, rounded up to a thousandth; no parts leave it as it is.
+    /// Returns an equal share for each of `parts`, rounded up to a thousandth. 0 parts leave the amount
+    /// unchanged.
     #[must_use]
     pub fn share(self, parts: usize) -> Self {
         Self {
@@ -129,20 +130,20 @@ fn cut_off(value: f64) -> i64 {
     value as i64
 }
 
-/// `percent` of `quantity` in thousandths, cut off.
+/// Returns `quantity` times `ratio` in thousandths, truncated.
 #[must_use]
 pub fn scale_milli(quantity: Quantity, ratio: f64) -> Quantity {
     Quantity::from_milli(cut_off(to_f64(quantity.milli_value()) * ratio))
         .with_format(quantity.format())
 }
 
-/// `ratio` of `quantity` in whole units, cut off.
+/// Returns `quantity` times `ratio` in whole units, truncated.
 #[must_use]
 pub fn scale(quantity: Quantity, ratio: f64) -> Quantity {
     Quantity::from_value(cut_off(to_f64(quantity.value()) * ratio)).with_format(quantity.format())
 }
 
-/// `percent` as a factor.
+/// Converts `percent` to a factor.
 fn ratio(percent: i64) -> f64 {
     to_f64(percent) / 100.0
 }
@@ -157,67 +158,67 @@ fn divide(quantity: Quantity, parts: usize) -> Quantity {
     }
 }
 
-/// A running or pending pod of the node.
+/// Running or pending pod of the node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PodView {
     /// Priority class, with default.
     pub priority: PriorityClass,
     /// QoS class, with default.
     pub qos: QosClass,
-    /// What it asks for.
+    /// Requests.
     pub request: Amount,
-    /// What it uses; `None` if it was not measured.
+    /// Usage; `None` if it was not measured.
     pub usage: Option<Amount>,
-    /// The NUMA nodes it is bound to; none if it is not bound.
+    /// NUMA nodes the pod is bound to; empty if it is not bound.
     pub numa_nodes: Vec<usize>,
 }
 
-/// Something measured that is no known pod: a host application, or a pod that has ended.
+/// Usage that belongs to no known pod: a host application, or a pod that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Measured {
     /// Priority class, as reported.
     pub priority: PriorityClass,
-    /// What it uses.
+    /// Usage.
     pub usage: Amount,
 }
 
-/// One node, as far as reclaiming is concerned.
+/// Properties of a node for the computation of reclaimed resources.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeView {
     /// `status.capacity`.
     pub capacity: Amount,
     /// `status.allocatable`.
     pub allocatable: Amount,
-    /// What the reservation annotation takes away.
+    /// Amounts reserved by the reservation annotation.
     pub reserved_by_annotation: Amount,
-    /// Use outside pods and host applications.
+    /// Usage outside of pods and host applications.
     pub system_usage: Amount,
-    /// Use of the whole node; `None` if cpu or memory is missing in the report.
+    /// Usage of the whole node; `None` if cpu or memory is missing in the report.
     pub node_usage: Option<Amount>,
-    /// What the predictor says prod pods ask for and will not use.
+    /// Predicted amount that prod pods request and will not use.
     pub prod_reclaimable: Amount,
     /// Running and pending pods.
     pub pods: Vec<PodView>,
-    /// Measured pods that are not among them.
+    /// Measured pods that are not in `pods`.
     pub dangling: Vec<Measured>,
-    /// Services outside Kubernetes.
+    /// Host applications: services outside Kubernetes.
     pub host_apps: Vec<Measured>,
 }
 
 impl NodeView {
-    /// What the kubelet keeps for itself and the system: capacity − allocatable.
+    /// Returns the amounts that the kubelet reserves: capacity − allocatable.
     #[must_use]
     pub fn reserved_by_kubelet(&self) -> Amount {
         (self.capacity - self.allocatable).clamp()
     }
 
-    /// The larger of both reservations.
+    /// Returns the larger of both reservations.
     #[must_use]
     pub fn reserved(&self) -> Amount {
         self.reserved_by_annotation.max(self.reserved_by_kubelet())
     }
 
-    /// What host applications above `priority` use.
+    /// Returns the usage of host applications with a priority above `priority`.
     fn apps_above(&self, priority: i32) -> Amount {
         let apps = self
             .host_apps
@@ -227,21 +228,21 @@ impl NodeView {
     }
 }
 
-/// Whether `class` runs on reclaimed batch resources and below, so that batch is not charged for it.
+/// Returns true if `class` is batch or lower, so that its pods are not charged against batch resources.
 #[must_use]
 pub fn is_low(class: PriorityClass) -> bool {
     matches!(class, PriorityClass::Batch | PriorityClass::Free)
 }
 
-/// Whether a report of `updated` is too old at `now` (both in seconds), or was never made.
+/// Returns true if a report updated at `updated` has expired at `now` (both in seconds), or was never made.
 #[must_use]
 pub fn is_stale(updated: Option<i64>, now: i64, degrade_time_minutes: i64) -> bool {
     updated
         .is_none_or(|updated| now > updated.saturating_add(degrade_time_minutes.saturating_mul(60)))
 }
 
-/// Whether an amount has changed by more than the part `threshold` of the old one. Appearing and
-/// vanishing are always changes.
+/// Returns true if an amount changed by more than the share `threshold` of the old one. An added or removed
+/// amount always counts as changed.
 #[must_use]
 pub fn differs(old: Option<Quantity>, new: Option<Quantity>, threshold: f64) -> bool {
     match (old, new) {
@@ -254,7 +255,7 @@ pub fn differs(old: Option<Quantity>, new: Option<Quantity>, threshold: f64) -> 
     }
 }
 
-/// What is really published as batch after other schedulers' allocations on the node are taken off.
+/// Returns the published batch amount after allocations of third-party schedulers are subtracted.
 #[must_use]
 pub fn after_third_parties(original: Quantity, allocated: Quantity) -> Quantity {
     (original - allocated).max(Quantity::ZERO.with_format(original.format()))

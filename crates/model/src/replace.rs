@@ -1,4 +1,4 @@
-//! Pods whose resources are counted under other names (annotation `pod.koordinator.sh/replace-resources`).
+//! Replacement of resource names in pods (annotation `pod.koordinator.sh/replace-resources`).
 //!
 //! Source: Koordinator `pkg/util/transformer`.
 
@@ -9,7 +9,7 @@ use koord_api::annotations;
 use koord_api::extension::parse_replace_resources;
 use std::collections::BTreeMap;
 
-/// Renames and erases resources of containers and overhead as the annotation says, deprecated names
+/// Renames and removes resources of containers and overhead as the annotation specifies, deprecated names
 /// first. Without the annotation nothing changes. CPU under another name counts in milli-cores.
 pub fn replace_resources(pod: &mut Pod) {
     let annotations = pod.metadata.annotations.as_ref();
@@ -29,7 +29,7 @@ pub fn replace_resources(pod: &mut Pod) {
     replace(spec.overhead.as_mut(), &rules);
 }
 
-/// Erases and renames; a name that is there already is left alone.
+/// Removes and renames resources; a name that already exists is not overwritten.
 fn replace(list: Option<&mut BTreeMap<String, Quantity>>, rules: &[(&str, Option<&str>)]) {
     let Some(list) = list else { return };
     let renamed: Vec<String> = list
@@ -60,7 +60,7 @@ fn move_to(list: &mut BTreeMap<String, Quantity>, from: &str, to: &str) {
     if from == "cpu"
         && let Ok(parsed) = koord_api::quantity::parse(&quantity)
     {
-        // Other resources know no fractions: CPU counts in milli-cores.
+        // Other resources have no fractions, so CPU counts in milli-cores.
         quantity = Quantity(parsed.milli_value().to_string());
     }
     list.insert(to.to_owned(), quantity);

@@ -1,19 +1,19 @@
-//! The time of a report that another machine wrote, held against the local clock.
+//! Validation of the time of a report that another machine wrote.
 //!
-//! A time that lies ahead would keep a report in force for as long as the other clock is ahead. So a
-//! report has a bound in both directions: it expires at the end of its life, and it is refused when it
-//! is dated further ahead than [`MAX_AHEAD`], or than its own life where that is shorter.
+//! A time in the future would keep a report valid for as long as the other clock is ahead. So a report has a
+//! bound in both directions: it expires at the end of its life, and it is rejected if it is dated further
+//! ahead than [`MAX_AHEAD`], or than its own life if that is shorter.
 //!
-//! The rule is to be applied when a report arrives, and its refusal kept until another report takes its
-//! place: once the local clock has caught up, the time of an old report looks current.
+//! The rule must be applied when a report arrives, and the rejection kept until another report replaces it:
+//! once the local clock has caught up, the time of an old report looks current.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-/// The longest time by which another machine's clock may be ahead of the local one. Five minutes is the
-/// clock skew that Kerberos tolerates by default; clocks that are synchronized differ by far less.
+/// Maximum time by which another machine's clock may be ahead of the local one. Five minutes is the clock
+/// skew that Kerberos tolerates by default; synchronized clocks differ by far less.
 pub const MAX_AHEAD: SignedDuration = SignedDuration::from_mins(5);
 
-/// The reason for which a report is not used.
+/// Reason why a report is not used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReportTimeError {
     /// The report is as old as its life, or older.

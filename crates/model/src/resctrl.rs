@@ -1,9 +1,9 @@
-//! Shares of the last-level cache and of memory bandwidth, as lines of a resctrl group's `schemata`.
+//! Shares of the last-level cache and of memory bandwidth, as lines of the `schemata` of a resctrl group.
 //!
-//! The ids of the cache domains come from the root's `schemata`: they need not be consecutive (AMD),
-//! and with sub-NUMA clustering they stay those of the caches, because only monitoring is by node.
-//! Sources: Koordinator `pkg/koordlet/qosmanager/plugins/resctrl`, `pkg/koordlet/util/resctrl`; the
-//! kernel's `Documentation/filesystems/resctrl.rst`.
+//! The ids of the cache domains come from the root's `schemata`: they need not be consecutive (AMD), and with
+//! sub-NUMA clustering they stay those of the caches, because only monitoring is by node. Sources:
+//! Koordinator `pkg/koordlet/qosmanager/plugins/resctrl`, `pkg/koordlet/util/resctrl`; the kernel's
+//! `Documentation/filesystems/resctrl.rst`.
 
 use crate::field::FieldError;
 use koord_api::extension::{Resctrl, ResctrlResource};
@@ -12,14 +12,14 @@ use koord_api::slo::ResctrlQOSCfg;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// The step of memory bandwidth where the kernel does not tell one, in percent.
+/// Default step of memory bandwidth if the kernel does not report one, in percent.
 pub const DEFAULT_BANDWIDTH_STEP: u64 = 10;
-/// What stands for all the bandwidth on AMD, in 1/8 GB/s.
+/// Value for unlimited bandwidth on AMD, in 1/8 GB/s.
 pub const AMD_UNLIMITED: u64 = 2048;
-/// The bandwidth of an AMD core complex that percents refer to, in 1/8 GB/s.
+/// Bandwidth of an AMD core complex that percentages refer to, in 1/8 GB/s.
 const AMD_FULL: u64 = 160;
 
-/// The group of a QoS class, with default; LSE shares that of LSR, and system pods have none.
+/// Returns the resctrl group of a QoS class (with default). LSE shares that of LSR; system pods have none.
 #[must_use]
 pub fn class_group(class: QosClass) -> Option<&'static str> {
     match class {
@@ -30,7 +30,7 @@ pub fn class_group(class: QosClass) -> Option<&'static str> {
     }
 }
 
-/// A resource in a `schemata`, by the kernel's name.
+/// Resource in `schemata`, by the kernel's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     /// `L3`: last-level cache.
@@ -44,7 +44,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The name before the colon.
+    /// Returns the name before the colon.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Resource {
     }
 }
 
-/// One line of a `schemata`: the value of each named domain, the others are left as they are.
+/// One line of `schemata`: the value of each listed domain; others are not changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
     /// The resource.
@@ -80,23 +80,24 @@ impl fmt::Display for Line {
     }
 }
 
-/// How memory bandwidth is measured.
+/// Unit of memory bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bandwidth {
-    /// In percent (Intel, Arm MPAM), in steps and with a least value, as `info/MB/bandwidth_gran` and
-    /// `info/MB/min_bandwidth` tell.
+    /// Percent (Intel, Arm MPAM), with a step and a minimum from `info/MB/bandwidth_gran` and
+    /// `info/MB/min_bandwidth`.
     Percent {
-        /// The step.
+        /// Step in percent.
         step: u64,
-        /// The least value.
+        /// Minimum in percent.
         min: u64,
     },
-    /// In 1/8 GB/s of a core complex (AMD).
+    /// 1/8 GB/s of a core complex (AMD).
     Amd,
 }
 
 impl Bandwidth {
-    /// By `vendor_id` of `/proc/cpuinfo`; what the kernel does not tell is 10 %.
+    /// Returns the unit for a `vendor_id` of `/proc/cpuinfo`. A missing step counts as 10 %, a missing
+    /// minimum as 0.
     #[must_use]
     pub fn of_vendor(vendor: &str, step: Option<u64>, min: Option<u64>) -> Self {
         if vendor == "AuthenticAMD" {
@@ -110,8 +111,8 @@ impl Bandwidth {
         }
     }
 
-    /// The value of `percent`: rounded up to a whole step, or 160 · percent / 100 on AMD, where 100 %
-    /// is no limit.
+    /// Returns the value for `percent`: rounded up to a whole step, or 160 · percent / 100 on AMD, where 100
+    /// % means no limit.
     fn value(self, percent: u64) -> u64 {
         match self {
             Self::Percent { step, min } => percent.next_multiple_of(step).max(min).min(100),
@@ -121,22 +122,21 @@ impl Bandwidth {
     }
 }
 
-/// What the machine can control.
+/// Resources that the machine can control.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Hardware {
-    /// `info/L3/cbm_mask`, where the cache can be divided.
+    /// `info/L3/cbm_mask`; `None` if the cache cannot be divided.
     pub cbm_mask: Option<u64>,
     /// `info/L3/min_cbm_bits`.
     pub min_cbm_bits: u32,
-    /// How bandwidth is measured, where it can be divided.
+    /// Unit of bandwidth; `None` if it cannot be divided.
     pub bandwidth: Option<Bandwidth>,
-    /// The domains (cache ids) of each resource that can be divided, as the root's `schemata` has
-    /// them.
+    /// Domains (cache ids) of each resource that can be divided, from the root's `schemata`.
     pub domains: BTreeMap<Resource, Vec<u32>>,
 }
 
-/// The mask of the bits `[ceil(n · start / 100), ceil(n · end / 100))` of a full mask of `n` bits, and
-/// at least `min_bits` of them.
+/// Returns the mask of the bits `[ceil(n · start / 100), ceil(n · end / 100))` of a full mask of `n` bits,
+/// with at least `min_bits` of them.
 ///
 /// # Errors
 /// The full mask is not of the form 2^n − 1, or the range is not within 0–100 or is empty.
@@ -156,7 +156,7 @@ pub fn mask(cbm_mask: u64, min_bits: u32, start: i64, end: i64) -> Result<u64, F
     let ways = cbm_mask.count_ones();
     let way = |percent: i64| (u64::from(ways) * percent as u64).div_ceil(100) as u32;
     let (mut first, mut last) = (way(start), way(end));
-    // The kernel refuses an empty mask.
+    // The kernel rejects an empty mask.
     let least = min_bits.clamp(1, ways);
     if last - first < least {
         last = (first + least).min(ways);
@@ -169,8 +169,8 @@ fn low_bits(count: u32) -> u64 {
     1_u64.checked_shl(count).map_or(u64::MAX, |bit| bit - 1)
 }
 
-/// The lines of a class's group. A setting that is missing gives no line, one that cannot be used is
-/// reported and gives none either; so does what the machine cannot control.
+/// Returns the lines of a class's group. A missing setting gives no line; an invalid one gives none and is
+/// reported; a resource that the machine cannot control gives none.
 #[must_use]
 pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Vec<FieldError>) {
     let mut lines = Lines::of(hardware);
@@ -186,8 +186,8 @@ pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Ve
     lines.finish()
 }
 
-/// The lines of the group of a pod with annotation `node.koordinator.sh/resctrl`: the general values,
-/// and for single caches those of `schemataPerCache`. Caches that are not named keep everything.
+/// Returns the lines of the group of a pod with annotation `node.koordinator.sh/resctrl`: the general values,
+/// and for single caches those of `schemataPerCache`. Caches that are not listed are not limited.
 #[must_use]
 pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldError>) {
     let mut lines = Lines::of(hardware);
@@ -218,7 +218,7 @@ pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldE
     lines.finish()
 }
 
-/// The general entry of a resource, then those of single caches.
+/// Returns the general entry of a resource, then those of single caches.
 fn entries<'a, T>(
     resource: &'a ResctrlResource,
     general: impl Fn(&'a koord_api::extension::ResctrlSchemata) -> T,
@@ -232,7 +232,7 @@ fn entries<'a, T>(
     general.chain(single).collect()
 }
 
-/// Lines being put together.
+/// Builder of `schemata` lines.
 struct Lines<'a> {
     hardware: &'a Hardware,
     domains: BTreeMap<Resource, BTreeMap<u32, u64>>,
@@ -274,7 +274,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Sets one domain, or all. A resource without domains is not there.
+    /// Sets one domain, or all. A resource without domains does not exist.
     fn set(&mut self, resource: Resource, cache: Option<i64>, value: u64) {
         let domains = self.hardware.domains.get(&resource);
         let domains = domains.map_or(&[][..], Vec::as_slice);

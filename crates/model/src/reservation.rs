@@ -1,16 +1,16 @@
-//! Reservations as arithmetic: what is left of one, what a pod lacks in it, how full it gets.
+//! Arithmetic of reservations: the remaining amounts, shortages of a pod, and scores.
 //!
-//! A reservation holds `allocatable` on its node. Pods that use it (owners) are booked on the node
-//! like all pods, so what the reservation itself still takes from the node is what its owners have
-//! not taken: [`remaining`]. Part of it may be set aside from owners for good (`reserved`).
+//! A reservation reserves `allocatable` on its node. Pods that use it (owners) are accounted on the node like
+//! all pods, so the reservation itself still takes the amounts that its owners have not allocated:
+//! [`remaining`]. A part of it may be permanently withheld from owners (`reserved`).
 
 use crate::resources::{Amounts, PODS, ResourceId};
 
-/// The best score of a reservation.
+/// Best score of a reservation.
 pub const MAX_SCORE: i64 = 100;
 
-/// What a reservation of `allocatable` still takes from its node when its owners took `taken`:
-/// never less than nothing. The number of pods is no part of it: the reservation counts as one pod.
+/// Returns the amounts that a reservation of `allocatable` still takes from its node when its owners
+/// allocated `taken`, at least zero. The number of pods is left out: the reservation counts as one pod.
 #[must_use]
 pub fn remaining(allocatable: &Amounts, taken: &Amounts) -> Amounts {
     allocatable
@@ -20,36 +20,36 @@ pub fn remaining(allocatable: &Amounts, taken: &Amounts) -> Amounts {
         .collect()
 }
 
-/// A resource of which a restricted reservation has not enough.
+/// Resource that is insufficient in a restricted reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shortage {
-    /// Which.
+    /// The resource.
     pub resource: ResourceId,
-    /// What the pod asks for.
+    /// Amount that the pod requests.
     pub requested: i64,
-    /// What owners use.
+    /// Amounts allocated to owners.
     pub used: i64,
-    /// What owners may use in all.
+    /// Total amount available to owners.
     pub capacity: i64,
 }
 
-/// A restricted reservation as its owners see it.
+/// Restricted reservation, as seen by its owners.
 #[derive(Debug, Clone, Copy)]
 pub struct Restricted<'a> {
-    /// What is reserved; `pods` only when their number is limited.
+    /// Reserved amounts; includes `pods` only if their number is limited.
     pub allocatable: &'a Amounts,
-    /// What is set aside from owners.
+    /// Amounts withheld from owners.
     pub reserved: &'a Amounts,
-    /// What owners use.
+    /// Amounts allocated to owners.
     pub allocated: &'a Amounts,
-    /// The resources that come from the reservation alone.
+    /// Resources that may only come from the reservation.
     pub resources: &'a [ResourceId],
-    /// How many owners there are.
+    /// Number of owners.
     pub pods: i64,
 }
 
 impl Restricted<'_> {
-    /// What a pod with these requests lacks in the reservation; the limit of pods comes first.
+    /// Returns the shortages of a pod with these requests; the limit of pods comes first.
     #[must_use]
     pub fn shortages(&self, requests: &Amounts) -> Vec<Shortage> {
         let mut out = Vec::new();
@@ -88,8 +88,8 @@ impl Restricted<'_> {
     }
 }
 
-/// How full the reservation is with the pod in it: the mean over its resources of the used share in
-/// percent. A resource that does not suffice counts as 0.
+/// Returns the score of the reservation with the pod in it: the mean over its resources of the allocated
+/// share in percent. An insufficient resource counts as 0.
 #[must_use]
 pub fn score(allocatable: &Amounts, allocated: &Amounts, requests: &Amounts) -> i64 {
     let (mut sum, mut count) = (0_i64, 0_i64);
@@ -104,11 +104,11 @@ pub fn score(allocatable: &Amounts, allocated: &Amounts, requests: &Amounts) -> 
     if count == 0 { 0 } else { sum / count }
 }
 
-/// What a pod's scheduling failure says of reservations, as a text of its own:
-/// `0/8 reservations are available: 2 Reservation(s) Insufficient cpu.` None when it says nothing.
+/// Extracts the part about reservations from a pod's scheduling failure: `0/8 reservations are available: 2
+/// Reservation(s) Insufficient cpu.` Returns `None` if there is none.
 ///
-/// The failure's text counts nodes and reservations in one list; a part `N Reservation(s) matched
-/// owner total` closes it.
+/// The failure message lists nodes and reservations together; a part `N Reservation(s) matched owner total`
+/// ends the list.
 #[must_use]
 pub fn failure_of_reservations(failure: &str) -> Option<String> {
     let (count, parts) = failure

@@ -1,4 +1,4 @@
-//! Resource names as dense numbers, and amounts as `i64` in one fixed unit per resource.
+//! Resource names as dense ids, and amounts as `i64` in one fixed unit per resource.
 //!
 //! Units: `cpu` in milli-cores; every other resource in its own unit (bytes, pods, devices;
 //! `kubernetes.io/batch-cpu` and `kubernetes.io/mid-cpu` are milli-cores already).
@@ -9,12 +9,12 @@ use koord_api::resources::DEPRECATED;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A resource name's number in one [`ResourceTable`].
+/// Id of a resource name in one [`ResourceTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceId(pub u16);
 
 impl ResourceId {
-    /// The number as an index into a vector of columns.
+    /// Returns the id as an index into a vector of columns.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -38,7 +38,7 @@ pub const MID_CPU: ResourceId = ResourceId(6);
 /// `kubernetes.io/mid-memory`, in bytes.
 pub const MID_MEMORY: ResourceId = ResourceId(7);
 
-/// The resources whose numbers are the same in every table, in order of number.
+/// Resources whose ids are the same in every table, in order of id.
 const FIXED: [&str; 8] = [
     "cpu",
     "memory",
@@ -50,7 +50,7 @@ const FIXED: [&str; 8] = [
     koord_api::resources::MID_MEMORY,
 ];
 
-/// The current name of a resource that may be written with a deprecated one.
+/// Returns the current name of a resource, which may be a deprecated one.
 #[must_use]
 pub fn canonical(name: &str) -> &str {
     DEPRECATED
@@ -59,7 +59,8 @@ pub fn canonical(name: &str) -> &str {
         .map_or(name, |(_, new)| new)
 }
 
-/// The amounts of a list by their current names; where an old and a new name are both there, the new one's.
+/// Returns the amounts of a list by their current names. If both a deprecated and a current name are listed,
+/// that of the current name is used.
 pub fn current<V>(list: &BTreeMap<String, V>) -> impl Iterator<Item = (&str, &V)> {
     list.iter().filter_map(|(name, amount)| {
         let current = canonical(name);
@@ -67,8 +68,8 @@ pub fn current<V>(list: &BTreeMap<String, V>) -> impl Iterator<Item = (&str, &V)
     })
 }
 
-/// Resource names and their numbers. It only grows and numbers are never reused, which is why names
-/// can be added through a shared reference.
+/// Resource names and their ids. The table only grows and ids are never reused, which is why names can be
+/// added through a shared reference.
 #[derive(Debug)]
 pub struct ResourceTable(RwLock<Interned>);
 
@@ -85,7 +86,7 @@ impl Default for ResourceTable {
 }
 
 impl ResourceTable {
-    /// A table that knows the fixed resources.
+    /// Creates a table with the fixed resources.
     #[must_use]
     pub fn new() -> Self {
         let table = Self(RwLock::default());
@@ -95,9 +96,9 @@ impl ResourceTable {
         table
     }
 
-    /// The number of `name` (deprecated names count as their successor), assigned on first sight.
+    /// Returns the id of `name` (deprecated names count as their successor), assigned on first use.
     ///
-    /// A table that is full (65,536 names) files every further name under the last number.
+    /// A full table (65,536 names) maps every further name to the last id.
     pub fn intern(&self, name: &str) -> ResourceId {
         if let Some(id) = self.get(name) {
             return id;
@@ -116,13 +117,13 @@ impl ResourceTable {
         id
     }
 
-    /// The number of `name`, if it was ever seen.
+    /// Returns the id of `name`, if it has one.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<ResourceId> {
         self.read().ids.get(canonical(name)).copied()
     }
 
-    /// The name behind `id`; empty for an id of another table.
+    /// Returns the name of `id`; empty for an id of another table.
     #[must_use]
     pub fn name(&self, id: ResourceId) -> Arc<str> {
         self.read()
@@ -132,13 +133,13 @@ impl ResourceTable {
             .unwrap_or_default()
     }
 
-    /// How many names are known; every id is below this.
+    /// Returns the number of names; every id is below this.
     #[must_use]
     pub fn len(&self) -> usize {
         self.read().names.len()
     }
 
-    /// Never true: the fixed resources are always there.
+    /// Always returns false: the fixed resources always exist.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -149,19 +150,19 @@ impl ResourceTable {
     }
 }
 
-/// The most of one resource that a single pod, node or part of a node asks for or has (8 Pi). What an object
-/// says beyond is nonsense, and counts as this much: a thousand of those can be added and taken away again,
-/// and the sums are exact.
+/// Maximum amount of one resource that a single pod, node or part of a node requests or has (8 Pi). Larger
+/// values in objects are invalid and count as this: a thousand of them can be added and subtracted again, and
+/// the sums are exact.
 pub const MOST: i64 = 1 << 53;
 
-/// `quantity` of resource `id` in that resource's unit, rounded up, of a single pod, node or part of a node:
-/// never beyond [`MOST`].
+/// Converts `quantity` of resource `id` to the unit of the resource, rounded up, for a single pod, node or
+/// part of a node: at most [`MOST`].
 #[must_use]
 pub fn amount(id: ResourceId, quantity: &Quantity) -> i64 {
     amount_of_many(id, quantity).clamp(-MOST, MOST)
 }
 
-/// The same of what many of them have together, such as a quota's limit.
+/// Like [`amount`], for the total of many pods or nodes, such as a quota's limit, which is not capped.
 #[must_use]
 pub fn amount_of_many(id: ResourceId, quantity: &Quantity) -> i64 {
     if id == CPU {
@@ -171,13 +172,13 @@ pub fn amount_of_many(id: ResourceId, quantity: &Quantity) -> i64 {
     }
 }
 
-/// `part` of `of` in percent, rounded towards zero; `None` when it is no `i64`, or `of` is 0.
+/// Returns `part` of `of` in percent, rounded toward zero; `None` if it does not fit `i64`, or `of` is 0.
 #[inline]
 #[must_use]
 pub fn percent(part: i64, of: i64) -> Option<i64> {
     match part.checked_mul(100) {
         Some(hundredfold) => hundredfold.checked_div(of),
-        // Several times slower, for more than 80 PiB.
+        // Several times slower, needed for more than 80 PiB.
         None => {
             let share = (i128::from(part) * 100).checked_div(i128::from(of))?;
             i64::try_from(share).ok()
@@ -185,7 +186,7 @@ pub fn percent(part: i64, of: i64) -> Option<i64> {
     }
 }
 
-/// `amount` of resource `id` as people write it: `1500m`, `2Gi`, `3`.
+/// Formats `amount` of resource `id` as a quantity: `1500m`, `2Gi`, `3`.
 #[must_use]
 pub fn shown(id: ResourceId, amount: i64) -> String {
     match id {
@@ -195,25 +196,25 @@ pub fn shown(id: ResourceId, amount: i64) -> String {
     }
 }
 
-/// A few resources with their amounts, sorted by id. Absent means zero.
+/// Resources with their amounts, sorted by id. A missing resource counts as zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Amounts(Vec<(ResourceId, i64)>);
 
 impl Amounts {
-    /// No resources.
+    /// Creates an empty list.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The amount of `id`, zero when absent.
+    /// Returns the amount of `id`, zero if it is missing.
     #[inline]
     #[must_use]
     pub fn get(&self, id: ResourceId) -> i64 {
         self.position(id).map_or(0, |at| self.0[at].1)
     }
 
-    /// Whether `id` is listed, even with amount zero.
+    /// Returns true if `id` is listed, even with amount zero.
     #[must_use]
     pub fn contains(&self, id: ResourceId) -> bool {
         self.position(id).is_ok()
@@ -232,14 +233,14 @@ impl Amounts {
         self.set(id, self.get(id).saturating_add(amount));
     }
 
-    /// Holds every amount within [`MOST`], as those of a single pod are.
+    /// Limits every amount to [`MOST`], as for a single pod.
     pub fn bound(&mut self) {
         for (_, amount) in &mut self.0 {
             *amount = (*amount).clamp(-MOST, MOST);
         }
     }
 
-    /// Gives back room for more.
+    /// Releases spare memory.
     pub fn shrink_to_fit(&mut self) {
         self.0.shrink_to_fit();
     }
@@ -258,25 +259,25 @@ impl Amounts {
         }
     }
 
-    /// The listed resources in order of id.
+    /// Returns the listed resources in order of id.
     pub fn iter(&self) -> impl Iterator<Item = (ResourceId, i64)> + '_ {
         self.0.iter().copied()
     }
 
-    /// Takes every amount of `other` away; results may be negative.
+    /// Subtracts every amount of `other`; results may be negative.
     pub fn sub_all(&mut self, other: &Self) {
         for (id, amount) in other.iter() {
             self.add(id, amount.saturating_neg());
         }
     }
 
-    /// Whether every amount of `self` is at most that of `other`.
+    /// Returns true if every amount of `self` is at most that of `other`.
     #[must_use]
     pub fn fits_in(&self, other: &Self) -> bool {
         self.iter().all(|(id, amount)| amount <= other.get(id))
     }
 
-    /// Whether nothing is listed.
+    /// Returns true if nothing is listed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

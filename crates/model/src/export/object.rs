@@ -1,5 +1,5 @@
-//! A NodeResourceTopology with what an exporter found in it, and with all that others keep there: its
-//! lists are written as a whole, so whoever writes one carries the parts of others along.
+//! Merging of an exporter's report into a NodeResourceTopology. Its lists are written as a whole, so every
+//! writer must preserve the parts of other writers.
 
 use super::{FINGERPRINT, FINGERPRINT_METHOD};
 use koord_api::domains;
@@ -7,22 +7,22 @@ use koord_api::resources::{self, is_extended};
 use koord_api::topology::v1alpha2::NodeResourceTopologyFields;
 use koord_api::topology::{AttributeInfo, ZONE_TYPE_NODE, Zone};
 
-/// What an exporter says of a node.
+/// Report of an exporter for a node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Report {
-    /// One for each NUMA node.
+    /// Zones, one per NUMA node.
     pub zones: Vec<Zone>,
-    /// See [`super::attributes`].
+    /// Attributes; see [`super::attributes`].
     pub attributes: Vec<AttributeInfo>,
-    /// See [`super::policy_name`].
+    /// Deprecated policy name; see [`super::policy_name`].
     pub policy: String,
 }
 
-/// What the object says when an exporter has written `report` over `before`.
+/// Returns the object after an exporter has written `report` over `before`.
 ///
-/// Zones that are no NUMA nodes stay, and in zones of NUMA nodes their parent, their attributes and the
-/// resources that no kubelet gives away: those of `kubernetes.io`, as batch resources, and of
-/// `koordinator.sh`. Attributes of the object stay that no exporter writes.
+/// Kept are zones that are not NUMA nodes; in zones of NUMA nodes the parent, the attributes and the
+/// resources that no kubelet allocates: those of `kubernetes.io`, such as batch resources, and of
+/// `koordinator.sh`; and attributes of the object that no exporter writes.
 #[must_use]
 pub fn merged(before: &NodeResourceTopologyFields, report: &Report) -> NodeResourceTopologyFields {
     let mut zones = report.zones.clone();
@@ -37,7 +37,7 @@ pub fn merged(before: &NodeResourceTopologyFields, report: &Report) -> NodeResou
     }
 }
 
-/// Carries over from the zones of `before` what [`merged`] says.
+/// Copies the parts of the zones in `before` that [`merged`] keeps.
 pub fn keep_foreign(zones: &mut Vec<Zone>, before: &[Zone]) {
     for old in before {
         if old.type_ != ZONE_TYPE_NODE {
@@ -59,7 +59,7 @@ pub fn keep_foreign(zones: &mut Vec<Zone>, before: &[Zone]) {
     }
 }
 
-/// What [`keep_foreign`] would carry over from these zones, and no more.
+/// Returns only the parts of these zones that [`keep_foreign`] would copy.
 #[must_use]
 pub fn foreign(zones: &[Zone]) -> Vec<Zone> {
     let part = |zone: &Zone| {
@@ -78,7 +78,7 @@ pub fn foreign(zones: &[Zone]) -> Vec<Zone> {
     zones.iter().filter_map(part).collect()
 }
 
-/// Whether no kubelet gives it away.
+/// Returns true for a resource that no kubelet allocates.
 fn is_foreign(name: &str) -> bool {
     let native = [resources::CPU, resources::MEMORY].contains(&name);
     let pages = name.starts_with("hugepages-");
@@ -88,14 +88,14 @@ fn is_foreign(name: &str) -> bool {
     !native && !pages && (ours || !is_extended(name))
 }
 
-/// Whether exporters write the attribute.
+/// Returns true if exporters write the attribute.
 fn is_exporters(name: &str) -> bool {
     name.starts_with("topologyManager")
         || name.starts_with("cpu_")
         || [FINGERPRINT, FINGERPRINT_METHOD].contains(&name)
 }
 
-/// Whether both say the same: in what order zones, resources and attributes come means nothing.
+/// Returns true if both are equal, regardless of the order of zones, resources and attributes.
 #[must_use]
 pub fn is_same(one: &NodeResourceTopologyFields, other: &NodeResourceTopologyFields) -> bool {
     in_order(one) == in_order(other)

@@ -1,7 +1,7 @@
-//! What containers can have of CPUs and memory that no manager of the kubelet gives away.
+//! Allocatable CPUs and memory on nodes where no kubelet manager allocates them.
 //!
 //! A kubelet with CPU manager `none` lists no CPUs as allocatable, and one with memory manager `None` no
-//! memory: all of it is shared by all containers. Allocatable is then capacity less what is reserved.
+//! memory: all containers share them. Allocatable is then the capacity minus the reserved amounts.
 
 use super::{Machine, Node};
 use crate::cpuset::CpuSet;
@@ -9,24 +9,25 @@ use koord_api::quantity::Quantity;
 use koord_api::resources;
 use koord_api::topology::{ResourceInfo, Zone};
 
-/// What a kubelet's configuration has about the CPUs and memory of NUMA nodes.
+/// Kubelet settings that reserve CPUs and memory.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reserved {
-    /// Whether the CPU manager gives single CPUs away.
+    /// True if the CPU manager allocates exclusive CPUs.
     pub cpu_manager: bool,
-    /// Whether the memory manager gives memory of NUMA nodes away.
+    /// True if the memory manager allocates memory of NUMA nodes.
     pub memory_manager: bool,
-    /// CPUs that are reserved; they take the place of `milli`.
+    /// Reserved CPUs; if set, they replace `milli`.
     pub cpus: CpuSet,
     /// Reserved CPU in milli-cores.
     pub milli: i64,
-    /// Reserved memory in bytes, with the threshold of eviction.
+    /// Reserved memory in bytes, including the eviction threshold.
     pub memory: u64,
-    /// The threshold of eviction as a share of all memory, in percent, where it is one.
+    /// Eviction threshold in percent of all memory, if it is configured as a percentage.
     pub memory_percent: f64,
 }
 
-/// Adds to `zones` of `machine` what their lists lack under `reserved`. What the kubelet lists stays.
+/// Adds the amounts missing in `zones` of `machine` under `reserved`. Amounts that the kubelet lists are
+/// kept.
 pub fn add_unmanaged(zones: &mut [Zone], machine: &Machine, reserved: &Reserved) {
     let is_listed = |zones: &[Zone], name: &str| {
         let mut all = zones.iter().flat_map(|zone| &zone.resources);
@@ -75,7 +76,7 @@ fn count(node: &Node) -> u64 {
     node.cpus.len() as u64
 }
 
-/// Memory that is not set aside as huge pages, in bytes.
+/// Returns the memory that is not reserved for huge pages, in bytes.
 fn plain_memory(node: &Node) -> u64 {
     let all = node.memory.iter();
     let pages = all.filter(|(kind, _)| *kind != resources::MEMORY);

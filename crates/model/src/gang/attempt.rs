@@ -1,4 +1,4 @@
-//! Trying a gang: from its first member to all or nothing.
+//! The scheduling attempt of a gang: from its first member to all or nothing.
 
 use super::{ALL_TRIED, Attempt, Gang, Gangs, Moves, Permission, Stage};
 use rustc_hash::FxHashSet;
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 impl Gangs {
-    /// A member has been placed. Whether it may bind.
+    /// Records that a member has a node and returns whether it may bind.
     pub fn permit(&mut self, uid: &str, moves: &mut Moves) -> Permission {
         let Some((uid, id)) = self.of.get_key_value(uid) else {
             return Permission::NotFound;
@@ -63,8 +63,8 @@ impl Gangs {
         Permission::Go
     }
 
-    /// A member could not be placed: no node takes it, for the reason `fit`. Returns the text for the
-    /// members that are therefore not tried, when there is one.
+    /// Records that no node fits a member, for the reason `fit`. Returns the message for the members that are
+    /// therefore not tried, if there are any.
     pub fn failed(&mut self, uid: &str, fit: &str, moves: &mut Moves) -> Option<Arc<str>> {
         let (uid, id) = self.of.get_key_value(uid)?;
         let (uid, id) = (uid.clone(), id.clone());
@@ -123,8 +123,8 @@ impl Gangs {
         Some(message)
     }
 
-    /// A member gave back what it held: its wait or its binding failed, or another rule refused it
-    /// after it was placed.
+    /// Records that a member released its resources: its wait or its binding failed, or another plugin
+    /// rejected it after it was reserved.
     pub fn released(&mut self, uid: &str, moves: &mut Moves) {
         let Some((uid, id)) = self.of.get_key_value(uid) else {
             return;
@@ -141,7 +141,8 @@ impl Gangs {
         let attempted = self.attempt.as_ref().is_some_and(|a| a.group == group);
         match member.stage {
             Stage::Held(_) | Stage::Going => {}
-            // Given up with its gang: that is settled. In an attempt: another rule refused it.
+            // A pending member was released with its gang already, except during an attempt, where another
+            // plugin rejected it.
             Stage::Pending if attempted => {}
             _ => return,
         }
@@ -163,13 +164,13 @@ impl Gangs {
             self.give_up(&group, &reason, fresh, moves);
         }
         if !comes_back {
-            // It is not in the queue any more: another stands for those that are left, if they suffice.
+            // It left the queue: another member represents the rest, if they suffice.
             self.review(&group, None, false, moves);
             self.review_others(&id, &group, false, moves);
         }
     }
 
-    /// A member is bound.
+    /// Records that a member is bound.
     pub fn bound(&mut self, uid: &str, moves: &mut Moves) {
         let Some((uid, id)) = self.of.get_key_value(uid) else {
             return;
@@ -192,7 +193,7 @@ impl Gangs {
         self.review(&group, None, false, moves);
     }
 
-    /// The member to try next; none when no attempt is under way, or when this ends it.
+    /// Returns the member to try next; `None` if no attempt is in progress, or if this call ends it.
     pub fn next(&mut self, moves: &mut Moves) -> Option<Arc<str>> {
         let group = self.attempt.as_ref()?.group.clone();
         while let Some(uid) = self.attempt.as_mut()?.left.pop_front() {
@@ -215,13 +216,13 @@ impl Gangs {
         None
     }
 
-    /// Ends the present attempt, if any: every member was tried, and still the gang may not bind.
+    /// Ends the current attempt, if any: every member was tried, and the gang may still not bind.
     pub(super) fn finish(&mut self, moves: &mut Moves) {
         let Some(attempt) = self.attempt.take() else {
             return;
         };
         let group = attempt.group;
-        // One that failed for its own reasons comes back by itself, and brings the others.
+        // A member that failed for its own reasons returns to the queue by itself, and brings the others.
         let comes_back = attempt.tried.iter().find(|uid| {
             let gang = self.of.get(*uid).and_then(|id| self.gangs.get(id));
             let member = gang.and_then(|gang| gang.members.get(*uid));
@@ -237,7 +238,7 @@ impl Gangs {
         }
     }
 
-    /// Begins an attempt with `first`, which is being tried already.
+    /// Starts an attempt with `first`, which is being tried already.
     pub(super) fn open(&mut self, group: &Arc<str>, first: &Arc<str>) {
         self.numbers += 1;
         let mut left = VecDeque::new();
@@ -256,14 +257,14 @@ impl Gangs {
         }
     }
 
-    /// Returns the number of the attempt that ends, 0 if none does.
+    /// Ends the attempt of `group` and returns its number, 0 if there is none.
     pub(super) fn end_attempt_of(&mut self, group: &str) -> u64 {
         let ended = self.attempt.take_if(|attempt| *attempt.group == *group);
         ended.map_or(0, |attempt| attempt.number)
     }
 
-    /// Makes every held member of the group give back what it holds.
-    /// What the attempt `fresh` booked is rolled back.
+    /// Makes every waiting member of the group release its resources. Those reserved by the attempt `fresh`
+    /// are rolled back.
     pub(super) fn give_up(&mut self, group: &str, reason: &str, fresh: u64, moves: &mut Moves) {
         let Some(members) = self.groups.get(group) else {
             return;
@@ -294,7 +295,7 @@ impl Gangs {
         }
     }
 
-    /// Whether an attempt is under way.
+    /// Returns true if an attempt is in progress.
     #[must_use]
     pub fn is_trying(&self) -> bool {
         self.attempt.is_some()

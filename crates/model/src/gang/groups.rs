@@ -1,10 +1,10 @@
-//! Gang groups: who is in them, what they have reached, and who stands for them in the queue.
+//! Gang groups: their gangs, their progress, and the member that represents them in the queue.
 
 use super::{Gangs, Moves};
 use std::sync::Arc;
 
 impl Gangs {
-    /// A member of the group is bound: late members need not wait for others any more.
+    /// Records that a member of the group was bound: late members need not wait for others any more.
     pub(super) fn satisfied(&mut self, group: &Arc<str>, uid: &Arc<str>, moves: &mut Moves) {
         self.settle_binding(group);
         let Some(members) = self.groups.get_mut(group) else {
@@ -20,7 +20,7 @@ impl Gangs {
         self.let_pass(group, moves);
     }
 
-    /// Lets members that need not wait for others into the queue.
+    /// Admits members that need not wait for others to the queue.
     pub(super) fn let_pass(&self, group: &str, moves: &mut Moves) {
         for id in self.groups.get(group).iter().flat_map(|g| &g.gangs) {
             if self.passes(id)
@@ -32,7 +32,7 @@ impl Gangs {
         }
     }
 
-    /// The members that were let go together are forgotten when the last of them has arrived.
+    /// Clears the set of members that were allowed to bind together once none of them is waiting.
     pub(super) fn settle_binding(&mut self, group: &str) {
         if self.gangs_of(group).all(|gang| gang.waiting() == 0)
             && let Some(members) = self.groups.get_mut(group)
@@ -41,7 +41,7 @@ impl Gangs {
         }
     }
 
-    /// Chooses the one member that stands for the group in the queue, where that is due.
+    /// Selects the member that represents the group in the queue, if needed.
     pub(super) fn review(
         &mut self,
         group: &Arc<str>,
@@ -90,14 +90,15 @@ impl Gangs {
         }
     }
 
-    /// Room is being made for the members that are to be placed.
+    /// Records that pods are preempted for the pending members of the group.
     pub fn promise(&mut self, group: &str) {
         if let Some(members) = self.groups.get_mut(group) {
             members.promised = true;
         }
     }
 
-    /// The group cannot start for now: others may have what it was waiting for.
+    /// Withdraws the preemption for the group, because it cannot start for now and other pods may use the
+    /// resources.
     fn give_room_back(&mut self, group: &str, moves: &mut Moves) {
         let members = self.groups.get_mut(group);
         if members.is_some_and(|members| std::mem::take(&mut members.promised)) {
@@ -107,8 +108,8 @@ impl Gangs {
         }
     }
 
-    /// Of room that members were seen to be promised: it is given back where their group cannot start. To be
-    /// asked when all pods have been observed that there are.
+    /// Withdraws the preemption for members of groups that cannot start. To be called after all existing pods
+    /// have been observed.
     pub fn settle_promises(&mut self, moves: &mut Moves) {
         for group in std::mem::take(&mut self.doubtful) {
             self.promise(&group);
@@ -118,7 +119,7 @@ impl Gangs {
         }
     }
 
-    /// As `review`, for groups of others that list gang `id`.
+    /// Like `review`, for other groups that list gang `id`.
     pub(super) fn review_others(&mut self, id: &str, own: &str, poke: bool, moves: &mut Moves) {
         let Some(listed) = self.listed.get(id) else {
             return;
@@ -130,7 +131,7 @@ impl Gangs {
         }
     }
 
-    /// Puts a gang into the group its description names. Returns the group's id.
+    /// Moves a gang to the group its description names. Returns the id of the group.
     pub(super) fn regroup(&mut self, id: &Arc<str>) -> Arc<str> {
         let Some(gang) = self.gangs.get_mut(id) else {
             return id.clone();
@@ -162,7 +163,7 @@ impl Gangs {
         group
     }
 
-    /// Forgets a group that no gang is in any more.
+    /// Removes a group that no gang belongs to any more.
     pub(super) fn drop_group(&mut self, group: &str) {
         if self.gangs_of(group).any(|gang| *gang.group == *group) {
             return;

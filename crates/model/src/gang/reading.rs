@@ -1,4 +1,4 @@
-//! What gangs answer without changing.
+//! Read-only queries of gangs.
 
 use super::status::Members;
 use super::{Gang, Gangs, Group, Stage};
@@ -7,45 +7,45 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Where a gang group wants to be in the network topology.
+/// Network topology requirements of a gang group.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gathering {
     /// Id of the group.
     pub group: Arc<str>,
     /// The word of the first of its gangs that says anything.
     pub spec: Arc<NetworkTopologySpec>,
-    /// Whether some of them have been, just now.
+    /// True if the group is being tried now.
     pub trying: bool,
 }
 
-/// What members that come late find of their gang group in the network topology.
+/// Network topology requirements of a gang group for late members.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settled {
     /// The word of the first of its gangs that says anything.
     pub spec: Arc<NetworkTopologySpec>,
-    /// The members that have a node, by uid.
+    /// UIDs of the members that have a node.
     pub mates: Vec<Arc<str>>,
 }
 
-/// What is to be placed together with a member that finds no place.
+/// Members to schedule together with a member that fits no node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
     /// Id of the group.
     pub group: Arc<str>,
-    /// The members that are to be placed, by uid, in the order in which they will be tried: that one first.
+    /// UIDs of the pending members in the order in which they will be tried, the failed one first.
     pub pending: Vec<Arc<str>>,
-    /// Those that are placed and kept.
+    /// UIDs of the members that hold a node while they wait.
     pub held: Vec<Arc<str>>,
-    /// Whether the first that finds no place ends the attempt for all.
+    /// True if the first member that fits no node ends the attempt for all.
     pub strict: bool,
-    /// The number of the attempt under way, if the group is tried.
+    /// Number of the current attempt, if the group is being tried.
     pub attempt: Option<u64>,
 }
 
-/// Why a member is not tried now.
+/// Reason why a member is not tried now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Blocked {
-    /// Nothing is known of its gang.
+    /// The gang is unknown.
     #[error("can't find gang, gangName: {gang}, podName: {pod}")]
     NotFound {
         /// `namespace/name` of the gang.
@@ -53,7 +53,7 @@ pub enum Blocked {
         /// `namespace/name` of the pod.
         pod: Arc<str>,
     },
-    /// Its gang is not described yet: the PodGroup or the minimum is missing.
+    /// The gang is not described yet: the PodGroup or the minimum is missing.
     #[error("gang has not init, gangName: {gang}, podName: {pod}")]
     NotDescribed {
         /// `namespace/name` of the gang.
@@ -69,20 +69,20 @@ pub enum Blocked {
     Incomplete {
         /// Ids of the group's gangs.
         group: Vec<Arc<str>>,
-        /// Which of them lack what.
+        /// The gangs that are not ready and what they lack.
         lacks: Box<Lacks>,
         /// `namespace/name` of the gang.
         gang: Arc<str>,
         /// `namespace/name` of the pod.
         pod: Arc<str>,
     },
-    /// The group is being tried, and this member's turn comes.
+    /// The group is being tried, and this member's turn is yet to come.
     #[error("gangGroup {group} is scheduling and this pod has not been attempted")]
     NotYet {
         /// Id of the group.
         group: Arc<str>,
     },
-    /// Another member is in the queue for all of them.
+    /// Another member represents the group in the queue.
     #[error("representative pod {representative} of gangGroupID {group} already exists")]
     Represented {
         /// `namespace/name` of the other member.
@@ -90,18 +90,18 @@ pub enum Blocked {
         /// Id of the group.
         group: Arc<str>,
     },
-    /// It is not to be placed at all.
+    /// The member is not to be scheduled.
     #[error("pod {pod} is not exists in gangCache")]
     NotPending {
         /// `namespace/name` of the pod.
         pod: Arc<str>,
     },
-    /// The gang wants to be gathered in a network topology that nobody describes.
+    /// The gang has network topology requirements, but there is no cluster network topology.
     #[error("no cluster network topology")]
     NoTopology,
 }
 
-/// Gangs of a group that keep it from starting, by what they lack.
+/// Gangs of a group that prevent it from starting, by what they lack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lacks {
     missing: Vec<Arc<str>>,
@@ -129,14 +129,14 @@ fn list(ids: &[Arc<str>]) -> String {
 }
 
 impl Gangs {
-    /// The number of the attempt under way, and how many members it has tried.
+    /// Returns the number of the current attempt and the number of members it has tried.
     #[must_use]
     pub fn under_way(&self) -> Option<(u64, usize)> {
         let attempt = self.attempt.as_ref()?;
         Some((attempt.number, attempt.tried.len()))
     }
 
-    /// How many groups have members that are placed and not bound yet.
+    /// Returns the number of groups with members that are reserved but not bound yet.
     #[must_use]
     pub fn waiting_groups(&self) -> usize {
         let waits = |group: &&Group| {
@@ -146,39 +146,39 @@ impl Gangs {
         self.groups.values().filter(waits).count()
     }
 
-    /// Whether the pod is a member of a gang.
+    /// Returns true if the pod is a member of a gang.
     #[must_use]
     pub fn knows(&self, uid: &str) -> bool {
         self.of.contains_key(uid)
     }
 
-    /// Whether the gang is described, by its PodGroup or by a member.
+    /// Returns true if the gang is described by its PodGroup or by a member.
     #[must_use]
     pub fn is_described(&self, id: &str) -> bool {
         self.gangs.get(id).is_some_and(|gang| gang.spec.is_some())
     }
 
-    /// The gang of a member, and the member's `namespace/name`.
+    /// Returns the gang of a member, with its id and the member's `namespace/name`.
     fn find(&self, uid: &str) -> Option<(&Arc<str>, &Gang, Arc<str>)> {
         let id = self.of.get(uid)?;
         let gang = self.gangs.get(id)?;
         Some((id, gang, gang.members.get(uid)?.key.clone()))
     }
 
-    /// The gangs that the group's members wait for, as far as they exist.
+    /// Returns the existing gangs that the group's members wait for.
     pub(super) fn gangs_of(&self, group: &str) -> impl Iterator<Item = &Gang> {
         let ids = self.groups.get(group).into_iter().flat_map(|g| &g.gangs);
         ids.filter_map(|id| self.gangs.get(id))
     }
 
-    /// Whether members of the gang go without regard to the others.
+    /// Returns true if members of the gang are scheduled without regard to the others.
     pub(super) fn passes(&self, id: &str) -> bool {
         self.gangs.get(id).is_some_and(|gang| {
             gang.once_satisfied() && self.groups.get(&gang.group).is_some_and(|group| group.once)
         })
     }
 
-    /// Whether all gangs of the group have the members they need.
+    /// Checks that all gangs of the group have enough members.
     pub(super) fn collected(&self, group: &str) -> Result<(), Lacks> {
         let mut lacks = Lacks::default();
         let ids = self.groups.get(group).map(|group| &group.gangs);
@@ -198,12 +198,12 @@ impl Gangs {
         }
     }
 
-    /// Whether the gang has enough members that are placed.
+    /// Returns true if the gang has enough members with a node.
     pub(super) fn may_bind(&self, id: &str) -> bool {
         self.may_bind_with(id, 0)
     }
 
-    /// The same, as if so many more were.
+    /// Like [`Self::may_bind`], with `more` additional members that have a node.
     fn may_bind_with(&self, id: &str, more: usize) -> bool {
         let Some(gang) = self.gangs.get(id) else {
             return false;
@@ -219,7 +219,7 @@ impl Gangs {
         }
     }
 
-    /// Whether the pod could be in the queue for its group.
+    /// Returns true if the pod can represent its group in the queue.
     pub(super) fn stands_for(&self, uid: &str, group: &str) -> bool {
         let Some(id) = self.of.get(uid) else {
             return false;
@@ -234,8 +234,8 @@ impl Gangs {
         self.gangs.get(id).is_some_and(pending) && !self.passes(id)
     }
 
-    /// What has to find room together with the pod, which is to be placed and finds none. Nothing where it
-    /// goes without regard to others, or where its group lacks members.
+    /// Returns the members to schedule together with the pod, which is pending and fits no node. `None` if it
+    /// is scheduled without regard to others, or if its group lacks members.
     #[must_use]
     pub fn job(&self, uid: &str) -> Option<Job> {
         let (id, gang, _) = self.find(uid)?;
@@ -265,7 +265,7 @@ impl Gangs {
         })
     }
 
-    /// Whether the members of `group` might bind if those with the uids `placed` were placed, too.
+    /// Returns true if the members of `group` could bind if those with the UIDs `placed` had a node, too.
     #[must_use]
     pub fn would_start<'a>(&self, group: &str, placed: impl IntoIterator<Item = &'a str>) -> bool {
         let mut more: FxHashMap<&str, usize> = FxHashMap::default();
@@ -288,20 +288,21 @@ impl Gangs {
         })
     }
 
-    /// Id of the pod's group.
+    /// Returns the id of the pod's group.
     #[must_use]
     pub fn group_of(&self, uid: &str) -> Option<&Arc<str>> {
         Some(&self.find(uid)?.1.group)
     }
 
-    /// Whether the pod is placed without regard to others: one of no gang, or of one that has begun.
+    /// Returns true if the pod is scheduled without regard to others: it has no gang, or its gang has
+    /// started.
     #[must_use]
     pub fn goes_alone(&self, uid: &str) -> bool {
         self.of.get(uid).is_none_or(|id| self.passes(id))
     }
 
-    /// What the pod's group asks of the network topology; nothing where its members go without regard to
-    /// the others.
+    /// Returns the network topology requirements of the pod's group; `None` if its members are scheduled
+    /// without regard to the others.
     #[must_use]
     pub fn gathering(&self, uid: &str) -> Option<Gathering> {
         let (id, gang, _) = self.find(uid)?;
@@ -322,15 +323,15 @@ impl Gangs {
         specs.filter_map(|spec| spec.topology.clone()).next()
     }
 
-    /// What the pod's group asks of the network topology and which of the other members have a node; nothing
-    /// where it asks for nothing, or none has.
+    /// Returns the network topology requirements of the pod's group and the other members that have a node;
+    /// `None` if there are no requirements or no such members.
     #[must_use]
     pub fn settled(&self, uid: &str) -> Option<Settled> {
         let (_, gang, _) = self.find(uid)?;
         let group = &gang.group;
         let spec = self.topology_of(group)?;
         let own = self.gangs_of(group).filter(|gang| gang.group == *group);
-        // Most groups are asked about before any of them is placed, member by member.
+        // Most groups are queried member by member before any of them has a node.
         let begun = own.filter(|gang| gang.bound + gang.waiting() > 0);
         let members = begun.flat_map(|gang| &gang.members);
         let mates: Vec<Arc<str>> = members
@@ -343,32 +344,32 @@ impl Gangs {
         (!mates.is_empty()).then_some(Settled { spec, mates })
     }
 
-    /// Whether the group of the gang `id` asks for anything of the network topology.
+    /// Returns true if the group of the gang `id` has network topology requirements.
     #[must_use]
     pub fn asks_for_topology(&self, id: &str) -> bool {
         let gang = self.gangs.get(id);
         gang.is_some_and(|gang| self.topology_of(&gang.group).is_some())
     }
 
-    /// Whether `gang` is one of those that the pod's own starts with.
+    /// Returns true if `gang` belongs to the group of the pod's gang.
     #[must_use]
     pub fn starts_with(&self, uid: &str, gang: &str) -> bool {
         let group = self.group_of(uid).and_then(|group| self.groups.get(group));
         group.is_some_and(|group| group.gangs.iter().any(|id| **id == *gang))
     }
 
-    /// The members of the group that are to be placed, by uid.
+    /// Returns the UIDs of the pending members of the group.
     pub fn pending_of(&self, group: &str) -> impl Iterator<Item = &Arc<str>> {
         let gangs = self.gangs_of(group);
         let own = gangs.filter(move |gang| *gang.group == *group);
         own.flat_map(|gang| gang.pending.values())
     }
 
-    /// Whether the pod may be tried now; pods without a gang always may, and where a gang asks for a
-    /// network topology, that is for who knows it to say.
+    /// Checks that the pod may be tried now. Pods without a gang always may. A gang with network topology
+    /// requirements returns [`Blocked::NoTopology`], which the caller resolves if it has a topology.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it may not.
     pub fn check(&self, uid: &str) -> Result<(), Blocked> {
         let Some((id, gang, pod)) = self.find(uid) else {
             return Ok(());
@@ -397,10 +398,10 @@ impl Gangs {
         Ok(())
     }
 
-    /// Whether the pod may enter the queue; pods without a gang always may.
+    /// Checks that the pod may enter the queue. Pods without a gang always may.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it may not.
     pub fn admit(&self, uid: &str) -> Result<(), Blocked> {
         let Some((id, gang, pod)) = self.find(uid) else {
             return Ok(());
@@ -426,7 +427,7 @@ impl Gangs {
         {
             return Err(Blocked::NotPending { pod });
         }
-        // Members of a lenient gang fail for their own reasons, and come back by their own events.
+        // Members of a NonStrict gang fail for their own reasons, and return by their own events.
         let members = self.groups.get(&group).filter(|_| gang.strict());
         match members.and_then(|members| members.representative.as_deref()) {
             Some(other) if other != uid => {
@@ -441,7 +442,8 @@ impl Gangs {
         }
     }
 
-    /// For a member that was let go with others: the id of its group, and how many they are.
+    /// Returns the id of the group and the number of members that were allowed to bind together with this
+    /// one; `None` if it binds alone.
     #[must_use]
     pub fn binding(&self, uid: &str) -> Option<(&Arc<str>, usize)> {
         let (_, gang, _) = self.find(uid)?;
@@ -449,7 +451,7 @@ impl Gangs {
         (binding.len() > 1 && binding.contains(uid)).then_some((&gang.group, binding.len()))
     }
 
-    /// The members of a gang, counted for its PodGroup.
+    /// Returns the member counts of a gang, for the status of its PodGroup.
     #[must_use]
     pub fn members(&self, id: &str) -> Members<'_> {
         let Some(gang) = self.gangs.get(id) else {
@@ -466,12 +468,12 @@ impl Gangs {
         }
     }
 
-    /// The ids of all gangs.
+    /// Returns the ids of all gangs.
     pub fn ids(&self) -> impl Iterator<Item = &Arc<str>> {
         self.gangs.keys()
     }
 
-    /// A gang in the form of the inspection API.
+    /// Returns a gang in the form of the inspection API.
     #[must_use]
     pub fn summary(&self, id: &str) -> Option<Value> {
         let gang = self.gangs.get(id)?;
@@ -537,7 +539,7 @@ impl Gangs {
         }))
     }
 
-    /// What a member's gang waits for, for people.
+    /// Returns the state of a member's gang as an explanation for users.
     #[must_use]
     pub fn explain(&self, uid: &str) -> Option<Value> {
         let (id, gang, _) = self.find(uid)?;

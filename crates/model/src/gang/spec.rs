@@ -1,4 +1,4 @@
-//! What a gang asks for, as its PodGroup or one of its pods says.
+//! Gang specification, from its PodGroup or one of its pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use koord_api::duration::GoDuration;
@@ -9,15 +9,15 @@ use koord_api::{annotations, labels};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Upstream takes such gangs as they are, and some may depend on it.
+/// Message for a minimum of 0. Upstream accepts such gangs, and users may depend on it.
 const NO_MINIMUM: &str = "expected 1 or more: members are placed one by one";
 
-/// What applies where neither PodGroup nor pod says anything.
+/// Defaults for settings that neither PodGroup nor pod sets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Defaults {
-    /// How long members wait for the rest.
+    /// Time that members wait for the rest.
     pub wait: Duration,
-    /// Which members count.
+    /// Members that count toward the minimum.
     pub policy: GangMatchPolicy,
 }
 
@@ -30,45 +30,45 @@ impl Default for Defaults {
     }
 }
 
-/// What a gang asks for.
+/// Specification of a gang.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Spec {
-    /// Members that must start together.
+    /// Minimum number of members that start together.
     pub min: usize,
-    /// Members in all.
+    /// Total number of members.
     pub total: usize,
-    /// What happens to members that found a node when another did not.
+    /// Treatment of members that have a node when another member has none.
     pub mode: GangMode,
-    /// Which members count.
+    /// Members that count toward the minimum.
     pub policy: GangMatchPolicy,
-    /// How long members wait for the rest.
+    /// Time that members wait for the rest.
     pub wait: Duration,
-    /// Ids of the gangs that start together, this one included, sorted.
+    /// Ids of the gangs that are scheduled together, including this one, sorted.
     pub group: Vec<Arc<str>>,
-    /// How it wants to be gathered in the network topology, if it does.
+    /// Network topology requirements, if any.
     pub topology: Option<Arc<NetworkTopologySpec>>,
-    /// When the object that says all this was created.
+    /// Creation time of the object that describes the gang.
     pub created: Option<Time>,
 }
 
-/// A value that could not be used.
+/// Value that was ignored because it is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ignored {
-    /// The label, annotation or field.
+    /// Label, annotation or field.
     pub key: &'static str,
-    /// What it says.
+    /// The value.
     pub value: String,
-    /// What is wrong with it, and what is used in its place.
+    /// Reason, and the value used instead.
     pub why: &'static str,
 }
 
-/// What has labels and annotations.
+/// Object with labels and annotations.
 pub trait Noted {
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     fn label(&self, key: &str) -> Option<&str>;
-    /// The value of annotation `key`.
+    /// Returns the value of annotation `key`.
     fn annotation(&self, key: &str) -> Option<&str>;
-    /// When it was created.
+    /// Returns the creation time.
     fn created(&self) -> Option<Time>;
 }
 
@@ -84,7 +84,7 @@ impl Noted for ObjectMeta {
     }
 }
 
-/// The gang's name of a pod: by the PodGroup label, its lightweight form, or the annotation.
+/// Returns the name of a pod's gang: from the PodGroup label, its deprecated form, or the annotation.
 #[must_use]
 pub fn name_of(pod: &impl Noted) -> Option<&str> {
     label(pod, labels::POD_GROUP)
@@ -92,20 +92,20 @@ pub fn name_of(pod: &impl Noted) -> Option<&str> {
         .or_else(|| annotation(pod, annotations::GANG_NAME))
 }
 
-/// Whether the pod belongs to a PodGroup object, whose word alone counts.
+/// Returns true if the pod belongs to a PodGroup object, which alone describes the gang.
 #[must_use]
 pub fn has_pod_group(pod: &impl Noted) -> bool {
     label(pod, labels::POD_GROUP).is_some()
 }
 
-/// The id of the gang `name` in `namespace`, and of its pods.
+/// Returns the id of the gang `name` in `namespace`.
 #[must_use]
 pub fn id(namespace: &str, name: &str) -> Arc<str> {
     format!("{namespace}/{name}").into()
 }
 
-/// The gang `id` as its pod describes it. Without a usable minimum the pod describes nothing; other
-/// unusable values are replaced by their defaults.
+/// Parses the description of gang `id` by its pod. Without a valid minimum the pod describes nothing; other
+/// invalid values are replaced by their defaults. Also returns the ignored values.
 #[must_use]
 pub fn of_pod(
     pod: &impl Noted,
@@ -162,7 +162,7 @@ pub fn of_pod(
     (Some(spec), ignored)
 }
 
-/// The gang `id` as its PodGroup describes it.
+/// Parses the description of gang `id` by its PodGroup. Also returns the ignored values.
 #[must_use]
 pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Spec, Vec<Ignored>) {
     let mut ignored = Vec::new();
@@ -190,7 +190,7 @@ pub fn of_pod_group(group: &PodGroup, id: &Arc<str>, defaults: &Defaults) -> (Sp
     (spec, ignored)
 }
 
-/// What PodGroups and pods say in the same annotations.
+/// Parses the annotations that PodGroups and pods share.
 fn common(
     object: &impl Noted,
     id: &Arc<str>,
@@ -287,7 +287,7 @@ fn common(
     }
 }
 
-/// A count; negative ones mean none, as no gang can have fewer.
+/// Parses a count. Negative ones count as 0.
 fn number(text: &str) -> Option<usize> {
     let number = text.parse::<i32>().ok()?;
     Some(usize::try_from(number).unwrap_or(0))

@@ -1,31 +1,31 @@
-//! The life of a PodGroup, as its status tells it.
+//! Transitions of a PodGroup's status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::SignedDuration;
 use koord_api::scheduling::{PodGroupPhase, PodGroupStatus};
 use serde_json::{Map, Value, json};
 
-/// Members may have been collected as garbage when scheduling began this long after the creation.
+/// Age of a PodGroup at the start of scheduling from which its members may have been garbage-collected.
 const TOO_OLD: SignedDuration = SignedDuration::from_hours(48);
 
-/// The members of a group, counted.
+/// Member counts of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Members<'a> {
-    /// All that exist.
+    /// Number of existing members.
     pub total: usize,
-    /// With a node.
+    /// Number of members with a node.
     pub bound: usize,
-    /// That run.
+    /// Number of running members.
     pub running: usize,
-    /// That finished well.
+    /// Number of succeeded members.
     pub succeeded: usize,
-    /// That failed.
+    /// Number of failed members.
     pub failed: usize,
     /// Owners of the first one: sorted `namespace/name`, joined by commas; may be empty.
     pub owners: &'a str,
 }
 
-/// The next status; `None` when nothing is to be written. Each call takes one step.
+/// Returns the next status; `None` if nothing is to be written. Each call makes one transition.
 #[must_use]
 pub fn advance(
     min: i32,
@@ -93,7 +93,7 @@ pub fn advance(
     (!same(status, &new)).then_some(new)
 }
 
-/// Whether both say the same; an absent number is none.
+/// Returns true if both are equal; an unset number counts as 0.
 #[must_use]
 pub fn same(a: &PodGroupStatus, b: &PodGroupStatus) -> bool {
     numbers(a) == numbers(b)
@@ -111,7 +111,7 @@ fn numbers(status: &PodGroupStatus) -> [(&'static str, i32); 4] {
     ]
 }
 
-/// The JSON merge patch of the object that turns status `old` into `new`.
+/// Returns the JSON merge patch that changes the status from `old` to `new`.
 #[must_use]
 pub fn patch(old: &PodGroupStatus, new: &PodGroupStatus) -> Value {
     let mut fields = Map::new();
@@ -123,7 +123,7 @@ pub fn patch(old: &PodGroupStatus, new: &PodGroupStatus) -> Value {
     }
     for ((name, before), (_, after)) in numbers(old).into_iter().zip(numbers(new)) {
         if before != after {
-            // Zero is written as absent, as upstream's type does.
+            // Zero is omitted, as in upstream's type.
             let value = if after == 0 {
                 Value::Null
             } else {

@@ -1,23 +1,23 @@
-//! How a service fares without batch work, by its own load.
+//! Expected signals of a service without batch work, by its own load.
 
 use super::signal::Signal;
 use std::collections::BTreeMap;
 
-/// Clean samples until an expectation is fully trusted.
+/// Number of clean samples from which an expectation is fully trusted.
 const TRUSTED: u32 = 5;
-/// A value older than this is learned anew, in milliseconds.
+/// Age in milliseconds from which a value is learned again.
 const STALE_MS: u64 = 1_800_000;
-/// The slowest rate of learning.
+/// Minimum learning rate.
 const SLOWEST: f64 = 1.0 / 30.0;
-/// The farthest load, in steps, from which an expectation is borrowed.
+/// Maximum distance, in load steps, from which an expectation is borrowed.
 const BORROW: u32 = 2;
 
-/// What is expected of a signal.
+/// Expected value of a signal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Expected {
     pub(super) mean: f64,
     pub(super) margin: f64,
-    /// Whether it was seen without batch work.
+    /// True if it was observed without batch work.
     pub(super) seen: bool,
 }
 
@@ -30,17 +30,17 @@ struct Cell {
     at_ms: u64,
 }
 
-/// Clean samples of one service: by signal and step of load.
+/// Statistics of clean samples of one service, by signal and load step.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Baseline(BTreeMap<(Signal, u32), Cell>);
 
-/// Steps of load: each is twice the one before, in milli-cores.
+/// Returns the load step: each is twice the one before, in milli-cores.
 fn step(load: i64) -> u32 {
     load.max(16).ilog2()
 }
 
 impl Baseline {
-    /// Takes in a sample of an interval in which no batch work ran.
+    /// Adds a sample of an interval in which no batch work ran.
     pub(super) fn learn(&mut self, signal: Signal, load: i64, value: f64, now_ms: u64) {
         let cell = self.0.entry((signal, step(load))).or_insert(Cell {
             mean: value,
@@ -59,14 +59,14 @@ impl Baseline {
         cell.deviation += rate * (off.abs() - cell.deviation);
     }
 
-    /// Whether more clean samples at this load would be of use.
+    /// Returns true if more clean samples at this load would improve the expectation.
     pub(super) fn wants(&self, signal: Signal, load: i64, now_ms: u64) -> bool {
         self.0.get(&(signal, step(load))).is_none_or(|cell| {
             cell.samples < TRUSTED || now_ms.saturating_sub(cell.at_ms) > STALE_MS
         })
     }
 
-    /// What to expect at `load`; borrowed from the nearest load where this one is new.
+    /// Returns the expectation at `load`, borrowed from the nearest load if this one is new.
     pub(super) fn expect(&self, signal: Signal, load: i64) -> Option<Expected> {
         let rule = signal.margin();
         let at = step(load);
@@ -83,7 +83,7 @@ impl Baseline {
             None => (rule.prior?, 0.0, 0.0, false),
         };
         let margin = rule.floor.max(rule.factor * mean).max(4.0 * deviation) * (1.0 + doubt);
-        // A share cannot exceed one: where the service is far up already, half of what is left counts.
+        // A share cannot exceed one: if the expectation is high already, half of the rest counts.
         let room = match signal.is_share() {
             true => ((1.0 - mean) / 2.0).max(0.001),
             false => f64::INFINITY,

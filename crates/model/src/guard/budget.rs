@@ -1,6 +1,6 @@
-//! A part of batch work's time that may be spent.
+//! Budget of batch work's time.
 
-/// Time saved up at a fixed rate, and spent. May be in debt.
+/// Time budget that grows at a fixed rate. May be overdrawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Budget {
     share: f64,
@@ -9,7 +9,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// That grows by `share` of the time, to no more than `most_ms`.
+    /// Creates a budget that grows by `share` of the elapsed time, up to `most_ms`.
     pub(super) fn new(share: f64, most_ms: f64, left_ms: f64) -> Self {
         Self {
             share,

@@ -1,56 +1,56 @@
-//! What holds a lever for one service, and how it lets go.
+//! Claim: holds a lever for one service and releases it step by step.
 //!
-//! A claim begins with an experiment that helped. Help may have been chance: so after a first hold the
-//! lever is let go, and only harm that comes back *confirms* the claim. From then on a graded lever
-//! rises by small steps to just below the level that hurt, and a switch stays on; both try again after
-//! a hold that doubles with each try that hurts.
+//! A claim starts with an experiment that helped. The improvement may have been chance: so after a first hold
+//! the lever is released, and only harm that returns *confirms* the claim. From then on a graded lever is
+//! raised by small steps to just below the level that harmed, and a switch stays on; both are tried again
+//! after a hold time that doubles with each try that harms.
 
 use super::Config;
 use super::signal::{Lever, Signal};
 
-/// By how much a graded level rises, and how far it stays below one that hurt, in percent.
+/// Step by which a graded level rises, and its distance below a level that harmed, in percent.
 const STEP: i64 = 5;
 
-/// Where a claim stands.
+/// State of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Grip {
     /// The lever is held.
     Held,
-    /// A graded lever is tried at a level that hurt.
+    /// A graded lever is tried at a level that harmed before.
     Trying,
-    /// The lever is let go, to see whether harm comes back.
+    /// The lever is released, to see whether harm returns.
     LetGo,
 }
 
-/// What a step made of a claim.
+/// Result of one step of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Nothing.
+    /// No change.
     None,
-    /// The level moved without a finding.
+    /// The level changed without a finding.
     Moved,
-    /// Letting go hurt: batch work is the cause.
+    /// The release harmed: batch work is the cause.
     Confirmed,
-    /// It hurt at this level, again.
+    /// The level harmed again.
     Hurt,
-    /// Nothing came back; it never did.
+    /// Harm did not return and never has: the improvement was chance.
     Chance,
-    /// Nothing comes back any more.
+    /// Harm does not return any more.
     Over,
 }
 
-/// The hold of one lever for one service.
+/// Hold of one lever for one service.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
     pub(super) signal: Signal,
     pub(super) lever: Lever,
-    /// In percent; 100 holds nothing back.
+    /// Level in percent; 100 restricts nothing.
     pub(super) level: i64,
-    /// The lowest level allowed.
+    /// Lowest allowed level, in percent.
     pub(super) floor: i64,
-    /// The level that is known to help.
+    /// Level that is known to help, in percent.
     good: i64,
-    /// The lowest level that hurt lately.
+    /// Lowest level that harmed recently, in percent.
     pub(super) bad: Option<i64>,
     pub(super) confirmed: bool,
     pub(super) hold_ms: u64,
@@ -60,19 +60,19 @@ pub(super) struct Claim {
     pub(super) first: First,
 }
 
-/// What the experiment that began a claim found.
+/// Result of the experiment that started a claim.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct First {
-    /// The harm before, and the same in margins.
+    /// Harm before the experiment, absolute and in multiples of the margin.
     pub(super) before: f64,
     pub(super) excess: f64,
-    /// What was taken from the budget.
+    /// Time taken from the budget, in milliseconds.
     pub(super) paid_ms: u64,
 }
 
 impl Claim {
-    /// After an experiment that helped. `level` is where a graded lever goes first; `known` says that
-    /// this lever was confirmed for this service before.
+    /// Creates a claim after an experiment that helped. `level` is the first level of a graded lever; `known`
+    /// is true if this lever was confirmed for this service before.
     pub(super) fn new(
         (signal, lever): (Signal, Lever),
         (floor, level): (i64, i64),
@@ -101,18 +101,18 @@ impl Claim {
         }
     }
 
-    /// Whether the lever is let go now.
+    /// Returns true if the lever is released now.
     pub(super) fn is_let_go(&self) -> bool {
         self.grip == Grip::LetGo
     }
 
-    /// Milliseconds until something is tried, by the clock of batch work.
+    /// Returns the time until the next try in milliseconds, by the clock of batch work.
     pub(super) fn tries_in(&self, clock_ms: u64) -> u64 {
         let passed = clock_ms.saturating_sub(self.since_ms);
         self.hold_ms.saturating_sub(passed)
     }
 
-    /// One step of the clock. `hurt` says that the service suffered at the present level.
+    /// Advances the claim. `hurt` is true if the service showed harm at the current level.
     pub(super) fn step(&mut self, clock_ms: u64, hurt: bool, config: &Config) -> Change {
         let passed = clock_ms.saturating_sub(self.since_ms);
         match self.grip {
@@ -143,7 +143,7 @@ impl Claim {
 
     fn graded(&mut self, clock_ms: u64, passed: u64, hurt: bool, config: &Config) -> Change {
         if hurt {
-            // At the lowest level nothing is left to do: the level says nothing about the harm.
+            // At the lowest level nothing more can be done: the harm is independent of the level.
             if self.level <= self.floor {
                 return Change::None;
             }
@@ -168,7 +168,7 @@ impl Claim {
         self.good = self.good.max(self.level);
         let limit = match (self.grip, self.bad) {
             (Grip::Trying, _) | (_, None) => {
-                // The level that hurt does not any more.
+                // The level that harmed does not any more.
                 (self.bad, self.grip) = (None, Grip::Held);
                 100
             }
@@ -193,7 +193,7 @@ impl Claim {
         Change::Moved
     }
 
-    /// It hurt at `level`. A try is taken back and the next one comes later; where nothing was known
+    /// Handles harm at `level`. A try is reverted and the next one comes later; without an earlier finding
     /// the level falls by a quarter.
     fn hurt_at(&mut self, level: i64, clock_ms: u64, config: &Config) {
         let first = !self.confirmed;
@@ -210,7 +210,7 @@ impl Claim {
         } else if tried {
             self.good.min(level - STEP).max(self.floor)
         } else if self.good < level {
-            // A second time at the level that was good finds out that it is not any more.
+            // Harm at the level that used to help shows that it does not any more.
             std::mem::replace(&mut self.good, self.floor).max(self.floor)
         } else {
             self.good = self.floor;

@@ -1,56 +1,55 @@
-//! The constants of the rule.
+//! Constants of the guard. Times are in milliseconds.
 
 use super::signal::Signal;
 
-/// The constants of the rule. Times in milliseconds.
+/// Constants of the guard. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// A service's first time, which is its start and tells nothing.
+    /// Time after the first sample of a service that is ignored because the service is starting.
     pub start_ms: u64,
-    /// After a lever was moved, samples are left out for so long.
+    /// Time after a change of a lever during which samples are ignored.
     pub settle_ms: u64,
-    /// Samples an experiment needs.
+    /// Number of samples that an experiment needs.
     pub test_samples: usize,
-    /// The longest an experiment waits for them.
+    /// Maximum time that an experiment waits for its samples.
     pub test_ms: u64,
-    /// The part of the harm that an experiment must take away.
+    /// Share of the harm that an experiment must remove to count as a success, 0–1.
     pub helps: f64,
-    /// The part of batch work's time that costly experiments without a result may take.
+    /// Share of batch work's time that costly experiments without a result may use, 0–1.
     pub test_share: f64,
-    /// So much of it can be saved up.
+    /// Maximum of the saved budget for experiments.
     pub test_saved_ms: u64,
-    /// The part of batch work's time that pauses may take.
+    /// Share of batch work's time that pauses may use, 0–1.
     pub pause_share: f64,
-    /// The mean time until a pause that is wanted and can be paid for begins.
+    /// Mean delay of a pause that is needed and within the budget.
     pub pause_after_ms: u64,
-    /// How long a free lever is held before it is let go.
+    /// Hold time of a free lever before it is released.
     pub free_hold_ms: u64,
-    /// How long a costly one is held the first time, before harm was seen to come back.
+    /// First hold time of a costly lever, before harm was seen to return.
     pub first_hold_ms: u64,
-    /// How long it is held before the next try, once that is known.
+    /// Hold time of a costly lever before the next try, once it is confirmed.
     pub hold_ms: u64,
-    /// The longest hold.
+    /// Maximum hold time.
     pub max_hold_ms: u64,
-    /// How long harm has to come back after a lever was let go.
+    /// Time in which harm must return after a lever was released.
     pub watch_ms: u64,
-    /// Between two small steps of a graded lever.
+    /// Time between two small steps of a graded lever.
     pub raise_ms: u64,
-    /// How long an alarm is muted the first time.
+    /// First time that an alarm is muted.
     pub mute_ms: u64,
-    /// The longest.
+    /// Maximum time that an alarm is muted.
     pub max_mute_ms: u64,
-    /// Between two steps up of a blind node's cap.
+    /// Time between two steps up of the cap of a node without a bandwidth signal.
     pub earn_ms: u64,
-    /// By how much it grows, in percent.
+    /// Size of such a step, in percent.
     pub earn_percent: i64,
-    /// A rare signal's reading stands for so long before it, and one comes about as often while batch
-    /// work runs.
+    /// Window that a reading of a rare signal covers; readings come about as often while batch work runs.
     pub rare_window_ms: u64,
-    /// The longest time between two of them.
+    /// Maximum time between two readings of a rare signal.
     pub rare_gap_ms: u64,
-    /// A service without samples for so long has no say.
+    /// Time without samples from which a service is ignored.
     pub gone_ms: u64,
-    /// What was learned about a service is kept for so long after it was last seen.
+    /// Time after the last sample for which the expectations of a service are kept.
     pub forget_ms: u64,
 }
 
@@ -85,7 +84,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// As it is for `signal`: where readings are rare, whatever waits for some waits for longer.
+    /// Returns the constants for `signal`: with rare readings, all waits for readings are longer.
     pub(super) fn of(&self, signal: Signal) -> Self {
         if !signal.is_rare() {
             return *self;
@@ -102,7 +101,7 @@ impl Config {
         }
     }
 
-    /// What an experiment with `signal` takes, in milliseconds.
+    /// Returns the duration of an experiment with `signal`, in milliseconds.
     pub(super) fn test_takes_ms(&self, signal: Signal) -> u64 {
         let each = match signal.is_rare() {
             true => self.rare_window_ms,

@@ -1,21 +1,21 @@
-//! What the guard decides, and what it tells of it.
+//! Decisions and events of the guard.
 
 use super::signal::{Lever, Signal};
 
-/// How the levers shall stand.
+/// Settings of the levers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings<K> {
-    /// The idle policy for batch groups.
+    /// Applies the idle scheduling policy (`cpu.idle`) to batch cgroups.
     pub idle: bool,
-    /// Pages of batch groups are reclaimed.
+    /// Reclaims pages of batch cgroups.
     pub reclaim: bool,
-    /// The limit of batch work's memory bandwidth, in percent.
+    /// Limit of batch work's memory bandwidth, in percent; `None` means no limit.
     pub bandwidth: Option<i64>,
-    /// Batch work keeps off these services' CPUs.
+    /// Services whose CPUs batch work must not use.
     pub partition: Vec<K>,
-    /// Everything together may use this much of the node, in percent.
+    /// Cap of the node's total CPU usage, in percent; `None` means no cap.
     pub cap: Option<i64>,
-    /// The cap is 0 for this interval only, to see how services fare without batch work.
+    /// True if batch work is paused for this interval only, to observe services without it.
     pub pause: bool,
 }
 
@@ -33,86 +33,86 @@ impl<K> Default for Settings<K> {
 }
 
 impl<K> Settings<K> {
-    /// Whether something takes CPU time from batch work.
+    /// Returns true if a setting takes CPU time from batch work.
     #[must_use]
     pub fn is_costly(&self) -> bool {
         self.cap.is_some() || !self.partition.is_empty() || self.bandwidth.is_some() || self.reclaim
     }
 }
 
-/// Something that is worth telling.
+/// Event of the guard, for logs and metrics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Event<K> {
-    /// The service it is about.
+    /// Key of the service.
     pub key: K,
     /// The signal.
     pub signal: Signal,
     /// The lever.
     pub lever: Lever,
-    /// What happened.
+    /// Kind of event.
     pub kind: Kind,
 }
 
-/// What happened.
+/// Kind of event.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// An alarm rang: the lever is tried. The reading and what was expected.
+    /// An alarm was raised: the lever is tried.
     Tried {
-        /// The mean of the last readings.
+        /// Mean of the last readings.
         value: f64,
-        /// What was expected.
+        /// Expected value.
         expected: f64,
     },
     /// The experiment helped: the lever is held.
     Helped {
-        /// The harm before, above what was expected.
+        /// Excess over the expectation before.
         before: f64,
-        /// And after.
+        /// Excess over the expectation after.
         after: f64,
     },
-    /// It did not: the lever is let go.
+    /// The experiment did not help: the lever is released.
     Useless {
-        /// The harm before, above what was expected.
+        /// Excess over the expectation before.
         before: f64,
-        /// And after.
+        /// Excess over the expectation after.
         after: f64,
     },
-    /// The experiment could not be ended: the service or its signal, or batch work, is gone.
+    /// The experiment could not be completed: the service, its signal or batch work is gone.
     Ended,
-    /// Harm came back when the lever was let go: batch work is the cause.
+    /// Harm returned when the lever was released: batch work is the cause.
     Confirmed {
-        /// The level now, in percent.
+        /// Current level, in percent.
         level: i64,
     },
-    /// It hurt again at a higher level.
+    /// A higher level harmed again.
     Hurt {
-        /// The level now, in percent.
+        /// Current level, in percent.
         level: i64,
     },
-    /// Harm did not come back and never had: it was chance.
+    /// Harm did not return and never had: the improvement was chance.
     Chance,
-    /// Harm does not come back any more: the lever is let go.
+    /// Harm does not return any more: the lever is released.
     Over,
     /// No lever helps: the alarm is muted.
     Muted {
-        /// Until when, in milliseconds of the steady clock.
+        /// End of the muting, in milliseconds of the monotonic clock.
         until_ms: u64,
     },
 }
 
-/// The guard's verdict for the next interval.
+/// Decision of the guard for the next interval.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision<K> {
-    /// How the levers shall stand.
+    /// Settings of the levers.
     pub settings: Settings<K>,
-    /// What happened in this step.
+    /// Events of this step.
     pub events: Vec<Event<K>>,
-    /// Whether batch work runs, so that finer samples are of use.
+    /// True if batch work runs, so that finer samples are useful.
     pub watches: bool,
 }
 
 impl Kind {
-    /// Whether a lever moves with it.
+    /// Returns true if the event changes a lever.
     pub(super) fn moves(self) -> bool {
         !matches!(self, Self::Muted { .. } | Self::Chance | Self::Over)
     }

@@ -1,4 +1,4 @@
-//! What the guard keeps of one service.
+//! State of one service.
 
 use super::baseline::{Baseline, Expected};
 use super::claim::Claim;
@@ -6,21 +6,21 @@ use super::signal::{Lever, Signal};
 use super::{Config, Experiment, Sample};
 use std::collections::BTreeMap;
 
-/// Samples that an alarm looks at, for a whole vote: so many high ones of so many.
+/// Number of high samples among the last [`OF`] that raise an alarm, for a vote of 1.
 const HIGH: u32 = 4;
 const OF: u32 = 6;
-/// The same where a claim waits for harm to come back.
+/// Number of high samples among the last [`OF_AGAIN`] that count as returned harm.
 const HIGH_AGAIN: u32 = 2;
 const OF_AGAIN: u32 = 3;
 
-/// The newest residuals of a signal: what was read less what was expected.
+/// The newest residuals of a signal: readings minus expectations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Window {
     values: [f64; OF as usize],
     len: usize,
 }
 
-/// A mean and how sure it is.
+/// Mean and its standard error.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Stats {
     pub(super) mean: f64,
@@ -49,16 +49,16 @@ impl Window {
     }
 }
 
-/// One signal of a service.
+/// State of one signal of a service.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Track {
     pub(super) value: f64,
     pub(super) expected: Option<Expected>,
     pub(super) window: Window,
-    /// One bit per judged sample, the newest lowest: whether it was high.
+    /// One bit per judged sample, the newest lowest: 1 if it was high.
     high: u32,
     pub(super) at_ms: u64,
-    /// Whether all that the newest reading stands for was in the same circumstances.
+    /// True if conditions did not change during the window of the newest reading.
     pub(super) whole: bool,
 }
 
@@ -72,24 +72,24 @@ impl Track {
         self.is_high() && (self.high & mask).count_ones() >= high
     }
 
-    /// By how many margins it is off.
+    /// Returns the mean excess over the expectation in multiples of the margin.
     fn excess(&self) -> f64 {
         self.expected
             .map_or(0.0, |e| self.window.stats().mean / e.margin)
     }
 }
 
-/// An alarm that is not listened to.
+/// Muting of an alarm.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Mute {
     pub(super) until_ms: u64,
     long_ms: u64,
     pub(super) times: u32,
-    /// How loud it was, in margins: one far louder is heard.
+    /// Excess of the muted alarm, in margins: an alarm with twice the excess is not muted.
     excess: f64,
 }
 
-/// One service.
+/// State of one service.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) vote: f64,
@@ -100,25 +100,25 @@ pub(super) struct Service {
     pub(super) tracks: BTreeMap<Signal, Track>,
     pub(super) claims: Vec<Claim>,
     pub(super) mute: Mute,
-    /// The lever that was confirmed to help, and its level.
+    /// Lever that was confirmed to help, and its level.
     pub(super) remembered: Option<(Lever, i64)>,
     /// Levers that did not help in this episode.
     pub(super) tried: Vec<Lever>,
-    /// When its last alarm rang, by the clock of batch work.
+    /// Time of its last alarm, by the clock of batch work.
     pub(super) alarmed_ms: u64,
     pub(super) waits: bool,
     pub(super) last: Option<Experiment>,
 }
 
-/// In which circumstances a sample was taken.
+/// Conditions under which a sample was taken.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Circumstances {
     pub(super) now_ms: u64,
     /// No batch work ran.
     pub(super) clean: bool,
-    /// The sample says something about batch work.
+    /// The sample is usable to judge the effect of batch work.
     pub(super) judged: bool,
-    /// For how long both are as they are.
+    /// Time for which both have not changed.
     pub(super) steady_ms: u64,
 }
 
@@ -184,19 +184,19 @@ impl Service {
         });
     }
 
-    /// Forgets the newest samples: from now on things are otherwise.
+    /// Drops the newest samples, because the settings changed.
     pub(super) fn begin_anew(&mut self) {
         for track in self.tracks.values_mut() {
             (track.window, track.high) = (Window::default(), 0);
         }
     }
 
-    /// Whether it suffers now, by its newest sample.
+    /// Returns true if the newest sample shows harm.
     pub(super) fn is_uneasy(&self, now_ms: u64) -> bool {
         self.vote > 0.0 && !self.is_muted(now_ms) && self.tracks.values().any(Track::is_high)
     }
 
-    /// Whether harm came back, at least this much.
+    /// Returns true if harm returned with a mean of at least `least`.
     pub(super) fn hurts_again(&self, signal: Signal, least: f64) -> bool {
         let track = self.tracks.get(&signal);
         track.is_some_and(|track| {
@@ -204,7 +204,8 @@ impl Service {
         })
     }
 
-    /// The loudest signal that rings: with half a vote it must ring twice as long.
+    /// Returns the signal with the largest excess that raises an alarm, and its excess. With half a vote the
+    /// alarm must last twice as long.
     pub(super) fn alarm(&self) -> Option<(Signal, f64)> {
         if self.vote <= 0.0 {
             return None;
@@ -217,7 +218,7 @@ impl Service {
             .max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// Whether an alarm so loud is muted.
+    /// Returns true if an alarm with this excess is muted.
     pub(super) fn is_deaf_to(&self, excess: f64, now_ms: u64) -> bool {
         self.is_muted(now_ms) && excess < 2.0 * self.mute.excess
     }
@@ -229,7 +230,7 @@ impl Service {
     /// Mutes the alarm, each time for twice as long.
     pub(super) fn mute(&mut self, excess: f64, now_ms: u64, config: &Config) {
         let before = self.mute;
-        // After as long a calm as the silence was it begins from the start.
+        // After a calm time as long as the muting, the duration starts from the first one.
         let calm = now_ms.saturating_sub(before.until_ms) > before.long_ms;
         let times = if calm { 0 } else { before.times.min(16) };
         let long_ms = config
@@ -245,7 +246,7 @@ impl Service {
         self.tried.clear();
     }
 
-    /// Whether a clean sample of a single interval would tell something new.
+    /// Returns true if a clean sample of a single interval would improve the expectation.
     pub(super) fn wants_clean(&self, now_ms: u64) -> bool {
         let mut signals = self.tracks.keys().filter(|signal| !signal.is_rare());
         self.vote > 0.0 && signals.any(|signal| self.baseline.wants(*signal, self.load, now_ms))

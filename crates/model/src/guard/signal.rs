@@ -1,13 +1,13 @@
-//! What is measured of a service, and by which means batch work can be held back.
+//! Signals measured of a service, and levers that restrict batch work.
 
 use std::fmt;
 
-/// A measure of how a service is disturbed. More is worse.
+/// Measure of the disturbance of a service; higher is worse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Signal {
-    /// PSI `some` of CPU: share of time in which a task waited for one, 0–1.
+    /// PSI `some` of CPU: share of time in which a task waited for a CPU, 0–1.
     CpuStall,
-    /// The largest such share within a step of the fast lane, 0–1: short waits that an average hides.
+    /// Largest such share within a step of the fast lane, 0–1: short waits that an average hides.
     CpuPeak,
     /// Run-queue delay / (delay + run time) of the service's threads, 0–1.
     RunQueue,
@@ -21,20 +21,19 @@ pub enum Signal {
     CpuPerWork,
 }
 
-/// How far above its expectation a signal must be to count.
+/// Distance above its expectation at which a signal counts as high.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Margin {
-    /// At least this much.
+    /// Minimum distance.
     pub(super) floor: f64,
-    /// At least this part of what is expected.
+    /// Minimum distance as a share of the expectation.
     pub(super) factor: f64,
-    /// What is expected of a service that was never seen without batch work; `None` where nothing
-    /// can be said.
+    /// Expectation for a service that was never observed without batch work; `None` if there is none.
     pub(super) prior: Option<f64>,
 }
 
 impl Signal {
-    /// All of them.
+    /// All signals.
     pub const ALL: [Self; 7] = [
         Self::CpuStall,
         Self::CpuPeak,
@@ -48,12 +47,12 @@ impl Signal {
     pub(super) fn margin(self) -> Margin {
         let (floor, factor, prior) = match self {
             Self::CpuStall | Self::RunQueue => (0.025, 0.5, Some(0.04)),
-            // The maximum of ten is noisy; without a baseline it says nothing.
+            // The maximum of ten values is noisy; without a baseline it is meaningless.
             Self::CpuPeak => (0.10, 1.0, None),
             Self::MemoryStall | Self::IoStall => (0.05, 1.0, Some(0.05)),
-            // Whoever shares a CPU starts on cold caches: nginx beside ffmpeg takes 1.2 to 1.9 times the
-            // CPU time per packet that it takes alone, and its p99 is no worse. Less than twice as much
-            // is the price of sharing, for which no lever shall take CPU time from batch work.
+            // A service that shares a CPU starts with cold caches: nginx next to ffmpeg takes 1.2 to 1.9
+            // times the CPU time per packet that it takes alone, and its p99 is no worse. Less than twice as
+            // much is the price of sharing, for which no lever may take CPU time from batch work.
             Self::Cpi | Self::CpuPerWork => (0.0, 1.0, None),
         };
         Margin {
@@ -63,27 +62,26 @@ impl Signal {
         }
     }
 
-    /// Whether it is a share of time, 0–1.
+    /// Returns true if the signal is a share of time, 0–1.
     #[must_use]
     pub fn is_share(self) -> bool {
         !matches!(self, Self::Cpi | Self::CpuPerWork)
     }
 
-    /// Whether a reading comes only now and then and stands for the seconds before it: those of a
-    /// window of performance counters.
+    /// Returns true if readings are rare and cover the seconds before them: those of performance counters.
     #[must_use]
     pub fn is_rare(self) -> bool {
         self == Self::Cpi
     }
 
-    /// Whether it grows when a neighbour takes memory bandwidth or shared cache. What waits for
-    /// memory runs, so no stall does.
+    /// Returns true if the signal grows when a neighbor uses memory bandwidth or shared cache. A task that
+    /// waits for memory counts as running, so no stall does.
     #[must_use]
     pub fn sees_bandwidth(self) -> bool {
         matches!(self, Self::Cpi | Self::CpuPerWork)
     }
 
-    /// Whether time in which the service used up its own CPU limit counts into it.
+    /// Returns true if the signal includes time in which the service was throttled by its own CPU limit.
     pub(super) fn counts_throttling(self) -> bool {
         matches!(self, Self::CpuStall | Self::CpuPeak)
     }
@@ -103,12 +101,12 @@ impl fmt::Display for Signal {
     }
 }
 
-/// A service's readings of one interval; what could not be read is missing.
+/// Readings of a service in one interval; a reading that is not available is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Readings([Option<f64>; Signal::ALL.len()]);
 
 impl Readings {
-    /// With `value` for `signal`. What is no number or negative is missing.
+    /// Sets the reading of `signal`. A value that is negative or not finite counts as missing.
     #[must_use]
     pub fn with(mut self, signal: Signal, value: Option<f64>) -> Self {
         let value = value.filter(|value| value.is_finite() && *value >= 0.0);
@@ -120,7 +118,7 @@ impl Readings {
         self
     }
 
-    /// The reading of `signal`.
+    /// Returns the reading of `signal`.
     #[must_use]
     pub fn get(&self, signal: Signal) -> Option<f64> {
         self.0[signal as usize]
@@ -132,24 +130,25 @@ impl Readings {
     }
 }
 
-/// A means to hold batch work back.
+/// Means to restrict batch work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lever {
-    /// The idle scheduling policy for batch groups. Costs batch work next to nothing.
+    /// The idle scheduling policy for batch cgroups. It costs batch work next to nothing.
     Idle,
-    /// Pages of batch groups are reclaimed.
+    /// Reclaims pages of batch cgroups.
     Reclaim,
-    /// A limit of the memory bandwidth of batch work, in percent.
+    /// Limit of the memory bandwidth of batch work, in percent.
     Bandwidth,
-    /// Batch work keeps off the CPUs, cores and caches of the service that suffers.
+    /// Keeps batch work off the CPUs, cores and caches of the affected service.
     Partition,
-    /// A cap: what everything together may use of the node's CPU, in percent.
+    /// Cap of the node's total CPU usage, in percent.
     Quota,
 }
 
 impl Lever {
-    /// All of them, the cheapest trial for batch work first: idle costs nothing, a partition what it takes
-    /// away, and the cap's trial is a stop. Held, a cap may well cost less than a partition.
+    /// All levers, that with the cheapest trial for batch work first: idle costs nothing, a partition costs
+    /// the CPUs it removes, and the trial of the cap is a stop. A held cap may well cost less than a
+    /// partition.
     pub const ALL: [Self; 5] = [
         Self::Idle,
         Self::Reclaim,
@@ -158,7 +157,7 @@ impl Lever {
         Self::Quota,
     ];
 
-    /// Whether it can do anything about `signal`.
+    /// Returns true if the lever can affect `signal`.
     #[must_use]
     pub fn is_for(self, signal: Signal) -> bool {
         match self {
@@ -170,19 +169,20 @@ impl Lever {
         }
     }
 
-    /// Whether batch work pays for it with CPU time.
+    /// Returns true if the lever costs batch work CPU time.
     #[must_use]
     pub fn is_costly(self) -> bool {
         self != Self::Idle
     }
 
-    /// Whether it has levels between on and off.
+    /// Returns true if the lever has levels between on and off.
     #[must_use]
     pub fn is_graded(self) -> bool {
         matches!(self, Self::Bandwidth | Self::Quota)
     }
 
-    /// The strongest level in percent, for a service with this vote: half a vote, half the way.
+    /// Returns the strongest level for a service with this vote, in percent: half a vote allows half of the
+    /// range.
     pub(super) fn floor(self, vote: f64) -> i64 {
         let lowest = match self {
             Self::Bandwidth => 10.0,

@@ -1,68 +1,68 @@
-//! What the guard tells of itself, by service.
+//! State of the guard by service, for inspection.
 
 use super::Guard;
 use super::signal::{Lever, Signal};
 use super::test::Experiment;
 
-/// What the guard thinks of a service.
+/// Assessment of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its alarm is not listened to.
+    /// The vote is 0: its alarm is ignored.
     NoVote,
-    /// It has no readings that say anything yet.
+    /// There are no usable readings yet.
     Unknown,
-    /// As expected.
+    /// The readings match the expectation.
     Calm,
-    /// The newest reading is too high; no alarm yet.
+    /// The newest reading is too high, but there is no alarm yet.
     Uneasy,
-    /// It suffers, and an experiment must wait until the budget allows it.
+    /// An alarm is raised, and its experiment waits for the budget.
     Waits,
-    /// An experiment runs for it.
+    /// An experiment is running.
     Tested,
-    /// Levers are held for it.
+    /// Levers are held for the service.
     Protected,
-    /// It suffers, batch work is not the cause.
+    /// An alarm is muted: batch work is not the cause.
     Muted,
 }
 
-/// A lever that is held for a service.
+/// Lever that is held for a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// The lever.
     pub lever: Lever,
-    /// Its level in percent; 0 is fully on, 100 let go.
+    /// Level in percent; 0 is fully applied, 100 released.
     pub level: i64,
-    /// The level that hurt.
+    /// Level that harmed, in percent.
     pub hurt_at: Option<i64>,
-    /// Whether harm came back when it was let go.
+    /// True if harm returned when the lever was released.
     pub confirmed: bool,
-    /// Milliseconds until the next try, of batch work's time.
+    /// Time until the next try in milliseconds, by the clock of batch work.
     pub tries_in_ms: u64,
 }
 
-/// All about one service.
+/// State of one service.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServiceState<K> {
-    /// Which.
+    /// Key of the service.
     pub key: K,
-    /// Its vote, 0–1.
+    /// Vote, 0–1.
     pub vote: f64,
-    /// The verdict.
+    /// Assessment.
     pub verdict: Verdict,
-    /// The signal that is farthest off, its reading, what is expected and the margin.
+    /// Signal with the largest excess, its reading, its expectation and the margin.
     pub signal: Option<(Signal, f64, f64, f64)>,
-    /// Whether that expectation was learned without batch work.
+    /// True if that expectation was learned without batch work, rather than a default.
     pub learned: bool,
-    /// What is held for it.
+    /// Levers held for the service.
     pub held: Vec<Held>,
-    /// Until when its alarm is muted, in milliseconds of the steady clock.
+    /// End of the muting, in milliseconds of the monotonic clock; `None` if not muted.
     pub muted_until_ms: Option<u64>,
-    /// The last experiment.
+    /// Last experiment.
     pub last: Option<Experiment>,
 }
 
 impl<K: Ord + Copy> Guard<K> {
-    /// Every service that was seen lately, in order.
+    /// Returns the state of every service with recent samples, in order of keys.
     pub fn services(&self) -> impl Iterator<Item = ServiceState<K>> + '_ {
         let now_ms = self.stepped_ms.unwrap_or_default();
         let clock_ms = self.clock_ms;

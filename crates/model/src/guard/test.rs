@@ -1,4 +1,4 @@
-//! An experiment: one lever, one service, the seconds before and after.
+//! Experiment: one lever, one service, the seconds before and after.
 
 use super::baseline::Baseline;
 use super::claim::First;
@@ -6,24 +6,24 @@ use super::service::{Service, Stats, Window};
 use super::signal::{Lever, Signal};
 use super::{Config, Event, Kind, Settings};
 
-/// What an experiment found.
+/// Result of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experiment {
     /// The lever.
     pub lever: Lever,
     /// The signal.
     pub signal: Signal,
-    /// The harm before: the mean reading less what was expected.
+    /// Harm before: the mean reading minus the expectation.
     pub before: f64,
-    /// The harm after.
+    /// Harm after.
     pub after: f64,
-    /// Whether that is a help.
+    /// True if the lever helped.
     pub helped: bool,
-    /// When it ended, in milliseconds of the steady clock.
+    /// Time of its end, in milliseconds of the monotonic clock.
     pub at_ms: u64,
 }
 
-/// A running experiment.
+/// Running experiment.
 #[derive(Debug, Clone)]
 pub(super) struct Test<K> {
     pub(super) key: K,
@@ -34,13 +34,13 @@ pub(super) struct Test<K> {
     before: Stats,
     after: Window,
     margin: f64,
-    /// What was expected when it began: an experiment may stop batch work, and what is learned then
-    /// must not change the measure.
+    /// Expectations at the start: an experiment may stop batch work, and samples learned meanwhile must not
+    /// change the comparison.
     baseline: Baseline,
     began_ms: u64,
 }
 
-/// The seconds before an experiment.
+/// Statistics of the seconds before an experiment.
 #[derive(Debug, Clone)]
 pub(super) struct Before {
     pub(super) stats: Stats,
@@ -48,16 +48,16 @@ pub(super) struct Before {
     pub(super) baseline: Baseline,
 }
 
-/// What a step of an experiment found.
+/// Result of a step of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Finding {
-    /// It goes on.
+    /// The experiment continues.
     Nothing,
-    /// It cannot be ended.
+    /// The experiment cannot be completed.
     Lost,
-    /// The service fares better.
+    /// The service improved.
     Help(Experiment),
-    /// It does not.
+    /// The service did not improve.
     NoHelp(Experiment),
 }
 
@@ -92,7 +92,8 @@ impl<K: Copy> Test<K> {
         }
     }
 
-    /// What it took longer than was paid for, in milliseconds; from now on that is paid, too.
+    /// Returns the time by which the experiment exceeded the paid time, in milliseconds, and counts it as
+    /// paid.
     pub(super) fn pay(&mut self, clock_ms: u64) -> u64 {
         let took = clock_ms.saturating_sub(self.began_ms);
         let over = match self.lever.is_costly() {
@@ -103,7 +104,7 @@ impl<K: Copy> Test<K> {
         over
     }
 
-    /// What a claim keeps of it.
+    /// Returns the result that a claim stores.
     pub(super) fn first(&self) -> First {
         First {
             before: self.before.mean,
@@ -112,7 +113,7 @@ impl<K: Copy> Test<K> {
         }
     }
 
-    /// The harm while the lever was pulled: what the next experiment starts from.
+    /// Returns the statistics with the lever applied: the starting point of the next experiment.
     pub(super) fn into_after(self) -> Before {
         Before {
             stats: self.after.stats(),
@@ -121,7 +122,7 @@ impl<K: Copy> Test<K> {
         }
     }
 
-    /// Takes in the service's newest sample.
+    /// Processes the newest sample of the service.
     pub(super) fn go_on(
         &mut self,
         service: &Service,
@@ -164,7 +165,7 @@ impl<K: Copy> Test<K> {
     }
 }
 
-/// Whether pulling `lever` for `key` would change something.
+/// Returns true if applying `lever` for `key` would change the settings.
 pub(super) fn has_room<K: PartialEq>(lever: Lever, key: K, vote: f64, now: &Settings<K>) -> bool {
     let lowest = lever.floor(vote);
     let below = |level: Option<i64>| level.is_none_or(|level| level > lowest);

@@ -1,25 +1,25 @@
-//! In which order nodes come for one pod that belongs near others.
+//! Order of nodes for one pod that belongs near others.
 
 use super::Tree;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
-/// What there is in a place, nodes and all above them.
+/// Counts of one domain.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
-    /// Pods that belong near the one that is placed.
+    /// Number of pods that the new pod belongs near.
     existing: usize,
-    /// Nodes that it may go to.
+    /// Number of nodes that fit the pod.
     fitting: usize,
 }
 
 impl Tree {
-    /// For each of `nodes`, how many come before it as the node of a pod that belongs near others; `existing`
-    /// says how many of these are on a node, whether it is one of `nodes` or not.
+    /// Returns the rank of each of `nodes` for a pod that belongs near others; `existing` lists the number of
+    /// these others on a node, which need not be one of `nodes`.
     ///
-    /// First come nodes with more of them, then those in a place with more of them, from the lowest layer up;
-    /// then those in a place with fewer of `nodes`, from the lowest up, then by name. Nodes without a place in
-    /// the topology come behind all others, and are alike.
+    /// The order is: nodes with more of them, then nodes in a domain with more of them, from the lowest layer
+    /// up; then nodes in a domain with fewer of `nodes`, from the lowest layer up; then by name. Nodes
+    /// without a position in the topology come last and have equal ranks.
     #[must_use]
     pub fn ranks<'a>(
         &self,
@@ -62,8 +62,8 @@ impl Tree {
         ranks
     }
 
-    /// Nodes that only names tell apart, by what they have in common: the place they hang under, and how many
-    /// pods they have. Each gets a number in the order of [`Tree::ranks`]; of equal ones the same.
+    /// Groups nodes that differ only in name, by their parent domain and number of pods. Returns the number
+    /// of each group in the order of [`Tree::ranks`]; equal groups have equal numbers.
     fn alike(
         &self,
         leaves: &[Option<usize>],

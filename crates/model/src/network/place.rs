@@ -1,10 +1,10 @@
-//! Which nodes a group of pods gets, and how many of it each.
+//! Placement of a group of pods: the nodes and the number of pods on each.
 //!
-//! What a place offers is what its nodes can take. Of the places that can take all pods, those in the
-//! lowest layer are looked at, below the layer in which the pods must be together: the one with most of
-//! the pods that belong there already, then the one that offers least, is filled, its fullest child
-//! first. Numbers of pods in a place may have to be multiples of something; then only those are
-//! considered that can be made up of what its children can take.
+//! A domain offers the slots of its nodes. The candidates are the domains that can hold all pods, in the
+//! lowest such layer at or below the layer in which the pods must be together. Of these, the domain with most
+//! of the pods that it belongs near is filled, then the one with the fewest slots, its fullest child first.
+//! If the number of pods in a domain must be a multiple, only numbers are considered that its children can
+//! make up.
 
 use super::sums::Sums;
 use super::{Layers, Tree};
@@ -16,33 +16,33 @@ use std::sync::Arc;
 
 const MUST: &str = "MustGather";
 
-/// What one node can do for the group.
+/// Offer of one node for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// How many of its pods fit.
+    /// Number of pods that fit.
     pub slots: usize,
-    /// How many pods that belong near it are there.
+    /// Number of existing pods that the group belongs near.
     pub existing: usize,
-    /// Of places that offer the same, the one with the higher sum is taken.
+    /// Score; of domains with equal offers, that with the higher sum is used.
     pub score: i64,
 }
 
-/// How a group wants to be placed, in terms of one topology's layers.
+/// Placement requirements of a group, in terms of one topology's layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wish {
-    /// How many pods.
+    /// Number of pods.
     pub pods: usize,
-    /// The depth of the layer in which all must share a place; 0 asks for nothing.
+    /// Depth of the layer in which all pods must share a domain; 0 requires nothing.
     gather: usize,
-    /// By depth, what numbers of pods in a place must be multiples of; 1 asks for nothing.
+    /// By depth: factor that the number of pods in a domain must be a multiple of; 1 requires nothing.
     multiples: Vec<usize>,
-    /// What it asks for that the topology does not have.
+    /// Required layer that the topology does not have.
     unknown: Option<String>,
 }
 
 impl Wish {
-    /// What `spec` asks for so many pods. Of several layers to be gathered in, the lowest counts;
-    /// multiples in layers that do not exist ask for nothing.
+    /// Parses the requirements of `spec` for `pods` pods. If several layers are required, the lowest applies;
+    /// multiples in unknown layers are ignored.
     #[must_use]
     pub fn new(spec: &NetworkTopologySpec, pods: usize, layers: &Layers) -> Self {
         let mut out = Self {
@@ -69,14 +69,14 @@ impl Wish {
     }
 }
 
-/// The places of one layer in which all pods of a group have to be.
+/// Domains of one layer in which all pods of a group must be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home(FxHashSet<usize>);
 
 impl Home {
-    /// Where pods go that come to others on `nodes`, if `spec` has all of them gathered in one place: theirs,
-    /// or each of theirs, should they be apart. None where it asks for nothing that `tree` has, or these nodes
-    /// are nowhere in it.
+    /// Returns the domains for late pods of a group with members on `nodes`, if `spec` requires one domain
+    /// for all: that of the members, or each of theirs if they are apart. `None` if `spec` requires nothing
+    /// that `tree` has, or none of the nodes is in it.
     #[must_use]
     pub fn of<'a>(
         spec: &NetworkTopologySpec,
@@ -90,7 +90,7 @@ impl Home {
         (depth > 0 && !places.is_empty()).then_some(Self(places))
     }
 
-    /// Whether `node` is there.
+    /// Returns true if `node` is in one of the domains.
     #[must_use]
     pub fn has(&self, node: &str, tree: &Tree) -> bool {
         let depth = self.0.iter().next().map(|at| tree.spots[*at].depth);
@@ -99,24 +99,24 @@ impl Home {
     }
 }
 
-/// So many pods to a node, in the order in which pods are dealt.
+/// Number of pods per node, in the order of placement.
 pub type Dealt = Vec<(Arc<str>, usize)>;
 
-/// Why a group has no place.
+/// Reason why a group cannot be placed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NoPlace {
-    /// How many pods it has.
+    /// Number of pods of the group.
     pub pods: usize,
-    /// What the places offer that could take it, as `layer/name` with a number; sorted as text.
+    /// Slots of the domains in the required layer, as `layer/name` with a number; sorted as text.
     pub offers: Vec<(String, usize)>,
-    /// The multiples it asks for, by layer; sorted.
+    /// Required multiples by layer; sorted.
     pub multiples: Vec<(String, usize)>,
-    /// The layer it must be gathered in, if the topology has none of this name.
+    /// Required layer, if the topology does not have it.
     pub unknown: Option<String>,
 }
 
 impl NoPlace {
-    /// The text for pods, `fit` being why nodes refuse them.
+    /// Returns the message for pods; `fit` is the reason why nodes reject them.
     #[must_use]
     pub fn message(&self, fit: &str) -> String {
         let offers: Vec<String> = match &self.unknown {
@@ -151,7 +151,7 @@ impl fmt::Display for NoPlace {
     }
 }
 
-/// Sums of offers by place.
+/// Sums of offers by domain.
 pub(super) struct Books<'a> {
     tree: &'a Tree,
     wish: &'a Wish,
@@ -160,18 +160,18 @@ pub(super) struct Books<'a> {
 }
 
 impl Tree {
-    /// The place at `depth` that the node is in.
+    /// Returns the domain at `depth` that contains the node.
     fn place_at(&self, node: &str, depth: usize) -> Option<usize> {
         let leaf = *self.leaves.get(node)?;
         let mut up = std::iter::successors(Some(leaf), |at| self.spots[*at].parent);
         up.find(|at| self.spots[*at].depth == depth)
     }
 
-    /// Places the pods of `wish` on nodes that offer this. Nodes without a place in the topology count
-    /// for nothing, as does a node's second offer.
+    /// Places the pods of `wish` on nodes with these offers. Nodes without a position in the topology are
+    /// ignored, and so is a second offer of a node.
     ///
     /// # Errors
-    /// No place can take all of them.
+    /// No domain can hold all of them.
     pub fn place<'a>(
         &self,
         wish: &Wish,
@@ -231,7 +231,7 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// The places that can take all pods, and in whose layer no lower one can.
+    /// Returns the domains that can hold all pods, in the lowest layer that has one.
     fn candidates(&self) -> Vec<usize> {
         let (wish, mut found) = (self.wish, Vec::new());
         if wish.unknown.is_some() {
@@ -254,7 +254,7 @@ impl<'a> Books<'a> {
         }
     }
 
-    /// The better place first. While a place is filled, that is the one that takes most.
+    /// Orders the better domain first. While a domain is filled, that is the one that takes most pods.
     pub(super) fn compare(&self, a: usize, b: usize, filling: bool) -> Ordering {
         let up = |at: usize| {
             std::iter::successors(Some(at), |at| self.tree.spots[*at].parent)
@@ -272,7 +272,7 @@ impl<'a> Books<'a> {
             .then_with(|| last(a).cmp(&last(b)))
     }
 
-    /// Fills the place with exactly so many pods, which it can take.
+    /// Fills a domain with exactly `pods` pods, which it can hold.
     fn deal(&self, at: usize, pods: usize, out: &mut Dealt) {
         let spot = &self.tree.spots[at];
         if pods == 0 {
@@ -284,7 +284,7 @@ impl<'a> Books<'a> {
         }
         let mut children = spot.children.clone();
         children.sort_by(|a, b| self.compare(*a, *b, true));
-        // What those behind a child can take, so that none is given more than leaves a way out.
+        // Numbers that the later children can hold, so that no child gets more than leaves a solution.
         let mut behind = vec![Sums::UpTo(0)];
         for child in children.iter().skip(1).rev() {
             let last = behind.last().map(|last| last.plus(&self.can[*child], pods));

@@ -1,6 +1,6 @@
-//! Which numbers of pods a place can take, when these come in multiples in it or below.
+//! Numbers of pods that a domain can hold, if they must be multiples in it or below.
 
-/// A set of numbers from 0 to a limit; 0 is always in it.
+/// Set of numbers from 0 to a limit; 0 is always included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sums {
     /// All numbers up to this one.
@@ -10,7 +10,7 @@ pub(super) enum Sums {
 }
 
 impl Sums {
-    /// Multiples of `step` up to `most`, none above `limit`.
+    /// Returns the multiples of `step` up to the smaller of `most` and `limit`.
     pub(super) fn multiples(step: usize, most: usize, limit: usize) -> Self {
         let most = most.min(limit);
         if step <= 1 {
@@ -30,7 +30,7 @@ impl Sums {
         }
     }
 
-    /// The largest number in it that is not above `limit`, and for which `allowed`.
+    /// Returns the largest number in the set that is at most `limit` and for which `allowed` returns true.
     pub(super) fn largest(&self, limit: usize, allowed: impl Fn(usize) -> bool) -> Option<usize> {
         let limit = match self {
             Self::UpTo(most) => limit.min(*most),
@@ -39,7 +39,7 @@ impl Sums {
         (0..=limit).rev().find(|n| self.has(*n) && allowed(*n))
     }
 
-    /// All sums, up to `limit`, of a number in it and one in `other`.
+    /// Returns all sums, up to `limit`, of a number in this set and one in `other`.
     pub(super) fn plus(&self, other: &Self, limit: usize) -> Self {
         if let (Self::UpTo(a), Self::UpTo(b)) = (self, other) {
             return Self::UpTo(a.saturating_add(*b).min(limit));
@@ -53,7 +53,7 @@ impl Sums {
         Self::Some(out)
     }
 
-    /// Only multiples of `step`.
+    /// Keeps only multiples of `step`.
     pub(super) fn only(self, step: usize, limit: usize) -> Self {
         if step <= 1 {
             return self;
@@ -93,7 +93,7 @@ fn keep_up_to(bits: &mut [u64], limit: usize) {
     }
 }
 
-/// Adds to `out` all numbers of `bits`, each plus `by`.
+/// Adds to `out` all numbers of `bits`, each increased by `by`.
 fn or_shifted(out: &mut [u64], bits: &[u64], by: usize) {
     let (words, shift) = (by / 64, by % 64);
     for (at, word) in bits.iter().enumerate() {

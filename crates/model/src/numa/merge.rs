@@ -1,29 +1,29 @@
-//! How the hints of all providers become one set of NUMA nodes.
+//! Merges the hints of all providers to one set of NUMA nodes.
 
 use super::{Hint, NumaExclusive, NumaMask, NumaPolicy, NumaPolicyKind, NumaState, Offers};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// A choice of one hint per resource, as far as the outcome depends on it.
+/// Combination of one hint per resource, reduced to the properties that affect the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Merged {
-    /// What all chosen hints have in common; `None` while no hint named any NUMA node.
+    /// Intersection of all chosen hints; `None` while no hint names a NUMA node.
     mask: Option<NumaMask>,
-    /// All hints are preferred and name the same NUMA nodes, if any.
+    /// True if all hints are preferred and name the same NUMA nodes, if any.
     preferred: bool,
-    /// The size of the widest hint.
+    /// Size of the widest hint.
     widest: u32,
-    /// A resource without any hint is part of it.
+    /// True if a resource has no possible hint.
     unsatisfied: bool,
 }
 
-/// The NUMA nodes a pod is aligned to; `None`: it is admitted without being held to any.
+/// Returns the NUMA nodes that a pod is aligned to; `None` means that it is admitted without alignment.
 ///
-/// One hint per resource is chosen so that the result is preferred, then narrow, then of a high
-/// score, then of low ids. The score of a result counts the hints that name exactly its NUMA nodes.
+/// One hint per resource is chosen so that the result is preferred, then narrow, then of a high score, then
+/// of low ids. The score of a result is the sum of the hints that name exactly its NUMA nodes.
 ///
 /// # Errors
-/// The reasons for the node.
+/// The reasons to reject the node.
 pub fn admit(policy: &NumaPolicy, offers: &[Offers]) -> Result<Option<NumaMask>, Vec<String>> {
     if policy.kind != NumaPolicyKind::BestEffort {
         let unserved = offers.iter().flatten().filter(|(_, hints)| is_empty(hints));
@@ -39,7 +39,7 @@ pub fn admit(policy: &NumaPolicy, offers: &[Offers]) -> Result<Option<NumaMask>,
         NumaPolicyKind::BestEffort if best.unsatisfied => Ok(Some(policy.nodes)),
         NumaPolicyKind::BestEffort => Ok(Some(best.mask)),
         _ if !best.preferred => Err(vec![unaligned(policy.kind, offers)]),
-        // Nothing is gained by holding a pod to the only NUMA node there is.
+        // Aligning a pod to the only NUMA node has no effect.
         NumaPolicyKind::SingleNumaNode if best.mask == policy.nodes => Ok(None),
         _ => Ok(Some(best.mask)),
     }
@@ -54,7 +54,7 @@ struct Best {
 }
 
 impl Best {
-    /// Smaller is better.
+    /// Returns the sort key; smaller is better.
     fn rank(&self) -> (bool, u32, Reverse<i64>, NumaMask) {
         let worse = !self.preferred;
         (worse, self.mask.count(), Reverse(self.score), self.mask)
@@ -72,8 +72,8 @@ fn best(policy: &NumaPolicy, offers: &[Offers]) -> Best {
         widest: 0,
         unsatisfied: false,
     };
-    // Per outcome the highest score: choices with the same outcome so far stay the same whatever is
-    // chosen for the other resources, so that the number of combinations does not matter.
+    // The highest score per combination: equal combinations stay equal whatever is chosen for the other
+    // resources, so that the number of choices does not matter.
     let mut outcomes = BTreeMap::from([(start, 0)]);
     for (_, hints) in offers.iter().flatten() {
         let Some(hints) = hints else { continue };
@@ -115,7 +115,7 @@ fn best(policy: &NumaPolicy, offers: &[Offers]) -> Best {
     })
 }
 
-/// The hints to choose from for one resource.
+/// Returns the hints to choose from for one resource.
 fn choices(policy: &NumaPolicy, hints: &[Hint]) -> Vec<Hint> {
     if hints.is_empty() {
         return vec![Hint {
@@ -130,7 +130,7 @@ fn choices(policy: &NumaPolicy, hints: &[Hint]) -> Vec<Hint> {
     hints.copied().collect()
 }
 
-/// Marks the stand-in for a resource that cannot be served; never added to a score.
+/// Score of the placeholder for a resource that cannot be served; never added to a sum.
 const UNSERVED: i64 = i64::MIN;
 
 impl Merged {
@@ -153,7 +153,7 @@ impl Merged {
     }
 }
 
-/// Whether a pod on `mask` would respect the exclusiveness that is required.
+/// Returns true if a pod on `mask` respects the required exclusion.
 fn may_use(policy: &NumaPolicy, mask: NumaMask) -> bool {
     if policy.exclusive != NumaExclusive::Required {
         return true;

@@ -1,9 +1,9 @@
-//! Amounts on NUMA nodes: splitting a request, amplification, scores.
+//! Amounts on NUMA nodes: splitting of requests, amplification and scores.
 
 use super::NumaMask;
 use crate::resources::{Amounts, CPU, MOST, ResourceId, percent};
 
-/// In which steps CPU may be split.
+/// Granularity of a CPU split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Milli-cores.
@@ -15,7 +15,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// A `parts`-th of `rest` of resource `id`, rounded down to this unit.
+    /// Returns a `parts`-th of `rest` of resource `id`, rounded down to this unit.
     fn share(self, id: ResourceId, rest: i64, parts: i64) -> i64 {
         let step = match self {
             _ if id != CPU => 1,
@@ -27,9 +27,8 @@ impl Unit {
     }
 }
 
-/// Lays `requests` over the NUMA nodes of `mask` as evenly as `available` lets it: those with the
-/// least room are filled first, so that the others make up for them. Resources that no NUMA node
-/// lists are left out.
+/// Splits `requests` over the NUMA nodes of `mask` as evenly as `available` allows: those with the least free
+/// are filled first, so that the others compensate. Resources that no NUMA node lists are left out.
 ///
 /// # Errors
 /// The resources that do not fit.
@@ -67,7 +66,7 @@ pub fn split(
     }
 }
 
-/// `amount` times `ratio`, rounded up, at most [`MOST`]; unchanged by ratios up to 1.
+/// Returns `amount` times `ratio`, rounded up, at most [`MOST`]; unchanged by ratios up to 1.
 #[must_use]
 pub fn amplify(amount: i64, ratio: f64) -> i64 {
     if ratio > 1.0 {
@@ -77,18 +76,18 @@ pub fn amplify(amount: i64, ratio: f64) -> i64 {
     }
 }
 
-/// What is there of one resource, how much of it is in use, and its weight.
+/// Allocatable and requested amount of one resource, and its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
-    /// What is there; a resource of which there is nothing does not count.
+    /// Allocatable amount; a resource without any is ignored.
     pub allocatable: i64,
-    /// What is in use, the pod included.
+    /// Requested amount, including the pod.
     pub requested: i64,
-    /// How much the resource matters.
+    /// Weight of the resource.
     pub weight: i64,
 }
 
-/// The free share, 0 to 100, averaged by weight.
+/// Returns the free share, 0 to 100, averaged by weight.
 #[inline]
 #[must_use]
 pub fn least_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
@@ -101,7 +100,7 @@ pub fn least_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {
     })
 }
 
-/// The used share, 0 to 100, averaged by weight.
+/// Returns the requested share, 0 to 100, averaged by weight.
 #[inline]
 #[must_use]
 pub fn most_allocated(usages: impl IntoIterator<Item = Usage>) -> i64 {

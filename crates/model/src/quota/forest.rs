@@ -1,23 +1,23 @@
-//! Several trees of quotas side by side, each with something of its own to divide.
+//! Several quota trees, each with its own total.
 
 use super::{Options, Quota, Side, Spec, Sums, Tree, is_built_in};
 use crate::resources::Amounts;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Trees by id. The one without an id is always there, and alone has the built-in quotas. A name is
-/// that of one quota, whichever tree it is in.
+/// Quota trees by id. The main tree, with the empty id, always exists and alone has the built-in quotas.
+/// Names of quotas are unique over all trees.
 #[derive(Debug, Clone)]
 pub struct Forest {
     options: Options,
     main: Tree,
     others: BTreeMap<Arc<str>, Tree>,
-    /// Per quota that is not in the tree without an id, its tree's.
+    /// Quota to the id of its tree, for quotas that are not in the main tree.
     homes: HashMap<Arc<str>, Arc<str>>,
 }
 
 impl Forest {
-    /// The tree without an id, with the built-in quotas.
+    /// Creates the main tree with the built-in quotas.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
@@ -28,8 +28,8 @@ impl Forest {
         }
     }
 
-    /// Adds a quota to the tree `id`, moves it there, or changes what it may have. Its pods stay.
-    /// Built-in quotas do not move.
+    /// Adds a quota to the tree `id`, moves it there, or changes its limits. Charged pods stay. Built-in
+    /// quotas are not moved.
     pub fn set(&mut self, name: &str, id: &str, spec: Spec) {
         let id = if is_built_in(name) { "" } else { id };
         if self.tree_of(name) == id {
@@ -51,12 +51,13 @@ impl Forest {
         }
     }
 
-    /// Takes a quota out, with what is charged to it; see [`Tree::remove`].
+    /// Removes a quota and its charged pods; see [`Tree::remove`].
     pub fn remove(&mut self, name: &str) {
         self.take(name);
     }
 
-    /// The same; returns what was charged to it. A tree without quotas is gone, and its total with it.
+    /// Like [`Self::remove`], and returns the sums charged to the quota. A tree without quotas is removed
+    /// with its total.
     fn take(&mut self, name: &str) -> Option<Sums> {
         let own = self.home_mut(name).take(name);
         if let Some(id) = self.homes.remove(name)
@@ -80,14 +81,14 @@ impl Forest {
         }
     }
 
-    /// The id of the tree that quota `name` is in; empty for the tree without an id, and where there
-    /// is no such quota.
+    /// Returns the id of the tree that quota `name` is in; empty for the main tree, and if there is no such
+    /// quota.
     #[must_use]
     pub fn tree_of(&self, name: &str) -> &str {
         self.homes.get(name).map_or("", |id| id)
     }
 
-    /// Sets what the tree `id` has. A tree without quotas remembers nothing.
+    /// Sets the total amounts of the tree `id`. Has no effect for a tree without quotas.
     pub fn set_total(&mut self, id: &str, total: Amounts) {
         if id.is_empty() {
             self.main.set_total(total);
@@ -96,13 +97,13 @@ impl Forest {
         }
     }
 
-    /// The name of a quota, shared; `None` when there is no such quota.
+    /// Returns the shared name of a quota; `None` if there is no such quota.
     #[must_use]
     pub fn interned(&self, name: &str) -> Option<Arc<str>> {
         self.home(name).interned(name)
     }
 
-    /// The names of all quotas, in order.
+    /// Returns the names of all quotas, sorted.
     #[must_use]
     pub fn names(&self) -> Vec<Arc<str>> {
         let mut names = self.main.names();
@@ -111,7 +112,7 @@ impl Forest {
         names
     }
 
-    /// See [`Tree::charge`].
+    /// Charges a pod; see [`Tree::charge`].
     pub fn charge(
         &mut self,
         name: &str,
@@ -124,13 +125,13 @@ impl Forest {
         tree.charge(name, side, amounts, non_preemptible, back);
     }
 
-    /// See [`Tree::quota`].
+    /// Returns a quota; see [`Tree::quota`].
     #[must_use]
     pub fn quota(&self, name: &str) -> Option<&Quota> {
         self.home(name).quota(name)
     }
 
-    /// See [`Tree::settle`].
+    /// Rebuilds all trees if needed; see [`Tree::settle`].
     pub fn settle(&mut self) {
         self.main.settle();
         for tree in self.others.values_mut() {
@@ -138,29 +139,29 @@ impl Forest {
         }
     }
 
-    /// See [`Tree::refresh`].
+    /// Updates the runtime quota; see [`Tree::refresh`].
     pub fn refresh(&mut self, name: &str) {
         self.home_mut(name).refresh(name);
     }
 
-    /// See [`Tree::fresh`].
+    /// Returns an updated quota; see [`Tree::fresh`].
     pub fn fresh(&mut self, name: &str) -> Option<&Quota> {
         self.home_mut(name).fresh(name)
     }
 
-    /// See [`Tree::is_fresh`].
+    /// Returns true if the runtime quota is up to date; see [`Tree::is_fresh`].
     #[must_use]
     pub fn is_fresh(&self, name: &str) -> bool {
         self.home(name).is_fresh(name)
     }
 
-    /// See [`Tree::hangs`].
+    /// Returns true if the quota is connected to the root; see [`Tree::hangs`].
     #[must_use]
     pub fn hangs(&self, name: &str) -> bool {
         self.home(name).hangs(name)
     }
 
-    /// See [`Tree::parent`]: a quota's parent is in its own tree.
+    /// Returns the parent, which is in the same tree; see [`Tree::parent`].
     #[must_use]
     pub fn parent(&self, name: &str) -> Option<&Quota> {
         self.home(name).parent(name)

@@ -1,25 +1,26 @@
-//! Whose use is taken back when a quota uses more than it may.
+//! Selection of the pods to evict when a quota is over its limit.
 
 use super::exceeded;
 use crate::resources::Amounts;
 
-/// A pod on a node, as far as its quota is concerned.
+/// Pod with a node, as charged to its quota.
 #[derive(Debug, Clone, Copy)]
 pub struct Holding<'a> {
-    /// What it is charged.
+    /// Charged amounts.
     pub amounts: &'a Amounts,
-    /// Whether it must not be preempted: it stays whatever its quota may use.
+    /// True if the pod must not be preempted: it is never selected.
     pub firm: bool,
-    /// Whether it is being deleted: what it has comes back by itself.
+    /// True if the pod is being deleted: its amounts are freed anyway.
     pub leaving: bool,
 }
 
-/// Which of `pods`, the least important first, have to go so that `used` is within `limit`: their
-/// places in the list, in order.
+/// Selects the pods, the least important first, that must be evicted so that `used` is within `limit`.
+/// Returns their indices in ascending order.
 ///
-/// As many go as it takes, from the first on. Of these, from the last back, each stays after all for
-/// which there is room then: one that uses nothing of what is short always does. When all together
-/// are not enough, all go that use what is short. What `limit` does not list is not limited.
+/// As many pods as needed are selected from the first on. Of these, from the last back, each is deselected
+/// that fits after all: one that uses none of the exceeded resources always does. If all together are not
+/// enough, all pods are selected that use an exceeded resource. Resources that `limit` does not list are
+/// unlimited.
 ///
 /// Source: Koordinator `pkg/scheduler/plugins/elasticquota/quota_overuse_revoke.go`.
 #[must_use]
@@ -37,7 +38,7 @@ pub fn revoke(used: &Amounts, limit: &Amounts, pods: &[Holding<'_>]) -> Vec<usiz
         used.sub_all(pod.amounts);
         out.push(at);
     }
-    // The most important first.
+    // The most important pod first.
     out.reverse();
     out.retain(|at| {
         let amounts = pods[*at].amounts;

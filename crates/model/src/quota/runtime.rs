@@ -1,12 +1,12 @@
-//! What quotas may use now: divided from the root down, on demand.
+//! Runtime quota: divided from the root down, on demand.
 
 use super::{Claim, Id, Quota, ROOT, Tree, divide, scale_min};
 use crate::resources::{Amounts, ResourceId};
 use std::collections::BTreeMap;
 
 impl Tree {
-    /// Whether somebody divides resources for the quota: it hangs under the root, or is one of those
-    /// beside the tree. A quota whose parent is missing, or is its own child, has nobody.
+    /// Returns true if the quota gets resources by the division: it is connected to the root, or is one of
+    /// those outside of the tree. A quota whose parent is missing, or that is its own ancestor, gets none.
     #[must_use]
     pub fn hangs(&self, name: &str) -> bool {
         let Some(mut id) = self.ids.get(name).copied() else {
@@ -21,16 +21,15 @@ impl Tree {
         id == ROOT
     }
 
-    /// A quota with its sums and what it may use now, which is divided first.
+    /// Returns a quota with its sums and its runtime, which is updated first.
     pub fn fresh(&mut self, name: &str) -> Option<&Quota> {
         self.refresh(name);
         self.quota(name)
     }
 
-    /// Divides anew, where something changed, what the quota and those above it may use.
+    /// Updates the runtime quota of the quota and its ancestors, where something changed.
     ///
-    /// The root and the quotas outside the division have no runtime: nothing but their maximum
-    /// limits them.
+    /// The root and the quotas outside of the division have no runtime: only their maximum limits them.
     pub fn refresh(&mut self, name: &str) {
         self.settle();
         if self.is_fresh(name) {
@@ -47,7 +46,7 @@ impl Tree {
         let mut total = if top == ROOT {
             self.divisible()
         } else {
-            // Nobody divides anything for it: it has what it is guaranteed.
+            // Not connected to the root: its runtime is its minimum.
             let keys = self.get(top).map(keys).unwrap_or_default();
             self.divide_among(&[top], &keys, &Amounts::new());
             self.shared(top)
@@ -62,15 +61,15 @@ impl Tree {
         }
     }
 
-    /// Whether nothing changed in the tree since [`Tree::refresh`] of the quota: what [`Tree::quota`] tells of
-    /// it, and of those above it, is what they may use now.
+    /// Returns true if nothing changed in the tree since [`Tree::refresh`] of the quota: the runtime in
+    /// [`Tree::quota`] of it and of its ancestors is current.
     #[must_use]
     pub fn is_fresh(&self, name: &str) -> bool {
         let quota = self.quota(name);
         !self.stale && quota.is_none_or(|quota| quota.refreshed == Some(self.changes))
     }
 
-    /// The quota and those above it, the topmost last. Empty when it has no runtime.
+    /// Returns the quota and its ancestors, the topmost last. Empty if it has no runtime.
     fn path(&self, name: &str) -> Vec<Id> {
         let mut path = Vec::new();
         let mut next = self.ids.get(name).copied();
@@ -84,7 +83,7 @@ impl Tree {
         path
     }
 
-    /// What the quota may use, as it was divided last.
+    /// Returns the runtime quota of the last division.
     fn shared(&self, id: Id) -> Amounts {
         self.get(id)
             .map(|quota| quota.runtime.clone())
@@ -113,7 +112,7 @@ impl Tree {
         }
     }
 
-    /// Shrinks what `children` are guaranteed to what there is.
+    /// Scales the minimums of `children` down to the available amounts.
     fn scale(&mut self, children: &[Id], total: &Amounts) {
         let mut sums: BTreeMap<ResourceId, i128> = BTreeMap::new();
         for child in children.iter().filter_map(|id| self.get(*id)) {
@@ -121,7 +120,7 @@ impl Tree {
                 *sums.entry(resource).or_default() += i128::from(min);
             }
         }
-        // Of a resource that no node has ever listed, nothing is known to be short.
+        // A resource that no node has ever listed does not count as short.
         sums.retain(|id, sum| total.contains(*id) && i128::from(total.get(*id)) < *sum);
         for id in children {
             let Some(child) = self.get_mut(*id) else {
@@ -163,7 +162,7 @@ impl Tree {
     }
 }
 
-/// The resources that a quota's maximum names.
+/// Returns the resources that a quota's maximum lists.
 fn keys(quota: &Quota) -> Vec<ResourceId> {
     quota.spec.max.iter().map(|(id, _)| id).collect()
 }

@@ -1,11 +1,11 @@
-//! Who belongs below whom, and sums from nothing: after quotas came, went or changed.
+//! Rebuilds the quota tree and its sums after quota objects changed.
 
 use super::{Id, Quota, ROOT, Sums, Tree};
 use crate::resources::Amounts;
 use koord_api::quota::ROOT_QUOTA;
 
 impl Tree {
-    /// Brings parents, children and sums up to date after quotas came, went or changed.
+    /// Rebuilds parents, children and sums if quotas were added, removed or changed.
     pub fn settle(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -34,7 +34,7 @@ impl Tree {
                 quota.runtime = Amounts::new();
             }
         }
-        // In order of name, so that children are.
+        // In order of name, so that children are sorted, too.
         for id in &order {
             if let Some(parent) = parents[*id].and_then(|parent| self.get_mut(parent)) {
                 parent.children.push(*id);
@@ -49,7 +49,8 @@ impl Tree {
         self.get(id).map_or("", |quota| &quota.name)
     }
 
-    /// Per id, its parent. A quota in a circle has none, nor has one whose parent does not exist.
+    /// Returns the parent of each id. A quota in a cycle has none, and so has one whose parent does not
+    /// exist.
     fn parents(&self) -> Vec<Option<Id>> {
         let named = |quota: &Quota| {
             if quota.spec.parent.is_empty() || quota.is_outside() {
@@ -60,11 +61,11 @@ impl Tree {
         let mut parents: Vec<Option<Id>> = (0..self.quotas.len())
             .map(|id| self.get(id).filter(|_| id != ROOT).and_then(named))
             .collect();
-        // Nothing belongs below the quotas outside the division.
+        // The quotas outside of the division have no children.
         for parent in &mut parents {
             *parent = parent.filter(|id| !self.get(*id).is_some_and(Quota::is_outside));
         }
-        // 0: not seen; 1: on the walk that is under way; 2: done.
+        // 0: not visited; 1: on the current walk; 2: done.
         let mut seen = vec![0_u8; parents.len()];
         for start in 0..parents.len() {
             let mut walk = Vec::new();
@@ -87,7 +88,7 @@ impl Tree {
         parents
     }
 
-    /// All ids, children before parents.
+    /// Returns all ids, children before parents.
     fn bottom_up(&self, ids: &[Id]) -> Vec<Id> {
         let tops = ids
             .iter()

@@ -1,26 +1,26 @@
-//! How one amount is divided among siblings. One resource at a time, integers only.
+//! Division of one amount among siblings. One resource at a time, integers only.
 
-/// What one quota may claim of one resource.
+/// Claim of one quota on one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Claim {
-    /// What it asks for, its maximum observed.
+    /// Request, at most the quota's maximum.
     pub request: i64,
-    /// What it is guaranteed, scaled to what there is.
+    /// Minimum, scaled to the available amount.
     pub min: i64,
-    /// What it keeps because it is in use already; 0 unless use is guaranteed.
+    /// Guaranteed usage; 0 unless usage is guaranteed.
     pub guaranteed: i64,
-    /// Its part of what nobody is guaranteed.
+    /// Weight in the division of amounts that are not guaranteed to any quota.
     pub weight: i64,
-    /// Whether others may use what it is guaranteed and does not ask for.
+    /// True if other quotas may use the part of the minimum that is not requested.
     pub lendable: bool,
 }
 
 /// Divides `total` among `claims`, which are in order of name.
 ///
-/// Everyone gets the guaranteed part: the smaller of it and the request when the quota lends, else
-/// all of it. What is left goes to those who ask for more, by weight, rounded down, the units lost
-/// by rounding to the largest remainders and among equals to the first name. What exceeds a request
-/// is divided again. The guaranteed parts are given even when together they exceed `total`.
+/// Each claim gets its guaranteed part: the smaller of it and the request if the quota lends, otherwise all
+/// of it. The rest is divided among claims with larger requests, by weight, rounded down; units lost by
+/// rounding go to the largest remainders and, among equals, to the first name. Amounts above a request are
+/// divided again. The guaranteed parts are granted even if together they exceed `total`.
 #[must_use]
 pub fn divide(total: i64, claims: &[Claim]) -> Vec<i64> {
     let mut left = i128::from(total);
@@ -84,14 +84,14 @@ fn weight_of(claim: &Claim, left: i128) -> i128 {
     weight(claim).saturating_mul(left)
 }
 
-/// Adds `amount`, which is at most the total that is divided.
+/// Adds `amount`, which is at most the divided total.
 fn grant(share: &mut i64, amount: i128) -> i128 {
     *share = share.saturating_add(i64::try_from(amount).unwrap_or(i64::MAX));
     amount
 }
 
-/// A guaranteed amount when `total` is below `sum`, the guaranteed amounts of all siblings: the
-/// part of `total` that is in proportion, rounded down.
+/// Returns a minimum scaled down for a `total` below `sum`, the minimums of all siblings: the proportional
+/// part of `total`, rounded down.
 #[must_use]
 pub fn scale_min(total: i64, min: i64, sum: i128) -> i64 {
     if total <= 0 || sum <= 0 || min <= 0 {

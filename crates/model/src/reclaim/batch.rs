@@ -1,51 +1,50 @@
-//! Batch resources: what is left of a node when services, the system and a margin are served.
+//! Batch resources: the capacity of a node minus services, the system and a safety margin.
 
 use super::{Amount, NodeView, PodView, is_low, ratio, scale, scale_milli};
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_api::quantity::Quantity;
 
-/// What services are charged for in CPU.
+/// Amount that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuPolicy {
-    /// Their use.
+    /// Their usage.
     #[default]
     Usage,
-    /// The larger of use and request.
+    /// The larger of usage and request.
     MaxUsageRequest,
 }
 
-/// What services are charged for in memory.
+/// Amount that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
-    /// Their use.
+    /// Their usage.
     #[default]
     Usage,
     /// Their request.
     Request,
-    /// The larger of use and request.
+    /// The larger of usage and request.
     MaxUsageRequest,
 }
 
-/// How batch resources are computed. Percents are whole percents of the capacity.
+/// Policy of the computation of batch resources. Percents are whole percents of the capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchPolicy {
-    /// How far CPU may be filled; the rest is the safety margin. Above 100 the margin is negative;
-    /// batch never exceeds the capacity all the same.
+    /// CPU usage up to which the node is filled; the rest is the safety margin. Above 100 the margin is
+    /// negative; batch resources still never exceed the capacity.
     pub cpu_reclaim_percent: i64,
-    /// How far memory may be filled.
+    /// Memory usage up to which the node is filled.
     pub memory_reclaim_percent: i64,
-    /// What services are charged for in CPU.
+    /// Amount that services are charged.
     pub cpu: CpuPolicy,
-    /// What services are charged for in memory.
+    /// Amount that services are charged.
     pub memory: MemoryPolicy,
-    /// Upper bound of batch CPU.
+    /// Upper bound of batch CPU; `None` means no bound.
     pub cpu_limit_percent: Option<i64>,
-    /// Upper bound of batch memory.
+    /// Upper bound of batch memory; `None` means no bound.
     pub memory_limit_percent: Option<i64>,
-    /// Whether a pod without measurement counts with its request where the larger of use and
-    /// request is charged. Koordinator forgets it there on node level, so that a pod is not seen
-    /// until it is measured.
+    /// True if a pod without measurement counts with its request under `MaxUsageRequest`. Upstream ignores it
+    /// there on node level, so that a pod is not counted until it is measured.
     pub charge_unmeasured: bool,
 }
 
@@ -63,12 +62,12 @@ impl Default for BatchPolicy {
     }
 }
 
-/// Batch resources and what they were computed from.
+/// Batch resources and the inputs of their computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Batch {
-    /// Cores; published as `batch-cpu` in milli-cores.
+    /// CPU in cores; published as `batch-cpu` in milli-cores.
     pub cpu: Quantity,
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: Quantity,
     pub(super) capacity: Amount,
     pub(super) safety: Amount,
@@ -76,12 +75,12 @@ pub struct Batch {
     pub(super) services: Services,
 }
 
-/// What is neither services' nor batch's.
+/// Usage and reservations outside of services and batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Held {
-    /// Use outside pods.
+    /// Usage outside of pods.
     pub(super) system: Amount,
-    /// Use of services outside Kubernetes that count as system.
+    /// Usage of host applications that count as system.
     pub(super) apps: Amount,
     pub(super) by_annotation: Amount,
     pub(super) by_kubelet: Amount,
@@ -98,9 +97,9 @@ impl Held {
         }
     }
 
-    /// An equal share for each of `parts`.
+    /// Returns an equal share for each of `parts`.
     fn share(self, parts: usize) -> Self {
-        // One rounding of what is used, not two.
+        // The usage is rounded once, not twice.
         let system = self.system.share(parts);
         Self {
             system,
@@ -114,26 +113,26 @@ impl Held {
         self.system + self.apps
     }
 
-    /// The larger of both reservations.
+    /// Returns the larger of both reservations.
     pub(super) fn reserved(&self) -> Amount {
         self.by_annotation.max(self.by_kubelet)
     }
 
-    /// The larger of use and reservation.
+    /// Returns the larger of usage and reservation.
     fn larger(&self) -> Amount {
         self.used().max(self.reserved())
     }
 }
 
 impl Batch {
-    /// `batch-cpu`: milli-cores as a whole number.
+    /// Returns `batch-cpu`: milli-cores as a whole number.
     #[must_use]
     pub fn milli_cpu(&self) -> Quantity {
         Quantity::from_value(self.cpu.milli_value())
     }
 }
 
-/// What services are charged for, by each of the three measures.
+/// Amounts that services are charged under each policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Services {
     used: Amount,
@@ -142,7 +141,7 @@ pub(super) struct Services {
 }
 
 impl Services {
-    /// What the policy charges for.
+    /// Returns the amount charged under `policy`.
     pub(super) fn cpu(&self, policy: CpuPolicy) -> Quantity {
         match policy {
             CpuPolicy::Usage => self.used.cpu,
@@ -150,7 +149,7 @@ impl Services {
         }
     }
 
-    /// What the policy charges for.
+    /// Returns the amount charged under `policy`.
     pub(super) fn memory(&self, policy: MemoryPolicy) -> Quantity {
         match policy {
             MemoryPolicy::Usage => self.used.memory,
@@ -182,7 +181,7 @@ impl Services {
     }
 }
 
-/// Exclusive CPUs are used even while they idle.
+/// Returns the usage to charge. Exclusive CPUs of LSE pods count as used even while they are idle.
 fn used(pod: &PodView, usage: Amount) -> Amount {
     match pod.qos {
         QosClass::Lse => Amount {
@@ -193,7 +192,7 @@ fn used(pod: &PodView, usage: Amount) -> Amount {
     }
 }
 
-/// Batch resources of a node.
+/// Computes the batch resources of a node.
 #[must_use]
 pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     let mut services = Services::default();
@@ -210,16 +209,17 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     left(node.capacity, Held::of(node), services, policy)
 }
 
-/// A NUMA node.
+/// NUMA node and its allocatable amount.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Zone {
-    /// The number in `node-<n>`.
+    /// Number in the zone name `node-<n>`.
     pub index: usize,
-    /// What the zone can allocate.
+    /// Allocatable amount of the zone.
     pub allocatable: Amount,
 }
 
-/// Batch resources by NUMA node, in the order of `zones`. What has no place is split equally.
+/// Computes batch resources by NUMA node, in the order of `zones`. Amounts that belong to no NUMA node are
+/// split equally.
 #[must_use]
 pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> Vec<Batch> {
     let mut services = vec![Services::default(); zones.len()];
@@ -255,7 +255,7 @@ pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> V
 }
 
 fn left(capacity: Amount, held: Held, services: Services, policy: &BatchPolicy) -> Batch {
-    // Negative above 100 %: services and batch together may be promised more than there is.
+    // Negative above 100 %: services and batch together may be granted more than the capacity.
     let safety = Amount {
         cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),
         memory: scale(capacity.memory, ratio(100 - policy.memory_reclaim_percent)),
@@ -279,7 +279,7 @@ fn left(capacity: Amount, held: Held, services: Services, policy: &BatchPolicy) 
     if let Some(percent) = policy.memory_limit_percent {
         memory = memory.min(scale(capacity.memory, ratio(percent)));
     }
-    // A margin below zero must not promise what does not exist.
+    // A negative margin must not grant more than the capacity.
     Batch {
         cpu: cpu.min(capacity.cpu),
         memory: memory.min(capacity.memory),
@@ -290,7 +290,7 @@ fn left(capacity: Amount, held: Held, services: Services, policy: &BatchPolicy) 
     }
 }
 
-/// The arithmetic behind `batch`, for the operator: one line for CPU, one for memory.
+/// Describes the computation of `batch` for operators: one line for CPU, one for memory.
 #[must_use]
 pub fn explain(batch: &Batch, policy: &BatchPolicy) -> (String, String) {
     let Batch {
@@ -341,7 +341,7 @@ pub fn explain(batch: &Batch, policy: &BatchPolicy) -> (String, String) {
     (cpu, memory)
 }
 
-/// Whole 10⁹ bytes, rounded up.
+/// Returns whole gigabytes (10⁹ bytes), rounded up.
 fn giga(quantity: Quantity) -> i64 {
     let bytes = quantity.value();
     bytes.div_euclid(1_000_000_000) + i64::from(bytes.rem_euclid(1_000_000_000) > 0)

@@ -1,34 +1,34 @@
-//! Mid resources: what prod pods ask for but, by prediction, will not use.
+//! Mid resources: amounts that prod pods request but, by prediction, will not use.
 
 use super::{Amount, NodeView, is_low, ratio, scale, scale_milli};
 use koord_api::priority::PriorityClass;
 use koord_api::quantity::Quantity;
 
-/// Where mid resources come from.
+/// Source of mid resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MidMode {
-    /// The predictor, and optionally a part of what is not allocated.
+    /// The predictor, and optionally a share of unallocated resources.
     #[default]
     Predicted,
     /// A fixed part of the capacity.
     Static {
-        /// Percent of the CPU.
+        /// Percent of the CPU capacity.
         cpu_percent: i64,
-        /// Percent of the memory.
+        /// Percent of the memory capacity.
         memory_percent: i64,
     },
 }
 
-/// How mid resources are computed. Percents are whole percents.
+/// Policy of the computation of mid resources. Percents are whole percents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MidPolicy {
-    /// Where they come from.
+    /// Source of the resources.
     pub mode: MidMode,
     /// Upper bound of mid CPU, percent of the capacity.
     pub cpu_limit_percent: i64,
     /// Upper bound of mid memory, percent of the capacity.
     pub memory_limit_percent: i64,
-    /// How much of what nobody asked for is added, percent.
+    /// Share of unallocated resources that is added, percent.
     pub unallocated_percent: i64,
 }
 
@@ -43,43 +43,43 @@ impl Default for MidPolicy {
     }
 }
 
-/// Mid resources, and the arithmetic behind them for the operator.
+/// Mid resources and descriptions of their computation for operators.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Mid {
-    /// Cores; published as `mid-cpu` in milli-cores.
+    /// CPU in cores; published as `mid-cpu` in milli-cores.
     pub cpu: Quantity,
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: Quantity,
-    /// One line for CPU.
+    /// Description of the CPU computation.
     pub cpu_message: String,
-    /// One line for memory.
+    /// Description of the memory computation.
     pub memory_message: String,
 }
 
 impl Mid {
-    /// `mid-cpu`: milli-cores as a whole number.
+    /// Returns `mid-cpu`: milli-cores as a whole number.
     #[must_use]
     pub fn milli_cpu(&self) -> Quantity {
         Quantity::from_value(self.cpu.milli_value())
     }
 }
 
-/// What mid resources are made of.
+/// Components of mid resources.
 pub(super) enum Parts {
     /// A fixed part of the capacity.
     Static { reserved: Amount },
     Predicted {
-        /// What the report says of the node; nothing where it does not.
+        /// Unused capacity by the node's report; zero if the report lacks the usage.
         unused: Amount,
-        /// The smaller of what is reclaimable and unused, nothing at least.
+        /// The smaller of reclaimable and unused amounts, at least zero.
         base: Amount,
         unallocated: Amount,
-        /// What is added of it.
+        /// Part of `unallocated` that is added.
         share: Amount,
     },
 }
 
-/// A part of the capacity.
+/// Returns a share of the capacity.
 fn part(node: &NodeView, cpu_percent: i64, memory_percent: i64) -> Amount {
     Amount {
         cpu: scale_milli(node.capacity.cpu, ratio(cpu_percent)),
@@ -87,7 +87,7 @@ fn part(node: &NodeView, cpu_percent: i64, memory_percent: i64) -> Amount {
     }
 }
 
-/// The most that mid resources may be.
+/// Returns the upper bound of mid resources.
 pub(super) fn limit(node: &NodeView, policy: &MidPolicy) -> Amount {
     part(node, policy.cpu_limit_percent, policy.memory_limit_percent)
 }
@@ -123,7 +123,7 @@ pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> Parts {
     }
 }
 
-/// Mid resources of a node.
+/// Computes the mid resources of a node.
 #[must_use]
 pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
     let limit = limit(node, policy);

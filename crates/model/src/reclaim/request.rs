@@ -1,4 +1,4 @@
-//! What a pod asks for.
+//! CPU and memory requests of a pod.
 
 use super::Amount;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
@@ -17,9 +17,9 @@ impl Total for Amount {
     }
 }
 
-/// CPU and memory a pod needs at most at once: containers and sidecars together, or one init
-/// container with the sidecars started before it; pod-level requests win; overhead is added.
-/// Amounts that cannot be read count as nothing.
+/// Returns the largest amount of CPU and memory that a pod needs at the same time: containers and sidecars
+/// together, or one init container with the sidecars started before it. Pod-level requests take precedence;
+/// the overhead is added. Invalid amounts count as zero.
 #[must_use]
 pub fn of_pod(pod: &Pod) -> Amount {
     let Some(spec) = &pod.spec else {

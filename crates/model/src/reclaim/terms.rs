@@ -1,4 +1,4 @@
-//! Batch and mid resources as sums, for people: where a number comes from, term by term.
+//! Batch and mid resources as sums of named terms, for explanations to users.
 
 use super::batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Services};
 use super::mid::{self, MidMode, MidPolicy, Parts};
@@ -6,27 +6,27 @@ use super::{Amount, NodeView, PodView, is_low};
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
 
-/// A setting that chose a term.
+/// Setting that determines a term.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// The field of the strategy, as `colocation-config` names it.
+    /// Field of the strategy, as named in `colocation-config`.
     pub name: &'static str,
-    /// Its value.
+    /// Value of the setting.
     pub value: String,
 }
 
-/// A part of a [`Sum`].
+/// One term of a [`Sum`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Term {
-    /// What it is.
+    /// Name of the term.
     pub what: &'static str,
-    /// Cores or bytes; negative where it is taken off.
+    /// Amount in cores or bytes; negative if it is subtracted.
     pub amount: Quantity,
-    /// Whether it is taken off, so that nothing has a sign, too.
+    /// True if the term is subtracted, so that zero has a sign, too.
     pub taken: bool,
-    /// Why it is as large as it is.
+    /// Reason for the amount.
     pub why: String,
-    /// The setting that chose it; `None` where none does.
+    /// Setting that determines the term; `None` if none does.
     pub setting: Option<Setting>,
 }
 
@@ -41,7 +41,7 @@ impl Term {
         }
     }
 
-    /// A term that takes `amount` off.
+    /// Creates a term that subtracts `amount`.
     #[must_use]
     pub fn taken(what: &'static str, amount: Quantity, why: impl Into<String>) -> Self {
         Self {
@@ -61,12 +61,12 @@ impl Term {
     }
 }
 
-/// A number and what it is made of: the terms add up to it.
+/// A number and its terms, which add up to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sum {
-    /// Cores or bytes.
+    /// Total in cores or bytes.
     pub total: Quantity,
-    /// In the order they are applied.
+    /// Terms in the order in which they are applied.
     pub terms: Vec<Term>,
 }
 
@@ -85,7 +85,7 @@ impl Sum {
         self.terms.push(term);
     }
 
-    /// Adds what brings the sum to `total`, if anything does.
+    /// Adds a term for the difference to `total`, if there is one.
     pub fn reach(&mut self, total: Quantity, what: &'static str, why: &str) {
         if total != self.total {
             let missing = total - self.total;
@@ -96,7 +96,7 @@ impl Sum {
         }
     }
 
-    /// No more than `limit`, a part of the capacity that a setting chose.
+    /// Limits the sum to `limit`, a share of the capacity given by a setting.
     fn at_most(&mut self, limit: Quantity, name: &'static str, percent: i64) {
         if self.total > limit {
             let why = format!("{percent} % of the capacity");
@@ -116,13 +116,13 @@ fn negative(quantity: Quantity) -> Quantity {
     Quantity::ZERO.with_format(quantity.format()) - quantity
 }
 
-/// CPU for people, in thousandths of cores: `1500m`.
+/// Formats CPU for display, in milli-cores: `1500m`.
 #[must_use]
 pub fn millicores(cores: Quantity) -> String {
     format!("{}m", cores.milli_value())
 }
 
-/// Memory for people, in whole MiB, rounded down: `512 MiB`.
+/// Formats memory for display, in whole MiB, rounded down: `512 MiB`.
 #[must_use]
 pub fn mebibytes(bytes: Quantity) -> String {
     match bytes.value() {
@@ -131,7 +131,7 @@ pub fn mebibytes(bytes: Quantity) -> String {
     }
 }
 
-/// How one of the two resources is computed.
+/// Description of the computation of one resource.
 struct Rule<'a> {
     get: fn(Amount) -> Quantity,
     show: fn(Quantity) -> String,
@@ -139,11 +139,11 @@ struct Rule<'a> {
     policy: (&'static str, &'a str),
     limit: (&'static str, Option<i64>),
     charged: Quantity,
-    /// Whether the system's use counts, or only what is reserved.
+    /// True if only the reservation counts, not the usage of the system.
     by_request: bool,
 }
 
-/// What `batch` is made of: CPU, then memory.
+/// Returns the sums of `batch`: CPU, then memory.
 #[must_use]
 pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     let cpu = Rule {
@@ -219,7 +219,7 @@ fn sum(batch: &Batch, total: Quantity, rule: &Rule<'_>) -> Sum {
     sum
 }
 
-/// What the system uses or what is kept for it, whichever counts.
+/// Returns the terms for the usage of the system or its reservation, whichever counts.
 fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
     let of = |amount: Amount| (rule.get)(amount);
     let held = &batch.held;
@@ -256,7 +256,7 @@ fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
     }]
 }
 
-/// What mid resources are made of: CPU, then memory.
+/// Returns the sums of mid resources: CPU, then memory.
 #[must_use]
 pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
     let static_percents = match policy.mode {
@@ -322,7 +322,7 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
     ]
 }
 
-/// What a service is charged for; nothing for batch and free pods.
+/// Returns the amount that a service is charged; zero for batch and free pods.
 #[must_use]
 pub fn charged(pod: &PodView, policy: &BatchPolicy) -> Amount {
     let mut services = Services::default();

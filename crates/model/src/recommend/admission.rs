@@ -1,10 +1,9 @@
-//! How much of its request a new pod will use at its peak, for the scheduler's load estimate.
+//! Expected share of its request that a new pod uses at its peak, for the scheduler's load estimate.
 
 use std::collections::BTreeMap;
 
-/// Percent of the request that a pod of such a recommendation will use: `ceil(100 × recommended /
-/// requested)`, at least 1 and at most 100. `None` when one of the amounts is not positive: then
-/// nothing can be said.
+/// Returns the percentage of the request that a pod with this recommendation will use: `ceil(100 ×
+/// recommended / requested)`, at least 1 and at most 100. `None` if one of the amounts is not positive.
 #[must_use]
 pub fn scaling_factor(recommended: i64, requested: i64) -> Option<i64> {
     if recommended <= 0 || requested <= 0 {
@@ -15,17 +14,17 @@ pub fn scaling_factor(recommended: i64, requested: i64) -> Option<i64> {
     i64::try_from(percent.clamp(1, 100)).ok()
 }
 
-/// What a container requests and what is recommended for it, by resource, in one unit.
+/// Requests and recommendations of a container by resource, in one unit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerAmounts<'a> {
-    /// What it requests.
+    /// Requested amounts.
     pub requested: BTreeMap<&'a str, i64>,
-    /// What is recommended, if anything is.
+    /// Recommended amounts.
     pub recommended: BTreeMap<&'a str, i64>,
 }
 
-/// The factors of a pod by resource. A container without a recommendation is expected to use what
-/// it requests. A resource that no container has a recommendation of has no factor.
+/// Returns the factors of a pod by resource, in percent. A container without a recommendation is expected to
+/// use its request. A resource without any recommendation has no factor.
 #[must_use]
 pub fn scaling_factors<'a>(containers: &[ContainerAmounts<'a>]) -> BTreeMap<&'a str, i64> {
     let mut sums: BTreeMap<&str, (i64, i64, bool)> = BTreeMap::new();

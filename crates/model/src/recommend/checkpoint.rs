@@ -1,99 +1,98 @@
-//! What of a container's history survives a restart.
+//! Stored form of a container's history.
 
 use super::container::{ContainerModel, Instance};
 use super::settings::Settings;
 use crate::histogram::{Checkpoint, HistogramError, UnixMillis};
 
-/// The format that is written, and the only one that is read.
+/// Version of the format; no other one is accepted.
 pub const VERSION: &str = "v1";
 
-/// Pods whose window is still open that a checkpoint holds: those seen last. The peaks of the others
-/// are in the histogram, and count once more should the pod go on in the same window.
+/// Maximum number of pods with an open window in a checkpoint: those with the newest samples. The peaks of
+/// the others are in the histogram, and count again if the pod continues in the same window.
 const MOST_INSTANCES: usize = 64;
 
-/// The saved form of a [`ContainerModel`].
+/// Stored form of a [`ContainerModel`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContainerCheckpoint {
     /// [`VERSION`].
     pub version: String,
-    /// CPU samples.
+    /// Histogram of CPU samples.
     pub cpu: Checkpoint,
-    /// Memory peaks.
+    /// Histogram of memory peaks.
     pub memory: Checkpoint,
-    /// With which half-life the CPU samples were weighed, in milliseconds.
+    /// Half-life of the CPU histogram, in milliseconds.
     pub cpu_half_life_ms: i64,
-    /// With which half-life the memory peaks were weighed, in milliseconds.
+    /// Half-life of the memory histogram, in milliseconds.
     pub memory_half_life_ms: i64,
     /// Time of the first sample.
     pub first: Option<UnixMillis>,
     /// Time of the newest sample.
     pub last: Option<UnixMillis>,
-    /// How many samples there were.
+    /// Number of samples.
     pub count: u64,
-    /// Open windows.
+    /// Open memory windows, one per pod.
     pub instances: Vec<SavedInstance>,
 }
 
-/// The open window of one pod. Its peak is in the histogram already.
+/// Open memory window of one pod. Its peak is in the histogram already.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedInstance {
     /// `metadata.uid` of the pod.
     pub pod: String,
-    /// The newest sample.
+    /// Time of the newest sample.
     pub last: Option<UnixMillis>,
-    /// When the window ends.
+    /// End of the window.
     pub window_end: UnixMillis,
-    /// Bytes.
+    /// Highest usage of the window, in bytes.
     pub peak: f64,
-    /// Bytes that an OOM kill called for; 0 without one.
+    /// Memory that an OOM kill indicates as needed, in bytes; 0 without one.
     pub oom_peak: f64,
-    /// The newest OOM kill that was learned from.
+    /// Time of the newest OOM kill that is included.
     pub last_oom: Option<UnixMillis>,
 }
 
-/// Why a checkpoint is not taken over.
+/// Reason why a checkpoint is rejected.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CheckpointError {
-    /// Another format.
+    /// The version is another one.
     #[error("version must be {VERSION:?}, got {0:?}")]
     Version(String),
-    /// The CPU histogram.
+    /// The CPU histogram is invalid.
     #[error("cpuHistogram: {0}")]
     Cpu(HistogramError),
-    /// The memory histogram.
+    /// The memory histogram is invalid.
     #[error("memoryHistogram: {0}")]
     Memory(HistogramError),
-    /// The newest sample lies in the future, or before the first.
+    /// The newest sample is in the future, or before the first.
     #[error("lastSampleStart must be from firstSampleStart to now, got {last} after {first}")]
     Order {
-        /// The first sample.
+        /// Time of the first sample.
         first: UnixMillis,
-        /// The newest one.
+        /// Time of the newest sample.
         last: UnixMillis,
     },
-    /// A half-life that is none.
+    /// A half-life is not positive.
     #[error("{field} must be positive, got {value} ms")]
     HalfLife {
-        /// Which one.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: i64,
     },
-    /// An open window with impossible numbers.
+    /// An open window has invalid numbers.
     #[error("memoryPeaks of pod {pod}: {field} must be finite and not negative, got {value}")]
     Peak {
-        /// The pod's uid.
+        /// UID of the pod.
         pod: String,
-        /// Which number.
+        /// Name of the field.
         field: &'static str,
-        /// The number.
+        /// Value of the field.
         value: f64,
     },
 }
 
-/// A histogram that weighed with the half-life `was`, for one that goes on with another from the
-/// newest sample: weights are relative to the reference time, which may lie a hundred half-lives
-/// back.
+/// Converts a histogram with the half-life `was` for use with the half-life `is` from the newest sample on:
+/// weights are relative to the reference time, which may be a hundred half-lives back.
 fn rebased(saved: &Checkpoint, was: i64, is: i64, newest: Option<UnixMillis>) -> Checkpoint {
     let mut saved = saved.clone();
     if let Some(newest) = newest.filter(|_| was != is && !saved.weights.is_empty()) {
@@ -109,7 +108,7 @@ fn known(time: UnixMillis) -> Option<UnixMillis> {
 }
 
 impl ContainerModel {
-    /// The saved form.
+    /// Returns the stored form.
     #[must_use]
     pub fn save(&self) -> ContainerCheckpoint {
         let mut newest: Vec<&Instance> = self.instances.iter().collect();
@@ -137,10 +136,10 @@ impl ContainerModel {
         }
     }
 
-    /// The history in a checkpoint, as of `now`.
+    /// Restores the history of a checkpoint, as of `now`.
     ///
     /// # Errors
-    /// Which field is impossible, with its value.
+    /// The invalid field with its value.
     pub fn load(
         settings: &Settings,
         saved: &ContainerCheckpoint,
@@ -149,7 +148,7 @@ impl ContainerModel {
         if saved.version != VERSION {
             return Err(CheckpointError::Version(saved.version.clone()));
         }
-        // A wall clock that was ahead for a while would keep all later samples out.
+        // A wall clock that was ahead for a while would make all later samples count as old.
         let soon = now.saturating_add(settings.memory_window_ms);
         if let (Some(first), Some(last)) = (saved.first, saved.last)
             && (last < first || last > soon)

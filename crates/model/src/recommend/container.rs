@@ -1,23 +1,23 @@
-//! What is learned of one container of a workload, from all its pods.
+//! Usage history of one container of a workload, over all its pods.
 
 use super::settings::Settings;
 use crate::histogram::{DecayingHistogram, Layout, UnixMillis};
 use koord_api::Uid;
 
-/// What is known of the container in one pod: the peak of the window it is in.
+/// State of the container in one pod: the peak of its current window.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Instance {
     /// `metadata.uid` of the pod.
     pub(super) pod: Uid,
-    /// The newest sample.
+    /// Time of the newest sample; `UnixMillis::MIN` before the first.
     pub(super) last: UnixMillis,
-    /// When the window ends; the peak counts as seen then.
+    /// End of the window; the peak counts as measured then.
     pub(super) window_end: UnixMillis,
-    /// The highest memory use of the window, in bytes; 0 before the first sample.
+    /// Highest memory usage of the window, in bytes; 0 before the first sample.
     pub(super) peak: f64,
-    /// What an OOM kill in the window says that was needed, in bytes; 0 without one.
+    /// Memory that an OOM kill in the window indicates as needed, in bytes; 0 without one.
     pub(super) oom_peak: f64,
-    /// The newest OOM kill that was learned from.
+    /// Time of the newest OOM kill that is included; `UnixMillis::MIN` without one.
     pub(super) last_oom: UnixMillis,
 }
 
@@ -38,25 +38,25 @@ impl Instance {
     }
 }
 
-/// A use of one container in one pod.
+/// Usage sample of one container in one pod.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample<'a> {
     /// `metadata.uid` of the pod.
     pub pod: &'a str,
-    /// When it was measured.
+    /// Time of the measurement.
     pub time: UnixMillis,
-    /// Cores, where measured.
+    /// CPU usage in cores, if measured.
     pub cpu: Option<f64>,
-    /// Bytes, where measured.
+    /// Memory usage in bytes, if measured.
     pub memory: Option<f64>,
 }
 
-/// The history of one container of a workload.
+/// Usage history of one container of a workload.
 #[derive(Debug, Clone)]
 pub struct ContainerModel {
     pub(super) cpu: DecayingHistogram,
     pub(super) memory: DecayingHistogram,
-    /// Sorted by pod.
+    /// Instances, sorted by pod.
     pub(super) instances: Vec<Instance>,
     pub(super) first: Option<UnixMillis>,
     pub(super) last: Option<UnixMillis>,
@@ -64,7 +64,7 @@ pub struct ContainerModel {
 }
 
 impl ContainerModel {
-    /// Nothing learned yet.
+    /// Creates an empty history.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         let cpu = DecayingHistogram::new(Layout::recommender_cpu(), settings.cpu_half_life_ms);
@@ -80,26 +80,25 @@ impl ContainerModel {
         }
     }
 
-    /// Time of the first sample.
+    /// Returns the time of the first sample.
     #[must_use]
     pub fn first(&self) -> Option<UnixMillis> {
         self.first
     }
 
-    /// Time of the newest sample.
+    /// Returns the time of the newest sample.
     #[must_use]
     pub fn last(&self) -> Option<UnixMillis> {
         self.last
     }
 
-    /// How many samples were taken in.
+    /// Returns the number of samples.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Learns from a sample. `false`: it is not newer than the last one of this pod, or says
-    /// nothing that can be learned from.
+    /// Adds a sample. Returns false if it is not newer than the last one of this pod, or has no usable value.
     pub fn add(&mut self, settings: &Settings, sample: Sample<'_>) -> bool {
         let usable = |value: &f64| value.is_finite() && *value >= 0.0;
         let cpu = sample.cpu.filter(usable);
@@ -125,8 +124,8 @@ impl ContainerModel {
         true
     }
 
-    /// Learns from a kill for want of memory at `time`, of a container that requested `request`
-    /// bytes. `false`: it was learned from before, or is older than the window.
+    /// Adds an OOM kill at `time` of a container that requested `request` bytes. Returns false if it was
+    /// added before, or is older than the window.
     pub fn oom(
         &mut self,
         settings: &Settings,
@@ -150,8 +149,8 @@ impl ContainerModel {
         true
     }
 
-    /// Drops pods whose window is over: their peaks are final. `true` when nothing was heard of any
-    /// pod for so long that the whole history is out of date.
+    /// Drops pods whose window has ended: their peaks are final. Returns true if there was no sample of any
+    /// pod for so long that the whole history has expired.
     pub fn expire(&mut self, settings: &Settings, now: UnixMillis) -> bool {
         self.instances.retain(|instance| now < instance.window_end);
         self.instances.shrink_to_fit();
@@ -159,7 +158,7 @@ impl ContainerModel {
         now.saturating_sub(seen) > settings.expiry_ms()
     }
 
-    /// Bytes on the heap, pods' uids that are no UUIDs aside.
+    /// Returns the heap memory in bytes, without pod UIDs that are not UUIDs.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.cpu.heap_bytes()
@@ -179,7 +178,7 @@ impl ContainerModel {
         &mut self.instances[at]
     }
 
-    /// Counts `bytes` as the peak of the window of `time` if it is higher than what was seen in it.
+    /// Records `bytes` as the peak of the window of `time` if it is higher than earlier ones in it.
     fn raise(
         &mut self,
         settings: &Settings,

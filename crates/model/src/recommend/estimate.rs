@@ -1,25 +1,25 @@
-//! From a history to a recommendation.
+//! Recommendation from a history.
 
 use super::container::ContainerModel;
 use super::settings::{Settings, SettingsError};
 use crate::histogram::{DecayingHistogram, UnixMillis};
 
 const DAY_MS: f64 = 86_400_000.0;
-/// Samples that a container yields in a day, at one a minute.
+/// Number of samples of a container per day, at one a minute.
 const SAMPLES_PER_DAY: f64 = 1440.0;
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// The share of use (0–1) that a recommendation covers.
+/// Percentiles of usage (0–1) that a recommendation covers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Percentiles {
-    /// Of CPU samples.
+    /// Percentile of CPU samples.
     pub cpu: f64,
-    /// Of memory peaks.
+    /// Percentile of memory peaks.
     pub memory: f64,
 }
 
 impl Percentiles {
-    /// Checks both.
+    /// Checks both percentiles.
     ///
     /// # Errors
     /// The first one that is not above 0 and at most 1.
@@ -37,39 +37,39 @@ impl Percentiles {
     }
 }
 
-/// Amounts for one container.
+/// Recommended amounts for one container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Recommended {
-    /// Milli-cores.
+    /// CPU in milli-cores.
     pub cpu_milli: i64,
-    /// Bytes, a multiple of 1 MiB.
+    /// Memory in bytes, a multiple of 1 MiB.
     pub memory: i64,
 }
 
-/// What is known of a container's use, beside the recommendation.
+/// Recommendation for a container and the distribution of its usage.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Distribution {
-    /// The recommendation itself.
+    /// The recommendation.
     pub target: Recommended,
-    /// The least that makes sense.
+    /// Lower bound of sensible requests.
     pub lower: Recommended,
-    /// The most that makes sense; far above the target while little is known.
+    /// Upper bound of sensible requests; far above the target while the history is short.
     pub upper: Recommended,
-    /// Use at p50, p90, p95, p98 and the highest, without margin and floor.
+    /// Usage at p50, p90, p95, p98 and the maximum, without safety margin and minimum.
     pub points: [(&'static str, Recommended); 5],
-    /// How many samples there are.
+    /// Number of samples.
     pub samples: u64,
     /// Time of the first sample.
     pub first: Option<UnixMillis>,
     /// Time of the newest sample.
     pub last: Option<UnixMillis>,
-    /// Days of history.
+    /// Length of the history in days.
     pub confidence: f64,
 }
 
 impl ContainerModel {
-    /// How much is known, in days: the time from the first to the newest sample, or what so many
-    /// samples take at one a minute, whichever is less.
+    /// Returns the length of the history in days: the time from the first to the newest sample, or the time
+    /// that this number of samples takes at one a minute, whichever is less.
     #[must_use]
     pub fn confidence(&self) -> f64 {
         let (Some(first), Some(last)) = (self.first, self.last) else {
@@ -80,10 +80,10 @@ impl ContainerModel {
     }
 }
 
-/// What a container should request; `None` before the first sample of both CPU and memory.
+/// Returns the recommendation for a container; `None` before the first sample of both CPU and memory.
 ///
-/// `percentiles` take the place of those in `settings`; `containers` is how many containers the pod
-/// has, which share the pod's floor.
+/// `percentiles` replace those in `settings`; `containers` is the number of containers in the pod, which
+/// share the pod's minimum.
 #[must_use]
 pub fn estimate(
     model: &ContainerModel,
@@ -116,7 +116,7 @@ pub fn estimate(
         cpu: percentiles.cpu.max(0.95),
         memory: percentiles.memory.max(0.95),
     };
-    // No history at all would make the bounds infinite and not a number.
+    // Without any history the bounds would be infinite or not a number.
     let known = confidence.max(1.0 / SAMPLES_PER_DAY);
     Some(Distribution {
         target: both(percentiles, 1.0),
@@ -136,17 +136,17 @@ pub fn estimate(
     })
 }
 
-/// Cores as milli-cores, rounded up.
+/// Converts cores to milli-cores, rounded up.
 fn milli(cores: f64) -> i64 {
     up(cores * 1000.0)
 }
 
-/// Bytes, rounded up to whole MiB.
+/// Rounds bytes up to whole MiB.
 fn mebibytes(bytes: f64) -> i64 {
     up(bytes / MIB).saturating_mul(MIB as i64)
 }
 
-/// The next integer, but not for what differs from one by no more than floating point does.
+/// Rounds up to the next integer, except for values that differ from an integer only by floating-point error.
 fn up(value: f64) -> i64 {
     let nearest = value.round();
     if (value - nearest).abs() < 1e-6 * nearest.abs().max(1e-3) {

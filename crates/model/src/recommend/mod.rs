@@ -1,16 +1,15 @@
-//! What containers should request, learned from what they used.
+//! Recommended requests of containers, derived from their usage.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`settings`] | every number of the rule, and the presets `peak` and `vpa` |
-//! | [`container`] | what is learned of one container: two histograms, memory peaks, OOM kills |
-//! | [`estimate()`] | the recommendation, its bounds and how sure it is |
-//! | [`checkpoint`] | what survives a restart |
-//! | [`admission`] | how much of its request a pod will use at its peak |
+//! | [`settings`] | all constants, and the presets `peak` and `vpa` |
+//! | [`container`] | the history of one container: two histograms, memory peaks, OOM kills |
+//! | [`estimate()`] | the recommendation, its bounds and its confidence |
+//! | [`checkpoint`] | the form that is stored over restarts |
+//! | [`admission`] | the share of its request that a pod will use at its peak |
 //!
-//! The bookkeeping follows the Vertical Pod Autoscaler's recommender; the percentiles were
-//! chosen by replaying public traces. CPU amounts are cores inside and milli-cores in results, memory
-//! is bytes.
+//! The accounting follows the Vertical Pod Autoscaler's recommender; the percentiles were chosen by replaying
+//! public traces. CPU amounts are cores in histograms and milli-cores in results, memory is in bytes.
 
 pub mod admission;
 pub mod checkpoint;

@@ -1,41 +1,41 @@
-//! Every number of the rule.
+//! Settings of recommendations.
 
 use super::estimate::Percentiles;
 
-/// Why settings make no sense.
+/// Error for a setting that is out of range.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field} must be {want}, got {value}")]
 pub struct SettingsError {
-    /// The setting.
+    /// Name of the setting.
     pub field: &'static str,
     /// The allowed range.
     pub want: &'static str,
-    /// What was given.
+    /// The value.
     pub value: f64,
 }
 
-/// How recommendations are learned and made. The default is the preset `peak`.
+/// Settings of recommendations. The default is the preset `peak`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Which share of use the recommendation covers.
+    /// Percentiles of usage that the recommendation covers.
     pub percentiles: Percentiles,
-    /// Added to every recommendation, as a share of it (0.05 = 5 %).
+    /// Safety margin added to every recommendation, as a share of it (0.05 = 5 %).
     pub margin: f64,
-    /// The least CPU a pod is recommended, in cores; its containers share it.
+    /// Minimum CPU recommendation of a pod, in cores; its containers share it.
     pub min_cpu: f64,
-    /// The least memory a pod is recommended, in bytes; its containers share it.
+    /// Minimum memory recommendation of a pod, in bytes; its containers share it.
     pub min_memory: f64,
-    /// After how long a CPU sample weighs half, in milliseconds.
+    /// Half-life of the weight of a CPU sample, in milliseconds.
     pub cpu_half_life_ms: i64,
-    /// After how long a memory peak weighs half, in milliseconds.
+    /// Half-life of the weight of a memory peak, in milliseconds.
     pub memory_half_life_ms: i64,
-    /// Of each window of this length only the highest memory use counts, in milliseconds.
+    /// Length of a memory window in milliseconds; only the highest usage of each window counts.
     pub memory_window_ms: i64,
-    /// What was not seen for so many windows is forgotten.
+    /// Number of windows without samples after which a history expires.
     pub memory_windows: i64,
-    /// A container killed for want of memory needs at least so many times what it had.
+    /// Minimum factor by which the memory of an OOM-killed container is raised.
     pub oom_ratio: f64,
-    /// … and at least so many bytes more.
+    /// Minimum number of bytes by which it is raised.
     pub oom_bump: f64,
 }
 
@@ -48,10 +48,10 @@ impl Default for Settings {
 impl Settings {
     const DAY_MS: i64 = 86_400_000;
 
-    /// For the peak: p99 of CPU, p95 of memory peaks, and 5 %. Replayed over public traces
-    /// (docs/measurements.md) this is exceeded by less than 2 % of the next day's samples, for less
-    /// than the maximum of a week costs; p95 and p98 with 15 %, which Koordinator's predictor takes
-    /// for pods, are not. The other numbers are the Vertical Pod Autoscaler's.
+    /// Returns the preset for peak usage: p99 of CPU, p95 of memory peaks, and a margin of 5 %. Replayed over
+    /// public traces (docs/measurements.md), less than 2 % of the next day's samples exceed it, at a lower
+    /// cost than the maximum of a week; p95 and p98 with 15 %, which upstream's predictor uses for pods, do
+    /// not achieve this. The other numbers are those of the Vertical Pod Autoscaler.
     #[must_use]
     pub fn peak() -> Self {
         Self {
@@ -71,7 +71,7 @@ impl Settings {
         }
     }
 
-    /// As the Vertical Pod Autoscaler recommends by default: p90 of both, and 15 %.
+    /// Returns the defaults of the Vertical Pod Autoscaler: p90 of both, and a margin of 15 %.
     #[must_use]
     pub fn vpa() -> Self {
         Self {
@@ -84,10 +84,10 @@ impl Settings {
         }
     }
 
-    /// Checks every number.
+    /// Checks all settings.
     ///
     /// # Errors
-    /// The first one out of its range.
+    /// The first setting that is out of range.
     pub fn check(&self) -> Result<(), SettingsError> {
         self.percentiles.check()?;
         let wrong = |field, want, value| Err(SettingsError { field, want, value });
@@ -118,7 +118,7 @@ impl Settings {
         Ok(())
     }
 
-    /// How long what is not seen is remembered, in milliseconds.
+    /// Returns the time without samples after which a history expires, in milliseconds.
     #[must_use]
     pub fn expiry_ms(&self) -> i64 {
         self.memory_window_ms.saturating_mul(self.memory_windows)
