@@ -1,6 +1,6 @@
-//! How much CPU batch work may use, and how the limit moves: the arithmetic of CPU suppression.
+//! CPU suppression: the CPU limit of batch work and its changes over time.
 //!
-//! CPU amounts are milli-cores, quotas are microseconds per CFS period of 100 ms.
+//! CPU amounts are in milli-cores, quotas in microseconds per CFS period of 100 ms.
 
 mod cpus;
 
@@ -8,37 +8,37 @@ pub use cpus::{
     CpuManager, Kept, Levels, Processor, levels, next_cpu_count, pick_cpus, recovered_levels,
 };
 
-/// The CFS period all quotas here refer to, in microseconds.
+/// CFS period that all quotas refer to, in microseconds.
 pub const CFS_PERIOD_US: i64 = 100_000;
-/// The smallest quota batch work is cut to, in microseconds per period.
+/// Smallest quota of batch work, in microseconds per period.
 pub const MIN_QUOTA_US: i64 = 2_000;
-/// A change smaller than this share of the node's capacity is not worth a write.
+/// Share of the node's capacity below which a change of the limit is not written.
 pub const DEAD_BAND: f64 = 0.01;
-/// By how much of the node's capacity the limit may grow in one step.
+/// Share of the node's capacity by which the limit may grow in one step.
 pub const MAX_GROWTH: f64 = 0.10;
-/// The fewest CPUs the `cpuset` policy leaves to batch work.
+/// Minimum number of CPUs that the `cpuset` policy leaves to batch work.
 pub const MIN_CPUS: usize = 2;
-/// The quota that means "no limit".
+/// Quota for "no limit".
 pub const UNLIMITED: i64 = -1;
 
-/// What the node and its pods use, in milli-cores, from the newest samples.
+/// CPU usage of the node and its pods from the newest samples, in milli-cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// The whole node.
+    /// Usage of the whole node.
     pub node: i64,
-    /// All pods.
+    /// Usage of all pods.
     pub pods: i64,
-    /// Pods that are not best-effort: neither labelled BE nor of the kubelet's BestEffort class.
-    /// A pod nobody knows counts here.
+    /// Usage of pods that are not best-effort: neither labeled BE nor of the Kubernetes class BestEffort.
+    /// Unknown pods are included.
     pub pods_not_be: i64,
-    /// All host applications.
+    /// Usage of all host applications.
     pub hosts: i64,
-    /// Host applications that are not best-effort.
+    /// Usage of host applications that are not best-effort.
     pub hosts_not_be: i64,
 }
 
 impl Usage {
-    /// What neither a pod nor a host application accounts for.
+    /// Returns the usage that belongs to neither a pod nor a host application.
     #[must_use]
     pub fn system(&self) -> i64 {
         let known = self.pods.saturating_add(self.hosts);
@@ -46,19 +46,19 @@ impl Usage {
     }
 }
 
-/// The limits of the configured strategy.
+/// Thresholds of the configured strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Threshold {
-    /// How much of the node everything together may use, in percent.
+    /// Total usage of the node to keep within, in percent.
     pub percent: i64,
-    /// What batch work keeps in any case, in percent of the node.
+    /// Guaranteed share of batch work, in percent of the node; `None` means none.
     pub min_percent: Option<i64>,
 }
 
-/// What batch work may use, in milli-cores. May be negative when the node is over-used.
+/// Returns the CPU that batch work may use, in milli-cores. May be negative if the node is overused.
 ///
-/// `capacity * percent / 100 - used by others - max(system, reserved)`, but at least `min_percent`
-/// of the capacity where that is set.
+/// `capacity * percent / 100 - usage of other pods and host applications - max(system, reserved)`, but at
+/// least `min_percent` of the capacity if that is set.
 #[must_use]
 pub fn budget(capacity: i64, reserved: i64, usage: &Usage, threshold: Threshold) -> i64 {
     let system = usage.system().max(reserved);
@@ -72,10 +72,10 @@ pub fn budget(capacity: i64, reserved: i64, usage: &Usage, threshold: Threshold)
     }
 }
 
-/// The quota to write for a `budget`, given what is set now, or `None` when the present one stays.
+/// Returns the quota to write for a `budget`, given the current one, or `None` if it stays.
 ///
-/// The minimum is always written, a difference within the dead band never is, and growth is limited
-/// per step unless there is no limit now.
+/// The minimum is always written, a difference within the dead band never is, and growth is limited per step
+/// unless there is no limit now.
 #[must_use]
 pub fn next_quota(capacity: i64, budget: i64, current: i64) -> Option<i64> {
     // Capacity in whole cores, rounded up, as the Kubernetes quantity reports it.
@@ -95,8 +95,8 @@ pub fn next_quota(capacity: i64, budget: i64, current: i64) -> Option<i64> {
     (quota != current).then_some(quota)
 }
 
-/// When a quota may be written again: each write refills the group's bandwidth pool, so writing
-/// too often gives batch work more than the quota says.
+/// Limits the rate of quota writes: each write refills the cgroup's bandwidth pool, so writing too often
+/// gives batch work more than its quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WriteGate {
     min_interval_ms: u64,
@@ -104,7 +104,7 @@ pub struct WriteGate {
 }
 
 impl WriteGate {
-    /// At least `periods` CFS periods between two writes that move an existing quota.
+    /// Creates a gate with at least `periods` CFS periods between two writes that change an existing quota.
     #[must_use]
     pub fn new(periods: u64) -> Self {
         let period_ms = (CFS_PERIOD_US / 1000) as u64;
@@ -114,7 +114,8 @@ impl WriteGate {
         }
     }
 
-    /// Whether a write at `now_ms` is allowed. `urgent` writes (a first cap, or none at all) are.
+    /// Returns true if a write at `now_ms` is allowed. `urgent` writes (a first cap, or removal of the cap)
+    /// always are.
     #[must_use]
     pub fn allows(&self, now_ms: u64, urgent: bool) -> bool {
         // A tenth of a period of tolerance, so that a loop of exactly the interval is not halved.

@@ -1,13 +1,13 @@
 //! Kernel settings of the whole node, from `systemStrategy` of a NodeSLO.
 //!
-//! A setting that is not given leaves the kernel alone, and one that cannot be used does not keep the
-//! others back. Source: Koordinator `pkg/koordlet/qosmanager/plugins/sysreconcile`.
+//! An unset setting leaves the kernel unchanged, and an invalid one does not affect the others. Source:
+//! Koordinator `pkg/koordlet/qosmanager/plugins/sysreconcile`.
 
 use crate::field::FieldError;
 use koord_api::slo::SystemStrategy;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A file of one number.
+/// Kernel setting: a file that contains one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Setting {
     /// `vm.min_free_kbytes`, KiB.
@@ -24,7 +24,7 @@ pub enum Setting {
     PageCacheLimitEnabled,
 }
 
-/// The values to write on a node with `memory` bytes, and what cannot be used.
+/// Returns the values to write on a node with `memory` bytes, and the invalid settings.
 ///
 /// `vm.min_free_kbytes` is `memory in KiB · minFreeKbytesFactor / 10000`.
 #[must_use]
@@ -88,8 +88,9 @@ pub fn values(strategy: &SystemStrategy, memory: i64) -> (BTreeMap<Setting, i64>
     (values, errors)
 }
 
-/// The words to write to the scheduler's features file, one a write, whose `present` content names a
-/// feature that is on and has `NO_` before one that is off. What the kernel does not list is reported.
+/// Returns the words to write to the scheduler's features file, one per write. Its `present` content lists a
+/// feature that is on by its name and one that is off with the prefix `NO_`. Features that the kernel does
+/// not list are reported.
 #[must_use]
 pub fn sched_features(
     wanted: &BTreeMap<String, bool>,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Gathering {
     /// Id of the group.
     pub group: Arc<str>,
-    /// The word of the first of its gangs that says anything.
+    /// Requirements of the first of its gangs that has any.
     pub spec: Arc<NetworkTopologySpec>,
     /// True if the group is being tried now.
     pub trying: bool,
@@ -21,7 +21,7 @@ pub struct Gathering {
 /// Network topology requirements of a gang group for late members.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settled {
-    /// The word of the first of its gangs that says anything.
+    /// Requirements of the first of its gangs that has any.
     pub spec: Arc<NetworkTopologySpec>,
     /// UIDs of the members that have a node.
     pub mates: Vec<Arc<str>>,

@@ -5,7 +5,7 @@ use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_api::quantity::Quantity;
 
-/// Amount that services are charged.
+/// Policy for the amount of CPU that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuPolicy {
     /// Their usage.
@@ -15,7 +15,7 @@ pub enum CpuPolicy {
     MaxUsageRequest,
 }
 
-/// Amount that services are charged.
+/// Policy for the amount of memory that services are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
     /// Their usage.
@@ -35,9 +35,9 @@ pub struct BatchPolicy {
     pub cpu_reclaim_percent: i64,
     /// Memory usage up to which the node is filled.
     pub memory_reclaim_percent: i64,
-    /// Amount that services are charged.
+    /// Policy for the charged CPU.
     pub cpu: CpuPolicy,
-    /// Amount that services are charged.
+    /// Policy for the charged memory.
     pub memory: MemoryPolicy,
     /// Upper bound of batch CPU; `None` means no bound.
     pub cpu_limit_percent: Option<i64>,

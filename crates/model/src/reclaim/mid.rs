@@ -10,7 +10,7 @@ pub enum MidMode {
     /// The predictor, and optionally a share of unallocated resources.
     #[default]
     Predicted,
-    /// A fixed part of the capacity.
+    /// A fixed share of the capacity.
     Static {
         /// Percent of the CPU capacity.
         cpu_percent: i64,
@@ -66,7 +66,7 @@ impl Mid {
 
 /// Components of mid resources.
 pub(super) enum Parts {
-    /// A fixed part of the capacity.
+    /// A fixed share of the capacity.
     Static { reserved: Amount },
     Predicted {
         /// Unused capacity by the node's report; zero if the report lacks the usage.

@@ -1,9 +1,11 @@
-//! Suppression by CPU set: how many CPUs batch work gets, which, and who of it is told.
+//! Suppression by CPU set: the number of CPUs for batch work, their selection, and the cgroups they are
+//! written to.
 
 use super::{MAX_GROWTH, MIN_CPUS};
 use std::collections::BTreeSet;
 
-/// How many CPUs the `cpuset` policy grants for a `budget`, given how many it granted before.
+/// Returns the number of CPUs that the `cpuset` policy grants for a `budget` in milli-cores, given the number
+/// granted before.
 #[must_use]
 pub fn next_cpu_count(total: usize, budget: i64, current: usize) -> usize {
     let wanted = (budget.max(0) as usize).div_ceil(1000).max(MIN_CPUS);
@@ -11,23 +13,23 @@ pub fn next_cpu_count(total: usize, budget: i64, current: usize) -> usize {
     wanted.min(current.saturating_add(step)).max(MIN_CPUS)
 }
 
-/// One logical CPU and where it sits.
+/// Logical CPU and its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Processor {
-    /// The logical CPU id.
+    /// Id of the logical CPU.
     pub cpu: u32,
-    /// The physical core.
+    /// Physical core.
     pub core: u32,
-    /// The socket.
+    /// Socket.
     pub socket: u32,
-    /// The NUMA node.
+    /// NUMA node.
     pub node: u32,
 }
 
-/// Picks `count` CPUs for batch work: whole cores first, spread over NUMA nodes and sockets.
+/// Selects `count` CPUs for batch work: whole cores first, spread over NUMA nodes and sockets.
 ///
-/// CPUs that LSR pods own (`lsr`) are taken in proportion to their share. A pool that has too few
-/// CPUs gives none.
+/// CPUs of LSR pods (`lsr`) are taken in proportion to their share. A pool with too few CPUs contributes
+/// none.
 #[must_use]
 pub fn pick_cpus(candidates: &[Processor], lsr: &BTreeSet<u32>, count: usize) -> BTreeSet<u32> {
     let (owned, shared): (Vec<_>, Vec<_>) = candidates
@@ -92,33 +94,33 @@ fn buckets(pool: Vec<Processor>) -> Vec<Vec<Processor>> {
     buckets
 }
 
-/// CPUs that are others'.
+/// CPUs that batch work must not use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Kept {
     /// Reserved for the node's daemons, by the kubelet or the annotation
     /// `node.koordinator.sh/reservation`.
     pub reserved: BTreeSet<u32>,
-    /// Those of SYSTEM pods, where they are exclusive.
+    /// CPUs of SYSTEM pods, if they are exclusive.
     pub system: BTreeSet<u32>,
-    /// Those of LSE pods.
+    /// CPUs of LSE pods.
     pub lse: BTreeSet<u32>,
 }
 
 impl Kept {
-    /// Whether batch work must stay off `cpu`.
+    /// Returns true if batch work must not use `cpu`.
     #[must_use]
     pub fn holds(&self, cpu: u32) -> bool {
         self.reserved.contains(&cpu) || self.system.contains(&cpu) || self.lse.contains(&cpu)
     }
 
-    /// The processors that are left for batch work.
+    /// Returns the processors that batch work may use.
     #[must_use]
     pub fn candidates(&self, processors: &[Processor]) -> Vec<Processor> {
         let left = processors.iter().filter(|p| !self.holds(p.cpu));
         left.copied().collect()
     }
 
-    /// All CPUs batch work may have while it is not suppressed.
+    /// Returns all CPUs that batch work may use while it is not suppressed.
     #[must_use]
     pub fn full_set(&self, processors: &[Processor]) -> BTreeSet<u32> {
         self.candidates(processors)
@@ -128,10 +130,10 @@ impl Kept {
     }
 }
 
-/// The kubelet's CPU manager, by annotation `kubelet.koordinator.sh/cpu-manager-policy`.
+/// CPU manager policy of the kubelet, from annotation `kubelet.koordinator.sh/cpu-manager-policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CpuManager {
-    /// `none`, or not known.
+    /// `none`, or unknown.
     #[default]
     None,
     /// `static`: the kubelet writes the CPU sets of containers itself and checks their parents.
@@ -139,7 +141,7 @@ pub enum CpuManager {
 }
 
 impl CpuManager {
-    /// Reads the policy's name.
+    /// Parses the name of the policy.
     #[must_use]
     pub fn of_name(name: &str) -> Self {
         match name {
@@ -149,17 +151,17 @@ impl CpuManager {
     }
 }
 
-/// The CPU sets of batch work by level.
+/// CPU sets of batch work by cgroup level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Levels {
-    /// Of the besteffort directory and its pods.
+    /// CPU set of the besteffort cgroup and its pods.
     pub parents: BTreeSet<u32>,
-    /// Of their containers; `None` leaves them as they are.
+    /// CPU set of their containers; `None` leaves them unchanged.
     pub containers: Option<BTreeSet<u32>>,
 }
 
-/// Who gets the `picked` CPUs: everybody, but under a static CPU manager the containers alone, and
-/// their parents keep the `full` set. Nothing is written where nothing could be picked.
+/// Returns the CPU sets for the `picked` CPUs: all levels get them, except under a static CPU manager, where
+/// only containers do and their parents keep the `full` set. `None` if nothing could be selected.
 #[must_use]
 pub fn levels(picked: &BTreeSet<u32>, full: &BTreeSet<u32>, manager: CpuManager) -> Option<Levels> {
     if picked.is_empty() {
@@ -174,9 +176,9 @@ pub fn levels(picked: &BTreeSet<u32>, full: &BTreeSet<u32>, manager: CpuManager)
     })
 }
 
-/// Who gets the `full` set back when CPU sets no longer suppress: everybody. With the gate BECPUManager
-/// the scheduler gives batch pods their CPUs, so that CPU sets never suppress and the containers of a
-/// pod that `has_cpus` (a CPU set or NUMA resources in its resource status) are left alone.
+/// Returns the CPU sets after suppression by CPU set ends: all levels get the `full` set. With the gate
+/// BECPUManager the scheduler allocates CPUs to batch pods, so that CPU sets never suppress, and the
+/// containers of a pod with `has_cpus` (a CPU set or NUMA resources in its resource status) are unchanged.
 #[must_use]
 pub fn recovered_levels(full: &BTreeSet<u32>, be_cpu_manager: bool, has_cpus: bool) -> Levels {
     Levels {
