@@ -16,7 +16,7 @@ const EXPELLER_SUFFIX: &str = "-expeller";
 
 /// Settings of one class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Class {
+struct ClassSettings {
     enabled: bool,
     expeller: bool,
     idle: bool,
@@ -25,9 +25,9 @@ struct Class {
 /// Settings of all classes; all off unless the CPU policy is core scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CoreSched {
-    lsr: Class,
-    ls: Class,
-    be: Class,
+    lsr: ClassSettings,
+    ls: ClassSettings,
+    be: ClassSettings,
 }
 
 /// Desired cookie of a pod's tasks.
@@ -81,7 +81,7 @@ impl CoreSched {
         }
         let class = |class: &Option<ResourceQOS>| {
             let cfg = class.as_ref().and_then(|class| class.cpu_qos.as_ref());
-            cfg.map_or_else(Class::default, |cfg| Class {
+            cfg.map_or_else(ClassSettings::default, |cfg| ClassSettings {
                 enabled: cfg.enable == Some(true),
                 expeller: cfg.core_expeller == Some(true),
                 idle: cfg.sched_idle == Some(1),
@@ -125,7 +125,7 @@ impl CoreSched {
         Wanted::Group(format!("{name}{suffix}"))
     }
 
-    fn class(&self, qos: QosClass, kube: KubeQos) -> Class {
+    fn class(&self, qos: QosClass, kube: KubeQos) -> ClassSettings {
         match (qos, kube) {
             (QosClass::Lse | QosClass::Lsr, _) => self.lsr,
             (QosClass::Ls, _) => self.ls,

@@ -87,13 +87,13 @@ pub struct Zones {
 
 /// Amounts of one resource in one NUMA node.
 #[derive(Debug, Clone, Copy, Default)]
-struct Tally {
+struct ZoneAmounts {
     capacity: u64,
     allocatable: u64,
     available: u64,
 }
 
-impl Tally {
+impl ZoneAmounts {
     fn more(&mut self, amount: u64) {
         self.allocatable = self.allocatable.saturating_add(amount);
         self.available = self.allocatable;
@@ -103,7 +103,7 @@ impl Tally {
 /// Computes the zones of `machine`, whose kubelet lists `allocatable` in total and `taken` for containers.
 #[must_use]
 pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
-    let mut books = Books::open(machine, allocatable);
+    let mut books = ZoneAccounting::open(machine, allocatable);
     for share in taken {
         books.take(share);
     }
@@ -134,7 +134,7 @@ pub fn zones(machine: &Machine, allocatable: &Share, taken: &[Share]) -> Zones {
     }
 }
 
-impl Tally {
+impl ZoneAmounts {
     fn info(self, name: &str) -> ResourceInfo {
         let amount = |amount: u64| {
             let amount = i64::try_from(amount).unwrap_or(i64::MAX);
@@ -158,9 +158,9 @@ fn is_memory(name: &str) -> bool {
 }
 
 /// State of the computation of the zones.
-struct Books<'a> {
+struct ZoneAccounting<'a> {
     machine: &'a Machine,
-    nodes: BTreeMap<u8, BTreeMap<String, Tally>>,
+    nodes: BTreeMap<u8, BTreeMap<String, ZoneAmounts>>,
     /// Allocatable CPUs.
     cpus: &'a CpuSet,
     /// NUMA nodes of each device, by resource and id.
@@ -171,7 +171,7 @@ struct Books<'a> {
     is_contradictory: bool,
 }
 
-impl<'a> Books<'a> {
+impl<'a> ZoneAccounting<'a> {
     fn open(machine: &'a Machine, allocatable: &'a Share) -> Self {
         let mut books = Self {
             machine,
@@ -187,7 +187,7 @@ impl<'a> Books<'a> {
         for (number, node) in machine {
             known.add(&node.cpus);
             let mine = node.cpus.intersection(&allocatable.cpus).len() as u64;
-            let tally = Tally {
+            let tally = ZoneAmounts {
                 capacity: node.cpus.len() as u64,
                 allocatable: mine,
                 available: mine,

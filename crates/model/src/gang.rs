@@ -191,7 +191,7 @@ pub struct Gangs {
     /// Gang to the groups of several gangs that list it, whether or not the gang lists them itself.
     listed: FxHashMap<Arc<str>, BTreeSet<Arc<str>>>,
     /// Pod UID to its gang.
-    of: FxHashMap<Arc<str>, Arc<str>>,
+    gang_by_pod: FxHashMap<Arc<str>, Arc<str>>,
     attempt: Option<Attempt>,
     numbers: u64,
     changed: BTreeSet<Arc<str>>,
@@ -269,14 +269,14 @@ impl Gangs {
     /// Records a new or changed member.
     pub fn observe(&mut self, seen: Seen, moves: &mut Moves) {
         if self
-            .of
+            .gang_by_pod
             .get(&seen.uid)
             .is_some_and(|gang| *gang != seen.gang)
         {
             self.vanish(&seen.uid, moves);
         }
         let (uid, id) = (seen.uid, seen.gang);
-        self.of.insert(uid.clone(), id.clone());
+        self.gang_by_pod.insert(uid.clone(), id.clone());
         let gang = self.gangs.entry(id.clone()).or_default();
         let own = seen.own.map(|own| match &gang.spec {
             Some(spec) if **spec == own => spec.clone(),
@@ -312,14 +312,14 @@ impl Gangs {
         self.changed.insert(id.clone());
         let group = self.regroup(&id);
         if described {
-            self.let_pass(&group, moves);
+            self.admit_independent(&group, moves);
         }
         if seen.promised && stage == Stage::Pending {
             self.doubtful.insert(group.clone());
         }
         let before = old.map(|old| old.stage);
         if stage == Stage::Bound && before != Some(Stage::Bound) {
-            self.satisfied(&group, &uid, moves);
+            self.record_bound(&group, &uid, moves);
             // Set only now: a group that counts as started would not admit its other members again.
             if let Some(gang) = self.gangs.get_mut(&id) {
                 gang.began = true;
@@ -333,13 +333,13 @@ impl Gangs {
         {
             attempt.left.push_back(uid.clone());
         }
-        self.review(&group, fresh.then_some(&uid), false, moves);
-        self.review_others(&id, &group, false, moves);
+        self.select_representative(&group, fresh.then_some(&uid), false, moves);
+        self.select_other_representatives(&id, &group, false, moves);
     }
 
     /// Removes a pod that was deleted or no longer belongs to a gang.
     pub fn vanish(&mut self, uid: &str, moves: &mut Moves) {
-        let Some((uid, id)) = self.of.remove_entry(uid) else {
+        let Some((uid, id)) = self.gang_by_pod.remove_entry(uid) else {
             return;
         };
         let Some(gang) = self.gangs.get_mut(&id) else {
@@ -353,7 +353,7 @@ impl Gangs {
         let name = member.key.split('/').next_back().unwrap_or_default();
         let reason = format!("Gang {id:?} gets rejected due to Pod {name:?} in Unreserve");
         let deleted = gang.members.is_empty() && !gang.from_group;
-        let passes = self.passes(&id);
+        let independent = self.is_independent(&id);
         if let Some(group) = self.groups.get_mut(&group) {
             group.binding.remove(&uid);
             if group.representative.as_ref() == Some(&uid) {
@@ -361,17 +361,17 @@ impl Gangs {
             }
         }
         self.changed.insert(id.clone());
-        if matches!(member.stage, Stage::Held(_)) && strict && !passes {
-            let fresh = self.end_attempt_of(&group);
-            self.give_up(&group, &reason, fresh, moves);
+        if matches!(member.stage, Stage::Held(_)) && strict && !independent {
+            let fresh = self.end_attempt(&group);
+            self.reject_held(&group, &reason, fresh, moves);
         }
         if deleted {
             self.gangs.remove(&id);
             self.drop_group(&group);
         }
-        self.settle_binding(&group);
-        self.review(&group, None, false, moves);
-        self.review_others(&id, &group, false, moves);
+        self.clear_binding(&group);
+        self.select_representative(&group, None, false, moves);
+        self.select_other_representatives(&id, &group, false, moves);
     }
 
     /// Records a new or changed PodGroup; `None` means that it was deleted.
@@ -393,23 +393,23 @@ impl Gangs {
         let old = gang.group.clone();
         self.changed.insert(id.clone());
         if undescribed {
-            let fresh = self.end_attempt_of(&old);
-            self.give_up(&old, GANG_GONE, fresh, moves);
+            let fresh = self.end_attempt(&old);
+            self.reject_held(&old, GANG_GONE, fresh, moves);
         }
         let deleted = |gang: &Gang| gang.members.is_empty() && !gang.from_group;
         if self.gangs.get(id).is_some_and(deleted) {
             self.gangs.remove(id);
             self.drop_group(&old);
-            self.review(&old, None, false, moves);
-            self.review_others(id, &old, false, moves);
+            self.select_representative(&old, None, false, moves);
+            self.select_other_representatives(id, &old, false, moves);
             return;
         }
         let group = self.regroup(id);
         if changed {
-            self.let_pass(&group, moves);
+            self.admit_independent(&group, moves);
         }
-        self.review(&group, None, changed, moves);
-        self.review_others(id, &group, changed, moves);
+        self.select_representative(&group, None, changed, moves);
+        self.select_other_representatives(id, &group, changed, moves);
     }
 
     /// Returns the gangs whose members have changed since the last call.

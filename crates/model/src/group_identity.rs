@@ -107,9 +107,9 @@ mod tests {
     }
 
     /// LSE, LSR, LS, BE labels; the three directories; unlabelled pods of the three kubelet classes.
-    type Row = ([i64; 4], [i64; 3], [i64; 3]);
+    type IdentityRow = ([i64; 4], [i64; 3], [i64; 3]);
 
-    fn row(rule: &GroupIdentity) -> Row {
+    fn row(rule: &GroupIdentity) -> IdentityRow {
         use KubeQos::{BestEffort, Burstable, Guaranteed};
         let pod = |qos, kube| rule.pod(qos, kube, None);
         (
@@ -124,9 +124,9 @@ mod tests {
     fn rule_table() {
         let on = [(true, 2), (true, 2), (true, -1)];
         let off = [(false, 0), (false, 0), (false, 0)];
-        let all: Row = ([2, 2, 2, -1], [0, 2, -1], [2, 2, -1]);
-        let nothing: Row = ([0; 4], [0; 3], [0; 3]);
-        let be_only: Row = ([0, 0, 0, -1], [0, 0, -1], [0, 0, -1]);
+        let all: IdentityRow = ([2, 2, 2, -1], [0, 2, -1], [2, 2, -1]);
+        let nothing: IdentityRow = ([0; 4], [0; 3], [0; 3]);
+        let be_only: IdentityRow = ([0, 0, 0, -1], [0, 0, -1], [0, 0, -1]);
         for (policy, classes, want, enabled) in [
             (Some("groupIdentity"), on, all, true),
             (None, on, all, true),

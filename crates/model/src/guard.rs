@@ -37,22 +37,22 @@ mod budget;
 mod claim;
 mod config;
 mod decision;
+mod experiment;
 mod service;
 mod signal;
 mod state;
-mod test;
 
 pub use config::Config;
 pub use decision::{Decision, Event, Kind, Settings};
+pub use experiment::Experiment;
 pub use signal::{Lever, Readings, Signal};
 pub use state::{Held, ServiceState, Verdict};
-pub use test::Experiment;
 
 use budget::Budget;
-use claim::{Change, Claim};
-use service::{Circumstances, Service};
+use claim::{Change, LeverClaim};
+use experiment::{ExperimentBaseline, Finding, RunningExperiment};
+use service::{SampleContext, Service};
 use std::collections::BTreeMap;
-use test::{Before, Finding, Test};
 
 /// Maximum time between two steps that is accounted.
 const MAX_STEP_MS: u64 = 5_000;
@@ -97,7 +97,7 @@ pub struct Input<'a> {
 pub struct Guard<K> {
     config: Config,
     services: BTreeMap<K, Service>,
-    test: Option<Test<K>>,
+    test: Option<RunningExperiment<K>>,
     /// Current cap of a node without a bandwidth signal, in percent.
     earned: Option<i64>,
     earned_ms: u64,
@@ -189,7 +189,7 @@ impl<K: Ord + Copy> Guard<K> {
         if self.steady.0 != (clean, judged) {
             self.steady = ((clean, judged), now_ms.saturating_sub(passed));
         }
-        let at = Circumstances {
+        let at = SampleContext {
             now_ms,
             clean,
             judged,
@@ -204,28 +204,28 @@ impl<K: Ord + Copy> Guard<K> {
         self.services
             .retain(|_, service| now_ms.saturating_sub(service.seen_ms) <= config.forget_ms);
         let mut events = Vec::new();
-        self.leave(now_ms, &mut events);
+        self.drop_absent(now_ms, &mut events);
         let before = self.settings.clone();
-        let mut let_go = false;
+        let mut released = false;
         if input.held {
             self.release();
         } else if runs && settled && !paused {
-            let_go = self.act(input, clean, &mut events);
+            released = self.act(input, clean, &mut events);
         }
         self.start(input);
-        self.earn(input, now_ms, runs && !paused && !clean);
+        self.raise_cap(input, now_ms, runs && !paused && !clean);
         self.settings = self.wanted();
         let but_cap = |settings: &Settings<K>| Settings {
             cap: None,
             ..settings.clone()
         };
-        let moved = let_go
+        let moved = released
             || but_cap(&before) != but_cap(&self.settings)
             || events.iter().any(|event| event.kind.moves());
         if moved {
             self.settled_ms = self.clock_ms.saturating_add(config.settle_ms);
             for service in self.services.values_mut() {
-                service.begin_anew();
+                service.reset_windows();
             }
         } else if runs && !paused && !clean && !input.held {
             self.settings.pause = self.pauses_now(input, passed);
@@ -243,13 +243,13 @@ impl<K: Ord + Copy> Guard<K> {
         for service in self.services.values_mut() {
             service.claims.clear();
             service.tried.clear();
-            service.begin_anew();
+            service.reset_windows();
         }
         self.settings = Settings::default();
     }
 
     /// Drops the claims and the experiment of services that have no samples any more.
-    fn leave(&mut self, now_ms: u64, events: &mut Vec<Event<K>>) {
+    fn drop_absent(&mut self, now_ms: u64, events: &mut Vec<Event<K>>) {
         let gone_ms = self.config.gone_ms;
         for (key, service) in &mut self.services {
             if now_ms.saturating_sub(service.seen_ms) <= gone_ms {
@@ -277,24 +277,29 @@ impl<K: Ord + Copy> Guard<K> {
     /// alarm.
     fn act(&mut self, input: &Input<'_>, clean: bool, events: &mut Vec<Event<K>>) -> bool {
         if let Some(test) = self.test.take() {
-            self.go_on(test, input, events);
+            self.add_sample(test, input, events);
             return false;
         }
-        let let_go = self.move_claims(input, events);
-        if !let_go && events.is_empty() && !clean {
-            self.answer(input, events);
+        let released = self.step_claims(input, events);
+        if !released && events.is_empty() && !clean {
+            self.start_experiment(input, events);
         }
-        let_go
+        released
     }
 
     /// Processes one more sample of a running experiment.
-    fn go_on(&mut self, mut test: Test<K>, input: &Input<'_>, events: &mut Vec<Event<K>>) {
+    fn add_sample(
+        &mut self,
+        mut test: RunningExperiment<K>,
+        input: &Input<'_>,
+        events: &mut Vec<Event<K>>,
+    ) {
         let config = self.config.of(test.signal);
         let Some(service) = self.services.get_mut(&test.key) else {
             events.push(test.event(Kind::Ended));
             return;
         };
-        let found = test.go_on(service, self.clock_ms, input.now_ms, &config);
+        let found = test.add_sample(service, self.clock_ms, input.now_ms, &config);
         if found != Finding::Nothing {
             self.tests.spend(test.pay(self.clock_ms));
         }
@@ -306,18 +311,20 @@ impl<K: Ord + Copy> Guard<K> {
             }
             Finding::Help(experiment) => {
                 service.last = Some(experiment);
-                let remembered = service.remembered.filter(|(lever, _)| *lever == test.lever);
-                let level = remembered.map_or(input.threshold, |(_, level)| level);
-                service.claims.push(Claim::new(
+                let confirmed_lever = service
+                    .confirmed_lever
+                    .filter(|(lever, _)| *lever == test.lever);
+                let level = confirmed_lever.map_or(input.threshold, |(_, level)| level);
+                service.claims.push(LeverClaim::new(
                     (test.signal, test.lever),
                     (test.level, level),
-                    remembered.is_some(),
+                    confirmed_lever.is_some(),
                     test.first(),
                     &config,
                     self.clock_ms,
                 ));
                 service.tried.clear();
-                if remembered.is_some() {
+                if confirmed_lever.is_some() {
                     self.tests.refund(test.paid_ms);
                 }
                 let (before, after) = (experiment.before, experiment.after);
@@ -336,15 +343,15 @@ impl<K: Ord + Copy> Guard<K> {
     }
 
     /// Steps all claims. Returns true if a lever was released.
-    fn move_claims(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) -> bool {
+    fn step_claims(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) -> bool {
         let config = self.config;
-        let mut anew = false;
+        let mut any_released = false;
         for (key, service) in &mut self.services {
             let mut claims = std::mem::take(&mut service.claims);
             claims.retain_mut(|claim| {
                 let config = config.of(claim.signal);
                 // After a release, harm must return at about its earlier level: noise is no proof.
-                let least = match claim.is_let_go() {
+                let least = match claim.is_released() {
                     true => config.helps * claim.first.before,
                     false => f64::NEG_INFINITY,
                 };
@@ -354,7 +361,7 @@ impl<K: Ord + Copy> Guard<K> {
                 let kind = match change {
                     Change::None => return true,
                     Change::Moved => {
-                        anew |= claim.is_let_go();
+                        any_released |= claim.is_released();
                         None
                     }
                     Change::Confirmed => {
@@ -367,7 +374,7 @@ impl<K: Ord + Copy> Guard<K> {
                     Change::Over => Some(Kind::Over),
                 };
                 if claim.confirmed {
-                    service.remembered = Some((claim.lever, claim.level));
+                    service.confirmed_lever = Some((claim.lever, claim.level));
                 }
                 let event = |kind| Event {
                     key: *key,
@@ -391,15 +398,15 @@ impl<K: Ord + Copy> Guard<K> {
             });
             service.claims = claims;
         }
-        anew
+        any_released
     }
 
     /// Starts an experiment for the alarm with the highest vote, then the largest excess.
-    fn answer(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) {
+    fn start_experiment(&mut self, input: &Input<'_>, events: &mut Vec<Event<K>>) {
         let clock_ms = self.clock_ms;
         let mut loudest: Option<(f64, f64, K, Signal)> = None;
         for (key, service) in &mut self.services {
-            service.waits = false;
+            service.awaits_budget = false;
             let Some((signal, excess)) = service.alarm() else {
                 // An alarm of a rare signal takes longer to recur.
                 let last = service.last.map(|last| self.config.of(last.signal));
@@ -409,8 +416,8 @@ impl<K: Ord + Copy> Guard<K> {
                 }
                 continue;
             };
-            let letting_go = service.claims.iter().any(Claim::is_let_go);
-            if service.is_deaf_to(excess, input.now_ms) || letting_go {
+            let releasing = service.claims.iter().any(LeverClaim::is_released);
+            if service.is_muted_at(excess, input.now_ms) || releasing {
                 continue;
             }
             service.alarmed_ms = clock_ms;
@@ -424,7 +431,7 @@ impl<K: Ord + Copy> Guard<K> {
         let service = self.services.get(&key);
         let before = service.and_then(|service| {
             let track = service.tracks.get(&signal)?;
-            Some(Before {
+            Some(ExperimentBaseline {
                 stats: track.window.stats(),
                 margin: track.expected?.margin,
                 baseline: service.baseline.clone(),
@@ -440,7 +447,7 @@ impl<K: Ord + Copy> Guard<K> {
         &mut self,
         key: K,
         signal: Signal,
-        before: Before,
+        before: ExperimentBaseline,
         input: &Input<'_>,
         events: &mut Vec<Event<K>>,
     ) {
@@ -449,12 +456,12 @@ impl<K: Ord + Copy> Guard<K> {
         let Some(service) = self.services.get_mut(&key) else {
             return;
         };
-        let remembered = service.remembered.map(|(lever, _)| lever);
-        let in_order = remembered.into_iter().chain(Lever::ALL);
+        let confirmed_lever = service.confirmed_lever.map(|(lever, _)| lever);
+        let in_order = confirmed_lever.into_iter().chain(Lever::ALL);
         let next = in_order
             .filter(|lever| input.levers.contains(lever) && lever.is_for(signal))
             .filter(|lever| !service.tried.contains(lever))
-            .find(|lever| test::has_room(*lever, key, service.vote, &wanted));
+            .find(|lever| experiment::would_change(*lever, key, service.vote, &wanted));
         let expected = before.baseline.expect(signal, service.load);
         let expected = expected.map_or(0.0, |expected| expected.mean);
         let Some(lever) = next else {
@@ -475,13 +482,14 @@ impl<K: Ord + Copy> Guard<K> {
         };
         // An experiment longer than the maximum budget starts with the full budget and overdraws it.
         if paid_ms > 0 && !self.tests.has(paid_ms.min(config.test_saved_ms)) {
-            service.waits = true;
+            service.awaits_budget = true;
             return;
         }
         self.tests.spend(paid_ms);
         let level = lever.floor(service.vote);
         let value = expected + before.stats.mean;
-        let test = Test::new((key, signal, lever), level, before, self.clock_ms, paid_ms);
+        let test =
+            RunningExperiment::new((key, signal, lever), level, before, self.clock_ms, paid_ms);
         events.push(test.event(Kind::Tried { value, expected }));
         self.test = Some(test);
     }
@@ -498,7 +506,7 @@ impl<K: Ord + Copy> Guard<K> {
     }
 
     /// Raises the cap of such a node while no service shows harm.
-    fn earn(&mut self, input: &Input<'_>, now_ms: u64, runs: bool) {
+    fn raise_cap(&mut self, input: &Input<'_>, now_ms: u64, runs: bool) {
         let Some(earned) = self.earned else { return };
         let mut services = self.services.values();
         if !runs || self.test.is_some() || services.any(|s| s.is_uneasy(now_ms)) {
@@ -548,7 +556,7 @@ impl<K: Ord + Copy> Guard<K> {
             && self.test.is_none()
             && self.pauses.has(passed.saturating_mul(3) / 2)
             && input.dice < chance
-            && services.any(|service| service.wants_clean(input.now_ms))
+            && services.any(|service| service.needs_clean_sample(input.now_ms))
     }
 }
 

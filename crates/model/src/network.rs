@@ -143,7 +143,7 @@ impl Layers {
 
 /// Domain of one layer: a switch, a block or a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Spot {
+struct Domain {
     name: Arc<str>,
     depth: usize,
     parent: Option<usize>,
@@ -156,7 +156,7 @@ struct Spot {
 pub struct Tree {
     layers: Layers,
     /// Domains, parents before children; the first is the cluster.
-    spots: Vec<Spot>,
+    domains: Vec<Domain>,
     /// Node name to the index of its domain.
     leaves: FxHashMap<Arc<str>, usize>,
     /// Index of a node's domain to the rank of its name.
@@ -168,13 +168,13 @@ impl Tree {
     /// name: if nodes disagree about its parent, the first in order decides.
     #[must_use]
     pub fn new<'a>(layers: Layers, paths: impl IntoIterator<Item = &'a [Arc<str>]>) -> Self {
-        let root = Spot {
+        let root = Domain {
             name: "".into(),
             depth: 0,
             parent: None,
             children: Vec::new(),
         };
-        let mut spots = vec![root];
+        let mut domains = vec![root];
         let mut known: FxHashMap<(usize, Arc<str>), usize> = FxHashMap::default();
         let mut leaves = FxHashMap::default();
         let nodes = layers.0.len();
@@ -183,35 +183,35 @@ impl Tree {
             for (at, name) in path.iter().enumerate() {
                 let depth = at + 1;
                 parent = *known.entry((depth, name.clone())).or_insert_with(|| {
-                    let spot = spots.len();
-                    spots.push(Spot {
+                    let domain = domains.len();
+                    domains.push(Domain {
                         name: name.clone(),
                         depth,
                         parent: Some(parent),
                         children: Vec::new(),
                     });
-                    spots[parent].children.push(spot);
-                    spot
+                    domains[parent].children.push(domain);
+                    domain
                 });
                 if depth == nodes {
                     leaves.insert(name.clone(), parent);
                 }
             }
         }
-        for at in 0..spots.len() {
-            let mut children = std::mem::take(&mut spots[at].children);
-            children.sort_by(|a, b| spots[*a].name.cmp(&spots[*b].name));
-            spots[at].children = children;
+        for at in 0..domains.len() {
+            let mut children = std::mem::take(&mut domains[at].children);
+            children.sort_by(|a, b| domains[*a].name.cmp(&domains[*b].name));
+            domains[at].children = children;
         }
         let mut named: Vec<(&Arc<str>, usize)> = leaves.iter().map(|(n, at)| (n, *at)).collect();
         named.sort_unstable();
-        let mut by_name = vec![0; spots.len()];
+        let mut by_name = vec![0; domains.len()];
         for (rank, (_, at)) in named.into_iter().enumerate() {
             by_name[at] = rank;
         }
         Self {
             layers,
-            spots,
+            domains,
             leaves,
             by_name,
         }
@@ -227,31 +227,34 @@ impl Tree {
     /// siblings by name, with its number of nodes. Nodes are not named.
     #[must_use]
     pub fn status(&self) -> Vec<NetworkTopologyDetail> {
-        let mut nodes = vec![0i32; self.spots.len()];
+        let mut nodes = vec![0i32; self.domains.len()];
         let deepest = self.layers.0.len();
-        for (at, spot) in self.spots.iter().enumerate().rev() {
-            nodes[at] += i32::from(spot.depth == deepest);
-            if let Some(parent) = spot.parent {
+        for (at, domain) in self.domains.iter().enumerate().rev() {
+            nodes[at] += i32::from(domain.depth == deepest);
+            if let Some(parent) = domain.parent {
                 nodes[parent] += nodes[at];
             }
         }
         let mut out = Vec::new();
         let mut open = vec![0];
         while let Some(at) = open.pop() {
-            let spot = &self.spots[at];
-            if spot.depth == deepest {
+            let domain = &self.domains[at];
+            if domain.depth == deepest {
                 continue;
             }
-            open.extend(spot.children.iter().rev());
-            let names = spot.children.iter().map(|at| self.spots[*at].name.as_ref());
-            let above_nodes = spot.depth + 1 == deepest;
-            let below = match spot.children.is_empty() {
+            open.extend(domain.children.iter().rev());
+            let names = domain
+                .children
+                .iter()
+                .map(|at| self.domains[*at].name.as_ref());
+            let above_nodes = domain.depth + 1 == deepest;
+            let below = match domain.children.is_empty() {
                 true => "",
-                false => self.layers.name(spot.depth + 1),
+                false => self.layers.name(domain.depth + 1),
             };
             out.push(NetworkTopologyDetail {
                 topology_info: self.info(at),
-                parent_topology_info: spot.parent.map(|parent| self.info(parent)),
+                parent_topology_info: domain.parent.map(|parent| self.info(parent)),
                 child_topology_layer: below.to_owned(),
                 child_topology_names: names.filter(|_| !above_nodes).map(str::to_owned).collect(),
                 node_num: nodes[at],
@@ -261,10 +264,10 @@ impl Tree {
     }
 
     fn info(&self, at: usize) -> TopologyInfo {
-        let spot = &self.spots[at];
+        let domain = &self.domains[at];
         TopologyInfo {
-            topology_layer: self.layers.name(spot.depth).to_owned(),
-            topology_name: spot.name.to_string(),
+            topology_layer: self.layers.name(domain.depth).to_owned(),
+            topology_name: domain.name.to_string(),
         }
     }
 }

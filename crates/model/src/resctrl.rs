@@ -173,7 +173,7 @@ fn low_bits(count: u32) -> u64 {
 /// reported; a resource that the machine cannot control gives none.
 #[must_use]
 pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Vec<FieldError>) {
-    let mut lines = Lines::of(hardware);
+    let mut lines = SchemataBuilder::of(hardware);
     if let (Some(start), Some(end)) = (
         settings.cat_range_start_percent,
         settings.cat_range_end_percent,
@@ -190,7 +190,7 @@ pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Ve
 /// and for single caches those of `schemataPerCache`. Caches that are not listed are not limited.
 #[must_use]
 pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldError>) {
-    let mut lines = Lines::of(hardware);
+    let mut lines = SchemataBuilder::of(hardware);
     for (cache, range) in settings
         .llc
         .iter()
@@ -233,13 +233,13 @@ fn entries<'a, T>(
 }
 
 /// Builder of `schemata` lines.
-struct Lines<'a> {
+struct SchemataBuilder<'a> {
     hardware: &'a Hardware,
     domains: BTreeMap<Resource, BTreeMap<u32, u64>>,
     errors: Vec<FieldError>,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> SchemataBuilder<'a> {
     fn of(hardware: &'a Hardware) -> Self {
         Self {
             hardware,

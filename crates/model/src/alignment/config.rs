@@ -118,7 +118,7 @@ impl Default for Config {
     }
 }
 
-const MOST: i64 = 1024;
+const MAX_MAX_ZONES: i64 = 1024;
 
 impl Config {
     /// Parses the first of the deprecated `policies`, then the attributes, which take precedence. Returns the
@@ -153,7 +153,7 @@ impl Config {
                 ("topologyManagerScope", "container") => config.scope = Scope::Container,
                 ("topologyManagerScope", "pod") => config.scope = Scope::Pod,
                 ("topologyManagerMaxNUMANodes", _) => match value.parse::<i64>() {
-                    Ok(most) if most > 1 => config.max_zones = most.min(MOST),
+                    Ok(most) if most > 1 => config.max_zones = most.min(MAX_MAX_ZONES),
                     _ => unread.push((name, value)),
                 },
                 ("topologyManagerPolicy" | "topologyManagerScope", _) => unread.push((name, value)),

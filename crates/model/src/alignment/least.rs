@@ -4,7 +4,7 @@ use super::{Ask, BEST, Free, Kind, Scope, UNKNOWN_COST, Want, suits};
 
 /// Maximum number of zone sets of one size that are examined for one container. A request that fits none of
 /// them is tried with sets of one zone more.
-const LOOKED_AT: usize = 50_000;
+const MAX_EXAMINED_SETS: usize = 50_000;
 
 /// Returns the score of a node, 0 to 100: the fewer zones the pod needs the better; among equal numbers, sets
 /// whose zones have the smallest distance on that node are better. For several containers the worst one
@@ -47,7 +47,7 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     (score + if near { each / 2 } else { 0 }).max(0)
 }
 
-pub(super) struct Nearest {
+pub(super) struct NearestSet {
     /// Indices of the zones, ascending.
     pub(super) zones: Vec<usize>,
     /// True if no set of this size on the node has a smaller distance.
@@ -56,14 +56,14 @@ pub(super) struct Nearest {
 
 /// Returns the smallest set of zones that holds all of `wants`; of equal sizes that with the smallest
 /// distance, then the first in lexicographic order.
-pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<Nearest> {
+pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Option<NearestSet> {
     for size in 1..=free.len() {
         if !could_hold(guaranteed, wants, free, size) {
             continue;
         }
         let mut nearest_of_all = u64::MAX;
         let mut best: Option<(u64, Vec<usize>)> = None;
-        for zones in Sets::new(free.len(), size).take(LOOKED_AT) {
+        for zones in ZoneSets::new(free.len(), size).take(MAX_EXAMINED_SETS) {
             let apart = apart(free, &zones);
             nearest_of_all = nearest_of_all.min(apart);
             let better = best.as_ref().is_none_or(|(known, _)| apart < *known);
@@ -73,7 +73,7 @@ pub(super) fn nearest(guaranteed: bool, wants: &[Want], free: &Free<'_>) -> Opti
         }
         if let Some((apart, zones)) = best {
             let near = apart == nearest_of_all;
-            return Some(Nearest { zones, near });
+            return Some(NearestSet { zones, near });
         }
     }
     None
@@ -132,19 +132,19 @@ pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
 }
 
 /// Iterator over the sets of `size` numbers below `count`, in lexicographic order.
-struct Sets {
+struct ZoneSets {
     count: usize,
     next: Option<Vec<usize>>,
 }
 
-impl Sets {
+impl ZoneSets {
     fn new(count: usize, size: usize) -> Self {
         let next = (size <= count).then(|| (0..size).collect());
         Self { count, next }
     }
 }
 
-impl Iterator for Sets {
+impl Iterator for ZoneSets {
     type Item = Vec<usize>;
 
     fn next(&mut self) -> Option<Vec<usize>> {

@@ -42,7 +42,7 @@ pub fn single(
         };
     }
     let mut ways = MAX_WAYS;
-    let course = Course {
+    let course = Admission {
         free,
         left: Vec::new(),
     };
@@ -54,7 +54,7 @@ const MAX_WAYS: u32 = 256;
 
 /// CPUs or devices that ended init containers leave to later containers.
 #[derive(Debug, Clone, Copy)]
-struct Left {
+struct Leftover {
     id: ResourceId,
     /// Index of their zone.
     zone: usize,
@@ -64,12 +64,12 @@ struct Left {
 
 /// State of the admission of a pod's containers, one after the other.
 #[derive(Debug, Clone)]
-struct Course<'a> {
+struct Admission<'a> {
     free: Free<'a>,
-    left: Vec<Left>,
+    left: Vec<Leftover>,
 }
 
-impl Course<'_> {
+impl Admission<'_> {
     /// Continues with the container at index `from`. A pod that needs more than `ways` further cases is
     /// rejected.
     fn run(
@@ -130,7 +130,7 @@ impl Course<'_> {
             }
             match self.left.iter_mut().find(|left| left.id == want.id) {
                 Some(left) => left.least = left.least.max(want.amount),
-                None => self.left.push(Left {
+                None => self.left.push(Leftover {
                     id: want.id,
                     zone,
                     least: want.amount,
@@ -145,7 +145,7 @@ impl Course<'_> {
         let mut unsure = false;
         let free = &self.free;
         for want in wants.iter().filter(|want| is_own(ask, want)) {
-            let of = |left: &&mut Left| left.id == want.id && left.zone == zone;
+            let of = |left: &&mut Leftover| left.id == want.id && left.zone == zone;
             let Some(left) = self.left.iter_mut().find(of) else {
                 continue;
             };

@@ -12,36 +12,36 @@ pub fn packed(topology: &Topology, free: &CpuSet, count: usize) -> Option<CpuSet
 /// Returns `count` CPUs of `free`, packed: whole sockets and NUMA nodes, then whole cores, then single
 /// threads; each time from the fullest socket and NUMA node. `free` must have at least `count`.
 fn choose(topology: &Topology, free: &CpuSet, count: usize) -> CpuSet {
-    let mut pick = Pick {
+    let mut accumulator = CpuAccumulator {
         topology,
         free: free.clone(),
         taken: CpuSet::new(),
         left: count,
     };
-    pick.whole(|cpu| (i64::from(cpu.socket), 0));
-    pick.whole(|cpu| (i64::from(cpu.socket), 1 + i64::from(cpu.node)));
-    pick.whole(|cpu| (cpu.node, cpu.core));
-    let order = pick.by_fullness();
+    accumulator.take_whole_units(|cpu| (i64::from(cpu.socket), 0));
+    accumulator.take_whole_units(|cpu| (i64::from(cpu.socket), 1 + i64::from(cpu.node)));
+    accumulator.take_whole_units(|cpu| (cpu.node, cpu.core));
+    let order = accumulator.by_fullness();
     for cpu in order {
-        if pick.left == 0 {
+        if accumulator.left == 0 {
             break;
         }
-        pick.taken.insert(cpu);
-        pick.left -= 1;
+        accumulator.taken.insert(cpu);
+        accumulator.left -= 1;
     }
-    pick.taken
+    accumulator.taken
 }
 
-struct Pick<'a> {
+struct CpuAccumulator<'a> {
     topology: &'a Topology,
     free: CpuSet,
     taken: CpuSet,
     left: usize,
 }
 
-impl Pick<'_> {
+impl CpuAccumulator<'_> {
     /// Takes units, identified by `unit`, that are wholly free and not larger than the remaining count.
-    fn whole<K: Ord>(&mut self, unit: impl Fn(&Cpu) -> K) {
+    fn take_whole_units<K: Ord>(&mut self, unit: impl Fn(&Cpu) -> K) {
         let mut sizes: BTreeMap<K, usize> = BTreeMap::new();
         for cpu in self.topology.cpus() {
             *sizes.entry(unit(cpu)).or_default() += 1;

@@ -95,12 +95,12 @@ pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
     let first = want.available.intersection(want.preferred);
     let mut taken = CpuSet::new();
     if !first.is_empty() {
-        taken = Search::new(want, &first, want.needed.min(first.len())).run()?;
+        taken = CpuSearch::new(want, &first, want.needed.min(first.len())).run()?;
     }
     let missing = want.needed - taken.len();
     if missing > 0 {
         let rest = want.available.difference(&first);
-        taken.add(&Search::new(want, &rest, missing).run()?);
+        taken.add(&CpuSearch::new(want, &rest, missing).run()?);
     }
     Ok(taken)
 }
@@ -122,19 +122,19 @@ pub fn usable(topology: &Topology, available: &CpuSet, bind: BindPolicy) -> CpuS
 }
 
 /// NUMA node or socket with its free CPUs, in the order in which they would be taken.
-struct Place {
+struct CandidatePlace {
     cpus: Vec<u32>,
     /// Number of free CPUs here and in the surrounding socket, and the id; the smaller id wins ties.
     rank: (usize, usize, i64),
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Scope {
+enum PlaceScope {
     Node,
     Socket,
 }
 
-struct Search<'a> {
+struct CpuSearch<'a> {
     want: &'a Want<'a>,
     /// Free CPUs, by number.
     free: Vec<Cpu>,
@@ -144,7 +144,7 @@ struct Search<'a> {
     nodes: BTreeSet<u8>,
 }
 
-impl<'a> Search<'a> {
+impl<'a> CpuSearch<'a> {
     fn new(want: &'a Want<'a>, from: &CpuSet, missing: usize) -> Self {
         Self {
             want,
@@ -185,19 +185,19 @@ impl<'a> Search<'a> {
         let topology = self.want.topology;
         if self.missing <= topology.per_node() {
             for away in [true, false] {
-                let places = self.full_cores(Scope::Node, away);
+                let places = self.full_cores(PlaceScope::Node, away);
                 if self.claim_within(places, false) {
                     return;
                 }
             }
         }
         if self.missing <= topology.per_socket() {
-            let places = self.full_cores(Scope::Socket, false);
+            let places = self.full_cores(PlaceScope::Socket, false);
             if self.claim_within(places, false) {
                 return;
             }
         }
-        let mut sockets = self.full_cores(Scope::Socket, false);
+        let mut sockets = self.full_cores(PlaceScope::Socket, false);
         sockets.sort_by_key(|place| Reverse(place.cpus.len()));
         let mut partial = Vec::new();
         for socket in sockets {
@@ -220,8 +220,8 @@ impl<'a> Search<'a> {
     fn take_spread(&mut self) {
         let topology = self.want.topology;
         let limits = [
-            (Scope::Node, topology.per_node()),
-            (Scope::Socket, topology.per_socket()),
+            (PlaceScope::Node, topology.per_node()),
+            (PlaceScope::Socket, topology.per_socket()),
         ];
         for (scope, limit) in limits {
             if self.missing > limit {
@@ -237,8 +237,8 @@ impl<'a> Search<'a> {
     }
 
     /// Takes all missing CPUs from the first place that has enough. Returns false if none has.
-    fn claim_within(&mut self, places: Vec<Place>, spread: bool) -> bool {
-        let fits = |place: &Place| place.cpus.len() >= self.missing;
+    fn claim_within(&mut self, places: Vec<CandidatePlace>, spread: bool) -> bool {
+        let fits = |place: &CandidatePlace| place.cpus.len() >= self.missing;
         let Some(place) = places.into_iter().find(fits) else {
             return false;
         };
@@ -282,16 +282,16 @@ impl<'a> Search<'a> {
         self.want.owned.shares.get(&cpu).copied().unwrap_or(0)
     }
 
-    fn place_of(scope: Scope, cpu: &Cpu) -> i64 {
+    fn place_of(scope: PlaceScope, cpu: &Cpu) -> i64 {
         match scope {
-            Scope::Node => i64::from(cpu.node),
-            Scope::Socket => i64::from(cpu.socket),
+            PlaceScope::Node => i64::from(cpu.node),
+            PlaceScope::Socket => i64::from(cpu.socket),
         }
     }
 
     /// Returns wholly free cores by place, places in the order of the strategy. If `away` is true, NUMA nodes
     /// to avoid are left out.
-    fn full_cores(&self, scope: Scope, away: bool) -> Vec<Place> {
+    fn full_cores(&self, scope: PlaceScope, away: bool) -> Vec<CandidatePlace> {
         let free = || self.free.iter().filter(|c| !(away && self.shares_node(c)));
         let mut cores: BTreeMap<u64, Vec<&Cpu>> = BTreeMap::new();
         for cpu in free() {
@@ -306,10 +306,10 @@ impl<'a> Search<'a> {
             place.extend(cpus);
         }
         let around = |socket| free().filter(|cpu| cpu.socket == socket).count();
-        let places = places.into_iter().map(|(id, cpus)| Place {
+        let places = places.into_iter().map(|(id, cpus)| CandidatePlace {
             rank: match scope {
-                Scope::Node => (cpus.len(), around(cpus[0].socket), id),
-                Scope::Socket => (cpus.len(), 0, id),
+                PlaceScope::Node => (cpus.len(), around(cpus[0].socket), id),
+                PlaceScope::Socket => (cpus.len(), 0, id),
             },
             cpus: cpus.into_iter().map(|cpu| cpu.id).collect(),
         });
@@ -318,10 +318,10 @@ impl<'a> Search<'a> {
 
     /// Returns free threads by place, places in the order of the strategy. If `away` is true, CPUs to avoid
     /// are left out, and only one thread of each core is returned.
-    fn threads(&self, scope: Scope, away: bool) -> Vec<Place> {
+    fn threads(&self, scope: PlaceScope, away: bool) -> Vec<CandidatePlace> {
         let skip = |cpu: &Cpu| match scope {
-            Scope::Node => self.avoided(cpu),
-            Scope::Socket => self.shares_core(cpu),
+            PlaceScope::Node => self.avoided(cpu),
+            PlaceScope::Socket => self.shares_core(cpu),
         };
         let free = || self.free.iter().filter(|cpu| !(away && skip(cpu)));
         let mut places: BTreeMap<i64, Vec<&Cpu>> = BTreeMap::new();
@@ -337,10 +337,10 @@ impl<'a> Search<'a> {
                 let mut seen = BTreeSet::new();
                 cpus.retain(|cpu| seen.insert(cpu.core));
             }
-            Place {
+            CandidatePlace {
                 rank: match scope {
-                    Scope::Node => (room.0, room.1, id),
-                    Scope::Socket => (cpus.len(), 0, id),
+                    PlaceScope::Node => (room.0, room.1, id),
+                    PlaceScope::Socket => (cpus.len(), 0, id),
                 },
                 cpus: cpus.into_iter().map(|cpu| cpu.id).collect(),
             }
@@ -348,7 +348,7 @@ impl<'a> Search<'a> {
         self.ordered(places.collect())
     }
 
-    fn ordered(&self, mut places: Vec<Place>) -> Vec<Place> {
+    fn ordered(&self, mut places: Vec<CandidatePlace>) -> Vec<CandidatePlace> {
         places.sort_by_key(|place| {
             let (here, around, id) = place.rank;
             (self.by_room(here), self.by_room(around), id)

@@ -25,7 +25,7 @@ const SPREAD: BindPolicy = BindPolicy::SpreadByPCpus;
 const MOST: Strategy = Strategy::MostAllocated;
 const LEAST: Strategy = Strategy::LeastAllocated;
 
-struct Case {
+struct TakeCase {
     shape: [u32; 4],
     taken: &'static str,
     owner: ExclusivePolicy,
@@ -35,7 +35,7 @@ struct Case {
     strategy: Strategy,
 }
 
-impl Case {
+impl TakeCase {
     fn run(&self) -> String {
         let topology = machine(self.shape);
         let taken = set(self.taken);
@@ -84,7 +84,7 @@ fn whole_cores_come_from_the_place_that_the_strategy_prefers() {
     let run = |shape, taken, needed, strategy| {
         let (owner, exclusive) = (ExclusivePolicy::None, ExclusivePolicy::None);
         let bind = FULL;
-        Case {
+        TakeCase {
             shape,
             taken,
             owner,
@@ -119,7 +119,7 @@ fn single_threads_are_spread_over_cores() {
         for (strategy, expected) in [(MOST, most), (LEAST, least)] {
             let (owner, exclusive) = (ExclusivePolicy::None, ExclusivePolicy::None);
             let bind = SPREAD;
-            let case = Case {
+            let case = TakeCase {
                 shape,
                 taken,
                 owner,
@@ -150,7 +150,7 @@ fn exclusive_pods_keep_away_from_each_other_if_they_can() {
     ];
     for (name, shape, taken, owner, needed, bind, exclusive, expected) in rows {
         let strategy = MOST;
-        let case = Case {
+        let case = TakeCase {
             shape,
             taken,
             owner,

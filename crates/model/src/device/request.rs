@@ -19,30 +19,36 @@ pub enum RequestError {
 }
 
 #[derive(Clone, Copy)]
-enum Rule {
+enum MixtureRule {
     Any,
     Percent,
     Shared,
     SharedNpu,
 }
 
-const MIXTURES: [(&[R], Rule); 17] = [
-    (&[R::NvidiaGpu], Rule::Any),
-    (&[R::AmdGpu], Rule::Any),
-    (&[R::Dcu], Rule::Any),
-    (&[R::Gpu], Rule::Any),
-    (&[R::GpuMemory], Rule::Percent),
-    (&[R::GpuMemoryRatio], Rule::Percent),
-    (&[R::GpuCore, R::GpuMemory], Rule::Percent),
-    (&[R::GpuCore, R::GpuMemoryRatio], Rule::Percent),
-    (&[R::NpuCore, R::GpuMemoryRatio], Rule::Percent),
-    (&[R::GpuShared, R::GpuMemory], Rule::Shared),
-    (&[R::GpuShared, R::GpuMemoryRatio], Rule::Shared),
-    (&[R::GpuShared, R::GpuCore, R::GpuMemory], Rule::Shared),
-    (&[R::GpuShared, R::GpuCore, R::GpuMemoryRatio], Rule::Shared),
+const MIXTURES: [(&[R], MixtureRule); 17] = [
+    (&[R::NvidiaGpu], MixtureRule::Any),
+    (&[R::AmdGpu], MixtureRule::Any),
+    (&[R::Dcu], MixtureRule::Any),
+    (&[R::Gpu], MixtureRule::Any),
+    (&[R::GpuMemory], MixtureRule::Percent),
+    (&[R::GpuMemoryRatio], MixtureRule::Percent),
+    (&[R::GpuCore, R::GpuMemory], MixtureRule::Percent),
+    (&[R::GpuCore, R::GpuMemoryRatio], MixtureRule::Percent),
+    (&[R::NpuCore, R::GpuMemoryRatio], MixtureRule::Percent),
+    (&[R::GpuShared, R::GpuMemory], MixtureRule::Shared),
+    (&[R::GpuShared, R::GpuMemoryRatio], MixtureRule::Shared),
+    (
+        &[R::GpuShared, R::GpuCore, R::GpuMemory],
+        MixtureRule::Shared,
+    ),
+    (
+        &[R::GpuShared, R::GpuCore, R::GpuMemoryRatio],
+        MixtureRule::Shared,
+    ),
     (
         &[R::GpuShared, R::NpuCore, R::NpuCpu, R::GpuMemory],
-        Rule::SharedNpu,
+        MixtureRule::SharedNpu,
     ),
     (
         &[
@@ -52,10 +58,10 @@ const MIXTURES: [(&[R], Rule); 17] = [
             R::NpuDvpp,
             R::GpuMemory,
         ],
-        Rule::SharedNpu,
+        MixtureRule::SharedNpu,
     ),
-    (&[R::Fpga], Rule::Any),
-    (&[R::Rdma], Rule::Any),
+    (&[R::Fpga], MixtureRule::Any),
+    (&[R::Rdma], MixtureRule::Any),
 ];
 
 /// Checks the requests for one device type (without zero amounts) and converts them to the units of
@@ -98,17 +104,17 @@ pub fn convert(requests: &Units) -> Result<Units, RequestError> {
     Ok(*requests)
 }
 
-fn obeys(requests: &Units, rule: Rule) -> bool {
+fn obeys(requests: &Units, rule: MixtureRule) -> bool {
     let shares = [R::GpuCore, R::GpuMemoryRatio].map(|resource| requests.get(resource));
     let shared = requests.get(R::GpuShared);
     match rule {
-        Rule::Any => true,
-        Rule::Percent => shares.into_iter().all(whole_or_part),
-        Rule::Shared => {
+        MixtureRule::Any => true,
+        MixtureRule::Percent => shares.into_iter().all(whole_or_part),
+        MixtureRule::Shared => {
             let part = |amount: i64| amount % shared == 0 && amount / shared <= 100;
             shared > 0 && shares.into_iter().all(part)
         }
-        Rule::SharedNpu => shared <= 1 && requests.get(R::NpuDvpp) <= 100,
+        MixtureRule::SharedNpu => shared <= 1 && requests.get(R::NpuDvpp) <= 100,
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 impl Gangs {
     /// Records that a member has a node and returns whether it may bind.
     pub fn permit(&mut self, uid: &str, moves: &mut Moves) -> Permission {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
+        let Some((uid, id)) = self.gang_by_pod.get_key_value(uid) else {
             return Permission::NotFound;
         };
         let (uid, id) = (uid.clone(), id.clone());
@@ -25,10 +25,14 @@ impl Gangs {
         let gangs = members.gangs.clone();
         if !gangs.iter().all(|gang| self.may_bind(gang)) {
             if self.attempt.as_ref().is_none_or(|a| a.group != group) {
-                self.finish(moves);
-                self.open(&group, &uid);
+                self.finish_attempt(moves);
+                self.start_attempt(&group, &uid);
                 let number = self.attempt.as_ref().map_or(0, |a| a.number);
-                if let Some(gang) = self.of.get(&uid).and_then(|id| self.gangs.get_mut(id)) {
+                if let Some(gang) = self
+                    .gang_by_pod
+                    .get(&uid)
+                    .and_then(|id| self.gangs.get_mut(id))
+                {
                     gang.set(&uid, Stage::Held(number));
                 }
             }
@@ -50,7 +54,7 @@ impl Gangs {
                 }
             }
         }
-        self.end_attempt_of(&group);
+        self.end_attempt(&group);
         if let Some(members) = self.groups.get_mut(&group) {
             if binding {
                 members.binding = together;
@@ -59,14 +63,14 @@ impl Gangs {
             members.failure = None;
             members.short = false;
         }
-        self.review(&group, None, false, moves);
+        self.select_representative(&group, None, false, moves);
         Permission::Go
     }
 
     /// Records that no node fits a member, for the reason `fit`. Returns the message for the members that are
     /// therefore not tried, if there are any.
     pub fn failed(&mut self, uid: &str, fit: &str, moves: &mut Moves) -> Option<Arc<str>> {
-        let (uid, id) = self.of.get_key_value(uid)?;
+        let (uid, id) = self.gang_by_pod.get_key_value(uid)?;
         let (uid, id) = (uid.clone(), id.clone());
         let gang = self.gangs.get(&id)?;
         let (group, strict, key) = (
@@ -74,13 +78,13 @@ impl Gangs {
             gang.strict(),
             gang.members.get(&uid)?.key.clone(),
         );
-        if self.passes(&id) {
+        if self.is_independent(&id) {
             return None;
         }
-        if self.collected(&group).is_err() {
-            let fresh = self.end_attempt_of(&group);
-            self.give_up(&group, fit, fresh, moves);
-            self.review(&group, None, false, moves);
+        if self.check_members(&group).is_err() {
+            let fresh = self.end_attempt(&group);
+            self.reject_held(&group, fit, fresh, moves);
+            self.select_representative(&group, None, false, moves);
             return None;
         }
         let waiting: usize = self.gangs_of(&group).map(Gang::waiting).sum();
@@ -93,8 +97,8 @@ impl Gangs {
         .into();
         if !strict {
             if self.attempt.as_ref().is_none_or(|a| a.group != group) {
-                self.finish(moves);
-                self.open(&group, &uid);
+                self.finish_attempt(moves);
+                self.start_attempt(&group, &uid);
             }
             let members = self.groups.get_mut(&group)?;
             members.failure = Some(message);
@@ -119,18 +123,18 @@ impl Gangs {
         members.short = false;
         let before = members.representative.replace(uid.clone());
         moves.regate.extend(before.filter(|before| *before != uid));
-        self.give_up(&group, &message, fresh, moves);
+        self.reject_held(&group, &message, fresh, moves);
         Some(message)
     }
 
     /// Records that a member released its resources: its wait or its binding failed, or another plugin
     /// rejected it after it was reserved.
     pub fn released(&mut self, uid: &str, moves: &mut Moves) {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
+        let Some((uid, id)) = self.gang_by_pod.get_key_value(uid) else {
             return;
         };
         let (uid, id) = (uid.clone(), id.clone());
-        let passes = self.passes(&id);
+        let independent = self.is_independent(&id);
         let Some(gang) = self.gangs.get_mut(&id) else {
             return;
         };
@@ -150,10 +154,10 @@ impl Gangs {
         let reason = format!("Gang {id:?} gets rejected due to Pod {name:?} in Unreserve");
         gang.set(&uid, unplaced);
         self.changed.insert(id.clone());
-        self.settle_binding(&group);
+        self.clear_binding(&group);
         let comes_back = unplaced == Stage::Pending;
-        if !passes && strict {
-            let fresh = self.end_attempt_of(&group);
+        if !independent && strict {
+            let fresh = self.end_attempt(&group);
             if let Some(members) = self.groups.get_mut(&group) {
                 members.failure = Some(reason.as_str().into());
                 if comes_back {
@@ -161,18 +165,18 @@ impl Gangs {
                     moves.regate.extend(before.filter(|before| *before != uid));
                 }
             }
-            self.give_up(&group, &reason, fresh, moves);
+            self.reject_held(&group, &reason, fresh, moves);
         }
         if !comes_back {
             // It left the queue: another member represents the rest, if they suffice.
-            self.review(&group, None, false, moves);
-            self.review_others(&id, &group, false, moves);
+            self.select_representative(&group, None, false, moves);
+            self.select_other_representatives(&id, &group, false, moves);
         }
     }
 
     /// Records that a member is bound.
     pub fn bound(&mut self, uid: &str, moves: &mut Moves) {
-        let Some((uid, id)) = self.of.get_key_value(uid) else {
+        let Some((uid, id)) = self.gang_by_pod.get_key_value(uid) else {
             return;
         };
         let (uid, id) = (uid.clone(), id.clone());
@@ -189,15 +193,15 @@ impl Gangs {
         gang.set(&uid, Stage::Bound);
         let group = gang.group.clone();
         self.changed.insert(id);
-        self.satisfied(&group, &uid, moves);
-        self.review(&group, None, false, moves);
+        self.record_bound(&group, &uid, moves);
+        self.select_representative(&group, None, false, moves);
     }
 
     /// Returns the member to try next; `None` if no attempt is in progress, or if this call ends it.
     pub fn next(&mut self, moves: &mut Moves) -> Option<Arc<str>> {
         let group = self.attempt.as_ref()?.group.clone();
         while let Some(uid) = self.attempt.as_mut()?.left.pop_front() {
-            let pending = self.of.get(&uid).is_some_and(|id| {
+            let pending = self.gang_by_pod.get(&uid).is_some_and(|id| {
                 self.gangs.get(id).is_some_and(|gang| {
                     gang.group == group
                         && gang
@@ -212,25 +216,25 @@ impl Gangs {
                 return Some(uid);
             }
         }
-        self.finish(moves);
+        self.finish_attempt(moves);
         None
     }
 
     /// Ends the current attempt, if any: every member was tried, and the gang may still not bind.
-    pub(super) fn finish(&mut self, moves: &mut Moves) {
+    pub(super) fn finish_attempt(&mut self, moves: &mut Moves) {
         let Some(attempt) = self.attempt.take() else {
             return;
         };
         let group = attempt.group;
         // A member that failed for its own reasons returns to the queue by itself, and brings the others.
         let comes_back = attempt.tried.iter().find(|uid| {
-            let gang = self.of.get(*uid).and_then(|id| self.gangs.get(id));
+            let gang = self.gang_by_pod.get(*uid).and_then(|id| self.gangs.get(id));
             let member = gang.and_then(|gang| gang.members.get(*uid));
             member.is_some_and(|member| member.stage == Stage::Pending)
         });
         let comes_back = comes_back.cloned();
         if self.gangs_of(&group).any(Gang::strict) {
-            self.give_up(&group, ALL_TRIED, attempt.number, moves);
+            self.reject_held(&group, ALL_TRIED, attempt.number, moves);
         }
         if let Some(members) = self.groups.get_mut(&group) {
             members.short = comes_back.is_none();
@@ -239,7 +243,7 @@ impl Gangs {
     }
 
     /// Starts an attempt with `first`, which is being tried already.
-    pub(super) fn open(&mut self, group: &Arc<str>, first: &Arc<str>) {
+    pub(super) fn start_attempt(&mut self, group: &Arc<str>, first: &Arc<str>) {
         self.numbers += 1;
         let mut left = VecDeque::new();
         for gang in self.gangs_of(group).filter(|gang| gang.group == *group) {
@@ -258,14 +262,14 @@ impl Gangs {
     }
 
     /// Ends the attempt of `group` and returns its number, 0 if there is none.
-    pub(super) fn end_attempt_of(&mut self, group: &str) -> u64 {
+    pub(super) fn end_attempt(&mut self, group: &str) -> u64 {
         let ended = self.attempt.take_if(|attempt| *attempt.group == *group);
         ended.map_or(0, |attempt| attempt.number)
     }
 
     /// Makes every waiting member of the group release its resources. Those reserved by the attempt `fresh`
     /// are rolled back.
-    pub(super) fn give_up(&mut self, group: &str, reason: &str, fresh: u64, moves: &mut Moves) {
+    pub(super) fn reject_held(&mut self, group: &str, reason: &str, fresh: u64, moves: &mut Moves) {
         let Some(members) = self.groups.get(group) else {
             return;
         };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 impl Gangs {
     /// Records that a member of the group was bound: late members need not wait for others any more.
-    pub(super) fn satisfied(&mut self, group: &Arc<str>, uid: &Arc<str>, moves: &mut Moves) {
-        self.settle_binding(group);
+    pub(super) fn record_bound(&mut self, group: &Arc<str>, uid: &Arc<str>, moves: &mut Moves) {
+        self.clear_binding(group);
         let Some(members) = self.groups.get_mut(group) else {
             return;
         };
@@ -17,13 +17,13 @@ impl Gangs {
             return;
         }
         members.failure = None;
-        self.let_pass(group, moves);
+        self.admit_independent(group, moves);
     }
 
     /// Admits members that need not wait for others to the queue.
-    pub(super) fn let_pass(&self, group: &str, moves: &mut Moves) {
+    pub(super) fn admit_independent(&self, group: &str, moves: &mut Moves) {
         for id in self.groups.get(group).iter().flat_map(|g| &g.gangs) {
-            if self.passes(id)
+            if self.is_independent(id)
                 && let Some(gang) = self.gangs.get(id)
             {
                 moves.regate.extend(gang.pending.values().cloned());
@@ -33,7 +33,7 @@ impl Gangs {
     }
 
     /// Clears the set of members that were allowed to bind together once none of them is waiting.
-    pub(super) fn settle_binding(&mut self, group: &str) {
+    pub(super) fn clear_binding(&mut self, group: &str) {
         if self.gangs_of(group).all(|gang| gang.waiting() == 0)
             && let Some(members) = self.groups.get_mut(group)
         {
@@ -42,7 +42,7 @@ impl Gangs {
     }
 
     /// Selects the member that represents the group in the queue, if needed.
-    pub(super) fn review(
+    pub(super) fn select_representative(
         &mut self,
         group: &Arc<str>,
         prefer: Option<&Arc<str>>,
@@ -52,23 +52,25 @@ impl Gangs {
         if self.attempt.as_ref().is_some_and(|a| a.group == *group) {
             return;
         }
-        let complete = self.collected(group).is_ok();
+        let complete = self.check_members(group).is_ok();
         if !complete {
-            self.give_room_back(group, moves);
+            self.withdraw_preemption(group, moves);
         }
         let Some(members) = self.groups.get(group) else {
             return;
         };
         let current = members.representative.clone();
-        let stands = current.as_ref().filter(|uid| self.stands_for(uid, group));
+        let stands = current
+            .as_ref()
+            .filter(|uid| self.can_represent(uid, group));
         let next = if !complete {
             None
         } else if let Some(stands) = stands {
             Some(stands.clone())
         } else {
-            let preferred = prefer.filter(|uid| self.stands_for(uid, group)).cloned();
+            let preferred = prefer.filter(|uid| self.can_represent(uid, group)).cloned();
             preferred.or_else(|| {
-                let gangs = members.gangs.iter().filter(|id| !self.passes(id));
+                let gangs = members.gangs.iter().filter(|id| !self.is_independent(id));
                 let gangs = gangs.filter_map(|id| self.gangs.get(id));
                 gangs
                     .filter(|gang| gang.group == *group)
@@ -99,10 +101,15 @@ impl Gangs {
 
     /// Withdraws the preemption for the group, because it cannot start for now and other pods may use the
     /// resources.
-    fn give_room_back(&mut self, group: &str, moves: &mut Moves) {
+    fn withdraw_preemption(&mut self, group: &str, moves: &mut Moves) {
         let members = self.groups.get_mut(group);
         if members.is_some_and(|members| std::mem::take(&mut members.promised)) {
-            let waits = |uid: &&Arc<str>| !self.of.get(*uid).is_some_and(|id| self.passes(id));
+            let waits = |uid: &&Arc<str>| {
+                !self
+                    .gang_by_pod
+                    .get(*uid)
+                    .is_some_and(|id| self.is_independent(id))
+            };
             let waiting = self.pending_of(group).filter(waits);
             moves.withdraw.extend(waiting.cloned());
         }
@@ -113,20 +120,26 @@ impl Gangs {
     pub fn settle_promises(&mut self, moves: &mut Moves) {
         for group in std::mem::take(&mut self.doubtful) {
             self.promise(&group);
-            if self.collected(&group).is_err() {
-                self.give_room_back(&group, moves);
+            if self.check_members(&group).is_err() {
+                self.withdraw_preemption(&group, moves);
             }
         }
     }
 
-    /// Like `review`, for other groups that list gang `id`.
-    pub(super) fn review_others(&mut self, id: &str, own: &str, poke: bool, moves: &mut Moves) {
+    /// Like `select_representative`, for other groups that list gang `id`.
+    pub(super) fn select_other_representatives(
+        &mut self,
+        id: &str,
+        own: &str,
+        poke: bool,
+        moves: &mut Moves,
+    ) {
         let Some(listed) = self.listed.get(id) else {
             return;
         };
         for group in listed.clone() {
             if *group != *own {
-                self.review(&group, None, poke, moves);
+                self.select_representative(&group, None, poke, moves);
             }
         }
     }
@@ -157,7 +170,7 @@ impl Gangs {
         members.gangs = gangs;
         members.once |= began;
         if old != group {
-            self.end_attempt_of(&old);
+            self.end_attempt(&old);
             self.drop_group(&old);
         }
         group
@@ -168,7 +181,7 @@ impl Gangs {
         if self.gangs_of(group).any(|gang| *gang.group == *group) {
             return;
         }
-        self.end_attempt_of(group);
+        self.end_attempt(group);
         for id in self.groups.remove(group).iter().flat_map(|g| &g.gangs) {
             if let Some(listed) = self.listed.get_mut(id) {
                 listed.remove(group);

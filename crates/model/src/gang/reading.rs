@@ -149,7 +149,7 @@ impl Gangs {
     /// Returns true if the pod is a member of a gang.
     #[must_use]
     pub fn knows(&self, uid: &str) -> bool {
-        self.of.contains_key(uid)
+        self.gang_by_pod.contains_key(uid)
     }
 
     /// Returns true if the gang is described by its PodGroup or by a member.
@@ -160,7 +160,7 @@ impl Gangs {
 
     /// Returns the gang of a member, with its id and the member's `namespace/name`.
     fn find(&self, uid: &str) -> Option<(&Arc<str>, &Gang, Arc<str>)> {
-        let id = self.of.get(uid)?;
+        let id = self.gang_by_pod.get(uid)?;
         let gang = self.gangs.get(id)?;
         Some((id, gang, gang.members.get(uid)?.key.clone()))
     }
@@ -172,14 +172,14 @@ impl Gangs {
     }
 
     /// Returns true if members of the gang are scheduled without regard to the others.
-    pub(super) fn passes(&self, id: &str) -> bool {
+    pub(super) fn is_independent(&self, id: &str) -> bool {
         self.gangs.get(id).is_some_and(|gang| {
             gang.once_satisfied() && self.groups.get(&gang.group).is_some_and(|group| group.once)
         })
     }
 
     /// Checks that all gangs of the group have enough members.
-    pub(super) fn collected(&self, group: &str) -> Result<(), Lacks> {
+    pub(super) fn check_members(&self, group: &str) -> Result<(), Lacks> {
         let mut lacks = Lacks::default();
         let ids = self.groups.get(group).map(|group| &group.gangs);
         for id in ids.into_iter().flatten() {
@@ -220,8 +220,8 @@ impl Gangs {
     }
 
     /// Returns true if the pod can represent its group in the queue.
-    pub(super) fn stands_for(&self, uid: &str, group: &str) -> bool {
-        let Some(id) = self.of.get(uid) else {
+    pub(super) fn can_represent(&self, uid: &str, group: &str) -> bool {
+        let Some(id) = self.gang_by_pod.get(uid) else {
             return false;
         };
         let pending = |gang: &Gang| {
@@ -231,7 +231,7 @@ impl Gangs {
                     .get(uid)
                     .is_some_and(|member| member.stage == Stage::Pending)
         };
-        self.gangs.get(id).is_some_and(pending) && !self.passes(id)
+        self.gangs.get(id).is_some_and(pending) && !self.is_independent(id)
     }
 
     /// Returns the members to schedule together with the pod, which is pending and fits no node. `None` if it
@@ -240,8 +240,8 @@ impl Gangs {
     pub fn job(&self, uid: &str) -> Option<Job> {
         let (id, gang, _) = self.find(uid)?;
         let member = gang.members.get_key_value(uid)?;
-        let waits = member.1.stage == Stage::Pending && !self.passes(id);
-        if !waits || self.collected(&gang.group).is_err() {
+        let waits = member.1.stage == Stage::Pending && !self.is_independent(id);
+        if !waits || self.check_members(&gang.group).is_err() {
             return None;
         }
         let group = gang.group.clone();
@@ -298,7 +298,9 @@ impl Gangs {
     /// started.
     #[must_use]
     pub fn goes_alone(&self, uid: &str) -> bool {
-        self.of.get(uid).is_none_or(|id| self.passes(id))
+        self.gang_by_pod
+            .get(uid)
+            .is_none_or(|id| self.is_independent(id))
     }
 
     /// Returns the network topology requirements of the pod's group; `None` if its members are scheduled
@@ -306,7 +308,7 @@ impl Gangs {
     #[must_use]
     pub fn gathering(&self, uid: &str) -> Option<Gathering> {
         let (id, gang, _) = self.find(uid)?;
-        if self.passes(id) || self.collected(&gang.group).is_err() {
+        if self.is_independent(id) || self.check_members(&gang.group).is_err() {
             return None;
         }
         let group = gang.group.clone();
@@ -378,10 +380,10 @@ impl Gangs {
             let gang = id.clone();
             return Err(Blocked::NotDescribed { gang, pod });
         };
-        if self.passes(id) {
+        if self.is_independent(id) {
             return Ok(());
         }
-        self.collected(&gang.group)
+        self.check_members(&gang.group)
             .map_err(|lacks| Blocked::Incomplete {
                 group: spec.group.clone(),
                 lacks: Box::new(lacks),
@@ -410,7 +412,7 @@ impl Gangs {
             Ok(()) | Err(Blocked::NoTopology) => {}
             Err(blocked) => return Err(blocked),
         }
-        if self.passes(id) {
+        if self.is_independent(id) {
             return Ok(());
         }
         let group = gang.group.clone();

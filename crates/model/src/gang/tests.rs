@@ -48,7 +48,7 @@ fn sets(gangs: &Gangs, id: &str) -> Option<[usize; 4]> {
 fn permission_follows_the_policy() {
     /// Policy, who waits before, who runs, whether once satisfied, the other gang's minimum and
     /// waiting members; what the pod hears.
-    type Case = (
+    type PermitCase = (
         &'static str,
         &'static str,
         usize,
@@ -58,7 +58,7 @@ fn permission_follows_the_policy() {
         Permission,
     );
     let wait = Permission::Wait(Duration::from_secs(10));
-    let rows: Vec<Case> = vec![
+    let rows: Vec<PermitCase> = vec![
         ("too few", "once-satisfied", 1, 0, false, None, wait),
         (
             "enough",

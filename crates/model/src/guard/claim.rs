@@ -1,4 +1,4 @@
-//! Claim: holds a lever for one service and releases it step by step.
+//! LeverClaim: holds a lever for one service and releases it step by step.
 //!
 //! A claim starts with an experiment that helped. The improvement may have been chance: so after a first hold
 //! the lever is released, and only harm that returns *confirms* the claim. From then on a graded lever is
@@ -13,13 +13,13 @@ const STEP: i64 = 5;
 
 /// State of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Grip {
+enum ClaimState {
     /// The lever is held.
     Held,
     /// A graded lever is tried at a level that harmed before.
     Trying,
     /// The lever is released, to see whether harm returns.
-    LetGo,
+    Released,
 }
 
 /// Result of one step of a claim.
@@ -41,7 +41,7 @@ pub(super) enum Change {
 
 /// Hold of one lever for one service.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claim {
+pub(super) struct LeverClaim {
     pub(super) signal: Signal,
     pub(super) lever: Lever,
     /// Level in percent; 100 restricts nothing.
@@ -54,7 +54,7 @@ pub(super) struct Claim {
     pub(super) bad: Option<i64>,
     pub(super) confirmed: bool,
     pub(super) hold_ms: u64,
-    grip: Grip,
+    state: ClaimState,
     since_ms: u64,
     pub(super) began_ms: u64,
     pub(super) first: First,
@@ -70,7 +70,7 @@ pub(super) struct First {
     pub(super) paid_ms: u64,
 }
 
-impl Claim {
+impl LeverClaim {
     /// Creates a claim after an experiment that helped. `level` is the first level of a graded lever; `known`
     /// is true if this lever was confirmed for this service before.
     pub(super) fn new(
@@ -94,7 +94,7 @@ impl Claim {
             bad: None,
             confirmed: known,
             hold_ms: first_hold(lever, known, config),
-            grip: Grip::Held,
+            state: ClaimState::Held,
             since_ms: clock_ms,
             began_ms: clock_ms,
             first,
@@ -102,8 +102,8 @@ impl Claim {
     }
 
     /// Returns true if the lever is released now.
-    pub(super) fn is_let_go(&self) -> bool {
-        self.grip == Grip::LetGo
+    pub(super) fn is_released(&self) -> bool {
+        self.state == ClaimState::Released
     }
 
     /// Returns the time until the next try in milliseconds, by the clock of batch work.
@@ -115,8 +115,8 @@ impl Claim {
     /// Advances the claim. `hurt` is true if the service showed harm at the current level.
     pub(super) fn step(&mut self, clock_ms: u64, hurt: bool, config: &Config) -> Change {
         let passed = clock_ms.saturating_sub(self.since_ms);
-        match self.grip {
-            Grip::LetGo if hurt => {
+        match self.state {
+            ClaimState::Released if hurt => {
                 let first = !self.confirmed;
                 self.hurt_at(100, clock_ms, config);
                 if first {
@@ -125,19 +125,19 @@ impl Claim {
                     Change::Hurt
                 }
             }
-            Grip::LetGo if passed >= config.watch_ms => match self.confirmed {
+            ClaimState::Released if passed >= config.watch_ms => match self.confirmed {
                 true => Change::Over,
                 false => Change::Chance,
             },
-            Grip::LetGo => Change::None,
-            Grip::Held | Grip::Trying if !self.lever.is_graded() => {
+            ClaimState::Released => Change::None,
+            ClaimState::Held | ClaimState::Trying if !self.lever.is_graded() => {
                 if passed < self.hold_ms {
                     return Change::None;
                 }
-                self.go(Grip::LetGo, 100, clock_ms);
+                self.go(ClaimState::Released, 100, clock_ms);
                 Change::Moved
             }
-            Grip::Held | Grip::Trying => self.graded(clock_ms, passed, hurt, config),
+            ClaimState::Held | ClaimState::Trying => self.graded(clock_ms, passed, hurt, config),
         }
     }
 
@@ -159,37 +159,41 @@ impl Claim {
             if passed < self.hold_ms {
                 return Change::None;
             }
-            self.go(Grip::LetGo, 100, clock_ms);
+            self.go(ClaimState::Released, 100, clock_ms);
             return Change::Moved;
         }
         if passed < config.raise_ms {
             return Change::None;
         }
         self.good = self.good.max(self.level);
-        let limit = match (self.grip, self.bad) {
-            (Grip::Trying, _) | (_, None) => {
+        let limit = match (self.state, self.bad) {
+            (ClaimState::Trying, _) | (_, None) => {
                 // The level that harmed does not any more.
-                (self.bad, self.grip) = (None, Grip::Held);
+                (self.bad, self.state) = (None, ClaimState::Held);
                 100
             }
             (_, Some(bad)) => (bad - STEP).max(self.floor),
         };
         if self.level < limit {
             let next = (self.level + STEP).min(limit);
-            let grip = if next >= 100 { Grip::LetGo } else { Grip::Held };
-            self.go(grip, next, clock_ms);
+            let state = if next >= 100 {
+                ClaimState::Released
+            } else {
+                ClaimState::Held
+            };
+            self.go(state, next, clock_ms);
             return Change::Moved;
         }
         if passed < self.hold_ms {
             return Change::None;
         }
         let next = self.bad.unwrap_or(100).min(self.level + 2 * STEP);
-        let grip = if next >= 100 {
-            Grip::LetGo
+        let state = if next >= 100 {
+            ClaimState::Released
         } else {
-            Grip::Trying
+            ClaimState::Trying
         };
-        self.go(grip, next, clock_ms);
+        self.go(state, next, clock_ms);
         Change::Moved
     }
 
@@ -199,7 +203,7 @@ impl Claim {
         let first = !self.confirmed;
         self.confirmed = true;
         let longest = longest_hold(self.lever, config);
-        let tried = self.grip != Grip::Held;
+        let tried = self.state != ClaimState::Held;
         if first {
             self.hold_ms = first_hold(self.lever, true, config);
         } else if tried {
@@ -217,11 +221,11 @@ impl Claim {
             (level * 3 / 4).max(self.floor)
         };
         self.bad = self.lever.is_graded().then_some(level);
-        self.go(Grip::Held, next, clock_ms);
+        self.go(ClaimState::Held, next, clock_ms);
     }
 
-    fn go(&mut self, grip: Grip, level: i64, clock_ms: u64) {
-        (self.grip, self.level, self.since_ms) = (grip, level, clock_ms);
+    fn go(&mut self, state: ClaimState, level: i64, clock_ms: u64) {
+        (self.state, self.level, self.since_ms) = (state, level, clock_ms);
     }
 }
 

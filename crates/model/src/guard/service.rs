@@ -1,7 +1,7 @@
 //! State of one service.
 
 use super::baseline::{Baseline, Expected};
-use super::claim::Claim;
+use super::claim::LeverClaim;
 use super::signal::{Lever, Signal};
 use super::{Config, Experiment, Sample};
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ impl Track {
 
 /// Muting of an alarm.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Mute {
+pub(super) struct SuppressedAlarm {
     pub(super) until_ms: u64,
     long_ms: u64,
     pub(super) times: u32,
@@ -98,21 +98,21 @@ pub(super) struct Service {
     pub(super) seen_ms: u64,
     pub(super) baseline: Baseline,
     pub(super) tracks: BTreeMap<Signal, Track>,
-    pub(super) claims: Vec<Claim>,
-    pub(super) mute: Mute,
+    pub(super) claims: Vec<LeverClaim>,
+    pub(super) mute: SuppressedAlarm,
     /// Lever that was confirmed to help, and its level.
-    pub(super) remembered: Option<(Lever, i64)>,
+    pub(super) confirmed_lever: Option<(Lever, i64)>,
     /// Levers that did not help in this episode.
     pub(super) tried: Vec<Lever>,
     /// Time of its last alarm, by the clock of batch work.
     pub(super) alarmed_ms: u64,
-    pub(super) waits: bool,
+    pub(super) awaits_budget: bool,
     pub(super) last: Option<Experiment>,
 }
 
 /// Conditions under which a sample was taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Circumstances {
+pub(super) struct SampleContext {
     pub(super) now_ms: u64,
     /// No batch work ran.
     pub(super) clean: bool,
@@ -132,16 +132,16 @@ impl Service {
             baseline: Baseline::default(),
             tracks: BTreeMap::new(),
             claims: Vec::new(),
-            mute: Mute::default(),
-            remembered: None,
+            mute: SuppressedAlarm::default(),
+            confirmed_lever: None,
             tried: Vec::new(),
             alarmed_ms: 0,
-            waits: false,
+            awaits_budget: false,
             last: None,
         }
     }
 
-    pub(super) fn observe<K>(&mut self, sample: &Sample<K>, at: Circumstances, config: &Config) {
+    pub(super) fn observe<K>(&mut self, sample: &Sample<K>, at: SampleContext, config: &Config) {
         self.seen_ms = at.now_ms;
         self.vote = if sample.vote.is_finite() {
             sample.vote.clamp(0.0, 1.0)
@@ -185,7 +185,7 @@ impl Service {
     }
 
     /// Drops the newest samples, because the settings changed.
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn reset_windows(&mut self) {
         for track in self.tracks.values_mut() {
             (track.window, track.high) = (Window::default(), 0);
         }
@@ -219,7 +219,7 @@ impl Service {
     }
 
     /// Returns true if an alarm with this excess is muted.
-    pub(super) fn is_deaf_to(&self, excess: f64, now_ms: u64) -> bool {
+    pub(super) fn is_muted_at(&self, excess: f64, now_ms: u64) -> bool {
         self.is_muted(now_ms) && excess < 2.0 * self.mute.excess
     }
 
@@ -237,7 +237,7 @@ impl Service {
             .mute_ms
             .saturating_mul(1 << times)
             .min(config.max_mute_ms);
-        self.mute = Mute {
+        self.mute = SuppressedAlarm {
             until_ms: now_ms.saturating_add(long_ms),
             long_ms,
             times: times + 1,
@@ -247,7 +247,7 @@ impl Service {
     }
 
     /// Returns true if a clean sample of a single interval would improve the expectation.
-    pub(super) fn wants_clean(&self, now_ms: u64) -> bool {
+    pub(super) fn needs_clean_sample(&self, now_ms: u64) -> bool {
         let mut signals = self.tracks.keys().filter(|signal| !signal.is_rare());
         self.vote > 0.0 && signals.any(|signal| self.baseline.wants(*signal, self.load, now_ms))
     }

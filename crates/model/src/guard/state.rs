@@ -1,8 +1,8 @@
 //! State of the guard by service, for inspection.
 
 use super::Guard;
+use super::experiment::Experiment;
 use super::signal::{Lever, Signal};
-use super::test::Experiment;
 
 /// Assessment of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl<K: Ord + Copy> Guard<K> {
                 _ if service.vote <= 0.0 => Verdict::NoVote,
                 _ if tested => Verdict::Tested,
                 _ if !service.claims.is_empty() => Verdict::Protected,
-                _ if service.waits => Verdict::Waits,
+                _ if service.awaits_budget => Verdict::Waits,
                 _ if muted => Verdict::Muted,
                 None => Verdict::Unknown,
                 Some((off, ..)) if off > 1.0 => Verdict::Uneasy,

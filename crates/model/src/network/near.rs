@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 
 /// Counts of one domain.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+struct DomainCounts {
     /// Number of pods that the new pod belongs near.
     existing: usize,
     /// Number of nodes that fit the pod.
@@ -28,7 +28,7 @@ impl Tree {
     ) -> Vec<usize> {
         let nodes = nodes.into_iter().map(|node| self.leaves.get(node).copied());
         let leaves: Vec<Option<usize>> = nodes.collect();
-        let mut sums = vec![Sum::default(); self.spots.len()];
+        let mut sums = vec![DomainCounts::default(); self.domains.len()];
         for (node, pods) in existing {
             if let Some(leaf) = self.leaves.get(node) {
                 sums[*leaf].existing += pods;
@@ -37,20 +37,20 @@ impl Tree {
         for leaf in leaves.iter().flatten() {
             sums[*leaf].fitting = 1;
         }
-        for (at, spot) in self.spots.iter().enumerate().rev() {
-            if let Some(parent) = spot.parent {
-                let Sum { existing, fitting } = sums[at];
+        for (at, domain) in self.domains.iter().enumerate().rev() {
+            if let Some(parent) = domain.parent {
+                let DomainCounts { existing, fitting } = sums[at];
                 sums[parent].existing += existing;
                 sums[parent].fitting += fitting;
             }
         }
-        let groups = self.alike(&leaves, &sums);
+        let groups = self.equal_groups(&leaves, &sums);
         let mut order: Vec<(usize, usize, usize)> = leaves
             .iter()
             .enumerate()
             .filter_map(|(at, leaf)| {
                 let leaf = (*leaf)?;
-                let group = groups.get(&(self.spots[leaf].parent, sums[leaf].existing))?;
+                let group = groups.get(&(self.domains[leaf].parent, sums[leaf].existing))?;
                 Some((*group, self.by_name[leaf], at))
             })
             .collect();
@@ -64,18 +64,18 @@ impl Tree {
 
     /// Groups nodes that differ only in name, by their parent domain and number of pods. Returns the number
     /// of each group in the order of [`Tree::ranks`]; equal groups have equal numbers.
-    fn alike(
+    fn equal_groups(
         &self,
         leaves: &[Option<usize>],
-        sums: &[Sum],
+        sums: &[DomainCounts],
     ) -> FxHashMap<(Option<usize>, usize), usize> {
         let up = |at: usize| {
-            std::iter::successors(Some(at), |at| self.spots[*at].parent).map(|at| &sums[at])
+            std::iter::successors(Some(at), |at| self.domains[*at].parent).map(|at| &sums[at])
         };
         let mut first: FxHashMap<(Option<usize>, usize), usize> = FxHashMap::default();
         for leaf in leaves.iter().flatten() {
             first
-                .entry((self.spots[*leaf].parent, sums[*leaf].existing))
+                .entry((self.domains[*leaf].parent, sums[*leaf].existing))
                 .or_insert(*leaf);
         }
         let key = |leaf: usize| {

@@ -6,7 +6,7 @@
 //! If the number of pods in a domain must be a multiple, only numbers are considered that its children can
 //! make up.
 
-use super::sums::Sums;
+use super::sums::CountSet;
 use super::{Layers, Tree};
 use koord_api::extension::NetworkTopologySpec;
 use rustc_hash::FxHashSet;
@@ -93,7 +93,7 @@ impl Home {
     /// Returns true if `node` is in one of the domains.
     #[must_use]
     pub fn has(&self, node: &str, tree: &Tree) -> bool {
-        let depth = self.0.iter().next().map(|at| tree.spots[*at].depth);
+        let depth = self.0.iter().next().map(|at| tree.domains[*at].depth);
         let place = depth.and_then(|depth| tree.place_at(node, depth));
         place.is_some_and(|place| self.0.contains(&place))
     }
@@ -151,20 +151,20 @@ impl fmt::Display for NoPlace {
     }
 }
 
-/// Sums of offers by domain.
-pub(super) struct Books<'a> {
+/// CountSet of offers by domain.
+pub(super) struct OfferSums<'a> {
     tree: &'a Tree,
     wish: &'a Wish,
     pub(super) sums: Vec<Offer>,
-    can: Vec<Sums>,
+    can: Vec<CountSet>,
 }
 
 impl Tree {
     /// Returns the domain at `depth` that contains the node.
     fn place_at(&self, node: &str, depth: usize) -> Option<usize> {
         let leaf = *self.leaves.get(node)?;
-        let mut up = std::iter::successors(Some(leaf), |at| self.spots[*at].parent);
-        up.find(|at| self.spots[*at].depth == depth)
+        let mut up = std::iter::successors(Some(leaf), |at| self.domains[*at].parent);
+        up.find(|at| self.domains[*at].depth == depth)
     }
 
     /// Places the pods of `wish` on nodes with these offers. Nodes without a position in the topology are
@@ -177,46 +177,46 @@ impl Tree {
         wish: &Wish,
         offers: impl IntoIterator<Item = (&'a str, Offer)>,
     ) -> Result<Dealt, NoPlace> {
-        let mut leaves = vec![None; self.spots.len()];
+        let mut leaves = vec![None; self.domains.len()];
         for (node, offer) in offers {
             if let Some(leaf) = self.leaves.get(node) {
                 leaves[*leaf].get_or_insert(offer);
             }
         }
-        let books = Books::of(self, wish, &leaves);
-        let candidates = books.candidates();
+        let sums_by_domain = OfferSums::of(self, wish, &leaves);
+        let candidates = sums_by_domain.candidates();
         let best = candidates
             .into_iter()
-            .min_by(|a, b| books.compare(*a, *b, false));
+            .min_by(|a, b| sums_by_domain.compare(*a, *b, false));
         let Some(best) = best else {
-            return Err(books.refusal());
+            return Err(sums_by_domain.refusal());
         };
         let mut dealt = Vec::new();
-        books.deal(best, wish.pods, &mut dealt);
+        sums_by_domain.deal(best, wish.pods, &mut dealt);
         Ok(dealt)
     }
 }
 
-impl<'a> Books<'a> {
+impl<'a> OfferSums<'a> {
     pub(super) fn of(tree: &'a Tree, wish: &'a Wish, leaves: &[Option<Offer>]) -> Self {
-        let nothing = Sums::UpTo(0);
-        let mut sums = vec![Offer::default(); tree.spots.len()];
-        let mut can = vec![nothing; tree.spots.len()];
-        for (at, spot) in tree.spots.iter().enumerate().rev() {
-            let multiple = wish.multiples[spot.depth];
+        let nothing = CountSet::UpTo(0);
+        let mut sums = vec![Offer::default(); tree.domains.len()];
+        let mut can = vec![nothing; tree.domains.len()];
+        for (at, domain) in tree.domains.iter().enumerate().rev() {
+            let multiple = wish.multiples[domain.depth];
             if let Some(offer) = leaves[at] {
                 sums[at] = offer;
-                can[at] = Sums::multiples(multiple, offer.slots, wish.pods);
+                can[at] = CountSet::multiples(multiple, offer.slots, wish.pods);
             } else {
-                for child in &spot.children {
+                for child in &domain.children {
                     let child = sums[*child];
                     let sum = &mut sums[at];
                     sum.slots = sum.slots.saturating_add(child.slots);
                     sum.existing = sum.existing.saturating_add(child.existing);
                     sum.score = sum.score.saturating_add(child.score);
                 }
-                let children = spot.children.iter();
-                let all = children.fold(Sums::UpTo(0), |all, child| {
+                let children = domain.children.iter();
+                let all = children.fold(CountSet::UpTo(0), |all, child| {
                     all.plus(&can[*child], wish.pods)
                 });
                 can[at] = all.only(multiple, wish.pods);
@@ -243,9 +243,9 @@ impl<'a> Books<'a> {
             let Some(first) = above.first() else {
                 return found;
             };
-            let spots = &self.tree.spots;
-            let reached = spots[*first].depth >= wish.gather;
-            let below = above.iter().flat_map(|at| &spots[*at].children);
+            let domains = &self.tree.domains;
+            let reached = domains[*first].depth >= wish.gather;
+            let below = above.iter().flat_map(|at| &domains[*at].children);
             let below = below.copied().collect();
             let layer = std::mem::replace(&mut above, below);
             if reached {
@@ -257,7 +257,7 @@ impl<'a> Books<'a> {
     /// Orders the better domain first. While a domain is filled, that is the one that takes most pods.
     pub(super) fn compare(&self, a: usize, b: usize, filling: bool) -> Ordering {
         let up = |at: usize| {
-            std::iter::successors(Some(at), |at| self.tree.spots[*at].parent)
+            std::iter::successors(Some(at), |at| self.tree.domains[*at].parent)
                 .map(|at| &self.sums[at])
         };
         let existing = |at| up(at).map(|sum| Reverse(sum.existing));
@@ -265,7 +265,7 @@ impl<'a> Books<'a> {
             let slots = up(at).map(|sum| i128::try_from(sum.slots).unwrap_or(i128::MAX));
             slots.map(|slots| if filling { -slots } else { slots })
         };
-        let last = |at: usize| (Reverse(self.sums[at].score), &self.tree.spots[at].name);
+        let last = |at: usize| (Reverse(self.sums[at].score), &self.tree.domains[at].name);
         existing(a)
             .cmp(existing(b))
             .then_with(|| slots(a).cmp(slots(b)))
@@ -274,18 +274,18 @@ impl<'a> Books<'a> {
 
     /// Fills a domain with exactly `pods` pods, which it can hold.
     fn deal(&self, at: usize, pods: usize, out: &mut Dealt) {
-        let spot = &self.tree.spots[at];
+        let domain = &self.tree.domains[at];
         if pods == 0 {
             return;
         }
-        if spot.children.is_empty() {
-            out.push((spot.name.clone(), pods));
+        if domain.children.is_empty() {
+            out.push((domain.name.clone(), pods));
             return;
         }
-        let mut children = spot.children.clone();
+        let mut children = domain.children.clone();
         children.sort_by(|a, b| self.compare(*a, *b, true));
         // Numbers that the later children can hold, so that no child gets more than leaves a solution.
-        let mut behind = vec![Sums::UpTo(0)];
+        let mut behind = vec![CountSet::UpTo(0)];
         for child in children.iter().skip(1).rev() {
             let last = behind.last().map(|last| last.plus(&self.can[*child], pods));
             behind.extend(last);
@@ -307,12 +307,12 @@ impl<'a> Books<'a> {
             pods,
         } = self.wish;
         let tree = self.tree;
-        let spots = tree.spots.iter().zip(&self.sums);
-        let gathered = spots.filter(|(spot, _)| spot.depth == *gather);
+        let domains = tree.domains.iter().zip(&self.sums);
+        let gathered = domains.filter(|(domain, _)| domain.depth == *gather);
         let mut offers: Vec<(String, usize)> = gathered
-            .map(|(spot, sum)| {
-                let layer = tree.layers.name(spot.depth);
-                (format!("{layer}/{name}", name = spot.name), sum.slots)
+            .map(|(domain, sum)| {
+                let layer = tree.layers.name(domain.depth);
+                (format!("{layer}/{name}", name = domain.name), sum.slots)
             })
             .collect();
         offers.sort();

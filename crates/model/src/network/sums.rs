@@ -2,14 +2,14 @@
 
 /// Set of numbers from 0 to a limit; 0 is always included.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sums {
+pub(super) enum CountSet {
     /// All numbers up to this one.
     UpTo(usize),
     /// One bit per number.
     Some(Vec<u64>),
 }
 
-impl Sums {
+impl CountSet {
     /// Returns the multiples of `step` up to the smaller of `most` and `limit`.
     pub(super) fn multiples(step: usize, most: usize, limit: usize) -> Self {
         let most = most.min(limit);

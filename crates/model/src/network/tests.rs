@@ -1,7 +1,7 @@
 //! Upstream's tables (`network_topology_solver_test.go`, `network_topology_workflow_test.go`,
 //! `tree_manager_test.go`), and trees at random beside all ways to place pods on them.
 
-use super::place::Books;
+use super::place::OfferSums;
 use super::*;
 use koord_api::extension::{GatherStrategy, NetworkTopologySpec};
 use proptest::prelude::*;
@@ -269,9 +269,9 @@ fn numbers_of_pods_come_in_multiples() {
         ["s", "b2", "n4"],
     ]);
     let slots = [("n1", 5), ("n2", 7), ("n3", 6), ("n4", 4)];
-    type Rules<'a> = &'a [(&'a str, &'a str, i64)];
+    type MultipleRules<'a> = &'a [(&'a str, &'a str, i64)];
     type Nodes<'a> = &'a [(&'a str, usize)];
-    let rows: [(Rules<'_>, usize, Nodes<'_>); 4] = [
+    let rows: [(MultipleRules<'_>, usize, Nodes<'_>); 4] = [
         (&[], 15, &[("n2", 7), ("n1", 5), ("n3", 3)]),
         (
             &[(NODE_TOPOLOGY_LAYER, "", 4)],
@@ -327,12 +327,12 @@ fn places_are_compared_as_upstream_does() {
     ]);
     let wish = Wish::new(&NetworkTopologySpec::default(), 1, tree.layers());
     let at = |name: &str| {
-        tree.spots
+        tree.domains
             .iter()
             .position(|spot| *spot.name == *name)
             .unwrap()
     };
-    let mut books = Books::of(&tree, &wish, &vec![None; tree.spots.len()]);
+    let mut sums_by_domain = OfferSums::of(&tree, &wish, &vec![None; tree.domains.len()]);
     for (name, slots) in [
         ("", 7),
         ("s1", 3),
@@ -342,11 +342,11 @@ fn places_are_compared_as_upstream_does() {
         ("b3", 2),
         ("b4", 3),
     ] {
-        books.sums[at(name)].slots = slots;
-        books.sums[at(name)].score = 100;
+        sums_by_domain.sums[at(name)].slots = slots;
+        sums_by_domain.sums[at(name)].score = 100;
     }
-    let less = |books: &Books<'_>, a: &str, b: &str, filling| {
-        books.compare(at(a), at(b), filling) == Ordering::Less
+    let less = |sums_by_domain: &OfferSums<'_>, a: &str, b: &str, filling| {
+        sums_by_domain.compare(at(a), at(b), filling) == Ordering::Less
     };
     let rows = [
         ("b1", "b4", false, true),
@@ -358,13 +358,17 @@ fn places_are_compared_as_upstream_does() {
         ("b1", "b2", false, true),
     ];
     for (a, b, filling, expected) in rows {
-        assert_eq!(less(&books, a, b, filling), expected, "{a} {b} {filling}");
+        assert_eq!(
+            less(&sums_by_domain, a, b, filling),
+            expected,
+            "{a} {b} {filling}"
+        );
     }
-    books.sums[at("b2")].score = 200;
-    assert!(!less(&books, "b1", "b2", false) && less(&books, "b2", "b1", true));
+    sums_by_domain.sums[at("b2")].score = 200;
+    assert!(!less(&sums_by_domain, "b1", "b2", false) && less(&sums_by_domain, "b2", "b1", true));
     // Where the pods are that belong there, their like goes, whatever else is offered.
-    books.sums[at("b3")].existing = 1;
-    assert!(less(&books, "b3", "b1", false) && less(&books, "b3", "b4", true));
+    sums_by_domain.sums[at("b3")].existing = 1;
+    assert!(less(&sums_by_domain, "b3", "b1", false) && less(&sums_by_domain, "b3", "b4", true));
 }
 
 /// `TestPodGroupManager_PreScore`, and what is added to it.

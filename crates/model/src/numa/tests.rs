@@ -228,8 +228,8 @@ fn cpu(amount: i64) -> Amounts {
 #[test]
 fn requests_are_laid_evenly_over_the_numa_nodes() {
     // request, available on 0 and 1, unit, parts
-    type Row = (i64, [i64; 2], Unit, Option<[i64; 2]>);
-    let rows: [Row; 8] = [
+    type SplitRow = (i64, [i64; 2], Unit, Option<[i64; 2]>);
+    let rows: [SplitRow; 8] = [
         (4000, [52_000, 52_000], Unit::Milli, Some([2000, 2000])),
         (108_000, [52_000, 52_000], Unit::Milli, None),
         (4000, [4000, 2000], Unit::Core(2), Some([2000, 2000])),

@@ -132,7 +132,7 @@ pub fn mebibytes(bytes: Quantity) -> String {
 }
 
 /// Description of the computation of one resource.
-struct Rule<'a> {
+struct ResourceRule<'a> {
     get: fn(Amount) -> Quantity,
     show: fn(Quantity) -> String,
     percent: (&'static str, i64),
@@ -146,7 +146,7 @@ struct Rule<'a> {
 /// Returns the sums of `batch`: CPU, then memory.
 #[must_use]
 pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
-    let cpu = Rule {
+    let cpu = ResourceRule {
         get: |amount| amount.cpu,
         show: millicores,
         percent: ("cpuReclaimThresholdPercent", policy.cpu_reclaim_percent),
@@ -161,7 +161,7 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
         charged: batch.services.cpu(policy.cpu),
         by_request: false,
     };
-    let memory = Rule {
+    let memory = ResourceRule {
         get: |amount| amount.memory,
         show: mebibytes,
         percent: (
@@ -186,7 +186,7 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
     ]
 }
 
-fn sum(batch: &Batch, total: Quantity, rule: &Rule<'_>) -> Sum {
+fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
     let of = |amount: Amount| (rule.get)(amount);
     let (name, percent) = rule.percent;
     let capacity = of(batch.capacity);
@@ -220,7 +220,7 @@ fn sum(batch: &Batch, total: Quantity, rule: &Rule<'_>) -> Sum {
 }
 
 /// Returns the terms for the usage of the system or its reservation, whichever counts.
-fn held(batch: &Batch, rule: &Rule<'_>) -> Vec<Term> {
+fn held(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
     let of = |amount: Amount| (rule.get)(amount);
     let held = &batch.held;
     let (used, reserved) = (of(held.used()), of(held.reserved()));

@@ -355,7 +355,7 @@ fn what_a_container_takes_is_missing_for_the_next() {
 #[test]
 fn configurations() {
     use Policy::*;
-    type Row = (
+    type ScoreRow = (
         &'static [&'static str],
         &'static [(&'static str, &'static str)],
         (Policy, Scope, i64),
@@ -364,7 +364,7 @@ fn configurations() {
     const SCOPE: &str = "topologyManagerScope";
     const MOST: &str = "topologyManagerMaxNUMANodes";
     let plain = (None, Scope::Container, 8);
-    let rows: [Row; 24] = [
+    let rows: [ScoreRow; 24] = [
         (&[], &[], plain),
         (&[], &[(SCOPE, "pod")], (None, Scope::Pod, 8)),
         (

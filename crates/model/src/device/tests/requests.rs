@@ -124,13 +124,13 @@ fn only_some_mixtures_of_resources_are_possible() {
 
 #[test]
 fn requests_are_divided_among_cards() {
-    type Case = (
+    type RequestCase = (
         &'static [(&'static str, &'static str)],
         usize,
         &'static [(&'static str, &'static str)],
         bool,
     );
-    let cases: &[Case] = &[
+    let cases: &[RequestCase] = &[
         (
             &[("nvidia", "2")],
             2,

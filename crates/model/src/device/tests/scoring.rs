@@ -31,7 +31,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
     let quarter = || used("25", "4Gi", "0");
     const HALF: &[(&str, &str)] = &[("core", "50"), ("ratio", "50")];
     const HALF_MEMORY: &[(&str, &str)] = &[("core", "50"), ("memory", "8Gi")];
-    type Case = (
+    type ScoreCase = (
         &'static str,
         Inventory,
         Books,
@@ -39,7 +39,7 @@ fn nodes_are_scored_by_what_their_devices_have_left() {
         bool,
         i64,
     );
-    let cases: Vec<Case> = vec![
+    let cases: Vec<ScoreCase> = vec![
         (
             "idle",
             on(gpus(&one, true)),

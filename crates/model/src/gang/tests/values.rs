@@ -63,7 +63,7 @@ fn the_gang_of_a_pod_is_found_by_label_lightweight_label_or_annotation() {
 
 /// Name, labels, annotations; then minimum, total, mode, policy, seconds of waiting, group; and how
 /// many values were reported.
-type Row = (
+type PodRow = (
     &'static str,
     Value,
     Value,
@@ -83,7 +83,7 @@ fn a_pod_describes_its_gang_and_bad_values_fall_back() {
     const A: &[&str] = &["default/a"];
     const AB: &[&str] = &["default/a", "default/b"];
     let once = "once-satisfied";
-    let rows: Vec<Row> = vec![
+    let rows: Vec<PodRow> = vec![
         ("nothing but the name", json!({}), json!({}), None, 1),
         (
             "no number",
@@ -221,8 +221,8 @@ fn a_pod_group_describes_its_gang() {
     // `TestGangCache_OnPodGroupAdd`: the same words as on pods.
     let own = ["default/p".into()];
     let both: [Arc<str>; 2] = ["default/p".into(), "default/q".into()];
-    type Row<'a> = (&'a str, &'a str, GangMode, &'a [Arc<str>], usize);
-    let rows: [Row<'_>; 2] = [
+    type GroupRow<'a> = (&'a str, &'a str, GangMode, &'a [Arc<str>], usize);
+    let rows: [GroupRow<'_>; 2] = [
         (
             "NonStrict",
             r#"["default/q","default/p"]"#,

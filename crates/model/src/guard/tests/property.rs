@@ -31,9 +31,9 @@ fn sample() -> impl Strategy<Value = Sample<u64>> {
     )
 }
 
-type Step = (u64, i64, bool, bool, bool, f64, Vec<Sample<u64>>);
+type GuardStep = (u64, i64, bool, bool, bool, f64, Vec<Sample<u64>>);
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<GuardStep>> {
     let passed = prop_oneof![6 => Just(1000_u64), 1 => 0..10_000_u64, 1 => Just(u64::MAX / 2)];
     let step = (
         passed,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// One random step: what quotas may have, and pods that come, are placed and go.
 #[derive(Debug, Clone)]
-enum Step {
+enum QuotaStep {
     Set(usize, usize, i64, i64, bool, i64),
     Remove(usize),
     Pod(usize, i64, bool),
@@ -18,17 +18,17 @@ enum Step {
 
 const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", DEFAULT_QUOTA];
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<QuotaStep>> {
     let name = 0..NAMES.len();
     let step = prop_oneof![
         4 => (name.clone(), 0..9_usize, 0..60_i64, 0..40_i64, any::<bool>(), 0..5_i64)
-            .prop_map(|(n, p, max, min, lend, weight)| Step::Set(n, p, max, min, lend, weight)),
-        1 => name.clone().prop_map(Step::Remove),
-        6 => (name.clone(), 1..30_i64, any::<bool>()).prop_map(|(n, cpu, firm)| Step::Pod(n, cpu, firm)),
-        4 => (0..40_usize).prop_map(Step::Place),
-        3 => (0..40_usize).prop_map(Step::Drop),
-        1 => (0..150_i64).prop_map(Step::Total),
-        3 => name.prop_map(Step::Ask),
+            .prop_map(|(n, p, max, min, lend, weight)| QuotaStep::Set(n, p, max, min, lend, weight)),
+        1 => name.clone().prop_map(QuotaStep::Remove),
+        6 => (name.clone(), 1..30_i64, any::<bool>()).prop_map(|(n, cpu, firm)| QuotaStep::Pod(n, cpu, firm)),
+        4 => (0..40_usize).prop_map(QuotaStep::Place),
+        3 => (0..40_usize).prop_map(QuotaStep::Drop),
+        1 => (0..150_i64).prop_map(QuotaStep::Total),
+        3 => name.prop_map(QuotaStep::Ask),
     ];
     proptest::collection::vec(step, 1..60)
 }
@@ -199,7 +199,7 @@ impl Reference<'_> {
     }
 }
 
-fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
+fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
     let cpu = |n: i64| Amounts::from_iter([(CPU, n)]);
     let mut tree = Tree::new(options);
     let mut specs: BTreeMap<usize, Spec> = BTreeMap::new();
@@ -215,7 +215,7 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
     specs.insert(6, outside);
     for step in steps {
         match step {
-            Step::Set(name, parent, max, min, lendable, weight) if name < 6 => {
+            QuotaStep::Set(name, parent, max, min, lendable, weight) if name < 6 => {
                 // Parents come first in the alphabet, or are missing, or the root.
                 let parent = match parent {
                     at if at < name => NAMES[at].to_owned(),
@@ -233,26 +233,26 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
                 tree.set(NAMES[name], spec.clone());
                 specs.insert(name, spec);
             }
-            Step::Set(..) => {}
-            Step::Remove(name) => {
+            QuotaStep::Set(..) => {}
+            QuotaStep::Remove(name) => {
                 tree.remove(NAMES[name]);
                 if name < 6 {
                     specs.remove(&name);
                     pods.retain(|pod| pod.0 != name);
                 }
             }
-            Step::Pod(name, amount, firm) if specs.contains_key(&name) => {
+            QuotaStep::Pod(name, amount, firm) if specs.contains_key(&name) => {
                 tree.charge(NAMES[name], Side::Request, &cpu(amount), firm, false);
                 pods.push((name, amount, firm, false));
             }
-            Step::Pod(..) => {}
-            Step::Place(at) => {
+            QuotaStep::Pod(..) => {}
+            QuotaStep::Place(at) => {
                 if let Some(pod) = pods.get_mut(at).filter(|pod| !pod.3) {
                     pod.3 = true;
                     tree.charge(NAMES[pod.0], Side::Used, &cpu(pod.1), pod.2, false);
                 }
             }
-            Step::Drop(at) => {
+            QuotaStep::Drop(at) => {
                 if at < pods.len() {
                     let pod = pods.remove(at);
                     tree.charge(NAMES[pod.0], Side::Request, &cpu(pod.1), pod.2, true);
@@ -261,11 +261,11 @@ fn run(steps: Vec<Step>, options: Options) -> Result<(), TestCaseError> {
                     }
                 }
             }
-            Step::Total(to) => {
+            QuotaStep::Total(to) => {
                 total = to;
                 tree.set_total(cpu(total));
             }
-            Step::Ask(name) => {
+            QuotaStep::Ask(name) => {
                 tree.fresh(NAMES[name]);
             }
         }

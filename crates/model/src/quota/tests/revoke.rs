@@ -3,16 +3,16 @@
 use super::*;
 
 /// Cores, MiB, must not be preempted, is being deleted.
-type Pod = (i64, i64, bool, bool);
+type TestPod = (i64, i64, bool, bool);
 
-fn pods(plain: &[(i64, i64)]) -> Vec<Pod> {
+fn pods(plain: &[(i64, i64)]) -> Vec<TestPod> {
     let plain = plain.iter();
     plain
         .map(|(cpu, memory)| (*cpu, *memory, false, false))
         .collect()
 }
 
-fn goes(limit: &Amounts, pods: &[Pod]) -> Vec<usize> {
+fn goes(limit: &Amounts, pods: &[TestPod]) -> Vec<usize> {
     let amounts: Vec<Amounts> = pods.iter().map(|pod| list(pod.0, pod.1)).collect();
     let mut used = Amounts::new();
     for amounts in &amounts {
@@ -31,59 +31,59 @@ fn goes(limit: &Amounts, pods: &[Pod]) -> Vec<usize> {
 
 #[test]
 fn as_many_go_as_it_takes_and_the_least_important_first() {
-    struct Row {
+    struct RevokeRow {
         name: &'static str,
         /// Cores and MiB.
         limit: (i64, i64),
         /// The least important first.
-        pods: Vec<Pod>,
+        pods: Vec<TestPod>,
         goes: &'static [usize],
     }
     let (firm, leaving) = (true, true);
     let rows = [
-        Row {
+        RevokeRow {
             name: "upstream: the small one of the others has the memory that is short",
             limit: (50, 0),
             pods: pods(&[(40, 0), (20, 0), (10, 1), (20, 0)]),
             goes: &[0, 2],
         },
-        Row {
+        RevokeRow {
             name: "upstream: all together are not enough",
             limit: (-1, 0),
             pods: pods(&[(40, 0), (20, 0), (10, 1), (20, 0)]),
             goes: &[0, 1, 2, 3],
         },
-        Row {
+        RevokeRow {
             name: "upstream: one of them is on no node",
             limit: (-1, 0),
             pods: pods(&[(20, 0), (10, 1), (20, 0)]),
             goes: &[0, 1, 2],
         },
-        Row {
+        RevokeRow {
             name: "as much as there may be",
             limit: (10, 10),
             pods: pods(&[(4, 4), (6, 6)]),
             goes: &[],
         },
-        Row {
+        RevokeRow {
             name: "one more than that",
             limit: (10, 9),
             pods: pods(&[(4, 4), (6, 6)]),
             goes: &[0],
         },
-        Row {
+        RevokeRow {
             name: "a small one stays beside what is left when a larger one goes",
             limit: (12, 100),
             pods: pods(&[(1, 0), (5, 0), (9, 0)]),
             goes: &[1],
         },
-        Row {
+        RevokeRow {
             name: "the more important of two that could stay",
             limit: (10, 100),
             pods: pods(&[(2, 0), (2, 0), (5, 0), (8, 0)]),
             goes: &[0, 2],
         },
-        Row {
+        RevokeRow {
             name: "whoever must not be preempted stays",
             limit: (5, 100),
             pods: vec![
@@ -93,7 +93,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             ],
             goes: &[1],
         },
-        Row {
+        RevokeRow {
             name: "they alone are too many: everybody else goes",
             limit: (3, 100),
             pods: vec![
@@ -103,7 +103,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             ],
             goes: &[1, 2],
         },
-        Row {
+        RevokeRow {
             name: "but not those that have nothing of what is short",
             limit: (3, 100),
             pods: vec![
@@ -113,25 +113,25 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             ],
             goes: &[2],
         },
-        Row {
+        RevokeRow {
             name: "an unimportant pod without what is short is in nobody's way",
             limit: (100, 5),
             pods: pods(&[(3, 0), (1, 4), (1, 4)]),
             goes: &[1],
         },
-        Row {
+        RevokeRow {
             name: "what is leaving is on its way back already",
             limit: (10, 100),
             pods: vec![(6, 0, false, false), (6, 0, false, leaving)],
             goes: &[],
         },
-        Row {
+        RevokeRow {
             name: "and goes no second time when it is not enough",
             limit: (5, 100),
             pods: vec![(6, 0, false, leaving), (6, 0, false, false)],
             goes: &[1],
         },
-        Row {
+        RevokeRow {
             name: "nobody there",
             limit: (0, 0),
             pods: vec![],

@@ -25,7 +25,7 @@ pub struct Experiment {
 
 /// Running experiment.
 #[derive(Debug, Clone)]
-pub(super) struct Test<K> {
+pub(super) struct RunningExperiment<K> {
     pub(super) key: K,
     pub(super) signal: Signal,
     pub(super) lever: Lever,
@@ -42,7 +42,7 @@ pub(super) struct Test<K> {
 
 /// Statistics of the seconds before an experiment.
 #[derive(Debug, Clone)]
-pub(super) struct Before {
+pub(super) struct ExperimentBaseline {
     pub(super) stats: Stats,
     pub(super) margin: f64,
     pub(super) baseline: Baseline,
@@ -61,11 +61,11 @@ pub(super) enum Finding {
     NoHelp(Experiment),
 }
 
-impl<K: Copy> Test<K> {
+impl<K: Copy> RunningExperiment<K> {
     pub(super) fn new(
         (key, signal, lever): (K, Signal, Lever),
         level: i64,
-        before: Before,
+        before: ExperimentBaseline,
         clock_ms: u64,
         paid_ms: u64,
     ) -> Self {
@@ -114,8 +114,8 @@ impl<K: Copy> Test<K> {
     }
 
     /// Returns the statistics with the lever applied: the starting point of the next experiment.
-    pub(super) fn into_after(self) -> Before {
-        Before {
+    pub(super) fn into_after(self) -> ExperimentBaseline {
+        ExperimentBaseline {
             stats: self.after.stats(),
             margin: self.margin,
             baseline: self.baseline,
@@ -123,7 +123,7 @@ impl<K: Copy> Test<K> {
     }
 
     /// Processes the newest sample of the service.
-    pub(super) fn go_on(
+    pub(super) fn add_sample(
         &mut self,
         service: &Service,
         clock_ms: u64,
@@ -166,7 +166,12 @@ impl<K: Copy> Test<K> {
 }
 
 /// Returns true if applying `lever` for `key` would change the settings.
-pub(super) fn has_room<K: PartialEq>(lever: Lever, key: K, vote: f64, now: &Settings<K>) -> bool {
+pub(super) fn would_change<K: PartialEq>(
+    lever: Lever,
+    key: K,
+    vote: f64,
+    now: &Settings<K>,
+) -> bool {
     let lowest = lever.floor(vote);
     let below = |level: Option<i64>| level.is_none_or(|level| level > lowest);
     match lever {
