@@ -16,7 +16,7 @@ mod tests;
 
 pub use forest::Forest;
 pub use revoke::{Holding, revoke};
-pub use share::{Claim, divide, scale_min};
+pub use share::{ShareClaim, divide, scale_min};
 
 use crate::resources::{Amounts, ResourceId};
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};

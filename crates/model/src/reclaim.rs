@@ -12,7 +12,7 @@ mod terms;
 pub use batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Zone, batch, batch_by_zone, explain};
 pub use mid::{Mid, MidMode, MidPolicy, mid};
 pub use request::of_pod as pod_request;
-pub use terms::{Setting, Sum, Term, charged, mebibytes, mid_sums, millicores, sums};
+pub use terms::{Sum, Term, TermSetting, charged, mebibytes, mid_sums, millicores, sums};
 
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;

@@ -271,14 +271,18 @@ pub(super) struct Pool<'a> {
 }
 
 /// By type: number of requested devices and the amounts of each.
-pub(super) type Wanted = [Option<(usize, Units)>; 3];
+pub(super) type RequestedDevices = [Option<(usize, Units)>; 3];
 
 /// Returns the requested devices of `need` on a node with the devices `on`.
 ///
 /// # Errors
 /// The node has no such devices.
-pub(super) fn wanted(need: &Need, on: &Inventory, in_full: bool) -> Result<Wanted, Refusal> {
-    let mut out = Wanted::default();
+pub(super) fn wanted(
+    need: &Need,
+    on: &Inventory,
+    in_full: bool,
+) -> Result<RequestedDevices, Refusal> {
+    let mut out = RequestedDevices::default();
     for kind in DeviceType::ALL {
         if !need.asks_for(kind) {
             continue;

@@ -2,7 +2,7 @@
 
 use super::allocate::{Grant, Pool, Refusal};
 use super::need::GpuNeed;
-use super::topology::Search;
+use super::topology::ScopeSearch;
 use super::units::{DeviceType, Units, bit};
 
 /// Selects `count` GPUs, or up to `most` if neither partition nor topology matters.
@@ -74,7 +74,7 @@ fn close_together(
             Some(scorer) => scorer.device(&need.each, free, total),
         }
     };
-    let search = Search {
+    let search = ScopeSearch {
         need,
         fit,
         busy,

@@ -1,7 +1,7 @@
 //! Devices of a node, from its Device object.
 
 use super::partition::PartitionTable;
-use super::topology::Scope;
+use super::topology::TopologyScope;
 use super::units::{DeviceType, Units, bit};
 use crate::numa::NumaMask;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -20,14 +20,14 @@ pub struct Device {
     /// Labels that selectors match.
     pub labels: BTreeMap<String, String>,
     /// Position in the machine, if known.
-    pub place: Option<Place>,
+    pub place: Option<DevicePosition>,
     /// Groups of virtual functions.
     pub functions: Vec<scheduling::VirtualFunctionGroup>,
 }
 
 /// Position of a device in the machine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct DevicePosition {
     /// NUMA node; `None` if the device belongs to none.
     pub numa: Option<u8>,
     /// PCIe root.
@@ -63,7 +63,7 @@ pub struct Inventory {
     /// True if the wiring guarantees the other devices that belong to any selected GPUs.
     pub(super) well_planned: bool,
     /// Topology of the GPUs, if the position of each is known.
-    pub(super) tree: Option<Scope>,
+    pub(super) tree: Option<TopologyScope>,
 }
 
 impl Inventory {
@@ -122,7 +122,7 @@ impl Inventory {
         };
         out.honor_partitions = label(labels::NODE_GPU_PARTITION_POLICY) == Some("Honor");
         out.well_planned = label(labels::SECONDARY_DEVICE_WELL_PLANNED) == Some("true");
-        out.tree = Scope::of(&out.devices[DeviceType::Gpu.index()]);
+        out.tree = TopologyScope::of(&out.devices[DeviceType::Gpu.index()]);
         (out, problems)
     }
 
@@ -208,7 +208,7 @@ fn device(info: &scheduling::DeviceInfo) -> Result<Device, String> {
             info.resources
         ));
     }
-    let place = info.topology.as_ref().map(|topology| Place {
+    let place = info.topology.as_ref().map(|topology| DevicePosition {
         numa: u8::try_from(topology.node_id).ok().filter(|id| *id < 64),
         pcie: topology.pcie_id.clone(),
     });

@@ -14,15 +14,15 @@ use serde_json::{Value, json};
 pub(super) const MEMORY: i64 = 85_198_045_184;
 
 /// How a node's devices are laid out: per GPU and per adapter its minor, NUMA node and PCIe root.
-pub(super) struct Layout {
+pub(super) struct DeviceLayout {
     pub(super) gpus: Vec<(u8, i32, &'static str)>,
     pub(super) adapters: Vec<(u8, i32, &'static str)>,
 }
 
 /// Two NUMA nodes with two PCIe roots each, each with two GPUs and one adapter.
-pub(super) fn usual() -> Layout {
+pub(super) fn usual() -> DeviceLayout {
     let root = |at: u8| (i32::from(at / 2), ["0", "1", "2", "3"][usize::from(at)]);
-    Layout {
+    DeviceLayout {
         gpus: (0..8)
             .map(|gpu| (gpu, root(gpu / 2).0, root(gpu / 2).1))
             .collect(),
@@ -30,7 +30,7 @@ pub(super) fn usual() -> Layout {
     }
 }
 
-impl Layout {
+impl DeviceLayout {
     pub(super) fn object(&self) -> Value {
         let place =
             |numa: i32, pcie: &str| json!({"socketID": numa, "nodeID": numa, "pcieID": pcie});

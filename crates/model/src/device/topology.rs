@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 /// Topology scope: GPUs that share a PCIe root, a NUMA node or the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Scope {
+pub(super) struct TopologyScope {
     /// Level: 1 the node, 2 a NUMA node, 3 a PCIe root.
     level: u8,
     set: u64,
-    within: Vec<Scope>,
+    within: Vec<TopologyScope>,
 }
 
 /// GPUs of one scope that can satisfy a request.
@@ -25,7 +25,7 @@ pub(super) struct Located {
 }
 
 /// Input of the search.
-pub(super) struct Search<'a> {
+pub(super) struct ScopeSearch<'a> {
     pub(super) need: &'a GpuNeed,
     /// GPUs that can satisfy the request.
     pub(super) fit: u64,
@@ -35,7 +35,7 @@ pub(super) struct Search<'a> {
     pub(super) score: &'a dyn Fn(u8) -> i64,
 }
 
-impl Scope {
+impl TopologyScope {
     /// Builds the scopes of the given GPUs. Returns `None` if the position of one is unknown, or there is
     /// none.
     pub(super) fn of(gpus: &[Device]) -> Option<Self> {
@@ -69,11 +69,11 @@ impl Scope {
 
     /// Selects GPUs: from the smallest scope that has enough; of those from the one with the most surrounding
     /// scopes in use; of those, for shared GPUs, the one with the best score.
-    pub(super) fn find(&self, search: &Search<'_>) -> Option<Located> {
+    pub(super) fn find(&self, search: &ScopeSearch<'_>) -> Option<Located> {
         self.find_in(search, 0, 0)
     }
 
-    fn find_in(&self, search: &Search<'_>, depth: u32, used_scopes: u32) -> Option<Located> {
+    fn find_in(&self, search: &ScopeSearch<'_>, depth: u32, used_scopes: u32) -> Option<Located> {
         let wanted = u32::try_from(search.need.count).unwrap_or(u32::MAX);
         if self.set.count_ones() < wanted {
             return None;

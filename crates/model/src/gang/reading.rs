@@ -1,6 +1,6 @@
 //! Read-only queries of gangs.
 
-use super::status::Members;
+use super::status::MemberCounts;
 use super::{Gang, Gangs, Group, Stage};
 use koord_api::extension::{GangMatchPolicy, GangMode, NetworkTopologySpec};
 use rustc_hash::FxHashMap;
@@ -70,7 +70,7 @@ pub enum Blocked {
         /// Ids of the group's gangs.
         group: Vec<Arc<str>>,
         /// The gangs that are not ready and what they lack.
-        lacks: Box<Lacks>,
+        lacks: Box<GangShortfall>,
         /// `namespace/name` of the gang.
         gang: Arc<str>,
         /// `namespace/name` of the pod.
@@ -103,13 +103,13 @@ pub enum Blocked {
 
 /// Gangs of a group that prevent it from starting, by what they lack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Lacks {
+pub struct GangShortfall {
     missing: Vec<Arc<str>>,
     undescribed: Vec<Arc<str>>,
     members: Vec<Arc<str>>,
 }
 
-impl std::fmt::Display for Lacks {
+impl std::fmt::Display for GangShortfall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let parts = [
             (&self.missing, "doesn't exists"),
@@ -179,8 +179,8 @@ impl Gangs {
     }
 
     /// Checks that all gangs of the group have enough members.
-    pub(super) fn check_members(&self, group: &str) -> Result<(), Lacks> {
-        let mut lacks = Lacks::default();
+    pub(super) fn check_members(&self, group: &str) -> Result<(), GangShortfall> {
+        let mut lacks = GangShortfall::default();
         let ids = self.groups.get(group).map(|group| &group.gangs);
         for id in ids.into_iter().flatten() {
             let list = match self.gangs.get(id).map(|gang| (gang, &gang.spec)) {
@@ -191,7 +191,7 @@ impl Gangs {
             };
             list.push(id.clone());
         }
-        if lacks == Lacks::default() && ids.is_some() {
+        if lacks == GangShortfall::default() && ids.is_some() {
             Ok(())
         } else {
             Err(lacks)
@@ -455,12 +455,12 @@ impl Gangs {
 
     /// Returns the member counts of a gang, for the status of its PodGroup.
     #[must_use]
-    pub fn members(&self, id: &str) -> Members<'_> {
+    pub fn members(&self, id: &str) -> MemberCounts<'_> {
         let Some(gang) = self.gangs.get(id) else {
-            return Members::default();
+            return MemberCounts::default();
         };
         let first = gang.members.values().min_by_key(|member| member.number);
-        Members {
+        MemberCounts {
             total: gang.members.len(),
             bound: gang.bound,
             running: gang.running,

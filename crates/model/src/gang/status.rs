@@ -10,7 +10,7 @@ const TOO_OLD: SignedDuration = SignedDuration::from_hours(48);
 
 /// Member counts of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Members<'a> {
+pub struct MemberCounts<'a> {
     /// Number of existing members.
     pub total: usize,
     /// Number of members with a node.
@@ -31,7 +31,7 @@ pub fn advance(
     min: i32,
     created: Option<&Time>,
     status: &PodGroupStatus,
-    members: &Members<'_>,
+    members: &MemberCounts<'_>,
     now: &Time,
 ) -> Option<PodGroupStatus> {
     let old = status
@@ -63,7 +63,7 @@ pub fn advance(
         _ if members.total == 0 => new.phase = Some(PodGroupPhase::Pending),
         _ => {
             let count = |count: usize| Some(i32::try_from(count).unwrap_or(i32::MAX));
-            let Members {
+            let MemberCounts {
                 running,
                 succeeded,
                 failed,

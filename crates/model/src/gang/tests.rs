@@ -235,7 +235,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     );
     gangs.vanish("a1", &mut moves);
     assert_eq!(sets(&gangs, "ns/a"), None, "gone with its last pod");
-    assert!(gangs.groups.is_empty() && gangs.of.is_empty());
+    assert!(gangs.groups.is_empty() && gangs.gang_by_pod.is_empty());
 
     // A PodGroup overrules pods; without it, they speak again.
     gangs.observe(

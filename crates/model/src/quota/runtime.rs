@@ -1,6 +1,6 @@
 //! Runtime quota: divided from the root down, on demand.
 
-use super::{Claim, Id, Quota, ROOT, Tree, divide, scale_min};
+use super::{Id, Quota, ROOT, ShareClaim, Tree, divide, scale_min};
 use crate::resources::{Amounts, ResourceId};
 use std::collections::BTreeMap;
 
@@ -144,13 +144,14 @@ impl Tree {
         for key in keys {
             claims.clear();
             claims.extend(children.iter().map(|id| {
-                self.get(*id).map_or_else(Claim::default, |child| Claim {
-                    request: child.limited(*key),
-                    min: child.scaled_min.get(*key),
-                    guaranteed: child.guaranteed.get(*key),
-                    weight: child.spec.weight.get(*key),
-                    lendable: child.spec.lendable,
-                })
+                self.get(*id)
+                    .map_or_else(ShareClaim::default, |child| ShareClaim {
+                        request: child.limited(*key),
+                        min: child.scaled_min.get(*key),
+                        guaranteed: child.guaranteed.get(*key),
+                        weight: child.spec.weight.get(*key),
+                        lendable: child.spec.lendable,
+                    })
             }));
             let shares = divide(total.get(*key), &claims);
             for (id, share) in children.iter().zip(shares) {

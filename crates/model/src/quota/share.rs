@@ -1,8 +1,8 @@
 //! Division of one amount among siblings. One resource at a time, integers only.
 
-/// Claim of one quota on one resource.
+/// ShareClaim of one quota on one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Claim {
+pub struct ShareClaim {
     /// Request, at most the quota's maximum.
     pub request: i64,
     /// Minimum, scaled to the available amount.
@@ -22,7 +22,7 @@ pub struct Claim {
 /// rounding go to the largest remainders and, among equals, to the first name. Amounts above a request are
 /// divided again. The guaranteed parts are granted even if together they exceed `total`.
 #[must_use]
-pub fn divide(total: i64, claims: &[Claim]) -> Vec<i64> {
+pub fn divide(total: i64, claims: &[ShareClaim]) -> Vec<i64> {
     let mut left = i128::from(total);
     let mut hungry = Vec::new();
     let mut out: Vec<i64> = Vec::with_capacity(claims.len());
@@ -76,11 +76,11 @@ pub fn divide(total: i64, claims: &[Claim]) -> Vec<i64> {
     out
 }
 
-fn weight(claim: &Claim) -> i128 {
+fn weight(claim: &ShareClaim) -> i128 {
     i128::from(claim.weight.max(0))
 }
 
-fn weight_of(claim: &Claim, left: i128) -> i128 {
+fn weight_of(claim: &ShareClaim, left: i128) -> i128 {
     weight(claim).saturating_mul(left)
 }
 

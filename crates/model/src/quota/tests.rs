@@ -5,8 +5,8 @@ mod forest;
 mod reference;
 mod revoke;
 
-fn claim(weight: i64, request: i64, min: i64, guaranteed: i64) -> Claim {
-    Claim {
+fn claim(weight: i64, request: i64, min: i64, guaranteed: i64) -> ShareClaim {
+    ShareClaim {
         request,
         min,
         guaranteed,
@@ -26,7 +26,7 @@ fn absurd_claims_do_not_overflow() {
 
 #[test]
 fn what_nobody_is_guaranteed_goes_by_weight() {
-    let four = |last: Claim| {
+    let four = |last: ShareClaim| {
         [
             claim(40, 5, 10, 0),
             claim(60, 20, 15, 0),
@@ -56,7 +56,7 @@ fn what_nobody_is_guaranteed_goes_by_weight() {
             divide(
                 10,
                 &[
-                    Claim {
+                    ShareClaim {
                         lendable: false,
                         ..claim(1, 0, 4, 0)
                     },

@@ -71,13 +71,13 @@ pub struct Batch {
     pub memory: Quantity,
     pub(super) capacity: Amount,
     pub(super) safety: Amount,
-    pub(super) held: Held,
+    pub(super) held: SystemDemand,
     pub(super) services: Services,
 }
 
 /// Usage and reservations outside of services and batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Held {
+pub(super) struct SystemDemand {
     /// Usage outside of pods.
     pub(super) system: Amount,
     /// Usage of host applications that count as system.
@@ -86,7 +86,7 @@ pub(super) struct Held {
     pub(super) by_kubelet: Amount,
 }
 
-impl Held {
+impl SystemDemand {
     fn of(node: &NodeView) -> Self {
         Self {
             system: node.system_usage,
@@ -206,7 +206,7 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     {
         services.charge_dangling(dangling.usage);
     }
-    left(node.capacity, Held::of(node), services, policy)
+    left(node.capacity, SystemDemand::of(node), services, policy)
 }
 
 /// NUMA node and its allocatable amount.
@@ -247,14 +247,14 @@ pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> V
             services.charge_dangling(dangling.usage.share(zones.len()));
         }
     }
-    let held = Held::of(node).share(zones.len());
+    let held = SystemDemand::of(node).share(zones.len());
     let zones = zones.iter().zip(services);
     zones
         .map(|(zone, services)| left(zone.allocatable, held, services, policy))
         .collect()
 }
 
-fn left(capacity: Amount, held: Held, services: Services, policy: &BatchPolicy) -> Batch {
+fn left(capacity: Amount, held: SystemDemand, services: Services, policy: &BatchPolicy) -> Batch {
     // Negative above 100 %: services and batch together may be granted more than the capacity.
     let safety = Amount {
         cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),

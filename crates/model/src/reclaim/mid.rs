@@ -65,7 +65,7 @@ impl Mid {
 }
 
 /// Components of mid resources.
-pub(super) enum Parts {
+pub(super) enum MidComponents {
     /// A fixed share of the capacity.
     Static { reserved: Amount },
     Predicted {
@@ -92,13 +92,13 @@ pub(super) fn limit(node: &NodeView, policy: &MidPolicy) -> Amount {
     part(node, policy.cpu_limit_percent, policy.memory_limit_percent)
 }
 
-pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> Parts {
+pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> MidComponents {
     if let MidMode::Static {
         cpu_percent,
         memory_percent,
     } = policy.mode
     {
-        return Parts::Static {
+        return MidComponents::Static {
             reserved: part(node, cpu_percent, memory_percent),
         };
     }
@@ -112,7 +112,7 @@ pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> Parts {
     let pods = node.pods.iter().filter(|pod| charged(pod.priority));
     let requested = pods.fold(Amount::ZERO, |sum, pod| sum + pod.request);
     let unallocated = (node.capacity - held - requested).clamp();
-    Parts::Predicted {
+    MidComponents::Predicted {
         unused,
         base: node.prod_reclaimable.min(unused).clamp(),
         unallocated,
@@ -128,7 +128,7 @@ pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> Parts {
 pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
     let limit = limit(node, policy);
     match parts(node, policy) {
-        Parts::Static { reserved } => {
+        MidComponents::Static { reserved } => {
             let amount = reserved.min(limit);
             describe(amount, |quantity| {
                 format!(
@@ -138,7 +138,7 @@ pub fn mid(node: &NodeView, policy: &MidPolicy) -> Mid {
                 )
             })
         }
-        Parts::Predicted {
+        MidComponents::Predicted {
             unused,
             base,
             unallocated,

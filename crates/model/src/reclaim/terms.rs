@@ -1,14 +1,14 @@
 //! Batch and mid resources as sums of named terms, for explanations to users.
 
 use super::batch::{Batch, BatchPolicy, CpuPolicy, MemoryPolicy, Services};
-use super::mid::{self, MidMode, MidPolicy, Parts};
+use super::mid::{self, MidComponents, MidMode, MidPolicy};
 use super::{Amount, NodeView, PodView, is_low};
 use koord_api::annotations;
 use koord_api::quantity::Quantity;
 
-/// Setting that determines a term.
+/// TermSetting that determines a term.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
+pub struct TermSetting {
     /// Field of the strategy, as named in `colocation-config`.
     pub name: &'static str,
     /// Value of the setting.
@@ -26,8 +26,8 @@ pub struct Term {
     pub taken: bool,
     /// Reason for the amount.
     pub why: String,
-    /// Setting that determines the term; `None` if none does.
-    pub setting: Option<Setting>,
+    /// TermSetting that determines the term; `None` if none does.
+    pub setting: Option<TermSetting>,
 }
 
 impl Term {
@@ -52,7 +52,7 @@ impl Term {
 
     fn by(self, name: &'static str, value: impl ToString) -> Self {
         Self {
-            setting: Some(Setting {
+            setting: Some(TermSetting {
                 name,
                 value: value.to_string(),
             }),
@@ -271,13 +271,13 @@ pub fn mid_sums(node: &NodeView, policy: &MidPolicy) -> [Sum; 2] {
     type Parted = (fn(Amount) -> Quantity, fn(Quantity) -> String);
     let sum = |(get, show): Parted, fixed: (&'static str, i64), most| {
         let mut sum = match &parts {
-            Parts::Static { reserved } => {
+            MidComponents::Static { reserved } => {
                 let why = format!("{} % of the capacity; midReclaimMode is static", fixed.1);
                 Sum::of(vec![
                     Term::given("share", get(*reserved), why).by(fixed.0, fixed.1),
                 ])
             }
-            Parts::Predicted {
+            MidComponents::Predicted {
                 unused,
                 base,
                 unallocated,

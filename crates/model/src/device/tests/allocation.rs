@@ -80,7 +80,7 @@ fn gpus_and_adapters_are_allocated_together() {
         "4 5 6 7 / 3:00.2 4:00.2 7:00.2 8:00.2"
     );
     // The first root has three adapters, but each root gets its turn.
-    let uneven = Layout {
+    let uneven = DeviceLayout {
         gpus: vec![(0, 0, "0"), (1, 0, "1"), (2, 0, "2"), (3, 0, "3")],
         adapters: vec![
             (0, 0, "0"),
@@ -161,7 +161,7 @@ fn hints_say_how_adapters_are_counted() {
 
 #[test]
 fn a_node_without_such_devices_is_out_of_the_question() {
-    let bare = Layout {
+    let bare = DeviceLayout {
         gpus: vec![(0, 0, "0")],
         adapters: Vec::new(),
     }
@@ -271,7 +271,7 @@ fn devices_that_are_well_planned_are_looked_for_at_the_end_only() {
 
 #[test]
 fn memory_and_its_share_complete_each_other() {
-    let mut object = Layout {
+    let mut object = DeviceLayout {
         gpus: vec![(0, 0, "0")],
         adapters: Vec::new(),
     }

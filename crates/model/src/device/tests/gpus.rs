@@ -1,10 +1,10 @@
 use super::*;
 
-fn hopper() -> Layout {
+fn hopper() -> DeviceLayout {
     // GPUs and adapters one to one, each pair at a root of its own.
     const ROOTS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
     let at = |n: u8| (i32::from(n / 4), ROOTS[usize::from(n)]);
-    Layout {
+    DeviceLayout {
         gpus: (0..8).map(|n| (n, at(n).0, at(n).1)).collect(),
         adapters: (0..8).map(|n| (n + 1, at(n).0, at(n).1)).collect(),
     }

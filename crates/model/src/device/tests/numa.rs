@@ -118,7 +118,7 @@ fn devices_of_unknown_place_have_no_say_and_are_not_aligned() {
         "Insufficient gpu devices"
     );
     // A device that belongs to no NUMA node serves every set.
-    let nowhere = Layout {
+    let nowhere = DeviceLayout {
         gpus: vec![(0, -1, "0"), (1, 1, "1")],
         adapters: Vec::new(),
     }

@@ -252,7 +252,7 @@ fn time(hours: i64) -> Time {
 
 #[test]
 fn a_pod_group_goes_through_its_phases() {
-    let pods = |total, bound, running, succeeded, failed| status::Members {
+    let pods = |total, bound, running, succeeded, failed| status::MemberCounts {
         total,
         bound,
         running,
@@ -402,12 +402,12 @@ fn a_pod_group_goes_through_its_phases() {
 
 #[test]
 fn each_step_writes_what_changed() {
-    let members = |bound, running| status::Members {
+    let members = |bound, running| status::MemberCounts {
         total: 2,
         bound,
         running,
         owners: "ns/one,ns/two",
-        ..status::Members::default()
+        ..status::MemberCounts::default()
     };
     let mut status = PodGroupStatus::default();
     let mut patches = Vec::new();
