@@ -8,11 +8,11 @@ mod rows;
 
 /// Parses texts like `cpu 2, memory 20Mi` to requests and amounts.
 #[derive(Default)]
-struct Desk {
+struct Fixture {
     table: ResourceTable,
 }
 
-impl Desk {
+impl Fixture {
     fn wants(&self, text: &str) -> Vec<Want> {
         let parts = text.split(", ").filter(|part| !part.is_empty());
         let wants = parts.map(|part| {
@@ -95,15 +95,15 @@ const B: [&str; 2] = ["cpu 20, memory 32Gi"; 2];
 
 #[test]
 fn ac1_a_pod_goes_where_one_numa_node_holds_it() {
-    let desk = Desk::default();
-    let pod = desk.ask(true, &["cpu 20, memory 1Gi"]);
+    let fixture = Fixture::default();
+    let pod = fixture.ask(true, &["cpu 20, memory 1Gi"]);
     let refused = [Err("cannot align container"), Err("cannot align pod")];
     for (scope, refused) in BOTH.into_iter().zip(refused) {
-        assert_eq!(desk.fits(&A, scope, &pod), refused);
-        assert_eq!(desk.fits(&B, scope, &pod), Ok(()));
+        assert_eq!(fixture.fits(&A, scope, &pod), refused);
+        assert_eq!(fixture.fits(&B, scope, &pod), Ok(()));
         let none = Amounts::new();
         let score = |zones: &[&str], kind| {
-            let zones = desk.zones(zones, &[]);
+            let zones = fixture.zones(zones, &[]);
             strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
         };
         assert_eq!(score(&B, Strategy::LeastAllocated), 48);
@@ -112,7 +112,7 @@ fn ac1_a_pod_goes_where_one_numa_node_holds_it() {
         assert_eq!(score(&A, Strategy::LeastAllocated), 48);
         assert_eq!(score(&A, Strategy::MostAllocated), 1);
         for costs in [&[&[10, 20][..], &[20, 10]][..], &[]] {
-            let zones = desk.zones(&B, costs);
+            let zones = fixture.zones(&B, costs);
             assert_eq!(least(&pod, scope, Free::new(&zones, &none), 8), 94);
         }
     }
@@ -120,7 +120,7 @@ fn ac1_a_pod_goes_where_one_numa_node_holds_it() {
 
 #[test]
 fn ac3_a_scope_aligns_containers_or_the_pod() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     for (containers, of_container, of_pod) in [
         (&["cpu 6", "cpu 6"][..], Ok(()), Err("cannot align pod")),
         (&["cpu 4", "cpu 6"], Ok(()), Ok(())),
@@ -152,15 +152,15 @@ fn ac3_a_scope_aligns_containers_or_the_pod() {
             Err("cannot align pod"),
         ),
     ] {
-        let pod = desk.ask(true, containers);
+        let pod = fixture.ask(true, containers);
         let zones = ["cpu 10", "cpu 10"];
         assert_eq!(
-            desk.fits(&zones, Scope::Container, &pod),
+            fixture.fits(&zones, Scope::Container, &pod),
             of_container,
             "{containers:?}"
         );
         assert_eq!(
-            desk.fits(&zones, Scope::Pod, &pod),
+            fixture.fits(&zones, Scope::Pod, &pod),
             of_pod,
             "{containers:?}"
         );
@@ -169,19 +169,19 @@ fn ac3_a_scope_aligns_containers_or_the_pod() {
 
 #[test]
 fn ac4_devices_lie_with_the_cpus() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let a = ["cpu 3, x.com/a 1, x.com/b 2", "cpu 3, x.com/a 2, x.com/b 1"];
     let b = ["cpu 3, x.com/a 3", "cpu 3, x.com/b 3"];
-    let pod = desk.ask(true, &["cpu 1, x.com/a 1, x.com/b 1"]);
+    let pod = fixture.ask(true, &["cpu 1, x.com/a 1, x.com/b 1"]);
     for scope in BOTH {
-        assert_eq!(desk.fits(&a, scope, &pod), Ok(()));
-        assert!(desk.fits(&b, scope, &pod).is_err());
+        assert_eq!(fixture.fits(&a, scope, &pod), Ok(()));
+        assert!(fixture.fits(&b, scope, &pod).is_err());
     }
 }
 
 #[test]
 fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let zones = ["cpu 10, memory 8Gi, x.com/a 2"; 2];
     for (guaranteed, containers, fits) in [
         (false, "cpu 15", true),
@@ -197,24 +197,24 @@ fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
         (true, "cpu 1, hugepages-2Mi 2Mi", false),
         (true, "cpu 1, hugepages-2Mi 0", true),
     ] {
-        let pod = desk.ask(guaranteed, &[containers]);
+        let pod = fixture.ask(guaranteed, &[containers]);
         for scope in BOTH {
-            let found = desk.fits(&zones, scope, &pod);
+            let found = fixture.fits(&zones, scope, &pod);
             assert_eq!(found.is_ok(), fits, "{containers}: {found:?}");
         }
     }
     // A node whose report has no zones aligns nothing.
-    let pod = desk.ask(true, &["cpu 1"]);
-    assert_eq!(desk.fits(&[], Scope::Pod, &pod), Err("cannot align pod"));
+    let pod = fixture.ask(true, &["cpu 1"]);
+    assert_eq!(fixture.fits(&[], Scope::Pod, &pod), Err("cannot align pod"));
 }
 
 #[test]
 fn what_is_held_is_missing_in_every_zone() {
-    let desk = Desk::default();
-    let zones = desk.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
-    let held = desk.amounts("cpu 6, x.com/a 3");
+    let fixture = Fixture::default();
+    let zones = fixture.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
+    let held = fixture.amounts("cpu 6, x.com/a 3");
     let free = Free::new(&zones, &held);
-    let (cpu, a) = (CPU, desk.table.intern("x.com/a"));
+    let (cpu, a) = (CPU, fixture.table.intern("x.com/a"));
     let seen = |id| (0..2).map(|at| free.get(at, id)).collect::<Vec<_>>();
     assert_eq!(seen(cpu), [Some(4000), Some(0)]);
     assert_eq!(seen(a), [Some(0), None]);
@@ -229,8 +229,8 @@ const SCORED: [[&str; 2]; 3] = [
 
 #[test]
 fn ac6_strategies_score_as_upstream() {
-    let desk = Desk::default();
-    let pod = desk.ask(true, &["cpu 2, memory 20Mi"]);
+    let fixture = Fixture::default();
+    let pod = fixture.ask(true, &["cpu 2, memory 20Mi"]);
     let none = Amounts::new();
     for (kind, scores) in [
         (Strategy::LeastAllocated, [73, 30, 66]),
@@ -239,7 +239,7 @@ fn ac6_strategies_score_as_upstream() {
     ] {
         for scope in BOTH {
             let found = SCORED.map(|zones| {
-                let zones = desk.zones(&zones, &[]);
+                let zones = fixture.zones(&zones, &[]);
                 strategy(kind, &pod, scope, &Free::new(&zones, &none), |_| 1)
             });
             // 27 of MostAllocated is 50 and 4, 33 is 33 and 33, whole numbers.
@@ -247,7 +247,7 @@ fn ac6_strategies_score_as_upstream() {
         }
     }
     let weighed = |weights: [i64; 2]| {
-        let zones = desk.zones(&SCORED[0], &[]);
+        let zones = fixture.zones(&SCORED[0], &[]);
         let weight = |id: ResourceId| weights[id.index()];
         let free = Free::new(&zones, &none);
         strategy(Strategy::LeastAllocated, &pod, Scope::Pod, &free, weight)
@@ -255,8 +255,8 @@ fn ac6_strategies_score_as_upstream() {
     // CPU 50, memory 96.
     assert_eq!([weighed([3, 1]), weighed([1, 3])], [61, 84]);
     // A single resource is even with itself; nothing at all is welcome anywhere.
-    for ask in [desk.ask(true, &["cpu 2"]), desk.ask(true, &[""])] {
-        let zones = desk.zones(&SCORED[0], &[]);
+    for ask in [fixture.ask(true, &["cpu 2"]), fixture.ask(true, &[""])] {
+        let zones = fixture.zones(&SCORED[0], &[]);
         let free = Free::new(&zones, &none);
         let score = strategy(
             Strategy::BalancedAllocation,
@@ -271,7 +271,7 @@ fn ac6_strategies_score_as_upstream() {
 
 #[test]
 fn the_fewer_and_the_nearer_zones_the_better() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let none = Amounts::new();
     let costs: &[&[u32]] = &[&[10, 20], &[20, 10]];
     let m = |cpu: i64| format!("cpu {cpu}, memory 50Mi");
@@ -299,9 +299,9 @@ fn the_fewer_and_the_nearer_zones_the_better() {
         ),
     ] {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
-        let pod = desk.ask(true, &containers);
+        let pod = fixture.ask(true, &containers);
         let found = SCORED.map(|zones| {
-            let zones = desk.zones(&zones, costs);
+            let zones = fixture.zones(&zones, costs);
             least(&pod, scope, Free::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{scope:?} {containers:?}");
@@ -310,9 +310,9 @@ fn the_fewer_and_the_nearer_zones_the_better() {
 
 #[test]
 fn zones_that_are_nearer_are_preferred() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let none = Amounts::new();
-    let pod = desk.ask(true, &["cpu 2, x.com/gpu 2"]);
+    let pod = fixture.ask(true, &["cpu 2, x.com/gpu 2"]);
     // GPUs at 0 and 3, which are as far from each other as zones are, or at 0 and 1.
     let costs: &[&[u32]] = &[
         &[10, 12, 20, 20],
@@ -322,7 +322,7 @@ fn zones_that_are_nearer_are_preferred() {
     ];
     let with = |gpus: [&str; 4]| {
         let zones = gpus.map(|gpu| format!("cpu 8, x.com/gpu {gpu}"));
-        let zones = desk.zones(&zones.each_ref().map(String::as_str), costs);
+        let zones = fixture.zones(&zones.each_ref().map(String::as_str), costs);
         least(&pod, Scope::Pod, Free::new(&zones, &none), 8)
     };
     assert_eq!(with(["1", "1", "0", "0"]), 82);
@@ -330,15 +330,15 @@ fn zones_that_are_nearer_are_preferred() {
     assert_eq!(with(["2", "0", "0", "0"]), 94);
     assert_eq!(with(["1", "0", "0", "0"]), 0);
     // A kubelet that deals with more zones minds each of them less.
-    let zones = desk.zones(&["cpu 1"; 3], &[]);
-    let three = desk.ask(true, &["cpu 3"]);
+    let zones = fixture.zones(&["cpu 1"; 3], &[]);
+    let three = fixture.ask(true, &["cpu 3"]);
     for (most, score) in [(8, 70), (2, 0), (64, 97)] {
         let free = Free::new(&zones, &none);
         assert_eq!(least(&three, Scope::Pod, free, most), score);
     }
     // Sets of many zones are not all looked at: it ends.
-    let zones = desk.zones(&["cpu 1"; 64], &[]);
-    let pod = desk.ask(true, &["cpu 20"]);
+    let zones = fixture.zones(&["cpu 1"; 64], &[]);
+    let pod = fixture.ask(true, &["cpu 20"]);
     assert_eq!(least(&pod, Scope::Pod, Free::new(&zones, &none), 64), 80);
 }
 

@@ -5,7 +5,7 @@ use crate::alignment::least::{apart, drain, nearest};
 
 #[test]
 fn containers_are_aligned_one_by_one() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let zones = [
         "cpu 30, memory 60Gi, hugepages-2Mi 384Mi, vendor/nic 16",
         "cpu 32, memory 64Gi, hugepages-2Mi 512Mi, vendor/nic 32",
@@ -66,15 +66,15 @@ fn containers_are_aligned_one_by_one() {
     ];
     for (containers, want) in rows {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
-        let pod = desk.ask(true, &containers);
-        let found = desk.fits(&zones, Scope::Container, &pod);
+        let pod = fixture.ask(true, &containers);
+        let found = fixture.fits(&zones, Scope::Container, &pod);
         assert_eq!(found, want, "{containers:?}");
     }
 }
 
 #[test]
 fn what_init_containers_leave_is_counted() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let zones = ["cpu 10, x.com/a 2"; 2];
     let refused = Err("cannot align container");
     for (containers, want) in [
@@ -95,9 +95,9 @@ fn what_init_containers_leave_is_counted() {
             Ok(()),
         ),
     ] {
-        let pod = desk.ask(true, containers);
+        let pod = fixture.ask(true, containers);
         assert_eq!(
-            desk.fits(&zones, Scope::Container, &pod),
+            fixture.fits(&zones, Scope::Container, &pod),
             want,
             "{containers:?}"
         );
@@ -105,12 +105,16 @@ fn what_init_containers_leave_is_counted() {
 }
 
 /// Zones with these numbers, in the order in which they are listed, and distances by number.
-fn numbered(desk: &Desk, zones: &[(u32, String)], costs: &[(u32, Vec<(u32, u32)>)]) -> Vec<Zone> {
+fn numbered(
+    fixture: &Fixture,
+    zones: &[(u32, String)],
+    costs: &[(u32, Vec<(u32, u32)>)],
+) -> Vec<Zone> {
     let mut zones: Vec<Zone> = zones
         .iter()
         .map(|(id, text)| Zone {
             id: *id,
-            available: desk.amounts(text),
+            available: fixture.amounts(text),
             costs: costs
                 .iter()
                 .find(|(from, _)| from == id)
@@ -152,7 +156,7 @@ fn eight() -> Vec<(u32, Vec<(u32, u32)>)> {
 
 #[test]
 fn the_fewest_zones_that_hold_a_container_and_the_nearest_of_them() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let z = |gpus: u32, memory: bool| {
         let memory = if memory { ", memory 5Gi" } else { "" };
         format!("cpu 4, x.com/gpu {gpus}{memory}")
@@ -231,8 +235,8 @@ fn the_fewest_zones_that_hold_a_container_and_the_nearest_of_them() {
         ),
     ];
     for (zones, costs, wants, want) in rows {
-        let (zones, none) = (numbered(&desk, &zones, &costs), Amounts::new());
-        let found = nearest(true, &desk.wants(wants), &Free::new(&zones, &none));
+        let (zones, none) = (numbered(&fixture, &zones, &costs), Amounts::new());
+        let found = nearest(true, &fixture.wants(wants), &Free::new(&zones, &none));
         let ids = |at: &Vec<usize>| at.iter().map(|at| zones[*at].id).collect::<Vec<_>>();
         let found = found.map(|found| (ids(&found.zones), found.near));
         assert_eq!(found, want, "{wants} of {zones:?}");
@@ -241,7 +245,7 @@ fn the_fewest_zones_that_hold_a_container_and_the_nearest_of_them() {
 
 #[test]
 fn sums_of_distances() {
-    let desk = Desk::default();
+    let fixture = Fixture::default();
     let bare: Vec<(u32, String)> = (0..4).map(|id| (id, String::new())).collect();
     let one = |at: usize| vec![at];
     let pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
@@ -253,7 +257,7 @@ fn sums_of_distances() {
         (four(1, false), threes.map(Vec::from).into(), 134),
         (vec![], pairs.map(Vec::from).into(), 4 * 255),
     ] {
-        let (zones, none) = (numbered(&desk, &bare, &costs), Amounts::new());
+        let (zones, none) = (numbered(&fixture, &bare, &costs), Amounts::new());
         let free = Free::new(&zones, &none);
         let found = sets.iter().map(|set| apart(&free, set)).min();
         assert_eq!(found, Some(least), "{sets:?}");
@@ -262,7 +266,7 @@ fn sums_of_distances() {
 
 #[test]
 fn fewer_zones_score_more_and_near_ones_a_little_more() {
-    let (desk, none) = (Desk::default(), Amounts::new());
+    let (fixture, none) = (Fixture::default(), Amounts::new());
     // Of zones with one CPU each and an empty one that makes others near, or not.
     let score = |count: u32, near: bool| {
         let zones: Vec<(u32, String)> = (0..=count)
@@ -280,8 +284,8 @@ fn fewer_zones_score_more_and_near_ones_a_little_more() {
         };
         let row = |from: u32| (from, (0..=count).map(|id| to(from, id)).collect());
         let costs: Vec<(u32, Vec<(u32, u32)>)> = (0..=count).map(row).collect();
-        let zones = numbered(&desk, &zones, &costs);
-        let pod = desk.ask(true, &[&format!("cpu {count}")]);
+        let zones = numbered(&fixture, &zones, &costs);
+        let pod = fixture.ask(true, &[&format!("cpu {count}")]);
         least(&pod, Scope::Pod, Free::new(&zones, &none), 8)
     };
     for (count, far, near) in [(1, 88, 94), (2, 76, 82), (8, 4, 10)] {
@@ -291,7 +295,7 @@ fn fewer_zones_score_more_and_near_ones_a_little_more() {
 
 #[test]
 fn the_container_that_needs_most_zones_decides() {
-    let (desk, none) = (Desk::default(), Amounts::new());
+    let (fixture, none) = (Fixture::default(), Amounts::new());
     let nodes = [[1, 1, 0, 0], [1, 0, 1, 0]];
     let gpus = |count: u32| format!("cpu 2, memory 50Mi, x.com/gpu {count}");
     for (containers, scores) in [
@@ -300,11 +304,11 @@ fn the_container_that_needs_most_zones_decides() {
         (vec![gpus(2), "cpu 2, memory 50Mi".to_owned()], [82, 76]),
     ] {
         let containers: Vec<&str> = containers.iter().map(String::as_str).collect();
-        let pod = desk.ask(true, &containers);
+        let pod = fixture.ask(true, &containers);
         let found = nodes.map(|gpus| {
             let zone = |(id, gpus)| (id, format!("cpu 2, memory 50Mi, x.com/gpu {gpus}"));
             let zones: Vec<(u32, String)> = (0..4).zip(gpus).map(zone).collect();
-            let zones = numbered(&desk, &zones, &four(1, false));
+            let zones = numbered(&fixture, &zones, &four(1, false));
             least(&pod, Scope::Container, Free::new(&zones, &none), 8)
         });
         assert_eq!(found, scores, "{containers:?}");
@@ -313,12 +317,12 @@ fn the_container_that_needs_most_zones_decides() {
 
 #[test]
 fn what_a_container_takes_is_missing_for_the_next() {
-    let (desk, none) = (Desk::default(), Amounts::new());
+    let (fixture, none) = (Fixture::default(), Amounts::new());
     let left = |zones: &[&str], wants: &str, from: &[usize]| {
-        let zones = desk.zones(zones, &[]);
+        let zones = fixture.zones(zones, &[]);
         let mut free = Free::new(&zones, &none);
-        drain(&desk.wants(wants), &mut free, from);
-        let of = |at: usize, name: &str| free.get(at, desk.table.intern(name));
+        drain(&fixture.wants(wants), &mut free, from);
+        let of = |at: usize, name: &str| free.get(at, fixture.table.intern(name));
         let seen = |at: usize| (of(at, "cpu"), of(at, "memory"));
         (0..zones.len()).map(seen).collect::<Vec<_>>()
     };
@@ -346,8 +350,8 @@ fn what_a_container_takes_is_missing_for_the_next() {
         (false, "cpu 8, memory 16Gi, x.com/gpu 2", true),
         (false, "cpu 1, x.com/gpu 3", false),
     ] {
-        let pod = desk.ask(guaranteed, &[first, next]);
-        let found = desk.fits(&zones, Scope::Container, &pod);
+        let pod = fixture.ask(guaranteed, &[first, next]);
+        let found = fixture.fits(&zones, Scope::Container, &pod);
         assert_eq!(found.is_ok(), fits, "{guaranteed} {next}");
     }
 }
@@ -454,9 +458,9 @@ fn configurations() {
 /// What mutants of the arithmetic would get away with otherwise.
 #[test]
 fn bounds_and_roundings() {
-    let (desk, none) = (Desk::default(), Amounts::new());
+    let (fixture, none) = (Fixture::default(), Amounts::new());
     let scored = |kind, zone: &str, wants: &str| {
-        let (zones, pod) = (desk.zones(&[zone], &[]), desk.ask(true, &[wants]));
+        let (zones, pod) = (fixture.zones(&[zone], &[]), fixture.ask(true, &[wants]));
         strategy(kind, &pod, Scope::Pod, &Free::new(&zones, &none), |_| 1)
     };
     use Strategy::*;
@@ -485,15 +489,15 @@ fn bounds_and_roundings() {
         assert_eq!(scored(kind, zone, wants), score, "{kind:?} {zone}: {wants}");
     }
     // Of zones that score something the worst counts; of containers the mean.
-    let zones = desk.zones(&["cpu 4", "cpu 8", "cpu 1"], &[]);
-    let pod = desk.ask(true, &["cpu 2", "cpu 4"]);
+    let zones = fixture.zones(&["cpu 4", "cpu 8", "cpu 1"], &[]);
+    let pod = fixture.ask(true, &["cpu 2", "cpu 4"]);
     let free = Free::new(&zones, &none);
     let of = |scope| strategy(MostAllocated, &pod, scope, &free, |_| 1);
     assert_eq!((of(Scope::Container), of(Scope::Pod)), ((25 + 50) / 2, 75));
     // A set of zones may be of as many as there are, and each must know the resource.
     let required = |zones: &[&str], guaranteed, wants: &str| {
-        let zones = desk.zones(zones, &[]);
-        let found = nearest(guaranteed, &desk.wants(wants), &Free::new(&zones, &none));
+        let zones = fixture.zones(zones, &[]);
+        let found = nearest(guaranteed, &fixture.wants(wants), &Free::new(&zones, &none));
         found.map(|found| found.zones)
     };
     let three = ["cpu 1, x.com/gpu 1", "cpu 1, x.com/gpu 1", "cpu 1"];
@@ -507,8 +511,8 @@ fn bounds_and_roundings() {
     assert_eq!(required(&three, true, "cpu 0"), Some(vec![0]));
     assert_eq!(required(&[], true, "cpu 1"), Option::None);
     // A score is never below nothing.
-    let many = desk.zones(&["cpu 1"; 9], &[]);
-    let pod = desk.ask(true, &["cpu 9"]);
+    let many = fixture.zones(&["cpu 1"; 9], &[]);
+    let pod = fixture.ask(true, &["cpu 9"]);
     assert_eq!(least(&pod, Scope::Pod, Free::new(&many, &none), 8), 0);
     // Whether a container has something for itself.
     for (wants, own) in [
@@ -522,10 +526,10 @@ fn bounds_and_roundings() {
         ("veryfast.io/fpga 1", false),
         ("ephemeral-storage 1Gi", false),
     ] {
-        assert_eq!(has_own(&desk.wants(wants)), own, "{wants}");
+        assert_eq!(has_own(&fixture.wants(wants)), own, "{wants}");
     }
     // The distance to a zone that is not told is as far as there is, that to the others as told.
-    let zones = desk.zones(&["cpu 1", "cpu 1"], &[&[10]]);
+    let zones = fixture.zones(&["cpu 1", "cpu 1"], &[&[10]]);
     let costs = [(0, 0), (0, 1), (1, 1)].map(|(a, b)| zones[a].cost(&zones[b]));
     assert_eq!(costs, [10, UNKNOWN_COST, UNKNOWN_COST]);
 }
