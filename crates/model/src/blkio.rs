@@ -61,7 +61,7 @@ pub struct Line {
     pub value: String,
 }
 
-/// Kind of cgroup, which determines its files.
+/// The kind of a cgroup, which determines its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A class, pod or container cgroup: limits and weight.

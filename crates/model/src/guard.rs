@@ -57,7 +57,7 @@ use std::collections::BTreeMap;
 /// Maximum time between two steps that is accounted.
 const MAX_STEP_MS: u64 = 5_000;
 
-/// Sample of one service over the last interval.
+/// Load and readings of one service over the last interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample<K> {
     /// Key of the service.

@@ -169,7 +169,7 @@ fn is_built_in(name: &str) -> bool {
     name == ROOT_QUOTA || is_outside(name)
 }
 
-/// Tree of quotas with the sums of their pods.
+/// A tree of quotas with the sums of their pods.
 #[derive(Debug, Clone)]
 pub struct Tree {
     options: Options,

@@ -24,16 +24,16 @@ pub const UNLIMITED: i64 = -1;
 /// CPU usage of the node and its pods from the newest samples, in milli-cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Usage of the whole node.
+    /// CPU usage of the whole node.
     pub node: i64,
-    /// Usage of all pods.
+    /// CPU usage of all pods.
     pub pods: i64,
-    /// Usage of pods that are not best-effort: neither labeled BE nor of the Kubernetes class BestEffort.
+    /// CPU usage of pods that are not best-effort: neither labeled BE nor of the Kubernetes class BestEffort.
     /// Unknown pods are included.
     pub pods_not_be: i64,
-    /// Usage of all host applications.
+    /// CPU usage of all host applications.
     pub hosts: i64,
-    /// Usage of host applications that are not best-effort.
+    /// CPU usage of host applications that are not best-effort.
     pub hosts_not_be: i64,
 }
 

@@ -111,7 +111,7 @@ pub struct Ask {
     pub containers: Vec<(Role, Vec<Want>)>,
 }
 
-/// Free resources of a node's zones during the admission of a pod.
+/// Unallocated resources of a node's zones during the admission of a pod.
 #[derive(Debug, Clone)]
 pub struct Free<'a> {
     /// Zones in ascending order of their numbers, without duplicates.

@@ -3,7 +3,7 @@
 use super::{Ask, BEST, Free, Scope, Want, units};
 use crate::resources::ResourceId;
 
-/// Strategy that scores a zone.
+/// Preference that scores a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
     /// Prefers zones with much free.

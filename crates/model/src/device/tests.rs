@@ -95,7 +95,7 @@ pub(super) fn need(requests: &[(&str, &str)], hints: Value, joint: Value) -> Nee
         .unwrap()
 }
 
-/// Books in which one pod holds these whole GPUs and the first functions of these adapters.
+/// A ledger in which one pod holds these whole GPUs and the first functions of these adapters.
 pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
     let gpu = |minor: &u8| {
         json!({"minor": minor, "resources": {"koordinator.sh/gpu-core": "100",

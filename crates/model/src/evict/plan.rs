@@ -54,7 +54,7 @@ pub enum Standing {
     Refused,
 }
 
-/// Amounts of one dimension.
+/// Usage and request of one dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amounts {
     /// Usage of the newest sample; `None` without a sample.
@@ -179,7 +179,7 @@ pub struct Plan {
     pub missing: Vec<BTreeMap<&'static str, i64>>,
 }
 
-/// Amounts by basis and resource.
+/// Released amounts by basis and resource.
 pub type Released = BTreeMap<(Basis, &'static str), i64>;
 
 impl Plan {
@@ -193,8 +193,8 @@ impl Plan {
 
 /// Selects the victims of all tasks, in the order of the tasks.
 ///
-/// Amounts of terminating candidates are counted first. A candidate that is known to release nothing of the
-/// missing amounts is not evicted.
+/// The amounts of terminating candidates are counted first. A candidate that is known to release nothing of
+/// the missing amounts is not evicted.
 #[must_use]
 pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
     let mut plan = Plan::default();

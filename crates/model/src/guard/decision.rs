@@ -2,7 +2,7 @@
 
 use super::signal::{Lever, Signal};
 
-/// Settings of the levers.
+/// State of the levers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings<K> {
     /// Applies the idle scheduling policy (`cpu.idle`) to batch cgroups.
@@ -49,11 +49,11 @@ pub struct Event<K> {
     pub signal: Signal,
     /// The lever.
     pub lever: Lever,
-    /// Kind of event.
+    /// The kind of event.
     pub kind: Kind,
 }
 
-/// Kind of event.
+/// The kind of event.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kind {
     /// An alarm was raised: the lever is tried.
@@ -103,7 +103,7 @@ pub enum Kind {
 /// Decision of the guard for the next interval.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision<K> {
-    /// Settings of the levers.
+    /// State of the levers.
     pub settings: Settings<K>,
     /// Events of this step.
     pub events: Vec<Event<K>>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 const MUST: &str = "MustGather";
 
-/// Offer of one node for the group.
+/// Slots that one node offers for the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offer {
     /// Number of pods that fit.
