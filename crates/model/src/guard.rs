@@ -18,8 +18,8 @@
 //!
 //! *False alarms.* Experiments with levers that cost batch work, and claims that turn out to be chance, are
 //! paid from one budget of the node ([`Config::test_share`] of batch work's time), regardless of the number
-//! of services. A service's vote (0–1) determines how long its alarm must last and how far a cap may go for
-//! it.
+//! of services. A service's vote (0–1) determines how long its alarm must last and how far a cap may reach
+//! for it.
 //!
 //! *Blindness.* A task that waits for memory counts as running; so stalls do not show harm through memory
 //! bandwidth and shared caches. A node without a signal for these starts at the configured threshold and

@@ -71,7 +71,7 @@ mod tests {
 
     const LIFE: SignedDuration = SignedDuration::from_secs(900);
 
-    /// A life of 15 minutes: until it ends a report is used, and up to five minutes ahead.
+    /// With a life of 15 minutes, a report is used until it ends, and if its time is up to five minutes ahead.
     #[test]
     fn report_time_is_bounded_in_both_directions() {
         let now = 1_000_000;
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// The rule of LowNodeLoad: no further ahead than the life.
+    /// Tests the rule of LowNodeLoad: a report is used at most one life ahead.
     #[test]
     fn short_life_is_the_bound_ahead_too() {
         let life = SignedDuration::from_secs(180);

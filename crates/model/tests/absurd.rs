@@ -20,7 +20,7 @@ use koord_model::system_config;
 use proptest::prelude::*;
 use serde_json::json;
 
-/// Any number, often one at an edge.
+/// Generates any number, often one near a limit.
 fn number() -> impl Strategy<Value = i64> {
     prop_oneof![
         any::<i64>(),
@@ -77,7 +77,7 @@ proptest! {
         prop_assert!((suppress::MIN_CPUS..=10).contains(&count));
     }
 
-    /// A service is never given less than its limit, whatever the strategy says.
+    /// A service never gets less than its limit, whatever the strategy.
     #[test]
     fn burst_of_services(
         strategy in prop::array::uniform5(some()),

@@ -51,7 +51,7 @@ mod tests {
         of(names.iter().map(|(namespace, name)| pod(namespace, name)))
     }
 
-    /// The first is upstream's own vector; all were computed by an independent implementation.
+    /// The first vector is from upstream's tests; all were computed by an independent implementation.
     #[test]
     fn fingerprints_are_those_of_upstream() {
         let five = [
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(of_names(&two), "pfp0v001caad1ad3af993a6d");
     }
 
-    /// Two of upstream's lists of pods.
+    /// Tests two lists of pods from upstream's tests.
     #[test]
     fn lists_of_pods_have_upstreams_fingerprints() {
         let tiny = ["jaeger-dpgjk", "nginx-rt684", "envoy-g9m22"].map(|name| ("production", name));

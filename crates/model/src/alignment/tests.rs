@@ -48,7 +48,7 @@ impl Fixture {
         zones.collect()
     }
 
-    /// A pod of containers: `init `, `sidecar ` or nothing before what they ask for.
+    /// Parses the containers of a pod: each is a request, with the prefix `init ` or `sidecar `, or none.
     fn ask(&self, guaranteed: bool, containers: &[&str]) -> Ask {
         let mut whole = Amounts::new();
         let mut starting = Amounts::new();
@@ -135,7 +135,7 @@ fn ac3_a_scope_aligns_containers_or_the_pod() {
             Err("cannot align container"),
             Err("cannot align pod"),
         ),
-        // What a sidecar has nobody else gets; what an init container had is handed on.
+        // CPUs of a sidecar stay allocated; those of an init container are used again.
         (
             &["sidecar cpu 6", "sidecar cpu 6", "cpu 5"],
             Err("cannot align container"),

@@ -14,7 +14,7 @@ fn text(lines: &[Line]) -> Vec<String> {
     lines.iter().map(show).collect()
 }
 
-/// The machine of upstream's `TestBlkIOReconcile_reconcile`, with a volume group over two disks.
+/// Creates the machine of upstream's `TestBlkIOReconcile_reconcile`, with a volume group over two disks.
 fn storage() -> Storage {
     let map = |pairs: &[(&str, &str)]| {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());

@@ -287,7 +287,7 @@ fn quota_steps() {
             None,
         ),
         (
-            "a pool nobody knows raises nobody",
+            "an unknown pool raises no quota",
             auto,
             PoolState::Unknown,
             (200_000, 400_000, 0.5),
@@ -339,7 +339,7 @@ fn an_overload_lowers_only_as_many_as_it_takes() {
     assert_eq!(
         admitted(Operation::Up, overload, false),
         Operation::Remain,
-        "nobody is raised in an overload"
+        "an overload raises no quota"
     );
     assert_eq!(admitted(Operation::Reset, overload, true), Operation::Reset);
     assert_eq!(admitted(Operation::Down, overload, false), Operation::Down);

@@ -1,7 +1,8 @@
 use super::*;
 use serde_json::json;
 
-/// Per class: enabled, idle, expeller.
+/// Returns a rule. Each entry of `classes` says whether the class is enabled, whether it is idle, and
+/// whether it is an expeller.
 fn rule(policy: &str, classes: [(bool, i64, bool); 3]) -> CoreSched {
     let class = |(enable, idle, expeller): (bool, i64, bool)| json!({"cpuQOS": {"enable": enable, "schedIdle": idle, "coreExpeller": expeller}});
     let [lsr, ls, be] = classes.map(class);
@@ -112,7 +113,7 @@ fn rules_of_nodes() {
     assert!(!be.is_idle(QosClass::System, BestEffort));
 }
 
-/// A kernel that does what the actions say.
+/// A kernel that executes the actions.
 #[derive(Default)]
 struct Kernel {
     cookies: std::collections::BTreeMap<u32, u64>,
@@ -152,7 +153,8 @@ impl Kernel {
         }
     }
 
-    /// One round for containers given as (where they belong, their processes).
+    /// Runs a round for containers, given as their wanted cookie and their processes; returns the number
+    /// of actions.
     fn round(&mut self, cookies: &mut Cookies, containers: &[(&Wanted, &[u32])]) -> usize {
         let members: Vec<_> = containers
             .iter()

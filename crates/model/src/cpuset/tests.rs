@@ -141,7 +141,7 @@ fn exclusive_pods_keep_away_from_each_other_if_they_can() {
     let rows = [
         ("the free socket", two, "0,2", Core, 4, SPREAD, Core, "8,10,12,14"),
         ("with itself, if it must", two, "", Core, 10, SPREAD, Core, "0-4,6,8,10,12,14"),
-        ("cores beside the owner's", wide, "0,2", Core, 4, SPREAD, Core, "4,6,8,10"),
+        ("cores other than the owner's", wide, "0,2", Core, 4, SPREAD, Core, "4,6,8,10"),
         ("no wish", wide, "0,2", Core, 4, SPREAD, None, "1,3-4,6"),
         ("the free NUMA node", two, "0,2", Numa, 4, SPREAD, Numa, "8,10,12,14"),
         ("no wish about NUMA nodes", two, "0,2", Numa, 4, SPREAD, None, "1,3-4,6"),

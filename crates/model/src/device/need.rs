@@ -29,12 +29,12 @@ pub enum NeedError {
 /// Conversion of a request for non-GPU devices to a number of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Strategy {
-    /// One device, or as many as there are whole hundreds.
+    /// One device; or, for a multiple of 100, one device per hundred.
     #[default]
     Default,
     /// The full request from every device that the selector matches.
     ApplyForAll,
-    /// As many devices as the requested amount.
+    /// One device per unit of the requested amount.
     RequestsAsCount,
 }
 

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 pub(super) const MEMORY: i64 = 85_198_045_184;
 
-/// How a node's devices are laid out: per GPU and per adapter its minor, NUMA node and PCIe root.
+/// The layout of a node's devices: per GPU and per adapter its minor, NUMA node and PCIe root.
 pub(super) struct DeviceLayout {
     pub(super) gpus: Vec<(u8, i32, &'static str)>,
     pub(super) adapters: Vec<(u8, i32, &'static str)>,
 }
 
-/// Two NUMA nodes with two PCIe roots each, each with two GPUs and one adapter.
+/// Creates two NUMA nodes with two PCIe roots each, each with two GPUs and one adapter.
 pub(super) fn usual() -> DeviceLayout {
     let root = |at: u8| (i32::from(at / 2), ["0", "1", "2", "3"][usize::from(at)]);
     DeviceLayout {
@@ -86,7 +86,7 @@ pub(super) fn units(list: &[(&str, &str)]) -> Units {
     Units::of(&list.iter().map(parse).collect())
 }
 
-/// What a pod with these requests and annotations needs.
+/// Reads the needed devices of a pod with these requests and annotations.
 pub(super) fn need(requests: &[(&str, &str)], hints: Value, joint: Value) -> Need {
     let hints: extension::DeviceAllocateHints = serde_json::from_value(hints).unwrap();
     let joint: Option<extension::DeviceJointAllocate> = serde_json::from_value(joint).unwrap();

@@ -268,7 +268,7 @@ fn what_others_wrote_stays_and_what_we_wrote_goes() {
         None
     );
 
-    // Links are gone; somebody else wrote the policy.
+    // Links are gone; another manager wrote the policy.
     let plain =
         json!([{"uuid": "NPU-3", "minor": "0", "vendor": "huawei", "model": "Ascend-910B"}]);
     let fields = |manager: &str, key: &str, map: &str| {

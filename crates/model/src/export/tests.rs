@@ -1,4 +1,4 @@
-//! What an exporter makes of a machine and of lists.
+//! Tests which zones are exported for a machine and the kubelet's lists.
 
 mod upstream;
 
@@ -31,7 +31,7 @@ fn devices(ids: &[&str], nodes: &[u8]) -> Devices {
     }
 }
 
-/// Two NUMA nodes of four CPUs and 8 GiB; the first CPU of each is reserved, and a GiB.
+/// Creates two NUMA nodes of four CPUs and 8 GiB; the first CPU and one GiB of each are reserved.
 fn machine() -> (Machine, Share) {
     let node = |list: &str, near: u8| Node {
         cpus: cpus(list),
@@ -101,7 +101,8 @@ fn what_containers_have_is_not_available() {
     assert!(found.problems.is_empty(), "{:?}", found.problems);
 }
 
-/// Memory without CPUs (CXL), CPUs all reserved, memory that the manager does not speak of.
+/// NUMA nodes with memory without CPUs (CXL), with only reserved CPUs, and with memory that the memory
+/// manager does not report.
 #[test]
 fn numa_nodes_without_cpus_or_memory_are_zones_all_the_same() {
     let (mut machine, mut all) = machine();
@@ -193,8 +194,8 @@ fn contradictions_are_told_and_counted_once() {
     assert!(found.is_contradictory);
 }
 
-/// A device that is not healthy is not listed as allocatable, and who has it keeps it; one that its
-/// plugin says is nowhere is given to nobody. What is free is known all the same.
+/// An unhealthy device is not listed as allocatable, and the container that has it keeps it. A device
+/// without a NUMA node is allocated to no container. Free amounts are still known.
 #[test]
 fn strange_devices_are_no_contradiction() {
     let (machine, mut all) = machine();
@@ -220,7 +221,7 @@ fn strange_devices_are_no_contradiction() {
     }
 }
 
-/// What is written is read back as the same by the scheduler's side.
+/// Checks that the scheduler reads the policy back that was written.
 #[test]
 fn policies_and_attributes_say_the_same() {
     for policy in Policy::ALL {

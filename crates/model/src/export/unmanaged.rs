@@ -116,7 +116,7 @@ mod tests {
 
     const GI: u64 = 1 << 30;
 
-    /// Two NUMA nodes: 12 CPUs and 24 GiB, of which 4 GiB are huge pages, and 4 CPUs and 8 GiB.
+    /// Creates two NUMA nodes: 12 CPUs and 24 GiB, of which 4 GiB are huge pages, and 4 CPUs and 8 GiB.
     fn machine() -> Machine {
         let node = |list: &str, memory: u64, pages: u64| Node {
             cpus: list.parse().unwrap(),

@@ -46,8 +46,8 @@ fn sets(gangs: &Gangs, id: &str) -> Option<[usize; 4]> {
 
 #[test]
 fn permission_follows_the_policy() {
-    /// Policy, who waits before, who runs, whether once satisfied, the other gang's minimum and
-    /// waiting members; what the pod hears.
+    /// Policy, number of waiting members, number of running members, whether the gang was satisfied
+    /// before, the other gang's minimum and waiting members, and the answer to the pod.
     type PermitCase = (
         &'static str,
         &'static str,
@@ -178,8 +178,8 @@ fn permission_follows_the_policy() {
 fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
-    // One that nobody knows changes nothing.
-    gangs.vanish("nobody", &mut moves);
+    // An unknown pod changes nothing.
+    gangs.vanish("unknown", &mut moves);
     assert_eq!((gangs.gangs.len(), &moves), (0, &Moves::default()));
     // Before its PodGroup, a pod has an undescribed gang.
     gangs.observe(seen("c", "ns/crd", None, false), &mut moves);
@@ -191,7 +191,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
         &mut moves,
     );
     assert!(gangs.is_described("ns/crd"));
-    gangs.vanish("nobody", &mut moves);
+    gangs.vanish("unknown", &mut moves);
     assert_eq!(sets(&gangs, "ns/crd"), Some([1, 1, 0, 0]));
     gangs.vanish("c", &mut moves);
     assert_eq!(
@@ -294,11 +294,15 @@ fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
     }
     let waits = |gangs: &Gangs| ["a0", "a1"].map(|uid| gangs.admit(uid).is_err());
     assert_eq!(waits(&gangs), [true; 2], "the last stands for all");
-    // Somebody else bound it.
+    // Another scheduler bound it.
     let mut moves = Moves::default();
     gangs.observe(seen("a2", "ns/a", None, true), &mut moves);
     assert_eq!(waits(&gangs), [false; 2]);
-    assert_eq!(moves.regate, ids(&["a0", "a1"]), "somebody must look again");
+    assert_eq!(
+        moves.regate,
+        ids(&["a0", "a1"]),
+        "the gated pods are checked again"
+    );
     assert_eq!(moves.activate, ids(&["a0", "a1"]));
     // Nothing new.
     let mut moves = Moves::default();
@@ -306,7 +310,7 @@ fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
     assert!(moves.activate.is_empty(), "{:?}", moves.activate);
 }
 
-/// Deleted while it waits or is bound, and kept by a finalizer: it is in nobody's queue.
+/// A member that is deleted while it waits or is bound, and is kept by a finalizer, is in no queue.
 #[test]
 fn a_member_that_goes_neither_counts_nor_stands_for_others_when_it_gives_back() {
     for (what, placed) in [("held", 2), ("on its way", 3)] {

@@ -129,7 +129,7 @@ impl Exact {
         self.weights[Layout::cpu().bucket(value)] += weight * age.exp2();
     }
 
-    /// The bucket of a percentile.
+    /// Returns the bucket of a percentile.
     fn at(&self, p: f64) -> usize {
         let threshold = p * self.weights.iter().sum::<f64>();
         let mut sum = 0.0;
@@ -141,7 +141,7 @@ impl Exact {
     }
 }
 
-/// Some thousand samples of several pods over days: percentiles lie in the bucket in which they
+/// Checks some thousand samples of several pods over days: percentiles lie in the bucket in which they
 /// lie with exact weights, unless the share of the next one is so near that no recommendation
 /// means it.
 fn agrees(samples: &[(f64, i64)]) -> Result<(), TestCaseError> {

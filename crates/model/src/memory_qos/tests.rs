@@ -126,8 +126,8 @@ fn bad_values_are_named_and_the_class_stands() {
     );
 }
 
-/// The pod of upstream's tables: two containers, of which only the second asks for memory (1 GiB,
-/// which is also its limit and what the node has).
+/// Creates the settings of the pod of upstream's tables: two containers, of which only the second
+/// requests memory (1 GiB, which is also its limit and the node's allocatable amount).
 fn batch_settings(min: i64, throttling: i64) -> MemoryQOSCfg {
     let (settings, errors) = settings(
         None,

@@ -1,5 +1,5 @@
 //! Upstream's tables (`network_topology_solver_test.go`, `network_topology_workflow_test.go`,
-//! `tree_manager_test.go`), and trees at random beside all ways to place pods on them.
+//! `tree_manager_test.go`), and random trees compared with all ways to place pods on them.
 
 use super::place::OfferSums;
 use super::*;
@@ -15,7 +15,7 @@ fn layer(name: &str, parent: &str, keys: &[&str]) -> NetworkTopologyLayerSpec {
     }
 }
 
-/// Spine, block, node; not in order.
+/// Returns the layers spine, block and node, out of order.
 fn spines() -> Vec<NetworkTopologyLayerSpec> {
     vec![
         layer("BlockLayer", "SpineLayer", &["block", "old-block"]),
@@ -24,7 +24,7 @@ fn spines() -> Vec<NetworkTopologyLayerSpec> {
     ]
 }
 
-/// A tree of `spine block node` triples.
+/// Builds a tree of `spine block node` triples.
 fn tree(nodes: &[[&str; 3]]) -> Tree {
     let layers = Layers::of(&spines()).unwrap();
     let paths: Vec<Vec<Arc<str>>> = nodes
@@ -391,7 +391,7 @@ fn a_pod_goes_near_its_like() {
     assert_eq!(tree.ranks([], mates), [0; 0]);
 }
 
-/// Every way to give `pods` pods to nodes.
+/// Returns every way to place `pods` pods on nodes with these slots.
 fn ways(slots: &[usize], pods: usize) -> Vec<Vec<usize>> {
     let Some((first, rest)) = slots.split_first() else {
         return if pods == 0 { vec![vec![]] } else { vec![] };
@@ -479,7 +479,7 @@ proptest! {
         }
     }
 
-    /// Beside the rule as it is said, node by node and place by place.
+/// Compares the ranks with the documented rule, node by node and domain by domain.
     #[test]
     fn nodes_are_ranked_as_the_rule_says(
         nodes in prop::collection::vec((0..3usize, 0..3usize, 0..3usize, any::<bool>()), 1..12),

@@ -18,8 +18,8 @@ fn hint(text: &str) -> Hint {
     }
 }
 
-/// Providers are separated by `|`, resources of one by `;`, hints by spaces. `r: hints`, `r:`
-/// (none possible), `r` (does not care); nothing at all: a provider without a say.
+/// Parses offers: providers are separated by `|`, resources of one by `;`, hints by spaces. `r: hints`, `r:`
+/// (none possible), `r` (any NUMA node suits); empty: a provider without hints.
 fn offers(text: &str) -> Vec<Offers> {
     let resource = |part: &str| -> (Arc<str>, Option<Vec<Hint>>) {
         match part.split_once(':') {
@@ -279,7 +279,8 @@ fn scores_average_shares_by_weight() {
     );
 }
 
-/// The same question asked of every combination of hints.
+/// Returns the rank of the best merged hint, found by trying every combination of hints: whether it is
+/// not preferred, its number of NUMA nodes, the negated score, and its mask.
 fn exhaustive(policy: &NumaPolicy, offers: &[Offers]) -> Option<(bool, u32, i64, u64)> {
     let lists: Vec<&Vec<Hint>> = offers
         .iter()

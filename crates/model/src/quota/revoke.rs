@@ -17,7 +17,7 @@ pub struct Holding<'a> {
 /// Selects the pods, the least important first, that must be evicted so that `used` is within `limit`.
 /// Returns their indices in ascending order.
 ///
-/// As many pods as needed are selected from the first on. Of these, from the last back, each is deselected
+/// Pods are selected from the first on until enough are selected. Of these, from the last back, each is deselected
 /// that fits after all: one that uses none of the exceeded resources always does. If all together are not
 /// enough, all pods are selected that use an exceeded resource. Resources that `limit` does not list are
 /// unlimited.

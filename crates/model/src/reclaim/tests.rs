@@ -603,7 +603,7 @@ fn mids_terms_add_up_and_name_what_chose_them() {
     );
 }
 
-/// What the system and services of the host use is divided and rounded together.
+/// The use of the system and of host services is divided and rounded together.
 #[test]
 fn a_zones_part_of_what_is_used_is_rounded_once() {
     let zones = [0, 1].map(|index| Zone {

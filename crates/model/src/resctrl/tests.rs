@@ -69,7 +69,7 @@ fn masks() {
     );
 }
 
-/// The domains of a `schemata`.
+/// Reads the domains of a `schemata` file.
 fn domains(root: &str) -> BTreeMap<Resource, Vec<u32>> {
     let all = [
         Resource::L3,
@@ -164,7 +164,7 @@ fn bandwidth() {
         let refused = percent.is_some_and(|percent| !(1..=100).contains(&percent));
         assert_eq!(errors.len(), usize::from(refused), "{name}: {errors:?}");
     }
-    // What the kernel says of its steps is believed: MPAM is often finer.
+    // The step that the kernel reports is used: MPAM is often finer.
     let fine = Bandwidth::of_vendor("0x48", Some(5), Some(3));
     assert_eq!(
         [1, 6, 33, 100].map(|percent| fine.value(percent)),
@@ -343,7 +343,7 @@ fn classes_share_groups() {
 }
 
 proptest! {
-    /// The kernel wants one block of at least so many bits, inside the full mask.
+    /// The kernel accepts one contiguous block of at least the minimum number of bits, inside the full mask.
     #[test]
     fn the_kernel_takes_every_mask(
         ways in 1_u32..=64,

@@ -28,7 +28,7 @@ pub struct Processor {
 
 /// Selects `count` CPUs for batch work: whole cores first, spread over NUMA nodes and sockets.
 ///
-/// CPUs of LSR pods (`lsr`) are taken in proportion to their share. A pool with too few CPUs contributes
+/// CPUs of LSR pods (`lsr`) contribute in proportion to their share. A pool with too few CPUs contributes
 /// none.
 #[must_use]
 pub fn pick_cpus(candidates: &[Processor], lsr: &BTreeSet<u32>, count: usize) -> BTreeSet<u32> {

@@ -18,7 +18,7 @@ fn containers_are_aligned_one_by_one() {
     let main = Err("cannot align container");
     let init = Err("cannot align init container");
     // Upstream lets these pass. But CPUs that the init container had on the first NUMA node are, or may
-    // be, left when the second container asks, which then has to take them and finds too few beside them.
+    // be, left when the second container asks, which then has to use them and finds too few other ones.
     let bound = main;
     let rows = [
         (vec![c(2, 4)], Ok(())),
@@ -250,7 +250,7 @@ fn sums_of_distances() {
     let one = |at: usize| vec![at];
     let pairs = [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]];
     let threes = [[0, 1, 2], [1, 2, 3], [0, 2, 3]];
-    // Upstream says the mean of the least: 10, 11, 134 / 9, and 255 where nobody told.
+    // Upstream returns the mean of the smallest: 10, 11, 134 / 9, and 255 if distances are unknown.
     for (costs, sets, least) in [
         (four(1, false), (0..4).map(one).collect::<Vec<_>>(), 10),
         (four(1, false), pairs.map(Vec::from).into(), 4 * 11),
@@ -455,7 +455,7 @@ fn configurations() {
     }
 }
 
-/// What mutants of the arithmetic would get away with otherwise.
+/// Covers mutations of the arithmetic that the other tests do not detect.
 #[test]
 fn bounds_and_roundings() {
     let (fixture, none) = (Fixture::default(), Amounts::new());

@@ -1,4 +1,4 @@
-//! What the rules promise of every choice, worked out from the free CPUs alone.
+//! Checks every choice against the documented rules, which are computed from the free CPUs alone.
 
 use super::Strategy;
 use super::*;
@@ -19,7 +19,7 @@ impl Promise<'_> {
         free.filter(|cpu| keep(cpu)).copied().collect()
     }
 
-    /// Of the free CPUs those of cores that are wholly free.
+    /// Returns the free CPUs of cores that are wholly free.
     fn whole(&self) -> Vec<Cpu> {
         let whole = |cpu: &Cpu| {
             let siblings = self.cpus(|other| other.core == cpu.core);
@@ -28,7 +28,7 @@ impl Promise<'_> {
         self.cpus(whole)
     }
 
-    /// The NUMA node that has `needed` of `offered`: the fullest or the emptiest, then the one in
+    /// Returns the NUMA node that has `needed` of `offered`: the fullest or the emptiest, then the one in
     /// the fullest or emptiest socket by `around`, then the first.
     fn node(&self, offered: &[Cpu], around: &[Cpu], needed: usize) -> Option<u8> {
         let mut nodes: Vec<(i64, i64, u8)> = Vec::new();
@@ -63,14 +63,14 @@ impl Promise<'_> {
     }
 }
 
-/// One thread of each core of `cpus`.
+/// Returns one thread of each core of `cpus`.
 fn firsts(cpus: &[Cpu]) -> Vec<Cpu> {
     let mut seen = BTreeSet::new();
     let firsts = cpus.iter().filter(|cpu| seen.insert(cpu.core));
     firsts.copied().collect()
 }
 
-/// Which promises a choice touched.
+/// The rules that applied to a choice.
 #[derive(Debug, Default)]
 struct Reached {
     whole: bool,
@@ -125,7 +125,7 @@ fn promises(want: &Want<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseError> {
             prop_assert!(promise.of_one_node(cpus).is_some(), "over NUMA nodes");
             prop_assert!(
                 !chosen.iter().any(avoided),
-                "beside somebody who wants to be alone"
+                "shares a core or NUMA node with an exclusive pod"
             );
             reached.away = exclusive != ExclusivePolicy::None;
             reached.spread = true;
@@ -139,7 +139,7 @@ fn promises(want: &Want<'_>, cpus: &CpuSet) -> Result<Reached, TestCaseError> {
 
 type Drawn = ([u32; 4], Vec<u8>, usize, bool, bool, u8);
 
-/// A machine whose CPUs are free, held, or held by somebody who wants to be alone; and a wish.
+/// Generates a machine whose CPUs are free, held, or held by an exclusive pod; and a request.
 fn drawn() -> impl proptest::strategy::Strategy<Value = Drawn> {
     let shape = [1..3_u32, 1..3, 2..6, 1..3];
     let cpus = proptest::collection::vec(0..12_u8, 48);

@@ -5,7 +5,7 @@ fn functions(kind: &str) -> Value {
         {"key": "type", "operator": "In", "values": ["general", kind]}]}}})
 }
 
-/// Joint allocation of GPUs with functions of adapters, as `TestAutopilotAllocator` has it.
+/// Tests joint allocation of GPUs with virtual functions of adapters, as in `TestAutopilotAllocator`.
 #[test]
 fn gpus_and_adapters_are_allocated_together() {
     let joint = |scope: &str| json!({"deviceTypes": ["gpu", "rdma"], "requiredScope": scope});

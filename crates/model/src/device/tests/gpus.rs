@@ -54,7 +54,7 @@ fn known_models_are_partitioned() {
             true,
             "0 1 2 3 4 5 6 7 / 1:00.2 2:00.2 3:00.2 4:00.2 5:00.2 6:00.2 7:00.2 8:00.2",
         ),
-        // The pair beside a used GPU keeps the other half whole.
+        // The pair next to a used GPU keeps the other half whole.
         ("2", &held(&[4], &[(5, 1)]), true, "6 7 / 7:00.2 8:00.2"),
         ("1", &held(&[4], &[(5, 1)]), true, "5 / 6:00.2"),
         (

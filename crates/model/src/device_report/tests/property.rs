@@ -1,4 +1,4 @@
-//! Whatever one field of a file says.
+//! Checks files in which one field has an arbitrary value.
 
 use super::*;
 use crate::device::PartitionTable;
@@ -53,8 +53,8 @@ fn is_reason(text: &str) -> bool {
 }
 
 proptest! {
-    /// Nothing panics, the other devices are reported, and what is written is what the API server and the
-    /// scheduler take.
+    /// Nothing panics, the other devices are reported, and the written object is valid for the
+    /// API server and the scheduler.
     #[test]
     fn one_bad_field_costs_its_own_device_at_most(
         card in 0..4_usize, field in select(&FIELDS[..]), value in anything(),

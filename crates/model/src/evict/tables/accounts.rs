@@ -201,7 +201,7 @@ fn nobody_goes_in_vain() {
     assert_eq!(names(&pods, &plan), ["busy", "unknown"]);
 }
 
-/// The pods of `Test_memoryEvict`: used gigabytes by QoS and priority; the node has 120 G, 115 used.
+/// Creates the pods of `Test_memoryEvict`: used gigabytes by QoS and priority; the node has 120 G, 115 used.
 fn memory_pods() -> Vec<Pod> {
     let service = |name: &str, qos, priority, used| Pod {
         qos,
@@ -350,7 +350,7 @@ fn memory_by_allocatable() {
     );
 }
 
-/// The pods of `Test_cpuEvict`: priority, sub-priority, cores in use.
+/// Creates the pods of `Test_cpuEvict`: priority, sub-priority, cores in use.
 fn cpu_pods() -> Vec<Pod> {
     let at = |name: &str, priority, sub_priority, used: i64| Pod {
         sub_priority,
@@ -378,7 +378,7 @@ fn cpu_pods() -> Vec<Pod> {
     ]
 }
 
-/// 81 of 100 cores are in use, the threshold is 78, so 5 have to go.
+/// Creates a task: 81 of 100 cores are in use and the threshold is 78, so 5 cores must be freed.
 fn cpu_by_use(pods: &[Pod]) -> Task {
     let threshold = UsageThreshold {
         percent: 78,
@@ -449,7 +449,7 @@ fn cpu_features() {
 }
 
 proptest! {
-    /// No victim could have stayed, and nothing stays missing while somebody could help.
+    /// Checks that each victim is needed, and that no amount stays missing while another pod could free some.
     #[test]
     fn enough_and_no_more(
         used in prop::collection::vec(prop::option::of(0_i64..100), 1..20),

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Two NUMA nodes, one with the even CPUs of 24.
+/// Creates two NUMA nodes, one with the even CPUs of 24.
 fn even_and_odd() -> Machine {
     let node = |first: u32, memory: &[&str]| Node {
         cpus: (first..24).step_by(2).collect(),
@@ -96,7 +96,7 @@ fn zones_are_those_of_upstream() {
     assert_eq!(found.problems, [""; 0]);
 }
 
-/// TestDetectTopologyPolicy. Upstream calls what it does not know `None`; that is nobody's policy here.
+/// `TestDetectTopologyPolicy`. Upstream maps unknown policies to `None`; here they map to no policy.
 #[test]
 fn policies_have_upstreams_names() {
     for (policy, scope, name) in [

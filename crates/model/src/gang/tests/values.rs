@@ -1,4 +1,4 @@
-//! What is read from pods and PodGroups, and what is written to PodGroups.
+//! Tests how pods and PodGroups are read, and how PodGroups are written.
 
 use super::*;
 use crate::gang::spec;

@@ -1,5 +1,5 @@
-//! A node small enough to be honest about: services with a pressure of their own, and batch work that
-//! harms them as a scenario says.
+//! Simulates a small node: services with a stall of their own, and batch work that harms them as a
+//! scenario specifies.
 
 use crate::guard::{
     Config, Decision, Event, Guard, Input, Kind, Lever, Readings, Sample, Settings, Signal,
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Seconds that a reading stands for.
 const WINDOW: usize = 10;
 
-/// SplitMix64: chance that a seed repeats.
+/// SplitMix64: random numbers that a seed reproduces.
 #[derive(Debug, Clone)]
 pub(super) struct Dice(pub(super) u64);
 
@@ -23,13 +23,13 @@ impl Dice {
         ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// About normal, mean 0 and deviation 1.
+    /// Returns a number that is about normally distributed, with mean 0 and deviation 1.
     pub(super) fn bell(&mut self) -> f64 {
         (0..12).map(|_| self.roll()).sum::<f64>() - 6.0
     }
 }
 
-/// What a service does in a second, batch work left out.
+/// The signals of a service in a second without batch work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Own {
     pub(super) vote: f64,
@@ -52,7 +52,7 @@ pub(super) const CALM: Own = Own {
 pub(super) struct Second<'a> {
     pub(super) at: u64,
     pub(super) service: usize,
-    /// What batch work used, as a share of the node.
+    /// CPU use of batch work, as a share of the node.
     pub(super) batch: f64,
     pub(super) settings: &'a Settings<usize>,
 }
@@ -70,10 +70,10 @@ pub(super) type HarmOf = Box<dyn Fn(&Second<'_>) -> f64>;
 pub(super) struct Plant {
     pub(super) guard: Guard<usize>,
     pub(super) services: usize,
-    /// What batch work would use by the second, as a share of the node.
+    /// CPU demand of batch work by the second, as a share of the node.
     pub(super) demand: Box<dyn Fn(u64) -> f64>,
     pub(super) own: OwnOf,
-    /// What batch work adds to a service's stall.
+    /// Stall that batch work adds to a service.
     pub(super) harm: HarmOf,
     pub(super) noise: f64,
     pub(super) levers: Vec<Lever>,
@@ -90,7 +90,7 @@ pub(super) struct Plant {
 
 pub(super) const THRESHOLD: i64 = 65;
 
-/// What a stretch of time was like.
+/// Results of a stretch of time.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Stretch {
     pub(super) seconds: f64,
@@ -248,8 +248,8 @@ impl Plant {
     }
 }
 
-/// A service that bursts once in each stretch of `every` seconds, at random: for `long` seconds, by
-/// `high`.
+/// Creates a service that bursts once in each stretch of `every` seconds, at a random time: for `long`
+/// seconds, by `high`.
 pub(super) fn bursts(seed: u64, every: u64, long: u64, high: f64) -> impl Fn(u64, usize) -> f64 {
     move |at, service| {
         let mut dice = Dice(seed ^ (service as u64) << 40 ^ (at / every) << 20);

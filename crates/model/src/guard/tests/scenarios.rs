@@ -1,4 +1,4 @@
-//! What the guard must do and leave alone, each with many seeds.
+//! Tests what the guard must do and must not do, each scenario with many seeds.
 
 use super::plant::{CALM, Dice, Own, Plant, Stretch, bursts};
 use crate::guard::{Kind, Lever, Signal, Verdict};
@@ -26,7 +26,7 @@ fn harm_that_persists_at_the_threshold_is_never_learned_as_normal() {
     }
 }
 
-/// Clean 1 %, harmed 9.5 %, and never seen without batch work.
+/// The service stalls 1 % without harm and 9.5 % with harm, and was never observed without batch work.
 #[test]
 fn a_service_started_beside_batch_work_is_protected() {
     for seed in SEEDS {
@@ -42,7 +42,8 @@ fn a_service_started_beside_batch_work_is_protected() {
     }
 }
 
-/// The same with harm too small for the modest expectation of an unknown service: pauses find it.
+/// A harmed service as above, with harm below the default expectation of an unknown service: pauses
+/// find it.
 #[test]
 fn pauses_find_small_harm_that_was_there_from_the_start() {
     for seed in SEEDS {
@@ -63,7 +64,7 @@ fn pauses_find_small_harm_that_was_there_from_the_start() {
     }
 }
 
-/// A service whose threads share a CPU has much pressure of its own.
+/// A service whose threads share a CPU has high pressure without batch work.
 #[test]
 fn a_high_baseline_does_not_make_deaf() {
     for seed in SEEDS {
@@ -122,8 +123,8 @@ fn a_service_held_up_by_its_own_limit_blames_nobody() {
     }
 }
 
-/// A log shipper that suffers costs batch work little; a payment service as much as it takes; a pod
-/// without a vote nothing.
+/// A harmed log shipper costs batch work little, a payment service as much as it needs, and a pod without
+/// a vote nothing.
 #[test]
 fn the_vote_says_how_far_a_cap_may_go() {
     let mut means = Vec::new();
@@ -172,7 +173,7 @@ fn what_batch_work_does_not_cause_is_let_go_and_muted() {
     }
 }
 
-/// The same where nothing can stop batch work, so that nothing is learned.
+/// An alarm as above on a node where no lever stops batch work, so that nothing is learned.
 #[test]
 fn silences_grow_while_an_alarm_has_no_cause() {
     for seed in SEEDS {
@@ -271,7 +272,7 @@ fn harm_that_comes_back_is_answered_by_the_lever_that_helped() {
     }
 }
 
-/// A service that waits more when it has more to do, with and without batch work.
+/// A service stalls more when it has more load, with and without batch work.
 #[test]
 fn a_service_is_compared_with_itself_at_the_same_load() {
     for seed in SEEDS {
@@ -318,7 +319,7 @@ fn harm_is_found_in_noise() {
     }
 }
 
-/// A service or its signal vanishes in the middle of an experiment, or while a lever is held.
+/// A service or its signal disappears in the middle of an experiment, or while a lever is held.
 #[test]
 fn what_is_gone_holds_nothing() {
     for gone_at in 12..40 {
@@ -426,7 +427,8 @@ fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
     }
 }
 
-/// A service whose requests become dearer for minutes, at the same load, beside harmless batch work.
+/// A service whose requests become dearer for minutes, at the same load, together with harmless
+/// batch work.
 #[test]
 fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
     for (every, long) in [(1800, 300), (600, 60), (7200, 3600)] {
@@ -449,7 +451,7 @@ fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
     }
 }
 
-/// Half as much CPU time again per packet is what sharing a CPU costs, and no harm.
+/// Sharing a CPU raises the CPU time per packet by half, which is no harm.
 #[test]
 fn the_price_of_sharing_a_cpu_is_paid_without_an_answer() {
     for seed in SEEDS {
@@ -513,7 +515,7 @@ fn a_rare_signal_that_batch_work_does_not_move_costs_it_little() {
     }
 }
 
-/// A window over the end or the begin of batch work says nothing about either.
+/// A window that contains the start or end of batch work is used for neither case.
 #[test]
 fn a_window_of_two_minds_counts_for_nothing() {
     let mut plant = Plant::new(1)
@@ -526,7 +528,7 @@ fn a_window_of_two_minds_counts_for_nothing() {
     assert_eq!(state.verdict, Verdict::Unknown);
 }
 
-/// One of a hundred services is hurt: it is protected, and its neighbours' alarms do not hide it.
+/// One of a hundred services is harmed: it is protected, and alarms of the others do not hide it.
 #[test]
 fn one_sufferer_among_many_is_found() {
     for seed in 0..2 {

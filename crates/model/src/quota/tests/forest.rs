@@ -46,7 +46,7 @@ fn each_tree_divides_what_it_has_among_its_own() {
     );
     assert_eq!(cores(&mut forest, "b-1"), (30, 50));
     assert_eq!(cores(&mut forest, "c"), (50, 50));
-    let trees = ["a", "b-2", "c", "nobody"].map(|name| forest.tree_of(name).to_owned());
+    let trees = ["a", "b-2", "c", "missing"].map(|name| forest.tree_of(name).to_owned());
     assert_eq!(trees, ["", "t", "u", ""]);
     let names = forest.names();
     let names: Vec<&str> = names.iter().map(|name| &**name).collect();

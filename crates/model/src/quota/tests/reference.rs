@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// One random step: what quotas may have, and pods that come, are placed and go.
+/// A random step: a quota is changed, or a pod is created, placed or deleted.
 #[derive(Debug, Clone)]
 enum QuotaStep {
     Set(usize, usize, i64, i64, bool, i64),
@@ -55,7 +55,7 @@ impl Reference<'_> {
         self.specs.keys().filter(of).copied().collect()
     }
 
-    /// What pods of the subtree ask for that must not be preempted; no maximum limits it.
+    /// Returns the requests of the subtree's non-preemptible pods; no maximum limits them.
     fn firm_request(&self, name: usize) -> i64 {
         let children = self.children(NAMES[name]).into_iter();
         let below: i64 = children.map(|child| self.firm_request(child)).sum();
@@ -111,7 +111,7 @@ impl Reference<'_> {
         all.map(|(at, _)| *at).collect()
     }
 
-    /// Per quota what it may use, and the minimum after scaling.
+    /// Returns per quota the runtime quota and the scaled minimum.
     fn all_runtimes(&self, divisible: i64) -> BTreeMap<usize, (i64, i64)> {
         let mut out = BTreeMap::new();
         self.runtimes(
@@ -282,10 +282,7 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
     let given: i64 = top.iter().map(|name| runtimes[name].0).sum();
     let guaranteed: i64 = top.iter().map(|name| reference.guaranteed(*name)).sum();
     if options.scale_min && guaranteed <= divisible {
-        prop_assert!(
-            given <= divisible.max(0),
-            "{given} of {divisible} given away"
-        );
+        prop_assert!(given <= divisible.max(0), "{given} of {divisible} divided");
     }
     for (name, spec) in &specs {
         let quota = tree.fresh(NAMES[*name]).unwrap();

@@ -1,8 +1,8 @@
-//! Who goes when a quota uses more than it may.
+//! Tests which pods are evicted if a quota uses more than its limit.
 
 use super::*;
 
-/// Cores, MiB, must not be preempted, is being deleted.
+/// Cores; MiB; whether the pod must not be preempted; whether it is being deleted.
 type TestPod = (i64, i64, bool, bool);
 
 fn pods(plain: &[(i64, i64)]) -> Vec<TestPod> {
@@ -60,19 +60,19 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             goes: &[0, 1, 2],
         },
         RevokeRow {
-            name: "as much as there may be",
+            name: "use equal to the limit",
             limit: (10, 10),
             pods: pods(&[(4, 4), (6, 6)]),
             goes: &[],
         },
         RevokeRow {
-            name: "one more than that",
+            name: "use above the limit by one",
             limit: (10, 9),
             pods: pods(&[(4, 4), (6, 6)]),
             goes: &[0],
         },
         RevokeRow {
-            name: "a small one stays beside what is left when a larger one goes",
+            name: "a small pod stays if it fits once a larger one is evicted",
             limit: (12, 100),
             pods: pods(&[(1, 0), (5, 0), (9, 0)]),
             goes: &[1],
@@ -84,7 +84,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             goes: &[0, 2],
         },
         RevokeRow {
-            name: "whoever must not be preempted stays",
+            name: "a non-preemptible pod stays",
             limit: (5, 100),
             pods: vec![
                 (4, 0, firm, false),
@@ -94,7 +94,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             goes: &[1],
         },
         RevokeRow {
-            name: "they alone are too many: everybody else goes",
+            name: "non-preemptible pods alone exceed the limit: all others are evicted",
             limit: (3, 100),
             pods: vec![
                 (4, 0, firm, false),
@@ -104,7 +104,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             goes: &[1, 2],
         },
         RevokeRow {
-            name: "but not those that have nothing of what is short",
+            name: "but not those that use no exceeded resource",
             limit: (3, 100),
             pods: vec![
                 (4, 0, firm, false),
@@ -114,25 +114,25 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
             goes: &[2],
         },
         RevokeRow {
-            name: "an unimportant pod without what is short is in nobody's way",
+            name: "an unimportant pod that uses no exceeded resource stays",
             limit: (100, 5),
             pods: pods(&[(3, 0), (1, 4), (1, 4)]),
             goes: &[1],
         },
         RevokeRow {
-            name: "what is leaving is on its way back already",
+            name: "the amounts of a terminating pod count as freed",
             limit: (10, 100),
             pods: vec![(6, 0, false, false), (6, 0, false, leaving)],
             goes: &[],
         },
         RevokeRow {
-            name: "and goes no second time when it is not enough",
+            name: "a terminating pod is not evicted again if it does not suffice",
             limit: (5, 100),
             pods: vec![(6, 0, false, leaving), (6, 0, false, false)],
             goes: &[1],
         },
         RevokeRow {
-            name: "nobody there",
+            name: "no pods",
             limit: (0, 0),
             pods: vec![],
             goes: &[],
