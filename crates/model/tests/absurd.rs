@@ -1,5 +1,5 @@
-//! Drill: a NodeSLO, annotations and samples of any values. Nothing panics or wraps around, and what
-//! comes out is what the kernel takes.
+//! Tests a NodeSLO, annotations and samples with arbitrary values. Nothing panics or overflows, and the
+//! kernel accepts the results.
 
 use koord_api::extension::Resctrl;
 use koord_api::qos::{KubeQos, QosClass};

@@ -88,7 +88,7 @@ fn node_reservation_counts_its_cpus() {
         let annotations = annotated(annotations::NODE_RESERVATION, text);
         Reserved::of(Some(&annotations))
     };
-    // Upstream's table of what is taken from a node: cpu in milli-cores, memory in GiB.
+    // Upstream's table of amounts reserved from a node: cpu in milli-cores, memory in GiB.
     for (text, cpu, memory) in [
         ("{}", 0, 0),
         (r#"{"resources":{"cpu":"10"}}"#, 10_000, 0),
@@ -113,7 +113,7 @@ fn node_reservation_counts_its_cpus() {
         let memory = Quantity::from_value(memory << 30);
         assert_eq!(reserved.amount(resources::MEMORY), memory, "{text}");
     }
-    // Upstream ignores these: blanks are read over.
+    // Upstream ignores blanks.
     for (list, cpu) in [
         (" 0-1, 4 ", 3000),
         ("0 - 1", -1),

@@ -1,4 +1,4 @@
-//! The acceptance cases of the specification (AC), and upstream's tables from their facts.
+//! The acceptance cases of the specification (AC), and the facts of upstream's tables.
 
 use super::*;
 use crate::resources::{ResourceTable, amount};
@@ -189,7 +189,7 @@ fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
         (false, "cpu 1, x.com/a 3", false),
         (false, "x.com/a 2", true),
         (true, "cpu 15", false),
-        // The node has it, no zone lists it.
+        // The node has the resource, but no zone lists it.
         (true, "cpu 1, example.com/x 5, ephemeral-storage 1Ti", true),
         (true, "cpu 1, example.com/absent 1", false),
         (true, "cpu 1, example.com/absent 0", true),
@@ -203,7 +203,7 @@ fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
             assert_eq!(found.is_ok(), fits, "{containers}: {found:?}");
         }
     }
-    // A node whose report has no zones aligns nothing.
+    // A node without zones aligns nothing.
     let pod = fixture.ask(true, &["cpu 1"]);
     assert_eq!(fixture.fits(&[], Scope::Pod, &pod), Err("cannot align pod"));
 }
@@ -254,7 +254,7 @@ fn ac6_strategies_score_as_upstream() {
     };
     // CPU 50, memory 96.
     assert_eq!([weighed([3, 1]), weighed([1, 3])], [61, 84]);
-    // A single resource is even with itself; nothing at all is welcome anywhere.
+    // A single resource is balanced; a request of nothing gets the full score.
     for ask in [fixture.ask(true, &["cpu 2"]), fixture.ask(true, &[""])] {
         let zones = fixture.zones(&SCORED[0], &[]);
         let free = Free::new(&zones, &none);
@@ -291,7 +291,7 @@ fn the_fewer_and_the_nearer_zones_the_better() {
         (Scope::Pod, vec![m(1), m(3)], [94, 82, 82]),
         (Scope::Pod, vec![m(5), m(3)], [82, 0, 82]),
         (Scope::Pod, vec!["x.com/n 1".to_owned()], [100; 3]),
-        // What no zone lists does not stand in the way.
+        // A resource that no zone lists does not prevent a fit.
         (
             Scope::Pod,
             vec![m(2) + ", ephemeral-storage 1Gi"],
@@ -313,7 +313,7 @@ fn zones_that_are_nearer_are_preferred() {
     let fixture = Fixture::default();
     let none = Amounts::new();
     let pod = fixture.ask(true, &["cpu 2, x.com/gpu 2"]);
-    // GPUs at 0 and 3, which are as far from each other as zones are, or at 0 and 1.
+    // GPUs at zones 0 and 3, which have the largest distance, or at zones 0 and 1.
     let costs: &[&[u32]] = &[
         &[10, 12, 20, 20],
         &[12, 10, 20, 20],
@@ -329,14 +329,14 @@ fn zones_that_are_nearer_are_preferred() {
     assert_eq!(with(["1", "0", "0", "1"]), 76);
     assert_eq!(with(["2", "0", "0", "0"]), 94);
     assert_eq!(with(["1", "0", "0", "0"]), 0);
-    // A kubelet that deals with more zones minds each of them less.
+    // With more possible zones, each additional zone lowers the score less.
     let zones = fixture.zones(&["cpu 1"; 3], &[]);
     let three = fixture.ask(true, &["cpu 3"]);
     for (most, score) in [(8, 70), (2, 0), (64, 97)] {
         let free = Free::new(&zones, &none);
         assert_eq!(least(&three, Scope::Pod, free, most), score);
     }
-    // Sets of many zones are not all looked at: it ends.
+    // Not all sets of many zones are tried: the search ends.
     let zones = fixture.zones(&["cpu 1"; 64], &[]);
     let pod = fixture.ask(true, &["cpu 20"]);
     assert_eq!(least(&pod, Scope::Pod, Free::new(&zones, &none), 64), 80);

@@ -44,7 +44,7 @@ fn storage() -> Storage {
     }
 }
 
-/// Upstream: the blocks of `TestBlkIOReconcile_reconcile`, which looks at no values itself.
+/// Upstream: the blocks of `TestBlkIOReconcile_reconcile`, which checks no values itself.
 #[test]
 fn groups_and_the_root() {
     let storage = storage();
@@ -108,7 +108,7 @@ fn what_is_not_given_has_a_default() {
     assert_eq!(lines(Kind::Group)[0], "ReadIops 8:0 0");
 }
 
-/// Upstream leaves the whole group alone after one look-up that fails.
+/// Upstream skips the whole group after one failed look-up.
 #[test]
 fn an_unknown_block_keeps_the_others_and_every_reset_back() {
     let storage = storage();

@@ -38,7 +38,7 @@ fn pool_states() {
             vec![pod(Lsr, 8_000, 6_250), pod(Ls, 2_000, 1_000)],
             PoolState::Cooling,
         ),
-        // Ours: what upstream's code says of rows it does not have.
+        // Added rows: results of upstream's code for cases that its table does not have.
         (
             "LSE counts like LSR, batch work does not use the pool",
             16,
@@ -129,7 +129,7 @@ fn the_annotation_is_laid_over_the_strategy() {
     ] {
         assert_eq!(Config::of(node, pod), (want, vec![]), "{name}");
     }
-    // Nothing configured anywhere: the defaults.
+    // Nothing is configured: the defaults.
     let defaults = config(CPUBurstPolicy::None, 1000, 300, -1);
     assert_eq!(Config::of(&empty, None), (defaults, vec![]));
 }
@@ -423,12 +423,12 @@ fn short_ticks_add_up_and_jumps_of_the_clock_do_not() {
         limiter.allow(tick * 900, 200);
     }
     assert_eq!(limiter.token(), 5_000 - 9 * 100);
-    // Back by an hour: nothing is booked, and time counts from there.
+    // The clock goes back by an hour: no tokens are added, and time is counted from there.
     limiter.allow(-3_600_000, 200);
     assert_eq!(limiter.token(), 4_100);
     limiter.allow(-3_599_000, 200);
     assert_eq!(limiter.token(), 4_000);
-    // Ahead by a year: no more than an empty bucket.
+    // The clock goes ahead by a year: the bucket becomes empty, not less.
     limiter.allow(i64::MAX, i64::MAX);
     assert_eq!(limiter.token(), -5_000);
 }

@@ -56,7 +56,7 @@ fn groups_of_pods() {
         (&off, "BE", BestEffort, "group-xxx", Group, None),
         (&shared, "LS", Burstable, "", Group, Some("")),
         (&shared, "LSR", Guaranteed, "", Group, None),
-        // Without a label Guaranteed pods follow LS where LSR is off.
+        // Without a label, Guaranteed pods use the class LS if LSR is disabled.
         (&shared, "", Guaranteed, "g", Group, Some("g")),
     ] {
         let want = want.map_or(Wanted::Neutral, |name| Wanted::Group(name.to_owned()));
@@ -184,7 +184,7 @@ fn a_new_group_gets_one_cookie_and_keeps_it() {
     assert_eq!(kernel.round(&mut cookies, &containers), 0);
     assert_eq!((cookies.of("a"), cookies.of("b")), (Some(101), Some(102)));
 
-    // A process that came later, and a second pod of the group.
+    // A process that started later, and a second pod of the group.
     kernel.cookies.extend([(4, 0), (5, 0)]);
     let more: [(&Wanted, &[u32]); 3] = [(&a, &[1, 2, 4]), (&b, &[3]), (&a, &[5])];
     assert_eq!(kernel.round(&mut cookies, &more), 2);
@@ -213,7 +213,7 @@ fn a_pod_that_changes_its_group_leaves_the_old_cookie() {
     assert_eq!(kernel.of(&[1, 2]), [101, 101]);
     kernel.round(&mut cookies, &[(&a, &[1]), (&b, &[2])]);
     assert_eq!(kernel.of(&[1, 2]), [101, 102]);
-    // Even when it is listed first, and when everybody leaves.
+    // Even when it is listed first, and when all processes end.
     kernel.round(&mut cookies, &[(&b, &[1]), (&a, &[2])]);
     kernel.round(&mut cookies, &[(&b, &[1]), (&a, &[2])]);
     let now = kernel.of(&[1, 2]);
@@ -250,7 +250,7 @@ fn disabled_pods_lose_our_cookies_only() {
     for _ in 0..2 {
         kernel.round(&mut cookies, &[(&a, &[1]), (&a, &[2]), system]);
     }
-    // The workload of another pod made its own cookie meanwhile.
+    // The workload of another pod created its own cookie in the meantime.
     kernel.cookies.insert(4, 55);
     let neutral = Wanted::Neutral;
     kernel.round(
@@ -267,7 +267,7 @@ fn a_failed_copy_does_not_mix_groups() {
     let (mut kernel, mut cookies) = (Kernel::with(&[(1, 7), (2, 7)]), Cookies::default());
     let (a, b) = (group("a"), group("b"));
     kernel.round(&mut cookies, &[(&a, &[1, 2])]);
-    // All of b carry a's cookie: only the new one is made, copies wait for the next round.
+    // All processes of b have a's cookie: this round creates the new one, and copies follow in the next.
     let members = [
         kernel.members(&a, &[1]),
         Members {

@@ -1,4 +1,4 @@
-//! Facts of upstream's own tables, in a shorthand: GPUs and adapters by minor.
+//! The facts of upstream's tables in a short notation: GPUs and adapters by minor.
 
 mod allocation;
 mod books;
@@ -95,7 +95,7 @@ pub(super) fn need(requests: &[(&str, &str)], hints: Value, joint: Value) -> Nee
         .unwrap()
 }
 
-/// A ledger in which one pod holds these whole GPUs and the first functions of these adapters.
+/// Creates a ledger in which one pod holds these whole GPUs and the first functions of these adapters.
 pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
     let gpu = |minor: &u8| {
         json!({"minor": minor, "resources": {"koordinator.sh/gpu-core": "100",
@@ -120,7 +120,7 @@ pub(super) fn holding(said: Value) -> Holding {
     }
 }
 
-/// `0 1 / 1:00.2`: the GPUs, and the adapters' functions (or minors).
+/// Formats an allocation as `0 1 / 1:00.2`: the GPUs, and the adapters' functions (or minors).
 pub(super) fn told(result: Result<Allocation, Refusal>) -> String {
     let allocation = match result {
         Ok(allocation) => allocation,

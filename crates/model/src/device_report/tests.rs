@@ -94,7 +94,7 @@ fn what_a_file_describes_is_reported() {
     );
     assert_eq!(written[2]["id"], "NPU-2");
     assert_eq!(written[2].get("conditions"), None);
-    // Upstream's reason is `-8001`, which no API server takes.
+    // Upstream's reason is `-8001`, which the API server rejects.
     assert_eq!(written[3]["health"], false);
     assert_eq!(
         written[3]["conditions"],
@@ -217,7 +217,7 @@ fn nothing_is_written_when_nothing_changed() {
     let device = plan(None, owner(), &report, early()).unwrap();
     let late = at("2026-01-01T08:00:00Z");
     assert_eq!(plan(Some(&device), owner(), &report, late.clone()), None);
-    // Not even for another order.
+    // A different order changes nothing.
     let mut turned = device.clone();
     turned.spec.devices.reverse();
     assert_eq!(plan(Some(&turned), owner(), &report, late.clone()), None);
@@ -296,7 +296,7 @@ fn what_others_wrote_stays_and_what_we_wrote_goes() {
     let npu = &after.spec.devices[1];
     assert_eq!((npu.labels.len(), npu.module_id), (1, Some(3)));
 
-    // A node that came again under the same name.
+    // A new node of the same name.
     let again = Owner {
         uid: "u-2",
         ..owner()

@@ -49,7 +49,7 @@ fn machine() -> (Machine, Share) {
     (machine, share)
 }
 
-/// `name capacity/allocatable/available` of each zone.
+/// Formats each zone as `name capacity/allocatable/available`.
 fn text(zones: &[Zone]) -> Vec<String> {
     let resource = |one: &ResourceInfo| {
         let (capacity, allocatable) = (&one.capacity, &one.allocatable);
@@ -151,7 +151,7 @@ fn a_device_near_two_numa_nodes_is_one_device() {
     }
 }
 
-/// Lists that contradict each other or the machine give nothing away twice, and do not go below 0.
+/// Lists that contradict each other or the machine count no device or CPU twice, and no amount is below 0.
 #[test]
 fn contradictions_are_told_and_counted_once() {
     let (machine, mut all) = machine();

@@ -159,7 +159,7 @@ fn permission_follows_the_policy() {
         gangs.observe(seen("p", "ns/a", None, false), &mut moves);
         moves = Moves::default();
         assert_eq!(gangs.permit("p", &mut moves), expected, "{name}");
-        // Those that went before do not go again.
+        // Pods that were allowed before are not allowed again.
         let held = if expected == Permission::Go && policy != "once-satisfied" {
             waiting
         } else {
@@ -181,7 +181,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     // An unknown pod changes nothing.
     gangs.vanish("unknown", &mut moves);
     assert_eq!((gangs.gangs.len(), &moves), (0, &Moves::default()));
-    // Before its PodGroup, a pod has an undescribed gang.
+    // Before the PodGroup exists, the pod's gang is not described.
     gangs.observe(seen("c", "ns/crd", None, false), &mut moves);
     assert_eq!(sets(&gangs, "ns/crd"), Some([1, 1, 0, 0]));
     assert!(!gangs.is_described("ns/crd"));
@@ -202,7 +202,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     gangs.declare(&"ns/crd".into(), None, &mut moves);
     assert_eq!(sets(&gangs, "ns/crd"), None);
 
-    // The first pod that describes the gang decides.
+    // The first pod that describes the gang is used.
     let groups = ["ns/a", "ns/b"];
     gangs.observe(
         seen(
@@ -237,7 +237,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
     assert_eq!(sets(&gangs, "ns/a"), None, "gone with its last pod");
     assert!(gangs.groups.is_empty() && gangs.gang_by_pod.is_empty());
 
-    // A PodGroup overrules pods; without it, they speak again.
+    // A PodGroup takes precedence over pods; without it, the pods describe the gang again.
     gangs.observe(
         seen(
             "d0",
@@ -340,7 +340,7 @@ fn a_member_that_goes_neither_counts_nor_stands_for_others_when_it_gives_back() 
         let blocked = |gangs: &Gangs, uid: &str| gangs.admit(uid).unwrap_err().to_string();
         let text = blocked(&gangs, "a0");
         assert!(text.contains("not collect enough"), "{what}: {text}");
-        // One in its place.
+        // A replacement.
         gangs.observe(seen("a3", "ns/a", None, false), &mut moves);
         let admitted = |uid: &&str| gangs.admit(uid).is_ok();
         let others = ["a0", "a2", "a3"];
@@ -354,7 +354,7 @@ fn a_member_that_goes_neither_counts_nor_stands_for_others_when_it_gives_back() 
 fn a_gang_that_another_lists_completes_the_others_group() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
-    // The second gang knows nothing of the first.
+    // The second gang does not list the first.
     let (first, second) = (&["ns/a", "ns/b"], &["ns/b"]);
     gangs.declare(
         &"ns/a".into(),

@@ -117,7 +117,7 @@ fn bad_checkpoints_are_refused() {
     assert!(histogram.is_empty());
 }
 
-/// A histogram with weights of 53 bits, as it is defined.
+/// A histogram with weights of 53 bits, computed directly from the definition.
 struct Exact {
     weights: Vec<f64>,
     half_life: i64,
@@ -142,8 +142,8 @@ impl Exact {
 }
 
 /// Checks some thousand samples of several pods over days: percentiles lie in the bucket in which they
-/// lie with exact weights, unless the share of the next one is so near that no recommendation
-/// means it.
+/// lie with exact weights, unless the share of the next one is so near that recommendations do
+/// not depend on it.
 fn agrees(samples: &[(f64, i64)]) -> Result<(), TestCaseError> {
     let half_life = 24 * HOUR;
     let mut histogram = DecayingHistogram::new(Layout::cpu(), half_life);

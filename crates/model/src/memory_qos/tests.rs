@@ -13,7 +13,8 @@ fn annotation(value: serde_json::Value) -> PodMemoryQOSConfig {
     serde_json::from_value(value).unwrap()
 }
 
-/// Upstream: `Test_getPodResourceQoSByQoSClass`; what a label-less pod gets is `of_pod_with_default`'s.
+/// Upstream: `Test_getPodResourceQoSByQoSClass`; the class of a pod without a label is
+/// determined by `of_pod_with_default`.
 #[test]
 fn classes_have_settings() {
     let strategy = defaults::resource_qos_strategy();
@@ -396,13 +397,13 @@ fn page_cache() {
         );
         assert_eq!(got, want, "{name}");
     }
-    // Percent of no limit is nothing to write.
+    // A percentage of an unlimited value writes nothing.
     let unlimited = pod(&cfg(json!({"pageCacheLimitPercent": 50})), Ask::default());
     assert_eq!(unlimited.page_cache_size, None);
 }
 
 proptest! {
-    /// Children never ask for more protection than their parents give.
+    /// The protection of children never exceeds that of their parents.
     #[test]
     fn parents_protect_their_children(
         pods in prop::collection::vec((0_usize..3, 0_i64..150, 0_i64..150, 0..100 * GIB), 0..8),

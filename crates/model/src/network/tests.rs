@@ -173,7 +173,7 @@ fn a_node_may_lack_the_label_just_above_it_and_no_other() {
         path(&[("spine", "s"), ("old-block", "o")]),
         Ok("s/o/n".into())
     );
-    // Any of its labels names a place, the first of them that says something.
+    // The first label of a layer that has a value names the domain.
     let both = path(&[("spine", "s"), ("block", ""), ("old-block", "o")]);
     assert_eq!(both, Ok("s/o/n".into()));
     assert_eq!(path(&[("spine", "s")]), Ok("s/n/n".into()));
@@ -225,17 +225,17 @@ fn whole_gangs_as_upstream_places_them() {
         ("BlockLayer", "PreferGather", 0),
         ("SpineLayer", "PreferGather", 0),
     ];
-    // Four of them fill a spine, node by node.
+    // Four pods fill a spine, node by node.
     let spine = dealt(&[("node-1", 1), ("node-8", 1), ("node-2", 1), ("node-7", 1)]);
     assert_eq!(place(&tree, &prefers, 4, &all), spine);
     let must = [("SpineLayer", "MustGather", 0)];
     assert_eq!(place(&tree, &must, 4, &all), spine);
-    // The tightest that is enough: s2 offers less than s1.
+    // The domain with the smallest sufficient offer: s2 offers less than s1.
     let mut tight: Vec<(&str, usize)> = all.clone();
     tight[0].1 = 4;
     let fits = dealt(&[("node-3", 1), ("node-6", 1), ("node-4", 1), ("node-5", 1)]);
     assert_eq!(place(&tree, &must, 4, &tight[1..]).map(|d| d.len()), Ok(4));
-    // One node takes all of them: nothing is lower.
+    // One node holds all pods: no domain is lower.
     assert_eq!(place(&tree, &must, 4, &tight), dealt(&[("node-1", 4)]));
     tight[0].1 = 3;
     assert_eq!(
@@ -244,7 +244,7 @@ fn whole_gangs_as_upstream_places_them() {
     );
     tight[0].1 = 0;
     assert_eq!(place(&tree, &must, 4, &tight), fits);
-    // Neither spine has enough.
+    // Neither spine has enough slots.
     let three: Vec<(&str, usize)> = [1, 2, 3, 4, 5, 6].map(|at| all[at]).to_vec();
     let message = "no candidate topology nodes can accommodate job, desiredOfferSlot: 4, \
                    topology topologyNode SpineLayer/s1: 3;topology topologyNode SpineLayer/s2: 3, FIT";
@@ -305,12 +305,13 @@ fn numbers_of_pods_come_in_multiples() {
                    BlockLayer=8, NodeTopologyLayer=2";
     let rules = [(NODE_TOPOLOGY_LAYER, "", 2), ("BlockLayer", "", 8)];
     assert_eq!(place(&tree, &rules, 20, &slots), Err(message.into()));
-    // 1 and 0 and less ask for nothing.
+    // 1, 0 and negative numbers require nothing.
     for nothing in [1, 0, -3] {
         let rules = [("BlockLayer", "PreferGather", nothing)];
         assert_eq!(place(&tree, &rules, 3, &slots), dealt(&[("n4", 3)]));
     }
-    // Threes that must add up to fours: the most that fits each is no way to get there.
+    // Multiples of three that must add up to a multiple of four: the largest offer of each domain is no
+    // solution.
     let rules = [(NODE_TOPOLOGY_LAYER, "", 3), ("SpineLayer", "", 4)];
     let sum = place(&tree, &rules, 12, &slots);
     assert_eq!(sum, dealt(&[("n2", 6), ("n1", 3), ("n3", 3)]));
@@ -366,12 +367,12 @@ fn places_are_compared_as_upstream_does() {
     }
     sums_by_domain.sums[at("b2")].score = 200;
     assert!(!less(&sums_by_domain, "b1", "b2", false) && less(&sums_by_domain, "b2", "b1", true));
-    // Where the pods are that belong there, their like goes, whatever else is offered.
+    // A pod is placed near the members of its gang, whatever other domains offer.
     sums_by_domain.sums[at("b3")].existing = 1;
     assert!(less(&sums_by_domain, "b3", "b1", false) && less(&sums_by_domain, "b3", "b4", true));
 }
 
-/// `TestPodGroupManager_PreScore`, and what is added to it.
+/// `TestPodGroupManager_PreScore`, with additional rows.
 #[test]
 fn a_pod_goes_near_its_like() {
     let nine = [&EIGHT[..], &[["s1", "b1", "node-9"]]].concat();
@@ -381,11 +382,11 @@ fn a_pod_goes_near_its_like() {
     // In s1 two have mates, b2 offers fewer nodes than b1; then b3 before b4.
     let ranks = tree.ranks(candidates, mates);
     assert_eq!(ranks, [1, 2, 0, 3, 5, 4]);
-    // Beside a mate before all; nodes that hang nowhere, and their pods, come last and are alike.
+    // Nodes with members of the gang come first; nodes outside the tree, and their pods, come last and equal.
     let more = ["node-x", "node-4", "node-7", "node-1", "node-y"];
     let ranks = tree.ranks(more, [("node-7", 1), ("node-4", 2), ("node-y", 9)]);
     assert_eq!(ranks, [3, 0, 1, 2, 3]);
-    // Without mates the place with the fewest nodes comes first, and names decide across places.
+    // Without members, the domain with the fewest nodes comes first; between domains, names decide.
     assert_eq!(tree.ranks(["node-6", "node-5", "node-3"], []), [2, 0, 1]);
     assert_eq!(tree.ranks(["node-6", "node-5"], []), [1, 0]);
     assert_eq!(tree.ranks([], mates), [0; 0]);
@@ -409,8 +410,8 @@ fn ways(slots: &[usize], pods: usize) -> Vec<Vec<usize>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Beside all ways there are: a plan is found exactly when there is one, keeps to what is asked
-    /// for, and no other keeps the pods closer together.
+    /// Compares plans with all possible placements: a plan is found exactly when one exists, meets the
+    /// requirements, and no other plan keeps the pods closer together.
     #[test]
     fn a_plan_is_found_when_there_is_one(
         nodes in prop::collection::vec((0..2usize, 0..3usize, 0..5usize), 1..6),
@@ -435,12 +436,12 @@ proptest! {
                 (layers[depth], strategy, i64::try_from(multiples[depth]).unwrap())
             })
             .collect();
-        // The place of a node at each depth, as text.
+        // The domain of a node at each depth, as text.
         let spot = |node: usize, depth: usize| match depth {
             0 => String::new(),
             depth => names[node][depth - 1].clone(),
         };
-        // The lowest depth at which all pods of a way share a place, if the way is allowed.
+        // The lowest depth at which all pods share a domain, if the placement is allowed.
         let judge = |way: &[usize]| -> Option<usize> {
             let mut shared = 0;
             for (depth, multiple) in multiples.iter().enumerate() {
@@ -494,7 +495,7 @@ proptest! {
             .map(|[s, b, n]| [s.as_str(), b.as_str(), n.as_str()])
             .collect();
         let fits: Vec<usize> = (0..nodes.len()).filter(|at| nodes[*at].3).collect();
-        // Of the node, its block, its spine and the cluster: what the nodes in it come to.
+        // The sums over the nodes of the node, its block, its spine and the cluster.
         let sums = |at: usize, of: &dyn Fn(usize) -> usize| -> Vec<usize> {
             let triples = &triples;
             let within = |depth: usize| {

@@ -3,7 +3,7 @@ use crate::resources::{Amounts, CPU, MEMORY, ResourceId};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// `0`, `0+1`, `-` (any); a `!` in front: not preferred; `@n` behind: score.
+/// Parses a hint: `0`, `0+1`, `-` (any); a leading `!`: not preferred; a trailing `@n`: score.
 fn hint(text: &str) -> Hint {
     let (text, preferred) = match text.strip_prefix('!') {
         Some(rest) => (rest, false),
@@ -247,7 +247,7 @@ fn requests_are_laid_evenly_over_the_numa_nodes() {
             .ok_or(vec![CPU]);
         assert_eq!(got, expected, "{request} over {a} and {b}");
     }
-    // Ids that do not start at 0, and a resource no NUMA node has.
+    // Ids that do not start at 0, and a resource that no NUMA node has.
     let gpu = ResourceId(99);
     let request = Amounts::from_iter([(CPU, 3000), (MEMORY, 11), (gpu, 1)]);
     let zone = |c, m| Amounts::from_iter([(CPU, c), (MEMORY, m)]);

@@ -15,7 +15,7 @@ fn claim(weight: i64, request: i64, min: i64, guaranteed: i64) -> ShareClaim {
     }
 }
 
-/// Amounts that no validation let through, but another program may have stored.
+/// Amounts that validation rejects, but that another program may have stored.
 #[test]
 fn absurd_claims_do_not_overflow() {
     let absurd = || claim(i64::MAX, i64::MAX, i64::MIN, i64::MIN);
@@ -108,7 +108,7 @@ fn minimums_shrink_in_proportion() {
 
 const MIB: i64 = 1 << 20;
 
-/// Cores and MiB as amounts.
+/// Returns the amounts of these cores and MiB.
 fn list(cpu: i64, memory: i64) -> Amounts {
     [(CPU, cpu * 1000), (MEMORY, memory * MIB)]
         .into_iter()
@@ -143,7 +143,7 @@ fn use_(tree: &mut Tree, name: &str, cpu: i64, memory: i64) {
     tree.charge(name, Side::Used, &list(cpu, memory), false, false);
 }
 
-/// Cores (with three digits) and MiB.
+/// Returns the runtime quota: cores (with three digits) and MiB.
 fn runtime(tree: &mut Tree, name: &str) -> (f64, i64) {
     let runtime = &tree.fresh(name).unwrap().runtime;
     #[allow(clippy::cast_precision_loss, reason = "small numbers of a test")]
@@ -202,7 +202,7 @@ fn a_quota_that_does_not_lend_asks_for_its_minimum() {
         }
         out
     };
-    // Runtimes of parent and children when the first child asks for 0, 40, 60.
+    // Runtime quotas of parent and children if the first child requests 0, 40, 60.
     assert_eq!(
         nested(false, false, false),
         [[60, 20, 20], [60, 40, 20], [80, 60, 20]]

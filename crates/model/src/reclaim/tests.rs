@@ -5,7 +5,7 @@ fn quantity(text: &str) -> Quantity {
     text.parse().unwrap()
 }
 
-/// `"7/12G"` is 7 cores and 12 G.
+/// Parses amounts: `"7/12G"` is 7 cores and 12 G.
 fn amount(text: &str) -> Amount {
     let (cpu, memory) = text.split_once('/').unwrap();
     Amount::new(quantity(cpu), quantity(memory))
@@ -236,7 +236,7 @@ fn reservations_count_where_they_exceed_system_use() {
     check(&node, &policy_65(), 22_000, "33G");
     node.reserved_by_annotation = amount("12/0");
     check(&node, &policy_65(), 20_000, "33G");
-    // Reserving less than nothing is no gain.
+    // A negative reservation adds nothing.
     let odd = NodeView {
         allocatable: amount("120/200G"),
         ..node_a()
@@ -341,7 +341,7 @@ fn mid_takes_a_part_of_what_nobody_asked_for() {
         unallocated_percent: 10,
         ..MidPolicy::default()
     };
-    // 100 − 20 and 210 − 40 are not asked for by prod.
+    // Prod does not request 100 − 20 and 210 − 40.
     check_mid(&node_c(), &policy, 18_000, "32G");
     let mut node = NodeView {
         system_usage: amount("10/0"),
@@ -485,7 +485,7 @@ fn terms_add_up_and_name_what_chose_them() {
     policy.cpu_limit_percent = None;
     let [cpu, _] = check(&node_a(), &policy);
     assert!(cpu.terms[4].why.contains("never more than there is"));
-    // Whose reservation it is, and what counts as system.
+    // The source of the reservation, and the amounts that count as system.
     let mut node = node_a();
     node.reserved_by_annotation = amount("12/0");
     node.allocatable = amount("95/119G");
@@ -506,7 +506,7 @@ fn terms_add_up_and_name_what_chose_them() {
     let [cpu, memory] = check(&node, &policy_65());
     assert_eq!(amounts(&cpu)[2..4], [("system use", -7), ("host apps", -4)]);
     assert_eq!(memory.terms.len(), 4);
-    // Services one by one are what the sum charges.
+    // The charges of the single pods add up to the charged sum.
     let one_by_one = node_a().pods.iter().fold(Amount::ZERO, |mut sum, pod| {
         sum += charged(pod, &policy_65());
         sum
@@ -554,7 +554,7 @@ fn mids_terms_add_up_and_name_what_chose_them() {
         node_usage: Some(amount("95/200G")),
         ..node_c()
     };
-    // Of 10 that are reclaimable 5 are unused; of 100 − 20 a tenth; at most 12.
+    // 5 of 10 reclaimable cores are unused; of 100 − 20 a tenth; at most 12.
     let bounded = MidPolicy {
         unallocated_percent: 10,
         cpu_limit_percent: 12,
@@ -629,7 +629,7 @@ fn a_zones_part_of_what_is_used_is_rounded_once() {
     }
 }
 
-/// Upstream leaves such a pod out of the node's sum, and not out of its zones'.
+/// Upstream excludes such a pod from the node's sum, but not from its zones' sums.
 #[test]
 fn zones_are_charged_for_unmeasured_pods_in_any_case() {
     let zones = [0, 1].map(|index| Zone {
@@ -653,7 +653,7 @@ fn zones_are_charged_for_unmeasured_pods_in_any_case() {
     for batch in batch_by_zone(&node, &zones, &policy) {
         assert_eq!(batch.milli_cpu(), Quantity::from_value(8000));
     }
-    // Who is measured and not there any more counts, too.
+    // A pod that has metrics but no longer exists counts, too.
     let node = NodeView {
         dangling: vec![Measured {
             priority: PriorityClass::Prod,

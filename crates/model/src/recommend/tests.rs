@@ -18,7 +18,7 @@ fn sample(pod: &str, time: i64, cpu: f64, memory: f64) -> Sample<'_> {
     }
 }
 
-/// `days` of one sample a minute of the same use.
+/// Adds one sample of the same use per minute for `days`.
 fn steady(settings: &Settings, days: f64, cpu: f64, memory: f64) -> ContainerModel {
     let mut model = ContainerModel::new(settings);
     for minute in 0..=(days * 1440.0) as i64 {
@@ -35,7 +35,7 @@ fn of(model: &ContainerModel, settings: &Settings) -> Distribution {
 fn a_steady_use_is_recommended_with_the_margin() {
     let settings = Settings::peak();
     let found = of(&steady(&settings, 2.0, 0.4, 600.0 * MIB), &settings);
-    // A bucket is 5 % wide and counts by its end: 0.4 × 1.05 and 600 MiB × 1.05, up to 6 % more.
+    // A bucket is 5 % wide and is represented by its end: 0.4 × 1.05 and 600 MiB × 1.05, up to 6 % more.
     let (cpu, memory) = (found.target.cpu_milli, found.target.memory as f64 / MIB);
     assert!((420..=446).contains(&cpu), "{cpu}m");
     assert!((630.0..=669.0).contains(&memory), "{memory} MiB");
@@ -103,7 +103,7 @@ fn only_the_peak_of_a_window_counts() {
     // One peak of 900 MiB, although three of the four samples were lower.
     let half = model.memory.percentile(0.01) / MIB;
     assert!((900.0..955.0).contains(&half), "{half}");
-    // The next window begins 24 h after the first sample; its peak weighs as much and is newer.
+    // The next window begins 24 h after the first sample; its peak has the same weight and is newer.
     model.add(&settings, sample("a", T0 + 25 * HOUR, 0.1, 300.0 * MIB));
     let low = model.memory.percentile(0.5) / MIB;
     assert!((300.0..320.0).contains(&low), "{low}");
@@ -132,7 +132,7 @@ fn an_oom_kill_raises_the_recommendation_once() {
     assert!(small.oom(&settings, "a", T0 + DAY / 2 + MINUTE, None));
     let got = small.memory.percentile(1.0) / MIB;
     assert!((400.0..425.0).contains(&got), "{got}");
-    // What happened before the window says nothing about now.
+    // An OOM kill before the window is ignored.
     assert!(!small.oom(&settings, "a", T0 - DAY, Some(4096.0 * MIB)));
 }
 
@@ -302,7 +302,7 @@ fn factors_are_percent_of_the_request() {
             &[("cpu", 1000), ("memory", 400)],
             &[("cpu", 300), ("memory", 100)],
         ),
-        // No recommendation: it is expected to use what it requests.
+        // No recommendation: the request is the expected use.
         of(&[("cpu", 1000)], &[]),
         of(&[("nvidia.com/gpu", 1)], &[]),
     ];
@@ -349,7 +349,7 @@ fn checkpoints_keep_the_newest_pods_once_and_no_window_far_ahead() {
     let names: Vec<_> = saved.instances.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(names.len(), 64);
     assert!(!names.contains(&"pod35".to_owned()) && names.contains(&"pod36".to_owned()));
-    // Fewer than are kept, or one that is there twice would be cut off with the rest.
+    // Fewer than are kept; otherwise a duplicate would be cut off with the rest.
     saved.instances.truncate(10);
     let twice = saved.instances[0].clone();
     saved.instances.push(twice);

@@ -174,8 +174,8 @@ fn bandwidth() {
     assert_eq!(Bandwidth::of_vendor(INTEL, Some(0), None).value(2), 10);
 }
 
-/// Upstream: `calculateAndApplyRDTL3PolicyForGroup` and `…MbPolicyForGroup`. Writing and skipping what
-/// stands already are the executor's.
+/// Upstream: `calculateAndApplyRDTL3PolicyForGroup` and `…MbPolicyForGroup`. Writing, and skipping
+/// values that are already set, is done by the executor.
 #[test]
 fn groups_of_classes() {
     let two = "L3:0=7ff;1=7ff;\nMB:0=100;1=100;\n";

@@ -230,7 +230,7 @@ fn upstream_budgets() {
     }
 }
 
-/// Upstream: `TestCalculateFilterPodsUsed`: what neither pods nor host applications account for.
+/// Upstream: `TestCalculateFilterPodsUsed`: use of neither pods nor host applications.
 #[test]
 fn upstream_system_use() {
     for (name, node, pods, hosts, want) in [
@@ -283,7 +283,7 @@ fn upstream_quotas() {
     }
 }
 
-/// `count` CPUs of two threads a core, `per_socket` of them on a socket and `per_node` on a node.
+/// Creates `count` CPUs of two threads a core, `per_socket` of them on a socket and `per_node` on a node.
 fn machine(count: u32, per_socket: u32, per_node: u32) -> Vec<Processor> {
     (0..count)
         .map(|cpu| Processor {

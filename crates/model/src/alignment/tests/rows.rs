@@ -1,4 +1,4 @@
-//! Upstream's tables, from their facts, one row per case.
+//! The facts of upstream's tables, one row per case.
 
 use super::*;
 use crate::alignment::least::{apart, drain, nearest};
@@ -78,10 +78,10 @@ fn what_init_containers_leave_is_counted() {
     let zones = ["cpu 10, x.com/a 2"; 2];
     let refused = Err("cannot align container");
     for (containers, want) in [
-        // As many CPUs are taken as the init container had, but which ones is not known.
+        // The number of CPUs that the init container had is reused, but it is not known which ones.
         (&["init cpu 4", "cpu 4", "cpu 10"][..], refused),
         (&["init cpu 4", "cpu 10", "cpu 10"], Ok(())),
-        // Of devices the ones that were had are taken first; the last init container had two.
+        // Devices of init containers are reused first; the last init container had two.
         (
             &["init x.com/a 1", "init x.com/a 2", "x.com/a 1", "x.com/a 2"],
             refused,
@@ -267,7 +267,7 @@ fn sums_of_distances() {
 #[test]
 fn fewer_zones_score_more_and_near_ones_a_little_more() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
-    // Of zones with one CPU each and an empty one that makes others near, or not.
+    // Zones with one CPU each, and an empty zone that is near to some of them, or not.
     let score = |count: u32, near: bool| {
         let zones: Vec<(u32, String)> = (0..=count)
             .map(|id| (id, format!("cpu {}", u32::from(id < count))))
@@ -334,12 +334,12 @@ fn what_a_container_takes_is_missing_for_the_next() {
         left(&two, "cpu 12, memory 2Gi", &[0, 1]),
         [(Some(0), gi(8)), (Some(4000), gi(10))]
     );
-    // What no zone lists is taken from none, and what another one lists stays there.
+    // A resource that no zone lists is subtracted from none; amounts of other zones do not change.
     assert_eq!(
         left(&two, "cpu 1, x.com/gpu 2, hugepages-1Gi 2Gi", &[1]),
         [(Some(8000), gi(10)), (Some(7000), gi(10))]
     );
-    // The next container of the same pod finds the rest: only a Guaranteed one has taken CPUs.
+    // The next container of the same pod sees the rest: CPUs are subtracted for Guaranteed pods only.
     let zones = ["cpu 8, memory 16Gi, x.com/gpu 4"];
     let first = "cpu 6, memory 12Gi, x.com/gpu 2, ephemeral-storage 1Gi";
     for (guaranteed, next, fits) in [
@@ -401,7 +401,7 @@ fn configurations() {
         (&[], &[(MOST, "-2")], plain),
         (&[], &[(MOST, "16")], (None, Scope::Container, 16)),
         (&[], &[(MOST, "65535")], (None, Scope::Container, 1024)),
-        // One NUMA node is none to choose from; two are.
+        // One NUMA node leaves no choice; two do.
         (&[], &[(MOST, "1")], plain),
         (&[], &[(MOST, "2")], (None, Scope::Container, 2)),
         (
@@ -465,17 +465,17 @@ fn bounds_and_roundings() {
     };
     use Strategy::*;
     for (kind, zone, wants, score) in [
-        // All of it is as much as there is; one more is too much.
+        // All of the amount fits; one unit more does not.
         (MostAllocated, "cpu 4", "cpu 4", 100),
         (MostAllocated, "cpu 4", "cpu 5", 0),
         (LeastAllocated, "cpu 4", "cpu 4", 0),
         (LeastAllocated, "cpu 4", "cpu 5", 0),
-        // What is left of a core counts as one, of both.
+        // A fraction of a core is rounded up, in the request and in the available amount.
         (MostAllocated, "cpu 4", "cpu 1500m", 50),
         (MostAllocated, "cpu 3500m", "cpu 1", 25),
         (LeastAllocated, "cpu 4", "cpu 1001m", 50),
         (LeastAllocated, "cpu 4", "cpu 1", 75),
-        // Nothing there: no points, and used up.
+        // No amount: the score is 0, and the zone counts as fully used.
         (MostAllocated, "cpu 0, memory 4", "cpu 1, memory 4", 50),
         (
             BalancedAllocation,
@@ -488,13 +488,13 @@ fn bounds_and_roundings() {
     ] {
         assert_eq!(scored(kind, zone, wants), score, "{kind:?} {zone}: {wants}");
     }
-    // Of zones that score something the worst counts; of containers the mean.
+    // The lowest score of zones that score above 0 is used; for containers, the mean.
     let zones = fixture.zones(&["cpu 4", "cpu 8", "cpu 1"], &[]);
     let pod = fixture.ask(true, &["cpu 2", "cpu 4"]);
     let free = Free::new(&zones, &none);
     let of = |scope| strategy(MostAllocated, &pod, scope, &free, |_| 1);
     assert_eq!((of(Scope::Container), of(Scope::Pod)), ((25 + 50) / 2, 75));
-    // A set of zones may be of as many as there are, and each must know the resource.
+    // A set may contain all zones, and each zone must list the resource.
     let required = |zones: &[&str], guaranteed, wants: &str| {
         let zones = fixture.zones(zones, &[]);
         let found = nearest(guaranteed, &fixture.wants(wants), &Free::new(&zones, &none));
@@ -510,11 +510,11 @@ fn bounds_and_roundings() {
     assert_eq!(required(&three, false, "cpu 9, x.com/gpu 1"), Some(vec![0]));
     assert_eq!(required(&three, true, "cpu 0"), Some(vec![0]));
     assert_eq!(required(&[], true, "cpu 1"), Option::None);
-    // A score is never below nothing.
+    // A score is never below 0.
     let many = fixture.zones(&["cpu 1"; 9], &[]);
     let pod = fixture.ask(true, &["cpu 9"]);
     assert_eq!(least(&pod, Scope::Pod, Free::new(&many, &none), 8), 0);
-    // Whether a container has something for itself.
+    // Whether a container gets exclusive resources.
     for (wants, own) in [
         ("", false),
         ("cpu 4, memory 2Gi", true),
@@ -528,7 +528,7 @@ fn bounds_and_roundings() {
     ] {
         assert_eq!(has_own(&fixture.wants(wants)), own, "{wants}");
     }
-    // The distance to a zone that is not told is as far as there is, that to the others as told.
+    // An unknown distance counts as the maximum; the others are used as reported.
     let zones = fixture.zones(&["cpu 1", "cpu 1"], &[&[10]]);
     let costs = [(0, 0), (0, 1), (1, 1)].map(|(a, b)| zones[a].cost(&zones[b]));
     assert_eq!(costs, [10, UNKNOWN_COST, UNKNOWN_COST]);

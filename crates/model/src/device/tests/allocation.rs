@@ -62,7 +62,7 @@ fn gpus_and_adapters_are_allocated_together() {
     for (need, books, expected) in &cases {
         assert_eq!(place(need, &on, books, &rules), *expected, "{need:?}");
     }
-    // Two adapters at each root and four wanted: two of each root that has GPUs of ours.
+    // Two adapters at each root and four requested: two of each root that has allocated GPUs.
     let mut more = usual();
     more.adapters
         .extend([(5, 0, "0"), (6, 0, "1"), (7, 1, "2"), (8, 1, "3")]);
@@ -79,7 +79,7 @@ fn gpus_and_adapters_are_allocated_together() {
         ),
         "4 5 6 7 / 3:00.2 4:00.2 7:00.2 8:00.2"
     );
-    // The first root has three adapters, but each root gets its turn.
+    // The first root has three adapters, but roots are used in turn.
     let uneven = DeviceLayout {
         gpus: vec![(0, 0, "0"), (1, 0, "1"), (2, 0, "2"), (3, 0, "3")],
         adapters: vec![
@@ -112,7 +112,7 @@ fn hints_say_how_adapters_are_counted() {
         ("1", hint("ApplyForAll", ""), &none, " / 1 2 3 4"),
         ("3", hint("RequestsAsCount", ""), &none, " / 1 2 3"),
         ("3", hint("RequestsAsCount", ""), &busy, " / 1 2 3"),
-        // As upstream, which looks for adapters whose PCIe root is free, and then takes any.
+        // As upstream, which prefers adapters whose PCIe root is free, and then uses any.
         ("3", hint("RequestsAsCount", "PCIeLevel"), &busy, " / 1 2 3"),
         (
             "3",
@@ -147,7 +147,7 @@ fn hints_say_how_adapters_are_counted() {
             "{rdma} {hints}"
         );
     }
-    // The adapters of a type that applies for all are not bound to the GPUs' roots.
+    // Adapters of a type with `ApplyForAll` are not bound to the GPUs' roots.
     let all = need(
         &[("nvidia", "4"), ("rdma", "1")],
         hint("ApplyForAll", "PCIeLevel"),
@@ -198,7 +198,7 @@ fn a_node_without_such_devices_is_out_of_the_question() {
         let refusal = allocate(&need, &site(on), &Rules::default()).unwrap_err();
         assert_eq!((refusal.reason, refusal.resolvable), (reason, false));
     }
-    // Without topology GPUs and adapters are still given, by number.
+    // Without a topology, GPUs and adapters are allocated by number.
     let both = need(
         &[("nvidia", "2"), ("rdma", "1")],
         json!({}),

@@ -1,7 +1,7 @@
 use super::*;
 
 fn hopper() -> DeviceLayout {
-    // GPUs and adapters one to one, each pair at a root of its own.
+    // One adapter per GPU, each pair at its own root.
     const ROOTS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
     let at = |n: u8| (i32::from(n / 4), ROOTS[usize::from(n)]);
     DeviceLayout {
@@ -65,7 +65,7 @@ fn known_models_are_partitioned() {
         ),
         ("4", &held(&[0, 4], &[]), true, missing),
         ("2", &held(&[0, 2, 4, 6], &[]), true, missing),
-        // Only preferred: other GPUs do as well.
+        // The partition is only preferred: other GPUs suit as well.
         (
             "3",
             &held(&[2, 3], &[]),
@@ -236,7 +236,7 @@ fn a_shared_gpu_goes_where_the_surroundings_are_used() {
     };
     assert_eq!(place(&half, &on, &books, &Rules::default()), "4 / ");
     books.put("half".into(), holding(shared));
-    // With free and total in each other's place, a GPU in use scores 100 by most and 0 by least.
+    // With free and total swapped, a GPU in use scores 100 by most and 0 by least.
     assert_eq!(
         place(&half, &on, &books, &by(&most, Quirks::default())),
         "7 / "

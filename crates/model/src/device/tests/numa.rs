@@ -1,7 +1,7 @@
 use super::*;
 use crate::numa::NumaMask;
 
-/// `gpu: 0* 1 01`: per type the sets of NUMA nodes, `!` for preferred, `*` for the same devices
+/// Formats hints as `gpu: 0* 1 01`: per type the sets of NUMA nodes, `!` for preferred, `*` for the same devices
 /// as with all nodes.
 fn hints(need: &Need, on: &Inventory, books: &Books) -> String {
     let site = Site {
@@ -117,7 +117,7 @@ fn devices_of_unknown_place_have_no_say_and_are_not_aligned() {
         place(&gpu, &on, &none, &aligned),
         "Insufficient gpu devices"
     );
-    // A device that belongs to no NUMA node serves every set.
+    // A device without a NUMA node suits every set.
     let nowhere = DeviceLayout {
         gpus: vec![(0, -1, "0"), (1, 1, "1")],
         adapters: Vec::new(),

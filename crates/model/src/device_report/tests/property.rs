@@ -68,7 +68,7 @@ proptest! {
         let ids: BTreeSet<&str> = report.devices.iter().map(|one| one.info.id.as_str()).collect();
         let minors: BTreeSet<Option<i32>> = report.devices.iter().map(|one| one.info.minor).collect();
         prop_assert_eq!(minors.len(), report.devices.len());
-        // A minor that became another's takes the place of one of the two.
+        // A minor equal to that of another device removes one of the two.
         let least = if field == "/minor" || field.is_empty() { 2 } else { 3 };
         let others = ["NPU-3", "NPU-1", "NPU-2", "NPU-4"];
         let kept = others.iter().enumerate().filter(|(at, id)| *at != card && ids.contains(**id));

@@ -61,8 +61,8 @@ fn the_gang_of_a_pod_is_found_by_label_lightweight_label_or_annotation() {
     }
 }
 
-/// Name, labels, annotations; then minimum, total, mode, policy, seconds of waiting, group; and how
-/// many values were reported.
+/// Name, labels, annotations; then minimum, total, mode, policy, waiting time in seconds, group; and the
+/// number of reported values.
 type PodRow = (
     &'static str,
     Value,
@@ -218,7 +218,7 @@ fn a_pod_group_describes_its_gang() {
         );
         assert_eq!(ignored.len(), reported, "{name}: {ignored:?}");
     }
-    // `TestGangCache_OnPodGroupAdd`: the same words as on pods.
+    // `TestGangCache_OnPodGroupAdd`: the same keys as on pods.
     let own = ["default/p".into()];
     let both: [Arc<str>; 2] = ["default/p".into(), "default/q".into()];
     type GroupRow<'a> = (&'a str, &'a str, GangMode, &'a [Arc<str>], usize);
@@ -260,7 +260,7 @@ fn a_pod_group_goes_through_its_phases() {
         failed,
         owners: "",
     };
-    // Name, minimum, phase before, created (hours), members; phase when nothing changes any more.
+    // Name, minimum, phase before, created (hours), members; phase once nothing changes.
     for (name, min, before, created, members, after) in [
         ("running", 2, "Scheduled", 0, pods(2, 2, 2, 0, 0), "Running"),
         (
@@ -421,7 +421,7 @@ fn each_step_writes_what_changed() {
     ] {
         let next = advance(2, Some(&time(0)), &status, &members, &time(1)).unwrap();
         let body = patch(&status, &next);
-        // What the server makes of it is what was meant.
+        // The object after the server applied the patch.
         let mut object = serde_json::to_value(&status).unwrap();
         for (key, value) in body["status"].as_object().unwrap() {
             object[key] = value.clone();

@@ -7,7 +7,7 @@ use crate::guard::{
 
 use std::collections::BTreeMap;
 
-/// Seconds that a reading stands for.
+/// Length of the window of a reading, in seconds.
 const WINDOW: usize = 10;
 
 /// SplitMix64: random numbers that a seed reproduces.
@@ -47,7 +47,7 @@ pub(super) const CALM: Own = Own {
     present: true,
 };
 
-/// A second as a scenario sees it.
+/// State of a second, as recorded for scenarios.
 #[derive(Debug)]
 pub(super) struct Second<'a> {
     pub(super) at: u64,
@@ -66,7 +66,7 @@ impl Second<'_> {
 pub(super) type OwnOf = Box<dyn Fn(u64, usize, &mut Dice) -> Own>;
 pub(super) type HarmOf = Box<dyn Fn(&Second<'_>) -> f64>;
 
-/// The node.
+/// The simulated node.
 pub(super) struct Plant {
     pub(super) guard: Guard<usize>,
     pub(super) services: usize,
@@ -79,7 +79,7 @@ pub(super) struct Plant {
     pub(super) levers: Vec<Lever>,
     pub(super) sees_bandwidth: bool,
     pub(super) signal: Signal,
-    /// A reading comes every so many seconds and is the mean of the newest of them.
+    /// Seconds between readings; a reading is the mean of the newest seconds.
     pub(super) every: u64,
     values: BTreeMap<usize, Vec<f64>>,
     pub(super) dice: Dice,
@@ -214,7 +214,7 @@ impl Plant {
         self.settings = settings;
     }
 
-    /// Lets so many seconds pass.
+    /// Simulates this number of seconds.
     pub(super) fn run(&mut self, seconds: u64) -> Stretch {
         let mut sum = Stretch::default();
         for _ in 0..seconds {

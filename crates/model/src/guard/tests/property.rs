@@ -1,4 +1,4 @@
-//! Whatever comes in, what comes out keeps its bounds.
+//! Checks that the output stays within its bounds for any input.
 
 use crate::guard::{Config, Guard, Input, Lever, Readings, Sample, Signal};
 use proptest::prelude::*;

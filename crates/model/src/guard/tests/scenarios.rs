@@ -10,7 +10,7 @@ fn over(at: f64, height: f64) -> impl Fn(&super::plant::Second<'_>) -> f64 {
     move |second| if second.batch > at { height } else { 0.0 }
 }
 
-/// The former rule learned this as normal within 37 s.
+/// A previous rule learned this harm as normal within 37 s.
 #[test]
 fn harm_that_persists_at_the_threshold_is_never_learned_as_normal() {
     for seed in SEEDS {
@@ -83,7 +83,7 @@ fn a_high_baseline_does_not_make_deaf() {
     }
 }
 
-/// The former rule held the cap 97 % of the time with ten services, 99 % with more.
+/// A previous rule held the cap 97 % of the time with ten services, 99 % with more.
 #[test]
 fn benign_bursts_of_many_services_do_not_hold_the_cap() {
     for services in [1, 10, 100] {
@@ -183,7 +183,7 @@ fn silences_grow_while_an_alarm_has_no_cause() {
             .own(|_, _, _| Own { stall: 0.4, ..CALM });
         let run = plant.run(4 * HOUR);
         assert!(run.capped < 0.01, "seed {seed}: {run:?}");
-        // Each silence is twice as long, up to an hour: 2+4+8+16+32+60+60+60 minutes.
+        // Each mute is twice as long, up to an hour: 2+4+8+16+32+60+60+60 minutes.
         let mutes = plant.count(|k| matches!(k, Kind::Muted { .. }));
         assert!((7..=9).contains(&mutes), "seed {seed}: {mutes}");
         let state = plant.guard.services().next().unwrap();
@@ -372,7 +372,7 @@ fn a_blind_node_starts_at_the_threshold_and_earns_its_way_up() {
         last = cap;
     }
     assert_eq!(plant.settings.cap, None);
-    // While a service complains it does not grow.
+    // The cap does not rise while a service raises an alarm.
     let mut hurt = Plant::new(3).harm(over(0.7, 0.3)).levers(&[Lever::Quota]);
     hurt.sees_bandwidth = false;
     hurt.run(300);
@@ -410,7 +410,7 @@ fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
             plant.noise = 0.01;
             plant.signal = Signal::CpuPerWork;
             let what = format!("{helps}, seed {seed}");
-            // Without pauses nothing would be known of it.
+            // Without pauses there would be no expectation.
             plant.run(HOUR / 2);
             let later = plant.run(HOUR);
             assert!(later.harmed < 0.05, "{what}: {later:?}");
@@ -427,7 +427,7 @@ fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
     }
 }
 
-/// A service whose requests become dearer for minutes, at the same load, together with harmless
+/// A service whose requests cost more CPU time for minutes, at the same load, together with harmless
 /// batch work.
 #[test]
 fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
@@ -566,7 +566,7 @@ fn while_somebody_else_holds_batch_work_nothing_is_done() {
     assert_eq!(*plant.guard.settings(), crate::guard::Settings::default());
 }
 
-/// Nodes made up by chance: every kind of event comes up, and the bounds hold in all of them.
+/// Random nodes: every kind of event occurs, and the bounds hold in all of them.
 #[test]
 fn made_up_nodes_keep_the_bounds_and_reach_every_state() {
     let mut seen = [0_usize; 9];

@@ -1,4 +1,4 @@
-//! Trees side by side.
+//! Tests several quota trees.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn charge(forest: &mut Forest, name: &str, cpu: i64) {
     }
 }
 
-/// Cores that quota `name` may use and uses.
+/// Returns the runtime quota and the use of quota `name`, in cores.
 fn cores(forest: &mut Forest, name: &str) -> (i64, i64) {
     let quota = forest.fresh(name).unwrap();
     let cores = |amounts: &Amounts| amounts.get(CPU) / 1000;
@@ -61,7 +61,7 @@ fn each_tree_divides_what_it_has_among_its_own() {
         Some("b".to_owned())
     );
 
-    // Default and system quotas take from the tree without an id alone.
+    // Default and system quotas reduce only the tree without an id.
     charge(&mut forest, DEFAULT_QUOTA, 4);
     forest.set(DEFAULT_QUOTA, "t", spec("", (100, 0), (0, 0)));
     assert_eq!(forest.tree_of(DEFAULT_QUOTA), "");
@@ -86,10 +86,10 @@ fn a_quota_that_moves_takes_its_pods_along_and_leaves_its_children() {
         assert_eq!(forest.tree_of("p"), tree);
         assert_eq!(cores(&mut forest, "p"), expected, "{tree:?}");
     }
-    // A parent in another tree is none: what it is guaranteed, and no more.
+    // A parent in another tree does not count: the quota has only its guaranteed amount.
     assert_eq!(cores(&mut forest, "p-a"), (20, 30));
     assert!(forest.parent("p-a").is_none());
-    // It comes back.
+    // The parent returns.
     forest.set("p", "t", spec("", (1000, 0), (20, 0)));
     assert_eq!(cores(&mut forest, "p"), (50, 60));
     assert_eq!(cores(&mut forest, "q"), (30, 30));

@@ -1,4 +1,4 @@
-//! The tree against a plain computation from nothing.
+//! Compares the tree with a plain computation from scratch.
 
 use super::*;
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ fn steps() -> impl Strategy<Value = Vec<QuotaStep>> {
 
 type Pod = (usize, i64, bool, bool);
 
-/// Everything again from nothing, the obvious way.
+/// Computes everything from scratch, in the simplest way.
 struct Reference<'a> {
     specs: &'a BTreeMap<usize, Spec>,
     pods: &'a [Pod],
@@ -49,7 +49,7 @@ impl Reference<'_> {
         pods.map(|pod| pod.1).sum()
     }
 
-    /// Positions of the children of the quota named `parent`; the root is the empty name.
+    /// Returns the positions of the children of the quota named `parent`; the root is the empty name.
     fn children(&self, parent: &str) -> Vec<usize> {
         let of = |at: &&usize| NAMES[**at] != DEFAULT_QUOTA && self.specs[*at].parent == parent;
         self.specs.keys().filter(of).copied().collect()
@@ -103,7 +103,7 @@ impl Reference<'_> {
         allocated.max(self.specs[&name].min.get(CPU))
     }
 
-    /// Quotas whose parent does not exist: nothing is divided among them.
+    /// Returns the quotas whose parent does not exist: nothing is divided among them.
     fn orphans(&self) -> Vec<usize> {
         let there = |name: &str| self.specs.keys().any(|at| NAMES[*at] == name);
         let lost = |spec: &Spec| !spec.parent.is_empty() && !there(&spec.parent);
@@ -216,7 +216,7 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             QuotaStep::Set(name, parent, max, min, lendable, weight) if name < 6 => {
-                // Parents come first in the alphabet, or are missing, or the root.
+                // Parents sort first, are missing, or are the root.
                 let parent = match parent {
                     at if at < name => NAMES[at].to_owned(),
                     8 => "nowhere".to_owned(),
@@ -306,7 +306,7 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
             prop_assert_eq!(is.get(CPU), expected, "{} of {:?}", what, quota);
         }
         if *name == 6 {
-            // Outside the division: its maximum alone limits it.
+            // It takes no part in the division: only its maximum limits it.
             prop_assert_eq!(&quota.runtime, &Amounts::new(), "{:?}", quota);
             continue;
         }
