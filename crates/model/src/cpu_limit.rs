@@ -401,7 +401,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_kernel_takes_what_comes_out(
+        fn limits_are_accepted_by_the_kernel(
             containers in prop::collection::vec(
                 (1_i64..64_000, prop::option::of(1_i64..20_000_000), 0_i64..400, 0_i64..10_001),
                 1..5,

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_limit_is_none_for_one_question_and_zero_for_the_other() {
+    fn missing_limit_is_unlimited_above_and_zero_in_fits_in() {
         let asked = list(json!({"cpu": "2", "memory": "1Gi"}));
         assert!(above(&asked, &list(json!({"cpu": "2"}))).is_empty());
         assert_eq!(above(&asked, &list(json!({"cpu": "1999m"}))), ["cpu"]);

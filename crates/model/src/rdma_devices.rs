@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_devices_asks_for_them() {
+    fn allocations_without_a_request_are_detected() {
         let one = json!({"rdma": [{"minor": 0}]});
         let asks = |list: &str, name: &str| json!({"resources": {list: {name: "1"}}});
         let plain = || asks("requests", "cpu");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_names_itself() {
+    fn invalid_pci_address_is_in_the_error() {
         for bad in [
             "",
             "../../../..",

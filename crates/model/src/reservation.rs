@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_remains_is_never_negative() {
+    fn remaining_is_never_negative() {
         let mut allocatable = amounts(4000, 10);
         allocatable.set(PODS, 2);
         assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn shortages_name_what_is_used_and_what_there_is() {
+    fn shortages_contain_request_used_and_capacity() {
         // (name, allocatable cpu, max pods, reserved cpu, allocated cpu, pods, request) -> lacking
         let none: &[(ResourceId, i64, i64, i64)] = &[];
         let cases = [
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_reservations_is_told_apart() {
+    fn reservation_parts_of_a_failure_are_extracted() {
         let spread = "didn't match pod topology spread constraints";
         for (failure, expected) in [
             (

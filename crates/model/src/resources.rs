@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_counts_as_the_most_that_one_can_have_and_a_quota_may_say_more() {
+    fn huge_quantity_is_capped_except_for_sums() {
         for (text, one, many) in [
             ("8Pi", MOST, MOST),
             ("9Pi", MOST, 9 << 50),

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fingerprint_is_told() {
+    fn invalid_fingerprint_gives_the_reason() {
         assert_eq!(check("pfp0v001ef46db3751d8e999"), Ok(()));
         for (text, why) in [
             ("", "does not begin"),

@@ -94,7 +94,7 @@ const A: [&str; 2] = ["cpu 10, memory 32Gi"; 2];
 const B: [&str; 2] = ["cpu 20, memory 32Gi"; 2];
 
 #[test]
-fn ac1_a_pod_goes_where_one_numa_node_holds_it() {
+fn ac1_pod_fits_if_one_numa_node_holds_it() {
     let fixture = Fixture::default();
     let pod = fixture.ask(true, &["cpu 20, memory 1Gi"]);
     let refused = [Err("cannot align container"), Err("cannot align pod")];
@@ -168,7 +168,7 @@ fn ac3_a_scope_aligns_containers_or_the_pod() {
 }
 
 #[test]
-fn ac4_devices_lie_with_the_cpus() {
+fn ac4_devices_are_on_the_numa_node_of_the_cpus() {
     let fixture = Fixture::default();
     let a = ["cpu 3, x.com/a 1, x.com/b 2", "cpu 3, x.com/a 2, x.com/b 1"];
     let b = ["cpu 3, x.com/a 3", "cpu 3, x.com/b 3"];
@@ -180,7 +180,7 @@ fn ac4_devices_lie_with_the_cpus() {
 }
 
 #[test]
-fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
+fn ac5_and_9_shared_resources_are_not_aligned() {
     let fixture = Fixture::default();
     let zones = ["cpu 10, memory 8Gi, x.com/a 2"; 2];
     for (guaranteed, containers, fits) in [
@@ -209,7 +209,7 @@ fn ac5_and_9_what_is_nobodys_own_is_not_aligned() {
 }
 
 #[test]
-fn what_is_held_is_missing_in_every_zone() {
+fn held_amounts_are_subtracted_from_every_zone() {
     let fixture = Fixture::default();
     let zones = fixture.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
     let held = fixture.amounts("cpu 6, x.com/a 3");
@@ -270,7 +270,7 @@ fn ac6_strategies_score_as_upstream() {
 }
 
 #[test]
-fn the_fewer_and_the_nearer_zones_the_better() {
+fn fewer_and_nearer_zones_score_higher() {
     let fixture = Fixture::default();
     let none = Amounts::new();
     let costs: &[&[u32]] = &[&[10, 20], &[20, 10]];
@@ -343,7 +343,7 @@ fn zones_that_are_nearer_are_preferred() {
 }
 
 #[test]
-fn attributes_say_more_than_policies() {
+fn attributes_take_precedence_over_policies() {
     use Policy::*;
     let read = |policies: &[&'static str], attributes: &[(&'static str, &'static str)]| {
         let policies = policies.iter().copied();

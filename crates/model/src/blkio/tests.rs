@@ -94,7 +94,7 @@ fn groups_and_the_root() {
 }
 
 #[test]
-fn what_is_not_given_has_a_default() {
+fn missing_settings_have_defaults() {
     let bare = blocks(json!([{"name": "/dev/vda", "type": "device"}]));
     let device = |_: &BlockCfg| Ok(set(&["8:0"]));
     let lines = |kind| text(&plan(kind, &bare, &set(&[]), device).0);
@@ -110,7 +110,7 @@ fn what_is_not_given_has_a_default() {
 
 /// Upstream skips the whole group after one failed look-up.
 #[test]
-fn an_unknown_block_keeps_the_others_and_every_reset_back() {
+fn unknown_block_applies_the_others_without_resets() {
     let storage = storage();
     let blocks = blocks(json!([
         {"name": "/dev/vdz", "type": "device", "ioCfg": {"readIOPS": 1}},

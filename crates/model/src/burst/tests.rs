@@ -313,14 +313,14 @@ fn quota_steps() {
 }
 
 #[test]
-fn without_a_sample_of_throttling_nothing_moves() {
+fn missing_throttling_sample_changes_no_quota() {
     let config = config(CPUBurstPolicy::Auto, 1000, 300, -1);
     assert_eq!(operation(&config, true, None), Operation::Remain);
     assert_eq!(operation(&config, false, None), Operation::Down);
 }
 
 #[test]
-fn an_overload_lowers_only_as_many_as_it_takes() {
+fn overload_lowers_only_as_many_quotas_as_needed() {
     let raised = |id, base, present| Raised { id, base, present };
     let all = vec![
         raised("at-limit", 200_000, 200_000),
@@ -403,7 +403,7 @@ fn limiter_tokens() {
 
 /// Upstream: `Test_burstLimiter_UpdateIfChanged`.
 #[test]
-fn a_changed_capacity_starts_anew() {
+fn changed_capacity_resets_the_limiter() {
     let old = config(CPUBurstPolicy::Auto, 1000, 300, 600);
     let mut limiter = Limiter::new(&old, 0.5, 0);
     let before = limiter.clone();
@@ -416,7 +416,7 @@ fn a_changed_capacity_starts_anew() {
 }
 
 #[test]
-fn short_ticks_add_up_and_jumps_of_the_clock_do_not() {
+fn short_ticks_add_up_and_clock_jumps_add_nothing() {
     let config = config(CPUBurstPolicy::Auto, 1000, 150, 100);
     let mut limiter = Limiter::new(&config, 1.0, 0);
     for tick in 1..=10 {

@@ -62,7 +62,7 @@ impl TakeCase {
 }
 
 #[test]
-fn whole_cores_come_from_the_place_that_the_strategy_prefers() {
+fn strategy_determines_where_whole_cores_come_from() {
     // shape, taken, needed, most allocated, least allocated
     let small = [1, 1, 4, 2];
     let two = [2, 1, 4, 2];

@@ -53,7 +53,7 @@ fn reported(value: &Value) -> Report {
 }
 
 #[test]
-fn what_a_file_describes_is_reported() {
+fn described_devices_are_reported() {
     let (cards, problems) = cards(&ascend());
     let fields: Vec<&str> = problems
         .iter()
@@ -105,7 +105,7 @@ fn what_a_file_describes_is_reported() {
 }
 
 #[test]
-fn what_is_wrong_is_named_and_takes_nothing_else_along() {
+fn invalid_fields_are_named_and_the_rest_is_kept() {
     let (cards, problems) = cards(&json!([
         {"uuid": "a", "minor": "x", "resources": {"gpu-core": "100"}},
         {"uuid": "b", "minor": 1},
@@ -212,7 +212,7 @@ fn a_minor_is_given_once_and_a_label_is_one() {
 }
 
 #[test]
-fn nothing_is_written_when_nothing_changed() {
+fn unchanged_report_writes_nothing() {
     let report = reported(&ascend());
     let device = plan(None, owner(), &report, early()).unwrap();
     let late = at("2026-01-01T08:00:00Z");
@@ -240,7 +240,7 @@ fn nothing_is_written_when_nothing_changed() {
 }
 
 #[test]
-fn what_others_wrote_stays_and_what_we_wrote_goes() {
+fn foreign_fields_stay_and_own_fields_are_removed() {
     let first = plan(None, owner(), &reported(&ascend()), early()).unwrap();
     let mut stored = first.clone();
     let add = |map: &mut Option<BTreeMap<String, String>>, key: &str, value: &str| {
@@ -309,7 +309,7 @@ fn what_others_wrote_stays_and_what_we_wrote_goes() {
 
 /// Upstream: `Test_getGPUDeviceConditions`.
 #[test]
-fn conditions_tell_why() {
+fn conditions_contain_the_reason() {
     let told = |healthy: bool, code: &str, message: &str| {
         let health = Health {
             healthy,

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_keep_there_is_carried_along() {
+    fn fields_of_other_writers_are_kept() {
         let before = fields(json!({"topologyPolicies": ["None"],
             "attributes": [{"name": "topologyManagerScope", "value": "pod"},
                 {"name": "nodeTopologyPodsFingerprint", "value": "x"}, {"name": "cpu_core", "value": "0"},
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn order_and_how_amounts_are_written_mean_nothing() {
+    fn order_and_notation_of_amounts_do_not_matter() {
         let one = fields(json!({"zones": [
             {"name": "node-0", "type": "Node", "resources": [amount("cpu", "4"), amount("memory", "1Gi")]},
             {"name": "node-1", "type": "Node"}],

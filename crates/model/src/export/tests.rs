@@ -63,7 +63,7 @@ fn text(zones: &[Zone]) -> Vec<String> {
 }
 
 #[test]
-fn an_idle_machine_has_what_is_allocatable() {
+fn idle_machine_has_all_allocatable_amounts_available() {
     let (machine, all) = machine();
     let found = zones(&machine, &all, &[]);
     assert_eq!(
@@ -83,7 +83,7 @@ fn an_idle_machine_has_what_is_allocatable() {
 }
 
 #[test]
-fn what_containers_have_is_not_available() {
+fn amounts_of_containers_are_not_available() {
     let (machine, all) = machine();
     let one = Share {
         cpus: cpus("1-2,5"),
@@ -104,7 +104,7 @@ fn what_containers_have_is_not_available() {
 /// NUMA nodes with memory without CPUs (CXL), with only reserved CPUs, and with memory that the memory
 /// manager does not report.
 #[test]
-fn numa_nodes_without_cpus_or_memory_are_zones_all_the_same() {
+fn numa_nodes_without_cpus_or_memory_are_zones() {
     let (mut machine, mut all) = machine();
     machine.insert(
         4,
@@ -153,7 +153,7 @@ fn a_device_near_two_numa_nodes_is_one_device() {
 
 /// Lists that contradict each other or the machine count no device or CPU twice, and no amount is below 0.
 #[test]
-fn contradictions_are_told_and_counted_once() {
+fn contradictions_are_reported_and_counted_once() {
     let (machine, mut all) = machine();
     all.cpus.insert(9);
     all.devices.push(devices(&["a"], &[0]));
@@ -197,7 +197,7 @@ fn contradictions_are_told_and_counted_once() {
 /// An unhealthy device is not listed as allocatable, and the container that has it keeps it. A device
 /// without a NUMA node is allocated to no container. Free amounts are still known.
 #[test]
-fn strange_devices_are_no_contradiction() {
+fn unhealthy_or_unplaced_devices_are_no_contradiction() {
     let (machine, mut all) = machine();
     all.devices.push(devices(&["d"], &[7]));
     let one = Share {
@@ -223,7 +223,7 @@ fn strange_devices_are_no_contradiction() {
 
 /// Checks that the scheduler reads the policy back that was written.
 #[test]
-fn policies_and_attributes_say_the_same() {
+fn written_policy_and_attributes_are_read_back() {
     for policy in Policy::ALL {
         for scope in Scope::ALL {
             let said = attributes(policy, scope, Some("pfp0v001ef46db3751d8e999".to_owned()));

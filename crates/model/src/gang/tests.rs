@@ -264,7 +264,7 @@ fn gangs_come_and_go_with_their_pods_and_pod_groups() {
 }
 
 #[test]
-fn a_new_leader_lets_the_rest_of_a_started_group_pass_in_any_order() {
+fn new_leader_admits_the_rest_of_a_started_group() {
     let both = &["ns/a", "ns/b"];
     for order in [["a", "b"], ["b", "a"]] {
         let mut gangs = Gangs::default();
@@ -281,7 +281,7 @@ fn a_new_leader_lets_the_rest_of_a_started_group_pass_in_any_order() {
 }
 
 #[test]
-fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
+fn standby_admits_the_rest_once_a_member_is_bound() {
     let mut gangs = Gangs::default();
     let mut moves = Moves::default();
     gangs.declare(
@@ -312,7 +312,7 @@ fn a_standby_lets_the_rest_pass_when_it_sees_the_first_member_bound() {
 
 /// A member that is deleted while it waits or is bound, and is kept by a finalizer, is in no queue.
 #[test]
-fn a_member_that_goes_neither_counts_nor_stands_for_others_when_it_gives_back() {
+fn deleted_member_neither_counts_nor_represents_others() {
     for (what, placed) in [("held", 2), ("on its way", 3)] {
         let mut gangs = Gangs::default();
         let mut moves = Moves::default();

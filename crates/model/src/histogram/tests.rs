@@ -200,7 +200,7 @@ fn weights_of_months_are_exact_enough() {
 }
 
 #[test]
-fn what_was_taken_back_leaves_nothing() {
+fn subtracted_samples_leave_no_weight() {
     let mut histogram = DecayingHistogram::new(Layout::memory(), 24 * HOUR);
     histogram.add(1e9, 1.0, T0);
     for day in 1..90 {

@@ -91,7 +91,7 @@ const EIGHT: [[&str; 3]; 8] = [
 ];
 
 #[test]
-fn layers_make_one_line_or_say_what_is_wrong() {
+fn invalid_layers_give_the_reason() {
     let node = |parent| layer(NODE_TOPOLOGY_LAYER, parent, &[]);
     let line = |count: usize| -> Vec<NetworkTopologyLayerSpec> {
         let name = |at: usize| match at {
@@ -259,7 +259,7 @@ fn whole_gangs_as_upstream_places_them() {
 }
 
 #[test]
-fn numbers_of_pods_come_in_multiples() {
+fn pod_counts_are_multiples_as_required() {
     // `TestDistributeOfferSlot_WithPodCountMultiple`; a plan is all or nothing, so what upstream hands
     // out at most is asked for.
     let tree = tree(&[
@@ -374,7 +374,7 @@ fn places_are_compared_as_upstream_does() {
 
 /// `TestPodGroupManager_PreScore`, with additional rows.
 #[test]
-fn a_pod_goes_near_its_like() {
+fn nodes_near_gang_members_rank_first() {
     let nine = [&EIGHT[..], &[["s1", "b1", "node-9"]]].concat();
     let tree = tree(&nine);
     let mates = [("node-8", 1), ("node-7", 1), ("node-6", 1)];
@@ -482,7 +482,7 @@ proptest! {
 
 /// Compares the ranks with the documented rule, node by node and domain by domain.
     #[test]
-    fn nodes_are_ranked_as_the_rule_says(
+    fn node_ranks_follow_the_rule(
         nodes in prop::collection::vec((0..3usize, 0..3usize, 0..3usize, any::<bool>()), 1..12),
     ) {
         let names: Vec<[String; 3]> = nodes

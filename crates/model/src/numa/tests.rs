@@ -153,7 +153,7 @@ fn policies_differ_where_hints_do_not_agree() {
 }
 
 #[test]
-fn among_equals_the_higher_score_wins_and_then_the_lower_id() {
+fn equal_hints_are_ordered_by_score_then_id() {
     for (offered, expected) in [
         ("a: 0@10 1@20", "10"),
         ("a: 0@20 1@20", "01"),
@@ -169,7 +169,7 @@ fn among_equals_the_higher_score_wins_and_then_the_lower_id() {
 }
 
 #[test]
-fn pods_on_one_numa_node_and_pods_on_several_keep_apart_where_required() {
+fn exclusive_policy_separates_single_and_multi_node_pods() {
     use NumaState::{Idle, Shared, Single};
     let allowed = |mask: u64, exclusive, states: [NumaState; 2]| {
         let policy = NumaPolicy {
@@ -206,7 +206,7 @@ fn pods_on_one_numa_node_and_pods_on_several_keep_apart_where_required() {
 }
 
 #[test]
-fn masks_print_an_even_number_of_digits_and_list_their_subsets_by_size() {
+fn masks_print_in_hex_and_list_subsets_by_size() {
     for (mask, text) in [
         (0, "00"),
         (1, "01"),
@@ -346,7 +346,7 @@ proptest! {
     }
 
     #[test]
-    fn a_split_adds_up_and_stays_within_what_is_available(
+    fn split_adds_up_and_stays_within_available(
         zones in prop::collection::vec(0i64..20, 1..5), request in 0i64..40, unit in 0u8..3,
     ) {
         let available: Vec<(u8, Amounts)> =

@@ -25,7 +25,7 @@ fn absurd_claims_do_not_overflow() {
 }
 
 #[test]
-fn what_nobody_is_guaranteed_goes_by_weight() {
+fn unguaranteed_amounts_are_divided_by_weight() {
     let four = |last: ShareClaim| {
         [
             claim(40, 5, 10, 0),
@@ -182,7 +182,7 @@ fn siblings_borrow_and_reclaim() {
 }
 
 #[test]
-fn a_quota_that_does_not_lend_asks_for_its_minimum() {
+fn non_lending_quota_requests_its_minimum() {
     let nested = |parent: bool, first: bool, second: bool| {
         let mut tree = tree((100, 0), true);
         let add = |tree: &mut Tree, name: &str, of: &str, min, lendable| {
@@ -323,7 +323,7 @@ fn a_quota_moves_with_its_pods() {
 }
 
 #[test]
-fn what_the_outsiders_use_is_not_divided() {
+fn use_of_the_default_quota_is_not_divided() {
     let mut tree = tree((100, 100), true);
     tree.set("a", spec("", (100, 100), (0, 0)));
     tree.set(DEFAULT_QUOTA, spec("", (1000, 1000), (0, 0)));
@@ -382,7 +382,7 @@ fn used_resources_can_be_guaranteed() {
 }
 
 #[test]
-fn without_a_parent_a_quota_has_what_it_is_guaranteed() {
+fn missing_parent_leaves_the_guaranteed_amount() {
     let mut tree = tree((100, 100), true);
     tree.set("lost", spec("nowhere", (100, 100), (10, 10)));
     tree.set("lost-a", spec("lost", (100, 100), (4, 4)));
@@ -440,7 +440,7 @@ fn only_the_resources_of_the_maximum_count_however_it_changes() {
 }
 
 #[test]
-fn a_limit_binds_what_it_lists() {
+fn limit_applies_only_to_listed_resources() {
     let limit: Amounts = [(CPU, 5), (PODS, 1)].into_iter().collect();
     let used: Amounts = [(CPU, 6), (MEMORY, 9)].into_iter().collect();
     assert_eq!(exceeded(&used, &limit), [CPU]);
@@ -448,7 +448,7 @@ fn a_limit_binds_what_it_lists() {
 }
 
 #[test]
-fn a_thousand_siblings_are_divided_only_when_something_moved() {
+fn siblings_are_divided_again_only_after_a_change() {
     let mut tree = tree((10_000, 10_000), true);
     let names: Vec<String> = (0..1000).map(|at| format!("q{at:04}")).collect();
     for name in &names {

@@ -116,7 +116,7 @@ fn golden_batch_by_zone() {
 }
 
 #[test]
-fn a_zone_index_is_its_number_not_its_place() {
+fn zone_index_is_its_number_not_its_position() {
     let mut bound = pod(PriorityClass::Prod, QosClass::Ls, "4/4G", "4/4G");
     bound.numa_nodes = vec![10];
     let node = NodeView {
@@ -198,7 +198,7 @@ fn lse_pods_use_all_their_cpus() {
 }
 
 #[test]
-fn dangling_metrics_and_host_applications_are_charged_by_priority() {
+fn dangling_metrics_and_host_apps_are_charged_by_priority() {
     let mut node = node_a();
     for priority in [PriorityClass::Batch, PriorityClass::Free] {
         node.dangling.push(Measured {
@@ -311,7 +311,7 @@ fn golden_mid() {
 }
 
 #[test]
-fn mid_is_bounded_by_what_is_unused_and_by_its_limit() {
+fn mid_is_bounded_by_unused_amounts_and_its_limit() {
     let busy = NodeView {
         node_usage: Some(amount("95/200G")),
         ..node_c()
@@ -336,7 +336,7 @@ fn mid_is_bounded_by_what_is_unused_and_by_its_limit() {
 }
 
 #[test]
-fn mid_takes_a_part_of_what_nobody_asked_for() {
+fn mid_contains_a_part_of_unrequested_amounts() {
     let policy = MidPolicy {
         unallocated_percent: 10,
         ..MidPolicy::default()
@@ -391,7 +391,7 @@ fn small_changes_are_none() {
 }
 
 #[test]
-fn third_parties_take_their_part() {
+fn third_party_reservations_are_subtracted() {
     assert_eq!(
         after_third_parties(quantity("10"), quantity("3")),
         quantity("7")
@@ -403,7 +403,7 @@ fn third_parties_take_their_part() {
 }
 
 #[test]
-fn batch_never_exceeds_what_there_is() {
+fn batch_never_exceeds_the_node() {
     let policy = BatchPolicy {
         cpu_reclaim_percent: 300,
         memory_reclaim_percent: i64::MAX,
@@ -427,7 +427,7 @@ fn batch_never_exceeds_what_there_is() {
 }
 
 #[test]
-fn terms_add_up_and_name_what_chose_them() {
+fn terms_add_up_and_name_their_settings() {
     let amounts = |sum: &Sum| -> Vec<(&str, i64)> {
         let terms = sum.terms.iter();
         terms.map(|term| (term.what, term.amount.value())).collect()
@@ -515,7 +515,7 @@ fn terms_add_up_and_name_what_chose_them() {
 }
 
 #[test]
-fn mids_terms_add_up_and_name_what_chose_them() {
+fn mid_terms_add_up_and_name_their_settings() {
     let check = |node: &NodeView, policy: &MidPolicy, cpu: &[(&str, i64, bool, &str)]| {
         let amount = mid(node, policy);
         let sums = mid_sums(node, policy);
@@ -605,7 +605,7 @@ fn mids_terms_add_up_and_name_what_chose_them() {
 
 /// The use of the system and of host services is divided and rounded together.
 #[test]
-fn a_zones_part_of_what_is_used_is_rounded_once() {
+fn zone_share_of_system_use_is_rounded_once() {
     let zones = [0, 1].map(|index| Zone {
         index,
         allocatable: amount("10/10G"),
@@ -665,7 +665,7 @@ fn zones_are_charged_for_unmeasured_pods_in_any_case() {
 }
 
 #[test]
-fn what_mid_pods_ask_for_is_not_taken_from_mid() {
+fn requests_of_mid_pods_are_not_subtracted_from_mid() {
     let node = NodeView {
         capacity: amount("100/100G"),
         allocatable: amount("100/100G"),

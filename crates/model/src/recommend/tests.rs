@@ -245,7 +245,7 @@ fn bad_checkpoints_name_the_field() {
 }
 
 #[test]
-fn what_was_not_seen_for_eight_days_is_out_of_date() {
+fn container_without_samples_for_eight_days_expires() {
     let settings = Settings::peak();
     let mut model = steady(&settings, 0.1, 0.1, 1e9);
     assert!(!model.expire(&settings, T0 + 8 * DAY));
@@ -338,7 +338,7 @@ fn the_lower_bound_is_the_median() {
 }
 
 #[test]
-fn checkpoints_keep_the_newest_pods_once_and_no_window_far_ahead() {
+fn checkpoints_keep_newest_pods_once_and_drop_future_windows() {
     let settings = Settings::peak();
     let mut model = ContainerModel::new(&settings);
     for pod in 0..100 {

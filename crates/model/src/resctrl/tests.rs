@@ -345,7 +345,7 @@ fn classes_share_groups() {
 proptest! {
     /// The kernel accepts one contiguous block of at least the minimum number of bits, inside the full mask.
     #[test]
-    fn the_kernel_takes_every_mask(
+    fn every_mask_is_accepted_by_the_kernel(
         ways in 1_u32..=64,
         min_bits in 0_u32..4,
         start in 0_i64..100,

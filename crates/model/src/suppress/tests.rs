@@ -164,7 +164,7 @@ fn whole_cores_are_spread_over_sockets() {
 }
 
 #[test]
-fn pools_give_in_proportion() {
+fn pools_contribute_in_proportion() {
     let lsr: BTreeSet<u32> = (0..8).collect();
     let picked = pick_cpus(&sixteen(), &lsr, 4);
     assert_eq!(ids(&picked), [0, 1, 8, 9]);
@@ -457,7 +457,7 @@ fn upstream_recovered_sets() {
 
 /// Upstream: `TestCPUSuppress_applyBESuppressCPUSet` and `recoverCPUSetForBECPUManager`.
 #[test]
-fn who_is_told() {
+fn cgroup_levels_follow_the_cpu_manager_policy() {
     let (picked, full) = (BTreeSet::from([2, 3]), BTreeSet::from([0, 1, 2, 3]));
     let by = |manager| levels(&picked, &full, CpuManager::of_name(manager)).unwrap();
     for manager in ["none", ""] {

@@ -73,7 +73,7 @@ fn containers_are_aligned_one_by_one() {
 }
 
 #[test]
-fn what_init_containers_leave_is_counted() {
+fn resources_of_init_containers_are_reused() {
     let fixture = Fixture::default();
     let zones = ["cpu 10, x.com/a 2"; 2];
     let refused = Err("cannot align container");
@@ -155,7 +155,7 @@ fn eight() -> Vec<(u32, Vec<(u32, u32)>)> {
 }
 
 #[test]
-fn the_fewest_zones_that_hold_a_container_and_the_nearest_of_them() {
+fn smallest_and_nearest_set_of_zones_is_found() {
     let fixture = Fixture::default();
     let z = |gpus: u32, memory: bool| {
         let memory = if memory { ", memory 5Gi" } else { "" };
@@ -265,7 +265,7 @@ fn sums_of_distances() {
 }
 
 #[test]
-fn fewer_zones_score_more_and_near_ones_a_little_more() {
+fn fewer_and_nearer_zones_score_higher() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
     // Zones with one CPU each, and an empty zone that is near to some of them, or not.
     let score = |count: u32, near: bool| {
@@ -316,7 +316,7 @@ fn the_container_that_needs_most_zones_decides() {
 }
 
 #[test]
-fn what_a_container_takes_is_missing_for_the_next() {
+fn allocated_amounts_are_subtracted_for_the_next_container() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
     let left = |zones: &[&str], wants: &str, from: &[usize]| {
         let zones = fixture.zones(zones, &[]);

@@ -154,7 +154,7 @@ fn drawn() -> impl proptest::strategy::Strategy<Value = Drawn> {
 }
 
 #[test]
-fn every_choice_keeps_what_the_rules_promise() {
+fn every_choice_follows_the_rules() {
     let mut runner = TestRunner::deterministic();
     let mut reached = [0; 4];
     for _ in 0..4000 {

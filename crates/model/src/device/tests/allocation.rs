@@ -98,7 +98,7 @@ fn gpus_and_adapters_are_allocated_together() {
 }
 
 #[test]
-fn hints_say_how_adapters_are_counted() {
+fn hints_determine_the_number_of_adapters() {
     let on = usual().inventory();
     let hint = |strategy: &str, exclusive: &str| {
         json!({"rdma": {"selector": {"matchLabels": {"type": "fakeW"}},
@@ -160,7 +160,7 @@ fn hints_say_how_adapters_are_counted() {
 }
 
 #[test]
-fn a_node_without_such_devices_is_out_of_the_question() {
+fn node_without_requested_devices_is_rejected() {
     let bare = DeviceLayout {
         gpus: vec![(0, 0, "0")],
         adapters: Vec::new(),
@@ -211,7 +211,7 @@ fn a_node_without_such_devices_is_out_of_the_question() {
 }
 
 #[test]
-fn unhealthy_devices_are_never_given() {
+fn unhealthy_devices_are_never_allocated() {
     let mut object = usual().object();
     for device in object["spec"]["devices"].as_array_mut().unwrap() {
         if device["minor"] == json!(1) {
@@ -241,7 +241,7 @@ fn unhealthy_devices_are_never_given() {
 }
 
 #[test]
-fn devices_that_are_well_planned_are_looked_for_at_the_end_only() {
+fn well_planned_devices_are_searched_last() {
     let mut object = usual().object();
     object["metadata"]["labels"] =
         json!({"node.koordinator.sh/secondary-device-well-planned": "true"});

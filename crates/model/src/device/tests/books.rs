@@ -11,7 +11,7 @@ fn share(used: &Used, minor: u8) -> i64 {
 }
 
 #[test]
-fn a_reservation_holds_what_its_owners_did_not_take() {
+fn reservation_holds_amounts_its_owners_did_not_use() {
     let mut books = Books::default();
     let reserved = Holding {
         reserves: true,
@@ -51,7 +51,7 @@ fn a_reservation_holds_what_its_owners_did_not_take() {
 }
 
 #[test]
-fn annotations_go_out_and_come_back() {
+fn written_annotations_are_read_back() {
     let on = usual().inventory();
     let pod = need(
         &[("nvidia", "1"), ("rdma", "1")],

@@ -28,7 +28,7 @@ fn partitioned(need: &Need, on: &Inventory, books: &Books, honor: bool, quirks: 
 }
 
 #[test]
-fn known_models_are_partitioned() {
+fn partitions_of_known_models_are_used() {
     let joint = json!({"deviceTypes": ["gpu", "rdma"]});
     let hints = json!({"rdma": {"vfSelector": {}}});
     let gpus = |count: &str| {
@@ -84,7 +84,7 @@ fn known_models_are_partitioned() {
 }
 
 #[test]
-fn a_table_of_the_device_wins_and_pods_can_insist_on_it() {
+fn partition_table_of_the_device_takes_precedence() {
     let mut object = hopper().object();
     let table = json!({"2": [
         {"minors": [0, 1], "ringBusBandwidth": "100Gi", "allocationScore": 1},
@@ -152,7 +152,7 @@ fn a_table_of_the_device_wins_and_pods_can_insist_on_it() {
 }
 
 #[test]
-fn more_of_a_card_than_there_is_is_never_given() {
+fn allocations_never_exceed_a_card() {
     let greedy = need(&[("core", "200"), ("ratio", "100")], json!({}), json!(null));
     assert_eq!(
         partitioned(

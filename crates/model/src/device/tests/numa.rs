@@ -100,7 +100,7 @@ fn sets_of_numa_nodes_that_can_serve_are_offered() {
 }
 
 #[test]
-fn devices_of_unknown_place_have_no_say_and_are_not_aligned() {
+fn devices_of_unknown_numa_node_give_no_hints_nor_align() {
     let mut object = usual().object();
     for device in object["spec"]["devices"].as_array_mut().unwrap() {
         device.as_object_mut().unwrap().remove("topology");

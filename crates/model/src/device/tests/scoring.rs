@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn nodes_are_scored_by_what_their_devices_have_left() {
+fn nodes_are_scored_by_free_amounts_of_devices() {
     let gpus = |totals: &[(&str, &str)], health: bool| {
         let device = |(minor, (share, memory)): (usize, &(&str, &str))| {
             json!({"type": "gpu", "minor": minor, "health": health, "resources": {

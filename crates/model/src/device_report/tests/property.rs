@@ -56,7 +56,7 @@ proptest! {
     /// Nothing panics, the other devices are reported, and the written object is valid for the
     /// API server and the scheduler.
     #[test]
-    fn one_bad_field_costs_its_own_device_at_most(
+    fn bad_field_drops_at_most_its_own_device(
         card in 0..4_usize, field in select(&FIELDS[..]), value in anything(),
     ) {
         let mut file = ascend();

@@ -47,7 +47,7 @@ fn names<'a>(pods: &'a [Pod], plan: &Plan) -> Vec<&'a str> {
 
 /// Upstream: `Test_KillAndEvictPods`.
 #[test]
-fn what_is_released_counts_for_every_task_once() {
+fn released_amounts_count_once_for_every_task() {
     let pods = [
         with(
             pod("batch-1", PriorityClass::Batch, 5500),
@@ -112,7 +112,7 @@ fn memory_pod(name: &str, used: i64) -> Pod {
 
 /// Upstream: `Test_KillAndEvictPods_PendingRelease`.
 #[test]
-fn what_leaving_pods_hold_counts() {
+fn amounts_of_terminating_pods_count() {
     let leaving = |used| Pod {
         standing: Standing::Leaving,
         ..memory_pod("marked", used)
@@ -136,7 +136,7 @@ fn what_leaving_pods_hold_counts() {
 /// Upstream: `Test_EvictTaskCheck`, `Test_SubReleaseListNoNegative` and `Test_mergeResourceListByMax`:
 /// what stays missing, per basis.
 #[test]
-fn what_is_missing() {
+fn missing_amounts_are_reported_per_basis() {
     let pods = [memory_pod("only", GIB)];
     let plan = choose(
         &pods,
@@ -175,7 +175,7 @@ fn what_is_missing() {
 }
 
 #[test]
-fn nobody_goes_in_vain() {
+fn pods_that_release_nothing_are_not_evicted() {
     // Batch pods do not bring back mid CPU, an idle pod brings back nothing, one whose eviction was
     // refused is passed over, and one of unknown use may help.
     let batch = with(pod("batch", PriorityClass::Batch, 100), (0, 85_000), (0, 0));
@@ -451,7 +451,7 @@ fn cpu_features() {
 proptest! {
     /// Checks that each victim is needed, and that no amount stays missing while another pod could free some.
     #[test]
-    fn enough_and_no_more(
+    fn enough_pods_are_evicted_and_no_more(
         used in prop::collection::vec(prop::option::of(0_i64..100), 1..20),
         wanted in prop::collection::vec(-50_i64..500, 1..4),
     ) {

@@ -31,7 +31,7 @@ fn object<T: serde::de::DeserializeOwned>(labels: Value, annotations: Value, res
 }
 
 #[test]
-fn the_gang_of_a_pod_is_found_by_label_lightweight_label_or_annotation() {
+fn gang_of_a_pod_is_read_from_labels_or_annotation() {
     for (labels, annotations, expected) in [
         (json!({}), json!({}), None),
         (json!({"test": "gang"}), json!({"test/x": "gang"}), None),
@@ -401,7 +401,7 @@ fn a_pod_group_goes_through_its_phases() {
 }
 
 #[test]
-fn each_step_writes_what_changed() {
+fn each_step_writes_only_changed_fields() {
     let members = |bound, running| status::MemberCounts {
         total: 2,
         bound,

@@ -12,7 +12,7 @@ fn over(at: f64, height: f64) -> impl Fn(&super::plant::Second<'_>) -> f64 {
 
 /// A previous rule learned this harm as normal within 37 s.
 #[test]
-fn harm_that_persists_at_the_threshold_is_never_learned_as_normal() {
+fn persistent_harm_is_never_learned_as_normal() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).harm(over(0.2, 0.3));
         plant.run(120);
@@ -28,7 +28,7 @@ fn harm_that_persists_at_the_threshold_is_never_learned_as_normal() {
 
 /// The service stalls 1 % without harm and 9.5 % with harm, and was never observed without batch work.
 #[test]
-fn a_service_started_beside_batch_work_is_protected() {
+fn service_started_during_batch_work_is_protected() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed)
             .own(|_, _, _| Own {
@@ -45,7 +45,7 @@ fn a_service_started_beside_batch_work_is_protected() {
 /// A harmed service as above, with harm below the default expectation of an unknown service: pauses
 /// find it.
 #[test]
-fn pauses_find_small_harm_that_was_there_from_the_start() {
+fn pauses_find_small_harm_present_from_the_start() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed)
             .own(|_, _, _| Own {
@@ -66,7 +66,7 @@ fn pauses_find_small_harm_that_was_there_from_the_start() {
 
 /// A service whose threads share a CPU has high pressure without batch work.
 #[test]
-fn a_high_baseline_does_not_make_deaf() {
+fn high_baseline_does_not_hide_harm() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed)
             .own(|_, _, _| Own {
@@ -111,7 +111,7 @@ fn benign_bursts_of_many_services_do_not_hold_the_cap() {
 }
 
 #[test]
-fn a_service_held_up_by_its_own_limit_blames_nobody() {
+fn throttled_service_raises_no_alarm() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).own(|at, _, _| Own {
             throttled: if at % 40 < 20 { 0.4 } else { 0.0 },
@@ -126,7 +126,7 @@ fn a_service_held_up_by_its_own_limit_blames_nobody() {
 /// A harmed log shipper costs batch work little, a payment service as much as it needs, and a pod without
 /// a vote nothing.
 #[test]
-fn the_vote_says_how_far_a_cap_may_go() {
+fn vote_limits_the_cap() {
     let mut means = Vec::new();
     for vote in [1.0, 0.25, 0.0] {
         let mut mean = 0.0;
@@ -159,7 +159,7 @@ fn harm_above_a_level_converges_below_it_and_stays() {
 }
 
 #[test]
-fn what_batch_work_does_not_cause_is_let_go_and_muted() {
+fn unrelated_stall_is_released_and_muted() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).own(|at, _, _| Own {
             stall: if at > 60 { 0.4 } else { 0.02 },
@@ -175,7 +175,7 @@ fn what_batch_work_does_not_cause_is_let_go_and_muted() {
 
 /// An alarm as above on a node where no lever stops batch work, so that nothing is learned.
 #[test]
-fn silences_grow_while_an_alarm_has_no_cause() {
+fn mutes_get_longer_while_an_alarm_has_no_cause() {
     for seed in SEEDS {
         let levers = [Lever::Idle, Lever::Partition];
         let mut plant = Plant::new(seed)
@@ -232,7 +232,7 @@ fn a_lever_that_this_node_lacks_is_not_tried() {
 }
 
 #[test]
-fn when_harm_vanishes_batch_work_gets_everything_back() {
+fn batch_work_is_unlimited_after_harm_ends() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed).harm(|second| {
             if second.at < 1200 && second.batch > 0.4 {
@@ -321,7 +321,7 @@ fn harm_is_found_in_noise() {
 
 /// A service or its signal disappears in the middle of an experiment, or while a lever is held.
 #[test]
-fn what_is_gone_holds_nothing() {
+fn missing_service_or_signal_holds_no_lever() {
     for gone_at in 12..40 {
         let mut plant = Plant::new(gone_at)
             .own(move |at, _, _| Own {
@@ -337,7 +337,7 @@ fn what_is_gone_holds_nothing() {
 }
 
 #[test]
-fn pauses_stay_within_their_part() {
+fn pauses_stay_within_their_share() {
     for services in [1, 50] {
         for seed in SEEDS {
             let mut plant = Plant::new(seed)
@@ -358,7 +358,7 @@ fn pauses_stay_within_their_part() {
 }
 
 #[test]
-fn a_blind_node_starts_at_the_threshold_and_earns_its_way_up() {
+fn blind_node_starts_at_the_threshold_and_raises_the_cap() {
     let mut plant = Plant::new(3);
     plant.sees_bandwidth = false;
     let mut sum = Stretch::default();
@@ -382,7 +382,7 @@ fn a_blind_node_starts_at_the_threshold_and_earns_its_way_up() {
 
 /// Harm that no stall shows: CPU time per request rises by two fifths, from the start.
 #[test]
-fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
+fn cpu_per_work_finds_hidden_harm_and_its_lever() {
     for (helps, untouched) in [
         (Lever::Bandwidth, vec![Lever::Partition, Lever::Quota]),
         (Lever::Partition, vec![Lever::Quota]),
@@ -430,7 +430,7 @@ fn cpu_per_work_finds_what_stalls_do_not_show_and_the_lever_that_helps() {
 /// A service whose requests cost more CPU time for minutes, at the same load, together with harmless
 /// batch work.
 #[test]
-fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
+fn changed_request_mix_is_muted_at_little_cost() {
     for (every, long) in [(1800, 300), (600, 60), (7200, 3600)] {
         for seed in SEEDS {
             let burst = bursts(seed, every, long, 0.32);
@@ -453,7 +453,7 @@ fn another_mix_of_requests_is_muted_and_costs_batch_work_little() {
 
 /// Sharing a CPU raises the CPU time per packet by half, which is no harm.
 #[test]
-fn the_price_of_sharing_a_cpu_is_paid_without_an_answer() {
+fn cost_of_sharing_a_cpu_raises_no_alarm() {
     for seed in SEEDS {
         let mut plant = Plant::new(seed)
             .own(|_, _, _| Own { stall: 0.2, ..CALM })
@@ -517,7 +517,7 @@ fn a_rare_signal_that_batch_work_does_not_move_costs_it_little() {
 
 /// A window that contains the start or end of batch work is used for neither case.
 #[test]
-fn a_window_of_two_minds_counts_for_nothing() {
+fn window_across_a_batch_change_is_ignored() {
     let mut plant = Plant::new(1)
         .demand(|at| if at % 16 < 8 { 0.9 } else { 0.0 })
         .harm(over(0.5, 0.4));
@@ -530,7 +530,7 @@ fn a_window_of_two_minds_counts_for_nothing() {
 
 /// One of a hundred services is harmed: it is protected, and alarms of the others do not hide it.
 #[test]
-fn one_sufferer_among_many_is_found() {
+fn one_harmed_service_among_many_is_found() {
     for seed in 0..2 {
         let burst = bursts(seed, 900, 10, 0.3);
         let mut plant = Plant::new(seed)
@@ -558,7 +558,7 @@ fn one_sufferer_among_many_is_found() {
 }
 
 #[test]
-fn while_somebody_else_holds_batch_work_nothing_is_done() {
+fn release_resets_all_settings() {
     let mut plant = Plant::new(5).harm(over(0.1, 0.4));
     plant.run(60);
     assert!(plant.guard.settings().is_costly() || plant.guard.settings().idle);
@@ -568,7 +568,7 @@ fn while_somebody_else_holds_batch_work_nothing_is_done() {
 
 /// Random nodes: every kind of event occurs, and the bounds hold in all of them.
 #[test]
-fn made_up_nodes_keep_the_bounds_and_reach_every_state() {
+fn random_nodes_keep_the_bounds_and_reach_every_state() {
     let mut seen = [0_usize; 9];
     for seed in 0..60 {
         let mut dice = Dice(seed);

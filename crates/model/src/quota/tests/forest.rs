@@ -23,7 +23,7 @@ fn cores(forest: &mut Forest, name: &str) -> (i64, i64) {
 }
 
 #[test]
-fn each_tree_divides_what_it_has_among_its_own() {
+fn each_tree_divides_its_total_among_its_quotas() {
     let mut forest = forest();
     forest.set_total("", list(10, 0));
     for (name, tree, parent) in [
@@ -71,7 +71,7 @@ fn each_tree_divides_what_it_has_among_its_own() {
 }
 
 #[test]
-fn a_quota_that_moves_takes_its_pods_along_and_leaves_its_children() {
+fn moved_quota_takes_its_pods_and_leaves_its_children() {
     let mut forest = forest();
     forest.set_total("", list(100, 0));
     for (name, tree, parent) in [("p", "t", ""), ("p-a", "t", "p"), ("q", "u", "")] {

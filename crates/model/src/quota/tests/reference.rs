@@ -330,7 +330,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn the_tree_is_what_a_plain_computation_from_nothing_says(
+    fn tree_equals_a_computation_from_scratch(
         steps in steps(), scale_min in any::<bool>(), guarantee_used in any::<bool>(),
     ) {
         run(steps, Options { scale_min, guarantee_used })?;

@@ -30,7 +30,7 @@ fn goes(limit: &Amounts, pods: &[TestPod]) -> Vec<usize> {
 }
 
 #[test]
-fn as_many_go_as_it_takes_and_the_least_important_first() {
+fn enough_of_the_least_important_pods_are_evicted() {
     struct RevokeRow {
         name: &'static str,
         /// Cores and MiB.
@@ -145,7 +145,7 @@ fn as_many_go_as_it_takes_and_the_least_important_first() {
 }
 
 #[test]
-fn what_the_limit_does_not_list_is_free() {
+fn unlisted_resources_are_unlimited() {
     let limit: Amounts = [(CPU, 10_000)].into_iter().collect();
     assert_eq!(goes(&limit, &pods(&[(5, 1000), (5, 1000)])), [0; 0]);
     assert_eq!(goes(&Amounts::new(), &pods(&[(5, 1000)])), [0; 0]);
