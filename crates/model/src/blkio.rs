@@ -131,10 +131,10 @@ pub fn plan(
         .flat_map(|(device, settings)| lines(kind, device, settings))
         .collect();
     if !unknown {
-        let gone = present
+        let removed = present
             .iter()
             .filter(|device| !configured.contains_key(*device));
-        lines.extend(gone.flat_map(|device| resets(kind, device)));
+        lines.extend(removed.flat_map(|device| resets(kind, device)));
     }
     (lines, errors)
 }
@@ -172,8 +172,8 @@ fn take_violations(settings: &mut IOCfg) -> Vec<FieldError> {
     let refused = table
         .into_iter()
         .filter_map(|(field, value, (low, high, want))| {
-            let given = value.take_if(|given| !(low..=high).contains(given))?;
-            Some(FieldError::new(field, want, &given))
+            let value = value.take_if(|value| !(low..=high).contains(value))?;
+            Some(FieldError::new(field, want, &value))
         });
     refused.collect()
 }

@@ -293,13 +293,13 @@ pub fn lowered<Id: Ord + Copy>(over: i64, mut raised: Vec<Raised<Id>>) -> Vec<Id
     raised.retain(|c| c.base > 0 && surplus(c) > 0);
     raised.sort_by(|a, b| surplus(b).cmp(&surplus(a)).then(a.id.cmp(&b.id)));
     // One milli-core is 100 microseconds per period of 100 ms.
-    let mut left = over.saturating_mul(100);
+    let mut remaining = over.saturating_mul(100);
     let mut ids = Vec::new();
     for container in raised {
         let step = (container.present / STEP).min(surplus(&container));
         ids.push(container.id);
-        left = left.saturating_sub(step);
-        if left <= 0 {
+        remaining = remaining.saturating_sub(step);
+        if remaining <= 0 {
             break;
         }
     }

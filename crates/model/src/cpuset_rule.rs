@@ -55,7 +55,7 @@ pub fn container_cpus(ask: Ask<'_>, pools: Option<&Pools>) -> Option<String> {
     if has_numa_cpu(ask.numa) {
         let of_nodes = |pools: &[CpuSharedPool]| {
             let nodes = ask.numa.iter();
-            join(nodes.flat_map(|given| pools.iter().filter(|pool| pool.node == given.node)))
+            join(nodes.flat_map(|node| pools.iter().filter(|pool| pool.node == node.node)))
         };
         if ask.qos != QosClass::Be {
             return Some(of_nodes(&pools.shared));

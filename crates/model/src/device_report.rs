@@ -96,13 +96,20 @@ pub fn plan(old: Option<&Device>, owner: Owner<'_>, report: &Report, now: Time) 
         new.metadata.name = Some(owner.name.to_owned());
         new
     });
-    let known = old.map_or(&[][..], |old| &old.spec.devices);
+    let existing = old.map_or(&[][..], |old| &old.spec.devices);
     let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
-    let mut devices: Vec<DeviceInfo> = known.iter().filter(|one| !is_ours(one)).cloned().collect();
-    let found = report.devices.iter().filter(|one| one.info.minor.is_some());
-    devices.extend(found.map(|found| described(found, known, &now)));
+    let mut devices: Vec<DeviceInfo> = existing
+        .iter()
+        .filter(|device| !is_ours(device))
+        .cloned()
+        .collect();
+    let reported = report
+        .devices
+        .iter()
+        .filter(|device| device.info.minor.is_some());
+    devices.extend(reported.map(|reported| described(reported, existing, &now)));
     devices.sort_by(|a, b| place(a).cmp(&place(b)));
-    let mut in_order = known.to_vec();
+    let mut in_order = existing.to_vec();
     in_order.sort_by(|a, b| place(a).cmp(&place(b)));
     if devices != in_order {
         new.spec.devices = devices;
@@ -127,22 +134,22 @@ fn place(device: &DeviceInfo) -> (Option<&str>, Option<i32>, &str) {
     (type_, device.minor, &device.id)
 }
 
-fn described(found: &Detected, known: &[DeviceInfo], now: &Time) -> DeviceInfo {
-    let mut info = found.info.clone();
-    let before = known
+fn described(detected: &Detected, existing: &[DeviceInfo], now: &Time) -> DeviceInfo {
+    let mut info = detected.info.clone();
+    let before = existing
         .iter()
-        .find(|one| one.type_ == info.type_ && one.id == info.id);
+        .find(|device| device.type_ == info.type_ && device.id == info.id);
     if let Some(before) = before {
         info.labels.clone_from(&before.labels);
         info.module_id = before.module_id;
     }
     info.conditions.clear();
-    if let Some(health) = &found.health {
+    if let Some(health) = &detected.health {
         let mut condition = condition(health, now.clone());
         let conditions = before.map_or(&[][..], |before| &before.conditions);
-        let same = conditions
-            .iter()
-            .find(|one| one.type_ == condition.type_ && one.status == condition.status);
+        let same = conditions.iter().find(|existing| {
+            existing.type_ == condition.type_ && existing.status == condition.status
+        });
         if let Some(same) = same {
             condition.last_transition_time = same.last_transition_time.clone();
             condition.observed_generation = same.observed_generation;
@@ -212,11 +219,11 @@ fn reason(code: &str) -> Option<String> {
 
 /// Returns true if koordlet wrote `key` last, according to the managed fields.
 fn wrote(fields: &[ManagedFieldsEntry], map: &str, key: &str) -> bool {
-    let ours = fields
+    let own = fields
         .iter()
         .filter(|entry| entry.manager.as_deref() == Some(MANAGER));
     let key = format!("f:{key}");
-    ours.filter_map(|entry| entry.fields_v1.as_ref())
+    own.filter_map(|entry| entry.fields_v1.as_ref())
         .any(|set| set.0["f:metadata"][map].get(&key).is_some())
 }
 
@@ -242,7 +249,7 @@ fn merge(
 /// that name is removed.
 fn own(device: &mut Device, owner: Owner<'_>) {
     let references = device.metadata.owner_references.get_or_insert_default();
-    let ours = OwnerReference {
+    let reference = OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
         name: owner.name.to_owned(),
@@ -250,9 +257,9 @@ fn own(device: &mut Device, owner: Owner<'_>) {
         controller: Some(true),
         block_owner_deletion: Some(true),
     };
-    if !references.contains(&ours) {
-        references.retain(|one| one.kind != "Node" && one.controller != Some(true));
-        references.push(ours);
+    if !references.contains(&reference) {
+        references.retain(|other| other.kind != "Node" && other.controller != Some(true));
+        references.push(reference);
     }
 }
 

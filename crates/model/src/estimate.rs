@@ -23,15 +23,15 @@ pub enum Fallback {
 /// the limit. Amounts are in the unit of the resource.
 #[must_use]
 pub fn estimate(request: i64, limit: i64, factor: i64, fallback: Fallback) -> i64 {
-    let asked = request.max(limit);
-    if asked <= 0 {
+    let demand = request.max(limit);
+    if demand <= 0 {
         return match fallback {
             Fallback::Cpu => DEFAULT_MILLI_CPU,
             Fallback::Memory => DEFAULT_MEMORY,
             Fallback::Zero => 0,
         };
     }
-    let scaled = round_div(i128::from(asked) * i128::from(factor), 100);
+    let scaled = round_div(i128::from(demand) * i128::from(factor), 100);
     if limit > 0 { scaled.min(limit) } else { scaled }
 }
 
@@ -52,8 +52,8 @@ pub fn least_used_score(used: i64, allocatable: i64) -> i64 {
     if allocatable <= 0 || used > allocatable {
         return 0;
     }
-    let left = allocatable.checked_sub(used);
-    left.and_then(|left| percent(left, allocatable))
+    let free = allocatable.checked_sub(used);
+    free.and_then(|free| percent(free, allocatable))
         .unwrap_or(0)
 }
 

@@ -183,9 +183,9 @@ impl<'a> ZoneAccounting<'a> {
             problems: BTreeSet::new(),
             is_contradictory: false,
         };
-        let mut known = CpuSet::new();
+        let mut all_cpus = CpuSet::new();
         for (number, node) in machine {
-            known.add(&node.cpus);
+            all_cpus.add(&node.cpus);
             let mine = node.cpus.intersection(&allocatable.cpus).len() as u64;
             let tally = ZoneAmounts {
                 capacity: node.cpus.len() as u64,
@@ -195,7 +195,7 @@ impl<'a> ZoneAccounting<'a> {
             let all = books.nodes.entry(*number).or_default();
             all.insert(resources::CPU.to_owned(), tally);
         }
-        let foreign = allocatable.cpus.difference(&known);
+        let foreign = allocatable.cpus.difference(&all_cpus);
         if !foreign.is_empty() {
             books.wrong(format!("allocatable CPUs {foreign} are in no NUMA node"));
         }
@@ -223,23 +223,23 @@ impl<'a> ZoneAccounting<'a> {
             };
             let tally = all.entry(block.kind.clone()).or_default();
             tally.more(block.size);
-            let there = self.machine.get(&number);
-            let there = there.and_then(|node| node.memory.get(&block.kind));
-            tally.capacity = there.copied().unwrap_or(tally.allocatable);
+            let node = self.machine.get(&number);
+            let memory = node.and_then(|node| node.memory.get(&block.kind));
+            tally.capacity = memory.copied().unwrap_or(tally.allocatable);
         }
     }
 
     /// Adds the allocatable devices. The kubelet lists a device once for each NUMA node that it is near.
     fn open_devices(&mut self, listed: &'a [Devices]) {
         for devices in listed {
-            let known = self.devices.entry(&devices.resource).or_default();
+            let device_nodes = self.devices.entry(&devices.resource).or_default();
             for id in &devices.ids {
-                known.entry(id).or_default().0 |= devices.nodes.0;
+                device_nodes.entry(id).or_default().0 |= devices.nodes.0;
             }
         }
         let mut foreign = Vec::new();
-        for (resource, known) in &self.devices {
-            for (id, nodes) in known {
+        for (resource, device_nodes) in &self.devices {
+            for (id, nodes) in device_nodes {
                 for number in nodes.ids() {
                     let Some(all) = self.nodes.get_mut(&number) else {
                         foreign.push(format!(
@@ -278,7 +278,8 @@ impl<'a> ZoneAccounting<'a> {
             self.take_memory(block);
         }
         let devices = share.devices.iter();
-        let devices = devices.flat_map(|one| one.ids.iter().map(|id| (&*one.resource, &**id)));
+        let devices =
+            devices.flat_map(|devices| devices.ids.iter().map(|id| (&*devices.resource, &**id)));
         // Each device once, although it is listed for each NUMA node that it is near.
         for (resource, id) in devices.collect::<BTreeSet<_>>() {
             self.take_device(resource, id);
@@ -301,21 +302,21 @@ impl<'a> ZoneAccounting<'a> {
 
     /// Subtracts a block. One of several NUMA nodes uses up one after the other, as in the kubelet.
     fn take_memory(&mut self, block: &Block) {
-        let mut left = block.size;
+        let mut remaining = block.size;
         for number in block.nodes.ids() {
-            left -= self.less(number, &block.kind, left);
+            remaining -= self.less(number, &block.kind, remaining);
         }
-        if left > 0 && block.nodes.count() > 0 {
+        if remaining > 0 && block.nodes.count() > 0 {
             let (kind, nodes) = (&block.kind, block.nodes);
             self.wrong(format!(
-                "containers have {left} bytes of {kind} more in NUMA nodes {nodes} than is allocatable"
+                "containers have {remaining} bytes of {kind} more in NUMA nodes {nodes} than is allocatable"
             ));
         }
     }
 
     fn take_device(&mut self, resource: &str, id: &str) {
-        let known = self.devices.get(resource).and_then(|all| all.get(id));
-        let Some(nodes) = known.copied() else {
+        let nodes = self.devices.get(resource).and_then(|all| all.get(id));
+        let Some(nodes) = nodes.copied() else {
             // An unhealthy device is no longer listed, but the container that has it keeps it.
             self.problems.insert(format!(
                 "a container has device {id:?} of {resource}, which is not allocatable"

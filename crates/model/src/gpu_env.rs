@@ -62,27 +62,27 @@ pub struct Ask<'a> {
 /// # Errors
 /// The pod shares a GPU through HAMi-core and the amount of its share is missing.
 pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
-    let mut given = GpuEnv::default();
+    let mut gpu_env = GpuEnv::default();
     let gpus = ask.devices.get(DeviceType::Gpu.as_str());
     let Some((first, gpus)) = gpus.and_then(|gpus| Some((gpus.first()?, gpus))) else {
-        return Ok(given);
+        return Ok(gpu_env);
     };
     let minors: Vec<String> = gpus.iter().map(|gpu| gpu.minor.to_string()).collect();
-    given
+    gpu_env
         .env
         .insert(VISIBLE_DEVICES.to_owned(), minors.join(","));
     if ask.isolation != Some(GPU_ISOLATION_HAMI_CORE) {
-        return Ok(given);
+        return Ok(gpu_env);
     }
     let amount = |name: &'static str| {
-        let found = current(&first.resources).find(|(known, _)| *known == name);
-        found.map(|(_, amount)| amount.value())
+        let entry = current(&first.resources).find(|(key, _)| *key == name);
+        entry.map(|(_, amount)| amount.value())
     };
     if amount(GPU_MEMORY_RATIO).ok_or(Missing(GPU_MEMORY_RATIO))? >= 100 {
-        return Ok(given);
+        return Ok(gpu_env);
     }
     let memory = amount(GPU_MEMORY).ok_or(Missing(GPU_MEMORY))?;
-    let mut set = |name: &str, value: String| given.env.insert(name.to_owned(), value);
+    let mut set = |name: &str, value: String| gpu_env.env.insert(name.to_owned(), value);
     set("CUDA_DEVICE_MEMORY_LIMIT", memory.to_string());
     if let Some(core) = amount(GPU_CORE) {
         set("CUDA_DEVICE_SM_LIMIT", core.to_string());
@@ -92,7 +92,7 @@ pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
         source: path.to_owned(),
         destination: path.to_owned(),
     };
-    given.mounts = vec![same(ask.library), same(LOCK_DIRECTORY)];
+    gpu_env.mounts = vec![same(ask.library), same(LOCK_DIRECTORY)];
     if ask.monitored {
         let directory = ask
             .library
@@ -104,13 +104,13 @@ pub fn of_container(ask: Ask<'_>) -> Result<GpuEnv, Missing> {
             format!("{directory}/{name}.cache"),
         );
         let source = format!("{directory}/containers/{name}");
-        given.mounts.push(Mount {
+        gpu_env.mounts.push(Mount {
             source: source.clone(),
             destination: directory.to_owned(),
         });
-        given.fresh_directory = Some(source);
+        gpu_env.fresh_directory = Some(source);
     }
-    Ok(given)
+    Ok(gpu_env)
 }
 
 #[cfg(test)]

@@ -26,11 +26,11 @@ impl GroupIdentity {
             .policies
             .as_ref()
             .and_then(|p| p.cpu_policy.as_ref());
-        let ours =
+        let applies =
             policy.is_none_or(|p| *p == CPUQOSPolicy::GroupIdentity || p.as_str().is_empty());
         let value = |class: &Option<ResourceQOS>| {
             let cfg = class.as_ref()?.cpu_qos.as_ref()?;
-            (ours && cfg.enable == Some(true)).then(|| cfg.group_identity.unwrap_or(NONE))
+            (applies && cfg.enable == Some(true)).then(|| cfg.group_identity.unwrap_or(NONE))
         };
         Self {
             lsr: value(&strategy.lsr_class),

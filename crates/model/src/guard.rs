@@ -264,11 +264,11 @@ impl<K: Ord + Copy> Guard<K> {
                 });
             }
         }
-        let gone = |key: &K| {
+        let is_gone = |key: &K| {
             let service = self.services.get(key);
             service.is_none_or(|service| now_ms.saturating_sub(service.seen_ms) > gone_ms)
         };
-        if let Some(test) = self.test.take_if(|test| gone(&test.key)) {
+        if let Some(test) = self.test.take_if(|test| is_gone(&test.key)) {
             events.push(test.event(Kind::Ended));
         }
     }
@@ -299,11 +299,11 @@ impl<K: Ord + Copy> Guard<K> {
             events.push(test.event(Kind::Ended));
             return;
         };
-        let found = test.add_sample(service, self.clock_ms, input.now_ms, &config);
-        if found != Finding::Nothing {
+        let finding = test.add_sample(service, self.clock_ms, input.now_ms, &config);
+        if finding != Finding::Nothing {
             self.tests.spend(test.pay(self.clock_ms));
         }
-        match found {
+        match finding {
             Finding::Nothing => self.test = Some(test),
             Finding::Lost => {
                 service.tried.push(test.lever);
@@ -386,8 +386,8 @@ impl<K: Ord + Copy> Guard<K> {
                 match change {
                     Change::Chance => {
                         if claim.lever.is_costly() {
-                            let held = self.clock_ms.saturating_sub(claim.began_ms);
-                            self.tests.spend(held.saturating_sub(config.watch_ms));
+                            let held_ms = self.clock_ms.saturating_sub(claim.began_ms);
+                            self.tests.spend(held_ms.saturating_sub(config.watch_ms));
                         }
                         service.mute(claim.first.excess, input.now_ms, &config);
                         false
@@ -528,12 +528,12 @@ impl<K: Ord + Copy> Guard<K> {
             cap: self.earned.filter(|_| self.runs),
             ..Settings::default()
         };
-        let held = self.services.iter().flat_map(|(key, service)| {
+        let claimed = self.services.iter().flat_map(|(key, service)| {
             let claims = service.claims.iter().filter(|claim| claim.level < 100);
             claims.map(|claim| (*key, claim.lever, claim.level))
         });
         let tested = self.test.iter().map(|t| (t.key, t.lever, t.level));
-        for (key, lever, level) in held.chain(tested) {
+        for (key, lever, level) in claimed.chain(tested) {
             let lower = |now: Option<i64>| Some(now.map_or(level, |now| now.min(level)));
             match lever {
                 Lever::Idle => settings.idle = true,

@@ -211,16 +211,16 @@ impl DecayingHistogram {
         };
         if end - begin > self.weights.len() {
             let mut wider = vec![0.0; end - begin].into_boxed_slice();
-            let at = lowest.saturating_sub(begin);
-            for (to, from) in wider.iter_mut().skip(at).zip(&self.weights) {
+            let offset = lowest.saturating_sub(begin);
+            for (to, from) in wider.iter_mut().skip(offset).zip(&self.weights) {
                 *to = *from;
             }
             self.weights = wider;
             // The number of buckets fits `u32`.
             self.lowest = begin as u32;
         }
-        let at = bucket - begin;
-        &mut self.weights[at]
+        let index = bucket - begin;
+        &mut self.weights[index]
     }
 
     /// Returns the half-life in milliseconds.
@@ -239,11 +239,11 @@ impl DecayingHistogram {
     pub fn subtract(&mut self, value: f64, weight: f64, time: UnixMillis) {
         let weight = weight * self.decay(time);
         let bucket = self.layout.bucket(value);
-        let held = self.weight_mut(bucket);
+        let stored = self.weight_mut(bucket);
         // Computed like the addition, so that a bucket with this sample only becomes empty.
-        *held -= weight as f32;
-        if *held < Self::EPSILON_32 {
-            *held = 0.0;
+        *stored -= weight as f32;
+        if *stored < Self::EPSILON_32 {
+            *stored = 0.0;
         }
         self.total = (self.total - weight).max(0.0);
         if self.total < Self::EPSILON {
@@ -265,18 +265,18 @@ impl DecayingHistogram {
             return 0.0;
         };
         // The sum of the buckets: `total` is more exact, so the last bucket might not reach it.
-        let held = |weight: &f32| f64::from(*weight);
-        let threshold = p * self.weights.iter().map(held).sum::<f64>();
+        let to_f64 = |weight: &f32| f64::from(*weight);
+        let threshold = p * self.weights.iter().map(to_f64).sum::<f64>();
         let mut sum = 0.0;
-        let mut at = min;
-        while at < max {
-            sum += held(&self.weights[at]);
+        let mut index = min;
+        while index < max {
+            sum += to_f64(&self.weights[index]);
             if sum >= threshold {
                 break;
             }
-            at += 1;
+            index += 1;
         }
-        let bucket = self.lowest as usize + at;
+        let bucket = self.lowest as usize + index;
         if bucket + 1 < self.layout.count {
             self.layout.start(bucket + 1)
         } else {
@@ -309,12 +309,12 @@ impl DecayingHistogram {
     /// zeros are omitted.
     #[must_use]
     pub fn save(&self) -> Checkpoint {
-        let held = self.weights.iter().copied().map(f64::from);
-        let largest = held.clone().fold(0.0, f64::max);
+        let exact = self.weights.iter().copied().map(f64::from);
+        let largest = exact.clone().fold(0.0, f64::max);
         let mut weights = BTreeMap::new();
         if largest > 0.0 {
             let ratio = f64::from(CHECKPOINT_SCALE) / largest;
-            for (bucket, weight) in (i64::from(self.lowest)..).zip(held) {
+            for (bucket, weight) in (i64::from(self.lowest)..).zip(exact) {
                 let scaled = (weight * ratio).round() as u32;
                 if scaled > 0 {
                     weights.insert(bucket, scaled);
@@ -381,9 +381,9 @@ impl DecayingHistogram {
 
     fn round(&self, time: UnixMillis) -> UnixMillis {
         let since = time.saturating_sub(ZERO_TIME);
-        let rest = since.rem_euclid(self.half_life);
-        let down = time.saturating_sub(rest);
-        if rest * 2 >= self.half_life {
+        let remainder = since.rem_euclid(self.half_life);
+        let down = time.saturating_sub(remainder);
+        if remainder * 2 >= self.half_life {
             down.saturating_add(self.half_life)
         } else {
             down

@@ -34,8 +34,10 @@ pub fn fits_in(list: &ResourceList, limit: &ResourceList) -> bool {
 /// Returns the amounts of `list` whose name `keep` accepts.
 #[must_use]
 pub fn masked(list: &ResourceList, keep: impl Fn(&str) -> bool) -> ResourceList {
-    let kept = list.iter().filter(|(name, _)| keep(name));
-    kept.map(|(name, amount)| (name.clone(), *amount)).collect()
+    let selected = list.iter().filter(|(name, _)| keep(name));
+    selected
+        .map(|(name, amount)| (name.clone(), *amount))
+        .collect()
 }
 
 /// Returns true if every resource of `list` is in `names`.

@@ -124,8 +124,8 @@ fn check(settings: &mut MemoryQOSCfg, errors: &mut Vec<FieldError>) {
         ("pageCacheLimitPercent", page_cache_limit_percent, PERCENT),
         ("pageCacheLimitSize", page_cache_limit_size, AMOUNT),
     ] {
-        if let Some(given) = value.take_if(|given| !(low..=high).contains(given)) {
-            errors.push(FieldError::new(field, want, &given));
+        if let Some(value) = value.take_if(|value| !(low..=high).contains(value)) {
+            errors.push(FieldError::new(field, want, &value));
         }
     }
 }

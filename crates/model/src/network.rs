@@ -104,8 +104,8 @@ impl Layers {
         if name == CLUSTER_TOPOLOGY_LAYER {
             return Some(0);
         }
-        let at = self.0.iter().position(|layer| *layer.name == *name)?;
-        Some(at + 1)
+        let index = self.0.iter().position(|layer| *layer.name == *name)?;
+        Some(index + 1)
     }
 
     fn name(&self, depth: usize) -> &str {
@@ -175,14 +175,14 @@ impl Tree {
             children: Vec::new(),
         };
         let mut domains = vec![root];
-        let mut known: FxHashMap<(usize, Arc<str>), usize> = FxHashMap::default();
+        let mut indices: FxHashMap<(usize, Arc<str>), usize> = FxHashMap::default();
         let mut leaves = FxHashMap::default();
         let nodes = layers.0.len();
         for path in paths {
             let mut parent = 0;
-            for (at, name) in path.iter().enumerate() {
-                let depth = at + 1;
-                parent = *known.entry((depth, name.clone())).or_insert_with(|| {
+            for (index, name) in path.iter().enumerate() {
+                let depth = index + 1;
+                parent = *indices.entry((depth, name.clone())).or_insert_with(|| {
                     let domain = domains.len();
                     domains.push(Domain {
                         name: name.clone(),
@@ -198,16 +198,17 @@ impl Tree {
                 }
             }
         }
-        for at in 0..domains.len() {
-            let mut children = std::mem::take(&mut domains[at].children);
+        for index in 0..domains.len() {
+            let mut children = std::mem::take(&mut domains[index].children);
             children.sort_by(|a, b| domains[*a].name.cmp(&domains[*b].name));
-            domains[at].children = children;
+            domains[index].children = children;
         }
-        let mut named: Vec<(&Arc<str>, usize)> = leaves.iter().map(|(n, at)| (n, *at)).collect();
+        let mut named: Vec<(&Arc<str>, usize)> =
+            leaves.iter().map(|(n, index)| (n, *index)).collect();
         named.sort_unstable();
         let mut by_name = vec![0; domains.len()];
-        for (rank, (_, at)) in named.into_iter().enumerate() {
-            by_name[at] = rank;
+        for (rank, (_, index)) in named.into_iter().enumerate() {
+            by_name[index] = rank;
         }
         Self {
             layers,

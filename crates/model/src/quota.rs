@@ -125,11 +125,11 @@ impl Quota {
     }
 
     fn limited(&self, id: ResourceId) -> i64 {
-        let asked = self.sums.request.get(id);
+        let request = self.sums.request.get(id);
         if self.spec.max.contains(id) {
-            asked.min(self.spec.max.get(id))
+            request.min(self.spec.max.get(id))
         } else {
-            asked
+            request
         }
     }
 

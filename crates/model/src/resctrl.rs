@@ -191,11 +191,13 @@ pub fn of_class(hardware: &Hardware, settings: &ResctrlQOSCfg) -> (Vec<Line>, Ve
 #[must_use]
 pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldError>) {
     let mut lines = SchemataBuilder::of(hardware);
-    for (cache, range) in settings
-        .llc
-        .iter()
-        .flat_map(|llc| entries(llc, |all| all.range.as_slice(), |one| one.range.as_slice()))
-    {
+    for (cache, range) in settings.llc.iter().flat_map(|llc| {
+        entries(
+            llc,
+            |all| all.range.as_slice(),
+            |entry| entry.range.as_slice(),
+        )
+    }) {
         match range {
             [] => {}
             [start, end] => lines.cache(cache, *start, *end),
@@ -209,7 +211,7 @@ pub fn of_pod(hardware: &Hardware, settings: &Resctrl) -> (Vec<Line>, Vec<FieldE
     for (cache, percent) in settings
         .mb
         .iter()
-        .flat_map(|mb| entries(mb, |all| all.percent, |one| one.percent))
+        .flat_map(|mb| entries(mb, |all| all.percent, |entry| entry.percent))
     {
         if let Some(percent) = percent {
             lines.bandwidth(cache, "mb percent", percent);
@@ -228,7 +230,7 @@ fn entries<'a, T>(
     let single = resource
         .schemata_per_cache
         .iter()
-        .map(|one| (Some(one.cache_id), single(one)));
+        .map(|entry| (Some(entry.cache_id), single(entry)));
     general.chain(single).collect()
 }
 
@@ -281,18 +283,18 @@ impl<'a> SchemataBuilder<'a> {
         let wanted: Vec<u32> = match cache {
             None => domains.to_vec(),
             Some(id) => {
-                let found = domains
+                let matching = domains
                     .iter()
                     .copied()
-                    .find(|known| i64::from(*known) == id);
-                if found.is_none() && !domains.is_empty() {
+                    .find(|domain| i64::from(*domain) == id);
+                if matching.is_none() && !domains.is_empty() {
                     let field = "cacheID";
                     let error = FieldError::new(field, "a cache of this machine", &id);
                     if !self.errors.contains(&error) {
                         self.errors.push(error);
                     }
                 }
-                found.into_iter().collect()
+                matching.into_iter().collect()
             }
         };
         if !wanted.is_empty() {

@@ -41,8 +41,8 @@ impl Usage {
     /// Returns the usage that belongs to neither a pod nor a host application.
     #[must_use]
     pub fn system(&self) -> i64 {
-        let known = self.pods.saturating_add(self.hosts);
-        self.node.saturating_sub(known).max(0)
+        let accounted = self.pods.saturating_add(self.hosts);
+        self.node.saturating_sub(accounted).max(0)
     }
 }
 

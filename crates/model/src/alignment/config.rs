@@ -69,8 +69,8 @@ impl FromStr for Policy {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
-        found.ok_or_else(|| UnknownName::new(text, &Self::ALL, |one| one.as_str()))
+        let policy = Self::ALL.into_iter().find(|policy| policy.as_str() == text);
+        policy.ok_or_else(|| UnknownName::new(text, &Self::ALL, |policy| policy.as_str()))
     }
 }
 
@@ -92,8 +92,8 @@ impl FromStr for Scope {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        let found = Self::ALL.into_iter().find(|one| one.as_str() == text);
-        found.ok_or_else(|| UnknownName::new(text, &Self::ALL, |one| one.as_str()))
+        let scope = Self::ALL.into_iter().find(|scope| scope.as_str() == text);
+        scope.ok_or_else(|| UnknownName::new(text, &Self::ALL, |scope| scope.as_str()))
     }
 }
 

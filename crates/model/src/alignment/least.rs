@@ -21,7 +21,7 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
     };
     let last = parts.len().saturating_sub(1);
     let (mut most, mut near) = (0, true);
-    for (at, wants) in parts.into_iter().enumerate() {
+    for (index, wants) in parts.into_iter().enumerate() {
         // As in the filter, resources of the host that no zone lists need no zone.
         let wants = wants.iter().copied();
         let bound = wants.filter(|want| want.kind != Kind::Host || free.lists(want.id));
@@ -34,7 +34,7 @@ pub fn least(ask: &Ask, scope: Scope, mut free: Free<'_>, max_zones: i64) -> i64
         };
         near &= found.near;
         most = most.max(found.zones.len());
-        if at < last {
+        if index < last {
             drain(&wants, &mut free, &found.zones);
         }
     }
@@ -86,8 +86,8 @@ pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
         .iter()
         .flat_map(|a| zones.iter().map(move |b| (*a, *b)));
     let cost = |(a, b): (usize, usize)| {
-        let known = free.zones[a].cost(&free.zones[b]);
-        u64::from(known.min(UNKNOWN_COST))
+        let cost = free.zones[a].cost(&free.zones[b]);
+        u64::from(cost.min(UNKNOWN_COST))
     };
     pairs.map(cost).sum()
 }
@@ -95,9 +95,9 @@ pub(super) fn apart(free: &Free<'_>, zones: &[usize]) -> u64 {
 fn hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, zones: &[usize]) -> bool {
     wants.iter().all(|want| {
         let mut sum = 0_i64;
-        for at in zones {
+        for zone in zones {
             // Each zone must list the resource.
-            let Some(have) = free.get(*at, want.id) else {
+            let Some(have) = free.get(*zone, want.id) else {
                 return false;
             };
             sum = sum.saturating_add(have);
@@ -122,11 +122,11 @@ fn could_hold(guaranteed: bool, wants: &[Want], free: &Free<'_>, size: usize) ->
 /// Allocates `wants` from the zones in order, from each as much as it has.
 pub(super) fn drain(wants: &[Want], free: &mut Free<'_>, zones: &[usize]) {
     for want in wants {
-        let mut left = want.amount;
-        for at in zones {
-            let part = left.min(free.get(*at, want.id).unwrap_or(0));
-            free.take(*at, want.id, part);
-            left -= part;
+        let mut remaining = want.amount;
+        for zone in zones {
+            let part = remaining.min(free.get(*zone, want.id).unwrap_or(0));
+            free.take(*zone, want.id, part);
+            remaining -= part;
         }
     }
 }
@@ -150,11 +150,11 @@ impl Iterator for ZoneSets {
     fn next(&mut self) -> Option<Vec<usize>> {
         let current = self.next.take()?;
         let size = current.len();
-        let movable = (0..size).rfind(|at| current[*at] < self.count - size + at);
-        if let Some(at) = movable {
+        let movable = (0..size).rfind(|position| current[*position] < self.count - size + position);
+        if let Some(position) = movable {
             let mut next = current.clone();
-            let from = next[at] + 1;
-            for (offset, value) in next[at..].iter_mut().enumerate() {
+            let from = next[position] + 1;
+            for (offset, value) in next[position..].iter_mut().enumerate() {
                 *value = from + offset;
             }
             self.next = Some(next);

@@ -45,8 +45,8 @@ impl Zone {
     /// reported.
     #[must_use]
     pub fn cost(&self, other: &Self) -> u32 {
-        let found = self.costs.iter().find(|(id, _)| *id == other.id);
-        found.map_or(UNKNOWN_COST, |(_, cost)| *cost)
+        let entry = self.costs.iter().find(|(id, _)| *id == other.id);
+        entry.map_or(UNKNOWN_COST, |(_, cost)| *cost)
     }
 }
 
@@ -154,9 +154,9 @@ impl<'a> Free<'a> {
         if !zone.available.contains(id) {
             return None;
         }
-        let left = zone.available.get(id).saturating_sub(self.held.get(id));
+        let free = zone.available.get(id).saturating_sub(self.held.get(id));
         let taken = self.taken.get(at).map_or(0, |taken| taken.get(id));
-        Some(left.max(0).saturating_sub(taken).max(0))
+        Some(free.max(0).saturating_sub(taken).max(0))
     }
 
     /// Returns true if any zone lists resource `id`.

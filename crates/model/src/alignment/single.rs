@@ -44,7 +44,7 @@ pub fn single(
     let mut ways = MAX_WAYS;
     let course = Admission {
         free,
-        left: Vec::new(),
+        leftovers: Vec::new(),
     };
     course.run(ask, 0, &on_node, &mut ways)
 }
@@ -66,7 +66,7 @@ struct Leftover {
 #[derive(Debug, Clone)]
 struct Admission<'a> {
     free: Free<'a>,
-    left: Vec<Leftover>,
+    leftovers: Vec<Leftover>,
 }
 
 impl Admission<'_> {
@@ -80,12 +80,12 @@ impl Admission<'_> {
         ways: &mut u32,
     ) -> Result<(), Unfit> {
         for (at, (role, wants)) in ask.containers.iter().enumerate().skip(from) {
-            let left = |want: &Want| {
-                let mut left = self.left.iter();
-                let found = left.find(|left| left.id == want.id && is_own(ask, want));
-                found.map(|left| left.zone)
+            let leftover_zone = |want: &Want| {
+                let mut leftovers = self.leftovers.iter();
+                let found = leftovers.find(|leftover| leftover.id == want.id && is_own(ask, want));
+                found.map(|leftover| leftover.zone)
             };
-            let found = lowest(ask.guaranteed, wants, &self.free, on_node, left);
+            let found = lowest(ask.guaranteed, wants, &self.free, on_node, leftover_zone);
             let unfit = |resource| Unfit {
                 message: match role {
                     Role::Init => "cannot align init container",
@@ -115,7 +115,7 @@ impl Admission<'_> {
                 }
                 *ways -= 1;
                 let mut other = self.clone();
-                other.left.retain(|left| left.id != CPU);
+                other.leftovers.retain(|leftover| leftover.id != CPU);
                 other.run(ask, at + 1, on_node, ways)?;
             }
         }
@@ -128,9 +128,13 @@ impl Admission<'_> {
             if self.free.get(zone, want.id).is_none() {
                 continue;
             }
-            match self.left.iter_mut().find(|left| left.id == want.id) {
-                Some(left) => left.least = left.least.max(want.amount),
-                None => self.left.push(Leftover {
+            match self
+                .leftovers
+                .iter_mut()
+                .find(|leftover| leftover.id == want.id)
+            {
+                Some(leftover) => leftover.least = leftover.least.max(want.amount),
+                None => self.leftovers.push(Leftover {
                     id: want.id,
                     zone,
                     least: want.amount,
@@ -145,18 +149,18 @@ impl Admission<'_> {
         let mut unsure = false;
         let free = &self.free;
         for want in wants.iter().filter(|want| is_own(ask, want)) {
-            let of = |left: &&mut Leftover| left.id == want.id && left.zone == zone;
-            let Some(left) = self.left.iter_mut().find(of) else {
+            let same = |leftover: &&mut Leftover| leftover.id == want.id && leftover.zone == zone;
+            let Some(leftover) = self.leftovers.iter_mut().find(same) else {
                 continue;
             };
-            left.least = left.least.saturating_sub(want.amount);
+            leftover.least = leftover.least.saturating_sub(want.amount);
             // Devices are allocated from leftovers first; no CPUs are left over if the zone has no free one.
-            if want.id == CPU && left.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
-                left.least = 1;
+            if want.id == CPU && leftover.least <= 0 && free.get(zone, CPU).unwrap_or(0) > 0 {
+                leftover.least = 1;
                 unsure = true;
             }
         }
-        self.left.retain(|left| left.least > 0);
+        self.leftovers.retain(|leftover| leftover.least > 0);
         unsure
     }
 }

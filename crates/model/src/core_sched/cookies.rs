@@ -83,12 +83,12 @@ impl Cookies {
             .flat_map(|c| &c.tasks)
             .filter(|task| task.cookie != 0 && self.ours.contains(&task.cookie));
         actions.extend(clear.map(|task| Action::Clear { pid: task.pid }));
-        let seen: BTreeSet<u64> = containers
+        let in_use: BTreeSet<u64> = containers
             .iter()
             .flat_map(|c| &c.tasks)
             .map(|task| task.cookie)
             .collect();
-        self.ours.retain(|cookie| seen.contains(cookie));
+        self.ours.retain(|cookie| in_use.contains(cookie));
         actions
     }
 
@@ -99,13 +99,13 @@ impl Cookies {
     }
 
     fn bring(&mut self, name: &str, tasks: &[Task], actions: &mut Vec<Action>) {
-        let known = self.of_group.get(name).copied().or_else(|| {
+        let existing = self.of_group.get(name).copied().or_else(|| {
             // A pod that changed its group still has the cookie of the old one.
             let taken: BTreeSet<u64> = self.of_group.values().copied().collect();
             let mut cookies = tasks.iter().map(|task| task.cookie);
             cookies.find(|cookie| *cookie != 0 && !taken.contains(cookie))
         });
-        if let Some(cookie) = known {
+        if let Some(cookie) = existing {
             self.of_group.insert(name.to_owned(), cookie);
             self.ours.insert(cookie);
             let holder = tasks.iter().find(|task| task.cookie == cookie);
@@ -141,11 +141,11 @@ fn groups(containers: &[Members]) -> Vec<(&str, Vec<Task>)> {
         let Wanted::Group(name) = &container.wanted else {
             continue;
         };
-        let at = *index.entry(name).or_insert_with(|| {
+        let position = *index.entry(name).or_insert_with(|| {
             groups.push((name, Vec::new()));
             groups.len() - 1
         });
-        if let Some((_, tasks)) = groups.get_mut(at) {
+        if let Some((_, tasks)) = groups.get_mut(position) {
             tasks.extend(&container.tasks);
         }
     }

@@ -48,18 +48,18 @@ impl CpuAccumulator<'_> {
         }
         let order = self.by_fullness();
         let mut members: BTreeMap<K, Vec<u32>> = BTreeMap::new();
-        let mut seen = Vec::new();
+        let mut unit_ids = Vec::new();
         for id in order {
             let Some(cpu) = self.topology.cpu(id) else {
                 continue;
             };
             let list = members.entry(unit(cpu)).or_default();
             if list.is_empty() {
-                seen.push(id);
+                unit_ids.push(id);
             }
             list.push(id);
         }
-        for first in seen {
+        for first in unit_ids {
             let Some(key) = self.topology.cpu(first).map(&unit) else {
                 continue;
             };

@@ -99,8 +99,8 @@ pub fn take(want: &Want<'_>) -> Result<CpuSet, NotEnough> {
     }
     let missing = want.needed - taken.len();
     if missing > 0 {
-        let rest = want.available.difference(&first);
-        taken.add(&CpuSearch::new(want, &rest, missing).run()?);
+        let others = want.available.difference(&first);
+        taken.add(&CpuSearch::new(want, &others, missing).run()?);
     }
     Ok(taken)
 }
@@ -113,12 +113,12 @@ pub fn usable(topology: &Topology, available: &CpuSet, bind: BindPolicy) -> CpuS
     for cpu in topology.members(available) {
         cores.entry(cpu.core).or_default().push(cpu.id);
     }
-    let kept = cores.into_values().map(|cpus| match bind {
+    let allowed = cores.into_values().map(|cpus| match bind {
         BindPolicy::FullPCpus if cpus.len() == topology.per_core() => cpus,
         BindPolicy::FullPCpus => Vec::new(),
         BindPolicy::SpreadByPCpus => cpus[..1].to_vec(),
     });
-    kept.flatten().collect()
+    allowed.flatten().collect()
 }
 
 /// NUMA node or socket with its free CPUs, in the order in which they would be taken.
@@ -331,15 +331,15 @@ impl<'a> CpuSearch<'a> {
         }
         let around = |socket| free().filter(|cpu| cpu.socket == socket).count();
         let places = places.into_iter().map(|(id, mut cpus)| {
-            let room = (cpus.len(), around(cpus[0].socket));
+            let free_counts = (cpus.len(), around(cpus[0].socket));
             cpus.sort_by_key(|cpu| self.shares(cpu.id));
             if away {
-                let mut seen = BTreeSet::new();
-                cpus.retain(|cpu| seen.insert(cpu.core));
+                let mut cores = BTreeSet::new();
+                cpus.retain(|cpu| cores.insert(cpu.core));
             }
             CandidatePlace {
                 rank: match scope {
-                    PlaceScope::Node => (room.0, room.1, id),
+                    PlaceScope::Node => (free_counts.0, free_counts.1, id),
                     PlaceScope::Socket => (cpus.len(), 0, id),
                 },
                 cpus: cpus.into_iter().map(|cpu| cpu.id).collect(),
@@ -406,12 +406,12 @@ impl<'a> CpuSearch<'a> {
         if cpus.len() <= self.want.topology.per_core() {
             return cpus;
         }
-        let mut seen: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut threads_of_core: BTreeMap<u64, usize> = BTreeMap::new();
         let mut rounds: Vec<(usize, u32)> = cpus
             .into_iter()
             .map(|id| {
                 let core = self.want.topology.cpu(id).map_or(0, |cpu| cpu.core);
-                let round = seen.entry(core).or_default();
+                let round = threads_of_core.entry(core).or_default();
                 *round += 1;
                 (*round, id)
             })

@@ -81,8 +81,8 @@ impl Topology {
     /// Returns the CPU with number `id`.
     #[must_use]
     pub fn cpu(&self, id: u32) -> Option<&Cpu> {
-        let at = self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok()?;
-        self.cpus.get(at)
+        let index = self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok()?;
+        self.cpus.get(index)
     }
 
     /// Returns the numbers of all CPUs.
@@ -94,8 +94,8 @@ impl Topology {
     /// Returns the CPUs of NUMA node `node`, if it has any.
     #[must_use]
     pub fn on_node(&self, node: u8) -> Option<&CpuSet> {
-        let at = self.nodes.binary_search_by_key(&node, |(id, _)| *id).ok()?;
-        self.nodes.get(at).map(|(_, cpus)| cpus)
+        let index = self.nodes.binary_search_by_key(&node, |(id, _)| *id).ok()?;
+        self.nodes.get(index).map(|(_, cpus)| cpus)
     }
 
     /// Returns the NUMA nodes that have CPUs, ascending.

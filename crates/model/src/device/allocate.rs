@@ -72,8 +72,8 @@ impl Allocation {
                 for grant in &mut self.0[kind.index()] {
                     if grant.minor == taken.minor {
                         grant.units = grant.units.minus(&taken.units);
-                        let others = |f: &VirtualFunction| !taken.functions.contains(f);
-                        grant.functions.retain(others);
+                        let is_kept = |f: &VirtualFunction| !taken.functions.contains(f);
+                        grant.functions.retain(is_kept);
                     }
                 }
             }
@@ -292,15 +292,15 @@ pub(super) fn wanted(
         if !leads && whole && on.well_planned && !in_full {
             continue;
         }
-        let found = need
+        let per_device = need
             .per_device(kind, on)
             .filter(|_| !on.devices(kind).is_empty());
-        let found = found.ok_or(Refusal::lasting(Refusal::insufficient(kind)))?;
-        out[kind.index()] = Some(found);
+        let per_device = per_device.ok_or(Refusal::lasting(Refusal::insufficient(kind)))?;
+        out[kind.index()] = Some(per_device);
     }
     for kind in DeviceType::ALL {
-        let asked = out[kind.index()].is_some() && need.wants_functions(kind);
-        if asked && !on.has_functions(kind) {
+        let needs_functions = out[kind.index()].is_some() && need.wants_functions(kind);
+        if needs_functions && !on.has_functions(kind) {
             return Err(Refusal::lasting(match kind {
                 DeviceType::Gpu => "Insufficient gpu VirtualFunctions",
                 DeviceType::Rdma => "Insufficient rdma VirtualFunctions",
@@ -422,19 +422,19 @@ impl<'a> Pool<'a> {
                 continue;
             }
             let used = site.used.units[kind.index()].get(device.minor);
-            let mut left = used.map_or(device.total, |used| device.total.minus(used));
+            let mut unused = used.map_or(device.total, |used| device.total.minus(used));
             if let Some(within) = within {
                 let Some(most) = within.get(device.minor) else {
                     continue;
                 };
                 // A reservation may list GPU memory in one unit only.
-                left = match kind {
-                    DeviceType::Gpu => left.capped(&completed(most, &device.total)),
-                    _ => left.capped(most),
+                unused = match kind {
+                    DeviceType::Gpu => unused.capped(&completed(most, &device.total)),
+                    _ => unused.capped(most),
                 };
             }
             total.set(device.minor, device.total);
-            free.set(device.minor, left);
+            free.set(device.minor, unused);
         }
         Self {
             kind,
@@ -553,9 +553,10 @@ impl<'a> Pool<'a> {
             .filter(|group| koord_api::selector::matches(wanted, &group.labels).unwrap_or(false));
         let used = &self.site.used.functions[self.kind.index()];
         let listed = |list: &[(u8, String)], bus_id: &str| {
-            let at =
-                list.binary_search_by(|(of, known)| (*of, known.as_str()).cmp(&(minor, bus_id)));
-            at.is_ok()
+            let search = list.binary_search_by(|(of, listed_id)| {
+                (*of, listed_id.as_str()).cmp(&(minor, bus_id))
+            });
+            search.is_ok()
         };
         let only = self
             .rules

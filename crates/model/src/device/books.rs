@@ -110,13 +110,13 @@ impl Books {
     }
 
     fn remaining(&self, uid: &str, holding: &Holding, gone: &impl Fn(&str) -> bool) -> Allocation {
-        let mut left = holding.devices.clone();
+        let mut remaining = holding.devices.clone();
         let owners = self.holdings.iter().filter(|(owner, own)| {
             !own.reserves && own.from.as_deref() == Some(uid) && !gone(owner)
         });
         for (_, owner) in owners {
-            left.take(&owner.devices);
+            remaining.take(&owner.devices);
         }
-        left
+        remaining
     }
 }

@@ -11,8 +11,8 @@ pub(super) fn pick(pool: &Pool<'_>, count: usize, most: usize) -> Result<Vec<Gra
         return Err(Refusal::passing("No GPU Requirements"));
     };
     // Devices outside of the pool count as busy if they are in use.
-    let known = pool.total.set_of();
-    let elsewhere = pool.site.used.units[DeviceType::Gpu.index()].busy() & !known;
+    let pool_minors = pool.total.set_of();
+    let elsewhere = pool.site.used.units[DeviceType::Gpu.index()].busy() & !pool_minors;
     let taken = pool.free.iter().filter(|(minor, free)| {
         let total = pool.total.get(*minor).unwrap_or(&Units::NONE);
         !total.minus(free).is_zero()

@@ -29,8 +29,8 @@ pub fn numa_hints<E: From<Refusal>>(
     let wanted = wanted(need, inventory, false)?;
     let enough = |mask: NumaMask| {
         DeviceType::ALL.into_iter().all(|kind| {
-            let there = inventory.count_in(kind, mask);
-            wanted[kind.index()].is_none_or(|(count, _)| there == 0 || there >= count)
+            let available = inventory.count_in(kind, mask);
+            wanted[kind.index()].is_none_or(|(count, _)| available == 0 || available >= count)
         })
     };
     let place = |mask: NumaMask| {
@@ -64,7 +64,7 @@ pub fn numa_hints<E: From<Refusal>>(
 
 /// Returns all non-empty sets of `nodes`, small ones first, then in order of ids.
 fn sets(nodes: &[u8]) -> Vec<NumaMask> {
-    let of = |chosen: u32| {
+    let subset = |chosen: u32| {
         let picked = nodes.iter().enumerate();
         let picked = picked.filter(|(at, _)| chosen & (1 << at) != 0);
         picked.map(|(_, id)| *id).collect::<NumaMask>()
@@ -74,7 +74,7 @@ fn sets(nodes: &[u8]) -> Vec<NumaMask> {
         let all = nodes.iter().copied().collect();
         return singles.chain([all]).collect();
     }
-    let mut sets: Vec<NumaMask> = (1_u32..1 << nodes.len()).map(of).collect();
+    let mut sets: Vec<NumaMask> = (1_u32..1 << nodes.len()).map(subset).collect();
     sets.sort_by_key(|mask| (mask.count(), mask.ids().collect::<Vec<u8>>()));
     sets
 }

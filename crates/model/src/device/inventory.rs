@@ -80,17 +80,17 @@ impl Inventory {
             };
             match device(info) {
                 Ok(device) => {
-                    let known = &mut out.devices[kind.index()];
-                    match known.binary_search_by_key(&device.minor, |known| known.minor) {
+                    let listed = &mut out.devices[kind.index()];
+                    match listed.binary_search_by_key(&device.minor, |listed| listed.minor) {
                         Ok(same) => {
                             let minor = device.minor;
-                            known[same] = device;
+                            listed[same] = device;
                             problems.push(format!(
                                 "spec.devices[{at}].minor: {kind} {minor} is listed before; the last one counts",
                                 kind = kind.name(),
                             ));
                         }
-                        Err(place) => known.insert(place, device),
+                        Err(place) => listed.insert(place, device),
                     }
                 }
                 Err(error) => problems.push(format!("spec.devices[{at}].{error}; it is ignored")),
@@ -136,8 +136,8 @@ impl Inventory {
     #[must_use]
     pub fn device(&self, kind: DeviceType, minor: u8) -> Option<&Device> {
         let all = self.devices(kind);
-        let at = all.binary_search_by_key(&minor, |device| device.minor);
-        at.ok().map(|at| &all[at])
+        let index = all.binary_search_by_key(&minor, |device| device.minor);
+        index.ok().map(|index| &all[index])
     }
 
     /// Returns the devices with no capacity, because the Device object was deleted.

@@ -137,9 +137,9 @@ impl Need {
                     continue;
                 };
                 let hint = need.hint(device).map(|hint| hint.strategy);
-                let asked = need.requests[device.index()].is_some();
+                let is_requested = need.requests[device.index()].is_some();
                 let apart = hint == Some(Strategy::ApplyForAll);
-                if asked && !apart && !need.joint.contains(&device) {
+                if is_requested && !apart && !need.joint.contains(&device) {
                     need.joint.push(device);
                 }
             }
@@ -208,10 +208,10 @@ impl Need {
             DeviceType::Fpga => R::Fpga,
         };
         let amount = total.get(resource);
-        let of = |amount: i64| Units::from_iter([(resource, amount)]);
+        let units = |amount: i64| Units::from_iter([(resource, amount)]);
         let count = |amount: i64| usize::try_from(amount).unwrap_or(usize::MAX);
         if amount > 100 && amount % 100 == 0 {
-            return Some((count(amount / 100), of(100)));
+            return Some((count(amount / 100), units(100)));
         }
         let hint = self.hint(device);
         match hint.map(|hint| hint.strategy).unwrap_or_default() {
@@ -219,12 +219,12 @@ impl Need {
             Strategy::ApplyForAll => {
                 let selector = hint.and_then(|hint| hint.selector.as_ref());
                 let all = on.devices(device).iter();
-                let count = all.filter(|found| found.selected(selector)).count();
+                let count = all.filter(|candidate| candidate.selected(selector)).count();
                 (count > 0).then_some((count, total))
             }
             Strategy::RequestsAsCount => {
                 let exclusive = hint.is_some_and(|hint| hint.exclusive);
-                Some((count(amount), of(if exclusive { 100 } else { 1 })))
+                Some((count(amount), units(if exclusive { 100 } else { 1 })))
             }
         }
     }

@@ -121,9 +121,9 @@ impl PartitionTable {
         // The first partition that preserves the most value for later requests.
         let mut best: Option<(i64, &Partition)> = None;
         for partition in feasible {
-            let left = self.left(need.count, busy | partition.set, quirks);
-            if best.is_none_or(|(most, _)| left > most) {
-                best = Some((left, partition));
+            let value = self.left(need.count, busy | partition.set, quirks);
+            if best.is_none_or(|(most, _)| value > most) {
+                best = Some((value, partition));
             }
         }
         best.map(|(_, partition)| partition)
@@ -135,8 +135,8 @@ impl PartitionTable {
         let larger = sizes.into_iter().filter(|(size, _)| *size >= count);
         let worth = larger.filter_map(|(size, weight)| {
             let first = buckets(self.0.get(&size)?, quirks).next()?;
-            let whole = first.iter().filter(|partition| partition.set & busy == 0);
-            let scores = whole.map(|partition| partition.score.saturating_mul(weight));
+            let intact = first.iter().filter(|partition| partition.set & busy == 0);
+            let scores = intact.map(|partition| partition.score.saturating_mul(weight));
             Some(scores.fold(0_i64, i64::saturating_add))
         });
         worth.fold(0, i64::saturating_add)

@@ -114,7 +114,9 @@ impl DeviceResource {
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let name = canonical(name);
-        Self::ALL.into_iter().find(|known| known.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|resource| resource.name() == name)
     }
 
     /// Returns the device type that provides the resource.
@@ -242,8 +244,8 @@ impl Units {
     pub fn minus(&self, other: &Self) -> Self {
         let mut out = *self;
         for (resource, amount) in self.iter() {
-            let left = amount.saturating_sub(other.get(resource));
-            out.set(resource, left.max(0));
+            let remaining = amount.saturating_sub(other.get(resource));
+            out.set(resource, remaining.max(0));
         }
         out
     }
@@ -300,21 +302,23 @@ impl PerMinor {
     /// Returns the amounts of `minor`, if it is listed.
     #[must_use]
     pub fn get(&self, minor: u8) -> Option<&Units> {
-        let at = self.0.binary_search_by_key(&minor, |(known, _)| *known);
-        at.ok().map(|at| &self.0[at].1)
+        let index = self.0.binary_search_by_key(&minor, |(listed, _)| *listed);
+        index.ok().map(|index| &self.0[index].1)
     }
 
     /// Sets the amounts of `minor`.
     pub fn set(&mut self, minor: u8, units: Units) {
-        match self.0.binary_search_by_key(&minor, |(known, _)| *known) {
-            Ok(at) => self.0[at].1 = units,
-            Err(at) => self.0.insert(at, (minor, units)),
+        match self.0.binary_search_by_key(&minor, |(listed, _)| *listed) {
+            Ok(index) => self.0[index].1 = units,
+            Err(index) => self.0.insert(index, (minor, units)),
         }
     }
 
     /// Adds to the amounts of `minor`.
     pub fn add(&mut self, minor: u8, units: &Units) {
-        let sum = self.get(minor).map_or(*units, |known| known.plus(units));
+        let sum = self
+            .get(minor)
+            .map_or(*units, |units_before| units_before.plus(units));
         self.set(minor, sum);
     }
 

@@ -132,10 +132,10 @@ pub fn label(
 
 /// Returns the JSON table of wired sets by size; `None` if there are no sets.
 fn partitions<'a>(links: impl Iterator<Item = &'a (BTreeSet<i32>, String)>) -> Option<String> {
-    let mut known = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     let mut table = GpuPartitionTable::new();
     for (set, kind) in links {
-        if known.insert(set) {
+        if seen.insert(set) {
             table
                 .entry(set.len().to_string())
                 .or_default()

@@ -235,11 +235,11 @@ pub fn choose(pods: &[Pod], tasks: &[Task]) -> Plan {
 /// Returns the requested amounts that are not released yet.
 fn missing(task: &Task, released: &Released) -> BTreeMap<&'static str, i64> {
     let basis = task.measure.basis();
-    let left = task.wanted.iter().map(|(resource, wanted)| {
+    let missing = task.wanted.iter().map(|(resource, wanted)| {
         let got = released.get(&(basis, *resource)).copied().unwrap_or(0);
         (*resource, wanted.saturating_sub(got))
     });
-    left.filter(|(_, left)| *left > 0).collect()
+    missing.filter(|(_, missing)| *missing > 0).collect()
 }
 
 fn helps(task: &Task, pod: &Pod, released: &Released) -> bool {

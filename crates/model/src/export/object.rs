@@ -28,8 +28,8 @@ pub fn merged(before: &NodeResourceTopologyFields, report: &Report) -> NodeResou
     let mut zones = report.zones.clone();
     keep_foreign(&mut zones, &before.zones);
     let mut attributes = report.attributes.clone();
-    let others = before.attributes.iter();
-    attributes.extend(others.filter(|it| !is_exporters(&it.name)).cloned());
+    let existing = before.attributes.iter();
+    attributes.extend(existing.filter(|it| !is_exporters(&it.name)).cloned());
     NodeResourceTopologyFields {
         topology_policies: vec![report.policy.clone()],
         zones,
@@ -49,9 +49,9 @@ pub fn keep_foreign(zones: &mut Vec<Zone>, before: &[Zone]) {
         };
         zone.parent.clone_from(&old.parent);
         zone.attributes.clone_from(&old.attributes);
-        let known = |name: &str, zone: &Zone| zone.resources.iter().any(|it| it.name == name);
+        let is_listed = |name: &str, zone: &Zone| zone.resources.iter().any(|it| it.name == name);
         for resource in &old.resources {
-            if is_foreign(&resource.name) && !known(&resource.name, zone) {
+            if is_foreign(&resource.name) && !is_listed(&resource.name, zone) {
                 zone.resources.push(resource.clone());
             }
         }
@@ -82,10 +82,10 @@ pub fn foreign(zones: &[Zone]) -> Vec<Zone> {
 fn is_foreign(name: &str) -> bool {
     let native = [resources::CPU, resources::MEMORY].contains(&name);
     let pages = name.starts_with("hugepages-");
-    let ours = name
+    let is_koordinator = name
         .split_once('/')
         .is_some_and(|(domain, _)| domain == domains::KOORDINATOR);
-    !native && !pages && (ours || !is_extended(name))
+    !native && !pages && (is_koordinator || !is_extended(name))
 }
 
 /// Returns true if exporters write the attribute.

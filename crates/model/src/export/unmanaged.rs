@@ -45,13 +45,15 @@ pub fn add_unmanaged(zones: &mut [Zone], machine: &Machine, reserved: &Reserved)
     // In the order of the machine, as the zones were made.
     for (zone, node) in zones.iter_mut().zip(machine.values()) {
         if cpus {
-            let kept = if reserved.cpus.is_empty() {
+            let reserved_milli = if reserved.cpus.is_empty() {
                 let milli = u64::try_from(reserved.milli).unwrap_or(0);
                 part(milli, count(node), all_cpus)
             } else {
                 (node.cpus.intersection(&reserved.cpus).len() as u64).saturating_mul(1000)
             };
-            let milli = count(node).saturating_mul(1000).saturating_sub(kept);
+            let milli = count(node)
+                .saturating_mul(1000)
+                .saturating_sub(reserved_milli);
             let allocatable = Quantity::from_milli(i64::try_from(milli).unwrap_or(i64::MAX));
             let capacity = Quantity::from_value(i64::try_from(count(node)).unwrap_or(i64::MAX));
             put(zone, resources::CPU, capacity, allocatable);
@@ -60,8 +62,8 @@ pub fn add_unmanaged(zones: &mut [Zone], machine: &Machine, reserved: &Reserved)
             for (kind, bytes) in &node.memory {
                 let capacity = from_bytes(*bytes);
                 let allocatable = if kind == resources::MEMORY {
-                    let kept = part(kept_memory, plain_memory(node), all_memory);
-                    from_bytes(plain_memory(node).saturating_sub(kept))
+                    let reserved_bytes = part(kept_memory, plain_memory(node), all_memory);
+                    from_bytes(plain_memory(node).saturating_sub(reserved_bytes))
                 } else {
                     capacity
                 };

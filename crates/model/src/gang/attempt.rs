@@ -47,10 +47,10 @@ impl Gangs {
             if binding {
                 together.extend(gang.held.values().chain(gang.going.values()).cloned());
             }
-            for held in std::mem::take(&mut gang.held).into_values() {
-                gang.set(&held, Stage::Going);
-                if held != uid {
-                    moves.allow.push(held);
+            for held_uid in std::mem::take(&mut gang.held).into_values() {
+                gang.set(&held_uid, Stage::Going);
+                if held_uid != uid {
+                    moves.allow.push(held_uid);
                 }
             }
         }
@@ -282,8 +282,8 @@ impl Gangs {
                 continue;
             }
             self.changed.insert(id.clone());
-            let held: Vec<Arc<str>> = gang.held.values().cloned().collect();
-            for uid in held {
+            let held_uids: Vec<Arc<str>> = gang.held.values().cloned().collect();
+            for uid in held_uids {
                 let Some(member) = gang.members.get(&uid) else {
                     continue;
                 };

@@ -116,11 +116,11 @@ impl std::fmt::Display for GangShortfall {
             (&self.undescribed, "has not init"),
             (&self.members, "child pod not collect enough"),
         ];
-        let said = parts.iter().filter(|(gangs, _)| !gangs.is_empty());
-        let said: Vec<String> = said
+        let parts = parts.iter().filter(|(gangs, _)| !gangs.is_empty());
+        let parts: Vec<String> = parts
             .map(|(gangs, what)| format!("memberGangs {} {what}", list(gangs)))
             .collect();
-        f.write_str(&said.join(", "))
+        f.write_str(&parts.join(", "))
     }
 }
 

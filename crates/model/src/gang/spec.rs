@@ -114,13 +114,13 @@ pub fn of_pod(
 ) -> (Option<Spec>, Vec<Ignored>) {
     let mut ignored = Vec::new();
     let light = labels::POD_GROUP_MIN_AVAILABLE_DEPRECATED;
-    let said = match label(pod, light) {
+    let minimum = match label(pod, light) {
         Some(value) => Some((light, value)),
         None => pod
             .annotation(annotations::GANG_MIN_AVAILABLE)
             .map(|value| (annotations::GANG_MIN_AVAILABLE, value)),
     };
-    let Some((key, value)) = said else {
+    let Some((key, value)) = minimum else {
         ignored.push(Ignored {
             key: annotations::GANG_MIN_AVAILABLE,
             value: String::new(),
@@ -232,9 +232,9 @@ fn common(
     let mut policy = defaults.policy.clone();
     let key = annotations::GANG_MATCH_POLICY;
     let alias = annotations::GANG_MATCH_POLICY_ALIAS;
-    let said = annotation(object, key).map(|value| (key, value));
+    let policy_value = annotation(object, key).map(|value| (key, value));
     if let Some((key, value)) =
-        said.or_else(|| annotation(object, alias).map(|value| (alias, value)))
+        policy_value.or_else(|| annotation(object, alias).map(|value| (alias, value)))
     {
         match GangMatchPolicy::from(value) {
             GangMatchPolicy::Other(_) => ignore(

@@ -69,10 +69,10 @@ impl Baseline {
     /// Returns the expectation at `load`, borrowed from the nearest load if this one is new.
     pub(super) fn expect(&self, signal: Signal, load: i64) -> Option<Expected> {
         let rule = signal.margin();
-        let at = step(load);
-        let near = self.0.range((signal, 0)..=(signal, u32::MAX));
-        let nearest = near
-            .map(|((_, step), cell)| (step.abs_diff(at), *step < at, cell))
+        let load_step = step(load);
+        let cells = self.0.range((signal, 0)..=(signal, u32::MAX));
+        let nearest = cells
+            .map(|((_, step), cell)| (step.abs_diff(load_step), *step < load_step, cell))
             .filter(|(far, ..)| *far <= BORROW)
             .min_by_key(|(far, below, _)| (*far, *below));
         let (mean, deviation, doubt, seen) = match nearest {
@@ -84,13 +84,13 @@ impl Baseline {
         };
         let margin = rule.floor.max(rule.factor * mean).max(4.0 * deviation) * (1.0 + doubt);
         // A share cannot exceed one: if the expectation is high already, half of the rest counts.
-        let room = match signal.is_share() {
+        let limit = match signal.is_share() {
             true => ((1.0 - mean) / 2.0).max(0.001),
             false => f64::INFINITY,
         };
         Some(Expected {
             mean,
-            margin: margin.max(1e-9).min(room),
+            margin: margin.max(1e-9).min(limit),
             seen,
         })
     }

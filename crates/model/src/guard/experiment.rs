@@ -138,8 +138,8 @@ impl<K: Copy> RunningExperiment<K> {
         }
         let after = self.after.stats();
         if after.len < config.test_samples {
-            let late = clock_ms.saturating_sub(self.began_ms) > config.test_ms;
-            return if late {
+            let is_late = clock_ms.saturating_sub(self.began_ms) > config.test_ms;
+            return if is_late {
                 Finding::Lost
             } else {
                 Finding::Nothing

@@ -81,7 +81,7 @@ impl<K: Ord + Copy> Guard<K> {
                 })
                 .max_by(|a, b| a.0.total_cmp(&b.0));
             let tested = self.test.as_ref().is_some_and(|test| test.key == *key);
-            let held = service.claims.iter().map(|claim| Held {
+            let claims = service.claims.iter().map(|claim| Held {
                 lever: claim.lever,
                 level: claim.level,
                 hurt_at: claim.bad,
@@ -105,7 +105,7 @@ impl<K: Ord + Copy> Guard<K> {
                 verdict,
                 signal: signal.map(|(_, reading, _)| reading),
                 learned: signal.is_some_and(|(.., seen)| seen),
-                held: held.collect(),
+                held: claims.collect(),
                 muted_until_ms: muted.then_some(service.mute.until_ms),
                 last: service.last,
             }

@@ -93,7 +93,11 @@ impl Home {
     /// Returns true if `node` is in one of the domains.
     #[must_use]
     pub fn has(&self, node: &str, tree: &Tree) -> bool {
-        let depth = self.0.iter().next().map(|at| tree.domains[*at].depth);
+        let depth = self
+            .0
+            .iter()
+            .next()
+            .map(|domain| tree.domains[*domain].depth);
         let place = depth.and_then(|depth| tree.place_at(node, depth));
         place.is_some_and(|place| self.0.contains(&place))
     }
@@ -163,8 +167,8 @@ impl Tree {
     /// Returns the domain at `depth` that contains the node.
     fn place_at(&self, node: &str, depth: usize) -> Option<usize> {
         let leaf = *self.leaves.get(node)?;
-        let mut up = std::iter::successors(Some(leaf), |at| self.domains[*at].parent);
-        up.find(|at| self.domains[*at].depth == depth)
+        let mut up = std::iter::successors(Some(leaf), |domain| self.domains[*domain].parent);
+        up.find(|domain| self.domains[*domain].depth == depth)
     }
 
     /// Places the pods of `wish` on nodes with these offers. Nodes without a position in the topology are
@@ -239,13 +243,13 @@ impl<'a> OfferSums<'a> {
         }
         let mut above: Vec<usize> = vec![0];
         loop {
-            above.retain(|at| self.can[*at].has(wish.pods));
+            above.retain(|domain| self.can[*domain].has(wish.pods));
             let Some(first) = above.first() else {
                 return found;
             };
             let domains = &self.tree.domains;
             let reached = domains[*first].depth >= wish.gather;
-            let below = above.iter().flat_map(|at| &domains[*at].children);
+            let below = above.iter().flat_map(|domain| &domains[*domain].children);
             let below = below.copied().collect();
             let layer = std::mem::replace(&mut above, below);
             if reached {
@@ -260,12 +264,17 @@ impl<'a> OfferSums<'a> {
             std::iter::successors(Some(at), |at| self.tree.domains[*at].parent)
                 .map(|at| &self.sums[at])
         };
-        let existing = |at| up(at).map(|sum| Reverse(sum.existing));
-        let slots = |at| {
-            let slots = up(at).map(|sum| i128::try_from(sum.slots).unwrap_or(i128::MAX));
+        let existing = |domain| up(domain).map(|sum| Reverse(sum.existing));
+        let slots = |domain| {
+            let slots = up(domain).map(|sum| i128::try_from(sum.slots).unwrap_or(i128::MAX));
             slots.map(|slots| if filling { -slots } else { slots })
         };
-        let last = |at: usize| (Reverse(self.sums[at].score), &self.tree.domains[at].name);
+        let last = |domain: usize| {
+            (
+                Reverse(self.sums[domain].score),
+                &self.tree.domains[domain].name,
+            )
+        };
         existing(a)
             .cmp(existing(b))
             .then_with(|| slots(a).cmp(slots(b)))
@@ -290,12 +299,12 @@ impl<'a> OfferSums<'a> {
             let last = behind.last().map(|last| last.plus(&self.can[*child], pods));
             behind.extend(last);
         }
-        let mut left = pods;
+        let mut remaining = pods;
         for (child, behind) in children.into_iter().zip(behind.into_iter().rev()) {
-            let most = self.can[child].largest(left, |n| behind.has(left - n));
+            let most = self.can[child].largest(remaining, |n| behind.has(remaining - n));
             let most = most.unwrap_or(0);
             self.deal(child, most, out);
-            left -= most;
+            remaining -= most;
         }
     }
 
@@ -316,8 +325,8 @@ impl<'a> OfferSums<'a> {
             })
             .collect();
         offers.sort();
-        let asked = multiples.iter().enumerate().filter(|(_, n)| **n > 1);
-        let mut multiples: Vec<(String, usize)> = asked
+        let required = multiples.iter().enumerate().filter(|(_, n)| **n > 1);
+        let mut multiples: Vec<(String, usize)> = required
             .map(|(depth, n)| (tree.layers.name(depth).to_owned(), *n))
             .collect();
         multiples.sort();

@@ -83,8 +83,8 @@ fn best(policy: &NumaPolicy, offers: &[Offers]) -> Best {
             for hint in &hints {
                 let (merged, score) = merged.with(hint, score, policy.nodes);
                 if merged.mask != Some(NumaMask(0)) {
-                    let known = next.entry(merged).or_insert(score);
-                    *known = score.max(*known);
+                    let best_score = next.entry(merged).or_insert(score);
+                    *best_score = score.max(*best_score);
                 }
             }
         }
@@ -147,9 +147,9 @@ impl Merged {
         out.preferred &= before == mask;
         out.widest = self.widest.max(mask.count());
         // Earlier hints count only if their NUMA nodes are still exactly the common ones.
-        let kept = if self.mask == Some(common) { score } else { 0 };
+        let earlier = if self.mask == Some(common) { score } else { 0 };
         let own = if mask == common { hint.score } else { 0 };
-        (out, kept.saturating_add(own))
+        (out, earlier.saturating_add(own))
     }
 }
 

@@ -44,17 +44,19 @@ pub fn split(
     let listed = |id| available.iter().any(|(_, zone)| zone.contains(id));
     for (id, request) in requests.iter().filter(|(id, _)| listed(*id)) {
         let mut order: Vec<usize> = (0..chosen.len()).collect();
-        order.sort_by_key(|at| chosen[*at].1.get(id));
-        let mut rest = request;
-        for (done, at) in order.iter().enumerate() {
+        order.sort_by_key(|zone| chosen[*zone].1.get(id));
+        let mut remaining = request;
+        for (done, zone) in order.iter().enumerate() {
             let parts = i64::try_from(chosen.len() - done).unwrap_or(i64::MAX);
-            let share = unit.share(id, rest, parts).min(chosen[*at].1.get(id));
+            let share = unit
+                .share(id, remaining, parts)
+                .min(chosen[*zone].1.get(id));
             if share > 0 {
-                out[*at].1.set(id, share);
-                rest -= share;
+                out[*zone].1.set(id, share);
+                remaining -= share;
             }
         }
-        if rest > 0 {
+        if remaining > 0 {
             missing.push(id);
         }
     }

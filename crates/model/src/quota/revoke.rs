@@ -43,8 +43,8 @@ pub fn revoke(used: &Amounts, limit: &Amounts, pods: &[Holding<'_>]) -> Vec<usiz
     out.retain(|at| {
         let amounts = pods[*at].amounts;
         let fits = |(id, most)| {
-            let asked = amounts.get(id);
-            asked <= 0 || used.get(id).saturating_add(asked) <= most
+            let amount = amounts.get(id);
+            amount <= 0 || used.get(id).saturating_add(amount) <= most
         };
         let stays = limit.iter().all(fits);
         if stays {

@@ -66,23 +66,23 @@ impl Tree {
             *parent = parent.filter(|id| !self.get(*id).is_some_and(Quota::is_outside));
         }
         // 0: not visited; 1: on the current walk; 2: done.
-        let mut seen = vec![0_u8; parents.len()];
+        let mut visited = vec![0_u8; parents.len()];
         for start in 0..parents.len() {
             let mut walk = Vec::new();
-            let mut at = Some(start);
-            while let Some(id) = at.filter(|id| seen[*id] == 0) {
-                seen[id] = 1;
+            let mut next = Some(start);
+            while let Some(id) = next.filter(|id| visited[*id] == 0) {
+                visited[id] = 1;
                 walk.push(id);
-                at = parents[id];
+                next = parents[id];
             }
-            if let Some(closing) = at.filter(|id| seen[*id] == 1) {
+            if let Some(closing) = next.filter(|id| visited[*id] == 1) {
                 let from = walk.iter().position(|id| *id == closing).unwrap_or(0);
                 for id in &walk[from..] {
                     parents[*id] = None;
                 }
             }
             for id in walk {
-                seen[id] = 2;
+                visited[id] = 2;
             }
         }
         parents
@@ -94,12 +94,12 @@ impl Tree {
             .iter()
             .filter(|id| self.get(**id).is_some_and(|quota| quota.parent.is_none()));
         let mut out: Vec<Id> = tops.copied().collect();
-        let mut at = 0;
-        while at < out.len() {
-            if let Some(quota) = self.get(out[at]) {
+        let mut index = 0;
+        while index < out.len() {
+            if let Some(quota) = self.get(out[index]) {
                 out.extend_from_slice(&quota.children);
             }
-            at += 1;
+            index += 1;
         }
         out.reverse();
         out

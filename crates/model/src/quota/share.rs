@@ -23,52 +23,52 @@ pub struct ShareClaim {
 /// divided again. The guaranteed parts are granted even if together they exceed `total`.
 #[must_use]
 pub fn divide(total: i64, claims: &[ShareClaim]) -> Vec<i64> {
-    let mut left = i128::from(total);
+    let mut remaining = i128::from(total);
     let mut hungry = Vec::new();
     let mut out: Vec<i64> = Vec::with_capacity(claims.len());
-    for (at, claim) in claims.iter().enumerate() {
+    for (index, claim) in claims.iter().enumerate() {
         let floor = claim.min.max(claim.guaranteed);
         let share = if claim.request > floor {
-            hungry.push(at);
+            hungry.push(index);
             floor
         } else if claim.lendable {
             claim.request
         } else {
             floor
         };
-        left -= i128::from(share);
+        remaining -= i128::from(share);
         out.push(share);
     }
     let mut remainders: Vec<(i128, usize)> = Vec::new();
-    while left > 0 {
-        let weight: i128 = hungry.iter().map(|at| weight(&claims[*at])).sum();
+    while remaining > 0 {
+        let weight: i128 = hungry.iter().map(|index| weight(&claims[*index])).sum();
         if weight == 0 {
             break;
         }
-        let mut units = left;
+        let mut units = remaining;
         remainders.clear();
-        for at in &hungry {
+        for index in &hungry {
             // Both factors are below 2^63, unless a guaranteed amount is negative.
-            let product = weight_of(&claims[*at], left);
-            units -= grant(&mut out[*at], product / weight);
-            if claims[*at].weight > 0 {
-                remainders.push((product % weight, *at));
+            let product = weight_of(&claims[*index], remaining);
+            units -= grant(&mut out[*index], product / weight);
+            if claims[*index].weight > 0 {
+                remainders.push((product % weight, *index));
             }
         }
         if units > 0 {
             remainders.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
             let lost = usize::try_from(units).unwrap_or(usize::MAX);
-            for (_, at) in remainders.iter().take(lost) {
-                grant(&mut out[*at], 1);
+            for (_, index) in remainders.iter().take(lost) {
+                grant(&mut out[*index], 1);
             }
         }
-        left = 0;
-        hungry.retain(|at| {
-            let (share, request) = (&mut out[*at], claims[*at].request);
+        remaining = 0;
+        hungry.retain(|index| {
+            let (share, request) = (&mut out[*index], claims[*index].request);
             if *share < request {
                 return true;
             }
-            left += i128::from(*share) - i128::from(request);
+            remaining += i128::from(*share) - i128::from(request);
             *share = request;
             false
         });

@@ -247,10 +247,10 @@ pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> V
             services.charge_dangling(dangling.usage.share(zones.len()));
         }
     }
-    let held = SystemDemand::of(node).share(zones.len());
+    let demand = SystemDemand::of(node).share(zones.len());
     let zones = zones.iter().zip(services);
     zones
-        .map(|(zone, services)| left(zone.allocatable, held, services, policy))
+        .map(|(zone, services)| left(zone.allocatable, demand, services, policy))
         .collect()
 }
 

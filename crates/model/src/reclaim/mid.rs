@@ -107,11 +107,11 @@ pub(super) fn parts(node: &NodeView, policy: &MidPolicy) -> MidComponents {
         .map_or(Amount::ZERO, |usage| node.capacity - usage);
     // Only prod host applications count as system here.
     let system = node.system_usage + node.apps_above(PriorityClass::Mid.default_value());
-    let held = system.max(node.reserved());
+    let system_or_reserved = system.max(node.reserved());
     let charged = |class| !is_low(class) && class != PriorityClass::Mid;
     let pods = node.pods.iter().filter(|pod| charged(pod.priority));
     let requested = pods.fold(Amount::ZERO, |sum, pod| sum + pod.request);
-    let unallocated = (node.capacity - held - requested).clamp();
+    let unallocated = (node.capacity - system_or_reserved - requested).clamp();
     MidComponents::Predicted {
         unused,
         base: node.prod_reclaimable.min(unused).clamp(),

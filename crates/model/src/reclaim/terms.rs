@@ -187,14 +187,14 @@ pub fn sums(batch: &Batch, policy: &BatchPolicy) -> [Sum; 2] {
 }
 
 fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
-    let of = |amount: Amount| (rule.get)(amount);
+    let pick = |amount: Amount| (rule.get)(amount);
     let (name, percent) = rule.percent;
-    let capacity = of(batch.capacity);
+    let capacity = pick(batch.capacity);
     let mut sum = Sum::of(vec![
         Term::given("capacity", capacity, "of the node"),
         Term::taken(
             "safety margin",
-            of(batch.safety),
+            pick(batch.safety),
             format!("all but {percent} % of the capacity"),
         )
         .by(name, percent),
@@ -221,22 +221,22 @@ fn sum(batch: &Batch, total: Quantity, rule: &ResourceRule<'_>) -> Sum {
 
 /// Returns the terms for the usage of the system or its reservation, whichever counts.
 fn held(batch: &Batch, rule: &ResourceRule<'_>) -> Vec<Term> {
-    let of = |amount: Amount| (rule.get)(amount);
-    let held = &batch.held;
-    let (used, reserved) = (of(held.used()), of(held.reserved()));
+    let pick = |amount: Amount| (rule.get)(amount);
+    let demand = &batch.held;
+    let (used, reserved) = (pick(demand.used()), pick(demand.reserved()));
     if !rule.by_request && used >= reserved {
         let reserved = (rule.show)(reserved);
         let why = format!("outside pods; no less than is reserved ({reserved})");
-        let apps = of(held.apps);
+        let apps = pick(demand.apps);
         let apps = (apps.signum() != 0)
             .then(|| Term::taken("host apps", apps, "services outside Kubernetes, no batch"));
-        return std::iter::once(Term::taken("system use", of(held.system), why))
+        return std::iter::once(Term::taken("system use", pick(demand.system), why))
             .chain(apps)
             .collect();
     }
     let whose = if reserved.signum() == 0 {
         "nothing is".to_owned()
-    } else if of(held.by_annotation) >= of(held.by_kubelet) {
+    } else if pick(demand.by_annotation) >= pick(demand.by_kubelet) {
         format!("by annotation {}", annotations::NODE_RESERVATION)
     } else {
         "by the kubelet: capacity less allocatable".to_owned()

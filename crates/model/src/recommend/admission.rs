@@ -30,15 +30,15 @@ pub fn scaling_factors<'a>(containers: &[ContainerAmounts<'a>]) -> BTreeMap<&'a 
     let mut sums: BTreeMap<&str, (i64, i64, bool)> = BTreeMap::new();
     for container in containers {
         for (&resource, &request) in &container.requested {
-            let known = container.recommended.get(resource);
+            let recommended = container.recommended.get(resource);
             let sum = sums.entry(resource).or_default();
-            sum.0 = sum.0.saturating_add(*known.unwrap_or(&request));
+            sum.0 = sum.0.saturating_add(*recommended.unwrap_or(&request));
             sum.1 = sum.1.saturating_add(request);
-            sum.2 |= known.is_some();
+            sum.2 |= recommended.is_some();
         }
     }
-    let factor = |(resource, (recommended, requested, known))| {
-        let factor = scaling_factor(recommended, requested).filter(|_| known)?;
+    let factor = |(resource, (recommended, requested, has_recommendation))| {
+        let factor = scaling_factor(recommended, requested).filter(|_| has_recommendation)?;
         Some((resource, factor))
     };
     sums.into_iter().filter_map(factor).collect()

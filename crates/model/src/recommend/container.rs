@@ -154,8 +154,8 @@ impl ContainerModel {
     pub fn expire(&mut self, settings: &Settings, now: UnixMillis) -> bool {
         self.instances.retain(|instance| now < instance.window_end);
         self.instances.shrink_to_fit();
-        let seen = self.last.unwrap_or(now);
-        now.saturating_sub(seen) > settings.expiry_ms()
+        let last_sample = self.last.unwrap_or(now);
+        now.saturating_sub(last_sample) > settings.expiry_ms()
     }
 
     /// Returns the heap memory in bytes, without pod UIDs that are not UUIDs.
@@ -167,15 +167,16 @@ impl ContainerModel {
     }
 
     fn instance(&mut self, pod: &Uid, time: UnixMillis) -> &mut Instance {
-        let found = self
+        let search = self
             .instances
             .binary_search_by(|instance| instance.pod.cmp(pod));
-        let at = found.unwrap_or_else(|at| {
+        let index = search.unwrap_or_else(|index| {
             self.instances.reserve_exact(1);
-            self.instances.insert(at, Instance::new(pod.clone(), time));
-            at
+            self.instances
+                .insert(index, Instance::new(pod.clone(), time));
+            index
         });
-        &mut self.instances[at]
+        &mut self.instances[index]
     }
 
     /// Records `bytes` as the peak of the window of `time` if it is higher than earlier ones in it.

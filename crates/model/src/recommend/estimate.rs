@@ -97,12 +97,12 @@ pub fn estimate(
     let share = containers.max(1) as f64;
     let floor = (settings.min_cpu / share, settings.min_memory / share);
     let confidence = model.confidence();
-    let at = |histogram: &DecayingHistogram, percentile: f64, factor: f64| {
+    let padded = |histogram: &DecayingHistogram, percentile: f64, factor: f64| {
         histogram.percentile(percentile) * (1.0 + settings.margin) * factor
     };
     let both = |percentiles: Percentiles, factor: f64| Recommended {
-        cpu_milli: milli(at(&model.cpu, percentiles.cpu, factor).max(floor.0)),
-        memory: mebibytes(at(&model.memory, percentiles.memory, factor).max(floor.1)),
+        cpu_milli: milli(padded(&model.cpu, percentiles.cpu, factor).max(floor.0)),
+        memory: mebibytes(padded(&model.memory, percentiles.memory, factor).max(floor.1)),
     };
     let point = |percentile: f64| Recommended {
         cpu_milli: milli(model.cpu.percentile(percentile)),
@@ -117,11 +117,11 @@ pub fn estimate(
         memory: percentiles.memory.max(0.95),
     };
     // Without any history the bounds would be infinite or not a number.
-    let known = confidence.max(1.0 / SAMPLES_PER_DAY);
+    let positive = confidence.max(1.0 / SAMPLES_PER_DAY);
     Some(Distribution {
         target: both(percentiles, 1.0),
-        lower: both(half, (1.0 + 0.001 / known).powi(-2)),
-        upper: both(most, 1.0 + 1.0 / known),
+        lower: both(half, (1.0 + 0.001 / positive).powi(-2)),
+        upper: both(most, 1.0 + 1.0 / positive),
         points: [
             ("p50", point(0.5)),
             ("p90", point(0.9)),

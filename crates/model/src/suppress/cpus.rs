@@ -52,28 +52,28 @@ fn pick_from_pool(pool: Vec<Processor>, count: usize) -> BTreeSet<u32> {
         return picked;
     }
     let mut buckets = buckets(pool);
-    let mut at = 0;
+    let mut index = 0;
     // Pairs that share a core, one per visit, until a whole round from the first bucket finds none.
     let mut before = None;
     while count - picked.len() > 1 {
-        if at == 0 && before.replace(picked.len()) == Some(picked.len()) {
+        if index == 0 && before.replace(picked.len()) == Some(picked.len()) {
             break;
         }
-        let bucket = &mut buckets[at];
+        let bucket = &mut buckets[index];
         if let Some(first) = bucket
             .windows(2)
             .position(|pair| pair[0].core == pair[1].core)
         {
             picked.extend(bucket.drain(first..first + 2).map(|p| p.cpu));
         }
-        at = (at + 1) % buckets.len();
+        index = (index + 1) % buckets.len();
     }
     // Then single CPUs.
     while picked.len() < count {
-        if !buckets[at].is_empty() {
-            picked.insert(buckets[at].remove(0).cpu);
+        if !buckets[index].is_empty() {
+            picked.insert(buckets[index].remove(0).cpu);
         }
-        at = (at + 1) % buckets.len();
+        index = (index + 1) % buckets.len();
     }
     picked
 }
@@ -116,8 +116,8 @@ impl Kept {
     /// Returns the processors that batch work may use.
     #[must_use]
     pub fn candidates(&self, processors: &[Processor]) -> Vec<Processor> {
-        let left = processors.iter().filter(|p| !self.holds(p.cpu));
-        left.copied().collect()
+        let available = processors.iter().filter(|p| !self.holds(p.cpu));
+        available.copied().collect()
     }
 
     /// Returns all CPUs that batch work may use while it is not suppressed.
