@@ -155,7 +155,7 @@ impl<K: Ord + Copy> Guard<K> {
     /// Returns the remaining budget for costly experiments in milliseconds; negative if overdrawn.
     #[must_use]
     pub fn budget_ms(&self) -> f64 {
-        self.tests.left_ms()
+        self.tests.remaining_ms()
     }
 
     /// Processes the samples of one interval and returns the decision for the next one.

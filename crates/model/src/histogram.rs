@@ -84,29 +84,29 @@ impl Layout {
     /// Returns the layout for CPU in cores: first bucket 25 milli-cores, up to 1024 cores, growth 5 %.
     #[must_use]
     pub fn cpu() -> Self {
-        Self::known(1024.0, 0.025)
+        Self::with_range(1024.0, 0.025)
     }
 
     /// Returns the layout for memory in bytes: first bucket 5 MiB, up to 2 TiB, growth 5 %.
     #[must_use]
     pub fn memory() -> Self {
-        Self::known(2_199_023_255_552.0, 5.0 * 1024.0 * 1024.0)
+        Self::with_range(2_199_023_255_552.0, 5.0 * 1024.0 * 1024.0)
     }
 
     /// Returns the recommender's layout for CPU in cores: first bucket 1 milli-core, up to 1000 cores, growth
     /// 5 %.
     #[must_use]
     pub fn recommender_cpu() -> Self {
-        Self::known(1000.0, 0.001)
+        Self::with_range(1000.0, 0.001)
     }
 
     /// Returns the recommender's layout for memory in bytes: first bucket 10 MB, up to 1 TB, growth 5 %.
     #[must_use]
     pub fn recommender_memory() -> Self {
-        Self::known(1e12, 1e7)
+        Self::with_range(1e12, 1e7)
     }
 
-    fn known(max: f64, first: f64) -> Self {
+    fn with_range(max: f64, first: f64) -> Self {
         let count = ((max * 0.05 / first + 1.0).ln() / 1.05_f64.ln()).ceil() as usize + 1;
         Self {
             first,

@@ -47,7 +47,7 @@ pub fn check(text: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn of_names(names: &[(&str, &str)]) -> String {
+    fn fingerprint_of_names(names: &[(&str, &str)]) -> String {
         of(names.iter().map(|(namespace, name)| pod(namespace, name)))
     }
 
@@ -61,18 +61,21 @@ mod tests {
             ("ns1", "n2"),
             ("ns3", "n1"),
         ];
-        assert_eq!(of_names(&five), "pfp0v001b92008c14168b3a6");
-        assert_eq!(of_names(&[]), "pfp0v001ef46db3751d8e999");
-        assert_eq!(of_names(&[("default", "pod1")]), "pfp0v001a5e1c50c557adb9d");
+        assert_eq!(fingerprint_of_names(&five), "pfp0v001b92008c14168b3a6");
+        assert_eq!(fingerprint_of_names(&[]), "pfp0v001ef46db3751d8e999");
+        assert_eq!(
+            fingerprint_of_names(&[("default", "pod1")]),
+            "pfp0v001a5e1c50c557adb9d"
+        );
         let two = [("kube-system", "coredns-0"), ("default", "pod1")];
-        assert_eq!(of_names(&two), "pfp0v001caad1ad3af993a6d");
+        assert_eq!(fingerprint_of_names(&two), "pfp0v001caad1ad3af993a6d");
     }
 
     /// Tests two lists of pods from upstream's tests.
     #[test]
     fn lists_of_pods_have_upstreams_fingerprints() {
         let tiny = ["jaeger-dpgjk", "nginx-rt684", "envoy-g9m22"].map(|name| ("production", name));
-        assert_eq!(of_names(&tiny), "pfp0v001607b76a0e9d3aeb4");
+        assert_eq!(fingerprint_of_names(&tiny), "pfp0v001607b76a0e9d3aeb4");
         let mut small = [
             ("analytics", "controller-69dkj"),
             ("kube-public", "subscriber-tq6v7"),
@@ -87,7 +90,7 @@ mod tests {
         ];
         for _ in 0..small.len() {
             small.rotate_left(1);
-            assert_eq!(of_names(&small), "pfp0v001567144e4a561bb5a");
+            assert_eq!(fingerprint_of_names(&small), "pfp0v001567144e4a561bb5a");
         }
     }
 

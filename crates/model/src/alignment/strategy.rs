@@ -31,7 +31,7 @@ pub fn strategy(
         if wants.is_empty() {
             return BEST;
         }
-        let scores = (0..free.len()).map(|at| of_zone(kind, wants, free, at, &weight));
+        let scores = (0..free.len()).map(|at| zone_score(kind, wants, free, at, &weight));
         scores.filter(|score| *score != 0).min().unwrap_or(0)
     };
     if scope == Scope::Pod {
@@ -42,7 +42,7 @@ pub fn strategy(
     sum.checked_div(containers).unwrap_or(BEST)
 }
 
-fn of_zone(
+fn zone_score(
     kind: Strategy,
     wants: &[Want],
     free: &Free<'_>,

@@ -212,12 +212,12 @@ fn ac5_and_9_shared_resources_are_not_aligned() {
 fn held_amounts_are_subtracted_from_every_zone() {
     let fixture = Fixture::default();
     let zones = fixture.zones(&["cpu 10, x.com/a 1", "cpu 4"], &[]);
-    let held = fixture.amounts("cpu 6, x.com/a 3");
-    let free = Free::new(&zones, &held);
+    let allocated = fixture.amounts("cpu 6, x.com/a 3");
+    let free = Free::new(&zones, &allocated);
     let (cpu, a) = (CPU, fixture.table.intern("x.com/a"));
-    let seen = |id| (0..2).map(|at| free.get(at, id)).collect::<Vec<_>>();
-    assert_eq!(seen(cpu), [Some(4000), Some(0)]);
-    assert_eq!(seen(a), [Some(0), None]);
+    let free_amounts = |id| (0..2).map(|at| free.get(at, id)).collect::<Vec<_>>();
+    assert_eq!(free_amounts(cpu), [Some(4000), Some(0)]);
+    assert_eq!(free_amounts(a), [Some(0), None]);
 }
 
 /// Upstream's `defaultNUMANodes`: two equal zones each.

@@ -305,8 +305,8 @@ fn quota_steps() {
             PoolState::Overload { over } => !lowered(over, vec![raised]).is_empty(),
             _ => false,
         };
-        let asked = operation(&config, allowed, Some(throttled));
-        let operation = admitted(asked, state, chosen);
+        let requested = operation(&config, allowed, Some(throttled));
+        let operation = admitted(requested, state, chosen);
         let quota = next_quota(base, present, config.quota_percent, operation);
         assert_eq!(quota, want, "{name}");
     }

@@ -121,7 +121,7 @@ impl PartitionTable {
         // The first partition that preserves the most value for later requests.
         let mut best: Option<(i64, &Partition)> = None;
         for partition in feasible {
-            let value = self.left(need.count, busy | partition.set, quirks);
+            let value = self.remaining_value(need.count, busy | partition.set, quirks);
             if best.is_none_or(|(most, _)| value > most) {
                 best = Some((value, partition));
             }
@@ -130,7 +130,7 @@ impl PartitionTable {
     }
 
     /// Returns the value of the larger partitions that stay whole when `busy` is in use.
-    fn left(&self, count: usize, busy: u64, quirks: Quirks) -> i64 {
+    fn remaining_value(&self, count: usize, busy: u64, quirks: Quirks) -> i64 {
         let sizes = [(8, 10_000), (4, 100), (2, 1)];
         let larger = sizes.into_iter().filter(|(size, _)| *size >= count);
         let worth = larger.filter_map(|(size, weight)| {

@@ -72,7 +72,7 @@ const MIXTURES: [(&[R], MixtureRule); 17] = [
 pub fn convert(requests: &Units) -> Result<Units, RequestError> {
     for resource in [R::Gpu, R::Fpga, R::Rdma] {
         let amount = requests.get(resource);
-        if !whole_or_part(amount) {
+        if !is_part_or_whole(amount) {
             return Err(RequestError::Unit {
                 resource: resource.name(),
                 amount: resource.quantity(amount).to_string(),
@@ -109,7 +109,7 @@ fn obeys(requests: &Units, rule: MixtureRule) -> bool {
     let shared = requests.get(R::GpuShared);
     match rule {
         MixtureRule::Any => true,
-        MixtureRule::Percent => shares.into_iter().all(whole_or_part),
+        MixtureRule::Percent => shares.into_iter().all(is_part_or_whole),
         MixtureRule::Shared => {
             let part = |amount: i64| amount % shared == 0 && amount / shared <= 100;
             shared > 0 && shares.into_iter().all(part)
@@ -119,7 +119,7 @@ fn obeys(requests: &Units, rule: MixtureRule) -> bool {
 }
 
 /// Returns true for a part of one device (in percent) and for a number of whole ones.
-fn whole_or_part(amount: i64) -> bool {
+fn is_part_or_whole(amount: i64) -> bool {
     amount <= 100 || amount % 100 == 0
 }
 

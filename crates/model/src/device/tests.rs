@@ -105,15 +105,15 @@ pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
         json!({"minor": minor, "resources": {"koordinator.sh/rdma": amount.to_string()},
             "extension": {"vfs": [{"minor": 0, "busID": format!("{minor}:00.2")}]}})
     };
-    let said = json!({"gpu": gpus.iter().map(gpu).collect::<Vec<_>>(),
+    let allocations = json!({"gpu": gpus.iter().map(gpu).collect::<Vec<_>>(),
         "rdma": adapters.iter().map(adapter).collect::<Vec<_>>()});
     let mut books = Books::default();
-    books.put("assigned".into(), holding(said));
+    books.put("assigned".into(), holding(allocations));
     books
 }
 
-pub(super) fn holding(said: Value) -> Holding {
-    let said: extension::DeviceAllocations = serde_json::from_value(said).unwrap();
+pub(super) fn holding(allocations: Value) -> Holding {
+    let allocations: extension::DeviceAllocations = serde_json::from_value(allocations).unwrap();
     Holding {
         devices: Allocation::from_annotation(&said).unwrap(),
         ..Holding::default()
@@ -121,7 +121,7 @@ pub(super) fn holding(said: Value) -> Holding {
 }
 
 /// Formats an allocation as `0 1 / 1:00.2`: the GPUs, and the adapters' functions (or minors).
-pub(super) fn told(result: Result<Allocation, Refusal>) -> String {
+pub(super) fn format_result(result: Result<Allocation, Refusal>) -> String {
     let allocation = match result {
         Ok(allocation) => allocation,
         Err(refusal) => return refusal.reason.to_owned(),
@@ -146,5 +146,5 @@ pub(super) fn place(need: &Need, on: &Inventory, books: &Books, rules: &Rules<'_
         model: None,
         honor_model: false,
     };
-    told(allocate(need, &site, rules))
+    format_result(allocate(need, &site, rules))
 }

@@ -262,7 +262,7 @@ fn foreign_fields_stay_and_own_fields_are_removed() {
         .spec
         .devices
         .insert(0, serde_json::from_value(fpga).unwrap());
-    let kept = stored.clone();
+    let before = stored.clone();
     assert_eq!(
         plan(Some(&stored), owner(), &reported(&ascend()), early()),
         None
@@ -285,14 +285,14 @@ fn foreign_fields_stay_and_own_fields_are_removed() {
     let after = plan(Some(&stored), owner(), &reported(&plain), early()).unwrap();
     let notes = after.metadata.annotations.unwrap();
     assert_eq!(notes.keys().collect::<Vec<_>>(), ["example.com/rack"]);
-    assert_eq!(after.metadata.labels, kept.metadata.labels);
-    let left: Vec<&str> = after
+    assert_eq!(after.metadata.labels, before.metadata.labels);
+    let ids: Vec<&str> = after
         .spec
         .devices
         .iter()
         .map(|one| one.id.as_str())
         .collect();
-    assert_eq!(left, ["f", "NPU-3"]);
+    assert_eq!(ids, ["f", "NPU-3"]);
     let npu = &after.spec.devices[1];
     assert_eq!((npu.labels.len(), npu.module_id), (1, Some(3)));
 
@@ -310,7 +310,7 @@ fn foreign_fields_stay_and_own_fields_are_removed() {
 /// Upstream: `Test_getGPUDeviceConditions`.
 #[test]
 fn conditions_contain_the_reason() {
-    let told = |healthy: bool, code: &str, message: &str| {
+    let described = |healthy: bool, code: &str, message: &str| {
         let health = Health {
             healthy,
             code: code.to_owned(),
@@ -321,20 +321,20 @@ fn conditions_contain_the_reason() {
     };
     let row = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
     assert_eq!(
-        told(true, "", ""),
+        described(true, "", ""),
         row("True", "DeviceHealthy", "device is healthy")
     );
     let xid = "Xid error detected on device, error code: 44";
-    assert_eq!(told(false, "Xid44", xid), row("False", "Xid44", xid));
+    assert_eq!(described(false, "Xid44", xid), row("False", "Xid44", xid));
     let old = "device does not support health checking";
     let code = "DeviceHealthCheckNotSupported";
-    assert_eq!(told(false, code, old), row("False", code, old));
+    assert_eq!(described(false, code, old), row("False", code, old));
     assert_eq!(
-        told(false, "Xid44", ""),
+        described(false, "Xid44", ""),
         row("False", "Xid44", "device is unhealthy")
     );
     assert_eq!(
-        told(false, "", ""),
+        described(false, "", ""),
         row("False", "Unknown", "device is unhealthy")
     );
     for code in [
@@ -347,7 +347,7 @@ fn conditions_contain_the_reason() {
         "_",
         &"x".repeat(2000),
     ] {
-        let (_, reason, message) = told(false, code, &"m".repeat(40_000));
+        let (_, reason, message) = described(false, code, &"m".repeat(40_000));
         let mut letters = reason.chars();
         assert!(letters.next().unwrap().is_ascii_alphabetic(), "{reason}");
         assert!(

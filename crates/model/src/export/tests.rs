@@ -226,8 +226,10 @@ fn unhealthy_or_unplaced_devices_are_no_contradiction() {
 fn written_policy_and_attributes_are_read_back() {
     for policy in Policy::ALL {
         for scope in Scope::ALL {
-            let said = attributes(policy, scope, Some("pfp0v001ef46db3751d8e999".to_owned()));
-            let pairs = said.iter().map(|it| (it.name.as_str(), it.value.as_str()));
+            let attributes = attributes(policy, scope, Some("pfp0v001ef46db3751d8e999".to_owned()));
+            let pairs = attributes
+                .iter()
+                .map(|it| (it.name.as_str(), it.value.as_str()));
             let (read, unread) = Config::read([], pairs);
             assert_eq!((read.policy, read.scope), (policy, scope));
             assert!(unread.is_empty(), "{unread:?}");

@@ -206,7 +206,7 @@ pub fn batch(node: &NodeView, policy: &BatchPolicy) -> Batch {
     {
         services.charge_dangling(dangling.usage);
     }
-    left(node.capacity, SystemDemand::of(node), services, policy)
+    reclaimable(node.capacity, SystemDemand::of(node), services, policy)
 }
 
 /// NUMA node and its allocatable amount.
@@ -250,11 +250,16 @@ pub fn batch_by_zone(node: &NodeView, zones: &[Zone], policy: &BatchPolicy) -> V
     let demand = SystemDemand::of(node).share(zones.len());
     let zones = zones.iter().zip(services);
     zones
-        .map(|(zone, services)| left(zone.allocatable, demand, services, policy))
+        .map(|(zone, services)| reclaimable(zone.allocatable, demand, services, policy))
         .collect()
 }
 
-fn left(capacity: Amount, held: SystemDemand, services: Services, policy: &BatchPolicy) -> Batch {
+fn reclaimable(
+    capacity: Amount,
+    held: SystemDemand,
+    services: Services,
+    policy: &BatchPolicy,
+) -> Batch {
     // Negative above 100 %: services and batch together may be granted more than the capacity.
     let safety = Amount {
         cpu: scale_milli(capacity.cpu, ratio(100 - policy.cpu_reclaim_percent)),

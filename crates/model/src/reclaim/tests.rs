@@ -528,7 +528,7 @@ fn mid_terms_add_up_and_name_their_settings() {
             let setting = term.setting.as_ref();
             setting.map_or_else(String::new, |s| format!("{}={}", s.name, s.value))
         };
-        let said: Vec<_> = sums[0]
+        let terms: Vec<_> = sums[0]
             .terms
             .iter()
             .map(|term| (term.what, term.amount.value(), term.taken, setting(term)))
@@ -537,7 +537,7 @@ fn mid_terms_add_up_and_name_their_settings() {
             .iter()
             .map(|(what, amount, taken, by)| (*what, *amount, *taken, (*by).to_owned()))
             .collect();
-        assert_eq!(said, want);
+        assert_eq!(terms, want);
         sums
     };
     let none = "midUnallocatedPercent=0";

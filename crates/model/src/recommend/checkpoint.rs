@@ -103,7 +103,7 @@ fn rebased(saved: &Checkpoint, was: i64, is: i64, newest: Option<UnixMillis>) ->
     saved
 }
 
-fn known(time: UnixMillis) -> Option<UnixMillis> {
+fn unless_min(time: UnixMillis) -> Option<UnixMillis> {
     (time != UnixMillis::MIN).then_some(time)
 }
 
@@ -117,11 +117,11 @@ impl ContainerModel {
         newest.sort_by(|a, b| a.pod.cmp(&b.pod));
         let saved = |instance: &Instance| SavedInstance {
             pod: instance.pod.to_string(),
-            last: known(instance.last),
+            last: unless_min(instance.last),
             window_end: instance.window_end,
             peak: instance.peak,
             oom_peak: instance.oom_peak,
-            last_oom: known(instance.last_oom),
+            last_oom: unless_min(instance.last_oom),
         };
         ContainerCheckpoint {
             version: VERSION.to_owned(),

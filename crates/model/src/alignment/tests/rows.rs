@@ -318,25 +318,28 @@ fn the_container_that_needs_most_zones_decides() {
 #[test]
 fn allocated_amounts_are_subtracted_for_the_next_container() {
     let (fixture, none) = (Fixture::default(), Amounts::new());
-    let left = |zones: &[&str], wants: &str, from: &[usize]| {
+    let remaining = |zones: &[&str], wants: &str, from: &[usize]| {
         let zones = fixture.zones(zones, &[]);
         let mut free = Free::new(&zones, &none);
         drain(&fixture.wants(wants), &mut free, from);
         let of = |at: usize, name: &str| free.get(at, fixture.table.intern(name));
-        let seen = |at: usize| (of(at, "cpu"), of(at, "memory"));
-        (0..zones.len()).map(seen).collect::<Vec<_>>()
+        let amounts = |at: usize| (of(at, "cpu"), of(at, "memory"));
+        (0..zones.len()).map(amounts).collect::<Vec<_>>()
     };
     let gi = |count: i64| Some(count << 30);
     let one = ["cpu 8, memory 10Gi"];
-    assert_eq!(left(&one, "cpu 2, memory 2Gi", &[0]), [(Some(6000), gi(8))]);
+    assert_eq!(
+        remaining(&one, "cpu 2, memory 2Gi", &[0]),
+        [(Some(6000), gi(8))]
+    );
     let two = ["cpu 8, memory 10Gi"; 2];
     assert_eq!(
-        left(&two, "cpu 12, memory 2Gi", &[0, 1]),
+        remaining(&two, "cpu 12, memory 2Gi", &[0, 1]),
         [(Some(0), gi(8)), (Some(4000), gi(10))]
     );
     // A resource that no zone lists is subtracted from none; amounts of other zones do not change.
     assert_eq!(
-        left(&two, "cpu 1, x.com/gpu 2, hugepages-1Gi 2Gi", &[1]),
+        remaining(&two, "cpu 1, x.com/gpu 2, hugepages-1Gi 2Gi", &[1]),
         [(Some(8000), gi(10)), (Some(7000), gi(10))]
     );
     // The next container of the same pod sees the rest: CPUs are subtracted for Guaranteed pods only.

@@ -36,7 +36,7 @@ fn reservation_holds_amounts_its_owners_did_not_use() {
         100,
         "an owner gives back to the reservation"
     );
-    let left = books.left_of("r", |_| false);
+    let remaining = books.left_of("r", |_| false);
     assert_eq!(
         left.units(DeviceType::Gpu)
             .get(0)
@@ -66,9 +66,9 @@ fn written_annotations_are_read_back() {
         honor_model: false,
     };
     let got = allocate(&pod, &site, &Rules::default()).unwrap();
-    let said = got.to_annotation(Some(&on));
+    let annotation = got.to_annotation(Some(&on));
     assert_eq!(
-        serde_json::to_string(&said).unwrap(),
+        serde_json::to_string(&annotation).unwrap(),
         concat!(
             r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","#,
             r#""koordinator.sh/gpu-memory":"83201216Ki","koordinator.sh/gpu-memory-ratio":"100"},"id":"GPU-0"}],"#,
@@ -76,13 +76,13 @@ fn written_annotations_are_read_back() {
             r#""extension":{"vfs":[{"busID":"1:00.2"}]}}]}"#
         )
     );
-    assert_eq!(Allocation::from_annotation(&said), Ok(got));
+    assert_eq!(Allocation::from_annotation(&annotation), Ok(got));
     for bad in [
         json!({"gpu": [{"minor": -1, "resources": {}}]}),
         json!({"gpu": [{"minor": 64, "resources": {}}]}),
         json!({"rdma": [{"minor": 0, "resources": {"koordinator.sh/rdma": "-1"}}]}),
     ] {
-        let said = serde_json::from_value(bad.clone()).unwrap();
-        assert!(Allocation::from_annotation(&said).is_err(), "{bad}");
+        let annotation = serde_json::from_value(bad.clone()).unwrap();
+        assert!(Allocation::from_annotation(&annotation).is_err(), "{bad}");
     }
 }

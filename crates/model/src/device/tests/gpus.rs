@@ -17,7 +17,7 @@ fn partitioned(need: &Need, on: &Inventory, books: &Books, honor: bool, quirks: 
         model: PartitionTable::of_model("", "H800"),
         honor_model: honor,
     };
-    told(allocate(
+    format_result(allocate(
         need,
         &site,
         &Rules {

@@ -105,8 +105,8 @@ impl Reference<'_> {
 
     /// Returns the quotas whose parent does not exist: nothing is divided among them.
     fn orphans(&self) -> Vec<usize> {
-        let there = |name: &str| self.specs.keys().any(|at| NAMES[*at] == name);
-        let lost = |spec: &Spec| !spec.parent.is_empty() && !there(&spec.parent);
+        let exists = |name: &str| self.specs.keys().any(|at| NAMES[*at] == name);
+        let lost = |spec: &Spec| !spec.parent.is_empty() && !exists(&spec.parent);
         let all = self.specs.iter().filter(|(_, spec)| lost(spec));
         all.map(|(at, _)| *at).collect()
     }
@@ -157,8 +157,8 @@ impl Reference<'_> {
             };
             shares.insert(*child, share);
         }
-        let mut left = total - shares.values().sum::<i64>();
-        while left > 0 {
+        let mut remaining = total - shares.values().sum::<i64>();
+        while remaining > 0 {
             let weight = |child: &usize| self.specs[child].weight.get(CPU);
             let all: i64 = hungry.iter().map(|(child, _)| weight(child)).sum();
             if all == 0 {
@@ -168,13 +168,13 @@ impl Reference<'_> {
                 .iter()
                 .map(|(child, _)| {
                     (
-                        left * weight(child) % all,
+                        remaining * weight(child) % all,
                         *child,
-                        left * weight(child) / all,
+                        remaining * weight(child) / all,
                     )
                 })
                 .collect();
-            let mut lost = left - parts.iter().map(|part| part.2).sum::<i64>();
+            let mut lost = remaining - parts.iter().map(|part| part.2).sum::<i64>();
             parts.sort_by_key(|(rest, child, _)| (-rest, NAMES[*child]));
             for part in &mut parts {
                 if lost > 0 && weight(&part.1) > 0 {
@@ -183,10 +183,10 @@ impl Reference<'_> {
                 }
                 *shares.get_mut(&part.1).unwrap() += part.2;
             }
-            left = 0;
+            remaining = 0;
             hungry.retain(|(child, request)| {
                 let share = shares.get_mut(child).unwrap();
-                left += (*share - request).max(0);
+                remaining += (*share - request).max(0);
                 *share = (*share).min(*request);
                 *share < *request
             });
@@ -279,10 +279,13 @@ fn run(steps: Vec<QuotaStep>, options: Options) -> Result<(), TestCaseError> {
     let divisible = reference.total - reference.own(6, |pod| pod.3);
     let runtimes = reference.all_runtimes(divisible);
     let top = reference.children("");
-    let given: i64 = top.iter().map(|name| runtimes[name].0).sum();
+    let divided: i64 = top.iter().map(|name| runtimes[name].0).sum();
     let guaranteed: i64 = top.iter().map(|name| reference.guaranteed(*name)).sum();
     if options.scale_min && guaranteed <= divisible {
-        prop_assert!(given <= divisible.max(0), "{given} of {divisible} divided");
+        prop_assert!(
+            divided <= divisible.max(0),
+            "{divided} of {divisible} divided"
+        );
     }
     for (name, spec) in &specs {
         let quota = tree.fresh(NAMES[*name]).unwrap();
