@@ -168,7 +168,7 @@ mod tests {
                 {"name": "node-1", "type": "Node", "resources": [amount("cpu", "4")]},
                 {"name": "socket-0", "type": "Socket", "resources": [amount("cpu", "8")]}]}));
         assert_eq!(after, expected);
-        // Once more, and nothing changes; nor with no more than what is carried along.
+        // A second merge changes nothing. The foreign fields alone give the same zones.
         assert_eq!(merged(&after, &report()), after);
         let mut zones = report().zones;
         keep_foreign(&mut zones, &foreign(&before.zones));

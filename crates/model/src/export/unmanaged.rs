@@ -215,7 +215,7 @@ mod tests {
             text(&reserved, &listed),
             ["node-0 cpu 12 10", "node-1 cpu 4 4"]
         );
-        // A static CPU manager that has nothing to give.
+        // A static CPU manager without allocatable CPUs.
         assert_eq!(text(&reserved, &Share::default())[0], "node-0 cpu 12 0");
         // The list of CPUs counts more than the name of the policy.
         let none = Reserved::default();

@@ -164,7 +164,7 @@ fn siblings_borrow_and_reclaim() {
     assert_eq!(
         runtime(&mut tree, "test1"),
         (60.0, 100),
-        "what it asks for, beyond its minimum"
+        "its request, beyond its minimum"
     );
     ask(&mut tree, "test1", 60, 100);
     assert_eq!(
@@ -377,8 +377,8 @@ fn used_resources_can_be_guaranteed() {
     );
     use_(&mut tree, "p-a", 30, 30);
     ask(&mut tree, "q", 90, 90);
-    assert_eq!(runtime(&mut tree, "p").0, 70.0, "what it uses");
-    assert_eq!(runtime(&mut tree, "q").0, 50.0, "what it is guaranteed");
+    assert_eq!(runtime(&mut tree, "p").0, 70.0, "its use");
+    assert_eq!(runtime(&mut tree, "q").0, 50.0, "its guaranteed amount");
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn amounts_of_terminating_pods_count() {
     assert_eq!(names(&pods, &plan), ["other"]);
     assert_eq!(plan.released[&(Basis::Used, MEMORY)], 3 * GIB);
 
-    // Ours: also where it comes later in the order. Upstream would evict "other".
+    // Differs from upstream: also if it is later in the order. Upstream would evict "other".
     let pods = [memory_pod("other", GIB), leaving(2 * GIB)];
     let plan = choose(&pods, &[memory_task(2 * GIB, vec![0, 1])]);
     assert!(plan.victims.is_empty());
@@ -165,7 +165,7 @@ fn missing_amounts_are_reported_per_basis() {
         ]
     );
     assert_eq!(choose(&pods, &[]), Plan::default());
-    // Nobody goes twice, though two tasks want more than there is.
+    // No pod is evicted twice, although two tasks request more than the pods can release.
     let plan = choose(
         &pods,
         &[memory_task(3 * GIB, vec![0]), memory_task(9 * GIB, vec![0])],
@@ -176,8 +176,8 @@ fn missing_amounts_are_reported_per_basis() {
 
 #[test]
 fn pods_that_release_nothing_are_not_evicted() {
-    // Batch pods do not bring back mid CPU, an idle pod brings back nothing, one whose eviction was
-    // refused is passed over, and one of unknown use may help.
+    // Batch pods release no mid CPU, an idle pod releases nothing, a pod whose eviction was refused is
+    // skipped, and a pod of unknown use may help.
     let batch = with(pod("batch", PriorityClass::Batch, 100), (0, 85_000), (0, 0));
     let mid = with(pod("mid", PriorityClass::Mid, 7000), (0, 85_000), (0, 0));
     let pods = [batch, mid];
@@ -440,7 +440,7 @@ fn cpu_features() {
     );
     assert_eq!(names(&requesting, &plan), ["batch-1", "mid-1"]);
 
-    // Both, on a node without batch and mid CPU. Upstream evicts all eight: those that request nothing
+    // Both features, on a node without batch and mid CPU. Upstream evicts all eight: those that request nothing
     // come before the mid pod. What the two use is enough for the second feature, too.
     let mut all = cpu_pods();
     all.extend(requesting);

@@ -54,10 +54,7 @@ fn pauses_find_small_harm_present_from_the_start() {
             })
             .harm(over(0.3, 0.045));
         let first = plant.run(60);
-        assert!(
-            first.harmed > 0.9,
-            "the case is not what it is for: {first:?}"
-        );
+        assert!(first.harmed > 0.9, "the scenario does not apply: {first:?}");
         plant.run(HOUR / 2);
         let later = plant.run(HOUR);
         assert!(later.harmed < 0.05, "seed {seed}: {later:?}");
@@ -444,7 +441,7 @@ fn changed_request_mix_is_muted_at_little_cost() {
             let what = format!("{long} s each {every} s, seed {seed}: {run:?}");
             assert!(run.capped < 0.035 && run.batch > 0.865, "{what}");
             let alarms = plant.count(|k| matches!(k, Kind::Tried { .. }));
-            assert!(alarms > 0, "the case is not what it is for: {what}");
+            assert!(alarms > 0, "the scenario does not apply: {what}");
             let mutes = plant.count(|k| matches!(k, Kind::Muted { .. } | Kind::Chance));
             assert!(mutes > 0, "{what}");
         }
@@ -463,7 +460,7 @@ fn cost_of_sharing_a_cpu_raises_no_alarm() {
         let run = plant.run(4 * HOUR);
         assert_eq!(plant.count(|_| true), 0, "seed {seed}: {run:?}");
         let state = plant.guard.services().next().unwrap();
-        assert!(state.learned, "the case is not what it is for");
+        assert!(state.learned, "the scenario does not apply");
     }
 }
 
