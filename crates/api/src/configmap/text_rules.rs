@@ -176,7 +176,7 @@ impl RuleWalk<'_> {
             let member_path = format!("{at}{dot}{member}");
             if is_list {
                 if let Some(items) = value.as_array_mut() {
-                    let mut place = 0;
+                    let mut index = 0;
                     items.retain_mut(|item| {
                         let item_path = format!("{member_path}[{index}]");
                         index += 1;

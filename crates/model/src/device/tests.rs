@@ -115,7 +115,7 @@ pub(super) fn held(gpus: &[u8], adapters: &[(u8, i64)]) -> Books {
 pub(super) fn holding(allocations: Value) -> Holding {
     let allocations: extension::DeviceAllocations = serde_json::from_value(allocations).unwrap();
     Holding {
-        devices: Allocation::from_annotation(&said).unwrap(),
+        devices: Allocation::from_annotation(&allocations).unwrap(),
         ..Holding::default()
     }
 }

@@ -38,7 +38,7 @@ fn reservation_holds_amounts_its_owners_did_not_use() {
     );
     let remaining = books.left_of("r", |_| false);
     assert_eq!(
-        left.units(DeviceType::Gpu)
+        remaining.units(DeviceType::Gpu)
             .get(0)
             .map(|u| u.get(DeviceResource::GpuCore)),
         Some(30)
