@@ -58,7 +58,7 @@ fn requirement_met(
 ) -> Result<bool, SelectorError> {
     let value = labels.text(&requirement.key);
     let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = |value: &str| values.iter().any(|value| value == value);
+    let listed = |value: &str| values.iter().any(|listed| listed == value);
     let key = || requirement.key.clone();
     let operator = || requirement.operator.clone();
     match requirement.operator.as_str() {
