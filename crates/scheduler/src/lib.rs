@@ -8,10 +8,10 @@
 //! | [`config`] | `KubeSchedulerConfiguration` |
 //! | [`run`] | the daemon: informers in, bindings, conditions and events out |
 //!
-//! Invariants: this crate names no plugin; one task owns the engine; every state is rebuilt from the
-//! API before the first decision; a node chosen from a shared evaluation passes the pod's own full
-//! filter chain again before anything is booked. A shared *refusal* is not checked again: it is as
-//! good as the plugins' signatures, which the differential test of koord-plugins proves complete.
+//! Invariants: this crate names no plugin; one task owns the engine; all state is rebuilt from the API before
+//! the first decision; a node chosen from a shared evaluation passes the pod's own full filter chain again
+//! before anything is reserved. A shared *refusal* is not checked again: it is as good as the plugins'
+//! signatures, which the differential test of koord-plugins proves complete.
 
 pub mod args;
 pub mod config;

@@ -1,4 +1,4 @@
-//! What plugins answer at the extension points.
+//! Results that plugins return at the extension points.
 
 #[cfg(doc)]
 use super::{Filter, PreFilter, PreScore, Score};
@@ -8,14 +8,14 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Answer of [`PreFilter::pre_filter`].
+/// Result of [`PreFilter::pre_filter`].
 #[derive(Debug)]
 pub enum PreFilterResult {
-    /// Filter with this state, on the listed nodes only if any are listed.
+    /// Run the filter with this state, on the listed nodes only if a list is given.
     Ready {
-        /// Handed to [`Filter::filter`].
+        /// The state passed to [`Filter::filter`].
         state: State,
-        /// Only these nodes can fit.
+        /// The only nodes that can fit; `None` for all.
         nodes: Option<Vec<NodeIndex>>,
     },
     /// Nothing to check: the plugin's filter is not called for this pod.
@@ -25,7 +25,7 @@ pub enum PreFilterResult {
 }
 
 impl PreFilterResult {
-    /// Ready with `value` as state and no restriction.
+    /// Returns [`PreFilterResult::Ready`] with `value` as state and all nodes.
     #[must_use]
     pub fn ready<T: Any + Send + Sync>(value: T) -> Self {
         Self::Ready {
@@ -35,7 +35,7 @@ impl PreFilterResult {
     }
 }
 
-/// Answer of [`PreScore::pre_score`].
+/// Result of [`PreScore::pre_score`].
 #[derive(Debug)]
 pub enum PreScoreResult {
     /// Score with this state.
@@ -44,58 +44,61 @@ pub enum PreScoreResult {
     Skip,
 }
 
-/// How raw scores become 0..=100.
+/// How raw scores are mapped to 0..=100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Normalize {
-    /// They already are.
+    /// Unchanged: raw scores are in 0..=100 already.
     None,
-    /// Divided by the largest among the feasible nodes.
+    /// Divided by the largest raw score among the feasible nodes.
     Max,
-    /// As `Max`, then subtracted from 100; all 100 when the largest is 0.
+    /// Like `Max`, then subtracted from 100; all 100 when the largest is 0.
     MaxReversed,
     /// By [`Score::normalize`], over all feasible nodes for each pod.
     Custom,
 }
 
-/// A question about a value, with the plugin's state at hand.
+/// A function of a value that captures the plugin's state.
 pub type Judge<'a, T, A> = Box<dyn Fn(&T) -> A + 'a>;
 
-/// How to make room by evicting pods of lower priority; carried out by the engine.
+/// Rules for making room by evicting pods of lower priority; the engine carries them out.
 pub struct Preemption<'a> {
-    /// Opens the text for the pod's condition.
+    /// Prefix of the text for the pod's condition.
     pub prefix: &'static str,
     /// At least this share of the nodes, in percent, is tried.
     pub min_candidate_percentage: i64,
     /// At least this many nodes are tried.
     pub min_candidate_absolute: i64,
-    /// Whether a pod may be a victim, beside having lower priority.
+    /// Returns true if a pod may be a victim; its lower priority is checked separately.
     pub may_evict: Judge<'a, PodInfo, bool>,
-    /// For whom a pod waits that was promised the node which they leave, beside having lower
-    /// priority. `None`: for those who go because of a preemption and whom `may_evict` allows.
+    /// Returns true for a terminating pod that a preemptor nominated to its node must wait for; lower
+    /// priority is checked separately. `None`: it waits for those pods that terminate because of a preemption
+    /// and that `may_evict` allows.
     pub awaits: Option<Judge<'a, PodInfo, bool>>,
-    /// Whether evicting `victims` (all on one node) would satisfy the plugin itself, e.g. a quota.
+    /// Returns true if evicting the given pods, all on one node, would satisfy the plugin itself, for example
+    /// its quota.
     pub suffices: Judge<'a, [Arc<PodInfo>], bool>,
-    /// Per disruption budget that covers a pod: an id, and how many more evictions it allows.
+    /// Returns, per disruption budget that covers a pod, an id and how many more evictions it allows.
     pub budgets: Judge<'a, PodInfo, Vec<(u64, i64)>>,
-    /// Whether holders may take the place of pods, too.
+    /// Whether holders ([`super::Holders`]) may preempt pods, too.
     pub for_holders: bool,
-    /// What the condition says besides, where no room is found; may be empty.
+    /// Text added to the condition if no room is found; may be empty.
     pub besides: String,
-    /// Names, by uid, everybody whom `may_evict` allows, and perhaps more. `None`: there is no
-    /// shorter list than all pods.
+    /// Lists, by uid, every pod that `may_evict` allows, and possibly more. `None`: no list shorter than all
+    /// pods is available.
     pub pool: Option<Pool<'a>>,
 }
 
-/// Hands uids over, one by one.
+/// Calls the given function with one uid after the other.
 pub type Pool<'a> = Box<dyn Fn(&mut dyn FnMut(&str)) + 'a>;
 
-/// What the rules of [`PostFilterResult::Preempt`] stand on. While both numbers stay, they answer the same
-/// for pods of one shape and priority.
+/// The version of the rules in [`PostFilterResult::Preempt`]. While both numbers are unchanged, the rules
+/// give equal answers for pods of equal shape and priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RulesVersion {
-    /// Changes with anything but what `budgets` counts.
+    /// Changes with everything but what `budgets` returns.
     pub rules: u64,
-    /// Changes with what disruption budgets allow, where whom they cover stays as it was.
+    /// Changes with the evictions that disruption budgets allow, while the pods that they cover stay the
+    /// same.
     pub allowances: u64,
 }
 
@@ -107,19 +110,20 @@ impl std::fmt::Debug for Preemption<'_> {
     }
 }
 
-/// How to make room for pods that start together, on several nodes at once or not at all; carried out by
-/// the engine.
+/// Rules for making room for pods that start together, on several nodes at once or not at all; the engine
+/// carries them out.
 pub struct GroupPreemption<'a> {
-    /// Who may go; the pods of lowest priority decide for all of them who has less.
+    /// The rules for victims. The lowest priority among the pods of the group is the one that victims are
+    /// compared with.
     pub rules: Preemption<'a>,
-    /// The pods that need a place, by uid, in the order in which they will be tried; the one that found none
-    /// first.
+    /// Uids of the pods that need a node, in the order in which they are tried; the pod that no node fitted
+    /// comes first.
     pub pending: Vec<Arc<str>>,
-    /// Pods of the group that have a place and keep it until the others have theirs, by uid.
+    /// Uids of the pods of the group that are reserved on a node and keep it until the others are, too.
     pub held: Vec<Arc<str>>,
-    /// Whether the first that finds no place keeps those behind it from being tried.
+    /// Whether the first pod that fits nowhere keeps those behind it from being tried.
     pub strict: bool,
-    /// Whether the group may start once these of `pending` have a place, too.
+    /// Returns true if the group may start once the given pods of `pending` are placed, too.
     pub enough: Judge<'a, [Arc<PodInfo>], bool>,
 }
 
@@ -132,54 +136,56 @@ impl std::fmt::Debug for GroupPreemption<'_> {
     }
 }
 
-/// Answer of [`PostFilter::post_filter`](super::PostFilter::post_filter).
+/// Result of [`PostFilter::post_filter`](super::PostFilter::post_filter).
 #[derive(Debug)]
 pub enum PostFilterResult<'a> {
-    /// Room will be made on this node; the pod is nominated to it.
+    /// Room is made on this node; the pod is nominated to it.
     Nominated(Arc<str>),
-    /// The engine is to look for victims under these rules.
+    /// The engine must look for victims under these rules.
     Preempt(Preemption<'a>),
-    /// The same for the pods that start together with this one. Plugins behind this one are not asked.
+    /// The engine must look for victims for the pods that start together with this one. Later plugins are not
+    /// called.
     PreemptForGroup(Box<GroupPreemption<'a>>),
-    /// It was decided before, with the text for the pod's condition. Plugins behind this one are not asked.
+    /// The outcome was decided before; the text is for the pod's condition. Later plugins are not called.
     Decided(String),
-    /// No help, with the text for the pod's condition; may be empty.
+    /// The plugin cannot help; the text is for the pod's condition and may be empty.
     Unhelpful(String),
 }
 
-/// Answer of [`Permit::permit`](super::Permit::permit).
+/// Result of [`Permit::permit`](super::Permit::permit).
 #[derive(Debug)]
 pub enum PermitResult {
     /// Bind now.
     Allow,
-    /// Keep what is booked and wait, at most this long.
+    /// Keep the reservation and wait, at most this long.
     Wait(Duration),
-    /// Give back what is booked.
+    /// Undo the reservation.
     Reject(Rejection),
 }
 
 /// How a pod is bound.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BindPlan {
-    /// Not by this plugin.
+    /// Not by this plugin; the next one is tried.
     Skip,
-    /// By a POST to the pod's binding subresource.
+    /// With a POST to the pod's binding subresource.
     Binding,
-    /// By writes, in order, the last of which is to the object that the pod stands for: labels and
-    /// annotations of the [`PodPatch`] go there.
+    /// With writes, in order. The last one is to the object that the pod stands for: labels and annotations
+    /// of the [`PodPatch`] are written there.
     Writes(Vec<Write>),
 }
 
 /// Why a binding failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindError {
-    /// The API server's words.
+    /// The error message of the API server.
     pub message: String,
-    /// The pod does not exist any more.
+    /// Whether the pod no longer exists.
     pub gone: bool,
 }
 
-/// What the pre-bind plugins add to a pod; sent as one merge patch before the binding.
+/// The labels and annotations that the pre-bind plugins add to a pod; sent as one merge patch before the
+/// binding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodPatch {
     /// Annotations to set.
@@ -189,7 +195,7 @@ pub struct PodPatch {
 }
 
 impl PodPatch {
-    /// Whether there is nothing to send.
+    /// Returns true if there is nothing to send.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.annotations.is_empty() && self.labels.is_empty()
@@ -201,31 +207,31 @@ impl PodPatch {
 pub enum NotShown {
     /// The plugin has no such path.
     NoSuchPath,
-    /// There is no such thing; says what cannot be found.
+    /// The object does not exist; the text names it.
     Missing(String),
-    /// It cannot be shown as it is; says why.
+    /// The object cannot be shown; the text gives the cause.
     Failed(String),
 }
 
 impl NotShown {
-    /// `cannot find <what>`.
+    /// Returns [`NotShown::Missing`] with the text `cannot find <what>`.
     #[must_use]
     pub fn missing(what: impl std::fmt::Display) -> Self {
         Self::Missing(format!("cannot find {what}"))
     }
 }
 
-/// What a node lacks for a pod. All nodes are asked how far away they are, and a few of them for words.
+/// What a node lacks for a pod. The distance is computed for all nodes, the text only for a few of them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Lacks {
     distance: f64,
     found: usize,
-    /// Where they are asked for.
+    /// The texts, if they were requested.
     words: Option<Vec<String>>,
 }
 
 impl Lacks {
-    /// Nothing so far, to be told in words, too.
+    /// Creates an empty value that collects texts, too.
     #[must_use]
     pub fn in_words() -> Self {
         Self {
@@ -234,7 +240,8 @@ impl Lacks {
         }
     }
 
-    /// Adds one. `distance`: the missing part of what is needed, 0 to 1; `text` is for people, with units.
+    /// Adds one shortage. `distance` is the missing share of what is needed, 0 to 1; `text` is for users,
+    /// with units.
     pub fn add(&mut self, distance: f64, text: impl FnOnce() -> String) {
         self.distance += distance;
         self.found += 1;
@@ -243,19 +250,19 @@ impl Lacks {
         }
     }
 
-    /// How many were added.
+    /// Returns how many shortages were added.
     #[must_use]
     pub fn found(&self) -> usize {
         self.found
     }
 
-    /// How far away the node is: the sum over all that is lacking.
+    /// Returns how far the node is from fitting: the sum of all distances.
     #[must_use]
     pub fn distance(&self) -> f64 {
         self.distance
     }
 
-    /// All of it; empty where nobody asked for words.
+    /// Returns all texts, joined by `; `; empty if no texts were requested.
     #[must_use]
     pub fn text(&self) -> String {
         self.words

@@ -1,6 +1,6 @@
-//! The roles in which a plugin keeps count of what there is and of what was given away, for its rules to judge by.
+//! The roles in which a plugin keeps track of objects and allocations, as a basis for its filters and scores.
 //!
-//! Its books follow what happens in the cluster and what the engine decides; no rule changes them.
+//! This state follows events in the cluster and decisions of the engine; filters and scores do not change it.
 
 use super::{Cycle, Diagnosis, Effects, ObjectChange, Verdict, View};
 #[cfg(doc)]
@@ -9,23 +9,24 @@ use crate::state::{NodeIndex, PodInfo};
 use jiff::Timestamp;
 use std::sync::Arc;
 
-/// Follows nodes and the objects of watched kinds.
+/// Receives changes of nodes and of objects of watched kinds.
 pub trait ObjectEvents {
-    /// An object of a watched kind changed. Indexes know of it already.
+    /// Handles a change of an object of a watched kind. Indexes contain the change already.
     fn on_object(&mut self, _change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {}
-    /// A node appeared, changed or went. The engine has touched it already.
+    /// Handles a node that was added, changed or deleted. The engine has touched it already.
     fn on_node(&mut self, _node: NodeIndex, _view: View<'_>, _fx: &mut Effects) {}
 }
 
-/// Follows pods, and which node each is on.
+/// Receives changes of pods and of the nodes that they are on.
 pub trait PodEvents {
-    /// A pod appeared or changed: pending, on a node or finished, of whatever scheduler. Comes
-    /// before the engine acts on it, so that [`PreEnqueue::pre_enqueue`] already knows.
+    /// Handles a pod that was added or changed: pending, on a node or finished, of any scheduler. Called
+    /// before the engine acts on the pod, so that [`PreEnqueue::pre_enqueue`] sees the result.
     fn on_pod(&mut self, _pod: &Arc<PodInfo>, _view: View<'_>, _fx: &mut Effects) {}
-    /// The pod with this uid does not exist any more, or cannot be read any more. Comes before the
-    /// engine forgets it.
+    /// Handles the end of the pod with this uid: it was deleted, or can no longer be decoded. Called before
+    /// the engine removes it.
     fn on_pod_gone(&mut self, _uid: &str, _view: View<'_>, _fx: &mut Effects) {}
-    /// A pod was assumed on or found bound to a node. The engine has touched the node already.
+    /// Handles a pod that was assumed on a node or found bound to it. The engine has touched the node
+    /// already.
     fn on_assigned(
         &mut self,
         _pod: &Arc<PodInfo>,
@@ -34,7 +35,7 @@ pub trait PodEvents {
         _fx: &mut Effects,
     ) {
     }
-    /// A pod on a node changed.
+    /// Handles a change of a pod on a node.
     fn on_updated(
         &mut self,
         _old: &Arc<PodInfo>,
@@ -44,7 +45,7 @@ pub trait PodEvents {
         _fx: &mut Effects,
     ) {
     }
-    /// A pod left a node: deleted, finished, or its binding failed.
+    /// Handles a pod that left a node: it was deleted, finished, or its binding failed.
     fn on_unassigned(
         &mut self,
         _pod: &Arc<PodInfo>,
@@ -55,38 +56,39 @@ pub trait PodEvents {
     }
 }
 
-/// Brings what the plugin stores up to date before it is read: other roles change nothing, and so find it there.
+/// Updates the plugin's state before roles read it that cannot change it.
 pub trait Preparation {
-    /// Before the rules are asked where the cycle's pod may go, each time: adds what they need to know for
-    /// this pod and nobody has counted yet. Rules change nothing, and so find it there.
+    /// Called before the nodes are filtered, in each cycle: computes what the filters and scores need for
+    /// this pod and is not computed yet.
     fn prepare(&mut self, _cycle: &Cycle<'_>) {}
-    /// Before [`Insight`] is asked for what people want to see, which no cycle precedes.
+    /// Called before [`Insight`] is used outside a scheduling cycle.
     fn prepare_to_show(&mut self, _view: View<'_>) {}
 }
 
 /// Reacts to the passing of time.
 pub trait Tick {
-    /// Before each cycle: touch the nodes whose verdicts change by the passing of time alone.
+    /// Called before each cycle: touches the nodes whose verdicts change by the passing of time alone.
     fn tick(&mut self, _view: View<'_>, _fx: &mut Effects) {}
-    /// When [`Tick::tick`] next has something to do by the passing of time alone.
+    /// Returns when [`Tick::tick`] next has something to do by the passing of time alone; `None` for never.
     fn next_tick(&self) -> Option<Timestamp> {
         None
     }
 }
 
-/// Books what a pod takes beyond plain resources.
+/// Allocates what a pod takes in addition to plain resources.
 pub trait Reserve {
-    /// Books what the pod takes beyond plain resources. Undone by [`Reserve::unreserve`].
+    /// Allocates what the pod takes on `node` in addition to plain resources. Undone by
+    /// [`Reserve::unreserve`].
     fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Verdict {
         Ok(())
     }
-    /// Gives back what [`Reserve::reserve`] booked; must tolerate that it booked nothing.
+    /// Releases what [`Reserve::reserve`] allocated; must tolerate that nothing was.
     fn unreserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) {}
 }
 
 /// Reacts to the refusal of a pod. Upstream: `PostFilterTransformer`.
 pub trait PostFilterTransformer {
-    /// The pod was refused, at whatever point, after all post-filters; `diagnosis` may be amended.
+    /// Called after all post-filters when the pod was refused, at any extension point. May amend `diagnosis`.
     fn after_post_filter(
         &mut self,
         _cycle: &Cycle<'_>,
@@ -98,6 +100,6 @@ pub trait PostFilterTransformer {
 
 /// Reacts to the binding of a pod.
 pub trait PostBind {
-    /// The pod is bound.
+    /// Called once the pod is bound.
     fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
 }

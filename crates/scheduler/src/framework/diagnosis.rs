@@ -11,7 +11,7 @@ use std::fmt::{Display, Formatter};
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-/// Nodes that were refused for one reason by one plugin.
+/// The number of nodes that one plugin refused for one reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeRefusal {
@@ -25,39 +25,39 @@ pub struct NodeRefusal {
     pub nodes: usize,
 }
 
-/// Why one scheduling cycle placed nothing.
+/// Why a scheduling cycle did not place the pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnosis {
-    /// How many nodes there are.
+    /// The number of nodes in the cluster.
     pub total_nodes: usize,
-    /// Set when a plugin refused the pod before any node was looked at.
+    /// The message of a plugin that refused the pod before any node was filtered; else empty.
     pub pre_filter_message: String,
-    /// Per plugin and reason. A node counts once per reason its refusing plugin gave.
+    /// Refusals per plugin and reason. A node counts once per reason that its refusing plugin gave.
     pub refusals: Vec<NodeRefusal>,
-    /// What the attempt to make room said.
+    /// The result of the attempt to make room.
     pub post_filter_message: String,
-    /// What became of the attempt to make room for all pods that start together with this one.
+    /// The result of the attempt to make room for all pods that start together with this one.
     #[serde(skip)]
     pub for_group: Option<String>,
-    /// The node on which room is being made; empty when that of before is given up.
+    /// The nominated node; empty when the previous nomination is cleared.
     #[serde(skip_serializing_if = "nowhere")]
     pub nominated: Option<String>,
-    /// The plugins that refused.
+    /// Names of the plugins that refused.
     pub plugins: Vec<&'static str>,
-    /// The same as a set.
+    /// The plugins that refused, as a set of instances.
     #[serde(skip)]
     pub(crate) by: PluginSet,
-    /// Whether a plugin merely waits for something outside.
+    /// Whether a plugin only waits for something outside the scheduler.
     #[serde(skip)]
     pub(crate) pending: bool,
-    /// The plugin that refused the pod before any node was looked at.
+    /// The plugin that refused the pod before any node was filtered.
     #[serde(skip)]
     pub(crate) pre_filter_by: Option<Instance>,
-    /// How many nodes evicting pods might free.
+    /// The number of nodes on which evicting pods might help.
     #[serde(skip)]
     pub(crate) helpable: usize,
-    /// Which these are; listed only when there is somebody to evict.
+    /// The nodes on which evicting pods might help; listed only if there are pods to evict.
     #[serde(skip)]
     pub(crate) candidates: Vec<NodeIndex>,
 }
@@ -67,8 +67,8 @@ fn nowhere(node: &Option<String>) -> bool {
 }
 
 impl Diagnosis {
-    /// The text of the pod's condition and event, in kube-scheduler's form:
-    /// `0/3 nodes are available: 1 Insufficient cpu, 2 node(s) were unschedulable. <post filter>`.
+    /// Returns the text of the pod's condition and event in kube-scheduler's form: `0/3 nodes are available:
+    /// 1 Insufficient cpu, 2 node(s) were unschedulable. <post filter>`.
     #[must_use]
     pub fn message(&self) -> String {
         if self.total_nodes == 0 && self.pre_filter_message.is_empty() {
@@ -101,8 +101,8 @@ impl Diagnosis {
     }
 }
 
-/// What is said of a pod that was not placed. It is put into words when it is first read, which is seldom where
-/// the decision is made.
+/// The event text of a refused pod, formatted when it is first read. Most are never read where the decision
+/// is made.
 #[derive(Debug, Clone)]
 pub struct Words {
     of: Option<Arc<Diagnosis>>,
@@ -110,7 +110,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// What `diagnosis` says, as [`Diagnosis::message`].
+    /// Creates the text of `diagnosis`: its [`Diagnosis::message`].
     #[must_use]
     pub fn of(diagnosis: Arc<Diagnosis>) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Words {
         }
     }
 
-    /// Whether somebody has read it.
+    /// Returns true if the text was formatted already.
     #[cfg(test)]
     pub(crate) fn is_put(&self) -> bool {
         self.text.get().is_some()
@@ -150,11 +150,11 @@ impl Display for Words {
     }
 }
 
-/// Rejections of nodes, counted as they come and go.
+/// Counts of node rejections per plugin, code and reason.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
     counts: FxHashMap<(Instance, Code, Reason), usize>,
-    /// Refused nodes that evicting pods might free, by index.
+    /// The number of refused nodes on which evicting pods might help.
     pub(crate) helpable: usize,
 }
 
@@ -163,7 +163,7 @@ impl Tally {
         self.add_many(plugin, rejection, 1);
     }
 
-    /// So many nodes with one rejection.
+    /// Adds `nodes` nodes with one rejection.
     pub(crate) fn add_many(&mut self, plugin: Instance, rejection: &Rejection, nodes: usize) {
         if nodes == 0 {
             return;
@@ -192,7 +192,7 @@ impl Tally {
         }
     }
 
-    /// The diagnosis of a pod that no node took. `names` are the instances' plugin names.
+    /// Returns the diagnosis of a pod that fits no node. `names` holds the plugin name of each instance.
     pub(crate) fn diagnosis(&self, total_nodes: usize, names: &[&'static str]) -> Diagnosis {
         let mut out = Diagnosis {
             total_nodes,
@@ -224,7 +224,7 @@ impl Tally {
         out
     }
 
-    /// An error of a plugin on some node, if any: the cycle failed rather than refused.
+    /// Returns a plugin's error on some node, if there is one: the cycle failed rather than refused the pod.
     pub(crate) fn error(&self) -> Option<(Instance, &Reason)> {
         self.counts
             .keys()
@@ -233,13 +233,13 @@ impl Tally {
     }
 }
 
-/// What was said of one row.
+/// The result of filtering one row.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) enum RowVerdict {
-    /// Not a node.
+    /// The row holds no node.
     #[default]
     Absent,
-    /// With the NUMA nodes agreed on, where alignment is asked for.
+    /// The node fits, with the selected NUMA nodes if alignment is required.
     Fits(Option<NumaMask>),
     Refused(Instance, Rejection),
 }

@@ -1,4 +1,4 @@
-//! What plugins ask of the engine.
+//! Requests of plugins to the engine: writes, problem reports and state changes.
 
 #[cfg(doc)]
 use super::PreEnqueue;
@@ -8,26 +8,26 @@ use rustc_hash::FxHashMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A write to the API.
+/// A write to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Write {
-    /// Group, empty for the core group.
+    /// API group; empty for the core group.
     pub group: &'static str,
-    /// Version.
+    /// API version.
     pub version: &'static str,
-    /// Plural, lower case.
+    /// Plural resource name, lower case.
     pub plural: &'static str,
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
     /// The object's name.
     pub name: String,
-    /// What is written.
+    /// The operation and its content.
     pub verb: Verb,
-    /// What measures it, if anything does.
+    /// The histogram that records the duration of the write, if any.
     pub timed: Option<Timed>,
 }
 
-/// A histogram without labels that takes how long a [`Write`] took, in seconds.
+/// A histogram without labels that records the duration of a [`Write`], in seconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Timed(pub &'static Family);
 
@@ -37,7 +37,7 @@ impl PartialEq for Timed {
     }
 }
 
-/// An event about a pod that was refused, beside the one that says why.
+/// An additional event for a refused pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remark {
     /// The event's reason.
@@ -46,52 +46,52 @@ pub struct Remark {
     pub message: String,
 }
 
-/// What a [`Write`] does.
+/// The operation of a [`Write`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Verb {
-    /// A JSON merge patch of the object.
+    /// JSON merge patch of the object.
     Patch(serde_json::Value),
-    /// A JSON merge patch of its status subresource.
+    /// JSON merge patch of the object's status subresource.
     PatchStatus(serde_json::Value),
-    /// Creates the object; that it exists already is no failure.
+    /// Creates the object; succeeds if it exists already.
     Create(serde_json::Value),
-    /// Deletes the object; the uid, if not empty, must match.
+    /// Deletes the object; if the uid is not empty, it must match.
     Delete(String),
-    /// Asks for the eviction of the pod with this uid, which disruption budgets may refuse.
+    /// Evicts the pod with this uid through the eviction API, which disruption budgets may refuse.
     Evict(String),
 }
 
-/// An object that could not be understood, to be reported on the object itself.
+/// A problem of an invalid object, to be reported as an event of that object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// `Pod`, `Node`, ...
+    /// Kind of the object: `Pod`, `Node`, ...
     pub kind: &'static str,
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
     /// The object's name.
     pub name: String,
     /// The object's uid.
     pub uid: String,
-    /// Names the key and the value.
+    /// The message; names the key and the value.
     pub message: String,
 }
 
 impl Problem {
-    /// Returns the text for a value that is not used: the field, the value, and what is expected.
+    /// Returns the message for an invalid value: the field, the value, and what is expected.
     #[must_use]
     pub fn invalid(field: &str, value: impl Debug, expected: &str) -> String {
         format!("invalid value {value:?} for {field}: expected {expected}")
     }
 }
 
-/// The problems of objects that were reported, by what identifies the objects of a kind: a uid, or a name.
-/// Each is reported once, until the object changes in that.
+/// The last reported problems of each object, by a key that identifies the object among those of its kind: a
+/// uid or a name. Each problem is reported once, until the object's problems change.
 #[derive(Debug, Default)]
 pub struct ReportedProblems(FxHashMap<Arc<str>, Vec<Problem>>);
 
 impl ReportedProblems {
-    /// Reports those of `found` that were not among the last ones of this object. Without any, the object
-    /// is forgotten.
+    /// Reports those problems in `found` that the object did not have at the last call. If `found` is empty,
+    /// the object is removed.
     pub fn update(&mut self, object: &str, found: Vec<Problem>, fx: &mut Effects) {
         if found.is_empty() {
             self.0.remove(object);
@@ -106,51 +106,51 @@ impl ReportedProblems {
         }
     }
 
-    /// Forgets an object that is gone.
+    /// Removes an object that was deleted.
     pub fn forget(&mut self, object: &str) {
         self.0.remove(object);
     }
 }
 
-/// What a plugin asks of the engine while it digests an event.
+/// Requests that a plugin makes of the engine while it handles an event.
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Nodes whose verdicts or scores may have changed.
     pub touched: Vec<NodeIndex>,
-    /// All of them.
+    /// Touches all nodes.
     pub touch_all: bool,
-    /// Pods (by uid) that are on no node and take something else than before wherever they go: nodes
-    /// that keep room for them are touched. Whether any does need not be known.
+    /// Pods (by uid) on no node whose demand changed: the nodes that they are nominated to are touched. Pods
+    /// without a nomination are ignored.
     pub imagined: Vec<Arc<str>>,
-    /// Waiting pods (by uid) that may bind as far as this plugin is concerned.
+    /// Waiting pods (by uid) that this plugin permits to bind, with the plugin's name.
     pub allow: Vec<(Arc<str>, &'static str)>,
-    /// Waiting pods that must give back what they hold, and why.
+    /// Waiting pods (by uid) whose reservation must be undone, with the plugin's name and the reason.
     pub reject: Vec<(Arc<str>, &'static str, Reason)>,
-    /// As `reject`, for pods of a group that went from booking to giving back with no decision in
-    /// between: nobody was refused because of them, so nobody is tried again because they go.
+    /// Like `reject`, for pods of a group whose reservations are undone in the same step that made them. No
+    /// pod was refused because of them, so their removal makes no pod be tried again.
     pub rollback: Vec<(Arc<str>, &'static str, Reason)>,
     /// Refused pods (by uid) to try again at once.
     pub activate: Vec<Arc<str>>,
-    /// Objects that could not be understood.
+    /// Problems of invalid objects.
     pub problems: Vec<Problem>,
-    /// Queued pods (by uid) whose [`PreEnqueue::pre_enqueue`] answer may have changed.
+    /// Queued pods (by uid) whose [`PreEnqueue::pre_enqueue`] result may have changed.
     pub regate: Vec<Arc<str>>,
-    /// Pods that stand for other objects, to be treated as if the informer had delivered them: new
-    /// ones, or known ones that take more or less than before.
+    /// Pods that stand for other objects, to be treated as if the informer had delivered them: new ones, or
+    /// existing ones whose demand changed.
     pub apply: Vec<Arc<PodInfo>>,
-    /// Such pods (by uid) that are gone.
+    /// Uids of such pods that were removed.
     pub remove: Vec<Arc<str>>,
-    /// Queued pods (by uid) that are not waiting for room any more that was being made for them.
+    /// Queued pods (by uid) that no longer wait for the room that was being made for them.
     pub withdraw: Vec<Arc<str>>,
-    /// Queued pods (by uid) that need no attempt of their own, and the text for their condition.
+    /// Queued pods (by uid) that need no attempt of their own, with the text for their condition.
     pub explain: Vec<(Arc<str>, String)>,
-    /// Writes to send. Failures are logged; a plugin that needs one to succeed compares what the
-    /// informer shows with what it wants and asks again.
+    /// Writes to send. Failures are logged. A plugin that needs a write to succeed must compare the object
+    /// that the informer delivers with the desired one and request the write again.
     pub writes: Vec<Write>,
 }
 
 impl Effects {
-    /// Whether nothing is asked for, as after most events.
+    /// Returns true if nothing is requested, as after most events.
     pub(crate) fn is_empty(&self) -> bool {
         let Self {
             touched,

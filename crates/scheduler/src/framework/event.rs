@@ -1,10 +1,10 @@
-//! What can make a refused pod worth another try.
+//! Cluster events that can make refused pods schedulable.
 
 use crate::state::{NodeInfo, PodInfo};
 use std::any::Any;
 use std::sync::Arc;
 
-/// What an event is about.
+/// The kind of object that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
     /// A node.
@@ -13,18 +13,18 @@ pub enum Subject {
     AssignedPod,
     /// A pod that is not bound: the waiting pod itself.
     UnscheduledPod,
-    /// Another kind, in the form `plural.version.group`.
+    /// An object of another kind, named `plural.version.group`.
     Object(&'static str),
 }
 
-/// What happened, as a set of bits.
+/// What happened to the object, as a set of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Action(pub u16);
 
 impl Action {
-    /// It appeared.
+    /// The object was added.
     pub const ADD: Self = Self(1);
-    /// It is gone.
+    /// The object was deleted.
     pub const DELETE: Self = Self(1 << 1);
     /// A node's allocatable changed.
     pub const NODE_ALLOCATABLE: Self = Self(1 << 2);
@@ -36,30 +36,30 @@ impl Action {
     pub const NODE_ANNOTATION: Self = Self(1 << 5);
     /// A pod's labels or annotations changed.
     pub const POD_LABEL: Self = Self(1 << 6);
-    /// A pod asks for less than before.
+    /// A pod requests less than before.
     pub const POD_SCALE_DOWN: Self = Self(1 << 7);
-    /// The pod's own scheduling gates, tolerations or other fields of its spec changed.
+    /// The waiting pod's own scheduling gates, tolerations or other fields of its spec changed.
     pub const POD_SPEC: Self = Self(1 << 8);
-    /// Another kind of object changed.
+    /// An object of another kind changed.
     pub const UPDATE: Self = Self(1 << 9);
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether the sets have an element in common.
+    /// Returns true if the sets have an element in common.
     #[must_use]
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
-/// An event with the objects it is about.
+/// A cluster event with the object it concerns.
 #[derive(Debug, Clone)]
 pub struct ClusterEvent<'a> {
-    /// What it is about.
+    /// The kind of object.
     pub subject: Subject,
     /// What happened.
     pub action: Action,
@@ -72,7 +72,7 @@ pub struct ClusterEvent<'a> {
 }
 
 impl<'a> ClusterEvent<'a> {
-    /// Returns what happened to a pod that has a node.
+    /// Creates the event for a change of a pod that is on a node.
     pub(crate) fn of_assigned(action: Action, pod: &'a PodInfo) -> Self {
         Self {
             subject: Subject::AssignedPod,
@@ -83,8 +83,8 @@ impl<'a> ClusterEvent<'a> {
         }
     }
 
-    /// The name under which upstream's metrics count it; what happens to objects of other kinds is
-    /// named by who watches them.
+    /// Returns the name of the event in upstream's metrics. For [`Subject::Object`] this is the kind;
+    /// [`Watch`](super::Watch) has the names of its events.
     #[must_use]
     pub fn label(&self) -> &'static str {
         match (self.subject, self.action) {
@@ -106,10 +106,10 @@ impl<'a> ClusterEvent<'a> {
     }
 }
 
-/// How metrics call what happens to objects of a kind: added, updated, deleted.
+/// The names in metrics of the events that concern a kind: added, updated, deleted.
 pub type EventNames = [&'static str; 3];
 
-/// The [`EventNames`] of a kind that is called so.
+/// Returns the [`EventNames`] of the kind with this name.
 #[macro_export]
 macro_rules! event_names {
     ($resource:literal) => {
@@ -121,39 +121,39 @@ macro_rules! event_names {
     };
 }
 
-/// A plugin's interest in a kind of event.
+/// A set of events that a plugin is interested in.
 #[derive(Debug, Clone, Copy)]
 pub struct Interest {
-    /// What it must be about.
+    /// The kind of object that the event must concern.
     pub subject: Subject,
-    /// Any of these must have happened.
+    /// The actions of which at least one must have happened.
     pub actions: Action,
 }
 
-/// A plugin's judgement of one event for one pod it refused.
+/// Whether an event can help a pod that a plugin refused. Upstream: `QueueingHint`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Helps {
-    /// The pod may fit now.
+    /// The pod may be schedulable now.
     Queue,
     /// The event does not help this pod.
     Skip,
 }
 
-/// A change of an object of a kind that a plugin watches.
+/// A change of an object of a watched kind.
 #[derive(Debug, Clone)]
 pub struct ObjectChange {
-    /// `plural.version.group`.
+    /// The kind: `plural.version.group`.
     pub kind: &'static str,
     /// What happened: [`Action::ADD`], [`Action::UPDATE`] or [`Action::DELETE`].
     pub action: Action,
-    /// The state before, if it was known.
+    /// The previous state; `None` if it is not available.
     pub old: Option<Arc<dyn Any + Send + Sync>>,
-    /// The state now, or the last one of a deleted object.
+    /// The current state, or the last one of a deleted object.
     pub new: Arc<dyn Any + Send + Sync>,
 }
 
 impl ObjectChange {
-    /// Which of a kind's `names` it has.
+    /// Returns the name among `names` that matches the action.
     #[must_use]
     pub fn named(&self, names: &EventNames) -> &'static str {
         let [add, update, delete] = names;
@@ -164,7 +164,7 @@ impl ObjectChange {
         }
     }
 
-    /// The object, when it is a `T`.
+    /// Returns the current object if it is a `T`.
     #[must_use]
     pub fn new_as<T: Any>(&self) -> Option<&T> {
         self.new.downcast_ref()

@@ -1,35 +1,36 @@
-//! What extenders answer.
+//! Results of scheduler extenders.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What extenders answer together; an error is that of one that may not be ignored.
+/// The combined result of all extenders that were called. An error is that of an extender that is not
+/// ignorable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Advice {
-    /// To [`crate::engine::Question::Nodes`].
+    /// Result for [`crate::engine::Question::Nodes`].
     Nodes(Result<Advised, String>),
-    /// To [`crate::engine::Question::Victims`].
+    /// Result for [`crate::engine::Question::Victims`].
     Victims(Result<Vec<Agreed>, String>),
 }
 
-/// What extenders said about nodes.
+/// Filter and prioritize results of extenders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advised {
-    /// Those refused, with the reason and whether no eviction could help.
+    /// The refused nodes, each with the reason and whether the refusal is unresolvable by evictions.
     pub refused: BTreeMap<Arc<str>, (String, bool)>,
-    /// What to add to the total scores of nodes.
+    /// Values to add to the total scores of nodes.
     pub scores: BTreeMap<Arc<str>, i64>,
 }
 
-/// Victims that extenders agreed with.
+/// A preemption candidate that the extenders accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// The extender that said so last, for complaints.
+    /// The extender that returned it last, for error messages.
     pub extender: String,
-    /// Their node.
+    /// The node.
     pub node: Arc<str>,
-    /// Uids of those who go.
+    /// Uids of the victims.
     pub victims: Vec<String>,
-    /// How many of them have no disruption budget left.
+    /// How many of the victims have no disruption budget left.
     pub violations: i64,
 }

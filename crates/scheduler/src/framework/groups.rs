@@ -1,39 +1,40 @@
-//! Verdicts and scores that all nodes of a group have in common.
+//! Groups of nodes that share a verdict or a score.
 
 use crate::state::NodeIndex;
 use std::sync::Arc;
 
-/// Nodes that a plugin gives the same, by group.
+/// A partition of the nodes into groups whose members a plugin treats alike.
 #[derive(Debug, Clone, Default)]
 pub struct Groups {
-    /// The label whose values make the groups; none: all nodes are one group.
+    /// The label whose values define the groups; `None`: all nodes form one group.
     pub by: Option<Label>,
-    /// The nodes that are not like the others of their group; perhaps some that are.
+    /// Nodes that must be evaluated one by one because they may differ from the others of their group.
     pub apart: Vec<NodeIndex>,
 }
 
-/// Nodes by the value of a label.
+/// The value of one label on every node.
 #[derive(Debug, Clone)]
 pub struct Label {
-    /// Its key.
+    /// The label's key.
     pub key: String,
-    /// By row, a number for the value, or [`Groups::NONE`]; rows beyond the end have none. The same list
-    /// for as long as nothing in it changes.
+    /// A number for the value by row, or [`Groups::NONE`]; rows beyond the end have none. The same `Arc` is
+    /// kept as long as its content does not change.
     pub rows: Arc<Vec<u32>>,
 }
 
 impl Groups {
-    /// No group. Rows without one are alike, too.
+    /// Row without the label. Such rows are treated alike, too.
     pub const NONE: u32 = u32::MAX;
 
-    /// So many of `rows` nodes may be apart, or groups: with more there is little to win, and all nodes are looked
-    /// at.
+    /// Returns how many of `rows` nodes may be apart, and how many groups there may be. With more, grouping
+    /// saves little and every node is evaluated.
     #[must_use]
     pub fn most(rows: usize) -> usize {
         (rows / 8).max(64)
     }
 
-    /// Sets these of `rows` nodes apart, too. `None` when they would be too many; they are not asked for then.
+    /// Adds nodes that are evaluated one by one; `rows` is the number of nodes. Returns `None`, without
+    /// consuming `nodes`, if that would exceed [`Groups::most`].
     #[must_use]
     pub fn also_apart(
         mut self,
@@ -47,7 +48,7 @@ impl Groups {
         Some(self)
     }
 
-    /// Splits the groups by this label, too. `None` when they are by another one already.
+    /// Splits the groups by this label. Returns `None` if they are split by another label already.
     #[must_use]
     pub fn also_by(self, label: Label) -> Option<Self> {
         match &self.by {
@@ -60,7 +61,8 @@ impl Groups {
         }
     }
 
-    /// Nodes that are alike by both. `None` when each is by another label.
+    /// Returns the groups of nodes that are alike in both partitions, or `None` if these use different
+    /// labels.
     #[must_use]
     pub fn and(mut self, other: Self) -> Option<Self> {
         self.apart.extend(other.apart);
@@ -71,14 +73,14 @@ impl Groups {
     }
 }
 
-/// What a plugin may want to know of all nodes that fit when it scores some of them.
+/// Summary of all nodes that fit, for plugins that score only some of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// How many nodes fit.
     pub fitting: usize,
     /// How many of them have no group.
     pub ungrouped: usize,
-    /// How many groups the others are of.
+    /// The number of groups that the others belong to.
     pub groups: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What is known of objects that more than one plugin reads: one index for all of them.
+//! Indexes of objects that several plugins read: one shared index per kind of content.
 
 use super::{Effects, ObjectChange};
 #[cfg(doc)]
@@ -7,19 +7,21 @@ use crate::state::PodInfo;
 use std::any::{Any, TypeId};
 use std::sync::Arc;
 
-/// What several plugins read of the cluster. The engine owns it, and tells it of every change before any
-/// plugin hears of it ([`ObjectEvents::on_object`](super::ObjectEvents::on_object)); plugins read it through [`View::index`].
+/// An index of cluster objects that several plugins read. The engine owns it and updates it on every change
+/// before any plugin is notified ([`ObjectEvents::on_object`](super::ObjectEvents::on_object)); plugins read
+/// it through [`View::index`].
 pub trait Index: Any + Send + Sync {
-    /// An object of a watched kind changed, of whatever kind: which are watched is for plugins to say
+    /// Handles a change of an object of any watched kind. Plugins declare the kinds to watch
     /// ([`Inputs::watches`]).
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects);
-    /// A pod or holder appeared or changed: pending, on a node or finished ([`PodEvents::on_pod`](super::PodEvents::on_pod)).
+    /// Handles a pod or holder that was added or changed: pending, on a node or finished
+    /// ([`PodEvents::on_pod`](super::PodEvents::on_pod)).
     fn on_pod(&mut self, _pod: &Arc<PodInfo>) {}
-    /// The pod with this uid does not exist any more, or cannot be read any more.
+    /// Handles the end of the pod with this uid: it was deleted, or can no longer be decoded.
     fn on_pod_gone(&mut self, _uid: &str) {}
 }
 
-/// Names an [`Index`], and says how it begins.
+/// The type of an [`Index`], with its constructor.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexKind {
     id: TypeId,
@@ -27,7 +29,7 @@ pub struct IndexKind {
 }
 
 impl IndexKind {
-    /// The index `T`, which begins empty.
+    /// Returns the kind of index `T`; its indexes start empty.
     #[must_use]
     pub fn of<T: Index + Default>() -> Self {
         Self {
@@ -37,7 +39,7 @@ impl IndexKind {
     }
 }
 
-/// The indexes of one engine, each once.
+/// All indexes of an engine, one of each type.
 #[derive(Default)]
 pub struct Indexes(Vec<(TypeId, Box<dyn Index>)>);
 
@@ -48,7 +50,7 @@ impl std::fmt::Debug for Indexes {
 }
 
 impl Indexes {
-    /// Those that are named, however often, with nothing in them.
+    /// Creates one empty index of each of `kinds`; duplicates are ignored.
     #[must_use]
     pub fn new(kinds: impl IntoIterator<Item = IndexKind>) -> Self {
         let mut out = Self::default();
@@ -60,7 +62,7 @@ impl Indexes {
         out
     }
 
-    /// Tells all of a change.
+    /// Passes a change to all indexes.
     pub fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects) {
         for (_, index) in &mut self.0 {
             index.on_object(change, fx);
@@ -79,7 +81,7 @@ impl Indexes {
         }
     }
 
-    /// The index `T`, if a plugin named it.
+    /// Returns the index `T`, or `None` if no plugin declared it.
     #[must_use]
     pub fn get<T: Index>(&self) -> Option<&T> {
         let (_, index) = self.0.iter().find(|(id, _)| *id == TypeId::of::<T>())?;

@@ -1,9 +1,9 @@
-//! The extension points, and what plugins see.
+//! The plugin API: extension points, plugin roles and the state that plugins read.
 //!
-//! Two rules make the engine fast. A plugin judges a node by its dense index against columns, with
-//! the pod's side prepared once per cycle ([`PreFilter`], [`PreScore`]). And it
-//! says what of a pod it reads ([`Sign`]): pods that sign the same share verdicts and
-//! scores, until the plugin or the engine touches a node.
+//! Two rules make the engine fast. A plugin filters and scores nodes by their dense index against columns,
+//! with the pod's side prepared once per cycle ([`PreFilter`], [`PreScore`]). And a plugin declares which
+//! parts of a pod it reads ([`Sign`]): pods with equal signatures share verdicts and scores until a plugin or
+//! the engine touches a node.
 
 mod answer;
 mod books;
@@ -61,89 +61,90 @@ use koord_model::resources::{PODS, ResourceId, ResourceTable};
 use std::any::Any;
 use std::sync::Arc;
 
-/// The extension points as a set of bits.
+/// A set of extension points, as bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Points(pub u16);
 
 impl Points {
-    /// May keep a pod out of the active queue.
+    /// PreEnqueue: may keep a pod out of the active queue.
     pub const PRE_ENQUEUE: Self = Self(1);
-    /// Orders the queue.
+    /// QueueSort: orders the queue.
     pub const QUEUE_SORT: Self = Self(1 << 1);
-    /// Looks at the pod before any node.
+    /// PreFilter: checks the pod before any node.
     pub const PRE_FILTER: Self = Self(1 << 2);
-    /// Judges nodes.
+    /// Filter: accepts or refuses nodes.
     pub const FILTER: Self = Self(1 << 3);
-    /// Tries to make room when no node fits.
+    /// PostFilter: tries to make room when no node fits, by preemption for example.
     pub const POST_FILTER: Self = Self(1 << 4);
-    /// Prepares scoring.
+    /// PreScore: prepares scoring.
     pub const PRE_SCORE: Self = Self(1 << 5);
-    /// Scores nodes.
+    /// Score: scores nodes.
     pub const SCORE: Self = Self(1 << 6);
-    /// Books what the pod takes.
+    /// Reserve: reserves what the pod takes on its node.
     pub const RESERVE: Self = Self(1 << 7);
-    /// May make the pod wait before binding.
+    /// Permit: may make the pod wait before binding.
     pub const PERMIT: Self = Self(1 << 8);
-    /// Adds to the patch that precedes the binding.
+    /// PreBind: adds to the patch that precedes the binding.
     pub const PRE_BIND: Self = Self(1 << 9);
-    /// Says how to bind.
+    /// Bind: chooses how the pod is bound.
     pub const BIND: Self = Self(1 << 10);
-    /// Is told of a binding.
+    /// PostBind: is called after a pod was bound.
     pub const POST_BIND: Self = Self(1 << 11);
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether `other` is wholly in this set.
+    /// Returns true if `other` is a subset of this set.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// The engine's state as plugins read it.
+/// The engine's state, as plugins read it.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// All nodes with what is booked on them, assumed pods included.
+    /// All nodes with the pods on them, assumed pods included.
     pub nodes: &'a NodeStore,
-    /// Resource names and numbers.
+    /// The mapping of resource names to numbers.
     pub resources: &'a ResourceTable,
-    /// What is known of objects that more than one plugin reads.
+    /// The indexes of objects that more than one plugin reads.
     pub indexes: &'a Indexes,
-    /// The time of this cycle or event: the same for all plugins and nodes of a cycle.
+    /// The time of this cycle or event; equal for all plugins and nodes of a cycle.
     pub now: Timestamp,
 }
 
 impl<'a> View<'a> {
-    /// The index `T`; `None` when no plugin named it ([`Inputs::indexes`]).
+    /// Returns the index `T`, or `None` when no plugin declared it ([`Inputs::indexes`]).
     #[must_use]
     pub fn index<T: Index>(&self) -> Option<&'a T> {
         self.indexes.get()
     }
 }
 
-/// How the node that is judged differs from the books: pods to imagine away (victims of a
-/// preemption, reservations that the pod may use) and pods to imagine there (nominated ones).
+/// Differences between a node's recorded state and the state to filter and score it in: pods to treat as
+/// removed (victims of a preemption, reservations that the pod may use) and pods to treat as added (nominated
+/// ones).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Overlay<'a> {
-    /// Booked on the node, and to be treated as if they were not.
+    /// Pods on the node that are treated as if they were not.
     pub removed: &'a [Arc<PodInfo>],
-    /// Not on the node, and to be treated as if they were.
+    /// Pods not on the node that are treated as if they were.
     pub added: &'a [Arc<PodInfo>],
 }
 
 impl Overlay<'_> {
-    /// Whether the node is as the books say.
+    /// Returns true if the node is evaluated as recorded.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.removed.is_empty() && self.added.is_empty()
     }
 
-    /// Whether the pod with this uid is imagined away.
+    /// Returns true if the pod with this uid is treated as removed.
     #[must_use]
     pub fn removes(&self, uid: &str) -> bool {
         self.removed.iter().any(|pod| *pod.uid == *uid)
@@ -153,26 +154,26 @@ impl Overlay<'_> {
 /// One pod's scheduling cycle.
 #[derive(Debug, Clone, Copy)]
 pub struct Cycle<'a> {
-    /// The pod that is placed.
+    /// The pod to schedule.
     pub pod: &'a Arc<PodInfo>,
-    /// The state it is placed into.
+    /// The state that the pod is scheduled against.
     pub view: View<'a>,
-    /// What to imagine of the node handed to the same call. Whoever reads what is booked on a node
-    /// reads it through the methods below, or honours this itself.
+    /// Changes to assume on the node passed to the same call. Code that reads the pods of a node must use the
+    /// methods below, or apply the overlay itself.
     pub overlay: Overlay<'a>,
-    /// The NUMA nodes that were agreed on for the node handed to the same call, if any were.
+    /// The NUMA nodes selected on the node passed to the same call, if alignment selected any.
     pub numa: Option<NumaMask>,
-    /// At reserve and later: the pod whose place this one takes ([`Release::nominate`]).
+    /// From reserve on: the pod whose place this one takes ([`Release::nominate`]).
     pub nominated: Option<&'a Arc<PodInfo>>,
-    /// The pods on the node handed to the same call that move into what this one, a reservation,
-    /// holds there ([`Release::takes_in`]). What they were given is part of what it gets. Before
-    /// reserve they are imagined away, too. None: whether any may is not known, or none may, and then
-    /// [`Release::released`] says who is imagined away.
+    /// Pods on the node passed to the same call that this pod, a reservation, absorbs
+    /// ([`Release::takes_in`]): what is allocated to them becomes part of what the reservation gets. Before
+    /// reserve they are treated as removed, too. `None` when none can be absorbed or that is not known yet;
+    /// then [`Release::released`] lists the pods to treat as removed.
     pub taken_in: Option<&'a [Arc<PodInfo>]>,
 }
 
 impl<'a> Cycle<'a> {
-    /// A cycle with nothing imagined.
+    /// Creates a cycle with an empty overlay.
     #[must_use]
     pub fn new(pod: &'a Arc<PodInfo>, view: View<'a>) -> Self {
         Self {
@@ -185,13 +186,13 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// The pods that this one takes in, if any.
+    /// Returns the pods that this one absorbs; empty if there are none.
     #[must_use]
     pub fn taken_in(&self) -> &'a [Arc<PodInfo>] {
         self.taken_in.unwrap_or_default()
     }
 
-    /// What the pods on `node` request of `resource`.
+    /// Returns the amount of `resource` that the pods on `node` request, with the overlay applied.
     #[inline]
     #[must_use]
     pub fn requested(&self, node: NodeIndex, resource: ResourceId) -> i64 {
@@ -209,7 +210,8 @@ impl<'a> Cycle<'a> {
         booked - sum(self.overlay.removed) + sum(self.overlay.added)
     }
 
-    /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
+    /// Returns CPU (millicores) and memory (bytes) requested on `node`, with defaults for containers without
+    /// requests.
     #[inline]
     #[must_use]
     pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
@@ -225,12 +227,12 @@ impl<'a> Cycle<'a> {
         [cpu, memory]
     }
 
-    /// The pods on `node`, without holders.
+    /// Iterates over the pods on `node`, without holders ([`Holders`]).
     pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &'a Arc<PodInfo>> + use<'a> {
         self.booked(node).filter(|pod| !pod.is_holder())
     }
 
-    /// The pods and holders on `node`.
+    /// Iterates over the pods and holders on `node`.
     pub fn booked(&self, node: NodeIndex) -> impl Iterator<Item = &'a Arc<PodInfo>> + use<'a> {
         let Self { view, overlay, .. } = *self;
         let booked = view.nodes.booked(node);
@@ -240,7 +242,7 @@ impl<'a> Cycle<'a> {
     }
 }
 
-/// What a plugin prepared for this cycle; empty when it prepared nothing.
+/// The state that a plugin prepared for this cycle; empty when it prepared none.
 #[derive(Default)]
 pub struct State(Option<Box<dyn Any + Send + Sync>>);
 
@@ -255,13 +257,13 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
-    /// Holds `value`.
+    /// Creates a state that holds `value`.
     #[must_use]
     pub fn of<T: Any + Send + Sync>(value: T) -> Self {
         Self(Some(Box::new(value)))
     }
 
-    /// The value, when it is a `T`.
+    /// Returns the value if it is a `T`.
     #[inline]
     #[must_use]
     pub fn get<T: Any>(&self) -> Option<&T> {
@@ -269,15 +271,15 @@ impl State {
     }
 }
 
-/// What a plugin makes of holders: what has the form of a pod and only keeps room on a node for pods
-/// to come, like a reservation ([`Booked::Holder`](crate::state::Booked)).
+/// How a plugin treats holders: objects in the form of a pod that only reserve capacity on a node for later
+/// pods, such as reservations ([`Booked::Holder`](crate::state::Booked)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Holders {
-    /// Nothing: none of its hooks is called for them.
+    /// Ignored: none of the plugin's methods is called for holders.
     #[default]
     Ignored,
-    /// It says where they go, as of pods; they are no part of its books.
+    /// The plugin filters and scores nodes for holders as for pods, but does not count them as allocated.
     Judged,
-    /// They are pods to it: all hooks are called for them.
+    /// Holders are treated as pods: all methods are called for them.
     Booked,
 }

@@ -1,4 +1,4 @@
-//! A plugin, which is what its roles are.
+//! The [`Plugin`] trait and the list of roles that a plugin can have.
 
 #[cfg(doc)]
 use super::PerProfile;
@@ -9,29 +9,30 @@ use super::{
     Reserve, Score, Sign, Tick, Volatile,
 };
 
-/// A scheduling rule. One instance serves all profiles that give it the same arguments; one that keeps books of
-/// what it gives away serves all profiles there are ([`Plugin::join`]).
+/// A scheduling plugin. One instance serves all profiles that configure it with equal arguments; an instance
+/// that keeps track of allocations serves all profiles ([`Plugin::join`]).
 ///
-/// What it does is the sum of its [`Roles`], one trait each. All methods of all roles are called from the one
-/// task that owns the engine; those with `&self` may be called for several nodes at a time.
+/// Its behavior is the sum of its [`Roles`], one trait each. All methods of all roles are called from the one
+/// task that owns the engine; those with `&self` may be called for several nodes in parallel.
 pub trait Plugin: Send + Sync + Sized + 'static {
-    /// The roles that the plugin has: what it implements and does not list is never called.
+    /// The roles of the plugin. A role that is implemented but not listed here is never called.
     const ROLES: Roles<Self>;
-    /// The name in configuration files and metrics.
+    /// Returns the name used in configuration files and metrics.
     fn name(&self) -> &'static str;
-    /// The extension points at which configurations may list it, which are those of upstream's plugin: at one
-    /// for which it has no role, there is nothing to do here.
+    /// Returns the extension points at which configurations may list the plugin. They are those of the
+    /// upstream plugin; at a point for which the plugin has no role, listing it has no effect.
     fn points(&self) -> Points;
-    /// What it makes of holders. At [`Holders::Judged`], it is asked at the points before reserve,
-    /// and by [`Insight::explain`]; at [`Holders::Booked`], also at the points from there on, and told
-    /// by [`PodEvents::on_pod`], [`PodEvents::on_assigned`], [`PodEvents::on_updated`] and
-    /// [`PodEvents::on_unassigned`].
+    /// Returns how the plugin treats holders. With [`Holders::Judged`], it is called at the extension points
+    /// before reserve and by [`Insight::explain`]; with [`Holders::Booked`], also from reserve on, and its
+    /// [`PodEvents::on_pod`], [`PodEvents::on_assigned`], [`PodEvents::on_updated`] and
+    /// [`PodEvents::on_unassigned`] are called.
     fn holders(&self) -> Holders {
         Holders::Ignored
     }
-    /// Takes on the arguments of one more profile. A plugin that books in [`Reserve::reserve`] what can
-    /// be given once does so, and asks [`PerProfile`] what applies to a pod: of two instances, neither
-    /// would know what the other gave away. `None`: other arguments make another instance.
+    /// Adds the arguments of another profile to this instance. A plugin that allocates in
+    /// [`Reserve::reserve`] what can be allocated only once implements this and looks up a pod's settings in
+    /// [`PerProfile`]: two instances would allocate independently of each other. Returns `None` if the plugin
+    /// does not support this; other arguments then create another instance.
     fn join(
         &mut self,
         _profile: &str,
@@ -42,14 +43,14 @@ pub trait Plugin: Send + Sync + Sized + 'static {
     }
 }
 
-/// Declares [`Roles`] and [`AnyPlugin`] from a list of the roles there are: the roles that are shared, of which
-/// no method changes the plugin, and the others.
+/// Declares [`Roles`] and [`AnyPlugin`] from the list of roles: `shared` roles, none of whose methods changes
+/// the plugin, and `exclusive` ones.
 macro_rules! roles {
     (
         shared { $($shared:ident: $Shared:ident,)* }
         exclusive { $($exclusive:ident: $Exclusive:ident,)* }
     ) => {
-        /// Which roles plugins of type `P` have.
+        /// The roles of plugins of type `P`.
         #[derive(Debug)]
         pub struct Roles<P> {
             $($shared: Option<fn(&P) -> &dyn $Shared>,)*
@@ -57,7 +58,7 @@ macro_rules! roles {
         }
 
         impl<P> Roles<P> {
-            /// Returns no roles, to be added to.
+            /// Returns an empty set of roles.
             #[must_use]
             pub const fn none() -> Self {
                 Self { $($shared: None,)* $($exclusive: None,)* }
@@ -80,8 +81,8 @@ macro_rules! roles {
             )*
         }
 
-        /// A [`Plugin`] of whatever type, as the engine has it: all plugins are, and none implements it. A role
-        /// that the plugin has not is `None`.
+        /// Object-safe form of [`Plugin`], implemented for every plugin; the engine holds plugins as this.
+        /// The accessor of a role that the plugin does not have returns `None`.
         pub trait AnyPlugin: Send + Sync {
             /// Returns [`Plugin::name`].
             fn name(&self) -> &'static str;
@@ -172,7 +173,7 @@ roles! {
     }
 }
 
-/// A plugin as it is built.
+/// A boxed plugin, as factories return it.
 pub type BoxedPlugin = Box<dyn AnyPlugin>;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! From configuration to the resolved list of plugins per extension point.
+//! Resolves the configuration to lists of plugins per extension point.
 
 #[cfg(doc)]
 use super::Plugin;
@@ -8,21 +8,21 @@ use koord_model::resources::ResourceTable;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// A plugin by its position among all instances.
+/// A plugin instance, as its index among all instances.
 pub type Instance = usize;
 
-/// Profiles that cannot be built.
+/// Errors of profiles that cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// A name nothing is known by.
+    /// A plugin name that is not registered.
     #[error("profile {profile:?}: plugin {plugin:?} does not exist")]
     UnknownPlugin {
         /// `schedulerName`.
         profile: String,
-        /// The name.
+        /// The plugin's name.
         plugin: String,
     },
-    /// A plugin was enabled where it has nothing to do.
+    /// A plugin was enabled at a point that it does not extend.
     #[error("profile {profile:?}: plugin {plugin:?} does not extend {point}")]
     WrongPoint {
         /// `schedulerName`.
@@ -32,13 +32,13 @@ pub enum ProfileError {
         /// The extension point.
         point: &'static str,
     },
-    /// No plugin binds.
+    /// The profile has no bind plugin.
     #[error("profile {profile:?}: at least one bind plugin is needed")]
     NoBind {
         /// `schedulerName`.
         profile: String,
     },
-    /// A weight out of range.
+    /// A weight is out of range.
     #[error(
         "profile {profile:?}: weight {weight} of plugin {plugin:?} is not within 1 and 1000000"
     )]
@@ -50,20 +50,20 @@ pub enum ProfileError {
         /// The weight.
         weight: i64,
     },
-    /// More instances than a set can hold.
+    /// There are more instances than a set can hold.
     #[error("{0} plugin instances are more than the 127 supported; let profiles share arguments")]
     TooMany(usize),
-    /// A plugin refused its arguments.
+    /// A plugin rejected its arguments.
     #[error("profile {profile:?}: {error}")]
     Build {
         /// `schedulerName`.
         profile: String,
-        /// What it said.
+        /// The plugin's error.
         error: BuildError,
     },
 }
 
-/// The plugins of one scheduler name, by extension point, in the order in which they run.
+/// The plugins of one scheduler name by extension point, in the order in which they run.
 #[derive(Debug, Clone, Default)]
 #[allow(missing_docs, reason = "the extension points by their names")]
 pub struct Profile {
@@ -73,7 +73,7 @@ pub struct Profile {
     pub filter: Vec<Instance>,
     pub post_filter: Vec<Instance>,
     pub pre_score: Vec<Instance>,
-    /// With weights.
+    /// Score plugins with their weights.
     pub score: Vec<(Instance, i64)>,
     pub reserve: Vec<Instance>,
     pub permit: Vec<Instance>,
@@ -82,16 +82,16 @@ pub struct Profile {
     pub post_bind: Vec<Instance>,
 }
 
-/// All profiles and the plugin instances they share: one per distinct name and arguments, or per name
-/// where the plugin keeps books ([`Plugin::join`]).
+/// All profiles and the plugin instances they share: one instance per distinct name and arguments, or one per
+/// name if the plugin serves all profiles ([`Plugin::join`]).
 pub struct Profiles {
     /// The profiles.
     pub profiles: Vec<Profile>,
     /// The instances.
     pub instances: Vec<BoxedPlugin>,
-    /// What the configuration asks for and does not get.
+    /// Requests of the configuration that are not met.
     pub warnings: Vec<String>,
-    /// Numbers of resource names, also for who reads pods before an engine does.
+    /// The mapping of resource names to numbers, also for readers of pods that run before an engine exists.
     pub resources: Arc<ResourceTable>,
 }
 
@@ -106,12 +106,13 @@ impl std::fmt::Debug for Profiles {
 struct Builder<'a> {
     registry: &'a Registry,
     context: &'a BuildContext,
-    /// Per instance.
+    /// The source of each instance.
     built: Vec<Built>,
     out: Profiles,
 }
 
-/// What an instance was built from, and the profiles with other arguments that it took on.
+/// The name and arguments that an instance was built from, and the profiles with other arguments that joined
+/// it.
 struct Built {
     plugin: String,
     args: Option<Value>,
@@ -119,7 +120,7 @@ struct Built {
 }
 
 impl Profiles {
-    /// The kinds that plugins need to see beside pods and nodes, each once.
+    /// Returns the kinds that plugins watch in addition to pods and nodes, each once.
     #[must_use]
     pub fn watches(&self) -> Vec<Watch> {
         let mut watches: Vec<Watch> = Vec::new();
@@ -132,11 +133,11 @@ impl Profiles {
         watches
     }
 
-    /// Builds the profiles of `config`. With `koord`, the registry's Koordinator plugins are on by
-    /// default in each of them, as they are without a configuration file.
+    /// Builds the profiles of `config`. With `koord`, the registry's Koordinator plugins are on by default in
+    /// each profile, as they are without a configuration file.
     ///
     /// # Errors
-    /// An unknown plugin, a plugin at a point it does not extend, arguments it does not accept.
+    /// Fails on an unknown plugin, a plugin at a point that it does not extend, or invalid arguments.
     pub fn build(
         config: &Configuration,
         registry: &Registry,
@@ -176,7 +177,7 @@ impl Profiles {
         Ok(builder.out)
     }
 
-    /// The profile for pods of `scheduler_name`.
+    /// Returns the index of the profile for pods of `scheduler_name`.
     #[must_use]
     pub fn find(&self, scheduler_name: &str) -> Option<usize> {
         self.profiles
@@ -185,10 +186,10 @@ impl Profiles {
     }
 }
 
-/// A plugin that is on, with its weight.
+/// An enabled plugin with its weight.
 type On<'a> = (&'a str, i64);
 
-/// The name by which pods choose the profile.
+/// Returns the name by which pods select the profile.
 fn name_of(config: &ProfileConfig) -> String {
     let name = config.scheduler_name.clone();
     name.unwrap_or_else(|| "default-scheduler".to_owned())
@@ -271,8 +272,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Checks arguments, of plugins that run at no point, too: upstream decodes all of them when it
-    /// starts, and a plugin that is enabled later should not be the first to show a mistake.
+    /// Checks arguments, also of plugins that run at no point: upstream decodes all of them at start, and a
+    /// plugin that is enabled later must not be the first to reveal a mistake.
     fn check_args(&self, profile: &str, plugin: &str, args: &Value) -> Result<(), ProfileError> {
         let failed = |error| ProfileError::Build {
             profile: profile.to_owned(),
@@ -295,7 +296,7 @@ impl Builder<'_> {
         }
     }
 
-    /// What runs at a point of the profile that is used without a configuration file.
+    /// Returns the plugins at an extension point of the profile that is used without a configuration file.
     fn built_in<'a>(&self, order: &Order, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
         let by_default = |plugin: &str| {
             let factory = self.registry.find(plugin);
@@ -311,9 +312,9 @@ impl Builder<'_> {
         others.chain(listed).map(|on| (*on, false)).collect()
     }
 
-    /// A plugin prepares its filters at pre-filter and its scores at pre-score, also where a
-    /// configuration names it at the later point only: upstream's plugins may need no preparation
-    /// where ours do.
+    /// Adds plugins with a filter to pre-filter and those with a score to pre-score, if they are missing
+    /// there. A configuration may name a plugin at the later point only: upstream's plugins may need no
+    /// preparation where these do.
     fn prepare(&self, profile: &mut Profile) {
         let missing = |of: &mut dyn Iterator<Item = Instance>, have: &[Instance], point| {
             of.filter(|at| !have.contains(at) && self.out.instances[*at].points().has(point))
@@ -327,7 +328,8 @@ impl Builder<'_> {
         profile.pre_score.extend(more);
     }
 
-    /// The instance of `plugin` with this profile's arguments; none when it is only accepted.
+    /// Returns the instance of `plugin` with this profile's arguments; `None` for a plugin that is accepted
+    /// but does nothing.
     fn instance(
         &mut self,
         profile: &str,
@@ -406,7 +408,8 @@ fn on_from(plugin: &crate::config::PluginRef) -> On<'_> {
     )
 }
 
-/// Defaults less the disabled ones; an enabled default is replaced in place, others are appended.
+/// Returns the default plugins without the disabled ones, followed by the enabled ones. An enabled default
+/// keeps its position.
 fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
     let off = |name: &str| set.disabled.iter().any(|d| d.name == "*" || d.name == name);
     let mut on: Vec<On<'a>> = defaults
@@ -423,8 +426,9 @@ fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
     on
 }
 
-/// What runs at one point, and whether the point itself names it. In order: plugins of `everywhere`
-/// that the point configures anew, the others of `everywhere`, then those that only the point names.
+/// Returns the plugins at one point, and for each whether the point itself names it. In order: plugins of
+/// `everywhere` that the point reconfigures, the others of `everywhere`, then those that only the point
+/// names.
 fn at_point<'a>(set: &'a PluginSetConfig, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
     let off = |plugin: &str| {
         let mut disabled = set.disabled.iter();

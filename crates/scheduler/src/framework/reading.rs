@@ -1,41 +1,41 @@
-//! What plugins measure of themselves.
+//! Metrics that plugins export.
 
-/// A metric of a plugin's own, by the full name that upstream gives it.
+/// A metric family of a plugin, under the full name that upstream uses.
 #[derive(Debug)]
 pub struct Family {
-    /// `scheduler_...`.
+    /// The name: `scheduler_...`.
     pub name: &'static str,
-    /// For people.
+    /// The help text.
     pub help: &'static str,
     /// The names of its labels.
     pub labels: &'static [&'static str],
-    /// What its values are.
+    /// The type of metric.
     pub kind: Kind,
 }
 
-/// What the values of a [`Family`] are.
+/// The type of a metric [`Family`].
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// How often something happened.
+    /// A counter of occurrences.
     Counter,
-    /// How things are now.
+    /// A gauge of the current value.
     Gauge,
-    /// Single observations, counted in buckets with these upper bounds.
+    /// A histogram of observations, with these upper bounds of its buckets.
     Histogram(fn() -> Vec<f64>),
 }
 
-/// One value.
+/// One value of a metric.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// Of what.
+    /// The metric.
     pub family: &'static Family,
-    /// Values of the family's labels, in their order.
+    /// The values of the family's labels, in their order.
     pub labels: Vec<String>,
     /// The value.
     pub value: f64,
 }
 
-/// What was read from plugins: see [`super::Metered::read`].
+/// The values collected from plugins by [`super::Metered::read`].
 #[derive(Debug, Default)]
 pub struct Readings {
     renewed: Vec<&'static Family>,
@@ -43,14 +43,14 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// What follows of this family of gauges, from whatever instance of the plugin, is all there is:
-    /// values of before are gone.
+    /// Declares that the values that follow for this family of gauges, from any instance of the plugin, are
+    /// complete: earlier ones are removed.
     pub fn renew(&mut self, family: &'static Family) {
         self.renewed.push(family);
     }
 
-    /// Adds one value: of a counter, how often it happened since the last reading; of a gauge, how it
-    /// is now; of a histogram, one observation.
+    /// Adds one value: for a counter, the increase since the last call; for a gauge, the current value; for a
+    /// histogram, one observation.
     pub fn add(&mut self, family: &'static Family, labels: &[&str], value: f64) {
         self.values.push(Reading {
             family,
@@ -59,7 +59,7 @@ impl Readings {
         });
     }
 
-    /// The families that are renewed, and all values in the order in which they were added.
+    /// Returns the families to clear, and all values in the order in which they were added.
     #[must_use]
     pub fn into_parts(self) -> (Vec<&'static Family>, Vec<Reading>) {
         (self.renewed, self.values)

@@ -1,4 +1,5 @@
-//! The roles that few plugins have. What plugins keep count of is in `books`.
+//! Roles for queueing, preemption, NUMA alignment, pod groups, permit, binding and explanations. [`Filter`]
+//! and [`Score`] are in `rules`, roles that track state in `books`.
 
 use super::{
     BindPlan, ClusterEvent, Cycle, Diagnosis, Effects, Groups, Helps, Interest, Lacks, NotShown,
@@ -13,36 +14,37 @@ use koord_model::resources::ResourceTable;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Finds the events that may make pods schedulable that this plugin refused. Upstream:
-/// `EnqueueExtensions`.
+/// Declares which events can make pods schedulable that this plugin refused. Upstream: `EnqueueExtensions`.
 pub trait QueueHints {
-    /// The events that can make a pod that this plugin refused schedulable.
+    /// Returns the events that can make a pod schedulable that this plugin refused.
     fn interests(&self) -> Vec<Interest>;
-    /// Whether `event` helps `pod`, which this plugin refused.
+    /// Returns whether `event` can make `pod`, which this plugin refused, schedulable.
     fn hint(&self, _pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         Helps::Queue
     }
-    /// The one thing that `event` is about, where it helps only pods that name it: no others are asked
-    /// about. Thousands may wait for a claim each, and every one of these claims comes alone.
+    /// Returns the name of the object that `event` concerns, if the event can help only pods that reference
+    /// that object ([`QueueHints::names`]): [`QueueHints::hint`] is then called only for these. This keeps
+    /// the cost down when thousands of pods wait for one volume claim each.
     fn about(&self, _event: &ClusterEvent<'_>) -> Option<String> {
         None
     }
-    /// What `pod` names, so that it is found by [`QueueHints::about`]. It stays the same while the pod waits.
+    /// Returns the names of the objects that `pod` references, by which [`QueueHints::about`] finds the pod.
+    /// Must not change while the pod waits.
     fn names<'a>(&self, _pod: &'a PodInfo) -> Vec<&'a str> {
         Vec::new()
     }
-    /// Whether `event` may also help pods that only other plugins refused, because of what this one
-    /// does for them: then [`QueueHints::hint`] is asked about those, too.
+    /// Returns true if `event` can make pods schedulable that only other plugins refused, because of what
+    /// this plugin does for them; [`QueueHints::hint`] is then called for those pods, too.
     fn reaches_further(&self, _event: &ClusterEvent<'_>) -> bool {
         false
     }
 }
 
-/// Lets pods take the place of others, like owners that of their reservation. Asked wherever the
-/// plugin filters; `state` is what its pre-filter prepared.
+/// Lets pods take the place of others, as owners take that of their reservation. Called wherever the plugin
+/// filters; `state` is what its pre-filter prepared.
 pub trait Release {
-    /// The pods on `node` whose place this pod may take: imagined away while the node is judged and
-    /// scored.
+    /// Adds to `out` the pods on `node` whose place this pod may take. They are treated as removed while the
+    /// node is filtered and scored.
     fn released(
         &self,
         cycle: &Cycle<'_>,
@@ -50,10 +52,10 @@ pub trait Release {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     );
-    /// The pods on `node` that move into what this pod, a reservation, is to hold there: imagined
-    /// away as well, but what they were given becomes part of what it gets ([`Cycle::taken_in`]).
-    /// `serves` says whether all who hand out what belongs to NUMA nodes would serve the pod with
-    /// these in it. Without an answer, [`Release::released`] is asked.
+    /// Returns the pods on `node` that this pod, a reservation, absorbs. They are treated as removed, and
+    /// what is allocated to them becomes part of what the reservation gets ([`Cycle::taken_in`]). `serves`
+    /// returns true if all plugins that allocate resources of NUMA nodes could serve the reservation with the
+    /// given pods absorbed. If `None` is returned, [`Release::released`] is called.
     fn takes_in(
         &self,
         _cycle: &Cycle<'_>,
@@ -63,14 +65,14 @@ pub trait Release {
     ) -> Option<Vec<Arc<PodInfo>>> {
         None
     }
-    /// The only nodes on which this plugin does anything for the pod: on all others its filter
-    /// accepts, its score is 0 and it releases nothing, so that the pod shares what is found there
-    /// with pods that this plugin tells from it. None when it may be any.
+    /// Returns the only nodes on which this plugin affects the pod: on all others its filter accepts, its
+    /// score is 0 and it releases nothing. On those others, the pod shares results with pods that differ from
+    /// it only in what this plugin reads. `None` if any node may be affected.
     fn special_rows(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Vec<NodeIndex>> {
         None
     }
-    /// Of the released pods of the chosen node, the one whose place this pod takes, if any.
-    /// `agreed` are those that every plugin agrees to ([`Alignment::agrees`]).
+    /// Returns the pod whose place this one takes on the chosen node, if any: one of the released pods.
+    /// `agreed` lists those that every plugin accepts ([`Alignment::agrees`]).
     fn nominate(
         &self,
         cycle: &Cycle<'_>,
@@ -80,10 +82,10 @@ pub trait Release {
     ) -> Option<Arc<PodInfo>>;
 }
 
-/// Hands out what belongs to NUMA nodes. Asked wherever the plugin filters; `state` is what its
+/// Allocates resources that belong to NUMA nodes. Called wherever the plugin filters; `state` is what its
 /// pre-filter prepared.
 pub trait Alignment {
-    /// How strictly this pod must be aligned on `node`; the first plugin with an answer decides.
+    /// Returns the NUMA policy for this pod on `node`; the first plugin that returns one decides.
     fn numa_policy(
         &self,
         _cycle: &Cycle<'_>,
@@ -92,7 +94,8 @@ pub trait Alignment {
     ) -> Option<NumaPolicy> {
         None
     }
-    /// Tells `asks` the positions of those of `nodes` for which [`Alignment::numa_policy`] has an answer.
+    /// Calls `asks` with the position of each of `nodes` for which [`Alignment::numa_policy`] returns a
+    /// policy.
     fn aligns_each(
         &self,
         cycle: &Cycle<'_>,
@@ -106,11 +109,11 @@ pub trait Alignment {
             }
         }
     }
-    /// Per resource this plugin hands out: which sets of NUMA nodes can give it. No entry: it has
-    /// no say. An entry with no hints at all: nothing can.
+    /// Returns, per resource this plugin allocates, the sets of NUMA nodes that can provide it. A resource
+    /// without an entry is unrestricted; an entry without hints means that no set can provide it.
     ///
     /// # Errors
-    /// Why the pod cannot be served on `node` at all.
+    /// Returns the rejection if the pod cannot be served on `node` at all.
     fn numa_hints(
         &self,
         cycle: &Cycle<'_>,
@@ -118,13 +121,14 @@ pub trait Alignment {
         node: NodeIndex,
         policy: &NumaPolicy,
     ) -> Result<Offers, Rejection>;
-    /// Whether this plugin can serve the pod from the NUMA nodes in `cycle.numa`; books nothing.
+    /// Checks whether this plugin can serve the pod from the NUMA nodes in `cycle.numa`, without allocating
+    /// anything.
     ///
     /// # Errors
-    /// Why not.
+    /// Returns the rejection if it cannot.
     fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict;
-    /// Whether the pod would be served on `node`, from the NUMA nodes in `cycle.numa` if any were
-    /// agreed on, if it took the place of `from`, one of the pods released there.
+    /// Returns true if the pod could be served on `node` when it took the place of `from`, one of the pods
+    /// released there; from the NUMA nodes in `cycle.numa` if any were selected.
     fn agrees(
         &self,
         cycle: &Cycle<'_>,
@@ -134,12 +138,12 @@ pub trait Alignment {
     ) -> bool;
 }
 
-/// Gives verdicts and scores that move with every placement, for many nodes at a time: it is asked
-/// afresh for each pod, over the nodes that all other plugins accept, and nothing is remembered. What
-/// it reads of the pod need not be signed.
+/// Filters and scores many nodes at a time, for results that change with every placement. It is called again
+/// for each pod, over the nodes that all other plugins accept, and its results are not cached. What it reads
+/// of the pod need not be signed.
 pub trait Volatile {
-    /// [`Filter::filter`] for many nodes at a time: clears the entries of `fits` whose node is
-    /// refused; entries that are clear already need no answer.
+    /// Filters many nodes at a time, as [`Filter::filter`] does one: clears the entries of `fits` whose node
+    /// is refused. Entries that are false already can be skipped.
     fn filter_rows(
         &self,
         _cycle: &Cycle<'_>,
@@ -148,21 +152,22 @@ pub trait Volatile {
         _fits: &mut [bool],
     ) {
     }
-    /// By which groups [`Volatile::filter_rows`] judges for this pod, if it says the same of all nodes of a
-    /// group.
+    /// Returns the groups by which [`Volatile::filter_rows`] decides for this pod, if its answer is equal for
+    /// all nodes of a group.
     fn filter_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
         None
     }
-    /// [`Score::score`] of all nodes that fit, in order of index: a node may be weighed by what the
-    /// others are.
+    /// Writes the scores of all nodes that fit, in order of index. Unlike [`Score::score`], a node's score
+    /// may depend on the other nodes.
     fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]);
-    /// By which groups [`Volatile::score_rows`] scores for this pod, if it gives all nodes of a group the
-    /// same, however many nodes fit.
+    /// Returns the groups by which [`Volatile::score_rows`] scores for this pod, if all nodes of a group get
+    /// the same score however many nodes fit.
     fn score_groups(&self, _cycle: &Cycle<'_>, _state: &State) -> Option<Groups> {
         None
     }
-    /// What [`Volatile::score_rows`] gives the nodes in `rows`, in order of index, where these are some
-    /// of those that fit: one of each of [`Volatile::score_groups`] and all that are apart.
+    /// Writes the scores that [`Volatile::score_rows`] would give the nodes in `rows`, in order of index,
+    /// when `rows` holds only some of the nodes that fit: one of each group of [`Volatile::score_groups`] and
+    /// all nodes that are apart.
     fn score_among(
         &self,
         cycle: &Cycle<'_>,
@@ -173,17 +178,17 @@ pub trait Volatile {
     ) {
         self.score_rows(cycle, state, rows, scores);
     }
-    /// Whether what the filter says of `pod` may change with `mate`, which is not placed yet, on another node
-    /// than the one that is judged.
+    /// Returns true if placing `mate`, which is not placed yet, on another node can change the filter result
+    /// of `pod`.
     fn minds_afar(&self, _pod: &PodInfo, _mate: &PodInfo) -> bool {
         false
     }
 }
 
-/// Keeps pods from being the victims of a preemption.
+/// Protects pods from becoming preemption victims.
 pub trait Protection {
-    /// Whether `pod`, which is on `node`, has to stay there: its end would make no room for `by`, or
-    /// nobody may end it. Asked for pods of lower priority than `by`, which looks for room.
+    /// Returns true if `pod` on `node` must not be evicted to make room for `by`: evicting it would free
+    /// nothing for `by`, or is not allowed. Called for pods of lower priority than `by`, the preemptor.
     fn protects(
         &self,
         pod: &PodInfo,
@@ -194,28 +199,30 @@ pub trait Protection {
     ) -> bool;
 }
 
-/// What a node can do for a group of pods.
+/// The capacity of one node for a group of pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
     /// The node.
     pub node: NodeIndex,
-    /// How many of the pods it takes, from the first on.
+    /// How many of the pods fit, counted from the first.
     pub slots: usize,
-    /// Of places that are the same otherwise, the one with the higher sum is taken.
+    /// Breaks ties: of otherwise equal placements, the one with the highest sum is chosen.
     pub score: i64,
 }
 
-/// Decides for a group of pods together where each goes, before the first of them is tried. Its pre-filter
-/// then leaves each member its node.
+/// Plans the placement of a whole group of pods before the first of them is tried. The plugin's pre-filter
+/// then restricts each member to its planned node.
 pub trait Planning {
-    /// The pods that are to be placed by one plan, by uid, when `pod` is the first of them to be tried.
+    /// Returns the uids of the pods to place by one plan when `pod` is the first of them to be tried; `None`
+    /// if no plan is needed.
     fn members(&self, pod: &PodInfo) -> Option<Vec<Arc<str>>>;
-    /// Puts members in the order in which nodes are dealt to them.
+    /// Sorts `members` into the order in which nodes are assigned to them.
     fn arrange(&self, members: &mut [Arc<PodInfo>]);
-    /// The node of each of `members`. `offers` says what each node can do; `fit` why nodes take no more.
+    /// Returns the node of each of `members`. `offers` holds the capacity of each node; `fit` explains why
+    /// nodes take no more.
     ///
     /// # Errors
-    /// Why there is no plan, for the pods' conditions.
+    /// Returns the reason why there is no plan, for the pods' conditions.
     fn plan(
         &self,
         members: &[Arc<PodInfo>],
@@ -225,28 +232,28 @@ pub trait Planning {
     ) -> Result<Vec<Arc<str>>, String>;
 }
 
-/// Tells people what it knows of pods and nodes.
+/// Explains pods and nodes to users.
 pub trait Insight {
-    /// What to add, in an event of its own, to what is `said` of a pod that was refused. That is not put into
-    /// words before somebody reads it: who has nothing to say of the pod does not.
+    /// Returns an additional event for a refused pod whose event text is `said`, if the plugin has one.
+    /// `said` is formatted only when it is read, so do not read it for pods without such an event.
     fn remark(&self, _pod: &PodInfo, _said: &Words) -> Option<Remark> {
         None
     }
-    /// Adds what `node` lacks for this pod that it refused, with figures, for people: `cpu: needs 4,
-    /// free 2.5`. Nothing: the reasons of the refusal say it all.
+    /// Adds to `out` what `node`, which this plugin refused, lacks for the pod, with figures and units: `cpu:
+    /// needs 4, free 2.5`. Adds nothing if the reasons of the refusal are sufficient.
     fn lack(&self, _cycle: &Cycle<'_>, _state: &State, _node: NodeIndex, _out: &mut Lacks) {}
-    /// The plugin's own view of a pod (gang, quota, reservation …), for explanations.
+    /// Returns the plugin's state of a pod (gang, quota, reservation …) for explanations.
     fn explain(&self, _pod: &PodInfo, _view: View<'_>) -> Option<serde_json::Value> {
         None
     }
-    /// The paths of [`Insight::inspect`], parameters as `:name`.
+    /// Returns the paths that [`Insight::inspect`] serves, with parameters written as `:name`.
     fn inspections(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Answers `GET /apis/v1/plugins/<name>/<path>?<query>`.
+    /// Serves `GET /apis/v1/plugins/<name>/<path>?<query>`.
     ///
     /// # Errors
-    /// There is no such path, or nothing to show there.
+    /// Returns an error if there is no such path, or nothing to show there.
     fn inspect(
         &self,
         _path: &[&str],
@@ -257,62 +264,65 @@ pub trait Insight {
     }
 }
 
-/// Has metrics of its own.
+/// Exports metrics of the plugin's own.
 pub trait Metered {
-    /// Adds what the plugin measures of itself; asked every few seconds. Observations are handed over
+    /// Adds the plugin's current metrics to `out`; called every few seconds. Each observation is reported
     /// once.
     fn read(&mut self, view: View<'_>, out: &mut Readings);
 }
 
-/// Has something to say when no node fits a pod.
+/// Reacts when no node fits a pod.
 pub trait PostFilter {
-    /// No node fits: make room, or say why that is impossible.
+    /// Makes room for a pod that no node fits, or explains why that is impossible.
     fn post_filter<'a>(&'a self, cycle: &Cycle<'a>, diagnosis: &Diagnosis) -> PostFilterResult<'a>;
-    /// The version of the rules in [`PostFilterResult::Preempt`]; `None` when their answers depend on more
-    /// than a pod's shape and priority, or change all the time.
+    /// Returns the version of the rules in [`PostFilterResult::Preempt`]. `None` if the rules depend on more
+    /// than a pod's shape and priority, or change constantly.
     fn preemption_state(&self, _view: View<'_>) -> Option<RulesVersion> {
         None
     }
-    /// The pods, by uid, for which [`PostFilterResult::PreemptForGroup`] would look for room, if that is what would be
-    /// answered for `pod`: books are prepared for them, too.
+    /// Returns the uids of the pods that [`PostFilterResult::PreemptForGroup`] would make room for, if that
+    /// is what would be returned for `pod`; plugins prepare their state for them, too.
     fn company(&self, _pod: &PodInfo) -> Vec<Arc<str>> {
         Vec::new()
     }
-    /// What this plugin has to say of pods that start together, where its own refusals come from what other
-    /// pods have and end when these go; none when it refuses for other reasons.
+    /// Returns the admission rules for groups of pods, if this plugin's refusals depend on what other pods
+    /// use and end when these are evicted. `None` if it refuses for other reasons.
     fn admission(&self) -> Option<&dyn Admission> {
         None
     }
 }
 
-/// Lets pods in by what others have, wherever these are.
+/// Admits pods according to what other pods use anywhere in the cluster, as a quota does.
 pub trait Admission {
-    /// Whether all of `pods`, which have no place, would be let in together if `victims` were gone.
-    /// The first of them are, too, if all are.
+    /// Returns true if all of `pods`, which are not placed, would be admitted together once `victims` are
+    /// gone. Then every prefix of `pods` is admitted, too.
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool;
-    /// Hands over, by uid, everybody whose end may have more of `pods` let in, and perhaps more.
+    /// Calls `name` with the uid of every pod whose eviction can make more of `pods` admissible, and possibly
+    /// of others.
     fn in_the_way(&self, pods: &[Arc<PodInfo>], view: View<'_>, name: &mut dyn FnMut(&str));
 }
 
-/// Has pods of a group placed in one piece, whatever the queue's order.
+/// Makes the pods of a group be tried one after the other, whatever the queue's order.
 pub trait Grouping {
-    /// The pod (by uid) to try next, whatever the queue says; so that a group goes in one piece.
+    /// Returns the uid of the pod to try next, if it must come before those of the queue, so that a group is
+    /// tried as a whole.
     fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>>;
-    /// Whether `pod` is of a group whose members this plugin has tried in one piece: while an extender is
-    /// asked about one of them, no pod of another group is tried.
+    /// Returns true if `pod` belongs to a group whose members this plugin has tried as a whole. While an
+    /// extender call for one of them is pending, no pod of another group is tried.
     fn is_grouped(&self, pod: &PodInfo) -> bool;
-    /// What became of [`Planning::plan`]: the members with their nodes, by uid and name, or none.
+    /// Receives the result of [`Planning::plan`]: the uid and node name of each member, or `None` without a
+    /// plan.
     fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
 }
 
-/// May make a pod that is booked on a node wait before it is bound.
+/// May make a pod that is reserved on a node wait before it is bound.
 pub trait Permit {
-    /// Whether the pod may bind now.
+    /// Decides whether the pod may bind now.
     fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> PermitResult {
         PermitResult::Allow
     }
-    /// Whether what must precede the binding has happened: asked once the pod has every permission,
-    /// and again when this plugin allows a pod that it made wait.
+    /// Decides whether everything that must precede the binding has happened. Called once every plugin
+    /// permits the pod, and again when this plugin allows a pod that it made wait.
     fn ready_to_bind(
         &mut self,
         _cycle: &Cycle<'_>,
@@ -323,14 +333,14 @@ pub trait Permit {
     }
 }
 
-/// Adds to what is written to a pod before it is bound.
+/// Adds to the patch that is written to a pod before it is bound.
 pub trait PreBind {
     /// Adds to the patch that precedes the binding.
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict;
 }
 
-/// Binds pods.
+/// Chooses how pods are bound.
 pub trait Bind {
-    /// How to bind.
+    /// Returns how to bind the pod to `node`.
     fn bind(&self, cycle: &Cycle<'_>, node: NodeIndex) -> BindPlan;
 }

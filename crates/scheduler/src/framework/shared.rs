@@ -1,8 +1,8 @@
-//! What profiles share of a plugin, and what they do not.
+//! Settings per profile of a plugin instance that serves several profiles.
 
 use crate::state::PodInfo;
 
-/// What each profile says to a plugin that serves several ([`super::Plugin::join`]).
+/// The settings of each profile for a plugin instance that serves several ([`super::Plugin::join`]).
 #[derive(Debug, Clone)]
 pub struct PerProfile<T> {
     first: T,
@@ -10,7 +10,7 @@ pub struct PerProfile<T> {
 }
 
 impl<T> PerProfile<T> {
-    /// The same for all profiles, until others join.
+    /// Creates settings that apply to all profiles until others are added.
     pub fn new(first: T) -> Self {
         Self {
             first,
@@ -18,12 +18,12 @@ impl<T> PerProfile<T> {
         }
     }
 
-    /// What the profile of this name says.
+    /// Adds the settings of the profile `profile`.
     pub fn join(&mut self, profile: &str, value: T) {
         self.others.push((profile.to_owned(), value));
     }
 
-    /// What applies to `pod`, by its scheduler's name.
+    /// Returns the settings for `pod`, by its scheduler name.
     #[must_use]
     pub fn of(&self, pod: &PodInfo) -> &T {
         if self.others.is_empty() {
@@ -34,13 +34,13 @@ impl<T> PerProfile<T> {
         other.map_or(&self.first, |(_, value)| value)
     }
 
-    /// What any profile says.
+    /// Iterates over the settings of all profiles.
     pub fn all(&self) -> impl Iterator<Item = &T> {
         let others = self.others.iter().map(|(_, value)| value);
         std::iter::once(&self.first).chain(others)
     }
 
-    /// What applies to all pods together: the word of the first profile.
+    /// Returns the settings that apply to all pods together: those of the first profile.
     #[must_use]
     pub fn first(&self) -> &T {
         &self.first

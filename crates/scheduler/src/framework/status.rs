@@ -1,18 +1,18 @@
-//! What a plugin answers: pass, or a rejection with its reasons.
+//! Results of a plugin's check: pass, or a rejection with reasons.
 
 use std::sync::Arc;
 
-/// One reason, cheap to clone. Equal when the text is equal.
+/// One reason for a rejection, cheap to clone. Reasons are equal if their texts are.
 #[derive(Debug, Clone)]
 pub enum Reason {
     /// A fixed text.
     Static(&'static str),
-    /// A text that names something of the object.
+    /// A text that contains details of the object.
     Shared(Arc<str>),
 }
 
 impl Reason {
-    /// The text.
+    /// Returns the text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -68,29 +68,29 @@ impl Ord for Reason {
     }
 }
 
-/// How final a rejection is.
+/// Which changes can make a rejected pod schedulable, and how it is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
     /// Not now; evicting pods might help.
     Unschedulable,
-    /// Not on this node, whoever is evicted.
+    /// Not on this node, whichever pods are evicted.
     Unresolvable,
-    /// Waiting for something outside; retried at once when it happens.
+    /// Waiting for something outside the scheduler; retried at once when it happens.
     Pending,
-    /// The plugin failed; retried with error back-off.
+    /// The plugin failed; retried with error backoff.
     Error,
 }
 
-/// A plugin's no.
+/// A plugin's refusal of a pod or a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rejection {
-    /// How final it is.
+    /// Which changes can end the refusal.
     pub code: Code,
-    /// Why; at least one.
+    /// The reasons; at least one.
     pub reasons: Reasons,
 }
 
-/// The reasons of one rejection. One is by far the most frequent case and needs no allocation.
+/// The reasons of one rejection. A single reason, by far the most frequent case, needs no allocation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Reasons {
     /// A single reason.
@@ -100,7 +100,7 @@ pub enum Reasons {
 }
 
 impl Reasons {
-    /// The reasons in the plugin's order.
+    /// Returns the reasons in the plugin's order.
     #[must_use]
     pub fn as_slice(&self) -> &[Reason] {
         match self {
@@ -111,7 +111,7 @@ impl Reasons {
 }
 
 impl Rejection {
-    /// [`Code::Unschedulable`] with one reason.
+    /// Creates a rejection with [`Code::Unschedulable`] and one reason.
     #[must_use]
     pub fn unschedulable(reason: impl Into<Reason>) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl Rejection {
         }
     }
 
-    /// [`Code::Unresolvable`] with one reason.
+    /// Creates a rejection with [`Code::Unresolvable`] and one reason.
     #[must_use]
     pub fn unresolvable(reason: impl Into<Reason>) -> Self {
         Self {
@@ -129,7 +129,7 @@ impl Rejection {
         }
     }
 
-    /// [`Code::Error`] with one reason.
+    /// Creates a rejection with [`Code::Error`] and one reason.
     #[must_use]
     pub fn error(reason: impl Into<Reason>) -> Self {
         Self {
@@ -138,7 +138,7 @@ impl Rejection {
         }
     }
 
-    /// The reasons joined by `, `.
+    /// Returns the reasons joined by `, `.
     #[must_use]
     pub fn message(&self) -> String {
         let texts: Vec<&str> = self.reasons.as_slice().iter().map(Reason::as_str).collect();
@@ -146,5 +146,5 @@ impl Rejection {
     }
 }
 
-/// Pass, or why not.
+/// Pass, or the rejection.
 pub type Verdict = Result<(), Rejection>;

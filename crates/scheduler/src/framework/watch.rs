@@ -1,4 +1,4 @@
-//! A kind of objects that a plugin watches, and where what is seen of it arrives.
+//! Kinds of objects that plugins watch, and the channel that their changes arrive on.
 
 use super::{Advice, BindError, EventNames, ObjectChange, Problem};
 use crate::state::SeenPod;
@@ -9,54 +9,54 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// What reaches the engine's one channel.
+/// A message on the engine's one channel.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A source, by kind, has delivered its initial list.
+    /// The informer of this kind has delivered its initial list.
     Synced(&'static str),
     Pod(Change<SeenPod>),
     Node(Change<Node>),
     Object(ObjectChange),
-    /// Extenders answered, or did not.
+    /// Extenders returned a result, or failed.
     Consulted {
         uid: Arc<str>,
         ticket: u64,
         advice: Advice,
     },
-    /// An object could not be read.
+    /// An object could not be decoded.
     Problem(Problem),
     /// A victim of a preemption, by uid, could not be evicted.
     NotEvicted(Arc<str>),
-    /// A binding was tried.
+    /// A binding was attempted.
     Bound {
         uid: Arc<str>,
         result: Result<(), BindError>,
     },
 }
 
-/// Where informers read, and whom they tell.
+/// The client of an informer and the channel it sends to.
 #[derive(Clone)]
 pub(crate) struct Source {
     pub(crate) client: Client,
     pub(crate) sender: mpsc::Sender<Message>,
-    /// Cancelled as soon as this replica leads. Until then informers only gather what there is.
+    /// Cancelled as soon as this replica leads. Until then informers only collect objects.
     pub(crate) leads: CancellationToken,
     pub(crate) shutdown: CancellationToken,
-    /// Objects are kept as they are: others are shown them.
+    /// Whether objects are stored untrimmed because they are served to other readers.
     pub(crate) whole: bool,
 }
 
-/// What is dropped of objects of type `K` before they are kept. What is left is never written back:
-/// writes are patches.
+/// Removes unused fields of objects of type `K` before they are stored. Stored objects are never written
+/// back: writes are patches.
 pub trait Trim<K>: 'static {
-    /// Drops what nobody reads.
+    /// Removes the fields that are not read.
     fn trim(object: &mut K);
 }
 
 type Start = fn(&'static str, Source);
 type Keep = fn(&Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn Any + Send + Sync>>;
 
-/// A kind that a plugin needs to see.
+/// A kind of object that a plugin watches.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     pub(crate) kind: &'static str,
@@ -66,25 +66,25 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// The same, what happens being counted under these names and not under the kind's.
+    /// Returns this watch with `names` for its events in metrics instead of those of the kind.
     #[must_use]
     pub fn counted_as(self, names: EventNames) -> Self {
         Self { names, ..self }
     }
 
-    /// How metrics call what happens to such objects.
+    /// Returns the names of this kind's events in metrics.
     #[must_use]
     pub fn names(&self) -> EventNames {
         self.names
     }
 
-    /// `plural.version.group`.
+    /// Returns the kind: `plural.version.group`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// `change` as it arrives, where it says what the object is.
+    /// Returns `change` with its objects in the form in which an informer delivers them.
     #[must_use]
     pub fn kept(&self, change: ObjectChange) -> ObjectChange {
         let keep = |object: Arc<dyn Any + Send + Sync>| (self.keep)(&object).unwrap_or(object);
