@@ -85,7 +85,7 @@ impl std::fmt::Debug for Question {
 
 impl Question {
     pub(crate) fn answer(self, engine: &mut Engine, now: Timestamp) {
-        let answered = guarded("over a question; it has no answer", || {
+        let answered = guarded("answering a query", || {
             (self.0)(engine, now);
         });
         if answered.is_none() {

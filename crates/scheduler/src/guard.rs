@@ -5,11 +5,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `run` and returns its result, or `None` if a plugin panics. The panic is logged; `about` completes
-/// the sentence "a plugin panicked …".
-pub(crate) fn guarded<T>(about: &str, run: impl FnOnce() -> T) -> Option<T> {
-    let ran = attempted(run);
-    ran.inspect_err(|said| tracing::error!(said, "a plugin panicked {about}"))
+/// Runs `run` and returns its result, or `None` if a plugin panics. The panic is logged with the `operation`, which is
+/// skipped.
+pub(crate) fn guarded<T>(operation: &str, run: impl FnOnce() -> T) -> Option<T> {
+    attempted(run)
+        .inspect_err(|panic| {
+            tracing::error!(operation, panic, "skipping an operation, a plugin panicked")
+        })
         .ok()
 }
 

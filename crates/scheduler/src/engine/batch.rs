@@ -1,6 +1,6 @@
-//! Many rows looked at together: one plugin after the other says what it says of all of them.
+//! Evaluation of many rows at a time, one plugin after the other.
 //!
-//! Asked row by row, the plugins' answers cost less than asking for them.
+//! Calling the plugins row by row would cost more than what they compute.
 
 use super::class::normal;
 use super::scope::{Looked, Scope};
@@ -8,16 +8,16 @@ use crate::framework::{Cycle, Normalize, RowVerdict};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashSet;
 
-/// So many rows at a time: what is found of them stays in the cache until it is taken in.
+/// Rows per batch: the results stay in the CPU cache until they are recorded.
 pub(super) const ROWS: usize = 512;
 
-/// What was found of rows, by position in what was asked for.
+/// Results of a batch, by position in the rows it was called with.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     looked: Vec<Looked>,
-    /// By row: what comes of the raw scores that do not depend on other rows.
+    /// By row, the sum of the contributions that depend on no other row.
     fixed: Vec<i64>,
-    /// By column.
+    /// The raw scores by column.
     raws: Vec<Raws>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Batch {
 struct Raws {
     weight: i64,
     kind: Normalize,
-    /// By row, if what they come to depends on other rows; 0 in rows that do not fit.
+    /// Raw scores by row, if their contribution depends on other rows; 0 in rows that do not fit.
     kept: Vec<i64>,
 }
 
@@ -52,13 +52,13 @@ impl Batch {
         }
     }
 
-    /// Takes out what was found of the row at position `at`, with what comes of the raw scores that do
-    /// not depend on other rows.
+    /// Takes the result of the row at position `at`, with the sum of the contributions that depend on no
+    /// other row.
     pub(super) fn take(&mut self, at: usize) -> (Looked, i64) {
         (std::mem::take(&mut self.looked[at]), self.fixed[at])
     }
 
-    /// The raw scores of that row; 0 in columns that do not depend on other rows.
+    /// Returns the raw scores of the row at position `at`; 0 in columns that depend on no other row.
     pub(super) fn raws(&self, at: usize) -> impl Iterator<Item = i64> {
         let columns = self.raws.iter();
         columns.map(move |raws| raws.kept.get(at).copied().unwrap_or(0))
@@ -73,11 +73,11 @@ impl Batch {
     }
 }
 
-/// The rows of a batch that nobody refused so far.
+/// The rows of a batch that no plugin has refused so far.
 #[derive(Default)]
 struct Left {
     nodes: Vec<NodeIndex>,
-    /// Their positions in the batch.
+    /// Positions of the nodes in the batch.
     at: Vec<usize>,
 }
 
@@ -87,7 +87,7 @@ impl Left {
         self.at.push(at);
     }
 
-    /// Drops those that something was said of.
+    /// Removes the rows that have a verdict.
     fn drop_settled(&mut self, batch: &Batch) {
         let open = |at: &usize| matches!(batch.looked[*at].verdict, RowVerdict::Absent);
         let mut at = self.at.iter();
@@ -97,7 +97,8 @@ impl Left {
 }
 
 impl Scope<'_> {
-    /// [`Scope::look`] for each of `rows`; pods are nominated to those that are `promised`.
+    /// Evaluates each of `rows` as [`Scope::look`] does; `promised` holds the nodes that pods are nominated
+    /// to.
     pub(super) fn look_each(&self, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Batch {
         let mut batch = Batch::of(self, rows.len());
         let mut left = self.like_the_books(rows, promised, &mut batch);
@@ -136,7 +137,7 @@ impl Scope<'_> {
         batch
     }
 
-    /// What is said of rows together is what is said of one.
+    /// Asserts that the batch equals the evaluation of its rows one by one.
     fn compare(&self, rows: &[NodeIndex], batch: &Batch) {
         let mut raws = Vec::new();
         for (at, node) in rows.iter().enumerate() {
@@ -155,8 +156,8 @@ impl Scope<'_> {
         }
     }
 
-    /// The rows that are to be judged as the books have them. The others are judged on the spot: what
-    /// is imagined differs from one to the other.
+    /// Returns the rows that are evaluated without an overlay. The others are evaluated here one by one, as
+    /// their overlays differ.
     fn like_the_books(
         &self,
         rows: &[NodeIndex],
@@ -187,7 +188,7 @@ impl Scope<'_> {
         left
     }
 
-    /// Settles those of `left` on which NUMA nodes are to be agreed on.
+    /// Evaluates those rows of `left` that require NUMA alignment.
     fn align_each(&self, batch: &mut Batch, left: &mut Left) {
         let mut aligned = Vec::new();
         for (_, plugin, state) in self.aligning() {

@@ -1,8 +1,8 @@
-//! Pods of one shape share verdicts, scores and the order of candidates.
+//! Evaluations: verdicts, scores and candidate order that pods of one shape share.
 //!
-//! An evaluation is exact for the row versions it has seen. Before each use it re-evaluates the
-//! rows that changed since; a fresh evaluation of every row is the same thing with an empty past,
-//! which is what makes the cached answer comparable with the exhaustive one.
+//! An evaluation is exact for the row versions that it was computed from. Before each use, the rows that
+//! changed since are evaluated again. A fresh evaluation of every row is the same computation starting from
+//! nothing, which makes the cached result comparable with the exhaustive one.
 
 use super::batch::Batch;
 use super::fresh::Ahead;
@@ -18,34 +18,35 @@ use crate::state::NodeIndex;
 use koord_model::numa::NumaMask;
 use std::cmp::Ordering;
 
-/// What is known of one score plugin's raw scores.
+/// The raw scores of one score plugin.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) plugin: Instance,
     pub(super) weight: i64,
     pub(super) kind: Normalize,
-    /// By row, if what they come to depends on other rows; none while all are 0.
+    /// Raw scores by row, if the contribution of a score depends on other rows; empty while all are 0.
     raws: Vec<i64>,
-    /// The largest raw score of a feasible row, at least 0, and, above 0, how many rows have it.
+    /// The largest raw score of a feasible row, at least 0.
     pub(super) max: i64,
     at_max: usize,
-    /// How many feasible rows have a raw score other than 0.
+    /// The number of feasible rows whose raw score is not 0.
     nonzero: usize,
 }
 
 impl Column {
-    /// Whether scores are divided by the largest one. A raw score of 0 stands for the same whatever
+    /// Returns true if scores are divided by the largest one. A raw score of 0 contributes the same whatever
     /// the largest is.
     pub(super) fn is_relative(&self) -> bool {
         matches!(self.kind, Normalize::Max | Normalize::MaxReversed)
     }
 
-    /// Whether what a raw score comes to depends on no other row.
+    /// Returns true if the contribution of a raw score depends on no other row.
     fn is_fixed(&self) -> bool {
         self.kind == Normalize::None
     }
 
-    /// What a raw score contributes to its row's total; nothing yet for `Normalize::Custom`.
+    /// Returns what a raw score contributes to its row's total; 0 for `Normalize::Custom`, which is added
+    /// later.
     pub(super) fn share(&self, raw: i64) -> i64 {
         match self.kind {
             Normalize::Custom => 0,
@@ -53,12 +54,13 @@ impl Column {
         }
     }
 
-    /// The raw score of `row`; not kept of columns where it does not depend on other rows.
+    /// Returns the raw score of `row`. It is not stored in columns whose contribution depends on no other
+    /// row.
     pub(super) fn raw(&self, row: usize) -> i64 {
         self.raws.get(row).copied().unwrap_or(0)
     }
 
-    /// A row that fits comes with this raw score; there are `rows`.
+    /// Adds a row that fits, with its raw score; `rows` is the total number of rows.
     fn enter(&mut self, row: usize, raw: i64, rows: usize) {
         if self.is_relative() {
             if raw > self.max {
@@ -75,7 +77,7 @@ impl Column {
         }
     }
 
-    /// Takes in what `other` has of so many rows after its own.
+    /// Appends the `rows` rows of `other` after the `own` rows of this column.
     pub(super) fn append(&mut self, own: usize, other: &Self, rows: usize) {
         match self.max.cmp(&other.max) {
             Ordering::Less => (self.max, self.at_max) = (other.max, other.at_max),
@@ -92,7 +94,7 @@ impl Column {
         }
     }
 
-    /// A row that fitted goes.
+    /// Removes a row that fitted.
     fn leave(&mut self, row: usize) {
         let raw = self.raw(row);
         if self.is_relative() && raw != 0 {
@@ -102,7 +104,7 @@ impl Column {
     }
 }
 
-/// A raw score brought to 0..=100 by a built-in rule.
+/// Normalizes a raw score to 0..=100 by a built-in rule.
 pub(super) fn normal(kind: Normalize, raw: i64, max: i64) -> i64 {
     let score = match kind {
         Normalize::None | Normalize::Custom => raw,
@@ -114,7 +116,7 @@ pub(super) fn normal(kind: Normalize, raw: i64, max: i64) -> i64 {
     score.clamp(0, 100)
 }
 
-/// A set of rows, which takes nothing while there are none.
+/// A set of rows that needs no memory while it is empty.
 #[derive(Debug, Default)]
 pub(super) struct Releasing {
     rows: Vec<bool>,
@@ -130,7 +132,7 @@ impl Releasing {
         self.rows.get(node.row()).copied().unwrap_or(false)
     }
 
-    /// Takes in the rows of `other`, its first one being `start` here.
+    /// Adds the rows of `other`, whose first row is `start` here.
     pub(super) fn append(&mut self, start: u32, other: &Self) {
         let those = (0_u32..).zip(&other.rows).filter(|(_, is)| **is);
         for (row, _) in those {
@@ -150,27 +152,26 @@ impl Releasing {
     }
 }
 
-/// Verdicts and scores of all rows for one shape of pod. There are many shapes, and every one of them
-/// is read again when its pods come back: what a row takes here decides how many are remembered, and
-/// what that reading costs.
+/// Verdicts and scores of all rows for one pod shape. There are many shapes, and each is read again when its
+/// pods come back: the bytes per row determine how many are cached, and what reading costs.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluation {
     pub(super) position: u64,
     pub(super) verdicts: Verdicts,
-    /// The list of nodes that pods of this shape were restricted to, last time.
+    /// The nodes that pods of this shape were restricted to at the last use.
     pub(super) only: Option<Vec<NodeIndex>>,
-    /// Rows whose pods this shape may replace, when it may replace any.
+    /// Rows on which pods of this shape may take the place of others.
     pub(super) releasing: Releasing,
     pub(super) columns: Vec<Column>,
-    /// By row: what comes of the raw scores that do not depend on other rows.
+    /// By row, the sum of the contributions that depend on no other row.
     pub(super) fixed: Vec<i64>,
     pub(super) tree: Tree,
-    /// The same by group, where volatile plugins score by groups.
+    /// Candidate order by group, if volatile plugins score by groups.
     pub(super) grouped: Option<Box<Grouped>>,
-    /// What pods that share all of this but whose place they may take find on a few rows.
+    /// Overlays of a few rows for pods that differ only in whose place they may take.
     pub(super) specials: Specials,
     pub(super) fared: Fared,
-    /// When it was last used, and what it took then, for eviction.
+    /// When it was last used, for cache eviction.
     pub(super) used: u64,
     pub(super) counted: usize,
 }
@@ -200,7 +201,7 @@ impl Evaluation {
             changed.retain(|node| node.row() < rows);
             changed.sort_unstable();
             changed.dedup();
-            // What shapes found on their rows was found under the old list.
+            // The overlays were computed under the old list.
             self.specials = Specials::default();
         }
         self.position = scope.nodes().position();
@@ -214,7 +215,7 @@ impl Evaluation {
         });
     }
 
-    /// Makes place for rows that were added; they are absent until they are judged.
+    /// Adds rows for new nodes; they are absent until they are evaluated.
     fn grow(&mut self, rows: usize) {
         if rows == self.verdicts.len() {
             return;
@@ -228,7 +229,7 @@ impl Evaluation {
         self.grouped = None;
     }
 
-    /// How many bytes it takes, about.
+    /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
         let grouped = self.grouped.as_ref().map_or(0, |grouped| grouped.bytes());
         let raws: usize = self.columns.iter().map(|c| c.raws.capacity()).sum();
@@ -240,8 +241,8 @@ impl Evaluation {
             + self.specials.bytes()
     }
 
-    /// Has `enter` record another verdict for each of `rows`, given its position there, and orders the
-    /// candidates anew.
+    /// Calls `enter` with each position in `rows` to record a new verdict, then updates the order of
+    /// candidates.
     pub(super) fn replace(
         &mut self,
         scope: &Scope<'_>,
@@ -284,7 +285,7 @@ impl Evaluation {
         }
     }
 
-    /// The best node; none when no node fits.
+    /// Returns the best node, or `None` if no node fits.
     pub(super) fn best(&mut self, scope: &Scope<'_>) -> Option<NodeIndex> {
         if stage::is_needed(scope, &self.columns) {
             let by_groups = self.best_by_groups(scope);
@@ -294,7 +295,7 @@ impl Evaluation {
         u32::try_from(row).ok().map(NodeIndex)
     }
 
-    /// How many nodes fit, as of the last [`Self::best`].
+    /// Returns how many nodes fit, as of the last [`Self::best`].
     pub(super) fn fitting(&self, scope: &Scope<'_>) -> usize {
         if scope.has_more_to_say() {
             self.fared.left()
@@ -303,12 +304,12 @@ impl Evaluation {
         }
     }
 
-    /// What was said of `node`.
+    /// Returns the verdict on `node`.
     pub(super) fn verdict(&self, node: NodeIndex) -> Option<&RowVerdict> {
         self.verdicts.get(node.row())
     }
 
-    /// The nodes that evicting pods might free.
+    /// Returns the nodes on which evicting pods might help.
     pub(super) fn helpable(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
         let mut nodes = self.verdicts.helpable();
         let stable = nodes.len();
@@ -324,12 +325,12 @@ impl Evaluation {
         nodes
     }
 
-    /// Why the rows refuse the pod, volatile plugins not counted.
+    /// Returns the refusals of all rows, except those by volatile plugins.
     pub(super) fn tally(&self) -> crate::framework::Tally {
         self.verdicts.tally()
     }
 
-    /// The NUMA nodes agreed on for `node`.
+    /// Returns the NUMA nodes selected on `node`.
     pub(super) fn numa(&self, node: NodeIndex) -> Option<NumaMask> {
         match self.verdicts.get(node.row()) {
             Some(RowVerdict::Fits(numa)) => *numa,
@@ -337,22 +338,22 @@ impl Evaluation {
         }
     }
 
-    /// Takes in what was found of the row at position `at` of a batch.
+    /// Records the result for the row at position `at` of a batch.
     pub(super) fn found(&mut self, node: NodeIndex, batch: &mut Batch, at: usize) {
         let (looked, fixed) = batch.take(at);
         self.fared.looked(&looked.verdict);
         self.record(node, looked, fixed, batch.raws(at));
     }
 
-    /// What comes of those of a row's raw scores that do not depend on other rows.
+    /// Returns the sum of those contributions of a row's raw scores that depend on no other row.
     pub(super) fn fixed_of(&self, raws: &[i64]) -> i64 {
         let shares = self.columns.iter().zip(raws);
         let fixed = shares.filter(|(column, _)| column.is_fixed());
         fixed.map(|(column, raw)| column.share(*raw)).sum()
     }
 
-    /// Takes in what was found of one row: the raw scores by column, those aside that do not depend on
-    /// other rows, which come to `fixed`.
+    /// Records the result for one row: its raw scores by column, and `fixed`, the sum of the contributions
+    /// that depend on no other row.
     pub(super) fn record(
         &mut self,
         node: NodeIndex,
@@ -377,7 +378,7 @@ impl Evaluation {
         self.verdicts.set(row, looked.verdict);
     }
 
-    /// What [`Self::record`] took in of a row.
+    /// Returns what [`Self::record`] stored for a row.
     pub(super) fn recorded(&self, node: NodeIndex, raws: &mut [i64]) -> (Looked, i64) {
         let row = node.row();
         for (raw, column) in raws.iter_mut().zip(&self.columns) {
@@ -390,7 +391,7 @@ impl Evaluation {
         (looked, self.fixed[row])
     }
 
-    /// Finds the largest raw score of column `at` anew.
+    /// Recomputes the largest raw score of column `at`.
     fn rescan(&mut self, at: usize) {
         let (mut max, mut at_max) = (0, 0);
         let column = &self.columns[at];
@@ -406,12 +407,12 @@ impl Evaluation {
         (self.columns[at].max, self.columns[at].at_max) = (max, at_max);
     }
 
-    /// How many rows it has.
+    /// Returns the number of rows.
     pub(super) fn rows(&self) -> usize {
         self.verdicts.len()
     }
 
-    /// Of a row that fits, by [`Scale`].
+    /// Returns the sort key of a row, or 0 if it does not fit.
     pub(super) fn key(&self, scope: &Scope<'_>, scale: &Scale<'_>, row: usize) -> Key {
         let Ok(number) = u32::try_from(row) else {
             return 0;
@@ -425,10 +426,10 @@ impl Evaluation {
     }
 }
 
-/// What the relative columns add to the totals.
+/// The contribution of the relative columns to the totals.
 #[derive(Debug)]
 pub(super) struct Scale<'a> {
-    /// Those in which all rows that fit have a raw score of 0 come to the same for all.
+    /// The sum of the columns in which every feasible row has a raw score of 0: it is equal for all rows.
     constant: i64,
     varying: Vec<&'a Column>,
 }
@@ -457,7 +458,7 @@ impl<'a> Scale<'a> {
     }
 }
 
-/// The columns of an evaluation, empty.
+/// Returns the columns of an evaluation, without rows.
 pub(super) fn columns(scope: &Scope<'_>) -> Vec<Column> {
     let weights = scope.prepared.scores.iter();
     weights
@@ -474,7 +475,7 @@ pub(super) fn columns(scope: &Scope<'_>) -> Vec<Column> {
         .collect()
 }
 
-/// A total score and a tie-breaking number below 2^32, as a key that is never zero.
+/// Combines a total score and a tie breaker below 2^32 into a key that is never zero.
 pub(super) fn key(total: i64, tie: u64) -> Key {
     let total = u64::try_from(total)
         .unwrap_or(0)
@@ -482,7 +483,7 @@ pub(super) fn key(total: i64, tie: u64) -> Key {
     ((total + 1) << 32) | tie
 }
 
-/// The nodes that are in one of the sorted lists only.
+/// Returns the nodes that are in exactly one of the sorted lists.
 fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeIndex> {
     let list = |list: &Option<Vec<NodeIndex>>| list.clone().unwrap_or_default();
     let (a, b) = (list(a), list(b));
@@ -493,12 +494,12 @@ fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeInd
         .collect()
 }
 
-/// What decides between equally good rows.
+/// Returns the tie breaker between equally good rows.
 pub(super) fn tie(seed: u64, version: u64, row: usize) -> u64 {
     mix(seed ^ version.rotate_left(24) ^ row as u64) >> 32
 }
 
-/// A well-mixed function of `x` (the finaliser of SplitMix64).
+/// Mixes the bits of `x` (the finalizer of SplitMix64).
 pub(super) fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -528,7 +529,7 @@ mod tests {
 
     #[test]
     fn columns_of_parts_are_that_of_all_rows() {
-        // The largest in the first part, in the last, in both; parts in which all have nothing.
+        // The largest score in the first part, in the last, in both; parts in which all scores are 0.
         for parts in [
             vec![vec![0, 7, 2], vec![0, 0], vec![3]],
             vec![vec![0, 0, 0], vec![0, 4], vec![9, 1]],

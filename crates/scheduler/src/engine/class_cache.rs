@@ -1,25 +1,26 @@
-//! Evaluations and searches for victims that pods of one shape share.
+//! The cache of evaluations and preemption plans that pods of one shape share.
 
 use super::class::{Evaluation, mix};
 use super::memo::Memo;
 use crate::framework::ShapeId;
 use rustc_hash::FxHashMap;
 
-/// Evaluations by profile and shape, and what searches for victims found.
+/// Evaluations by profile and shape, and cached preemption plans.
 ///
-/// Invariant: `bytes` is the sum of what the evaluations were counted with, and each was counted after its last use.
+/// Invariant: `bytes` is the sum of the sizes that the evaluations were last counted with, and each was
+/// counted after its last use.
 #[derive(Debug)]
 pub struct ClassCache {
     /// Whether pods may share evaluations.
     pub(super) enabled: bool,
     pub(super) by_shape: FxHashMap<(usize, ShapeId), Evaluation>,
-    /// What searches for victims found.
+    /// Cached preemption plans.
     pub(super) memo: Memo,
-    /// How many bytes the evaluations take together.
+    /// The total size of the evaluations in bytes.
     pub(super) bytes: usize,
     /// How often an evaluation was used.
     pub(super) uses: u64,
-    /// How often an evaluation named a node that the pod's own check refused.
+    /// How often an evaluation selected a node that the pod's own check refused.
     pub(super) mismatches: u64,
 }
 
@@ -37,14 +38,14 @@ impl Default for ClassCache {
 }
 
 impl ClassCache {
-    /// Drops everything: verdicts may have changed in ways that no row's version tells.
+    /// Removes everything: verdicts may have changed in ways that the row versions do not show.
     pub(crate) fn clear(&mut self) {
         self.by_shape.clear();
         self.bytes = 0;
         self.memo = Memo::default();
     }
 
-    /// What is counted of shared answers must be what they take; for tests.
+    /// Returns true if the counted sizes are right; for tests.
     #[must_use]
     pub fn memory_balances(&self) -> bool {
         let counted: usize = self.by_shape.values().map(|class| class.counted).sum();
@@ -52,18 +53,18 @@ impl ClassCache {
         counted == self.bytes && classes.all(|class| class.counted == class.bytes())
     }
 
-    /// How often a shared evaluation named a node that the pod's own check refused.
+    /// Returns how often a shared evaluation selected a node that the pod's own check refused.
     #[must_use]
     pub fn mismatches(&self) -> u64 {
         self.mismatches
     }
 
-    /// Drops evaluations beyond `max_classes` and `budget` bytes; one stays whatever it takes.
+    /// Evicts evaluations beyond `max_classes` and `budget` bytes; at least one stays.
     pub(super) fn evict(&mut self, max_classes: usize, budget: usize) {
         while self.by_shape.len() > 1 && (self.by_shape.len() > max_classes || self.bytes > budget)
         {
-            // The older one of two at random: where more shapes take turns than have room, the oldest
-            // is the one that comes next.
+            // Evict the older one of two random entries: if more shapes alternate than fit, the oldest is the
+            // one needed next.
             let draw = |turn: u64| {
                 let number = mix(self.uses ^ (turn << 63)) % self.by_shape.len() as u64;
                 let mut classes = self.by_shape.iter();

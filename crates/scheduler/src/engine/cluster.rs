@@ -1,4 +1,4 @@
-//! Nodes, the pods that are booked on them, and what plugins have indexed of both.
+//! Cluster state: nodes, the pods on them, and the indexes.
 
 use crate::framework::{Diagnosis, Indexes, View};
 use crate::state::{NodeIndex, NodeStore, PodInfo};
@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A booked pod.
+/// A pod on a node.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) info: Arc<PodInfo>,
@@ -17,27 +17,27 @@ pub(super) struct Record {
     pub(super) assumed: bool,
 }
 
-/// The cluster as decisions read it.
+/// The state of the cluster that decisions are based on.
 ///
-/// Invariant: each record's pod is on its node in `nodes`, `assumed` counts the records that are only assumed, and
-/// `priorities` counts the pods of records by priority, holders excepted.
+/// Invariant: each record's pod is on its node in `nodes`, `assumed` counts the records that are only
+/// assumed, and `priorities` counts the pods of records by priority, holders excepted.
 #[derive(Debug)]
 pub struct ClusterState {
     pub(super) resources: Arc<ResourceTable>,
     pub(super) nodes: NodeStore,
     pub(super) indexes: Indexes,
-    /// Booked pods by uid.
+    /// Pods on nodes, by uid.
     pub(super) pods: FxHashMap<Arc<str>, Record>,
     /// How many of them are only assumed.
     pub(super) assumed: usize,
-    /// Booked pods by priority.
+    /// The number of pods on nodes by priority, without holders.
     pub(super) priorities: BTreeMap<i32, usize>,
-    /// An empty list to be filled with the nodes that the next event touches.
+    /// An empty list, reused for the nodes that the next event touches.
     pub(super) touched: Vec<NodeIndex>,
 }
 
 impl ClusterState {
-    /// Returns a cluster without nodes and pods.
+    /// Creates a cluster without nodes and pods.
     pub(super) fn new(resources: Arc<ResourceTable>, indexes: Indexes) -> Self {
         Self {
             resources,
@@ -50,7 +50,7 @@ impl ClusterState {
         }
     }
 
-    /// Books `pod` on `node`, which need not exist yet.
+    /// Adds `pod` to `node`, which need not exist yet.
     pub(super) fn book(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -72,7 +72,7 @@ impl ClusterState {
         index
     }
 
-    /// Takes a pod out of the records. It stays on its node until the caller removes it there.
+    /// Removes a pod from the records. It stays on its node until the caller removes it there.
     pub(super) fn release(&mut self, uid: &str) -> Option<Record> {
         let record = self.pods.remove(uid)?;
         self.assumed -= usize::from(record.assumed);
@@ -80,7 +80,7 @@ impl ClusterState {
         Some(record)
     }
 
-    /// Replaces a booked pod by what is known of it now, which is that it is bound. Returns what was known before, and
+    /// Replaces a pod on a node by its current state, in which it is bound. Returns the previous state and
     /// whether it was only assumed.
     pub(super) fn confirm(&mut self, info: &Arc<PodInfo>) -> Option<(Arc<PodInfo>, bool)> {
         let record = self.pods.get_mut(&info.uid)?;
@@ -96,7 +96,7 @@ impl ClusterState {
         Some((old, was_assumed))
     }
 
-    /// Returns why a pod is not placed that no node was looked at for.
+    /// Returns the diagnosis of a pod that was refused before any node was filtered.
     pub(super) fn unplaced(&self, message: String) -> Box<Diagnosis> {
         Box::new(Diagnosis {
             total_nodes: self.nodes.len(),
@@ -105,13 +105,13 @@ impl ClusterState {
         })
     }
 
-    /// Returns the nodes and what is booked on them.
+    /// Returns the nodes with the pods on them.
     #[must_use]
     pub fn nodes(&self) -> &NodeStore {
         &self.nodes
     }
 
-    /// Returns resource names and numbers.
+    /// Returns the mapping of resource names to numbers.
     #[must_use]
     pub fn resources(&self) -> &ResourceTable {
         &self.resources
@@ -129,12 +129,12 @@ impl ClusterState {
         }
     }
 
-    /// The lowest priority among booked pods that are not merely reservations.
+    /// Returns the lowest priority of the pods on nodes, without holders.
     pub(super) fn lowest_priority(&self) -> Option<i32> {
         self.priorities.keys().next().copied()
     }
 
-    /// Counts `pod` among the booked ones, or out of them.
+    /// Adds `pod` to the counts by priority, or removes it.
     fn count_priority(&mut self, pod: &PodInfo, there: bool) {
         if pod.is_holder() {
             return;
@@ -150,13 +150,13 @@ impl ClusterState {
         }
     }
 
-    /// How many pods are booked, and how many of them are not confirmed by the informer yet.
+    /// Returns how many pods are on nodes, and how many of them are only assumed.
     #[must_use]
     pub fn booked(&self) -> (usize, usize) {
         (self.pods.len(), self.assumed)
     }
 
-    /// The node on which the pod with this uid is booked, and whether that is only assumed.
+    /// Returns the node that the pod with this uid is on, and whether it is only assumed.
     #[must_use]
     pub fn placement(&self, uid: &str) -> Option<(&Arc<str>, bool)> {
         self.pods
@@ -164,7 +164,7 @@ impl ClusterState {
             .map(|record| (self.nodes.name(record.node), record.assumed))
     }
 
-    /// The pod with this uid that is booked on a node, as it is known.
+    /// Returns the pod with this uid if it is on a node.
     #[must_use]
     pub fn booked_pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
         self.pods.get(uid).map(|record| &record.info)

@@ -1,14 +1,14 @@
-//! Asking extenders: what they are asked, who waits for an answer, and what follows from it.
+//! Calls of scheduler extenders: requests, pods that wait for an extender, and what follows from the results.
 //!
-//! An extender is a server, and an answer may take seconds. So a cycle of a pod that concerns one has
-//! two halves. The first ends with a question ([`Output::Consult`]): the nodes that fit the plugins, or
-//! the victims that might make room. The pod stays in flight, nothing is booked, and other pods are
-//! decided meanwhile. The second half begins with [`Engine::consulted`]: every plugin is asked again,
-//! with what the extenders said as one more filter and score, so that the node that is booked fits as
-//! things are then, and was agreed to.
+//! An extender is a server, and a call may take seconds. The cycle of a pod that an extender applies to
+//! therefore has two parts. The first ends with a request ([`Output::Consult`]): the nodes that fit the
+//! plugins, or the victims of a preemption. The pod stays in flight, nothing is reserved, and other pods are
+//! scheduled meanwhile. The second part begins with [`Engine::consulted`]: all plugins run again, with the
+//! extenders' results as one more filter and score, so that the selected node fits the current state and is
+//! accepted by the extenders.
 //!
-//! Pods that ask the same extender go one after another, the more important first: when an extender is
-//! asked about a pod, those before it are placed, as in kube-scheduler.
+//! Pods that use the same extender are handled one after another, by priority: when an extender is called for
+//! a pod, the pods before it are placed, as in kube-scheduler.
 
 use super::cluster::ClusterState;
 use super::cycle::Stop;
@@ -28,50 +28,50 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// How plugins that refuse are called when they are extenders, as in kube-scheduler.
+/// Name of the extenders where a refusing plugin is named, as in kube-scheduler.
 pub(super) const NAME: &str = "Extender";
-/// How often a pod asks anew because the nodes that it could go to are others by now.
+/// How often a pod repeats an extender call because the nodes that fit have changed.
 const ROUNDS: u8 = 3;
-/// Extenders, by their positions in the order in which they are asked. Those from the 63rd on are
-/// taken for one: they are asked all or none, one pod at a time.
+/// A set of extenders, by their positions in the call order. Those from the 63rd on share one bit: they are
+/// called all or none, for one pod at a time.
 pub(super) type Set = u64;
-/// Among those who wait: members of groups.
+/// Marks parked members of groups.
 const GROUPED: Set = 1 << 63;
 
-/// A question to extenders.
+/// A call of extenders.
 #[derive(Debug, Clone)]
 pub struct Consultation {
-    /// Comes back with the answer.
+    /// Identifies the call; returned with the result.
     pub ticket: u64,
-    /// The pod it is about.
+    /// The pod to schedule.
     pub pod: Arc<PodInfo>,
-    /// Who is asked: positions in the order in which they are asked, those that may be ignored last.
+    /// The extenders to call, as positions in the call order; ignorable ones come last.
     pub extenders: Vec<usize>,
-    /// What.
+    /// The request.
     pub question: Question,
 }
 
-/// What extenders are asked.
+/// The content of an extender call.
 #[derive(Debug, Clone)]
 pub enum Question {
-    /// Which of these nodes they refuse, and how good the others are.
+    /// Filter and prioritize these nodes.
     Nodes(Vec<Arc<NodeInfo>>),
-    /// Which of these victims may go, each entry for another node.
+    /// Review these preemption candidates, one per node.
     Victims(Vec<Proposal>),
 }
 
-/// Who might go from a node.
+/// A preemption candidate: one node with its victims.
 #[derive(Debug, Clone)]
 pub struct Proposal {
     /// The node.
     pub node: Arc<str>,
-    /// Who goes, the most important first.
+    /// The victims, the most important first.
     pub victims: Vec<Arc<PodInfo>>,
-    /// How many of them have no disruption budget left.
+    /// How many of the victims have no disruption budget left.
     pub violations: i64,
 }
 
-/// What a pod under way asked, and what it needs to go on.
+/// The content of a pending call, with what the pod needs to continue.
 #[derive(Debug)]
 pub(super) enum Purpose {
     Nodes {
@@ -85,12 +85,12 @@ pub(super) enum Purpose {
     },
 }
 
-/// Where the post-filter plugins go on.
+/// Where the post-filter plugins continue.
 #[derive(Debug, Default)]
 pub(super) struct Resume {
     /// The plugin that looked for victims, if one did.
     pub(super) after: Option<Instance>,
-    /// What those before it said.
+    /// The messages of the plugins before it.
     pub(super) messages: Vec<String>,
     pub(super) waits: bool,
 }
@@ -100,30 +100,30 @@ struct UnderWay {
     ticket: u64,
     set: Set,
     purpose: Purpose,
-    /// The last event that would have helped it, had it been refused.
+    /// The last event that would have woken the pod, had it been refused.
     missed: Option<&'static str>,
 }
 
-/// By importance, then by age: who waits to ask.
+/// A pod that waits for an extender, ordered by priority, then by age.
 type Parked = (Reverse<i32>, u64, Arc<str>);
 
-/// Questions to extenders, and the pods that wait to ask.
+/// Pending extender calls, and the pods that wait for an extender.
 ///
-/// Invariant: `busy` holds the extenders of all questions in `under_way`, no extender is asked about two pods at a
+/// Invariant: `busy` holds the extenders of all calls in `under_way`, no extender is called for two pods at a
 /// time, and only one group has a `member`.
 #[derive(Debug, Default)]
 pub(super) struct ExtenderCalls {
     extenders: Vec<Extender>,
-    /// By who is asked.
+    /// Waiting pods by the extenders they need.
     parked: BTreeMap<Set, BTreeSet<Parked>>,
     under_way: FxHashMap<Arc<str>, UnderWay>,
     answered: VecDeque<(Arc<str>, Advice)>,
-    /// Who is being asked.
+    /// The extenders with a pending call.
     busy: Set,
-    /// The member of a group that asks, or is the next to. Other groups wait meanwhile: members are
-    /// placed one after another, and nothing of another group comes in between.
+    /// The member of a group whose call is pending or next. Other groups wait meanwhile: the members of a
+    /// group are placed one after another, with no pod of another group in between.
     member: Option<Arc<str>>,
-    /// Whom it still waits for to ask.
+    /// The extenders that the member waits for.
     member_waits: Option<Set>,
     tickets: u64,
 }
@@ -136,7 +136,7 @@ impl ExtenderCalls {
         }
     }
 
-    /// The extenders that have a say in where `pod` goes, of those for which `does` holds.
+    /// Returns the extenders that apply to `pod`, among those for which `does` holds.
     fn concerned(&self, pod: &PodInfo, does: impl Fn(&Extender) -> bool) -> Vec<usize> {
         let all = self.extenders.iter().enumerate();
         all.filter(|(_, extender)| does(extender) && is_interested(extender, pod))
@@ -144,7 +144,7 @@ impl ExtenderCalls {
             .collect()
     }
 
-    /// The extender that binds `pod`.
+    /// Returns the extender that binds `pod`.
     pub(super) fn binder(&self, pod: &PodInfo) -> Option<usize> {
         if pod.is_holder() {
             return None;
@@ -153,7 +153,7 @@ impl ExtenderCalls {
         self.concerned(pod, binds).first().copied()
     }
 
-    /// Whether nodes are sent whole, with what plugins do not look at.
+    /// Returns true if whole node objects are sent, with fields that plugins do not read.
     pub(super) fn sends_nodes(&self) -> bool {
         let mut all = self.extenders.iter();
         all.any(|extender| judges_nodes(extender) && !extender.node_cache_capable)
@@ -191,7 +191,7 @@ fn judges_victims(extender: &Extender) -> bool {
     !extender.preempt_verb.is_empty()
 }
 
-/// Whether `pod` wants what the extender manages.
+/// Returns true if `pod` requests a resource that the extender manages.
 fn is_interested(extender: &Extender, pod: &PodInfo) -> bool {
     let managed = &extender.managed_resources;
     if managed.is_empty() {
@@ -216,7 +216,7 @@ fn is_interested(extender: &Extender, pod: &PodInfo) -> bool {
     spec.containers.iter().chain(init).any(wants)
 }
 
-/// The cheapest of the plans that are left, with the victims that the extenders agreed with.
+/// Returns the cheapest of the remaining plans, with the victims that the extenders accepted.
 fn agreed(
     nodes: &NodeStore,
     pod: &Arc<PodInfo>,
@@ -241,7 +241,7 @@ fn agreed(
         for uid in victims {
             let there = nodes.pods(plan.node).find(|pod| *pod.uid == **uid);
             let Some(victim) = there else {
-                // Asked about, it may have gone by itself meanwhile.
+                // A victim of the request may have ended by itself meanwhile.
                 if plan.victims.iter().any(|pod| *pod.uid == **uid) {
                     continue;
                 }
@@ -270,23 +270,23 @@ fn agreed(
     Ok(best)
 }
 
-/// How the first half of a cycle goes on.
+/// How the first part of a cycle continues.
 pub(super) enum Turn {
-    /// No extender is concerned with nodes for this pod.
+    /// No extender filters or scores nodes for this pod.
     Decide,
-    /// The nodes that fit are to be shown to extenders.
+    /// The nodes that fit must be sent to extenders.
     Ask,
-    /// Another pod asks first.
+    /// The pod must wait for an extender that is in use.
     Parked,
 }
 
 impl Engine {
-    /// An answer to the question with that ticket.
+    /// Handles the result of the extender call with this ticket.
     pub fn consulted(&mut self, uid: &str, ticket: u64, advice: Advice) {
         self.calls.answer(uid, ticket, advice);
     }
 
-    /// The second half of a cycle. `None` when the pod asks once more.
+    /// Runs the second part of a cycle. Returns `None` if the pod needs another extender call.
     pub(super) fn resume(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -349,14 +349,14 @@ impl Engine {
                 }
                 self.post_filter(pod, profile, Stop::Refused(diagnosis), resume, now)
             }
-            // An answer to another question: the runtime's mistake, not the extender's.
+            // The result is of another kind than the request: a mistake of the runtime, not of the extender.
             _ => Err(Stop::Failed("an extender's answer was mixed up".to_owned())),
         }
     }
 }
 
 impl ExtenderCalls {
-    /// Whether `pod` may go on, as far as extenders are concerned.
+    /// Decides whether `pod` may continue as far as extenders are concerned.
     pub(super) fn turn(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> Turn {
         let all = &mut *self;
         if all.extenders.is_empty() {
@@ -387,7 +387,7 @@ impl ExtenderCalls {
         Turn::Ask
     }
 
-    /// A pod that was kept waiting by others that ask the same extenders and need not any more.
+    /// Returns the next pod that no longer has to wait for its extenders.
     pub(super) fn next_parked(
         &mut self,
         cluster: &ClusterState,
@@ -413,7 +413,7 @@ impl ExtenderCalls {
             let (_, parked) = free.min_by(|(_, a), (_, b)| a.first().cmp(&b.first()))?;
             let (_, _, uid) = parked.pop_first()?;
             all.parked.retain(|_, parked| !parked.is_empty());
-            // One that has its place since is on its way to be bound.
+            // A pod that is assumed by now is about to be bound.
             if cluster.pods.contains_key(&uid) {
                 continue;
             }
@@ -423,7 +423,7 @@ impl ExtenderCalls {
         }
     }
 
-    /// An answer, with the pod that it is about; those about pods that are gone are dropped.
+    /// Returns the next extender result with its pod. Results for pods that were removed are dropped.
     pub(super) fn next_answer(
         &mut self,
         cluster: &ClusterState,
@@ -436,7 +436,7 @@ impl ExtenderCalls {
             let is_free = !cluster.pods.contains_key(&uid);
             if is_free && let Some(queued) = queue.in_flight(&uid) {
                 let queued = queued.clone();
-                // Still under way: whatever happens is to be noted, and nobody else may ask.
+                // The call stays pending: events must be noted, and no other pod may use the extenders.
                 let noted = UnderWay {
                     purpose: Purpose::Nodes {
                         asked: Vec::new(),
@@ -463,7 +463,7 @@ impl ExtenderCalls {
         self.busy &= !set;
     }
 
-    /// The pod does not ask any more. Returns the event that it missed meanwhile.
+    /// Ends the pod's extender call. Returns the event that the pod missed meanwhile.
     pub(super) fn stop_asking(&mut self, uid: &str) -> Option<&'static str> {
         self.member_is_done(uid);
         let under_way = self.under_way.remove(uid)?;
@@ -471,12 +471,12 @@ impl ExtenderCalls {
         under_way.missed
     }
 
-    /// Whether a member of a group asks, or waits to.
+    /// Returns true if a member of a group has a pending call, or waits for one.
     pub(super) fn is_member_asking(&self) -> bool {
         self.member.is_some()
     }
 
-    /// Takes the answer to the question with that ticket.
+    /// Stores the result of the call with this ticket; results of other calls are dropped.
     pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: Advice) {
         let known = self.under_way.get_key_value(uid);
         let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
@@ -486,14 +486,14 @@ impl ExtenderCalls {
         self.answered.push_back(answer);
     }
 
-    /// The pods that ask, for events to be noted.
+    /// Iterates over the pods with a pending call that missed no event yet.
     pub(super) fn asking(&self) -> impl Iterator<Item = &Arc<str>> {
         let all = self.under_way.iter();
         all.filter(|(_, it)| it.missed.is_none())
             .map(|(uid, _)| uid)
     }
 
-    /// An event that might have helped these pods.
+    /// Notes an event that might have woken these pods.
     pub(super) fn missed(&mut self, uids: &[Arc<str>], event: &'static str) {
         for uid in uids {
             if let Some(under_way) = self.under_way.get_mut(uid) {
@@ -502,7 +502,7 @@ impl ExtenderCalls {
         }
     }
 
-    /// Returns a question about the nodes `among`, the `rounds`-th of the pod.
+    /// Creates the call about the nodes `among`; `rounds` counts the pod's earlier calls.
     pub(super) fn ask_about_nodes(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -518,7 +518,7 @@ impl ExtenderCalls {
         self.ask(pod, extenders, purpose, Question::Nodes(infos))
     }
 
-    /// Returns a question about the victims of `plans`.
+    /// Creates the call about the victims of `plans`.
     pub(super) fn ask_about_victims(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -541,7 +541,7 @@ impl ExtenderCalls {
         self.ask(pod, extenders, purpose, question)
     }
 
-    /// Whether an extender has a say in who goes for `pod`.
+    /// Returns true if an extender reviews the victims of a preemption for `pod`.
     pub(super) fn shows_victims(&self, pod: &PodInfo) -> bool {
         !self.extenders.is_empty() && !self.concerned(pod, judges_victims).is_empty()
     }

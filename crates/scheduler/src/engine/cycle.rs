@@ -1,4 +1,4 @@
-//! One pod's scheduling cycle: from the queue to a booked node, or to a reason.
+//! The scheduling cycle of one pod: from the queue to an assumed pod on a node, or to a refusal.
 
 use super::consult::{Purpose, Resume, Turn};
 use super::measure::{self, Measured, Meter, Point};
@@ -16,10 +16,10 @@ use crate::state::{NodeIndex, PodInfo};
 use jiff::{SignedDuration, Timestamp};
 use std::sync::Arc;
 
-/// The longest a pod may wait for permission.
+/// The longest time that a pod may wait for permission.
 const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
 
-/// How a cycle ended short of a placement.
+/// How a cycle ended without a placement.
 #[derive(Debug)]
 pub(super) enum Stop {
     Refused(Box<Diagnosis>),
@@ -27,20 +27,20 @@ pub(super) enum Stop {
 }
 
 impl Stop {
-    /// By a plugin's bug: what it said when it panicked.
+    /// Returns the error for a plugin that panicked with the message `said`.
     pub(super) fn panicked(said: &str) -> Self {
         Self::Failed(format!("a plugin panicked: {said}"))
     }
 }
 
-/// Which part of a pod's cycle is next. Where no extender is concerned, the first is all of it.
+/// The part of a pod's cycle to run next. Without extenders, the first part is the whole cycle.
 enum Half {
     First,
     Second(Purpose, Advice),
 }
 
 impl Engine {
-    /// Tries the next ready pod. `None` when no pod is ready.
+    /// Tries to schedule the next ready pod. Returns `None` if no pod is ready.
     pub fn schedule_one(&mut self, now: Timestamp) -> Option<Outcome> {
         self.tick(now);
         loop {
@@ -60,7 +60,7 @@ impl Engine {
                 Half::Second(purpose, advice) => self.resume(&pod, profile, purpose, advice, now),
             });
             let ended = ended.unwrap_or_else(|said| {
-                // Nothing cached is trusted after it.
+                // The panic may have left cached evaluations inconsistent.
                 self.classes.clear();
                 self.undo(&pod.uid, now);
                 Err(Stop::panicked(&said))
@@ -101,7 +101,8 @@ impl Engine {
         }
     }
 
-    /// What is to be done next: an answer first, as others may wait for who asked.
+    /// Takes the next pod and the part of its cycle to run. Extender results come first, as other pods may
+    /// wait for the same extender.
     fn next_half(&mut self, now: Timestamp) -> Option<(QueuedPod, Half)> {
         if let Some((queued, purpose, advice)) = self.calls.next_answer(&self.cluster, &self.queue)
         {
@@ -111,7 +112,7 @@ impl Engine {
             true => 0,
             false => self.table.plugins.len(),
         };
-        // The next member of a group that is being placed, whatever the queue's order.
+        // The next member of a group that is being placed comes before the queue's order.
         for instance in 0..groupings {
             loop {
                 let mut fx = Effects::default();
@@ -119,13 +120,13 @@ impl Engine {
                     break;
                 };
                 let view = self.cluster.view(now);
-                let next = guarded("over who is next", || grouping.next_pod(view, &mut fx));
-                let followed = guarded("over what follows", || self.apply(fx, now));
+                let next = guarded("choosing the next pod", || grouping.next_pod(view, &mut fx));
+                let followed = guarded("applying effects", || self.apply(fx, now));
                 if next.is_none() || followed.is_none() {
                     self.classes.clear();
                 }
                 let Some(uid) = next.flatten() else { break };
-                // A member that is not ours to place, or that others keep back, is passed over.
+                // A member that this scheduler does not place, or that a gate holds back, is skipped.
                 let began = self.telemetry.meter.now();
                 if let Some(queued) = self.queue.take(&uid, 1 << instance) {
                     if let Some(began) = began {
@@ -143,11 +144,11 @@ impl Engine {
         Some((queued, Half::First))
     }
 
-    /// Where `pod` would go now, evaluated from scratch, with nothing booked: what the cached
-    /// answer must equal.
+    /// Returns the node that `pod` would get now, evaluated from scratch and without reserving anything. A
+    /// cached evaluation must lead to the same node.
     ///
     /// # Errors
-    /// Why no node takes it.
+    /// Returns why no node fits.
     pub fn dry_run(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -169,13 +170,13 @@ impl Engine {
         }
     }
 
-    /// Whether pods may share evaluations. On unless a test or a benchmark turns it off.
+    /// Sets whether pods may share evaluations. On by default; tests and benchmarks turn it off.
     pub fn set_caching(&mut self, on: bool) {
         self.classes.enabled = on;
         self.classes.clear();
     }
 
-    /// A cycle, or what comes before extenders answer: then there is no node yet.
+    /// Runs a cycle, or its part before the extender calls: then no node is returned yet.
     fn cycle(
         &mut self,
         queued: &QueuedPod,
@@ -188,7 +189,7 @@ impl Engine {
             Turn::Ask => true,
             Turn::Decide => false,
         };
-        // The time in which others that ask the same extenders go first is not the pod's.
+        // The time in which other pods use the same extenders first is not counted as this pod's.
         if let Some(observer) = &self.telemetry.observer {
             observer(Started {
                 pod,
@@ -226,7 +227,7 @@ impl Engine {
         }
     }
 
-    /// Books the pod where it was decided to go, and sends it on its way.
+    /// Reserves the pod on the chosen node and starts its binding, or its wait for permission.
     pub(super) fn place(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -255,7 +256,7 @@ impl Engine {
             let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
             let mut fx = Effects::default();
             let permit = self.table.permit(meter, view, pod, profile, node, &mut fx);
-            // The plugin may let the members of the pod's group go, this pod's permission included.
+            // The plugin may release the whole group, including this pod.
             self.apply(fx, now);
             match permit? {
                 Some(wait) => {
@@ -274,7 +275,7 @@ impl Engine {
         Ok(name)
     }
 
-    /// Hands a booked pod to the binder.
+    /// Passes an assumed pod to the binder.
     pub(super) fn send_to_bind(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -336,7 +337,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Puts a pod back and reports why. Returns whether it was an error.
+    /// Puts a pod back into the queue and reports the reason. Returns whether it was an error.
     pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
         match &stop {
             Stop::Refused(diagnosis) => {
@@ -355,7 +356,7 @@ impl Engine {
         let (failure, refusal, error) = match stop {
             Stop::Refused(diagnosis) => {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
-                // Put into words where it is written, or where somebody asks.
+                // Formatted lazily: most diagnoses are never displayed.
                 let diagnosis: Arc<Diagnosis> = Arc::from(diagnosis);
                 let message = Words::of(diagnosis.clone());
                 let failure = Failure {
@@ -363,7 +364,7 @@ impl Engine {
                     reason: "Unschedulable",
                     remarks: self.table.remarks(pod, &message),
                     message,
-                    // Said nothing, it keeps what it has: the binder is not to take that back.
+                    // Without a decision the pod keeps its nomination; the binder must not clear it.
                     nominated: diagnosis.nominated.clone().or_else(|| {
                         let node = self.preemptor.nominator.node_of(&pod.uid);
                         node.map(|node| node.to_string())
@@ -389,7 +390,8 @@ impl Engine {
         if let Refusal::Unschedulable { by, .. } = refusal {
             let refusing = self.table.plugins.iter().enumerate();
             let refusing = refusing.filter(|(instance, _)| by & (1 << instance) != 0);
-            let names = |hints: &dyn QueueHints| guarded("over a refusal", || hints.names(pod));
+            let names =
+                |hints: &dyn QueueHints| guarded("listing referenced objects", || hints.names(pod));
             let names = refusing.filter_map(|(_, plugin)| names(plugin.queue_hints()?));
             let mut names: Vec<&str> = names.flatten().collect();
             names.sort_unstable();
@@ -401,24 +403,24 @@ impl Engine {
         }
         self.outbox.push(Output::Failed(failure));
         if let Some(newer) = self.queue.take_newer(&pod.uid) {
-            // It has no place any more: what was seen of it meanwhile counts now.
-            guarded("over a pod that lost its place", || {
+            // The pod is no longer assumed: the update received in the meantime applies now.
+            guarded("requeueing a pod", || {
                 self.pod_pending(newer, now);
             });
         }
         error
     }
 
-    /// Lets plugins and permissions react to the passing of time.
+    /// Lets plugins and permit waits react to the passing of time.
     pub(super) fn tick(&mut self, now: Timestamp) {
         let mut fx = Effects::default();
         let mut sound = true;
         let plugins = self.table.plugins_of(PluginSet::MAX);
         for role in plugins.filter_map(|plugin| plugin.tick()) {
             let view = self.cluster.view(now);
-            sound &= guarded("as time passes", || role.tick(view, &mut fx)).is_some();
+            sound &= guarded("handling a tick", || role.tick(view, &mut fx)).is_some();
         }
-        sound &= guarded("over what follows", || self.apply(fx, now)).is_some();
+        sound &= guarded("applying effects", || self.apply(fx, now)).is_some();
         if !sound {
             self.classes.clear();
         }
@@ -434,7 +436,7 @@ impl Engine {
 }
 
 impl PluginTable {
-    /// Has plugins reserve what `pod` takes on the chosen node.
+    /// Calls the reserve plugins for `pod` on the chosen node.
     pub(super) fn reserve(
         &mut self,
         meter: &Meter,
@@ -472,7 +474,7 @@ impl PluginTable {
         }
     }
 
-    /// Asks plugins whether `pod` may be bound; returns the wait for those that do not allow it yet.
+    /// Calls the permit plugins. Returns the wait if some of them do not allow the binding yet.
     pub(super) fn permit(
         &mut self,
         meter: &Meter,
@@ -534,7 +536,8 @@ impl PluginTable {
         }
     }
 
-    /// Asks the pre-bind plugins whether the binding may start; the wait of the first that does not say so yet.
+    /// Asks the pre-bind plugins whether the binding may start. Returns the wait of the first one that does
+    /// not allow it yet.
     pub(super) fn ready_to_bind(
         &mut self,
         view: View<'_>,
@@ -585,7 +588,7 @@ impl PluginTable {
         let mut stop = self.pre_filter_stop(instance, rejection, 1);
         if let Stop::Refused(diagnosis) = &mut stop {
             diagnosis.nominated = Some(String::new());
-            // Refused on the chosen node: the others do not count.
+            // The refusal concerns the chosen node only.
             diagnosis.pre_filter_message = String::new();
             diagnosis.refusals = vec![crate::framework::NodeRefusal {
                 failed_plugin: self.names[instance],
@@ -602,7 +605,7 @@ impl PluginTable {
         plugins
             .filter_map(|plugin| {
                 let insight = plugin.insight()?;
-                guarded("over a refusal", || insight.remark(pod, said))?
+                guarded("describing a refusal", || insight.remark(pod, said))?
             })
             .collect()
     }

@@ -1,4 +1,4 @@
-//! What follows from an event: who is woken, and what plugins asked for.
+//! Application of what plugins request of the engine while they handle an event.
 
 use super::plugin_table::PluginTable;
 use super::pod_waker::PodWaker;
@@ -10,7 +10,7 @@ use crate::queue::Queue;
 use jiff::Timestamp;
 
 impl Engine {
-    /// Does what plugins asked for.
+    /// Carries out what plugins requested.
     pub(super) fn apply(&mut self, fx: Effects, now: Timestamp) {
         if fx.is_empty() {
             return;
@@ -33,7 +33,7 @@ impl Engine {
         for problem in fx.problems {
             self.outbox.push(Output::Problem(problem));
         }
-        // In this order: what is removed and applied at once starts afresh.
+        // In this order: a pod that is removed and applied at once starts from scratch.
         for uid in fx.remove {
             self.pod_left(&uid, now);
         }
@@ -95,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// Ends the wait of a pod that a plugin does not permit, and puts the pod back.
+    /// Ends the wait of a pod that a plugin does not permit, and puts the pod back into the queue.
     pub(super) fn reject_waiting(
         &mut self,
         uid: &str,
@@ -118,7 +118,7 @@ impl Engine {
         let pod = &wait.pod;
         let by = self.table.named(&[plugin]);
         let kept = self.preemptor.kept.remove(&pod.uid);
-        // Refused on the chosen node: the others do not count.
+        // The refusal concerns the chosen node only.
         let refusal = NodeRefusal {
             failed_plugin: plugin,
             reason: reason.to_owned().into(),
@@ -141,7 +141,7 @@ impl Engine {
 }
 
 impl PluginTable {
-    /// Asks the pre-enqueue plugins about a queued pod again.
+    /// Runs the pre-enqueue plugins for a queued pod again.
     fn regate(&self, queue: &mut Queue, uid: &str, now: Timestamp) {
         let Some(pod) = queue.get(uid).map(|queued| queued.info.clone()) else {
             return;

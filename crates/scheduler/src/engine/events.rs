@@ -1,4 +1,4 @@
-//! What the engine is told by informers and by the binder.
+//! Events from informers and the binder.
 
 use super::cluster::Record;
 use super::pod_waker::PodWaker;
@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use std::sync::Arc;
 
 impl Engine {
-    /// A pod was created or changed, as an informer says.
+    /// Handles a pod that an informer reports as created or changed.
     pub fn pod_seen(&mut self, pod: &SeenPod, now: Timestamp) {
         match pod {
             SeenPod::Pod(info) => self.info_applied(info.clone(), now),
@@ -24,7 +24,7 @@ impl Engine {
         }
     }
 
-    /// A pod was created or changed. Of a bound one, what informers keep is kept.
+    /// Handles a pod that was created or changed. A bound pod is trimmed as informers do it.
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
         let spec = pod.spec.as_ref();
         let resources = &self.cluster.resources;
@@ -39,7 +39,7 @@ impl Engine {
         self.pod_seen(&seen, now);
     }
 
-    /// A pod, or something that is scheduled like one, was created or changed.
+    /// Handles a pod, or an object scheduled like one, that was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod(&info);
@@ -59,14 +59,14 @@ impl Engine {
         }
     }
 
-    /// A pod was deleted.
+    /// Handles a deleted pod.
     pub fn pod_deleted(&mut self, pod: &Pod, now: Timestamp) {
         if let Some(uid) = pod.metadata.uid.as_deref() {
             self.pod_left(uid, now);
         }
     }
 
-    /// The pod with this uid, or what is scheduled like one, does not exist any more.
+    /// Handles the end of the pod, or object scheduled like one, with this uid.
     pub fn pod_left(&mut self, uid: &str, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod_gone(uid);
@@ -108,7 +108,7 @@ impl Engine {
                 .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         };
         if **self.cluster.nodes.name(record.node) != *node {
-            // Bound elsewhere than assumed: by another scheduler, or by hand.
+            // Bound to another node than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
             return PodWaker::new(self).wake_for(
@@ -133,7 +133,7 @@ impl Engine {
                 .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
         }
         let mut action = Action(0);
-        // What stands for another object shrinks as others take its place: no room for anybody.
+        // A holder shrinks as other pods take its place: that frees no capacity.
         if !info.is_holder()
             && old
                 .requests
@@ -152,15 +152,15 @@ impl Engine {
 
     pub(super) fn pod_pending(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         if let Some(Record { assumed: true, .. }) = self.cluster.pods.get(&info.uid) {
-            // Our binding is under way; this is an echo of before, or of what we wrote, or an edit. Should
-            // the binding fail, the pod is tried as it is then. One that only waits for it still can be
-            // let go.
+            // The binding is pending; this is an older update, an echo of our own write, or an edit. If the
+            // binding fails, the pod is tried in this new state. A pod that still waits for permission can be
+            // removed.
             let leaves = info.deleting || self.table.profile_of(&info).is_none();
             if leaves {
                 if self.waits.pods.contains_key(&info.uid) {
                     self.pod_gone(&info.uid, now);
                 } else {
-                    // Should the binding fail, it is not tried again.
+                    // If the binding fails, the pod is not tried again.
                     self.queue.remove(&info.uid);
                 }
             } else {
@@ -201,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// A node was created or changed.
+    /// Handles a node that was created or changed.
     pub fn node_applied(&mut self, node: Arc<Node>, now: Timestamp) {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let old = self
@@ -215,7 +215,7 @@ impl Engine {
             .as_ref()
             .map_or(Action::ADD, |old| difference(old, &info));
         let nothing_new = |old: &Arc<NodeInfo>| {
-            // Most updates only say that the node is alive.
+            // Most updates are heartbeats.
             let [old, new] = [&**old, &info].map(|node| node.object.status.as_ref());
             let said = ignored.is_empty()
                 || old.and_then(|status| status.allocatable.as_ref())
@@ -260,7 +260,7 @@ impl Engine {
         PodWaker::new(self).wake_for(&event, now);
     }
 
-    /// A node was deleted.
+    /// Handles a deleted node.
     pub fn node_deleted(&mut self, name: &str, now: Timestamp) {
         let Some(index) = self.cluster.nodes.find(name) else {
             return;
@@ -286,7 +286,7 @@ impl Engine {
         PodWaker::new(self).wake_for(&event, now);
     }
 
-    /// An object of a kind that a plugin watches changed.
+    /// Handles a change of an object of a watched kind.
     pub fn object_changed(&mut self, change: &ObjectChange, now: Timestamp) {
         let mut fx = Effects {
             touched: std::mem::take(&mut self.cluster.touched),
@@ -309,7 +309,7 @@ impl Engine {
         PodWaker::new(self).wake_for(&event, now);
     }
 
-    /// A binding was tried.
+    /// Handles the result of a binding.
     pub fn bind_finished(&mut self, uid: &str, result: Result<(), BindError>, now: Timestamp) {
         let Some(record) = self.cluster.pods.get(uid) else {
             return;
@@ -340,7 +340,7 @@ impl Engine {
                 self.apply(fx, now);
             }
             Err(error) => {
-                // The informer may have shown the truth already: then nothing is only assumed.
+                // The informer may have delivered the bound pod already: then it is no longer only assumed.
                 if !self.undo(uid, now) {
                     return;
                 }
@@ -355,7 +355,7 @@ impl Engine {
     }
 }
 
-/// Reports a pod that cannot be understood.
+/// Creates the report of a pod that is invalid.
 fn invalid_pod(pod: &Pod, error: &PodError) -> Output {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     Output::Problem(Problem {
@@ -367,7 +367,7 @@ fn invalid_pod(pod: &Pod, error: &PodError) -> Output {
     })
 }
 
-/// What of a node changed, as far as scheduling cares.
+/// Returns which parts of a node changed that matter for scheduling.
 fn difference(old: &NodeInfo, new: &NodeInfo) -> Action {
     let mut action = Action(0);
     let mut note = |changed: bool, what: Action| {
@@ -383,7 +383,7 @@ fn difference(old: &NodeInfo, new: &NodeInfo) -> Action {
         old.taints() != new.taints() || old.unschedulable != new.unschedulable,
         Action::NODE_TAINT,
     );
-    // Deleted and made again under the same name between two looks.
+    // The node was deleted and created again under the same name between two updates.
     note(a.uid != b.uid, Action::ADD);
     action
 }

@@ -1,4 +1,4 @@
-//! Why a pod waits, what the nearest nodes lack for it, and why a placed pod is where it is.
+//! Explanations: why a pod waits, what the nearest nodes lack for it, and why a placed pod is on its node.
 
 use super::class::{Column, Evaluation, normal};
 use super::cluster::ClusterState;
@@ -16,67 +16,67 @@ use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How many decisions are remembered.
+/// The maximum number of recorded decisions.
 const REMEMBERED: usize = 4096;
-/// How many per second, so that a burst costs nothing.
+/// The maximum number of decisions recorded per second, so that a burst costs little.
 const PER_SECOND: u32 = 500;
-/// How many other nodes a decision names.
+/// The number of other nodes listed with a decision.
 const RUNNERS_UP: usize = 2;
-/// How many nodes it names.
+/// The number of nodes listed with a decision.
 pub(super) const RANKED: usize = 1 + RUNNERS_UP;
 
-/// What one plugin gave one node.
+/// The score of one node by one plugin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PluginScore {
-    /// The plugin, or `Extender` for all of them.
+    /// The plugin, or `Extender` for all extenders together.
     pub plugin: &'static str,
-    /// Its own figure.
+    /// The raw score.
     pub raw: i64,
-    /// Brought to 0..=100; absent where that depends on all nodes and is not kept. Of extenders, what
-    /// they add with their weights.
+    /// The score normalized to 0..=100; absent if normalization depends on all nodes and its result is not
+    /// stored. For extenders, what they add, weights included.
     pub score: Option<i64>,
-    /// What it is multiplied with.
+    /// The weight of the score.
     pub weight: i64,
 }
 
-/// A node with what the plugins gave it.
+/// A node with its scores.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScoredNode {
-    /// Its name.
+    /// The node's name.
     pub node: Arc<str>,
-    /// The weighted sum of the scores that are known.
+    /// The weighted sum of the scores that are present.
     pub total: i64,
-    /// By plugin.
+    /// The scores by plugin.
     pub scores: Vec<PluginScore>,
 }
 
-/// Why a node was chosen.
+/// The comparison of nodes behind a decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Table {
-    /// How many nodes fitted.
+    /// The number of nodes that fit.
     pub feasible: usize,
-    /// How many there were.
+    /// The number of nodes.
     pub nodes: usize,
-    /// The chosen one, then the next best.
+    /// The chosen node, then the next best ones.
     pub ranking: Vec<ScoredNode>,
 }
 
-/// One placement, as it was decided.
+/// A recorded scheduling decision.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// `namespace/name`.
+    /// The pod: `namespace/name`.
     pub pod: String,
     #[serde(skip)]
     pub(super) uid: Arc<str>,
-    /// Where it went.
+    /// The chosen node.
     pub node: Arc<str>,
-    /// When.
+    /// The time of the decision.
     pub time: Timestamp,
-    /// Absent where no comparison took place: room had been made there, or a plugin preferred it.
+    /// The comparison; absent if there was none: the pod was nominated to the node, or a plugin preferred it.
     #[serde(flatten)]
     pub table: Option<Table>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Decisions {
 }
 
 impl Decisions {
-    /// Whether one more may be noted in this second.
+    /// Counts a decision and returns true if it may be recorded in this second.
     pub(super) fn room(&mut self, now: Timestamp) -> bool {
         if self.second != now.as_second() {
             (self.second, self.noted) = (now.as_second(), 0);
@@ -99,7 +99,7 @@ impl Decisions {
         self.noted <= PER_SECOND
     }
 
-    /// Whether the decision of the present cycle is one of those to note.
+    /// Returns true if the decision of the current cycle is to be recorded.
     pub(super) fn open(&self) -> bool {
         self.noted <= PER_SECOND
     }
@@ -124,21 +124,21 @@ impl Decisions {
     }
 }
 
-/// A node that refuses a pod, and what it lacks.
+/// A node that refuses a pod, with what it lacks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Near {
-    /// The node.
+    /// The node's name.
     pub node: Arc<str>,
-    /// For people.
+    /// What the node lacks, as text for users.
     pub lacks: String,
-    /// The smaller the nearer.
+    /// How far the node is from fitting; smaller is nearer.
     pub distance: f64,
 }
 
 impl Inspector<'_> {
-    /// The nodes that come closest to taking `pod`, nearest first. Empty when the pod is refused
-    /// before any node is looked at. Costs one look at every node.
+    /// Returns the nodes that come closest to fitting `pod`, nearest first. Empty if the pod is refused
+    /// before any node is filtered. Evaluates every node once.
     #[must_use]
     pub fn nearest(&mut self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
         let Some(profile) = self.table.profile_of(pod) else {
@@ -186,7 +186,7 @@ impl Inspector<'_> {
         near.into_iter().map(describe).collect()
     }
 
-    /// Everything known about a pod, for people; `None` when the pod is not known.
+    /// Returns everything about a pod as JSON for users; `None` if there is no such pod.
     #[must_use]
     pub fn explain_pod(&mut self, namespace: &str, name: &str, now: Timestamp) -> Option<Value> {
         let is = |pod: &PodInfo| *pod.name == *name && *pod.namespace == *namespace;
@@ -239,7 +239,8 @@ impl Inspector<'_> {
 }
 
 impl ClusterState {
-    /// All pods that are known, with the node of those that have one, in no particular order.
+    /// Iterates over all pods, with the node name of those on a node and "" for the others, in no particular
+    /// order.
     pub(crate) fn known_pods<'a>(
         &'a self,
         queue: &'a Queue,
@@ -252,7 +253,7 @@ impl ClusterState {
     }
 }
 
-/// Describes where a pending pod is in the queue, and since when.
+/// Returns a pending pod's state in the queue as JSON.
 fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp) -> Value {
     let names = |set: PluginSet| -> Vec<&str> {
         let named = table.names.iter().enumerate();
@@ -291,7 +292,7 @@ fn queue_state(table: &PluginTable, queue: &Queue, pod: &PodInfo, now: Timestamp
 }
 
 impl Scope<'_> {
-    /// Adds what every plugin that refuses `node` finds lacking there; nothing when the pod fits.
+    /// Adds what `node` lacks according to each plugin that refuses it; nothing if the pod fits.
     fn lacks(&self, node: NodeIndex, out: &mut Lacks) {
         let verdict = self.judge(node);
         let RowVerdict::Refused(_, refused) = verdict else {
@@ -312,7 +313,7 @@ impl Scope<'_> {
             }
         }
         if out.found() == 0 {
-            // The NUMA resources do not align: who knows them says what lacks.
+            // The NUMA resources do not align: ask the plugins that allocate them.
             for (plugin, state) in &self.prepared.filters {
                 let plugin = &self.plugins[*plugin];
                 if let Some(insight) = plugin.insight().filter(|_| plugin.alignment().is_some()) {
@@ -321,14 +322,14 @@ impl Scope<'_> {
             }
         }
         if out.found() == 0 {
-            // Outside the list of nodes, or nobody can say more.
+            // The node is not on the list of nodes that can fit, or no plugin gives details.
             say(&refused, out);
         }
     }
 }
 
 impl Scope<'_> {
-    /// What the plugins gave `node`, given its raw scores.
+    /// Returns the scores of `node`, given its raw scores.
     pub(super) fn scored(&self, node: NodeIndex, columns: &[Column], raws: &[i64]) -> ScoredNode {
         let shared = columns.iter().zip(raws).map(|(column, raw)| PluginScore {
             plugin: self.plugins[column.plugin].name(),
@@ -361,8 +362,8 @@ impl Scope<'_> {
     }
 }
 
-/// A refusal without figures counts as much as lacking everything of one resource, and as ten such
-/// when evictions cannot help.
+/// Adds a refusal without figures. It counts as much as lacking everything of one resource, or of ten if
+/// evictions cannot help.
 fn say(rejection: &Rejection, out: &mut Lacks) {
     let distance = match rejection.code {
         Code::Unresolvable => 10.0,
@@ -372,7 +373,7 @@ fn say(rejection: &Rejection, out: &mut Lacks) {
 }
 
 impl Evaluation {
-    /// How `best` compares with the next ones.
+    /// Compares `best` with the next best nodes.
     pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
         let (feasible, mut ranked) = self.first(scope, RANKED);
         ranked.retain(|node| *node != best);
@@ -381,7 +382,7 @@ impl Evaluation {
         let ranked = std::iter::once(best).chain(ranked);
         let ranking = ranked
             .map(|node| {
-                // Not all raw scores are kept, and explanations are few.
+                // Not all raw scores are stored, and explanations are rare.
                 let mut raws = Vec::new();
                 scope.look(node, &mut raws);
                 scope.scored(node, &self.columns, &raws)
@@ -394,7 +395,7 @@ impl Evaluation {
         }
     }
 
-    /// How many nodes fit, and the `count` best of them as far as scores are shared.
+    /// Returns how many nodes fit, and the `count` best of them by their shared scores.
     fn first(&self, scope: &Scope<'_>, count: usize) -> (usize, Vec<NodeIndex>) {
         if !scope.has_more_to_say() {
             let feasible = self.tree.rows().iter().filter(|key| **key != 0).count();

@@ -1,10 +1,10 @@
-//! Pods that are left few nodes before any is looked at: those of DaemonSets, those that name their
-//! node or have a volume that is there.
+//! Evaluation of pods that are restricted to few nodes: those of DaemonSets, and those that name their node
+//! or use a volume that exists on it.
 //!
-//! No two of them are of one shape, so an evaluation of every row would serve one pod. These rows are
-//! judged, compared and forgotten. All others have the one reason of the plugin that listed the rows, or,
-//! where a plugin only hinted at the list and none of it fits, are judged after all. The decision is that
-//! of an evaluation of every row.
+//! No two of these pods have the same shape, so an evaluation of every row would serve only one pod. The
+//! listed rows are evaluated without being cached. All other rows are refused with the one reason of the
+//! plugin that listed the rows; if a plugin only hinted at the list and none of it fits, they are evaluated
+//! after all. The decision equals that of an evaluation of every row.
 
 use super::class::{Column, columns, key, tie};
 use super::explain::Table;
@@ -18,10 +18,10 @@ use crate::state::NodeIndex;
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
-/// With more rows than this, pods are better off sharing what is found.
+/// The maximum number of rows; with more, pods gain from sharing evaluations.
 pub(super) const MOST: usize = 16;
 
-/// The rows that a pod is left, if these are few, in order.
+/// Returns the rows that a pod is restricted to, sorted, if they are few.
 pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
     if let Some(list) = &scope.prepared.only {
         return (list.len() <= MOST).then(|| list.into());
@@ -39,12 +39,12 @@ pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
     Some(list.into())
 }
 
-/// What one pod finds on the rows that it is left.
+/// Filter and score results for a pod that is restricted to few nodes.
 #[derive(Debug, Default)]
 pub(super) struct Few {
-    /// Those of existing nodes, in order.
+    /// The verdicts on existing nodes, in order.
     judged: Vec<(NodeIndex, RowVerdict)>,
-    /// Those that fit, in order, with what they score.
+    /// The nodes that fit, in order; their raw scores are in `raws`.
     fits: Vec<NodeIndex>,
     raws: Vec<i64>,
     columns: Vec<Column>,
@@ -52,7 +52,7 @@ pub(super) struct Few {
 }
 
 impl Few {
-    /// Judges the rows of `scope`'s list, all plugins asked.
+    /// Filters and scores the rows of `list`.
     pub(super) fn judge(scope: &Scope<'_>, list: &[NodeIndex]) -> Self {
         let mut out = Self {
             columns: columns(scope),
@@ -97,12 +97,12 @@ impl Few {
         out
     }
 
-    /// How many nodes are not on the list.
+    /// Returns how many nodes are not on the list.
     fn outside(&self, scope: &Scope<'_>) -> usize {
         scope.nodes().len() - self.judged.len()
     }
 
-    /// The best node; none when no node fits.
+    /// Returns the best node, or `None` if no node fits.
     pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
         let keys = (0..self.fits.len()).map(|at| self.key(scope, at)).collect();
         let rows = Rows {
@@ -114,7 +114,7 @@ impl Few {
         stage::best(scope, &rows, keys)
     }
 
-    /// As in an evaluation of every row.
+    /// Returns the sort key of a node, equal to that in an evaluation of every row.
     fn key(&self, scope: &Scope<'_>, at: usize) -> Key {
         let raws = self.raws_of(at);
         let shares = self.columns.iter().zip(raws);
@@ -128,12 +128,12 @@ impl Few {
         &self.raws[at * width..(at + 1) * width]
     }
 
-    /// The nodes that fit, in order.
+    /// Returns the nodes that fit, in order.
     pub(super) fn offers(&self) -> Vec<NodeIndex> {
         self.fits.clone()
     }
 
-    /// The choice of `best`, or why there is none.
+    /// Returns the choice of `best`, or the refusal if there is none.
     pub(super) fn answer(
         &self,
         best: Option<NodeIndex>,
@@ -173,7 +173,7 @@ impl Few {
         }))
     }
 
-    /// How `best` compares with the others.
+    /// Compares `best` with the others.
     pub(super) fn table(&self, scope: &Scope<'_>, best: NodeIndex) -> Table {
         let mut order: Vec<usize> = (0..self.fits.len()).collect();
         let rank = |at: usize| {

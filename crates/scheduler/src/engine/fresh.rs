@@ -1,8 +1,8 @@
-//! Many rows judged, by several threads: all for a shape that is new, those that changed for one that is not.
+//! Parallel evaluation of many rows: of all rows for a new shape, or of the changed rows for a cached one.
 //!
-//! Threads only look; what they found is taken in by the one that decides, in the order of rows. Of all rows
-//! each part is an evaluation of its own, in which they are numbered from 0. No result depends on timing,
-//! or on how many threads there are.
+//! Worker threads only evaluate; the engine's thread records the results in the order of rows. Where all rows
+//! are evaluated, each part is an evaluation of its own, with rows numbered from 0. No result depends on
+//! timing or on the number of threads.
 
 use super::batch::{self, Batch};
 use super::class::{Evaluation, Scale, columns};
@@ -14,15 +14,15 @@ use crate::state::NodeIndex;
 use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
-/// With fewer rows, adding up what they score takes less time than sharing that out.
+/// With fewer rows, computing totals takes less time than distributing the work.
 const SHARED_OUT: usize = 16 * 1024;
 
-/// What is found of some rows: by several threads at once if they are many, and otherwise as it is asked for.
+/// Results for some rows: evaluated by several threads in advance if there are many, otherwise on demand.
 pub(super) struct Ahead<'a> {
     scope: &'a Scope<'a>,
     rows: &'a [NodeIndex],
     promised: FxHashSet<NodeIndex>,
-    /// So many rows each.
+    /// The number of rows per batch.
     part: usize,
     found: Vec<Batch>,
 }
@@ -45,12 +45,13 @@ impl<'a> Ahead<'a> {
         }
     }
 
-    /// What holds the row at position `at`, and its position there. Asked for in order.
+    /// Returns the batch that holds the row at position `at`, and its position in that batch. Must be called
+    /// in order.
     pub(super) fn at(&mut self, at: usize) -> (&mut Batch, usize) {
         let (part, within) = (at / self.part, at % self.part);
         if part == self.found.len() {
             let rows = &self.rows[at..self.rows.len().min(at + self.part)];
-            // Those before are taken in.
+            // The batches before are recorded already.
             self.found
                 .iter_mut()
                 .for_each(|batch| *batch = Batch::default());
@@ -61,14 +62,14 @@ impl<'a> Ahead<'a> {
 }
 
 impl Evaluation {
-    /// Judges and scores every row.
+    /// Evaluates every row.
     pub(super) fn fresh(scope: &Scope<'_>) -> Self {
         let mut out = Self::default();
         out.rebuild(scope);
         out
     }
 
-    /// The same, in place.
+    /// Evaluates every row again, in place.
     pub(super) fn rebuild(&mut self, scope: &Scope<'_>) {
         let nodes = scope.nodes();
         self.position = nodes.position();
@@ -91,7 +92,7 @@ impl Evaluation {
         self.rank(scope);
     }
 
-    /// Of `rows`, which follow each other. Without an order of candidates.
+    /// Evaluates `rows`, which are consecutive, without computing the order of candidates.
     fn part(scope: &Scope<'_>, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Self {
         let mut part = Self {
             verdicts: Verdicts::absent(rows.len()),
@@ -109,7 +110,7 @@ impl Evaluation {
         part
     }
 
-    /// Puts `parts` together, which have so many rows.
+    /// Concatenates `parts`, which have `rows` rows in total.
     fn together(parts: Vec<Self>, rows: usize) -> Self {
         let mut parts = parts.into_iter();
         let mut whole = parts.next().unwrap_or_default();

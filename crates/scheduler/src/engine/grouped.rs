@@ -1,9 +1,9 @@
-//! Candidates of each group of rows: for verdicts and scores that are the same for all rows of a domain.
+//! Candidates by group of rows, for verdicts and scores that are equal for all rows of a topology domain.
 //!
-//! A volatile plugin that spreads or gathers pods says one thing of all nodes of a zone, but for the few on
-//! which pods of the same kind are. Then the best node is the best of a zone as shared scores have it, or
-//! one of the few: a handful of candidates for each pod, instead of all nodes that fit. The rows are kept in
-//! a second tree, in which those of a group are neighbours.
+//! A volatile plugin that spreads or gathers pods decides alike for all nodes of a zone, except for the few
+//! with pods of the same kind. The best node is then the best of a zone by shared scores, or one of those
+//! few: a handful of candidates per pod, instead of all nodes that fit. The rows are held in a second tree,
+//! in which those of a group are adjacent.
 
 use super::class::Evaluation;
 use super::scope::Scope;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Grouped {
     of: Option<Arc<Vec<u32>>>,
-    /// By row: its place in `tree`; by place: the row.
+    /// The place of each row in `tree`.
     places: Vec<u32>,
     rows: Vec<u32>,
-    /// Of each group that has rows: its places, how many of them fit, and whether it is one at all
-    /// rather than the rows without a group.
+    /// For each group that has rows, its places, how many of them fit, and whether it is a group rather than
+    /// the rows without one.
     ranges: Vec<Range>,
-    /// By row: its range.
+    /// The range of each row.
     range_of: Vec<u32>,
     tree: Tree,
 }
@@ -36,12 +36,12 @@ struct Range {
     is_group: bool,
 }
 
-/// Rows that stand for all.
+/// Rows that represent all others.
 #[derive(Debug, Default)]
 struct Candidates {
-    /// In order.
+    /// The nodes, in order.
     nodes: Vec<NodeIndex>,
-    /// Of each range: the best of the rows that are alike, and how many of these fit.
+    /// For each range, the best of the rows that are alike.
     best: Vec<Option<NodeIndex>>,
     alike: Vec<usize>,
 }
@@ -84,7 +84,7 @@ impl Grouped {
         }
     }
 
-    /// Whether it was made from these groups.
+    /// Returns true if this was built from the groups `of`.
     fn is_of(&self, of: Option<&Arc<Vec<u32>>>) -> bool {
         match (&self.of, of) {
             (Some(own), Some(of)) => Arc::ptr_eq(own, of),
@@ -93,14 +93,14 @@ impl Grouped {
         }
     }
 
-    /// A row's key changed.
+    /// Updates a row's key.
     pub(super) fn set(&mut self, row: usize, before: Key, key: Key) {
         let range = &mut self.ranges[self.range_of[row] as usize];
         range.fitting = range.fitting + usize::from(key != 0) - usize::from(before != 0);
         self.tree.set(self.places[row] as usize, key);
     }
 
-    /// The best row of each group that is not one of `apart`, and those of `apart` that fit.
+    /// Returns the best row of each group without those of `apart`, and those of `apart` that fit.
     fn candidates(&self, apart: &[NodeIndex], keys: &[Key]) -> Candidates {
         let mut out = Candidates {
             alike: self.ranges.iter().map(|range| range.fitting).collect(),
@@ -125,7 +125,7 @@ impl Grouped {
         out
     }
 
-    /// What there is around those that are `left` of `candidates`.
+    /// Summarizes all nodes that fit, given the `candidates` that are `left`.
     fn around(&self, candidates: &Candidates, left: &[NodeIndex]) -> Surroundings {
         let is_left =
             |node: &Option<NodeIndex>| node.is_some_and(|node| left.binary_search(&node).is_ok());
@@ -151,22 +151,22 @@ impl Grouped {
         out
     }
 
-    /// How many bytes it takes, about.
+    /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
         12 * self.places.len() + self.tree.bytes()
     }
 }
 
 impl Evaluation {
-    /// The best node, if it can be found by groups.
+    /// Returns the best node if it can be found by groups; `None` if all rows must be compared.
     pub(super) fn best_by_groups(&mut self, scope: &Scope<'_>) -> Option<Option<NodeIndex>> {
-        // A comparison of every row is what this is held against.
+        // A comparison of every row is the reference that this is tested against.
         if !scope.shared || scope.opinion.is_some() || !stage::is_plain(&self.columns) {
             return None;
         }
         let judges = !scope.prepared.moving.is_empty();
-        // What is relative to the rows that are left would have to be asked of all of them; where places
-        // are given back, rows of a group are not alike.
+        // Relative scores depend on all remaining rows; and where the pod may take the place of others, the
+        // rows of a group are not alike.
         let relative = self.columns.iter().any(|c| c.is_relative() && c.max > 0);
         if judges && (relative || !self.releasing.is_empty()) {
             return None;
@@ -174,7 +174,7 @@ impl Evaluation {
         let (all, each) = groups(scope)?;
         let (by, mut apart) = (all.by, all.apart);
         if judges {
-            // Pods are imagined there.
+            // Nominated pods are treated as added on these nodes.
             apart.extend(scope.promised());
         }
         let rows = self.rows();
@@ -221,8 +221,8 @@ impl Evaluation {
     }
 }
 
-/// Which nodes all volatile plugins of `scope` find alike, and of each that scores whether it looks at the
-/// label.
+/// Returns the groups of nodes that all volatile plugins of `scope` treat alike, and for each scoring one
+/// whether it uses the label.
 fn groups(scope: &Scope<'_>) -> Option<(Groups, Vec<bool>)> {
     let (mut all, mut each) = (Groups::default(), Vec::new());
     for (plugin, state) in &scope.prepared.moving {

@@ -1,4 +1,4 @@
-//! What people and metrics are shown of the state.
+//! Views of the engine's state for users and metrics.
 
 use super::EngineOptions;
 use super::cluster::ClusterState;
@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// The parts of the engine that are shown.
+/// The parts of the engine that can be inspected.
 ///
-/// Invariant: nothing in it changes a decision; plugins only bring their books up to date.
+/// Invariant: nothing here changes a decision; plugins only bring their own state up to date.
 pub struct Inspector<'a> {
     pub(super) options: &'a EngineOptions,
     pub(super) cluster: &'a ClusterState,
@@ -27,19 +27,19 @@ pub struct Inspector<'a> {
 }
 
 impl Inspector<'_> {
-    /// What plugins measure of themselves.
+    /// Reads the metrics of all plugins.
     pub fn read(&mut self, now: Timestamp) -> Readings {
         let mut out = Readings::default();
         for plugin in &mut self.table.plugins {
             if let Some(metered) = plugin.metered() {
                 let view = self.cluster.view(now);
-                guarded("over what it measures", || metered.read(view, &mut out));
+                guarded("reading metrics", || metered.read(view, &mut out));
             }
         }
         out
     }
 
-    /// Refused pods per profile and refusing plugin.
+    /// Returns the number of refused pods per profile and refusing plugin.
     #[must_use]
     pub fn refused_by_plugin(&self) -> FxHashMap<(usize, &'static str), usize> {
         let mut out = FxHashMap::default();
@@ -56,10 +56,10 @@ impl Inspector<'_> {
         out
     }
 
-    /// What `plugin` answers to `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
+    /// Serves `GET /apis/v1/plugins/<plugin>/<path>?<query>`.
     ///
     /// # Errors
-    /// There is no such plugin or path, or nothing to show there.
+    /// Fails if there is no such plugin or path, or nothing to show there.
     pub fn inspect(
         &mut self,
         plugin: &str,

@@ -1,8 +1,8 @@
-//! What the engine measures of itself, for `/metrics`.
+//! Measurements of the engine for `/metrics`.
 //!
-//! Reading a clock around every call of a plugin would cost about as much as the calls. So one cycle
-//! in ten is timed, as upstream does with its plugins, at most 200 a second, and of the filters and
-//! scores only one pass over one node, made for that purpose. What is only counted is counted always.
+//! Reading a clock around every call of a plugin would cost about as much as the calls. So one cycle in ten
+//! is timed, as upstream does with its plugins, and at most 200 a second; of the filters and scores only one
+//! pass over one node is timed, made for that purpose. Counters count every cycle.
 
 use super::scope::{Prepared, Scope, filter_of, score_of};
 use crate::framework::{
@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// One cycle in so many is timed.
+/// One in this many cycles is timed.
 const EVERY: u32 = 10;
-/// And none sooner than this after the last, so that the cost stays the same where there are many.
+/// The minimum time between timed cycles, which bounds the cost when there are many cycles.
 const REST: SignedDuration = SignedDuration::from_millis(5);
-/// So many timings are kept until somebody takes them; more are not made.
+/// The maximum number of stored timings; no more are made until they are taken.
 const KEEP: usize = 16 * 1024;
 
 /// Extension points, as upstream's metrics spell them.
@@ -38,7 +38,7 @@ pub enum Point {
 }
 
 impl Point {
-    /// The name.
+    /// Returns the name in upstream's metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -60,42 +60,42 @@ impl Point {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "the labels of the metric, and its value")]
 pub enum Measured {
-    /// A plugin at an extension point; for filters and scores, on one node.
+    /// The time of a plugin at an extension point; for filters and scores, on one node.
     Plugin {
         plugin: &'static str,
         point: Point,
         status: &'static str,
         nanos: u64,
     },
-    /// All plugins of an extension point, on all nodes that had to be looked at.
+    /// The time of all plugins at an extension point, on all evaluated nodes.
     Point {
         profile: usize,
         point: Point,
         status: &'static str,
         nanos: u64,
     },
-    /// One answer whether an event helps a pod.
+    /// The time of one queueing hint.
     Hint {
         plugin: &'static str,
         event: &'static str,
         hint: &'static str,
         nanos: u64,
     },
-    /// A wait for permission is over.
+    /// The end of a wait for permission.
     Permit { result: &'static str, seconds: f64 },
-    /// The next member of a group was taken out of the queue.
+    /// The time to take the next member of a group out of the queue.
     NextPod { nanos: u64 },
 }
 
-/// What was measured since somebody last asked.
+/// All measurements since the last call of [`super::Telemetry::take_measures`].
 #[derive(Debug, Default)]
 pub struct Measures {
-    /// Times.
+    /// The timings.
     pub timings: Vec<Measured>,
-    /// How often plugins answered, by plugin, extension point and profile.
+    /// How often plugins were called, by plugin, extension point and profile.
     pub evaluations: Vec<((&'static str, Point, usize), u64)>,
-    /// Decisions by profile and by `hint_used`, `no_hint`, `hint_not_used`: whether what was known
-    /// of pods of the same shape was used, was not there, or was contradicted.
+    /// The number of decisions by profile and use of a shared evaluation: `hint_used` if one was used,
+    /// `no_hint` if there was none, `hint_not_used` if the pod's own check contradicted it.
     pub shared: Vec<((usize, &'static str), u64)>,
 }
 
@@ -107,7 +107,7 @@ const COUNTED: [Point; 4] = [
 ];
 const SHARED: [&str; 3] = ["no_hint", "hint_used", "hint_not_used"];
 
-/// How a shared evaluation served.
+/// How a shared evaluation was used.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Served {
     Fresh,
@@ -115,21 +115,21 @@ pub(super) enum Served {
     Wrong,
 }
 
-/// How the rows of an evaluation fared since last counted.
+/// Counts of verdicts on rows since they were last added to the metrics.
 #[derive(Debug, Default)]
 pub(super) struct Fared {
     fits: u64,
-    /// By plugin.
+    /// Refused rows by plugin.
     refused: Vec<u64>,
-    /// Rows that volatile plugins judged, and those they left to be scored. Counted while the evaluation is
-    /// only read.
+    /// Rows that volatile plugins filtered, and those that passed. Updated while the evaluation is only
+    /// borrowed.
     staged: [AtomicU64; 2],
-    /// The latter, of the last pod.
+    /// Rows that passed the volatile plugins for the last pod.
     left: AtomicUsize,
 }
 
 impl Fared {
-    /// A row was judged.
+    /// Counts the verdict on a row.
     pub(super) fn looked(&mut self, verdict: &RowVerdict) {
         let plugin = match verdict {
             RowVerdict::Absent => return,
@@ -142,7 +142,7 @@ impl Fared {
         self.refused_by(plugin, 1);
     }
 
-    /// Plugin `by` refused so many rows at once.
+    /// Counts `rows` rows that plugin `by` refused at once.
     pub(super) fn refused_by(&mut self, by: Instance, rows: usize) {
         if self.refused.len() <= by {
             self.refused.resize(by + 1, 0);
@@ -150,7 +150,7 @@ impl Fared {
         self.refused[by] += rows as u64;
     }
 
-    /// Adds how other rows fared.
+    /// Adds the counts of other rows.
     pub(super) fn append(&mut self, other: &Self) {
         self.fits += other.fits;
         for (by, rows) in other.refused.iter().enumerate() {
@@ -161,7 +161,7 @@ impl Fared {
         }
     }
 
-    /// Volatile plugins judged so many rows for a pod and left so many.
+    /// Counts the rows that volatile plugins filtered for a pod, and those that passed.
     pub(super) fn stage(&self, judged: usize, left: usize) {
         for (sum, n) in self.staged.iter().zip([judged, left]) {
             sum.fetch_add(n as u64, Ordering::Relaxed);
@@ -169,7 +169,7 @@ impl Fared {
         self.left.store(left, Ordering::Relaxed);
     }
 
-    /// How many rows volatile plugins left to the last pod.
+    /// Returns how many rows passed the volatile plugins for the last pod.
     pub(super) fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
@@ -179,7 +179,7 @@ impl Fared {
     }
 }
 
-/// When one of many things is timed.
+/// Decides which of many operations are timed.
 #[derive(Debug, Default)]
 struct Rhythm {
     since: u32,
@@ -187,7 +187,8 @@ struct Rhythm {
 }
 
 impl Rhythm {
-    /// The first is: a scheduler with little to do has something to show, too.
+    /// Returns true if the next operation is to be timed. The first one always is, so that an idle scheduler
+    /// has timings, too.
     fn is_due(&self, now: Timestamp) -> bool {
         self.last
             .is_none_or(|last| self.since + 1 >= EVERY && now.duration_since(last) >= REST)
@@ -202,22 +203,22 @@ impl Rhythm {
     }
 }
 
-/// See the module documentation.
+/// Counters and timings of the engine.
 #[derive(Debug)]
 pub(super) struct Meter {
     cycles: Rhythm,
     bindings: Rhythm,
     begun: Timestamp,
-    /// This and what was taken are noted while rules are asked, for which the engine is only read; nobody
-    /// decides by them.
+    /// The number of timed events. This and `taken` are updated while the engine is only borrowed; no
+    /// decision depends on them.
     events: AtomicU32,
     on: bool,
     taken: Mutex<Vec<Measured>>,
-    /// Per profile and counted point, by plugin.
+    /// Calls per profile and counted extension point, by plugin.
     evaluations: Vec<[Vec<u64>; 4]>,
-    /// Per profile.
+    /// Uses of shared evaluations per profile.
     shared: Vec<[u64; 3]>,
-    /// Nodes compared in the last successful cycle, and those that fit.
+    /// The number of nodes evaluated in the last successful cycle, and of those that fit.
     pub(super) compared: (usize, usize),
 }
 
@@ -236,35 +237,35 @@ impl Meter {
         }
     }
 
-    /// A cycle begins: decides whether it is timed.
+    /// Starts a cycle and decides whether it is timed.
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.begun = now;
         self.on = self.cycles.is_due(now) && self.taken.get_mut().len() < KEEP;
     }
 
-    /// There was no pod for it.
+    /// Cancels a started cycle for which there is no pod.
     pub(super) fn cancel(&mut self) {
         self.on = false;
     }
 
-    /// It is over.
+    /// Ends a cycle.
     pub(super) fn end(&mut self) {
         self.cycles.passed(std::mem::take(&mut self.on), self.begun);
     }
 
-    /// What follows a binding begins.
+    /// Starts the work after a binding and decides whether it is timed.
     pub(super) fn begin_after(&mut self, now: Timestamp) {
         self.begun = now;
         self.on = self.bindings.is_due(now) && self.taken.get_mut().len() < KEEP;
     }
 
-    /// It is over.
+    /// Ends the work after a binding.
     pub(super) fn end_after(&mut self) {
         self.bindings
             .passed(std::mem::take(&mut self.on), self.begun);
     }
 
-    /// Whether a hint about the event at hand is timed.
+    /// Returns true if a queueing hint for the current event is to be timed.
     pub(super) fn times_event(&self) -> bool {
         let turn = self.events.fetch_add(1, Ordering::Relaxed);
         turn.is_multiple_of(EVERY) && self.taken.lock().len() < KEEP
@@ -277,7 +278,7 @@ impl Meter {
         }
     }
 
-    /// Times the plugins at `point`, if this cycle is timed.
+    /// Starts timing the plugins at `point`, if this cycle is timed.
     pub(super) fn start<'a>(
         &'a self,
         names: &'a [&'static str],
@@ -287,7 +288,7 @@ impl Meter {
         Laps(self.on.then(|| Stopwatch::new(self, names, profile, point)))
     }
 
-    /// The same in every cycle, for what is rare.
+    /// Starts timing the plugins at `point` in every cycle; for rare operations.
     pub(super) fn start_always<'a>(
         &'a self,
         names: &'a [&'static str],
@@ -297,13 +298,13 @@ impl Meter {
         Laps(Some(Stopwatch::new(self, names, profile, point)))
     }
 
-    /// A moment, if this cycle is timed.
+    /// Returns the current time if this cycle is timed.
     pub(super) fn now(&self) -> Option<Instant> {
         self.on.then(Instant::now)
     }
 
-    /// Times every filter and, if it fits, every score on one node, if this cycle is timed: on
-    /// `node` or, when none is chosen, on any.
+    /// Times every filter and, if it fits, every score on one node, if this cycle is timed: on `node` or, if
+    /// there is none, on the first node.
     pub(super) fn sample(
         &self,
         scope: &Scope<'_>,
@@ -344,7 +345,7 @@ impl Meter {
         }
     }
 
-    /// The plugins prepared a pod.
+    /// Counts the pre-filter and pre-score calls for a pod.
     pub(super) fn prepared(&mut self, at: usize, profile: &Profile, prepared: &Prepared) {
         let Some([pre_filter, _, pre_score, _]) = self.evaluations.get_mut(at) else {
             return;
@@ -359,7 +360,7 @@ impl Meter {
         }
     }
 
-    /// A plugin refused a pod before any node.
+    /// Counts the pre-filter calls for a pod that `by` refused.
     pub(super) fn rejected(&mut self, at: usize, profile: &Profile, by: Option<Instance>) {
         let Some([counts, ..]) = self.evaluations.get_mut(at) else {
             return;
@@ -372,7 +373,7 @@ impl Meter {
         }
     }
 
-    /// Counts the answers that led to what `fared` says, and forgets it.
+    /// Adds the calls that led to the counts in `fared`, and resets them.
     pub(super) fn fared(&mut self, at: usize, prepared: &Prepared, fared: &mut Fared) {
         let outside = match (&prepared.only, prepared.only_by.first()) {
             (Some(_), Some(by)) => fared.refused(*by),
@@ -412,7 +413,7 @@ impl Meter {
         }
     }
 
-    /// Whether so much was measured that it should be taken.
+    /// Returns true if enough is stored that it should be taken.
     pub(super) fn is_full(&mut self) -> bool {
         self.taken.get_mut().len() >= KEEP / 4
     }
@@ -469,12 +470,12 @@ impl<'a> Stopwatch<'a> {
     }
 }
 
-/// Times plugins one after the other, and all of them until it is dropped; nothing at all in cycles
+/// Times plugins one after the other, and all of them together until it is dropped; does nothing in cycles
 /// that are not timed.
 pub(super) struct Laps<'a>(Option<Stopwatch<'a>>);
 
 impl Laps<'_> {
-    /// Plugin `plugin` has answered.
+    /// Records that plugin `plugin` has returned.
     pub(super) fn lap(&mut self, plugin: Instance, status: impl FnOnce() -> &'static str) {
         let Some(watch) = &mut self.0 else { return };
         let now = Instant::now();
@@ -491,7 +492,7 @@ impl Laps<'_> {
         watch.last = Instant::now();
     }
 
-    /// How it ended, where that is not what the last plugin said.
+    /// Sets the overall status, if it is not that of the last plugin.
     pub(super) fn ended(&mut self, status: &'static str) {
         if let Some(watch) = &mut self.0 {
             watch.status = status;

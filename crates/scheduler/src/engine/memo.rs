@@ -1,4 +1,4 @@
-//! What the search for victims remembers of nodes that have not changed since.
+//! Cache of preemption plans on nodes that have not changed since.
 
 use super::preempt::Plan;
 use crate::framework::{Instance, Rejection, ShapeId};
@@ -6,7 +6,7 @@ use crate::state::PodInfo;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Pods of one shape and priority, under one version of the rules.
+/// The key of cached plans: pods of one shape and priority, under one version of the rules.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct MemoKey {
     pub(super) profile: usize,
@@ -16,18 +16,19 @@ pub(super) struct MemoKey {
     pub(super) shape: ShapeId,
 }
 
-/// What was found on one node.
+/// The result of a victim search on one node.
 #[derive(Debug)]
 pub(super) struct Tried {
-    /// The version of the node for which it holds.
+    /// The version of the node that the result is valid for.
     pub(super) version: u64,
-    /// What budgets allowed, where a pod that may go has one.
+    /// The version of the disruption budgets' allowances, if a possible victim has a budget.
     pub(super) allowances: Option<u64>,
     pub(super) plan: Result<Arc<Plan>, Rejection>,
 }
 
 impl Tried {
-    /// How many bytes it takes beside its row, about: who goes is booked anyway.
+    /// Returns the approximate size in bytes outside its row. The victims themselves are held by the node
+    /// store anyway.
     fn bytes(&self) -> usize {
         let plan = self.plan.as_ref();
         plan.map_or(0, |plan| {
@@ -39,13 +40,13 @@ impl Tried {
 #[derive(Debug, Default)]
 pub(super) struct Remembered {
     rows: Vec<Option<Tried>>,
-    /// What the rows' entries take beside them.
+    /// The size in bytes of the entries outside their rows.
     beside: usize,
     used: u64,
 }
 
 impl Remembered {
-    /// What is known of `row`, if it is `current`; else what `look` finds.
+    /// Returns the entry of `row` if it is `current`; otherwise replaces it by the result of `look`.
     pub(super) fn known(
         &mut self,
         row: usize,
@@ -72,19 +73,19 @@ impl Remembered {
     }
 }
 
-/// What was found on nodes that have not changed since, for the shapes that asked last.
+/// Cached results of victim searches, for the shapes that used them last.
 #[derive(Debug, Default)]
 pub(super) struct Memo {
     shapes: FxHashMap<MemoKey, Remembered>,
     uses: u64,
-    /// What they take together, as of the last [`Self::keep_within`].
+    /// The total size in bytes, as of the last [`Self::keep_within`].
     bytes: usize,
 }
 
 impl Memo {
-    /// How many shapes are remembered.
+    /// The maximum number of cached shapes.
     const SHAPES: usize = 32;
-    /// Its part of what all that is remembered of shapes may take.
+    /// The divisor of the total cache budget that gives this cache's share.
     pub(super) const SHARE: usize = 4;
 
     pub(super) fn of(&mut self, key: MemoKey, rows: usize) -> &mut Remembered {
@@ -105,8 +106,8 @@ impl Memo {
         self.shapes.retain(|_, known| Some(known.used) != oldest);
     }
 
-    /// Forgets the shapes that asked longest ago, until the others take no more than their share of `budget`;
-    /// the last one stays.
+    /// Evicts the shapes that were used longest ago until the others take no more than their share of
+    /// `budget`; the last one stays.
     pub(super) fn keep_within(&mut self, budget: usize) {
         loop {
             self.bytes = self.shapes.values().map(Remembered::bytes).sum();
@@ -117,7 +118,7 @@ impl Memo {
         }
     }
 
-    /// What is left of `budget` for others.
+    /// Returns what remains of `budget` for other caches.
     pub(super) fn leaves(&self, budget: usize) -> usize {
         budget - self.bytes.min(budget / Self::SHARE)
     }
@@ -149,7 +150,7 @@ mod tests {
         }
     }
 
-    /// What a look at every entry finds.
+    /// Sums up the size of every entry.
     fn plain(memo: &Memo) -> usize {
         let entries = |known: &Remembered| known.rows.iter().flatten().map(Tried::bytes).sum();
         let shapes = memo.shapes.values();
@@ -168,7 +169,7 @@ mod tests {
             for shape in 0..4 {
                 let known = memo.of(key(shape), 100);
                 for row in 0..100 {
-                    // Some rows changed since the round before.
+                    // Some rows changed since the previous round.
                     let changed = if row % 3 == 0 { round } else { 0 };
                     let victims = usize::try_from(changed).unwrap() * 10;
                     let is = |known: &Tried| known.version == changed;
@@ -184,7 +185,7 @@ mod tests {
         let (four, budget) = (memo.bytes, memo.bytes * Memo::SHARE);
         memo.keep_within(budget);
         assert_eq!((memo.shapes.len(), memo.leaves(budget)), (4, budget - four));
-        // The one that asked longest ago goes first, and the last stays whatever it takes.
+        // The shape that was used longest ago is evicted first, and the last stays whatever it takes.
         memo.of(key(0), 100);
         memo.keep_within(budget - 1);
         assert_eq!(memo.shapes.len(), 3);

@@ -1,9 +1,9 @@
-//! The scheduling engine: synchronous, one owner, no I/O.
+//! The scheduling engine: synchronous, with one owner and without I/O.
 //!
 //! Events go in ([`Engine::pod_applied`], [`Engine::node_applied`], ...), decisions come out
-//! ([`Engine::schedule_one`], [`Engine::take_outputs`]). All state is here: nodes as columns, pods
-//! that are bound or assumed, the queue, and the plugins' own tables. A decision is booked at once
-//! (*assumed*); the binding goes through the API later and is confirmed by the informer or undone.
+//! ([`Engine::schedule_one`], [`Engine::take_outputs`]). All state is here: nodes as columns, pods that are
+//! bound or assumed, the queue, and the plugins' own state. A decision takes effect at once (the pod is
+//! *assumed* on its node); the binding goes through the API later and is confirmed by the informer or undone.
 
 mod batch;
 mod class;
@@ -63,23 +63,23 @@ use pod_waker::PodWaker;
 use std::sync::Arc;
 use waiting::{Waiting, WaitingPods};
 
-/// How upstream's metrics call a pod that was not permitted.
+/// Result label in upstream's metrics for a pod that was not permitted.
 const REFUSED: &str = "Unschedulable";
-/// Over what a plugin may panic: the node has its room again all the same.
-const UNDONE: &str = "while a booking was undone";
+/// Operation in logs of plugin panics while a pod leaves its node; the node's capacity is freed all the same.
+const UNDONE: &str = "removing a pod from its node";
 
-/// What the engine itself can be told.
+/// Settings of the engine itself.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Decides ties between equally good nodes.
+    /// Seed that breaks ties between equally good nodes.
     pub seed: u64,
-    /// How many shapes of pods are remembered.
+    /// The maximum number of pod shapes to cache.
     pub max_classes: usize,
-    /// How many bytes all that is remembered of shapes may take, about, a quarter of it at most being whom
-    /// they might evict where; one shape is remembered whatever it takes.
+    /// Approximate limit in bytes for everything cached by shape. At most a quarter of it is used for
+    /// preemption plans. One shape is cached whatever it takes.
     pub class_bytes: usize,
-    /// From this many nodes on, several threads look at them, be it all for a shape that is new or those
-    /// that changed for one that is not. The result is the same.
+    /// From this many nodes on, several threads evaluate them: all nodes for a new shape, or the changed
+    /// nodes for a cached one. The result does not depend on it.
     pub parallel_rows: usize,
 }
 
@@ -88,14 +88,14 @@ impl Default for EngineOptions {
         Self {
             seed: 0,
             max_classes: 4096,
-            // Less than 1 MiB a shape at 5,000 nodes.
+            // Less than 1 MiB per shape at 5,000 nodes.
             class_bytes: 640 << 20,
             parallel_rows: 1024,
         }
     }
 }
 
-/// See the module documentation.
+/// The scheduling engine: cluster state, queue, caches and plugins of one scheduler.
 pub struct Engine {
     options: EngineOptions,
     cluster: ClusterState,
@@ -106,7 +106,7 @@ pub struct Engine {
     preemptor: Preemptor,
     calls: consult::ExtenderCalls,
     promises: Vec<promise::Promise>,
-    /// What the engine reports of its work, to be observed or emptied.
+    /// Metrics and events of the engine's work, to be observed or taken.
     pub telemetry: Telemetry,
     outbox: Vec<Output>,
 }
@@ -122,7 +122,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// An engine with nothing in it.
+    /// Creates an engine without nodes and pods.
     #[must_use]
     pub fn new(config: &Configuration, profiles: Profiles, options: EngineOptions) -> Self {
         let backoff = Backoff {
@@ -148,7 +148,7 @@ impl Engine {
         }
     }
 
-    /// Returns the nodes and what is booked on them.
+    /// Returns the nodes with the pods on them.
     #[must_use]
     pub fn cluster(&self) -> &ClusterState {
         &self.cluster
@@ -160,19 +160,19 @@ impl Engine {
         &self.table
     }
 
-    /// Returns what pods of one shape share.
+    /// Returns the cache of evaluations that pods of one shape share.
     #[must_use]
     pub fn classes(&self) -> &ClassCache {
         &self.classes
     }
 
-    /// Returns nominations and evictions under way.
+    /// Returns nominations and pending evictions.
     #[must_use]
     pub fn preemptor(&self) -> &Preemptor {
         &self.preemptor
     }
 
-    /// Returns what shows the state to people and metrics.
+    /// Returns a view of the state for users and metrics.
     pub fn inspector(&mut self) -> Inspector<'_> {
         Inspector {
             options: &self.options,
@@ -185,29 +185,30 @@ impl Engine {
         }
     }
 
-    /// A pod that waits in the queue, by uid.
+    /// Returns the queued pod with this uid.
     #[must_use]
     pub fn queued(&self, uid: &str) -> Option<&Arc<PodInfo>> {
         self.queue.get(uid).map(|queued| &queued.info)
     }
 
-    /// What has to be done since the last call, in order.
+    /// Returns the outputs since the last call, in order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// When time alone will make a pod ready or end a wait, as far as is known.
+    /// Returns the next known time at which a pod becomes ready or a wait ends without an event.
     #[must_use]
     pub fn next_deadline(&mut self) -> Option<Timestamp> {
         let waits = self.waits.next_deadline();
         let ticks = self.table.plugins_of(PluginSet::MAX);
         let ticks = ticks.filter_map(|plugin| plugin.tick());
-        let ticks = ticks.filter_map(|tick| guarded("over time", || tick.next_tick())?);
+        let ticks =
+            ticks.filter_map(|tick| guarded("computing the next tick", || tick.next_tick())?);
         let queue = self.queue.next_deadline().into_iter();
         queue.chain(waits).chain(ticks).min()
     }
 
-    /// Books `pod` on `node`; `assumed` ahead of the binding.
+    /// Adds `pod` to `node`; `assumed` if its binding is not confirmed yet.
     fn book(&mut self, pod: Arc<PodInfo>, node: &str, assumed: bool, now: Timestamp) {
         let profile = self.table.profile_of(&pod);
         let index = self.cluster.book(&pod, node, profile, assumed);
@@ -221,7 +222,7 @@ impl Engine {
         self.apply(fx, now);
     }
 
-    /// Takes a pod off its node. Plugins give back what they reserved if it was only assumed.
+    /// Removes a pod from its node. If it was only assumed, plugins release what they reserved.
     fn unbook(&mut self, uid: &str, now: Timestamp) -> Option<Arc<PodInfo>> {
         let record = self.cluster.release(uid)?;
         self.preemptor.evicting.remove(uid);
@@ -240,7 +241,7 @@ impl Engine {
             }
             self.apply(fx, now);
         }
-        // The row may be released with its last pod: plugins hear of it while it still has a name.
+        // The row may be released with its last pod: plugins are called while it still has a name.
         let mut fx = Effects::default();
         guarded(UNDONE, || {
             let plugins = self.table.plugins_of(told);
@@ -254,14 +255,14 @@ impl Engine {
         Some(record.info)
     }
 
-    /// As [`Self::forget`]. Where a plugin panics over it, the pod is to be tried again all the
-    /// same.
+    /// Like [`Self::forget`], but returns true if a plugin panics: the pod must be tried again all the same.
     fn undo(&mut self, uid: &str, now: Timestamp) -> bool {
         let undone = guarded(UNDONE, || self.forget(uid, now));
         undone.unwrap_or(true)
     }
 
-    /// Undoes an assumption, if the pod is only assumed.
+    /// Removes a pod from its node if it is only assumed, and wakes pods that this can help. Returns whether
+    /// it was assumed.
     fn forget(&mut self, uid: &str, now: Timestamp) -> bool {
         self.waits.pods.remove(uid);
         if !self

@@ -1,19 +1,20 @@
-//! Which pods wait for room on which node: what `status.nominatedNodeName` and our own preemptions
-//! say. Pods of the same or a lower priority must leave that room alone.
+//! Nominations: pods that wait for room on a node, from `status.nominatedNodeName` and our own preemptions.
+//! Pods of the same or a lower priority must not use that room.
 
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// See the module documentation. Nodes are known by name: a nomination may precede its node.
+/// Nominated pods by node, and nodes by pod. Nodes are identified by name, as a nomination may precede its
+/// node.
 ///
 /// Invariant: `on` and `of` hold the same nominations, and a node whose nominations change is touched.
 #[derive(Debug, Default)]
 pub(super) struct Nominator {
     on: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     of: FxHashMap<Arc<str>, Arc<str>>,
-    /// What was written of pods that were placed and waited for permission, or were promised room that they
-    /// do not need any more. It may come back from the API late: nobody waits for room there then.
+    /// Nominations that were written for pods which were placed and waited for permission, or which no longer
+    /// need their room. They may come back from the API late, and are ignored then.
     expected: FxHashMap<Arc<str>, Arc<str>>,
 }
 
@@ -22,32 +23,32 @@ impl Nominator {
         self.of.is_empty()
     }
 
-    /// The node that the pod with this uid is nominated to.
+    /// Returns the node that the pod with this uid is nominated to.
     pub(super) fn node_of(&self, uid: &str) -> Option<&Arc<str>> {
         self.of.get(uid)
     }
 
-    /// The pods nominated to `node`, in order of uid.
+    /// Returns the pods nominated to `node`, in order of uid.
     pub(super) fn on(&self, node: &str) -> &[Arc<PodInfo>] {
         self.on.get(node).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The nodes with nominated pods.
+    /// Iterates over the nodes with nominated pods.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
         self.on.keys()
     }
 
-    /// Notes that the pod may be shown as nominated to `node`, and does not wait for room there.
+    /// Records that the API may show a nomination of the pod to `node` that must be ignored.
     pub(super) fn expect(&mut self, uid: &Arc<str>, node: &Arc<str>) {
         self.expected.insert(uid.clone(), node.clone());
     }
 
-    /// Whether the pod may be shown as nominated to `node` without waiting for room there.
+    /// Returns true if a nomination of the pod to `node` must be ignored.
     fn is_expected(&self, uid: &str, node: &Arc<str>) -> bool {
         self.expected.get(uid) == Some(node)
     }
 
-    /// The pod is bound or gone.
+    /// Removes the expectations of a pod that is bound or deleted.
     pub(super) fn settled(&mut self, uid: &str) {
         self.expected.remove(uid);
     }
@@ -72,7 +73,7 @@ impl Nominator {
 }
 
 impl Nominator {
-    /// Sets aside room for `pod` on `node`, in place of where it was nominated before.
+    /// Nominates `pod` to `node`, in place of its previous nomination.
     pub(super) fn nominate(&mut self, nodes: &mut NodeStore, pod: &Arc<PodInfo>, node: &Arc<str>) {
         self.denominate(nodes, &pod.uid);
         if self.is_expected(&pod.uid, node) {
@@ -82,7 +83,7 @@ impl Nominator {
         touch(nodes, node);
     }
 
-    /// Withdraws a nomination. Returns whether there was one.
+    /// Removes a nomination. Returns whether there was one.
     pub(super) fn denominate(&mut self, nodes: &mut NodeStore, uid: &str) -> bool {
         if self.is_empty() {
             return false;
@@ -94,8 +95,8 @@ impl Nominator {
         node.is_some()
     }
 
-    /// A waiting pod appeared or changed. Its status counts where it says something new: what was
-    /// decided here may not have reached the API yet.
+    /// Handles the nomination in the status of a waiting pod that was added or changed. It is applied only if
+    /// it differs from the previous status: a local decision may not have reached the API yet.
     pub(super) fn nomination_seen(
         &mut self,
         nodes: &mut NodeStore,
@@ -118,18 +119,17 @@ impl Nominator {
         }
     }
 
-    /// Whether a pod's status promised it room that it does not promise any more. Where the pod was
-    /// placed and gave its place back, that has been told; to wake others, and the pod's own gang,
-    /// once more when the status follows would have them tried without end.
+    /// Returns true if a pod's status no longer shows a nomination that it showed before. Excludes pods that
+    /// were placed and removed again: their removal was signaled then; waking other pods, and the pod's own
+    /// gang, once more when the status follows would make them retry endlessly.
     pub(super) fn promise_is_over(&self, old: &PodInfo, new: &PodInfo) -> bool {
         let before = old.nominated.as_ref();
         before != new.nominated.as_ref()
             && before.is_some_and(|node| !self.is_expected(&old.uid, node))
     }
 
-    /// What becomes of the nomination of a pod that was refused: `said` is its new node, nothing
-    /// when it keeps the one it has, and empty when it has none any more. It keeps it only where
-    /// plugins that make room had their say, and left it.
+    /// Updates the nomination of a refused pod: `said` is its new node, `None` to keep the current one, and
+    /// empty to remove it. It keeps the current one only if plugins that make room left it in place.
     pub(super) fn settle_nomination(
         &mut self,
         nodes: &mut NodeStore,
@@ -147,7 +147,7 @@ impl Nominator {
         }
     }
 
-    /// What the pod with this uid takes changed: others are judged beside it where it is nominated.
+    /// Touches the node that the pod with this uid is nominated to, as the pod's demand changed.
     pub(super) fn touch_promised(&self, nodes: &mut NodeStore, uid: &str) {
         if let Some(node) = self.node_of(uid).cloned() {
             touch(nodes, &node);
@@ -161,7 +161,7 @@ fn touch(nodes: &mut NodeStore, node: &str) {
     }
 }
 
-/// The pods nominated to `node` that pods of the priority of `pod` must leave room for.
+/// Returns the pods nominated to `node` whose room a pod of the priority of `pod` must not use.
 pub(super) fn ahead_of(
     nominator: &Nominator,
     nodes: &NodeStore,

@@ -1,4 +1,4 @@
-//! What others than plugins say about a pod, extenders above all, as one more filter and score.
+//! Extender verdicts: results from outside the plugins that act as one more filter and score.
 
 use crate::framework::{Advised, Code, Reason, Reasons, Rejection};
 use crate::state::{NodeIndex, NodeStore};
@@ -6,17 +6,17 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// What an extender's reason may take of a condition, in characters, and how many different ones count.
+/// The maximum length of an extender's reason in a condition, in characters.
 const REASON: usize = 256;
 const REASONS: usize = 16;
-/// Of a node that the extender was not asked about.
+/// The reason for a node that the extender was not called about.
 const NOT_ASKED: &str = "node(s) appeared while an extender was asked";
 
-/// What extenders said about a pod, by row.
+/// The extenders' verdicts on a pod, by row.
 #[derive(Debug, Default)]
 pub(super) struct Opinion {
     said: FxHashMap<NodeIndex, Said>,
-    /// Whether nodes that they were not asked about pass.
+    /// Whether nodes without a verdict pass.
     pub(super) lenient: bool,
 }
 
@@ -61,7 +61,7 @@ impl Opinion {
         }
     }
 
-    /// That of nobody but who refuses one row, for `reason`.
+    /// Creates verdicts that refuse only `node`, for `reason`.
     pub(super) fn against(node: NodeIndex, reason: &'static str) -> Self {
         let refused = Said::Refused(Rejection::unresolvable(reason));
         Self {
@@ -70,7 +70,7 @@ impl Opinion {
         }
     }
 
-    /// Why a row is refused, if it is.
+    /// Returns the refusal of a row, if it is refused.
     pub(super) fn refusal(&self, node: NodeIndex) -> Option<Rejection> {
         match self.said.get(&node) {
             Some(Said::Score(_)) => None,
@@ -80,7 +80,7 @@ impl Opinion {
         }
     }
 
-    /// What they add to the total of a node that they were asked about.
+    /// Returns the score to add to the total of a node, if the node has a verdict and is not refused.
     pub(super) fn score(&self, node: NodeIndex) -> Option<i64> {
         match self.said.get(&node)? {
             Said::Score(more) => Some(*more),
@@ -88,14 +88,14 @@ impl Opinion {
         }
     }
 
-    /// The total of a node with that `key`, and what decides between equal ones.
+    /// Returns the total of a node with the sort key `key`, and the tie breaker between equal totals.
     pub(super) fn rank(&self, key: u64, node: NodeIndex) -> (i64, u64) {
         let own = i64::try_from(key >> 32).unwrap_or(i64::MAX);
         let total = own.saturating_add(self.score(node).unwrap_or(0));
         (total, key & u64::from(u32::MAX))
     }
 
-    /// The best of `nodes`, given the `keys` of what they score without extenders.
+    /// Returns the best of `nodes`, given the `keys` of their scores without extenders.
     pub(super) fn best(&self, keys: &[u64], nodes: &[NodeIndex]) -> Option<NodeIndex> {
         let rank = |(key, node): (&u64, &NodeIndex)| {
             let (total, tie) = self.rank(*key, *node);
@@ -107,7 +107,7 @@ impl Opinion {
     }
 }
 
-/// What extenders write is others' text: one line of it, and not too long.
+/// Shortens text from an extender to one line of limited length.
 pub(super) fn cut(text: &str) -> String {
     let line = text
         .trim()

@@ -1,4 +1,4 @@
-//! What the engine wants done, and what it says of what it did.
+//! Outputs of the engine: operations to carry out, and results of scheduling cycles.
 
 use super::consult::Consultation;
 use crate::framework::{BindPlan, Diagnosis, PodPatch, Problem, Remark, Words, Write};
@@ -6,26 +6,26 @@ use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
 
-/// A pod that is to be bound.
+/// A pod to bind.
 #[derive(Debug, Clone)]
 pub struct BindRequest {
     /// The pod.
     pub pod: Arc<PodInfo>,
-    /// Where it goes.
+    /// The node to bind it to.
     pub node: Arc<str>,
-    /// What to add to it first.
+    /// The labels and annotations to add first.
     pub patch: PodPatch,
-    /// How.
+    /// How to bind it.
     pub plan: BindPlan,
-    /// Its profile's position.
+    /// The index of its profile.
     pub profile: usize,
-    /// The plugin that says how.
+    /// The bind plugin.
     pub binder: &'static str,
-    /// The extender that does it instead, by its position in the order in which they are asked, those that may be ignored last.
+    /// The extender that binds the pod instead, as its position in the call order, ignorable ones last.
     pub extender: Option<usize>,
 }
 
-/// A pod that could not be placed.
+/// A pod that could not be scheduled.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// The pod.
@@ -36,42 +36,42 @@ pub struct Failure {
     pub message: Words,
     /// `status.nominatedNodeName` to set; empty to clear it.
     pub nominated: Option<String>,
-    /// Counts per plugin and reason.
+    /// The refusals per plugin and reason.
     pub diagnosis: Option<Arc<Diagnosis>>,
-    /// What plugins add, as events of their own.
+    /// Additional events from plugins.
     pub remarks: Vec<Remark>,
 }
 
-/// What the engine wants done.
+/// An operation that the engine requests.
 #[derive(Debug, Clone)]
 pub enum Output {
     /// Bind a pod, then call [`super::Engine::bind_finished`].
     Bind(BindRequest),
-    /// Ask extenders, then call [`super::Engine::consulted`].
+    /// Call extenders, then call [`super::Engine::consulted`].
     Consult(Consultation),
     /// Write a condition and an event.
     Failed(Failure),
-    /// Report an object that could not be understood.
+    /// Report an invalid object.
     Problem(Problem),
     /// Write to another object.
     Write(Write),
     /// Evict the victims of a preemption: condition, deletion, event.
     Evict {
-        /// The pod that room is made for.
+        /// The pod to make room for.
         preemptor: Arc<PodInfo>,
-        /// Where.
+        /// The node of the victims.
         node: Arc<str>,
-        /// Who goes.
+        /// The victims.
         victims: Vec<Arc<PodInfo>>,
     },
-    /// Let others know where a pod will go that is not bound at once.
+    /// Write where a pod will be placed that is not bound at once.
     Expect {
         /// The pod.
         pod: Arc<PodInfo>,
-        /// Where it has its place, or will have it when others have gone; empty: nowhere any more.
+        /// The node that the pod is, or will be, placed on; empty to clear it.
         node: Arc<str>,
     },
-    /// Write a condition on a pod that was not tried itself; no event.
+    /// Write a condition on a pod that had no cycle of its own; no event.
     Explain {
         /// The pod.
         pod: Arc<PodInfo>,
@@ -80,41 +80,41 @@ pub enum Output {
     },
 }
 
-/// How one cycle ended.
+/// The result of one scheduling cycle.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// The pod.
     pub pod: Arc<PodInfo>,
-    /// Its profile's position.
+    /// The index of its profile.
     pub profile: usize,
-    /// Cycles it took so far.
+    /// The number of cycles so far.
     pub attempts: u32,
-    /// When it entered the queue.
+    /// The time at which it entered the queue.
     pub first_seen: Timestamp,
-    /// Where it goes, if it goes.
+    /// The chosen node, if the cycle succeeded.
     pub node: Option<Arc<str>>,
-    /// Whether it failed by an error rather than a refusal.
+    /// Whether the cycle failed with an error rather than a refusal.
     pub error: bool,
-    /// Of a pod that goes somewhere, how many nodes were compared, and how many of them fit.
+    /// The number of evaluated nodes; 0 if the cycle did not succeed.
     pub evaluated: usize,
-    /// See `evaluated`.
+    /// The number of evaluated nodes that fit; 0 if the cycle did not succeed.
     pub feasible: usize,
 }
 
-/// A cycle that begins.
+/// A scheduling cycle that starts.
 #[derive(Debug, Clone, Copy)]
 pub struct Started<'a> {
     /// The pod.
     pub pod: &'a Arc<PodInfo>,
-    /// Its profile's position.
+    /// The index of its profile.
     pub profile: usize,
-    /// Cycles so far, with this one.
+    /// The number of cycles, including this one.
     pub attempts: u32,
-    /// When it entered the queue.
+    /// The time at which it entered the queue.
     pub first_seen: Timestamp,
-    /// Whether it is tried only because it waited long enough.
+    /// Whether the pod is retried only because it waited the maximum time.
     pub flushed: bool,
 }
 
-/// Is told of every cycle before it begins.
+/// A callback for the start of every cycle.
 pub type Observer = Box<dyn Fn(Started<'_>) + Send + Sync>;

@@ -1,8 +1,8 @@
-//! A plan for a group of pods, before the first of them is tried.
+//! Placement plans for groups of pods, made before the first of them is tried.
 //!
-//! For each node it is found out how many of the members it takes, one beside the other; who plans says
-//! which node each gets. The members then go through ordinary cycles, in which they are left that node: what
-//! a plan overlooked is found there, and gives the whole group back.
+//! For each node, the number of members that fit together is determined; the planning plugin then assigns
+//! nodes. The members go through ordinary cycles afterwards, each restricted to its node: what a plan
+//! overlooked is found there, and the whole group is rolled back.
 
 use super::cycle::Stop;
 use super::measure::Meter;
@@ -17,9 +17,9 @@ use crate::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
-/// The members of a group with what plugins prepared for them.
+/// The members of a group with the states that plugins prepared for them.
 pub(super) struct Members {
-    /// In the order in which they are dealt nodes.
+    /// The members in the order in which nodes are assigned.
     pub(super) pods: Vec<Arc<PodInfo>>,
     prepared: Vec<Prepared>,
     uids: FxHashSet<Arc<str>>,
@@ -29,7 +29,7 @@ pub(super) struct Members {
 type GroupPlan = (Vec<Arc<PodInfo>>, Vec<Arc<str>>);
 
 impl PluginTable {
-    /// Has the pod's group planned, if it is to be planned now. Returns its members and their nodes.
+    /// Plans the pod's group if that is due now. Returns its members and their nodes.
     pub(super) fn plan_group(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -105,17 +105,17 @@ impl PluginTable {
 }
 
 impl PluginTable {
-    /// Prepares members.
+    /// Runs pre-filter and pre-score for the members of a group.
     ///
     /// # Errors
-    /// One of them is refused before any node.
+    /// Fails if a member is refused before any node is filtered.
     pub(super) fn prepare_members(
         &mut self,
         meter: &Meter,
         view: View<'_>,
         pods: Vec<Arc<PodInfo>>,
     ) -> Result<Members, Stop> {
-        // Each by itself: what volatile plugins read of a pod is not signed.
+        // Each member has its own state: what volatile plugins read of a pod is not signed.
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
             self.prepare_books(pod, profile, view);
@@ -132,8 +132,7 @@ impl PluginTable {
 }
 
 impl Preemptor {
-    /// What members were promised they are promised where the plan has them, or one would keep another from
-    /// its node.
+    /// Moves the nominations of members to their planned nodes, or one would keep another from its node.
     pub(super) fn follow(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
@@ -155,7 +154,7 @@ impl Preemptor {
 }
 
 impl PluginTable {
-    /// Who plans for the pod's group, and for whom.
+    /// Returns the plugin that plans the pod's group, and the uids of the members.
     pub(super) fn group_to_plan(
         &self,
         pod: &PodInfo,
@@ -170,7 +169,7 @@ impl PluginTable {
 }
 
 impl Members {
-    /// How many of them fit on `node`, from the first on, and why not the next.
+    /// Returns how many members fit on `node`, counted from the first, and the verdict on the next.
     fn slots<'a>(
         &'a self,
         node: NodeIndex,

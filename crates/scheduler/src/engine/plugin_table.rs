@@ -1,4 +1,4 @@
-//! The instances of plugins, and which of them do what.
+//! The table of plugin instances, with precomputed sets of plugins by role.
 
 use super::consult;
 use super::measure::{self, Measured, Meter};
@@ -13,30 +13,30 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Plugins by instance, and sets and lists of them that do not change.
+/// Plugins by instance, and constant sets and lists of them.
 ///
-/// Invariant: `names` has one more entry than `plugins`, that of all extenders together; instances in `profiles`,
-/// `signers`, `protectors` and in the sets are positions in `plugins`.
+/// Invariant: `names` has one more entry than `plugins`, that of all extenders together; instances in
+/// `profiles`, `signers`, `protectors` and in the sets are positions in `plugins`.
 pub struct PluginTable {
     pub(super) profiles: Vec<Profile>,
     pub(super) plugins: Vec<BoxedPlugin>,
-    /// By instance; the last is that of all extenders together.
+    /// Plugin names by instance; the last is that of all extenders together.
     pub(super) names: Vec<&'static str>,
     pub(super) interests: Vec<Vec<Interest>>,
-    /// The plugins that decide where holders go.
+    /// The plugins that filter and score nodes for holders.
     pub(super) judges_holders: PluginSet,
-    /// The plugins that book holders as they book pods.
+    /// The plugins that treat holders as pods in all respects.
     pub(super) books_holders: PluginSet,
-    /// Per profile, the plugins whose reading of a pod makes its shape.
+    /// Per profile, the plugins whose signatures make up a pod's shape.
     pub(super) signers: Vec<Vec<Instance>>,
-    /// Plugins that keep pods from being victims.
+    /// The plugins that protect pods from preemption.
     pub(super) protectors: Vec<Instance>,
-    /// How events about objects of other kinds are counted.
+    /// The names in metrics of events about other kinds of objects.
     pub(super) event_names: FxHashMap<&'static str, EventNames>,
 }
 
 impl PluginTable {
-    /// Returns the table of all instances of `profiles`.
+    /// Creates the table of all instances of `profiles`.
     pub(super) fn new(profiles: Profiles) -> Self {
         let Profiles {
             profiles,
@@ -59,7 +59,7 @@ impl PluginTable {
         let inputs = plugins.iter().filter_map(|plugin| plugin.inputs());
         for watch in inputs.flat_map(|inputs| inputs.watches()) {
             let (kind, names) = (watch.kind(), watch.names());
-            // Of several who watch a kind, one says how it is called.
+            // If several plugins watch a kind, one that renames its events wins.
             if names != [kind; 3] || !event_names.contains_key(kind) {
                 event_names.insert(kind, names);
             }
@@ -78,7 +78,7 @@ impl PluginTable {
         }
     }
 
-    /// Those who refuse when extenders do.
+    /// Returns the bit that stands for the extenders in a set of refusing plugins.
     pub(super) fn extenders_bit(&self) -> PluginSet {
         1 << self.plugins.len()
     }
@@ -112,7 +112,7 @@ impl PluginTable {
         those.map(|(_, plugin)| plugin)
     }
 
-    /// The plugins that are asked where `pod` goes.
+    /// Returns the plugins that filter and score nodes for `pod`.
     pub(super) fn judging(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
             self.judges_holders
@@ -121,7 +121,7 @@ impl PluginTable {
         }
     }
 
-    /// The plugins that have `pod` in their books.
+    /// Returns the plugins that keep track of `pod`.
     pub(super) fn booking(&self, pod: &PodInfo) -> PluginSet {
         if pod.is_holder() {
             self.books_holders
@@ -130,7 +130,7 @@ impl PluginTable {
         }
     }
 
-    /// Has books made ready for the rules to be asked where `pod` may go.
+    /// Prepares the state of plugins for filtering and scoring nodes for `pod`.
     pub(super) fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
@@ -141,7 +141,7 @@ impl PluginTable {
         }
     }
 
-    /// Has books brought up to date for people.
+    /// Brings the state of plugins up to date for inspection.
     pub(super) fn prepare_to_show(&mut self, view: View<'_>) {
         let plugins = self.plugins.iter_mut();
         for role in plugins.filter_map(|plugin| plugin.preparation()) {
@@ -149,7 +149,7 @@ impl PluginTable {
         }
     }
 
-    /// The name under which metrics count a change of an object.
+    /// Returns the name in metrics of a change of an object.
     pub(crate) fn name_of(&self, change: &ObjectChange) -> &'static str {
         let names = self.event_names.get(change.kind);
         names.map_or(change.kind, |names| change.named(names))
@@ -160,15 +160,15 @@ impl PluginTable {
         object.unwrap_or_else(|| event.label())
     }
 
-    /// The plugins of these names, as those that refuse.
+    /// Returns the plugins with these names, as a set.
     pub(super) fn named(&self, names: &[&'static str]) -> PluginSet {
         let at = |name: &&str| self.names.iter().position(|known| known == name);
         let at = names.iter().filter_map(at);
         at.fold(0, |set, at| set | 1 << at)
     }
 
-    /// Whether a plugin says that `event` helps `pod`; of the answers to some events the first is
-    /// timed. `asked`: this is not the first.
+    /// Returns true if a plugin's queueing hint lets `event` wake `pod`. For some events, the first hint is
+    /// timed; `asked` is set once a hint was called for the event.
     pub(super) fn helps(
         &self,
         instance: Instance,
@@ -192,13 +192,13 @@ impl PluginTable {
         helps
     }
 
-    /// The profiles.
+    /// Returns the profiles.
     #[must_use]
     pub fn profiles(&self) -> &[Profile] {
         &self.profiles
     }
 
-    /// A change of an object as it is seen once informers have taken it in.
+    /// Returns a change with its objects in the form in which informers deliver them.
     #[must_use]
     pub fn kept(&self, change: ObjectChange) -> ObjectChange {
         let inputs = self.plugins.iter().filter_map(|plugin| plugin.inputs());
@@ -209,7 +209,7 @@ impl PluginTable {
         }
     }
 
-    /// The paths of [`super::Inspector::inspect`], with their prefix.
+    /// Returns the paths of [`super::Inspector::inspect`], with their prefix.
     #[must_use]
     pub fn inspections(&self) -> Vec<String> {
         let mut out: Vec<String> = self
@@ -233,7 +233,7 @@ fn interests(plugin: &dyn AnyPlugin) -> Vec<Interest> {
     hints.map(|hints| hints.interests()).unwrap_or_default()
 }
 
-/// The plugins whose answers pods share, each once.
+/// Returns the plugins whose results pods share, each once.
 fn signers(profile: &Profile, plugins: &[BoxedPlugin]) -> Vec<Instance> {
     let scores = profile.score.iter().map(|(instance, _)| instance);
     let mut out: Vec<Instance> = profile
@@ -243,7 +243,7 @@ fn signers(profile: &Profile, plugins: &[BoxedPlugin]) -> Vec<Instance> {
         .chain(scores)
         .copied()
         .collect();
-    // What volatile plugins say is not shared.
+    // Results of volatile plugins are not shared.
     out.retain(|at| plugins[*at].volatile().is_none());
     out.sort_unstable();
     out.dedup();

@@ -1,4 +1,4 @@
-//! Which refused pods an event may help, and that they are tried again.
+//! Wakes the refused pods that an event can make schedulable.
 
 use super::Engine;
 use super::cluster::ClusterState;
@@ -12,7 +12,7 @@ use crate::state::PodInfo;
 use jiff::Timestamp;
 use std::sync::Arc;
 
-/// The parts of the engine that an event's way to refused pods takes.
+/// The parts of the engine needed to pass an event to refused pods.
 pub(super) struct PodWaker<'a> {
     cluster: &'a ClusterState,
     table: &'a PluginTable,
@@ -23,7 +23,7 @@ pub(super) struct PodWaker<'a> {
 }
 
 impl<'a> PodWaker<'a> {
-    /// Returns a waker of the pods of `engine`.
+    /// Creates a waker of the pods of `engine`.
     pub(super) fn new(engine: &'a mut Engine) -> Self {
         Self {
             cluster: &engine.cluster,
@@ -35,19 +35,19 @@ impl<'a> PodWaker<'a> {
         }
     }
 
-    /// Wakes the pods that room which was set aside for `pod` may help: to those that had to leave it alone, that is
-    /// as if it had been there and went.
+    /// Wakes the pods that can use the room that was reserved for `pod` by its nomination: for those that had
+    /// to leave it free, this is as if `pod` had been deleted.
     pub(super) fn wake_by_freed(&mut self, pod: &PodInfo, now: Timestamp) {
         let event = ClusterEvent::of_assigned(Action::DELETE, pod);
         self.wake_up_to(pod.priority, &event, now);
     }
 
-    /// Wakes the refused pods that `event` may help.
+    /// Wakes the refused pods that `event` can make schedulable.
     pub(super) fn wake_for(&mut self, event: &ClusterEvent<'_>, now: Timestamp) {
         self.wake_up_to(i32::MAX, event, now);
     }
 
-    /// Wakes the refused pods up to `priority` that `event` may help.
+    /// Wakes the refused pods up to `priority` that `event` can make schedulable.
     fn wake_up_to(&mut self, priority: i32, event: &ClusterEvent<'_>, now: Timestamp) {
         let mut interested: PluginSet = 0;
         for (instance, interests) in self.table.interests.iter().enumerate() {
@@ -66,7 +66,7 @@ impl<'a> PodWaker<'a> {
                 beyond |= 1 << instance;
             }
         }
-        // Plugins that know whom alone it may help.
+        // Plugins that name the object by which the affected pods are found.
         let (mut narrow, mut names): (PluginSet, Vec<(PluginSet, String)>) = (0, Vec::new());
         for (instance, plugin) in self.table.plugins.iter().enumerate() {
             let bit = 1 << instance;
@@ -101,8 +101,8 @@ impl<'a> PodWaker<'a> {
             }
         }
         for (by, pods) in self.queue.refused() {
-            // Refused by nobody in particular (no nodes): anything may help.
-            // Nobody says what may change an extender's mind.
+            // Any event may help a pod that no plugin refused (there were no nodes), or that an extender
+            // refused: extenders do not declare events.
             let any = by == 0 || by & self.table.extenders_bit() != 0;
             let asked = if any {
                 PluginSet::MAX
@@ -124,7 +124,7 @@ impl<'a> PodWaker<'a> {
                 }
             }
         }
-        // Who waits is not refused yet, and may be when its time is over.
+        // A pod that waits for permission is not refused yet, but may be when its time is over.
         let mut missed = Vec::new();
         if self.waits.awaited & interested != 0 {
             for (uid, wait) in &self.waits.pods {
@@ -141,7 +141,7 @@ impl<'a> PodWaker<'a> {
                 }
             }
         }
-        // Of who asks extenders it is not known who will refuse it.
+        // Which extender will refuse a pod is unknown while the calls are pending.
         let asking: Vec<Arc<str>> = self.calls.asking().cloned().collect();
         let label = self.table.event_name(event);
         self.calls.missed(&asking, label);

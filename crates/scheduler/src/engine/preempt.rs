@@ -1,9 +1,9 @@
-//! Making room: which pods of lower priority to evict, and on which node.
+//! Preemption: selection of the pods of lower priority to evict, and of the node.
 //!
-//! A node is a candidate when the pod fits without all the pods that may go; then as many of them
-//! as possible are spared, those whose disruption budget is used up first, then by importance. The
-//! plan is carried out by whoever reads [`Output::Evict`]; until the victims are gone, the node
-//! keeps room for the pod by its nomination.
+//! A node is a candidate if the pod fits once all possible victims are removed; then as many of them as
+//! possible are spared, first those whose disruption budget is used up, then by importance. The plan is
+//! carried out through [`Output::Evict`]; until the victims are gone, the pod's nomination reserves the room
+//! on the node.
 
 use super::cluster::ClusterState;
 use super::measure::Meter;
@@ -28,15 +28,15 @@ use std::sync::Arc;
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
 pub(super) const NOT_HELPFUL: &str = "Preemption is not helpful for scheduling";
 
-/// What a plan costs, in the order in which it matters: broken budgets, the highest priority, the
-/// sum of priorities, how many go, and how long the most important one has run.
+/// The cost of a plan, in order of significance: violated budgets, the highest priority, the sum of
+/// priorities, the number of victims, and how long the most important one has run.
 pub(super) type Cost = (usize, i32, i64, usize, Reverse<Timestamp>);
 
-/// Who goes from where.
+/// The victims to evict from one node.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) node: NodeIndex,
-    /// From the most to the least important.
+    /// The victims, from the most to the least important.
     pub(super) victims: Vec<Arc<PodInfo>>,
     pub(super) cost: Cost,
 }
@@ -53,19 +53,19 @@ impl Plan {
     }
 }
 
-/// How one attempt to make room ended.
+/// The result of an attempt to make room for a pod.
 #[derive(Debug)]
 pub(super) enum Attempt {
     Room(Arc<Plan>),
-    /// With the text for the condition; a nomination of before is void.
+    /// No plan helps; with the text for the condition. A previous nomination is cleared.
     Hopeless(String),
-    /// With the text for the condition.
+    /// The pod may not preempt; with the text for the condition.
     Ineligible(String),
-    /// Room is being made for it already; with the text for the condition.
+    /// Victims of an earlier preemption for the pod are still terminating; with the text for the condition.
     Waits(String),
 }
 
-/// The parts of the engine that searches for victims read.
+/// The parts of the engine that victim searches read.
 #[derive(Clone, Copy)]
 pub(super) struct VictimSearch<'a> {
     pub(super) options: &'a EngineOptions,
@@ -74,23 +74,23 @@ pub(super) struct VictimSearch<'a> {
     pub(super) queue: &'a Queue,
     pub(super) preemptor: &'a Preemptor,
     pub(super) meter: &'a Meter,
-    /// Whether pods may share what is found.
+    /// Whether pods may share results.
     pub(super) shares: bool,
 }
 
-/// Who asks for room, and under which rules.
+/// The preemptor pod and its preemption rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) pod: &'a Arc<PodInfo>,
     pub(super) profile: usize,
-    /// The plugin whose rules these are.
+    /// The plugin that the rules are from.
     pub(super) owner: Instance,
     pub(super) rules: &'a Preemption<'a>,
     pub(super) diagnosis: &'a Diagnosis,
 }
 
 impl<'a> VictimSearch<'a> {
-    /// Returns a search for victims in `engine`.
+    /// Creates a search for victims in `engine`.
     pub(super) fn new(engine: &'a Engine) -> Self {
         Self {
             options: &engine.options,
@@ -105,7 +105,7 @@ impl<'a> VictimSearch<'a> {
 }
 
 impl Engine {
-    /// Has `victims` go from `node` for `pod`.
+    /// Evicts `victims` from `node` to make room for `pod`.
     pub(super) fn send_away(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -140,7 +140,7 @@ impl Engine {
         }
     }
 
-    /// An eviction that was asked for did not happen: the pod it was for may look for others.
+    /// Handles a failed eviction: the preemptor is tried again and may find other victims.
     pub fn eviction_failed(&mut self, victim: &str) {
         if let Some(preemptor) = self.preemptor.evicting.remove(victim) {
             self.queue.activate(&preemptor);
@@ -149,8 +149,8 @@ impl Engine {
 }
 
 impl Preemptor {
-    /// Nominates `pod` to `node`, and withdraws what pods of lower priority were promised there. Returns the name of
-    /// the node.
+    /// Nominates `pod` to `node` and clears the nominations of pods of lower priority there. Returns the name
+    /// of the node.
     pub(super) fn claim(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
@@ -164,7 +164,7 @@ impl Preemptor {
         node
     }
 
-    /// Withdraws what pods of lower priority than this were promised on `node`, but for `mates`, by uid.
+    /// Clears the nominations to `node` of pods with a lower priority than `priority`, except `mates` (uids).
     pub(super) fn outrank(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
@@ -184,11 +184,11 @@ impl Preemptor {
             if other.is_holder() {
                 continue;
             }
-            // Its status may not show yet what it was promised; then only a plain write takes it back.
+            // Its status may not show the nomination yet; then only an unconditional write clears it.
             if other.nominated.is_none() {
                 outbox.push(Output::Write(clear_nomination(&other)));
             }
-            // What the binder was told to expect is void, too.
+            // The binder must not expect the nomination any more, either.
             outbox.push(Output::Expect {
                 pod: other,
                 node: Arc::from(""),
@@ -198,8 +198,8 @@ impl Preemptor {
 }
 
 impl VictimSearch<'_> {
-    /// What makes answers per node the same, and what budgets allow; `None` when they cannot be
-    /// remembered.
+    /// Returns the key under which results per node can be cached, and the version of the budgets'
+    /// allowances; `None` if results cannot be cached.
     fn memo_key(
         &self,
         asked: &Asked<'_>,
@@ -211,7 +211,7 @@ impl VictimSearch<'_> {
         let mut shape = Signature::default();
         let shared = is_stable
             && self.shares
-            // One that has been promised room is refused its own node for another reason.
+            // A nominated pod is refused its own node for another reason.
             && self.preemptor.nominator.node_of(&asked.pod.uid).is_none()
             && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
@@ -226,7 +226,7 @@ impl VictimSearch<'_> {
         })
     }
 
-    /// The nodes with anybody who may go for `pod`, sorted, where the rules can name them.
+    /// Returns the nodes with possible victims for `pod`, sorted, if the rules can list them.
     fn pool(&self, pod: &PodInfo, rules: &Preemption<'_>) -> Option<Vec<NodeIndex>> {
         let pool = rules.pool.as_ref().filter(|_| self.shares)?;
         let mut nodes = Vec::new();
@@ -240,7 +240,7 @@ impl VictimSearch<'_> {
         Some(nodes)
     }
 
-    /// Looks for victims. Changes nothing but `memo`, and adds every plan it finds to `all`.
+    /// Searches for victims. Changes nothing but `memo`, and adds every plan it finds to `all`.
     pub(super) fn find_victims(
         &self,
         asked: &Asked<'_>,
@@ -273,7 +273,7 @@ impl VictimSearch<'_> {
                 .lowest_priority()
                 .is_some_and(|lowest| lowest < pod.priority);
         let nobody = || {
-            // Nodes may have gone since, while extenders were asked.
+            // Nodes may have been deleted while extenders were called.
             let others = total.saturating_sub(diagnosis.helpable);
             let refusals = [
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
@@ -300,7 +300,7 @@ impl VictimSearch<'_> {
             _ => None,
         };
         let Some(prepared) = prepared.filter(|_| diagnosis.helpable > 0) else {
-            // Nobody's leaving lifts what another plugin decided before any node was looked at.
+            // Evictions cannot lift another plugin's refusal from before any node was filtered.
             let reason = match diagnosis.helpable {
                 0 => NOT_HELPFUL,
                 _ => NO_VICTIMS,
@@ -381,11 +381,11 @@ impl VictimSearch<'_> {
                 Ok(plan) => {
                     plans += 1;
                     all.push(plan.clone());
-                    // Of equal ones the first is taken.
+                    // Of equal plans, the first is taken.
                     if best.as_ref().is_none_or(|best| plan.cost < best.cost) {
                         best = Some(plan.clone());
                     }
-                    // One that breaks no budget is among them.
+                    // Stop once one of them violates no budget.
                     if plans >= wanted && best.as_ref().is_some_and(|best| best.cost.0 == 0) {
                         break;
                     }
@@ -407,8 +407,8 @@ impl VictimSearch<'_> {
         Attempt::Hopeless(hopeless(rules.prefix, total, refusals))
     }
 
-    /// The least harmful set of victims on `node`, and whether any of those that may go has a
-    /// disruption budget.
+    /// Returns the least harmful set of victims on `node`, and whether any possible victim has a disruption
+    /// budget.
     fn victims_on(
         &self,
         scope: &Scope<'_>,
@@ -453,7 +453,7 @@ impl VictimSearch<'_> {
         (Ok(Arc::new(plan)), has_budgets)
     }
 
-    /// Whether evicting `other` for `pod` is allowed and frees its room.
+    /// Returns true if evicting `other` for `pod` is allowed and frees its room.
     pub(super) fn may_go(
         &self,
         pod: &PodInfo,
@@ -474,7 +474,8 @@ impl VictimSearch<'_> {
             && (rules.may_evict)(other)
     }
 
-    /// Whether `other`, on the node that `pod` was promised, leaves room for it.
+    /// Returns true if `other`, on the node that `pod` is nominated to, is terminating and will leave room
+    /// for it.
     pub(super) fn is_awaited(
         &self,
         pod: &PodInfo,
@@ -490,7 +491,7 @@ impl VictimSearch<'_> {
             || (self.may_go(pod, node, other, rules) && self.is_going(other))
     }
 
-    /// Whether a pod is on its way out because of a preemption.
+    /// Returns true if a pod is terminating because of a preemption.
     fn is_going(&self, pod: &PodInfo) -> bool {
         if self.preemptor.evicting.contains_key(&pod.uid) {
             return true;
@@ -505,7 +506,7 @@ impl VictimSearch<'_> {
     }
 }
 
-/// How many candidate nodes are enough.
+/// Returns how many candidate nodes are enough.
 pub(super) fn wanted(candidates: usize, rules: &Preemption<'_>) -> usize {
     let share = |percent: i64| {
         let percent = usize::try_from(percent).unwrap_or(0).min(100);
@@ -528,7 +529,7 @@ pub(super) fn never_fits(verdict: &RowVerdict) -> bool {
     )
 }
 
-/// Sorts the more important pod first: by priority, then by how long it runs.
+/// Returns a sort key that puts the more important pod first: by priority, then by how long it has run.
 pub(super) fn importance(pod: &PodInfo) -> (Reverse<i32>, Timestamp, &str) {
     (Reverse(pod.priority), started(pod), &*pod.uid)
 }
@@ -537,9 +538,9 @@ fn started(pod: &PodInfo) -> Timestamp {
     pod.started.unwrap_or(Timestamp::MAX)
 }
 
-/// The order in which `pods`, the most important first, are spared: those whose eviction breaks a
-/// budget before the others; `spent` is what others have had of budgets. Also how many these are, and whether
-/// anybody has a budget.
+/// Returns the order in which `pods`, the most important first, are spared: those whose eviction violates a
+/// budget come first. `spent` holds evictions already counted against budgets. Also returns how many violate
+/// a budget, and whether any pod has one.
 pub(super) fn spare_order(
     pods: &[Arc<PodInfo>],
     rules: &Preemption<'_>,
@@ -566,7 +567,8 @@ pub(super) fn spare_order(
     (order, unprotected, has_budgets)
 }
 
-/// What it costs to evict `victims`, the most important first, of whom so many have no budget left.
+/// Returns the cost of evicting `victims`, the most important first, of which `violations` have no budget
+/// left.
 pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
     let highest = victims.first().map_or(i32::MIN, |pod| pod.priority);
     // Shifted so that more pods never weigh less than fewer, also with negative priorities.
@@ -581,7 +583,7 @@ pub(super) fn cost(victims: &[Arc<PodInfo>], violations: usize) -> Cost {
     (violations, highest, sum, victims.len(), oldest)
 }
 
-/// Why nobody goes, for the pod's condition.
+/// Returns the text for the pod's condition if there is no plan.
 pub(super) fn hopeless(
     prefix: &str,
     total_nodes: usize,

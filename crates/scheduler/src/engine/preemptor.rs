@@ -1,34 +1,34 @@
-//! Room that is promised to pods, and the victims that are to leave it.
+//! Nominations of pods, and the victims being evicted for them.
 
 use super::nominator::Nominator;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Nominations, and evictions under way.
+/// Nominations, and pending evictions.
 ///
-/// Invariant: `evicting` holds booked pods only; `kept` is empty except from the settlement of a group until the
-/// post-filter plugins have run.
+/// Invariant: `evicting` holds only pods that are on a node; `kept` is empty except from the settlement of a
+/// group until the post-filter plugins have run.
 #[derive(Debug, Default)]
 pub struct Preemptor {
     pub(super) nominator: Nominator,
-    /// Victims whose eviction was asked for, with the pod that it is for, by uid.
+    /// Victims with a requested eviction, and the preemptor of each, by uid.
     pub(super) evicting: FxHashMap<Arc<str>, Arc<str>>,
-    /// Pods that keep their place as a promise should they have to give it back now, by uid.
+    /// Pods that keep their node as a nomination if their reservation is undone now, by uid.
     pub(super) kept: FxHashMap<Arc<str>, Arc<str>>,
-    /// How often room was looked for.
+    /// The number of preemption attempts.
     pub(super) searches: u64,
-    /// How many pods had to go for it.
+    /// The number of victims.
     pub(super) victims: usize,
 }
 
 impl Preemptor {
-    /// The node that the pod with this uid is nominated to.
+    /// Returns the node that the pod with this uid is nominated to.
     #[must_use]
     pub fn nominated_node(&self, uid: &str) -> Option<&Arc<str>> {
         self.nominator.node_of(uid)
     }
 
-    /// How often room was looked for, and how many pods were to go for it.
+    /// Returns the number of preemption attempts and the number of victims.
     #[must_use]
     pub fn preemptions(&self) -> (u64, usize) {
         (self.searches, self.victims)
@@ -65,7 +65,7 @@ mod tests {
         preemptor.outrank((&mut nodes, &mut outbox), "n", 5, &mates);
         let left = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
         assert_eq!(left.collect::<Vec<_>>(), ["high", "mate"]);
-        // Its status is cleared, and the binder does not expect it any more.
+        // Its status is cleared, and the binder no longer expects it.
         assert!(matches!(&outbox[..], [
             Output::Write(write),
             Output::Expect { pod, node },
@@ -101,7 +101,7 @@ mod tests {
         for pod in &pods {
             queue.add(pod.clone(), 0, Timestamp::UNIX_EPOCH);
         }
-        // It had a place before, and a mate of lower priority keeps its own.
+        // "c" was nominated before, and a mate of lower priority keeps its own nomination.
         let node: Arc<str> = "n1".into();
         for pod in [&pods[2], &pod("held", 1), &pod("other", 1)] {
             let nominator = &mut preemptor.nominator;

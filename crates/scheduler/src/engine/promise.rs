@@ -1,8 +1,8 @@
-//! Room promised to what will replace pods that run: asked for before any of them has to go.
+//! Tentative placements: room reserved for the replacements of running pods, before any of these is evicted.
 //!
-//! While a promise stands, the pod is booked where it would go, as if it were on its way there; at home a
-//! stand-in that only takes up room keeps its place, as the pod has not gone yet. [`Engine::withdraw_promises`]
-//! brings everything back as it was. No event may come in between.
+//! While a tentative placement exists, the pod is assumed on its target node; on its current node, a
+//! placeholder keeps its room, as the pod is still running. [`Engine::withdraw_promises`] restores the
+//! previous state. No event may be handled in between.
 
 use super::Engine;
 use super::cluster::Record;
@@ -17,28 +17,29 @@ use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::sync::Arc;
 
-/// What the node that the pod is to leave says.
+/// The reason for refusing the node that the pod is to leave.
 const LEFT: &str = "node(s) were what the pod is to leave";
 
-/// A pod that was promised room.
+/// A tentative placement of a running pod.
 #[derive(Debug)]
 pub(super) struct Promise {
-    /// The pod as it runs.
+    /// The running pod.
     pod: Arc<PodInfo>,
-    /// Where.
+    /// The node that it runs on.
     home: Arc<str>,
-    /// The uid of who keeps its place there.
+    /// The uid of the placeholder on that node.
     keeper: Arc<str>,
 }
 
 impl Engine {
-    /// Finds a node for what will replace a pod that runs, beside all that was promised before, and promises it.
-    /// `pod` is that pod with all that decides where it goes, and without a node. It is judged as if it had left
-    /// already, but for the room that it takes, and does not go back to its own node. Nobody is evicted for it, and
-    /// extenders are not asked. What outputs follow concern nothing that is to be done.
+    /// Selects a node for the replacement of a running pod, in addition to all earlier tentative placements,
+    /// and reserves room for it there. `pod` is the running pod with all fields that matter for scheduling,
+    /// and without a node. It is evaluated as if the running pod had left already, except that its room is
+    /// still in use, and never gets its own node. No pod is evicted for it, and extenders are not called.
+    /// Outputs of this call must be discarded.
     ///
     /// # Errors
-    /// Why no node takes it.
+    /// Returns why no node fits.
     pub fn promise(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -78,7 +79,7 @@ impl Engine {
             reserved.map(|()| name)
         });
         let placed = placed.unwrap_or_else(|said| {
-            // As in a cycle: nothing cached is trusted after it.
+            // As in a scheduling cycle, the panic may have left cached evaluations inconsistent.
             self.classes.clear();
             Err(Stop::panicked(&said))
         });
@@ -104,7 +105,7 @@ impl Engine {
         }
     }
 
-    /// Forgets all promises.
+    /// Removes all tentative placements.
     pub fn withdraw_promises(&mut self, now: Timestamp) {
         while let Some(Promise { pod, home, keeper }) = self.promises.pop() {
             self.unbook(&pod.uid, now);
@@ -114,7 +115,7 @@ impl Engine {
     }
 }
 
-/// What takes the room that `pod` does and means nothing else to anybody.
+/// Creates a placeholder that takes the same room as `pod` and has no other effect.
 fn keeper_of(pod: &PodInfo) -> PodInfo {
     let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
     let object = Pod {

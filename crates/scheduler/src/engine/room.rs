@@ -1,4 +1,4 @@
-//! What follows when no node takes a pod: plugins may make room for it.
+//! The post-filter phase: plugins may make room for a pod that no node fits.
 
 use super::consult::Resume;
 use super::cycle::Stop;
@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use std::sync::Arc;
 
 impl Engine {
-    /// Has the plugins make room for a pod that no node takes, those that come after the ones that had their say.
-    /// `Ok` when extenders are asked about victims first.
+    /// Runs the post-filter plugins for a refused pod; with `resume`, those after the plugin that found
+    /// victims. Returns `Ok` if extenders must review the victims first.
     pub(super) fn post_filter(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -66,7 +66,7 @@ impl Engine {
                     diagnosis.nominated = Some(node.to_string());
                     break;
                 }
-                // What is reserved does not run yet: unless it is said, nobody is evicted for it.
+                // A holder does not run yet: no pod is evicted for it unless the rules say so.
                 PostFilterResult::Preempt(rules) if pod.is_holder() && !rules.for_holders => {
                     format!("{}not eligible to evict pods.", rules.prefix)
                 }
@@ -103,7 +103,7 @@ impl Engine {
                             text
                         }
                         Attempt::Ineligible(text) => text,
-                        // Another plugin that can do nothing does not take back what is promised.
+                        // Another plugin that cannot help must not clear the nomination.
                         Attempt::Waits(text) => {
                             waits = true;
                             diagnosis.nominated = None;
@@ -143,7 +143,7 @@ impl Engine {
                 PostFilterResult::Unhelpful(text) => text,
             };
             laps.lap(*instance, || "Unschedulable");
-            // Two plugins that look for victims in vain say the same; once is enough.
+            // Two plugins that find no victims return the same text; it is added once.
             for text in [text, besides] {
                 if !text.is_empty() && !messages.contains(&text) {
                     messages.push(text);
@@ -174,7 +174,7 @@ impl Engine {
         if let Some(tried) = together {
             self.settle_group(pod, tried, &mut diagnosis, &mut messages, now);
         }
-        // Who found room has nothing to complain about.
+        // If room was made, the earlier messages no longer matter.
         if diagnosis
             .nominated
             .as_ref()
@@ -193,7 +193,7 @@ impl Engine {
 }
 
 impl PluginTable {
-    /// Shows plugins what became of a pod that no node takes, for them to add what they have to say.
+    /// Calls the plugins after all post-filters with the result for a refused pod.
     pub(super) fn after_post_filter(
         &mut self,
         view: View<'_>,

@@ -1,4 +1,4 @@
-//! One pod's filter chain on one node: what every answer, shared or not, is made of.
+//! The filter chain of one pod on one node, on which all evaluations are based.
 
 use super::EngineOptions;
 use super::nominator::{Nominator, ahead_of};
@@ -14,37 +14,37 @@ use koord_model::numa::NumaMask;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
-/// What the plugins prepared for one pod.
+/// The states that the plugins prepared for one pod.
 #[derive(Debug, Default)]
 pub(crate) struct Prepared {
-    /// In order, without the plugins that skip and without volatile ones.
+    /// Filters in order, without plugins that skip and without volatile ones.
     pub(super) filters: Vec<(Instance, State)>,
-    /// With weights, without the plugins that skip and without volatile ones.
+    /// Scores with weights, without plugins that skip and without volatile ones.
     pub(super) scores: Vec<(Instance, i64, State)>,
-    /// The volatile plugins that do not skip.
+    /// Filters of the volatile plugins that do not skip.
     pub(super) moving: Vec<(Instance, State)>,
-    /// The same for scores.
+    /// Scores of the volatile plugins that do not skip, with weights.
     pub(super) moving_scores: Vec<(Instance, i64, State)>,
-    /// Positions in `filters` of the plugins that release pods, and of those that align.
+    /// Positions in `filters` of the plugins that release pods.
     pub(super) releasing: Vec<usize>,
     pub(super) aligning: Vec<usize>,
-    /// Sorted. Other nodes are refused by `only_by`.
+    /// The only nodes that can fit, sorted; other nodes are refused by `only_by`.
     pub(super) only: Option<Vec<NodeIndex>>,
     pub(super) only_by: Vec<Instance>,
-    /// The reason of that refusal.
+    /// The reason for that refusal.
     pub(super) outside: Option<Reason>,
-    /// The plugins that skipped before filtering, and before scoring.
+    /// The plugins that skipped before filtering.
     pub(super) skipped: PluginSet,
     pub(super) unscored: PluginSet,
 }
 
-/// What the plugins prepared for one pod, with the roles in which they judge and score: rows are many, so
-/// these are looked up once.
+/// The prepared states of one pod with the filter and score roles of their plugins, looked up once because
+/// there are many rows.
 pub(crate) struct Chain<'a> {
     pub(super) prepared: Prepared,
-    /// Of each of [`Prepared::filters`].
+    /// The filter of each of [`Prepared::filters`].
     filters: Vec<&'a dyn Filter>,
-    /// Of each of [`Prepared::scores`].
+    /// The score of each of [`Prepared::scores`].
     scores: Vec<&'a dyn Score>,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn score_of(plugins: &[BoxedPlugin], instance: Instance) -> &dyn Scor
     plugins[instance].score().unwrap_or(&NoRule)
 }
 
-/// Everything an evaluation reads.
+/// The input of an evaluation.
 #[derive(Clone, Copy)]
 pub(crate) struct Scope<'a> {
     pub(super) cycle: Cycle<'a>,
@@ -95,21 +95,21 @@ pub(crate) struct Scope<'a> {
     pub(super) chain: &'a Chain<'a>,
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,
-    /// What extenders said about this very pod.
+    /// The extenders' results for this pod.
     pub(super) opinion: Option<&'a Opinion>,
-    /// Whether the answer is for all pods of this shape and priority: then room is left for this
-    /// pod too where it is nominated.
+    /// Whether the evaluation is for all pods of this shape and priority. It then keeps room for this pod,
+    /// too, where it is nominated.
     pub(super) shared: bool,
-    /// Whether the plugins that release pods are left out: what pods share that differ only in
-    /// whose place they may take.
+    /// Whether plugins that release pods are left out, for the part that pods share which differ only in the
+    /// pods whose place they may take.
     pub(super) bare: bool,
     pub(super) seed: u64,
-    /// From this many rows on, several threads judge them.
+    /// From this many rows on, several threads evaluate them.
     pub(super) parallel_rows: usize,
 }
 
 impl<'a> Scope<'a> {
-    /// Returns what an evaluation of the cycle's pod alone reads, extenders not having been asked.
+    /// Creates the input of an evaluation for the cycle's pod alone, without extender results.
     pub(super) fn new(
         cycle: Cycle<'a>,
         table: &'a PluginTable,
@@ -132,7 +132,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Who is imagined away from a row: first the pods that the one which is placed takes in.
+/// The pods treated as removed from a row. The first ones are those that the pod absorbs.
 #[derive(Debug, Default)]
 pub(super) struct Gone {
     pods: Vec<Arc<PodInfo>>,
@@ -154,14 +154,14 @@ impl Scope<'_> {
         self.cycle.view.nodes
     }
 
-    /// The full filter chain on one row.
+    /// Runs the full filter chain on one row.
     pub(super) fn judge(&self, node: NodeIndex) -> RowVerdict {
         self.judge_without(node, &[])
     }
 
-    /// The same, as if `victims` were gone from the node. Where pods of the same or a higher
-    /// priority are nominated to it, the pod must fit both beside them and without them: some
-    /// rules, like affinity to pods, pass only because of them.
+    /// Runs the full filter chain on one row with `victims` removed. If pods of the same or a higher priority
+    /// are nominated to the node, the pod must fit both with and without them: some rules, such as pod
+    /// affinity, pass only because of them.
     pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         let verdict = self.judge_stable(node, victims);
         if !self.has_more_to_say() || !matches!(verdict, RowVerdict::Fits(_)) {
@@ -173,8 +173,8 @@ impl Scope<'_> {
         }
     }
 
-    /// As [`Self::judge_without`], as if the pods `beside` were there too; what is promised to `mates`, by
-    /// uid, is room for this pod as well.
+    /// Like [`Self::judge_without`], with the pods `beside` added. Pods of `mates` (uids) that are nominated
+    /// to the node are ignored: their room is available to this pod as well.
     pub(super) fn judge_beside(
         &self,
         node: NodeIndex,
@@ -213,7 +213,7 @@ impl Scope<'_> {
         judge(beside)
     }
 
-    /// The same without the volatile plugins: what pods of one shape share.
+    /// Like [`Self::judge_without`], but without volatile plugins: the part that pods of one shape share.
     fn judge_stable(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         if !self.nodes().is_present(node) {
             return RowVerdict::Absent;
@@ -234,14 +234,14 @@ impl Scope<'_> {
         self.judge_by_each(&self.imagine(&removed, &[]), node)
     }
 
-    /// What is said of nodes that are not on the list of those that can fit.
+    /// Returns the refusal of nodes that are not on the list of those that can fit.
     pub(super) fn outside(&self) -> (Instance, Rejection) {
         let by = self.prepared.only_by.first().copied().unwrap_or_default();
         let reason = self.prepared.outside.clone().unwrap_or("".into());
         (by, Rejection::unresolvable(reason))
     }
 
-    /// The pods to imagine away from `node`, and those to imagine there first.
+    /// Returns the pods to treat as removed from `node`, and those to treat as added.
     pub(super) fn imagined(
         &self,
         node: NodeIndex,
@@ -256,19 +256,19 @@ impl Scope<'_> {
         (removed, added)
     }
 
-    /// Whether there is more to ask about a row than what pods of one shape share.
+    /// Returns true if volatile plugins or extenders must be consulted in addition to the shared evaluation.
     pub(super) fn has_more_to_say(&self) -> bool {
         self.opinion.is_some() || !self.prepared.moving.is_empty()
     }
 
-    /// Why the extenders refuse a row, if they do.
+    /// Returns the extenders' refusal of a row, if there is one.
     pub(super) fn opposed(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
         let rejection = self.opinion?.refusal(node)?;
-        // The place after the last plugin is the extenders'.
+        // The index after the last plugin stands for the extenders.
         Some((self.plugins.len(), rejection))
     }
 
-    /// The volatile plugin, or the extenders, that refuse a row, if any, and why.
+    /// Returns the refusal of a row by a volatile plugin or the extenders, if there is one.
     pub(super) fn judge_moving(
         &self,
         node: NodeIndex,
@@ -282,7 +282,7 @@ impl Scope<'_> {
         refused.or_else(|| self.opposed(node))
     }
 
-    /// As [`Self::judge_moving`], with what `cycle` imagines of the row.
+    /// Returns the refusal of a row by a volatile plugin, with the overlay of `cycle`.
     pub(super) fn moving(
         &self,
         cycle: &Cycle<'_>,
@@ -295,7 +295,7 @@ impl Scope<'_> {
         })
     }
 
-    /// The pods on `node` whose place this pod may take, or that it takes in, if `victims` are gone.
+    /// Returns the pods on `node` whose place this pod may take, or that it absorbs, with `victims` removed.
     fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> Gone {
         let mut out = Gone::default();
         if self.bare {
@@ -319,7 +319,7 @@ impl Scope<'_> {
                 None => plugin.released(&cycle, state, node, &mut out.pods),
             }
         }
-        // Nobody leaves twice.
+        // No pod may be removed twice.
         let leaves = |pod: &Arc<PodInfo>| victims.iter().any(|victim| victim.uid == pod.uid);
         if out.pods.iter().any(leaves) {
             let stay = |pods: &[Arc<PodInfo>]| pods.iter().filter(|pod| !leaves(pod)).count();
@@ -329,7 +329,8 @@ impl Scope<'_> {
         out
     }
 
-    /// Whether all who hand out what belongs to NUMA nodes would serve the pod with `pods` taken in.
+    /// Returns true if all plugins that allocate resources of NUMA nodes could serve the pod with `pods`
+    /// absorbed.
     fn serves(&self, node: NodeIndex, victims: &[Arc<PodInfo>], pods: &[Arc<PodInfo>]) -> bool {
         if self.prepared.aligning.is_empty() {
             return true;
@@ -347,12 +348,12 @@ impl Scope<'_> {
         }) && matches!(self.align(&cycle, node), RowVerdict::Fits(_))
     }
 
-    /// Whether this pod may take the place of any pod on `node`.
+    /// Returns true if this pod may take the place of any pod on `node`.
     pub(super) fn releases_any(&self, node: NodeIndex) -> bool {
         !self.released(node, &[]).is_empty()
     }
 
-    /// The pods on `node` that this one takes in.
+    /// Returns the pods on `node` that this one absorbs.
     pub(super) fn taken_in(&self, node: NodeIndex) -> Vec<Arc<PodInfo>> {
         if self.prepared.releasing.is_empty() || !self.cycle.pod.is_holder() {
             return Vec::new();
@@ -362,13 +363,13 @@ impl Scope<'_> {
         gone.pods
     }
 
-    /// The nodes that pods are nominated to.
+    /// Returns the nodes that pods are nominated to.
     pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
         let names = self.nominator.nodes();
         names.filter_map(|name| self.nodes().find(name)).collect()
     }
 
-    /// The released pod whose place this pod takes on `node`.
+    /// Returns the released pod whose place this pod takes on `node`.
     pub(super) fn nominate(&self, node: NodeIndex, numa: Option<NumaMask>) -> Option<Arc<PodInfo>> {
         if self.prepared.releasing.is_empty() {
             return None;
@@ -414,8 +415,8 @@ impl Scope<'_> {
         })
     }
 
-    /// The only rows on which plugins that release pods do anything for this pod, sorted; none when
-    /// that is not known.
+    /// Returns the only rows on which plugins that release pods affect this pod, sorted; `None` if they are
+    /// not known.
     pub(super) fn special_rows(&self) -> Option<Vec<NodeIndex>> {
         let [at] = self.prepared.releasing[..] else {
             return None;
@@ -428,7 +429,7 @@ impl Scope<'_> {
         Some(rows)
     }
 
-    /// Whether `plugin` is one of those that are left out.
+    /// Returns true if `plugin` is left out of the evaluation.
     pub(super) fn leaves_out(&self, plugin: Instance) -> bool {
         self.bare
             && self
@@ -436,8 +437,7 @@ impl Scope<'_> {
                 .any(|(releasing, _)| releasing == plugin)
     }
 
-    /// Judges one row and appends its raw scores, if it fits, to `raws`: all that pods of one
-    /// shape share.
+    /// Evaluates the shared part of one row: filters it and, if it fits, appends its raw scores to `raws`.
     pub(super) fn look(&self, node: NodeIndex, raws: &mut Vec<i64>) -> Looked {
         let verdict = self.judge_stable(node, &[]);
         let mut releases = false;
@@ -463,7 +463,7 @@ impl Scope<'_> {
         }));
     }
 
-    /// The filters of all but the volatile plugins.
+    /// Runs the filters of all but the volatile plugins, and NUMA alignment.
     fn judge_by_each(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         for (plugin, filter, state) in self.chain.filters() {
             if self.leaves_out(plugin) {
@@ -476,7 +476,7 @@ impl Scope<'_> {
         self.align(cycle, node)
     }
 
-    /// Makes the plugins that hand out NUMA resources agree, where the node or the pod asks for it.
+    /// Selects NUMA nodes that all allocating plugins accept, if the node or the pod requires alignment.
     pub(super) fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
         let asked = self.aligning().find_map(|(instance, plugin, state)| {
             let policy = plugin.numa_policy(cycle, state, node)?;
@@ -513,10 +513,10 @@ impl Scope<'_> {
     }
 }
 
-/// What was found of one row.
+/// The result of evaluating one row.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     pub(super) verdict: RowVerdict,
-    /// Whether the pod may take the place of others there.
+    /// Whether the pod may take the place of others on the row.
     pub(super) releases: bool,
 }

@@ -1,4 +1,5 @@
-//! The node for one pod: shared, confirmed, or looked for from scratch.
+//! Selection of the node for one pod: from a shared evaluation, confirmed for this pod, or evaluated from
+//! scratch.
 
 use super::class::Evaluation;
 use super::class_cache::ClassCache;
@@ -24,26 +25,26 @@ use koord_model::numa::NumaMask;
 use koord_model::resources::ResourceTable;
 use std::sync::Arc;
 
-/// Where a pod goes.
+/// The node selected for a pod.
 #[derive(Debug, Clone)]
 pub(super) struct Choice {
     pub(super) node: NodeIndex,
-    /// The NUMA nodes agreed on.
+    /// The selected NUMA nodes.
     pub(super) numa: Option<NumaMask>,
-    /// The pod whose place it takes.
+    /// The pod whose place this one takes.
     pub(super) nominated: Option<Arc<PodInfo>>,
-    /// The pods that it takes in.
+    /// The pods that this one, a reservation, absorbs.
     pub(super) taken_in: Vec<Arc<PodInfo>>,
-    /// How many nodes were compared, and how many of them fit.
+    /// How many nodes were evaluated, and how many of them fit.
     pub(super) compared: (usize, usize),
-    /// Why there, when it is to be remembered.
+    /// The scores behind the selection, if this decision is recorded.
     pub(super) table: Option<Box<super::Table>>,
-    /// All nodes that were compared and fit, when they were asked for.
+    /// All evaluated nodes that fit, if they were requested.
     listed: Option<Vec<NodeIndex>>,
 }
 
 impl Choice {
-    /// The best of `compared.0` nodes, `compared.1` of which fit.
+    /// Creates the selection of `node`, the best of `compared.0` nodes of which `compared.1` fit.
     pub(super) fn of(
         scope: &Scope<'_>,
         node: NodeIndex,
@@ -61,7 +62,7 @@ impl Choice {
         }
     }
 
-    /// The nodes that it is the best of, in order.
+    /// Returns the nodes that fit, in order.
     pub(super) fn offers(self) -> Vec<NodeIndex> {
         self.listed.unwrap_or_else(|| vec![self.node])
     }
@@ -71,7 +72,7 @@ impl Choice {
         self
     }
 
-    /// Adds why it is the best, if that is to be `noted`.
+    /// Adds the scores behind the selection if `noted`.
     fn with(mut self, evaluation: &Evaluation, scope: &Scope<'_>, noted: bool) -> Self {
         if noted {
             self.table = Some(Box::new(evaluation.table(scope, self.node)));
@@ -80,14 +81,14 @@ impl Choice {
     }
 }
 
-/// What pods that get equal answers have in common.
+/// The key under which pods with equal results share an evaluation.
 struct Shape {
     common: ShapeId,
-    /// What tells the pod from others of `common`, and the rows on which it does.
+    /// The key of what differs between pods of one `common` shape, and the rows on which it matters.
     own: Option<(ShapeId, Vec<NodeIndex>)>,
 }
 
-/// The parts of the engine that the choice of a node reads and fills.
+/// The parts of the engine that node selection reads and updates.
 pub(super) struct NodeSelection<'a> {
     options: &'a EngineOptions,
     cluster: &'a ClusterState,
@@ -95,12 +96,12 @@ pub(super) struct NodeSelection<'a> {
     classes: &'a mut ClassCache,
     nominator: &'a Nominator,
     telemetry: &'a mut Telemetry,
-    /// Whether what other pods share is used.
+    /// Whether shared evaluations are used.
     pub(super) cached: bool,
 }
 
 impl<'a> NodeSelection<'a> {
-    /// Returns a selection among the nodes of `engine`.
+    /// Creates a selection among the nodes of `engine`.
     pub(super) fn new(engine: &'a mut Engine) -> Self {
         Self {
             options: &engine.options,
@@ -113,8 +114,8 @@ impl<'a> NodeSelection<'a> {
         }
     }
 
-    /// Chooses a node, extenders having said what they think. If it `lists`, the choice says what it was
-    /// among.
+    /// Selects a node; `opinion` holds the extenders' results, if they were called. With `lists`, the
+    /// returned choice holds all nodes that fit.
     pub(super) fn select(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -148,7 +149,7 @@ impl<'a> NodeSelection<'a> {
         }
         let chain = self.table.chain(prepared?);
         let prepared = &chain.prepared;
-        // Worth the list only if there is somebody to evict.
+        // Candidates are listed only if there are pods to evict.
         let victims = !self.table.profiles[profile].post_filter.is_empty()
             && self
                 .cluster
@@ -159,7 +160,7 @@ impl<'a> NodeSelection<'a> {
             opinion,
             ..Scope::new(cycle, self.table, &chain, nominator, self.options)
         };
-        // Room was made there: if it is enough now, nothing else is looked at.
+        // The pod is nominated to this node: if it fits now, no other node is evaluated.
         let own = self.nominator.node_of(&pod.uid);
         let own = own.and_then(|name| self.cluster.nodes.find(name));
         let own = own.map(|node| (node, scope.judge(node)));
@@ -183,7 +184,7 @@ impl<'a> NodeSelection<'a> {
                 .start(&self.table.names, profile, Point::Score);
             let best = few.best(&scope);
             drop(scoring);
-            // Why the others refuse the pod is another question.
+            // The refusals of the other nodes are determined below.
             if best.is_some() || prepared.only.is_some() {
                 self.telemetry.meter.sample(&scope, &self.table.names, best);
                 self.telemetry
@@ -243,14 +244,14 @@ impl<'a> NodeSelection<'a> {
             }
             drop(filtering);
             class.used = self.classes.uses;
-            // The chosen node passes the whole chain again, with this very pod's state.
+            // The chosen node must pass the pod's own full filter chain again.
             let scoring = self
                 .telemetry
                 .meter
                 .start(&self.table.names, profile, Point::Score);
             let best = class.best(&scope);
             drop(scoring);
-            // Now that it has all that it will keep.
+            // The evaluation has all data that it will keep, so count its size now.
             let bytes = class.bytes();
             let before = std::mem::replace(&mut class.counted, bytes);
             self.classes.bytes = self.classes.bytes + bytes - before;
@@ -260,8 +261,8 @@ impl<'a> NodeSelection<'a> {
                 .fared(profile, prepared, &mut class.fared);
             let confirmed =
                 best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
-            // The class leaves room for the pod itself where it is nominated: only a node that is
-            // refused either way can stay in the comparison.
+            // The shared evaluation also keeps room for the pod itself on the node that it is nominated to:
+            // only a node that is refused either way can stay in the comparison.
             let unlike = own
                 .as_ref()
                 .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
@@ -328,7 +329,7 @@ impl PluginTable {
         self.prepare_despite(meter, cycle, profile, 0)
     }
 
-    /// The same; that plugins of `tolerated` refuse the pod before any node is no obstacle.
+    /// Runs pre-filter and pre-score. Refusals by pre-filter plugins in `tolerated` are ignored.
     pub(super) fn prepare_despite(
         &self,
         meter: &Meter,
@@ -407,7 +408,7 @@ impl PluginTable {
                 prepared.filters.push((*instance, state));
             }
         }
-        // A score plugin without a pre-score step of its own is asked without state.
+        // A score plugin without its own pre-score step runs without state.
         let mut laps = meter.start(&self.names, at, Point::PreScore);
         let scorers = profile.score.iter();
         for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
@@ -444,7 +445,7 @@ impl PluginTable {
         Ok(prepared)
     }
 
-    /// The first of the nodes that a plugin prefers that fits.
+    /// Returns the first node preferred by a plugin that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
         let asked = self.judging(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
@@ -458,7 +459,8 @@ impl PluginTable {
         })
     }
 
-    /// Returns how a cycle ends that `instance` stops before any of so many nodes.
+    /// Returns the end of a cycle in which `instance` refuses the pod before any of `total_nodes` nodes is
+    /// filtered.
     pub(super) fn pre_filter_stop(
         &self,
         instance: Instance,
@@ -480,7 +482,7 @@ impl PluginTable {
         }))
     }
 
-    /// What the pod has in common with others, unless it shares nothing.
+    /// Returns the key under which the pod shares evaluations, or `None` if it shares nothing.
     fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
         let pod = scope.cycle.pod;
         let rows = scope.special_rows();
@@ -491,12 +493,12 @@ impl PluginTable {
             return None;
         }
         if !scope.nominator.is_empty() {
-            // Whom the pod must leave room for depends on its priority.
+            // Which nominated pods this pod must leave room for depends on its priority.
             common.number(i64::MIN);
             common.number(i64::from(pod.priority));
         }
         if rows.is_some() {
-            // A pod that nothing is released for may have one score less.
+            // A pod that no other pod is released for may have one score less.
             common.number(i64::try_from(scope.prepared.scores.len()).unwrap_or(i64::MAX));
         }
         Some(Shape {
@@ -505,7 +507,7 @@ impl PluginTable {
         })
     }
 
-    /// Everything that the plugins read of the pod.
+    /// Writes everything that the plugins read of the pod to `signature`.
     pub(super) fn sign(
         &self,
         pod: &PodInfo,
@@ -516,7 +518,7 @@ impl PluginTable {
         self.sign_apart(pod, profile, view, signature, None)
     }
 
-    /// The same, what releasing plugins read being written to `apart`, if given.
+    /// Like [`Self::sign`], but what releasing plugins read is written to `apart`, if given.
     fn sign_apart(
         &self,
         pod: &PodInfo,
@@ -538,7 +540,7 @@ impl PluginTable {
                 Some(apart) if releases => &mut **apart,
                 _ => &mut *signature,
             };
-            // Separates what the plugins write.
+            // Separates the parts of the plugins.
             signature.count(*instance);
             let Some(sign) = plugin.sign() else {
                 return Signable::No;
@@ -552,20 +554,20 @@ impl PluginTable {
         Signable::Yes
     }
 
-    /// What is read of a pod that is queued is read now, and not while others wait to be placed. Where a
-    /// plugin panics over it, it does so again when the pod is tried, and refuses it then. A daemon's pods
-    /// have one node each, share nothing, and are placed without a shape: if one needs it, it is made then.
+    /// Computes a pod's shape when it is queued rather than in its scheduling cycle. If a plugin panics, it
+    /// panics again in the cycle, where the pod is refused. Pods of daemons are skipped: each has only one
+    /// node, they share nothing, and they are placed without a shape; if one needs it, it is computed then.
     pub(super) fn read_early(&self, info: &PodInfo, profile: usize, resources: &ResourceTable) {
         if info.daemon {
             return;
         }
-        guarded("over a pod that is queued", || {
+        guarded("signing a queued pod", || {
             self.own_shape(info, profile, resources)
         });
     }
 
-    /// What plugins read of the pod itself, but those that release others, which may have to be told
-    /// apart: written once, when the pod is queued. `None` when it shares nothing.
+    /// Returns the shape of what plugins read of the pod itself, computed once. Releasing plugins are left
+    /// out, as their part may be kept apart. `None` if the pod shares nothing.
     fn own_shape(
         &self,
         pod: &PodInfo,
@@ -574,7 +576,7 @@ impl PluginTable {
     ) -> Option<ShapeId> {
         pod.shape(profile, || {
             let mut signature = Signature::default();
-            // What no plugin asks of a holder, it may ask of a pod.
+            // Plugins may treat a holder differently from a pod.
             signature.flag(pod.is_holder());
             let asked = self.judging(pod);
             let signers = self.signers[profile].iter();
@@ -593,8 +595,8 @@ impl PluginTable {
     }
 }
 
-/// What `evaluation` says of the pod in `scope`. `own` is what was said of the node it is nominated
-/// to, where the evaluation, being shared, does not know of the nomination.
+/// Returns the result of `evaluation` for the pod in `scope`. `own` is the verdict on the node that the pod
+/// is nominated to, if the shared evaluation does not include the nomination.
 fn answer(
     evaluation: &Evaluation,
     best: Option<NodeIndex>,
@@ -629,8 +631,8 @@ fn answer(
     }))
 }
 
-/// Why none of `total` nodes takes the pod, with the nodes that evictions might free where there are
-/// possible `victims`.
+/// Returns the refusal of a pod that fits none of `total` nodes. It lists the nodes on which evictions might
+/// help if there are possible `victims`.
 pub(super) fn refusal(
     tally: &Tally,
     total: usize,

@@ -1,9 +1,10 @@
-//! Pods that share everything but whose place they may take: owners of different reservations.
+//! Evaluation overlays for pods that differ only in whose place they may take, such as owners of different
+//! reservations.
 //!
-//! Such pods differ on the few rows that hold something of theirs. They share one evaluation, made
-//! as if there were nothing to take; before it is used, the rows of the pod's own are laid over it,
-//! and taken off again before the next use. So a placement costs one new look at its row for all of
-//! them together, instead of one for each.
+//! Such pods get different results only on the few rows that hold something of theirs. They share one
+//! evaluation, made as if there were nothing to take. Before it is used, the pod's own rows are laid over it,
+//! and taken off again before the next use. So a placement costs one new evaluation of its row for all of
+//! these pods together, instead of one for each.
 
 use super::class::Evaluation;
 use super::scope::{Looked, Scope};
@@ -11,46 +12,46 @@ use crate::framework::ShapeId;
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
 
-/// With more rows than this, a pod is better off with an evaluation of its own: there can be few
-/// such shapes.
+/// The maximum number of rows of an overlay. With more, a pod gets an evaluation of its own: there can only
+/// be few such shapes.
 pub(super) const MAX_ROWS: usize = 128;
-/// Shapes remembered per evaluation.
+/// The maximum number of overlays per evaluation.
 const MAX_SHAPES: usize = 4096;
 
-/// What one shape finds on its rows; while that is laid over the evaluation, what is under it.
+/// Results of one shape on its rows; while they are laid over the evaluation, the results they replace.
 #[derive(Debug, Default)]
 struct Special {
-    /// Sorted by row, with the version that was looked at.
+    /// Rows with the node version they were evaluated at, sorted by row.
     rows: Vec<(NodeIndex, u64, Looked)>,
-    /// Of each row, what comes of the raw scores that do not depend on other rows.
+    /// By row, the sum of the contributions that depend on no other row.
     fixed: Vec<i64>,
     /// Raw scores, as many per row as there are columns.
     raws: Vec<i64>,
 }
 
-/// See the module documentation.
+/// The overlays of an evaluation, by shape.
 #[derive(Debug, Default)]
 pub(super) struct Specials {
     found: FxHashMap<ShapeId, Special>,
-    /// The one that is laid over now.
+    /// The shape that is laid over the evaluation now.
     over: Option<ShapeId>,
 }
 
 impl Specials {
-    /// How many bytes it takes, about.
+    /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
         let of = |found: &Special| {
             let numbers = found.fixed.len() + found.raws.len();
             size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * numbers + 256
         };
-        // Few have any, and those that have one have many of a size.
+        // Few evaluations have overlays, and those that do have many of equal size.
         let first = self.found.values().next().map_or(0, of);
         first * self.found.len()
     }
 }
 
 impl Evaluation {
-    /// Lays what a pod of shape `shape` finds on `rows`, sorted, over the evaluation.
+    /// Lays the results of a pod of shape `shape` on `rows`, sorted, over the evaluation.
     pub(super) fn lay_over(&mut self, scope: &Scope<'_>, rows: &[NodeIndex], shape: ShapeId) {
         if rows.is_empty() {
             return;
@@ -90,7 +91,7 @@ impl Evaluation {
         }
     }
 
-    /// Exchanges the rows of `found` for what is recorded of them.
+    /// Exchanges the rows of `found` with the recorded ones.
     fn exchange(&mut self, scope: &Scope<'_>, found: &mut Special) {
         let nodes: Vec<NodeIndex> = found.rows.iter().map(|(node, ..)| *node).collect();
         let width = self.columns.len();
@@ -114,7 +115,7 @@ impl Evaluation {
 }
 
 impl Special {
-    /// For other rows, as far as they were looked at before.
+    /// Returns the overlay for other rows, with results of rows that were evaluated before.
     fn moved_to(self, rows: &[NodeIndex], width: usize) -> Self {
         let mut out = Self {
             rows: Vec::with_capacity(rows.len()),
@@ -132,7 +133,7 @@ impl Special {
                     out.raws.extend_from_slice(raws);
                 }
                 None => {
-                    // No row has this version: it is looked at.
+                    // No row has this version, so the row will be evaluated.
                     out.rows.push((*node, 0, Looked::default()));
                     out.fixed.push(0);
                     out.raws.resize(out.raws.len() + width, 0);

@@ -1,5 +1,5 @@
-//! The second stage: what cannot be shared by pods of one shape, because it moves for many nodes
-//! with each placement, or because it is relative to all nodes that fit.
+//! The second stage of an evaluation: the part that pods of one shape cannot share, because it changes for
+//! many nodes with each placement, or because it is relative to all nodes that fit.
 //!
 //! It runs per pod over the rows that the shared evaluation accepts, on dense columns.
 
@@ -9,30 +9,30 @@ use super::tree::Key;
 use crate::framework::{Instance, Normalize, Rejection, Score, Surroundings, Tally};
 use crate::state::NodeIndex;
 
-/// Rows that fit, in order, and what they score.
+/// Rows that fit, in order, with their scores.
 pub(super) struct Rows<'a> {
     pub(super) nodes: &'a [NodeIndex],
     pub(super) columns: &'a [Column],
-    /// The raw score of a row, by its position here, in a column.
+    /// Returns the raw score of a row, by its position in `nodes`, in a column.
     pub(super) raw: &'a dyn Fn(usize, usize) -> i64,
-    /// Of what they were taken as the candidates, if they are not all that fit; for each volatile plugin
-    /// that scores.
+    /// Summaries of all nodes that fit, one for each volatile plugin that scores, if `nodes` holds only
+    /// candidates; `None` if it holds all nodes that fit.
     pub(super) around: Option<&'a [Surroundings]>,
 }
 
-/// Whether a row's key does not say it all.
+/// Returns true if the second stage is needed to rank rows.
 pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
     scope.has_more_to_say() || !scope.prepared.moving_scores.is_empty() || !is_plain(columns)
 }
 
-/// Whether no column has a normalisation of its own.
+/// Returns true if no column has a normalization of its own.
 pub(super) fn is_plain(columns: &[Column]) -> bool {
     columns
         .iter()
         .all(|column| column.kind != Normalize::Custom)
 }
 
-/// The best of `rows`, given the `keys` of what they score without custom normalisation.
+/// Returns the best of `rows`, given the `keys` of their scores without custom normalization.
 pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Option<NodeIndex> {
     let mut scores = vec![0; rows.nodes.len()];
     for (column, of) in rows.columns.iter().enumerate() {
@@ -71,7 +71,7 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
     best.1
 }
 
-/// Brings what a volatile plugin scores to 0..=100.
+/// Normalizes the scores of a volatile plugin to 0..=100.
 fn normalize(scope: &Scope<'_>, score: &dyn Score, scores: &mut [i64]) {
     match score.normalization() {
         Normalize::Custom => score.normalize(&scope.cycle, scores),
@@ -85,7 +85,7 @@ fn normalize(scope: &Scope<'_>, score: &dyn Score, scores: &mut [i64]) {
 }
 
 impl Evaluation {
-    /// The best node for a pod that has volatile plugins or custom normalisation.
+    /// Returns the best node for a pod that needs volatile plugins or custom normalization.
     pub(super) fn best_staged(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
         let mut rows = self.shared_fits();
         let judged = rows.len();
@@ -101,14 +101,14 @@ impl Evaluation {
         best(scope, &rows, keys)
     }
 
-    /// The nodes that fit, in order.
+    /// Returns the nodes that fit, in order.
     pub(super) fn offers(&self, scope: &Scope<'_>) -> Vec<NodeIndex> {
         let mut rows = self.shared_fits();
         self.drop_refused(scope, &mut rows);
         rows
     }
 
-    /// Why nodes refuse the pod, those counted that only volatile plugins refuse.
+    /// Returns the refusals of all nodes, including those that only volatile plugins refuse.
     pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
         let mut tally = self.tally();
         for (_, plugin, rejection) in self.refused_moving(scope) {
@@ -117,7 +117,7 @@ impl Evaluation {
         tally
     }
 
-    /// The nodes that only volatile plugins refuse.
+    /// Iterates over the nodes that only volatile plugins or extenders refuse.
     pub(super) fn refused_moving<'a>(
         &self,
         scope: &'a Scope<'_>,
@@ -133,7 +133,7 @@ impl Evaluation {
         })
     }
 
-    /// The rows that all other plugins accept, in order.
+    /// Returns the rows that all other plugins accept, in order.
     pub(super) fn shared_fits(&self) -> Vec<NodeIndex> {
         let keys = self.tree.rows();
         let mut rows = Vec::with_capacity(keys.len());
@@ -158,7 +158,7 @@ impl Evaluation {
                 volatile.filter_rows(&scope.cycle, state, rows, &mut fits);
             }
         }
-        // Where pods are imagined away or to come, the row is not as the books say.
+        // Rows with released or nominated pods have an overlay.
         let promised = scope.promised();
         if !self.releasing.is_empty() || !promised.is_empty() {
             for (fits, node) in fits.iter_mut().zip(&*rows) {
@@ -171,12 +171,12 @@ impl Evaluation {
         rows.retain(|_| fits.next().unwrap_or(false));
     }
 
-    /// The keys of `rows`, with relative scores taken among these rows alone.
+    /// Returns the keys of `rows`, with relative scores computed among these rows only.
     fn keys_among(&self, rows: &[NodeIndex]) -> Vec<Key> {
         let shared = self.tree.rows();
         let mut keys: Vec<Key> = rows.iter().map(|node| shared[node.row()]).collect();
         for (at, column) in self.columns.iter().enumerate() {
-            // Without a maximum there is nothing to be relative to.
+            // Without a positive maximum, scores are not relative.
             if !column.is_relative() || column.max == 0 {
                 continue;
             }
@@ -189,7 +189,7 @@ impl Evaluation {
         keys
     }
 
-    /// Replaces what column `at` contributes to the keys by what it does with another maximum.
+    /// Replaces the contribution of column `at` to the keys by that for another maximum.
     fn rescale(&self, at: usize, max: i64, rows: &[NodeIndex], keys: &mut [Key]) {
         let column = &self.columns[at];
         for (key, node) in keys.iter_mut().zip(rows) {

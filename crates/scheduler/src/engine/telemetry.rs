@@ -1,4 +1,4 @@
-//! What the engine reports of its own work.
+//! Telemetry of the engine.
 
 use super::explain::{Decision, Decisions};
 use super::measure::{Measures, Meter};
@@ -6,17 +6,18 @@ use super::output::Observer;
 
 /// Measurements, the observer of cycles, and the latest decisions.
 ///
-/// Invariant: nothing in it changes a decision.
+/// Invariant: nothing here changes a decision.
 pub struct Telemetry {
     pub(super) meter: Meter,
     pub(super) observer: Option<Observer>,
     pub(super) decisions: Decisions,
-    /// The names of plugins by instance, as measurements give them.
+    /// Plugin names by instance, as used in measurements.
     names: Vec<&'static str>,
 }
 
 impl Telemetry {
-    /// Returns telemetry for so many profiles and the instances with these names, that of all extenders the last.
+    /// Creates telemetry for `profiles` profiles and the instances with these names; the last name is that of
+    /// all extenders.
     pub(super) fn new(profiles: usize, names: Vec<&'static str>) -> Self {
         Self {
             meter: Meter::new(profiles, names.len().saturating_sub(1)),
@@ -26,28 +27,28 @@ impl Telemetry {
         }
     }
 
-    /// Has `observer` told of every cycle before it begins.
+    /// Calls `observer` at the start of every cycle.
     pub fn observe(&mut self, observer: Observer) {
         self.observer = Some(observer);
     }
 
-    /// What was measured since the last call.
+    /// Returns the measurements since the last call.
     pub fn take_measures(&mut self) -> Measures {
         self.meter.take(&self.names)
     }
 
-    /// Whether so much was measured that it should be taken now.
+    /// Returns true if enough is stored that it should be taken now.
     pub fn has_measured_much(&mut self) -> bool {
         self.meter.is_full()
     }
 
-    /// The latest decision about the pod with this uid, if it is remembered.
+    /// Returns the latest decision about the pod with this uid, if it is still recorded.
     #[must_use]
     pub fn decision(&self, uid: &str) -> Option<&Decision> {
         self.decisions.ring.iter().rev().find(|it| *it.uid == *uid)
     }
 
-    /// The latest decisions, newest first.
+    /// Iterates over the latest decisions, newest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.decisions.ring.iter().rev()
     }

@@ -1,8 +1,9 @@
-//! Making room for pods that start together: one plan of victims over several nodes, or nobody goes.
+//! Group preemption: one plan of victims over several nodes for pods that start together, or no eviction at
+//! all.
 //!
-//! Members get nodes in the order in which they will be tried, each the one where its coming costs least,
-//! beside those that have one already. A plan counts only if the group may start with it. Until the victims
-//! are gone, the nodes keep room by nominations, for those members too that had found a place before.
+//! Members are assigned nodes in the order in which they will be tried, each the node where it costs least,
+//! given the members placed before. A plan counts only if the group may start with it. Until the victims are
+//! gone, nominations reserve the room on the nodes, also for members that fit somewhere before.
 
 mod consent;
 mod places;
@@ -24,25 +25,25 @@ use std::sync::Arc;
 const NEVER: &str = "not eligible due to preemptionPolicy=Never.";
 const TERMINATING: &str = "not eligible due to terminating pod on the nominated node.";
 
-/// Where members go, and who goes for them.
+/// The nodes of the members, and the victims on each.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     places: Vec<(Arc<PodInfo>, NodeIndex)>,
     victims: Vec<(NodeIndex, Vec<Arc<PodInfo>>)>,
 }
 
-/// How an attempt to make room for a group ended; texts are for conditions.
+/// The result of an attempt to make room for a group; texts are for conditions.
 #[derive(Debug)]
 pub(super) enum Attempt {
     Room(Plan),
-    /// Nominations of before are void.
+    /// No plan helps; previous nominations are cleared.
     Hopeless(String),
     Ineligible(String),
-    /// Room is being made already.
+    /// Victims of an earlier preemption for the group are still terminating.
     Waits(String),
 }
 
-/// An attempt for the pods of a group, by uid.
+/// An attempt to make room for a group, with the uids of its pods.
 #[derive(Debug)]
 pub(super) struct Tried {
     pub(super) by: Instance,
@@ -52,46 +53,47 @@ pub(super) struct Tried {
     pub(super) held: Vec<Arc<str>>,
 }
 
-/// What plugins prepared for pods, by uid; none for those that are refused before any node.
+/// The states that plugins prepared for pods, by uid; without pods that are refused before any node is
+/// filtered.
 pub(super) type Company = FxHashMap<Arc<str>, Prepared>;
 
-/// A member with what plugins prepared for it.
+/// A member with the states that plugins prepared for it.
 struct Member<'a> {
     pod: Arc<PodInfo>,
-    /// None: it is refused before any node.
+    /// The filter chain; `None` if the member is refused before any node is filtered.
     chain: Option<Chain<'a>>,
-    /// Members with one number get the same answers.
+    /// Members with equal numbers get equal results.
     kind: usize,
 }
 
-/// A node, as the plan has it so far.
+/// A node in the plan.
 struct Site {
     node: NodeIndex,
-    /// Who may go, once that was asked.
+    /// The possible victims, once they were determined.
     pool: Option<Vec<Arc<PodInfo>>>,
     placed: Vec<usize>,
-    /// Who goes for them.
+    /// The victims for the members placed here.
     victims: Vec<Arc<PodInfo>>,
 }
 
-/// The plan in the making.
+/// A plan under construction.
 struct Planner<'a> {
     search: VictimSearch<'a>,
     view: View<'a>,
     group: &'a GroupPreemption<'a>,
     members: Vec<Member<'a>>,
     mates: FxHashSet<Arc<str>>,
-    /// The one that has most to spare.
+    /// The member of the lowest priority, with which victims are compared.
     weakest: Arc<PodInfo>,
     sites: Vec<Site>,
-    /// What the victims so far take of disruption budgets, and how often that changed.
+    /// Evictions counted against disruption budgets by the victims so far.
     spent: FxHashMap<u64, i64>,
     spendings: usize,
 }
 
 impl PluginTable {
-    /// What rules say ahead of any node about those that start together with `pod`, should room be looked for.
-    /// One by one: books may be ready for one pod at a time.
+    /// Runs pre-filter and pre-score for the pods that start together with `pod`, in case room is made for
+    /// them. One by one, as plugins may prepare their state for one pod at a time.
     pub(super) fn prepare_company(
         &mut self,
         queue: &Queue,
@@ -121,7 +123,7 @@ impl PluginTable {
 }
 
 impl Engine {
-    /// Carries out what was found for a group, and has `diagnosis` say so.
+    /// Carries out the plan for a group, and adds the result to `diagnosis`.
     pub(super) fn settle_group(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -183,7 +185,7 @@ impl Engine {
         if !said.is_empty() {
             diagnosis.for_group = Some(said);
         }
-        // Should they be given back what they hold, it stays theirs.
+        // If the reservations of these members are undone, they keep their nodes as nominations.
         if keeps {
             let kept = held.into_iter().filter_map(|uid| {
                 let node = self.cluster.pods.get(&uid)?.node;
@@ -195,8 +197,8 @@ impl Engine {
 }
 
 impl Preemptor {
-    /// Nominates the members of a group to their `places`. Returns the node of `pod`, and the members without a
-    /// place that had been promised one.
+    /// Nominates the members of a group to their `places`. Returns the node of `pod`, and the members without
+    /// a place whose nomination was cleared.
     pub(super) fn claim_together(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
@@ -205,7 +207,7 @@ impl Preemptor {
         places: &[(Arc<PodInfo>, NodeIndex)],
         (pending, held): (&[Arc<str>], &[Arc<str>]),
     ) -> (Option<Arc<str>>, Vec<Arc<PodInfo>>) {
-        // Mates have their places beside each other.
+        // Members do not compete with each other.
         let mates = pending.iter().chain(held).cloned().collect();
         let mut highest: FxHashMap<NodeIndex, i32> = FxHashMap::default();
         for (member, node) in places {
@@ -238,7 +240,7 @@ impl Preemptor {
         (own, withdrawn)
     }
 
-    /// Takes back what a pod that waits was promised. Returns the pod, if it was promised anything.
+    /// Clears the nomination of a waiting pod. Returns the pod if it had one.
     pub(super) fn withdraw(
         &mut self,
         (nodes, outbox): (&mut NodeStore, &mut Vec<Output>),
@@ -258,7 +260,7 @@ impl Preemptor {
 }
 
 impl VictimSearch<'_> {
-    /// Looks for room for the pods that start together with `pod`. Changes nothing.
+    /// Searches for room for the pods that start together with `pod`. Changes nothing.
     pub(super) fn find_room_together(
         &self,
         pod: &Arc<PodInfo>,
@@ -305,7 +307,7 @@ impl VictimSearch<'_> {
         if planner.is_awaiting() {
             return Attempt::Waits(TERMINATING.to_owned());
         }
-        // Equal nodes are not always asked in the same order.
+        // Start at a pseudo-random node, so that equal nodes are not always tried in the same order.
         let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
         let nodes: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
         let offset = usize::try_from(offset % total as u64).unwrap_or(0);
@@ -347,7 +349,7 @@ impl VictimSearch<'_> {
             let shares = prepared
                 .as_ref()
                 .is_some_and(|it| it.moving.is_empty() && it.only.is_none())
-                // One that has been promised room is refused its own node for another reason.
+                // A nominated pod is refused its own node for another reason.
                 && self.preemptor.nominator.node_of(&pod.uid).is_none()
                 && self.table.sign(&pod, profile, view, &mut shape) == Signable::Yes;
             let kind = match shares {
@@ -367,7 +369,7 @@ impl VictimSearch<'_> {
 }
 
 impl PluginTable {
-    /// The plugins of the profile that let pods in by what others have.
+    /// Returns the plugins of the profile that admit pods by what other pods use.
     pub(super) fn admissions(&self, profile: usize) -> PluginSet {
         let instances = self.profiles[profile].post_filter.iter();
         let those = instances.filter(|at| {

@@ -1,27 +1,28 @@
-//! A tournament over rows, sixteen at a time: the best key at once, one row changed in a few steps.
+//! A tournament tree over rows with a fan-out of sixteen: finds the best key at once and updates a row in a
+//! few steps.
 //!
-//! Few levels, because a shape that comes back finds its own cold: a row that changes is one line of
-//! memory, and as a rule no other than the maxima, which are few.
+//! It has few levels, because a shape that comes back finds its tree out of the CPU cache: a changed row
+//! costs one cache line, and usually no other than the few maxima.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// Zero means: no candidate.
+/// Sort key of a row; zero means that it is no candidate.
 pub(crate) type Key = u64;
 
-/// How many meet at a time.
+/// The number of children per node.
 const FAN: usize = 16;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tree {
-    /// The rows; then, as often as there are more than [`FAN`], the largest of each [`FAN`] of the
+    /// The rows; then, until a level has at most [`FAN`] entries, the largest of each [`FAN`] entries of the
     /// level before.
     levels: Vec<Vec<Key>>,
 }
 
 impl Tree {
-    /// Of these rows.
+    /// Builds the tree of these rows.
     pub(super) fn of(rows: Vec<Key>) -> Self {
         let mut out = Self::default();
         let mut level = rows;
@@ -33,13 +34,13 @@ impl Tree {
         out
     }
 
-    /// Takes all rows out: to be filled anew without asking for memory.
+    /// Takes all rows out, so that they can be refilled without allocating.
     pub(super) fn take_rows(&mut self) -> Vec<Key> {
         let first = std::mem::take(self).levels.into_iter().next();
         first.unwrap_or_default()
     }
 
-    /// Makes place for so many rows, without a candidate among those that are new.
+    /// Extends the tree to `rows` rows; new ones are no candidates.
     pub(super) fn grow(&mut self, rows: usize) {
         let mut wanted = rows.max(self.rows().len());
         for level in &mut self.levels {
@@ -54,12 +55,12 @@ impl Tree {
         }
     }
 
-    /// All rows.
+    /// Returns the keys of all rows.
     pub(super) fn rows(&self) -> &[Key] {
         self.levels.first().map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// Changes one row.
+    /// Sets the key of one row.
     pub(super) fn set(&mut self, row: usize, key: Key) {
         let Some((rows, above)) = self.levels.split_first_mut() else {
             return;
@@ -86,7 +87,7 @@ impl Tree {
         }
     }
 
-    /// The rows with the `count` largest keys, largest first.
+    /// Returns the rows with the `count` largest keys, largest first.
     pub(super) fn top(&self, count: usize) -> Vec<usize> {
         let entries = |level: usize, range: Range<usize>| {
             let keys = &self.levels[level][range.clone()];
@@ -110,7 +111,7 @@ impl Tree {
         out
     }
 
-    /// The row with the largest key among `rows`, those aside that `skips`; none when all others are
+    /// Returns the row with the largest key among `rows` without those that `skips`; `None` if all others are
     /// zero.
     pub(super) fn best_within(
         &self,
@@ -119,7 +120,7 @@ impl Tree {
     ) -> Option<usize> {
         let mut best = (0, None);
         let (mut level, mut rest) = (0, rows);
-        // What is whole on the next level is looked at there; first, because it is more.
+        // Blocks that are whole on the next level are searched there, and first, because they cover more.
         let mut edges = Vec::new();
         while level + 1 < self.levels.len() && rest.len() > FAN {
             let whole = rest.start.div_ceil(FAN)..rest.end / FAN;
@@ -154,18 +155,18 @@ impl Tree {
         }
     }
 
-    /// What entry `at` of the level above `level` is the largest of.
+    /// Returns the entries of `level` that entry `at` of the level above is the largest of.
     fn under(&self, level: usize, at: usize) -> Range<usize> {
         at * FAN..((at + 1) * FAN).min(self.levels[level].len())
     }
 
-    /// How many bytes it takes, about.
+    /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
         let keys: usize = self.levels.iter().map(Vec::capacity).sum();
         size_of::<Key>() * keys
     }
 
-    /// The row with the largest key, the first of equals; none when all are zero.
+    /// Returns the first row with the largest key; `None` if all are zero.
     pub(super) fn best(&self) -> Option<usize> {
         let (top, below) = self.levels.split_last()?;
         let best = largest(top);

@@ -1,15 +1,14 @@
-//! What was said of each row, in four bytes: many rows are refused for few reasons.
+//! Verdicts by row in four bytes each: many rows are refused for few reasons.
 
 use crate::framework::{Code, RowVerdict, Tally};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
 
-/// A verdict by number: the lowest bit says whether it fits, the others which of [`Verdicts::kinds`]
-/// it is.
+/// A verdict by number: the lowest bit is set if it fits, the others are an index into [`Verdicts::kinds`].
 type Number = u32;
 
 const ABSENT: Number = 0;
-/// Without NUMA nodes agreed on.
+/// Fits without selected NUMA nodes.
 const FITS: Number = 1;
 
 #[derive(Debug)]
@@ -18,11 +17,11 @@ struct Kind {
     rows: usize,
 }
 
-/// Verdicts by row, those that are equal kept once and counted.
+/// Verdicts by row. Equal ones are stored once and counted.
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     rows: Vec<Number>,
-    /// Those that are not [`ABSENT`] or [`FITS`]. What no row has any more makes place for another.
+    /// The verdicts other than [`ABSENT`] and [`FITS`]. Entries that no row uses are reused.
     kinds: Vec<Kind>,
     unused: Vec<usize>,
     numbers: FxHashMap<RowVerdict, Number>,
@@ -30,7 +29,7 @@ pub(super) struct Verdicts {
 }
 
 impl Verdicts {
-    /// So many rows, all absent.
+    /// Creates `rows` rows, all absent.
     pub(super) fn absent(rows: usize) -> Self {
         Self {
             rows: vec![ABSENT; rows],
@@ -38,12 +37,12 @@ impl Verdicts {
         }
     }
 
-    /// Makes place for rows that were added, which are absent.
+    /// Extends to `rows` rows; new ones are absent.
     pub(super) fn grow(&mut self, rows: usize) {
         self.rows.resize(rows, ABSENT);
     }
 
-    /// Takes in the rows of `other` after its own.
+    /// Appends the rows of `other`.
     pub(super) fn append(&mut self, other: Self) {
         let mut numbers = Vec::with_capacity(other.kinds.len());
         for kind in other.kinds {
@@ -67,27 +66,27 @@ impl Verdicts {
         self.fitting += other.fitting;
     }
 
-    /// Makes sure that there is memory for so many rows.
+    /// Reserves memory for `rows` rows.
     pub(super) fn reserve(&mut self, rows: usize) {
         self.rows.reserve_exact(rows - self.rows.len().min(rows));
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// How many rows fit.
+    /// Returns how many rows fit.
     pub(super) fn fitting(&self) -> usize {
         self.fitting
     }
 
-    /// Whether row `row` fits.
+    /// Returns true if row `row` fits.
     pub(super) fn fits(&self, row: usize) -> bool {
         self.rows[row] & FITS != 0
     }
 
-    /// What was said of row `row`; `None`: there is none.
+    /// Returns the verdict on row `row`; `None` if there is no such row.
     pub(super) fn get(&self, row: usize) -> Option<&RowVerdict> {
         Some(match *self.rows.get(row)? {
             ABSENT => &RowVerdict::Absent,
@@ -96,7 +95,7 @@ impl Verdicts {
         })
     }
 
-    /// Says something else of row `row`.
+    /// Sets the verdict on row `row`.
     pub(super) fn set(&mut self, row: usize, verdict: RowVerdict) {
         let new = self.number(verdict);
         let old = std::mem::replace(&mut self.rows[row], new);
@@ -146,7 +145,7 @@ impl Verdicts {
         number
     }
 
-    /// Those that refuse, counted.
+    /// Returns the counts of refusals.
     pub(super) fn tally(&self) -> Tally {
         let mut tally = Tally::default();
         for kind in &self.kinds {
@@ -157,7 +156,7 @@ impl Verdicts {
         tally
     }
 
-    /// The rows that evicting pods might free, in order.
+    /// Returns the rows on which evicting pods might help, in order.
     pub(super) fn helpable(&self) -> Vec<NodeIndex> {
         let might = |number: &Number| {
             let kind = self.kinds.get(at(*number));
@@ -167,7 +166,7 @@ impl Verdicts {
         self.those(might)
     }
 
-    /// The rows that fit, in order.
+    /// Iterates over the rows that fit, in order.
     pub(super) fn feasible(&self) -> impl Iterator<Item = usize> + '_ {
         let numbers = self.rows.iter().enumerate();
         numbers.filter_map(|(row, number)| (number & FITS != 0).then_some(row))
@@ -179,13 +178,13 @@ impl Verdicts {
         those.map(|(row, _)| NodeIndex(row)).collect()
     }
 
-    /// How many bytes it takes, about.
+    /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
         size_of::<Number>() * self.rows.capacity() + 256 * self.kinds.len()
     }
 }
 
-/// The place of a kind, given a number above [`FITS`].
+/// Returns the index of a kind, given a number above [`FITS`].
 fn at(number: Number) -> usize {
     (number >> 1).saturating_sub(1) as usize
 }
@@ -246,7 +245,8 @@ mod tests {
 
     #[test]
     fn parts_come_to_what_one_would_say_of_all_rows() {
-        // Kinds in another order in each part, one that no row has any more, and one that only one has.
+        // Kinds in another order in each part, one that no row uses any more, and one that occurs in one part
+        // only.
         let mut first = Verdicts::absent(5);
         let said = [
             refused(1, "cpu"),
@@ -275,7 +275,7 @@ mod tests {
         let diagnosis = |verdicts: &Verdicts| verdicts.tally().diagnosis(10, &names);
         assert_eq!(diagnosis(&first), diagnosis(&whole));
         assert_eq!(first.fitting(), whole.fitting());
-        // What was taken in can be replaced like any other.
+        // Appended rows can be replaced like any other.
         for row in 0..10 {
             first.set(row, RowVerdict::Absent);
         }

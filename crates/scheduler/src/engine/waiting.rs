@@ -1,4 +1,4 @@
-//! Pods that keep their place while they wait for permission.
+//! Pods that keep their reservation while they wait for permission.
 
 use super::cluster::ClusterState;
 use super::measure::{self, Measured, Meter, Point};
@@ -13,32 +13,32 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// A pod that keeps what it booked while it waits for permission.
+/// A pod that keeps its reservation while it waits for permission.
 #[derive(Debug, Clone)]
 pub(super) struct Waiting {
     pub(super) pod: Arc<PodInfo>,
     pub(super) profile: usize,
     pub(super) on: Vec<&'static str>,
     pub(super) since: Timestamp,
-    /// Where: with permission still to come, or with something to happen before the binding.
+    /// The point at which it waits: for permission, or for something that must precede the binding.
     pub(super) point: Point,
     pub(super) until: Timestamp,
-    /// Whose wait ends first, and how long that plugin wanted to wait.
+    /// The plugin whose wait ends first, and its timeout.
     pub(super) patience: (&'static str, SignedDuration),
-    /// The last event that would have helped it had it been refused by who it waits for.
+    /// The last event that would have woken the pod, had it been refused by a plugin that it waits for.
     pub(super) missed: Option<&'static str>,
 }
 
 /// How the wait of a pod that is not permitted ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WaitEnd {
-    /// Its place is given back, and pods that this may help are woken.
+    /// Its reservation is undone, and pods that this may help are woken.
     Rejected,
-    /// Its place is given back with those of its group, for the group to be tried again.
+    /// Its reservation is undone with those of its group, so that the group is tried again.
     RolledBack,
 }
 
-/// Waits, and when they end.
+/// Waiting pods and their deadlines.
 ///
 /// Invariant: each wait has an entry in `deadlines`, and each plugin that a pod waits for is in `awaited`.
 #[derive(Debug, Default)]
@@ -46,13 +46,13 @@ pub(super) struct WaitingPods {
     pub(super) pods: FxHashMap<Arc<str>, Waiting>,
     /// Plugins that pods wait for, and those of waits that ended, until no pod waits.
     pub(super) awaited: PluginSet,
-    /// When waits end; entries of pods that do not wait any more are dropped when they come up.
+    /// Deadlines of waits; entries of pods that no longer wait are dropped when they come up.
     pub(super) deadlines: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
 }
 
 impl WaitingPods {
-    /// Keeps a booked pod until all plugins have permitted it or its time is over. Returns what has the binder
-    /// expect the pod where it is booked.
+    /// Holds an assumed pod until all plugins have permitted it or its time is over. Returns the output that
+    /// makes the binder expect the pod on its node.
     pub(super) fn hold(
         &mut self,
         wait: Waiting,
@@ -64,7 +64,7 @@ impl WaitingPods {
         let record = cluster.pods.get(uid).filter(|_| !wait.pod.is_holder());
         let output = record.map(|record| {
             let node = cluster.nodes.name(record.node).clone();
-            // What its status says already was a promise, before it was placed.
+            // A nomination that its status shows already was made before the pod was placed.
             if wait.pod.nominated.as_ref() != Some(&node) {
                 nominator.expect(uid, &node);
             }
@@ -100,8 +100,8 @@ impl WaitingPods {
         self.deadlines.peek().map(|Reverse((until, _))| *until)
     }
 
-    /// Returns the next pod whose wait is over by `now`, with the plugin that gave it the least time and how long
-    /// that was. The pod waits until it is stopped.
+    /// Returns the next pod whose wait is over by `now`, with the plugin that had the shortest timeout and
+    /// that timeout. The pod waits until it is stopped.
     pub(super) fn next_expired(
         &mut self,
         now: Timestamp,
@@ -177,7 +177,7 @@ mod tests {
             waits.add(wait(name, at(second)), 1);
         }
         waits.pods.remove("gone");
-        // Waits once more, for longer.
+        // Waits again, for longer.
         waits.add(wait("again", at(7)), 1);
         assert_eq!(waits.next_deadline(), Some(at(2)));
         let mut expired = |now| waits.next_expired(at(now)).map(|(uid, ..)| uid.to_string());

@@ -137,7 +137,7 @@ impl Follower {
             if let Message::Synced(kind) = message {
                 unseen.remove(kind);
             }
-            guarded("over an event; the event is dropped", || {
+            guarded("handling an event", || {
                 tell(engine, message, clock);
             });
         }

@@ -143,7 +143,7 @@ impl Owner {
     }
 
     fn digest(&mut self, message: Message) {
-        guarded("over an event; the event is dropped", || {
+        guarded("handling an event", || {
             self.digest_one(message);
         });
     }
@@ -274,7 +274,7 @@ impl Owner {
                 .inspector()
                 .nearest(&failure.pod, 3, self.ctx.clock.now())
         };
-        let near = guarded("over the nearest nodes", look).unwrap_or_default();
+        let near = guarded("finding the nearest nodes", look).unwrap_or_default();
         self.next_nearest = Instant::now() + now.elapsed() * 20;
         near
     }

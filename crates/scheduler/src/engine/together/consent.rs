@@ -1,4 +1,5 @@
-//! Who goes besides, so that plugins let the members in: those that go by what others have, like quotas.
+//! Additional victims that make plugins admit the members, for plugins that limit pods by what others use, such
+//! as quotas.
 
 use super::{Member, Plan, Planner, Site};
 use crate::engine::preempt::{importance, spare_order};
@@ -9,8 +10,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 impl Planner<'_> {
-    /// Has more go where plugins let members in only so, or gives up those members that come last. None: the
-    /// group would not start, or nobody has to go for it.
+    /// Adds victims where plugins admit the members only then, or drops the last members. Returns `None` if
+    /// the group would not start, or if there is no victim.
     pub(super) fn finish(&mut self, mut placed: Vec<usize>, admissions: PluginSet) -> Option<Plan> {
         if admissions != 0 {
             self.let_in(&mut placed, admissions)?;
@@ -34,8 +35,8 @@ impl Planner<'_> {
         Some(Plan { places, victims })
     }
 
-    /// Whether where a member has its place may change what is said of a mate on another node: that was not
-    /// seen, since each node was looked at by itself.
+    /// Returns true if the placement of a member can change the filter result of a mate on another node. That
+    /// was not checked, since each node was evaluated by itself.
     fn depend_on_each_other(&self) -> bool {
         let placed = |site: &Site| -> Vec<(NodeIndex, usize)> {
             site.placed.iter().map(|at| (site.node, *at)).collect()
@@ -54,8 +55,8 @@ impl Planner<'_> {
         })
     }
 
-    /// Has others go besides, so that plugins let the members in. Takes members that they do not let in,
-    /// whoever goes, out of `placed`, from the last on.
+    /// Adds victims so that plugins admit the members. Removes members that are not admitted with any victims
+    /// from `placed`, from the last on.
     fn let_in(&mut self, placed: &mut Vec<usize>, admissions: PluginSet) -> Option<()> {
         let search = self.search;
         let view = self.view;
@@ -101,7 +102,7 @@ impl Planner<'_> {
         };
         let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| [base, extra].concat();
         let least = with(&base, &beside(&base, every.clone()));
-        // Who is let in behind others is so behind fewer of them.
+        // A pod that is admitted together with others is also admitted together with fewer of them.
         let (mut few, mut many) = (0, pods.len());
         while few < many {
             let middle = many - (many - few) / 2;
@@ -129,7 +130,7 @@ impl Planner<'_> {
         }
         let (order, ..) = spare_order(&sorted(every), &self.group.rules, &self.spent);
         let mut order = beside(&base, order);
-        // The least harmful first, as few as are enough.
+        // Least harmful victims first, as few as are enough.
         order.reverse();
         let (mut few, mut many) = (0, order.len());
         while few < many {
@@ -150,7 +151,7 @@ impl Planner<'_> {
             let (row, pod) = extra.remove(&pod.uid)?;
             self.sites[row].victims.push(pod);
         }
-        // Whom these have made room for as well can stay.
+        // Victims that became unnecessary through the additional ones are spared.
         for pod in spare_order(&sorted(base), &self.group.rules, &self.spent).0 {
             let is_there = |site: &Site| site.victims.iter().any(|known| known.uid == pod.uid);
             let row = self.sites.iter().position(is_there)?;

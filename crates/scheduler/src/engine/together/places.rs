@@ -1,4 +1,4 @@
-//! Which nodes the members get, and who goes for them there.
+//! Assignment of members to nodes, and the victims needed there.
 
 use super::{Planner, Site};
 use crate::engine::preempt::{
@@ -13,14 +13,14 @@ use std::sync::Arc;
 
 const NO_VICTIMS: &str = "no potential victims";
 
-/// What the next member would cost somewhere.
+/// The cost of placing the next member on a node.
 struct Price {
     cost: Cost,
     victims: Vec<Arc<PodInfo>>,
     has_budgets: bool,
 }
 
-/// A price or a refusal, while so many have a place there and budgets have so much left.
+/// A cached cost or refusal, valid for the given number of placed members and budget changes.
 struct Known {
     placed: usize,
     spent: usize,
@@ -39,8 +39,8 @@ impl<'a> Planner<'a> {
         ))
     }
 
-    /// Whether somebody is on its way out of a node that a member was promised, or out of another one for a
-    /// member: what it has of a quota is promised as well.
+    /// Returns true if a pod is terminating on a node that a member is nominated to, or on another node for a
+    /// member: the quota that it uses is promised as well.
     pub(super) fn is_awaiting(&self) -> bool {
         let rules = &self.group.rules;
         let mut promised = FxHashSet::default();
@@ -71,7 +71,7 @@ impl<'a> Planner<'a> {
         pods.collect()
     }
 
-    /// Who may go from the site.
+    /// Returns the possible victims on the node.
     fn pool(&self, site: &Site) -> Vec<Arc<PodInfo>> {
         let (search, rules) = (self.search, &self.group.rules);
         let pods = search.cluster.nodes.pods(site.node);
@@ -83,7 +83,7 @@ impl<'a> Planner<'a> {
         pool
     }
 
-    /// Whether member `at` fits beside the members `placed` on `node`, without `victims`.
+    /// Checks whether member `at` fits together with the members `placed` on `node`, without `victims`.
     fn fits(
         &self,
         node: NodeIndex,
@@ -105,7 +105,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether all of `members` fit on `node` without `victims`.
+    /// Returns true if all of `members` fit on `node` without `victims`.
     pub(super) fn all_fit(
         &self,
         node: NodeIndex,
@@ -117,8 +117,8 @@ impl<'a> Planner<'a> {
         members.all(|(nth, at)| self.fits(node, *at, &pods[..nth], victims).is_ok())
     }
 
-    /// Who has to go from the site for `members`, if they are all that are placed there; how many of them,
-    /// beside those that have to go as it is, have no budget left, and whether anybody there has one.
+    /// Returns the victims on the node for `members`, if they are all that are placed there; how many of
+    /// them, in addition to existing victims, have no budget left; and whether any pod there has one.
     pub(super) fn spare(&self, site: &Site, members: &[usize]) -> (Vec<Arc<PodInfo>>, usize, bool) {
         let rules = &self.group.rules;
         let mut spent = self.spent.clone();
@@ -142,7 +142,7 @@ impl<'a> Planner<'a> {
         (going, violations, has_budgets)
     }
 
-    /// What it costs to have member `at` on the site, too.
+    /// Returns the cost of placing member `at` on the node, too.
     fn price(&self, site: &Site, at: usize) -> Result<Price, Rejection> {
         let placed = self.pods(&site.placed);
         let pool = site.pool.as_deref().unwrap_or_default();
@@ -164,7 +164,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Gives members a place, and has `victims` go from there.
+    /// Places members on a node, with `victims` evicted there.
     pub(super) fn put(&mut self, row: usize, members: &[usize], victims: Vec<Arc<PodInfo>>) {
         let before = std::mem::take(&mut self.sites[row].victims);
         let rules = &self.group.rules;
@@ -190,7 +190,7 @@ impl<'a> Planner<'a> {
         let wanted = wanted(self.sites.len(), &self.group.rules);
         let mut all: FxHashMap<usize, Vec<Option<Known>>> = FxHashMap::default();
         let (mut placed, mut why) = (Vec::new(), None);
-        // What is known for a member that nobody is like is of no use behind it, and may be much.
+        // Cached costs of a member that no later one is like are of no further use, and may be large.
         let kinds = self.members.iter().enumerate();
         let last: FxHashMap<usize, usize> = kinds.map(|(at, member)| (member.kind, at)).collect();
         let mut stale = None;
@@ -218,7 +218,7 @@ impl<'a> Planner<'a> {
                         if best.as_ref().is_none_or(|(cost, _)| price.cost < *cost) {
                             best = Some((price.cost, row));
                         }
-                        // One that breaks no budget is among them.
+                        // Stop once one of them violates no budget.
                         if found >= wanted && best.as_ref().is_some_and(|(cost, _)| cost.0 == 0) {
                             break;
                         }
@@ -247,14 +247,15 @@ impl<'a> Planner<'a> {
         Err(why.map_or_else(|| self.unhelpful(), |why| self.said(why)))
     }
 
-    /// Whether what is known of a site still holds.
+    /// Returns true if the cached cost of a node still holds.
     fn is_current(&self, known: &Known, row: usize) -> bool {
         let budgets = known.price.as_ref().is_ok_and(|price| price.has_budgets);
         let same = known.placed == self.sites[row].placed.len();
         same && (!budgets || known.spent == self.spendings)
     }
 
-    /// The same by a plan for all of them, as if all who may go had gone.
+    /// Places all members by a plan, as if all possible victims were removed. Returns the members, or why the
+    /// group may not start.
     pub(super) fn place_planned(&mut self, planning: &dyn Planning) -> Result<Vec<usize>, String> {
         let every: Vec<usize> = (0..self.members.len()).collect();
         let pods = self.pods(&every);
