@@ -1,4 +1,4 @@
-//! The command line, with upstream's flag names and defaults.
+//! Command line of koord-scheduler, with upstream's flag names and defaults.
 
 mod accepted;
 #[cfg(test)]
@@ -19,7 +19,7 @@ use koord_kube::secure::SecureServingArgs;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-/// Flags of koord-scheduler. Those that are accepted without effect say so.
+/// Flags of koord-scheduler. The help of a flag that is accepted without effect states that.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "koord-scheduler",
@@ -29,19 +29,19 @@ pub struct Args {
     /// Path of a KubeSchedulerConfiguration file.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Write the configuration in force to this file and exit.
+    /// Path of a KubeSchedulerConfiguration file.
     #[arg(long, value_name = "FILE")]
     pub write_config_to: Option<PathBuf>,
-    /// Path of a kubeconfig; inside a pod, the service account is used without it.
+    /// Path of a kubeconfig. Without it, the service account is used inside a pod.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Address of the API server, in place of the kubeconfig's.
+    /// Address of the API server, overriding the kubeconfig's.
     #[arg(long, default_value = "")]
     pub master: String,
     /// Address of the HTTP server for health, metrics and debugging.
     #[arg(long, default_value = "0.0.0.0")]
     pub address: String,
-    /// Its port; 0 turns it off.
+    /// Port of the HTTP server; 0 turns it off.
     #[arg(long, default_value_t = 10251)]
     pub port: u16,
     /// Leader election.
@@ -53,32 +53,32 @@ pub struct Args {
     /// Requests per second to the API server. Deprecated: use the configuration file.
     #[arg(long)]
     pub kube_api_qps: Option<f64>,
-    /// Requests at once to the API server. Deprecated: use the configuration file.
+    /// Burst of requests to the API server. Deprecated: use the configuration file.
     #[arg(long)]
     pub kube_api_burst: Option<u32>,
-    /// Which controllers of plugins run: *, Name or -Name, comma-separated.
+    /// Plugins whose controllers run: *, Name or -Name, comma-separated.
     #[arg(long, default_value = "*", value_parser = flags::selection)]
     pub controller_plugins: Selection,
     /// Keep the tree of the ClusterNetworkTopology `default` and its status up to date.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_network_topology_manager: bool,
-    /// Address of the TLS server that shows the same as --address.
+    /// Address of the TLS server, which serves the same as --address.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: String,
-    /// Its port; 0 turns it off.
+    /// Port of the TLS server; 0 turns it off.
     #[arg(long, default_value_t = 10259)]
     pub secure_port: u16,
-    /// Certificate and callers of the TLS server.
+    /// Certificate of the TLS server, and authentication of its clients.
     #[command(flatten)]
     pub secure: SecureServingArgs,
-    /// How often to look for a decision that takes too long.
+    /// Interval of the check for scheduling attempts that take too long.
     #[arg(long, default_value = "10s", value_parser = flags::duration)]
     pub scheduler_monitor_period: std::time::Duration,
-    /// When a decision takes too long.
+    /// Time after which a scheduling attempt takes too long.
     #[arg(long, default_value = "30s", value_parser = flags::duration)]
     pub scheduling_timeout: std::time::Duration,
-    /// Log so many of the best nodes of each decision, with their scores.
+    /// Log this many of the best nodes of each decision, with their scores.
     #[arg(long, alias = "s", default_value_t = 0)]
     pub debug_scores: usize,
     /// Log every refusal.
@@ -89,8 +89,7 @@ pub struct Args {
     #[arg(long, alias = "d", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub debug_diagnosis: bool,
-    /// Send annotations of pods along with their binding where that saves a request. Not in
-    /// upstream.
+    /// Send annotations of pods along with their binding where that saves a request. Not in upstream.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub bind_annotations_with_binding: bool,
@@ -99,43 +98,43 @@ pub struct Args {
     pub accepted: Accepted<Upstreams>,
 }
 
-/// A command line that cannot be used.
+/// The error of an invalid command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
-    /// The file cannot be read.
+    /// The configuration file cannot be read.
     #[error("--config: {}: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The file cannot be used.
+    /// The configuration file is invalid.
     #[error("--config: {}: {source}", path.display())]
     Config {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: crate::config::ConfigError,
     },
-    /// A feature gate that does not exist or has no such value.
+    /// A feature gate does not exist, or its value is invalid.
     #[error("--feature-gates: {0}")]
     Gate(#[from] GateError),
-    /// A flag's value and what is wrong with it.
+    /// The value of a flag is invalid.
     #[error("--{flag}: {problem}")]
     Value {
-        /// Without dashes.
+        /// The flag's name without dashes.
         flag: &'static str,
-        /// Names the value.
+        /// The problem; names the value.
         problem: String,
     },
 }
 
 impl Args {
-    /// What the flags and the file together say.
+    /// Resolves the flags and the configuration file to options.
     ///
     /// # Errors
-    /// The file cannot be read or used, or a flag's value cannot.
+    /// Fails if the file cannot be read, or if the file or a flag's value is invalid.
     pub fn options(&self, registry: Registry) -> Result<Options, ArgsError> {
         let mut options = Options::new(registry);
         if let Some(path) = &self.config {
@@ -190,7 +189,7 @@ impl Args {
         Ok(self.election.clone())
     }
 
-    /// The kubeconfig: the configuration file's, else the flag's.
+    /// Returns the kubeconfig: that of the configuration file, else that of the flag.
     #[must_use]
     pub fn client_kubeconfig(&self, options: &Options) -> Option<PathBuf> {
         let config = options.config.as_ref();
@@ -199,7 +198,8 @@ impl Args {
         named.or_else(|| self.kubeconfig.clone())
     }
 
-    /// Requests per second and at once, from the flags, else the file, else upstream's defaults.
+    /// Returns the requests per second and the burst, from the flags, else from the file, else upstream's
+    /// defaults.
     #[must_use]
     pub fn client_limits(&self, options: &Options) -> (f64, u32) {
         let connection = options.config.clone().unwrap_or_default().client_connection;

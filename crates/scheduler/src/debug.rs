@@ -1,4 +1,4 @@
-//! What the running scheduler knows, for `koord explain` and for people.
+//! Access to the state of the running scheduler, for `koord explain` and the HTTP interface.
 
 mod configz;
 mod http;
@@ -20,17 +20,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
-/// Why a pod is pending, as of its last attempt.
+/// Why a pod is pending, as of its last scheduling attempt.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// When it was last tried.
+    /// The time of the last attempt.
     pub time: Timestamp,
     /// `Unschedulable` or `SchedulerError`.
     pub reason: &'static str,
     /// The text in the pod's condition.
     pub message: String,
-    /// Counts per plugin and reason; absent after an error.
+    /// Refusals per plugin and reason; absent after an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diagnosis: Option<Arc<Diagnosis>>,
 }
@@ -48,7 +48,7 @@ impl Explanation {
 
 type Ask = Box<dyn FnOnce(&mut Engine, Timestamp) + Send>;
 
-/// What can be switched while running, by `PUT /debug/flags/<letter>`.
+/// Switches that `PUT /debug/flags/<letter>` changes at run time.
 #[derive(Debug, Default)]
 pub(crate) struct Flags {
     /// `s`: how many of the best nodes of each decision are logged.
@@ -59,12 +59,12 @@ pub(crate) struct Flags {
     pub(crate) diagnosis: AtomicBool,
 }
 
-/// The last failed one of a pod, and when it was.
+/// The time and result of a pod's last failed attempt.
 type Attempt = (Timestamp, Arc<Failure>);
 
 #[derive(Default)]
 struct Shared {
-    /// By uid.
+    /// The last failed attempts by uid.
     pending: RwLock<FxHashMap<Arc<str>, Attempt>>,
     asks: RwLock<Option<mpsc::Sender<Question>>>,
     plugins: RwLock<Vec<Value>>,
@@ -74,7 +74,7 @@ struct Shared {
     pub(crate) flags: Flags,
 }
 
-/// A question to the task that owns the engine; it sends its answer itself.
+/// A query for the task that owns the engine. It sends its result itself.
 pub(crate) struct Question(Ask);
 
 impl std::fmt::Debug for Question {
@@ -94,8 +94,8 @@ impl Question {
     }
 }
 
-/// A window into a running scheduler. Clones look into the same one; put one into
-/// [`crate::Options`] and keep another.
+/// A handle to the state of a running scheduler. Clones share the state; pass one in [`crate::Options`] and
+/// keep another.
 #[derive(Clone, Default)]
 pub struct DebugHandle {
     shared: Arc<Shared>,
@@ -110,7 +110,7 @@ impl std::fmt::Debug for DebugHandle {
 }
 
 impl DebugHandle {
-    /// Why the pod is pending; `None` when it never failed or is placed.
+    /// Returns why the pod is pending; `None` if it never failed or is scheduled.
     #[must_use]
     pub fn explain(&self, namespace: &str, name: &str) -> Option<Explanation> {
         let pending = self.shared.pending.read();
@@ -121,29 +121,29 @@ impl DebugHandle {
         Some(Explanation::of(*time, failure))
     }
 
-    /// All pods that failed to be placed so far.
+    /// Returns why pods are pending, by `namespace/name`.
     #[must_use]
     pub fn explanations(&self) -> BTreeMap<String, Explanation> {
-        // Words are found without those waiting who report failures.
+        // Texts are formatted without the lock, so that reporting failures does not wait.
         let all: Vec<_> = self.shared.pending.read().values().cloned().collect();
         all.iter()
             .map(|(time, failure)| (failure.pod.to_string(), Explanation::of(*time, failure)))
             .collect()
     }
 
-    /// The HTTP interface: `/apis/v1/...`, `/configz`, `/metrics/resources`, `DELETE /metrics`,
+    /// Returns the HTTP interface: `/apis/v1/...`, `/configz`, `/metrics/resources`, `DELETE /metrics`,
     /// `/debug/scheduler/...`, `/debug/flags/...`.
     pub fn router(&self) -> Router {
         http::router(self.clone())
     }
 
-    /// Whether the scheduler leads and has seen the whole cluster.
+    /// Returns true if the scheduler leads and its informers are in sync.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.shared.ready.load(Ordering::Relaxed)
     }
 
-    /// Has `reset` called by `DELETE /metrics`, for metrics that the scheduler does not keep itself.
+    /// Adds a function that `DELETE /metrics` calls, for metrics that are not the scheduler's own.
     pub fn on_reset(&self, reset: impl Fn() + Send + Sync + 'static) {
         self.shared.resets.write().push(Box::new(reset));
     }
@@ -158,7 +158,7 @@ impl DebugHandle {
         self.shared.ready.store(ready, Ordering::Relaxed);
     }
 
-    /// Returns what was known of an earlier attempt.
+    /// Stores a failed attempt. Returns the pod's previous one.
     pub(crate) fn failed(&self, failure: Arc<Failure>, time: Timestamp) -> Option<Arc<Failure>> {
         let uid = failure.pod.uid.clone();
         let before = self.shared.pending.write().insert(uid, (time, failure));
@@ -182,7 +182,7 @@ impl DebugHandle {
         *self.shared.plugins.write() = plugins;
     }
 
-    /// Takes the place of the engine's owner until the receiver is dropped.
+    /// Returns the queries for the owner of the engine, until the receiver is dropped.
     pub(crate) fn attach(&self) -> mpsc::Receiver<Question> {
         let (sender, receiver) = mpsc::channel(16);
         *self.shared.asks.write() = Some(sender);
@@ -196,7 +196,7 @@ impl DebugHandle {
         self.ask_for(ask).await
     }
 
-    /// The engine's answer; `None` when nobody owns an engine here.
+    /// Runs `ask` on the engine and returns its result; `None` if there is no engine.
     pub(crate) async fn ask_for<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,

@@ -1,8 +1,8 @@
-//! Feature gates: Koordinator's for the scheduler, and those of a kube-scheduler 1.35.
+//! Feature gates: Koordinator's for the scheduler, and those of kube-scheduler 1.35.
 
 use koord_app::features::{Gate, Stage};
 
-/// Every gate that may be named, with upstream's defaults.
+/// All accepted feature gates, with upstream's defaults.
 pub const GATES: &[Gate] = &[
     Gate::alpha("CompatibleCSIStorageCapacity", false),
     Gate::alpha("DisableCSIStorageCapacityInformer", false),
@@ -35,7 +35,7 @@ pub const GATES: &[Gate] = &[
     stable("CSIStorageCapacity"),
     stable("GenericEphemeralVolume"),
     stable("PodDisruptionBudget"),
-    // Where this scheduler differs from upstream on purpose, or can be told to be like it.
+    // Intended differences from upstream that can be switched to upstream's behavior, or the reverse.
     Gate::alpha("ExpirePendingReservations", false),
     Gate::alpha("FullNRTPolicyMapping", false),
     Gate::alpha("StraightSharedGPUScore", false),
@@ -89,14 +89,11 @@ pub const GATES: &[Gate] = &[
     stable("VolumeAttributesClass"),
 ];
 
-/// Gates whose setting changes nothing here, with the reason. Those that a plugin or a part of the
-/// scheduler reads are not listed.
+/// Gates whose setting has no effect here, with the reason. Gates that a plugin or a part of the scheduler
+/// reads are not listed.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
-    (
-        "CompatibleCSIStorageCapacity",
-        "storage.k8s.io/v1 is spoken",
-    ),
-    ("CompatiblePodDisruptionBudget", "policy/v1 is spoken"),
+    ("CompatibleCSIStorageCapacity", "storage.k8s.io/v1 is used"),
+    ("CompatiblePodDisruptionBudget", "policy/v1 is used"),
     ("ResizePod", "not available yet"),
     (
         "EnableBatchScheduleNodeSnapshot",
@@ -104,16 +101,16 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ),
     (
         "DynamicSchedulerCheck",
-        "a pod that is gone or leaving is never bound",
+        "a deleted or terminating pod is never bound",
     ),
     (
         "SkipReservationFitsNode",
-        "how a reservation fits is judged in any case; only the reason of a refusal differs",
+        "whether a reservation fits is checked in any case; only the reason of a refusal differs",
     ),
     (
         "SupportParentQuotaSubmitPod",
         "pods of parent quotas are charged in any case; koord-manager's webhook, which has a gate of \
-         this name, lets them in or not",
+         this name, admits or rejects them",
     ),
     (
         "DisableDynamicResourceAllocationInformer",
@@ -126,16 +123,16 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("SkipFilterWithNominatedPods", "not available yet"),
     (
         "SyncBarrier",
-        "nothing is placed before every informer has delivered its list",
+        "no pod is scheduled before every informer has delivered its list",
     ),
     ("CrossSchedulerNomination", "not available yet"),
     (
         "EnableInlineBatchSchedule",
-        "gangs are placed in one piece without it",
+        "gangs are scheduled as a whole without it",
     ),
 ];
 
-/// Gates of Kubernetes that nothing here reads: what they switch is as it is by default.
+/// Kubernetes gates that are not read here: the scheduler behaves as with their defaults.
 const FIXED: &[&str] = &[
     "AnyVolumeDataSource",
     "ComponentSLIs",
@@ -186,7 +183,7 @@ const CLAIMS: &[&str] = &[
     "DynamicResourceAllocation",
 ];
 
-/// Why setting `gate` changes nothing; none when it does.
+/// Returns why setting `gate` has no effect; `None` if it has one.
 pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
     let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate);
     known
@@ -194,7 +191,7 @@ pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
         .or_else(|| {
             FIXED
                 .contains(&gate)
-                .then_some("this scheduler does as with its default")
+                .then_some("this scheduler behaves as with its default")
         })
         .or_else(|| {
             CLAIMS

@@ -1,7 +1,7 @@
-//! kube-scheduler's and Koordinator's metrics, by their upstream names.
+//! kube-scheduler's and Koordinator's metrics, under their upstream names.
 //!
-//! What is measured per pod is measured where the pod passes anyway; what belongs to plugins comes
-//! from the engine in batches ([`Metrics::measured`], [`Metrics::gauges`]).
+//! Measurements per pod are recorded where the pod is handled anyway; those of plugins come from the engine
+//! in batches ([`Metrics::measured`], [`Metrics::gauges`]).
 
 mod attempt;
 mod digested;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// The calls to the API that upstream's asynchronous dispatcher makes.
+/// The kinds of API calls that upstream's asynchronous dispatcher makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Binding = 0,
@@ -39,7 +39,7 @@ impl Call {
     }
 }
 
-/// See the module documentation.
+/// All metrics of the scheduler.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     attempts: IntCounterVec,
@@ -79,16 +79,16 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Creates and registers all metrics. One that `registry` has already is left out of it.
+    /// Creates and registers all metrics. A metric that `registry` already has is not registered again.
     ///
     /// # Errors
-    /// A metric's definition is wrong, which tests would show.
+    /// Fails on an invalid metric definition, which tests would detect.
     #[allow(clippy::too_many_lines, reason = "a table")]
     pub(crate) fn register(registry: &Registry) -> Result<Self, prometheus::Error> {
         use Level::{Alpha, Beta, Internal, Stable};
         let resets = Resets::default();
         let make = Maker::new(registry, resets.clone());
-        // What is set once survives a reset.
+        // Metrics that are set only once must survive a reset.
         let lasting = Maker::new(registry, Resets::default());
         Ok(Self {
             attempts: make.counters(
@@ -300,15 +300,15 @@ impl Metrics {
         })
     }
 
-    /// What `DELETE /metrics` does.
+    /// Returns the metrics that `DELETE /metrics` resets.
     pub(crate) fn resets(&self) -> Resets {
         self.resets.clone()
     }
 
-    /// Says which program this is, and which features are on.
+    /// Sets the metrics for build and feature gates.
     ///
     /// # Errors
-    /// As [`Self::register`].
+    /// Fails as [`Self::register`] does.
     pub(crate) fn identify(
         registry: &Registry,
         gates: &BTreeMap<String, bool>,
@@ -364,14 +364,14 @@ impl Metrics {
         Ok(())
     }
 
-    /// Whether this process leads, in the election called `name`.
+    /// Sets whether this process leads the election `name`.
     pub(crate) fn leads(&self, name: &str, leads: bool) {
         self.leading
             .with_label_values(&[name])
             .set(f64::from(u8::from(leads)));
     }
 
-    /// One cycle ended in a decision.
+    /// Records the decision of a cycle.
     pub(crate) fn decided(&self, outcome: &Outcome, seconds: f64) {
         self.algorithm_seconds.observe(seconds);
         if outcome.node.is_some() {
@@ -380,7 +380,7 @@ impl Metrics {
         }
     }
 
-    /// A pod is bound.
+    /// Records that a pod is bound.
     pub(crate) fn scheduled(&self, attempt: &Attempt, profile: &str, now: Timestamp) {
         self.pod_attempts.observe(f64::from(attempt.attempts));
         let waited = now.duration_since(attempt.first_seen).as_secs_f64();
@@ -397,7 +397,7 @@ impl Metrics {
         self.attempted("scheduled", profile, Some(attempt));
     }
 
-    /// A pod is not placed; by an error, or because it was refused.
+    /// Records a failed attempt: an error, or a refusal.
     pub(crate) fn failed(&self, error: bool, profile: &str, attempt: Option<&Attempt>) {
         let result = if error { "error" } else { "unschedulable" };
         self.attempted(result, profile, attempt);
@@ -412,7 +412,7 @@ impl Metrics {
         }
     }
 
-    /// A binding took this long.
+    /// Records the duration of a binding.
     pub(crate) fn bound(&self, ok: bool, profile: &str, plugin: &str, seconds: f64) {
         let status = if ok { "Success" } else { "Error" };
         self.extension_point
@@ -423,29 +423,30 @@ impl Metrics {
             .observe(seconds);
     }
 
-    /// So many bindings are under way.
+    /// Sets the number of pending bindings.
     pub(crate) fn binding(&self, n: usize) {
         self.goroutines
             .with_label_values(&["binding"])
             .set(float(n));
     }
 
-    /// A write is to be sent.
+    /// Records that a write was queued.
     pub(crate) fn call_queued(&self, call: Call) {
         self.call_pending(call, 1);
     }
 
-    /// It is being sent.
+    /// Records that a write is being sent.
     pub(crate) fn call_started(&self, call: Call) {
         self.call_pending(call, -1);
     }
 
     fn call_pending(&self, call: Call, change: i64) {
-        // Several tasks change it: one of them shows it, or the last change may be shown before another.
+        // Several tasks change the count. Only one sets the gauge, or an older value could overwrite a newer
+        // one.
         self.pending_calls[call as usize].fetch_add(change, Ordering::Relaxed);
     }
 
-    /// It was sent.
+    /// Records the result of a write.
     pub(crate) fn call_ended(&self, call: Call, ok: bool, seconds: f64) {
         let labels = [call.name(), if ok { "success" } else { "error" }];
         self.calls.with_label_values(&labels).inc();
@@ -454,7 +455,7 @@ impl Metrics {
             .observe(seconds);
     }
 
-    /// The scheduling of a pod of this scheduler takes, or took, too long.
+    /// Records that scheduling a pod of this scheduler takes, or took, too long.
     pub(crate) fn timed_out(&self, scheduler: &str) {
         self.timeouts.with_label_values(&[scheduler]).inc();
     }
@@ -464,12 +465,12 @@ impl Metrics {
         self.timeouts.with_label_values(&[scheduler]).get()
     }
 
-    /// Room is made for a pod by evicting so many.
+    /// Records a preemption with its number of victims.
     pub(crate) fn preempted(&self, victims: usize) {
         self.victims.observe(float(victims));
     }
 
-    /// The evictions of one preemption were sent.
+    /// Records that the evictions of a preemption were sent.
     pub(crate) fn evicted(&self, ok: bool, seconds: f64) {
         let result = if ok { "success" } else { "error" };
         self.evictions.with_label_values(&[result]).inc();
@@ -478,12 +479,12 @@ impl Metrics {
             .observe(seconds);
     }
 
-    /// What counts the events that are digested, without others looking until it is handed over.
+    /// Returns a buffered histogram of event handling times.
     pub(crate) fn digested(&self) -> Digested {
         Digested::new(self.events.clone())
     }
 
-    /// Takes over what the engine measured since the last call.
+    /// Adds measurements of the engine.
     pub(crate) fn measured(&self, measures: Measures, names: &[String]) {
         let profile = |at: usize| names.get(at).map_or("", String::as_str);
         for measured in measures.timings {

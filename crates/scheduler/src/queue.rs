@@ -1,4 +1,4 @@
-//! The scheduling queue: ready pods by priority and age, refused pods by what could help them.
+//! The scheduling queue: ready pods by priority and age, refused pods by the plugins that refused them.
 
 use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
@@ -7,31 +7,31 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// Refused pods older than this are tried again whatever happened.
+/// Refused pods are retried after this time even if no event helped them.
 const STALE_AFTER: SignedDuration = SignedDuration::from_secs(5 * 60);
-/// How often that is looked for.
+/// The interval of the check for such pods.
 const STALE_EVERY: SignedDuration = SignedDuration::from_secs(30);
 
 /// A set of plugin instances.
 pub(crate) type PluginSet = u128;
 
-/// Back-off times.
+/// Backoff times.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     pub(crate) initial: SignedDuration,
     pub(crate) max: SignedDuration,
 }
 
-/// Why a pod goes back to the queue.
+/// Why a pod is put back into the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Refusal {
-    /// These plugins refused it; an event that interests one of them brings it back.
+    /// These plugins refused it; an event that one of them is interested in wakes it.
     Unschedulable { by: PluginSet, pending: bool },
-    /// Something failed; it is tried again after back-off.
+    /// Something failed; the pod is retried after a backoff.
     Error,
 }
 
-/// Where a queued pod is.
+/// The state of a queued pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Active,
@@ -41,37 +41,37 @@ enum Place {
     InFlight,
 }
 
-/// A pod that waits, with its history.
+/// A queued pod, with its history.
 #[derive(Debug, Clone)]
 pub(crate) struct QueuedPod {
     pub(crate) info: Arc<PodInfo>,
-    /// The last that was seen of it while it had a place: what counts should it lose that.
+    /// The last update received while the pod was assumed; it applies if the pod returns to the queue.
     newer: Option<Arc<PodInfo>>,
-    /// Scheduling cycles so far.
+    /// The number of scheduling cycles so far.
     pub(crate) attempts: u32,
-    /// When it first entered the queue, its gates open.
+    /// When it first entered the queue, with its gates open.
     pub(crate) first_seen: Timestamp,
-    /// Whether it is tried next only because it waited long enough.
+    /// Whether it is retried only because it waited the maximum time.
     pub(crate) flushed: bool,
-    /// What it names, while it is refused.
+    /// Names of objects that it references, while it is refused.
     names: Vec<Box<str>>,
     refusals: u32,
     errors: u32,
     since: Timestamp,
     place: Place,
-    /// Whose it was when it was last refused: a position among [`Queue::schedulers`].
+    /// The scheduler name at its last refusal, as an index into [`Queue::schedulers`].
     scheduler: usize,
-    /// Heap entries with another ticket are stale.
+    /// Identifies the current state; heap entries with another ticket are stale.
     ticket: u64,
 }
 
-/// Where a pod is, for people.
+/// A description of a queued pod's state for users.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct QueueState {
     pub(crate) place: &'static str,
-    /// Who keeps it there.
+    /// The plugins that keep it in this state.
     pub(crate) by: PluginSet,
-    /// It is not tried before, whatever happens.
+    /// It is not retried before this time, whatever happens.
     pub(crate) until: Option<Timestamp>,
     pub(crate) attempts: u32,
     pub(crate) first_seen: Timestamp,
@@ -99,7 +99,7 @@ impl PartialOrd for ActiveKey {
     }
 }
 
-/// The end of a back-off, in the order in which pods are tried that need not wait for it.
+/// The end of a backoff, ordered by when the pods are retried.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Wake {
     second: i64,
@@ -109,41 +109,41 @@ struct Wake {
     uid: Arc<str>,
 }
 
-/// How many pods wait where.
+/// The number of queued pods by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Pending {
-    /// Ready to be tried.
+    /// Ready for a scheduling cycle.
     pub(crate) active: usize,
-    /// Waiting out their back-off.
+    /// Waiting for the end of their backoff.
     pub(crate) backoff: usize,
     /// Waiting for an event.
     pub(crate) unschedulable: usize,
-    /// Kept back by a scheduling gate or another pre-enqueue plugin.
+    /// Held back by a scheduling gate or another pre-enqueue plugin.
     pub(crate) gated: usize,
-    /// Being tried, waiting for permission, or being bound.
+    /// In a scheduling cycle, waiting for permission, or being bound.
     pub(crate) in_flight: usize,
 }
 
-/// See the module documentation.
+/// The scheduling queue with all pods that are not bound yet.
 #[derive(Debug)]
 pub(crate) struct Queue {
     backoff: Backoff,
     pods: FxHashMap<Arc<str>, QueuedPod>,
     active: BinaryHeap<ActiveKey>,
-    /// By the second in which back-off ends, then by priority: pods whose back-offs end together
-    /// are tried in that order.
+    /// Backoffs by the second in which they end, then by priority: pods whose backoffs end together are
+    /// retried in that order.
     waiting: BinaryHeap<Reverse<Wake>>,
     refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
     /// The names of schedulers whose pods were refused.
     schedulers: Vec<Box<str>>,
-    /// How many pods are refused by these plugins, by scheduler.
+    /// The number of refused pods by refusing plugins and scheduler.
     refusals: FxHashMap<(PluginSet, usize), usize>,
-    /// Refused pods by what they name.
+    /// Refused pods by the names of objects that they reference.
     named: FxHashMap<Box<str>, FxHashSet<Arc<str>>>,
     tickets: u64,
     stale_checked: Timestamp,
     counts: Pending,
-    /// How many pods entered which queue because of what, since last taken.
+    /// The number of pods by queue that they entered and cause, since last taken.
     incoming: FxHashMap<(&'static str, &'static str), u64>,
 }
 
@@ -184,17 +184,17 @@ impl Queue {
         std::mem::take(&mut self.incoming)
     }
 
-    /// A pod for which `is` holds.
+    /// Returns a pod for which `is` holds.
     pub(crate) fn find(&self, is: impl Fn(&PodInfo) -> bool) -> Option<&Arc<PodInfo>> {
         self.pods.values().map(|pod| &pod.info).find(|pod| is(pod))
     }
 
-    /// All pods, in no particular order.
+    /// Iterates over all pods, in no particular order.
     pub(crate) fn pods(&self) -> impl Iterator<Item = &Arc<PodInfo>> {
         self.pods.values().map(|pod| &pod.info)
     }
 
-    /// Where a pod is and how it came there.
+    /// Describes the state of a pod.
     pub(crate) fn describe(&self, uid: &str) -> Option<QueueState> {
         let pod = self.pods.get(uid)?;
         let (place, by, until) = match pod.place {
@@ -216,7 +216,7 @@ impl Queue {
         })
     }
 
-    /// A pod that is being tried.
+    /// Returns the pod with this uid if it is in flight.
     pub(crate) fn in_flight(&self, uid: &str) -> Option<&QueuedPod> {
         self.get(uid).filter(|pod| pod.place == Place::InFlight)
     }
@@ -225,7 +225,7 @@ impl Queue {
         self.pods.get(uid)
     }
 
-    /// Adds a new pod; `gated` are the plugins that keep it out.
+    /// Adds a new pod; `gated` holds the plugins that keep it out.
     pub(crate) fn add(&mut self, info: Arc<PodInfo>, gated: PluginSet, now: Timestamp) {
         let uid = info.uid.clone();
         if self.pods.contains_key(&uid) {
@@ -255,7 +255,7 @@ impl Queue {
         self.put(&uid, place, "UnschedulablePodAdd");
     }
 
-    /// Replaces what is known of a queued pod, without moving it. Priority changes take effect.
+    /// Replaces the content of a queued pod without moving it. Priority changes take effect.
     pub(crate) fn replace(&mut self, info: Arc<PodInfo>) {
         let uid = info.uid.clone();
         let Some(pod) = self.pods.get_mut(&uid) else {
@@ -268,26 +268,26 @@ impl Queue {
         }
     }
 
-    /// Keeps what was seen of a pod that has a place, for [`Self::take_newer`].
+    /// Stores an update of an assumed pod for [`Self::take_newer`].
     pub(crate) fn put_by(&mut self, newer: Arc<PodInfo>) {
         if let Some(pod) = self.pods.get_mut(&newer.uid) {
             pod.newer = Some(newer);
         }
     }
 
-    /// What was put by of a pod.
+    /// Takes the stored update of a pod.
     pub(crate) fn take_newer(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         self.pods.get_mut(uid)?.newer.take()
     }
 
-    /// Forgets a pod.
+    /// Removes a pod.
     pub(crate) fn remove(&mut self, uid: &str) -> Option<QueuedPod> {
         self.leave(uid);
         self.pods.remove(uid)
     }
 
-    /// Moves a refused or gated pod on: to back-off if that is not over, else to ready.
-    /// Returns whether it moved.
+    /// Moves a refused or gated pod on: to backoff if that has not ended, else to the ready pods. Returns
+    /// whether it moved.
     pub(crate) fn wake(&mut self, uid: &str, event: &'static str, now: Timestamp) -> bool {
         let Some(pod) = self.pods.get(uid) else {
             return false;
@@ -311,7 +311,7 @@ impl Queue {
         true
     }
 
-    /// Makes a pod ready at once, wherever it waits.
+    /// Makes a pod ready at once, unless it is gated or in flight.
     pub(crate) fn activate(&mut self, uid: &str) {
         let Some(pod) = self.pods.get(uid) else {
             return;
@@ -324,14 +324,14 @@ impl Queue {
         }
     }
 
-    /// Sets which plugins keep a pod out of the queue; none lets it in.
+    /// Sets the plugins that keep a pod out of the queue; an empty set lets it in.
     pub(crate) fn gate(&mut self, uid: &str, by: PluginSet, now: Timestamp) {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
         match (matches!(pod.place, Place::Gated { .. }), by) {
             (true, 0) => {
-                // It has not been waiting for this scheduler yet.
+                // It was not waiting for this scheduler before.
                 if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.attempts == 0) {
                     pod.first_seen = now;
                 }
@@ -346,12 +346,12 @@ impl Queue {
         }
     }
 
-    /// Refused pods by the plugins that refused them.
+    /// Iterates over the refused pods by the plugins that refused them.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (PluginSet, &FxHashSet<Arc<str>>)> {
         self.refused.iter().map(|(by, pods)| (*by, pods))
     }
 
-    /// How many pods of which scheduler, by its name, are refused by these plugins.
+    /// Iterates over the numbers of refused pods, by refusing plugins and scheduler name.
     pub(crate) fn refusals(&self) -> impl Iterator<Item = (PluginSet, &str, usize)> {
         self.refusals.iter().map(|((by, scheduler), pods)| {
             let name = self.schedulers.get(*scheduler);
@@ -359,7 +359,7 @@ impl Queue {
         })
     }
 
-    /// The refused pods that name `name`, with the plugins that refused them.
+    /// Iterates over the refused pods that reference the object `name`, with the plugins that refused them.
     pub(crate) fn named(&self, name: &str) -> impl Iterator<Item = (PluginSet, &QueuedPod)> {
         let uids = self.named.get(name).into_iter().flatten();
         uids.filter_map(|uid| {
@@ -371,7 +371,7 @@ impl Queue {
         })
     }
 
-    /// Finds a pod that was refused by `names`, until it is tried again.
+    /// Indexes a refused pod by the `names` of objects that it references, until it is retried.
     pub(crate) fn name(&mut self, uid: &str, names: Vec<Box<str>>) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
@@ -386,7 +386,7 @@ impl Queue {
         pod.names.extend(names);
     }
 
-    /// Ends back-offs that are over, and wakes what has been refused for too long.
+    /// Ends backoffs that are over, and wakes pods that have been refused for too long.
     pub(crate) fn tick(&mut self, now: Timestamp) {
         while let Some(Reverse(Wake {
             until, ticket, uid, ..
@@ -420,7 +420,7 @@ impl Queue {
         }
     }
 
-    /// When [`Self::tick`] next has something to do, as far as is known.
+    /// Returns when [`Self::tick`] next has something to do, as far as is known.
     pub(crate) fn next_deadline(&self) -> Option<Timestamp> {
         let backoff = self.waiting.peek().map(|Reverse(wake)| wake.until);
         let stale = (self.counts.unschedulable > 0).then(|| {
@@ -431,8 +431,8 @@ impl Queue {
         backoff.into_iter().chain(stale).min()
     }
 
-    /// The next pod to try. With nothing ready, a pod that was refused (not one that failed) need
-    /// not wait out its back-off.
+    /// Takes the next pod to schedule. If none is ready, a refused (not a failed) pod need not wait for the
+    /// end of its backoff.
     pub(crate) fn pop(&mut self, now: Timestamp) -> Option<QueuedPod> {
         self.tick(now);
         let uid = loop {
@@ -453,8 +453,7 @@ impl Queue {
         Some(pod.clone())
     }
 
-    /// Takes a particular pod to try now, wherever it waits, unless a plugin other than `asked`
-    /// keeps it out.
+    /// Takes a particular pod, in whatever state it waits, unless a plugin other than `asked` gates it.
     pub(crate) fn take(&mut self, uid: &str, asked: PluginSet) -> Option<QueuedPod> {
         match self.pods.get(uid)?.place {
             Place::InFlight => return None,
@@ -467,7 +466,7 @@ impl Queue {
         Some(pod.clone())
     }
 
-    /// Takes a pod that was popped back.
+    /// Puts back a pod that was popped.
     pub(crate) fn refuse(&mut self, uid: &str, refusal: Refusal, now: Timestamp) {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
@@ -477,7 +476,7 @@ impl Queue {
         let place = match refusal {
             Refusal::Unschedulable { by, pending } => {
                 pod.errors = 0;
-                // A pod that merely waits for something did not fail: no back-off for it.
+                // A pod that only waits for something did not fail: it gets no backoff.
                 pod.refusals = if pending { 0 } else { pod.refusals + 1 };
                 Place::Refused { by }
             }

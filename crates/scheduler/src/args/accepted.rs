@@ -1,11 +1,11 @@
-//! Flags of upstream's scheduler that change nothing here.
+//! Flags of upstream's scheduler that are accepted without effect.
 
 use koord_app::flags::accepted::{
     Kind::{Duration, Number, Switch, Text},
     LOG, METRICS, Row, SERVING, Table,
 };
 
-/// See the module documentation.
+/// The table of upstream's flags that are accepted without effect.
 #[derive(Debug, Clone)]
 pub struct Upstreams;
 
@@ -13,12 +13,12 @@ impl Table for Upstreams {
     const PARTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG, ROWS];
 }
 
-const NO_PROXY: &str = "callers are known by tokens and client certificates, not through a proxy";
+const NO_PROXY: &str = "clients authenticate with tokens and certificates, not through a proxy";
 const AUDIT: &str = "there is no workload auditor yet";
-const DUMP: &str = "refusals are always kept; see /debug/scheduler/pending and `koord explain`";
-const QUICK: &str = "a decision takes micro- to milliseconds and is never abandoned";
-const BARRIER: &str = "nothing is placed before every informer has delivered its list";
-const VERSION: &str = "the behaviour of one Kubernetes version is implemented";
+const DUMP: &str = "refusals are always recorded; see /debug/scheduler/pending and `koord explain`";
+const QUICK: &str = "a decision takes micro- to milliseconds and is never aborted";
+const BARRIER: &str = "no pod is scheduled before every informer has delivered its list";
+const VERSION: &str = "the behavior of one Kubernetes version is implemented";
 const AT_ONCE: &str = "logs go to standard error as they happen";
 
 const ROWS: &[Row] = &[
@@ -47,13 +47,13 @@ const ROWS: &[Row] = &[
         "kube-api-content-type",
         Text,
         "application/vnd.kubernetes.protobuf",
-        "JSON is spoken",
+        "the JSON encoding is used",
     ),
     (
         "pod-max-in-unschedulable-pods-duration",
         Duration,
         "5m",
-        "refused pods are tried again after 5m",
+        "refused pods are retried after 5m",
     ),
     ("profiling", Switch, "true", "there are no Go profiles"),
     (

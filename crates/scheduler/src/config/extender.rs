@@ -1,4 +1,4 @@
-//! `extenders`: others that have a say in where pods go, over HTTP.
+//! `extenders`: HTTP services that take part in scheduling.
 
 use super::ConfigError;
 use koord_api::duration::GoDuration;
@@ -6,37 +6,37 @@ use koord_kube::component_config::refuse;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-/// How long a call may take where `httpTimeout` does not say, in seconds.
+/// The default timeout of a call, in seconds.
 const PATIENCE: i64 = 5;
 
-/// One entry of `extenders`. A step whose verb is empty is not the extender's.
+/// One entry of `extenders`. A step whose verb is empty is not delegated to the extender.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Extender {
-    /// What the verbs are appended to, and the extender's name in messages.
+    /// The URL that verbs are appended to; also the extender's name in messages.
     pub url_prefix: String,
-    /// Says which of the nodes that fit the plugins it refuses.
+    /// The verb for filtering the nodes that fit the plugins.
     pub filter_verb: String,
-    /// Says which victims of a preemption it agrees with.
+    /// The verb for reviewing the victims of a preemption.
     pub preempt_verb: String,
-    /// Scores nodes, normally from 0 to 10.
+    /// The verb for scoring nodes, normally from 0 to 10.
     pub prioritize_verb: String,
-    /// What its scores are multiplied with.
+    /// The factor that its scores are multiplied by.
     pub weight: i64,
-    /// Binds pods, in place of the scheduler.
+    /// The verb for binding pods, instead of the scheduler.
     pub bind_verb: String,
-    /// Whether TLS is spoken; then, without an authority, the server is not verified.
+    /// Whether TLS is used; the server is not verified if no CA is configured.
     #[serde(rename = "enableHTTPS")]
     pub enable_https: bool,
-    /// Whom to trust, and what to show.
+    /// CA, certificate and key.
     pub tls_config: Option<ExtenderTls>,
-    /// How long one call may take; 0 for 5 s.
+    /// The timeout of one call; 0 for 5 s.
     pub http_timeout: GoDuration,
-    /// Whether it knows the nodes itself: then it is sent names and not objects.
+    /// Whether the extender caches nodes itself: then it is sent names instead of objects.
     pub node_cache_capable: bool,
-    /// It is asked only about pods that want one of these; about every pod when there are none.
+    /// The extender is called only for pods that request one of these; for every pod if empty.
     pub managed_resources: Vec<ManagedResource>,
-    /// Whether pods go their way when it fails. Those that are go last.
+    /// Whether scheduling goes on if the extender fails. Such extenders are called last.
     pub ignorable: bool,
 }
 
@@ -44,36 +44,36 @@ pub struct Extender {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ManagedResource {
-    /// Its name, that of an extended resource.
+    /// The name of the extended resource.
     pub name: String,
-    /// Whether only the extender knows how much of it a node has.
+    /// Whether only the extender checks the capacity of nodes.
     pub ignored_by_scheduler: bool,
 }
 
-/// `tlsConfig` of an extender. Data go before files.
+/// `tlsConfig` of an extender. Data take precedence over files.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ExtenderTls {
     /// Whether the server is not verified.
     pub insecure: bool,
-    /// The name that the server's certificate is for; that of the URL when empty.
+    /// The server name in the server's certificate; the host of the URL if empty.
     pub server_name: String,
-    /// A file with the certificate to show, in PEM.
+    /// Path of the client certificate, in PEM.
     pub cert_file: String,
-    /// A file with its key.
+    /// Path of the client key.
     pub key_file: String,
-    /// A file with the authorities that the server's certificate may be from.
+    /// Path of the CAs that verify the server's certificate.
     pub ca_file: String,
-    /// The content of such a file in base64, as for the two below.
+    /// The client certificate in PEM; base64 in files.
     pub cert_data: Option<String>,
-    /// See `cert_data`.
+    /// The client key in PEM; base64 in files.
     pub key_data: Option<String>,
-    /// See `cert_data`.
+    /// The CAs in PEM; base64 in files.
     pub ca_data: Option<String>,
 }
 
 impl Extender {
-    /// Whether any step is its.
+    /// Returns true if the extender has any verb.
     fn is_called(&self) -> bool {
         let verbs = [
             &self.filter_verb,
@@ -102,7 +102,7 @@ impl Extender {
         Ok(())
     }
 
-    /// How long one call may take.
+    /// Returns the timeout of one call.
     #[must_use]
     pub fn timeout(&self) -> std::time::Duration {
         let unset = self.http_timeout == GoDuration::default();
@@ -116,20 +116,20 @@ impl Extender {
 }
 
 impl ExtenderTls {
-    /// Whether it says whom to trust.
+    /// Returns true if a CA is configured.
     pub(crate) fn has_authority(&self) -> bool {
         !self.ca_file.is_empty() || self.ca_data.is_some()
     }
 }
 
-/// The extenders in the order in which they are asked: those that may be ignored last.
+/// Returns the extenders in call order: ignorable ones last.
 pub(crate) fn in_order(extenders: &[Extender]) -> Vec<Extender> {
     let mut all = extenders.to_vec();
     all.sort_by_key(|extender| extender.ignorable);
     all
 }
 
-/// The names of the resources that only extenders know about.
+/// Returns the names of resources whose capacity only extenders check.
 pub(crate) fn ignored(extenders: &[Extender]) -> Vec<String> {
     let resources = extenders.iter().flat_map(|it| &it.managed_resources);
     resources
@@ -138,8 +138,8 @@ pub(crate) fn ignored(extenders: &[Extender]) -> Vec<String> {
         .collect()
 }
 
-/// Checks values, as kube-scheduler does. What it finds out at start (TLS) or at every call (an address
-/// that is none, a timeout below 0) is refused here, too.
+/// Validates values as kube-scheduler does. Also rejects what kube-scheduler detects only at start (TLS) or
+/// at every call (an invalid URL, a negative timeout).
 pub(super) fn validate(extenders: &[Extender]) -> Result<(), ConfigError> {
     let mut managed = HashSet::new();
     for (at, extender) in extenders.iter().enumerate() {

@@ -29,10 +29,10 @@ pub struct Configuration {
     /// Leader election.
     #[serde(default)]
     pub leader_election: LeaderElection,
-    /// How to reach the API server.
+    /// The connection to the API server.
     #[serde(default)]
     pub client_connection: ClientConnection,
-    /// Whether to serve profiles of the process.
+    /// Whether profiles of the process are served.
     #[serde(default = "yes")]
     pub enable_profiling: bool,
     /// Accepted for compatibility.
@@ -41,16 +41,16 @@ pub struct Configuration {
     /// Accepted for compatibility: every feasible node is scored.
     #[serde(default)]
     pub percentage_of_nodes_to_score: Option<i32>,
-    /// First back-off of a refused pod, in seconds.
+    /// First backoff of a refused pod, in seconds.
     #[serde(default = "one")]
     pub pod_initial_backoff_seconds: i64,
-    /// Longest back-off, in seconds.
+    /// Longest backoff, in seconds.
     #[serde(default = "ten")]
     pub pod_max_backoff_seconds: i64,
     /// The profiles; one named `default-scheduler` when empty.
     #[serde(default)]
     pub profiles: Vec<ProfileConfig>,
-    /// Others that have a say over HTTP.
+    /// Extenders: HTTP services that filter or score nodes, review victims, or bind.
     #[serde(default)]
     pub extenders: Vec<Extender>,
     /// Whether informers wait for leadership.
@@ -62,7 +62,7 @@ pub struct Configuration {
 pub type LeaderElection = component_config::LeaderElection<Configuration>;
 /// `clientConnection`.
 pub type ClientConnection = component_config::ClientConnection<Configuration>;
-/// Plugins switched on and off at one extension point.
+/// The plugins enabled and disabled at one extension point.
 pub type PluginSetConfig = component_config::PluginSet<PluginRef>;
 
 impl Component for Configuration {
@@ -76,11 +76,11 @@ impl Component for Configuration {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProfileConfig {
-    /// Pods with this `spec.schedulerName` are placed by this profile.
+    /// Pods with this `spec.schedulerName` are scheduled by this profile.
     pub scheduler_name: Option<String>,
     /// Accepted for compatibility: every feasible node is scored.
     pub percentage_of_nodes_to_score: Option<i32>,
-    /// Which plugins run where.
+    /// The plugins by extension point.
     pub plugins: PluginsConfig,
     /// Arguments of plugins.
     pub plugin_config: Vec<PluginArgs>,
@@ -107,7 +107,7 @@ pub struct PluginsConfig {
 }
 
 impl PluginsConfig {
-    /// All extension points by their names in files.
+    /// Returns the plugin sets of all extension points, with their names in files.
     pub(crate) fn sets(&self) -> [(&'static str, &PluginSetConfig); 13] {
         [
             ("preEnqueue", &self.pre_enqueue),
@@ -127,7 +127,7 @@ impl PluginsConfig {
     }
 }
 
-/// A plugin by name.
+/// A reference to a plugin by name.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PluginRef {
@@ -139,7 +139,7 @@ pub struct PluginRef {
 }
 
 impl Default for Configuration {
-    /// What kube-scheduler does without a file: one profile, `default-scheduler`.
+    /// Returns kube-scheduler's configuration without a file: one profile, `default-scheduler`.
     fn default() -> Self {
         Self {
             api_version: API_VERSION.to_owned(),
@@ -160,10 +160,10 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Reads a file's YAML or JSON.
+    /// Parses a configuration file in YAML or JSON.
     ///
     /// # Errors
-    /// A syntax error, an unknown field, a wrong type or a value that is not allowed, by its path.
+    /// Fails on a syntax error, an unknown field, a wrong type or an invalid value; names its path.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let value: Value =
             serde_saphyr::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
@@ -172,8 +172,8 @@ impl Configuration {
         Ok(config)
     }
 
-    /// The configuration used without a file: a profile with every Koordinator plugin this build
-    /// has, under each of `names`.
+    /// Returns the configuration used without a file: a profile with every Koordinator plugin of this build,
+    /// under each of `names`.
     #[must_use]
     pub fn koord(names: &[String]) -> Self {
         let profiles = names
@@ -189,13 +189,13 @@ impl Configuration {
         }
     }
 
-    /// Whether an extender is shown pods that may have to go, and not only told of them.
+    /// Returns true if an extender receives the victims of a preemption as whole objects.
     pub(crate) fn shows_victims(&self) -> bool {
         let shown = |it: &Extender| !it.preempt_verb.is_empty() && !it.node_cache_capable;
         self.extenders.iter().any(shown)
     }
 
-    /// What is set and not done, one line each.
+    /// Returns a message for each setting that has no effect.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -217,7 +217,7 @@ impl Configuration {
         notes
     }
 
-    /// Args by plugin of `profile`.
+    /// Returns the arguments in `profile` by plugin.
     pub(crate) fn args(profile: &ProfileConfig) -> BTreeMap<&str, &Value> {
         profile
             .plugin_config

@@ -1,11 +1,11 @@
-//! What a configuration may say.
+//! Validation of the configuration.
 
 use super::{API_VERSION, ConfigError, Configuration, KIND};
 use koord_kube::component_config::refuse;
 use std::collections::HashSet;
 
 impl Configuration {
-    /// Checks values, as kube-scheduler does.
+    /// Validates values as kube-scheduler does.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if self.api_version != API_VERSION {
             let message = format!(

@@ -1,4 +1,4 @@
-//! The configuration as `/configz` shows it: by the names of upstream's Go fields, which are those of
+//! The configuration in the form of `/configz`: with the names of upstream's Go fields, which are those of
 //! the file with a capital.
 
 use koord_app::configz::GoNames;
@@ -27,10 +27,11 @@ const NAMES: GoNames = GoNames {
     zero: &["weight"],
 };
 
-/// What stands for a secret.
+/// The replacement for secrets.
 const HIDDEN: &str = "--- REDACTED ---";
 
-/// Hides the private keys of extenders: whoever may look at a scheduler is not to be one.
+/// Hides the private keys of extenders: users who may view a scheduler's configuration must not be able to
+/// impersonate it.
 pub(super) fn hide_keys(config: &mut Value) {
     let extenders = config.get_mut("extenders").and_then(Value::as_array_mut);
     for extender in extenders.into_iter().flatten() {
@@ -44,7 +45,7 @@ pub(super) fn hide_keys(config: &mut Value) {
     }
 }
 
-/// `value` with upstream's names.
+/// Returns `value` with upstream's field names.
 pub(super) fn in_go(value: Value) -> Value {
     NAMES.of(value)
 }

@@ -1,4 +1,4 @@
-//! The HTTP interface, answered by the task that owns the engine: only the leader has one.
+//! The HTTP interface. Requests are served by the task that owns the engine, which only the leader has.
 
 use super::{DebugHandle, Flags, configz as config, node as node_dump, resources};
 use crate::framework::NotShown;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const SERVICES: &str = "/apis/v1/__services__";
 const NODE: &str = "/apis/v1/nodes/:nodeName";
-/// What `PUT /debug/flags/<letters>` sets.
+/// The flags that `PUT /debug/flags/<letters>` sets.
 const FLAGS: [&str; 5] = ["d", "db", "f", "s", "v"];
 
 pub(super) fn router(handle: DebugHandle) -> Router {
@@ -43,7 +43,7 @@ fn not_leader() -> Response {
     message(StatusCode::SERVICE_UNAVAILABLE, text)
 }
 
-/// The engine's answer, 404 with `missing` when it is null, 503 when nobody owns an engine here.
+/// Returns the result as response: 404 with `missing` if it is null, 503 if there is no engine.
 fn found(answer: Option<Value>, missing: impl FnOnce() -> String) -> Response {
     match answer {
         None => not_leader(),
@@ -147,18 +147,18 @@ async fn pod_resources(State(handle): State<DebugHandle>) -> Response {
             let kind = "text/plain; version=0.0.4; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
-        // Not the leader: nothing, without a complaint.
+        // Not the leader: an empty response rather than an error.
         _ => StatusCode::OK.into_response(),
     }
 }
 
-/// Upstream's answer, too.
+/// Resets metrics; upstream has the same response.
 async fn reset_metrics(State(handle): State<DebugHandle>) -> Response {
     handle.reset_metrics();
     "metrics reset\n".into_response()
 }
 
-/// Whether there is anything under `/debug/flags`: as upstream, only along with profiles.
+/// Returns true if `/debug/flags` is served: as in upstream, only together with profiles.
 fn has_flags(handle: &DebugHandle) -> bool {
     handle.shared.config.read()["enableProfiling"] != false
 }
@@ -195,7 +195,7 @@ async fn set_flag(
     }
 }
 
-/// Sets a flag; what is said then is what upstream says, whatever the flag.
+/// Sets a flag. The response is upstream's, which names the same flag for several.
 fn switch(flags: &Flags, flag: &str, value: &str) -> Result<String, String> {
     let boolean = |to: Option<&AtomicBool>| {
         let parsed = koord_app::flags::boolean(value).map_err(|error| error.to_string())?;
@@ -213,7 +213,7 @@ fn switch(flags: &Flags, flag: &str, value: &str) -> Result<String, String> {
         "v" => return koord_app::logging::put_verbosity(value),
         "f" => ("debugFilterFailure", boolean(Some(&flags.filters))),
         "d" => ("debugFilterFailure", boolean(Some(&flags.diagnosis))),
-        // A dump is a line of the log, and nobody waits for it.
+        // A dump is a log line here, so it never blocks.
         _ => ("debugFilterFailure", boolean(None)),
     };
     match set {

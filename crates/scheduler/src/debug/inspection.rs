@@ -1,4 +1,4 @@
-//! Values of the inspection API in the form that Go structs without field names give them.
+//! JSON values of the inspection API in the form in which Go prints structs without field tags.
 
 use crate::state::PodInfo;
 use k8s_openapi::api::core::v1::ContainerPort;
@@ -6,7 +6,7 @@ use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, PODS, ResourceId, R
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `value`, an object, without the fields that are empty: as Go leaves them out.
+/// Returns the object `value` without its empty fields, as Go's `omitempty` does.
 #[must_use]
 pub fn without_empty(mut value: Value) -> Value {
     if let Value::Object(fields) = &mut value {
@@ -22,7 +22,7 @@ pub fn without_empty(mut value: Value) -> Value {
     value
 }
 
-/// All resources that `of` knows an amount of.
+/// Returns all resource amounts that `of` returns, as upstream's `Resource` struct.
 pub fn amounts(table: &ResourceTable, of: impl Fn(ResourceId) -> i64) -> Value {
     let mut scalars = Map::new();
     for number in 0..u16::try_from(table.len()).unwrap_or(u16::MAX) {
@@ -41,7 +41,7 @@ pub fn amounts(table: &ResourceTable, of: impl Fn(ResourceId) -> i64) -> Value {
     })
 }
 
-/// Address → ports that `pods` take of their host.
+/// Returns the host ports that `pods` use, by host address.
 pub fn host_ports<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> Value {
     let mut used: BTreeMap<String, BTreeSet<(i32, String)>> = BTreeMap::new();
     for port in pods.flat_map(ports) {
@@ -66,7 +66,7 @@ pub fn host_ports<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> Value {
         .collect()
 }
 
-/// Ports of containers and of init containers that keep running.
+/// Iterates over the host ports of main containers and sidecars.
 fn ports(pod: &PodInfo) -> impl Iterator<Item = &ContainerPort> {
     let containers = pod.object.containers.iter();
     let stay = containers.filter(|container| !container.init || container.is_sidecar());

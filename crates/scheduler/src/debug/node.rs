@@ -1,5 +1,5 @@
-//! `/apis/v1/nodes/:nodeName`: what is booked on a node, in the form of upstream's node dump, whose
-//! field names come from Go structs: some in lower case, some not.
+//! `/apis/v1/nodes/:nodeName`: a node and the pods on it, in the form of upstream's node dump. Its field
+//! names come from Go structs: some in lower case, some not.
 
 use super::inspection::{amounts, host_ports, without_empty};
 use crate::engine::Engine;
@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-/// The dump of the node with this name; null when there is none.
+/// Returns the dump of the node with this name; null if there is none.
 pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     let nodes = engine.cluster().nodes();
     let known = nodes.find(name);
@@ -135,8 +135,9 @@ fn term(pod: &PodInfo, term: &PodAffinityTerm) -> Map<String, Value> {
     out
 }
 
-/// Nothing is an object, everything an empty list, as a Go scheduler shows them; the requirements,
-/// which it shows as empty objects, are spelled out.
+/// Returns a label selector as JSON. As a Go scheduler prints them, a selector that matches nothing is an
+/// object and one that matches everything an empty list; requirements, which Go prints as empty objects, are
+/// spelled out.
 fn selector(selector: Option<&LabelSelector>) -> Value {
     let Some(selector) = selector else {
         return json!({});
@@ -149,7 +150,7 @@ fn selector(selector: Option<&LabelSelector>) -> Value {
     all.into()
 }
 
-/// Claims as `namespace/name` → how many pods here use them.
+/// Returns how many of `pods` use each claim (`namespace/name`).
 fn claims(pods: &[&PodInfo]) -> BTreeMap<String, usize> {
     let mut out = BTreeMap::new();
     for pod in pods {
@@ -176,7 +177,7 @@ fn names(info: &NodeInfo) -> impl Iterator<Item = (&str, i64)> {
     })
 }
 
-/// Images of this node, and how many nodes have them.
+/// Returns the images on this node, with the number of nodes that have each.
 fn images(engine: &Engine, index: NodeIndex, info: &NodeInfo) -> Value {
     let mut known: FxHashMap<&str, (i64, usize)> =
         names(info).map(|(name, size)| (name, (size, 1))).collect();

@@ -1,4 +1,4 @@
-//! `/metrics/resources`: what every pod requests and is limited to.
+//! `/metrics/resources`: requests and limits of every pod.
 
 use crate::engine::Engine;
 use crate::state::PodInfo;
@@ -16,7 +16,7 @@ const SERIES: [(&str, &str); 2] = [
     ),
 ];
 
-/// The series of all pods that have not finished, in the text format.
+/// Returns the metrics of all pods that have not finished, in the text format.
 pub(super) fn text(engine: &Engine) -> String {
     let mut pods: Vec<(&PodInfo, &str)> = engine
         .cluster()

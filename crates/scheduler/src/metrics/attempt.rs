@@ -1,4 +1,4 @@
-//! Attempts under way, from the queue to the end of the binding.
+//! Pending scheduling attempts, from the queue to the end of the binding.
 
 use crate::engine::Started;
 use crate::state::PodInfo;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// One attempt to place a pod.
+/// A scheduling attempt of one pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
     pub(crate) pod: Arc<PodInfo>,
-    /// Attempts so far, with this one.
+    /// The number of attempts, including this one.
     pub(crate) attempts: u32,
-    /// When the pod entered the queue.
+    /// The time at which the pod entered the queue.
     pub(crate) first_seen: Timestamp,
-    /// Whether only its long wait brought the attempt about.
+    /// Whether the pod is retried only because it waited the maximum time.
     pub(crate) flushed: bool,
     pub(crate) started: Instant,
 }
@@ -38,7 +38,7 @@ impl Attempt {
         }
     }
 
-    /// Names the pod, if it has taken too long by now.
+    /// Returns a log message if the attempt has taken longer than `timeout`.
     pub(crate) fn complaint(&self, timeout: Duration) -> Option<String> {
         let took = self.started.elapsed();
         (took > timeout).then(|| {

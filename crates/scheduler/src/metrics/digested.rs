@@ -1,15 +1,15 @@
-//! How long events took to be digested, by their names.
+//! Buffered histograms of event handling times, by event name.
 
 use prometheus::HistogramVec;
 use prometheus::local::LocalHistogram;
 
-/// See the module documentation. There are several events for each pod, and who digests them is who
-/// decides: to find the histogram of a name, and to add to it so that others may read it at any time,
-/// takes a few times as long as to add to a copy.
+/// Buffers observations until they are flushed to the metric. There are several events per pod, handled by
+/// the task that makes the decisions: looking up a histogram by name and updating it atomically takes a few
+/// times as long as updating a local copy.
 #[derive(Debug)]
 pub(crate) struct Digested {
     all: HistogramVec,
-    /// Since they were last handed over; names are few.
+    /// Local histograms since the last flush; there are few names.
     since: Vec<(&'static str, LocalHistogram)>,
 }
 
@@ -21,7 +21,7 @@ impl Digested {
         }
     }
 
-    /// One was.
+    /// Records one event.
     pub(crate) fn note(&mut self, event: &'static str, seconds: f64) {
         let known = self.since.iter().find(|(name, _)| *name == event);
         if let Some((_, histogram)) = known {
@@ -33,9 +33,9 @@ impl Digested {
         self.since.push((event, histogram));
     }
 
-    /// Adds what was noted to the metric.
+    /// Adds the buffered observations to the metric.
     pub(crate) fn hand_over(&mut self) {
-        // Found anew each time: the metric may have been emptied.
+        // Local histograms are created again each time, as the metric may have been reset.
         for (_, histogram) in self.since.drain(..) {
             histogram.flush();
         }

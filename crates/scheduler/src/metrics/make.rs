@@ -1,4 +1,4 @@
-//! Making metrics: registered once, and emptied together.
+//! Creation of metrics: registered once, and reset together.
 
 use parking_lot::Mutex;
 use prometheus::core::{Collector, MetricVec, MetricVecBuilder};
@@ -8,7 +8,7 @@ use prometheus::{
 };
 use std::sync::Arc;
 
-/// How much upstream promises about a metric; it stands in front of the help text.
+/// Upstream's stability level of a metric; it precedes the help text.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Level {
     Stable,
@@ -28,10 +28,10 @@ impl Level {
     }
 }
 
-/// `count` bounds from `start` on, each `factor` times the one before, and `finer` more below:
-/// upstream's bounds start where its own latencies do, and most of ours would share one bucket.
+/// Returns `count` bounds from `start` on, each `factor` times the previous one, and `finer` more below:
+/// upstream's bounds start at its own latencies, and most of ours would share one bucket.
 pub(super) fn bounds(start: f64, factor: f64, count: usize, finer: usize) -> Vec<f64> {
-    // Step by step, as upstream computes them: the same numbers to the last digit.
+    // Step by step, as upstream computes them, to get the same numbers to the last digit.
     let steps = |by: fn(f64, f64) -> f64| {
         std::iter::successors(Some(start), move |bound| Some(by(*bound, factor)))
     };
@@ -43,8 +43,7 @@ pub(super) fn bounds(start: f64, factor: f64, count: usize, finer: usize) -> Vec
 
 type Empty = Box<dyn Fn() + Send + Sync>;
 
-/// Empties what `DELETE /metrics` empties upstream: all metrics that have labels. Clones empty the
-/// same ones.
+/// Resets what `DELETE /metrics` resets in upstream: all metrics with labels. Clones share the metrics.
 #[derive(Clone, Default)]
 pub(crate) struct Resets(Arc<Mutex<Vec<Empty>>>);
 
@@ -66,7 +65,7 @@ impl Resets {
     }
 }
 
-/// Makes and registers metrics. One that the registry has already is left out of it.
+/// Creates and registers metrics. A metric that the registry already has is not registered again.
 #[derive(Debug, Clone)]
 pub(super) struct Maker {
     registry: Registry,

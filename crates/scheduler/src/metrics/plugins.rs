@@ -1,11 +1,11 @@
-//! The metrics that plugins have of their own.
+//! Metrics that plugins define themselves.
 
 use super::make::{Level, Maker, Resets};
 use crate::framework::{Family, Kind, Readings};
 use prometheus::{CounterVec, GaugeVec, HistogramVec, Registry};
 use rustc_hash::FxHashMap;
 
-/// See the module documentation. A family is registered when it is first read.
+/// The metrics of plugins. A family is registered when it is first read.
 #[derive(Debug)]
 pub(crate) struct PluginMetrics {
     maker: Maker,
@@ -24,7 +24,7 @@ impl PluginMetrics {
         }
     }
 
-    /// Takes over what was read from all plugins.
+    /// Adds the values read from all plugins.
     pub(crate) fn take(&mut self, readings: Readings) {
         let (renewed, values) = readings.into_parts();
         for family in renewed {
@@ -33,7 +33,7 @@ impl PluginMetrics {
             }
         }
         for reading in values {
-            // Wrong label counts would be a plugin's bug, which its tests show.
+            // A wrong number of labels would be a plugin's bug, which its tests show.
             let labels: Vec<&str> = reading.labels.iter().map(String::as_str).collect();
             match reading.family.kind {
                 Kind::Counter => {
@@ -68,7 +68,7 @@ impl PluginMetrics {
         if !self.counters.contains_key(name) {
             match self.maker.float_counters(name, Level::Alpha, help, labels) {
                 Ok(made) => drop(self.counters.insert(name, made)),
-                Err(error) => tracing::warn!(name, %error, "metric not registered"),
+                Err(error) => tracing::warn!(name, %error, "failed to register a plugin metric"),
             }
         }
         self.counters.get(name)
@@ -81,7 +81,7 @@ impl PluginMetrics {
         if !self.gauges.contains_key(name) {
             match self.maker.gauges(name, Level::Alpha, help, labels) {
                 Ok(made) => drop(self.gauges.insert(name, made)),
-                Err(error) => tracing::warn!(name, %error, "metric not registered"),
+                Err(error) => tracing::warn!(name, %error, "failed to register a plugin metric"),
             }
         }
         self.gauges.get(name)
@@ -97,7 +97,7 @@ impl PluginMetrics {
                 .histograms(name, Level::Alpha, help, labels, buckets());
             match made {
                 Ok(made) => drop(self.histograms.insert(name, made)),
-                Err(error) => tracing::warn!(name, %error, "metric not registered"),
+                Err(error) => tracing::warn!(name, %error, "failed to register a plugin metric"),
             }
         }
         self.histograms.get(name)
@@ -141,7 +141,7 @@ mod tests {
             }
             out.add(&COUNTER, &[], 2.0);
             out.add(&HISTOGRAM, &[], 1.5);
-            // A plugin's slip costs the value, nothing else.
+            // An invalid value of a plugin is dropped; the others count.
             out.add(&GAUGE, &["too", "many"], 1.0);
             out
         };

@@ -1,8 +1,8 @@
-//! What pods of a workload have in common, kept once.
+//! Interning of parts that pods of a workload have in common.
 //!
-//! Pods of one workload say the same but for what [`PodInfo`](super::PodInfo) holds by itself, and most of those
-//! that do not, as each has a label or a claim of its own, say the same in parts. Of a hundred thousand pods that
-//! run, a few thousand objects are left.
+//! Pods of one workload are equal except for what [`PodInfo`](super::PodInfo) holds itself. Most pods that
+//! differ, because each has a label or a claim of its own, are still equal in parts. A hundred thousand
+//! running pods need only a few thousand objects.
 
 use super::PodObject;
 use super::object::ContainerInfo;
@@ -16,10 +16,10 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::io;
 use std::sync::{Arc, Weak};
 
-/// So many may be new before it is looked for those that nobody has any more.
+/// The minimum number of new entries before unused ones are removed.
 const FEW: usize = 64;
 
-/// What pods share that are read with it. Clones share it, too.
+/// An intern pool for parts of pods. Clones share one pool.
 #[derive(Debug, Clone, Default)]
 pub struct Alike {
     known: Arc<Mutex<Known>>,
@@ -34,17 +34,17 @@ struct Known {
     owners: Same<[OwnerReference]>,
     containers: Same<[ContainerInfo]>,
     names: FxHashSet<Arc<str>>,
-    /// How many are new since it was last looked for those that nobody has.
+    /// The number of entries added since unused ones were last removed.
     new: usize,
 }
 
-/// Values of one type, of which each is there once.
+/// An intern pool for values of one type, each stored once.
 #[derive(Debug)]
 struct Same<T: ?Sized>(HashTable<(u64, Weak<T>)>);
 
 impl Alike {
-    /// The object that says what `object` does: one that others have, or it, made of parts that others have
-    /// where there are such.
+    /// Returns an object equal to `object`: an existing one if there is one, else `object` with its parts
+    /// replaced by existing equal ones.
     pub(super) fn object(&self, mut object: Arc<PodObject>) -> Arc<PodObject> {
         let Some(own) = Arc::get_mut(&mut object) else {
             return object;
@@ -81,7 +81,7 @@ impl Alike {
         object
     }
 
-    /// `name`, as all have it who say the same.
+    /// Returns the shared string equal to `name`.
     pub(super) fn name(&self, own: Arc<str>) -> Arc<str> {
         let mut known = self.known.lock();
         known.make_room();
@@ -90,14 +90,14 @@ impl Alike {
         name
     }
 
-    /// How many objects, and parts of them, are known, those included that nobody has any more.
+    /// Returns the number of entries, including unused ones.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.known.lock().len()
     }
 }
 
-/// The name that is known for `own`, and whether that is new.
+/// Returns the shared string equal to `own`, and whether it was added.
 fn name(names: &mut FxHashSet<Arc<str>>, own: Arc<str>) -> (Arc<str>, bool) {
     match names.get(&own) {
         Some(name) => (name.clone(), false),
@@ -118,7 +118,8 @@ impl Known {
             + self.names.len()
     }
 
-    /// Forgets what nobody has any more, now and then: even what is gone takes its room as long as it is known.
+    /// Removes unused entries now and then: a value that was dropped keeps its allocation as long as it has
+    /// an entry.
     fn make_room(&mut self) {
         if self.new <= FEW.max(self.len() / 4) {
             return;
@@ -134,7 +135,7 @@ impl Known {
 }
 
 impl<T: PartialEq + ?Sized> Same<T> {
-    /// Makes `own` the one that is known to be the same, or known. Counts those that are `new`.
+    /// Replaces `own` by an existing equal value, or adds it. Counts added values in `new`.
     fn share(&mut self, hash: u64, own: &mut Arc<T>, new: &mut usize) {
         let same = self.0.iter_hash(hash);
         let same = same.filter(|(other, _)| *other == hash);
@@ -160,7 +161,7 @@ impl<T: ?Sized> Default for Same<T> {
     }
 }
 
-/// Hashes what is written.
+/// A writer that hashes what is written.
 struct Hashed<H>(H);
 
 impl<H: Hasher> io::Write for Hashed<H> {

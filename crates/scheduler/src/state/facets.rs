@@ -1,15 +1,15 @@
-//! What plugins make of a pod, each its own part.
+//! Values that plugins derive from a pod, one per type.
 
 use super::ShapeId;
 use std::any::Any;
 use std::sync::OnceLock;
 
-/// Values that were read from a pod, one per type; each is read when it is first asked for, and kept
-/// as long as this state of the pod is.
+/// Values derived from a pod, one per type. Each is computed on first use and kept as long as this state of
+/// the pod.
 #[derive(Default)]
 pub(super) struct Facets {
     first: Link,
-    /// By the profile's position, which its name decides.
+    /// The shape, with the index of the profile that it was computed for.
     shape: OnceLock<(usize, Option<ShapeId>)>,
 }
 
@@ -35,7 +35,7 @@ impl Facets {
                 next: Link::default(),
             })
         };
-        // Before a place is taken: reading may ask for other facets.
+        // Compute the value before taking a place in the list: computing it may need other facets.
         let mut made = Some(make());
         loop {
             let facet = at.get_or_init(|| made.take().unwrap_or_else(make));
@@ -46,7 +46,7 @@ impl Facets {
         }
     }
 
-    /// What `sign` says, once for the profile in this position.
+    /// Returns the result of `sign`, cached for the first profile that it is called for.
     pub(super) fn shape(
         &self,
         profile: usize,
@@ -59,7 +59,7 @@ impl Facets {
     }
 }
 
-/// A copy is made to be changed: what was read of the original may not hold for it.
+/// Clones start empty: a copy is made to be changed, so derived values may not hold for it.
 impl Clone for Facets {
     fn clone(&self) -> Self {
         Self::default()
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(signs.get(), 3);
         assert_eq!(shape(&facets.clone(), 0), of_0);
         assert_eq!(signs.get(), 4);
-        // That it shares nothing is remembered, too.
+        // That a pod has no shape is cached, too.
         let loner = Facets::default();
         assert_eq!((shape(&loner, 1), shape(&loner, 1)), (None, None));
         assert_eq!(signs.get(), 5);

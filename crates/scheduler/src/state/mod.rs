@@ -1,4 +1,4 @@
-//! What the engine knows: pods as compact values, nodes as columns.
+//! The engine's state: pods as compact values, nodes as columns.
 
 mod alike;
 mod facets;

@@ -1,30 +1,30 @@
-//! A node as the scheduler sees it.
+//! Parsed nodes.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use koord_api::extension::Reserved;
 use koord_model::resources::{Amounts, ResourceTable};
 use std::sync::Arc;
 
-/// Something on a node that was ignored.
+/// A problem of a node's content that was ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeProblem(pub String);
 
-/// A node, parsed.
+/// A parsed node.
 #[derive(Debug, Clone)]
 pub struct NodeInfo {
     /// The object, as the informer holds it.
     pub object: Arc<Node>,
     /// `metadata.name`.
     pub name: Arc<str>,
-    /// `status.allocatable` less what the reservation annotation sets aside.
+    /// `status.allocatable` minus what the reservation annotation reserves.
     pub allocatable: Amounts,
     /// `spec.unschedulable`.
     pub unschedulable: bool,
 }
 
 impl NodeInfo {
-    /// Reads `node`, numbering the resources it names in `table`. Also returns what was ignored: of a
-    /// resource whose amount is not a quantity, the node keeps what it had `before`, if anything.
+    /// Parses `node` and adds its resource names to `table`. Also returns what was ignored: a resource whose
+    /// amount is not a quantity keeps its amount from `before`, if there is one.
     #[must_use]
     pub fn new(
         node: Arc<Node>,
@@ -75,7 +75,7 @@ impl NodeInfo {
         (info, problems)
     }
 
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.object
@@ -86,13 +86,13 @@ impl NodeInfo {
             .map(String::as_str)
     }
 
-    /// The value of annotation `key`.
+    /// Returns the value of annotation `key`.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         annotation(&self.object, key)
     }
 
-    /// `spec.taints`.
+    /// Returns `spec.taints`.
     #[must_use]
     pub fn taints(&self) -> &[Taint] {
         self.object
@@ -111,7 +111,7 @@ fn annotation<'a>(node: &'a Node, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-/// What the annotation `reserved` takes from allocatable.
+/// Returns what the annotation `reserved` removes from allocatable.
 fn trimmed(reserved: &Reserved, table: &ResourceTable) -> Amounts {
     let mut out = Amounts::new();
     if reserved.trims_allocatable {

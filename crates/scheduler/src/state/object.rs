@@ -1,7 +1,7 @@
-//! What a pod's object says, so that what is each pod's own stands apart from what pods share.
+//! Content of a pod object, split into what is specific to a pod and what pods share.
 //!
-//! Kubernetes' own types are large when most of them is empty (in bytes: a container 2,144, a volume 3,208, a
-//! map of one label 544), and what only one pod says cannot be shared.
+//! Kubernetes' own types are large even if most of their fields are empty (in bytes: a container 2,144, a
+//! volume 3,208, a map of one label 544), and what is specific to one pod cannot be shared.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, PersistentVolumeClaimVolumeSource, Pod, PodSpec, PodStatus,
@@ -15,11 +15,11 @@ use std::convert::identity;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// See the module documentation.
+/// The content of a pod object, in parts that can be shared.
 #[derive(Debug, Clone, Default)]
 pub struct PodObject {
-    /// The pod as it came; of one that is bound, what the rest of this does not say, and nothing that is its
-    /// own.
+    /// The pod as received; for a bound pod, only what the other fields do not hold and what is not specific
+    /// to the pod.
     pub pod: Arc<Pod>,
     /// `metadata.labels`.
     pub labels: Texts,
@@ -27,35 +27,35 @@ pub struct PodObject {
     pub annotations: Arc<Texts>,
     /// `metadata.ownerReferences`.
     pub owners: Arc<[OwnerReference]>,
-    /// Init containers first.
+    /// The containers, init containers first.
     pub containers: Arc<[ContainerInfo]>,
-    /// Of a bound pod, those of its volumes that are claims with a name.
+    /// For a bound pod, its volumes that are named claims.
     claims: Box<[Claim]>,
-    /// Whether the pod is not as it came.
+    /// Whether the pod was trimmed.
     slim: bool,
 }
 
-/// What of a container others go by: what it takes for itself alone, and ports of the host.
+/// The parts of a container that matter to other pods: its resources and host ports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContainerInfo {
-    /// Its name.
+    /// The container's name.
     pub name: Box<str>,
     /// Whether it is one of the `initContainers`.
     pub init: bool,
     /// `restartPolicy`.
     restart: Option<Box<str>>,
-    /// `resources.requests`, as they are written.
+    /// `resources.requests`, as written.
     pub requests: Texts,
     /// `resources.limits`.
     pub limits: Texts,
-    /// The ports that it takes of the host.
+    /// The container's ports with a host port.
     pub ports: Box<[ContainerPort]>,
 }
 
-/// A volume that is a claim.
+/// A volume that refers to a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Claim {
-    /// Which of the pod's volumes it is.
+    /// The volume's index in the pod.
     at: u32,
     name: Box<str>,
     claim: Box<str>,
@@ -63,7 +63,7 @@ struct Claim {
 }
 
 impl PodObject {
-    /// What `pod` says.
+    /// Splits `pod` into its parts.
     #[must_use]
     pub fn new(pod: Arc<Pod>) -> Self {
         let meta = &pod.metadata;
@@ -85,7 +85,7 @@ impl PodObject {
         }
     }
 
-    /// The names of the claims that it uses, without those that are made for it alone.
+    /// Iterates over the names of the claims that the pod uses, without those of ephemeral volumes.
     pub fn claims(&self) -> impl Iterator<Item = &str> {
         let volumes = self.volumes().iter();
         let whole = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
@@ -93,12 +93,12 @@ impl PodObject {
         self.claims_apart().chain(whole)
     }
 
-    /// The names of those claims that are not among [`Self::volumes`], as the pod is bound.
+    /// Iterates over the names of those claims that are not among [`Self::volumes`], as the pod is bound.
     pub fn claims_apart(&self) -> impl Iterator<Item = &str> {
         self.claims.iter().map(|claim| &*claim.claim)
     }
 
-    /// The volumes; of a bound pod, without claims that have a name.
+    /// Returns the volumes; for a bound pod, without named claims.
     #[must_use]
     pub fn volumes(&self) -> &[Volume] {
         let spec = self.pod.spec.as_ref();
@@ -106,10 +106,10 @@ impl PodObject {
             .unwrap_or_default()
     }
 
-    /// Takes away what concerns a pod only until it is bound, and what [`PodInfo`](super::PodInfo) holds by
-    /// itself: its names and where it is, what its containers run, how it chooses a node, and how far its status
-    /// has come. What it means to other pods stays: labels, annotations, affinity, volumes, what its containers
-    /// take, whether it is on its way out.
+    /// Removes what matters only until the pod is bound, and what [`PodInfo`](super::PodInfo) holds itself:
+    /// names and node, what its containers run, how it selects a node, and the progress of its status. What
+    /// matters to other pods stays: labels, annotations, affinity, volumes, resources of containers, and
+    /// whether it is being deleted.
     pub(super) fn slim(&mut self) {
         if std::mem::replace(&mut self.slim, true) {
             return;
@@ -157,7 +157,7 @@ impl PodObject {
         }
     }
 
-    /// Whether something that scheduling reads differs, the status aside.
+    /// Returns true if something that scheduling reads differs, the status excepted.
     pub(super) fn differs_for_scheduling(&self, other: &Self) -> bool {
         self.pod.spec != other.pod.spec
             || self.labels != other.labels
@@ -167,7 +167,7 @@ impl PodObject {
             || self.claims != other.claims
     }
 
-    /// Replaces the keys of all maps by those that others have as well.
+    /// Replaces the keys of all maps by shared ones.
     pub(super) fn share_keys(&mut self, shared: &mut impl FnMut(Arc<str>) -> Arc<str>) {
         self.labels.share_keys(&mut *shared);
         if let Some(annotations) = Arc::get_mut(&mut self.annotations) {
@@ -179,7 +179,7 @@ impl PodObject {
         }
     }
 
-    /// The pod with all that is said of it here.
+    /// Assembles the pod from its parts.
     #[must_use]
     pub fn to_pod(&self) -> Pod {
         let mut pod = (*self.pod).clone();
@@ -224,7 +224,7 @@ impl PartialEq for PodObject {
     }
 }
 
-/// What is shared counts by where it is: this is for objects whose parts have been looked up.
+/// Shared parts are hashed by address: this is for objects whose parts were interned.
 impl Hash for PodObject {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.labels.hash(state);
@@ -255,7 +255,7 @@ impl ContainerInfo {
         }
     }
 
-    /// Whether it is an init container that goes on running beside the main ones.
+    /// Returns true if this is an init container that keeps running next to the main ones.
     #[must_use]
     pub fn is_sidecar(&self) -> bool {
         self.init && self.restart.as_deref() == Some("Always")
@@ -277,7 +277,7 @@ impl ContainerInfo {
     }
 }
 
-/// The rest is like it where this is.
+/// Containers that agree in these fields almost always agree in the others.
 impl Hash for ContainerInfo {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.name.hash(state);
@@ -299,7 +299,7 @@ impl Claim {
     }
 }
 
-/// Takes the claims that have a name out of the volumes.
+/// Removes the named claims from the volumes and returns them.
 fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
     let mut claims = Vec::new();
     let mut rest = Vec::new();
@@ -321,7 +321,7 @@ fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
     claims.into()
 }
 
-/// What network plugins write on each pod differs from pod to pod, and concerns no scheduler.
+/// Annotation prefixes of network plugins. Their values differ from pod to pod, and no scheduler reads them.
 const NETWORKS: [&str; 5] = [
     "cni.projectcalico.org/",
     "k8s.ovn.org/",
@@ -345,7 +345,7 @@ mod tests {
         object
     }
 
-    /// All that is kept of a bound pod.
+    /// The content of a bound pod that is kept.
     fn kept() -> Value {
         let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": format!("c-{name}")}});
         json!({"apiVersion": "v1", "kind": "Pod",

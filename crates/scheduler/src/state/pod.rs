@@ -1,4 +1,4 @@
-//! A pod as the scheduler sees it: everything parsed once, when the informer delivers it.
+//! Parsed pods: all fields are parsed once, when the informer delivers the pod.
 
 use super::PodObject;
 use super::ShapeId;
@@ -19,12 +19,12 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Milli-cores assumed, for scoring only, of a container that asks for none.
+/// Millicores assumed, for scoring only, for a container without a CPU request.
 const SCORING_MILLI_CPU: i64 = 100;
-/// Bytes assumed, for scoring only, of a container that asks for none: 200 MiB.
+/// Bytes assumed, for scoring only, for a container without a memory request: 200 MiB.
 const SCORING_MEMORY: i64 = 200 * 1024 * 1024;
 
-/// A pod that cannot be understood; it is not scheduled until it changes.
+/// The error of an invalid pod; it is not scheduled until it changes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
     /// The pod has no `spec`, or no name or uid.
@@ -33,29 +33,30 @@ pub enum PodError {
     /// A resource amount is not a quantity.
     #[error("{field}: invalid quantity {value:?}: {reason}")]
     Quantity {
-        /// Path of the field.
+        /// The path of the field.
         field: String,
-        /// What it says.
+        /// The value of the field.
         value: String,
-        /// What is wrong with it.
+        /// The reason why the value is invalid.
         reason: String,
     },
 }
 
-/// What is queued, placed and booked in the form of a pod.
+/// The kinds of things that are queued and placed in the form of a pod.
 #[derive(Debug, Clone, Copy)]
 pub enum Booked<'a> {
     /// A pod.
     Pod(&'a PodInfo),
-    /// What holds room on a node for pods to come, and the object it stands for. It runs nothing.
+    /// A holder: it reserves capacity on a node for later pods and runs nothing. With the object it stands
+    /// for.
     Holder(&'a ObjectReference),
 }
 
-/// A pod, parsed.
+/// A parsed pod.
 #[derive(Debug, Clone)]
 pub struct PodInfo {
-    /// The object: of a bound pod, what it means to others and nothing that is its own, so that pods that mean
-    /// the same share it. [`PodInfo::named_object`] says which pod it is.
+    /// The object. For a bound pod, it holds only what matters to other pods and nothing specific to this
+    /// pod, so that equal pods share it; [`PodInfo::named_object`] adds the rest.
     pub object: Arc<PodObject>,
     /// `metadata.uid`.
     pub uid: Arc<str>,
@@ -69,16 +70,16 @@ pub struct PodInfo {
     pub priority: i32,
     /// Koordinator's priority class, defaulted.
     pub priority_class: PriorityClass,
-    /// Its Kubernetes class.
+    /// The Kubernetes QoS class.
     pub qos: KubeQos,
-    /// What it needs to run: containers, init containers and overhead combined. While it is resized in
-    /// place, of each container the most that is asked for, allocated or in use.
+    /// The pod's resource requests: containers, init containers and overhead combined. During an in-place
+    /// resize, the maximum of requested, allocated and actual resources of each container.
     pub requests: Amounts,
-    /// Its limits, combined the same way.
+    /// The pod's limits, combined in the same way.
     pub limits: Amounts,
-    /// CPU and memory counted for scoring: requests, with a default for containers without.
+    /// CPU (millicores) and memory (bytes) for scoring: requests, with defaults for containers without.
     pub scoring: [i64; 2],
-    /// `spec.nodeName`, when it is bound.
+    /// `spec.nodeName`; `None` if the pod is not bound.
     pub node: Option<Arc<str>>,
     /// `status.nominatedNodeName`.
     pub nominated: Option<Arc<str>>,
@@ -86,17 +87,17 @@ pub struct PodInfo {
     pub created: Timestamp,
     /// `status.startTime`.
     pub started: Option<Timestamp>,
-    /// When the `PodScheduled` condition became true.
+    /// The time at which the `PodScheduled` condition became true.
     pub scheduled_at: Option<Timestamp>,
-    /// When the `Initialized` condition became true.
+    /// The time at which the `Initialized` condition became true.
     pub initialized_at: Option<Timestamp>,
-    /// Names of the scheduling gates that are still closed.
+    /// Names of the scheduling gates that are not removed yet.
     pub gates: Vec<String>,
-    /// Whether a DaemonSet owns it.
+    /// Whether a DaemonSet owns the pod.
     pub daemon: bool,
-    /// Whether it is being deleted.
+    /// Whether the pod is being deleted.
     pub deleting: bool,
-    /// Whether it has finished: phase Succeeded or Failed.
+    /// Whether the pod has finished: phase Succeeded or Failed.
     pub terminal: bool,
     /// The object that is scheduled in the form of this pod; `None` for real pods.
     holds_for: Option<Arc<ObjectReference>>,
@@ -104,10 +105,10 @@ pub struct PodInfo {
 }
 
 impl PodInfo {
-    /// Reads `pod`, numbering the resources it names in `table`.
+    /// Parses `pod` and adds its resource names to `table`.
     ///
     /// # Errors
-    /// A required part is missing, or an amount is not a quantity.
+    /// Fails if a required field is missing, or if an amount is not a quantity.
     pub fn new(pod: Arc<Pod>, table: &ResourceTable) -> Result<Self, PodError> {
         let meta = &pod.metadata;
         let uid: Arc<str> = meta
@@ -181,7 +182,7 @@ impl PodInfo {
         })
     }
 
-    /// The same as what holds room on behalf of `object`.
+    /// Returns this pod as a holder for `object`.
     #[must_use]
     pub fn holding_for(self, object: ObjectReference) -> Self {
         Self {
@@ -191,8 +192,8 @@ impl PodInfo {
         }
     }
 
-    /// The same pod as it would be without a node, `object` being all that is said of it otherwise. What it
-    /// needs stays what it was read to be.
+    /// Returns this pod as it would be without a node, with `object` as its content. The parsed resources
+    /// stay unchanged.
     #[must_use]
     pub fn without_node(&self, object: Arc<Pod>) -> Self {
         Self {
@@ -211,7 +212,7 @@ impl PodInfo {
         }
     }
 
-    /// What it is: a pod, or what only has the form of one.
+    /// Returns whether this is a pod or a holder.
     #[must_use]
     pub fn booked(&self) -> Booked<'_> {
         match &self.holds_for {
@@ -220,37 +221,38 @@ impl PodInfo {
         }
     }
 
-    /// Whether it only holds room for pods to come.
+    /// Returns true if this is a holder, which only reserves capacity for later pods.
     #[must_use]
     pub fn is_holder(&self) -> bool {
         self.holds_for.is_some()
     }
 
-    /// The pod's `spec`; of a bound pod, without what [`PodInfo::object`] says apart from it.
+    /// Returns the pod's `spec`; for a bound pod, without the parts that [`PodInfo::object`] holds
+    /// separately.
     #[must_use]
     pub fn spec(&self) -> Option<&PodSpec> {
         self.object.pod.spec.as_ref()
     }
 
-    /// `status`, as far as it is known.
+    /// Returns the pod's `status`; for a bound pod, only the parts that are kept.
     #[must_use]
     pub fn status(&self) -> Option<&PodStatus> {
         self.object.pod.status.as_ref()
     }
 
-    /// `metadata.labels`.
+    /// Returns `metadata.labels`.
     #[must_use]
     pub fn labels(&self) -> &Texts {
         &self.object.labels
     }
 
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.object.labels.get(key)
     }
 
-    /// The object with what is its own and was taken out of it, for whoever shows or sends it.
+    /// Returns the object with the parts that are specific to the pod, for display or sending.
     #[must_use]
     pub fn named_object(&self) -> Pod {
         let mut object = self.object.to_pod();
@@ -274,7 +276,7 @@ impl PodInfo {
         object
     }
 
-    /// `spec.schedulerName`, `default-scheduler` when unset.
+    /// Returns `spec.schedulerName`, or `default-scheduler` if unset.
     #[must_use]
     pub fn scheduler_name(&self) -> &str {
         self.spec()
@@ -282,20 +284,20 @@ impl PodInfo {
             .unwrap_or("default-scheduler")
     }
 
-    /// The value of annotation `key`.
+    /// Returns the value of annotation `key`.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.object.annotations.get(key)
     }
 
-    /// What `read` makes of this pod: done once for each type, then remembered. For what a plugin
-    /// would otherwise parse at every step; it may depend on nothing but the pod.
+    /// Returns the value that `read` derives from this pod, computed once per type. For what a plugin would
+    /// otherwise parse at every step; it must depend on the pod only.
     pub fn facet<T: Any + Send + Sync>(&self, read: impl Fn(&Self) -> T) -> &T {
         self.facets.get(|| read(self))
     }
 
-    /// What `sign` makes of this pod, for the profile in this position: done once, then remembered. `None` when
-    /// the pod is like no other.
+    /// Returns the shape that `sign` computes for the profile with this index, computed once. `None` if the
+    /// pod shares nothing.
     pub(crate) fn shape(
         &self,
         profile: usize,
@@ -304,7 +306,7 @@ impl PodInfo {
         self.facets.shape(profile, sign)
     }
 
-    /// Whether something that scheduling reads differs: spec, labels or annotations.
+    /// Returns true if something that scheduling reads differs: spec, labels or annotations.
     #[must_use]
     pub fn differs_for_scheduling(&self, other: &Self) -> bool {
         self.object.differs_for_scheduling(&other.object)
@@ -313,7 +315,7 @@ impl PodInfo {
             || self.deleting != other.deleting
     }
 
-    /// Whether the pod asks for neither CPU nor memory, for no resource at all.
+    /// Returns true if all requests and limits are 0.
     #[must_use]
     pub fn is_best_effort(&self) -> bool {
         self.requests.iter().all(|(_, amount)| amount == 0)
@@ -346,12 +348,12 @@ enum Counted {
     Scoring,
 }
 
-/// What the status says of a pod's containers.
+/// The state of a pod's containers, from its status.
 #[derive(Default)]
 struct Running<'a> {
     main: &'a [ContainerStatus],
     init: &'a [ContainerStatus],
-    /// Whether the node cannot do what the spec asks for now.
+    /// Whether the node can never provide what the spec requests.
     infeasible: bool,
 }
 
@@ -372,7 +374,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// The resources of a container that stays, if they are known, as `(actual, allocated)`.
+    /// Returns the `(actual, allocated)` resources of a long-running container, if its status has them.
     fn resources(
         &self,
         place: Place,
@@ -392,8 +394,8 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Sum of containers and sidecars, or the peak while init containers run, whichever is larger;
-/// pod-level amounts replace it; overhead comes on top.
+/// Combines the amounts of containers: the sum of main containers and sidecars, or the peak while init
+/// containers run, whichever is larger. Pod-level amounts replace it; overhead is added.
 fn combined(
     spec: &PodSpec,
     running: &Running<'_>,
@@ -421,8 +423,8 @@ fn combined(
     Ok(total)
 }
 
-/// Source of what counts while a pod is resized: `k8s.io/component-helpers/resource`, `PodRequests`
-/// with `UseStatusResources`.
+/// Returns the amounts of one container. Rules for in-place resize: `k8s.io/component-helpers/resource`,
+/// `PodRequests` with `UseStatusResources`.
 fn container_amounts(
     container: &Container,
     running: &Running<'_>,
@@ -442,7 +444,7 @@ fn container_amounts(
             own = Amounts::new();
         }
         for list in lists {
-            // What cannot be read there is not counted there; the spec is.
+            // Amounts in the status that cannot be parsed are ignored; those of the spec count.
             let read = amounts_but(list, table, String::new, |_, _| Ok(()));
             requests::Total::raise(&mut own, &read.unwrap_or_default());
         }
@@ -473,7 +475,7 @@ pub(super) fn amounts(
     amounts_but(list, table, field, |_, error| Err(error))
 }
 
-/// The same, as long as `bad` lets the resources pass that cannot be read; nothing is said of those.
+/// Parses a resource list as [`amounts`] does, but leaves out invalid amounts for which `bad` returns `Ok`.
 pub(super) fn amounts_but(
     list: Option<&BTreeMap<String, Quantity>>,
     table: &ResourceTable,
@@ -482,7 +484,7 @@ pub(super) fn amounts_but(
 ) -> Result<Amounts, PodError> {
     let mut out = Amounts::new();
     for (name, quantity) in list.into_iter().flatten() {
-        // Under both its names, the amount counts once.
+        // An amount that is listed under both names of a resource counts once.
         let current = resources::canonical(name);
         if current != name && list.is_some_and(|list| list.contains_key(current)) {
             continue;
@@ -578,12 +580,12 @@ mod tests {
         let waits = |reason: &str| json!([{"type": "PodResizePending", "status": "True", "reason": reason}]);
         for (asked, actual, allocated, conditions, expected) in [
             ("1", "1", "1", json!([]), 1000),
-            // Up: asked for and not allocated, allocated and not in use; down the same.
+            // Up: requested but not allocated, allocated but not actual; down likewise.
             ("3", "1", "1", json!([]), 3000),
             ("2", "1", "3", json!([]), 3000),
             ("1", "3", "1", json!([]), 3000),
             ("3", "1", "2", waits("Deferred"), 3000),
-            // What the node can never do is not held for it.
+            // An infeasible request is not reserved.
             ("3", "1", "2", waits("Infeasible"), 2000),
         ] {
             let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"},

@@ -1,7 +1,7 @@
-//! A pod as an informer delivers it: parsed, and without what nobody reads any more.
+//! Pods as an informer delivers them: parsed, and without fields that are not read.
 //!
-//! A cluster has many more pods that run than pods that wait, and the object of a pod is several
-//! kilobytes even when most of it is empty: those that are bound and say the same share one.
+//! A cluster has many more running than waiting pods, and the object of a pod takes several kilobytes even if
+//! most of it is empty: bound pods with equal content share one object.
 
 use super::{Alike, PodError, PodInfo};
 use k8s_openapi::api::core::v1::{Pod, Volume};
@@ -9,17 +9,17 @@ use koord_kube::Mirrored;
 use koord_model::resources::ResourceTable;
 use std::sync::Arc;
 
-/// See the module documentation.
+/// A pod as an informer delivers it.
 #[derive(Debug)]
 pub enum SeenPod {
-    /// It can be understood.
+    /// The pod is valid.
     Pod(Arc<PodInfo>),
-    /// It cannot, and why.
+    /// The pod is invalid; with the reason.
     Broken(Box<(Pod, PodError)>),
 }
 
 impl SeenPod {
-    /// Reads `pod`, numbering the resources it names in `table`.
+    /// Parses `pod` and adds its resource names to `table`. A bound pod is trimmed.
     #[must_use]
     pub fn new(pod: Pod, table: &ResourceTable) -> Self {
         read(pod, table, |info| {
@@ -29,13 +29,13 @@ impl SeenPod {
         })
     }
 
-    /// The same, a bound pod's object being kept as it is.
+    /// Parses `pod` as [`Self::new`] does, but does not trim bound pods.
     #[must_use]
     pub fn whole(pod: Pod, table: &ResourceTable) -> Self {
         read(pod, table, |_| ())
     }
 
-    /// `metadata.uid`.
+    /// Returns `metadata.uid`.
     #[must_use]
     pub fn uid(&self) -> &str {
         match self {
@@ -44,7 +44,7 @@ impl SeenPod {
         }
     }
 
-    /// `spec.nodeName`.
+    /// Returns `spec.nodeName`.
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         match self {
@@ -55,7 +55,7 @@ impl SeenPod {
 }
 
 impl Alike {
-    /// As [`SeenPod::new`]; of what bound pods have in common there is one for all that are read here.
+    /// Parses `pod` as [`SeenPod::new`] does; equal parts of the bound pods that are parsed here are shared.
     #[must_use]
     pub fn read(&self, pod: Pod, table: &ResourceTable) -> SeenPod {
         read(pod, table, |info| {
@@ -71,7 +71,7 @@ impl Alike {
     }
 }
 
-/// Reads `pod`; of a bound one, `keep` takes away what is not kept.
+/// Parses `pod` and applies `keep` to it if it is bound.
 fn read(pod: Pod, table: &ResourceTable, keep: impl FnOnce(&mut PodInfo)) -> SeenPod {
     let pod = Arc::new(pod);
     match PodInfo::new(pod.clone(), table) {
@@ -104,7 +104,7 @@ impl Mirrored for SeenPod {
     }
 }
 
-/// Whether a rule may concern the volume: those that need nothing but the node concern none.
+/// Returns true if a volume can matter for scheduling: those that need nothing but the node do not.
 pub(crate) fn volume_matters(volume: &Volume) -> bool {
     volume.config_map.is_none()
         && volume.downward_api.is_none()
@@ -219,12 +219,12 @@ mod tests {
             b.node.as_ref().unwrap()
         ));
         assert_eq!((&*a.name, &*b.name), ("p-1", "p-2"));
-        // On another node, too; what takes more is another thing.
+        // Likewise on another node; a pod with other requests does not share it.
         let mut more = bound("m");
         assert!(Arc::ptr_eq(&a.object, &read(3, more.clone()).object));
         more["containers"][0]["resources"]["requests"]["cpu"] = json!("3");
         assert!(!Arc::ptr_eq(&a.object, &read(4, more).object));
-        // A pod that waits is changed when it is bound, and has its own.
+        // A waiting pod changes when it is bound, so it has its own object.
         let [a, b] = [5, 6].map(|number| read(number, spec()));
         assert_eq!(a.object.pod.metadata.name.as_deref(), Some("p-5"));
         assert!(!Arc::ptr_eq(&a.object, &b.object));

@@ -1,27 +1,27 @@
-//! What tells one shape of pod from another.
+//! Signatures that tell pod shapes apart.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use twox_hash::xxhash3_128::Hasher;
 
-/// Whether pods that signed the same may share verdicts and scores.
+/// Whether pods with equal signatures may share verdicts and scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signable {
     /// Everything of the pod that the plugin reads was written to the signature.
     Yes,
-    /// The plugin's answers cannot be shared; the pod is placed exhaustively.
+    /// The plugin's results cannot be shared; all nodes are evaluated for the pod alone.
     No,
 }
 
-/// Drawn at start: whoever writes pods cannot prepare two that are taken for one another.
+/// Drawn at start, so that users cannot construct two pods whose signatures collide.
 static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
 
-/// Everything of a pod that somebody reads, as it is written down. What is written is not kept:
-/// [`Signature::finish`] is its hash (XXH3, 128 bits), the same within one process.
+/// A hash of everything that plugins read of a pod. The input is not stored: [`Signature::finish`] returns
+/// its hash (XXH3, 128 bits), which is stable within one process.
 #[derive(Clone)]
 pub struct Signature(Hasher);
 
-/// The identity of what was written to a [`Signature`].
+/// The result of a [`Signature`]; pods with equal ids have the same shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShapeId(u128);
 
@@ -38,13 +38,13 @@ impl std::fmt::Debug for Signature {
 }
 
 impl Signature {
-    /// Appends a text, delimited.
+    /// Appends a string, with its length.
     pub fn text(&mut self, text: &str) {
         self.count(text.len());
         self.0.write(text.as_bytes());
     }
 
-    /// Appends texts, delimited as a list.
+    /// Appends a list of strings, with its length.
     pub fn texts<T: AsRef<str>>(&mut self, texts: &[T]) {
         self.count(texts.len());
         for text in texts {
@@ -57,12 +57,12 @@ impl Signature {
         self.0.write(&number.to_le_bytes());
     }
 
-    /// Appends how many there are of what follows.
+    /// Appends the length of the list that follows.
     pub fn count(&mut self, count: usize) {
         self.number(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// Appends yes or no.
+    /// Appends a flag.
     pub fn flag(&mut self, flag: bool) {
         self.number(i64::from(flag));
     }
@@ -76,12 +76,12 @@ impl Signature {
         self.number(-1);
     }
 
-    /// Appends what has been written elsewhere.
+    /// Appends the result of another signature.
     pub fn shape(&mut self, shape: ShapeId) {
         self.0.write(&shape.0.to_le_bytes());
     }
 
-    /// The identity of what was written so far.
+    /// Returns the id of what was written so far.
     #[must_use]
     pub fn finish(&self) -> ShapeId {
         ShapeId(self.0.finish_128())
@@ -107,7 +107,7 @@ mod tests {
             signed(|s| ["a", "b"].into_iter().for_each(|text| s.text(text))),
             signed(|s| s.texts(&["a", "b"])),
             signed(|s| s.texts(&["ab"])),
-            // Longer than the hash's own buffer, and other in its first byte only.
+            // Longer than the hash's own buffer, and different in the first byte only.
             signed(|s| s.text(&"x".repeat(5_000))),
             signed(|s| s.text(&format!("y{}", "x".repeat(4_999)))),
         ];

@@ -1,4 +1,4 @@
-//! Nodes as rows of dense columns, with a log of which rows changed.
+//! Nodes as rows of dense columns, with a log of changed rows.
 
 use super::{NodeInfo, PodInfo};
 use koord_model::resources::{Amounts, PODS, ResourceId};
@@ -6,19 +6,19 @@ use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A node's row. Stable while the node or a pod on it exists; reused afterwards.
+/// The row of a node. Stable while the node or a pod on it exists; reused afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeIndex(pub u32);
 
 impl NodeIndex {
-    /// The row as an index into a column.
+    /// Returns the row as an index into a column.
     #[must_use]
     pub fn row(self) -> usize {
         self.0 as usize
     }
 }
 
-/// One resource on all nodes.
+/// The amounts of one resource on all nodes.
 #[derive(Debug, Clone, Copy)]
 pub struct ResourceColumn<'a> {
     allocatable: &'a [i64],
@@ -26,14 +26,14 @@ pub struct ResourceColumn<'a> {
 }
 
 impl ResourceColumn<'_> {
-    /// What there is on `node`.
+    /// Returns the allocatable amount on `node`.
     #[inline]
     #[must_use]
     pub fn allocatable(&self, node: NodeIndex) -> i64 {
         self.allocatable.get(node.row()).copied().unwrap_or(0)
     }
 
-    /// What the pods on `node` request. For `pods`, their number.
+    /// Returns the amount that the pods on `node` request. For `pods`, their number.
     #[inline]
     #[must_use]
     pub fn requested(&self, node: NodeIndex) -> i64 {
@@ -44,14 +44,14 @@ impl ResourceColumn<'_> {
 #[derive(Debug, Default)]
 struct Row {
     name: Arc<str>,
-    /// None for a shell: pods were seen on a node that does not exist (yet, or any more).
+    /// The node; `None` for a shell: there are pods on a node that does not exist (yet, or any more).
     info: Option<Arc<NodeInfo>>,
     pods: FxHashMap<Arc<str>, Arc<PodInfo>>,
-    /// As the row's version, when only what preemption reads of its pods changed.
+    /// The row's version counting only changes of what preemption reads of its pods.
     ranked: u64,
 }
 
-/// What whole clusters of nodes have in common, so that it is asked before any node is looked at.
+/// Properties of a node that are checked before its object is read.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Marks {
     present: bool,
@@ -59,7 +59,7 @@ struct Marks {
     tainted: bool,
 }
 
-/// All nodes, and what is booked on them.
+/// All nodes, and the pods on them.
 #[derive(Debug, Default)]
 pub struct NodeStore {
     rows: Vec<Row>,
@@ -69,75 +69,74 @@ pub struct NodeStore {
     allocatable: Vec<Vec<i64>>,
     /// `requested[resource][row]`.
     requested: Vec<Vec<i64>>,
-    /// By row: CPU and memory requested, with defaults for containers without requests.
+    /// CPU (millicores) and memory (bytes) requested by row, with defaults for containers without requests.
     scoring: Vec<[i64; 2]>,
     marks: Vec<Marks>,
-    /// By row: changes whenever anything about it does.
+    /// The version of each row; changes whenever anything about the row does.
     row_versions: Vec<u64>,
     present: usize,
     log: VecDeque<NodeIndex>,
-    /// Sequence number of the first entry of `log`.
+    /// The sequence number of the first entry of `log`.
     log_start: u64,
     versions: u64,
 }
 
 impl NodeStore {
-    /// How many nodes exist.
+    /// Returns the number of nodes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.present
     }
 
-    /// Whether there is no node.
+    /// Returns true if there is no node.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.present == 0
     }
 
-    /// How many rows there are, used or not: every index is below this.
+    /// Returns the number of rows, used or not; every index is below it.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
 
-    /// The rows of existing nodes, in order of index.
+    /// Iterates over the rows of existing nodes, in order of index.
     pub fn indices(&self) -> impl Iterator<Item = NodeIndex> + '_ {
         (0..self.rows.len())
             .filter(|row| self.rows[*row].info.is_some())
             .map(index)
     }
 
-    /// The row of node `name`, shells included.
+    /// Returns the row of node `name`, shells included.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeIndex> {
         self.by_name.get(name).copied()
     }
 
-    /// The node in row `node`, unless the row is free or a shell.
+    /// Returns the node in row `node`, unless the row is free or a shell.
     #[must_use]
     pub fn info(&self, node: NodeIndex) -> Option<&Arc<NodeInfo>> {
         self.rows.get(node.row()).and_then(|row| row.info.as_ref())
     }
 
-    /// The name of row `node`.
+    /// Returns the node name of row `node`.
     #[must_use]
     pub fn name(&self, node: NodeIndex) -> &Arc<str> {
         &self.rows[node.row()].name
     }
 
-    /// The pods on `node`, assumed ones included, in no particular order. Without holders.
+    /// Iterates over the pods on `node`, assumed ones included and holders excluded, in no particular order.
     pub fn pods(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {
         self.booked(node).filter(|pod| !pod.is_holder())
     }
 
-    /// What is booked on `node` under this uid, a pod or a holder.
+    /// Returns the pod or holder on `node` with this uid.
     #[must_use]
     pub fn pod(&self, node: NodeIndex, uid: &str) -> Option<&Arc<PodInfo>> {
         self.rows.get(node.row())?.pods.get(uid)
     }
 
-    /// All that takes room on `node`: pods and holders, assumed ones included, in no particular
-    /// order.
+    /// Iterates over the pods and holders on `node`, assumed ones included, in no particular order.
     pub fn booked(&self, node: NodeIndex) -> impl Iterator<Item = &Arc<PodInfo>> {
         self.rows
             .get(node.row())
@@ -145,13 +144,13 @@ impl NodeStore {
             .flat_map(|row| row.pods.values())
     }
 
-    /// How many pods and holders are on `node`.
+    /// Returns the number of pods and holders on `node`.
     #[must_use]
     pub fn pod_count(&self, node: NodeIndex) -> usize {
         self.rows.get(node.row()).map_or(0, |row| row.pods.len())
     }
 
-    /// What there is, and what is requested, of one resource on all nodes.
+    /// Returns the allocatable and requested amounts of one resource on all nodes.
     #[must_use]
     pub fn column(&self, resource: ResourceId) -> ResourceColumn<'_> {
         ResourceColumn {
@@ -160,42 +159,43 @@ impl NodeStore {
         }
     }
 
-    /// Allocatable of one resource on `node`.
+    /// Returns the allocatable amount of one resource on `node`.
     #[inline]
     #[must_use]
     pub fn allocatable(&self, node: NodeIndex, resource: ResourceId) -> i64 {
         cell(&self.allocatable, node, resource)
     }
 
-    /// What the pods on `node` request of one resource. For `pods`, their number.
+    /// Returns the amount of one resource that the pods on `node` request. For `pods`, their number.
     #[inline]
     #[must_use]
     pub fn requested(&self, node: NodeIndex, resource: ResourceId) -> i64 {
         cell(&self.requested, node, resource)
     }
 
-    /// CPU (milli) and memory requested on `node`, with defaults for containers without requests.
+    /// Returns CPU (millicores) and memory (bytes) requested on `node`, with defaults for containers without
+    /// requests.
     #[inline]
     #[must_use]
     pub fn requested_for_scoring(&self, node: NodeIndex) -> [i64; 2] {
         self.scoring[node.row()]
     }
 
-    /// Whether there is a node in row `node`, which is neither free nor a shell.
+    /// Returns true if there is a node in row `node`, which is neither free nor a shell.
     #[inline]
     #[must_use]
     pub fn is_present(&self, node: NodeIndex) -> bool {
         self.marks(node).present
     }
 
-    /// Whether the node says `spec.unschedulable`.
+    /// Returns true if the node is marked unschedulable (`spec.unschedulable`).
     #[inline]
     #[must_use]
     pub fn is_unschedulable(&self, node: NodeIndex) -> bool {
         self.marks(node).unschedulable
     }
 
-    /// Whether the node has any taint.
+    /// Returns true if the node has any taint.
     #[inline]
     #[must_use]
     pub fn is_tainted(&self, node: NodeIndex) -> bool {
@@ -207,14 +207,14 @@ impl NodeStore {
         self.marks.get(node.row()).copied().unwrap_or_default()
     }
 
-    /// Changes whenever anything about the row does; never repeats.
+    /// Returns the row's version. It changes whenever anything about the row does, and never repeats.
     #[inline]
     #[must_use]
     pub fn version(&self, node: NodeIndex) -> u64 {
         self.row_versions[node.row()]
     }
 
-    /// As [`Self::version`]; changes also with what only the search for victims reads of the pods.
+    /// Returns the row's version, which also changes with what only victim searches read of the pods.
     pub(crate) fn victims_version(&self, node: NodeIndex) -> u64 {
         self.version(node).max(self.rows[node.row()].ranked)
     }
@@ -240,7 +240,7 @@ impl NodeStore {
         node
     }
 
-    /// Takes a newer object of a node that differs in nothing that anybody judges by.
+    /// Replaces the object of a node by a newer one that differs in nothing that scheduling reads.
     pub(crate) fn replace_object(&mut self, info: Arc<NodeInfo>) {
         let known = self.find(&info.name);
         if let Some(known) = known.and_then(|node| self.rows[node.row()].info.as_mut()) {
@@ -262,7 +262,7 @@ impl NodeStore {
         Some(node)
     }
 
-    /// Books `pod` on node `name`, which may be unknown so far.
+    /// Adds `pod` to node `name`, which need not exist yet.
     pub(crate) fn add_pod(&mut self, name: &str, pod: Arc<PodInfo>) -> NodeIndex {
         let node = self.row_for(name);
         self.book(node, &pod, 1);
@@ -271,7 +271,7 @@ impl NodeStore {
         node
     }
 
-    /// Undoes [`Self::add_pod`].
+    /// Removes a pod from a node.
     pub(crate) fn remove_pod(&mut self, node: NodeIndex, uid: &str) -> Option<Arc<PodInfo>> {
         let pod = self.rows.get_mut(node.row())?.pods.remove(uid)?;
         self.book(node, &pod, -1);
@@ -280,7 +280,7 @@ impl NodeStore {
         Some(pod)
     }
 
-    /// Replaces a pod's record; touches the row only if what it takes differs.
+    /// Replaces a pod's record; touches the row only if what matters to other pods differs.
     pub(crate) fn update_pod(&mut self, node: NodeIndex, pod: Arc<PodInfo>) {
         let Some(old) = self.rows[node.row()].pods.get(&pod.uid).cloned() else {
             return;
@@ -303,19 +303,19 @@ impl NodeStore {
         self.versions += 1;
         self.row_versions[node.row()] = self.versions;
         self.log.push_back(node);
-        // Whoever lags this far behind is better off evaluating every row.
+        // For a reader that lags this far behind, evaluating every row is cheaper.
         while self.log.len() > self.rows.len().max(64) {
             self.log.pop_front();
             self.log_start += 1;
         }
     }
 
-    /// Where the log of changed rows ends now.
+    /// Returns the current end of the log of changed rows.
     pub(crate) fn position(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
 
-    /// The rows changed since `position`, each once, in order; `None` when that is too long ago.
+    /// Returns the rows changed since `position`, each once, in order; `None` if that is too long ago.
     pub(crate) fn changed_since(&self, position: u64) -> Option<Vec<NodeIndex>> {
         let skip = usize::try_from(position.checked_sub(self.log_start)?).ok()?;
         let mut changed: Vec<NodeIndex> = self
@@ -328,7 +328,7 @@ impl NodeStore {
             changed.dedup();
             return Some(changed);
         }
-        // Of many, sorting would take as long as looking at them.
+        // Sorting many entries would take as long as reading them.
         let mut words = vec![0_u64; self.rows.len().div_ceil(64)];
         for node in &changed {
             words[node.row() / 64] |= 1 << (node.row() % 64);
@@ -376,8 +376,9 @@ impl NodeStore {
         column(&mut self.allocatable, id, self.rows.len())[node.row()] = amount;
     }
 
-    /// Adds what `pod` takes, or takes it away. No sum of bounded amounts comes near the ends of `i64`; if one
-    /// did, it would come back from there, which a saturated one does not.
+    /// Adds (`sign` 1) or subtracts (-1) what `pod` requests. No sum of bounded amounts comes near the limits
+    /// of `i64`; if one did, wrapping arithmetic would recover when pods are removed, unlike saturating
+    /// arithmetic.
     fn book(&mut self, node: NodeIndex, pod: &PodInfo, sign: i64) {
         let rows = self.rows.len();
         for (id, amount) in pod.requests.iter() {
@@ -390,7 +391,7 @@ impl NodeStore {
         }
     }
 
-    /// What is booked per row must equal the sum over its pods; for tests and debug assertions.
+    /// Returns true if the sums per row equal those over its pods; for tests and debug assertions.
     #[must_use]
     pub fn books_balance(&self) -> bool {
         (0..self.rows.len()).map(index).all(|node| {
@@ -406,7 +407,7 @@ impl NodeStore {
     }
 }
 
-/// Whether the search for victims may see the pod in another light.
+/// Returns true if a victim search may treat the two states of a pod differently.
 fn ranks_differently(old: &PodInfo, new: &PodInfo) -> bool {
     old.priority != new.priority
         || old.object.annotations != new.object.annotations

@@ -1,4 +1,5 @@
-//! The books are those of the pods that are there, whatever others asked for and in whatever order they went.
+//! The sums of a node are those of the pods on it, whatever other pods request and in whatever order they are
+//! removed.
 
 use super::*;
 use k8s_openapi::api::core::v1::Pod;
@@ -31,14 +32,14 @@ fn a_pod_that_asks_for_all_there_is_leaves_the_others_booked() {
     store.remove_pod(node, "c");
     assert_eq!(store.requested(node, MEMORY), 100 << 30);
     assert_eq!(store.requested(node, CPU), 0);
-    // The default of what says nothing.
+    // The default for a pod without requests.
     assert_eq!(store.requested_for_scoring(node), [100, 100 << 30]);
 }
 
 proptest! {
     #[test]
     fn what_is_booked_is_what_the_pods_there_ask_for(
-        // Which of ten pods comes, goes or changes, and what it asks for.
+        // Which of ten pods is added, removed or changed, and what it requests.
         steps in prop::collection::vec((0_u8..10, 0_u8..3, 0_usize..6, 0_usize..6), 1..60),
     ) {
         let cpus = ["0", "100m", "7", "1E", "9223372036854775807", "3"];
@@ -46,7 +47,7 @@ proptest! {
         let table = ResourceTable::new();
         let mut store = NodeStore::default();
         let mut there = std::collections::BTreeMap::new();
-        // It keeps the row.
+        // This pod keeps the row in use.
         let node = store.add_pod("n", pod("stays", &[], &table));
         for (number, what, cpu, memory) in steps {
             let name = number.to_string();
