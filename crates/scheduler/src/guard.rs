@@ -5,8 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `run` and returns its result, or `None` if a plugin panics. The panic is logged with the `operation`, which is
-/// skipped.
+/// Runs `run` and returns its result, or `None` if a plugin panics. The panic is logged with the `operation`.
 pub(crate) fn guarded<T>(operation: &str, run: impl FnOnce() -> T) -> Option<T> {
     attempted(run)
         .inspect_err(|panic| {

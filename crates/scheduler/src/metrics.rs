@@ -127,7 +127,7 @@ impl Metrics {
             after_flush: make.counter(
                 "scheduler_pod_scheduled_after_flush_total",
                 Alpha,
-                "Pods placed in an attempt that only their long wait brought about.",
+                "Pods scheduled in an attempt that was made only because of their long wait.",
             )?,
             pending: make.gauges(
                 "scheduler_pending_pods",
@@ -157,13 +157,13 @@ impl Metrics {
             cache: make.gauges(
                 "scheduler_cache_size",
                 Alpha,
-                "Nodes, pods and assumed pods known.",
+                "Nodes, pods and assumed pods in the cache.",
                 &["type"],
             )?,
             goroutines: make.gauges(
                 "scheduler_goroutines",
                 Alpha,
-                "Work under way beside the decisions: bindings sent or queued to be sent.",
+                "Work in progress outside the decisions: bindings sent or queued to be sent.",
                 &["operation"],
             )?,
             extension_point: make.histograms(
@@ -206,13 +206,13 @@ impl Metrics {
             batches: make.counters(
                 "scheduler_batch_attempts_total",
                 Alpha,
-                "Decisions by whether what is known of pods of the same shape was used.",
+                "Decisions by whether a cached evaluation of pods of the same shape was used.",
                 &["profile", "result"],
             )?,
             events: make.histograms(
                 "scheduler_event_handling_duration_seconds",
                 Alpha,
-                "Time to digest one event from an informer.",
+                "Time to handle one event from an informer.",
                 &["event"],
                 bounds(0.0001, 2.0, 12, 7),
             )?,
@@ -263,7 +263,7 @@ impl Metrics {
             timeouts: make.counters(
                 "scheduler_scheduling_timeout",
                 Stable,
-                "Looks at a pod whose scheduling took longer than --scheduling-timeout.",
+                "Checks that found the scheduling of a pod to take longer than --scheduling-timeout.",
                 &["profile"],
             )?,
             evaluated_nodes: make.histogram(
@@ -317,7 +317,7 @@ impl Metrics {
         let build = make.gauges(
             "kubernetes_build_info",
             Level::Alpha,
-            "Which program this is.",
+            "Build information of this program.",
             &[
                 "major",
                 "minor",

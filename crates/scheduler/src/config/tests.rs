@@ -145,7 +145,7 @@ fn what_is_not_done_is_said() {
     );
 }
 
-/// The rows of kube-scheduler's validation of extenders that are valid, and what they mean.
+/// Checks the valid rows of kube-scheduler's validation of extenders.
 #[test]
 fn extenders_are_read() {
     let config = parse(

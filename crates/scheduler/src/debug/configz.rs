@@ -30,7 +30,7 @@ const NAMES: GoNames = GoNames {
 /// The replacement for secrets.
 const HIDDEN: &str = "--- REDACTED ---";
 
-/// Hides the private keys of extenders: users who may view a scheduler's configuration must not be able to
+/// Hides the private keys of extenders: a user with read access to a scheduler must not be able to
 /// impersonate it.
 pub(super) fn hide_keys(config: &mut Value) {
     let extenders = config.get_mut("extenders").and_then(Value::as_array_mut);

@@ -24,9 +24,9 @@ use std::time::Duration;
 const THINGS: &str = "things.v1.test";
 
 thread_local! {
-    /// How many pods were asked about an object.
+    /// The number of pods whose hint was called for an object.
     static QUESTIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
-    /// Where the plugin panics.
+    /// The method in which the plugin panics.
     static STUMBLES: std::cell::Cell<&'static str> = const { std::cell::Cell::new("") };
 }
 
@@ -34,7 +34,7 @@ fn stumble(place: &str) {
     assert!(STUMBLES.get() != place, "asked to stumble");
 }
 
-/// Room by CPU, and a knob for every test.
+/// A plugin that checks CPU and has a switch for every test.
 struct Knobs;
 
 impl Plugin for Knobs {
@@ -353,8 +353,8 @@ fn pods_are_signed_as_they_come_but_a_daemons_which_share_nothing() {
 
 #[test]
 fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
-    // The signature of Knobs leaves the name's tail out: all of these share a class. The node that
-    // the first pod did not take is still remembered as fitting when the second one comes.
+    // The signature of Knobs omits the tail of the name: all of these share a class. The node that the first
+    // pod did not get is still cached as fitting when the second one comes.
     let mut engine = engine();
     engine.node_applied(node("n", "4"), at(0));
     engine.node_applied(node("m", "4"), at(0));
@@ -368,7 +368,8 @@ fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
     assert_eq!(engine.cluster().booked(), (2, 2));
 }
 
-/// With thousands that wait for a claim each, their claims come one after another.
+/// Only pods that reference the changed object are checked: with thousands of pods that wait for a claim
+/// each, their claims come one after another.
 #[test]
 fn only_those_who_wait_for_a_thing_are_asked_about_it() {
     let mut engine = engine();
@@ -404,7 +405,7 @@ fn only_those_who_wait_for_a_thing_are_asked_about_it() {
     assert_eq!(
         come(&mut engine, "thing-7", 120),
         two("p14 p15"),
-        "refused anew"
+        "refused again"
     );
     assert_eq!(come(&mut engine, "nothing", 121), (0, String::new()));
     engine.pod_deleted(&waiting(14), at(122));

@@ -58,16 +58,16 @@ pub trait PodEvents {
 
 /// Updates the plugin's state before roles read it that cannot change it.
 pub trait Preparation {
-    /// Called before the nodes are filtered, in each cycle: computes what the filters and scores need for
-    /// this pod and is not computed yet.
+    /// Computes what the filters and scores need for this pod and is not computed yet. Called in each cycle
+    /// before the nodes are filtered.
     fn prepare(&mut self, _cycle: &Cycle<'_>) {}
-    /// Called before [`Insight`] is used outside a scheduling cycle.
+    /// Brings the plugin's state up to date before [`Insight`] is used outside a scheduling cycle.
     fn prepare_to_show(&mut self, _view: View<'_>) {}
 }
 
 /// Reacts to the passing of time.
 pub trait Tick {
-    /// Called before each cycle: touches the nodes whose verdicts change by the passing of time alone.
+    /// Touches the nodes whose verdicts change by the passing of time alone. Called before each cycle.
     fn tick(&mut self, _view: View<'_>, _fx: &mut Effects) {}
     /// Returns when [`Tick::tick`] next has something to do by the passing of time alone; `None` for never.
     fn next_tick(&self) -> Option<Timestamp> {
@@ -75,9 +75,9 @@ pub trait Tick {
     }
 }
 
-/// Allocates what a pod takes in addition to plain resources.
+/// Allocates what a pod needs in addition to plain resources.
 pub trait Reserve {
-    /// Allocates what the pod takes on `node` in addition to plain resources. Undone by
+    /// Allocates what the pod needs on `node` in addition to plain resources. Undone by
     /// [`Reserve::unreserve`].
     fn reserve(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> Verdict {
         Ok(())
@@ -88,7 +88,7 @@ pub trait Reserve {
 
 /// Reacts to the refusal of a pod. Upstream: `PostFilterTransformer`.
 pub trait PostFilterTransformer {
-    /// Called after all post-filters when the pod was refused, at any extension point. May amend `diagnosis`.
+    /// Handles the refusal of a pod at any extension point, after all post-filters. May amend `diagnosis`.
     fn after_post_filter(
         &mut self,
         _cycle: &Cycle<'_>,
@@ -100,6 +100,6 @@ pub trait PostFilterTransformer {
 
 /// Reacts to the binding of a pod.
 pub trait PostBind {
-    /// Called once the pod is bound.
+    /// Handles the binding of the pod.
     fn post_bind(&mut self, _pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, _fx: &mut Effects) {}
 }

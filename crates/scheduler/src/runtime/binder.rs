@@ -1,8 +1,8 @@
-//! Hands what was decided over to the tasks that write it to the API.
+//! Passes decisions on to the tasks that write them to the API.
 //!
-//! The task that decides only says what is to be written and after what; words, JSON and calls are up to
-//! tasks of their own ([`Desk`]). What is handed over is small, and the future that sends is made where
-//! it is polled: it is several kilobytes, which would be copied for each pod.
+//! The task that decides only determines what is written, and in which order. Formatting, JSON and calls are
+//! left to separate tasks ([`Desk`]). Requests are small, and each future is created where it is polled: it
+//! takes several kilobytes, which would be copied for each pod.
 
 use super::condition::may_be_new;
 use super::desk::{Desk, Refused};
@@ -19,19 +19,19 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// From so many objects on it is looked whose last write has ended.
+/// The number of objects from which finished writes are removed.
 const MANY: usize = 4096;
 
-/// Sends writes with bounded concurrency; per pod in order.
+/// Sends writes with bounded concurrency, and in order per object.
 pub(super) struct Writer {
     desk: Arc<Desk>,
-    /// The last write about an object: what is written next about it waits for it.
+    /// The last write to each object; the next write to it waits for this one.
     last: FxHashMap<Arc<str>, JoinHandle<()>>,
-    /// When those that have ended are dropped.
+    /// The number of objects at which finished writes are removed next.
     sweep_at: usize,
-    /// Pods of which something was said about where they go, and that are neither bound nor gone.
+    /// Pods whose nomination was written and that are neither bound nor deleted.
     promised: FxHashSet<Arc<str>>,
-    /// Bindings under way.
+    /// The number of pending bindings.
     pub(super) binding: usize,
 }
 
@@ -46,12 +46,12 @@ impl Writer {
         }
     }
 
-    /// What all writes pass.
+    /// Returns the gate that all writes pass.
     pub(super) fn gate(&self) -> Gate {
         self.desk.gate.clone()
     }
 
-    /// Asks extenders; the answer arrives as a message.
+    /// Calls extenders; the result arrives as a message.
     pub(super) fn consult(&self, asked: Consultation) {
         let desk = self.desk.clone();
         tokio::spawn(async move { Box::pin(desk.consult(asked)).await });
@@ -64,11 +64,11 @@ impl Writer {
             self.promised.remove(&request.pod.uid);
         }
         let mut before: Vec<_> = self.last.remove(&request.pod.uid).into_iter().collect();
-        // What plugins wrote to the objects of a placement before goes before it, what they write next after.
+        // Earlier writes of plugins to the objects of a placement come before it, later ones after it.
         let mut done = None;
         if let BindPlan::Writes(writes) = &request.plan {
             let token = CancellationToken::new();
-            // Each once: it does not wait for itself.
+            // Each target once, or the placement would wait for itself.
             let targets: FxHashSet<Arc<str>> = writes.iter().map(target).collect();
             for target in targets {
                 let under_way = tokio::spawn(token.clone().cancelled_owned());
@@ -87,7 +87,7 @@ impl Writer {
         });
     }
 
-    /// Writes why a pod was not placed: an event always, the condition when it changed.
+    /// Reports why a pod was not scheduled: an event always, the condition if it changed.
     pub(super) fn report(&mut self, refused: Refused) {
         let key = refused.failure.pod.uid.clone();
         let said = refused.failure.clone();
@@ -101,14 +101,14 @@ impl Writer {
         );
     }
 
-    /// Whether the pod's condition may have to be written.
+    /// Returns true if the pod's condition may have to be written.
     pub(super) fn has_news(&self, failure: &Failure) -> bool {
         let is_promised = self.promised.contains(&failure.pod.uid);
         !failure.pod.is_holder() && may_be_new(failure, is_promised)
     }
 
-    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise; empty: to
-    /// none any more.
+    /// Writes the nomination of a pod that will be bound later, so that other components do not make room for
+    /// it; an empty `node` clears it.
     pub(super) fn expect(&mut self, pod: Arc<PodInfo>, node: Arc<str>) {
         self.promised.insert(pod.uid.clone());
         self.in_order(pod.uid.clone(), nothing, |desk| {
@@ -116,7 +116,7 @@ impl Writer {
         });
     }
 
-    /// Forgets what was said of a pod that is gone.
+    /// Removes the recorded nomination of a deleted pod.
     pub(super) fn gone(&mut self, uid: &str) {
         if !self.promised.is_empty()
             && let Some(uid) = self.promised.take(uid)
@@ -127,12 +127,12 @@ impl Writer {
         }
     }
 
-    /// How long writes took since the last look.
+    /// Returns the durations of writes since the last call.
     pub(super) fn take_timings(&self) -> Readings {
         self.desk.take_timings()
     }
 
-    /// Sends a write that a plugin asked for. Writes to one object go in order.
+    /// Sends a write that a plugin requested. Writes to one object are sent in order.
     pub(super) fn write(&mut self, write: Write) {
         let target = target(&write);
         self.in_order(target.clone(), nothing, |desk| {
@@ -140,7 +140,7 @@ impl Writer {
         });
     }
 
-    /// Makes the condition of a pod that was not tried itself say why it waits.
+    /// Writes why a pod waits that had no scheduling cycle of its own to its condition.
     pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
         let now = self.desk.clock.now();
         self.in_order(pod.uid.clone(), nothing, move |desk| {
@@ -168,7 +168,7 @@ impl Writer {
         }
     }
 
-    /// Does `first` soon, and what `then` makes after everything that was queued under `key` before.
+    /// Runs `first` soon, and the future of `then` after everything that was queued under `key` before.
     fn in_order(
         &mut self,
         key: Arc<str>,
@@ -187,19 +187,19 @@ impl Writer {
         self.last.insert(key, task);
         if self.last.len() > self.sweep_at {
             self.last.retain(|_, task| !task.is_finished());
-            // Where many are under way, looking each time would take longer than writing.
+            // With many pending writes, checking each time would take longer than writing.
             self.sweep_at = MANY.max(2 * self.last.len());
         }
     }
 
-    /// Reports an object that could not be understood.
+    /// Reports an invalid object in a log message and an event.
     pub(super) fn problem(&self, problem: &Problem) {
         tracing::warn!(
             kind = problem.kind,
             namespace = problem.namespace,
             name = problem.name,
-            "{}",
-            problem.message
+            problem = problem.message,
+            "invalid object"
         );
         let optional = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let object = ObjectReference {
@@ -216,15 +216,15 @@ impl Writer {
     }
 }
 
-/// Nothing has to be done before others are waited for.
+/// For writes that need no step before they wait for earlier ones.
 fn nothing(_: &Desk) {}
 
-/// The object that a write is about, as a key of the order in which it is written to.
+/// Returns the key of the object that a write concerns, under which writes are ordered.
 fn target(write: &Write) -> Arc<str> {
     format!("{}/{}/{}", write.plural, write.namespace, write.name).into()
 }
 
-/// `pod`, or what it stands for, in events.
+/// Returns the reference for events: to the pod, or to the object it stands for.
 pub(super) fn reference(pod: &PodInfo) -> ObjectReference {
     match pod.booked() {
         Booked::Holder(object) => object.clone(),
@@ -301,7 +301,7 @@ mod tests {
         };
         let (sender, _messages) = mpsc::channel(8);
         let mut writer = Writer::new(desk(in_process(api), sender));
-        // The pod shows nothing of all this while it goes on.
+        // The pod's status shows nothing of this in the meantime.
         let failed = |message: &str, nominated: Option<&str>| Failure {
             message: message.to_owned().into(),
             nominated: nominated.map(str::to_owned),
@@ -331,13 +331,13 @@ mod tests {
         writer.expect(pod.clone(), "".into());
         writer.expect(pod.clone(), "n2".into());
         assert_eq!(next().await, "- n2");
-        // Gone and come again, it starts afresh.
+        // After deletion and re-creation it starts from scratch.
         writer.gone(&pod.uid);
         writer.report(refused(failed("four", None)));
         assert_eq!(next().await, "four unsaid");
     }
 
-    /// What is written to `name`: `said`.
+    /// Creates a write of the annotation `said` to `name`.
     fn says(plural: &'static str, name: &str, said: &str) -> Write {
         Write {
             group: "",
@@ -352,7 +352,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_placement_and_what_plugins_write_to_its_pods_keep_their_order() {
-        // An API that takes its time over pod `p`, as long as it is not allowed to go on.
+        // An API server that blocks requests for pod `p` until it may go on.
         let (arrived, mut arrivals) = mpsc::unbounded_channel();
         let go = Arc::new(Semaphore::new(0));
         let hold = go.clone();
@@ -393,7 +393,7 @@ mod tests {
         };
         writer.write(says("pods", "p", "free"));
         assert_eq!(next().await, "p free");
-        // Nobody waits for an answer about another pod.
+        // A write for another pod does not wait.
         writer.bind(request);
         writer.write(says("pods", "q", "one"));
         assert_eq!(next().await, "q one");

@@ -1,12 +1,12 @@
-//! The condition that says why a pod is not placed.
+//! The `PodScheduled` condition that gives the reason why a pod is not scheduled.
 
 use super::nearest::says;
 use crate::engine::Failure;
 use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 
-/// Whether a condition may have to be written for `failure`: never, when there is nothing new to say.
-/// `is_promised`: it was said where the pod is expected to go.
+/// Returns true if a condition may have to be written for `failure`, and false if nothing changed. With
+/// `is_promised`, a nomination was written for the pod.
 pub(super) fn may_be_new(failure: &Failure, is_promised: bool) -> bool {
     let nominated = failure.nominated.as_deref();
     let known = failure.pod.nominated.as_deref().unwrap_or_default();
@@ -14,14 +14,14 @@ pub(super) fn may_be_new(failure: &Failure, is_promised: bool) -> bool {
     !same_node || !is_said(failure)
 }
 
-/// The pod's condition, as it was when the pod was tried.
+/// Returns the pod's condition, as of its scheduling cycle.
 fn condition(failure: &Failure) -> Option<&PodCondition> {
     let status = failure.pod.status()?;
     let mut all = status.conditions.iter().flatten();
     all.find(|condition| condition.type_ == "PodScheduled")
 }
 
-/// Whether the condition says `failure` already.
+/// Returns true if the condition shows `failure` already.
 fn is_said(failure: &Failure) -> bool {
     condition(failure).is_some_and(|condition| {
         condition.status == "False"
@@ -34,8 +34,8 @@ fn is_said(failure: &Failure) -> bool {
     })
 }
 
-/// The patch that makes the pod's condition say `failure`; none when it says so already.
-/// `said` is where the pod was expected to go, in vain.
+/// Returns the patch that makes the pod's condition show `failure`; `None` if it does already. `said` is the
+/// nomination that was written for the pod and is not valid any more.
 pub(super) fn status_patch(
     failure: &Failure,
     nearest: &str,
@@ -71,7 +71,7 @@ pub(super) fn status_patch(
     Some(json!({"metadata": {"uid": &*failure.pod.uid}, "status": status}))
 }
 
-/// RFC 3339 with whole seconds, as API servers write it.
+/// Formats a time in RFC 3339 with whole seconds, as API servers do.
 pub(super) fn seconds(time: jiff::Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
@@ -119,7 +119,7 @@ pub(super) mod tests {
         assert_eq!(
             elsewhere["status"].get("nominatedNodeName"),
             Some(&Value::Null),
-            "it does not go where it was said to go"
+            "its nomination is cleared"
         );
         let mut changed = failure(said.clone());
         let pod = Arc::make_mut(&mut changed.pod);
@@ -128,7 +128,7 @@ pub(super) mod tests {
         let patch = status_patch(&changed, "", None, now).unwrap();
         assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
         assert!(may_be_new(&changed, false));
-        // Nothing new: nobody looks for the nearest nodes, unless a promise may have to be taken back.
+        // Without a change, no nearest nodes are searched, unless a nomination may have to be cleared.
         assert!(!may_be_new(&failure(said.clone()), false));
         assert!(may_be_new(&failure(said.clone()), true));
         let mut nominated = failure(said.clone());

@@ -1,8 +1,8 @@
-//! Pods as the API server sends them, with a field that is newer than the types of this build.
+//! Decoding of pods with a field that is newer than the types of this build.
 //!
-//! Kubernetes 1.36 renamed `spec.workloadRef` to `spec.schedulingGroup`. A decoder passes over fields that
-//! its types lack, and a pod that belongs to a group would be placed as if it did not. So the newer field
-//! is read as the older one, without the name of a Workload, which it does not have.
+//! Kubernetes 1.36 renamed `spec.workloadRef` to `spec.schedulingGroup`. A decoder skips fields that its
+//! types lack, and a pod of a group would be scheduled as if it had none. So the newer field is decoded as
+//! the older one, without the name of a Workload, which it does not have.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, WorkloadReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -11,10 +11,10 @@ use serde::de::{Deserialize, DeserializeSeed, Deserializer, IntoDeserializer, Ma
 use serde_json::Value;
 use std::fmt;
 
-/// The field's name.
+/// The name of the newer field.
 const SCHEDULING_GROUP: &str = "schedulingGroup";
 
-/// See the module documentation.
+/// A pod that is decoded with the newer field.
 #[derive(Debug, Clone, Default)]
 pub(super) struct DecodedPod(pub(super) Pod);
 
@@ -73,7 +73,7 @@ impl<'de> Visitor<'de> for SpecVisitor {
     }
 }
 
-/// The fields of a spec but for the scheduling group, which is put aside.
+/// The fields of a spec without the scheduling group, which is stored separately.
 struct SpecFields<'a, A> {
     map: A,
     group: &'a mut Value,
@@ -103,7 +103,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for SpecFields<'_, A> {
     }
 }
 
-/// A field's name: as the type reads it, or the one that it lacks, with what would have read it.
+/// A field's name: one that the type knows, or the newer one, with the seed that would have read it.
 enum Field<K, V> {
     SchedulingGroup(K),
     Other(V),

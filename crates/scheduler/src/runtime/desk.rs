@@ -1,4 +1,4 @@
-//! What is written to the API, put into words and sent by tasks of their own.
+//! Shared context of the tasks that write to the API, and the operations of these tasks.
 
 use super::binder::reference;
 use super::condition::status_patch;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What all who write need. They share one, so that little has to be handed over to each.
+/// Shared context of the writer tasks: client, event recorder, clock.
 pub(super) struct Desk {
     pub(super) client: Client,
     pub(super) recorder: Recorder,
@@ -30,38 +30,38 @@ pub(super) struct Desk {
     pub(super) gate: Gate,
     pub(super) sender: mpsc::Sender<Message>,
     pub(super) metrics: Metrics,
-    /// Attempts end with their bindings.
+    /// Scheduling attempts; they end with their bindings.
     pub(super) monitor: Monitor,
-    /// Of profiles.
+    /// The names of the profiles.
     pub(super) names: Vec<String>,
-    /// Who is asked, and may bind.
+    /// The extenders, one of which may bind.
     pub(super) extenders: Extenders,
-    /// Whether annotations ride on the binding, where nothing else has to be patched.
+    /// Whether annotations are sent with the binding if nothing else has to be patched.
     pub(super) annotate_bindings: bool,
     pub(super) notes: Notes,
 }
 
-/// What those who write note for one another.
+/// State that the writer tasks share.
 #[derive(Default)]
 pub(super) struct Notes {
-    /// Where pods were last said to go that are not bound yet; empty: nowhere any more.
+    /// The last written nomination of pods that are not bound yet; empty if it was cleared.
     expected: Mutex<FxHashMap<Arc<str>, Arc<str>>>,
-    /// How long writes of plugins took, where they want to know.
+    /// The durations of plugins' writes that are measured.
     timings: Mutex<Readings>,
-    /// Targets of writes that do not exist: said once.
+    /// Targets of writes that do not exist, to log each once.
     nowhere: Mutex<FxHashSet<Arc<str>>>,
 }
 
-/// An attempt that failed, with what was found out about it then.
+/// A failed scheduling attempt with what was found out about it.
 pub(super) struct Refused {
     pub(super) failure: Arc<Failure>,
-    /// Follows kube-scheduler's text in the condition.
+    /// The nearest nodes; they follow kube-scheduler's text in the condition.
     pub(super) nearest: Vec<Near>,
     pub(super) time: Timestamp,
 }
 
 impl Desk {
-    /// Asks extenders; the answer arrives as a message.
+    /// Calls extenders; the result arrives as a message.
     pub(super) async fn consult(&self, asked: Consultation) {
         let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
         let answer = self.gate.until_closing(self.extenders.answer(asked));
@@ -75,7 +75,7 @@ impl Desk {
         }
     }
 
-    /// A binding is to be sent.
+    /// Records that a binding will be sent.
     pub(super) fn will_bind(&self) {
         self.metrics.call_queued(Call::Binding);
     }
@@ -111,7 +111,7 @@ impl Desk {
                 );
             }
             Err(error) => {
-                tracing::warn!(%pod, node = %request.node, error = %error.message, "binding failed");
+                tracing::warn!(%pod, node = %request.node, error = %error.message, "failed to bind a pod");
             }
         }
         let seconds = started.elapsed().as_secs_f64();
@@ -119,7 +119,7 @@ impl Desk {
         let profile = self.names.get(request.profile).map_or("", String::as_str);
         metrics.bound(result.is_ok(), profile, request.binder, seconds);
         let gone = result.as_ref().is_err_and(|error| error.gone);
-        // A failure that leaves something to report ends with that report.
+        // If a failure is still to be reported, the attempt ends with that report.
         if (result.is_ok() || gone)
             && let Some(attempt) = self.monitor.end(&pod.uid)
             && result.is_ok()
@@ -130,7 +130,7 @@ impl Desk {
         let _ = self.sender.send(Message::Bound { uid, result }).await;
     }
 
-    /// Says in events why a pod was not placed.
+    /// Records events about why a pod was not scheduled.
     pub(super) fn say(&self, failure: &Failure) {
         let event = |reason: &str, message: &str| {
             let about = reference(&failure.pod);
@@ -139,14 +139,14 @@ impl Desk {
                 .event_with_action(about, bad, reason, "Scheduling", message);
         };
         event("FailedScheduling", &failure.message);
-        // Each has a reason of its own, so that they are not folded into one.
+        // Each has its own reason, so that they are not aggregated into one.
         for remark in &failure.remarks {
             event(remark.reason, &remark.message);
         }
     }
 
-    /// Makes the pod's condition say why it was not placed, where it does not yet. What stands for another
-    /// object has no condition of its own: its plugin writes that object's.
+    /// Updates the pod's condition if it does not show the failure yet. A holder has no condition of its own:
+    /// its plugin writes that of the object it stands for.
     pub(super) async fn write_condition(&self, refused: Refused) {
         let Refused {
             failure,
@@ -161,7 +161,7 @@ impl Desk {
             let said = expected.get(&failure.pod.uid).map(|node| &**node);
             let nearest = nearest::in_short(&nearest);
             let status = status_patch(&failure, &nearest, said, time);
-            // Until the pod shows it, this is what it will show: what is said next goes by that.
+            // Later writes must be compared with this nomination, as the pod does not show it yet.
             let shown = said.is_some() || failure.pod.nominated.is_some();
             let node = status.as_ref().map(|status| &status["status"]);
             match node.and_then(|status| status.get("nominatedNodeName")) {
@@ -180,12 +180,12 @@ impl Desk {
         }
     }
 
-    /// Makes the condition of a pod that was not tried itself say why it waits.
+    /// Updates the condition of a pod that had no scheduling cycle of its own.
     pub(super) async fn explain(&self, pod: Arc<PodInfo>, message: String, time: Timestamp) {
         if pod.is_holder() {
             return;
         }
-        // What it was promised, it still is.
+        // Its nomination stays in place.
         let said = self.notes.expected.lock().get(&pod.uid).cloned();
         let failure = Failure {
             pod: pod.clone(),
@@ -200,8 +200,8 @@ impl Desk {
         }
     }
 
-    /// Nominates a pod to the node it will be bound to, for those who would make room otherwise; empty: to
-    /// none any more.
+    /// Writes the nomination of a pod that will be bound later, so that other components do not make room for
+    /// it; an empty `node` clears it.
     pub(super) async fn expect(&self, pod: Arc<PodInfo>, node: Arc<str>) {
         {
             let mut expected = self.notes.expected.lock();
@@ -220,7 +220,7 @@ impl Desk {
         self.write_status(&pod, &status).await;
     }
 
-    /// Forgets where a pod was said to go.
+    /// Removes the recorded nomination of a pod.
     pub(super) fn forget(&self, uid: &str) {
         self.notes.expected.lock().remove(uid);
     }
@@ -238,18 +238,18 @@ impl Desk {
             match sent {
                 Ok(_) => {}
                 Err(error) if patch::is_not_found(&error) => {}
-                Err(error) => tracing::warn!(%pod, %error, "pod status not written"),
+                Err(error) => tracing::warn!(%pod, %error, "failed to write a pod's status"),
             }
         };
         self.gate.pass(send).await;
     }
 
-    /// How long writes took since the last look.
+    /// Returns the durations of writes since the last call.
     pub(super) fn take_timings(&self) -> Readings {
         std::mem::take(&mut *self.notes.timings.lock())
     }
 
-    /// Sends a write that a plugin asked for, about what `target` names.
+    /// Sends a write that a plugin requested; `target` identifies the object.
     pub(super) async fn write(&self, write: Write, target: Arc<str>) {
         self.gate.pass(self.send_write(write, target)).await;
     }
@@ -275,6 +275,7 @@ impl Desk {
             }
         }
         let (plural, name) = (write.plural, &write.name);
-        tracing::warn!(plural, namespace = write.namespace, name, %error, "write failed");
+        let namespace = &write.namespace;
+        tracing::warn!(plural, namespace, name, %error, "failed to write an object for a plugin");
     }
 }

@@ -1,20 +1,20 @@
-//! Frees what nobody needs any more, somewhere else than where decisions are made.
+//! Deferred drop: frees unused objects outside the task that makes decisions.
 //!
-//! The last to hold an object that was replaced is the task that digests the change: to free a pod with
-//! its maps and texts takes it longer than to book one. So it hands such objects to whoever has time.
+//! The last owner of a replaced object is the task that handles the change. Freeing a pod with its maps and
+//! strings takes longer than adding one to a node, so this task passes such objects to others.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// So many objects are freed by one task: a task of its own for each would cost what it saves.
+/// The number of objects that one task frees: one task per object would cost what it saves.
 const TOGETHER: usize = 64;
-/// So many tasks may have objects to free. Where more come than can be freed, whoever has them frees them.
+/// The maximum number of pending tasks. Beyond it, objects are freed by the caller.
 const UNDER_WAY: usize = 16;
 
 type Object = Arc<dyn Any + Send + Sync>;
 
-/// See the module documentation.
+/// Collects unused objects and frees them in separate tasks.
 #[derive(Default)]
 pub(super) struct Discard {
     objects: Vec<Object>,
@@ -22,7 +22,7 @@ pub(super) struct Discard {
 }
 
 impl Discard {
-    /// Takes an object that the caller does not need any more.
+    /// Takes an object that the caller no longer needs.
     pub(super) fn take(&mut self, object: Object) {
         self.objects.push(object);
         if self.objects.len() >= TOGETHER {
@@ -30,12 +30,12 @@ impl Discard {
         }
     }
 
-    /// Keeps nothing that it has.
+    /// Passes all collected objects on to a task.
     pub(super) fn hand_over(&mut self) {
         if self.objects.is_empty() {
             return;
         }
-        // Nobody else adds to it: it is never exceeded.
+        // Only this value increments the count, so the limit is never exceeded.
         if self.under_way.load(Ordering::Acquire) >= UNDER_WAY {
             self.objects.clear();
             return;
@@ -49,7 +49,7 @@ impl Discard {
     }
 }
 
-/// Counts as long as it lives: a runtime that ends drops tasks before they ran.
+/// Counts one pending task as long as it lives: a runtime that shuts down drops tasks that never ran.
 struct UnderWay(Arc<AtomicUsize>);
 
 impl UnderWay {
@@ -83,12 +83,12 @@ mod tests {
             }
             discard.objects.len()
         };
-        // On this runtime of one thread nobody frees anything before we wait.
+        // On this single-threaded runtime nothing is freed before the test yields.
         let most = TOGETHER * UNDER_WAY;
         assert_eq!(take(most - 1), TOGETHER - 1);
         assert_eq!(alive(&object), most - 1);
         assert_eq!((take(1), alive(&object)), (0, most));
-        // Nobody has time for more.
+        // There are no free tasks left.
         assert_eq!((take(TOGETHER), alive(&object)), (0, most));
         while alive(&object) > 0 {
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! The victims of a preemption: condition `DisruptionTarget`, deletion, event.
+//! Eviction of the victims of a preemption: condition `DisruptionTarget`, deletion, event.
 
 use super::binder::reference;
 use super::condition::seconds;
@@ -15,19 +15,19 @@ use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The evictions of one preemption; measured when the last of them has ended.
+/// The evictions of one preemption; recorded in the metrics when the last of them has ended.
 pub(super) struct Evictions {
     metrics: Metrics,
     started: tokio::time::Instant,
     failed: AtomicBool,
     preemptor: Arc<PodInfo>,
     node: Arc<str>,
-    /// When they were decided.
+    /// The time of the decision.
     time: Timestamp,
 }
 
 impl Evictions {
-    /// Those that make room for `preemptor` on `node`.
+    /// Creates the evictions that make room for `preemptor` on `node`.
     pub(super) fn new(
         metrics: Metrics,
         preemptor: Arc<PodInfo>,
@@ -54,7 +54,7 @@ impl Drop for Evictions {
 }
 
 impl Desk {
-    /// Says in an event that `victim` goes.
+    /// Records the event about the eviction of `victim`.
     pub(super) fn say_evicted(&self, victim: &PodInfo, by: &Evictions) {
         let message = format!("Preempted by pod {} on node {}", by.preemptor.uid, by.node);
         let about = reference(victim);
@@ -103,7 +103,7 @@ impl Desk {
             Err(error) if patch::is_not_found(&error) => {}
             Err(error) => {
                 by.failed.store(true, Ordering::Relaxed);
-                tracing::warn!(pod = %victim, %error, "victim not evicted");
+                tracing::warn!(pod = %victim, %error, "failed to evict a preemption victim");
                 let failed = Message::NotEvicted(victim.uid.clone());
                 let _ = self.sender.send(failed).await;
             }

@@ -1,4 +1,5 @@
-//! An engine that follows the cluster and decides nothing: for whoever wants to know what the scheduler would do.
+//! An engine that follows the cluster without making decisions, for callers that ask what the scheduler would
+//! do.
 
 use super::{Error, Options, Watching, watch_all};
 use crate::engine::{Engine, EngineOptions};
@@ -12,25 +13,25 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-/// How many events are digested before whoever wants the engine gets it.
+/// The maximum number of events handled before the engine can be taken.
 const BATCH: usize = 512;
-/// Answers are shared between few pods here, and are not worth much memory.
+/// The cache limit in bytes: few pods share evaluations here.
 const CLASS_BYTES: usize = 64 << 20;
 
-/// See the module documentation. Clones share the engine.
+/// An engine that follows the cluster. Clones share the engine.
 #[derive(Debug, Clone)]
 pub struct Follower(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Not there while somebody has it.
+    /// The engine; `None` while it is taken.
     engine: Mutex<Option<Engine>>,
     returned: Notify,
     settled: watch::Sender<bool>,
 }
 
 impl Follower {
-    /// With an engine that somebody else tells what happens.
+    /// Creates a follower of an engine that the caller feeds with events.
     #[must_use]
     pub fn new(engine: Engine) -> Self {
         Self(Arc::new(Shared {
@@ -40,11 +41,11 @@ impl Follower {
         }))
     }
 
-    /// Begins to follow the API server, until `shutdown`. Of `options` the profiles and what plugins are built with
-    /// count; extenders are not asked.
+    /// Starts following the API server, until `shutdown`. Only profiles and the build context of plugins are
+    /// taken from `options`; extenders are not called.
     ///
     /// # Errors
-    /// The configuration cannot be used.
+    /// Fails if the configuration is invalid.
     pub fn start(
         options: &Options,
         client: &Client,
@@ -68,26 +69,26 @@ impl Follower {
         Ok(follower)
     }
 
-    /// Whether everything is known that was there at the start.
+    /// Returns true if the initial lists of all kinds were handled.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         *self.0.settled.borrow()
     }
 
-    /// Waits until it is.
+    /// Waits until [`Self::is_settled`] is true.
     pub async fn settled(&self) {
         let mut settled = self.0.settled.subscribe();
         // The sender is as old as this handle.
         let _ = settled.wait_for(|settled| *settled).await;
     }
 
-    /// Takes the engine. What happens meanwhile waits until it is given back.
+    /// Takes the engine, if no other caller has it. Events wait until it is returned.
     #[must_use]
     pub fn take(&self) -> Option<Engine> {
         self.0.engine.lock().take()
     }
 
-    /// Gives it back.
+    /// Returns the engine.
     pub fn give_back(&self, engine: Engine) {
         *self.0.engine.lock() = Some(engine);
         self.0.returned.notify_one();
@@ -122,7 +123,7 @@ impl Follower {
         }
     }
 
-    /// Tells the engine of `batch`, if it is there.
+    /// Passes `batch` to the engine. Returns false if the engine is taken.
     fn digest(
         &self,
         batch: &mut Vec<Message>,
@@ -141,7 +142,7 @@ impl Follower {
                 tell(engine, message, clock);
             });
         }
-        // Nobody does what it asks for, and nobody reads what it measures.
+        // The outputs and measurements have no receiver here.
         drop(engine.take_outputs());
         drop(engine.telemetry.take_measures());
         drop(engine.queue.take_incoming());

@@ -1,4 +1,4 @@
-//! The daemon: one task owns the engine; everything reaches it through one ordered channel.
+//! The scheduler daemon. One task owns the engine; all events reach it through one ordered channel.
 
 mod binder;
 mod condition;
@@ -52,15 +52,15 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 const NODES: &str = "nodes.v1";
 const PODS: &str = "pods.v1";
-/// How long writes that are under way may take when the leadership is given up.
+/// The timeout for pending writes when the leadership is given up.
 const WRITES_END: Duration = Duration::from_secs(5);
-/// How long the events of these may take then.
+/// The timeout for sending their events after that.
 const EVENTS_END: Duration = Duration::from_secs(2);
 
 /// Schedules pods until `ctx.shutdown`.
 ///
-/// Nothing is decided before every informer has delivered its initial list and the engine has
-/// digested it: what is bound is booked first, also after a restart.
+/// No decision is made before every informer has delivered its initial list and the engine has handled it:
+/// existing bindings are accounted for first, also after a restart.
 pub fn run(
     options: Options,
     client: Client,
@@ -76,11 +76,11 @@ pub fn run(
         let extenders = Extenders::new(&config.extenders).await?;
         let notes = config.notes();
         for warning in options.notes.iter().chain(&notes).chain(&profiles.warnings) {
-            tracing::warn!("{warning}");
+            tracing::warn!(%warning, "ignoring a setting");
         }
         let described = describe(&profiles);
         for profile in &described {
-            tracing::info!(plugins = %profile, "profile");
+            tracing::info!(plugins = %profile, "profile loaded");
         }
         options.debug.set_plugins(described);
         options
@@ -144,7 +144,7 @@ fn koord_name(profile: &crate::config::ProfileConfig) -> bool {
     profile.scheduler_name.as_deref() == Some("koord-scheduler")
 }
 
-/// The resolved plugins per profile and extension point.
+/// Returns the resolved plugins per profile and extension point.
 fn describe(profiles: &Profiles) -> Vec<serde_json::Value> {
     let name = |instance: &usize| profiles.instances[*instance].name();
     let list = |instances: &[usize]| instances.iter().map(name).collect::<Vec<_>>();
@@ -277,13 +277,13 @@ impl Daemon {
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);
         gate.close(WRITES_END).await;
-        // Events tell of writes: they end after them.
+        // Events report writes, so they end after them.
         let _ = tokio::time::timeout(EVENTS_END, recorder.finished()).await;
     }
 }
 
-/// Starts the informers. Until `leads` is cancelled they only gather what there is; with
-/// `delayCacheUntilActive` they do not even begin before.
+/// Starts the informers. Until `leads` is cancelled they only collect objects; with `delayCacheUntilActive`
+/// they do not start before.
 fn watch_all(
     config: &Configuration,
     gates: &BTreeMap<String, bool>,
@@ -309,7 +309,7 @@ fn watch_all(
         shutdown: shutdown.clone(),
         whole: !config.extenders.is_empty(),
     };
-    // Extenders that do not know the nodes themselves are shown them, and pods, as they are.
+    // Extenders without a node cache are sent untrimmed nodes and pods.
     let shown = !config.extenders.is_empty();
     let nodes_shown = config.extenders.iter().any(|it| !it.node_cache_capable);
     let slim = move |mut node| {
@@ -347,7 +347,7 @@ fn watch_all(
     }
 }
 
-/// Running informers and their one channel.
+/// Running informers with their channel.
 struct Watching {
     sender: mpsc::Sender<Message>,
     messages: mpsc::Receiver<Message>,

@@ -1,5 +1,5 @@
-//! Attempts under way, from the queue to the end of the binding, and a watch over those that take
-//! too long: nothing else can stop the one task that decides, or a binding that hangs.
+//! Pending scheduling attempts, from the queue to the end of the binding, with warnings about those that take
+//! too long: nothing else detects that the one deciding task or a binding hangs.
 
 use crate::metrics::{Attempt, Metrics};
 use parking_lot::Mutex;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How often to look, and what is too long.
+/// The interval of the check, and the time after which an attempt takes too long.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) period: Duration,
     pub(super) timeout: Duration,
 }
 
-/// See the module documentation. Clones watch the same attempts.
+/// Tracks pending scheduling attempts. Clones share the attempts.
 #[derive(Debug, Clone)]
 pub(super) struct Monitor {
     timeout: Duration,
@@ -24,7 +24,7 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// Watches until `shutdown`.
+    /// Starts the periodic check, until `shutdown`.
     pub(super) fn start(limits: Limits, metrics: Metrics, shutdown: CancellationToken) -> Self {
         let monitor = Self {
             timeout: limits.timeout,
@@ -45,7 +45,7 @@ impl Monitor {
         monitor
     }
 
-    /// Complains of every attempt that has taken too long; again each time, as upstream does.
+    /// Logs every attempt that has taken too long; repeated at each check, as in upstream.
     fn look(&self) {
         let late: Vec<(Attempt, String)> = self
             .attempts
@@ -63,13 +63,13 @@ impl Monitor {
         tracing::warn!("{complaint}");
     }
 
-    /// An attempt begins.
+    /// Records the start of an attempt.
     pub(super) fn begin(&self, attempt: Attempt) {
         let uid = attempt.pod.uid.clone();
         self.attempts.lock().insert(uid, attempt);
     }
 
-    /// The attempt for the pod with this uid is over, one way or the other.
+    /// Records the end of the attempt for the pod with this uid, whatever its result.
     pub(super) fn end(&self, uid: &str) -> Option<Attempt> {
         let attempt = self.attempts.lock().remove(uid)?;
         if let Some(complaint) = attempt.complaint(self.timeout) {
@@ -124,7 +124,7 @@ mod tests {
         monitor.begin(slow.clone());
         tokio::time::sleep(Duration::from_secs(29)).await;
         assert_eq!((timeouts(), slow.complaint(limits.timeout)), (0, None));
-        // Two looks.
+        // After two checks.
         tokio::time::sleep(Duration::from_secs(22)).await;
         assert_eq!(timeouts(), 2);
         assert_eq!(

@@ -1,13 +1,13 @@
-//! The nearest nodes, as a sentence after kube-scheduler's own text in a condition.
+//! The sentence about the nearest nodes that follows kube-scheduler's own text in a condition.
 
 use crate::engine::Near;
 
-/// Opens the sentence. What follows it may change without the condition being written again.
+/// Start of the sentence. The text after it may change without the condition being written again.
 const OPENS: &str = " Nearest: ";
-/// Bytes of the sentence, at most.
+/// The maximum length of the sentence in bytes.
 const LONGEST: usize = 400;
 
-/// The sentence; empty when there is nothing to say.
+/// Formats the sentence; empty if there are no nodes.
 pub(super) fn in_short(near: &[Near]) -> String {
     let mut text = String::new();
     for node in near {
@@ -24,7 +24,7 @@ pub(super) fn in_short(near: &[Near]) -> String {
     text
 }
 
-/// Whether a condition's `message` says `said`, whatever it says of the nearest nodes.
+/// Returns true if a condition's `message` is `said`, with or without a sentence about the nearest nodes.
 pub(super) fn says(message: &str, said: &str) -> bool {
     message
         .strip_prefix(said)

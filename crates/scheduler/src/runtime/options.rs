@@ -1,4 +1,4 @@
-//! How to run the scheduler, and why it does not run.
+//! Options of the scheduler, and the errors that keep it from running.
 
 use crate::config::{ConfigError, Configuration};
 use crate::debug::DebugHandle;
@@ -8,48 +8,47 @@ use koord_kube::events::EventClient;
 use koord_kube::lease::{ElectionArgs, ElectionError};
 use std::time::Duration;
 
-/// How to run the scheduler.
+/// Options of the scheduler.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The plugins that exist.
+    /// The available plugins.
     pub registry: Registry,
-    /// A configuration file's content; without it, every koord plugin runs under each of
-    /// `profile_names`.
+    /// The configuration; without it, every Koordinator plugin runs under each of `profile_names`.
     pub config: Option<Configuration>,
-    /// `spec.schedulerName`s that are handled, without a configuration file.
+    /// The `spec.schedulerName`s to handle if there is no configuration.
     pub profile_names: Vec<String>,
     /// Whether to wait for leadership.
     pub leader_elect: bool,
-    /// What overrides the configuration's `leaderElection`.
+    /// Overrides of the configuration's `leaderElection`.
     pub election: ElectionArgs,
-    /// What was asked for and is not done: said at start.
+    /// Warnings about requested settings that have no effect; logged at start.
     pub notes: Vec<String>,
-    /// Who contends for leadership; made unique when empty.
+    /// The identity for leader election; a unique one is generated if empty.
     pub identity: String,
-    /// What events are sent with, as upstream has it; without it, what all else is sent with.
+    /// A separate client for events, as in upstream; `None` to use the common client.
     pub events: Option<EventClient>,
-    /// Bindings and status writes under way at a time.
+    /// The maximum number of pending bindings and status writes.
     pub write_concurrency: usize,
-    /// Ties and memory of the engine.
+    /// Seed and cache limits of the engine.
     pub engine: EngineOptions,
-    /// Whether annotations ride on the binding, where nothing else has to be patched.
+    /// Whether annotations are sent with the binding if nothing else has to be patched.
     pub bind_annotations_with_binding: bool,
     /// Whether conditions end with the nearest nodes and what they lack.
     pub nearest_in_conditions: bool,
-    /// How often to look for a decision that takes too long, and how long that is.
+    /// The interval of the check for scheduling attempts that take too long.
     pub monitor_period: Duration,
-    /// See `monitor_period`.
+    /// The time after which a scheduling attempt takes too long.
     pub scheduling_timeout: Duration,
-    /// How often gauges are set, and what was only counted is handed to the metrics.
+    /// The interval at which gauges are set and buffered counts are added to the metrics.
     pub gauge_period: Duration,
-    /// Feature gates and the like for plugins.
+    /// The context in which plugins are built, with feature gates.
     pub build: BuildContext,
-    /// A window into the running scheduler.
+    /// A handle to the state of the running scheduler.
     pub debug: DebugHandle,
 }
 
 impl Options {
-    /// Upstream's defaults, with the plugins of `registry` under the name `koord-scheduler`.
+    /// Returns upstream's defaults, with the plugins of `registry` under the name `koord-scheduler`.
     #[must_use]
     pub fn new(registry: Registry) -> Self {
         Self {
@@ -73,7 +72,7 @@ impl Options {
         }
     }
 
-    /// The configuration that applies: the file's, or the built-in one.
+    /// Returns the effective configuration, from the file or built in, and its profiles.
     pub(super) fn resolve(&self) -> Result<(Configuration, Profiles), Error> {
         let koord = self.config.is_none();
         let mut config = self
@@ -88,25 +87,25 @@ impl Options {
     }
 }
 
-/// Why the scheduler does not run, or stopped.
+/// Errors that keep the scheduler from running, or that stopped it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The profiles cannot be built.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// An extender's address or files cannot be used.
+    /// An extender's address or files are invalid.
     #[error("extenders: {0}")]
     Extender(#[from] koord_kube::client::ClientError),
     /// Metrics could not be registered.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// There is no election, or leadership was lost.
+    /// Leader election failed to start, or leadership was lost.
     #[error(transparent)]
     Election(#[from] ElectionError),
-    /// `--write-config-to` has nothing to write.
-    #[error("the configuration cannot be written: {0}")]
+    /// The configuration for `--write-config-to` could not be serialized.
+    #[error("failed to serialize the configuration: {0}")]
     Written(String),
 }

@@ -1,4 +1,4 @@
-//! The task that owns the engine: takes in what happened, decides, and hands over what is to be done.
+//! The task that owns the engine: it handles events, makes decisions and passes the outputs on.
 
 use super::binder::Writer;
 use super::desk::Refused;
@@ -20,12 +20,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// How long decisions are made before events are looked at again.
+/// How long decisions are made before events are handled again.
 const SLICE: Duration = Duration::from_millis(5);
-/// How often to say which initial lists are missing.
+/// The interval of the warning about missing initial lists.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(15);
 
-/// Whether the pod says where it is.
+/// Returns true if the pod has a node.
 fn is_bound(pod: &SeenPod) -> bool {
     pod.node().is_some()
 }
@@ -43,7 +43,7 @@ pub(super) struct Owner {
     pub(super) names: Vec<String>,
     pub(super) concurrency: usize,
     pub(super) monitor: monitor::Monitor,
-    /// Whether conditions name the nearest nodes, and when that is worth its time again.
+    /// Whether conditions list the nearest nodes.
     pub(super) nearest: bool,
     pub(super) next_nearest: Instant,
     pub(super) discard: Discard,
@@ -60,7 +60,7 @@ impl Owner {
         let mut complain = Instant::now() + COMPLAIN_EVERY;
         let mut next_gauges = Instant::now();
         loop {
-            // Everything that has arrived comes before the next decision.
+            // All events that have arrived come before the next decision.
             let mut budget = 4096;
             while budget > 0
                 && let Ok(message) = messages.try_recv()
@@ -77,7 +77,7 @@ impl Owner {
             if unseen.is_empty() {
                 self.debug.set_ready(true);
             } else if Instant::now() >= complain {
-                tracing::warn!(kinds = ?unseen, "waiting for initial lists; no pod is placed before");
+                tracing::warn!(kinds = ?unseen, "waiting for initial lists, no pod is scheduled before");
                 complain = Instant::now() + COMPLAIN_EVERY;
             }
             let busy = unseen.is_empty() && self.decide();
@@ -116,7 +116,7 @@ impl Owner {
         }
     }
 
-    /// Hands what the engine and its plugins measured to the metrics.
+    /// Adds the measurements of the engine and its plugins to the metrics.
     fn measure(&mut self) {
         self.digested.hand_over();
         self.metrics.binding(self.writer.binding);
@@ -128,12 +128,12 @@ impl Owner {
         self.plugin_metrics.take(self.writer.take_timings());
     }
 
-    /// Until time alone makes something ready.
+    /// Returns the time until a pod becomes ready without an event.
     fn pause(&mut self) -> Duration {
         let now = self.ctx.clock.now();
         let until = self.engine.next_deadline().map(|at| at.duration_since(now));
         let wait = until.and_then(|wait| Duration::try_from(wait).ok());
-        // A deadline in the past: not now, but not in a hurry either.
+        // For a deadline in the past, wait a little rather than spin.
         let floor = Duration::from_millis(1);
         match (until, wait) {
             (None, _) => Duration::from_secs(60),
@@ -175,7 +175,7 @@ impl Owner {
                 self.debug.settled(uid);
                 self.writer.gone(uid);
                 self.engine.pod_left(uid, now);
-                // Whatever became of it, nobody places it any more.
+                // The attempt ends, as the pod is gone.
                 self.monitor.end(uid);
                 let label = if is_bound(&last) {
                     "AssignedPodDelete"
@@ -233,18 +233,18 @@ impl Owner {
         self.digested.note(label, started.elapsed().as_secs_f64());
     }
 
-    /// Frees `object`, which was replaced or deleted, elsewhere.
+    /// Passes a replaced or deleted `object` to the deferred drop.
     fn done_with<K: Send + Sync + 'static>(&mut self, object: Option<Arc<K>>) {
         if let Some(object) = object {
             self.discard.take(object);
         }
     }
 
-    /// Decides about ready pods for a while. Returns whether more may be ready.
+    /// Schedules ready pods for a while. Returns whether more may be ready.
     fn decide(&mut self) -> bool {
         let slice = Instant::now();
         while slice.elapsed() < SLICE {
-            // The API is slower than the engine: keep what is assumed ahead of it bounded.
+            // The API is slower than the engine: bound the number of assumed pods.
             if self.writer.binding >= self.concurrency.saturating_mul(16) {
                 return false;
             }
@@ -256,14 +256,14 @@ impl Owner {
             self.metrics
                 .decided(&outcome, started.elapsed().as_secs_f64());
             self.log_scores(&outcome);
-            tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "decided");
+            tracing::debug!(pod = %outcome.pod, node = ?outcome.node, "scheduling cycle ended");
             self.dispatch();
         }
         true
     }
 
-    /// The nearest nodes, for a condition that is about to change. Looking at all nodes
-    /// takes at most a twentieth of the time: in a storm of refusals most go without.
+    /// Returns the nearest nodes for a condition that is about to change. Evaluating all nodes takes at most
+    /// a twentieth of the time: among many refusals, most go without.
     fn nearest(&mut self, failure: &Failure) -> Vec<Near> {
         let now = Instant::now();
         if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
@@ -289,14 +289,14 @@ impl Owner {
                 .and_then(|decision| decision.table.as_ref())
         {
             let ranking = &table.ranking[..top.min(table.ranking.len())];
-            tracing::info!(pod = %outcome.pod, feasible = table.feasible, ?ranking, "scores");
+            tracing::info!(pod = %outcome.pod, feasible = table.feasible, ?ranking, "node scores");
         }
     }
 
     fn log_refusal(&self, failure: &Failure) {
         let flags = self.debug.flags();
         if flags.filters.load(Ordering::Relaxed) {
-            tracing::info!(pod = %failure.pod, message = %failure.message, "refused");
+            tracing::info!(pod = %failure.pod, reason = %failure.message, "pod refused");
         }
         if flags.diagnosis.load(Ordering::Relaxed)
             && let Some(diagnosis) = &failure.diagnosis
@@ -309,7 +309,7 @@ impl Owner {
                 "scheduleDiagnosis": {"schedulingMode": "Pod", "nodeFailedDetails": diagnosis.refusals},
                 "preemptionDiagnosis": {"failedMessage": diagnosis.post_filter_message},
             });
-            tracing::info!(diagnosis = %dump, "diagnosis");
+            tracing::info!(diagnosis = %dump, "scheduling diagnosis");
         }
     }
 
@@ -322,7 +322,7 @@ impl Owner {
                 }
                 Output::Consult(asked) => self.writer.consult(asked),
                 Output::Failed(failure) => {
-                    tracing::debug!(pod = %failure.pod, message = %failure.message, "not placed");
+                    tracing::debug!(pod = %failure.pod, reason = %failure.message, "failed to schedule a pod");
                     let attempt = self.monitor.end(&failure.pod.uid);
                     let profile = failure.pod.scheduler_name();
                     let error = failure.reason != "Unschedulable";

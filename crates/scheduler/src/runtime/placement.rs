@@ -1,4 +1,4 @@
-//! What makes a decision true: a binding, or the writes that place what stands for another object.
+//! Placement of pods through the API: a binding, or the writes that place the object that a pod stands for.
 
 use super::extender::Extenders;
 use super::send::{NOTHING, WriteError, api_of, send_write};
@@ -10,10 +10,10 @@ use koord_kube::api::{Patch, PatchParams, PostParams};
 use koord_kube::{Api, Client, patch};
 use serde_json::{Value, json};
 
-/// Binds the pod in the way that `request` says; `together`: annotations may go along with the binding.
+/// Binds the pod as `request` specifies. With `together`, annotations may be sent with the binding.
 ///
 /// # Errors
-/// Why it is not bound.
+/// Returns why the pod is not bound.
 pub(super) async fn send_binding(
     client: Client,
     request: &BindRequest,
@@ -79,12 +79,12 @@ pub(super) async fn send_binding(
         .map_err(failed)
 }
 
-/// How often the writes that place an object are tried when it changes meanwhile.
+/// The maximum number of attempts to place an object that changes meanwhile.
 const PLACEMENTS: u8 = 5;
 
-/// Sends the writes that place what `pod` stands for, the last with `extra`. The object is as the plugin
-/// saw it, where that write says the version; else it is looked at again, and not placed when it is being
-/// deleted, is over (its phase says so) or is another one of that name.
+/// Sends the writes that place the object that `pod` stands for, the last one with `extra`. If that write
+/// names a resource version, the object must have it. On a conflict the object is read again; it is not
+/// placed if it is being deleted, has finished (by its phase) or is another object of that name.
 async fn send_placement(
     client: &Client,
     pod: &PodInfo,
@@ -95,7 +95,7 @@ async fn send_placement(
         return Ok(());
     };
     for write in others {
-        // That one of them is gone does not mean that what is placed is.
+        // If one of these objects is missing, the object to place may still exist.
         let failed = |error: WriteError| WriteError {
             gone: false,
             ..error

@@ -1,4 +1,4 @@
-//! One write that a plugin asked for, sent.
+//! Sending of writes that plugins request.
 
 use crate::framework::{PodPatch, Verb, Write};
 use koord_kube::api::{
@@ -8,13 +8,13 @@ use koord_kube::evict::{EvictOptions, EvictOutcome, evict_pod};
 use koord_kube::{Api, Client, patch};
 use serde_json::{Value, json};
 
-/// A write that was refused.
+/// The error of a write that was rejected.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct WriteError {
-    /// There is no such object.
+    /// Whether the object does not exist.
     pub(super) gone: bool,
-    /// The object is another version or another one than was written to.
+    /// Whether the object has another version or uid than the write expects.
     pub(super) conflict: bool,
     pub(super) message: String,
 }
@@ -29,13 +29,13 @@ impl WriteError {
     }
 }
 
-/// Nothing goes along with a write.
+/// An empty patch, for writes without additional labels and annotations.
 pub(super) static NOTHING: &PodPatch = &PodPatch {
     annotations: std::collections::BTreeMap::new(),
     labels: std::collections::BTreeMap::new(),
 };
 
-/// The API of what `write` is about.
+/// Returns the API of the resource that `write` concerns.
 pub(super) fn api_of(client: &Client, write: &Write) -> Api<DynamicObject> {
     let resource = ApiResource {
         group: write.group.to_owned(),
@@ -55,7 +55,7 @@ pub(super) fn api_of(client: &Client, write: &Write) -> Api<DynamicObject> {
     }
 }
 
-/// Sends one write; labels and annotations of `extra` go along with a patch of the object.
+/// Sends one write; labels and annotations of `extra` are added to a patch of the object.
 pub(super) async fn send_write(
     client: &Client,
     write: &Write,

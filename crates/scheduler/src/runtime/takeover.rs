@@ -1,9 +1,9 @@
-//! What a standby knows when it becomes the leader.
+//! The cache of a standby that becomes the leader.
 //!
-//! It has gathered everything there is, so that it need not list it again. But a watch may be broken or
-//! stall without a word, and who decides on an older view books what somebody else has. So the API
-//! server is asked once more, after the lease is won, for the versions of all objects, until it answers:
-//! whoever is behind them waits a little, and then lists anew.
+//! A standby has collected all objects, so that it need not list them again. But a watch may be broken or
+//! stall unnoticed, and a leader with an outdated view would allocate what is in use already. So after the
+//! lease is won, the API server is asked for the versions of all objects until it answers. A cache that is
+//! behind waits a little, and then relists.
 
 use koord_kube::api::{ApiResource, DynamicObject, ListParams, PartialObjectMeta};
 use koord_kube::{Api, Change, Client, Informer, Mirrored, ObjectKey};
@@ -13,31 +13,29 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long a replica that has just become the leader still only listens: what the one before it
-/// wrote last has arrived by then.
+/// How long a new leader only receives events: the last writes of its predecessor arrive meanwhile.
 const SETTLE: Duration = Duration::from_millis(500);
-/// How long a watch that is behind may take to show what the API server has.
+/// How long an outdated watch may take to catch up with the API server.
 const CATCH_UP: Duration = Duration::from_secs(2);
-/// How long the API server may take over a page of what it has.
+/// The timeout for one page of a list.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How long to wait before it is asked again that did not answer: twice as long each time, at most
-/// `LONGEST_PAUSE`.
+/// The delay before a failed list is retried; doubled each time up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(500);
-/// See `PAUSE`.
+/// The longest delay before a failed list is retried.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Objects in an answer.
+/// The number of objects in a page.
 const PAGE: u32 = 5_000;
 
-/// What the API server had when it was asked: the version of each object.
+/// The versions of all objects of a kind in the API server at the time of a list.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// The version of the list itself.
+    /// The resource version of the list itself.
     at: String,
     objects: BTreeMap<ObjectKey, String>,
 }
 
-/// Asks the API server, and no cache of ours, for the versions of all objects of a kind; nothing but
-/// the objects' metadata is sent.
+/// Lists the versions of all objects of a kind directly from the API server; only the objects' metadata is
+/// transferred.
 pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, koord_kube::Error> {
     let api: Api<DynamicObject> = Api::all_with(client, &kind);
     let mut out = Listed::default();
@@ -45,7 +43,7 @@ pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, 
     loop {
         let answer = timeout(ANSWER, api.list_metadata(&page)).await;
         let answer = match answer.map_err(|late| koord_kube::Error::Service(late.into()))? {
-            // The kind is not installed: there are no objects of it.
+            // The kind is not installed, so there are no objects of it.
             Err(koord_kube::Error::Api(status)) if status.code == 404 => return Ok(out),
             answer => answer?,
         };
@@ -63,22 +61,22 @@ pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, 
     }
 }
 
-/// The same of a kind of which the API server may serve the version `older` alone.
+/// Lists like [`listed`] a kind that the API server may serve in the version `older` only.
 pub(super) async fn listed_either(
     client: Client,
     kind: ApiResource,
     older: ApiResource,
 ) -> Result<Listed, koord_kube::Error> {
     let found = listed(client.clone(), kind).await?;
-    // Every list that is there has a version.
+    // Every list of an installed kind has a resource version.
     if found.at.is_empty() {
         return listed(client, older).await;
     }
     Ok(found)
 }
 
-/// Asks until there is an answer. Who has none knows nothing of how old its view is: to go on with it
-/// would be to book on what the replica that died had booked already.
+/// Lists until it succeeds. Without a list, the age of the cache is unknown: scheduling on it could allocate
+/// what the previous leader had allocated already.
 async fn answered<F>(listed: impl Fn() -> F) -> Listed
 where
     F: Future<Output = Result<Listed, koord_kube::Error>>,
@@ -88,7 +86,11 @@ where
         match listed().await {
             Ok(listed) => return listed,
             Err(error) => {
-                tracing::warn!(%error, "what there is cannot be listed; no pod is placed before");
+                tracing::warn!(
+                    %error,
+                    after = ?pause,
+                    "failed to list objects for the takeover, retrying; no pod is scheduled before"
+                );
             }
         }
         sleep(pause).await;
@@ -96,8 +98,8 @@ where
     }
 }
 
-/// Whether the version that was `seen` is not older than the one that is `wanted`. Versions of a kind's
-/// objects are numbers that grow.
+/// Returns true if version `seen` is not older than `wanted`. Versions of a kind's objects are increasing
+/// numbers.
 fn reached(seen: Option<&str>, wanted: &str) -> bool {
     let number = |text: &str| text.parse::<u64>().ok();
     let seen = seen.unwrap_or_default();
@@ -105,12 +107,12 @@ fn reached(seen: Option<&str>, wanted: &str) -> bool {
     seen == wanted || numbers.is_some_and(|(seen, wanted)| seen >= wanted)
 }
 
-/// The objects of a kind that a standby has heard of.
+/// The objects of a kind that a standby has received.
 struct Gathered<V> {
     objects: BTreeMap<ObjectKey, Arc<V>>,
-    /// Whether the first list is complete.
+    /// Whether the initial list is complete.
     synced: bool,
-    /// Objects of which there is something newer, and how new it is.
+    /// Objects that are outdated, with the version to wait for.
     behind: BTreeMap<ObjectKey, String>,
 }
 
@@ -147,12 +149,12 @@ impl<V: Mirrored> Gathered<V> {
         }
     }
 
-    /// Whether this is all there is, or newer.
+    /// Returns true if the objects are at least as new as the list.
     fn is_current(&self) -> bool {
         self.synced && self.behind.is_empty()
     }
 
-    /// Holds it against what the API server has.
+    /// Compares the objects with those of the API server.
     fn compare(&mut self, listed: &Listed) {
         let Self {
             objects, behind, ..
@@ -164,7 +166,7 @@ impl<V: Mirrored> Gathered<V> {
             }
         }
         for (key, seen) in &*objects {
-            // What came after the list was made is no part of it.
+            // Objects created after the list are not part of it.
             let newer = !reached(
                 Some(&listed.at),
                 seen.resource_version().unwrap_or_default(),
@@ -183,7 +185,7 @@ impl<V: Mirrored> Gathered<V> {
     }
 }
 
-/// An informer, and whether it may be of a kind that the API server does not have.
+/// An informer, and whether the API server may lack its kind.
 pub(super) struct Feed<V> {
     informer: Informer<V>,
     absence: bool,
@@ -194,7 +196,7 @@ impl<V: Mirrored> Feed<V> {
         Self { informer, absence }
     }
 
-    /// The next change; that there is no such kind is a list without objects.
+    /// Returns the next change; an absent kind counts as a list without objects.
     pub(super) async fn next(&mut self) -> Option<Change<V>> {
         let Self { informer, absence } = self;
         loop {
@@ -211,7 +213,7 @@ impl<V: Mirrored> Feed<V> {
         }
     }
 
-    /// Takes in changes until `end`, or until `done` says so; `None` when the informer ended.
+    /// Collects changes until `end`, or until `done` returns true; `None` if the informer ended.
     async fn listen(
         &mut self,
         gathered: &mut Gathered<V>,
@@ -229,8 +231,9 @@ impl<V: Mirrored> Feed<V> {
         Some(())
     }
 
-    /// Listens until this replica leads and knows what the API server has then; that, as changes.
-    /// `listed` asks what it has; `anew` starts the informer again, which then delivers everything.
+    /// Collects changes until this replica leads and has what the API server has then; returns the result as
+    /// changes. `listed` lists the versions in the API server; the last parameter restarts the informer,
+    /// which then delivers everything.
     pub(super) async fn gather<F>(
         &mut self,
         leads: CancellationToken,
@@ -247,7 +250,7 @@ impl<V: Mirrored> Feed<V> {
         };
         self.listen(&mut gathered, settled, |_| false).await?;
         let listed = answered(listed).await;
-        // A first list takes as long as it takes.
+        // The initial list has no timeout.
         let never = std::future::pending();
         self.listen(&mut gathered, never, |gathered| gathered.synced)
             .await?;
@@ -265,7 +268,7 @@ impl<V: Mirrored> Feed<V> {
             .collect();
         tracing::warn!(
             ?behind,
-            "a watch is older than the lease; objects are listed anew"
+            "relisting, the watch cache is older than the lease"
         );
         self.informer = anew();
         Some(Vec::new())
@@ -289,8 +292,8 @@ mod tests {
         Change::Applied { old: None, new }
     }
 
-    /// After the first `changes` and a list with some objects at version 20; what is still behind after
-    /// the later ones.
+    /// Returns what is still behind after `later`, given the first `changes` and a list of objects at version
+    /// 20.
     fn behind(
         changes: Vec<Change<ConfigMap>>,
         listed: &[(&str, u32)],
@@ -313,21 +316,21 @@ mod tests {
     #[test]
     fn what_is_older_than_the_list_is_behind_until_it_is_shown() {
         let none: [&str; 0] = [];
-        // As new, newer than the list, and numbers that are no words: "9" is before "10".
+        // As new as the list, newer than it, and compared as numbers rather than strings: "9" is before "10".
         let seen = || vec![applied("a", 9), applied("b", 21)];
         assert_eq!(behind(seen(), &[("a", 9)], vec![]), none);
         assert_eq!(behind(seen(), &[("a", 10)], vec![]), ["a"]);
         assert_eq!(behind(seen(), &[("a", 10)], vec![applied("a", 10)]), none);
-        // Never heard of, and gone without a word.
+        // Never received, and deleted without an event.
         assert_eq!(behind(seen(), &[("a", 9), ("c", 20)], vec![]), ["c"]);
         assert_eq!(behind(seen(), &[], vec![]), ["a"]);
         let end = |version| vec![Change::Deleted(object("a", version))];
         assert_eq!(behind(seen(), &[], end(20)), none);
-        // The end of one of the same name that was there before does not do.
+        // The deletion of an earlier object of that name does not count.
         assert_eq!(behind(seen(), &[("a", 15)], end(12)), ["a"]);
     }
 
-    /// A standby that asks for the newer version alone would take every object for gone.
+    /// A standby that asks for the newer version only would take every object for deleted.
     #[tokio::test]
     async fn the_version_that_is_served_is_listed() {
         use koord_api::topology::{v1alpha1, v1alpha2};

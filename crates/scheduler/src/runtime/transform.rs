@@ -1,11 +1,11 @@
-//! What is changed of a pod before anything else sees it. Nothing of this is ever written back.
+//! Changes to pods before anything else reads them. They are never written back.
 
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::{annotations, labels};
 use koord_model::replace::replace_resources;
 use std::collections::BTreeMap;
 
-/// The function for pods under these feature gates.
+/// Returns the transformation of pods for these feature gates.
 pub(super) fn pods(gates: &BTreeMap<String, bool>) -> fn(&mut Pod) {
     let on = |name: &str| gates.get(name).copied().unwrap_or(false);
     let priority = on("PriorityTransformer");

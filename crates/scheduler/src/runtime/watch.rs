@@ -1,4 +1,4 @@
-//! Watching the kinds that plugins ask for, without knowing the plugins.
+//! Informers for the kinds that plugins declare.
 
 use super::takeover::{self, Feed};
 use crate::framework::{Action, Message, ObjectChange, Problem, Source, Trim, Watch};
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 impl Watch {
-    /// Watches all objects of type `K`. `kind` has the form `plural.version.group`. What arrives is not the
-    /// object but what is made of it, on the task that decodes it.
+    /// Watches all objects of type `K`, converted to `V` on the task that decodes them. `kind` has the form
+    /// `plural.version.group`.
     #[must_use]
     pub fn of_kept<K, V>(kind: &'static str) -> Self
     where
@@ -31,8 +31,8 @@ impl Watch {
         }
     }
 
-    /// The same, of a kind whose definition may serve an older version alone: it is watched as `O` where
-    /// the API server does not serve `K`, and `kind` names it all the same.
+    /// Watches objects as [`Watch::of_kept`] does, for a kind that the API server may serve in an older
+    /// version only: then it is watched as `O`, still under the name `kind`.
     #[must_use]
     pub fn of_either<K, O, V>(kind: &'static str) -> Self
     where
@@ -59,8 +59,7 @@ impl Watch {
         }
     }
 
-    /// As [`Watch::of_kept`]; what arrives is the object without what `T` drops, unless extenders are to
-    /// see it.
+    /// Watches objects of type `K`, trimmed by `T` unless they are sent to extenders.
     #[must_use]
     pub fn of_trimmed<K, T: Trim<K>>(kind: &'static str) -> Self
     where
@@ -99,7 +98,7 @@ where
     forward(source, keep, true, as_object(kind));
 }
 
-/// A change as one of a kind that a plugin watches.
+/// Converts a change to a message about an object of a watched kind.
 fn as_object<V: Mirrored>(kind: &'static str) -> impl Fn(Change<V>) -> Message + Send + 'static {
     move |change| match change {
         Change::Synced => Message::Synced(kind),
@@ -122,7 +121,7 @@ fn as_object<V: Mirrored>(kind: &'static str) -> impl Fn(Change<V>) -> Message +
     }
 }
 
-/// Starts an informer whose changes go to `source.sender`, as [`feed`] has it.
+/// Starts an informer and sends its changes to `source.sender` as [`feed`] does.
 pub(crate) fn forward<K, V: Mirrored>(
     source: Source,
     keep: impl Fn(K) -> V + Clone + Send + 'static,
@@ -148,13 +147,13 @@ pub(crate) fn forward<K, V: Mirrored>(
     feed(source, start, listed, unread, optional, wrap);
 }
 
-/// What names a kind to the API server.
+/// Returns the API resource of a type.
 fn erase<K: Resource<DynamicType = ()>>() -> ApiResource {
     ApiResource::erase::<K>(&())
 }
 
-/// What reports objects of a kind that cannot be read, and where their problems arrive. A standby keeps a
-/// few of them; all are in the log.
+/// Returns a function that reports objects of a kind that fail to decode, and the receiver of the reports. A
+/// standby stores a few of them; all are logged.
 fn unread(
     kind: Cow<'static, str>,
 ) -> (
@@ -180,10 +179,10 @@ fn unread(
     (report, receiver)
 }
 
-/// Sends what the informer that `start` starts tells to `source.sender`, in order: from the moment this
-/// replica leads, beginning with what there is then, for which `listed` asks. A kind that is `optional`
-/// counts as listed when the API server does not have it: a cluster without a custom resource has none
-/// of its objects, and those that come later are changes like any other.
+/// Starts an informer with `start` and sends its changes to `source.sender`, in order. It starts to send when
+/// this replica leads, with the objects that exist then; `listed` lists their versions. An `optional` kind
+/// counts as listed if the API server lacks it: a cluster without a custom resource has no objects of it, and
+/// objects created later are ordinary changes.
 fn feed<V: Mirrored, F>(
     source: Source,
     start: impl Fn() -> Informer<V> + Send + 'static,
@@ -229,7 +228,7 @@ fn feed<V: Mirrored, F>(
     });
 }
 
-/// Drops what no scheduling rule reads: with many pods, that is most of their size.
+/// Removes fields that scheduling does not read: with many pods, they make up most of the size.
 pub(crate) fn trim_pod(pod: &mut Pod) {
     if let Some(spec) = &mut pod.spec {
         trim_pod_spec(spec);
@@ -237,7 +236,7 @@ pub(crate) fn trim_pod(pod: &mut Pod) {
     trim_status(pod);
 }
 
-/// As for a pod, of what pods are made from: drops what no scheduling rule reads.
+/// Removes fields that scheduling does not read from a pod spec, for example from that of a template.
 pub fn trim_pod_spec(spec: &mut PodSpec) {
     for container in spec
         .containers
@@ -265,7 +264,7 @@ pub fn trim_pod_spec(spec: &mut PodSpec) {
 
 fn trim_status(pod: &mut Pod) {
     if let Some(status) = &mut pod.status {
-        // Only what a container takes is read, which may differ from what it asks for.
+        // Only the resources of containers are read, which may differ from the requested ones.
         for statuses in [
             &mut status.container_statuses,
             &mut status.init_container_statuses,
@@ -286,7 +285,7 @@ fn trim_status(pod: &mut Pod) {
     }
 }
 
-/// As [`trim_pod`], for nodes.
+/// Removes fields of nodes that scheduling does not read.
 pub(crate) fn trim_node(node: &mut Node) {
     if let Some(status) = &mut node.status {
         status.addresses = None;

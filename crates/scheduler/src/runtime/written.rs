@@ -1,15 +1,15 @@
-//! `--write-config-to`: the configuration in force, as a file.
+//! `--write-config-to`: the effective configuration as a file.
 
 use super::{Error, Options};
 use crate::config::{PluginRef, PluginSetConfig, PluginsConfig};
 use crate::framework::{Profile, Profiles};
 
 impl Options {
-    /// The configuration that applies, with the plugins of each profile spelled out per extension
-    /// point: a file that says the same.
+    /// Returns the effective configuration as YAML, with the plugins of each profile listed per extension
+    /// point, so that the file is equivalent.
     ///
     /// # Errors
-    /// It cannot be used, or not be written as YAML.
+    /// Fails if the configuration is invalid or cannot be serialized.
     pub fn written(&self) -> Result<String, Error> {
         let (mut config, profiles) = self.resolve()?;
         if config.profiles.is_empty() {

@@ -345,7 +345,7 @@ mod tests {
         object
     }
 
-    /// The content of a bound pod that is kept.
+    /// Returns the content of a bound pod that is kept.
     fn kept() -> Value {
         let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": format!("c-{name}")}});
         json!({"apiVersion": "v1", "kind": "Pod",

@@ -2,7 +2,7 @@ use super::*;
 use koord_model::resources::ResourceTable;
 use serde_json::{Value, json};
 
-/// The rows of kube-scheduler's `TestIsInterested`, and an extended resource.
+/// Checks the rows of kube-scheduler's `TestIsInterested`, and an extended resource.
 #[test]
 fn extenders_are_asked_about_pods_that_want_what_they_manage() {
     let memory = json!({"memory": "0"});

@@ -1,4 +1,4 @@
-//! Places that are booked, confirmed, taken back and given back.
+//! Assumed pods: bindings that are confirmed, fail or are undone.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn a_pod_is_booked_bound_and_confirmed() {
     assert_eq!(messages(&mut engine), ["bind a n"]);
     assert_eq!(engine.cluster().booked(), (1, 1));
     engine.bind_finished("a", Ok(()), at(1));
-    // An update that was on its way before the binding changes nothing.
+    // An update from before the binding changes nothing.
     engine.pod_applied(pod("a", "1"), at(1));
     assert_eq!(engine.cluster().booked(), (1, 1));
     engine.pod_applied(bound("a", "1", "n"), at(2));
@@ -61,7 +61,7 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
     assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
 }
 
-/// The condition says already why the second binding failed: nothing is written, and no echo follows.
+/// The condition shows already why the second binding failed: nothing is written, and no update follows.
 #[test]
 fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
     let annotated = |said: &str, condition: Value| {
@@ -79,7 +79,7 @@ fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
         message: "no".to_owned(),
         gone: false,
     };
-    // What the pod says when it is bound for the first, the second and the third time.
+    // The pod's content when it is bound for the first, the second and the third time.
     let mut told = Vec::new();
     for (round, echo) in ["one", "two", "three"].into_iter().enumerate() {
         let time = 100 * i64::try_from(round).unwrap();
@@ -89,7 +89,7 @@ fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
             Output::Bind(bind) => Some(bind.pod.annotation("said").unwrap_or("-").to_owned()),
             _ => None,
         }));
-        // What the binding wrote first comes back before it fails.
+        // The update from the binding's first write arrives before the binding fails.
         engine.pod_applied(annotated(echo, said.clone()), at(time + 1));
         engine.bind_finished("a", Err(refused()), at(time + 2));
     }

@@ -1,10 +1,10 @@
-//! What extenders are asked, and who has begun when.
+//! Extender calls, and when cycles start.
 
 use super::*;
 use crate::config::Extender;
 use crate::engine::{Advice, Advised, Consultation, Question};
 
-/// An engine whose pods one extender is asked about.
+/// Creates an engine with one extender.
 fn asking() -> Engine {
     let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
     config.extenders = vec![Extender {

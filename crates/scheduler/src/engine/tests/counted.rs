@@ -1,4 +1,4 @@
-//! What is counted as it happens, against a plain count.
+//! Incremental counters compared with a full count.
 
 use super::*;
 use proptest::prelude::*;
@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 const SCHEDULERS: [&str; 2] = ["koord-scheduler", "other"];
 
-/// What happens to the pod or the node with this number.
+/// A step for the pod or node with a given number.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Pod { large: bool, waits: bool },
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = (Step, usize)> {
     (kind, 0_usize..8)
 }
 
-/// What a walk over all pods finds.
+/// Counts by walking over all pods.
 fn plain(engine: &Engine) -> (usize, usize, FxHashMap<(usize, &'static str), usize>) {
     let records = engine.cluster.pods.values();
     let assumed = records.filter(|record| record.assumed).count();
@@ -51,7 +51,7 @@ fn plain(engine: &Engine) -> (usize, usize, FxHashMap<(usize, &'static str), usi
     (engine.cluster.pods.len(), assumed, refused)
 }
 
-/// Runs the steps; returns the most that were assumed, and that were refused, at a time.
+/// Runs the steps. Returns the maximum number of assumed and of refused pods at a time.
 fn run(steps: &[(Step, usize)]) -> [usize; 2] {
     let mut engine = engine_of(&Configuration::koord(&SCHEDULERS.map(str::to_owned)));
     engine.node_applied(node("n0", "3"), at(0));
@@ -60,7 +60,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
         let number = *number;
         let name = format!("p{number}");
         let as_it_is = |node: Option<String>, large: bool, waits: bool| {
-            // Of some, who waits for permission: by the name.
+            // The name determines whether a pod waits for permission.
             let prefix = if waits { "wait" } else { "p" };
             pod_with(
                 &format!("{prefix}{number}"),
@@ -78,7 +78,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
             .map(|(node, _)| node.to_string());
         match *step {
             Step::Pod { large, waits } => {
-                // A pod that has a node stays there.
+                // A pod on a node stays there.
                 let node = placed.filter(|_| !engine.cluster.pods[name.as_str()].assumed);
                 engine.pod_applied(as_it_is(node, large, waits), at(now));
             }

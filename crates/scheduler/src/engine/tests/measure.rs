@@ -1,4 +1,4 @@
-//! What the engine measures of itself.
+//! Measurements of the engine.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn pods_of_one_shape_share_answers_and_each_answer_is_counted_once() {
     }
     assert_eq!(schedule(&mut engine, 0).len(), 3);
     let measures = engine.telemetry.take_measures();
-    // Two nodes for the first; then, twice, the one that the pod before went to.
+    // Two nodes for the first pod; then, twice, the one that the previous pod went to.
     assert_eq!(
         measures.evaluations,
         [(("Knobs", Point::Filter, 0), 2 + 1 + 1)]
@@ -61,7 +61,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         });
         assert!(timed, "{plugin_point:?} {:?}", measures.timings);
     }
-    // Looking in vain is no cycle.
+    // A call without a ready pod is no cycle.
     for _ in 0..7 {
         assert!(engine.schedule_one(at(0)).is_none());
     }
@@ -70,7 +70,7 @@ fn one_cycle_in_ten_is_timed_and_the_first_is_one() {
         assert_eq!(schedule(&mut engine, 1 + number).len(), 1);
     }
     assert_eq!(points(&engine.telemetry.take_measures(), Point::Filter), 2);
-    // Many at a time cost no more than that.
+    // Many cycles at a time do not cost more than that.
     for number in 0..8 {
         engine.pod_applied(pod(&format!("c-{number}"), "0"), at(30));
     }
@@ -136,9 +136,9 @@ fn an_observer_hears_of_every_cycle_before_it_begins() {
     }));
     engine.pod_applied(pod("a", "2"), at(0));
     schedule(&mut engine, 0);
-    // Nothing happened for so long that it is tried all the same.
+    // There was no event for so long that the pod is retried all the same.
     schedule(&mut engine, 400);
-    // What is kept out of the queue is not waiting yet.
+    // A gated pod is not waiting yet.
     let gate = |value: &mut Value| value["spec"]["schedulingGates"] = json!([{"name": "g"}]);
     engine.pod_applied(pod_with("b", "1", gate), at(400));
     engine.pod_applied(pod("b", "1"), at(500));

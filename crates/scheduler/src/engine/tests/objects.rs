@@ -1,4 +1,4 @@
-//! Nodes and pods as they come: in any order, unreadable, or nobody's business.
+//! Nodes and pods in any order, invalid ones, and pods of other schedulers.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
         problems[0].contains("\"2x\"") && problems[0].contains("keeps"),
         "{problems:?}"
     );
-    // Said once.
+    // Reported once.
     engine.node_applied(node("n", "2x"), at(2));
     assert_eq!(said(&mut engine), [""; 0]);
     engine.pod_applied(pod("b", "1"), at(2));
@@ -36,7 +36,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
     );
     engine.pod_applied(pod("c", "1"), at(3));
     assert_eq!(schedule(&mut engine, 3), [("c".to_owned(), None)]);
-    // One that was never read has none of it, and is there.
+    // A resource that was never valid counts as 0, and the node exists.
     engine.node_applied(node("new", "x"), at(4));
     assert!(engine.cluster().nodes().find("new").is_some());
     assert!(
@@ -68,7 +68,7 @@ fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
         schedule(&mut engine, 1),
         [("g".to_owned(), Some("n".to_owned()))]
     );
-    // Whoever bound it: it takes room.
+    // A bound pod takes room, whichever scheduler bound it.
     engine.pod_applied(
         pod_with("x", "1", |v| {
             v["spec"]["schedulerName"] = json!("other");
@@ -87,7 +87,7 @@ fn pods_seen_before_their_node_count_when_it_appears() {
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("new", "1"), at(0));
     assert_eq!(schedule(&mut engine, 0), [("new".to_owned(), None)]);
-    // The node goes, its pod stays for a while: the books stay right.
+    // The node is deleted and its pod stays for a while: the sums stay right.
     engine.node_deleted("n", at(1));
     assert_eq!(engine.cluster().nodes().len(), 0);
     assert!(engine.cluster().nodes().books_balance());

@@ -1,4 +1,4 @@
-//! Plugins' bugs.
+//! Plugins that panic.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
     let fine = ("fine".to_owned(), Some("n".to_owned()));
     assert_eq!(placed, [("odd".to_owned(), None), fine]);
     assert_eq!(messages(&mut engine)[0], SAID);
-    // And so does one that is changed while it waits.
+    // Likewise for a pod that changes while it waits.
     let mut engine = self::engine();
     engine.node_applied(node("n", "4"), at(0));
     engine.pod_applied(pod("later", "8"), at(0));
@@ -82,7 +82,7 @@ fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
         engine.node_applied(node("n", "2"), at(0));
         engine.pod_applied(pod("wait", "2"), at(0));
         assert_eq!(schedule(&mut engine, 0).len(), 1);
-        // Somebody edits it meanwhile.
+        // A user edits the pod meanwhile.
         engine.pod_applied(pod("wait", "1"), at(1));
         engine.take_outputs();
         STUMBLES.set(place);

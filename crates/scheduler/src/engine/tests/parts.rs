@@ -1,4 +1,4 @@
-//! What parts of the engine hold while it runs.
+//! Invariants of single parts of the engine.
 
 use super::*;
 

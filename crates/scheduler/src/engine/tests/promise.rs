@@ -1,8 +1,8 @@
-//! Room that is promised to what will replace pods.
+//! Tentative placements of pods' replacements.
 
 use super::*;
 
-/// Three nodes of two CPUs; `a` and `b` run on the first.
+/// Creates three nodes with two CPUs each; `a` and `b` run on the first.
 fn cluster() -> Engine {
     let mut engine = engine();
     for name in ["n1", "n2", "n3"] {

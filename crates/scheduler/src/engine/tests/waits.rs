@@ -1,4 +1,4 @@
-//! Pods that wait with a place, and what happens meanwhile.
+//! Pods that wait for permission, and events in the meantime.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
             .requested(engine.cluster().nodes().find("n").unwrap(), CPU),
         1000
     );
-    // Behind a gate that came meanwhile, it is not.
+    // A gate that was added in the meantime holds it back.
     let gated = pod_with("wait", "1", |value| {
         value["spec"]["schedulingGates"] = json!([{"name": "later"}]);
     });
@@ -73,7 +73,7 @@ fn what_happens_while_a_pod_waits_counts_when_its_time_is_over() {
             engine.node_applied(node("n2", "1"), at(10));
         }
         engine.take_outputs();
-        // Its time is over, and nothing else happens.
+        // Its time is over, without any other event.
         assert_eq!(schedule(&mut engine, 29), []);
         assert_eq!(schedule(&mut engine, 30).len(), tried, "{happens}");
         let said = messages(&mut engine).join("; ");
@@ -100,8 +100,8 @@ fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
     assert_eq!(placed[0], ("b".to_owned(), Some("n".to_owned())));
 }
 
-/// Nothing happens between a place that is given back and its echoes: who was refused is not tried
-/// again because of them, or a gang that nearly fits is tried for ever, and all who wait with it.
+/// The late updates of an undone reservation wake no refused pods: otherwise a gang that nearly fits, and all
+/// pods that wait with it, would be retried endlessly.
 #[test]
 fn echoes_of_a_place_that_was_given_back_wake_nobody() {
     let mut engine = engine();

@@ -1,4 +1,4 @@
-//! Talking to extenders. What a question means, and what follows from the answer, the engine knows.
+//! HTTP client of extenders. The engine decides when they are called and what follows from their results.
 
 mod wire;
 
@@ -15,13 +15,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The range of scores in the cluster, as against that of extenders, which ends at 10.
+/// The factor between extender scores, which end at 10, and scores in the cluster.
 const SCALE: i64 = 10;
-/// An honest answer is no longer than twice the question, and this for each node that it is about.
+/// Limit of a response in bytes: twice the request, plus this for each node in the request.
 const PER_NODE: usize = 4096;
 const LEAST: usize = 64 * 1024;
 
-/// The extenders of a configuration, in the order in which they are asked.
+/// The extenders of a configuration, in call order.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Extenders(Arc<Vec<Server>>);
 
@@ -32,7 +32,7 @@ struct Server {
 }
 
 impl Extenders {
-    /// Reads the files that the configuration names; connects to nobody yet.
+    /// Reads the files that the configuration names, without connecting to the servers.
     pub(super) async fn new(extenders: &[Extender]) -> Result<Self, ClientError> {
         let mut servers = Vec::with_capacity(extenders.len());
         for config in crate::config::in_order(extenders) {
@@ -42,7 +42,8 @@ impl Extenders {
         Ok(Self(Arc::new(servers)))
     }
 
-    /// What is answered to a question. This always comes: each extender has its time.
+    /// Calls the extenders of a request and returns the combined result. Always returns, as each call has a
+    /// timeout.
     pub(super) async fn answer(&self, asked: Consultation) -> Advice {
         let Consultation {
             pod,
@@ -60,7 +61,7 @@ impl Extenders {
                 Question::Victims(all) => Advice::Victims(victims_for(&those, &pod, all).await),
             }
         };
-        // Whatever goes wrong, the pod is not to wait for ever.
+        // Even if this task panics, the pod must not wait forever.
         tokio::spawn(ask).await.unwrap_or_else(|error| {
             let message = format!("asking extenders failed: {error}");
             if is_about_nodes {
@@ -71,7 +72,8 @@ impl Extenders {
         })
     }
 
-    /// Has the extender at that position bind a pod. `Ok(false)` when it failed and may be ignored.
+    /// Calls the extender at position `at` to bind a pod. Returns `Ok(false)` if an ignorable extender
+    /// failed.
     pub(super) async fn bind(&self, at: usize, pod: &PodInfo, node: &str) -> Result<bool, String> {
         let Some(server) = self.0.get(at) else {
             return Ok(false);
@@ -90,8 +92,8 @@ impl Extenders {
         }
     }
 
-    /// Looks whether the extender bound the pod as it said: one that only says so would keep the pod's place
-    /// for ever. Where it went, the informer tells.
+    /// Waits until the pod that the extender reported as bound has a node: otherwise the pod would stay
+    /// assumed forever. The informer delivers which node.
     pub(super) async fn has_bound(
         &self,
         api: &Api<Pod>,
@@ -125,7 +127,8 @@ impl Extenders {
     }
 }
 
-/// As kube-scheduler: with HTTPS asked for and no authority given, any server is trusted.
+/// Returns the address of an extender. As in kube-scheduler, any server is trusted if HTTPS is enabled
+/// without a CA.
 fn address(config: &Extender) -> Address {
     let tls = config.tls_config.clone().unwrap_or_default();
     let has_authority = tls.has_authority();
@@ -143,7 +146,7 @@ fn address(config: &Extender) -> Address {
     }
 }
 
-/// What an extender wrote into the field for its own errors.
+/// Returns an error if the extender reported one in the error field of its response.
 fn said(error: &str) -> Result<(), String> {
     if error.is_empty() {
         return Ok(());
@@ -151,7 +154,7 @@ fn said(error: &str) -> Result<(), String> {
     Err(error.chars().take(512).collect())
 }
 
-/// Large JSON is made and read off the threads that decisions need.
+/// Runs work on large JSON outside the threads that make decisions.
 async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
@@ -168,12 +171,12 @@ impl Server {
         format!("extender {:?}: {error}", self.config.url_prefix)
     }
 
-    /// Passes over an error of an extender that may be ignored.
+    /// Logs and drops the error of an ignorable extender; returns that of another one.
     fn ignored(&self, error: &str) -> Result<(), String> {
         if !self.config.ignorable {
             return Err(error.to_owned());
         }
-        tracing::info!(error, "an extender failed and is ignored");
+        tracing::info!(error, "ignoring the failure of an ignorable extender");
         Ok(())
     }
 
@@ -184,7 +187,7 @@ impl Server {
         answer.map_err(|error| format!("{verb}: {error}"))
     }
 
-    /// Which of `nodes` it accepts; the reasons for the others are added to `refused`.
+    /// Returns the accepted ones of `nodes`, and adds the reasons for the others to `refused`.
     async fn filter(
         &self,
         pod: &Arc<PodInfo>,
@@ -232,7 +235,7 @@ impl Server {
         format!("node(s) refused by extender {:?}", self.config.url_prefix)
     }
 
-    /// What it adds to the scores of `nodes`.
+    /// Returns what the extender adds to the scores of nodes.
     async fn prioritize(
         &self,
         pod: &Arc<PodInfo>,
@@ -264,7 +267,7 @@ impl Server {
         .await
     }
 
-    /// The victims that it agrees with.
+    /// Returns the victims that the extender accepts.
     async fn preempt(
         &self,
         pod: &Arc<PodInfo>,
@@ -312,7 +315,8 @@ impl Server {
     }
 }
 
-/// Filters one after another, each shown what those before it left; then scores, all at once.
+/// Calls the filters one after another, each with the nodes that passed the previous ones; then the scores,
+/// all at once.
 async fn nodes_for(
     servers: &[&Server],
     pod: &Arc<PodInfo>,
@@ -328,7 +332,7 @@ async fn nodes_for(
             Err(error) => server.ignored(&server.named(&error))?,
         }
     }
-    // Of one node it does not matter how good it is.
+    // A single node needs no score.
     if nodes.len() < 2 {
         return Ok(advised);
     }
@@ -338,8 +342,9 @@ async fn nodes_for(
     let scored = scorers.map(|server| async {
         let scores = server.prioritize(pod, &nodes).await;
         scores.unwrap_or_else(|error| {
-            // The others decide then.
-            tracing::info!(error = server.named(&error), "no scores of an extender");
+            // The other extenders decide then.
+            let error = server.named(&error);
+            tracing::info!(error, "failed to get an extender's scores, ignoring them");
             BTreeMap::new()
         })
     });
@@ -354,7 +359,7 @@ async fn nodes_for(
     Ok(advised)
 }
 
-/// Each is shown what those before it left.
+/// Calls the extenders one after another, each with the victims that the previous ones accepted.
 async fn victims_for(
     servers: &[&Server],
     pod: &Arc<PodInfo>,

@@ -4,7 +4,7 @@ use axum::routing::post;
 use koord_model::resources::ResourceTable;
 use serde_json::{Value, json};
 
-/// A server that answers each verb in its way, and extenders that use it.
+/// A server with a fixed response for each verb, and extenders that use it.
 async fn extenders(answers: Value, entries: Value) -> Extenders {
     let say = |State(answers): State<Value>, Path(verb): Path<String>| async move {
         axum::Json(answers[verb].clone())
@@ -73,7 +73,7 @@ async fn nodes_pass_extenders_as_in_kube_scheduler() {
             &["a", "b", "c"],
             Some(&[b, c]),
         ),
-        // What another plugin said of a node stands: the extender was not asked about it.
+        // A plugin's refusal of a node stands: the extender is not called about it.
         ("does not overwrite", &["mixed"], &["a", "b"], Some(&[b])),
         (
             "multiple",
@@ -95,8 +95,8 @@ async fn nodes_pass_extenders_as_in_kube_scheduler() {
     }
 }
 
-/// The rows of kube-scheduler's `TestSchedulerWithExtenders` in which extenders alone decide: those that
-/// are left, the best of them by what extenders say, or none when the pod is not placed.
+/// The rows of kube-scheduler's `TestSchedulerWithExtenders` in which extenders alone decide: the nodes that
+/// pass, the best of them by the extenders' scores, or none if the pod is not scheduled.
 #[tokio::test]
 async fn nodes_are_left_by_all_extenders_and_scored_by_them() {
     let keeps = |names: &[&str]| {
@@ -153,14 +153,14 @@ async fn nodes_are_left_by_all_extenders_and_scored_by_them() {
         let fits: Vec<&str> = names.iter().filter(fit).copied().collect();
         assert_eq!(fits, left, "{name}");
         let score = |node: &str| advised.scores.get(node).copied().unwrap_or(0);
-        // Of equals the first.
+        // Of equal nodes, the first.
         let found = fits.iter().rev().max_by_key(|node| score(node));
         assert_eq!(found.copied().unwrap_or(""), best, "{name}: {advised:?}");
     }
 }
 
-/// Scores count by weight and times 10, of all extenders together; hosts that were not asked about do
-/// not count, and of one node nobody asks how good it is.
+/// Scores are weighted, multiplied by 10 and summed over all extenders. Hosts that were not in the request
+/// are ignored, and a single node is not scored.
 #[tokio::test]
 async fn scores_are_scaled_and_added() {
     let answers = json!({
@@ -182,7 +182,7 @@ async fn scores_are_scaled_and_added() {
     assert_eq!(ask(&extenders, &["a"]).await.unwrap(), Advised::default());
 }
 
-/// A proxy that the environment names does not keep anybody from starting.
+/// Proxy settings in the environment have no effect.
 #[test]
 fn proxies_of_the_environment_are_not_asked() {
     let own = std::env::current_exe().unwrap();
@@ -196,7 +196,7 @@ fn proxies_of_the_environment_are_not_asked() {
     assert!(text.contains("1 passed"), "{text}");
 }
 
-/// What comes is read as Go's decoder reads it.
+/// Responses are decoded as Go's decoder does it.
 #[test]
 fn names_have_any_case_and_null_is_nothing() {
     let read = |value: Value| wire::read::<wire::FilterResult>(value.to_string().as_bytes());

@@ -1,7 +1,7 @@
-//! What is sent to extenders and what they send: `k8s.io/kube-scheduler/extender/v1`.
+//! Requests to and responses of extenders: `k8s.io/kube-scheduler/extender/v1`.
 //!
-//! The Go types have no JSON names: what is sent has theirs, capitals included, and of what comes the
-//! case of names does not matter, as to Go's decoder. `null` is nothing.
+//! The Go types have no JSON names: requests use the field names, capitals included, and the case of names in
+//! responses is ignored, as by Go's decoder. `null` counts as absent.
 
 use crate::engine::Proposal;
 use crate::state::{NodeInfo, PodInfo};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Types whose fields are found whatever their case.
+/// Declares types whose fields are matched case-insensitively.
 macro_rules! any_case {
     ($($(#[$doc:meta])* struct $type:ident { $($name:literal => $field:ident: $of:ty,)* })*) => {$(
         $(#[$doc])*
@@ -56,7 +56,7 @@ any_case! {
         "FailedAndUnresolvableNodes" => unresolvable: BTreeMap<String, String>,
         "Error" => error: String,
     }
-    /// A list of nodes of which only the names count.
+    /// A list of nodes, of which only the names are read.
     struct NodeList { "items" => items: Vec<NamedNode>, }
     struct NamedNode { "metadata" => metadata: Metadata, }
     struct Metadata { "name" => name: String, }
@@ -75,13 +75,13 @@ any_case! {
     struct MetaPod { "UID" => uid: String, }
 }
 
-/// Reads the first JSON value of `text`, as Go's streaming decoder; what follows is not looked at.
+/// Decodes the first JSON value of `text`, as Go's streaming decoder does; the rest is ignored.
 pub(super) fn read<T: for<'de> Deserialize<'de>>(text: &[u8]) -> Result<T, String> {
     let mut from = serde_json::Deserializer::from_slice(text);
     T::deserialize(&mut from).map_err(|error| format!("its answer cannot be read: {error}"))
 }
 
-/// `ExtenderArgs`: nodes by name for extenders that know them.
+/// `ExtenderArgs`: nodes by name for extenders with a node cache.
 pub(super) struct Args<'a> {
     pub(super) pod: &'a PodInfo,
     pub(super) nodes: &'a [Arc<NodeInfo>],
@@ -126,7 +126,7 @@ impl Serialize for Nodes<'_> {
     }
 }
 
-/// `ExtenderPreemptionArgs`: victims by uid for extenders that know the nodes.
+/// `ExtenderPreemptionArgs`: victims by uid for extenders with a node cache.
 pub(super) struct PreemptionArgs<'a> {
     pub(super) pod: &'a PodInfo,
     pub(super) proposals: &'a [Proposal],
