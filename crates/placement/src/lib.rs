@@ -110,13 +110,13 @@ impl Placement for Targets {
             spec.scheduler_name = first.map(|profile| profile.name.clone());
         }
         let next = Arc::new(known.without_node(Arc::new(next)));
-        let promised = engine.promise(&next, *now);
+        let promised = engine.place_tentatively(&next, *now);
         promised.map_err(|diagnosis| Why::new(NO_TARGET, diagnosis.message()))
     }
 
     fn end(&mut self) {
         if let Some((mut engine, now)) = self.engine.take() {
-            engine.withdraw_promises(now);
+            engine.withdraw_tentative_placements(now);
             drop(engine.take_outputs());
             drop(engine.telemetry.take_measures());
             self.follower.give_back(engine);

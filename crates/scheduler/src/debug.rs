@@ -36,7 +36,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    fn of(time: Timestamp, failure: &Failure) -> Self {
+    fn new(time: Timestamp, failure: &Failure) -> Self {
         Self {
             time,
             reason: failure.reason,
@@ -46,7 +46,7 @@ impl Explanation {
     }
 }
 
-type Ask = Box<dyn FnOnce(&mut Engine, Timestamp) + Send>;
+type QueryFn = Box<dyn FnOnce(&mut Engine, Timestamp) + Send>;
 
 /// Switches that `PUT /debug/flags/<letter>` changes at run time.
 #[derive(Debug, Default)]
@@ -60,13 +60,13 @@ pub(crate) struct Flags {
 }
 
 /// The time and result of a pod's last failed attempt.
-type Attempt = (Timestamp, Arc<Failure>);
+type LastFailure = (Timestamp, Arc<Failure>);
 
 #[derive(Default)]
-struct Shared {
+struct DebugState {
     /// The last failed attempts by uid.
-    pending: RwLock<FxHashMap<Arc<str>, Attempt>>,
-    asks: RwLock<Option<mpsc::Sender<Question>>>,
+    pending: RwLock<FxHashMap<Arc<str>, LastFailure>>,
+    queries: RwLock<Option<mpsc::Sender<EngineQuery>>>,
     plugins: RwLock<Vec<Value>>,
     ready: AtomicBool,
     resets: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
@@ -75,15 +75,15 @@ struct Shared {
 }
 
 /// A query for the task that owns the engine. It sends its result itself.
-pub(crate) struct Question(Ask);
+pub(crate) struct EngineQuery(QueryFn);
 
-impl std::fmt::Debug for Question {
+impl std::fmt::Debug for EngineQuery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Question")
+        f.write_str("EngineQuery")
     }
 }
 
-impl Question {
+impl EngineQuery {
     pub(crate) fn answer(self, engine: &mut Engine, now: Timestamp) {
         let answered = guarded("answering a query", || {
             (self.0)(engine, now);
@@ -98,7 +98,7 @@ impl Question {
 /// keep another.
 #[derive(Clone, Default)]
 pub struct DebugHandle {
-    shared: Arc<Shared>,
+    shared: Arc<DebugState>,
 }
 
 impl std::fmt::Debug for DebugHandle {
@@ -118,7 +118,7 @@ impl DebugHandle {
         let (time, failure) = all.find(|(_, failure)| {
             *failure.pod.name == *name && *failure.pod.namespace == *namespace
         })?;
-        Some(Explanation::of(*time, failure))
+        Some(Explanation::new(*time, failure))
     }
 
     /// Returns why pods are pending, by `namespace/name`.
@@ -127,7 +127,7 @@ impl DebugHandle {
         // Texts are formatted without the lock, so that reporting failures does not wait.
         let all: Vec<_> = self.shared.pending.read().values().cloned().collect();
         all.iter()
-            .map(|(time, failure)| (failure.pod.to_string(), Explanation::of(*time, failure)))
+            .map(|(time, failure)| (failure.pod.to_string(), Explanation::new(*time, failure)))
             .collect()
     }
 
@@ -165,7 +165,7 @@ impl DebugHandle {
         before.map(|(_, failure)| failure)
     }
 
-    pub(crate) fn settled(&self, uid: &str) {
+    pub(crate) fn clear_failure(&self, uid: &str) {
         self.shared.pending.write().remove(uid);
     }
 
@@ -183,27 +183,27 @@ impl DebugHandle {
     }
 
     /// Returns the queries for the owner of the engine, until the receiver is dropped.
-    pub(crate) fn attach(&self) -> mpsc::Receiver<Question> {
+    pub(crate) fn attach(&self) -> mpsc::Receiver<EngineQuery> {
         let (sender, receiver) = mpsc::channel(16);
-        *self.shared.asks.write() = Some(sender);
+        *self.shared.queries.write() = Some(sender);
         receiver
     }
 
-    async fn ask(
+    async fn query(
         &self,
         ask: impl FnOnce(&mut Engine, Timestamp) -> Value + Send + 'static,
     ) -> Option<Value> {
-        self.ask_for(ask).await
+        self.query_as(ask).await
     }
 
     /// Runs `ask` on the engine and returns its result; `None` if there is no engine.
-    pub(crate) async fn ask_for<T: Send + 'static>(
+    pub(crate) async fn query_as<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&mut Engine, Timestamp) -> T + Send + 'static,
     ) -> Option<T> {
-        let sender = self.shared.asks.read().clone()?;
+        let sender = self.shared.queries.read().clone()?;
         let (answer, answered) = oneshot::channel();
-        let question = Question(Box::new(move |engine, now| {
+        let question = EngineQuery(Box::new(move |engine, now| {
             let _ = answer.send(ask(engine, now));
         }));
         sender.send(question).await.ok()?;

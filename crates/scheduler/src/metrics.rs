@@ -4,12 +4,12 @@
 //! in batches ([`Metrics::measured`], [`Metrics::gauges`]).
 
 mod attempt;
-mod digested;
+mod buffered_histogram;
 mod make;
 mod plugins;
 
 pub(crate) use attempt::Attempt;
-pub(crate) use digested::Digested;
+pub(crate) use buffered_histogram::BufferedHistograms;
 pub(crate) use make::Resets;
 pub(crate) use plugins::PluginMetrics;
 
@@ -480,8 +480,8 @@ impl Metrics {
     }
 
     /// Returns a buffered histogram of event handling times.
-    pub(crate) fn digested(&self) -> Digested {
-        Digested::new(self.events.clone())
+    pub(crate) fn event_histograms(&self) -> BufferedHistograms {
+        BufferedHistograms::new(self.events.clone())
     }
 
     /// Adds measurements of the engine.

@@ -33,7 +33,7 @@ pub(crate) enum Refusal {
 
 /// The state of a queued pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum QueueState {
     Active,
     Backoff { until: Timestamp, error: bool },
     Refused { by: PluginSet },
@@ -58,7 +58,7 @@ pub(crate) struct QueuedPod {
     refusals: u32,
     errors: u32,
     since: Timestamp,
-    place: Place,
+    place: QueueState,
     /// The scheduler name at its last refusal, as an index into [`Queue::schedulers`].
     scheduler: usize,
     /// Identifies the current state; heap entries with another ticket are stale.
@@ -67,7 +67,7 @@ pub(crate) struct QueuedPod {
 
 /// A description of a queued pod's state for users.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct QueueState {
+pub(crate) struct QueueStatus {
     pub(crate) place: &'static str,
     /// The plugins that keep it in this state.
     pub(crate) by: PluginSet,
@@ -101,7 +101,7 @@ impl PartialOrd for ActiveKey {
 
 /// The end of a backoff, ordered by when the pods are retried.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Wake {
+struct BackoffEntry {
     second: i64,
     priority: Reverse<i32>,
     until: Timestamp,
@@ -132,7 +132,7 @@ pub(crate) struct Queue {
     active: BinaryHeap<ActiveKey>,
     /// Backoffs by the second in which they end, then by priority: pods whose backoffs end together are
     /// retried in that order.
-    waiting: BinaryHeap<Reverse<Wake>>,
+    waiting: BinaryHeap<Reverse<BackoffEntry>>,
     refused: FxHashMap<PluginSet, FxHashSet<Arc<str>>>,
     /// The names of schedulers whose pods were refused.
     schedulers: Vec<Box<str>>,
@@ -195,19 +195,19 @@ impl Queue {
     }
 
     /// Describes the state of a pod.
-    pub(crate) fn describe(&self, uid: &str) -> Option<QueueState> {
+    pub(crate) fn describe(&self, uid: &str) -> Option<QueueStatus> {
         let pod = self.pods.get(uid)?;
         let (place, by, until) = match pod.place {
-            Place::Active => ("active", 0, None),
-            Place::Backoff { until, .. } => ("backoff", 0, Some(until)),
-            Place::Refused { by } => {
+            QueueState::Active => ("active", 0, None),
+            QueueState::Backoff { until, .. } => ("backoff", 0, Some(until)),
+            QueueState::Refused { by } => {
                 let until = pod.since.saturating_add(self.delay(pod.refusals)).ok();
                 ("unschedulable", by, until.filter(|_| pod.refusals > 0))
             }
-            Place::Gated { by } => ("gated", by, None),
-            Place::InFlight => ("inFlight", 0, None),
+            QueueState::Gated { by } => ("gated", by, None),
+            QueueState::InFlight => ("inFlight", 0, None),
         };
-        Some(QueueState {
+        Some(QueueStatus {
             place,
             by,
             until,
@@ -218,7 +218,8 @@ impl Queue {
 
     /// Returns the pod with this uid if it is in flight.
     pub(crate) fn in_flight(&self, uid: &str) -> Option<&QueuedPod> {
-        self.get(uid).filter(|pod| pod.place == Place::InFlight)
+        self.get(uid)
+            .filter(|pod| pod.place == QueueState::InFlight)
     }
 
     pub(crate) fn get(&self, uid: &str) -> Option<&QueuedPod> {
@@ -242,15 +243,15 @@ impl Queue {
             refusals: 0,
             errors: 0,
             since: now,
-            place: Place::InFlight,
+            place: QueueState::InFlight,
             scheduler: 0,
             ticket: 0,
         };
         self.pods.insert(uid.clone(), pod);
         let place = if gated == 0 {
-            Place::Active
+            QueueState::Active
         } else {
-            Place::Gated { by: gated }
+            QueueState::Gated { by: gated }
         };
         self.put(&uid, place, "UnschedulablePodAdd");
     }
@@ -261,10 +262,10 @@ impl Queue {
         let Some(pod) = self.pods.get_mut(&uid) else {
             return;
         };
-        let reorder = pod.info.priority != info.priority && pod.place == Place::Active;
+        let reorder = pod.info.priority != info.priority && pod.place == QueueState::Active;
         pod.info = info;
         if reorder {
-            self.put(&uid, Place::Active, "UnschedulablePodUpdate");
+            self.put(&uid, QueueState::Active, "UnschedulablePodUpdate");
         }
     }
 
@@ -292,7 +293,10 @@ impl Queue {
         let Some(pod) = self.pods.get(uid) else {
             return false;
         };
-        if !matches!(pod.place, Place::Refused { .. } | Place::Gated { .. }) {
+        if !matches!(
+            pod.place,
+            QueueState::Refused { .. } | QueueState::Gated { .. }
+        ) {
             return false;
         }
         let until = pod
@@ -300,12 +304,12 @@ impl Queue {
             .saturating_add(self.delay(pod.refusals))
             .unwrap_or(Timestamp::MAX);
         let place = if pod.refusals > 0 && until > now {
-            Place::Backoff {
+            QueueState::Backoff {
                 until,
                 error: false,
             }
         } else {
-            Place::Active
+            QueueState::Active
         };
         self.put(uid, place, event);
         true
@@ -318,9 +322,9 @@ impl Queue {
         };
         if !matches!(
             pod.place,
-            Place::InFlight | Place::Active | Place::Gated { .. }
+            QueueState::InFlight | QueueState::Active | QueueState::Gated { .. }
         ) {
-            self.put(uid, Place::Active, "ForceActivate");
+            self.put(uid, QueueState::Active, "ForceActivate");
         }
     }
 
@@ -329,7 +333,7 @@ impl Queue {
         let Some(pod) = self.pods.get(uid) else {
             return;
         };
-        match (matches!(pod.place, Place::Gated { .. }), by) {
+        match (matches!(pod.place, QueueState::Gated { .. }), by) {
             (true, 0) => {
                 // It was not waiting for this scheduler before.
                 if let Some(pod) = self.pods.get_mut(uid).filter(|pod| pod.attempts == 0) {
@@ -338,9 +342,9 @@ impl Queue {
                 self.wake(uid, "UnschedulablePodUpdate", now);
             }
             (_, 0) => {}
-            (_, by) if pod.place == (Place::Gated { by }) => {}
-            (_, by) if pod.place != Place::InFlight => {
-                self.put(uid, Place::Gated { by }, "UnschedulablePodUpdate");
+            (_, by) if pod.place == (QueueState::Gated { by }) => {}
+            (_, by) if pod.place != QueueState::InFlight => {
+                self.put(uid, QueueState::Gated { by }, "UnschedulablePodUpdate");
             }
             _ => {}
         }
@@ -365,7 +369,7 @@ impl Queue {
         uids.filter_map(|uid| {
             let pod = self.pods.get(uid)?;
             match pod.place {
-                Place::Refused { by } => Some((by, pod)),
+                QueueState::Refused { by } => Some((by, pod)),
                 _ => None,
             }
         })
@@ -376,7 +380,7 @@ impl Queue {
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
         };
-        if !matches!(pod.place, Place::Refused { .. }) {
+        if !matches!(pod.place, QueueState::Refused { .. }) {
             return;
         }
         for name in &names {
@@ -388,7 +392,7 @@ impl Queue {
 
     /// Ends backoffs that are over, and wakes pods that have been refused for too long.
     pub(crate) fn tick(&mut self, now: Timestamp) {
-        while let Some(Reverse(Wake {
+        while let Some(Reverse(BackoffEntry {
             until, ticket, uid, ..
         })) = self.waiting.peek()
         {
@@ -399,7 +403,7 @@ impl Queue {
             let uid = uid.clone();
             self.waiting.pop();
             if current {
-                self.put(&uid, Place::Active, "BackoffComplete");
+                self.put(&uid, QueueState::Active, "BackoffComplete");
             }
         }
         if now.duration_since(self.stale_checked) >= STALE_EVERY {
@@ -407,7 +411,7 @@ impl Queue {
             let stale: Vec<Arc<str>> = self
                 .pods
                 .values()
-                .filter(|pod| matches!(pod.place, Place::Refused { .. }))
+                .filter(|pod| matches!(pod.place, QueueState::Refused { .. }))
                 .filter(|pod| now.duration_since(pod.since) > STALE_AFTER)
                 .map(|pod| pod.info.uid.clone())
                 .collect();
@@ -447,7 +451,7 @@ impl Queue {
                 }
             }
         };
-        self.put(&uid, Place::InFlight, "");
+        self.put(&uid, QueueState::InFlight, "");
         let pod = self.pods.get_mut(&uid)?;
         pod.attempts += 1;
         Some(pod.clone())
@@ -456,11 +460,11 @@ impl Queue {
     /// Takes a particular pod, in whatever state it waits, unless a plugin other than `asked` gates it.
     pub(crate) fn take(&mut self, uid: &str, asked: PluginSet) -> Option<QueuedPod> {
         match self.pods.get(uid)?.place {
-            Place::InFlight => return None,
-            Place::Gated { by } if by & !asked != 0 => return None,
+            QueueState::InFlight => return None,
+            QueueState::Gated { by } if by & !asked != 0 => return None,
             _ => {}
         }
-        self.put(uid, Place::InFlight, "");
+        self.put(uid, QueueState::InFlight, "");
         let pod = self.pods.get_mut(uid)?;
         pod.attempts += 1;
         Some(pod.clone())
@@ -478,7 +482,7 @@ impl Queue {
                 pod.errors = 0;
                 // A pod that only waits for something did not fail: it gets no backoff.
                 pod.refusals = if pending { 0 } else { pod.refusals + 1 };
-                Place::Refused { by }
+                QueueState::Refused { by }
             }
             Refusal::Error => {
                 pod.errors += 1;
@@ -486,7 +490,7 @@ impl Queue {
                 let until = now
                     .saturating_add(self.delay(errors))
                     .unwrap_or(Timestamp::MAX);
-                Place::Backoff { until, error: true }
+                QueueState::Backoff { until, error: true }
             }
         };
         self.put(uid, place, "ScheduleAttemptFailure");
@@ -497,11 +501,11 @@ impl Queue {
         let mut kept = Vec::new();
         let mut found = None;
         while let Some(entry) = self.waiting.pop() {
-            let Reverse(Wake { ticket, uid, .. }) = &entry;
+            let Reverse(BackoffEntry { ticket, uid, .. }) = &entry;
             let Some(pod) = self.pods.get(uid).filter(|pod| pod.ticket == *ticket) else {
                 continue;
             };
-            if matches!(pod.place, Place::Backoff { error: false, .. }) {
+            if matches!(pod.place, QueueState::Backoff { error: false, .. }) {
                 found = Some(uid.clone());
                 break;
             }
@@ -539,10 +543,10 @@ impl Queue {
             }
         }
         match pod.place {
-            Place::Active => self.counts.active -= 1,
-            Place::Backoff { .. } => self.counts.backoff -= 1,
-            Place::Gated { .. } => self.counts.gated -= 1,
-            Place::Refused { by } => {
+            QueueState::Active => self.counts.active -= 1,
+            QueueState::Backoff { .. } => self.counts.backoff -= 1,
+            QueueState::Gated { .. } => self.counts.gated -= 1,
+            QueueState::Refused { by } => {
                 self.counts.unschedulable -= 1;
                 let of = (by, pod.scheduler);
                 if let Some(pods) = self.refusals.get_mut(&of) {
@@ -558,11 +562,11 @@ impl Queue {
                     }
                 }
             }
-            Place::InFlight => {}
+            QueueState::InFlight => {}
         }
     }
 
-    fn put(&mut self, uid: &str, place: Place, event: &'static str) {
+    fn put(&mut self, uid: &str, place: QueueState, event: &'static str) {
         self.leave(uid);
         let Some(pod) = self.pods.get_mut(uid) else {
             return;
@@ -572,17 +576,17 @@ impl Queue {
         pod.place = place;
         let (uid, ticket) = (pod.info.uid.clone(), pod.ticket);
         let queue = match place {
-            Place::Active => "active",
-            Place::Backoff { .. } => "backoff",
-            Place::Refused { .. } => "unschedulable",
-            Place::Gated { .. } => "gated",
-            Place::InFlight => "",
+            QueueState::Active => "active",
+            QueueState::Backoff { .. } => "backoff",
+            QueueState::Refused { .. } => "unschedulable",
+            QueueState::Gated { .. } => "gated",
+            QueueState::InFlight => "",
         };
         if !queue.is_empty() {
             *self.incoming.entry((queue, event)).or_default() += 1;
         }
         match place {
-            Place::Active => {
+            QueueState::Active => {
                 self.counts.active += 1;
                 let (priority, since) = (pod.info.priority, pod.since);
                 self.active.push(ActiveKey {
@@ -592,9 +596,9 @@ impl Queue {
                     uid,
                 });
             }
-            Place::Backoff { until, .. } => {
+            QueueState::Backoff { until, .. } => {
                 self.counts.backoff += 1;
-                self.waiting.push(Reverse(Wake {
+                self.waiting.push(Reverse(BackoffEntry {
                     second: until.as_second(),
                     priority: Reverse(pod.info.priority),
                     until,
@@ -602,7 +606,7 @@ impl Queue {
                     uid,
                 }));
             }
-            Place::Refused { by } => {
+            QueueState::Refused { by } => {
                 self.counts.unschedulable += 1;
                 let name = pod.info.scheduler_name();
                 let known = self.schedulers.iter().position(|known| **known == *name);
@@ -613,8 +617,8 @@ impl Queue {
                 *self.refusals.entry((by, pod.scheduler)).or_default() += 1;
                 self.refused.entry(by).or_default().insert(uid);
             }
-            Place::Gated { .. } => self.counts.gated += 1,
-            Place::InFlight => {}
+            QueueState::Gated { .. } => self.counts.gated += 1,
+            QueueState::InFlight => {}
         }
     }
 }

@@ -54,7 +54,7 @@ fn found(answer: Option<Value>, missing: impl FnOnce() -> String) -> Response {
 
 async fn services(State(handle): State<DebugHandle>) -> Response {
     let answer = handle
-        .ask(|engine, _| {
+        .query(|engine, _| {
             let mut paths = vec![SERVICES.to_owned(), NODE.to_owned()];
             paths.extend(engine.plugins().inspections());
             paths.sort_unstable();
@@ -74,7 +74,7 @@ async fn pending(State(handle): State<DebugHandle>) -> Response {
 
 async fn decisions(State(handle): State<DebugHandle>) -> Response {
     let answer = handle
-        .ask(|engine, _| json!(engine.telemetry.decisions().take(100).collect::<Vec<_>>()))
+        .query(|engine, _| json!(engine.telemetry.decisions().take(100).collect::<Vec<_>>()))
         .await;
     found(answer, String::new)
 }
@@ -91,7 +91,7 @@ async fn pod(
     let failed = handle.explain(&namespace, &name);
     let key = format!("{namespace}/{name}");
     let answer = handle
-        .ask(move |engine, now| {
+        .query(move |engine, now| {
             engine
                 .inspector()
                 .explain_pod(&namespace, &name, now)
@@ -115,7 +115,7 @@ async fn plugin(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     let answer = handle
-        .ask_for(move |engine, now| {
+        .query_as(move |engine, now| {
             let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
             engine.inspector().inspect(&plugin, &parts, &query, now)
         })
@@ -136,13 +136,16 @@ fn no_such_path() -> Response {
 async fn node(State(handle): State<DebugHandle>, Path(name): Path<String>) -> Response {
     let wanted = name.clone();
     let answer = handle
-        .ask(move |engine, _| node_dump::dump(engine, &wanted))
+        .query(move |engine, _| node_dump::dump(engine, &wanted))
         .await;
     found(answer, || format!("cannot find node {name}"))
 }
 
 async fn pod_resources(State(handle): State<DebugHandle>) -> Response {
-    match handle.ask(|engine, _| json!(resources::text(engine))).await {
+    match handle
+        .query(|engine, _| json!(resources::text(engine)))
+        .await
+    {
         Some(Value::String(text)) => {
             let kind = "text/plain; version=0.0.4; charset=utf-8";
             ([(header::CONTENT_TYPE, kind)], text).into_response()

@@ -20,7 +20,7 @@ const SERIES: [(&str, &str); 2] = [
 pub(super) fn text(engine: &Engine) -> String {
     let mut pods: Vec<(&PodInfo, &str)> = engine
         .cluster()
-        .known_pods(&engine.queue)
+        .all_pods(&engine.queue)
         .filter(|(pod, _)| !pod.is_holder())
         .collect();
     pods.sort_by(|a, b| (&a.0.namespace, &a.0.name).cmp(&(&b.0.namespace, &b.0.name)));

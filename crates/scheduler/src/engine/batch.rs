@@ -3,7 +3,7 @@
 //! Calling the plugins row by row would cost more than what they compute.
 
 use super::class::normal;
-use super::scope::{Looked, Scope};
+use super::scope::{RowResult, Scope};
 use crate::framework::{Cycle, Normalize, RowVerdict};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashSet;
@@ -14,7 +14,7 @@ pub(super) const ROWS: usize = 512;
 /// Results of a batch, by position in the rows it was called with.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    looked: Vec<Looked>,
+    results: Vec<RowResult>,
     /// By row, the sum of the contributions that depend on no other row.
     fixed: Vec<i64>,
     /// The raw scores by column.
@@ -31,9 +31,9 @@ struct Raws {
 }
 
 impl Batch {
-    fn of(scope: &Scope<'_>, rows: usize) -> Self {
-        let mut looked = Vec::with_capacity(rows);
-        looked.resize_with(rows, Looked::default);
+    fn new(scope: &Scope<'_>, rows: usize) -> Self {
+        let mut results = Vec::with_capacity(rows);
+        results.resize_with(rows, RowResult::default);
         let weights = scope.prepared.scores.iter();
         let raws = weights.zip(scope.chain.scores());
         let raws = raws.map(|((_, weight, _), (_, score, _))| {
@@ -46,7 +46,7 @@ impl Batch {
             }
         });
         Self {
-            looked,
+            results,
             fixed: vec![0; rows],
             raws: raws.collect(),
         }
@@ -54,8 +54,8 @@ impl Batch {
 
     /// Takes the result of the row at position `at`, with the sum of the contributions that depend on no
     /// other row.
-    pub(super) fn take(&mut self, at: usize) -> (Looked, i64) {
-        (std::mem::take(&mut self.looked[at]), self.fixed[at])
+    pub(super) fn take(&mut self, at: usize) -> (RowResult, i64) {
+        (std::mem::take(&mut self.results[at]), self.fixed[at])
     }
 
     /// Returns the raw scores of the row at position `at`; 0 in columns that depend on no other row.
@@ -75,21 +75,21 @@ impl Batch {
 
 /// The rows of a batch that no plugin has refused so far.
 #[derive(Default)]
-struct Left {
+struct RemainingRows {
     nodes: Vec<NodeIndex>,
     /// Positions of the nodes in the batch.
     at: Vec<usize>,
 }
 
-impl Left {
+impl RemainingRows {
     fn push(&mut self, at: usize, node: NodeIndex) {
         self.nodes.push(node);
         self.at.push(at);
     }
 
     /// Removes the rows that have a verdict.
-    fn drop_settled(&mut self, batch: &Batch) {
-        let open = |at: &usize| matches!(batch.looked[*at].verdict, RowVerdict::Absent);
+    fn drop_judged(&mut self, batch: &Batch) {
+        let open = |at: &usize| matches!(batch.results[*at].verdict, RowVerdict::Absent);
         let mut at = self.at.iter();
         self.nodes.retain(|_| at.next().is_some_and(open));
         self.at.retain(open);
@@ -97,28 +97,32 @@ impl Left {
 }
 
 impl Scope<'_> {
-    /// Evaluates each of `rows` as [`Scope::look`] does; `promised` holds the nodes that pods are nominated
+    /// Evaluates each of `rows` as [`Scope::evaluate`] does; `nominated_nodes` holds the nodes that pods are nominated
     /// to.
-    pub(super) fn look_each(&self, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Batch {
-        let mut batch = Batch::of(self, rows.len());
-        let mut left = self.like_the_books(rows, promised, &mut batch);
+    pub(super) fn evaluate_each(
+        &self,
+        rows: &[NodeIndex],
+        nominated_nodes: &FxHashSet<NodeIndex>,
+    ) -> Batch {
+        let mut batch = Batch::new(self, rows.len());
+        let mut left = self.without_overlay(rows, nominated_nodes, &mut batch);
         for (plugin, filter, state) in self.chain.filters() {
             if self.leaves_out(plugin) {
                 continue;
             }
             let mut settled = false;
             let mut refuse = |at: usize, rejection| {
-                batch.looked[left.at[at]].verdict = RowVerdict::Refused(plugin, rejection);
+                batch.results[left.at[at]].verdict = RowVerdict::Refused(plugin, rejection);
                 settled = true;
             };
             filter.filter_each(&self.cycle, state, &left.nodes, &mut refuse);
             if settled {
-                left.drop_settled(&batch);
+                left.drop_judged(&batch);
             }
         }
         self.align_each(&mut batch, &mut left);
         for at in &left.at {
-            batch.looked[*at].verdict = RowVerdict::Fits(None);
+            batch.results[*at].verdict = RowVerdict::Fits(None);
         }
         let mut scores = vec![0; left.nodes.len()];
         for (column, (plugin, score, state)) in self.chain.scores().enumerate() {
@@ -142,8 +146,8 @@ impl Scope<'_> {
         let mut raws = Vec::new();
         for (at, node) in rows.iter().enumerate() {
             raws.clear();
-            let one = self.look(*node, &mut raws);
-            assert_eq!(one.verdict, batch.looked[at].verdict, "{node:?}");
+            let one = self.evaluate(*node, &mut raws);
+            assert_eq!(one.verdict, batch.results[at].verdict, "{node:?}");
             let (mut fixed, mut kept) = (0, Vec::new());
             for (raws, raw) in batch.raws.iter().zip(&raws) {
                 let own = raws.weight * normal(raws.kind, *raw, 0);
@@ -158,14 +162,14 @@ impl Scope<'_> {
 
     /// Returns the rows that are evaluated without an overlay. The others are evaluated here one by one, as
     /// their overlays differ.
-    fn like_the_books(
+    fn without_overlay(
         &self,
         rows: &[NodeIndex],
-        promised: &FxHashSet<NodeIndex>,
+        nominated_nodes: &FxHashSet<NodeIndex>,
         batch: &mut Batch,
-    ) -> Left {
+    ) -> RemainingRows {
         let releases = !self.bare && !self.prepared.releasing.is_empty();
-        let mut left = Left::default();
+        let mut left = RemainingRows::default();
         let mut raws = Vec::with_capacity(batch.raws.len());
         for (at, node) in rows.iter().enumerate() {
             if !self.nodes().is_present(*node) {
@@ -174,10 +178,10 @@ impl Scope<'_> {
             let listed = self.prepared.only.as_ref();
             if listed.is_some_and(|only| only.binary_search(node).is_err()) {
                 let (by, rejection) = self.outside();
-                batch.looked[at].verdict = RowVerdict::Refused(by, rejection);
-            } else if promised.contains(node) || releases && self.releases_any(*node) {
+                batch.results[at].verdict = RowVerdict::Refused(by, rejection);
+            } else if nominated_nodes.contains(node) || releases && self.releases_any(*node) {
                 raws.clear();
-                batch.looked[at] = self.look(*node, &mut raws);
+                batch.results[at] = self.evaluate(*node, &mut raws);
                 for (column, raw) in raws.iter().enumerate() {
                     batch.score(column, at, *raw);
                 }
@@ -189,7 +193,7 @@ impl Scope<'_> {
     }
 
     /// Evaluates those rows of `left` that require NUMA alignment.
-    fn align_each(&self, batch: &mut Batch, left: &mut Left) {
+    fn align_each(&self, batch: &mut Batch, left: &mut RemainingRows) {
         let mut aligned = Vec::new();
         for (_, plugin, state) in self.aligning() {
             let mut asks = |at| aligned.push(at);
@@ -214,8 +218,8 @@ impl Scope<'_> {
                     batch.score(column, at, *raw);
                 }
             }
-            batch.looked[at].verdict = verdict;
+            batch.results[at].verdict = verdict;
         }
-        left.drop_settled(batch);
+        left.drop_judged(batch);
     }
 }

@@ -5,12 +5,12 @@
 //! nothing, which makes the cached result comparable with the exhaustive one.
 
 use super::batch::Batch;
-use super::fresh::Ahead;
-use super::grouped::Grouped;
-use super::measure::Fared;
-use super::scope::{Looked, Scope};
-use super::special::Specials;
-use super::stage;
+use super::measure::FilterStats;
+use super::parallel::ParallelEvaluation;
+use super::row_groups::RowGroups;
+use super::row_overlay::RowOverlays;
+use super::scope::{RowResult, Scope};
+use super::second_stage;
 use super::tree::{Key, Tree};
 use super::verdicts::Verdicts;
 use crate::framework::{Code, Instance, Normalize, RowVerdict};
@@ -167,10 +167,10 @@ pub(crate) struct Evaluation {
     pub(super) fixed: Vec<i64>,
     pub(super) tree: Tree,
     /// Candidate order by group, if volatile plugins score by groups.
-    pub(super) grouped: Option<Box<Grouped>>,
+    pub(super) grouped: Option<Box<RowGroups>>,
     /// Overlays of a few rows for pods that differ only in whose place they may take.
-    pub(super) specials: Specials,
-    pub(super) fared: Fared,
+    pub(super) overlays: RowOverlays,
+    pub(super) filter_stats: FilterStats,
     /// When it was last used, for cache eviction.
     pub(super) used: u64,
     pub(super) counted: usize,
@@ -202,13 +202,13 @@ impl Evaluation {
             changed.sort_unstable();
             changed.dedup();
             // The overlays were computed under the old list.
-            self.specials = Specials::default();
+            self.overlays = RowOverlays::default();
         }
         self.position = scope.nodes().position();
         if changed.is_empty() {
             return;
         }
-        let mut batches = Ahead::new(scope, &changed);
+        let mut batches = ParallelEvaluation::new(scope, &changed);
         self.replace(scope, &changed, |evaluation, at| {
             let (batch, within) = batches.at(at);
             evaluation.found(changed[at], batch, within);
@@ -238,7 +238,7 @@ impl Evaluation {
             + size_of::<i64>() * (self.fixed.capacity() + raws)
             + self.tree.bytes()
             + grouped
-            + self.specials.bytes()
+            + self.overlays.bytes()
     }
 
     /// Calls `enter` with each position in `rows` to record a new verdict, then updates the order of
@@ -275,7 +275,7 @@ impl Evaluation {
             self.rank(scope);
             return;
         }
-        let scale = Scale::of(&self.columns);
+        let scale = Scale::new(&self.columns);
         for row in rows.iter().map(|node| node.row()).chain(rescaled) {
             let key = self.key(scope, &scale, row);
             if let Some(grouped) = &mut self.grouped {
@@ -287,7 +287,7 @@ impl Evaluation {
 
     /// Returns the best node, or `None` if no node fits.
     pub(super) fn best(&mut self, scope: &Scope<'_>) -> Option<NodeIndex> {
-        if stage::is_needed(scope, &self.columns) {
+        if second_stage::is_needed(scope, &self.columns) {
             let by_groups = self.best_by_groups(scope);
             return by_groups.unwrap_or_else(|| self.best_staged(scope));
         }
@@ -297,8 +297,8 @@ impl Evaluation {
 
     /// Returns how many nodes fit, as of the last [`Self::best`].
     pub(super) fn fitting(&self, scope: &Scope<'_>) -> usize {
-        if scope.has_more_to_say() {
-            self.fared.left()
+        if scope.needs_second_stage() {
+            self.filter_stats.passed_rows()
         } else {
             self.verdicts.fitting()
         }
@@ -326,7 +326,7 @@ impl Evaluation {
     }
 
     /// Returns the refusals of all rows, except those by volatile plugins.
-    pub(super) fn tally(&self) -> crate::framework::Tally {
+    pub(super) fn tally(&self) -> crate::framework::RejectionCounts {
         self.verdicts.tally()
     }
 
@@ -340,9 +340,9 @@ impl Evaluation {
 
     /// Records the result for the row at position `at` of a batch.
     pub(super) fn found(&mut self, node: NodeIndex, batch: &mut Batch, at: usize) {
-        let (looked, fixed) = batch.take(at);
-        self.fared.looked(&looked.verdict);
-        self.record(node, looked, fixed, batch.raws(at));
+        let (result, fixed) = batch.take(at);
+        self.filter_stats.count_verdict(&result.verdict);
+        self.record(node, result, fixed, batch.raws(at));
     }
 
     /// Returns the sum of those contributions of a row's raw scores that depend on no other row.
@@ -357,7 +357,7 @@ impl Evaluation {
     pub(super) fn record(
         &mut self,
         node: NodeIndex,
-        looked: Looked,
+        result: RowResult,
         fixed: i64,
         raws: impl Iterator<Item = i64>,
     ) {
@@ -367,28 +367,28 @@ impl Evaluation {
                 column.leave(row);
             }
         }
-        self.releasing.set(node, looked.releases);
-        if matches!(looked.verdict, RowVerdict::Fits(_)) {
+        self.releasing.set(node, result.releases);
+        if matches!(result.verdict, RowVerdict::Fits(_)) {
             self.fixed[row] = fixed;
             let columns = self.columns.iter_mut().zip(raws);
             for (column, raw) in columns.filter(|(column, _)| !column.is_fixed()) {
                 column.enter(row, raw, rows);
             }
         }
-        self.verdicts.set(row, looked.verdict);
+        self.verdicts.set(row, result.verdict);
     }
 
     /// Returns what [`Self::record`] stored for a row.
-    pub(super) fn recorded(&self, node: NodeIndex, raws: &mut [i64]) -> (Looked, i64) {
+    pub(super) fn recorded(&self, node: NodeIndex, raws: &mut [i64]) -> (RowResult, i64) {
         let row = node.row();
         for (raw, column) in raws.iter_mut().zip(&self.columns) {
             *raw = column.raw(row);
         }
-        let looked = Looked {
+        let result = RowResult {
             verdict: self.verdict(node).cloned().unwrap_or_default(),
             releases: self.releasing.contains(node),
         };
-        (looked, self.fixed[row])
+        (result, self.fixed[row])
     }
 
     /// Recomputes the largest raw score of column `at`.
@@ -435,7 +435,7 @@ pub(super) struct Scale<'a> {
 }
 
 impl<'a> Scale<'a> {
-    pub(super) fn of(columns: &'a [Column]) -> Self {
+    pub(super) fn new(columns: &'a [Column]) -> Self {
         let relative = columns.iter().filter(|column| column.is_relative());
         let mut out = Self {
             constant: 0,

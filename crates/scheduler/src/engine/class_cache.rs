@@ -1,7 +1,7 @@
 //! The cache of evaluations and preemption plans that pods of one shape share.
 
 use super::class::{Evaluation, mix};
-use super::memo::Memo;
+use super::preemption_cache::PreemptionCache;
 use crate::framework::ShapeId;
 use rustc_hash::FxHashMap;
 
@@ -15,7 +15,7 @@ pub struct ClassCache {
     pub(super) enabled: bool,
     pub(super) by_shape: FxHashMap<(usize, ShapeId), Evaluation>,
     /// Cached preemption plans.
-    pub(super) memo: Memo,
+    pub(super) preemption_cache: PreemptionCache,
     /// The total size of the evaluations in bytes.
     pub(super) bytes: usize,
     /// How often an evaluation was used.
@@ -29,7 +29,7 @@ impl Default for ClassCache {
         Self {
             enabled: true,
             by_shape: FxHashMap::default(),
-            memo: Memo::default(),
+            preemption_cache: PreemptionCache::default(),
             bytes: 0,
             uses: 0,
             mismatches: 0,
@@ -42,7 +42,7 @@ impl ClassCache {
     pub(crate) fn clear(&mut self) {
         self.by_shape.clear();
         self.bytes = 0;
-        self.memo = Memo::default();
+        self.preemption_cache = PreemptionCache::default();
     }
 
     /// Returns true if the counted sizes are right; for tests.

@@ -1,11 +1,11 @@
 //! The scheduling cycle of one pod: from the queue to an assumed pod on a node, or to a refusal.
 
-use super::consult::{Purpose, Resume, Turn};
+use super::extender_calls::{CycleStep, Purpose, Resume};
 use super::measure::{self, Measured, Meter, Point};
 use super::plugin_table::PluginTable;
 use super::select::{Choice, NodeSelection};
 use super::waiting::WaitEnd;
-use super::{BindRequest, Engine, Failure, Outcome, Output, Started, Waiting};
+use super::{BindRequest, Engine, Failure, Outcome, Output, Started, WaitingPod};
 use crate::framework::{
     Advice, BindPlan, Code, Cycle, Diagnosis, Effects, Instance, PermitResult, PodPatch,
     QueueHints, Rejection, Remark, View, Words,
@@ -21,12 +21,12 @@ const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
 
 /// How a cycle ended without a placement.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum CycleError {
     Refused(Box<Diagnosis>),
     Failed(String),
 }
 
-impl Stop {
+impl CycleError {
     /// Returns the error for a plugin that panicked with the message `said`.
     pub(super) fn panicked(said: &str) -> Self {
         Self::Failed(format!("a plugin panicked: {said}"))
@@ -34,7 +34,7 @@ impl Stop {
 }
 
 /// The part of a pod's cycle to run next. Without extenders, the first part is the whole cycle.
-enum Half {
+enum CyclePhase {
     First,
     Second(Purpose, Advice),
 }
@@ -45,25 +45,27 @@ impl Engine {
         self.tick(now);
         loop {
             self.telemetry.meter.begin(now);
-            let Some((queued, half)) = self.next_half(now) else {
+            let Some((queued, phase)) = self.next_phase(now) else {
                 self.telemetry.meter.cancel();
                 return None;
             };
             let Some(profile) = self.table.profile_of(&queued.info) else {
-                self.calls.stop_asking(&queued.info.uid);
+                self.calls.finish_call(&queued.info.uid);
                 self.queue.remove(&queued.info.uid);
                 continue;
             };
             let pod = queued.info.clone();
-            let ended = attempted(|| match half {
-                Half::First => self.cycle(&queued, profile, now),
-                Half::Second(purpose, advice) => self.resume(&pod, profile, purpose, advice, now),
+            let ended = attempted(|| match phase {
+                CyclePhase::First => self.cycle(&queued, profile, now),
+                CyclePhase::Second(purpose, advice) => {
+                    self.resume(&pod, profile, purpose, advice, now)
+                }
             });
             let ended = ended.unwrap_or_else(|said| {
                 // The panic may have left cached evaluations inconsistent.
                 self.classes.clear();
                 self.undo(&pod.uid, now);
-                Err(Stop::panicked(&said))
+                Err(CycleError::panicked(&said))
             });
             let attempts = queued.attempts;
             let first_seen = queued.first_seen;
@@ -92,7 +94,7 @@ impl Engine {
                     Outcome { error, ..base }
                 }
             };
-            if let Some(event) = self.calls.stop_asking(&pod.uid)
+            if let Some(event) = self.calls.finish_call(&pod.uid)
                 && outcome.node.is_none()
             {
                 self.queue.wake(&pod.uid, event, now);
@@ -103,12 +105,12 @@ impl Engine {
 
     /// Takes the next pod and the part of its cycle to run. Extender results come first, as other pods may
     /// wait for the same extender.
-    fn next_half(&mut self, now: Timestamp) -> Option<(QueuedPod, Half)> {
+    fn next_phase(&mut self, now: Timestamp) -> Option<(QueuedPod, CyclePhase)> {
         if let Some((queued, purpose, advice)) = self.calls.next_answer(&self.cluster, &self.queue)
         {
-            return Some((queued, Half::Second(purpose, advice)));
+            return Some((queued, CyclePhase::Second(purpose, advice)));
         }
-        let groupings = match self.calls.is_member_asking() {
+        let groupings = match self.calls.is_member_pending() {
             true => 0,
             false => self.table.plugins.len(),
         };
@@ -133,15 +135,15 @@ impl Engine {
                         let nanos = measure::nanos(began, std::time::Instant::now());
                         self.telemetry.meter.note(Measured::NextPod { nanos });
                     }
-                    return Some((queued, Half::First));
+                    return Some((queued, CyclePhase::First));
                 }
             }
         }
         if let Some(queued) = self.calls.next_parked(&self.cluster, &self.queue) {
-            return Some((queued, Half::First));
+            return Some((queued, CyclePhase::First));
         }
         let queued = self.queue.pop(now)?;
-        Some((queued, Half::First))
+        Some((queued, CyclePhase::First))
     }
 
     /// Returns the node that `pod` would get now, evaluated from scratch and without reserving anything. A
@@ -162,8 +164,8 @@ impl Engine {
         selection.cached = false;
         match selection.select(pod, profile, now, None, false) {
             Ok(choice) => Ok(self.cluster.nodes.name(choice.node).clone()),
-            Err(Stop::Refused(diagnosis)) => Err(diagnosis),
-            Err(Stop::Failed(message)) => Err(Box::new(Diagnosis {
+            Err(CycleError::Refused(diagnosis)) => Err(diagnosis),
+            Err(CycleError::Failed(message)) => Err(Box::new(Diagnosis {
                 pre_filter_message: message,
                 ..Diagnosis::default()
             })),
@@ -182,12 +184,12 @@ impl Engine {
         queued: &QueuedPod,
         profile: usize,
         now: Timestamp,
-    ) -> Result<Option<Arc<str>>, Stop> {
+    ) -> Result<Option<Arc<str>>, CycleError> {
         let pod = &queued.info;
         let asks = match self.calls.turn(pod, &mut self.table) {
-            Turn::Parked => return Ok(None),
-            Turn::Ask => true,
-            Turn::Decide => false,
+            CycleStep::Parked => return Ok(None),
+            CycleStep::Ask => true,
+            CycleStep::Decide => false,
         };
         // The time in which other pods use the same extenders first is not counted as this pod's.
         if let Some(observer) = &self.telemetry.observer {
@@ -218,7 +220,7 @@ impl Engine {
         match NodeSelection::new(self).select(pod, profile, now, None, asks) {
             Ok(choice) if asks => {
                 let (nodes, offers) = (&self.cluster.nodes, choice.offers());
-                let question = self.calls.ask_about_nodes(pod, nodes, &offers, 0);
+                let question = self.calls.request_nodes(pod, nodes, &offers, 0);
                 self.outbox.push(question);
                 Ok(None)
             }
@@ -234,13 +236,13 @@ impl Engine {
         profile: usize,
         choice: &Choice,
         now: Timestamp,
-    ) -> Result<Arc<str>, Stop> {
+    ) -> Result<Arc<str>, CycleError> {
         let node = choice.node;
         self.telemetry.meter.compared = choice.compared;
         let name = self.cluster.nodes.name(node).clone();
         self.preemptor
             .nominator
-            .denominate(&mut self.cluster.nodes, &pod.uid);
+            .remove_nomination(&mut self.cluster.nodes, &pod.uid);
         self.book(pod.clone(), &name, true, now);
         if self.telemetry.decisions.open() {
             let table = choice.table.as_deref().cloned();
@@ -269,7 +271,7 @@ impl Engine {
             }
         });
         if let Err(stop) = reserved {
-            self.forget(&pod.uid, now);
+            self.remove_assumed(&pod.uid, now);
             return Err(stop);
         }
         Ok(name)
@@ -282,7 +284,7 @@ impl Engine {
         profile: usize,
         node: NodeIndex,
         now: Timestamp,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CycleError> {
         let mut fx = Effects::default();
         let view = self.cluster.view(now);
         let wait = self.table.ready_to_bind(view, pod, profile, node, &mut fx);
@@ -310,7 +312,7 @@ impl Engine {
                 Some(role) => role.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
             };
-            laps.lap(*instance, || measure::of_verdict(&verdict));
+            laps.lap(*instance, || measure::verdict_status(&verdict));
             if let Err(rejection) = verdict {
                 return Err(self.table.stop_at("PreBind", *instance, &rejection));
             }
@@ -322,7 +324,9 @@ impl Engine {
             .filter_map(|at| Some((self.table.plugins[*at].bind()?.bind(&cycle, node), *at)))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
-            return Err(Stop::Failed("every bind plugin skipped the pod".to_owned()));
+            return Err(CycleError::Failed(
+                "every bind plugin skipped the pod".to_owned(),
+            ));
         };
         let node = self.cluster.nodes.name(node).clone();
         self.outbox.push(Output::Bind(BindRequest {
@@ -338,27 +342,27 @@ impl Engine {
     }
 
     /// Puts a pod back into the queue and reports the reason. Returns whether it was an error.
-    pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: Stop, now: Timestamp) -> bool {
+    pub(super) fn refuse(&mut self, pod: &Arc<PodInfo>, stop: CycleError, now: Timestamp) -> bool {
         match &stop {
-            Stop::Refused(diagnosis) => {
-                self.preemptor.nominator.settle_nomination(
+            CycleError::Refused(diagnosis) => {
+                self.preemptor.nominator.update_nomination(
                     &mut self.cluster.nodes,
                     pod,
                     diagnosis.nominated.as_deref(),
                 );
             }
-            Stop::Failed(_) => {
+            CycleError::Failed(_) => {
                 self.preemptor
                     .nominator
-                    .settle_nomination(&mut self.cluster.nodes, pod, Some(""))
+                    .update_nomination(&mut self.cluster.nodes, pod, Some(""))
             }
         }
         let (failure, refusal, error) = match stop {
-            Stop::Refused(diagnosis) => {
+            CycleError::Refused(diagnosis) => {
                 let (by, pending) = (diagnosis.by, diagnosis.pending);
                 // Formatted lazily: most diagnoses are never displayed.
                 let diagnosis: Arc<Diagnosis> = Arc::from(diagnosis);
-                let message = Words::of(diagnosis.clone());
+                let message = Words::new(diagnosis.clone());
                 let failure = Failure {
                     pod: pod.clone(),
                     reason: "Unschedulable",
@@ -373,7 +377,7 @@ impl Engine {
                 };
                 (failure, Refusal::Unschedulable { by, pending }, false)
             }
-            Stop::Failed(message) => {
+            CycleError::Failed(message) => {
                 let message = Words::from(message);
                 let failure = Failure {
                     pod: pod.clone(),
@@ -445,7 +449,7 @@ impl PluginTable {
         profile: usize,
         choice: &Choice,
         fx: &mut Effects,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CycleError> {
         let mut refused = None;
         let told = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Reserve);
@@ -461,7 +465,7 @@ impl PluginTable {
                 Some(role) => role.reserve(&cycle, choice.node, fx),
                 None => Ok(()),
             };
-            laps.lap(*instance, || measure::of_verdict(&verdict));
+            laps.lap(*instance, || measure::verdict_status(&verdict));
             if let Err(rejection) = verdict {
                 refused = Some((*instance, rejection));
                 break;
@@ -483,9 +487,9 @@ impl PluginTable {
         profile: usize,
         node: NodeIndex,
         fx: &mut Effects,
-    ) -> Result<Option<Waiting>, Stop> {
+    ) -> Result<Option<WaitingPod>, CycleError> {
         let now = view.now;
-        let mut waiting: Option<Waiting> = None;
+        let mut waiting: Option<WaitingPod> = None;
         let mut refused = None;
         let told = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Permit);
@@ -496,7 +500,7 @@ impl PluginTable {
                 Some(permit) => permit.permit(&cycle, node, fx),
                 None => PermitResult::Allow,
             };
-            laps.lap(*instance, || measure::of_permit(&answer));
+            laps.lap(*instance, || measure::permit_status(&answer));
             match answer {
                 PermitResult::Allow => {}
                 PermitResult::Wait(longest) => {
@@ -505,7 +509,7 @@ impl PluginTable {
                         .min(MAX_WAIT);
                     let until = now.saturating_add(longest).unwrap_or(Timestamp::MAX);
                     let name = self.names[*instance];
-                    let entry = waiting.get_or_insert_with(|| Waiting {
+                    let entry = waiting.get_or_insert_with(|| WaitingPod {
                         pod: pod.clone(),
                         profile,
                         on: Vec::new(),
@@ -545,7 +549,7 @@ impl PluginTable {
         profile: usize,
         node: NodeIndex,
         fx: &mut Effects,
-    ) -> Result<Option<Waiting>, Stop> {
+    ) -> Result<Option<WaitingPod>, CycleError> {
         let now = view.now;
         let told = self.booking(pod);
         let instances = self.profiles[profile].pre_bind.iter();
@@ -558,7 +562,7 @@ impl PluginTable {
                 PermitResult::Allow => {}
                 PermitResult::Wait(longest) => {
                     let longest = SignedDuration::try_from(longest).unwrap_or(MAX_WAIT);
-                    return Ok(Some(Waiting {
+                    return Ok(Some(WaitingPod {
                         pod: pod.clone(),
                         profile,
                         on: vec![self.names[*instance]],
@@ -579,14 +583,19 @@ impl PluginTable {
 }
 
 impl PluginTable {
-    pub(super) fn stop_at(&self, point: &str, instance: Instance, rejection: &Rejection) -> Stop {
+    pub(super) fn stop_at(
+        &self,
+        point: &str,
+        instance: Instance,
+        rejection: &Rejection,
+    ) -> CycleError {
         let message = rejection.message();
         if rejection.code == Code::Error {
             let name = self.names[instance];
-            return Stop::Failed(format!("running {point} plugin {name:?}: {message}"));
+            return CycleError::Failed(format!("running {point} plugin {name:?}: {message}"));
         }
         let mut stop = self.pre_filter_stop(instance, rejection, 1);
-        if let Stop::Refused(diagnosis) = &mut stop {
+        if let CycleError::Refused(diagnosis) = &mut stop {
             diagnosis.nominated = Some(String::new());
             // The refusal concerns the chosen node only.
             diagnosis.pre_filter_message = String::new();

@@ -3,7 +3,7 @@
 use super::plugin_table::PluginTable;
 use super::pod_waker::PodWaker;
 use super::waiting::WaitEnd;
-use super::{Engine, Output, REFUSED, Waiting, cycle};
+use super::{Engine, Output, REFUSED, WaitingPod, cycle};
 use crate::framework::{Diagnosis, Effects, NodeRefusal};
 use crate::guard::attempted;
 use crate::queue::Queue;
@@ -25,7 +25,7 @@ impl Engine {
         for uid in fx.imagined {
             self.preemptor
                 .nominator
-                .touch_promised(&mut self.cluster.nodes, &uid);
+                .touch_nominated(&mut self.cluster.nodes, &uid);
         }
         if fx.touch_all {
             self.classes.clear();
@@ -46,7 +46,7 @@ impl Engine {
                 &self.queue,
                 &uid,
             ) {
-                PodWaker::new(self).wake_by_freed(&pod, now);
+                PodWaker::new(self).wake_for_freed(&pod, now);
             }
         }
         for uid in fx.regate {
@@ -80,7 +80,7 @@ impl Engine {
         if !waiting.on.is_empty() {
             return;
         }
-        let Some(Waiting { pod, profile, .. }) =
+        let Some(WaitingPod { pod, profile, .. }) =
             self.waits.stop(uid, "Success", now, &self.telemetry.meter)
         else {
             return;
@@ -89,7 +89,7 @@ impl Engine {
             return;
         };
         let sent = attempted(|| self.send_to_bind(&pod, profile, node, now));
-        if let Err(stop) = sent.unwrap_or_else(|said| Err(cycle::Stop::panicked(&said))) {
+        if let Err(stop) = sent.unwrap_or_else(|said| Err(cycle::CycleError::panicked(&said))) {
             self.undo(uid, now);
             self.refuse(&pod, stop, now);
         }
@@ -133,7 +133,7 @@ impl Engine {
             nominated: Some(kept.map_or_else(String::new, |node| node.to_string())),
             ..Diagnosis::default()
         };
-        self.refuse(pod, cycle::Stop::Refused(Box::new(diagnosis)), now);
+        self.refuse(pod, cycle::CycleError::Refused(Box::new(diagnosis)), now);
         if let Some(event) = wait.missed {
             self.queue.wake(&pod.uid, event, now);
         }

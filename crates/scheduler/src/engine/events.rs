@@ -83,36 +83,37 @@ impl Engine {
         let queued = self.queue.remove(uid);
         self.waits
             .stop(uid, super::REFUSED, now, &self.telemetry.meter);
-        self.preemptor.nominator.settled(uid);
-        let promised = self
+        self.preemptor.nominator.drop_expectation(uid);
+        let was_nominated = self
             .preemptor
             .nominator
-            .denominate(&mut self.cluster.nodes, uid);
+            .remove_nomination(&mut self.cluster.nodes, uid);
         if let Some(pod) = self.unbook(uid, now) {
-            PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
-        } else if let Some(queued) = queued.filter(|_| promised) {
-            PodWaker::new(self).wake_by_freed(&queued.info, now);
+            PodWaker::new(self)
+                .wake_for(&ClusterEvent::for_assigned_pod(Action::DELETE, &pod), now);
+        } else if let Some(queued) = queued.filter(|_| was_nominated) {
+            PodWaker::new(self).wake_for_freed(&queued.info, now);
         }
     }
 
     fn pod_bound(&mut self, info: Arc<PodInfo>, node: &str, now: Timestamp) {
         self.queue.remove(&info.uid);
         self.waits.pods.remove(&info.uid);
-        self.preemptor.nominator.settled(&info.uid);
+        self.preemptor.nominator.drop_expectation(&info.uid);
         self.preemptor
             .nominator
-            .denominate(&mut self.cluster.nodes, &info.uid);
+            .remove_nomination(&mut self.cluster.nodes, &info.uid);
         let Some(record) = self.cluster.pods.get(&info.uid) else {
             self.book(info.clone(), node, false, now);
             return PodWaker::new(self)
-                .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
+                .wake_for(&ClusterEvent::for_assigned_pod(Action::ADD, &info), now);
         };
         if **self.cluster.nodes.name(record.node) != *node {
             // Bound to another node than assumed: by another scheduler, or by hand.
             self.unbook(&info.uid, now);
             self.book(info.clone(), node, false, now);
             return PodWaker::new(self).wake_for(
-                &ClusterEvent::of_assigned(Action::ADD.or(Action::DELETE), &info),
+                &ClusterEvent::for_assigned_pod(Action::ADD.or(Action::DELETE), &info),
                 now,
             );
         }
@@ -130,7 +131,7 @@ impl Engine {
         self.apply(fx, now);
         if was_assumed {
             return PodWaker::new(self)
-                .wake_for(&ClusterEvent::of_assigned(Action::ADD, &info), now);
+                .wake_for(&ClusterEvent::for_assigned_pod(Action::ADD, &info), now);
         }
         let mut action = Action(0);
         // A holder shrinks as other pods take its place: that frees no capacity.
@@ -146,7 +147,7 @@ impl Engine {
             action = action.or(Action::POD_LABEL);
         }
         if action.0 != 0 {
-            PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(action, &info), now);
+            PodWaker::new(self).wake_for(&ClusterEvent::for_assigned_pod(action, &info), now);
         }
     }
 
@@ -184,10 +185,10 @@ impl Engine {
             self.queue.add(info.clone(), gates, now);
             return self
                 .table
-                .read_early(&info, profile, &self.cluster.resources);
+                .sign_early(&info, profile, &self.cluster.resources);
         };
-        if self.preemptor.nominator.promise_is_over(&old, &info) {
-            PodWaker::new(self).wake_by_freed(&old, now);
+        if self.preemptor.nominator.nomination_was_cleared(&old, &info) {
+            PodWaker::new(self).wake_for_freed(&old, now);
         }
         let uid = info.uid.clone();
         self.queue.replace(info.clone());
@@ -197,7 +198,7 @@ impl Engine {
         }
         if matters {
             self.table
-                .read_early(&info, profile, &self.cluster.resources);
+                .sign_early(&info, profile, &self.cluster.resources);
         }
     }
 
@@ -349,7 +350,7 @@ impl Engine {
                     return;
                 }
                 let message = format!("binding rejected: {}", error.message);
-                self.refuse(&pod, super::cycle::Stop::Failed(message), now);
+                self.refuse(&pod, super::cycle::CycleError::Failed(message), now);
             }
         }
     }

@@ -91,7 +91,7 @@ pub(super) struct Decisions {
 
 impl Decisions {
     /// Counts a decision and returns true if it may be recorded in this second.
-    pub(super) fn room(&mut self, now: Timestamp) -> bool {
+    pub(super) fn admit(&mut self, now: Timestamp) -> bool {
         if self.second != now.as_second() {
             (self.second, self.noted) = (now.as_second(), 0);
         }
@@ -127,7 +127,7 @@ impl Decisions {
 /// A node that refuses a pod, with what it lacks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Near {
+pub struct NearestNode {
     /// The node's name.
     pub node: Arc<str>,
     /// What the node lacks, as text for users.
@@ -140,16 +140,21 @@ impl Inspector<'_> {
     /// Returns the nodes that come closest to fitting `pod`, nearest first. Empty if the pod is refused
     /// before any node is filtered. Evaluates every node once.
     #[must_use]
-    pub fn nearest(&mut self, pod: &Arc<PodInfo>, count: usize, now: Timestamp) -> Vec<Near> {
+    pub fn nearest(
+        &mut self,
+        pod: &Arc<PodInfo>,
+        count: usize,
+        now: Timestamp,
+    ) -> Vec<NearestNode> {
         let Some(profile) = self.table.profile_of(pod) else {
             return Vec::new();
         };
         self.table
-            .prepare_books(pod, profile, self.cluster.view(now));
+            .prepare_state(pod, profile, self.cluster.view(now));
         let cycle = Cycle::new(pod, self.cluster.view(now));
         let Ok(prepared) = self
             .table
-            .prepare_despite(&self.telemetry.meter, &cycle, profile, 0)
+            .prepare_tolerating(&self.telemetry.meter, &cycle, profile, 0)
         else {
             return Vec::new();
         };
@@ -177,7 +182,7 @@ impl Inspector<'_> {
         let describe = |(distance, node): (f64, NodeIndex)| {
             let mut lacks = Lacks::in_words();
             scope.lacks(node, &mut lacks);
-            Near {
+            NearestNode {
                 node: self.cluster.nodes.name(node).clone(),
                 lacks: lacks.text(),
                 distance,
@@ -198,7 +203,7 @@ impl Inspector<'_> {
         };
         if let Some(profile) = self.table.profile_of(&pod) {
             self.table
-                .prepare_books(&pod, profile, self.cluster.view(now));
+                .prepare_state(&pod, profile, self.cluster.view(now));
         }
         self.table.prepare_to_show(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();
@@ -241,7 +246,7 @@ impl Inspector<'_> {
 impl ClusterState {
     /// Iterates over all pods, with the node name of those on a node and "" for the others, in no particular
     /// order.
-    pub(crate) fn known_pods<'a>(
+    pub(crate) fn all_pods<'a>(
         &'a self,
         queue: &'a Queue,
     ) -> impl Iterator<Item = (&'a PodInfo, &'a str)> {
@@ -308,7 +313,7 @@ impl Scope<'_> {
                     insight.lack(&cycle, state, node, out);
                 }
                 if out.found() == before {
-                    say(&rejection, out);
+                    add_rejection(&rejection, out);
                 }
             }
         }
@@ -323,7 +328,7 @@ impl Scope<'_> {
         }
         if out.found() == 0 {
             // The node is not on the list of nodes that can fit, or no plugin gives details.
-            say(&refused, out);
+            add_rejection(&refused, out);
         }
     }
 }
@@ -345,9 +350,11 @@ impl Scope<'_> {
             score: None,
             weight: *weight,
         });
-        let asked = self.opinion.and_then(|opinion| opinion.score(node));
+        let asked = self
+            .extender_verdicts
+            .and_then(|extender_verdicts| extender_verdicts.score(node));
         let asked = asked.map(|score| PluginScore {
-            plugin: super::consult::NAME,
+            plugin: super::extender_calls::NAME,
             raw: score,
             score: Some(score),
             weight: 1,
@@ -364,7 +371,7 @@ impl Scope<'_> {
 
 /// Adds a refusal without figures. It counts as much as lacking everything of one resource, or of ten if
 /// evictions cannot help.
-fn say(rejection: &Rejection, out: &mut Lacks) {
+fn add_rejection(rejection: &Rejection, out: &mut Lacks) {
     let distance = match rejection.code {
         Code::Unresolvable => 10.0,
         _ => 1.0,
@@ -384,7 +391,7 @@ impl Evaluation {
             .map(|node| {
                 // Not all raw scores are stored, and explanations are rare.
                 let mut raws = Vec::new();
-                scope.look(node, &mut raws);
+                scope.evaluate(node, &mut raws);
                 scope.scored(node, &self.columns, &raws)
             })
             .collect();
@@ -397,7 +404,7 @@ impl Evaluation {
 
     /// Returns how many nodes fit, and the `count` best of them by their shared scores.
     fn first(&self, scope: &Scope<'_>, count: usize) -> (usize, Vec<NodeIndex>) {
-        if !scope.has_more_to_say() {
+        if !scope.needs_second_stage() {
             let feasible = self.tree.rows().iter().filter(|key| **key != 0).count();
             let rows = self.tree.top(count).into_iter();
             let nodes = rows.filter_map(|row| u32::try_from(row).ok().map(NodeIndex));
@@ -408,8 +415,8 @@ impl Evaluation {
         let (feasible, keys) = (rows.len(), self.tree.rows());
         let order = |node: &NodeIndex| {
             let key = keys.get(node.row()).copied().unwrap_or(0);
-            let rank = match scope.opinion {
-                Some(opinion) => opinion.rank(key, *node),
+            let rank = match scope.extender_verdicts {
+                Some(extender_verdicts) => extender_verdicts.rank(key, *node),
                 None => (
                     i64::try_from(key >> 32).unwrap_or(i64::MAX),
                     key & u64::from(u32::MAX),

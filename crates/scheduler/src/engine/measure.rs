@@ -109,7 +109,7 @@ const SHARED: [&str; 3] = ["no_hint", "hint_used", "hint_not_used"];
 
 /// How a shared evaluation was used.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Served {
+pub(super) enum CacheOutcome {
     Fresh,
     Known,
     Wrong,
@@ -117,7 +117,7 @@ pub(super) enum Served {
 
 /// Counts of verdicts on rows since they were last added to the metrics.
 #[derive(Debug, Default)]
-pub(super) struct Fared {
+pub(super) struct FilterStats {
     fits: u64,
     /// Refused rows by plugin.
     refused: Vec<u64>,
@@ -128,9 +128,9 @@ pub(super) struct Fared {
     left: AtomicUsize,
 }
 
-impl Fared {
+impl FilterStats {
     /// Counts the verdict on a row.
-    pub(super) fn looked(&mut self, verdict: &RowVerdict) {
+    pub(super) fn count_verdict(&mut self, verdict: &RowVerdict) {
         let plugin = match verdict {
             RowVerdict::Absent => return,
             RowVerdict::Fits(_) => {
@@ -170,7 +170,7 @@ impl Fared {
     }
 
     /// Returns how many rows passed the volatile plugins for the last pod.
-    pub(super) fn left(&self) -> usize {
+    pub(super) fn passed_rows(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 
@@ -181,12 +181,12 @@ impl Fared {
 
 /// Decides which of many operations are timed.
 #[derive(Debug, Default)]
-struct Rhythm {
+struct Sampler {
     since: u32,
     last: Option<Timestamp>,
 }
 
-impl Rhythm {
+impl Sampler {
     /// Returns true if the next operation is to be timed. The first one always is, so that an idle scheduler
     /// has timings, too.
     fn is_due(&self, now: Timestamp) -> bool {
@@ -206,8 +206,8 @@ impl Rhythm {
 /// Counters and timings of the engine.
 #[derive(Debug)]
 pub(super) struct Meter {
-    cycles: Rhythm,
-    bindings: Rhythm,
+    cycles: Sampler,
+    bindings: Sampler,
     begun: Timestamp,
     /// The number of timed events. This and `taken` are updated while the engine is only borrowed; no
     /// decision depends on them.
@@ -225,8 +225,8 @@ pub(super) struct Meter {
 impl Meter {
     pub(super) fn new(profiles: usize, plugins: usize) -> Self {
         Self {
-            cycles: Rhythm::default(),
-            bindings: Rhythm::default(),
+            cycles: Sampler::default(),
+            bindings: Sampler::default(),
             begun: Timestamp::UNIX_EPOCH,
             events: AtomicU32::new(0),
             on: false,
@@ -334,7 +334,7 @@ impl Meter {
         for (plugin, state) in prepared.filters.iter().chain(&prepared.moving) {
             let verdict = filter_of(scope.plugins, *plugin).filter(&cycle, state, node);
             let fits = verdict.is_ok();
-            lap(*plugin, Point::Filter, of_verdict(&verdict));
+            lap(*plugin, Point::Filter, verdict_status(&verdict));
             if !fits {
                 return;
             }
@@ -373,27 +373,32 @@ impl Meter {
         }
     }
 
-    /// Adds the calls that led to the counts in `fared`, and resets them.
-    pub(super) fn fared(&mut self, at: usize, prepared: &Prepared, fared: &mut Fared) {
+    /// Adds the calls that led to the counts in `filter_stats`, and resets them.
+    pub(super) fn add_filter_stats(
+        &mut self,
+        at: usize,
+        prepared: &Prepared,
+        filter_stats: &mut FilterStats,
+    ) {
         let outside = match (&prepared.only, prepared.only_by.first()) {
-            (Some(_), Some(by)) => fared.refused(*by),
+            (Some(_), Some(by)) => filter_stats.refused(*by),
             _ => 0,
         };
-        let refused: u64 = fared.refused.iter().sum();
-        let mut left = (fared.fits + refused).saturating_sub(outside);
+        let refused: u64 = filter_stats.refused.iter().sum();
+        let mut left = (filter_stats.fits + refused).saturating_sub(outside);
         let Some([_, filter, _, score]) = self.evaluations.get_mut(at) else {
             return;
         };
         if left > 0 {
             for (plugin, _) in &prepared.filters {
                 filter[*plugin] += left;
-                left = left.saturating_sub(fared.refused(*plugin));
+                left = left.saturating_sub(filter_stats.refused(*plugin));
             }
             for (plugin, ..) in &prepared.scores {
-                score[*plugin] += fared.fits;
+                score[*plugin] += filter_stats.fits;
             }
         }
-        let [judged, scored] = fared
+        let [judged, scored] = filter_stats
             .staged
             .each_mut()
             .map(|sum| std::mem::take(sum.get_mut()));
@@ -403,11 +408,11 @@ impl Meter {
         for (plugin, ..) in &prepared.moving_scores {
             score[*plugin] += scored;
         }
-        fared.fits = 0;
-        fared.refused.fill(0);
+        filter_stats.fits = 0;
+        filter_stats.refused.fill(0);
     }
 
-    pub(super) fn served(&mut self, profile: usize, how: Served) {
+    pub(super) fn served(&mut self, profile: usize, how: CacheOutcome) {
         if let Some(shared) = self.shared.get_mut(profile) {
             shared[how as usize] += 1;
         }
@@ -521,7 +526,7 @@ pub(super) fn nanos_of(waited: SignedDuration) -> u64 {
     u64::try_from(waited.as_nanos()).unwrap_or(0)
 }
 
-fn of_code(code: Code) -> &'static str {
+fn code_status(code: Code) -> &'static str {
     match code {
         Code::Unschedulable => "Unschedulable",
         Code::Unresolvable => "UnschedulableAndUnresolvable",
@@ -530,32 +535,32 @@ fn of_code(code: Code) -> &'static str {
     }
 }
 
-pub(super) fn of_verdict(verdict: &Verdict) -> &'static str {
+pub(super) fn verdict_status(verdict: &Verdict) -> &'static str {
     match verdict {
         Ok(()) => "Success",
-        Err(rejection) => of_code(rejection.code),
+        Err(rejection) => code_status(rejection.code),
     }
 }
 
-pub(super) fn of_pre_filter(answer: &PreFilterResult) -> &'static str {
+pub(super) fn pre_filter_status(answer: &PreFilterResult) -> &'static str {
     match answer {
         PreFilterResult::Ready { .. } => "Success",
         PreFilterResult::Skip => "Skip",
-        PreFilterResult::Reject(rejection) => of_code(rejection.code),
+        PreFilterResult::Reject(rejection) => code_status(rejection.code),
     }
 }
 
-pub(super) fn of_pre_score(answer: &PreScoreResult) -> &'static str {
+pub(super) fn pre_score_status(answer: &PreScoreResult) -> &'static str {
     match answer {
         PreScoreResult::Ready(_) => "Success",
         PreScoreResult::Skip => "Skip",
     }
 }
 
-pub(super) fn of_permit(answer: &PermitResult) -> &'static str {
+pub(super) fn permit_status(answer: &PermitResult) -> &'static str {
     match answer {
         PermitResult::Allow => "Success",
         PermitResult::Wait(_) => "Wait",
-        PermitResult::Reject(rejection) => of_code(rejection.code),
+        PermitResult::Reject(rejection) => code_status(rejection.code),
     }
 }

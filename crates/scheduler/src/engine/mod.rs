@@ -6,44 +6,44 @@
 //! *assumed* on its node); the binding goes through the API later and is confirmed by the informer or undone.
 
 mod batch;
+mod candidate_subset;
 mod class;
 mod class_cache;
 mod cluster;
-mod consult;
 mod cycle;
 mod effects;
 mod events;
 mod explain;
-mod few;
-mod fresh;
-mod grouped;
+mod extender_calls;
+mod extender_verdicts;
+mod group_preemption;
 mod inspector;
 mod measure;
-mod memo;
 mod nominator;
-mod opinion;
 mod output;
+mod parallel;
 mod plan;
 mod plugin_table;
 mod pod_waker;
+mod post_filter;
 mod preempt;
+mod preemption_cache;
 mod preemptor;
-mod promise;
-mod room;
+mod row_groups;
+mod row_overlay;
 mod scope;
+mod second_stage;
 mod select;
-mod special;
-mod stage;
 mod telemetry;
-mod together;
+mod tentative;
 mod tree;
 mod verdicts;
 mod waiting;
 
 pub use class_cache::ClassCache;
 pub use cluster::ClusterState;
-pub use consult::{Consultation, Proposal, Question};
-pub use explain::{Decision, Near, PluginScore, ScoredNode, Table};
+pub use explain::{Decision, NearestNode, PluginScore, ScoredNode, Table};
+pub use extender_calls::{Consultation, Proposal, Question};
 pub use inspector::Inspector;
 pub use measure::{Measured, Measures, Point};
 pub use output::{BindRequest, Failure, Observer, Outcome, Output, Started};
@@ -61,7 +61,7 @@ use crate::state::PodInfo;
 use jiff::{SignedDuration, Timestamp};
 use pod_waker::PodWaker;
 use std::sync::Arc;
-use waiting::{Waiting, WaitingPods};
+use waiting::{WaitingPod, WaitingPods};
 
 /// Result label in upstream's metrics for a pod that was not permitted.
 const REFUSED: &str = "Unschedulable";
@@ -104,8 +104,8 @@ pub struct Engine {
     pub(crate) classes: ClassCache,
     waits: WaitingPods,
     preemptor: Preemptor,
-    calls: consult::ExtenderCalls,
-    promises: Vec<promise::Promise>,
+    calls: extender_calls::ExtenderCalls,
+    tentative: Vec<tentative::TentativePlacement>,
     /// Metrics and events of the engine's work, to be observed or taken.
     pub telemetry: Telemetry,
     outbox: Vec<Output>,
@@ -140,8 +140,8 @@ impl Engine {
             classes: ClassCache::default(),
             waits: WaitingPods::default(),
             preemptor: Preemptor::default(),
-            calls: consult::ExtenderCalls::new(&config.extenders),
-            promises: Vec::new(),
+            calls: extender_calls::ExtenderCalls::new(&config.extenders),
+            tentative: Vec::new(),
             telemetry: Telemetry::new(table.profiles.len(), table.names.clone()),
             outbox: Vec::new(),
             table,
@@ -255,15 +255,15 @@ impl Engine {
         Some(record.info)
     }
 
-    /// Like [`Self::forget`], but returns true if a plugin panics: the pod must be tried again all the same.
+    /// Like [`Self::remove_assumed`], but returns true if a plugin panics: the pod must be tried again all the same.
     fn undo(&mut self, uid: &str, now: Timestamp) -> bool {
-        let undone = guarded(UNDONE, || self.forget(uid, now));
+        let undone = guarded(UNDONE, || self.remove_assumed(uid, now));
         undone.unwrap_or(true)
     }
 
     /// Removes a pod from its node if it is only assumed, and wakes pods that this can help. Returns whether
     /// it was assumed.
-    fn forget(&mut self, uid: &str, now: Timestamp) -> bool {
+    fn remove_assumed(&mut self, uid: &str, now: Timestamp) -> bool {
         self.waits.pods.remove(uid);
         if !self
             .cluster
@@ -276,7 +276,7 @@ impl Engine {
         let Some(pod) = self.unbook(uid, now) else {
             return false;
         };
-        PodWaker::new(self).wake_for(&ClusterEvent::of_assigned(Action::DELETE, &pod), now);
+        PodWaker::new(self).wake_for(&ClusterEvent::for_assigned_pod(Action::DELETE, &pod), now);
         true
     }
 }

@@ -49,7 +49,7 @@ impl Nominator {
     }
 
     /// Removes the expectations of a pod that is bound or deleted.
-    pub(super) fn settled(&mut self, uid: &str) {
+    pub(super) fn drop_expectation(&mut self, uid: &str) {
         self.expected.remove(uid);
     }
 
@@ -75,16 +75,16 @@ impl Nominator {
 impl Nominator {
     /// Nominates `pod` to `node`, in place of its previous nomination.
     pub(super) fn nominate(&mut self, nodes: &mut NodeStore, pod: &Arc<PodInfo>, node: &Arc<str>) {
-        self.denominate(nodes, &pod.uid);
+        self.remove_nomination(nodes, &pod.uid);
         if self.is_expected(&pod.uid, node) {
-            self.settled(&pod.uid);
+            self.drop_expectation(&pod.uid);
         }
         self.insert(pod, node);
         touch(nodes, node);
     }
 
     /// Removes a nomination. Returns whether there was one.
-    pub(super) fn denominate(&mut self, nodes: &mut NodeStore, uid: &str) -> bool {
+    pub(super) fn remove_nomination(&mut self, nodes: &mut NodeStore, uid: &str) -> bool {
         if self.is_empty() {
             return false;
         }
@@ -114,7 +114,7 @@ impl Nominator {
             Some(node) if self.is_expected(&new.uid, node) => {}
             Some(node) => self.nominate(nodes, new, node),
             None => {
-                self.denominate(nodes, &new.uid);
+                self.remove_nomination(nodes, &new.uid);
             }
         }
     }
@@ -122,7 +122,7 @@ impl Nominator {
     /// Returns true if a pod's status no longer shows a nomination that it showed before. Excludes pods that
     /// were placed and removed again: their removal was signaled then; waking other pods, and the pod's own
     /// gang, once more when the status follows would make them retry endlessly.
-    pub(super) fn promise_is_over(&self, old: &PodInfo, new: &PodInfo) -> bool {
+    pub(super) fn nomination_was_cleared(&self, old: &PodInfo, new: &PodInfo) -> bool {
         let before = old.nominated.as_ref();
         before != new.nominated.as_ref()
             && before.is_some_and(|node| !self.is_expected(&old.uid, node))
@@ -130,7 +130,7 @@ impl Nominator {
 
     /// Updates the nomination of a refused pod: `said` is its new node, `None` to keep the current one, and
     /// empty to remove it. It keeps the current one only if plugins that make room left it in place.
-    pub(super) fn settle_nomination(
+    pub(super) fn update_nomination(
         &mut self,
         nodes: &mut NodeStore,
         pod: &Arc<PodInfo>,
@@ -139,7 +139,7 @@ impl Nominator {
         let known = self.node_of(&pod.uid);
         match said {
             Some("") => {
-                self.denominate(nodes, &pod.uid);
+                self.remove_nomination(nodes, &pod.uid);
             }
             Some(node) if known.is_some_and(|known| **known == *node) => {}
             Some(node) => self.nominate(nodes, pod, &Arc::from(node)),
@@ -148,7 +148,7 @@ impl Nominator {
     }
 
     /// Touches the node that the pod with this uid is nominated to, as the pod's demand changed.
-    pub(super) fn touch_promised(&self, nodes: &mut NodeStore, uid: &str) {
+    pub(super) fn touch_nominated(&self, nodes: &mut NodeStore, uid: &str) {
         if let Some(node) = self.node_of(uid).cloned() {
             touch(nodes, &node);
         }

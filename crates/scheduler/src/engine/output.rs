@@ -1,6 +1,6 @@
 //! Outputs of the engine: operations to carry out, and results of scheduling cycles.
 
-use super::consult::Consultation;
+use super::extender_calls::Consultation;
 use crate::framework::{BindPlan, Diagnosis, PodPatch, Problem, Remark, Words, Write};
 use crate::state::PodInfo;
 use jiff::Timestamp;

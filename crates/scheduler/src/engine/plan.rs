@@ -4,14 +4,16 @@
 //! nodes. The members go through ordinary cycles afterwards, each restricted to its node: what a plan
 //! overlooked is found there, and the whole group is rolled back.
 
-use super::cycle::Stop;
+use super::cycle::CycleError;
 use super::measure::Meter;
 use super::nominator::Nominator;
 use super::plugin_table::PluginTable;
 use super::preemptor::Preemptor;
 use super::scope::{Chain, Prepared, Scope};
 use super::{EngineOptions, Output};
-use crate::framework::{Code, Cycle, Diagnosis, Instance, Offer, RowVerdict, Tally, View};
+use crate::framework::{
+    Code, Cycle, Diagnosis, Instance, Offer, RejectionCounts, RowVerdict, View,
+};
 use crate::queue::Queue;
 use crate::state::{NodeIndex, NodeStore, PodInfo};
 use rustc_hash::FxHashSet;
@@ -38,7 +40,7 @@ impl PluginTable {
         queue: &Queue,
         nominator: &Nominator,
         (meter, options): (&Meter, &EngineOptions),
-    ) -> Result<Option<GroupPlan>, Stop> {
+    ) -> Result<Option<GroupPlan>, CycleError> {
         let Some((instance, uids)) = self.group_to_plan(pod, profile) else {
             return Ok(None);
         };
@@ -53,7 +55,7 @@ impl PluginTable {
         let mut members = self.prepare_members(meter, view, pods)?;
         let chains = members.prepared.drain(..);
         let chains: Vec<Chain<'_>> = chains.map(|it| self.chain(it)).collect();
-        let mut tally = Tally::default();
+        let mut tally = RejectionCounts::default();
         let mut helpable = Vec::new();
         let mut offers = Vec::with_capacity(view.nodes.len());
         for node in view.nodes.indices() {
@@ -98,7 +100,7 @@ impl PluginTable {
                 diagnosis.pre_filter_by = Some(instance);
                 diagnosis.refusals = Vec::new();
                 diagnosis.candidates = helpable;
-                Err(Stop::Refused(Box::<Diagnosis>::new(diagnosis)))
+                Err(CycleError::Refused(Box::<Diagnosis>::new(diagnosis)))
             }
         }
     }
@@ -114,12 +116,12 @@ impl PluginTable {
         meter: &Meter,
         view: View<'_>,
         pods: Vec<Arc<PodInfo>>,
-    ) -> Result<Members, Stop> {
+    ) -> Result<Members, CycleError> {
         // Each member has its own state: what volatile plugins read of a pod is not signed.
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_books(pod, profile, view);
-            self.prepare_despite(meter, &Cycle::new(pod, view), profile, 0)
+            self.prepare_state(pod, profile, view);
+            self.prepare_tolerating(meter, &Cycle::new(pod, view), profile, 0)
         };
         let prepared: Vec<Prepared> = pods.iter().map(&mut prepare).collect::<Result<_, _>>()?;
         let uids = pods.iter().map(|pod| pod.uid.clone()).collect();
@@ -140,8 +142,8 @@ impl Preemptor {
         plan: &[Arc<str>],
     ) {
         for (pod, node) in members.iter().zip(plan) {
-            let promised = self.nominator.node_of(&pod.uid);
-            if promised.is_none_or(|promised| promised == node) {
+            let nominated = self.nominator.node_of(&pod.uid);
+            if nominated.is_none_or(|nominated| nominated == node) {
                 continue;
             }
             self.nominator.nominate(nodes, pod, node);
@@ -176,7 +178,7 @@ impl Members {
         scope: impl Fn(usize) -> Scope<'a>,
     ) -> (usize, Option<RowVerdict>) {
         for at in 0..self.pods.len() {
-            let verdict = scope(at).judge_beside(node, &[], &self.pods[..at], &self.uids);
+            let verdict = scope(at).judge_with_added(node, &[], &self.pods[..at], &self.uids);
             if !matches!(verdict, RowVerdict::Fits(_)) {
                 return (at, Some(verdict));
             }

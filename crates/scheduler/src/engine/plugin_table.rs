@@ -1,6 +1,6 @@
 //! The table of plugin instances, with precomputed sets of plugins by role.
 
-use super::consult;
+use super::extender_calls;
 use super::measure::{self, Measured, Meter};
 use crate::framework::{
     AnyPlugin, BoxedPlugin, ClusterEvent, Cycle, EventNames, Helps, Holders, Instance, Interest,
@@ -68,7 +68,7 @@ impl PluginTable {
         Self {
             judges_holders: holders(Holders::Judged),
             books_holders: holders(Holders::Booked),
-            names: names.chain([consult::NAME]).collect(),
+            names: names.chain([extender_calls::NAME]).collect(),
             interests: plugins.iter().map(|plugin| interests(&**plugin)).collect(),
             profiles,
             signers,
@@ -131,7 +131,7 @@ impl PluginTable {
     }
 
     /// Prepares the state of plugins for filtering and scoring nodes for `pod`.
-    pub(super) fn prepare_books(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
+    pub(super) fn prepare_state(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
         let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);

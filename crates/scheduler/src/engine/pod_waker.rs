@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::cluster::ClusterState;
-use super::consult::ExtenderCalls;
+use super::extender_calls::ExtenderCalls;
 use super::measure::Meter;
 use super::plugin_table::PluginTable;
 use super::waiting::WaitingPods;
@@ -37,8 +37,8 @@ impl<'a> PodWaker<'a> {
 
     /// Wakes the pods that can use the room that was reserved for `pod` by its nomination: for those that had
     /// to leave it free, this is as if `pod` had been deleted.
-    pub(super) fn wake_by_freed(&mut self, pod: &PodInfo, now: Timestamp) {
-        let event = ClusterEvent::of_assigned(Action::DELETE, pod);
+    pub(super) fn wake_for_freed(&mut self, pod: &PodInfo, now: Timestamp) {
+        let event = ClusterEvent::for_assigned_pod(Action::DELETE, pod);
         self.wake_up_to(pod.priority, &event, now);
     }
 
@@ -142,7 +142,7 @@ impl<'a> PodWaker<'a> {
             }
         }
         // Which extender will refuse a pod is unknown while the calls are pending.
-        let asking: Vec<Arc<str>> = self.calls.asking().cloned().collect();
+        let asking: Vec<Arc<str>> = self.calls.pending_pods().cloned().collect();
         let label = self.table.event_name(event);
         self.calls.missed(&asking, label);
         for uid in missed {

@@ -7,8 +7,8 @@
 
 use super::cluster::ClusterState;
 use super::measure::Meter;
-use super::memo::{Memo, MemoKey, Tried};
 use super::plugin_table::PluginTable;
+use super::preemption_cache::{CachedPlan, PreemptionCache, PreemptionCacheKey};
 use super::preemptor::Preemptor;
 use super::scope::Scope;
 use super::waiting::WaitEnd;
@@ -55,7 +55,7 @@ impl Plan {
 
 /// The result of an attempt to make room for a pod.
 #[derive(Debug)]
-pub(super) enum Attempt {
+pub(super) enum PreemptionOutcome {
     Room(Arc<Plan>),
     /// No plan helps; with the text for the condition. A previous nomination is cleared.
     Hopeless(String),
@@ -80,7 +80,7 @@ pub(super) struct VictimSearch<'a> {
 
 /// The preemptor pod and its preemption rules.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct PreemptionRequest<'a> {
     pub(super) pod: &'a Arc<PodInfo>,
     pub(super) profile: usize,
     /// The plugin that the rules are from.
@@ -106,7 +106,7 @@ impl<'a> VictimSearch<'a> {
 
 impl Engine {
     /// Evicts `victims` from `node` to make room for `pod`.
-    pub(super) fn send_away(
+    pub(super) fn evict_victims(
         &mut self,
         pod: &Arc<PodInfo>,
         node: &Arc<str>,
@@ -180,7 +180,7 @@ impl Preemptor {
             .cloned()
             .collect();
         for other in outranked {
-            self.nominator.denominate(nodes, &other.uid);
+            self.nominator.remove_nomination(nodes, &other.uid);
             if other.is_holder() {
                 continue;
             }
@@ -200,12 +200,12 @@ impl Preemptor {
 impl VictimSearch<'_> {
     /// Returns the key under which results per node can be cached, and the version of the budgets'
     /// allowances; `None` if results cannot be cached.
-    fn memo_key(
+    fn cache_key(
         &self,
-        asked: &Asked<'_>,
+        asked: &PreemptionRequest<'_>,
         view: View<'_>,
         is_stable: bool,
-    ) -> Option<(MemoKey, u64)> {
+    ) -> Option<(PreemptionCacheKey, u64)> {
         let rules = self.table.plugins[asked.owner].post_filter()?;
         let version = rules.preemption_state(view)?;
         let mut shape = Signature::default();
@@ -215,7 +215,7 @@ impl VictimSearch<'_> {
             && self.preemptor.nominator.node_of(&asked.pod.uid).is_none()
             && self.table.sign(asked.pod, asked.profile, view, &mut shape) == Signable::Yes;
         shared.then(|| {
-            let key = MemoKey {
+            let key = PreemptionCacheKey {
                 profile: asked.profile,
                 owner: asked.owner,
                 rules: version.rules,
@@ -240,15 +240,15 @@ impl VictimSearch<'_> {
         Some(nodes)
     }
 
-    /// Searches for victims. Changes nothing but `memo`, and adds every plan it finds to `all`.
+    /// Searches for victims. Changes nothing but `preemption_cache`, and adds every plan it finds to `all`.
     pub(super) fn find_victims(
         &self,
-        asked: &Asked<'_>,
-        memo: &mut Memo,
+        asked: &PreemptionRequest<'_>,
+        preemption_cache: &mut PreemptionCache,
         all: &mut Vec<Arc<Plan>>,
         now: Timestamp,
-    ) -> Attempt {
-        let Asked {
+    ) -> PreemptionOutcome {
+        let PreemptionRequest {
             pod,
             profile,
             owner,
@@ -257,14 +257,14 @@ impl VictimSearch<'_> {
         } = *asked;
         let total = self.cluster.nodes.len();
         if total == 0 {
-            return Attempt::Ineligible(String::new());
+            return PreemptionOutcome::Ineligible(String::new());
         }
         let policy = pod
             .spec()
             .and_then(|spec| spec.preemption_policy.as_deref());
         if policy == Some("Never") {
             let text = "not eligible due to preemptionPolicy=Never.";
-            return Attempt::Ineligible(format!("{}{text}", rules.prefix));
+            return PreemptionOutcome::Ineligible(format!("{}{text}", rules.prefix));
         }
         let pool = self.pool(pod, rules);
         let anyone = pool.as_ref().is_none_or(|nodes| !nodes.is_empty())
@@ -279,7 +279,7 @@ impl VictimSearch<'_> {
                 (Reason::Static(NO_VICTIMS), diagnosis.helpable),
                 (Reason::Static(NOT_HELPFUL), others),
             ];
-            Attempt::Hopeless(hopeless(rules.prefix, total, refusals))
+            PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
         };
         let before_filters = diagnosis.pre_filter_by.is_some();
         if !anyone
@@ -294,7 +294,7 @@ impl VictimSearch<'_> {
         let despite = tolerated.map_or(0, |by| 1 << by);
         let prepared = match self
             .table
-            .prepare_despite(self.meter, &cycle, profile, despite)
+            .prepare_tolerating(self.meter, &cycle, profile, despite)
         {
             Ok(prepared) if before_filters == tolerated.is_some() => Some(prepared),
             _ => None,
@@ -306,7 +306,7 @@ impl VictimSearch<'_> {
                 _ => NO_VICTIMS,
             };
             let refusals = [(Reason::Static(reason), total)];
-            return Attempt::Hopeless(hopeless(rules.prefix, total, refusals));
+            return PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals));
         };
         let chain = self.table.chain(prepared);
         let nominator = &self.preemptor.nominator;
@@ -321,7 +321,7 @@ impl VictimSearch<'_> {
                 .any(|other| self.is_awaited(pod, node, other, rules))
         {
             let text = "not eligible due to a terminating pod on the nominated node.";
-            return Attempt::Waits(format!("{}{text}", rules.prefix));
+            return PreemptionOutcome::Waits(format!("{}{text}", rules.prefix));
         }
         if !anyone {
             return nobody();
@@ -341,9 +341,12 @@ impl VictimSearch<'_> {
         let offset = usize::try_from(offset % candidates.len().max(1) as u64).unwrap_or(0);
         let (ahead, behind) = candidates.split_at(offset.min(candidates.len()));
         let is_stable = scope.prepared.moving.is_empty() && !before_filters;
-        let key = self.memo_key(asked, cycle.view, is_stable);
+        let key = self.cache_key(asked, cycle.view, is_stable);
         let (mut known, allowances) = match key {
-            Some((key, allowances)) => (Some(memo.of(key, self.cluster.nodes.rows())), allowances),
+            Some((key, allowances)) => (
+                Some(preemption_cache.shape(key, self.cluster.nodes.rows())),
+                allowances,
+            ),
             None => (None, 0),
         };
         let (mut best, mut plans, mut victimless): (Option<Arc<Plan>>, usize, usize) = (None, 0, 0);
@@ -362,19 +365,19 @@ impl VictimSearch<'_> {
                 }
                 Some(known) => {
                     let version = self.cluster.nodes.victims_version(*node);
-                    let current = |found: &Tried| {
+                    let current = |found: &CachedPlan| {
                         let allowed = found.allowances.is_none_or(|then| then == allowances);
                         found.version == version && allowed
                     };
-                    let look = || {
+                    let compute = || {
                         let (plan, has_budgets) = self.victims_on(&scope, rules, *node);
-                        Tried {
+                        CachedPlan {
                             version,
                             allowances: has_budgets.then_some(allowances),
                             plan,
                         }
                     };
-                    &known.known(node.row(), current, look).plan
+                    &known.get_or_compute(node.row(), current, compute).plan
                 }
             };
             match found {
@@ -401,10 +404,10 @@ impl VictimSearch<'_> {
             }
         }
         if let Some(plan) = best {
-            return Attempt::Room(plan);
+            return PreemptionOutcome::Room(plan);
         }
         *refusals.entry(Reason::Static(NO_VICTIMS)).or_default() += victimless;
-        Attempt::Hopeless(hopeless(rules.prefix, total, refusals))
+        PreemptionOutcome::Hopeless(hopeless(rules.prefix, total, refusals))
     }
 
     /// Returns the least harmful set of victims on `node`, and whether any possible victim has a disruption

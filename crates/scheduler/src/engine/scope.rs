@@ -1,8 +1,8 @@
 //! The filter chain of one pod on one node, on which all evaluations are based.
 
 use super::EngineOptions;
+use super::extender_verdicts::ExtenderVerdicts;
 use super::nominator::{Nominator, ahead_of};
-use super::opinion::Opinion;
 use super::plugin_table::PluginTable;
 use crate::framework::{
     Alignment, BoxedPlugin, Code, Cycle, Filter, Instance, NoRule, Overlay, Reason, Reasons,
@@ -96,7 +96,7 @@ pub(crate) struct Scope<'a> {
     pub(super) prepared: &'a Prepared,
     pub(super) nominator: &'a Nominator,
     /// The extenders' results for this pod.
-    pub(super) opinion: Option<&'a Opinion>,
+    pub(super) extender_verdicts: Option<&'a ExtenderVerdicts>,
     /// Whether the evaluation is for all pods of this shape and priority. It then keeps room for this pod,
     /// too, where it is nominated.
     pub(super) shared: bool,
@@ -123,7 +123,7 @@ impl<'a> Scope<'a> {
             chain,
             prepared: &chain.prepared,
             nominator,
-            opinion: None,
+            extender_verdicts: None,
             shared: false,
             bare: false,
             seed: options.seed,
@@ -134,12 +134,12 @@ impl<'a> Scope<'a> {
 
 /// The pods treated as removed from a row. The first ones are those that the pod absorbs.
 #[derive(Debug, Default)]
-pub(super) struct Gone {
+pub(super) struct RemovedPods {
     pods: Vec<Arc<PodInfo>>,
     taken_in: Option<usize>,
 }
 
-impl Gone {
+impl RemovedPods {
     pub(super) fn is_empty(&self) -> bool {
         self.pods.is_empty()
     }
@@ -164,10 +164,10 @@ impl Scope<'_> {
     /// affinity, pass only because of them.
     pub(super) fn judge_without(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RowVerdict {
         let verdict = self.judge_stable(node, victims);
-        if !self.has_more_to_say() || !matches!(verdict, RowVerdict::Fits(_)) {
+        if !self.needs_second_stage() || !matches!(verdict, RowVerdict::Fits(_)) {
             return verdict;
         }
-        match self.judge_moving(node, victims) {
+        match self.volatile_refusal(node, victims) {
             Some((plugin, rejection)) => RowVerdict::Refused(plugin, rejection),
             None => verdict,
         }
@@ -175,7 +175,7 @@ impl Scope<'_> {
 
     /// Like [`Self::judge_without`], with the pods `beside` added. Pods of `mates` (uids) that are nominated
     /// to the node are ignored: their room is available to this pod as well.
-    pub(super) fn judge_beside(
+    pub(super) fn judge_with_added(
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
@@ -246,7 +246,7 @@ impl Scope<'_> {
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
-    ) -> (Gone, Vec<Arc<PodInfo>>) {
+    ) -> (RemovedPods, Vec<Arc<PodInfo>>) {
         let mut removed = self.released(node, victims);
         removed.pods.extend_from_slice(victims);
         let mut added = ahead_of(self.nominator, self.nodes(), self.cycle.pod, node);
@@ -257,19 +257,19 @@ impl Scope<'_> {
     }
 
     /// Returns true if volatile plugins or extenders must be consulted in addition to the shared evaluation.
-    pub(super) fn has_more_to_say(&self) -> bool {
-        self.opinion.is_some() || !self.prepared.moving.is_empty()
+    pub(super) fn needs_second_stage(&self) -> bool {
+        self.extender_verdicts.is_some() || !self.prepared.moving.is_empty()
     }
 
     /// Returns the extenders' refusal of a row, if there is one.
-    pub(super) fn opposed(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
-        let rejection = self.opinion?.refusal(node)?;
+    pub(super) fn extender_refusal(&self, node: NodeIndex) -> Option<(Instance, Rejection)> {
+        let rejection = self.extender_verdicts?.refusal(node)?;
         // The index after the last plugin stands for the extenders.
         Some((self.plugins.len(), rejection))
     }
 
     /// Returns the refusal of a row by a volatile plugin or the extenders, if there is one.
-    pub(super) fn judge_moving(
+    pub(super) fn volatile_refusal(
         &self,
         node: NodeIndex,
         victims: &[Arc<PodInfo>],
@@ -279,7 +279,7 @@ impl Scope<'_> {
         let refused = if added.is_empty() { None } else { beside() };
         let alone = || self.moving(&self.imagine(&removed, &[]), node);
         let refused = refused.or_else(alone);
-        refused.or_else(|| self.opposed(node))
+        refused.or_else(|| self.extender_refusal(node))
     }
 
     /// Returns the refusal of a row by a volatile plugin, with the overlay of `cycle`.
@@ -296,8 +296,8 @@ impl Scope<'_> {
     }
 
     /// Returns the pods on `node` whose place this pod may take, or that it absorbs, with `victims` removed.
-    fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> Gone {
-        let mut out = Gone::default();
+    fn released(&self, node: NodeIndex, victims: &[Arc<PodInfo>]) -> RemovedPods {
+        let mut out = RemovedPods::default();
         if self.bare {
             return out;
         }
@@ -335,7 +335,7 @@ impl Scope<'_> {
         if self.prepared.aligning.is_empty() {
             return true;
         }
-        let mut gone = Gone {
+        let mut gone = RemovedPods {
             pods: pods.to_vec(),
             taken_in: Some(pods.len()),
         };
@@ -364,7 +364,7 @@ impl Scope<'_> {
     }
 
     /// Returns the nodes that pods are nominated to.
-    pub(super) fn promised(&self) -> FxHashSet<NodeIndex> {
+    pub(super) fn nominated_nodes(&self) -> FxHashSet<NodeIndex> {
         let names = self.nominator.nodes();
         names.filter_map(|name| self.nodes().find(name)).collect()
     }
@@ -394,7 +394,11 @@ impl Scope<'_> {
             .filter_map(|(plugin, state)| Some((plugin, self.plugins[plugin].alignment()?, state)))
     }
 
-    pub(super) fn imagine<'b>(&self, removed: &'b Gone, added: &'b [Arc<PodInfo>]) -> Cycle<'b>
+    pub(super) fn imagine<'b>(
+        &self,
+        removed: &'b RemovedPods,
+        added: &'b [Arc<PodInfo>],
+    ) -> Cycle<'b>
     where
         Self: 'b,
     {
@@ -438,7 +442,7 @@ impl Scope<'_> {
     }
 
     /// Evaluates the shared part of one row: filters it and, if it fits, appends its raw scores to `raws`.
-    pub(super) fn look(&self, node: NodeIndex, raws: &mut Vec<i64>) -> Looked {
+    pub(super) fn evaluate(&self, node: NodeIndex, raws: &mut Vec<i64>) -> RowResult {
         let verdict = self.judge_stable(node, &[]);
         let mut releases = false;
         if let RowVerdict::Fits(numa) = &verdict {
@@ -450,7 +454,7 @@ impl Scope<'_> {
             };
             self.score(&cycle, node, raws);
         }
-        Looked { verdict, releases }
+        RowResult { verdict, releases }
     }
 
     /// Appends the raw scores of a row that fits to `raws`.
@@ -515,7 +519,7 @@ impl Scope<'_> {
 
 /// The result of evaluating one row.
 #[derive(Debug, Default)]
-pub(super) struct Looked {
+pub(super) struct RowResult {
     pub(super) verdict: RowVerdict,
     /// Whether the pod may take the place of others on the row.
     pub(super) releases: bool,

@@ -1,21 +1,21 @@
 //! Selection of the node for one pod: from a shared evaluation, confirmed for this pod, or evaluated from
 //! scratch.
 
+use super::candidate_subset::{self, CandidateSubset};
 use super::class::Evaluation;
 use super::class_cache::ClassCache;
 use super::cluster::ClusterState;
-use super::cycle::Stop;
-use super::few::{self, Few};
-use super::measure::{self, Meter, Point, Served};
+use super::cycle::CycleError;
+use super::extender_verdicts::ExtenderVerdicts;
+use super::measure::{self, CacheOutcome, Meter, Point};
 use super::nominator::Nominator;
-use super::opinion::Opinion;
 use super::plugin_table::PluginTable;
 use super::scope::{Prepared, Scope};
 use super::telemetry::Telemetry;
-use super::{Engine, EngineOptions, special};
+use super::{Engine, EngineOptions, row_overlay};
 use crate::framework::{
-    Code, Cycle, Diagnosis, Instance, PreFilterResult, PreScoreResult, Rejection, RowVerdict,
-    ShapeId, Signable, Signature, State, Tally, View,
+    Code, Cycle, Diagnosis, Instance, PreFilterResult, PreScoreResult, Rejection, RejectionCounts,
+    RowVerdict, ShapeId, Signable, Signature, State, View,
 };
 use crate::guard::guarded;
 use crate::queue::PluginSet;
@@ -45,7 +45,7 @@ pub(super) struct Choice {
 
 impl Choice {
     /// Creates the selection of `node`, the best of `compared.0` nodes of which `compared.1` fit.
-    pub(super) fn of(
+    pub(super) fn new(
         scope: &Scope<'_>,
         node: NodeIndex,
         numa: Option<NumaMask>,
@@ -114,22 +114,22 @@ impl<'a> NodeSelection<'a> {
         }
     }
 
-    /// Selects a node; `opinion` holds the extenders' results, if they were called. With `lists`, the
+    /// Selects a node; `extender_verdicts` holds the extenders' results, if they were called. With `lists`, the
     /// returned choice holds all nodes that fit.
     pub(super) fn select(
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
         now: Timestamp,
-        opinion: Option<&Opinion>,
+        extender_verdicts: Option<&ExtenderVerdicts>,
         lists: bool,
-    ) -> Result<Choice, Stop> {
+    ) -> Result<Choice, CycleError> {
         if self.cluster.nodes.is_empty() {
-            return Err(Stop::Refused(Box::default()));
+            return Err(CycleError::Refused(Box::default()));
         }
-        let noted = self.telemetry.decisions.room(now);
+        let noted = self.telemetry.decisions.admit(now);
         self.table
-            .prepare_books(pod, profile, self.cluster.view(now));
+            .prepare_state(pod, profile, self.cluster.view(now));
         let view = self.cluster.view(now);
         let cycle = Cycle::new(pod, view);
         let prepared = self.table.prepare(&self.telemetry.meter, &cycle, profile);
@@ -139,13 +139,13 @@ impl<'a> NodeSelection<'a> {
                     .meter
                     .prepared(profile, &self.table.profiles[profile], prepared)
             }
-            Err(Stop::Refused(diagnosis)) => {
+            Err(CycleError::Refused(diagnosis)) => {
                 let by = diagnosis.pre_filter_by;
                 self.telemetry
                     .meter
                     .rejected(profile, &self.table.profiles[profile], by);
             }
-            Err(Stop::Failed(_)) => {}
+            Err(CycleError::Failed(_)) => {}
         }
         let chain = self.table.chain(prepared?);
         let prepared = &chain.prepared;
@@ -157,7 +157,7 @@ impl<'a> NodeSelection<'a> {
                 .is_some_and(|lowest| lowest < pod.priority);
         let nominator = self.nominator;
         let scope = Scope {
-            opinion,
+            extender_verdicts,
             ..Scope::new(cycle, self.table, &chain, nominator, self.options)
         };
         // The pod is nominated to this node: if it fits now, no other node is evaluated.
@@ -165,40 +165,44 @@ impl<'a> NodeSelection<'a> {
         let own = own.and_then(|name| self.cluster.nodes.find(name));
         let own = own.map(|node| (node, scope.judge(node)));
         if let Some((node, RowVerdict::Fits(numa))) = own {
-            return Ok(Choice::of(&scope, node, numa, (1, 1)));
+            return Ok(Choice::new(&scope, node, numa, (1, 1)));
         }
         if let Some(choice) = self.table.preferred(&scope, profile) {
             return Ok(choice);
         }
-        let listed = if self.cached { few::list(&scope) } else { None };
+        let listed = if self.cached {
+            candidate_subset::list(&scope)
+        } else {
+            None
+        };
         if let Some(list) = listed {
             let filtering = self
                 .telemetry
                 .meter
                 .start(&self.table.names, profile, Point::Filter);
-            let mut few = Few::judge(&scope, &list);
+            let mut subset = CandidateSubset::judge(&scope, &list);
             drop(filtering);
             let scoring = self
                 .telemetry
                 .meter
                 .start(&self.table.names, profile, Point::Score);
-            let best = few.best(&scope);
+            let best = subset.best(&scope);
             drop(scoring);
             // The refusals of the other nodes are determined below.
             if best.is_some() || prepared.only.is_some() {
                 self.telemetry.meter.sample(&scope, &self.table.names, best);
                 self.telemetry
                     .meter
-                    .fared(profile, prepared, &mut few.fared);
-                self.telemetry.meter.served(profile, Served::Fresh);
-                let mut answer = few.answer(best, &scope, &self.table.names, victims);
+                    .add_filter_stats(profile, prepared, &mut subset.filter_stats);
+                self.telemetry.meter.served(profile, CacheOutcome::Fresh);
+                let mut answer = subset.answer(best, &scope, &self.table.names, victims);
                 if let Ok(choice) = &mut answer
                     && noted
                 {
-                    choice.table = Some(Box::new(few.table(&scope, choice.node)));
+                    choice.table = Some(Box::new(subset.table(&scope, choice.node)));
                 }
                 if let Ok(choice) = &mut answer {
-                    choice.listed = lists.then(|| few.offers());
+                    choice.listed = lists.then(|| subset.offers());
                 }
                 return answer;
             }
@@ -227,10 +231,10 @@ impl<'a> NodeSelection<'a> {
                 .telemetry
                 .meter
                 .start(&self.table.names, profile, Point::Filter);
-            let mut served = Served::Fresh;
+            let mut served = CacheOutcome::Fresh;
             let class = match self.classes.by_shape.entry((profile, common)) {
                 std::collections::hash_map::Entry::Occupied(entry) => {
-                    served = Served::Known;
+                    served = CacheOutcome::Known;
                     let class = entry.into_mut();
                     class.refresh(&base);
                     class
@@ -258,7 +262,7 @@ impl<'a> NodeSelection<'a> {
             self.telemetry.meter.sample(&exact, &self.table.names, best);
             self.telemetry
                 .meter
-                .fared(profile, prepared, &mut class.fared);
+                .add_filter_stats(profile, prepared, &mut class.filter_stats);
             let confirmed =
                 best.is_none_or(|node| matches!(exact.judge(node), RowVerdict::Fits(_)));
             // The shared evaluation also keeps room for the pod itself on the node that it is nominated to:
@@ -267,7 +271,7 @@ impl<'a> NodeSelection<'a> {
                 .as_ref()
                 .is_some_and(|(node, _)| matches!(class.verdict(*node), Some(RowVerdict::Fits(_))));
             if !confirmed {
-                served = Served::Wrong;
+                served = CacheOutcome::Wrong;
             }
             self.telemetry.meter.served(profile, served);
             if confirmed && !unlike {
@@ -281,7 +285,10 @@ impl<'a> NodeSelection<'a> {
                 );
                 let answer = answer.map(|choice| choice.with(class, &scope, noted));
                 let answer = answer.map(|choice| choice.listing(class, &scope, lists));
-                let budget = self.classes.memo.leaves(self.options.class_bytes);
+                let budget = self
+                    .classes
+                    .preemption_cache
+                    .leaves(self.options.class_bytes);
                 self.classes.evict(self.options.max_classes, budget);
                 return answer;
             }
@@ -293,7 +300,7 @@ impl<'a> NodeSelection<'a> {
         let view = self.cluster.view(now);
         let nominator = self.nominator;
         let scope = Scope {
-            opinion,
+            extender_verdicts,
             ..Scope::new(
                 Cycle::new(pod, view),
                 self.table,
@@ -317,7 +324,7 @@ impl<'a> NodeSelection<'a> {
         self.telemetry.meter.sample(&scope, &self.table.names, best);
         self.telemetry
             .meter
-            .fared(profile, prepared, &mut fresh.fared);
+            .add_filter_stats(profile, prepared, &mut fresh.filter_stats);
         let answer = answer(&fresh, best, &scope, &self.table.names, None, victims);
         let answer = answer.map(|choice| choice.with(&fresh, &scope, noted));
         answer.map(|choice| choice.listing(&fresh, &scope, lists))
@@ -325,18 +332,23 @@ impl<'a> NodeSelection<'a> {
 }
 
 impl PluginTable {
-    fn prepare(&self, meter: &Meter, cycle: &Cycle<'_>, profile: usize) -> Result<Prepared, Stop> {
-        self.prepare_despite(meter, cycle, profile, 0)
+    fn prepare(
+        &self,
+        meter: &Meter,
+        cycle: &Cycle<'_>,
+        profile: usize,
+    ) -> Result<Prepared, CycleError> {
+        self.prepare_tolerating(meter, cycle, profile, 0)
     }
 
     /// Runs pre-filter and pre-score. Refusals by pre-filter plugins in `tolerated` are ignored.
-    pub(super) fn prepare_despite(
+    pub(super) fn prepare_tolerating(
         &self,
         meter: &Meter,
         cycle: &Cycle<'_>,
         profile: usize,
         tolerated: PluginSet,
-    ) -> Result<Prepared, Stop> {
+    ) -> Result<Prepared, CycleError> {
         let at = profile;
         let nodes = cycle.view.nodes.len();
         let profile = &self.profiles[profile];
@@ -358,7 +370,7 @@ impl PluginTable {
                     nodes: None,
                 },
             };
-            laps.lap(*instance, || measure::of_pre_filter(&answer));
+            laps.lap(*instance, || measure::pre_filter_status(&answer));
             match answer {
                 PreFilterResult::Ready { state, nodes } => {
                     if let Some(mut nodes) = nodes {
@@ -377,7 +389,7 @@ impl PluginTable {
                 }
                 PreFilterResult::Reject(rejection) => {
                     let mut stop = self.pre_filter_stop(*instance, &rejection, nodes);
-                    if let Stop::Refused(diagnosis) = &mut stop {
+                    if let CycleError::Refused(diagnosis) = &mut stop {
                         diagnosis.pre_filter_by = Some(*instance);
                         if rejection.code == Code::Unschedulable {
                             diagnosis.helpable = nodes;
@@ -418,7 +430,7 @@ impl PluginTable {
                     Some(pre_score) => pre_score.pre_score(cycle),
                     None => PreScoreResult::Ready(State::default()),
                 };
-                laps.lap(*instance, || measure::of_pre_score(&answer));
+                laps.lap(*instance, || measure::pre_score_status(&answer));
                 match answer {
                     PreScoreResult::Ready(state) => state,
                     PreScoreResult::Skip => {
@@ -454,7 +466,7 @@ impl PluginTable {
             .filter_map(|at| Some(self.plugins[*at].pre_filter()?.prefer(&scope.cycle)))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
-            RowVerdict::Fits(numa) => Some(Choice::of(scope, node, numa, (1, 1))),
+            RowVerdict::Fits(numa) => Some(Choice::new(scope, node, numa, (1, 1))),
             _ => None,
         })
     }
@@ -466,13 +478,13 @@ impl PluginTable {
         instance: Instance,
         rejection: &Rejection,
         total_nodes: usize,
-    ) -> Stop {
+    ) -> CycleError {
         let message = rejection.message();
         if rejection.code == Code::Error {
             let name = self.names[instance];
-            return Stop::Failed(format!("running PreFilter plugin {name:?}: {message}"));
+            return CycleError::Failed(format!("running PreFilter plugin {name:?}: {message}"));
         }
-        Stop::Refused(Box::new(Diagnosis {
+        CycleError::Refused(Box::new(Diagnosis {
             total_nodes,
             pre_filter_message: message,
             plugins: vec![self.names[instance]],
@@ -486,7 +498,7 @@ impl PluginTable {
     fn shape(&self, scope: &Scope<'_>, profile: usize) -> Option<Shape> {
         let pod = scope.cycle.pod;
         let rows = scope.special_rows();
-        let rows = rows.filter(|rows| rows.len() <= special::MAX_ROWS);
+        let rows = rows.filter(|rows| rows.len() <= row_overlay::MAX_ROWS);
         let (mut common, mut own) = (Signature::default(), Signature::default());
         let apart = rows.is_some().then_some(&mut own);
         if self.sign_apart(pod, profile, scope.cycle.view, &mut common, apart) == Signable::No {
@@ -557,7 +569,7 @@ impl PluginTable {
     /// Computes a pod's shape when it is queued rather than in its scheduling cycle. If a plugin panics, it
     /// panics again in the cycle, where the pod is refused. Pods of daemons are skipped: each has only one
     /// node, they share nothing, and they are placed without a shape; if one needs it, it is computed then.
-    pub(super) fn read_early(&self, info: &PodInfo, profile: usize, resources: &ResourceTable) {
+    pub(super) fn sign_early(&self, info: &PodInfo, profile: usize, resources: &ResourceTable) {
         if info.daemon {
             return;
         }
@@ -604,10 +616,10 @@ fn answer(
     names: &[&'static str],
     own: Option<&(NodeIndex, RowVerdict)>,
     victims: bool,
-) -> Result<Choice, Stop> {
+) -> Result<Choice, CycleError> {
     if let Some(node) = best {
         let compared = (scope.nodes().len(), evaluation.fitting(scope));
-        return Ok(Choice::of(scope, node, evaluation.numa(node), compared));
+        return Ok(Choice::new(scope, node, evaluation.numa(node), compared));
     }
     let mut tally = evaluation.refusals(scope);
     if let Some((node, RowVerdict::Refused(plugin, rejection))) = own
@@ -634,14 +646,14 @@ fn answer(
 /// Returns the refusal of a pod that fits none of `total` nodes. It lists the nodes on which evictions might
 /// help if there are possible `victims`.
 pub(super) fn refusal(
-    tally: &Tally,
+    tally: &RejectionCounts,
     total: usize,
     names: &[&'static str],
     victims: bool,
     candidates: impl FnOnce() -> Vec<NodeIndex>,
-) -> Stop {
+) -> CycleError {
     if let Some((plugin, reason)) = tally.error() {
-        return Stop::Failed(format!(
+        return CycleError::Failed(format!(
             "running {:?} filter plugin: {reason}",
             names[plugin]
         ));
@@ -650,5 +662,5 @@ pub(super) fn refusal(
     if victims && diagnosis.helpable > 0 {
         diagnosis.candidates = candidates();
     }
-    Stop::Refused(Box::new(diagnosis))
+    CycleError::Refused(Box::new(diagnosis))
 }

@@ -1,11 +1,11 @@
 mod bindings;
-mod consult;
 mod counted;
+mod extender_calls;
 mod measure;
 mod objects;
 mod panics;
 mod parts;
-mod promise;
+mod tentative;
 mod waits;
 
 use super::*;

@@ -23,7 +23,7 @@ pub(crate) struct Tree {
 
 impl Tree {
     /// Builds the tree of these rows.
-    pub(super) fn of(rows: Vec<Key>) -> Self {
+    pub(super) fn new(rows: Vec<Key>) -> Self {
         let mut out = Self::default();
         let mut level = rows;
         while level.len() > FAN {
@@ -51,7 +51,7 @@ impl Tree {
             self.levels.push(top.chunks(FAN).map(largest).collect());
         }
         if self.levels.is_empty() {
-            *self = Self::of(vec![0; rows]);
+            *self = Self::new(vec![0; rows]);
         }
     }
 
@@ -200,7 +200,7 @@ mod tests {
             more in 0_usize..40,
         ) {
             let mut rows = start.clone();
-            let mut tree = Tree::of(start);
+            let mut tree = Tree::new(start);
             rows.resize(rows.len() + more, 0);
             tree.grow(rows.len());
             for (row, key) in changes {
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn an_empty_tree_has_no_best() {
         assert_eq!(Tree::default().best(), None);
-        let tree = Tree::of(Vec::new());
+        let tree = Tree::new(Vec::new());
         assert_eq!(tree.best(), None);
         assert!(tree.top(1).is_empty());
     }

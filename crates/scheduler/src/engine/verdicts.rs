@@ -1,6 +1,6 @@
 //! Verdicts by row in four bytes each: many rows are refused for few reasons.
 
-use crate::framework::{Code, RowVerdict, Tally};
+use crate::framework::{Code, RejectionCounts, RowVerdict};
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
 
@@ -146,8 +146,8 @@ impl Verdicts {
     }
 
     /// Returns the counts of refusals.
-    pub(super) fn tally(&self) -> Tally {
-        let mut tally = Tally::default();
+    pub(super) fn tally(&self) -> RejectionCounts {
+        let mut tally = RejectionCounts::default();
         for kind in &self.kinds {
             if let RowVerdict::Refused(plugin, rejection) = &kind.verdict {
                 tally.add_many(*plugin, rejection, kind.rows);
@@ -216,7 +216,7 @@ mod tests {
             let (row, next) = (turn % 4, &all[(turn * 7 + turn / 36) % all.len()]);
             verdicts.set(row, next.clone());
             known[row] = next.clone();
-            let mut tally = Tally::default();
+            let mut tally = RejectionCounts::default();
             for (row, verdict) in known.iter().enumerate() {
                 assert_eq!(verdicts.get(row), Some(verdict), "turn {turn}");
                 let fits = matches!(verdict, RowVerdict::Fits(_));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// A pod that keeps its reservation while it waits for permission.
 #[derive(Debug, Clone)]
-pub(super) struct Waiting {
+pub(super) struct WaitingPod {
     pub(super) pod: Arc<PodInfo>,
     pub(super) profile: usize,
     pub(super) on: Vec<&'static str>,
@@ -43,7 +43,7 @@ pub(super) enum WaitEnd {
 /// Invariant: each wait has an entry in `deadlines`, and each plugin that a pod waits for is in `awaited`.
 #[derive(Debug, Default)]
 pub(super) struct WaitingPods {
-    pub(super) pods: FxHashMap<Arc<str>, Waiting>,
+    pub(super) pods: FxHashMap<Arc<str>, WaitingPod>,
     /// Plugins that pods wait for, and those of waits that ended, until no pod waits.
     pub(super) awaited: PluginSet,
     /// Deadlines of waits; entries of pods that no longer wait are dropped when they come up.
@@ -55,7 +55,7 @@ impl WaitingPods {
     /// makes the binder expect the pod on its node.
     pub(super) fn hold(
         &mut self,
-        wait: Waiting,
+        wait: WaitingPod,
         table: &PluginTable,
         cluster: &ClusterState,
         nominator: &mut Nominator,
@@ -79,7 +79,7 @@ impl WaitingPods {
     }
 
     /// Adds a pod that waits for the plugins `on`.
-    pub(super) fn add(&mut self, wait: Waiting, on: PluginSet) {
+    pub(super) fn add(&mut self, wait: WaitingPod, on: PluginSet) {
         let uid = wait.pod.uid.clone();
         self.deadlines.push(Reverse((wait.until, uid.clone())));
         if self.pods.is_empty() {
@@ -123,7 +123,7 @@ impl WaitingPods {
         result: &'static str,
         now: Timestamp,
         meter: &Meter,
-    ) -> Option<Waiting> {
+    ) -> Option<WaitingPod> {
         let waiting = self.pods.remove(uid)?;
         let waited = now.duration_since(waiting.since);
         meter.note(match waiting.point {
@@ -154,11 +154,11 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn wait(name: &str, until: Timestamp) -> Waiting {
+    fn wait(name: &str, until: Timestamp) -> WaitingPod {
         let pod = json!({"metadata": {"name": name, "namespace": "ns", "uid": name},
             "spec": {"containers": []}});
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
-        Waiting {
+        WaitingPod {
             pod: Arc::new(PodInfo::new(pod, &ResourceTable::new()).unwrap()),
             profile: 0,
             on: vec!["Gate"],

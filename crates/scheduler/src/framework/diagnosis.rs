@@ -112,7 +112,7 @@ pub struct Words {
 impl Words {
     /// Creates the text of `diagnosis`: its [`Diagnosis::message`].
     #[must_use]
-    pub fn of(diagnosis: Arc<Diagnosis>) -> Self {
+    pub fn new(diagnosis: Arc<Diagnosis>) -> Self {
         Self {
             of: Some(diagnosis),
             text: OnceLock::new(),
@@ -152,13 +152,13 @@ impl Display for Words {
 
 /// Counts of node rejections per plugin, code and reason.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tally {
+pub(crate) struct RejectionCounts {
     counts: FxHashMap<(Instance, Code, Reason), usize>,
     /// The number of refused nodes on which evicting pods might help.
     pub(crate) helpable: usize,
 }
 
-impl Tally {
+impl RejectionCounts {
     pub(crate) fn add(&mut self, plugin: Instance, rejection: &Rejection) {
         self.add_many(plugin, rejection, 1);
     }
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_message_counts_reasons_and_sorts_them_as_text() {
-        let mut tally = Tally::default();
+        let mut tally = RejectionCounts::default();
         for _ in 0..10 {
             tally.add(0, &Rejection::unschedulable("Insufficient cpu"));
         }

@@ -73,7 +73,7 @@ pub struct ClusterEvent<'a> {
 
 impl<'a> ClusterEvent<'a> {
     /// Creates the event for a change of a pod that is on a node.
-    pub(crate) fn of_assigned(action: Action, pod: &'a PodInfo) -> Self {
+    pub(crate) fn for_assigned_pod(action: Action, pod: &'a PodInfo) -> Self {
         Self {
             subject: Subject::AssignedPod,
             action,

@@ -96,9 +96,9 @@ mod tests {
     use crate::framework::Action;
 
     #[derive(Default)]
-    struct Seen(Vec<&'static str>);
+    struct RecordingIndex(Vec<&'static str>);
 
-    impl Index for Seen {
+    impl Index for RecordingIndex {
         fn on_object(&mut self, change: &ObjectChange, _fx: &mut Effects) {
             self.0.push(change.kind);
         }
@@ -113,7 +113,10 @@ mod tests {
 
     #[test]
     fn each_is_built_once_and_hears_of_each_object_once() {
-        let kinds = [IndexKind::of::<Seen>(), IndexKind::of::<Seen>()];
+        let kinds = [
+            IndexKind::of::<RecordingIndex>(),
+            IndexKind::of::<RecordingIndex>(),
+        ];
         let mut all = Indexes::new(kinds);
         let change = ObjectChange {
             kind: "widgets.v1.",
@@ -122,7 +125,7 @@ mod tests {
             new: Arc::new(()),
         };
         all.on_object(&change, &mut Effects::default());
-        assert_eq!(all.get::<Seen>().unwrap().0, ["widgets.v1."]);
+        assert_eq!(all.get::<RecordingIndex>().unwrap().0, ["widgets.v1."]);
         assert!(all.get::<Other>().is_none());
     }
 }

@@ -5,49 +5,49 @@
 //! parts of a pod it reads ([`Sign`]): pods with equal signatures share verdicts and scores until a plugin or
 //! the engine touches a node.
 
-mod answer;
-mod books;
 mod diagnosis;
 mod effects;
 mod event;
 mod extender;
 mod groups;
 mod index;
+mod metric_sample;
+mod per_profile;
 mod plugin;
 mod profile;
-mod reading;
 mod registry;
+mod results;
 mod roles;
 mod rules;
-mod shared;
+mod stateful;
 mod status;
 mod watch;
 
-pub use answer::{
-    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, PermitResult,
-    PodPatch, Pool, PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion,
-};
-pub use books::{
-    ObjectEvents, PodEvents, PostBind, PostFilterTransformer, Preparation, Reserve, Tick,
-};
 pub use diagnosis::{Diagnosis, NodeRefusal, Words};
-pub(crate) use diagnosis::{RowVerdict, Tally};
+pub(crate) use diagnosis::{RejectionCounts, RowVerdict};
 pub use effects::{Effects, Problem, Remark, ReportedProblems, Timed, Verb, Write};
 pub use event::{Action, ClusterEvent, EventNames, Helps, Interest, ObjectChange, Subject};
 pub use extender::{Advice, Advised, Agreed};
 pub use groups::{Groups, Label, Surroundings};
 pub use index::{Index, IndexKind, Indexes};
+pub use metric_sample::{Family, Kind, Reading, Readings};
+pub use per_profile::PerProfile;
 pub use plugin::{AnyPlugin, BoxedPlugin, Plugin, Roles};
 pub use profile::{Instance, Profile, ProfileError, Profiles};
-pub use reading::{Family, Kind, Reading, Readings};
 pub use registry::{Build, BuildContext, BuildError, Factory, Order, Registry};
+pub use results::{
+    BindError, BindPlan, GroupPreemption, Judge, Lacks, Normalize, NotShown, PermitResult,
+    PodPatch, Pool, PostFilterResult, PreFilterResult, PreScoreResult, Preemption, RulesVersion,
+};
 pub use roles::{
     Admission, Alignment, Bind, Grouping, Insight, Metered, Offer, Permit, Planning, PostFilter,
     PreBind, Protection, QueueHints, Release, Volatile,
 };
 pub(crate) use rules::NoRule;
 pub use rules::{Filter, Inputs, PreEnqueue, PreFilter, PreScore, Score, Sign};
-pub use shared::PerProfile;
+pub use stateful::{
+    ObjectEvents, PodEvents, PostBind, PostFilterTransformer, Preparation, Reserve, Tick,
+};
 pub use status::{Code, Reason, Reasons, Rejection, Verdict};
 pub(crate) use watch::{Message, Source};
 pub use watch::{Trim, Watch};

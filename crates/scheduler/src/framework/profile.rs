@@ -107,13 +107,13 @@ struct Builder<'a> {
     registry: &'a Registry,
     context: &'a BuildContext,
     /// The source of each instance.
-    built: Vec<Built>,
+    built: Vec<InstanceSource>,
     out: Profiles,
 }
 
 /// The name and arguments that an instance was built from, and the profiles with other arguments that joined
 /// it.
-struct Built {
+struct InstanceSource {
     plugin: String,
     args: Option<Value>,
     joined: Vec<String>,
@@ -187,7 +187,7 @@ impl Profiles {
 }
 
 /// An enabled plugin with its weight.
-type On<'a> = (&'a str, i64);
+type EnabledPlugin<'a> = (&'a str, i64);
 
 /// Returns the name by which pods select the profile.
 fn name_of(config: &ProfileConfig) -> String {
@@ -206,7 +206,7 @@ impl Builder<'_> {
                 factory.default_weight
             }
         };
-        let defaults: Vec<On<'_>> = self
+        let defaults: Vec<EnabledPlugin<'_>> = self
             .registry
             .factories
             .iter()
@@ -279,7 +279,7 @@ impl Builder<'_> {
             profile: profile.to_owned(),
             error,
         };
-        let used = |built: &Built| {
+        let used = |built: &InstanceSource| {
             let joined = || built.joined.iter().any(|known| known == profile);
             built.plugin == plugin && (built.args.as_ref() == Some(args) || joined())
         };
@@ -297,7 +297,11 @@ impl Builder<'_> {
     }
 
     /// Returns the plugins at an extension point of the profile that is used without a configuration file.
-    fn built_in<'a>(&self, order: &Order, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
+    fn built_in<'a>(
+        &self,
+        order: &Order,
+        everywhere: &[EnabledPlugin<'a>],
+    ) -> Vec<(EnabledPlugin<'a>, bool)> {
         let by_default = |plugin: &str| {
             let factory = self.registry.find(plugin);
             factory.is_some_and(|factory| factory.default_weight.is_some())
@@ -354,7 +358,7 @@ impl Builder<'_> {
             profile: profile.to_owned(),
             error,
         };
-        let same = |built: &Built| built.plugin == plugin && built.args.as_ref() == args;
+        let same = |built: &InstanceSource| built.plugin == plugin && built.args.as_ref() == args;
         if let Some(at) = self.built.iter().position(same) {
             return Ok(Some(at));
         }
@@ -370,7 +374,7 @@ impl Builder<'_> {
             }
         }
         let built = (factory.build)(args, self.context).map_err(failed)?;
-        self.built.push(Built {
+        self.built.push(InstanceSource {
             plugin: plugin.to_owned(),
             args: args.cloned(),
             joined: Vec::new(),
@@ -401,7 +405,7 @@ impl Profile {
     }
 }
 
-fn on_from(plugin: &crate::config::PluginRef) -> On<'_> {
+fn on_from(plugin: &crate::config::PluginRef) -> EnabledPlugin<'_> {
     (
         plugin.name.as_str(),
         plugin.weight.filter(|weight| *weight != 0).unwrap_or(1),
@@ -410,9 +414,9 @@ fn on_from(plugin: &crate::config::PluginRef) -> On<'_> {
 
 /// Returns the default plugins without the disabled ones, followed by the enabled ones. An enabled default
 /// keeps its position.
-fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
+fn merge<'a>(defaults: &[EnabledPlugin<'a>], set: &'a PluginSetConfig) -> Vec<EnabledPlugin<'a>> {
     let off = |name: &str| set.disabled.iter().any(|d| d.name == "*" || d.name == name);
-    let mut on: Vec<On<'a>> = defaults
+    let mut on: Vec<EnabledPlugin<'a>> = defaults
         .iter()
         .filter(|(name, _)| !off(name))
         .copied()
@@ -429,20 +433,24 @@ fn merge<'a>(defaults: &[On<'a>], set: &'a PluginSetConfig) -> Vec<On<'a>> {
 /// Returns the plugins at one point, and for each whether the point itself names it. In order: plugins of
 /// `everywhere` that the point reconfigures, the others of `everywhere`, then those that only the point
 /// names.
-fn at_point<'a>(set: &'a PluginSetConfig, everywhere: &[On<'a>]) -> Vec<(On<'a>, bool)> {
+fn at_point<'a>(
+    set: &'a PluginSetConfig,
+    everywhere: &[EnabledPlugin<'a>],
+) -> Vec<(EnabledPlugin<'a>, bool)> {
     let off = |plugin: &str| {
         let mut disabled = set.disabled.iter();
         disabled.any(|d| d.name == "*" || d.name == plugin)
     };
-    let named: Vec<On<'_>> = set.enabled.iter().map(on_from).collect();
-    let among = |plugin: &str, list: &[On<'_>]| list.iter().any(|(name, _)| *name == plugin);
-    let (anew, only): (Vec<On<'_>>, Vec<On<'_>>) = named
+    let named: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(on_from).collect();
+    let among =
+        |plugin: &str, list: &[EnabledPlugin<'_>]| list.iter().any(|(name, _)| *name == plugin);
+    let (anew, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named
         .iter()
         .partition(|(plugin, _)| !off(plugin) && among(plugin, everywhere));
     let rest = everywhere
         .iter()
         .filter(|(plugin, _)| !off(plugin) && !among(plugin, &named));
-    let mut on: Vec<(On<'_>, bool)> = anew.into_iter().map(|on| (on, true)).collect();
+    let mut on: Vec<(EnabledPlugin<'_>, bool)> = anew.into_iter().map(|on| (on, true)).collect();
     on.extend(rest.map(|on| (*on, false)));
     on.extend(only.into_iter().map(|on| (on, true)));
     on

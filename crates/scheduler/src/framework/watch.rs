@@ -53,16 +53,16 @@ pub trait Trim<K>: 'static {
     fn trim(object: &mut K);
 }
 
-type Start = fn(&'static str, Source);
-type Keep = fn(&Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn Any + Send + Sync>>;
+type StartFn = fn(&'static str, Source);
+type ConvertFn = fn(&Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn Any + Send + Sync>>;
 
 /// A kind of object that a plugin watches.
 #[derive(Debug, Clone, Copy)]
 pub struct Watch {
     pub(crate) kind: &'static str,
     pub(crate) names: EventNames,
-    pub(crate) start: Start,
-    pub(crate) keep: Keep,
+    pub(crate) start: StartFn,
+    pub(crate) keep: ConvertFn,
 }
 
 impl Watch {

@@ -1,17 +1,17 @@
 //! The `PodScheduled` condition that gives the reason why a pod is not scheduled.
 
-use super::nearest::says;
+use super::nearest::is_message_of;
 use crate::engine::Failure;
 use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 
 /// Returns true if a condition may have to be written for `failure`, and false if nothing changed. With
-/// `is_promised`, a nomination was written for the pod.
-pub(super) fn may_be_new(failure: &Failure, is_promised: bool) -> bool {
+/// `has_nomination`, a nomination was written for the pod.
+pub(super) fn may_be_new(failure: &Failure, has_nomination: bool) -> bool {
     let nominated = failure.nominated.as_deref();
     let known = failure.pod.nominated.as_deref().unwrap_or_default();
-    let same_node = !is_promised && nominated.is_none_or(|node| node == known);
-    !same_node || !is_said(failure)
+    let same_node = !has_nomination && nominated.is_none_or(|node| node == known);
+    !same_node || !is_shown(failure)
 }
 
 /// Returns the pod's condition, as of its scheduling cycle.
@@ -22,7 +22,7 @@ fn condition(failure: &Failure) -> Option<&PodCondition> {
 }
 
 /// Returns true if the condition shows `failure` already.
-fn is_said(failure: &Failure) -> bool {
+fn is_shown(failure: &Failure) -> bool {
     condition(failure).is_some_and(|condition| {
         condition.status == "False"
             && condition.observed_generation == failure.pod.object.pod.metadata.generation
@@ -30,7 +30,7 @@ fn is_said(failure: &Failure) -> bool {
             && condition
                 .message
                 .as_deref()
-                .is_some_and(|message| says(message, &failure.message))
+                .is_some_and(|message| is_message_of(message, &failure.message))
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn status_patch(
     let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
     let known = said.or(failure.pod.nominated.as_deref());
     let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
-    if same_node && is_said(failure) {
+    if same_node && is_shown(failure) {
         return None;
     }
     let since = condition(failure)

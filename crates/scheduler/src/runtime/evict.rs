@@ -1,8 +1,8 @@
 //! Eviction of the victims of a preemption: condition `DisruptionTarget`, deletion, event.
 
-use super::binder::reference;
 use super::condition::seconds;
-use super::desk::Desk;
+use super::writer::reference;
+use super::writer_context::WriterContext;
 use crate::framework::Message;
 use crate::metrics::Metrics;
 use crate::state::PodInfo;
@@ -53,9 +53,9 @@ impl Drop for Evictions {
     }
 }
 
-impl Desk {
+impl WriterContext {
     /// Records the event about the eviction of `victim`.
-    pub(super) fn say_evicted(&self, victim: &PodInfo, by: &Evictions) {
+    pub(super) fn record_eviction(&self, victim: &PodInfo, by: &Evictions) {
         let message = format!("Preempted by pod {} on node {}", by.preemptor.uid, by.node);
         let about = reference(victim);
         self.recorder.event_with_action(

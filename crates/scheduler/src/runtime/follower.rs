@@ -109,7 +109,7 @@ impl Follower {
                     return;
                 },
             }
-            while !self.digest(&mut batch, &mut unseen, &clock) {
+            while !self.apply_batch(&mut batch, &mut unseen, &clock) {
                 tokio::select! {
                     () = shutdown.cancelled() => return,
                     () = self.0.returned.notified() => {}
@@ -124,7 +124,7 @@ impl Follower {
     }
 
     /// Passes `batch` to the engine. Returns false if the engine is taken.
-    fn digest(
+    fn apply_batch(
         &self,
         batch: &mut Vec<Message>,
         unseen: &mut BTreeSet<&'static str>,
@@ -139,7 +139,7 @@ impl Follower {
                 unseen.remove(kind);
             }
             guarded("handling an event", || {
-                tell(engine, message, clock);
+                apply_message(engine, message, clock);
             });
         }
         // The outputs and measurements have no receiver here.
@@ -150,7 +150,7 @@ impl Follower {
     }
 }
 
-fn tell(engine: &mut Engine, message: Message, clock: &Clock) {
+fn apply_message(engine: &mut Engine, message: Message, clock: &Clock) {
     let now = clock.now();
     match message {
         Message::Pod(Change::Applied { new, .. }) => engine.pod_seen(&new, now),

@@ -1,10 +1,9 @@
 //! The scheduler daemon. One task owns the engine; all events reach it through one ordered channel.
 
-mod binder;
 mod condition;
+mod config_dump;
 mod decode;
-mod desk;
-mod discard;
+mod deferred_drop;
 mod evict;
 mod extender;
 mod follower;
@@ -18,7 +17,8 @@ mod send;
 mod takeover;
 mod transform;
 mod watch;
-mod written;
+mod writer;
+mod writer_context;
 
 pub use follower::Follower;
 pub use options::{Error, Options};
@@ -31,10 +31,8 @@ use crate::engine::Engine;
 use crate::framework::{Message, Profiles, Source, Watch};
 use crate::metrics::{Attempt, Metrics, PluginMetrics};
 use crate::state::{Alike, SeenPod};
-use binder::Writer;
 use decode::DecodedPod;
-use desk::{Desk, Notes};
-use discard::Discard;
+use deferred_drop::DeferredDrop;
 use extender::Extenders;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -49,6 +47,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use writer::Writer;
+use writer_context::{WriterContext, WriterState};
 
 const NODES: &str = "nodes.v1";
 const PODS: &str = "pods.v1";
@@ -235,7 +235,7 @@ impl Daemon {
         };
         let monitor = monitor::Monitor::start(limits, metrics.clone(), shutdown.clone());
         let concurrency = options.write_concurrency;
-        let writer = Writer::new(Desk {
+        let writer = Writer::new(WriterContext {
             client,
             recorder: recorder.clone(),
             clock: ctx.clock.clone(),
@@ -246,7 +246,7 @@ impl Daemon {
             names: names.clone(),
             extenders,
             annotate_bindings: options.bind_annotations_with_binding,
-            notes: Notes::default(),
+            state: WriterState::default(),
         });
         let gate = writer.gate();
         // This future is dropped when the leadership is lost.
@@ -261,7 +261,7 @@ impl Daemon {
         let task = Owner {
             engine,
             writer,
-            digested: metrics.digested(),
+            event_histograms: metrics.event_histograms(),
             metrics,
             plugin_metrics,
             gauge_period: options.gauge_period.max(Duration::from_millis(1)),
@@ -272,7 +272,7 @@ impl Daemon {
             monitor,
             nearest: options.nearest_in_conditions,
             next_nearest: Instant::now(),
-            discard: Discard::default(),
+            deferred_drop: DeferredDrop::default(),
         };
         task.run(messages, questions, kinds, shutdown).await;
         options.debug.set_ready(false);

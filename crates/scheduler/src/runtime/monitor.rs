@@ -39,14 +39,14 @@ impl Monitor {
                 .await
                 .is_some()
             {
-                watched.look();
+                watched.check();
             }
         });
         monitor
     }
 
     /// Logs every attempt that has taken too long; repeated at each check, as in upstream.
-    fn look(&self) {
+    fn check(&self) {
         let late: Vec<(Attempt, String)> = self
             .attempts
             .lock()

@@ -1,6 +1,6 @@
 //! The sentence about the nearest nodes that follows kube-scheduler's own text in a condition.
 
-use crate::engine::Near;
+use crate::engine::NearestNode;
 
 /// Start of the sentence. The text after it may change without the condition being written again.
 const OPENS: &str = " Nearest: ";
@@ -8,7 +8,7 @@ const OPENS: &str = " Nearest: ";
 const LONGEST: usize = 400;
 
 /// Formats the sentence; empty if there are no nodes.
-pub(super) fn in_short(near: &[Near]) -> String {
+pub(super) fn in_short(near: &[NearestNode]) -> String {
     let mut text = String::new();
     for node in near {
         let one = format!("{} ({})", node.node, node.lacks);
@@ -25,7 +25,7 @@ pub(super) fn in_short(near: &[Near]) -> String {
 }
 
 /// Returns true if a condition's `message` is `said`, with or without a sentence about the nearest nodes.
-pub(super) fn says(message: &str, said: &str) -> bool {
+pub(super) fn is_message_of(message: &str, said: &str) -> bool {
     message
         .strip_prefix(said)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(OPENS))
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn the_sentence_is_short_and_does_not_count_as_news() {
-        let near = |name: &str, lacks: &str| Near {
+        let near = |name: &str, lacks: &str| NearestNode {
             node: name.into(),
             lacks: lacks.to_owned(),
             distance: 1.0,
@@ -51,8 +51,8 @@ mod tests {
             text,
             " Nearest: a (cpu: needs 2, free 1), b (cpu: needs 2, free 0)."
         );
-        assert!(says(&format!("{said}{text}"), said) && says(said, said));
-        assert!(!says(
+        assert!(is_message_of(&format!("{said}{text}"), said) && is_message_of(said, said));
+        assert!(!is_message_of(
             "0/2 nodes are available: 2 Insufficient cpu. More.",
             said
         ));

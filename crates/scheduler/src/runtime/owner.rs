@@ -1,14 +1,14 @@
 //! The task that owns the engine: it handles events, makes decisions and passes the outputs on.
 
-use super::binder::Writer;
-use super::desk::Refused;
-use super::discard::Discard;
+use super::deferred_drop::DeferredDrop;
 use super::monitor;
-use crate::debug::{DebugHandle, Question};
-use crate::engine::{Engine, Failure, Near, Outcome, Output};
+use super::writer::Writer;
+use super::writer_context::FailedAttempt;
+use crate::debug::{DebugHandle, EngineQuery};
+use crate::engine::{Engine, Failure, NearestNode, Outcome, Output};
 use crate::framework::{Message, ObjectChange};
 use crate::guard::guarded;
-use crate::metrics::{Digested, Metrics, PluginMetrics};
+use crate::metrics::{BufferedHistograms, Metrics, PluginMetrics};
 use crate::state::SeenPod;
 use koord_app::Context;
 use koord_kube::Change;
@@ -35,7 +35,7 @@ pub(super) struct Owner {
     pub(super) engine: Engine,
     pub(super) writer: Writer,
     pub(super) metrics: Metrics,
-    pub(super) digested: Digested,
+    pub(super) event_histograms: BufferedHistograms,
     pub(super) plugin_metrics: PluginMetrics,
     pub(super) gauge_period: Duration,
     pub(super) ctx: Context,
@@ -46,14 +46,14 @@ pub(super) struct Owner {
     /// Whether conditions list the nearest nodes.
     pub(super) nearest: bool,
     pub(super) next_nearest: Instant,
-    pub(super) discard: Discard,
+    pub(super) deferred_drop: DeferredDrop,
 }
 
 impl Owner {
     pub(super) async fn run(
         mut self,
         mut messages: mpsc::Receiver<Message>,
-        mut questions: mpsc::Receiver<Question>,
+        mut questions: mpsc::Receiver<EngineQuery>,
         mut unseen: BTreeSet<&'static str>,
         shutdown: CancellationToken,
     ) {
@@ -68,7 +68,7 @@ impl Owner {
                 if let Message::Synced(kind) = message {
                     unseen.remove(kind);
                 }
-                self.digest(message);
+                self.handle_message(message);
                 budget -= 1;
             }
             while let Ok(question) = questions.try_recv() {
@@ -96,7 +96,7 @@ impl Owner {
                 }
                 continue;
             }
-            self.discard.hand_over();
+            self.deferred_drop.hand_over();
             let pause = self.pause().min(next_gauges.duration_since(Instant::now()));
             tokio::select! {
                 biased;
@@ -106,7 +106,7 @@ impl Owner {
                         if let Message::Synced(kind) = message {
                             unseen.remove(kind);
                         }
-                        self.digest(message);
+                        self.handle_message(message);
                     }
                     None => return,
                 },
@@ -118,7 +118,7 @@ impl Owner {
 
     /// Adds the measurements of the engine and its plugins to the metrics.
     fn measure(&mut self) {
-        self.digested.hand_over();
+        self.event_histograms.flush();
         self.metrics.binding(self.writer.binding);
         self.metrics.gauges(&mut self.engine);
         self.metrics
@@ -142,13 +142,13 @@ impl Owner {
         }
     }
 
-    fn digest(&mut self, message: Message) {
+    fn handle_message(&mut self, message: Message) {
         guarded("handling an event", || {
-            self.digest_one(message);
+            self.apply_message(message);
         });
     }
 
-    fn digest_one(&mut self, message: Message) {
+    fn apply_message(&mut self, message: Message) {
         let now = self.ctx.clock.now();
         let started = Instant::now();
         let label = match message {
@@ -158,7 +158,7 @@ impl Owner {
                 let was_bound = old.as_deref().is_some_and(is_bound);
                 let uid = new.uid();
                 if bound && !was_bound {
-                    self.debug.settled(uid);
+                    self.debug.clear_failure(uid);
                 }
                 self.engine.pod_seen(&new, now);
                 let label = match (bound, old.is_some()) {
@@ -172,8 +172,8 @@ impl Owner {
             }
             Message::Pod(Change::Deleted(last)) => {
                 let uid = last.uid();
-                self.debug.settled(uid);
-                self.writer.gone(uid);
+                self.debug.clear_failure(uid);
+                self.writer.pod_deleted(uid);
                 self.engine.pod_left(uid, now);
                 // The attempt ends, as the pod is gone.
                 self.monitor.end(uid);
@@ -207,7 +207,7 @@ impl Owner {
                 let label = self.engine.plugins().name_of(&change);
                 let ObjectChange { old, new, .. } = change;
                 for object in old.into_iter().chain([new]) {
-                    self.discard.take(object);
+                    self.deferred_drop.take(object);
                 }
                 label
             }
@@ -230,13 +230,14 @@ impl Owner {
                 "Bound"
             }
         };
-        self.digested.note(label, started.elapsed().as_secs_f64());
+        self.event_histograms
+            .note(label, started.elapsed().as_secs_f64());
     }
 
     /// Passes a replaced or deleted `object` to the deferred drop.
     fn done_with<K: Send + Sync + 'static>(&mut self, object: Option<Arc<K>>) {
         if let Some(object) = object {
-            self.discard.take(object);
+            self.deferred_drop.take(object);
         }
     }
 
@@ -264,7 +265,7 @@ impl Owner {
 
     /// Returns the nearest nodes for a condition that is about to change. Evaluating all nodes takes at most
     /// a twentieth of the time: among many refusals, most go without.
-    fn nearest(&mut self, failure: &Failure) -> Vec<Near> {
+    fn nearest(&mut self, failure: &Failure) -> Vec<NearestNode> {
         let now = Instant::now();
         if !self.nearest || now < self.next_nearest || !self.writer.has_news(failure) {
             return Vec::new();
@@ -317,7 +318,7 @@ impl Owner {
         for output in self.engine.take_outputs() {
             match output {
                 Output::Bind(request) => {
-                    self.debug.settled(&request.pod.uid);
+                    self.debug.clear_failure(&request.pod.uid);
                     self.writer.bind(request);
                 }
                 Output::Consult(asked) => self.writer.consult(asked),
@@ -332,7 +333,7 @@ impl Owner {
                     let (failure, time) = (Arc::new(failure), self.ctx.clock.now());
                     let before = self.debug.failed(failure.clone(), time);
                     self.done_with(before);
-                    self.writer.report(Refused {
+                    self.writer.report(FailedAttempt {
                         failure,
                         nearest,
                         time,

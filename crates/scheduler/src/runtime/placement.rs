@@ -112,7 +112,7 @@ async fn send_placement(
         if !error.conflict || tries >= PLACEMENTS {
             return Err(error);
         }
-        let failed = |error: koord_kube::Error| WriteError::of(&error);
+        let failed = |error: koord_kube::Error| WriteError::new(&error);
         let object = api.get(&write.name).await.map_err(failed)?;
         let metadata = object.metadata;
         let gone = metadata.uid.as_deref() != Some(&*pod.uid);

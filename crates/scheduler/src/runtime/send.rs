@@ -20,7 +20,7 @@ pub(super) struct WriteError {
 }
 
 impl WriteError {
-    pub(super) fn of(error: &koord_kube::Error) -> Self {
+    pub(super) fn new(error: &koord_kube::Error) -> Self {
         Self {
             gone: patch::is_not_found(error),
             conflict: patch::is_conflict(error),
@@ -63,7 +63,7 @@ pub(super) async fn send_write(
 ) -> Result<(), WriteError> {
     let api = api_of(client, write);
     let params = PatchParams::default();
-    let failed = |error: koord_kube::Error| WriteError::of(&error);
+    let failed = |error: koord_kube::Error| WriteError::new(&error);
     let merge = |body: &Value| {
         let mut body = body.clone();
         for (section, values) in [

@@ -28,7 +28,7 @@ const PAGE: u32 = 5_000;
 
 /// The versions of all objects of a kind in the API server at the time of a list.
 #[derive(Debug, Default)]
-pub(super) struct Listed {
+pub(super) struct ListSnapshot {
     /// The resource version of the list itself.
     at: String,
     objects: BTreeMap<ObjectKey, String>,
@@ -36,9 +36,12 @@ pub(super) struct Listed {
 
 /// Lists the versions of all objects of a kind directly from the API server; only the objects' metadata is
 /// transferred.
-pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, koord_kube::Error> {
+pub(super) async fn listed(
+    client: Client,
+    kind: ApiResource,
+) -> Result<ListSnapshot, koord_kube::Error> {
     let api: Api<DynamicObject> = Api::all_with(client, &kind);
-    let mut out = Listed::default();
+    let mut out = ListSnapshot::default();
     let mut page = ListParams::default().limit(PAGE);
     loop {
         let answer = timeout(ANSWER, api.list_metadata(&page)).await;
@@ -62,11 +65,11 @@ pub(super) async fn listed(client: Client, kind: ApiResource) -> Result<Listed, 
 }
 
 /// Lists like [`listed`] a kind that the API server may serve in the version `older` only.
-pub(super) async fn listed_either(
+pub(super) async fn listed_with_fallback(
     client: Client,
     kind: ApiResource,
     older: ApiResource,
-) -> Result<Listed, koord_kube::Error> {
+) -> Result<ListSnapshot, koord_kube::Error> {
     let found = listed(client.clone(), kind).await?;
     // Every list of an installed kind has a resource version.
     if found.at.is_empty() {
@@ -77,9 +80,9 @@ pub(super) async fn listed_either(
 
 /// Lists until it succeeds. Without a list, the age of the cache is unknown: scheduling on it could allocate
 /// what the previous leader had allocated already.
-async fn answered<F>(listed: impl Fn() -> F) -> Listed
+async fn answered<F>(listed: impl Fn() -> F) -> ListSnapshot
 where
-    F: Future<Output = Result<Listed, koord_kube::Error>>,
+    F: Future<Output = Result<ListSnapshot, koord_kube::Error>>,
 {
     let mut pause = PAUSE;
     loop {
@@ -108,7 +111,7 @@ fn reached(seen: Option<&str>, wanted: &str) -> bool {
 }
 
 /// The objects of a kind that a standby has received.
-struct Gathered<V> {
+struct StandbyCache<V> {
     objects: BTreeMap<ObjectKey, Arc<V>>,
     /// Whether the initial list is complete.
     synced: bool,
@@ -116,7 +119,7 @@ struct Gathered<V> {
     behind: BTreeMap<ObjectKey, String>,
 }
 
-impl<V: Mirrored> Gathered<V> {
+impl<V: Mirrored> StandbyCache<V> {
     fn new() -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -155,7 +158,7 @@ impl<V: Mirrored> Gathered<V> {
     }
 
     /// Compares the objects with those of the API server.
-    fn compare(&mut self, listed: &Listed) {
+    fn compare(&mut self, listed: &ListSnapshot) {
         let Self {
             objects, behind, ..
         } = self;
@@ -216,9 +219,9 @@ impl<V: Mirrored> Feed<V> {
     /// Collects changes until `end`, or until `done` returns true; `None` if the informer ended.
     async fn listen(
         &mut self,
-        gathered: &mut Gathered<V>,
+        gathered: &mut StandbyCache<V>,
         end: impl Future<Output = ()>,
-        done: impl Fn(&Gathered<V>) -> bool,
+        done: impl Fn(&StandbyCache<V>) -> bool,
     ) -> Option<()> {
         tokio::pin!(end);
         while !done(gathered) {
@@ -241,9 +244,9 @@ impl<V: Mirrored> Feed<V> {
         anew: impl Fn() -> Informer<V>,
     ) -> Option<Vec<Change<V>>>
     where
-        F: Future<Output = Result<Listed, koord_kube::Error>>,
+        F: Future<Output = Result<ListSnapshot, koord_kube::Error>>,
     {
-        let mut gathered = Gathered::new();
+        let mut gathered = StandbyCache::new();
         let settled = async {
             leads.cancelled().await;
             sleep(SETTLE).await;
@@ -255,7 +258,7 @@ impl<V: Mirrored> Feed<V> {
         self.listen(&mut gathered, never, |gathered| gathered.synced)
             .await?;
         gathered.compare(&listed);
-        self.listen(&mut gathered, sleep(CATCH_UP), Gathered::is_current)
+        self.listen(&mut gathered, sleep(CATCH_UP), StandbyCache::is_current)
             .await?;
         if gathered.is_current() {
             return Some(gathered.into_changes());
@@ -299,13 +302,13 @@ mod tests {
         listed: &[(&str, u32)],
         later: Vec<Change<ConfigMap>>,
     ) -> Vec<String> {
-        let mut gathered = Gathered::new();
+        let mut gathered = StandbyCache::new();
         changes.into_iter().for_each(|change| gathered.take(change));
         let key = |name: &str| ObjectKey::new("", name);
         let objects = listed
             .iter()
             .map(|(name, version)| (key(name), version.to_string()));
-        gathered.compare(&Listed {
+        gathered.compare(&ListSnapshot {
             at: "20".to_owned(),
             objects: objects.collect(),
         });
@@ -344,7 +347,7 @@ mod tests {
                 let client = client.clone();
                 let newer = ApiResource::erase::<v1alpha2::NodeResourceTopology>(&());
                 let older = ApiResource::erase::<v1alpha1::NodeResourceTopology>(&());
-                listed_either(client, newer, older)
+                listed_with_fallback(client, newer, older)
             };
             assert!(both().await.unwrap().objects.is_empty());
             let mut definitions = koord_api::crd_values();

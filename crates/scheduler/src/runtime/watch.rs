@@ -44,8 +44,9 @@ impl Watch {
             start: |kind, source| {
                 let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
                 let asked = client.clone();
-                let listed =
-                    move || takeover::listed_either(asked.clone(), erase::<K>(), erase::<O>());
+                let listed = move || {
+                    takeover::listed_with_fallback(asked.clone(), erase::<K>(), erase::<O>())
+                };
                 let (report, unread) = unread(K::kind(&()));
                 let start = move || {
                     let keep = |object: K| V::from(object);
@@ -191,7 +192,7 @@ fn feed<V: Mirrored, F>(
     optional: bool,
     wrap: impl Fn(Change<V>) -> Message + Send + 'static,
 ) where
-    F: Future<Output = Result<takeover::Listed, koord_kube::Error>> + Send + 'static,
+    F: Future<Output = Result<takeover::ListSnapshot, koord_kube::Error>> + Send + 'static,
 {
     let Source {
         sender,

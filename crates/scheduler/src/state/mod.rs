@@ -1,19 +1,19 @@
 //! The engine's state: pods as compact values, nodes as columns.
 
-mod alike;
 mod facets;
+mod interning;
 mod node;
 mod object;
+mod parsed;
 mod pod;
-mod seen;
 mod signature;
 mod store;
 
-pub use alike::Alike;
+pub use interning::Alike;
 pub use node::{NodeInfo, NodeProblem};
 pub use object::{ContainerInfo, PodObject};
+pub use parsed::SeenPod;
+pub(crate) use parsed::volume_matters;
 pub use pod::{Booked, PodError, PodInfo};
-pub use seen::SeenPod;
-pub(crate) use seen::volume_matters;
 pub use signature::{ShapeId, Signable, Signature};
 pub use store::{NodeIndex, NodeStore, ResourceColumn};

@@ -85,7 +85,7 @@ impl Extenders {
                 .map_err(|error| format!("{verb}: {error}")),
             Err(error) => Err(error),
         };
-        let bound = bound.and_then(|result| said(&result.error));
+        let bound = bound.and_then(|result| response_error(&result.error));
         match bound.map_err(|error| server.named(&error)) {
             Ok(()) => Ok(true),
             Err(error) => server.ignored(&error).map(|()| false),
@@ -147,7 +147,7 @@ fn address(config: &Extender) -> Address {
 }
 
 /// Returns an error if the extender reported one in the error field of its response.
-fn said(error: &str) -> Result<(), String> {
+fn response_error(error: &str) -> Result<(), String> {
     if error.is_empty() {
         return Ok(());
     }
@@ -202,7 +202,7 @@ impl Server {
         let verb = &self.config.filter_verb;
         let read = aside(move || wire::read::<wire::FilterResult>(&answer)).await;
         let result = read.map_err(|error| format!("{verb}: {error}"))?;
-        said(&result.error)?;
+        response_error(&result.error)?;
         let names: BTreeSet<String> = match (result.names, result.nodes) {
             (Some(names), _) if by_name => names.into_iter().collect(),
             (_, Some(list)) => list.items.into_iter().map(|it| it.metadata.name).collect(),

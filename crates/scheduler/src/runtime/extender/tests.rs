@@ -61,8 +61,13 @@ async fn nodes_pass_extenders_as_in_kube_scheduler() {
     });
     let b = ("b", "b failed", false);
     let c = ("c", "c never", true);
-    type Refused<'a> = &'a [(&'a str, &'a str, bool)];
-    type Row<'a> = (&'a str, &'a [&'a str], &'a [&'a str], Option<Refused<'a>>);
+    type FailedAttempt<'a> = &'a [(&'a str, &'a str, bool)];
+    type Row<'a> = (
+        &'a str,
+        &'a [&'a str],
+        &'a [&'a str],
+        Option<FailedAttempt<'a>>,
+    );
     let rows: [Row<'_>; 6] = [
         ("error", &["error"], &["a"], None),
         ("success", &["all"], &["a"], Some(&[])),

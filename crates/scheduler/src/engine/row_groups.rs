@@ -7,7 +7,7 @@
 
 use super::class::Evaluation;
 use super::scope::Scope;
-use super::stage::{self, Rows};
+use super::second_stage::{self, Rows};
 use super::tree::{Key, Tree};
 use crate::framework::{Groups, Surroundings};
 use crate::state::NodeIndex;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Rows by group, with their keys.
 #[derive(Debug)]
-pub(super) struct Grouped {
+pub(super) struct RowGroups {
     of: Option<Arc<Vec<u32>>>,
     /// The place of each row in `tree`.
     places: Vec<u32>,
@@ -46,7 +46,7 @@ struct Candidates {
     alike: Vec<usize>,
 }
 
-impl Grouped {
+impl RowGroups {
     fn new(of: Option<Arc<Vec<u32>>>, keys: &[Key], rows: usize) -> Self {
         let group = |row: u32| match &of {
             Some(of) => of.get(row as usize).copied().unwrap_or(Groups::NONE),
@@ -73,7 +73,7 @@ impl Grouped {
             places[*row as usize] = u32::try_from(place).unwrap_or(u32::MAX);
             range_of[*row as usize] = u32::try_from(at).unwrap_or(u32::MAX);
         }
-        let tree = Tree::of(order.iter().map(|row| keys[*row as usize]).collect());
+        let tree = Tree::new(order.iter().map(|row| keys[*row as usize]).collect());
         Self {
             of,
             places,
@@ -161,7 +161,10 @@ impl Evaluation {
     /// Returns the best node if it can be found by groups; `None` if all rows must be compared.
     pub(super) fn best_by_groups(&mut self, scope: &Scope<'_>) -> Option<Option<NodeIndex>> {
         // A comparison of every row is the reference that this is tested against.
-        if !scope.shared || scope.opinion.is_some() || !stage::is_plain(&self.columns) {
+        if !scope.shared
+            || scope.extender_verdicts.is_some()
+            || !second_stage::is_plain(&self.columns)
+        {
             return None;
         }
         let judges = !scope.prepared.moving.is_empty();
@@ -175,7 +178,7 @@ impl Evaluation {
         let (by, mut apart) = (all.by, all.apart);
         if judges {
             // Nominated pods are treated as added on these nodes.
-            apart.extend(scope.promised());
+            apart.extend(scope.nominated_nodes());
         }
         let rows = self.rows();
         let many = Groups::most(rows);
@@ -186,7 +189,7 @@ impl Evaluation {
         apart.dedup();
         let of = by.map(|label| label.rows);
         let known = self.grouped.take().filter(|known| known.is_of(of.as_ref()));
-        let fresh = || Box::new(Grouped::new(of, self.tree.rows(), rows));
+        let fresh = || Box::new(RowGroups::new(of, self.tree.rows(), rows));
         let grouped = known.unwrap_or_else(fresh);
         self.grouped = Some(grouped);
         let (grouped, keys) = (self.grouped.as_deref()?, self.tree.rows());
@@ -198,7 +201,7 @@ impl Evaluation {
         self.drop_refused(scope, &mut left);
         let around = grouped.around(&candidates, &left);
         let fitting = self.verdicts.fitting();
-        self.fared.stage(fitting, around.fitting);
+        self.filter_stats.stage(fitting, around.fitting);
         let around: Vec<Surroundings> = each
             .into_iter()
             .map(|by_label| match by_label {
@@ -217,7 +220,7 @@ impl Evaluation {
             raw: &|at, column| self.columns[column].raw(left[at].row()),
             around: Some(&around),
         };
-        Some(stage::best(scope, &rows, keys))
+        Some(second_stage::best(scope, &rows, keys))
     }
 }
 

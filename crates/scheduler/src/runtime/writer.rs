@@ -1,13 +1,13 @@
 //! Passes decisions on to the tasks that write them to the API.
 //!
 //! The task that decides only determines what is written, and in which order. Formatting, JSON and calls are
-//! left to separate tasks ([`Desk`]). Requests are small, and each future is created where it is polled: it
+//! left to separate tasks ([`WriterContext`]). Requests are small, and each future is created where it is polled: it
 //! takes several kilobytes, which would be copied for each pod.
 
 use super::condition::may_be_new;
-use super::desk::{Desk, Refused};
 use super::evict::Evictions;
 use super::gate::Gate;
+use super::writer_context::{FailedAttempt, WriterContext};
 use crate::engine::{BindRequest, Consultation, Failure};
 use crate::framework::{BindPlan, Problem, Readings, Write};
 use crate::state::{Booked, PodInfo};
@@ -24,44 +24,44 @@ const MANY: usize = 4096;
 
 /// Sends writes with bounded concurrency, and in order per object.
 pub(super) struct Writer {
-    desk: Arc<Desk>,
+    context: Arc<WriterContext>,
     /// The last write to each object; the next write to it waits for this one.
     last: FxHashMap<Arc<str>, JoinHandle<()>>,
     /// The number of objects at which finished writes are removed next.
     sweep_at: usize,
     /// Pods whose nomination was written and that are neither bound nor deleted.
-    promised: FxHashSet<Arc<str>>,
+    nominated: FxHashSet<Arc<str>>,
     /// The number of pending bindings.
     pub(super) binding: usize,
 }
 
 impl Writer {
-    pub(super) fn new(desk: Desk) -> Self {
+    pub(super) fn new(context: WriterContext) -> Self {
         Self {
-            desk: Arc::new(desk),
+            context: Arc::new(context),
             last: FxHashMap::default(),
             sweep_at: MANY,
-            promised: FxHashSet::default(),
+            nominated: FxHashSet::default(),
             binding: 0,
         }
     }
 
     /// Returns the gate that all writes pass.
     pub(super) fn gate(&self) -> Gate {
-        self.desk.gate.clone()
+        self.context.gate.clone()
     }
 
     /// Calls extenders; the result arrives as a message.
     pub(super) fn consult(&self, asked: Consultation) {
-        let desk = self.desk.clone();
-        tokio::spawn(async move { Box::pin(desk.consult(asked)).await });
+        let context = self.context.clone();
+        tokio::spawn(async move { Box::pin(context.consult(asked)).await });
     }
 
     /// Binds a pod; the result arrives as a message.
     pub(super) fn bind(&mut self, request: BindRequest) {
         self.binding += 1;
-        if !self.promised.is_empty() {
-            self.promised.remove(&request.pod.uid);
+        if !self.nominated.is_empty() {
+            self.nominated.remove(&request.pod.uid);
         }
         let mut before: Vec<_> = self.last.remove(&request.pod.uid).into_iter().collect();
         // Earlier writes of plugins to the objects of a placement come before it, later ones after it.
@@ -76,75 +76,75 @@ impl Writer {
             }
             done = Some(token.drop_guard());
         }
-        let desk = self.desk.clone();
+        let context = self.context.clone();
         tokio::spawn(async move {
             let _done = done;
-            desk.will_bind();
+            context.will_bind();
             for before in before {
                 let _ = before.await;
             }
-            Box::pin(desk.bind(request)).await;
+            Box::pin(context.bind(request)).await;
         });
     }
 
     /// Reports why a pod was not scheduled: an event always, the condition if it changed.
-    pub(super) fn report(&mut self, refused: Refused) {
+    pub(super) fn report(&mut self, refused: FailedAttempt) {
         let key = refused.failure.pod.uid.clone();
         let said = refused.failure.clone();
         if said.nominated.is_some() || said.pod.nominated.is_some() {
-            self.promised.insert(key.clone());
+            self.nominated.insert(key.clone());
         }
         self.in_order(
             key,
-            move |desk| desk.say(&said),
-            |desk| Box::pin(async move { desk.write_condition(refused).await }),
+            move |context| context.record_failure(&said),
+            |context| Box::pin(async move { context.write_condition(refused).await }),
         );
     }
 
     /// Returns true if the pod's condition may have to be written.
     pub(super) fn has_news(&self, failure: &Failure) -> bool {
-        let is_promised = self.promised.contains(&failure.pod.uid);
-        !failure.pod.is_holder() && may_be_new(failure, is_promised)
+        let has_nomination = self.nominated.contains(&failure.pod.uid);
+        !failure.pod.is_holder() && may_be_new(failure, has_nomination)
     }
 
     /// Writes the nomination of a pod that will be bound later, so that other components do not make room for
     /// it; an empty `node` clears it.
     pub(super) fn expect(&mut self, pod: Arc<PodInfo>, node: Arc<str>) {
-        self.promised.insert(pod.uid.clone());
-        self.in_order(pod.uid.clone(), nothing, |desk| {
-            Box::pin(async move { desk.expect(pod, node).await })
+        self.nominated.insert(pod.uid.clone());
+        self.in_order(pod.uid.clone(), nothing, |context| {
+            Box::pin(async move { context.expect(pod, node).await })
         });
     }
 
     /// Removes the recorded nomination of a deleted pod.
-    pub(super) fn gone(&mut self, uid: &str) {
-        if !self.promised.is_empty()
-            && let Some(uid) = self.promised.take(uid)
+    pub(super) fn pod_deleted(&mut self, uid: &str) {
+        if !self.nominated.is_empty()
+            && let Some(uid) = self.nominated.take(uid)
         {
-            self.in_order(uid.clone(), nothing, |desk| {
-                Box::pin(async move { desk.forget(&uid) })
+            self.in_order(uid.clone(), nothing, |context| {
+                Box::pin(async move { context.remove_nomination(&uid) })
             });
         }
     }
 
     /// Returns the durations of writes since the last call.
     pub(super) fn take_timings(&self) -> Readings {
-        self.desk.take_timings()
+        self.context.take_timings()
     }
 
     /// Sends a write that a plugin requested. Writes to one object are sent in order.
     pub(super) fn write(&mut self, write: Write) {
         let target = target(&write);
-        self.in_order(target.clone(), nothing, |desk| {
-            Box::pin(async move { desk.write(write, target).await })
+        self.in_order(target.clone(), nothing, |context| {
+            Box::pin(async move { context.write(write, target).await })
         });
     }
 
     /// Writes why a pod waits that had no scheduling cycle of its own to its condition.
     pub(super) fn explain(&mut self, pod: Arc<PodInfo>, message: String) {
-        let now = self.desk.clock.now();
-        self.in_order(pod.uid.clone(), nothing, move |desk| {
-            Box::pin(async move { desk.explain(pod, message, now).await })
+        let now = self.context.clock.now();
+        self.in_order(pod.uid.clone(), nothing, move |context| {
+            Box::pin(async move { context.explain(pod, message, now).await })
         });
     }
 
@@ -155,15 +155,15 @@ impl Writer {
         node: Arc<str>,
         victims: Vec<Arc<PodInfo>>,
     ) {
-        let (metrics, now) = (self.desk.metrics.clone(), self.desk.clock.now());
+        let (metrics, now) = (self.context.metrics.clone(), self.context.clock.now());
         let evictions = Arc::new(Evictions::new(metrics, preemptor, node, now));
         for victim in victims {
             let (said, by) = (victim.clone(), evictions.clone());
             let evictions = evictions.clone();
             self.in_order(
                 victim.uid.clone(),
-                move |desk| desk.say_evicted(&said, &by),
-                |desk| Box::pin(async move { desk.evict(&victim, &evictions).await }),
+                move |context| context.record_eviction(&said, &by),
+                |context| Box::pin(async move { context.evict(&victim, &evictions).await }),
             );
         }
     }
@@ -172,17 +172,17 @@ impl Writer {
     fn in_order(
         &mut self,
         key: Arc<str>,
-        first: impl FnOnce(&Desk) + Send + 'static,
-        then: impl FnOnce(Arc<Desk>) -> BoxFuture<'static, ()> + Send + 'static,
+        first: impl FnOnce(&WriterContext) + Send + 'static,
+        then: impl FnOnce(Arc<WriterContext>) -> BoxFuture<'static, ()> + Send + 'static,
     ) {
         let before = self.last.remove(&key);
-        let desk = self.desk.clone();
+        let context = self.context.clone();
         let task = tokio::spawn(async move {
-            first(&desk);
+            first(&context);
             if let Some(before) = before {
                 let _ = before.await;
             }
-            then(desk).await;
+            then(context).await;
         });
         self.last.insert(key, task);
         if self.last.len() > self.sweep_at {
@@ -210,14 +210,14 @@ impl Writer {
             ..ObjectReference::default()
         };
         let message = problem.message.clone();
-        self.desk
+        self.context
             .recorder
             .event(object, Severity::Warning, "InvalidConfiguration", message);
     }
 }
 
 /// For writes that need no step before they wait for earlier ones.
-fn nothing(_: &Desk) {}
+fn nothing(_: &WriterContext) {}
 
 /// Returns the key of the object that a write concerns, under which writes are ordered.
 fn target(write: &Write) -> Arc<str> {
@@ -243,9 +243,9 @@ pub(super) fn reference(pod: &PodInfo) -> ObjectReference {
 #[cfg(test)]
 mod tests {
     use super::super::condition::tests::failure;
-    use super::super::desk::Notes;
     use super::super::extender::Extenders;
     use super::super::monitor::{Limits, Monitor};
+    use super::super::writer_context::WriterState;
     use super::*;
     use crate::framework::Message;
     use crate::framework::{PodPatch, Verb};
@@ -256,13 +256,13 @@ mod tests {
     use std::time::Duration;
     use tokio::sync::{Semaphore, mpsc};
 
-    fn desk(client: koord_kube::Client, sender: mpsc::Sender<Message>) -> Desk {
+    fn context(client: koord_kube::Client, sender: mpsc::Sender<Message>) -> WriterContext {
         let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
         let limits = Limits {
             period: Duration::from_secs(10),
             timeout: Duration::from_secs(30),
         };
-        Desk {
+        WriterContext {
             client,
             recorder: Recorder::silent(),
             clock: koord_app::Clock::system(),
@@ -273,7 +273,7 @@ mod tests {
             names: Vec::new(),
             extenders: Extenders::default(),
             annotate_bindings: false,
-            notes: Notes::default(),
+            state: WriterState::default(),
         }
     }
 
@@ -300,14 +300,14 @@ mod tests {
             arrival.await.ok().flatten().unwrap_or_default()
         };
         let (sender, _messages) = mpsc::channel(8);
-        let mut writer = Writer::new(desk(in_process(api), sender));
+        let mut writer = Writer::new(context(in_process(api), sender));
         // The pod's status shows nothing of this in the meantime.
         let failed = |message: &str, nominated: Option<&str>| Failure {
             message: message.to_owned().into(),
             nominated: nominated.map(str::to_owned),
             ..failure(json!({"type": "Ready", "status": "False"}))
         };
-        let refused = |failure| Refused {
+        let refused = |failure| FailedAttempt {
             failure: Arc::new(failure),
             nearest: Vec::new(),
             time: koord_app::Clock::system().now(),
@@ -332,13 +332,13 @@ mod tests {
         writer.expect(pod.clone(), "n2".into());
         assert_eq!(next().await, "- n2");
         // After deletion and re-creation it starts from scratch.
-        writer.gone(&pod.uid);
+        writer.pod_deleted(&pod.uid);
         writer.report(refused(failed("four", None)));
         assert_eq!(next().await, "four unsaid");
     }
 
     /// Creates a write of the annotation `said` to `name`.
-    fn says(plural: &'static str, name: &str, said: &str) -> Write {
+    fn annotate(plural: &'static str, name: &str, said: &str) -> Write {
         Write {
             group: "",
             version: "v1",
@@ -377,30 +377,30 @@ mod tests {
             arrival.await.ok().flatten().unwrap_or_default()
         };
         let (sender, mut messages) = mpsc::channel(8);
-        let mut writer = Writer::new(desk(in_process(api), sender));
+        let mut writer = Writer::new(context(in_process(api), sender));
         let request = BindRequest {
             pod: failure(json!({"type": "Ready", "status": "False"})).pod,
             node: "n".into(),
             patch: PodPatch::default(),
             plan: BindPlan::Writes(vec![
-                says("pods", "p", "taken"),
-                says("things", "r", "first"),
-                says("things", "r", "placed"),
+                annotate("pods", "p", "taken"),
+                annotate("things", "r", "first"),
+                annotate("things", "r", "placed"),
             ]),
             profile: 0,
             binder: "Test",
             extender: None,
         };
-        writer.write(says("pods", "p", "free"));
+        writer.write(annotate("pods", "p", "free"));
         assert_eq!(next().await, "p free");
         // A write for another pod does not wait.
         writer.bind(request);
-        writer.write(says("pods", "q", "one"));
+        writer.write(annotate("pods", "q", "one"));
         assert_eq!(next().await, "q one");
         go.add_permits(1);
         assert_eq!(next().await, "p taken");
-        writer.write(says("pods", "p", "free again"));
-        writer.write(says("pods", "q", "two"));
+        writer.write(annotate("pods", "p", "free again"));
+        writer.write(annotate("pods", "q", "two"));
         assert_eq!(next().await, "q two");
         go.add_permits(1);
         assert_eq!(next().await, "r first");

@@ -14,17 +14,17 @@ use std::sync::Arc;
 const NO_VICTIMS: &str = "no potential victims";
 
 /// The cost of placing the next member on a node.
-struct Price {
+struct VictimCost {
     cost: Cost,
     victims: Vec<Arc<PodInfo>>,
     has_budgets: bool,
 }
 
 /// A cached cost or refusal, valid for the given number of placed members and budget changes.
-struct Known {
+struct CachedCost {
     placed: usize,
     spent: usize,
-    price: Result<Price, Rejection>,
+    price: Result<VictimCost, Rejection>,
 }
 
 impl<'a> Planner<'a> {
@@ -43,7 +43,7 @@ impl<'a> Planner<'a> {
     /// member: the quota that it uses is promised as well.
     pub(super) fn is_awaiting(&self) -> bool {
         let rules = &self.group.rules;
-        let mut promised = FxHashSet::default();
+        let mut nominated_nodes = FxHashSet::default();
         let mut holds = false;
         let awaits = (0..self.members.len()).any(|at| {
             let pod = &self.members[at].pod;
@@ -52,7 +52,7 @@ impl<'a> Planner<'a> {
             let Some((node, scope)) = node.zip(self.scope(at)) else {
                 return false;
             };
-            promised.insert(node);
+            nominated_nodes.insert(node);
             let fits_ever = !never_fits(&scope.judge(node));
             holds |= fits_ever;
             let awaited = |other: &Arc<PodInfo>| self.search.is_awaited(pod, node, other, rules);
@@ -61,7 +61,7 @@ impl<'a> Planner<'a> {
         let elsewhere = |(victim, preemptor): (&Arc<str>, &Arc<str>)| {
             let record = self.search.cluster.pods.get(victim);
             let ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
-            ours && record.is_some_and(|record| !promised.contains(&record.node))
+            ours && record.is_some_and(|record| !nominated_nodes.contains(&record.node))
         };
         awaits || holds && self.search.preemptor.evicting.iter().any(elsewhere)
     }
@@ -94,7 +94,7 @@ impl<'a> Planner<'a> {
         let Some(scope) = self.scope(at) else {
             return Err(Rejection::unresolvable(NOT_HELPFUL));
         };
-        match scope.judge_beside(node, victims, placed, &self.mates) {
+        match scope.judge_with_added(node, victims, placed, &self.mates) {
             RowVerdict::Fits(_) => Ok(()),
             RowVerdict::Refused(_, rejection) if rejection.code == Code::Unschedulable => {
                 Err(rejection)
@@ -143,7 +143,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns the cost of placing member `at` on the node, too.
-    fn price(&self, site: &Site, at: usize) -> Result<Price, Rejection> {
+    fn price(&self, site: &Site, at: usize) -> Result<VictimCost, Rejection> {
         let placed = self.pods(&site.placed);
         let pool = site.pool.as_deref().unwrap_or_default();
         if let Err(rejection) = self.fits(site.node, at, &placed, pool) {
@@ -157,7 +157,7 @@ impl<'a> Planner<'a> {
         let (victims, violations, has_budgets) = self.spare(site, &members);
         let mut more = victims.clone();
         more.retain(|pod| site.victims.iter().all(|known| known.uid != pod.uid));
-        Ok(Price {
+        Ok(VictimCost {
             cost: cost(&more, violations),
             victims,
             has_budgets,
@@ -188,7 +188,7 @@ impl<'a> Planner<'a> {
     /// Places members one after the other. Returns those that have a place, or why the group may not start.
     pub(super) fn place_each(&mut self) -> Result<Vec<usize>, String> {
         let wanted = wanted(self.sites.len(), &self.group.rules);
-        let mut all: FxHashMap<usize, Vec<Option<Known>>> = FxHashMap::default();
+        let mut all: FxHashMap<usize, Vec<Option<CachedCost>>> = FxHashMap::default();
         let (mut placed, mut why) = (Vec::new(), None);
         // Cached costs of a member that no later one is like are of no further use, and may be large.
         let kinds = self.members.iter().enumerate();
@@ -207,7 +207,7 @@ impl<'a> Planner<'a> {
             for (row, known) in rows.iter_mut().enumerate() {
                 self.fill_pool(row);
                 let current = known.take().filter(|known| self.is_current(known, row));
-                let current = current.unwrap_or_else(|| Known {
+                let current = current.unwrap_or_else(|| CachedCost {
                     placed: self.sites[row].placed.len(),
                     spent: self.spendings,
                     price: self.price(&self.sites[row], at),
@@ -244,11 +244,11 @@ impl<'a> Planner<'a> {
         if (self.group.enough)(&self.pods(&placed)) {
             return Ok(placed);
         }
-        Err(why.map_or_else(|| self.unhelpful(), |why| self.said(why)))
+        Err(why.map_or_else(|| self.unhelpful(), |why| self.refusal_text(why)))
     }
 
     /// Returns true if the cached cost of a node still holds.
-    fn is_current(&self, known: &Known, row: usize) -> bool {
+    fn is_current(&self, known: &CachedCost, row: usize) -> bool {
         let budgets = known.price.as_ref().is_ok_and(|price| price.has_budgets);
         let same = known.placed == self.sites[row].placed.len();
         same && (!budgets || known.spent == self.spendings)
@@ -295,7 +295,7 @@ impl<'a> Planner<'a> {
                 score: pool.iter().map(rank).fold(0, i64::saturating_sub),
             })
             .collect();
-        let fit = self.said(refusals);
+        let fit = self.refusal_text(refusals);
         let nodes = planning.plan(&pods, &offers, &fit, self.view)?;
         let mut by_row: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (at, name) in nodes.iter().enumerate() {
@@ -320,10 +320,10 @@ impl<'a> Planner<'a> {
 
     pub(super) fn unhelpful(&self) -> String {
         let all = FxHashMap::from_iter([(Reason::Static(NOT_HELPFUL), self.sites.len())]);
-        self.said(all)
+        self.refusal_text(all)
     }
 
-    fn said(&self, refusals: FxHashMap<Reason, usize>) -> String {
+    fn refusal_text(&self, refusals: FxHashMap<Reason, usize>) -> String {
         hopeless("", self.search.cluster.nodes.len(), refusals)
     }
 }

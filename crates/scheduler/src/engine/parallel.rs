@@ -6,8 +6,8 @@
 
 use super::batch::{self, Batch};
 use super::class::{Evaluation, Scale, columns};
+use super::row_overlay::RowOverlays;
 use super::scope::Scope;
-use super::special::Specials;
 use super::tree::{Key, Tree};
 use super::verdicts::Verdicts;
 use crate::state::NodeIndex;
@@ -18,28 +18,30 @@ use rustc_hash::FxHashSet;
 const SHARED_OUT: usize = 16 * 1024;
 
 /// Results for some rows: evaluated by several threads in advance if there are many, otherwise on demand.
-pub(super) struct Ahead<'a> {
+pub(super) struct ParallelEvaluation<'a> {
     scope: &'a Scope<'a>,
     rows: &'a [NodeIndex],
-    promised: FxHashSet<NodeIndex>,
+    nominated_nodes: FxHashSet<NodeIndex>,
     /// The number of rows per batch.
     part: usize,
     found: Vec<Batch>,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> ParallelEvaluation<'a> {
     pub(super) fn new(scope: &'a Scope<'a>, rows: &'a [NodeIndex]) -> Self {
-        let (promised, threads) = (scope.promised(), rayon::current_num_threads());
+        let (nominated_nodes, threads) = (scope.nominated_nodes(), rayon::current_num_threads());
         let (mut part, mut found) = (batch::ROWS, Vec::new());
         if rows.len() >= scope.parallel_rows && threads > 1 {
             part = part.min(rows.len().div_ceil(threads));
             let parts = rows.par_chunks(part);
-            found = parts.map(|rows| scope.look_each(rows, &promised)).collect();
+            found = parts
+                .map(|rows| scope.evaluate_each(rows, &nominated_nodes))
+                .collect();
         }
         Self {
             scope,
             rows,
-            promised,
+            nominated_nodes,
             part,
             found,
         }
@@ -55,7 +57,8 @@ impl<'a> Ahead<'a> {
             self.found
                 .iter_mut()
                 .for_each(|batch| *batch = Batch::default());
-            self.found.push(self.scope.look_each(rows, &self.promised));
+            self.found
+                .push(self.scope.evaluate_each(rows, &self.nominated_nodes));
         }
         (&mut self.found[part], within)
     }
@@ -74,10 +77,10 @@ impl Evaluation {
         let nodes = scope.nodes();
         self.position = nodes.position();
         self.only.clone_from(&scope.prepared.only);
-        self.specials = Specials::default();
+        self.overlays = RowOverlays::default();
         let rows: Vec<NodeIndex> = (0_u32..).map(NodeIndex).take(nodes.rows()).collect();
-        let (threads, promised) = (rayon::current_num_threads(), scope.promised());
-        let part = |rows: &[NodeIndex]| Self::part(scope, rows, &promised);
+        let (threads, nominated_nodes) = (rayon::current_num_threads(), scope.nominated_nodes());
+        let part = |rows: &[NodeIndex]| Self::part(scope, rows, &nominated_nodes);
         let whole = if rows.len() < scope.parallel_rows || threads < 2 {
             part(&rows)
         } else {
@@ -88,12 +91,12 @@ impl Evaluation {
         self.releasing = whole.releasing;
         self.columns = whole.columns;
         self.fixed = whole.fixed;
-        self.fared.append(&whole.fared);
+        self.filter_stats.append(&whole.filter_stats);
         self.rank(scope);
     }
 
     /// Evaluates `rows`, which are consecutive, without computing the order of candidates.
-    fn part(scope: &Scope<'_>, rows: &[NodeIndex], promised: &FxHashSet<NodeIndex>) -> Self {
+    fn part(scope: &Scope<'_>, rows: &[NodeIndex], nominated_nodes: &FxHashSet<NodeIndex>) -> Self {
         let mut part = Self {
             verdicts: Verdicts::absent(rows.len()),
             columns: columns(scope),
@@ -102,7 +105,7 @@ impl Evaluation {
         };
         let mut own = (0_u32..).map(NodeIndex);
         for rows in rows.chunks(batch::ROWS) {
-            let mut batch = scope.look_each(rows, promised);
+            let mut batch = scope.evaluate_each(rows, nominated_nodes);
             for (at, row) in (0..rows.len()).zip(&mut own) {
                 part.found(row, &mut batch, at);
             }
@@ -127,7 +130,7 @@ impl Evaluation {
             }
             let start = u32::try_from(own).unwrap_or(u32::MAX);
             whole.releasing.append(start, &part.releasing);
-            whole.fared.append(&part.fared);
+            whole.filter_stats.append(&part.filter_stats);
         }
         whole
     }
@@ -136,7 +139,7 @@ impl Evaluation {
     pub(super) fn rank(&mut self, scope: &Scope<'_>) {
         let mut keys: Vec<Key> = self.tree.take_rows();
         keys.clear();
-        let (rows, scale) = (self.rows(), Scale::of(&self.columns));
+        let (rows, scale) = (self.rows(), Scale::new(&self.columns));
         let key = |row: usize| self.key(scope, &scale, row);
         if rows < scope.parallel_rows.max(SHARED_OUT) {
             keys.extend((0..rows).map(key));
@@ -144,7 +147,7 @@ impl Evaluation {
             let rows = (0..rows).into_par_iter().with_min_len(SHARED_OUT / 4);
             rows.map(key).collect_into_vec(&mut keys);
         }
-        self.tree = Tree::of(keys);
+        self.tree = Tree::new(keys);
         self.grouped = None;
     }
 }

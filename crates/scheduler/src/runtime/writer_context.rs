@@ -1,6 +1,5 @@
 //! Shared context of the tasks that write to the API, and the operations of these tasks.
 
-use super::binder::reference;
 use super::condition::status_patch;
 use super::extender::Extenders;
 use super::gate::Gate;
@@ -8,7 +7,8 @@ use super::monitor::Monitor;
 use super::nearest;
 use super::placement::send_binding;
 use super::send::{NOTHING, send_write};
-use crate::engine::{BindRequest, Consultation, Failure, Near};
+use super::writer::reference;
+use crate::engine::{BindRequest, Consultation, Failure, NearestNode};
 use crate::framework::{Message, Readings, Timed, Write};
 use crate::metrics::{Call, Metrics};
 use crate::state::{Booked, PodInfo};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 /// Shared context of the writer tasks: client, event recorder, clock.
-pub(super) struct Desk {
+pub(super) struct WriterContext {
     pub(super) client: Client,
     pub(super) recorder: Recorder,
     pub(super) clock: koord_app::Clock,
@@ -38,29 +38,29 @@ pub(super) struct Desk {
     pub(super) extenders: Extenders,
     /// Whether annotations are sent with the binding if nothing else has to be patched.
     pub(super) annotate_bindings: bool,
-    pub(super) notes: Notes,
+    pub(super) state: WriterState,
 }
 
 /// State that the writer tasks share.
 #[derive(Default)]
-pub(super) struct Notes {
+pub(super) struct WriterState {
     /// The last written nomination of pods that are not bound yet; empty if it was cleared.
     expected: Mutex<FxHashMap<Arc<str>, Arc<str>>>,
     /// The durations of plugins' writes that are measured.
     timings: Mutex<Readings>,
     /// Targets of writes that do not exist, to log each once.
-    nowhere: Mutex<FxHashSet<Arc<str>>>,
+    missing: Mutex<FxHashSet<Arc<str>>>,
 }
 
 /// A failed scheduling attempt with what was found out about it.
-pub(super) struct Refused {
+pub(super) struct FailedAttempt {
     pub(super) failure: Arc<Failure>,
     /// The nearest nodes; they follow kube-scheduler's text in the condition.
-    pub(super) nearest: Vec<Near>,
+    pub(super) nearest: Vec<NearestNode>,
     pub(super) time: Timestamp,
 }
 
-impl Desk {
+impl WriterContext {
     /// Calls extenders; the result arrives as a message.
     pub(super) async fn consult(&self, asked: Consultation) {
         let (uid, ticket) = (asked.pod.uid.clone(), asked.ticket);
@@ -83,7 +83,7 @@ impl Desk {
     /// Binds a pod; the result arrives as a message.
     pub(super) async fn bind(&self, request: BindRequest) {
         // The API server clears the nomination of a pod that is bound.
-        self.forget(&request.pod.uid);
+        self.remove_nomination(&request.pod.uid);
         self.gate.pass(self.send_binding(request)).await;
     }
 
@@ -131,7 +131,7 @@ impl Desk {
     }
 
     /// Records events about why a pod was not scheduled.
-    pub(super) fn say(&self, failure: &Failure) {
+    pub(super) fn record_failure(&self, failure: &Failure) {
         let event = |reason: &str, message: &str| {
             let about = reference(&failure.pod);
             let bad = Severity::Warning;
@@ -147,8 +147,8 @@ impl Desk {
 
     /// Updates the pod's condition if it does not show the failure yet. A holder has no condition of its own:
     /// its plugin writes that of the object it stands for.
-    pub(super) async fn write_condition(&self, refused: Refused) {
-        let Refused {
+    pub(super) async fn write_condition(&self, refused: FailedAttempt) {
+        let FailedAttempt {
             failure,
             nearest,
             time,
@@ -157,7 +157,7 @@ impl Desk {
             return;
         }
         let status = {
-            let mut expected = self.notes.expected.lock();
+            let mut expected = self.state.expected.lock();
             let said = expected.get(&failure.pod.uid).map(|node| &**node);
             let nearest = nearest::in_short(&nearest);
             let status = status_patch(&failure, &nearest, said, time);
@@ -186,7 +186,7 @@ impl Desk {
             return;
         }
         // Its nomination stays in place.
-        let said = self.notes.expected.lock().get(&pod.uid).cloned();
+        let said = self.state.expected.lock().get(&pod.uid).cloned();
         let failure = Failure {
             pod: pod.clone(),
             reason: "Unschedulable",
@@ -204,7 +204,7 @@ impl Desk {
     /// it; an empty `node` clears it.
     pub(super) async fn expect(&self, pod: Arc<PodInfo>, node: Arc<str>) {
         {
-            let mut expected = self.notes.expected.lock();
+            let mut expected = self.state.expected.lock();
             let known = expected.get(&pod.uid).or(pod.nominated.as_ref());
             let nowhere = known.is_none_or(|known| known.is_empty());
             if nowhere && node.is_empty() || known == Some(&node) {
@@ -221,8 +221,8 @@ impl Desk {
     }
 
     /// Removes the recorded nomination of a pod.
-    pub(super) fn forget(&self, uid: &str) {
-        self.notes.expected.lock().remove(uid);
+    pub(super) fn remove_nomination(&self, uid: &str) {
+        self.state.expected.lock().remove(uid);
     }
 
     async fn write_status(&self, pod: &PodInfo, status: &Value) {
@@ -246,7 +246,7 @@ impl Desk {
 
     /// Returns the durations of writes since the last call.
     pub(super) fn take_timings(&self) -> Readings {
-        std::mem::take(&mut *self.notes.timings.lock())
+        std::mem::take(&mut *self.state.timings.lock())
     }
 
     /// Sends a write that a plugin requested; `target` identifies the object.
@@ -259,14 +259,14 @@ impl Desk {
         let sent = send_write(&self.client, &write, NOTHING).await;
         if let Some(Timed(family)) = write.timed {
             let seconds = started.elapsed().as_secs_f64();
-            self.notes.timings.lock().add(family, &[], seconds);
+            self.state.timings.lock().add(family, &[], seconds);
         }
         let Err(error) = sent else {
-            self.notes.nowhere.lock().remove(&target);
+            self.state.missing.lock().remove(&target);
             return;
         };
         if error.gone {
-            let mut known = self.notes.nowhere.lock();
+            let mut known = self.state.missing.lock();
             if known.len() > 4096 {
                 known.clear();
             }

@@ -14,19 +14,19 @@ const NOT_ASKED: &str = "node(s) appeared while an extender was asked";
 
 /// The extenders' verdicts on a pod, by row.
 #[derive(Debug, Default)]
-pub(super) struct Opinion {
-    said: FxHashMap<NodeIndex, Said>,
+pub(super) struct ExtenderVerdicts {
+    said: FxHashMap<NodeIndex, NodeVerdict>,
     /// Whether nodes without a verdict pass.
     pub(super) lenient: bool,
 }
 
 #[derive(Debug)]
-enum Said {
+enum NodeVerdict {
     Score(i64),
     Refused(Rejection),
 }
 
-impl Opinion {
+impl ExtenderVerdicts {
     pub(super) fn new(asked: &[Arc<str>], advised: &Advised, nodes: &NodeStore) -> Self {
         let mut reasons: FxHashSet<&str> = FxHashSet::default();
         let mut said = FxHashMap::default();
@@ -35,7 +35,7 @@ impl Opinion {
                 continue;
             };
             let entry = match advised.refused.get(name) {
-                None => Said::Score(advised.scores.get(name).copied().unwrap_or(0)),
+                None => NodeVerdict::Score(advised.scores.get(name).copied().unwrap_or(0)),
                 Some((reason, unresolvable)) => {
                     let known = reasons.contains(&**reason);
                     let reason = if known || reasons.len() < REASONS {
@@ -50,7 +50,7 @@ impl Opinion {
                         Code::Unschedulable
                     };
                     let reasons = Reasons::One(Reason::from(reason));
-                    Said::Refused(Rejection { code, reasons })
+                    NodeVerdict::Refused(Rejection { code, reasons })
                 }
             };
             said.insert(node, entry);
@@ -63,7 +63,7 @@ impl Opinion {
 
     /// Creates verdicts that refuse only `node`, for `reason`.
     pub(super) fn against(node: NodeIndex, reason: &'static str) -> Self {
-        let refused = Said::Refused(Rejection::unresolvable(reason));
+        let refused = NodeVerdict::Refused(Rejection::unresolvable(reason));
         Self {
             said: [(node, refused)].into_iter().collect(),
             lenient: true,
@@ -73,8 +73,8 @@ impl Opinion {
     /// Returns the refusal of a row, if it is refused.
     pub(super) fn refusal(&self, node: NodeIndex) -> Option<Rejection> {
         match self.said.get(&node) {
-            Some(Said::Score(_)) => None,
-            Some(Said::Refused(rejection)) => Some(rejection.clone()),
+            Some(NodeVerdict::Score(_)) => None,
+            Some(NodeVerdict::Refused(rejection)) => Some(rejection.clone()),
             None if self.lenient => None,
             None => Some(Rejection::unschedulable(NOT_ASKED)),
         }
@@ -83,8 +83,8 @@ impl Opinion {
     /// Returns the score to add to the total of a node, if the node has a verdict and is not refused.
     pub(super) fn score(&self, node: NodeIndex) -> Option<i64> {
         match self.said.get(&node)? {
-            Said::Score(more) => Some(*more),
-            Said::Refused(_) => None,
+            NodeVerdict::Score(more) => Some(*more),
+            NodeVerdict::Refused(_) => None,
         }
     }
 

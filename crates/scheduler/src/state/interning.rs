@@ -22,17 +22,17 @@ const FEW: usize = 64;
 /// An intern pool for parts of pods. Clones share one pool.
 #[derive(Debug, Clone, Default)]
 pub struct Alike {
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<InternPools>>,
     hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
-struct Known {
-    objects: Same<PodObject>,
-    pods: Same<Pod>,
-    annotations: Same<Texts>,
-    owners: Same<[OwnerReference]>,
-    containers: Same<[ContainerInfo]>,
+struct InternPools {
+    objects: InternPool<PodObject>,
+    pods: InternPool<Pod>,
+    annotations: InternPool<Texts>,
+    owners: InternPool<[OwnerReference]>,
+    containers: InternPool<[ContainerInfo]>,
     names: FxHashSet<Arc<str>>,
     /// The number of entries added since unused ones were last removed.
     new: usize,
@@ -40,7 +40,7 @@ struct Known {
 
 /// An intern pool for values of one type, each stored once.
 #[derive(Debug)]
-struct Same<T: ?Sized>(HashTable<(u64, Weak<T>)>);
+struct InternPool<T: ?Sized>(HashTable<(u64, Weak<T>)>);
 
 impl Alike {
     /// Returns an object equal to `object`: an existing one if there is one, else `object` with its parts
@@ -108,7 +108,7 @@ fn name(names: &mut FxHashSet<Arc<str>>, own: Arc<str>) -> (Arc<str>, bool) {
     }
 }
 
-impl Known {
+impl InternPools {
     fn len(&self) -> usize {
         self.objects.0.len()
             + self.pods.0.len()
@@ -134,7 +134,7 @@ impl Known {
     }
 }
 
-impl<T: PartialEq + ?Sized> Same<T> {
+impl<T: PartialEq + ?Sized> InternPool<T> {
     /// Replaces `own` by an existing equal value, or adds it. Counts added values in `new`.
     fn share(&mut self, hash: u64, own: &mut Arc<T>, new: &mut usize) {
         let same = self.0.iter_hash(hash);
@@ -155,7 +155,7 @@ impl<T: PartialEq + ?Sized> Same<T> {
     }
 }
 
-impl<T: ?Sized> Default for Same<T> {
+impl<T: ?Sized> Default for InternPool<T> {
     fn default() -> Self {
         Self(HashTable::new())
     }

@@ -7,7 +7,7 @@
 //! these pods together, instead of one for each.
 
 use super::class::Evaluation;
-use super::scope::{Looked, Scope};
+use super::scope::{RowResult, Scope};
 use crate::framework::ShapeId;
 use crate::state::NodeIndex;
 use rustc_hash::FxHashMap;
@@ -20,9 +20,9 @@ const MAX_SHAPES: usize = 4096;
 
 /// Results of one shape on its rows; while they are laid over the evaluation, the results they replace.
 #[derive(Debug, Default)]
-struct Special {
+struct RowOverlay {
     /// Rows with the node version they were evaluated at, sorted by row.
-    rows: Vec<(NodeIndex, u64, Looked)>,
+    rows: Vec<(NodeIndex, u64, RowResult)>,
     /// By row, the sum of the contributions that depend on no other row.
     fixed: Vec<i64>,
     /// Raw scores, as many per row as there are columns.
@@ -31,18 +31,18 @@ struct Special {
 
 /// The overlays of an evaluation, by shape.
 #[derive(Debug, Default)]
-pub(super) struct Specials {
-    found: FxHashMap<ShapeId, Special>,
+pub(super) struct RowOverlays {
+    found: FxHashMap<ShapeId, RowOverlay>,
     /// The shape that is laid over the evaluation now.
     over: Option<ShapeId>,
 }
 
-impl Specials {
+impl RowOverlays {
     /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let of = |found: &Special| {
+        let of = |found: &RowOverlay| {
             let numbers = found.fixed.len() + found.raws.len();
-            size_of::<(NodeIndex, u64, Looked)>() * found.rows.len() + 8 * numbers + 256
+            size_of::<(NodeIndex, u64, RowResult)>() * found.rows.len() + 8 * numbers + 256
         };
         // Few evaluations have overlays, and those that do have many of equal size.
         let first = self.found.values().next().map_or(0, of);
@@ -57,47 +57,47 @@ impl Evaluation {
             return;
         }
         let width = self.columns.len();
-        let mut found = self.specials.found.remove(&shape).unwrap_or_default();
+        let mut found = self.overlays.found.remove(&shape).unwrap_or_default();
         if !found.rows.iter().map(|(node, ..)| node).eq(rows) {
             found = found.moved_to(rows, width);
         }
         let mut looked_up = Vec::with_capacity(width);
-        for (at, (node, version, looked)) in found.rows.iter_mut().enumerate() {
+        for (at, (node, version, result)) in found.rows.iter_mut().enumerate() {
             let now = scope.nodes().version(*node);
             if *version != now {
                 looked_up.clear();
-                (*version, *looked) = (now, scope.look(*node, &mut looked_up));
-                self.fared.looked(&looked.verdict);
+                (*version, *result) = (now, scope.evaluate(*node, &mut looked_up));
+                self.filter_stats.count_verdict(&result.verdict);
                 looked_up.resize(width, 0);
                 found.fixed[at] = self.fixed_of(&looked_up);
                 found.raws[at * width..(at + 1) * width].copy_from_slice(&looked_up);
             }
         }
         self.exchange(scope, &mut found);
-        if self.specials.found.len() >= MAX_SHAPES {
-            self.specials.found.clear();
+        if self.overlays.found.len() >= MAX_SHAPES {
+            self.overlays.found.clear();
         }
-        self.specials.found.insert(shape, found);
-        self.specials.over = Some(shape);
+        self.overlays.found.insert(shape, found);
+        self.overlays.over = Some(shape);
     }
 
     /// Undoes [`Self::lay_over`].
     pub(super) fn take_off(&mut self, scope: &Scope<'_>) {
-        if let Some(over) = self.specials.over.take()
-            && let Some(mut under) = self.specials.found.remove(&over)
+        if let Some(over) = self.overlays.over.take()
+            && let Some(mut under) = self.overlays.found.remove(&over)
         {
             self.exchange(scope, &mut under);
-            self.specials.found.insert(over, under);
+            self.overlays.found.insert(over, under);
         }
     }
 
     /// Exchanges the rows of `found` with the recorded ones.
-    fn exchange(&mut self, scope: &Scope<'_>, found: &mut Special) {
+    fn exchange(&mut self, scope: &Scope<'_>, found: &mut RowOverlay) {
         let nodes: Vec<NodeIndex> = found.rows.iter().map(|(node, ..)| *node).collect();
         let width = self.columns.len();
         let mut raws = vec![0; width];
         self.replace(scope, &nodes, |evaluation, at| {
-            let (Some((node, _, looked)), Some(fixed)) =
+            let (Some((node, _, result)), Some(fixed)) =
                 (found.rows.get_mut(at), found.fixed.get_mut(at))
             else {
                 return;
@@ -106,7 +106,7 @@ impl Evaluation {
             raws.copy_from_slice(kept);
             let under = evaluation.recorded(*node, kept);
             let new = (
-                std::mem::replace(looked, under.0),
+                std::mem::replace(result, under.0),
                 std::mem::replace(fixed, under.1),
             );
             evaluation.record(*node, new.0, new.1, raws.iter().copied());
@@ -114,7 +114,7 @@ impl Evaluation {
     }
 }
 
-impl Special {
+impl RowOverlay {
     /// Returns the overlay for other rows, with results of rows that were evaluated before.
     fn moved_to(self, rows: &[NodeIndex], width: usize) -> Self {
         let mut out = Self {
@@ -134,7 +134,7 @@ impl Special {
                 }
                 None => {
                     // No row has this version, so the row will be evaluated.
-                    out.rows.push((*node, 0, Looked::default()));
+                    out.rows.push((*node, 0, RowResult::default()));
                     out.fixed.push(0);
                     out.raws.resize(out.raws.len() + width, 0);
                 }

@@ -5,8 +5,8 @@
 //! given the members placed before. A plan counts only if the group may start with it. Until the victims are
 //! gone, nominations reserve the room on the nodes, also for members that fit somewhere before.
 
-mod consent;
-mod places;
+mod admission;
+mod assignment;
 
 use super::measure::Meter;
 use super::plugin_table::PluginTable;
@@ -34,7 +34,7 @@ pub(super) struct Plan {
 
 /// The result of an attempt to make room for a group; texts are for conditions.
 #[derive(Debug)]
-pub(super) enum Attempt {
+pub(super) enum GroupOutcome {
     Room(Plan),
     /// No plan helps; previous nominations are cleared.
     Hopeless(String),
@@ -45,17 +45,17 @@ pub(super) enum Attempt {
 
 /// An attempt to make room for a group, with the uids of its pods.
 #[derive(Debug)]
-pub(super) struct Tried {
+pub(super) struct GroupAttempt {
     pub(super) by: Instance,
     pub(super) prefix: &'static str,
-    pub(super) attempt: Attempt,
+    pub(super) attempt: GroupOutcome,
     pub(super) pending: Vec<Arc<str>>,
     pub(super) held: Vec<Arc<str>>,
 }
 
 /// The states that plugins prepared for pods, by uid; without pods that are refused before any node is
 /// filtered.
-pub(super) type Company = FxHashMap<Arc<str>, Prepared>;
+pub(super) type PreparedMembers = FxHashMap<Arc<str>, Prepared>;
 
 /// A member with the states that plugins prepared for it.
 struct Member<'a> {
@@ -94,14 +94,14 @@ struct Planner<'a> {
 impl PluginTable {
     /// Runs pre-filter and pre-score for the pods that start together with `pod`, in case room is made for
     /// them. One by one, as plugins may prepare their state for one pod at a time.
-    pub(super) fn prepare_company(
+    pub(super) fn prepare_group_members(
         &mut self,
         queue: &Queue,
         meter: &Meter,
         view: View<'_>,
         pod: &PodInfo,
         profile: usize,
-    ) -> Company {
+    ) -> PreparedMembers {
         let plugins = self.profiles[profile].post_filter.iter();
         let plugins = plugins.filter_map(|at| self.plugins[*at].post_filter());
         let company: Vec<Arc<PodInfo>> = plugins
@@ -111,9 +111,10 @@ impl PluginTable {
         let tolerated = self.admissions(profile);
         let mut prepare = |pod: &Arc<PodInfo>| {
             let profile = self.profile_of(pod).unwrap_or_default();
-            self.prepare_books(pod, profile, view);
+            self.prepare_state(pod, profile, view);
             let cycle = Cycle::new(pod, view);
-            self.prepare_despite(meter, &cycle, profile, tolerated).ok()
+            self.prepare_tolerating(meter, &cycle, profile, tolerated)
+                .ok()
         };
         let company = company.iter();
         company
@@ -124,36 +125,36 @@ impl PluginTable {
 
 impl Engine {
     /// Carries out the plan for a group, and adds the result to `diagnosis`.
-    pub(super) fn settle_group(
+    pub(super) fn finish_group_attempt(
         &mut self,
         pod: &Arc<PodInfo>,
-        tried: Tried,
+        tried: GroupAttempt,
         diagnosis: &mut Diagnosis,
         messages: &mut Vec<String>,
         now: Timestamp,
     ) {
-        let Tried {
+        let GroupAttempt {
             by,
             prefix,
             attempt,
             pending,
             held,
         } = tried;
-        let keeps = matches!(attempt, Attempt::Room(_) | Attempt::Waits(_));
+        let keeps = matches!(attempt, GroupOutcome::Room(_) | GroupOutcome::Waits(_));
         diagnosis.nominated = None;
         let said = match attempt {
-            Attempt::Room(plan) => {
+            GroupOutcome::Room(plan) => {
                 let parts = (&mut self.cluster.nodes, &mut self.outbox);
                 let members = (&*pending, &*held);
                 let (node, withdrawn) =
                     self.preemptor
                         .claim_together(parts, &self.queue, pod, &plan.places, members);
                 for mate in withdrawn {
-                    PodWaker::new(self).wake_by_freed(&mate, now);
+                    PodWaker::new(self).wake_for_freed(&mate, now);
                 }
                 for (node, victims) in plan.victims {
                     let node = self.cluster.nodes.name(node).clone();
-                    self.send_away(pod, &node, victims, self.table.names[by], now);
+                    self.evict_victims(pod, &node, victims, self.table.names[by], now);
                 }
                 diagnosis.nominated = Some(node.map_or_else(String::new, |node| node.to_string()));
                 let total = held.len() + pending.len();
@@ -161,7 +162,7 @@ impl Engine {
                 messages.clear();
                 format!("preempt success, alreadyWaitingForBound: {held}/{total}")
             }
-            Attempt::Hopeless(text) => {
+            GroupOutcome::Hopeless(text) => {
                 diagnosis.nominated = Some(String::new());
                 for uid in pending.iter().filter(|uid| **uid != pod.uid) {
                     if let Some(mate) = self.preemptor.withdraw(
@@ -169,13 +170,13 @@ impl Engine {
                         &self.queue,
                         uid,
                     ) {
-                        PodWaker::new(self).wake_by_freed(&mate, now);
+                        PodWaker::new(self).wake_for_freed(&mate, now);
                     }
                 }
                 messages.push(format!("{prefix}{text}"));
                 text
             }
-            Attempt::Ineligible(text) | Attempt::Waits(text) => {
+            GroupOutcome::Ineligible(text) | GroupOutcome::Waits(text) => {
                 if !text.is_empty() {
                     messages.push(format!("{prefix}{text}"));
                 }
@@ -248,7 +249,7 @@ impl Preemptor {
         uid: &str,
     ) -> Option<Arc<PodInfo>> {
         let node = self.nominator.node_of(uid).cloned()?;
-        self.nominator.denominate(nodes, uid);
+        self.nominator.remove_nomination(nodes, uid);
         let pod = queue.get(uid)?.info.clone();
         self.nominator.expect(&pod.uid, &node);
         outbox.push(Output::Expect {
@@ -261,17 +262,17 @@ impl Preemptor {
 
 impl VictimSearch<'_> {
     /// Searches for room for the pods that start together with `pod`. Changes nothing.
-    pub(super) fn find_room_together(
+    pub(super) fn plan_group_preemption(
         &self,
         pod: &Arc<PodInfo>,
         profile: usize,
         group: &GroupPreemption<'_>,
-        company: Company,
+        company: PreparedMembers,
         now: Timestamp,
-    ) -> Attempt {
+    ) -> GroupOutcome {
         let total = self.cluster.nodes.len();
         if total == 0 {
-            return Attempt::Ineligible(String::new());
+            return GroupOutcome::Ineligible(String::new());
         }
         let pods = group.pending.iter();
         let mut pods: Vec<Arc<PodInfo>> = pods
@@ -282,10 +283,10 @@ impl VictimSearch<'_> {
             spec.and_then(|spec| spec.preemption_policy.as_deref()) == Some("Never")
         };
         if pods.iter().any(never) {
-            return Attempt::Ineligible(NEVER.to_owned());
+            return GroupOutcome::Ineligible(NEVER.to_owned());
         }
         let Some(weakest) = pods.iter().min_by_key(|pod| pod.priority).cloned() else {
-            return Attempt::Ineligible(String::new());
+            return GroupOutcome::Ineligible(String::new());
         };
         let planning = self.table.group_to_plan(pod, profile);
         let planning = planning.and_then(|(at, _)| self.table.plugins[at].planning());
@@ -305,7 +306,7 @@ impl VictimSearch<'_> {
             spendings: 0,
         };
         if planner.is_awaiting() {
-            return Attempt::Waits(TERMINATING.to_owned());
+            return GroupOutcome::Waits(TERMINATING.to_owned());
         }
         // Start at a pseudo-random node, so that equal nodes are not always tried in the same order.
         let offset = super::class::mix(self.options.seed ^ self.preemptor.searches);
@@ -325,11 +326,11 @@ impl VictimSearch<'_> {
         };
         let placed = match placed {
             Ok(placed) => placed,
-            Err(text) => return Attempt::Hopeless(text),
+            Err(text) => return GroupOutcome::Hopeless(text),
         };
         match planner.finish(placed, self.table.admissions(profile)) {
-            Some(plan) => Attempt::Room(plan),
-            None => Attempt::Hopeless(planner.unhelpful()),
+            Some(plan) => GroupOutcome::Room(plan),
+            None => GroupOutcome::Hopeless(planner.unhelpful()),
         }
     }
 
@@ -337,7 +338,7 @@ impl VictimSearch<'_> {
         &self,
         pods: Vec<Arc<PodInfo>>,
         profile: usize,
-        mut company: Company,
+        mut company: PreparedMembers,
         view: View<'_>,
     ) -> Vec<Member<'_>> {
         let mut kinds = FxHashMap::default();

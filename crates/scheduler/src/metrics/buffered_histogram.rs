@@ -7,13 +7,13 @@ use prometheus::local::LocalHistogram;
 /// the task that makes the decisions: looking up a histogram by name and updating it atomically takes a few
 /// times as long as updating a local copy.
 #[derive(Debug)]
-pub(crate) struct Digested {
+pub(crate) struct BufferedHistograms {
     all: HistogramVec,
     /// Local histograms since the last flush; there are few names.
     since: Vec<(&'static str, LocalHistogram)>,
 }
 
-impl Digested {
+impl BufferedHistograms {
     pub(super) fn new(all: HistogramVec) -> Self {
         Self {
             all,
@@ -34,7 +34,7 @@ impl Digested {
     }
 
     /// Adds the buffered observations to the metric.
-    pub(crate) fn hand_over(&mut self) {
+    pub(crate) fn flush(&mut self) {
         // Local histograms are created again each time, as the metric may have been reset.
         for (_, histogram) in self.since.drain(..) {
             histogram.flush();
@@ -52,17 +52,17 @@ mod tests {
         let options = HistogramOpts::new("events", "Events.").buckets(vec![1.0, 2.0]);
         let all = HistogramVec::new(options, &["event"]).unwrap();
         let seen = |event: &str| all.with_label_values(&[event]).get_sample_count();
-        let mut digested = Digested::new(all.clone());
+        let mut histograms = BufferedHistograms::new(all.clone());
         for event in ["PodAdd", "PodUpdate", "PodAdd"] {
-            digested.note(event, 1.5);
+            histograms.note(event, 1.5);
         }
         assert_eq!((seen("PodAdd"), seen("PodUpdate")), (0, 0));
-        digested.hand_over();
-        digested.hand_over();
+        histograms.flush();
+        histograms.flush();
         assert_eq!((seen("PodAdd"), seen("PodUpdate")), (2, 1));
         all.reset();
-        digested.note("PodAdd", 0.5);
-        digested.hand_over();
+        histograms.note("PodAdd", 0.5);
+        histograms.flush();
         assert_eq!((seen("PodAdd"), seen("PodUpdate")), (1, 0));
     }
 }

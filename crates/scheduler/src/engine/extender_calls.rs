@@ -11,8 +11,8 @@
 //! a pod, the pods before it are placed, as in kube-scheduler.
 
 use super::cluster::ClusterState;
-use super::cycle::Stop;
-use super::opinion::{Opinion, cut};
+use super::cycle::CycleError;
+use super::extender_verdicts::{ExtenderVerdicts, cut};
 use super::plugin_table::PluginTable;
 use super::preempt::Plan;
 use super::select::NodeSelection;
@@ -96,7 +96,7 @@ pub(super) struct Resume {
 }
 
 #[derive(Debug)]
-struct UnderWay {
+struct PendingCall {
     ticket: u64,
     set: Set,
     purpose: Purpose,
@@ -109,14 +109,14 @@ type Parked = (Reverse<i32>, u64, Arc<str>);
 
 /// Pending extender calls, and the pods that wait for an extender.
 ///
-/// Invariant: `busy` holds the extenders of all calls in `under_way`, no extender is called for two pods at a
+/// Invariant: `busy` holds the extenders of all calls in `pending`, no extender is called for two pods at a
 /// time, and only one group has a `member`.
 #[derive(Debug, Default)]
 pub(super) struct ExtenderCalls {
     extenders: Vec<Extender>,
     /// Waiting pods by the extenders they need.
     parked: BTreeMap<Set, BTreeSet<Parked>>,
-    under_way: FxHashMap<Arc<str>, UnderWay>,
+    pending: FxHashMap<Arc<str>, PendingCall>,
     answered: VecDeque<(Arc<str>, Advice)>,
     /// The extenders with a pending call.
     busy: Set,
@@ -168,13 +168,13 @@ impl ExtenderCalls {
     fn begin(&mut self, uid: &Arc<str>, set: Set, purpose: Purpose) -> u64 {
         self.tickets += 1;
         self.busy |= set;
-        let under_way = UnderWay {
+        let pending = PendingCall {
             ticket: self.tickets,
             set,
             purpose,
             missed: None,
         };
-        self.under_way.insert(uid.clone(), under_way);
+        self.pending.insert(uid.clone(), pending);
         self.tickets
     }
 }
@@ -271,7 +271,7 @@ fn agreed(
 }
 
 /// How the first part of a cycle continues.
-pub(super) enum Turn {
+pub(super) enum CycleStep {
     /// No extender filters or scores nodes for this pod.
     Decide,
     /// The nodes that fit must be sent to extenders.
@@ -294,25 +294,36 @@ impl Engine {
         purpose: Purpose,
         advice: Advice,
         now: Timestamp,
-    ) -> Result<Option<Arc<str>>, Stop> {
+    ) -> Result<Option<Arc<str>>, CycleError> {
         match (purpose, advice) {
-            (_, Advice::Nodes(Err(message))) => Err(Stop::Failed(message)),
+            (_, Advice::Nodes(Err(message))) => Err(CycleError::Failed(message)),
             (Purpose::Nodes { asked, rounds }, Advice::Nodes(Ok(advised))) => {
-                let mut opinion = Opinion::new(&asked, &advised, &self.cluster.nodes);
-                let selected =
-                    NodeSelection::new(self).select(pod, profile, now, Some(&opinion), false);
+                let mut extender_verdicts =
+                    ExtenderVerdicts::new(&asked, &advised, &self.cluster.nodes);
+                let selected = NodeSelection::new(self).select(
+                    pod,
+                    profile,
+                    now,
+                    Some(&extender_verdicts),
+                    false,
+                );
                 let stop = match selected {
                     Ok(choice) => return self.place(pod, profile, &choice, now).map(Some),
                     Err(stop) => stop,
                 };
-                opinion.lenient = true;
+                extender_verdicts.lenient = true;
                 if rounds < ROUNDS
-                    && let Stop::Refused(_) = &stop
-                    && let Ok(choice) =
-                        NodeSelection::new(self).select(pod, profile, now, Some(&opinion), true)
+                    && let CycleError::Refused(_) = &stop
+                    && let Ok(choice) = NodeSelection::new(self).select(
+                        pod,
+                        profile,
+                        now,
+                        Some(&extender_verdicts),
+                        true,
+                    )
                 {
                     let (nodes, offers) = (&self.cluster.nodes, choice.offers());
-                    let question = self.calls.ask_about_nodes(pod, nodes, &offers, rounds + 1);
+                    let question = self.calls.request_nodes(pod, nodes, &offers, rounds + 1);
                     self.outbox.push(question);
                     return Ok(None);
                 }
@@ -333,34 +344,36 @@ impl Engine {
                         let by = self.table.names[resume.after.unwrap_or_default()];
                         let parts = (&mut self.cluster.nodes, &mut self.outbox);
                         let node = self.preemptor.claim(parts, pod, plan.node);
-                        self.send_away(pod, &node, plan.victims, by, now);
+                        self.evict_victims(pod, &node, plan.victims, by, now);
                         diagnosis.nominated = Some(node.to_string());
                         let (view, mut fx) = (self.cluster.view(now), Effects::default());
                         self.table
                             .after_post_filter(view, pod, profile, &mut diagnosis, &mut fx);
                         self.apply(fx, now);
                         self.preemptor.kept.clear();
-                        return Err(Stop::Refused(diagnosis));
+                        return Err(CycleError::Refused(diagnosis));
                     }
                     Ok(None) => resume
                         .messages
                         .push("no candidate node for preemption".to_owned()),
                     Err(message) => resume.messages.push(cut(&message)),
                 }
-                self.post_filter(pod, profile, Stop::Refused(diagnosis), resume, now)
+                self.post_filter(pod, profile, CycleError::Refused(diagnosis), resume, now)
             }
             // The result is of another kind than the request: a mistake of the runtime, not of the extender.
-            _ => Err(Stop::Failed("an extender's answer was mixed up".to_owned())),
+            _ => Err(CycleError::Failed(
+                "an extender's answer was mixed up".to_owned(),
+            )),
         }
     }
 }
 
 impl ExtenderCalls {
     /// Decides whether `pod` may continue as far as extenders are concerned.
-    pub(super) fn turn(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> Turn {
+    pub(super) fn turn(&mut self, pod: &Arc<PodInfo>, table: &mut PluginTable) -> CycleStep {
         let all = &mut *self;
         if all.extenders.is_empty() {
-            return Turn::Decide;
+            return CycleStep::Decide;
         }
         let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
         let mut groupings = table.plugins.iter_mut().filter_map(|it| it.grouping());
@@ -368,7 +381,7 @@ impl ExtenderCalls {
         let behind = |member: &Arc<str>| *member != pod.uid;
         if grouped && all.member.as_ref().is_some_and(behind) {
             all.park(pod, set | GROUPED);
-            return Turn::Parked;
+            return CycleStep::Parked;
         }
         if grouped && set != 0 {
             all.member = Some(pod.uid.clone());
@@ -379,12 +392,12 @@ impl ExtenderCalls {
             } else {
                 all.park(pod, set);
             }
-            return Turn::Parked;
+            return CycleStep::Parked;
         }
         if all.concerned(pod, judges_nodes).is_empty() {
-            return Turn::Decide;
+            return CycleStep::Decide;
         }
-        Turn::Ask
+        CycleStep::Ask
     }
 
     /// Returns the next pod that no longer has to wait for its extenders.
@@ -430,31 +443,31 @@ impl ExtenderCalls {
         queue: &Queue,
     ) -> Option<(QueuedPod, Purpose, Advice)> {
         while let Some((uid, advice)) = self.answered.pop_front() {
-            let Some(under_way) = self.under_way.remove(&uid) else {
+            let Some(pending) = self.pending.remove(&uid) else {
                 continue;
             };
             let is_free = !cluster.pods.contains_key(&uid);
             if is_free && let Some(queued) = queue.in_flight(&uid) {
                 let queued = queued.clone();
                 // The call stays pending: events must be noted, and no other pod may use the extenders.
-                let noted = UnderWay {
+                let noted = PendingCall {
                     purpose: Purpose::Nodes {
                         asked: Vec::new(),
                         rounds: 0,
                     },
-                    ..under_way
+                    ..pending
                 };
-                let purpose = under_way.purpose;
-                self.under_way.insert(uid, noted);
+                let purpose = pending.purpose;
+                self.pending.insert(uid, noted);
                 return Some((queued, purpose, advice));
             }
-            self.member_is_done(&uid);
-            self.free(under_way.set);
+            self.clear_member(&uid);
+            self.free(pending.set);
         }
         None
     }
 
-    fn member_is_done(&mut self, uid: &str) {
+    fn clear_member(&mut self, uid: &str) {
         let member = &mut self.member;
         *member = member.take().filter(|member| **member != *uid);
     }
@@ -464,21 +477,21 @@ impl ExtenderCalls {
     }
 
     /// Ends the pod's extender call. Returns the event that the pod missed meanwhile.
-    pub(super) fn stop_asking(&mut self, uid: &str) -> Option<&'static str> {
-        self.member_is_done(uid);
-        let under_way = self.under_way.remove(uid)?;
-        self.free(under_way.set);
-        under_way.missed
+    pub(super) fn finish_call(&mut self, uid: &str) -> Option<&'static str> {
+        self.clear_member(uid);
+        let pending = self.pending.remove(uid)?;
+        self.free(pending.set);
+        pending.missed
     }
 
     /// Returns true if a member of a group has a pending call, or waits for one.
-    pub(super) fn is_member_asking(&self) -> bool {
+    pub(super) fn is_member_pending(&self) -> bool {
         self.member.is_some()
     }
 
     /// Stores the result of the call with this ticket; results of other calls are dropped.
     pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: Advice) {
-        let known = self.under_way.get_key_value(uid);
+        let known = self.pending.get_key_value(uid);
         let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
             return;
         };
@@ -487,8 +500,8 @@ impl ExtenderCalls {
     }
 
     /// Iterates over the pods with a pending call that missed no event yet.
-    pub(super) fn asking(&self) -> impl Iterator<Item = &Arc<str>> {
-        let all = self.under_way.iter();
+    pub(super) fn pending_pods(&self) -> impl Iterator<Item = &Arc<str>> {
+        let all = self.pending.iter();
         all.filter(|(_, it)| it.missed.is_none())
             .map(|(uid, _)| uid)
     }
@@ -496,14 +509,14 @@ impl ExtenderCalls {
     /// Notes an event that might have woken these pods.
     pub(super) fn missed(&mut self, uids: &[Arc<str>], event: &'static str) {
         for uid in uids {
-            if let Some(under_way) = self.under_way.get_mut(uid) {
-                under_way.missed = Some(event);
+            if let Some(pending) = self.pending.get_mut(uid) {
+                pending.missed = Some(event);
             }
         }
     }
 
     /// Creates the call about the nodes `among`; `rounds` counts the pod's earlier calls.
-    pub(super) fn ask_about_nodes(
+    pub(super) fn request_nodes(
         &mut self,
         pod: &Arc<PodInfo>,
         nodes: &NodeStore,
@@ -515,11 +528,11 @@ impl ExtenderCalls {
         let asked = infos.iter().map(|info| info.name.clone()).collect();
         let extenders = self.concerned(pod, judges_nodes);
         let purpose = Purpose::Nodes { asked, rounds };
-        self.ask(pod, extenders, purpose, Question::Nodes(infos))
+        self.start_call(pod, extenders, purpose, Question::Nodes(infos))
     }
 
     /// Creates the call about the victims of `plans`.
-    pub(super) fn ask_about_victims(
+    pub(super) fn request_victims(
         &mut self,
         pod: &Arc<PodInfo>,
         nodes: &NodeStore,
@@ -538,15 +551,15 @@ impl ExtenderCalls {
             diagnosis,
             resume,
         };
-        self.ask(pod, extenders, purpose, question)
+        self.start_call(pod, extenders, purpose, question)
     }
 
     /// Returns true if an extender reviews the victims of a preemption for `pod`.
-    pub(super) fn shows_victims(&self, pod: &PodInfo) -> bool {
+    pub(super) fn reviews_victims(&self, pod: &PodInfo) -> bool {
         !self.extenders.is_empty() && !self.concerned(pod, judges_victims).is_empty()
     }
 
-    fn ask(
+    fn start_call(
         &mut self,
         pod: &Arc<PodInfo>,
         extenders: Vec<usize>,
@@ -554,11 +567,11 @@ impl ExtenderCalls {
         question: Question,
     ) -> Output {
         let all = &mut *self;
-        let missed = all.under_way.get(&pod.uid).and_then(|it| it.missed);
+        let missed = all.pending.get(&pod.uid).and_then(|it| it.missed);
         let set = set_of(&all.concerned(pod, |it| judges_nodes(it) || judges_victims(it)));
         let ticket = all.begin(&pod.uid, set, purpose);
-        if let Some(under_way) = all.under_way.get_mut(&pod.uid) {
-            under_way.missed = missed;
+        if let Some(pending) = all.pending.get_mut(&pod.uid) {
+            pending.missed = missed;
         }
         Output::Consult(Consultation {
             ticket,

@@ -8,12 +8,12 @@
 
 use super::class::{Column, columns, key, tie};
 use super::explain::Table;
-use super::measure::Fared;
+use super::measure::FilterStats;
 use super::scope::Scope;
+use super::second_stage::{self, Rows};
 use super::select::{Choice, refusal};
-use super::stage::{self, Rows};
 use super::tree::Key;
-use crate::framework::{Code, Rejection, RowVerdict, Tally};
+use crate::framework::{Code, Rejection, RejectionCounts, RowVerdict};
 use crate::state::NodeIndex;
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -41,17 +41,17 @@ pub(super) fn list<'a>(scope: &Scope<'a>) -> Option<Cow<'a, [NodeIndex]>> {
 
 /// Filter and score results for a pod that is restricted to few nodes.
 #[derive(Debug, Default)]
-pub(super) struct Few {
+pub(super) struct CandidateSubset {
     /// The verdicts on existing nodes, in order.
     judged: Vec<(NodeIndex, RowVerdict)>,
     /// The nodes that fit, in order; their raw scores are in `raws`.
     fits: Vec<NodeIndex>,
     raws: Vec<i64>,
     columns: Vec<Column>,
-    pub(super) fared: Fared,
+    pub(super) filter_stats: FilterStats,
 }
 
-impl Few {
+impl CandidateSubset {
     /// Filters and scores the rows of `list`.
     pub(super) fn judge(scope: &Scope<'_>, list: &[NodeIndex]) -> Self {
         let mut out = Self {
@@ -61,15 +61,15 @@ impl Few {
         let (mut stable, mut raws) = (0, Vec::new());
         for node in list {
             raws.clear();
-            let mut verdict = scope.look(*node, &mut raws).verdict;
+            let mut verdict = scope.evaluate(*node, &mut raws).verdict;
             if matches!(verdict, RowVerdict::Absent) {
                 continue;
             }
-            out.fared.looked(&verdict);
+            out.filter_stats.count_verdict(&verdict);
             if matches!(verdict, RowVerdict::Fits(_)) {
                 stable += 1;
-                if scope.has_more_to_say()
-                    && let Some((plugin, rejection)) = scope.judge_moving(*node, &[])
+                if scope.needs_second_stage()
+                    && let Some((plugin, rejection)) = scope.volatile_refusal(*node, &[])
                 {
                     verdict = RowVerdict::Refused(plugin, rejection);
                 }
@@ -80,11 +80,11 @@ impl Few {
             }
             out.judged.push((*node, verdict));
         }
-        if stage::is_needed(scope, &out.columns) {
-            out.fared.stage(stable, out.fits.len());
+        if second_stage::is_needed(scope, &out.columns) {
+            out.filter_stats.stage(stable, out.fits.len());
         }
         if let Some(by) = scope.prepared.only_by.first() {
-            out.fared.refused_by(*by, out.outside(scope));
+            out.filter_stats.refused_by(*by, out.outside(scope));
         }
         for (at, column) in out.columns.iter_mut().enumerate() {
             let raws = out
@@ -111,7 +111,7 @@ impl Few {
             raw: &|at, column| self.raws[at * self.columns.len() + column],
             around: None,
         };
-        stage::best(scope, &rows, keys)
+        second_stage::best(scope, &rows, keys)
     }
 
     /// Returns the sort key of a node, equal to that in an evaluation of every row.
@@ -140,7 +140,7 @@ impl Few {
         scope: &Scope<'_>,
         names: &[&'static str],
         victims: bool,
-    ) -> Result<Choice, super::cycle::Stop> {
+    ) -> Result<Choice, super::cycle::CycleError> {
         let nodes = scope.nodes().len();
         if let Some(node) = best {
             let numa = self.judged.iter().find_map(|(judged, verdict)| {
@@ -150,9 +150,9 @@ impl Few {
                 (*judged == node).then_some(*numa)
             });
             let compared = (nodes, self.fits.len());
-            return Ok(Choice::of(scope, node, numa.flatten(), compared));
+            return Ok(Choice::new(scope, node, numa.flatten(), compared));
         }
-        let mut tally = Tally::default();
+        let mut tally = RejectionCounts::default();
         for (_, verdict) in &self.judged {
             if let RowVerdict::Refused(plugin, rejection) = verdict {
                 tally.add(*plugin, rejection);
@@ -179,8 +179,8 @@ impl Few {
         let rank = |at: usize| {
             let key = self.key(scope, at);
             let rank = scope
-                .opinion
-                .map(|opinion| opinion.rank(key, self.fits[at]));
+                .extender_verdicts
+                .map(|extender_verdicts| extender_verdicts.rank(key, self.fits[at]));
             (rank, key)
         };
         order.sort_by_key(|at| (self.fits[*at] != best, Reverse(rank(*at))));

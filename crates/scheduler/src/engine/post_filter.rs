@@ -1,11 +1,11 @@
 //! The post-filter phase: plugins may make room for a pod that no node fits.
 
-use super::consult::Resume;
-use super::cycle::Stop;
+use super::cycle::CycleError;
+use super::extender_calls::Resume;
 use super::measure::Point;
 use super::plugin_table::PluginTable;
-use super::preempt::{Asked, Attempt, VictimSearch};
-use super::{Engine, together};
+use super::preempt::{PreemptionOutcome, PreemptionRequest, VictimSearch};
+use super::{Engine, group_preemption};
 use crate::framework::{Cycle, Diagnosis, Effects, Instance, PostFilterResult, View};
 use crate::state::PodInfo;
 use jiff::Timestamp;
@@ -18,11 +18,11 @@ impl Engine {
         &mut self,
         pod: &Arc<PodInfo>,
         profile: usize,
-        stop: Stop,
+        stop: CycleError,
         resume: Resume,
         now: Timestamp,
-    ) -> Result<Option<Arc<str>>, Stop> {
-        let Stop::Refused(mut diagnosis) = stop else {
+    ) -> Result<Option<Arc<str>>, CycleError> {
+        let CycleError::Refused(mut diagnosis) = stop else {
             return Err(stop);
         };
         let Resume {
@@ -36,13 +36,13 @@ impl Engine {
             diagnosis.nominated = Some(String::new());
         }
         let (mut room, mut shown, mut together) = (None, None, None);
-        let shows = self.calls.shows_victims(pod);
+        let shows = self.calls.reviews_victims(pod);
         let view = self.cluster.view(now);
         let meter = &self.telemetry.meter;
         let mut company = self
             .table
-            .prepare_company(&self.queue, meter, view, pod, profile);
-        self.table.prepare_books(pod, profile, view);
+            .prepare_group_members(&self.queue, meter, view, pod, profile);
+        self.table.prepare_state(pod, profile, view);
         let mut laps =
             self.telemetry
                 .meter
@@ -73,8 +73,8 @@ impl Engine {
                 PostFilterResult::Preempt(mut rules) => {
                     besides = std::mem::take(&mut rules.besides);
                     self.preemptor.searches += 1;
-                    let mut memo = std::mem::take(&mut self.classes.memo);
-                    let asked = Asked {
+                    let mut preemption_cache = std::mem::take(&mut self.classes.preemption_cache);
+                    let asked = PreemptionRequest {
                         pod,
                         profile,
                         owner: *instance,
@@ -83,28 +83,28 @@ impl Engine {
                     };
                     let mut all = Vec::new();
                     let search = VictimSearch::new(self);
-                    let attempt = search.find_victims(&asked, &mut memo, &mut all, now);
-                    memo.keep_within(self.options.class_bytes);
-                    self.classes.memo = memo;
+                    let attempt = search.find_victims(&asked, &mut preemption_cache, &mut all, now);
+                    preemption_cache.keep_within(self.options.class_bytes);
+                    self.classes.preemption_cache = preemption_cache;
                     match attempt {
-                        Attempt::Room(_) if shows => {
+                        PreemptionOutcome::Room(_) if shows => {
                             shown = Some((*instance, all));
                             break;
                         }
-                        Attempt::Room(plan) => {
+                        PreemptionOutcome::Room(plan) => {
                             laps.lap(*instance, || "Success");
                             room = Some((*instance, plan));
                             break;
                         }
-                        Attempt::Hopeless(text) => {
+                        PreemptionOutcome::Hopeless(text) => {
                             if !waits {
                                 diagnosis.nominated = Some(String::new());
                             }
                             text
                         }
-                        Attempt::Ineligible(text) => text,
+                        PreemptionOutcome::Ineligible(text) => text,
                         // Another plugin that cannot help must not clear the nomination.
-                        Attempt::Waits(text) => {
+                        PreemptionOutcome::Waits(text) => {
                             waits = true;
                             diagnosis.nominated = None;
                             text
@@ -113,19 +113,19 @@ impl Engine {
                 }
                 PostFilterResult::PreemptForGroup(group) => {
                     self.preemptor.searches += 1;
-                    let attempt = VictimSearch::new(self).find_room_together(
+                    let attempt = VictimSearch::new(self).plan_group_preemption(
                         pod,
                         profile,
                         &group,
                         std::mem::take(&mut company),
                         now,
                     );
-                    let found = matches!(attempt, together::Attempt::Room(_));
+                    let found = matches!(attempt, group_preemption::GroupOutcome::Room(_));
                     laps.lap(
                         *instance,
                         || if found { "Success" } else { "Unschedulable" },
                     );
-                    together = Some(together::Tried {
+                    together = Some(group_preemption::GroupAttempt {
                         by: *instance,
                         prefix: group.rules.prefix,
                         attempt,
@@ -160,7 +160,7 @@ impl Engine {
             let nodes = &self.cluster.nodes;
             let question = self
                 .calls
-                .ask_about_victims(pod, nodes, plans, (diagnosis, resume));
+                .request_victims(pod, nodes, plans, (diagnosis, resume));
             self.outbox.push(question);
             return Ok(None);
         }
@@ -168,11 +168,11 @@ impl Engine {
             let parts = (&mut self.cluster.nodes, &mut self.outbox);
             let node = self.preemptor.claim(parts, pod, plan.node);
             let by = self.table.names[instance];
-            self.send_away(pod, &node, plan.victims.clone(), by, now);
+            self.evict_victims(pod, &node, plan.victims.clone(), by, now);
             diagnosis.nominated = Some(node.to_string());
         }
         if let Some(tried) = together {
-            self.settle_group(pod, tried, &mut diagnosis, &mut messages, now);
+            self.finish_group_attempt(pod, tried, &mut diagnosis, &mut messages, now);
         }
         // If room was made, the earlier messages no longer matter.
         if diagnosis
@@ -188,7 +188,7 @@ impl Engine {
             .after_post_filter(view, pod, profile, &mut diagnosis, &mut fx);
         self.apply(fx, now);
         self.preemptor.kept.clear();
-        Err(Stop::Refused(diagnosis))
+        Err(CycleError::Refused(diagnosis))
     }
 }
 

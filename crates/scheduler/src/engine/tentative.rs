@@ -1,13 +1,13 @@
 //! Tentative placements: room reserved for the replacements of running pods, before any of these is evicted.
 //!
 //! While a tentative placement exists, the pod is assumed on its target node; on its current node, a
-//! placeholder keeps its room, as the pod is still running. [`Engine::withdraw_promises`] restores the
+//! placeholder keeps its room, as the pod is still running. [`Engine::withdraw_tentative_placements`] restores the
 //! previous state. No event may be handled in between.
 
 use super::Engine;
 use super::cluster::Record;
-use super::cycle::Stop;
-use super::opinion::Opinion;
+use super::cycle::CycleError;
+use super::extender_verdicts::ExtenderVerdicts;
 use super::select::NodeSelection;
 use crate::framework::{Diagnosis, Effects};
 use crate::guard::attempted;
@@ -22,7 +22,7 @@ const LEFT: &str = "node(s) were what the pod is to leave";
 
 /// A tentative placement of a running pod.
 #[derive(Debug)]
-pub(super) struct Promise {
+pub(super) struct TentativePlacement {
     /// The running pod.
     pod: Arc<PodInfo>,
     /// The node that it runs on.
@@ -40,7 +40,7 @@ impl Engine {
     ///
     /// # Errors
     /// Returns why no node fits.
-    pub fn promise(
+    pub fn place_tentatively(
         &mut self,
         pod: &Arc<PodInfo>,
         now: Timestamp,
@@ -63,11 +63,11 @@ impl Engine {
         let Some(running) = self.unbook(&pod.uid, now) else {
             return Err(self.cluster.unplaced("the pod is on no node".to_owned()));
         };
-        let placed = attempted(|| -> Result<Arc<str>, Stop> {
+        let placed = attempted(|| -> Result<Arc<str>, CycleError> {
             let left = self.cluster.nodes.find(&home);
-            let opinion = left.map(|home| Opinion::against(home, LEFT));
+            let extender_verdicts = left.map(|home| ExtenderVerdicts::against(home, LEFT));
             let mut selection = NodeSelection::new(self);
-            let choice = selection.select(pod, profile, now, opinion.as_ref(), false)?;
+            let choice = selection.select(pod, profile, now, extender_verdicts.as_ref(), false)?;
             let name = self.cluster.nodes.name(choice.node).clone();
             self.book(pod.clone(), &name, true, now);
             let (meter, view) = (&self.telemetry.meter, self.cluster.view(now));
@@ -81,12 +81,12 @@ impl Engine {
         let placed = placed.unwrap_or_else(|said| {
             // As in a scheduling cycle, the panic may have left cached evaluations inconsistent.
             self.classes.clear();
-            Err(Stop::panicked(&said))
+            Err(CycleError::panicked(&said))
         });
         match placed {
             Ok(node) => {
                 let keeper = Arc::new(keeper_of(&running));
-                self.promises.push(Promise {
+                self.tentative.push(TentativePlacement {
                     pod: running,
                     home: home.clone(),
                     keeper: keeper.uid.clone(),
@@ -98,16 +98,16 @@ impl Engine {
                 self.unbook(&pod.uid, now);
                 self.book(running, &home, false, now);
                 Err(match stop {
-                    Stop::Refused(diagnosis) => diagnosis,
-                    Stop::Failed(message) => self.cluster.unplaced(message),
+                    CycleError::Refused(diagnosis) => diagnosis,
+                    CycleError::Failed(message) => self.cluster.unplaced(message),
                 })
             }
         }
     }
 
     /// Removes all tentative placements.
-    pub fn withdraw_promises(&mut self, now: Timestamp) {
-        while let Some(Promise { pod, home, keeper }) = self.promises.pop() {
+    pub fn withdraw_tentative_placements(&mut self, now: Timestamp) {
+        while let Some(TentativePlacement { pod, home, keeper }) = self.tentative.pop() {
             self.unbook(&pod.uid, now);
             self.unbook(&keeper, now);
             self.book(pod, &home, false, now);

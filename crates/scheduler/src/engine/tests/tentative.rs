@@ -22,7 +22,7 @@ fn next(engine: &Engine, name: &str) -> Arc<PodInfo> {
 
 fn promise(engine: &mut Engine, name: &str) -> Result<String, String> {
     let next = next(engine, name);
-    let promised = engine.promise(&next, at(1));
+    let promised = engine.place_tentatively(&next, at(1));
     promised
         .map(|node| node.to_string())
         .map_err(|diagnosis| diagnosis.message())
@@ -37,7 +37,7 @@ fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() 
         assert_eq!(promise(&mut engine, "b"), Ok("n2".to_owned()));
         assert_eq!(free(&engine), [0, 0, 0]);
         assert_eq!(engine.cluster().placement("a").unwrap().0.as_ref(), "n2");
-        engine.withdraw_promises(at(2));
+        engine.withdraw_tentative_placements(at(2));
         assert_eq!(format!("{:?}", free(&engine)), before);
         assert_eq!(engine.cluster().placement("a").unwrap().0.as_ref(), "n1");
         assert_eq!(engine.cluster().booked(), (3, 0));
@@ -79,7 +79,7 @@ fn who_cannot_be_promised_anything_stays_as_it_was() {
     assert!(said.contains("the pod is on no node"), "{said}");
     assert_eq!(free(&engine), before);
     assert_eq!(engine.cluster().booked(), (6, 0));
-    engine.withdraw_promises(at(2));
+    engine.withdraw_tentative_placements(at(2));
     assert_eq!(engine.cluster().booked(), (6, 0));
     assert!(engine.cluster().nodes().books_balance());
 }

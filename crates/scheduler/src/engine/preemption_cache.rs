@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// The key of cached plans: pods of one shape and priority, under one version of the rules.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct MemoKey {
+pub(super) struct PreemptionCacheKey {
     pub(super) profile: usize,
     pub(super) owner: Instance,
     pub(super) rules: u64,
@@ -18,7 +18,7 @@ pub(super) struct MemoKey {
 
 /// The result of a victim search on one node.
 #[derive(Debug)]
-pub(super) struct Tried {
+pub(super) struct CachedPlan {
     /// The version of the node that the result is valid for.
     pub(super) version: u64,
     /// The version of the disruption budgets' allowances, if a possible victim has a budget.
@@ -26,7 +26,7 @@ pub(super) struct Tried {
     pub(super) plan: Result<Arc<Plan>, Rejection>,
 }
 
-impl Tried {
+impl CachedPlan {
     /// Returns the approximate size in bytes outside its row. The victims themselves are held by the node
     /// store anyway.
     fn bytes(&self) -> usize {
@@ -38,21 +38,21 @@ impl Tried {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Remembered {
-    rows: Vec<Option<Tried>>,
+pub(super) struct CachedShape {
+    rows: Vec<Option<CachedPlan>>,
     /// The size in bytes of the entries outside their rows.
     beside: usize,
     used: u64,
 }
 
-impl Remembered {
-    /// Returns the entry of `row` if it is `current`; otherwise replaces it by the result of `look`.
-    pub(super) fn known(
+impl CachedShape {
+    /// Returns the entry of `row` if it is `current`; otherwise replaces it by the result of `compute`.
+    pub(super) fn get_or_compute(
         &mut self,
         row: usize,
-        current: impl Fn(&Tried) -> bool,
-        look: impl FnOnce() -> Tried,
-    ) -> &Tried {
+        current: impl Fn(&CachedPlan) -> bool,
+        compute: impl FnOnce() -> CachedPlan,
+    ) -> &CachedPlan {
         let Self { rows, beside, .. } = self;
         if rows.len() <= row {
             rows.resize_with(row + 1, || None);
@@ -62,35 +62,35 @@ impl Remembered {
             *beside -= old.bytes();
         }
         entry.get_or_insert_with(|| {
-            let found = look();
+            let found = compute();
             *beside += found.bytes();
             found
         })
     }
 
     fn bytes(&self) -> usize {
-        self.rows.capacity() * size_of::<Option<Tried>>() + self.beside
+        self.rows.capacity() * size_of::<Option<CachedPlan>>() + self.beside
     }
 }
 
 /// Cached results of victim searches, for the shapes that used them last.
 #[derive(Debug, Default)]
-pub(super) struct Memo {
-    shapes: FxHashMap<MemoKey, Remembered>,
+pub(super) struct PreemptionCache {
+    shapes: FxHashMap<PreemptionCacheKey, CachedShape>,
     uses: u64,
     /// The total size in bytes, as of the last [`Self::keep_within`].
     bytes: usize,
 }
 
-impl Memo {
+impl PreemptionCache {
     /// The maximum number of cached shapes.
     const SHAPES: usize = 32;
     /// The divisor of the total cache budget that gives this cache's share.
     pub(super) const SHARE: usize = 4;
 
-    pub(super) fn of(&mut self, key: MemoKey, rows: usize) -> &mut Remembered {
+    pub(super) fn shape(&mut self, key: PreemptionCacheKey, rows: usize) -> &mut CachedShape {
         if self.shapes.len() >= Self::SHAPES && !self.shapes.contains_key(&key) {
-            self.forget_oldest();
+            self.evict_oldest();
         }
         self.uses += 1;
         let known = self.shapes.entry(key).or_default();
@@ -101,7 +101,7 @@ impl Memo {
         known
     }
 
-    fn forget_oldest(&mut self) {
+    fn evict_oldest(&mut self) {
         let oldest = self.shapes.values().map(|known| known.used).min();
         self.shapes.retain(|_, known| Some(known.used) != oldest);
     }
@@ -110,11 +110,11 @@ impl Memo {
     /// `budget`; the last one stays.
     pub(super) fn keep_within(&mut self, budget: usize) {
         loop {
-            self.bytes = self.shapes.values().map(Remembered::bytes).sum();
+            self.bytes = self.shapes.values().map(CachedShape::bytes).sum();
             if self.bytes <= budget / Self::SHARE || self.shapes.len() <= 1 {
                 return;
             }
-            self.forget_oldest();
+            self.evict_oldest();
         }
     }
 
@@ -130,8 +130,8 @@ mod tests {
     use crate::framework::Signature;
     use crate::state::NodeIndex;
 
-    fn key(priority: i32) -> MemoKey {
-        MemoKey {
+    fn key(priority: i32) -> PreemptionCacheKey {
+        PreemptionCacheKey {
             profile: 0,
             owner: 0,
             rules: 0,
@@ -140,10 +140,10 @@ mod tests {
         }
     }
 
-    fn tried(version: u64, victims: usize) -> Tried {
+    fn tried(version: u64, victims: usize) -> CachedPlan {
         let mut plan = Plan::new(NodeIndex(0), Vec::new(), 0);
         plan.victims.reserve_exact(victims);
-        Tried {
+        CachedPlan {
             version,
             allowances: None,
             plan: Ok(Arc::new(plan)),
@@ -151,50 +151,56 @@ mod tests {
     }
 
     /// Sums up the size of every entry.
-    fn plain(memo: &Memo) -> usize {
-        let entries = |known: &Remembered| known.rows.iter().flatten().map(Tried::bytes).sum();
-        let shapes = memo.shapes.values();
+    fn plain(cache: &PreemptionCache) -> usize {
+        let entries =
+            |known: &CachedShape| known.rows.iter().flatten().map(CachedPlan::bytes).sum();
+        let shapes = cache.shapes.values();
         shapes
             .map(|known| {
                 let beside: usize = entries(known);
-                known.rows.capacity() * size_of::<Option<Tried>>() + beside
+                known.rows.capacity() * size_of::<Option<CachedPlan>>() + beside
             })
             .sum()
     }
 
     #[test]
     fn what_is_remembered_is_counted_and_kept_within_its_share() {
-        let mut memo = Memo::default();
+        let mut cache = PreemptionCache::default();
         for round in 0..3_u64 {
             for shape in 0..4 {
-                let known = memo.of(key(shape), 100);
+                let known = cache.shape(key(shape), 100);
                 for row in 0..100 {
                     // Some rows changed since the previous round.
                     let changed = if row % 3 == 0 { round } else { 0 };
                     let victims = usize::try_from(changed).unwrap() * 10;
-                    let is = |known: &Tried| known.version == changed;
+                    let is = |known: &CachedPlan| known.version == changed;
                     assert_eq!(
-                        known.known(row, is, || tried(changed, victims)).version,
+                        shape
+                            .get_or_compute(row, is, || tried(changed, victims))
+                            .version,
                         changed
                     );
                 }
-                memo.keep_within(usize::MAX);
-                assert_eq!(memo.bytes, plain(&memo));
+                cache.keep_within(usize::MAX);
+                assert_eq!(cache.bytes, plain(&cache));
             }
         }
-        let (four, budget) = (memo.bytes, memo.bytes * Memo::SHARE);
-        memo.keep_within(budget);
-        assert_eq!((memo.shapes.len(), memo.leaves(budget)), (4, budget - four));
-        // The shape that was used longest ago is evicted first, and the last stays whatever it takes.
-        memo.of(key(0), 100);
-        memo.keep_within(budget - 1);
-        assert_eq!(memo.shapes.len(), 3);
-        assert!(!memo.shapes.contains_key(&key(1)) && memo.shapes.contains_key(&key(0)));
-        memo.keep_within(0);
-        assert_eq!((memo.shapes.len(), memo.bytes), (1, plain(&memo)));
-        assert!(memo.shapes.contains_key(&key(0)));
+        let (four, budget) = (cache.bytes, cache.bytes * PreemptionCache::SHARE);
+        cache.keep_within(budget);
         assert_eq!(
-            memo.leaves(8),
+            (cache.shapes.len(), cache.leaves(budget)),
+            (4, budget - four)
+        );
+        // The shape that was used longest ago is evicted first, and the last stays whatever it takes.
+        cache.shape(key(0), 100);
+        cache.keep_within(budget - 1);
+        assert_eq!(cache.shapes.len(), 3);
+        assert!(!cache.shapes.contains_key(&key(1)) && cache.shapes.contains_key(&key(0)));
+        cache.keep_within(0);
+        assert_eq!((cache.shapes.len(), cache.bytes), (1, plain(&cache)));
+        assert!(cache.shapes.contains_key(&key(0)));
+        assert_eq!(
+            cache.leaves(8),
             6,
             "no more than its share is taken of others"
         );

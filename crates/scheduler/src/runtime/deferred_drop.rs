@@ -8,24 +8,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The number of objects that one task frees: one task per object would cost what it saves.
-const TOGETHER: usize = 64;
+const BATCH: usize = 64;
 /// The maximum number of pending tasks. Beyond it, objects are freed by the caller.
-const UNDER_WAY: usize = 16;
+const MAX_PENDING: usize = 16;
 
 type Object = Arc<dyn Any + Send + Sync>;
 
 /// Collects unused objects and frees them in separate tasks.
 #[derive(Default)]
-pub(super) struct Discard {
+pub(super) struct DeferredDrop {
     objects: Vec<Object>,
-    under_way: Arc<AtomicUsize>,
+    pending: Arc<AtomicUsize>,
 }
 
-impl Discard {
+impl DeferredDrop {
     /// Takes an object that the caller no longer needs.
     pub(super) fn take(&mut self, object: Object) {
         self.objects.push(object);
-        if self.objects.len() >= TOGETHER {
+        if self.objects.len() >= BATCH {
             self.hand_over();
         }
     }
@@ -36,30 +36,30 @@ impl Discard {
             return;
         }
         // Only this value increments the count, so the limit is never exceeded.
-        if self.under_way.load(Ordering::Acquire) >= UNDER_WAY {
+        if self.pending.load(Ordering::Acquire) >= MAX_PENDING {
             self.objects.clear();
             return;
         }
-        let objects = std::mem::replace(&mut self.objects, Vec::with_capacity(TOGETHER));
-        let under_way = UnderWay::one(&self.under_way);
+        let objects = std::mem::replace(&mut self.objects, Vec::with_capacity(BATCH));
+        let pending = PendingDrop::one(&self.pending);
         tokio::spawn(async move {
             drop(objects);
-            drop(under_way);
+            drop(pending);
         });
     }
 }
 
 /// Counts one pending task as long as it lives: a runtime that shuts down drops tasks that never ran.
-struct UnderWay(Arc<AtomicUsize>);
+struct PendingDrop(Arc<AtomicUsize>);
 
-impl UnderWay {
+impl PendingDrop {
     fn one(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
         Self(count.clone())
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PendingDrop {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -76,28 +76,28 @@ mod tests {
     #[tokio::test]
     async fn objects_are_freed_by_others_and_only_so_many_wait_for_it() {
         let object = Arc::new("pod".to_owned());
-        let mut discard = Discard::default();
+        let mut deferred_drop = DeferredDrop::default();
         let mut take = |many: usize| {
             for _ in 0..many {
-                discard.take(object.clone());
+                deferred_drop.take(object.clone());
             }
-            discard.objects.len()
+            deferred_drop.objects.len()
         };
         // On this single-threaded runtime nothing is freed before the test yields.
-        let most = TOGETHER * UNDER_WAY;
-        assert_eq!(take(most - 1), TOGETHER - 1);
+        let most = BATCH * MAX_PENDING;
+        assert_eq!(take(most - 1), BATCH - 1);
         assert_eq!(alive(&object), most - 1);
         assert_eq!((take(1), alive(&object)), (0, most));
         // There are no free tasks left.
-        assert_eq!((take(TOGETHER), alive(&object)), (0, most));
+        assert_eq!((take(BATCH), alive(&object)), (0, most));
         while alive(&object) > 0 {
             tokio::task::yield_now().await;
         }
         assert_eq!((take(3), alive(&object)), (3, 3));
-        discard.hand_over();
+        deferred_drop.hand_over();
         while alive(&object) > 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(discard.under_way.load(Ordering::Acquire), 0);
+        assert_eq!(deferred_drop.pending.load(Ordering::Acquire), 0);
     }
 }

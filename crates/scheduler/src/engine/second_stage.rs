@@ -6,7 +6,7 @@
 use super::class::{Column, Evaluation, key, normal};
 use super::scope::{Scope, score_of};
 use super::tree::Key;
-use crate::framework::{Instance, Normalize, Rejection, Score, Surroundings, Tally};
+use crate::framework::{Instance, Normalize, Rejection, RejectionCounts, Score, Surroundings};
 use crate::state::NodeIndex;
 
 /// Rows that fit, in order, with their scores.
@@ -22,7 +22,7 @@ pub(super) struct Rows<'a> {
 
 /// Returns true if the second stage is needed to rank rows.
 pub(super) fn is_needed(scope: &Scope<'_>, columns: &[Column]) -> bool {
-    scope.has_more_to_say() || !scope.prepared.moving_scores.is_empty() || !is_plain(columns)
+    scope.needs_second_stage() || !scope.prepared.moving_scores.is_empty() || !is_plain(columns)
 }
 
 /// Returns true if no column has a normalization of its own.
@@ -59,8 +59,8 @@ pub(super) fn best(scope: &Scope<'_>, rows: &Rows<'_>, mut keys: Vec<Key>) -> Op
             add(&mut keys, &scores, *weight);
         }
     }
-    if let Some(opinion) = scope.opinion {
-        return opinion.best(&keys, rows.nodes);
+    if let Some(extender_verdicts) = scope.extender_verdicts {
+        return extender_verdicts.best(&keys, rows.nodes);
     }
     let mut best = (0, None);
     for (key, node) in keys.into_iter().zip(rows.nodes) {
@@ -90,7 +90,7 @@ impl Evaluation {
         let mut rows = self.shared_fits();
         let judged = rows.len();
         self.drop_refused(scope, &mut rows);
-        self.fared.stage(judged, rows.len());
+        self.filter_stats.stage(judged, rows.len());
         let keys = self.keys_among(&rows);
         let rows = Rows {
             nodes: &rows,
@@ -109,7 +109,7 @@ impl Evaluation {
     }
 
     /// Returns the refusals of all nodes, including those that only volatile plugins refuse.
-    pub(super) fn refusals(&self, scope: &Scope<'_>) -> Tally {
+    pub(super) fn refusals(&self, scope: &Scope<'_>) -> RejectionCounts {
         let mut tally = self.tally();
         for (_, plugin, rejection) in self.refused_moving(scope) {
             tally.add(plugin, &rejection);
@@ -122,13 +122,13 @@ impl Evaluation {
         &self,
         scope: &'a Scope<'_>,
     ) -> impl Iterator<Item = (NodeIndex, Instance, Rejection)> + use<'a> {
-        let rows = if scope.has_more_to_say() {
+        let rows = if scope.needs_second_stage() {
             self.shared_fits()
         } else {
             Vec::new()
         };
         rows.into_iter().filter_map(|node| {
-            let (plugin, rejection) = scope.judge_moving(node, &[])?;
+            let (plugin, rejection) = scope.volatile_refusal(node, &[])?;
             Some((node, plugin, rejection))
         })
     }
@@ -146,11 +146,11 @@ impl Evaluation {
     }
 
     pub(super) fn drop_refused(&self, scope: &Scope<'_>, rows: &mut Vec<NodeIndex>) {
-        if !scope.has_more_to_say() {
+        if !scope.needs_second_stage() {
             return;
         }
-        if scope.opinion.is_some() {
-            rows.retain(|node| scope.opposed(*node).is_none());
+        if scope.extender_verdicts.is_some() {
+            rows.retain(|node| scope.extender_refusal(*node).is_none());
         }
         let mut fits = vec![true; rows.len()];
         for (plugin, state) in &scope.prepared.moving {
@@ -159,11 +159,11 @@ impl Evaluation {
             }
         }
         // Rows with released or nominated pods have an overlay.
-        let promised = scope.promised();
-        if !self.releasing.is_empty() || !promised.is_empty() {
+        let nominated_nodes = scope.nominated_nodes();
+        if !self.releasing.is_empty() || !nominated_nodes.is_empty() {
             for (fits, node) in fits.iter_mut().zip(&*rows) {
-                if self.releasing.contains(*node) || promised.contains(node) {
-                    *fits = scope.judge_moving(*node, &[]).is_none();
+                if self.releasing.contains(*node) || nominated_nodes.contains(node) {
+                    *fits = scope.volatile_refusal(*node, &[]).is_none();
                 }
             }
         }
