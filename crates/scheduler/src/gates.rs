@@ -185,8 +185,8 @@ const CLAIMS: &[&str] = &[
 
 /// Returns why setting `gate` has no effect; `None` if it has one.
 pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
-    let known = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate);
-    known
+    let entry = WITHOUT_EFFECT.iter().find(|(name, _)| *name == gate);
+    entry
         .map(|(_, reason)| *reason)
         .or_else(|| {
             FIXED
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_nothing_is_a_gate_and_is_listed_once() {
+    fn gates_without_effect_exist_and_are_listed_once() {
         let listed = WITHOUT_EFFECT.iter().map(|(name, _)| name);
         for name in listed.clone().chain(FIXED).chain(CLAIMS) {
             assert!(GATES.iter().any(|gate| gate.name == *name), "{name}");

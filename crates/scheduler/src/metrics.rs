@@ -580,12 +580,12 @@ impl Metrics {
                 .with_label_values(&[plugin, profile])
                 .set(float(n));
         }
-        let seen = self.preemptions.get();
+        let previous = self.preemptions.get();
         self.preemptions
-            .inc_by(engine.preemptor().preemptions().0.saturating_sub(seen));
-        let seen = self.mismatches.get();
+            .inc_by(engine.preemptor().preemptions().0.saturating_sub(previous));
+        let previous = self.mismatches.get();
         self.mismatches
-            .inc_by(engine.classes().mismatches().saturating_sub(seen));
+            .inc_by(engine.classes().mismatches().saturating_sub(previous));
     }
 }
 

@@ -498,21 +498,21 @@ impl Queue {
 
     fn early(&mut self) -> Option<Arc<str>> {
         // Rare and short: only when nothing else is ready.
-        let mut kept = Vec::new();
-        let mut found = None;
+        let mut skipped = Vec::new();
+        let mut next = None;
         while let Some(entry) = self.waiting.pop() {
             let Reverse(BackoffEntry { ticket, uid, .. }) = &entry;
             let Some(pod) = self.pods.get(uid).filter(|pod| pod.ticket == *ticket) else {
                 continue;
             };
             if matches!(pod.place, QueueState::Backoff { error: false, .. }) {
-                found = Some(uid.clone());
+                next = Some(uid.clone());
                 break;
             }
-            kept.push(entry);
+            skipped.push(entry);
         }
-        self.waiting.extend(kept);
-        found
+        self.waiting.extend(skipped);
+        next
     }
 
     fn delay(&self, failures: u32) -> SignedDuration {
@@ -548,11 +548,11 @@ impl Queue {
             QueueState::Gated { .. } => self.counts.gated -= 1,
             QueueState::Refused { by } => {
                 self.counts.unschedulable -= 1;
-                let of = (by, pod.scheduler);
-                if let Some(pods) = self.refusals.get_mut(&of) {
+                let key = (by, pod.scheduler);
+                if let Some(pods) = self.refusals.get_mut(&key) {
                     *pods -= 1;
                     if *pods == 0 {
-                        self.refusals.remove(&of);
+                        self.refusals.remove(&key);
                     }
                 }
                 if let Some(pods) = self.refused.get_mut(&by) {
@@ -609,8 +609,8 @@ impl Queue {
             QueueState::Refused { by } => {
                 self.counts.unschedulable += 1;
                 let name = pod.info.scheduler_name();
-                let known = self.schedulers.iter().position(|known| **known == *name);
-                pod.scheduler = known.unwrap_or_else(|| {
+                let position = self.schedulers.iter().position(|other| **other == *name);
+                pod.scheduler = position.unwrap_or_else(|| {
                     self.schedulers.push(name.into());
                     self.schedulers.len() - 1
                 });

@@ -50,13 +50,13 @@ fn the_files_kubeconfig_counts_before_the_flags() {
         let argv = std::iter::once("koord-scheduler").chain(line.split_whitespace());
         let args = flags::parse::<Args>(argv.map(OsString::from)).unwrap().args;
         let options = args.options(Registry::default()).unwrap();
-        let found = args.client_kubeconfig(&options);
-        assert_eq!(found, expected.map(PathBuf::from), "{line}");
+        let kubeconfig = args.client_kubeconfig(&options);
+        assert_eq!(kubeconfig, expected.map(PathBuf::from), "{line}");
     }
 }
 
 #[test]
-fn what_has_no_effect_says_so() {
+fn flags_without_effect_are_noted() {
     for (line, expected) in [
         (
             "--requestheader-client-ca-file=ca.crt",
@@ -79,7 +79,7 @@ fn what_has_no_effect_says_so() {
 }
 
 #[test]
-fn the_network_topology_is_kept_when_asked_for() {
+fn network_topology_manager_follows_its_flag() {
     for (line, on) in [
         ("", false),
         ("--enable-network-topology-manager", true),
@@ -93,7 +93,7 @@ fn the_network_topology_is_kept_when_asked_for() {
 }
 
 #[test]
-fn gates_are_all_known_and_set() {
+fn all_gates_are_accepted_and_set() {
     let options =
         parse("--feature-gates=PriorityTransformer=true,SchedulerQueueingHints=true").unwrap();
     let gate = |name: &str| options.build.gates.get(name).copied();

@@ -132,7 +132,7 @@ fn mistakes_are_refused_by_name() {
 }
 
 #[test]
-fn what_is_not_done_is_said() {
+fn settings_without_effect_are_noted() {
     let config = parse(
         "percentageOfNodesToScore: 50\n\
          profiles: [{percentageOfNodesToScore: 100}]\n",

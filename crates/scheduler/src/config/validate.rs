@@ -80,18 +80,18 @@ impl Configuration {
             let field = format!("{path}.percentageOfNodesToScore");
             percentage(&field, profile.percentage_of_nodes_to_score)?;
             for (point, set) in profile.plugins.sets() {
-                let mut seen = HashSet::new();
+                let mut plugin_names = HashSet::new();
                 for (entry, plugin) in set.enabled.iter().enumerate() {
-                    if plugin.name.is_empty() || !seen.insert(&plugin.name) {
+                    if plugin.name.is_empty() || !plugin_names.insert(&plugin.name) {
                         let field = format!("{path}.plugins.{point}.enabled[{entry}].name");
                         let message = format!("{:?} is empty or enabled twice", plugin.name);
                         return refuse(field, message);
                     }
                 }
             }
-            let mut seen = HashSet::new();
+            let mut plugin_names = HashSet::new();
             for (entry, args) in profile.plugin_config.iter().enumerate() {
-                if !seen.insert(&args.name) {
+                if !plugin_names.insert(&args.name) {
                     let field = format!("{path}.pluginConfig[{entry}].name");
                     return refuse(field, format!("{:?} is configured twice", args.name));
                 }

@@ -14,15 +14,15 @@ use std::collections::BTreeMap;
 /// Returns the dump of the node with this name; null if there is none.
 pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     let nodes = engine.cluster().nodes();
-    let known = nodes.find(name);
-    let Some((index, info)) = known.and_then(|index| Some((index, nodes.info(index)?))) else {
+    let index = nodes.find(name);
+    let Some((index, info)) = index.and_then(|index| Some((index, nodes.info(index)?))) else {
         return Value::Null;
     };
     let mut pods: Vec<&PodInfo> = nodes.booked(index).map(|pod| &**pod).collect();
     pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     let of = |keep: fn(&Affinity) -> bool| -> Vec<Value> {
-        let kept = pods.iter().filter(|pod| affinity(pod).is_some_and(keep));
-        kept.map(|pod| pod_info(pod)).collect()
+        let matching = pods.iter().filter(|pod| affinity(pod).is_some_and(keep));
+        matching.map(|pod| pod_info(pod)).collect()
     };
     let requested = |id| nodes.requested(index, id);
     let allocatable = |id| nodes.allocatable(index, id);
@@ -179,22 +179,22 @@ fn names(info: &NodeInfo) -> impl Iterator<Item = (&str, i64)> {
 
 /// Returns the images on this node, with the number of nodes that have each.
 fn images(engine: &Engine, index: NodeIndex, info: &NodeInfo) -> Value {
-    let mut known: FxHashMap<&str, (i64, usize)> =
+    let mut images: FxHashMap<&str, (i64, usize)> =
         names(info).map(|(name, size)| (name, (size, 1))).collect();
-    if known.is_empty() {
+    if images.is_empty() {
         return json!({});
     }
     let nodes = engine.cluster().nodes();
     let others = nodes.indices().filter(|other| *other != index);
     for other in others.filter_map(|other| nodes.info(other)) {
         for (name, _) in names(other) {
-            if let Some((_, nodes)) = known.get_mut(name) {
+            if let Some((_, nodes)) = images.get_mut(name) {
                 *nodes += 1;
             }
         }
     }
-    let known = known.into_iter();
-    known
+    let images = images.into_iter();
+    images
         .map(|(name, (size, nodes))| {
             (
                 name.to_owned(),

@@ -38,11 +38,11 @@ impl Batch {
         let raws = weights.zip(scope.chain.scores());
         let raws = raws.map(|((_, weight, _), (_, score, _))| {
             let kind = score.normalization();
-            let kept = if kind == Normalize::None { 0 } else { rows };
+            let stored_rows = if kind == Normalize::None { 0 } else { rows };
             Raws {
                 weight: *weight,
                 kind,
-                kept: vec![0; kept],
+                kept: vec![0; stored_rows],
             }
         });
         Self {
@@ -105,33 +105,33 @@ impl Scope<'_> {
         nominated_nodes: &FxHashSet<NodeIndex>,
     ) -> Batch {
         let mut batch = Batch::new(self, rows.len());
-        let mut left = self.without_overlay(rows, nominated_nodes, &mut batch);
+        let mut remaining = self.without_overlay(rows, nominated_nodes, &mut batch);
         for (plugin, filter, state) in self.chain.filters() {
             if self.leaves_out(plugin) {
                 continue;
             }
             let mut settled = false;
             let mut refuse = |at: usize, rejection| {
-                batch.results[left.at[at]].verdict = RowVerdict::Refused(plugin, rejection);
+                batch.results[remaining.at[at]].verdict = RowVerdict::Refused(plugin, rejection);
                 settled = true;
             };
-            filter.filter_each(&self.cycle, state, &left.nodes, &mut refuse);
+            filter.filter_each(&self.cycle, state, &remaining.nodes, &mut refuse);
             if settled {
-                left.drop_judged(&batch);
+                remaining.drop_judged(&batch);
             }
         }
-        self.align_each(&mut batch, &mut left);
-        for at in &left.at {
+        self.align_each(&mut batch, &mut remaining);
+        for at in &remaining.at {
             batch.results[*at].verdict = RowVerdict::Fits(None);
         }
-        let mut scores = vec![0; left.nodes.len()];
+        let mut scores = vec![0; remaining.nodes.len()];
         for (column, (plugin, score, state)) in self.chain.scores().enumerate() {
             if self.leaves_out(plugin) {
                 continue;
             }
             scores.fill(0);
-            score.score_each(&self.cycle, state, &left.nodes, &mut scores);
-            for (at, score) in left.at.iter().zip(&scores) {
+            score.score_each(&self.cycle, state, &remaining.nodes, &mut scores);
+            for (at, score) in remaining.at.iter().zip(&scores) {
                 batch.score(column, *at, *score);
             }
         }
@@ -146,8 +146,8 @@ impl Scope<'_> {
         let mut raws = Vec::new();
         for (at, node) in rows.iter().enumerate() {
             raws.clear();
-            let one = self.evaluate(*node, &mut raws);
-            assert_eq!(one.verdict, batch.results[at].verdict, "{node:?}");
+            let single = self.evaluate(*node, &mut raws);
+            assert_eq!(single.verdict, batch.results[at].verdict, "{node:?}");
             let (mut fixed, mut kept) = (0, Vec::new());
             for (raws, raw) in batch.raws.iter().zip(&raws) {
                 let own = raws.weight * normal(raws.kind, *raw, 0);
@@ -169,7 +169,7 @@ impl Scope<'_> {
         batch: &mut Batch,
     ) -> RemainingRows {
         let releases = !self.bare && !self.prepared.releasing.is_empty();
-        let mut left = RemainingRows::default();
+        let mut remaining = RemainingRows::default();
         let mut raws = Vec::with_capacity(batch.raws.len());
         for (at, node) in rows.iter().enumerate() {
             if !self.nodes().is_present(*node) {
@@ -186,10 +186,10 @@ impl Scope<'_> {
                     batch.score(column, at, *raw);
                 }
             } else {
-                left.push(at, *node);
+                remaining.push(at, *node);
             }
         }
-        left
+        remaining
     }
 
     /// Evaluates those rows of `left` that require NUMA alignment.

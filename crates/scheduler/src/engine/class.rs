@@ -488,8 +488,9 @@ fn either(a: &Option<Vec<NodeIndex>>, b: &Option<Vec<NodeIndex>>) -> Vec<NodeInd
     let list = |list: &Option<Vec<NodeIndex>>| list.clone().unwrap_or_default();
     let (a, b) = (list(a), list(b));
     let missing = |from: &[NodeIndex], node: &NodeIndex| from.binary_search(node).is_err();
-    let left = a.iter().filter(|node| missing(&b, node));
-    left.chain(b.iter().filter(|node| missing(&a, node)))
+    let only_a = a.iter().filter(|node| missing(&b, node));
+    only_a
+        .chain(b.iter().filter(|node| missing(&a, node)))
         .copied()
         .collect()
 }

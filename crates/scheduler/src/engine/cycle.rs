@@ -61,11 +61,11 @@ impl Engine {
                     self.resume(&pod, profile, purpose, advice, now)
                 }
             });
-            let ended = ended.unwrap_or_else(|said| {
+            let ended = ended.unwrap_or_else(|panic| {
                 // The panic may have left cached evaluations inconsistent.
                 self.classes.clear();
                 self.undo(&pod.uid, now);
-                Err(CycleError::panicked(&said))
+                Err(CycleError::panicked(&panic))
             });
             let attempts = queued.attempts;
             let first_seen = queued.first_seen;
@@ -301,13 +301,13 @@ impl Engine {
         let view = self.cluster.view(now);
         let cycle = Cycle::new(pod, view);
         let mut patch = PodPatch::default();
-        let told = self.table.booking(pod);
+        let booking = self.table.booking(pod);
         let mut laps = self
             .telemetry
             .meter
             .start(&self.table.names, profile, Point::PreBind);
         let instances = self.table.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
             let verdict = match self.table.plugins[*instance].pre_bind() {
                 Some(role) => role.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
@@ -320,7 +320,7 @@ impl Engine {
         drop(laps);
         let plans = self.table.profiles[profile].bind.iter();
         let plan = plans
-            .filter(|at| told & (1 << **at) != 0)
+            .filter(|at| booking & (1 << **at) != 0)
             .filter_map(|at| Some((self.table.plugins[*at].bind()?.bind(&cycle, node), *at)))
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
@@ -451,10 +451,10 @@ impl PluginTable {
         fx: &mut Effects,
     ) -> Result<(), CycleError> {
         let mut refused = None;
-        let told = self.booking(pod);
+        let booking = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Reserve);
         let instances = self.profiles[profile].reserve.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
@@ -491,10 +491,10 @@ impl PluginTable {
         let now = view.now;
         let mut waiting: Option<WaitingPod> = None;
         let mut refused = None;
-        let told = self.booking(pod);
+        let booking = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Permit);
         let instances = self.profiles[profile].permit.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let answer = match self.plugins[*instance].permit() {
                 Some(permit) => permit.permit(&cycle, node, fx),
@@ -551,9 +551,9 @@ impl PluginTable {
         fx: &mut Effects,
     ) -> Result<Option<WaitingPod>, CycleError> {
         let now = view.now;
-        let told = self.booking(pod);
+        let booking = self.booking(pod);
         let instances = self.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
             let Some(permit) = self.plugins[*instance].permit() else {
                 continue;
             };

@@ -89,7 +89,7 @@ impl Engine {
             return;
         };
         let sent = attempted(|| self.send_to_bind(&pod, profile, node, now));
-        if let Err(stop) = sent.unwrap_or_else(|said| Err(cycle::CycleError::panicked(&said))) {
+        if let Err(stop) = sent.unwrap_or_else(|panic| Err(cycle::CycleError::panicked(&panic))) {
             self.undo(uid, now);
             self.refuse(&pod, stop, now);
         }
@@ -117,7 +117,7 @@ impl Engine {
         }
         let pod = &wait.pod;
         let by = self.table.named(&[plugin]);
-        let kept = self.preemptor.kept.remove(&pod.uid);
+        let kept_node = self.preemptor.kept.remove(&pod.uid);
         // The refusal concerns the chosen node only.
         let refusal = NodeRefusal {
             failed_plugin: plugin,
@@ -130,7 +130,7 @@ impl Engine {
             refusals: vec![refusal],
             plugins: vec![plugin],
             by,
-            nominated: Some(kept.map_or_else(String::new, |node| node.to_string())),
+            nominated: Some(kept_node.map_or_else(String::new, |node| node.to_string())),
             ..Diagnosis::default()
         };
         self.refuse(pod, cycle::CycleError::Refused(Box::new(diagnosis)), now);

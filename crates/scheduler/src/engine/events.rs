@@ -28,7 +28,7 @@ impl Engine {
     pub fn pod_applied(&mut self, pod: Arc<Pod>, now: Timestamp) {
         let spec = pod.spec.as_ref();
         let resources = &self.cluster.resources;
-        let seen = if spec.is_some_and(|spec| spec.node_name.is_some()) {
+        let parsed = if spec.is_some_and(|spec| spec.node_name.is_some()) {
             SeenPod::new(Arc::unwrap_or_clone(pod), resources)
         } else {
             match PodInfo::new(pod.clone(), resources) {
@@ -36,15 +36,15 @@ impl Engine {
                 Err(error) => SeenPod::Broken(Box::new((Arc::unwrap_or_clone(pod), error))),
             }
         };
-        self.pod_seen(&seen, now);
+        self.pod_seen(&parsed, now);
     }
 
     /// Handles a pod, or an object scheduled like one, that was created or changed.
     pub(super) fn info_applied(&mut self, info: Arc<PodInfo>, now: Timestamp) {
         let mut fx = Effects::default();
         self.cluster.indexes.on_pod(&info);
-        let told = self.table.booking(&info);
-        let plugins = self.table.plugins_of(told);
+        let booking = self.table.booking(&info);
+        let plugins = self.table.plugins_of(booking);
         for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
             role.on_pod(&info, view, &mut fx);
@@ -122,8 +122,8 @@ impl Engine {
             return;
         };
         let mut fx = Effects::default();
-        let told = self.table.booking(&info);
-        let plugins = self.table.plugins_of(told);
+        let booking = self.table.booking(&info);
+        let plugins = self.table.plugins_of(booking);
         for role in plugins.filter_map(|plugin| plugin.pod_events()) {
             let view = self.cluster.view(now);
             role.on_updated(&old, &info, index, view, &mut fx);
@@ -218,11 +218,12 @@ impl Engine {
         let nothing_new = |old: &Arc<NodeInfo>| {
             // Most updates are heartbeats.
             let [old, new] = [&**old, &info].map(|node| node.object.status.as_ref());
-            let said = ignored.is_empty()
+            let same_allocatable = ignored.is_empty()
                 || old.and_then(|status| status.allocatable.as_ref())
                     == new.and_then(|status| status.allocatable.as_ref());
-            said && old.and_then(|status| status.images.as_ref())
-                == new.and_then(|status| status.images.as_ref())
+            same_allocatable
+                && old.and_then(|status| status.images.as_ref())
+                    == new.and_then(|status| status.images.as_ref())
         };
         if action.0 == 0 && old.as_ref().is_some_and(nothing_new) {
             if self.calls.sends_nodes() {
@@ -322,14 +323,14 @@ impl Engine {
                 self.queue.remove(uid);
                 let mut fx = Effects::default();
                 self.telemetry.meter.begin_after(now);
-                let told = self.table.booking(&pod);
+                let booking = self.table.booking(&pod);
                 if let Some(at) = profile {
                     let mut laps =
                         self.telemetry
                             .meter
                             .start(&self.table.names, at, Point::PostBind);
                     let instances = self.table.profiles[at].post_bind.iter();
-                    for instance in instances.filter(|at| told & (1 << **at) != 0) {
+                    for instance in instances.filter(|at| booking & (1 << **at) != 0) {
                         let view = self.cluster.view(now);
                         if let Some(role) = self.table.plugins[*instance].post_bind() {
                             role.post_bind(&pod, &node, view, &mut fx);

@@ -161,24 +161,24 @@ impl Inspector<'_> {
         let chain = self.table.chain(prepared);
         let nominator = &self.preemptor.nominator;
         let scope = Scope::new(cycle, self.table, &chain, nominator, self.options);
-        let far = |node: NodeIndex| {
+        let distance_of = |node: NodeIndex| {
             let mut lacks = Lacks::default();
             scope.lacks(node, &mut lacks);
             (lacks.found() > 0).then(|| (lacks.distance(), node))
         };
         let rows: Vec<NodeIndex> = self.cluster.nodes.indices().collect();
-        let mut near: Vec<(f64, NodeIndex)> = if rows.len() < self.options.parallel_rows {
-            rows.into_iter().filter_map(far).collect()
+        let mut nearest: Vec<(f64, NodeIndex)> = if rows.len() < self.options.parallel_rows {
+            rows.into_iter().filter_map(distance_of).collect()
         } else {
-            rows.into_par_iter().filter_map(far).collect()
+            rows.into_par_iter().filter_map(distance_of).collect()
         };
         let nearer =
             |a: &(f64, NodeIndex), b: &(f64, NodeIndex)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
-        if count < near.len() {
-            near.select_nth_unstable_by(count, nearer);
-            near.truncate(count);
+        if count < nearest.len() {
+            nearest.select_nth_unstable_by(count, nearer);
+            nearest.truncate(count);
         }
-        near.sort_unstable_by(nearer);
+        nearest.sort_unstable_by(nearer);
         let describe = |(distance, node): (f64, NodeIndex)| {
             let mut lacks = Lacks::in_words();
             scope.lacks(node, &mut lacks);
@@ -188,7 +188,7 @@ impl Inspector<'_> {
                 distance,
             }
         };
-        near.into_iter().map(describe).collect()
+        nearest.into_iter().map(describe).collect()
     }
 
     /// Returns everything about a pod as JSON for users; `None` if there is no such pod.
@@ -207,9 +207,9 @@ impl Inspector<'_> {
         }
         self.table.prepare_to_show(self.cluster.view(now));
         let mut plugins = serde_json::Map::new();
-        let asked = self.table.judging(&pod);
+        let judging = self.table.judging(&pod);
         let numbered = self.table.plugins.iter().enumerate();
-        for (_, plugin) in numbered.filter(|(at, _)| asked & (1 << at) != 0) {
+        for (_, plugin) in numbered.filter(|(at, _)| judging & (1 << at) != 0) {
             let insight = plugin.insight();
             if let Some(said) = insight.and_then(|it| it.explain(&pod, self.cluster.view(now))) {
                 plugins.insert(plugin.name().to_owned(), said);
@@ -350,20 +350,20 @@ impl Scope<'_> {
             score: None,
             weight: *weight,
         });
-        let asked = self
+        let extenders = self
             .extender_verdicts
             .and_then(|extender_verdicts| extender_verdicts.score(node));
-        let asked = asked.map(|score| PluginScore {
+        let extenders = extenders.map(|score| PluginScore {
             plugin: super::extender_calls::NAME,
             raw: score,
             score: Some(score),
             weight: 1,
         });
-        let scores: Vec<PluginScore> = shared.chain(moving).chain(asked).collect();
-        let known = scores.iter().filter_map(|s| Some(s.score? * s.weight));
+        let scores: Vec<PluginScore> = shared.chain(moving).chain(extenders).collect();
+        let present = scores.iter().filter_map(|s| Some(s.score? * s.weight));
         ScoredNode {
             node: self.nodes().name(node).clone(),
-            total: known.sum(),
+            total: present.sum(),
             scores,
         }
     }

@@ -75,7 +75,7 @@ pub struct Proposal {
 #[derive(Debug)]
 pub(super) enum Purpose {
     Nodes {
-        asked: Vec<Arc<str>>,
+        nodes: Vec<Arc<str>>,
         rounds: u8,
     },
     Victims {
@@ -234,13 +234,13 @@ fn agreed(
         let is_there = |plan: &&Arc<Plan>| nodes.name(plan.node) == node;
         let Some(plan) = plans.iter().find(is_there) else {
             return Err(format!(
-                "extender {extender:?} names node {node:?}, which it was not asked about"
+                "extender {extender:?} names node {node:?}, which it was not nodes about"
             ));
         };
         let mut going = Vec::with_capacity(victims.len());
         for uid in victims {
-            let there = nodes.pods(plan.node).find(|pod| *pod.uid == **uid);
-            let Some(victim) = there else {
+            let pod_on_node = nodes.pods(plan.node).find(|pod| *pod.uid == **uid);
+            let Some(victim) = pod_on_node else {
                 // A victim of the request may have ended by itself meanwhile.
                 if plan.victims.iter().any(|pod| *pod.uid == **uid) {
                     continue;
@@ -297,9 +297,9 @@ impl Engine {
     ) -> Result<Option<Arc<str>>, CycleError> {
         match (purpose, advice) {
             (_, Advice::Nodes(Err(message))) => Err(CycleError::Failed(message)),
-            (Purpose::Nodes { asked, rounds }, Advice::Nodes(Ok(advised))) => {
+            (Purpose::Nodes { nodes, rounds }, Advice::Nodes(Ok(advised))) => {
                 let mut extender_verdicts =
-                    ExtenderVerdicts::new(&asked, &advised, &self.cluster.nodes);
+                    ExtenderVerdicts::new(&nodes, &advised, &self.cluster.nodes);
                 let selected = NodeSelection::new(self).select(
                     pod,
                     profile,
@@ -417,12 +417,12 @@ impl ExtenderCalls {
         }
         loop {
             let all = &mut *self;
-            let kept = if all.member.is_some() {
+            let blocked = if all.member.is_some() {
                 all.busy | GROUPED
             } else {
                 all.busy
             };
-            let free = all.parked.iter_mut().filter(|(set, _)| *set & kept == 0);
+            let free = all.parked.iter_mut().filter(|(set, _)| *set & blocked == 0);
             let (_, parked) = free.min_by(|(_, a), (_, b)| a.first().cmp(&b.first()))?;
             let (_, _, uid) = parked.pop_first()?;
             all.parked.retain(|_, parked| !parked.is_empty());
@@ -452,7 +452,7 @@ impl ExtenderCalls {
                 // The call stays pending: events must be noted, and no other pod may use the extenders.
                 let noted = PendingCall {
                     purpose: Purpose::Nodes {
-                        asked: Vec::new(),
+                        nodes: Vec::new(),
                         rounds: 0,
                     },
                     ..pending
@@ -491,8 +491,8 @@ impl ExtenderCalls {
 
     /// Stores the result of the call with this ticket; results of other calls are dropped.
     pub(super) fn answer(&mut self, uid: &str, ticket: u64, advice: Advice) {
-        let known = self.pending.get_key_value(uid);
-        let Some((uid, _)) = known.filter(|(_, it)| it.ticket == ticket) else {
+        let entry = self.pending.get_key_value(uid);
+        let Some((uid, _)) = entry.filter(|(_, it)| it.ticket == ticket) else {
             return;
         };
         let answer = (uid.clone(), advice);
@@ -525,9 +525,12 @@ impl ExtenderCalls {
     ) -> Output {
         let infos = among.iter().filter_map(|node| nodes.info(*node));
         let infos: Vec<Arc<NodeInfo>> = infos.cloned().collect();
-        let asked = infos.iter().map(|info| info.name.clone()).collect();
+        let names = infos.iter().map(|info| info.name.clone()).collect();
         let extenders = self.concerned(pod, judges_nodes);
-        let purpose = Purpose::Nodes { asked, rounds };
+        let purpose = Purpose::Nodes {
+            nodes: names,
+            rounds,
+        };
         self.start_call(pod, extenders, purpose, Question::Nodes(infos))
     }
 

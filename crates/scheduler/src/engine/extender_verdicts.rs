@@ -15,7 +15,7 @@ const NOT_ASKED: &str = "node(s) appeared while an extender was asked";
 /// The extenders' verdicts on a pod, by row.
 #[derive(Debug, Default)]
 pub(super) struct ExtenderVerdicts {
-    said: FxHashMap<NodeIndex, NodeVerdict>,
+    verdicts: FxHashMap<NodeIndex, NodeVerdict>,
     /// Whether nodes without a verdict pass.
     pub(super) lenient: bool,
 }
@@ -29,7 +29,7 @@ enum NodeVerdict {
 impl ExtenderVerdicts {
     pub(super) fn new(asked: &[Arc<str>], advised: &Advised, nodes: &NodeStore) -> Self {
         let mut reasons: FxHashSet<&str> = FxHashSet::default();
-        let mut said = FxHashMap::default();
+        let mut verdicts = FxHashMap::default();
         for name in asked {
             let Some(node) = nodes.find(name) else {
                 continue;
@@ -37,8 +37,8 @@ impl ExtenderVerdicts {
             let entry = match advised.refused.get(name) {
                 None => NodeVerdict::Score(advised.scores.get(name).copied().unwrap_or(0)),
                 Some((reason, unresolvable)) => {
-                    let known = reasons.contains(&**reason);
-                    let reason = if known || reasons.len() < REASONS {
+                    let listed = reasons.contains(&**reason);
+                    let reason = if listed || reasons.len() < REASONS {
                         reasons.insert(reason);
                         cut(reason)
                     } else {
@@ -53,10 +53,10 @@ impl ExtenderVerdicts {
                     NodeVerdict::Refused(Rejection { code, reasons })
                 }
             };
-            said.insert(node, entry);
+            verdicts.insert(node, entry);
         }
         Self {
-            said,
+            verdicts,
             lenient: false,
         }
     }
@@ -65,14 +65,14 @@ impl ExtenderVerdicts {
     pub(super) fn against(node: NodeIndex, reason: &'static str) -> Self {
         let refused = NodeVerdict::Refused(Rejection::unresolvable(reason));
         Self {
-            said: [(node, refused)].into_iter().collect(),
+            verdicts: [(node, refused)].into_iter().collect(),
             lenient: true,
         }
     }
 
     /// Returns the refusal of a row, if it is refused.
     pub(super) fn refusal(&self, node: NodeIndex) -> Option<Rejection> {
-        match self.said.get(&node) {
+        match self.verdicts.get(&node) {
             Some(NodeVerdict::Score(_)) => None,
             Some(NodeVerdict::Refused(rejection)) => Some(rejection.clone()),
             None if self.lenient => None,
@@ -82,7 +82,7 @@ impl ExtenderVerdicts {
 
     /// Returns the score to add to the total of a node, if the node has a verdict and is not refused.
     pub(super) fn score(&self, node: NodeIndex) -> Option<i64> {
-        match self.said.get(&node)? {
+        match self.verdicts.get(&node)? {
             NodeVerdict::Score(more) => Some(*more),
             NodeVerdict::Refused(_) => None,
         }

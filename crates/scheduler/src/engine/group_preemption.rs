@@ -142,7 +142,7 @@ impl Engine {
         } = tried;
         let keeps = matches!(attempt, GroupOutcome::Room(_) | GroupOutcome::Waits(_));
         diagnosis.nominated = None;
-        let said = match attempt {
+        let outcome = match attempt {
             GroupOutcome::Room(plan) => {
                 let parts = (&mut self.cluster.nodes, &mut self.outbox);
                 let members = (&*pending, &*held);
@@ -183,16 +183,16 @@ impl Engine {
                 text
             }
         };
-        if !said.is_empty() {
-            diagnosis.for_group = Some(said);
+        if !outcome.is_empty() {
+            diagnosis.for_group = Some(outcome);
         }
         // If the reservations of these members are undone, they keep their nodes as nominations.
         if keeps {
-            let kept = held.into_iter().filter_map(|uid| {
+            let kept_nodes = held.into_iter().filter_map(|uid| {
                 let node = self.cluster.pods.get(&uid)?.node;
                 Some((uid, self.cluster.nodes.name(node).clone()))
             });
-            self.preemptor.kept = kept.collect();
+            self.preemptor.kept = kept_nodes.collect();
         }
     }
 }
@@ -212,8 +212,8 @@ impl Preemptor {
         let mates = pending.iter().chain(held).cloned().collect();
         let mut highest: FxHashMap<NodeIndex, i32> = FxHashMap::default();
         for (member, node) in places {
-            let known = highest.entry(*node).or_insert(member.priority);
-            *known = member.priority.max(*known);
+            let node_highest = highest.entry(*node).or_insert(member.priority);
+            *node_highest = member.priority.max(*node_highest);
         }
         let mut highest: Vec<(NodeIndex, i32)> = highest.into_iter().collect();
         highest.sort_unstable();
@@ -373,10 +373,10 @@ impl PluginTable {
     /// Returns the plugins of the profile that admit pods by what other pods use.
     pub(super) fn admissions(&self, profile: usize) -> PluginSet {
         let instances = self.profiles[profile].post_filter.iter();
-        let those = instances.filter(|at| {
+        let admitting = instances.filter(|at| {
             let post_filter = self.plugins[**at].post_filter();
             post_filter.is_some_and(|plugin| plugin.admission().is_some())
         });
-        those.fold(0, |set, at| set | 1 << at)
+        admitting.fold(0, |set, at| set | 1 << at)
     }
 }

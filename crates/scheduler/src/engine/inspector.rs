@@ -67,8 +67,8 @@ impl Inspector<'_> {
         query: &BTreeMap<String, String>,
         now: Timestamp,
     ) -> Result<serde_json::Value, NotShown> {
-        let known = self.table.names.iter().position(|name| *name == plugin);
-        let at = known.ok_or(NotShown::NoSuchPath)?;
+        let position = self.table.names.iter().position(|name| *name == plugin);
+        let at = position.ok_or(NotShown::NoSuchPath)?;
         if let Some(role) = self.table.plugins[at].preparation() {
             role.prepare_to_show(self.cluster.view(now));
         }

@@ -385,14 +385,14 @@ impl Meter {
             _ => 0,
         };
         let refused: u64 = filter_stats.refused.iter().sum();
-        let mut left = (filter_stats.fits + refused).saturating_sub(outside);
+        let mut calls = (filter_stats.fits + refused).saturating_sub(outside);
         let Some([_, filter, _, score]) = self.evaluations.get_mut(at) else {
             return;
         };
-        if left > 0 {
+        if calls > 0 {
             for (plugin, _) in &prepared.filters {
-                filter[*plugin] += left;
-                left = left.saturating_sub(filter_stats.refused(*plugin));
+                filter[*plugin] += calls;
+                calls = calls.saturating_sub(filter_stats.refused(*plugin));
             }
             for (plugin, ..) in &prepared.scores {
                 score[*plugin] += filter_stats.fits;

@@ -136,12 +136,12 @@ impl Nominator {
         pod: &Arc<PodInfo>,
         said: Option<&str>,
     ) {
-        let known = self.node_of(&pod.uid);
+        let current = self.node_of(&pod.uid);
         match said {
             Some("") => {
                 self.remove_nomination(nodes, &pod.uid);
             }
-            Some(node) if known.is_some_and(|known| **known == *node) => {}
+            Some(node) if current.is_some_and(|current| **current == *node) => {}
             Some(node) => self.nominate(nodes, pod, &Arc::from(node)),
             None => {}
         }

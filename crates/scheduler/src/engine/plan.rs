@@ -162,10 +162,10 @@ impl PluginTable {
         pod: &PodInfo,
         profile: usize,
     ) -> Option<(Instance, Vec<Arc<str>>)> {
-        let asked = self.judging(pod);
+        let judging = self.judging(pod);
         let instances = self.profiles[profile].pre_filter.iter();
         instances
-            .filter(|at| asked & (1 << **at) != 0)
+            .filter(|at| judging & (1 << **at) != 0)
             .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
     }
 }

@@ -94,10 +94,10 @@ impl PluginTable {
     }
 
     pub(super) fn gates_of(&self, pod: &PodInfo, profile: usize) -> PluginSet {
-        let asked = self.judging(pod);
+        let judging = self.judging(pod);
         let plugins = self.profiles[profile].pre_enqueue.iter();
         plugins
-            .filter(|instance| asked & (1 << **instance) != 0)
+            .filter(|instance| judging & (1 << **instance) != 0)
             .filter(|instance| {
                 let pre_enqueue = self.plugins[**instance].pre_enqueue();
                 pre_enqueue.is_some_and(|it| it.pre_enqueue(pod).is_err())
@@ -134,8 +134,8 @@ impl PluginTable {
     pub(super) fn prepare_state(&mut self, pod: &Arc<PodInfo>, profile: usize, view: View<'_>) {
         let rules = &self.profiles[profile];
         let rules = rules.pre_filter.iter().chain(&rules.pre_score);
-        let asked = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
-        let those = self.plugins_of(asked);
+        let judging = rules.fold(0, |set, instance| set | 1 << instance) & self.judging(pod);
+        let those = self.plugins_of(judging);
         for role in those.filter_map(|plugin| plugin.preparation()) {
             role.prepare(&Cycle::new(pod, view));
         }

@@ -104,12 +104,12 @@ impl<'a> PodWaker<'a> {
             // Any event may help a pod that no plugin refused (there were no nodes), or that an extender
             // refused: extenders do not declare events.
             let any = by == 0 || by & self.table.extenders_bit() != 0;
-            let asked = if any {
+            let candidates = if any {
                 PluginSet::MAX
             } else {
                 by & interested & !narrow | beyond
             };
-            if asked == 0 {
+            if candidates == 0 {
                 continue;
             }
             for uid in pods {
@@ -119,7 +119,7 @@ impl<'a> PodWaker<'a> {
                 if queued.info.priority > priority {
                     continue;
                 }
-                if any || any_of(asked, &queued.info) {
+                if any || any_of(candidates, &queued.info) {
                     wake.push(uid.clone());
                 }
             }
@@ -128,9 +128,9 @@ impl<'a> PodWaker<'a> {
         let mut missed = Vec::new();
         if self.waits.awaited & interested != 0 {
             for (uid, wait) in &self.waits.pods {
-                let asked = self.table.named(&wait.on) & interested;
+                let candidates = self.table.named(&wait.on) & interested;
                 let helps = |instance: Instance| {
-                    asked & (1 << instance) != 0
+                    candidates & (1 << instance) != 0
                         && self
                             .table
                             .helps(instance, &wait.pod, event, view, (meter, &hinted))

@@ -48,13 +48,13 @@ impl Engine {
                 .meter
                 .start_always(&self.table.names, profile, Point::PostFilter);
         laps.ended("Unschedulable");
-        let asked = self.table.judging(pod);
+        let judging = self.table.judging(pod);
         let instances = &self.table.profiles[profile].post_filter;
         let had = |at: &Instance| instances.iter().position(|instance| instance == at);
         let instances = instances
             .iter()
             .skip(after.as_ref().and_then(had).map_or(0, |at| at + 1));
-        for instance in instances.filter(|at| asked & (1 << **at) != 0) {
+        for instance in instances.filter(|at| judging & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
             let answer = match self.table.plugins[*instance].post_filter() {
@@ -74,7 +74,7 @@ impl Engine {
                     besides = std::mem::take(&mut rules.besides);
                     self.preemptor.searches += 1;
                     let mut preemption_cache = std::mem::take(&mut self.classes.preemption_cache);
-                    let asked = PreemptionRequest {
+                    let request = PreemptionRequest {
                         pod,
                         profile,
                         owner: *instance,
@@ -83,7 +83,8 @@ impl Engine {
                     };
                     let mut all = Vec::new();
                     let search = VictimSearch::new(self);
-                    let attempt = search.find_victims(&asked, &mut preemption_cache, &mut all, now);
+                    let attempt =
+                        search.find_victims(&request, &mut preemption_cache, &mut all, now);
                     preemption_cache.keep_within(self.options.class_bytes);
                     self.classes.preemption_cache = preemption_cache;
                     match attempt {
@@ -120,11 +121,14 @@ impl Engine {
                         std::mem::take(&mut company),
                         now,
                     );
-                    let found = matches!(attempt, group_preemption::GroupOutcome::Room(_));
-                    laps.lap(
-                        *instance,
-                        || if found { "Success" } else { "Unschedulable" },
-                    );
+                    let succeeded = matches!(attempt, group_preemption::GroupOutcome::Room(_));
+                    laps.lap(*instance, || {
+                        if succeeded {
+                            "Success"
+                        } else {
+                            "Unschedulable"
+                        }
+                    });
                     together = Some(group_preemption::GroupAttempt {
                         by: *instance,
                         prefix: group.rules.prefix,
@@ -202,9 +206,9 @@ impl PluginTable {
         diagnosis: &mut Diagnosis,
         fx: &mut Effects,
     ) {
-        let told = self.booking(pod);
+        let booking = self.booking(pod);
         let instances = self.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|at| told & (1 << **at) != 0) {
+        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
             let cycle = Cycle::new(pod, view);
             if let Some(role) = self.plugins[*instance].post_filter_transformer() {
                 role.after_post_filter(&cycle, diagnosis, fx);

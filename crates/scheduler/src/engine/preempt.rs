@@ -549,7 +549,7 @@ pub(super) fn spare_order(
     rules: &Preemption<'_>,
     spent: &FxHashMap<u64, i64>,
 ) -> (Vec<Arc<PodInfo>>, usize, bool) {
-    let mut left: FxHashMap<u64, i64> = FxHashMap::default();
+    let mut remaining: FxHashMap<u64, i64> = FxHashMap::default();
     let (mut order, mut others) = (Vec::with_capacity(pods.len()), Vec::new());
     let mut has_budgets = false;
     for pod in pods {
@@ -557,11 +557,11 @@ pub(super) fn spare_order(
         for (budget, allowed) in (rules.budgets)(pod) {
             has_budgets = true;
             let spent = || spent.get(&budget).copied().unwrap_or_default();
-            let left = left
+            let remaining = remaining
                 .entry(budget)
                 .or_insert_with(|| allowed.saturating_sub(spent()));
-            *left -= 1;
-            broken |= *left < 0;
+            *remaining -= 1;
+            broken |= *remaining < 0;
         }
         if broken { &mut order } else { &mut others }.push(pod.clone());
     }
@@ -593,7 +593,7 @@ pub(super) fn hopeless(
     refusals: impl IntoIterator<Item = (Reason, usize)>,
 ) -> String {
     let refusals = refusals.into_iter().filter(|(_, nodes)| *nodes > 0);
-    let said = Diagnosis {
+    let diagnosis = Diagnosis {
         total_nodes,
         refusals: refusals
             .map(|(reason, nodes)| NodeRefusal {
@@ -605,7 +605,7 @@ pub(super) fn hopeless(
             .collect(),
         ..Diagnosis::default()
     };
-    format!("{prefix}{}", said.message())
+    format!("{prefix}{}", diagnosis.message())
 }
 
 fn clear_nomination(pod: &PodInfo) -> Write {

@@ -62,9 +62,9 @@ impl CachedShape {
             *beside -= old.bytes();
         }
         entry.get_or_insert_with(|| {
-            let found = compute();
-            *beside += found.bytes();
-            found
+            let computed = compute();
+            *beside += computed.bytes();
+            computed
         })
     }
 
@@ -93,12 +93,12 @@ impl PreemptionCache {
             self.evict_oldest();
         }
         self.uses += 1;
-        let known = self.shapes.entry(key).or_default();
-        known.used = self.uses;
-        if known.rows.is_empty() {
-            known.rows.reserve_exact(rows);
+        let cached = self.shapes.entry(key).or_default();
+        cached.used = self.uses;
+        if cached.rows.is_empty() {
+            cached.rows.reserve_exact(rows);
         }
-        known
+        cached
     }
 
     fn evict_oldest(&mut self) {
@@ -164,16 +164,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_counted_and_kept_within_its_share() {
+    fn cache_size_is_counted_and_bounded() {
         let mut cache = PreemptionCache::default();
         for round in 0..3_u64 {
             for shape in 0..4 {
-                let known = cache.shape(key(shape), 100);
+                let cached = cache.shape(key(shape), 100);
                 for row in 0..100 {
                     // Some rows changed since the previous round.
                     let changed = if row % 3 == 0 { round } else { 0 };
                     let victims = usize::try_from(changed).unwrap() * 10;
-                    let is = |known: &CachedPlan| known.version == changed;
+                    let is = |cached: &CachedPlan| cached.version == changed;
                     assert_eq!(
                         shape
                             .get_or_compute(row, is, || tried(changed, victims))

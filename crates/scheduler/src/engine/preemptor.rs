@@ -63,8 +63,8 @@ mod tests {
         let mut outbox = Vec::new();
         let mates = std::iter::once("mate".into()).collect();
         preemptor.outrank((&mut nodes, &mut outbox), "n", 5, &mates);
-        let left = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
-        assert_eq!(left.collect::<Vec<_>>(), ["high", "mate"]);
+        let nominated = preemptor.nominator.on("n").iter().map(|pod| &*pod.uid);
+        assert_eq!(nominated.collect::<Vec<_>>(), ["high", "mate"]);
         // Its status is cleared, and the binder no longer expects it.
         assert!(matches!(&outbox[..], [
             Output::Write(write),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn withdrawn_promise_is_told_once_and_only_of_queued_pods() {
+    fn withdrawn_nomination_is_written_once_for_queued_pods() {
         let (mut preemptor, mut nodes) = (Preemptor::default(), NodeStore::default());
         let second = SignedDuration::from_secs(1);
         let mut queue = Queue::new(Backoff {

@@ -187,19 +187,22 @@ impl Evaluation {
         }
         apart.sort_unstable();
         apart.dedup();
-        let of = by.map(|label| label.rows);
-        let known = self.grouped.take().filter(|known| known.is_of(of.as_ref()));
-        let fresh = || Box::new(RowGroups::new(of, self.tree.rows(), rows));
-        let grouped = known.unwrap_or_else(fresh);
+        let rows_by_group = by.map(|label| label.rows);
+        let current = self
+            .grouped
+            .take()
+            .filter(|current| current.is_of(rows_by_group.as_ref()));
+        let fresh = || Box::new(RowGroups::new(rows_by_group, self.tree.rows(), rows));
+        let grouped = current.unwrap_or_else(fresh);
         self.grouped = Some(grouped);
         let (grouped, keys) = (self.grouped.as_deref()?, self.tree.rows());
         if grouped.ranges.len() > many {
             return None;
         }
         let candidates = grouped.candidates(&apart, keys);
-        let mut left = candidates.nodes.clone();
-        self.drop_refused(scope, &mut left);
-        let around = grouped.around(&candidates, &left);
+        let mut passed = candidates.nodes.clone();
+        self.drop_refused(scope, &mut passed);
+        let around = grouped.around(&candidates, &passed);
         let fitting = self.verdicts.fitting();
         self.filter_stats.stage(fitting, around.fitting);
         let around: Vec<Surroundings> = each
@@ -213,11 +216,11 @@ impl Evaluation {
                 },
             })
             .collect();
-        let keys = left.iter().map(|node| keys[node.row()]).collect();
+        let keys = passed.iter().map(|node| keys[node.row()]).collect();
         let rows = Rows {
-            nodes: &left,
+            nodes: &passed,
             columns: &self.columns,
-            raw: &|at, column| self.columns[column].raw(left[at].row()),
+            raw: &|at, column| self.columns[column].raw(passed[at].row()),
             around: Some(&around),
         };
         Some(second_stage::best(scope, &rows, keys))

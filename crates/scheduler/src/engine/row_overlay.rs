@@ -57,27 +57,27 @@ impl Evaluation {
             return;
         }
         let width = self.columns.len();
-        let mut found = self.overlays.found.remove(&shape).unwrap_or_default();
-        if !found.rows.iter().map(|(node, ..)| node).eq(rows) {
-            found = found.moved_to(rows, width);
+        let mut overlay = self.overlays.found.remove(&shape).unwrap_or_default();
+        if !overlay.rows.iter().map(|(node, ..)| node).eq(rows) {
+            overlay = overlay.moved_to(rows, width);
         }
         let mut looked_up = Vec::with_capacity(width);
-        for (at, (node, version, result)) in found.rows.iter_mut().enumerate() {
+        for (at, (node, version, result)) in overlay.rows.iter_mut().enumerate() {
             let now = scope.nodes().version(*node);
             if *version != now {
                 looked_up.clear();
                 (*version, *result) = (now, scope.evaluate(*node, &mut looked_up));
                 self.filter_stats.count_verdict(&result.verdict);
                 looked_up.resize(width, 0);
-                found.fixed[at] = self.fixed_of(&looked_up);
-                found.raws[at * width..(at + 1) * width].copy_from_slice(&looked_up);
+                overlay.fixed[at] = self.fixed_of(&looked_up);
+                overlay.raws[at * width..(at + 1) * width].copy_from_slice(&looked_up);
             }
         }
-        self.exchange(scope, &mut found);
+        self.exchange(scope, &mut overlay);
         if self.overlays.found.len() >= MAX_SHAPES {
             self.overlays.found.clear();
         }
-        self.overlays.found.insert(shape, found);
+        self.overlays.found.insert(shape, overlay);
         self.overlays.over = Some(shape);
     }
 
@@ -122,10 +122,10 @@ impl RowOverlay {
             fixed: Vec::with_capacity(rows.len()),
             raws: Vec::with_capacity(rows.len() * width),
         };
-        let mut known = self.rows.into_iter().enumerate().peekable();
+        let mut evaluated = self.rows.into_iter().enumerate().peekable();
         for node in rows {
-            while known.next_if(|(_, (known, ..))| known < node).is_some() {}
-            match known.next_if(|(_, (known, ..))| known == node) {
+            while evaluated.next_if(|(_, (row, ..))| row < node).is_some() {}
+            match evaluated.next_if(|(_, (row, ..))| row == node) {
                 Some((at, row)) => {
                     out.rows.push(row);
                     out.fixed.push(self.fixed[at]);

@@ -335,12 +335,12 @@ impl Scope<'_> {
         if self.prepared.aligning.is_empty() {
             return true;
         }
-        let mut gone = RemovedPods {
+        let mut removed = RemovedPods {
             pods: pods.to_vec(),
             taken_in: Some(pods.len()),
         };
-        gone.pods.extend_from_slice(victims);
-        let cycle = self.imagine(&gone, &[]);
+        removed.pods.extend_from_slice(victims);
+        let cycle = self.imagine(&removed, &[]);
         let mut aligning = self.aligning();
         aligning.all(|(at, _, state)| {
             let filter = filter_of(self.plugins, at);
@@ -358,9 +358,9 @@ impl Scope<'_> {
         if self.prepared.releasing.is_empty() || !self.cycle.pod.is_holder() {
             return Vec::new();
         }
-        let mut gone = self.released(node, &[]);
-        gone.pods.truncate(gone.taken_in.unwrap_or(0));
-        gone.pods
+        let mut removed = self.released(node, &[]);
+        removed.pods.truncate(removed.taken_in.unwrap_or(0));
+        removed.pods
     }
 
     /// Returns the nodes that pods are nominated to.
@@ -482,11 +482,11 @@ impl Scope<'_> {
 
     /// Selects NUMA nodes that all allocating plugins accept, if the node or the pod requires alignment.
     pub(super) fn align(&self, cycle: &Cycle<'_>, node: NodeIndex) -> RowVerdict {
-        let asked = self.aligning().find_map(|(instance, plugin, state)| {
+        let required = self.aligning().find_map(|(instance, plugin, state)| {
             let policy = plugin.numa_policy(cycle, state, node)?;
             Some((instance, policy))
         });
-        let Some((owner, policy)) = asked else {
+        let Some((owner, policy)) = required else {
             return RowVerdict::Fits(None);
         };
         let mut offers = Vec::new();

@@ -358,8 +358,8 @@ impl PluginTable {
             ..Prepared::default()
         };
         let mut states: Vec<(Instance, State)> = Vec::with_capacity(profile.pre_filter.len());
-        let asked = self.judging(cycle.pod);
-        let asks = |instance: &Instance| asked & (1 << instance) != 0;
+        let judging = self.judging(cycle.pod);
+        let asks = |instance: &Instance| judging & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
         let mut laps = meter.start(&self.names, at, Point::PreFilter);
         for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
@@ -459,10 +459,10 @@ impl PluginTable {
 
     /// Returns the first node preferred by a plugin that fits.
     fn preferred(&self, scope: &Scope<'_>, profile: usize) -> Option<Choice> {
-        let asked = self.judging(scope.cycle.pod);
+        let judging = self.judging(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
-            .filter(|at| asked & (1 << **at) != 0)
+            .filter(|at| judging & (1 << **at) != 0)
             .filter_map(|at| Some(self.plugins[*at].pre_filter()?.prefer(&scope.cycle)))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
@@ -543,9 +543,9 @@ impl PluginTable {
             return Signable::No;
         };
         signature.shape(own);
-        let asked = self.judging(pod);
+        let judging = self.judging(pod);
         let signers = self.signers[profile].iter();
-        for instance in signers.filter(|at| asked & (1 << **at) != 0) {
+        for instance in signers.filter(|at| judging & (1 << **at) != 0) {
             let plugin = &self.plugins[*instance];
             let releases = plugin.release().is_some();
             let signature = match &mut apart {
@@ -590,9 +590,9 @@ impl PluginTable {
             let mut signature = Signature::default();
             // Plugins may treat a holder differently from a pod.
             signature.flag(pod.is_holder());
-            let asked = self.judging(pod);
+            let judging = self.judging(pod);
             let signers = self.signers[profile].iter();
-            for instance in signers.filter(|at| asked & (1 << **at) != 0) {
+            for instance in signers.filter(|at| judging & (1 << **at) != 0) {
                 let plugin = &self.plugins[*instance];
                 if plugin.release().is_some() {
                     continue;

@@ -64,8 +64,8 @@ impl Engine {
             return Err(self.cluster.unplaced("the pod is on no node".to_owned()));
         };
         let placed = attempted(|| -> Result<Arc<str>, CycleError> {
-            let left = self.cluster.nodes.find(&home);
-            let extender_verdicts = left.map(|home| ExtenderVerdicts::against(home, LEFT));
+            let home_row = self.cluster.nodes.find(&home);
+            let extender_verdicts = home_row.map(|home| ExtenderVerdicts::against(home, LEFT));
             let mut selection = NodeSelection::new(self);
             let choice = selection.select(pod, profile, now, extender_verdicts.as_ref(), false)?;
             let name = self.cluster.nodes.name(choice.node).clone();
@@ -78,10 +78,10 @@ impl Engine {
             self.apply(fx, now);
             reserved.map(|()| name)
         });
-        let placed = placed.unwrap_or_else(|said| {
+        let placed = placed.unwrap_or_else(|panic| {
             // As in a scheduling cycle, the panic may have left cached evaluations inconsistent.
             self.classes.clear();
-            Err(CycleError::panicked(&said))
+            Err(CycleError::panicked(&panic))
         });
         match placed {
             Ok(node) => {

@@ -288,7 +288,7 @@ fn messages(engine: &mut Engine) -> Vec<String> {
 }
 
 #[test]
-fn a_refused_pod_says_why_and_comes_back_when_a_node_appears() {
+fn refused_pod_is_reported_and_retried_when_node_appears() {
     let mut engine = engine();
     engine.pod_applied(pod("a", "4"), at(0));
     assert_eq!(schedule(&mut engine, 0), [("a".to_owned(), None)]);
@@ -312,7 +312,7 @@ fn a_refused_pod_says_why_and_comes_back_when_a_node_appears() {
 }
 
 #[test]
-fn a_refusal_is_put_into_words_by_who_reads_it() {
+fn refusal_text_is_formatted_when_read() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("a", "4"), at(0));
@@ -329,7 +329,7 @@ fn a_refusal_is_put_into_words_by_who_reads_it() {
 }
 
 #[test]
-fn pods_are_signed_as_they_come_but_a_daemons_which_share_nothing() {
+fn pods_are_signed_when_queued_except_daemon_pods() {
     let mut engine = engine();
     for kind in ["ReplicaSet", "DaemonSet"] {
         let owner = json!([{"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o"}]);
@@ -345,14 +345,14 @@ fn pods_are_signed_as_they_come_but_a_daemons_which_share_nothing() {
         let _ = engine.queue.get(uid).unwrap().info.shape(0, sign);
         !now.get()
     };
-    let told = ["ReplicaSet", "DaemonSet"].map(signed);
-    assert_eq!(told, [true, false]);
+    let signs = ["ReplicaSet", "DaemonSet"].map(signed);
+    assert_eq!(signs, [true, false]);
     engine.node_applied(node("n", "4"), at(0));
     assert!(schedule(&mut engine, 1).iter().all(|(_, on)| on.is_some()));
 }
 
 #[test]
-fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
+fn wrong_shared_evaluation_is_detected() {
     // The signature of Knobs omits the tail of the name: all of these share a class. The node that the first
     // pod did not get is still cached as fitting when the second one comes.
     let mut engine = engine();
@@ -371,7 +371,7 @@ fn a_shared_evaluation_that_is_wrong_costs_time_not_correctness() {
 /// Only pods that reference the changed object are checked: with thousands of pods that wait for a claim
 /// each, their claims come one after another.
 #[test]
-fn only_those_who_wait_for_a_thing_are_asked_about_it() {
+fn hint_is_called_only_for_pods_that_name_the_object() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     let waiting = |at: usize| {

@@ -224,8 +224,8 @@ mod tests {
                 let (from, to) = (row / 3, rows.len() - (rows.len() - row) / 3);
                 let within = tree.best_within(from..to, |row| row % 3 == 1);
                 let expected = (from..to).filter(|row| row % 3 != 1).map(|row| rows[row]).max();
-                let found = within.map_or(0, |row| rows[row]);
-                prop_assert_eq!(found, expected.unwrap_or(0));
+                let best_key = within.map_or(0, |row| rows[row]);
+                prop_assert_eq!(best_key, expected.unwrap_or(0));
                 prop_assert!(within.is_none_or(|row| (from..to).contains(&row) && row % 3 != 1));
             }
         }

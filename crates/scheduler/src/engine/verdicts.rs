@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_keep_what_was_said_last_and_reasons_are_counted() {
+    fn rows_hold_last_verdict_and_reasons_are_counted() {
         let all = [
             RowVerdict::Absent,
             RowVerdict::Fits(None),
@@ -210,14 +210,14 @@ mod tests {
             refused(2, "cpu"),
         ];
         let mut verdicts = Verdicts::absent(4);
-        let mut known = vec![RowVerdict::Absent; 4];
+        let mut expected_rows = vec![RowVerdict::Absent; 4];
         // Every verdict follows every other one on some row.
         for turn in 0..200_usize {
             let (row, next) = (turn % 4, &all[(turn * 7 + turn / 36) % all.len()]);
             verdicts.set(row, next.clone());
-            known[row] = next.clone();
+            expected_rows[row] = next.clone();
             let mut tally = RejectionCounts::default();
-            for (row, verdict) in known.iter().enumerate() {
+            for (row, verdict) in expected_rows.iter().enumerate() {
                 assert_eq!(verdicts.get(row), Some(verdict), "turn {turn}");
                 let fits = matches!(verdict, RowVerdict::Fits(_));
                 assert_eq!(verdicts.fits(row), fits, "turn {turn}");
@@ -228,11 +228,11 @@ mod tests {
             let names = ["a", "b", "c"];
             let (counted, expected) = (verdicts.tally(), tally.diagnosis(4, &names));
             assert_eq!(counted.diagnosis(4, &names), expected, "turn {turn}");
-            let fit = |row: &usize| matches!(known[*row], RowVerdict::Fits(_));
+            let fit = |row: &usize| matches!(expected_rows[*row], RowVerdict::Fits(_));
             let fit: Vec<usize> = (0..4).filter(fit).collect();
             assert_eq!(verdicts.feasible().collect::<Vec<_>>(), fit);
             assert_eq!(verdicts.fitting(), fit.len());
-            let might = |row: &NodeIndex| match &known[row.row()] {
+            let might = |row: &NodeIndex| match &expected_rows[row.row()] {
                 RowVerdict::Refused(_, rejection) => rejection.code == Code::Unschedulable,
                 _ => false,
             };
@@ -244,11 +244,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_come_to_what_one_would_say_of_all_rows() {
+    fn appended_parts_equal_the_whole() {
         // Kinds in another order in each part, one that no row uses any more, and one that occurs in one part
         // only.
         let mut first = Verdicts::absent(5);
-        let said = [
+        let cases = [
             refused(1, "cpu"),
             RowVerdict::Fits(None),
             refused(2, "memory"),
@@ -258,7 +258,7 @@ mod tests {
         let mut second = Verdicts::absent(5);
         second.set(0, refused(3, "passing"));
         let mut whole = Verdicts::absent(10);
-        for (row, verdict) in said.iter().enumerate() {
+        for (row, verdict) in cases.iter().enumerate() {
             first.set(row, verdict.clone());
             second.set(4 - row, verdict.clone());
             whole.set(row, verdict.clone());

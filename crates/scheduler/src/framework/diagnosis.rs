@@ -140,7 +140,7 @@ impl Deref for Words {
     fn deref(&self) -> &str {
         let diagnosis = self.of.as_ref();
         self.text
-            .get_or_init(|| diagnosis.map_or_else(String::new, |said| said.message()))
+            .get_or_init(|| diagnosis.map_or_else(String::new, |diagnosis| diagnosis.message()))
     }
 }
 

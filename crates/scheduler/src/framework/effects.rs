@@ -211,14 +211,14 @@ mod tests {
             (&["a"], &["a"]),
         ] {
             let mut fx = Effects::default();
-            let found = found.iter().map(|message| problem(message)).collect();
-            reported.update("u", found, &mut fx);
-            let told: Vec<_> = fx
+            let problems = found.iter().map(|message| problem(message)).collect();
+            reported.update("u", problems, &mut fx);
+            let reported_texts: Vec<_> = fx
                 .problems
                 .iter()
                 .map(|problem| &*problem.message)
                 .collect();
-            assert_eq!(told, want);
+            assert_eq!(reported_texts, want);
         }
         let mut fx = Effects::default();
         reported.forget("u");

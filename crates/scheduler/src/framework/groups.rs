@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_are_apart_and_no_more() {
+    fn groups_limit_rows_that_are_apart() {
         let some = |from: u32, to: u32| (from..to).map(NodeIndex).collect::<Vec<_>>().into_iter();
         let most = u32::try_from(Groups::most(800)).unwrap();
         assert_eq!(most, 100);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_built_once_and_hears_of_each_object_once() {
+    fn index_is_built_once_and_receives_each_object_once() {
         let kinds = [
             IndexKind::of::<RecordingIndex>(),
             IndexKind::of::<RecordingIndex>(),

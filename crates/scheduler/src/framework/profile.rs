@@ -126,7 +126,7 @@ impl Profiles {
         let mut watches: Vec<Watch> = Vec::new();
         let inputs = self.instances.iter().filter_map(|plugin| plugin.inputs());
         for watch in inputs.flat_map(|inputs| inputs.watches()) {
-            if watches.iter().all(|known| known.kind() != watch.kind()) {
+            if watches.iter().all(|other| other.kind() != watch.kind()) {
                 watches.push(watch);
             }
         }
@@ -306,14 +306,14 @@ impl Builder<'_> {
             let factory = self.registry.find(plugin);
             factory.is_some_and(|factory| factory.default_weight.is_some())
         };
-        let others = everywhere.iter().filter(|(plugin, _)| {
+        let defaults = everywhere.iter().filter(|(plugin, _)| {
             !order.alone && by_default(plugin) && !order.plugins.contains(plugin)
         });
         let listed = order
             .plugins
             .iter()
             .filter_map(|plugin| everywhere.iter().find(|(name, _)| name == plugin));
-        others.chain(listed).map(|on| (*on, false)).collect()
+        defaults.chain(listed).map(|on| (*on, false)).collect()
     }
 
     /// Adds plugins with a filter to pre-filter and those with a score to pre-score, if they are missing
@@ -362,9 +362,9 @@ impl Builder<'_> {
         if let Some(at) = self.built.iter().position(same) {
             return Ok(Some(at));
         }
-        let known = self.built.iter().position(|built| built.plugin == plugin);
-        if let Some(at) = known {
-            if self.built[at].joined.iter().any(|known| known == profile) {
+        let existing = self.built.iter().position(|built| built.plugin == plugin);
+        if let Some(at) = existing {
+            if self.built[at].joined.iter().any(|name| name == profile) {
                 return Ok(Some(at));
             }
             if let Some(joined) = self.out.instances[at].join(profile, args, self.context) {
@@ -447,11 +447,11 @@ fn at_point<'a>(
     let (anew, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named
         .iter()
         .partition(|(plugin, _)| !off(plugin) && among(plugin, everywhere));
-    let rest = everywhere
+    let unnamed = everywhere
         .iter()
         .filter(|(plugin, _)| !off(plugin) && !among(plugin, &named));
     let mut on: Vec<(EnabledPlugin<'_>, bool)> = anew.into_iter().map(|on| (on, true)).collect();
-    on.extend(rest.map(|on| (*on, false)));
+    on.extend(unnamed.map(|on| (*on, false)));
     on.extend(only.into_iter().map(|on| (on, true)));
     on
 }

@@ -23,8 +23,8 @@ impl BufferedHistograms {
 
     /// Records one event.
     pub(crate) fn note(&mut self, event: &'static str, seconds: f64) {
-        let known = self.since.iter().find(|(name, _)| *name == event);
-        if let Some((_, histogram)) = known {
+        let existing = self.since.iter().find(|(name, _)| *name == event);
+        if let Some((_, histogram)) = existing {
             histogram.observe(seconds);
             return;
         }
@@ -48,21 +48,21 @@ mod tests {
     use prometheus::HistogramOpts;
 
     #[test]
-    fn what_is_noted_is_added_also_after_the_metric_was_emptied() {
+    fn observations_are_flushed_after_metric_reset() {
         let options = HistogramOpts::new("events", "Events.").buckets(vec![1.0, 2.0]);
         let all = HistogramVec::new(options, &["event"]).unwrap();
-        let seen = |event: &str| all.with_label_values(&[event]).get_sample_count();
+        let count = |event: &str| all.with_label_values(&[event]).get_sample_count();
         let mut histograms = BufferedHistograms::new(all.clone());
         for event in ["PodAdd", "PodUpdate", "PodAdd"] {
             histograms.note(event, 1.5);
         }
-        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (0, 0));
+        assert_eq!((count("PodAdd"), count("PodUpdate")), (0, 0));
         histograms.flush();
         histograms.flush();
-        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (2, 1));
+        assert_eq!((count("PodAdd"), count("PodUpdate")), (2, 1));
         all.reset();
         histograms.note("PodAdd", 0.5);
         histograms.flush();
-        assert_eq!((seen("PodAdd"), seen("PodUpdate")), (1, 0));
+        assert_eq!((count("PodAdd"), count("PodUpdate")), (1, 0));
     }
 }

@@ -162,15 +162,15 @@ mod tests {
     fn finer_bounds_keep_upstreams() {
         for (start, factor, count) in [(0.001, 2.0, 15), (0.000_01, 1.5, 20)] {
             let upstream = prometheus::exponential_buckets(start, factor, count).unwrap();
-            let ours = bounds(start, factor, count, 7);
-            assert_eq!(ours.len(), count + 7);
-            assert_eq!(&ours[7..], &upstream[..]);
-            assert!(ours.windows(2).all(|pair| pair[0] < pair[1]));
+            let finer = bounds(start, factor, count, 7);
+            assert_eq!(finer.len(), count + 7);
+            assert_eq!(&finer[7..], &upstream[..]);
+            assert!(finer.windows(2).all(|pair| pair[0] < pair[1]));
         }
     }
 
     #[test]
-    fn a_reset_empties_what_has_labels_and_nothing_else() {
+    fn reset_clears_labelled_metrics_only() {
         let registry = Registry::new();
         let resets = Resets::default();
         let maker = Maker::new(&registry, resets.clone());

@@ -69,7 +69,7 @@ fn a_refused_pod_waits_for_an_event_and_then_for_its_backoff() {
 }
 
 #[test]
-fn of_backoffs_that_end_in_the_same_second_priority_decides_who_goes_early() {
+fn backoffs_in_same_second_are_ordered_by_priority() {
     let mut queue = queue();
     for (name, priority, millis) in [("low", 1, 0), ("high", 9, 300), ("next", 10, 1200)] {
         let tried = at(0) + SignedDuration::from_millis(millis);
@@ -97,7 +97,7 @@ fn backoff_doubles_up_to_the_maximum_and_failed_pods_do_wait() {
 }
 
 #[test]
-fn a_refused_pod_is_retried_after_five_minutes_without_any_event() {
+fn refused_pod_is_retried_after_five_minutes() {
     let mut queue = queue();
     queue.add(pod("a", 0), 0, at(0));
     pop(&mut queue, 0);
@@ -108,7 +108,7 @@ fn a_refused_pod_is_retried_after_five_minutes_without_any_event() {
 }
 
 #[test]
-fn a_gated_pod_enters_when_the_gate_opens() {
+fn gated_pod_enters_when_gate_opens() {
     let mut queue = queue();
     queue.add(pod("a", 0), 1, at(0));
     assert_eq!(pop(&mut queue, 0), None);

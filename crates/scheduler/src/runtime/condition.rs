@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 /// `has_nomination`, a nomination was written for the pod.
 pub(super) fn may_be_new(failure: &Failure, has_nomination: bool) -> bool {
     let nominated = failure.nominated.as_deref();
-    let known = failure.pod.nominated.as_deref().unwrap_or_default();
-    let same_node = !has_nomination && nominated.is_none_or(|node| node == known);
+    let current = failure.pod.nominated.as_deref().unwrap_or_default();
+    let same_node = !has_nomination && nominated.is_none_or(|node| node == current);
     !same_node || !is_shown(failure)
 }
 
@@ -44,8 +44,8 @@ pub(super) fn status_patch(
 ) -> Option<Value> {
     let generation = failure.pod.object.pod.metadata.generation;
     let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
-    let known = said.or(failure.pod.nominated.as_deref());
-    let same_node = nominated.is_none_or(|node| node == known.unwrap_or_default());
+    let current = said.or(failure.pod.nominated.as_deref());
+    let same_node = nominated.is_none_or(|node| node == current.unwrap_or_default());
     if same_node && is_shown(failure) {
         return None;
     }
@@ -105,7 +105,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_condition_is_written_only_when_it_changes_and_keeps_its_transition_time() {
+    fn unchanged_condition_is_not_written() {
         let now = "2026-01-02T03:04:05.678Z".parse().unwrap();
         let fresh = failure(json!({"type": "Ready", "status": "False"}));
         let patch = status_patch(&fresh, "", None, now).unwrap();
@@ -113,15 +113,15 @@ pub(super) mod tests {
         assert_eq!(condition["lastTransitionTime"], "2026-01-02T03:04:05Z");
         assert_eq!(condition["reason"], "Unschedulable");
 
-        let mut said = condition.clone();
-        assert_eq!(status_patch(&failure(said.clone()), "", None, now), None);
-        let elsewhere = status_patch(&failure(said.clone()), "", Some("n"), now).unwrap();
+        let mut shown = condition.clone();
+        assert_eq!(status_patch(&failure(shown.clone()), "", None, now), None);
+        let elsewhere = status_patch(&failure(shown.clone()), "", Some("n"), now).unwrap();
         assert_eq!(
             elsewhere["status"].get("nominatedNodeName"),
             Some(&Value::Null),
             "its nomination is cleared"
         );
-        let mut changed = failure(said.clone());
+        let mut changed = failure(shown.clone());
         let pod = Arc::make_mut(&mut changed.pod);
         let object = Arc::make_mut(&mut pod.object);
         Arc::make_mut(&mut object.pod).metadata.generation = Some(2);
@@ -129,15 +129,15 @@ pub(super) mod tests {
         assert_eq!(patch["status"]["conditions"][0]["observedGeneration"], 2);
         assert!(may_be_new(&changed, false));
         // Without a change, no nearest nodes are searched, unless a nomination may have to be cleared.
-        assert!(!may_be_new(&failure(said.clone()), false));
-        assert!(may_be_new(&failure(said.clone()), true));
-        let mut nominated = failure(said.clone());
+        assert!(!may_be_new(&failure(shown.clone()), false));
+        assert!(may_be_new(&failure(shown.clone()), true));
+        let mut nominated = failure(shown.clone());
         nominated.nominated = Some("n".to_owned());
         assert!(may_be_new(&nominated, false));
-        said["message"] = json!("another");
-        assert!(may_be_new(&failure(said.clone()), false));
-        said["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
-        let patch = status_patch(&failure(said), "", None, now).unwrap();
+        shown["message"] = json!("another");
+        assert!(may_be_new(&failure(shown.clone()), false));
+        shown["lastTransitionTime"] = json!("2025-01-01T00:00:00Z");
+        let patch = status_patch(&failure(shown), "", None, now).unwrap();
         let condition = &patch["status"]["conditions"][0];
         assert_eq!(condition["lastTransitionTime"], "2025-01-01T00:00:00Z");
     }

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_are_freed_by_others_and_only_so_many_wait_for_it() {
+    async fn dropped_objects_are_freed_in_bounded_tasks() {
         let object = Arc::new("pod".to_owned());
         let mut deferred_drop = DeferredDrop::default();
         let mut take = |many: usize| {

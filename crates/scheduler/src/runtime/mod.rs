@@ -251,10 +251,10 @@ impl Daemon {
         let gate = writer.gate();
         // This future is dropped when the leadership is lost.
         let _closed = gate.guard();
-        let told = monitor.clone();
-        engine
-            .telemetry
-            .observe(Box::new(move |started| told.begin(Attempt::new(started))));
+        let attempts = monitor.clone();
+        engine.telemetry.observe(Box::new(move |started| {
+            attempts.begin(Attempt::new(started))
+        }));
         let plugin_metrics = PluginMetrics::new(&ctx.metrics, metrics.resets());
         let questions = options.debug.attach();
         let debug = options.debug.clone();

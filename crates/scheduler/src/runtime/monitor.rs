@@ -47,13 +47,13 @@ impl Monitor {
 
     /// Logs every attempt that has taken too long; repeated at each check, as in upstream.
     fn check(&self) {
-        let late: Vec<(Attempt, String)> = self
+        let overdue: Vec<(Attempt, String)> = self
             .attempts
             .lock()
             .values()
             .filter_map(|attempt| Some((attempt.clone(), attempt.complaint(self.timeout)?)))
             .collect();
-        for (attempt, complaint) in late {
+        for (attempt, complaint) in overdue {
             self.complain(&attempt, &complaint);
         }
     }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_that_takes_too_long_is_named_at_every_look_and_when_it_is_done() {
+    async fn slow_attempt_is_logged_at_each_check_and_at_end() {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::register(&registry).unwrap();
         let limits = Limits {

@@ -11,12 +11,12 @@ const LONGEST: usize = 400;
 pub(super) fn in_short(near: &[NearestNode]) -> String {
     let mut text = String::new();
     for node in near {
-        let one = format!("{} ({})", node.node, node.lacks);
-        if text.len() + one.len() > LONGEST {
+        let entry = format!("{} ({})", node.node, node.lacks);
+        if text.len() + entry.len() > LONGEST {
             break;
         }
         text.push_str(if text.is_empty() { OPENS } else { ", " });
-        text.push_str(&one);
+        text.push_str(&entry);
     }
     if !text.is_empty() {
         text.push('.');
@@ -36,27 +36,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sentence_is_short_and_does_not_count_as_news() {
-        let near = |name: &str, lacks: &str| NearestNode {
+    fn nearest_sentence_is_short_and_ignored_in_comparison() {
+        let node = |name: &str, lacks: &str| NearestNode {
             node: name.into(),
             lacks: lacks.to_owned(),
             distance: 1.0,
         };
-        let said = "0/2 nodes are available: 2 Insufficient cpu.";
+        let message = "0/2 nodes are available: 2 Insufficient cpu.";
         let text = in_short(&[
-            near("a", "cpu: needs 2, free 1"),
-            near("b", "cpu: needs 2, free 0"),
+            node("a", "cpu: needs 2, free 1"),
+            node("b", "cpu: needs 2, free 0"),
         ]);
         assert_eq!(
             text,
             " Nearest: a (cpu: needs 2, free 1), b (cpu: needs 2, free 0)."
         );
-        assert!(is_message_of(&format!("{said}{text}"), said) && is_message_of(said, said));
+        assert!(
+            is_message_of(&format!("{message}{text}"), message) && is_message_of(message, message)
+        );
         assert!(!is_message_of(
             "0/2 nodes are available: 2 Insufficient cpu. More.",
-            said
+            message
         ));
         assert_eq!(in_short(&[]), "");
-        assert!(in_short(&[near("a", "x"), near("b", &"y".repeat(500))]).len() < 20);
+        assert!(in_short(&[node("a", "x"), node("b", &"y".repeat(500))]).len() < 20);
     }
 }

@@ -275,9 +275,9 @@ impl Owner {
                 .inspector()
                 .nearest(&failure.pod, 3, self.ctx.clock.now())
         };
-        let near = guarded("finding the nearest nodes", look).unwrap_or_default();
+        let nearest = guarded("finding the nearest nodes", look).unwrap_or_default();
         self.next_nearest = Instant::now() + now.elapsed() * 20;
-        near
+        nearest
     }
 
     fn log_scores(&self, outcome: &Outcome) {

@@ -119,7 +119,7 @@ async fn send_placement(
         let phase = object.data["status"]["phase"].as_str();
         let over = matches!(phase, Some("Failed" | "Succeeded"));
         if gone || over || metadata.deletion_timestamp.is_some() {
-            let what = match (gone, over) {
+            let state = match (gone, over) {
                 (true, _) => "gone",
                 (_, true) => "over",
                 _ => "being deleted",
@@ -127,7 +127,7 @@ async fn send_placement(
             return Err(WriteError {
                 gone: gone || over,
                 conflict: false,
-                message: format!("{} {:?} is {what}", write.plural, write.name),
+                message: format!("{} {:?} is {state}", write.plural, write.name),
             });
         }
         body["metadata"]["resourceVersion"] = json!(metadata.resource_version);

@@ -70,12 +70,12 @@ pub(super) async fn listed_with_fallback(
     kind: ApiResource,
     older: ApiResource,
 ) -> Result<ListSnapshot, koord_kube::Error> {
-    let found = listed(client.clone(), kind).await?;
+    let list = listed(client.clone(), kind).await?;
     // Every list of an installed kind has a resource version.
-    if found.at.is_empty() {
+    if list.at.is_empty() {
         return listed(client, older).await;
     }
-    Ok(found)
+    Ok(list)
 }
 
 /// Lists until it succeeds. Without a list, the age of the cache is unknown: scheduling on it could allocate
@@ -317,25 +317,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_older_than_the_list_is_behind_until_it_is_shown() {
+    fn outdated_objects_are_behind_until_updated() {
         let none: [&str; 0] = [];
         // As new as the list, newer than it, and compared as numbers rather than strings: "9" is before "10".
-        let seen = || vec![applied("a", 9), applied("b", 21)];
-        assert_eq!(behind(seen(), &[("a", 9)], vec![]), none);
-        assert_eq!(behind(seen(), &[("a", 10)], vec![]), ["a"]);
-        assert_eq!(behind(seen(), &[("a", 10)], vec![applied("a", 10)]), none);
+        let received = || vec![applied("a", 9), applied("b", 21)];
+        assert_eq!(behind(received(), &[("a", 9)], vec![]), none);
+        assert_eq!(behind(received(), &[("a", 10)], vec![]), ["a"]);
+        assert_eq!(
+            behind(received(), &[("a", 10)], vec![applied("a", 10)]),
+            none
+        );
         // Never received, and deleted without an event.
-        assert_eq!(behind(seen(), &[("a", 9), ("c", 20)], vec![]), ["c"]);
-        assert_eq!(behind(seen(), &[], vec![]), ["a"]);
+        assert_eq!(behind(received(), &[("a", 9), ("c", 20)], vec![]), ["c"]);
+        assert_eq!(behind(received(), &[], vec![]), ["a"]);
         let end = |version| vec![Change::Deleted(object("a", version))];
-        assert_eq!(behind(seen(), &[], end(20)), none);
+        assert_eq!(behind(received(), &[], end(20)), none);
         // The deletion of an earlier object of that name does not count.
-        assert_eq!(behind(seen(), &[("a", 15)], end(12)), ["a"]);
+        assert_eq!(behind(received(), &[("a", 15)], end(12)), ["a"]);
     }
 
     /// A standby that asks for the newer version only would take every object for deleted.
     #[tokio::test]
-    async fn the_version_that_is_served_is_listed() {
+    async fn served_version_is_listed() {
         use koord_api::topology::{v1alpha1, v1alpha2};
         use koord_kube::api::{GroupVersionKind, PostParams};
         for version in ["v1alpha1", "v1alpha2"] {
@@ -343,13 +346,13 @@ mod tests {
             let config = koord_apiserver::Config::memory(clock);
             let server = koord_apiserver::ApiServer::open(config).await.unwrap();
             let client = koord_kube::client::in_process(server.service());
-            let both = || {
+            let list_versions = || {
                 let client = client.clone();
                 let newer = ApiResource::erase::<v1alpha2::NodeResourceTopology>(&());
                 let older = ApiResource::erase::<v1alpha1::NodeResourceTopology>(&());
                 listed_with_fallback(client, newer, older)
             };
-            assert!(both().await.unwrap().objects.is_empty());
+            assert!(list_versions().await.unwrap().objects.is_empty());
             let mut definitions = koord_api::crd_values();
             definitions.retain(|it| it["spec"]["group"] == "topology.node.k8s.io");
             let versions = definitions[0]["spec"]["versions"].as_array_mut().unwrap();
@@ -366,8 +369,8 @@ mod tests {
                 "topologyPolicies": ["None"], "zones": []});
             let object: DynamicObject = serde_json::from_value(object).unwrap();
             let made = api.create(&PostParams::default(), &object).await.unwrap();
-            let found = both().await.unwrap();
-            let of_it = found.objects.get(&ObjectKey::new("", "n"));
+            let listed = list_versions().await.unwrap();
+            let of_it = listed.objects.get(&ObjectKey::new("", "n"));
             assert_eq!(of_it, made.metadata.resource_version.as_ref(), "{version}");
         }
     }

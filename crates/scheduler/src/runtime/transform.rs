@@ -32,9 +32,9 @@ fn transform<const PRIORITY: bool, const PREEMPTION: bool, const REPLACE: bool>(
         pod.spec.get_or_insert_default().priority = Some(value);
     }
     if PREEMPTION {
-        let known = ["Never", "PreemptLowerPriority"];
+        let allowed = ["Never", "PreemptLowerPriority"];
         let label = label(pod, labels::PREEMPTION_POLICY);
-        let policy = label.filter(|label| known.contains(&label.as_str()));
+        let policy = label.filter(|label| allowed.contains(&label.as_str()));
         let policy = policy.unwrap_or_else(|| "Never".to_owned());
         pod.spec.get_or_insert_default().preemption_policy = Some(policy);
     }

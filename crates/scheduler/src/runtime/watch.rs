@@ -43,9 +43,9 @@ impl Watch {
         Self {
             start: |kind, source| {
                 let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
-                let asked = client.clone();
+                let list_client = client.clone();
                 let listed = move || {
-                    takeover::listed_with_fallback(asked.clone(), erase::<K>(), erase::<O>())
+                    takeover::listed_with_fallback(list_client.clone(), erase::<K>(), erase::<O>())
                 };
                 let (report, unread) = unread(K::kind(&()));
                 let start = move || {
@@ -132,8 +132,8 @@ pub(crate) fn forward<K, V: Mirrored>(
     K: Resource<DynamicType = ()> + Decode + Send + 'static,
 {
     let (client, shutdown) = (source.client.clone(), source.shutdown.clone());
-    let asked = client.clone();
-    let listed = move || takeover::listed(asked.clone(), erase::<K>());
+    let list_client = client.clone();
+    let listed = move || takeover::listed(list_client.clone(), erase::<K>());
     let (report, unread) = unread(K::kind(&()));
     let start = move || {
         let (client, scope) = (client.clone(), Scope::default());
@@ -271,8 +271,8 @@ fn trim_status(pod: &mut Pod) {
             &mut status.init_container_statuses,
         ] {
             let all = statuses.take().into_iter().flatten();
-            let told = all.filter(|one| one.resources.is_some());
-            let kept: Vec<ContainerStatus> = told
+            let with_resources = all.filter(|one| one.resources.is_some());
+            let trimmed: Vec<ContainerStatus> = with_resources
                 .map(|one| ContainerStatus {
                     name: one.name,
                     resources: one.resources,
@@ -280,7 +280,7 @@ fn trim_status(pod: &mut Pod) {
                     ..ContainerStatus::default()
                 })
                 .collect();
-            *statuses = Some(kept).filter(|kept| !kept.is_empty());
+            *statuses = Some(trimmed).filter(|trimmed| !trimmed.is_empty());
         }
         status.ephemeral_container_statuses = None;
     }

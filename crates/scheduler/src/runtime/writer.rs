@@ -90,13 +90,13 @@ impl Writer {
     /// Reports why a pod was not scheduled: an event always, the condition if it changed.
     pub(super) fn report(&mut self, refused: FailedAttempt) {
         let key = refused.failure.pod.uid.clone();
-        let said = refused.failure.clone();
-        if said.nominated.is_some() || said.pod.nominated.is_some() {
+        let failure = refused.failure.clone();
+        if failure.nominated.is_some() || failure.pod.nominated.is_some() {
             self.nominated.insert(key.clone());
         }
         self.in_order(
             key,
-            move |context| context.record_failure(&said),
+            move |context| context.record_failure(&failure),
             |context| Box::pin(async move { context.write_condition(refused).await }),
         );
     }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_said_of_a_pod_counts_before_it_shows() {
+    async fn written_nomination_counts_before_pod_shows_it() {
         let (arrived, mut arrivals) = mpsc::unbounded_channel();
         let api = axum::Router::new().fallback(move |request: axum::extract::Request| {
             let arrived = arrived.clone();
@@ -286,12 +286,12 @@ mod tests {
                 let body = axum::body::to_bytes(request.into_body(), usize::MAX).await;
                 let body: Value = serde_json::from_slice(&body.unwrap()).unwrap();
                 let status = &body["status"];
-                let said = status["conditions"][0]["message"].as_str();
+                let text = status["conditions"][0]["message"].as_str();
                 let node = match status.get("nominatedNodeName") {
                     None => "unsaid",
                     Some(node) => node.as_str().unwrap_or("none"),
                 };
-                let _ = arrived.send(format!("{} {node}", said.unwrap_or("-")));
+                let _ = arrived.send(format!("{} {node}", text.unwrap_or("-")));
                 axum::Json(json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}))
             }
         });
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(
             next().await,
             "- none",
-            "it is taken back, and not said twice before"
+            "it is taken back, and not text twice before"
         );
         writer.report(refused(failed("three", None)));
         assert_eq!(next().await, "three none");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_placement_and_what_plugins_write_to_its_pods_keep_their_order() {
+    async fn writes_to_one_object_are_sent_in_order() {
         // An API server that blocks requests for pod `p` until it may go on.
         let (arrived, mut arrivals) = mpsc::unbounded_channel();
         let go = Arc::new(Semaphore::new(0));

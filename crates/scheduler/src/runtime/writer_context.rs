@@ -97,11 +97,11 @@ impl WriterContext {
         match &result {
             Ok(()) => {
                 let about = reference(pod);
-                let what = match pod.booked() {
+                let name = match pod.booked() {
                     Booked::Holder(object) => object.name.clone().unwrap_or_default(),
                     Booked::Pod(pod) => pod.to_string(),
                 };
-                let message = format!("Successfully assigned {what} to {}", request.node);
+                let message = format!("Successfully assigned {name} to {}", request.node);
                 self.recorder.event_with_action(
                     about,
                     Severity::Normal,
@@ -158,11 +158,11 @@ impl WriterContext {
         }
         let status = {
             let mut expected = self.state.expected.lock();
-            let said = expected.get(&failure.pod.uid).map(|node| &**node);
+            let nominated = expected.get(&failure.pod.uid).map(|node| &**node);
             let nearest = nearest::in_short(&nearest);
-            let status = status_patch(&failure, &nearest, said, time);
+            let status = status_patch(&failure, &nearest, nominated, time);
             // Later writes must be compared with this nomination, as the pod does not show it yet.
-            let shown = said.is_some() || failure.pod.nominated.is_some();
+            let shown = nominated.is_some() || failure.pod.nominated.is_some();
             let node = status.as_ref().map(|status| &status["status"]);
             match node.and_then(|status| status.get("nominatedNodeName")) {
                 Some(Value::String(node)) => {
@@ -186,16 +186,16 @@ impl WriterContext {
             return;
         }
         // Its nomination stays in place.
-        let said = self.state.expected.lock().get(&pod.uid).cloned();
+        let nominated = self.state.expected.lock().get(&pod.uid).cloned();
         let failure = Failure {
             pod: pod.clone(),
             reason: "Unschedulable",
             message: message.into(),
-            nominated: said.as_ref().map(ToString::to_string),
+            nominated: nominated.as_ref().map(ToString::to_string),
             diagnosis: None,
             remarks: Vec::new(),
         };
-        if let Some(status) = status_patch(&failure, "", said.as_deref(), time) {
+        if let Some(status) = status_patch(&failure, "", nominated.as_deref(), time) {
             self.write_status(&pod, &status).await;
         }
     }
@@ -205,17 +205,17 @@ impl WriterContext {
     pub(super) async fn expect(&self, pod: Arc<PodInfo>, node: Arc<str>) {
         {
             let mut expected = self.state.expected.lock();
-            let known = expected.get(&pod.uid).or(pod.nominated.as_ref());
-            let nowhere = known.is_none_or(|known| known.is_empty());
-            if nowhere && node.is_empty() || known == Some(&node) {
+            let current = expected.get(&pod.uid).or(pod.nominated.as_ref());
+            let nowhere = current.is_none_or(|current| current.is_empty());
+            if nowhere && node.is_empty() || current == Some(&node) {
                 return;
             }
             expected.insert(pod.uid.clone(), node.clone());
         }
-        let said = (!node.is_empty()).then_some(&*node);
+        let nominated = (!node.is_empty()).then_some(&*node);
         let status = json!({
             "metadata": {"uid": &*pod.uid},
-            "status": {"nominatedNodeName": said},
+            "status": {"nominatedNodeName": nominated},
         });
         self.write_status(&pod, &status).await;
     }
@@ -266,11 +266,11 @@ impl WriterContext {
             return;
         };
         if error.gone {
-            let mut known = self.state.missing.lock();
-            if known.len() > 4096 {
-                known.clear();
+            let mut missing = self.state.missing.lock();
+            if missing.len() > 4096 {
+                missing.clear();
             }
-            if !known.insert(target) {
+            if !missing.insert(target) {
                 return;
             }
         }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_of_a_pod_may_be_read_of_other_facets() {
+    fn facet_may_be_computed_from_other_facets() {
         let facets = Facets::default();
         let number = || *facets.get(|| 7_i32);
         assert_eq!(facets.get(|| format!("{}", number())), "7");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_is_signed_once_for_its_profile_until_the_pod_is_copied() {
+    fn shape_is_cached_for_one_profile_until_copy() {
         let (facets, signs) = (Facets::default(), Cell::new(0));
         let shape = |facets: &Facets, profile: usize| {
             let sign = || {

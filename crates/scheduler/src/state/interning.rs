@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_the_same_is_kept_once() {
+    fn equal_objects_are_stored_once() {
         let alike = Alike::default();
         let [a, b, c] = ["x", "x", "y"].map(|app| alike.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a, &b));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_say_the_same_are_kept_once_where_the_rest_differs() {
+    fn equal_parts_of_different_objects_are_shared() {
         let alike = Alike::default();
         let [a, b] = ["x", "y"].map(|app| alike.object(object(app, "n")));
         assert!(Arc::ptr_eq(&a.pod, &b.pod));
@@ -221,15 +221,18 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_any_more_is_forgotten() {
+    fn unused_entries_are_removed() {
         let alike = Alike::default();
-        let kept = alike.object(object("kept", "kept"));
+        let shared = alike.object(object("shared", "shared"));
         for at in 0..10 * FEW {
             let at = format!("{at}");
             drop(alike.object(object(&at, &at)));
             drop(alike.name(at.into()));
         }
         assert!(alike.len() <= 2 * FEW, "{}", alike.len());
-        assert!(Arc::ptr_eq(&kept, &alike.object(object("kept", "kept"))));
+        assert!(Arc::ptr_eq(
+            &shared,
+            &alike.object(object("shared", "shared"))
+        ));
     }
 }

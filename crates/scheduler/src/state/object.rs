@@ -302,11 +302,11 @@ impl Claim {
 /// Removes the named claims from the volumes and returns them.
 fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
     let mut claims = Vec::new();
-    let mut rest = Vec::new();
+    let mut others = Vec::new();
     let all = spec.volumes.take().into_iter().flatten();
     for (at, volume) in all.enumerate() {
         let Some(claim) = volume.persistent_volume_claim else {
-            rest.push(volume);
+            others.push(volume);
             continue;
         };
         claims.push(Claim {
@@ -316,8 +316,8 @@ fn take_claims(spec: &mut PodSpec) -> Box<[Claim]> {
             read_only: claim.read_only,
         });
     }
-    rest.shrink_to_fit();
-    spec.volumes = Some(rest).filter(|rest| !rest.is_empty());
+    others.shrink_to_fit();
+    spec.volumes = Some(others).filter(|others| !others.is_empty());
     claims.into()
 }
 
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_apart_of_a_bound_pod_comes_back_as_it_was() {
+    fn trimmed_bound_pod_is_restored() {
         let slim = slim(kept());
         assert_eq!(serde_json::to_value(slim.to_pod()).unwrap(), kept());
         let spec = slim.pod.spec.as_ref().unwrap();
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_its_own_or_concerns_nobody_is_dropped() {
+    fn own_and_unread_fields_are_removed() {
         let mut pod = kept();
         for (part, more) in [
             (
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_waits_says_the_same_in_parts_and_whole() {
+    fn waiting_pod_reads_equal_in_parts_and_whole() {
         let (whole, slim) = (object(kept()), slim(kept()));
         assert_eq!(serde_json::to_value(whole.to_pod()).unwrap(), kept());
         for object in [&whole, &slim] {
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_of_it_changes_another_thing_is_said() {
+    fn every_relevant_change_makes_objects_differ() {
         let changes: [fn(&mut Value); 7] = [
             |pod| pod["metadata"]["labels"]["a"] = json!("2"),
             |pod| pod["metadata"]["annotations"]["x"] = json!("[]"),

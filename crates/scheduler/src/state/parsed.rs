@@ -168,11 +168,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_pod_keeps_what_it_means_to_others() {
+    fn bound_pod_keeps_fields_that_matter_to_others() {
         let info = info(seen(bound("n")));
         assert_eq!(info.requests.get(CPU), 2000);
         assert_eq!(info.scoring[0], 2100);
-        let kept = serde_json::to_value(info.object.to_pod()).unwrap();
+        let trimmed = serde_json::to_value(info.object.to_pod()).unwrap();
         let expected = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}},
@@ -186,16 +186,16 @@ mod tests {
             "status": {"phase": "Running",
                 "conditions": [{"type": "DisruptionTarget", "status": "True"}]}
         });
-        assert_eq!(kept, expected);
+        assert_eq!(trimmed, expected);
     }
 
     #[test]
-    fn a_bound_pod_is_still_known_by_its_name() {
-        let seen = seen(bound("n"));
-        assert_eq!(seen.names(), ("ns", "p-1"));
-        assert_eq!((seen.uid(), seen.node()), ("u-1", Some("n")));
-        assert_eq!(seen.resource_version(), Some("1"));
-        let named = info(seen).named_object();
+    fn bound_pod_keeps_its_identity() {
+        let parsed = parsed(bound("n"));
+        assert_eq!(parsed.names(), ("ns", "p-1"));
+        assert_eq!((parsed.uid(), parsed.node()), ("u-1", Some("n")));
+        assert_eq!(parsed.resource_version(), Some("1"));
+        let named = info(parsed).named_object();
         let whole = pod(1, bound("n"));
         let (named_meta, meta) = (&named.metadata, &whole.metadata);
         assert_eq!((&named_meta.name, &named_meta.uid), (&meta.name, &meta.uid));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pods_that_mean_the_same_share_what_they_keep() {
+    fn equal_bound_pods_share_their_object() {
         let (alike, table) = (Alike::default(), ResourceTable::new());
         let read = |number, spec| info(alike.read(pod(number, spec), &table));
         let [a, b] = [1, 2].map(|number| read(number, bound("n")));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pods_that_differ_share_what_is_not_their_own() {
+    fn different_bound_pods_share_equal_parts() {
         let (alike, table) = (Alike::default(), ResourceTable::new());
         let read = |number: usize| {
             let mut spec = bound("n");
@@ -272,15 +272,15 @@ mod tests {
 
     #[test]
     fn a_broken_pod_is_kept_with_the_reason() {
-        let seen = seen(json!({"nodeName": "n", "containers": [
+        let parsed = parsed(json!({"nodeName": "n", "containers": [
             {"name": "a", "resources": {"requests": {"cpu": "x"}}}
         ]}));
-        let SeenPod::Broken(broken) = &seen else {
-            panic!("{seen:?}")
+        let SeenPod::Broken(broken) = &parsed else {
+            panic!("{parsed:?}")
         };
         let (pod, error) = &**broken;
         assert!(error.to_string().contains("\"x\""), "{error}");
         assert_eq!(pod.spec.as_ref().unwrap().containers.len(), 1);
-        assert_eq!((seen.uid(), seen.node()), ("u-1", Some("n")));
+        assert_eq!((parsed.uid(), parsed.node()), ("u-1", Some("n")));
     }
 }

@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn init_containers_count_by_their_peak_with_the_sidecars_started_before() {
+    fn init_containers_count_by_peak_with_earlier_sidecars() {
         let mut sidecar = requests("300m");
         sidecar["restartPolicy"] = json!("Always");
         let (info, _) = pod(json!({
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_small_enough_for_a_hundred_thousand() {
+    fn pod_info_is_small() {
         assert!(size_of::<PodInfo>() <= 384);
         assert!(size_of::<crate::state::SeenPod>() <= 16);
     }
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_pod_is_resized_the_most_counts() {
+    fn pod_resize_counts_largest_amount() {
         let status = |actual: &str, allocated: &str, conditions: serde_json::Value| {
             json!({"conditions": conditions, "containerStatuses": [{"name": "c",
                 "image": "i", "imageID": "i", "ready": true, "restartCount": 0,
@@ -592,14 +592,14 @@ mod tests {
                 "spec": {"containers": [requests(asked)]},
                 "status": status(actual, allocated, conditions)});
             let mut pod: Pod = serde_json::from_value(pod).unwrap();
-            let seen = |pod: &Pod| {
+            let counted = |pod: &Pod| {
                 let info = PodInfo::new(Arc::new(pod.clone()), &ResourceTable::new()).unwrap();
                 (info.requests.get(CPU), info.scoring[0])
             };
             let case = format!("{asked} {actual} {allocated}");
-            assert_eq!(seen(&pod), (expected, expected), "{case}");
+            assert_eq!(counted(&pod), (expected, expected), "{case}");
             crate::runtime::trim_pod(&mut pod);
-            assert_eq!(seen(&pod), (expected, expected), "{case}, as it is kept");
+            assert_eq!(counted(&pod), (expected, expected), "{case}, as it is kept");
         }
     }
 

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_otherwise_has_another_identity() {
+    fn different_input_has_different_shape_id() {
         let all = [
             signed(|_| ()),
             signed(|s| s.text("")),

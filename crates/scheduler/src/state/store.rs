@@ -242,9 +242,9 @@ impl NodeStore {
 
     /// Replaces the object of a node by a newer one that differs in nothing that scheduling reads.
     pub(crate) fn replace_object(&mut self, info: Arc<NodeInfo>) {
-        let known = self.find(&info.name);
-        if let Some(known) = known.and_then(|node| self.rows[node.row()].info.as_mut()) {
-            *known = info;
+        let row = self.find(&info.name);
+        if let Some(row) = row.and_then(|node| self.rows[node.row()].info.as_mut()) {
+            *row = info;
         }
     }
 

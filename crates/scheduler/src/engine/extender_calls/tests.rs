@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// Checks the rows of kube-scheduler's `TestIsInterested`, and an extended resource.
 #[test]
-fn extenders_are_asked_about_pods_that_want_what_they_manage() {
+fn extender_applies_to_pods_with_managed_resources() {
     let memory = json!({"memory": "0"});
     let of =
         |container: Value, init: Value| json!({"containers": container, "initContainers": init});

@@ -96,8 +96,8 @@ impl Planner<'_> {
         }
         let every: Vec<Arc<PodInfo>> = extra.values().map(|(_, pod)| pod.clone()).collect();
         let beside = |base: &[Arc<PodInfo>], mut extra: Vec<Arc<PodInfo>>| {
-            let known: FxHashSet<&str> = base.iter().map(|pod| &*pod.uid).collect();
-            extra.retain(|pod| !known.contains(&*pod.uid));
+            let uids: FxHashSet<&str> = base.iter().map(|pod| &*pod.uid).collect();
+            extra.retain(|pod| !uids.contains(&*pod.uid));
             extra
         };
         let with = |base: &[Arc<PodInfo>], extra: &[Arc<PodInfo>]| [base, extra].concat();
@@ -122,9 +122,9 @@ impl Planner<'_> {
                     .iter()
                     .position(|site| site.placed.contains(&at))?;
                 self.sites[row].placed.retain(|other| *other != at);
-                let left = std::mem::take(&mut self.sites[row].placed);
-                let (victims, ..) = self.spare(&self.sites[row], &left);
-                self.put(row, &left, victims);
+                let remaining = std::mem::take(&mut self.sites[row].placed);
+                let (victims, ..) = self.spare(&self.sites[row], &remaining);
+                self.put(row, &remaining, victims);
             }
             base = self.victims();
         }
@@ -153,15 +153,15 @@ impl Planner<'_> {
         }
         // Victims that became unnecessary through the additional ones are spared.
         for pod in spare_order(&sorted(base), &self.group.rules, &self.spent).0 {
-            let is_there = |site: &Site| site.victims.iter().any(|known| known.uid == pod.uid);
+            let is_there = |site: &Site| site.victims.iter().any(|victim| victim.uid == pod.uid);
             let row = self.sites.iter().position(is_there)?;
             let site = &self.sites[row];
-            let mut left = site.victims.clone();
-            left.retain(|known| known.uid != pod.uid);
+            let mut remaining = site.victims.clone();
+            remaining.retain(|victim| victim.uid != pod.uid);
             let mut all = self.victims();
-            all.retain(|known| known.uid != pod.uid);
-            if admits(&pods, &all) && self.all_fit(site.node, &site.placed, &left) {
-                self.sites[row].victims = left;
+            all.retain(|victim| victim.uid != pod.uid);
+            if admits(&pods, &all) && self.all_fit(site.node, &site.placed, &remaining) {
+                self.sites[row].victims = remaining;
             }
         }
         Some(())

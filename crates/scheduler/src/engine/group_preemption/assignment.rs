@@ -60,8 +60,8 @@ impl<'a> Planner<'a> {
         });
         let elsewhere = |(victim, preemptor): (&Arc<str>, &Arc<str>)| {
             let record = self.search.cluster.pods.get(victim);
-            let ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
-            ours && record.is_some_and(|record| !nominated_nodes.contains(&record.node))
+            let is_ours = self.mates.contains(preemptor) || self.group.held.contains(preemptor);
+            is_ours && record.is_some_and(|record| !nominated_nodes.contains(&record.node))
         };
         awaits || holds && self.search.preemptor.evicting.iter().any(elsewhere)
     }

@@ -25,7 +25,7 @@ fn a_pod_is_booked_bound_and_confirmed() {
 }
 
 #[test]
-fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
+fn failed_binding_frees_room_and_retries_after_backoff() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     engine.pod_applied(pod("a", "1"), at(0));
@@ -52,25 +52,25 @@ fn a_failed_binding_gives_the_room_back_and_is_retried_after_backoff() {
             .any(|m| m == "SchedulerError: binding rejected: conflict")
     );
 
-    let gone = BindError {
+    let not_found = BindError {
         message: "not found".to_owned(),
         gone: true,
     };
-    engine.bind_finished("b", Err(gone), at(4));
+    engine.bind_finished("b", Err(not_found), at(4));
     assert_eq!(engine.cluster().booked(), (0, 0));
     assert!(engine.queued("b").is_none() && engine.queued("a").is_some());
 }
 
 /// The condition shows already why the second binding failed: nothing is written, and no update follows.
 #[test]
-fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
+fn update_during_binding_applies_after_failure() {
     let annotated = |said: &str, condition: Value| {
         pod_with("a", "1", |value| {
             value["metadata"]["annotations"] = json!({"said": said});
             value["status"] = json!({"conditions": [condition]});
         })
     };
-    let said = json!({"type": "PodScheduled", "status": "False", "reason": "SchedulerError",
+    let condition = json!({"type": "PodScheduled", "status": "False", "reason": "SchedulerError",
         "message": "binding rejected: no"});
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
@@ -80,24 +80,24 @@ fn a_pod_is_tried_anew_as_it_was_seen_while_it_was_bound() {
         gone: false,
     };
     // The pod's content when it is bound for the first, the second and the third time.
-    let mut told = Vec::new();
+    let mut reports = Vec::new();
     for (round, echo) in ["one", "two", "three"].into_iter().enumerate() {
         let time = 100 * i64::try_from(round).unwrap();
         assert_eq!(schedule(&mut engine, time).len(), 1);
         let outputs = engine.take_outputs().into_iter();
-        told.extend(outputs.filter_map(|output| match output {
+        reports.extend(outputs.filter_map(|output| match output {
             Output::Bind(bind) => Some(bind.pod.annotation("said").unwrap_or("-").to_owned()),
             _ => None,
         }));
         // The update from the binding's first write arrives before the binding fails.
-        engine.pod_applied(annotated(echo, said.clone()), at(time + 1));
+        engine.pod_applied(annotated(echo, condition.clone()), at(time + 1));
         engine.bind_finished("a", Err(refused()), at(time + 2));
     }
-    assert_eq!(told, ["-", "one", "two"]);
+    assert_eq!(reports, ["-", "one", "two"]);
 }
 
 #[test]
-fn a_pod_that_begins_to_go_while_it_is_bound_is_not_tried_again() {
+fn pod_deleted_during_binding_is_not_retried() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     engine.pod_applied(pod("a", "1"), at(0));
@@ -130,7 +130,7 @@ fn a_refused_reservation_is_undone() {
 }
 
 #[test]
-fn a_pod_bound_elsewhere_moves_and_a_finished_one_frees_its_room() {
+fn pod_bound_elsewhere_moves_and_finished_pod_is_removed() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     engine.node_applied(node("m", "1"), at(0));

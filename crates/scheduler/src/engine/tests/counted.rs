@@ -115,7 +115,7 @@ fn run(steps: &[(Step, usize)]) -> [usize; 2] {
 
 proptest! {
     #[test]
-    fn counters_are_what_a_walk_finds(steps in prop::collection::vec(step(), 1..80)) {
+    fn counters_equal_full_count(steps in prop::collection::vec(step(), 1..80)) {
         run(&steps);
     }
 }

@@ -5,7 +5,7 @@ use crate::config::Extender;
 use crate::engine::{Advice, Advised, Consultation, Question};
 
 /// Creates an engine with one extender.
-fn asking() -> Engine {
+fn engine_with_extender() -> Engine {
     let mut config = Configuration::koord(&["koord-scheduler".to_owned()]);
     config.extenders = vec![Extender {
         url_prefix: "http://extender".to_owned(),
@@ -15,18 +15,18 @@ fn asking() -> Engine {
     engine_of(&config)
 }
 
-fn asked(engine: &mut Engine) -> Vec<Consultation> {
+fn calls(engine: &mut Engine) -> Vec<Consultation> {
     let outputs = engine.take_outputs().into_iter();
-    let asked = outputs.filter_map(|output| match output {
-        Output::Consult(asked) => Some(asked),
+    let calls = outputs.filter_map(|output| match output {
+        Output::Consult(call) => Some(call),
         _ => None,
     });
-    asked.collect()
+    calls.collect()
 }
 
 #[test]
-fn an_extender_is_shown_nodes_as_they_are_now() {
-    let mut engine = asking();
+fn extender_receives_current_nodes() {
+    let mut engine = engine_with_extender();
     engine.node_applied(node("n", "2"), at(0));
     let mut broken = Arc::unwrap_or_clone(node("n", "2"));
     let status = json!({"allocatable": {"cpu": "2", "pods": "10"},
@@ -35,18 +35,18 @@ fn an_extender_is_shown_nodes_as_they_are_now() {
     engine.node_applied(Arc::new(broken.clone()), at(1));
     engine.pod_applied(pod("p", "1"), at(2));
     assert!(engine.schedule_one(at(2)).is_none());
-    let asked = asked(&mut engine);
-    let Question::Nodes(nodes) = &asked[0].question else {
-        panic!("{asked:?}");
+    let calls = calls(&mut engine);
+    let Question::Nodes(nodes) = &calls[0].question else {
+        panic!("{calls:?}");
     };
     assert_eq!(*nodes[0].object, broken);
 }
 
 #[test]
-fn who_waits_for_others_to_ask_has_not_begun() {
-    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let mut engine = asking();
-    let hears = heard.clone();
+fn parked_pod_has_not_started_its_cycle() {
+    let cycles = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let mut engine = engine_with_extender();
+    let hears = cycles.clone();
     engine.telemetry.observe(Box::new(move |started| {
         hears.lock().push(started.pod.name.to_string());
     }));
@@ -56,34 +56,36 @@ fn who_waits_for_others_to_ask_has_not_begun() {
     }
     for (name, seconds) in [("p", 1), ("q", 60)] {
         assert!(engine.schedule_one(at(seconds)).is_none());
-        assert_eq!(std::mem::take(&mut *heard.lock()), [name]);
-        let asked = asked(&mut engine);
-        assert_eq!(asked.len(), 1, "{asked:?}");
-        assert_eq!(&*asked[0].pod.name, name);
+        assert_eq!(std::mem::take(&mut *cycles.lock()), [name]);
+        let calls = calls(&mut engine);
+        assert_eq!(calls.len(), 1, "{calls:?}");
+        assert_eq!(&*calls[0].pod.name, name);
         let advice = Advice::Nodes(Ok(Advised::default()));
-        engine.consulted(&asked[0].pod.uid, asked[0].ticket, advice);
+        engine.consulted(&calls[0].pod.uid, calls[0].ticket, advice);
         let outcome = engine.schedule_one(at(seconds)).unwrap();
         assert_eq!(outcome.node.as_deref(), Some("n"));
     }
 }
 
 #[test]
-fn what_extenders_add_is_explained_and_ranks_the_next_best() {
-    let mut engine = asking();
-    let said = [("a", 3), ("b", 50), ("c", 1), ("d", 40), ("e", 7)];
-    for (name, _) in said {
+fn extender_scores_are_explained_and_ranked() {
+    let mut engine = engine_with_extender();
+    let extender_scores = [("a", 3), ("b", 50), ("c", 1), ("d", 40), ("e", 7)];
+    for (name, _) in extender_scores {
         engine.node_applied(node(name, "2"), at(0));
     }
     engine.pod_applied(pod("p", "1"), at(0));
     assert!(engine.schedule_one(at(0)).is_none());
-    let asked = asked(&mut engine);
-    let scores = said.iter().map(|(name, score)| ((*name).into(), *score));
+    let calls = calls(&mut engine);
+    let scores = extender_scores
+        .iter()
+        .map(|(name, score)| ((*name).into(), *score));
     let refused = ("not this one".to_owned(), false);
     let advised = Advised {
         refused: [("d".into(), refused)].into(),
         scores: scores.collect(),
     };
-    engine.consulted("p", asked[0].ticket, Advice::Nodes(Ok(advised)));
+    engine.consulted("p", calls[0].ticket, Advice::Nodes(Ok(advised)));
     let outcome = engine.schedule_one(at(0)).unwrap();
     assert_eq!(outcome.node.as_deref(), Some("b"));
     let table = engine

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn pods_of_one_shape_share_answers_and_each_answer_is_counted_once() {
+fn shared_evaluations_are_counted_once() {
     let mut engine = engine();
     engine.node_applied(node("n", "4"), at(0));
     engine.node_applied(node("m", "4"), at(0));
@@ -118,11 +118,11 @@ fn waits_for_permission_are_timed_by_how_they_end() {
 }
 
 #[test]
-fn an_observer_hears_of_every_cycle_before_it_begins() {
-    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+fn observer_is_called_before_every_cycle() {
+    let cycles = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
-    let hears = heard.clone();
+    let hears = cycles.clone();
     engine.telemetry.observe(Box::new(move |started| {
         let Started {
             pod,
@@ -131,8 +131,8 @@ fn an_observer_hears_of_every_cycle_before_it_begins() {
             flushed,
             ..
         } = started;
-        let heard = (pod.name.to_string(), attempts, first_seen, flushed);
-        hears.lock().push(heard);
+        let cycles = (pod.name.to_string(), attempts, first_seen, flushed);
+        hears.lock().push(cycles);
     }));
     engine.pod_applied(pod("a", "2"), at(0));
     schedule(&mut engine, 0);
@@ -143,9 +143,9 @@ fn an_observer_hears_of_every_cycle_before_it_begins() {
     engine.pod_applied(pod_with("b", "1", gate), at(400));
     engine.pod_applied(pod("b", "1"), at(500));
     schedule(&mut engine, 500);
-    let heard = std::mem::take(&mut *heard.lock());
+    let cycles = std::mem::take(&mut *cycles.lock());
     assert_eq!(
-        heard,
+        cycles,
         [
             ("a".to_owned(), 1, at(0), false),
             ("a".to_owned(), 2, at(0), true),

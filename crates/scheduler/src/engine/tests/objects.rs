@@ -3,13 +3,13 @@
 use super::*;
 
 #[test]
-fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
+fn node_with_invalid_amount_keeps_previous_amount() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(bound("a", "1", "n"), at(0));
     engine.take_outputs();
     engine.node_applied(node("n", "2x"), at(1));
-    let said = |engine: &mut Engine| {
+    let problem_messages = |engine: &mut Engine| {
         let outputs = engine.take_outputs().into_iter();
         let problems = outputs.filter_map(|output| match output {
             Output::Problem(problem) => Some(problem.message),
@@ -17,7 +17,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
         });
         problems.collect::<Vec<_>>()
     };
-    let problems = said(&mut engine);
+    let problems = problem_messages(&mut engine);
     assert!(
         problems.len() == 1 && problems[0].contains("status.allocatable[cpu]"),
         "{problems:?}"
@@ -28,7 +28,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
     );
     // Reported once.
     engine.node_applied(node("n", "2x"), at(2));
-    assert_eq!(said(&mut engine), [""; 0]);
+    assert_eq!(problem_messages(&mut engine), [""; 0]);
     engine.pod_applied(pod("b", "1"), at(2));
     assert_eq!(
         schedule(&mut engine, 2),
@@ -40,7 +40,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
     engine.node_applied(node("new", "x"), at(4));
     assert!(engine.cluster().nodes().find("new").is_some());
     assert!(
-        said(&mut engine)
+        problem_messages(&mut engine)
             .iter()
             .any(|text| text.contains("has none"))
     );
@@ -52,7 +52,7 @@ fn a_node_with_a_malformed_amount_stays_and_keeps_what_it_had() {
 }
 
 #[test]
-fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
+fn gated_and_foreign_pods_are_not_scheduled() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
     let gated = |gates: Value| pod_with("g", "1", |v| v["spec"]["schedulingGates"] = gates);
@@ -81,7 +81,7 @@ fn gated_pods_and_pods_of_other_schedulers_are_left_alone() {
 }
 
 #[test]
-fn pods_seen_before_their_node_count_when_it_appears() {
+fn pods_received_before_their_node_count() {
     let mut engine = engine();
     engine.pod_applied(bound("old", "2", "n"), at(0));
     engine.node_applied(node("n", "2"), at(0));
@@ -100,7 +100,7 @@ fn pods_seen_before_their_node_count_when_it_appears() {
 }
 
 #[test]
-fn objects_that_cannot_be_read_are_reported_and_harm_nobody() {
+fn invalid_objects_are_reported_and_skipped() {
     let mut engine = engine();
     engine.node_applied(node("good", "1"), at(0));
     engine.node_applied(node("bad", "lots"), at(0));

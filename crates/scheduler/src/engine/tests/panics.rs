@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
+fn plugin_panic_fails_one_cycle() {
     let mut engine = engine();
     engine.node_applied(node("n", "4"), at(0));
     engine.pod_applied(pod("panic", "1"), at(0));
@@ -15,7 +15,7 @@ fn a_panicking_plugin_costs_one_cycle_not_the_scheduler() {
 }
 
 #[test]
-fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
+fn panic_while_queueing_refuses_pod_in_its_cycle() {
     const SAID: &str = "SchedulerError: a plugin panicked: asked not to read";
     let unreadable = |name: &str, cpu: &str| {
         let odd = json!({"unreadable": "yes"});
@@ -45,7 +45,7 @@ fn a_plugin_that_panics_over_a_pod_as_it_comes_leaves_it_to_the_attempt() {
 }
 
 #[test]
-fn a_plugin_that_panics_beside_a_cycle_costs_its_own_answer() {
+fn panic_outside_cycle_skips_one_operation() {
     for place in ["tick", "next_tick", "next_pod", "remark", "names", "read"] {
         let mut engine = engine();
         engine.node_applied(node("n", "4"), at(0));
@@ -65,7 +65,7 @@ fn a_plugin_that_panics_beside_a_cycle_costs_its_own_answer() {
 }
 
 #[test]
-fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
+fn pod_is_retried_after_panic_at_end_of_wait() {
     let allow = ObjectChange {
         kind: "tests",
         action: Action::UPDATE,
@@ -107,19 +107,19 @@ fn a_pod_over_which_a_plugin_panics_when_its_wait_ends_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_question_over_which_a_plugin_panics_has_no_answer_and_the_next_has() {
+async fn query_with_panic_has_no_result_but_next_has() {
     let mut engine = engine();
     let debug = crate::debug::DebugHandle::default();
     let mut questions = debug.attach();
-    let asked = tokio::spawn(async move {
-        let first: Option<usize> = debug.ask_for(|_, _| panic!("asked to")).await;
+    let query = tokio::spawn(async move {
+        let first: Option<usize> = debug.query_as(|_, _| panic!("asked to")).await;
         let second = debug
-            .ask_for(|engine, _| engine.cluster().nodes().len())
+            .query_as(|engine, _| engine.cluster().nodes().len())
             .await;
         (first, second)
     });
     for _ in 0..2 {
         questions.recv().await.unwrap().answer(&mut engine, at(0));
     }
-    assert_eq!(asked.await.unwrap(), (None, Some(0)));
+    assert_eq!(query.await.unwrap(), (None, Some(0)));
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn plugin_table_knows_profiles_names_and_extenders() {
+fn plugin_table_lists_profiles_names_and_extenders() {
     let engine = engine();
     let table = engine.plugins();
     assert_eq!(table.profile_named("koord-scheduler"), Some(0));
@@ -17,7 +17,7 @@ fn plugin_table_knows_profiles_names_and_extenders() {
 }
 
 #[test]
-fn class_cache_keeps_the_bounds_it_is_given() {
+fn class_cache_stays_within_bounds() {
     let mut engine = engine();
     for name in ["n1", "n2", "n3"] {
         engine.node_applied(node(name, "8"), at(0));

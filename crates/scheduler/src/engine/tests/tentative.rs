@@ -16,8 +16,8 @@ fn cluster() -> Engine {
 }
 
 fn next(engine: &Engine, name: &str) -> Arc<PodInfo> {
-    let known = engine.cluster().booked_pod(name).unwrap();
-    Arc::new(known.without_node(pod(name, "1")))
+    let running = engine.cluster().booked_pod(name).unwrap();
+    Arc::new(running.without_node(pod(name, "1")))
 }
 
 fn promise(engine: &mut Engine, name: &str) -> Result<String, String> {
@@ -29,7 +29,7 @@ fn promise(engine: &mut Engine, name: &str) -> Result<String, String> {
 }
 
 #[test]
-fn a_promise_is_booked_until_it_is_withdrawn_and_the_room_at_home_stays_taken() {
+fn tentative_placement_takes_room_on_both_nodes() {
     let mut engine = cluster();
     let before = format!("{:?}", free(&engine));
     for _ in 0..3 {
@@ -59,24 +59,24 @@ fn free(engine: &Engine) -> Vec<i64> {
 }
 
 #[test]
-fn who_cannot_be_promised_anything_stays_as_it_was() {
+fn failed_tentative_placement_changes_nothing() {
     let mut engine = cluster();
     for name in ["unreservable", "panic", "never"] {
         engine.pod_applied(bound(name, "0", "n1"), at(0));
     }
     engine.pod_applied(pod("waits", "0"), at(0));
     let before = free(&engine);
-    let said =
+    let refusal =
         ["unreservable", "panic", "never"].map(|name| promise(&mut engine, name).unwrap_err());
-    assert!(said[0].contains("nothing left"), "{said:?}");
-    assert!(said[1].contains("a plugin panicked"), "{said:?}");
-    assert!(said[2].contains("3 never"), "{said:?}");
+    assert!(refusal[0].contains("nothing left"), "{refusal:?}");
+    assert!(refusal[1].contains("a plugin panicked"), "{refusal:?}");
+    assert!(refusal[2].contains("3 never"), "{refusal:?}");
     let waits = PodInfo::new(pod("waits", "0"), engine.cluster().resources()).unwrap();
-    let said = engine
+    let refusal = engine
         .promise(&Arc::new(waits), at(1))
         .unwrap_err()
         .message();
-    assert!(said.contains("the pod is on no node"), "{said}");
+    assert!(refusal.contains("the pod is on no node"), "{refusal}");
     assert_eq!(free(&engine), before);
     assert_eq!(engine.cluster().booked(), (6, 0));
     engine.withdraw_tentative_placements(at(2));

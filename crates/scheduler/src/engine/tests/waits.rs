@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
+fn update_while_waiting_applies_after_timeout() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("wait", "2"), at(0));
@@ -30,7 +30,7 @@ fn an_edit_of_a_pod_that_waits_counts_when_it_has_waited_in_vain() {
 }
 
 #[test]
-fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
+fn waiting_pod_keeps_room_until_allowed_or_timed_out() {
     let mut engine = engine();
     engine.node_applied(node("n", "2"), at(0));
     engine.pod_applied(pod("wait-a", "1"), at(0));
@@ -63,7 +63,7 @@ fn a_pod_that_waits_for_permission_holds_its_room_until_allowed_or_late() {
 }
 
 #[test]
-fn what_happens_while_a_pod_waits_counts_when_its_time_is_over() {
+fn event_while_waiting_wakes_pod_after_timeout() {
     for (happens, tried) in [(true, 1), (false, 0)] {
         let mut engine = engine();
         engine.node_applied(node("n", "2"), at(0));
@@ -76,13 +76,13 @@ fn what_happens_while_a_pod_waits_counts_when_its_time_is_over() {
         // Its time is over, without any other event.
         assert_eq!(schedule(&mut engine, 29), []);
         assert_eq!(schedule(&mut engine, 30).len(), tried, "{happens}");
-        let said = messages(&mut engine).join("; ");
-        assert!(said.contains("rejected due to timeout"), "{said}");
+        let reported = messages(&mut engine).join("; ");
+        assert!(reported.contains("rejected due to timeout"), "{reported}");
     }
 }
 
 #[test]
-fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
+fn late_nomination_of_undone_pod_is_ignored() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     engine.pod_applied(pod("wait-a", "1"), at(0));
@@ -103,7 +103,7 @@ fn a_late_echo_of_a_place_that_was_given_back_keeps_nobody_out() {
 /// The late updates of an undone reservation wake no refused pods: otherwise a gang that nearly fits, and all
 /// pods that wait with it, would be retried endlessly.
 #[test]
-fn echoes_of_a_place_that_was_given_back_wake_nobody() {
+fn late_updates_of_undone_reservation_wake_no_pods() {
     let mut engine = engine();
     engine.node_applied(node("n", "1"), at(0));
     engine.pod_applied(pod("wait-a", "1"), at(0));

@@ -54,11 +54,11 @@ impl Extenders {
         let is_about_nodes = matches!(question, Question::Nodes(_));
         let servers = self.clone();
         let ask = async move {
-            let those = extenders.iter().filter_map(|at| servers.0.get(*at));
-            let those: Vec<&Server> = those.collect();
+            let called = extenders.iter().filter_map(|at| servers.0.get(*at));
+            let called: Vec<&Server> = called.collect();
             match question {
-                Question::Nodes(nodes) => Advice::Nodes(nodes_for(&those, &pod, nodes).await),
-                Question::Victims(all) => Advice::Victims(victims_for(&those, &pod, all).await),
+                Question::Nodes(nodes) => Advice::Nodes(nodes_for(&called, &pod, nodes).await),
+                Question::Victims(all) => Advice::Victims(victims_for(&called, &pod, all).await),
             }
         };
         // Even if this task panics, the pod must not wait forever.
@@ -106,12 +106,12 @@ impl Extenders {
         };
         let until = tokio::time::Instant::now() + server.config.timeout();
         loop {
-            let seen = api.get(&pod.name).await.map_err(|error| BindError {
+            let current = api.get(&pod.name).await.map_err(|error| BindError {
                 gone: patch::is_not_found(&error),
                 message: error.to_string(),
             })?;
-            let gone = seen.metadata.uid.as_deref() != Some(&*pod.uid);
-            if gone || seen.spec.is_some_and(|spec| spec.node_name.is_some()) {
+            let gone = current.metadata.uid.as_deref() != Some(&*pod.uid);
+            if gone || current.spec.is_some_and(|spec| spec.node_name.is_some()) {
                 return Ok(());
             }
             if tokio::time::Instant::now() >= until {
@@ -132,16 +132,16 @@ impl Extenders {
 fn address(config: &Extender) -> Address {
     let tls = config.tls_config.clone().unwrap_or_default();
     let has_authority = tls.has_authority();
-    let given = |text: String| Some(text).filter(|text| !text.is_empty());
+    let non_empty = |text: String| Some(text).filter(|text| !text.is_empty());
     Address {
         url: config.url_prefix.clone(),
-        server_name: given(tls.server_name),
+        server_name: non_empty(tls.server_name),
         insecure: tls.insecure || (config.enable_https && !has_authority),
-        ca_file: given(tls.ca_file),
+        ca_file: non_empty(tls.ca_file),
         ca_data: tls.ca_data,
-        cert_file: given(tls.cert_file),
+        cert_file: non_empty(tls.cert_file),
         cert_data: tls.cert_data,
-        key_file: given(tls.key_file),
+        key_file: non_empty(tls.key_file),
         key_data: tls.key_data,
     }
 }
@@ -208,14 +208,14 @@ impl Server {
             (_, Some(list)) => list.items.into_iter().map(|it| it.metadata.name).collect(),
             _ => BTreeSet::new(),
         };
-        let mut known: BTreeSet<&str> = nodes.iter().map(|node| &*node.name).collect();
-        if let Some(stranger) = names.iter().find(|name| !known.contains(name.as_str())) {
+        let mut rejected: BTreeSet<&str> = nodes.iter().map(|node| &*node.name).collect();
+        if let Some(stranger) = names.iter().find(|name| !rejected.contains(name.as_str())) {
             return Err(format!(
                 "claims a filtered node {stranger:?} which is not found in the input node list"
             ));
         }
-        known.retain(|name| !names.contains(*name));
-        for name in known {
+        rejected.retain(|name| !names.contains(*name));
+        for name in rejected {
             let reason = match (result.unresolvable.get(name), result.failed.get(name)) {
                 (Some(reason), _) => (reason.clone(), true),
                 (None, Some(reason)) => (reason.clone(), false),
@@ -385,11 +385,11 @@ async fn victims_for(
             Err(error) => server.ignored(&server.named(&error))?,
         }
         let next = agreed.iter().filter_map(|it| {
-            let known = proposals.iter().find(|known| known.node == it.node)?;
+            let reviewed = proposals.iter().find(|reviewed| reviewed.node == it.node)?;
             let is_named = |pod: &&Arc<PodInfo>| it.victims.iter().any(|uid| **uid == *pod.uid);
             Some(Proposal {
                 node: it.node.clone(),
-                victims: known.victims.iter().filter(is_named).cloned().collect(),
+                victims: reviewed.victims.iter().filter(is_named).cloned().collect(),
                 violations: it.violations,
             })
         });

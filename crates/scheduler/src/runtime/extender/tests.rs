@@ -36,13 +36,13 @@ fn nodes(names: &[&str]) -> Vec<Arc<NodeInfo>> {
 }
 
 async fn ask(extenders: &Extenders, names: &[&str]) -> Result<Advised, String> {
-    let asked = Consultation {
+    let call = Consultation {
         ticket: 1,
         pod: pod(),
         extenders: (0..extenders.0.len()).collect(),
         question: Question::Nodes(nodes(names)),
     };
-    match extenders.answer(asked).await {
+    match extenders.answer(call).await {
         Advice::Nodes(advised) => advised,
         other => panic!("{other:?}"),
     }
@@ -103,7 +103,7 @@ async fn nodes_pass_extenders_as_in_kube_scheduler() {
 /// The rows of kube-scheduler's `TestSchedulerWithExtenders` in which extenders alone decide: the nodes that
 /// pass, the best of them by the extenders' scores, or none if the pod is not scheduled.
 #[tokio::test]
-async fn nodes_are_left_by_all_extenders_and_scored_by_them() {
+async fn extenders_filter_and_score_nodes() {
     let keeps = |names: &[&str]| {
         let all = ["node1", "node2"].into_iter();
         let lost: BTreeMap<&str, &str> = all
@@ -159,8 +159,12 @@ async fn nodes_are_left_by_all_extenders_and_scored_by_them() {
         assert_eq!(fits, left, "{name}");
         let score = |node: &str| advised.scores.get(node).copied().unwrap_or(0);
         // Of equal nodes, the first.
-        let found = fits.iter().rev().max_by_key(|node| score(node));
-        assert_eq!(found.copied().unwrap_or(""), best, "{name}: {advised:?}");
+        let best_node = fits.iter().rev().max_by_key(|node| score(node));
+        assert_eq!(
+            best_node.copied().unwrap_or(""),
+            best,
+            "{name}: {advised:?}"
+        );
     }
 }
 
@@ -189,7 +193,7 @@ async fn scores_are_scaled_and_added() {
 
 /// Proxy settings in the environment have no effect.
 #[test]
-fn proxies_of_the_environment_are_not_asked() {
+fn proxy_environment_variables_are_ignored() {
     let own = std::env::current_exe().unwrap();
     let test = "runtime::extender::tests::scores_are_scaled_and_added";
     let mut run = std::process::Command::new(own);
@@ -203,7 +207,7 @@ fn proxies_of_the_environment_are_not_asked() {
 
 /// Responses are decoded as Go's decoder does it.
 #[test]
-fn names_have_any_case_and_null_is_nothing() {
+fn field_names_ignore_case_and_null_is_absent() {
     let read = |value: Value| wire::read::<wire::FilterResult>(value.to_string().as_bytes());
     let result = read(
         json!({"nodenames": ["a"], "NODES": null, "failedNodes": null,

@@ -21,7 +21,7 @@ fn pod(name: &str, requests: &[(&str, &str)], table: &ResourceTable) -> Arc<PodI
 }
 
 #[test]
-fn a_pod_that_asks_for_all_there_is_leaves_the_others_booked() {
+fn huge_request_does_not_corrupt_node_sums() {
     let table = ResourceTable::new();
     let mut store = NodeStore::default();
     let node = store.add_pod("n", pod("a", &[("memory", "100Gi")], &table));
@@ -38,7 +38,7 @@ fn a_pod_that_asks_for_all_there_is_leaves_the_others_booked() {
 
 proptest! {
     #[test]
-    fn what_is_booked_is_what_the_pods_there_ask_for(
+    fn node_sums_equal_requests_of_its_pods(
         // Which of ten pods is added, removed or changed, and what it requests.
         steps in prop::collection::vec((0_u8..10, 0_u8..3, 0_usize..6, 0_usize..6), 1..60),
     ) {
@@ -46,33 +46,33 @@ proptest! {
         let memories = ["0", "1", "100Gi", "7Ei", "8Ei", "5Gi"];
         let table = ResourceTable::new();
         let mut store = NodeStore::default();
-        let mut there = std::collections::BTreeMap::new();
+        let mut present = std::collections::BTreeMap::new();
         // This pod keeps the row in use.
         let node = store.add_pod("n", pod("stays", &[], &table));
         for (number, what, cpu, memory) in steps {
             let name = number.to_string();
             let asks = [("cpu", cpus[cpu]), ("memory", memories[memory])];
             let new = pod(&name, &asks, &table);
-            match (there.contains_key(&name), what) {
+            match (present.contains_key(&name), what) {
                 (true, 0) => {
                     store.remove_pod(node, &name);
-                    there.remove(&name);
+                    present.remove(&name);
                 }
                 (true, _) => {
                     store.update_pod(node, new.clone());
-                    there.insert(name, new);
+                    present.insert(name, new);
                 }
                 (false, _) => {
                     store.add_pod("n", new.clone());
-                    there.insert(name, new);
+                    present.insert(name, new);
                 }
             }
             for resource in [CPU, MEMORY] {
-                let sum = there.values().map(|pod| i128::from(pod.requests.get(resource))).sum::<i128>();
+                let sum = present.values().map(|pod| i128::from(pod.requests.get(resource))).sum::<i128>();
                 prop_assert_eq!(i128::from(store.requested(node, resource)), sum);
             }
             let scoring = |at: usize| {
-                let sum = there.values().map(|pod| i128::from(pod.scoring[at])).sum::<i128>();
+                let sum = present.values().map(|pod| i128::from(pod.scoring[at])).sum::<i128>();
                 sum + [100, 200 << 20][at]
             };
             let is = store.requested_for_scoring(node).map(i128::from);
