@@ -1,8 +1,10 @@
-//! Where pods could go, by the scheduler's own rules: what the descheduler asks before anything is evicted.
+//! Target nodes for evictions by the scheduler's own rules: the descheduler asks for one before it evicts a
+//! pod.
 //!
-//! A scheduler's engine follows the cluster and decides nothing ([`Follower`]). Of a pod that runs it keeps what the
-//! pod takes and what it means to others, and the descheduler's own view has how it chooses a node; the two together
-//! are the pod that will come in its place. [ADR 12](../../../docs/adr/0012-targets-by-the-scheduler.md) has why.
+//! A scheduler's engine follows the cluster without making decisions ([`Follower`]). For a running pod, it
+//! stores the pod's resources and what matters to other pods, and the descheduler's snapshot holds how the
+//! pod selects a node; together they describe the replacement pod. [ADR
+//! 12](../../../docs/adr/0012-targets-by-the-scheduler.md) gives the reasons.
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -21,38 +23,40 @@ use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
 
-/// No node takes what would replace the pod.
+/// Reason of a refusal: no node fits the replacement of the pod.
 pub const NO_TARGET: &str = "NoTarget";
-/// It is not known whether one does.
+/// Reason of a refusal: whether a node fits cannot be determined.
 pub const UNKNOWN_TARGET: &str = "TargetUnknown";
 
-/// What earlier decisions wrote on the pod: what comes in its place gets its own.
+/// Annotations with earlier decisions about the pod; its replacement gets its own.
 const DECIDED: [&str; 3] = [
     annotations::RESERVATION_ALLOCATED,
     annotations::RESOURCE_STATUS,
     annotations::DEVICE_ALLOCATED,
 ];
 
-/// See the module documentation.
+/// Finds target nodes for pods that the descheduler wants to evict.
 #[derive(Debug)]
 pub struct Targets {
     follower: Follower,
-    /// During a cycle, with its time.
+    /// The engine and the time of the cycle; set during a cycle.
     engine: Option<(Engine, Timestamp)>,
 }
 
 impl Targets {
-    /// Those that `follower` knows of.
+    /// Creates targets among the nodes of `follower`.
     #[must_use]
     pub fn new(follower: Follower) -> Self {
         let engine = None;
         Self { follower, engine }
     }
 
-    /// Those that a scheduler with this configuration would find, or with none, that of [`registry`]. It begins to follow the API server; until all is known, nothing is promised.
+    /// Creates targets that a scheduler with this configuration would find; `None` for the configuration of
+    /// [`registry`]. Starts to follow the API server; until the initial lists are handled, no target is
+    /// found.
     ///
     /// # Errors
-    /// The configuration cannot be used.
+    /// Fails if the configuration is invalid.
     pub fn follow(
         config: Option<Configuration>,
         client: &Client,
@@ -60,7 +64,7 @@ impl Targets {
     ) -> Result<Self, koord_scheduler::Error> {
         let options = Options {
             config,
-            // A follower takes no part in the election, whatever its flags say.
+            // A follower takes no part in the election, whatever its flags are.
             leader_elect: false,
             ..Options::new(registry())
         };
@@ -69,7 +73,7 @@ impl Targets {
         Ok(Self::new(follower))
     }
 
-    /// Waits until all is known that was there at the start.
+    /// Waits until the initial lists of all kinds are handled.
     pub async fn settled(&self) {
         self.follower.settled().await;
     }
@@ -100,7 +104,7 @@ impl Placement for Targets {
                 .iter()
                 .any(|profile| profile.name == name)
         };
-        // Other schedulers' rules are not known; ours are the nearest there is.
+        // The rules of other schedulers are unknown; the first profile here is the closest approximation.
         if let Some(spec) = next
             .spec
             .as_mut()
@@ -130,10 +134,11 @@ impl Drop for Targets {
     }
 }
 
-/// Makes the placement of koord-descheduler: [`Targets`] of the scheduler whose configuration is in the file `config`.
+/// Creates the placement of koord-descheduler: [`Targets`] of the scheduler whose configuration is in the
+/// file `config`.
 ///
 /// # Errors
-/// The file cannot be read, or the configuration cannot be used.
+/// Fails if the file cannot be read, or if the configuration is invalid.
 pub fn for_descheduler(
     config: Option<&Path>,
     client: &Client,
@@ -148,9 +153,9 @@ pub fn for_descheduler(
     Ok(Box::new(targets))
 }
 
-/// The plugins of koord-scheduler, as they are without a configuration file but for one thing: that profile has no
-/// load thresholds, as upstream's sample has none, and nobody is moved to a node that is hot. They are those that
-/// LoadAwareScheduling has by default.
+/// Returns the plugins of koord-scheduler as they are without a configuration file, except that load
+/// thresholds are set: that profile has none, as upstream's sample, but no pod must be moved to a hot node.
+/// The thresholds are LoadAwareScheduling's defaults.
 #[must_use]
 pub fn registry() -> Registry {
     let mut registry = koord_plugins::registry();
@@ -160,7 +165,7 @@ pub fn registry() -> Registry {
     registry
 }
 
-/// What will come in place of `pod`. Of containers, `known` has what they take, and `pod` the images.
+/// Returns the replacement of `pod`. Resources of containers are taken from `known`, images from `pod`.
 fn object(pod: &PodInfo, known: &Known) -> Pod {
     let mut object = known.named_object();
     if let Some(annotations) = &mut object.metadata.annotations {
@@ -169,7 +174,7 @@ fn object(pod: &PodInfo, known: &Known) -> Pod {
     object.status = None;
     let shape: &Shape = &pod.shape;
     let spec = object.spec.get_or_insert_default();
-    // Which container has which image matters to nobody.
+    // It does not matter which container has which image.
     let init = spec.init_containers.iter_mut().flatten();
     let containers = spec.containers.iter_mut().chain(init);
     for (container, image) in containers.zip(&shape.images) {

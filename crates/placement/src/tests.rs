@@ -7,7 +7,7 @@ use koord_scheduler::framework::{Action, BuildContext, ObjectChange, Profiles};
 use koord_scheduler::state::SeenPod;
 use serde_json::Value;
 
-/// Objects, as an API server has them.
+/// Objects as an API server stores them.
 #[derive(Clone, Default)]
 struct World {
     nodes: Vec<Value>,
@@ -32,7 +32,7 @@ fn merge(into: &mut Value, over: &Value) {
 }
 
 impl World {
-    /// So many nodes of 4 CPUs, in three zones.
+    /// Creates `nodes` nodes of 4 CPUs, in three zones.
     fn of(nodes: usize) -> Self {
         let mut world = Self::default();
         for at in 0..nodes {
@@ -143,7 +143,7 @@ fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Sen
     engine.object_changed(&change, now());
 }
 
-/// What is promised to these pods in one cycle.
+/// Returns the targets of these pods in one cycle.
 fn cycle(targets: &mut Targets, world: &World, pods: &[&str]) -> Vec<Result<String, String>> {
     let snapshot = world.snapshot();
     targets.begin(&snapshot);
@@ -182,7 +182,7 @@ fn who_fits_nowhere_else_stays_and_the_scheduler_says_why() {
     ] {
         assert!(said.contains(part), "{said}");
     }
-    // What a pod tolerates and selects is no part of what the scheduler keeps of pods that run.
+    // The scheduler does not store tolerations and node selectors of running pods.
     let tolerates = json!({"spec": {"tolerations": [{"operator": "Exists"}]}});
     world.pod("q", "n0", "1", &tolerates);
     let selects = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "n0"}}});
@@ -214,7 +214,7 @@ fn promises_of_a_cycle_add_up_and_are_forgotten_after_it() {
                 .unwrap_err()
                 .contains("1 Insufficient cpu")
         );
-        // Who is promised room elsewhere keeps its own until it has gone.
+        // A pod with a target elsewhere keeps its room until it has gone.
         let found = cycle(&mut targets, &world, &["p", "r"]);
         assert_eq!(found[0], to("n1"));
         assert!(
@@ -224,7 +224,7 @@ fn promises_of_a_cycle_add_up_and_are_forgotten_after_it() {
                 .contains("1 Insufficient cpu")
         );
     }
-    // A cycle that was not ended is forgotten as well.
+    // A cycle that was not ended leaves nothing behind, either.
     let snapshot = world.snapshot();
     targets.begin(&snapshot);
     let q = snapshot.pod("default", "q").unwrap();
@@ -265,7 +265,7 @@ fn a_full_quota_is_no_obstacle_to_who_is_counted_in_it_already() {
     world.pod("p", "n0", "2", &member);
     let mut targets = world.targets();
     assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
-    // The scheduler does refuse one more.
+    // The scheduler refuses one more pod.
     let mut more = world.pods[0].clone();
     merge(
         &mut more,
@@ -295,7 +295,7 @@ fn pods_of_other_schedulers_go_by_the_first_profile() {
     assert_eq!(cycle(&mut targets, &world, &["p"])[0], to("n1"));
 }
 
-/// Six nodes with all kinds of pods.
+/// Creates six nodes with all kinds of pods.
 fn random(rng: &mut fastrand::Rng) -> World {
     let mut world = World::of(6);
     for at in 0..6 {
@@ -345,7 +345,8 @@ fn random(rng: &mut fastrand::Rng) -> World {
     world
 }
 
-/// Whether the scheduler places `pod` anew on one of the nodes that `open` says, others being cordoned.
+/// Returns the node on which the scheduler places `pod` again, with all nodes cordoned but those that `open`
+/// accepts.
 fn scheduled(
     engine: &mut Engine,
     world: &World,
@@ -393,7 +394,7 @@ fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
         let world = random(&mut rng);
         let mut targets = world.targets();
         let name = |at: usize| world.pods[at]["metadata"]["name"].as_str().unwrap();
-        // One after the other, each by itself: exactly what the scheduler says once the pod has gone.
+        // One pod at a time: the result equals that of the scheduler once the pod has gone.
         for at in 0..6 {
             let home = world.pods[at]["spec"]["nodeName"].as_str().unwrap();
             let found = cycle(&mut targets, &world, &[name(at)]).remove(0);
@@ -415,7 +416,7 @@ fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
             });
             assert_eq!(there, Some(node));
         }
-        // Several in one cycle: each still fits where it was promised once those before have moved.
+        // Several pods in one cycle: each still fits its target once those before have moved.
         let mut order: Vec<usize> = (0..world.pods.len()).collect();
         rng.shuffle(&mut order);
         let order = &order[..8];
@@ -431,7 +432,7 @@ fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
         }
         promised += moved;
         several += usize::from(moved > 2);
-        // After all this, what is promised is what it would be had nothing been asked before.
+        // The targets equal those of a new instance: earlier cycles leave nothing behind.
         let fresh = cycle(&mut world.targets(), &world, &names);
         let fresh: Vec<bool> = fresh.iter().map(Result::is_ok).collect();
         let again = cycle(&mut targets, &world, &names);
