@@ -17,7 +17,7 @@ use koord_kube::Client;
 use koord_scheduler::config::Configuration;
 use koord_scheduler::engine::Engine;
 use koord_scheduler::framework::Registry;
-use koord_scheduler::state::PodInfo as Known;
+use koord_scheduler::state::PodInfo as SchedulerPodInfo;
 use koord_scheduler::{Follower, Options};
 use serde_json::json;
 use std::path::Path;
@@ -89,14 +89,14 @@ impl Placement for Targets {
     }
 
     fn promise(&mut self, _: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why> {
-        let unknown = |said: &'static str| Err(Why::new(UNKNOWN_TARGET, said));
+        let unknown = |message: &'static str| Err(Why::new(UNKNOWN_TARGET, message));
         let Some((engine, now)) = &mut self.engine else {
             return unknown("not all is known yet that the scheduler would judge by");
         };
-        let Some(known) = engine.cluster().booked_pod(&pod.uid) else {
+        let Some(running) = engine.cluster().booked_pod(&pod.uid) else {
             return unknown("the pod is on no node as far as the scheduler would know");
         };
-        let mut next = object(pod, known);
+        let mut next = object(pod, running);
         let ours = |name: &str| {
             engine
                 .plugins()
@@ -113,7 +113,7 @@ impl Placement for Targets {
             let first = engine.plugins().profiles().first();
             spec.scheduler_name = first.map(|profile| profile.name.clone());
         }
-        let next = Arc::new(known.without_node(Arc::new(next)));
+        let next = Arc::new(running.without_node(Arc::new(next)));
         let promised = engine.place_tentatively(&next, *now);
         promised.map_err(|diagnosis| Why::new(NO_TARGET, diagnosis.message()))
     }
@@ -165,9 +165,9 @@ pub fn registry() -> Registry {
     registry
 }
 
-/// Returns the replacement of `pod`. Resources of containers are taken from `known`, images from `pod`.
-fn object(pod: &PodInfo, known: &Known) -> Pod {
-    let mut object = known.named_object();
+/// Returns the replacement of `pod`. Resources of containers are taken from `running`, images from `pod`.
+fn object(pod: &PodInfo, running: &SchedulerPodInfo) -> Pod {
+    let mut object = running.named_object();
     if let Some(annotations) = &mut object.metadata.annotations {
         annotations.retain(|key, _| !DECIDED.contains(&key.as_str()));
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Objects as an API server stores them.
 #[derive(Clone, Default)]
-struct World {
+struct TestCluster {
     nodes: Vec<Value>,
     pods: Vec<Value>,
     metrics: Vec<Value>,
@@ -31,7 +31,7 @@ fn merge(into: &mut Value, over: &Value) {
     }
 }
 
-impl World {
+impl TestCluster {
     /// Creates `nodes` nodes of 4 CPUs, in three zones.
     fn of(nodes: usize) -> Self {
         let mut world = Self::default();
@@ -144,7 +144,7 @@ fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Sen
 }
 
 /// Returns the targets of these pods in one cycle.
-fn cycle(targets: &mut Targets, world: &World, pods: &[&str]) -> Vec<Result<String, String>> {
+fn cycle(targets: &mut Targets, world: &TestCluster, pods: &[&str]) -> Vec<Result<String, String>> {
     let snapshot = world.snapshot();
     targets.begin(&snapshot);
     let promised = pods.iter().map(|name| {
@@ -164,23 +164,23 @@ fn to(node: &str) -> Result<String, String> {
 }
 
 #[test]
-fn who_fits_nowhere_else_stays_and_the_scheduler_says_why() {
-    let mut world = World::of(3);
+fn pod_without_target_reports_scheduler_reasons() {
+    let mut world = TestCluster::of(3);
     world.nodes[1]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
     world.pod("p", "n0", "3", &json!({}));
     world.pod("big", "n2", "2", &json!({}));
     let mut targets = world.targets();
-    let said = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
+    let refusal = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
     assert!(
-        said.starts_with("NoTarget: 0/3 nodes are available: "),
-        "{said}"
+        refusal.starts_with("NoTarget: 0/3 nodes are available: "),
+        "{refusal}"
     );
     for part in [
         "1 Insufficient cpu",
         "1 node(s) had untolerated taint",
         "1 node(s) were what the pod is to leave",
     ] {
-        assert!(said.contains(part), "{said}");
+        assert!(refusal.contains(part), "{refusal}");
     }
     // The scheduler does not store tolerations and node selectors of running pods.
     let tolerates = json!({"spec": {"tolerations": [{"operator": "Exists"}]}});
@@ -188,10 +188,10 @@ fn who_fits_nowhere_else_stays_and_the_scheduler_says_why() {
     let selects = json!({"spec": {"nodeSelector": {"kubernetes.io/hostname": "n0"}}});
     world.pod("r", "n0", "0", &selects);
     let mut targets = world.targets();
-    let found = cycle(&mut targets, &world, &["q", "r"]);
-    assert_eq!(found[0], to("n1"));
+    let targets_found = cycle(&mut targets, &world, &["q", "r"]);
+    assert_eq!(targets_found[0], to("n1"));
     assert!(
-        found[1]
+        targets_found[1]
             .as_ref()
             .unwrap_err()
             .contains("didn't match Pod's node affinity/selector")
@@ -199,26 +199,26 @@ fn who_fits_nowhere_else_stays_and_the_scheduler_says_why() {
 }
 
 #[test]
-fn promises_of_a_cycle_add_up_and_are_forgotten_after_it() {
-    let mut world = World::of(2);
+fn targets_add_up_within_a_cycle() {
+    let mut world = TestCluster::of(2);
     world.pod("p", "n0", "1500m", &json!({}));
     world.pod("q", "n0", "1500m", &json!({}));
     world.pod("r", "n1", "2", &json!({}));
     let mut targets = world.targets();
     for _ in 0..3 {
-        let found = cycle(&mut targets, &world, &["p", "q"]);
-        assert_eq!(found[0], to("n1"));
+        let targets_found = cycle(&mut targets, &world, &["p", "q"]);
+        assert_eq!(targets_found[0], to("n1"));
         assert!(
-            found[1]
+            targets_found[1]
                 .as_ref()
                 .unwrap_err()
                 .contains("1 Insufficient cpu")
         );
         // A pod with a target elsewhere keeps its room until it has gone.
-        let found = cycle(&mut targets, &world, &["p", "r"]);
-        assert_eq!(found[0], to("n1"));
+        let targets_found = cycle(&mut targets, &world, &["p", "r"]);
+        assert_eq!(targets_found[0], to("n1"));
         assert!(
-            found[1]
+            targets_found[1]
                 .as_ref()
                 .unwrap_err()
                 .contains("1 Insufficient cpu")
@@ -233,26 +233,26 @@ fn promises_of_a_cycle_add_up_and_are_forgotten_after_it() {
 }
 
 #[test]
-fn a_node_above_its_load_threshold_takes_nobody_and_promises_count_as_load() {
-    let mut world = World::of(3);
+fn hot_node_is_no_target_and_targets_count_as_load() {
+    let mut world = TestCluster::of(3);
     // The threshold for CPU is 65 percent of 4 CPUs.
     world.usage("n1", "2700m");
     world.usage("n2", "1500m");
     world.pod("p", "n0", "1", &json!({}));
     world.pod("q", "n0", "1", &json!({}));
     let mut targets = world.targets();
-    let found = cycle(&mut targets, &world, &["p", "q"]);
-    assert_eq!(found[0], to("n2"));
-    let said = found[1].as_ref().unwrap_err();
+    let targets_found = cycle(&mut targets, &world, &["p", "q"]);
+    assert_eq!(targets_found[0], to("n2"));
+    let refusal = targets_found[1].as_ref().unwrap_err();
     assert!(
-        said.contains("2 node(s) cpu usage exceed threshold"),
-        "{said}"
+        refusal.contains("2 node(s) cpu usage exceed threshold"),
+        "{refusal}"
     );
 }
 
 #[test]
-fn a_full_quota_is_no_obstacle_to_who_is_counted_in_it_already() {
-    let mut world = World::of(2);
+fn full_quota_does_not_block_its_own_pods() {
+    let mut world = TestCluster::of(2);
     let quota = json!({
         "metadata": {"name": "full", "namespace": "default", "uid": "quota",
             "labels": {"quota.scheduling.koordinator.sh/is-parent": "false"}},
@@ -278,17 +278,17 @@ fn a_full_quota_is_no_obstacle_to_who_is_counted_in_it_already() {
 }
 
 #[test]
-fn nothing_is_promised_of_pods_that_are_not_known() {
-    let mut world = World::of(2);
+fn unknown_pod_has_no_target() {
+    let mut world = TestCluster::of(2);
     let mut targets = world.targets();
     world.pod("p", "n0", "1", &json!({}));
-    let said = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
-    assert!(said.starts_with("TargetUnknown: "), "{said}");
+    let refusal = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
+    assert!(refusal.starts_with("TargetUnknown: "), "{refusal}");
 }
 
 #[test]
-fn pods_of_other_schedulers_go_by_the_first_profile() {
-    let mut world = World::of(2);
+fn pods_of_other_schedulers_use_first_profile() {
+    let mut world = TestCluster::of(2);
     let other = json!({"spec": {"schedulerName": "default-scheduler"}});
     world.pod("p", "n0", "1", &other);
     let mut targets = world.targets();
@@ -296,8 +296,8 @@ fn pods_of_other_schedulers_go_by_the_first_profile() {
 }
 
 /// Creates six nodes with all kinds of pods.
-fn random(rng: &mut fastrand::Rng) -> World {
-    let mut world = World::of(6);
+fn random(rng: &mut fastrand::Rng) -> TestCluster {
+    let mut world = TestCluster::of(6);
     for at in 0..6 {
         if rng.u8(..8) == 0 {
             world.nodes[at]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
@@ -349,7 +349,7 @@ fn random(rng: &mut fastrand::Rng) -> World {
 /// accepts.
 fn scheduled(
     engine: &mut Engine,
-    world: &World,
+    world: &TestCluster,
     pod: &Value,
     open: impl Fn(&str) -> bool,
 ) -> Option<String> {
@@ -387,7 +387,7 @@ fn scheduled(
 }
 
 #[test]
-fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
+fn targets_equal_scheduler_decisions() {
     let mut rng = fastrand::Rng::with_seed(15);
     let (mut promised, mut refused, mut several) = (0, 0, 0);
     for _ in 0..60 {
@@ -397,17 +397,17 @@ fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
         // One pod at a time: the result equals that of the scheduler once the pod has gone.
         for at in 0..6 {
             let home = world.pods[at]["spec"]["nodeName"].as_str().unwrap();
-            let found = cycle(&mut targets, &world, &[name(at)]).remove(0);
+            let targets_found = cycle(&mut targets, &world, &[name(at)]).remove(0);
             let by_scheduler = scheduled(&mut world.engine(), &world, &world.pods[at], |node| {
                 node != home
             });
             assert_eq!(
-                found.is_ok(),
+                targets_found.is_ok(),
                 by_scheduler.is_some(),
-                "{found:?} {by_scheduler:?} {}",
+                "{targets_found:?} {by_scheduler:?} {}",
                 world.pods[at]
             );
-            let Ok(node) = found else {
+            let Ok(node) = targets_found else {
                 refused += 1;
                 continue;
             };
@@ -421,11 +421,11 @@ fn the_scheduler_can_place_whoever_was_promised_where_it_was_and_nobody_else() {
         rng.shuffle(&mut order);
         let order = &order[..8];
         let names: Vec<&str> = order.iter().map(|at| name(*at)).collect();
-        let found = cycle(&mut targets, &world, &names);
+        let targets_found = cycle(&mut targets, &world, &names);
         let mut engine = world.engine();
         let mut moved = 0;
-        for (at, found) in order.iter().zip(found) {
-            let Ok(node) = found else { continue };
+        for (at, targets_found) in order.iter().zip(targets_found) {
+            let Ok(node) = targets_found else { continue };
             let there = scheduled(&mut engine, &world, &world.pods[*at], |open| open == node);
             assert_eq!(there, Some(node), "{}", world.pods[*at]);
             moved += 1;
