@@ -1,4 +1,5 @@
-//! Clients: from a kubeconfig, from inside a pod, or over a tower service in the same process.
+//! Clients of an API server: from a kubeconfig, from inside a pod, or over a tower service in the same
+//! process.
 
 mod connect;
 mod forbidden;
@@ -30,25 +31,25 @@ use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt as _};
 use transport::{Answer, Sender, through};
 
-/// How long the head of an answer may take. An API server gives up on a request after 60 s, and it
-/// sends the head of a watch at once. A server that vanished with a connection open would otherwise
-/// keep the request for as long as the kernel sends it again, about 15 minutes.
+/// Timeout until the head of a response arrives. An API server aborts a request after 60 s, and it sends the
+/// head of a watch at once. If a server vanishes with a connection open, the kernel would otherwise
+/// retransmit the request for about 15 minutes.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(65);
 
-/// How a client talks, whatever it talks to.
+/// Settings of a client.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
     /// Sustained requests per second; 0 means no limit. A watch counts as one request.
     pub qps: f64,
-    /// How many requests may go out at once before `qps` applies.
+    /// Number of requests that may be sent at once before `qps` applies.
     pub burst: u32,
     /// The `User-Agent` header, for example `koordinator-manager`.
     pub user_agent: String,
     /// The kubeconfig context to use instead of the current one.
     pub context: Option<String>,
-    /// The API server's address, in place of the kubeconfig's.
+    /// URL of the API server, which replaces that of the kubeconfig.
     pub server: Option<String>,
-    /// What measures the requests.
+    /// Metrics of the requests; `None` if they are not measured.
     pub metrics: Option<RestMetrics>,
 }
 
@@ -65,7 +66,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// Why no client could be made.
+/// Reasons why a client could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The kubeconfig is missing, malformed, or points to something missing.
@@ -73,53 +74,53 @@ pub enum ClientError {
     Kubeconfig {
         /// The file that was read.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of reading it.
         source: KubeconfigError,
     },
-    /// The service account of the pod could not be used.
+    /// The service account of the pod cannot be used.
     #[error("in-cluster configuration: {0}")]
     InCluster(#[source] kube::config::InClusterError),
-    /// There is nowhere to look.
+    /// No configuration was found in any of the usual places.
     #[error(
         "no cluster to talk to: no --kubeconfig, KUBECONFIG is not set, this is not a pod \
          (KUBERNETES_SERVICE_HOST is not set), and {} does not exist",
         default_path.display()
     )]
     Nowhere {
-        /// The last place that was tried.
+        /// The last path that was tried.
         default_path: PathBuf,
     },
-    /// An option has an impossible value.
+    /// An option has an invalid value.
     #[error("client option {field}: {value:?} {problem}")]
     Option {
-        /// Which one.
+        /// Name of the option.
         field: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What is wrong.
+        /// The rule that the value violates.
         problem: &'static str,
     },
-    /// The configuration was read but no transport could be made from it.
+    /// The configuration was read, but no transport can be created from it.
     #[error("client for {server}: {source}")]
     Transport {
-        /// The API server's address.
+        /// URL of the API server.
         server: String,
-        /// What failed, for example a bad certificate.
+        /// The error, for example about an invalid certificate.
         source: Box<kube::Error>,
     },
 }
 
-/// A client for the cluster that `path` names, else `KUBECONFIG`, else the pod this process runs
-/// in, else `~/.kube/config`: the order controller-runtime uses.
+/// Creates a client for the cluster of the kubeconfig `path`, else `KUBECONFIG`, else of the pod this process
+/// runs in, else `~/.kube/config`: the order that controller-runtime uses.
 ///
 /// # Errors
 ///
-/// When no configuration is found or the one found cannot be used; the text names file and field.
+/// Fails if no configuration is found or it cannot be used; the text contains file and field.
 pub fn from_kubeconfig<'a>(
     path: Option<&'a Path>,
     options: &'a ClientOptions,
 ) -> BoxFuture<'a, Result<kube::Client, ClientError>> {
-    // Boxed here, so that callers in other crates do not compile the transport anew.
+    // Boxed here, so that callers in other crates do not compile the transport again.
     Box::pin(async move {
         let Some(server) = &options.server else {
             return build(load(path, options).await?, options);
@@ -141,24 +142,24 @@ pub fn from_kubeconfig<'a>(
     })
 }
 
-/// A server of a cluster that is not its API server, such as the secure port of a component.
+/// The address of a server in a cluster that is not its API server, such as the secure port of a component.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
-    /// `https://` and its address.
+    /// URL of the server, which starts with `https://`.
     pub url: String,
-    /// A file with the bearer token to show.
+    /// A file with the bearer token to send.
     pub token_file: Option<PathBuf>,
-    /// A file with the certificates of who vouches for it, in PEM; without one, the system's.
+    /// A PEM file with the CA certificates that verify the server's certificate; `None` for the system's.
     pub authority: Option<PathBuf>,
-    /// Whether any certificate will do.
+    /// Whether any server certificate is accepted.
     pub insecure: bool,
 }
 
-/// A client for `peer`.
+/// Creates a client for `peer`.
 ///
 /// # Errors
 ///
-/// When the address is no URL or a file cannot be used.
+/// Fails if the address is not a URL or a file cannot be used.
 pub async fn to_peer(peer: &Peer) -> Result<kube::Client, ClientError> {
     let wrong = |source| ClientError::Kubeconfig {
         path: PathBuf::from(&peer.url),
@@ -179,11 +180,11 @@ pub async fn to_peer(peer: &Peer) -> Result<kube::Client, ClientError> {
     build(config.map_err(wrong)?, &ClientOptions::default())
 }
 
-/// A client with the service account of the pod this process runs in; `None` outside of pods.
+/// Creates a client with the service account of the pod that this process runs in; `None` outside of pods.
 ///
 /// # Errors
 ///
-/// When it runs in a pod whose service account cannot be used.
+/// Fails in a pod whose service account cannot be used.
 pub fn from_pod(options: &ClientOptions) -> Result<Option<kube::Client>, ClientError> {
     if std::env::var_os("KUBERNETES_SERVICE_HOST").is_none() {
         return Ok(None);
@@ -255,7 +256,7 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
         server,
         source: Box::new(source),
     })?;
-    // Below the limit: what waits for its turn is not under way.
+    // Below the rate limit, so that waiting for the limit does not count as request time.
     let measured = ServiceBuilder::new()
         .layer(measure.clone())
         .layer(TimeoutLayer::new(ANSWER_WITHIN))
@@ -274,11 +275,11 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
     ))
 }
 
-/// How often one request is sent again.
+/// Maximum number of times that one request is sent again.
 const RETRIES: u32 = 10;
 
-/// Sends `request`, and sends it again when the server says when (`Retry-After` on 429 or 5xx), as
-/// client-go does. An eviction is never repeated: its 429 is an answer, not an overload.
+/// Sends `request`, and sends it again after the delay that the server asks for (`Retry-After` on 429 or
+/// 5xx), as client-go does. An eviction is never sent again: its 429 is a result, not an overload.
 async fn retrying(
     sender: Sender,
     measure: Measure,
@@ -299,7 +300,7 @@ async fn retrying(
         let Some((again, delay)) = spare.zip(retry_after(&response)) else {
             return Ok(response);
         };
-        tracing::debug!(uri = %head.uri, status = %response.status(), ?delay, "asked to retry");
+        tracing::debug!(uri = %head.uri, status = %response.status(), ?delay, "retrying as the server requested");
         measure.retry(&head, response.status());
         tokio::time::sleep(delay).await;
         body = again;
@@ -307,7 +308,7 @@ async fn retrying(
     }
 }
 
-/// What kept a request from being answered, as [`kube::Client::send`] has it.
+/// Converts a transport error to the error that [`kube::Client::send`] returns.
 fn failure(error: BoxError) -> kube::Error {
     match error.downcast::<kube::Error>() {
         Ok(error) => *error,
@@ -315,7 +316,7 @@ fn failure(error: BoxError) -> kube::Error {
     }
 }
 
-/// The delay that a refusal asks for, if it is one that may be repeated.
+/// Returns the delay of `Retry-After`; `None` if the response has none or does not permit a retry.
 pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let code = response.status();
     let repeatable = code == http::StatusCode::TOO_MANY_REQUESTS || code.is_server_error();
@@ -326,8 +327,8 @@ pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     value.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
-/// A client whose requests go straight into `service`, for example an axum router: no socket, no
-/// TLS, no authentication, no rate limit. Must be called inside a tokio runtime.
+/// Creates a client whose requests go straight into `service`, for example an axum router: no socket, no TLS,
+/// no authentication, no rate limit. Must be called inside a tokio runtime.
 pub fn in_process<S, B>(service: S) -> kube::Client
 where
     S: Service<Request<Body>, Response = Response<B>> + Send + 'static,
@@ -339,8 +340,8 @@ where
     kube::Client::new(service, "default")
 }
 
-/// A token bucket in front of a service, as client-go's flow control: `burst` tokens, refilled at
-/// `qps` per second, one per request.
+/// A token bucket in front of a service, like client-go's flow control: `burst` tokens, refilled at `qps` per
+/// second, one per request.
 #[derive(Debug, Clone, Copy)]
 struct RateLimit {
     interval: Duration,
@@ -383,7 +384,7 @@ impl<S> Layer<S> for RateLimit {
 struct RateLimited<S> {
     inner: S,
     bucket: TokenBucket,
-    /// Where the bucket's time starts.
+    /// Origin of the bucket's time.
     since: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }
@@ -397,7 +398,7 @@ where
     type Future = S::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        // Holding back here holds back every request behind this one too, which is the point.
+        // The wait here holds back every request behind this one too, which is intended.
         let wait = self.bucket.wait(self.since.elapsed());
         if !wait.is_zero() {
             let sleep = self
@@ -477,7 +478,7 @@ mod tests {
         let asked = tokio::spawn(async move { client.apiserver_version().await });
         assert!(
             listener.accept().await.is_ok(),
-            "asked where it was told to"
+            "the request goes to the given server"
         );
         asked.abort();
         let error = from_kubeconfig(Some(&path), &options("no url".to_owned())).await;
@@ -498,7 +499,7 @@ mod tests {
         let asked = tokio::spawn(async move { client.apiserver_version().await });
         let (mut held, _) = listener.accept().await.unwrap();
         tokio::io::AsyncReadExt::read_u8(&mut held).await.unwrap();
-        // The request is out: only time passes now.
+        // The request was sent: only time passes now.
         tokio::time::pause();
         let answer = tokio::time::timeout(ANSWER_WITHIN * 2, asked).await;
         let error = answer.expect("it ends").unwrap().unwrap_err().to_string();

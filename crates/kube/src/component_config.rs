@@ -1,4 +1,4 @@
-//! Sections of configuration files that several components have, with upstream's names and defaults.
+//! Sections of configuration files that several components share, with upstream's names and defaults.
 //!
 //! They need the durations of `koord-api`, which `koord-app` does not depend on.
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// A configuration that cannot be used.
+/// The error of a configuration file that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not YAML, or has a field twice.
@@ -19,9 +19,9 @@ pub enum ConfigError {
     /// A field is unknown, has the wrong type or a value that is not allowed.
     #[error("configuration field {path}: {message}")]
     Field {
-        /// Where.
+        /// Path of the field, for example `leaderElection.leaseDuration`.
         path: String,
-        /// What is wrong.
+        /// The rule that the value violates.
         message: String,
     },
 }
@@ -32,10 +32,10 @@ impl From<DecodeError> for ConfigError {
     }
 }
 
-/// Returns the error that the field at `path` causes.
+/// Returns an error about the field at `path`.
 ///
 /// # Errors
-/// Always.
+/// Always returns the error.
 pub fn refuse<T>(path: impl Into<String>, message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError::Field {
         path: path.into(),
@@ -43,7 +43,7 @@ pub fn refuse<T>(path: impl Into<String>, message: impl Into<String>) -> Result<
     })
 }
 
-/// A component by the defaults of its sections.
+/// A component, with its defaults for the sections.
 pub trait Component {
     /// `leaderElection.resourceName`.
     const LEASE_NAME: &'static str;
@@ -51,11 +51,11 @@ pub trait Component {
     const LEASE_NAMESPACE: &'static str;
     /// `clientConnection.acceptContentTypes`.
     const ACCEPT_CONTENT_TYPES: &'static str;
-    /// The type of `clientConnection.burst`.
+    /// Type of `clientConnection.burst`.
     type Burst: From<u8> + Debug + Clone + PartialEq + Serialize + DeserializeOwned;
 }
 
-/// `leaderElection`.
+/// The section `leaderElection`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(
     rename_all = "camelCase",
@@ -64,21 +64,21 @@ pub trait Component {
     bound = "C: Component"
 )]
 pub struct LeaderElection<C> {
-    /// Whether replicas elect one that works.
+    /// Whether replicas elect a leader; only the leader works.
     pub leader_elect: bool,
-    /// How long a lease is valid without renewal.
+    /// Time that a lease is valid without renewal.
     pub lease_duration: GoDuration,
-    /// After how long without a successful renewal the leader gives up.
+    /// Time without a successful renewal after which the leader stops.
     pub renew_deadline: GoDuration,
-    /// How often to try.
+    /// Time between two attempts to get or renew the lease.
     pub retry_period: GoDuration,
-    /// Only `leases` exists.
+    /// Type of the lock; must be `leases`.
     pub resource_lock: String,
     /// Name of the lease.
     pub resource_name: String,
     /// Namespace of the lease.
     pub resource_namespace: String,
-    /// The component, which has the defaults.
+    /// The component whose defaults are used.
     #[serde(skip)]
     pub component: PhantomData<C>,
 }
@@ -99,10 +99,10 @@ impl<C: Component> Default for LeaderElection<C> {
 }
 
 impl<C> LeaderElection<C> {
-    /// Checks values, if there is an election.
+    /// Checks the values if leader election is on.
     ///
     /// # Errors
-    /// A time is not above 0 or not above the next shorter one, or the lock is not a lease.
+    /// Fails if a duration is not above 0 or not above the next shorter one, or the lock is not a lease.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if !self.leader_elect {
             return Ok(());
@@ -132,7 +132,7 @@ impl<C> LeaderElection<C> {
     }
 }
 
-/// `clientConnection`.
+/// The section `clientConnection`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(
     rename_all = "camelCase",
@@ -141,15 +141,15 @@ impl<C> LeaderElection<C> {
     bound = "C: Component"
 )]
 pub struct ClientConnection<C: Component> {
-    /// Path of a kubeconfig; empty for the flags' or the in-cluster one.
+    /// Path of a kubeconfig; empty for the one of the flags or of the pod.
     pub kubeconfig: String,
-    /// Accepted for compatibility: requests and answers are JSON.
+    /// Accepted for compatibility: requests and responses are JSON.
     pub accept_content_types: String,
-    /// Accepted for compatibility: requests and answers are JSON.
+    /// Accepted for compatibility: requests and responses are JSON.
     pub content_type: String,
     /// Requests per second.
     pub qps: f64,
-    /// Requests at once.
+    /// Number of requests that may be sent at once before `qps` applies.
     pub burst: C::Burst,
 }
 
@@ -165,17 +165,17 @@ impl<C: Component> Default for ClientConnection<C> {
     }
 }
 
-/// Plugins of type `P` that are switched on and off at one extension point.
+/// Plugins of type `P` that are enabled and disabled at one extension point.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PluginSet<P> {
-    /// On, in this order, after the defaults.
+    /// Plugins to add after the defaults, in this order.
     pub enabled: Vec<P>,
-    /// Off; `*` for all defaults.
+    /// Defaults to remove; `*` for all of them.
     pub disabled: Vec<P>,
 }
 
-/// One entry of `pluginConfig`.
+/// An entry of `pluginConfig`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PluginArgs {

@@ -15,21 +15,22 @@ use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// What a reconcile that succeeded asks for.
+/// What happens to a key after a successful reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing: the key comes back when it is added.
+    /// The key is reconciled again when it is added.
     Done,
-    /// The key comes back after this long at the latest.
+    /// The key is reconciled again after this delay at the latest.
     RequeueAfter(Duration),
 }
 
-/// Logs that a reconcile by the controller of this name failed: the key, the error (`None` after a panic), and whether the
-/// reconcile before it succeeded. [`log_reconcile_failures!`](crate::log_reconcile_failures) makes one.
+/// A function that logs a failed reconcile. Its arguments: name of the controller, key, error (`None` after a
+/// panic), and whether the reconcile before it succeeded.
+/// [`log_reconcile_failures!`](crate::log_reconcile_failures) creates one.
 pub type LogFailure = fn(&'static str, &dyn Display, Option<&dyn Display>, bool);
 
-/// Makes a [`LogFailure`](crate::controller::LogFailure). Its lines have the target of the module that calls this macro, so
-/// that `RUST_LOG` selects them by the name of the program's crate.
+/// Creates a [`LogFailure`](crate::controller::LogFailure). Its log lines have the target of the module that
+/// calls this macro, so that `RUST_LOG` selects them by the name of the program's crate.
 #[macro_export]
 macro_rules! log_reconcile_failures {
     () => {
@@ -38,18 +39,18 @@ macro_rules! log_reconcile_failures {
          error: Option<&dyn ::std::fmt::Display>,
          is_first: bool| match error {
             Some(error) if is_first => {
-                ::tracing::warn!(controller, %key, %error, "reconcile failed; it is retried");
+                ::tracing::warn!(controller, %key, %error, "reconcile failed, retrying");
             }
-            // One line is enough, as the pauses grow.
+            // Later failures are logged at debug level, as the delays grow.
             Some(error) => ::tracing::debug!(controller, %key, %error, "reconcile failed again"),
-            None => ::tracing::error!(controller, %key, "reconcile panicked; it is retried"),
+            None => ::tracing::error!(controller, %key, "reconcile panicked, retrying"),
         }
     };
 }
 
 type Reconcile<'a, K, E> = Box<dyn Fn(K) -> BoxFuture<'a, Result<Action, E>> + Send + Sync + 'a>;
 
-/// A queue of keys and what is done about each of them.
+/// A queue of keys and the function that reconciles a key.
 pub struct Controller<'a, K, E> {
     name: &'static str,
     queue: WorkQueue<K>,
@@ -68,8 +69,8 @@ impl<K: fmt::Debug, E> fmt::Debug for Controller<'_, K, E> {
 }
 
 impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
-    /// Returns a controller that reconciles the keys of `queue`, `workers` at once. Its metrics exist from now on, and `log`
-    /// gets each failure.
+    /// Creates a controller that reconciles the keys of `queue`, at most `workers` at a time. Registers its
+    /// series in `metrics`; `log` is called for each failure.
     pub fn new<F>(
         name: &'static str,
         queue: WorkQueue<K>,
@@ -93,7 +94,7 @@ impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
         }
     }
 
-    /// Returns the queue, to which keys are added.
+    /// Returns the queue to which keys are added.
     #[must_use]
     pub fn queue(&self) -> &WorkQueue<K> {
         &self.queue
@@ -108,7 +109,7 @@ impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
         while let Some(work) = self.queue.next().await {
             let key = work.key();
             let running = self.metrics.begin(self.name);
-            // One object that a controller cannot handle must not take its workers away from all others.
+            // A panic for one object must not end the worker.
             let result = AssertUnwindSafe(async { (self.reconcile)(key.clone()).await })
                 .catch_unwind()
                 .await;
@@ -117,7 +118,7 @@ impl<'a, K: Clone + Eq + Hash + Display, E: Display> Controller<'a, K, E> {
         }
     }
 
-    /// Brings `key` back as `result`, which is `None` after a panic, asks for.
+    /// Adds `key` again if `result` requires it; `None` means that the reconcile panicked.
     fn requeue(&self, key: &K, result: Option<Result<Action, E>>) {
         let (controller, queue, metrics) = (self.name, &self.queue, &self.metrics);
         match result {

@@ -1,7 +1,7 @@
-//! Decoding objects from JSON, and locating the error in one that cannot be decoded.
+//! Decodes objects from JSON, and locates the error in an object that cannot be decoded.
 //!
-//! The decoder of a kind is much code. Behind a generic function it is compiled again in each crate that
-//! calls it; so each kind implements [`Decode`] once, with a function that is not generic.
+//! The decoder of a kind is a lot of code. Behind a generic function it would be compiled again in each crate
+//! that calls it; so each kind implements [`Decode`] once, with a function that is not generic.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ pub trait Decode: Sized {
     /// Decodes one object.
     ///
     /// # Errors
-    /// When `json` is not an object of the kind; [`error_path`] says where.
+    /// Fails if `json` is not an object of the kind; [`error_path`] locates the error.
     fn decode(json: &str) -> serde_json::Result<Self>;
 }
 
@@ -110,11 +110,11 @@ mod kinds {
     );
 }
 
-/// Returns the path of the value in `json` that failed with `error`, for example `spec.containers[0].name`;
-/// empty for the root.
+/// Returns the path of the value in `json` whose decoding failed with `error`, for example
+/// `spec.containers[0].name`; empty for the root.
 ///
-/// The error has only a position. It is behind the value, or behind the end of its container if the value is
-/// the last one in there.
+/// The error has only a position. It is after the value, or after the end of its container if the value is
+/// the last one in it.
 #[must_use]
 pub fn error_path(json: &str, error: &serde_json::Error) -> String {
     let lines = json.split_inclusive('\n').take(error.line().max(1) - 1);
@@ -140,13 +140,13 @@ pub fn error_path(json: &str, error: &serde_json::Error) -> String {
     walker.path()
 }
 
-/// Iterates over the values of a JSON document, which need not be valid.
+/// Iterates over the values of a JSON document, which may be invalid.
 struct Walker<'a> {
     bytes: &'a [u8],
     at: usize,
     /// The containers around the current value, outermost first.
     containers: Vec<Container>,
-    /// The current value if it is a container: the next value is inside of it.
+    /// The current value if it is a container: the next value is inside it.
     opened: Option<Container>,
 }
 
@@ -201,7 +201,7 @@ impl<'a> Walker<'a> {
         path
     }
 
-    /// Returns the offset behind the string whose opening quote is before `at`.
+    /// Returns the offset after the string whose opening quote is before `at`.
     fn string_end(&self, mut at: usize) -> usize {
         while let Some(&byte) = self.bytes.get(at) {
             match byte {

@@ -1,7 +1,7 @@
-//! Asks the API server who a caller is and what he may do: for servers that have no users of their
-//! own, as `kube-scheduler`'s.
+//! Delegated authentication and authorization: asks the API server for the user of a token and for the user's
+//! permissions. Servers without users of their own use it, like `kube-scheduler`.
 //!
-//! Answers are remembered for a while, refusals too; failures to get one are not.
+//! Results are cached for a limited time, refusals too; failed requests are not.
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
 use k8s_openapi::api::authorization::v1::{
@@ -16,38 +16,38 @@ use std::hash::Hash;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the API server has for one answer, repeated attempts included.
+/// Timeout of one review, retries included.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Before the first repeated attempt; then half as much again each time.
+/// Delay before the first retry; each later delay is 1.5 times the one before it.
 const BACKOFF: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 5;
-/// Answers that are remembered at most.
+/// Maximum number of cached results.
 const REMEMBERED: usize = 4096;
-/// Questions longer than this are not remembered: callers choose them.
+/// Reviews longer than this are not cached, in bytes: their size is under the caller's control.
 const LONGEST: usize = 10_000;
 
-/// The name of callers who do not say who they are.
+/// Name of unauthenticated users.
 pub const ANONYMOUS: &str = "system:anonymous";
-/// Their group.
+/// Group of unauthenticated users.
 pub const UNAUTHENTICATED: &str = "system:unauthenticated";
-/// The group of everybody else.
+/// Group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
 
-/// A caller.
+/// The user of a request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct User {
-    /// For example `system:serviceaccount:monitoring:prometheus`.
+    /// Name, for example `system:serviceaccount:monitoring:prometheus`.
     pub name: String,
-    /// May be empty.
+    /// Unique ID; may be empty.
     pub uid: String,
-    /// What the caller belongs to.
+    /// Names of the user's groups.
     pub groups: Vec<String>,
-    /// Whatever else is known of him.
+    /// Further attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// Who has proven nothing.
+    /// Returns the user of a request without credentials.
     #[must_use]
     pub fn anonymous() -> Self {
         Self {
@@ -58,7 +58,7 @@ impl User {
         }
     }
 
-    /// Who has proven to be `name` in `groups`.
+    /// Returns the authenticated user `name` in `groups`.
     #[must_use]
     pub fn known(name: String, mut groups: Vec<String>) -> Self {
         if !groups.iter().any(|group| group == AUTHENTICATED) {
@@ -84,26 +84,26 @@ impl User {
     }
 }
 
-/// Why there is no answer.
+/// Reasons why a review failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// The API server refused to answer, or could not be reached.
+    /// The API server rejected the request, or could not be reached.
     #[error("{kind}: {source}")]
     Failed {
-        /// Of the question.
+        /// Kind of the review.
         kind: &'static str,
-        /// What went wrong.
+        /// The error of the last request.
         source: Box<kube::Error>,
     },
-    /// It took too long.
+    /// The timeout expired; the value is the kind of the review.
     #[error("{0}: no answer within {PATIENCE:?}")]
     Slow(&'static str),
 }
 
-/// Answers, with the moment they are forgotten.
+/// A bounded cache; each entry has an expiry time.
 struct Memory<Q, A>(Mutex<HashMap<Q, (A, Instant)>>);
 
-/// Without contents: questions may be secrets.
+/// Prints no contents: keys may be secrets.
 impl<Q, A> Debug for Memory<Q, A> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Memory")
@@ -134,7 +134,7 @@ impl<Q: Hash + Eq, A: Clone> Memory<Q, A> {
     }
 }
 
-/// Tells callers by their bearer tokens.
+/// Authenticates callers by their bearer tokens.
 #[derive(Debug)]
 pub struct Authenticator {
     client: Client,
@@ -142,7 +142,7 @@ pub struct Authenticator {
     known: Memory<String, Option<User>>,
 }
 
-/// Decides what callers may do.
+/// Decides whether users may access a resource.
 #[derive(Debug)]
 pub struct Authorizer {
     client: Client,
@@ -151,16 +151,16 @@ pub struct Authorizer {
     known: Memory<(User, String, Subject), Access>,
 }
 
-/// What a caller asks to use.
+/// The resource in an authorization request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// A path of a server.
+    /// A URL path of the server.
     Path(String),
-    /// A subresource of a node, such as `proxy`, by which a kubelet judges its paths.
+    /// A subresource of a node, such as `proxy`, which stands for paths of a kubelet.
     Node {
         /// Name of the node.
         name: String,
-        /// Its subresource.
+        /// Name of the subresource.
         subresource: &'static str,
     },
 }
@@ -174,16 +174,16 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Whether a caller may do something.
+/// The result of an authorization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// The answer.
+    /// Whether access is allowed.
     pub allowed: bool,
-    /// Why; often empty.
+    /// Explanation by the authorizer; often empty.
     pub reason: String,
 }
 
-/// A client without its noisy form in debug output.
+/// A client with a short debug output.
 struct Client(kube::Client);
 
 impl Debug for Client {
@@ -193,7 +193,7 @@ impl Debug for Client {
 }
 
 impl Authenticator {
-    /// Asks through `client`; answers are valid for `life`.
+    /// Creates an authenticator that uses `client` and caches results for `life`.
     #[must_use]
     pub fn new(client: kube::Client, life: Duration) -> Self {
         Self {
@@ -203,10 +203,10 @@ impl Authenticator {
         }
     }
 
-    /// Whose `token` it is; `None`: nobody's.
+    /// Returns the user of `token`; `None` if the token is not valid.
     ///
     /// # Errors
-    /// The API server does not say.
+    /// Fails if the review fails.
     pub async fn of_token(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let question = token.to_owned();
         if let Some(known) = self.known.get(&question) {
@@ -232,7 +232,8 @@ impl Authenticator {
 }
 
 impl Authorizer {
-    /// Asks through `client`; permissions are valid for `allowed`, refusals for `refused`.
+    /// Creates an authorizer that uses `client`. It caches permissions for `allowed`, and refusals for
+    /// `refused`.
     #[must_use]
     pub fn new(client: kube::Client, allowed: Duration, refused: Duration) -> Self {
         Self {
@@ -243,10 +244,10 @@ impl Authorizer {
         }
     }
 
-    /// Whether `user` may do `verb` (`get`, `put` …) with `subject`.
+    /// Decides whether `user` may do `verb` (`get`, `put` …) with `subject`.
     ///
     /// # Errors
-    /// The API server does not say.
+    /// Fails if the review fails.
     pub async fn may(
         &self,
         user: &User,
@@ -347,7 +348,7 @@ where
     }
 }
 
-/// Whether another attempt may go better.
+/// Returns whether a retry may succeed.
 fn may_pass(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
@@ -366,8 +367,8 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
     use tower::{BoxError, service_fn};
 
-    /// Knows the tokens `good` and `odd`; `GET /fine` is allowed to everybody, and every third
-    /// question is answered.
+    /// Returns an API server that accepts the token `good` and rejects all others; `GET /fine` is allowed to
+    /// every user. If `moody`, it responds to every third request only.
     fn server(moody: bool) -> (kube::Client, Arc<AtomicU32>) {
         let calls = Arc::new(AtomicU32::new(0));
         let counter = calls.clone();

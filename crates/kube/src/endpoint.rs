@@ -1,4 +1,4 @@
-//! A client for one other HTTP endpoint that speaks Kubernetes JSON, such as a kubelet.
+//! A client for an HTTP endpoint other than the API server that serves Kubernetes JSON, such as a kubelet.
 
 mod trust;
 
@@ -14,32 +14,32 @@ use std::sync::Arc;
 use std::time::Duration;
 use tower::{BoxError, ServiceBuilder};
 
-/// Why an endpoint cannot be talked to.
+/// Reasons why the client of an endpoint could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum EndpointError {
-    /// The text is no URL.
+    /// The text is not a URL.
     #[error("endpoint url {url:?}: {source}")]
     Url {
-        /// What was given.
+        /// The text.
         url: String,
-        /// What is wrong with it.
+        /// The error of parsing it.
         source: http::uri::InvalidUri,
     },
-    /// No client could be made for it.
+    /// No client can be created for the URL.
     #[error("endpoint {url}: {source}")]
     Client {
-        /// Which endpoint.
+        /// The URL.
         url: String,
-        /// Why not.
+        /// The error, for example about an invalid certificate.
         source: Box<kube::Error>,
     },
 }
 
-/// Returns a client for `url` that verifies its certificate by `trust` and shows the token in
-/// `token_file`. `timeout` limits connecting, and the time until the head of an answer.
+/// Creates a client for `url` that verifies the server's certificate by `trust` and sends the token in
+/// `token_file`. `timeout` limits connecting, and the time until the head of a response arrives.
 ///
 /// # Errors
-/// When `url` is no URL or its scheme cannot be used.
+/// Fails if `url` is not a URL or its scheme is not supported.
 pub fn connect(
     url: &str,
     trust: &Trust,
@@ -65,7 +65,7 @@ fn client(
     trust: &Trust,
     timeout: Duration,
 ) -> Result<kube::Client, kube::Error> {
-    // Where certificates are verified, it is by `trust`, and by no roots of the system.
+    // Certificates are verified by `trust` alone, without the root certificates of the system.
     config.accept_invalid_certs = true;
     transport::prepare(&mut config);
     let mut tls = config.rustls_client_config()?;

@@ -1,7 +1,7 @@
-//! Events: what happened to an object, for people, without flooding the API server.
+//! Records Kubernetes Events about objects without flooding the API server.
 //!
-//! The rules are client-go's: repeats of the same event raise its count; many similar events (same
-//! but for the message) are folded into one; one source may say only so much about one object.
+//! The rules are client-go's: repeats of an event raise its count; many similar events (equal except for the
+//! message) are folded into one; a source may send a limited number of events about one object.
 
 mod correlate;
 
@@ -22,28 +22,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::patch::is_not_found;
 
-/// How many events may wait to be sent; more are dropped, and their number is logged.
+/// Maximum number of events that wait to be sent; further events are dropped, and their number is logged.
 const BACKLOG: usize = 10_000;
 
-/// How many events are on their way to the API server at a time: a scheduler binds thousands of pods in a second
-/// and says so of each, and one request after the other would fall behind by the time that a request takes.
+/// Maximum number of concurrent requests. A scheduler binds thousands of pods per second, with an event for
+/// each of them; one request at a time would be too slow.
 const UNDER_WAY: usize = 32;
 
-/// How often an event is sent that does not reach the server, and the time between.
+/// Number of attempts to send an event if the server is unreachable, and the delay between them.
 const TRIES: u32 = 12;
 const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 
-/// Whether an event is good or bad news.
+/// Value of the field `type` of an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Severity {
-    /// For information.
+    /// An informational event.
     Normal,
-    /// Something is wrong.
+    /// A problem.
     Warning,
 }
 
 impl Severity {
-    /// The value of an Event's `type`.
+    /// Returns the value of the field `type`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -53,7 +53,7 @@ impl Severity {
     }
 }
 
-/// What a component wants to say about an object.
+/// An event to record.
 #[derive(Debug, Clone)]
 struct Note {
     object: ObjectReference,
@@ -63,7 +63,7 @@ struct Note {
     message: String,
 }
 
-/// A client of its own for events, so that they do not take from the requests per second of what is more urgent.
+/// A separate client for events, so that they do not use up the request rate of more urgent requests.
 #[derive(Clone)]
 pub struct EventClient(pub kube::Client);
 
@@ -73,8 +73,8 @@ impl std::fmt::Debug for EventClient {
     }
 }
 
-/// Records events in the background. Clones share one backlog. Recording never blocks and never
-/// fails: events are best effort.
+/// Records events in the background. Clones share one backlog. Recording never blocks and never fails: events
+/// are best effort.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     notes: mpsc::Sender<Note>,
@@ -82,8 +82,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts to record as `component` (for example `koord-scheduler`) on `host`. What waits when
-    /// `shutdown` is cancelled is still sent.
+    /// Starts to record events as `component` (for example `koord-scheduler`) on `host`. Events that wait
+    /// when `shutdown` is cancelled are still sent.
     #[must_use]
     pub fn start(
         client: kube::Client,
@@ -109,7 +109,7 @@ impl Recorder {
         Self { notes, dropped }
     }
 
-    /// A recorder that drops everything, for dry runs.
+    /// Returns a recorder that drops all events, for dry runs.
     #[must_use]
     pub fn silent() -> Self {
         Self {
@@ -118,7 +118,7 @@ impl Recorder {
         }
     }
 
-    /// Waits until what was recorded is sent, which needs `shutdown` to be cancelled.
+    /// Waits until all recorded events are sent; `shutdown` must be cancelled first.
     pub async fn finished(&self) {
         self.notes.closed().await;
     }
@@ -134,7 +134,7 @@ impl Recorder {
         self.send(object, severity, reason, None, message.into());
     }
 
-    /// Records an event about `object`, naming what was being done (for example `Binding`).
+    /// Records an event about `object` with the action that was being done (for example `Binding`).
     pub fn event_with_action(
         &self,
         object: ObjectReference,
@@ -173,7 +173,7 @@ impl Recorder {
     }
 }
 
-/// A reference to `object`, for events about it.
+/// Returns a reference to `object`, for events about it.
 #[must_use]
 pub fn reference<K: kube::Resource<DynamicType = ()>>(object: &K) -> ObjectReference {
     let meta = object.meta();
@@ -188,12 +188,12 @@ pub fn reference<K: kube::Resource<DynamicType = ()>>(object: &K) -> ObjectRefer
     }
 }
 
-/// The one task that correlates events and hands them out to be sent.
+/// The task that correlates events and starts their requests.
 struct Writer {
     client: kube::Client,
     source: EventSource,
     clock: Clock,
-    /// When the last event was made: the time is part of its name, so no two have the same.
+    /// Time of the last event. It is part of the event's name, so no two events have the same time.
     last: jiff::Timestamp,
     correlator: Correlator,
     dropped: Arc<AtomicU64>,
@@ -201,12 +201,13 @@ struct Writer {
 
 impl Writer {
     async fn run(mut self, mut waiting: mpsc::Receiver<Note>, shutdown: CancellationToken) {
-        // What is on its way, and the names of these events: the count of one must not overtake its making.
+        // The requests in progress, and the names of their events: an update of the count must not overtake
+        // the creation.
         let (mut sending, mut names) = (FuturesUnordered::new(), HashSet::<String>::new());
-        // An event whose predecessor is on its way. What comes after it waits, too.
+        // An event that waits for a request about the same name. Later events wait behind it.
         let mut held: Option<(Verdict, Event)> = None;
-        // How many could not reach the server and wait to be sent again. Others wait with them: they fared no
-        // better, and the backlog loses nothing.
+        // Number of events that wait for a retry because the server is unreachable. Other events wait too:
+        // they would fail as well, and the backlog keeps them.
         let astray = Arc::new(AtomicUsize::new(0));
         loop {
             if let Some((verdict, event)) = held.take_if(|(_, event)| !names.contains(name(event)))
@@ -239,16 +240,19 @@ impl Writer {
         while sending.next().await.is_some() {}
     }
 
-    /// Logs how many events were dropped, when nothing waits any more or they have become many.
+    /// Logs the number of dropped events when the backlog is empty or the number is large.
     fn tell_dropped(&self, is_over: bool) {
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > 0 && (is_over || dropped >= BACKLOG as u64) {
             self.dropped.fetch_sub(dropped, Ordering::Relaxed);
-            tracing::warn!(dropped, "events dropped, as {BACKLOG} waited to be sent");
+            tracing::warn!(
+                dropped,
+                "dropped events because {BACKLOG} were waiting to be sent"
+            );
         }
     }
 
-    /// What is to be sent for `note`, if anything.
+    /// Correlates the event of `note`; returns the request to send, `None` if the event is dropped.
     fn judge(&mut self, note: Note) -> Option<(Verdict, Event)> {
         let now = self.clock.now();
         let next = self.last.checked_add(jiff::SignedDuration::from_nanos(1));
@@ -274,7 +278,7 @@ impl Writer {
         Event {
             metadata: ObjectMeta {
                 name: Some(format!("{name}.{:x}", now.as_nanosecond())),
-                // Events about cluster-scoped objects live in the default namespace.
+                // Events about cluster-scoped objects are in the default namespace.
                 namespace: Some(namespace.unwrap_or_else(|| "default".to_owned())),
                 ..ObjectMeta::default()
             },
@@ -298,7 +302,7 @@ fn name(event: &Event) -> &str {
     event.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// How one event is sent.
+/// Sends one event, with retries.
 struct Tries {
     client: kube::Client,
     astray: Arc<AtomicUsize>,
@@ -306,8 +310,9 @@ struct Tries {
 }
 
 impl Tries {
-    /// Sends `event`, and returns its name. What does not reach the server is sent again, twelve times in all,
-    /// with ten seconds between; what the server refuses is not. Source: client-go `tools/record`, `recordToSink`.
+    /// Sends `event`, and returns its name. If the server is unreachable, it retries every ten seconds,
+    /// twelve attempts in all; a refusal by the server is not retried. Source: client-go `tools/record`,
+    /// `recordToSink`.
     async fn send(self, verdict: Verdict, event: Event) -> String {
         let name = name(&event).to_owned();
         let mut is_astray = false;
@@ -317,7 +322,7 @@ impl Tries {
             };
             if last || matches!(error, kube::Error::Api(_)) || self.shutdown.is_cancelled() {
                 let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
-                tracing::warn!(event = %name, namespace, %error, "event not recorded");
+                tracing::warn!(event = %name, namespace, %error, "failed to record event");
                 break;
             }
             if !std::mem::replace(&mut is_astray, true) {
@@ -351,7 +356,7 @@ impl Tries {
                     .patch(name(event), &PatchParams::default(), &Patch::Merge(&patch))
                     .await
                 {
-                    // It outlived its time to live: start again.
+                    // The event has expired on the server: create it again.
                     Err(error) if is_not_found(&error) => create().await,
                     other => other.map(drop),
                 }
@@ -359,7 +364,7 @@ impl Tries {
         }
     }
 
-    /// Creates `event`. The answer repeats it, and is not decoded.
+    /// Creates `event`. The response repeats it, and is not decoded.
     async fn create(&self, url: &str, event: &Event) -> Result<(), kube::Error> {
         let body = serde_json::to_vec(event).map_err(kube::Error::SerdeError)?;
         let request = kube::core::Request::new(url).create(&PostParams::default(), body);
@@ -426,7 +431,8 @@ mod tests {
         assert_eq!(seen[3].2["count"], 3);
     }
 
-    /// A server that takes 100 ms for each request, and what it was asked: the method and the end of the path.
+    /// Returns a client of a server that takes 100 ms per request; stores method and last path segment of
+    /// each request in `asked`.
     fn slow(asked: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
         let asked = asked.clone();
         in_process(tower::service_fn(move |request: http::Request<_>| {
@@ -463,10 +469,10 @@ mod tests {
         assert_eq!(asked.lock().len(), 2 * UNDER_WAY);
         tokio::time::sleep(Duration::from_millis(100)).await;
 
-        // The second and third of these repeat the first; the fourth is behind them.
+        // The second and third of these repeat the first; the fourth waits behind them.
         asked.lock().clear();
         [1000, 1000, 1000, 1001].into_iter().for_each(say);
-        // What waits when all is over is still sent.
+        // Waiting events are still sent after the shutdown.
         shutdown.cancel();
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(asked.lock().len(), 1);
@@ -480,7 +486,8 @@ mod tests {
         );
     }
 
-    /// A server that cannot be reached until `from` after it was made, and what it then was asked.
+    /// Returns a client of a server that is unreachable for `from`. Counts all requests in `tried`, and
+    /// stores the object names of those that it then received in `asked`.
     fn away(
         from: Duration,
         asked: &Arc<Mutex<Vec<String>>>,
@@ -493,7 +500,7 @@ mod tests {
             async move {
                 tried.fetch_add(1, Ordering::Relaxed);
                 if tokio::time::Instant::now() < until {
-                    return Err(tower::BoxError::from("nobody is there"));
+                    return Err(tower::BoxError::from("unreachable"));
                 }
                 let body: kube::client::Body = request.into_body();
                 let body = body.collect_bytes().await?;
@@ -517,7 +524,7 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(93)).await;
         assert!(asked.lock().is_empty());
-        // The first at 0, 10, … 90 s, and one more that was let in while nobody knew.
+        // The first event at 0, 10, … 90 s, and one more that started before the first failure.
         let tries = tried.load(Ordering::Relaxed);
         assert!((10..=20).contains(&tries), "{tries}");
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -555,6 +562,6 @@ mod tests {
         assert_eq!(recorder.dropped.load(Ordering::Relaxed), 7);
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(asked.lock().len(), BACKLOG);
-        assert_eq!(recorder.dropped.load(Ordering::Relaxed), 0, "was told");
+        assert_eq!(recorder.dropped.load(Ordering::Relaxed), 0, "was logged");
     }
 }

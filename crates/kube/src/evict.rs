@@ -7,7 +7,7 @@ use kube::client::Body;
 use kube::core::Status;
 use std::time::Duration;
 
-/// The version of the eviction API. The two differ by name only.
+/// API version of an eviction. The two have the same schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EvictVersion {
     /// `policy/v1`, from Kubernetes 1.22 on.
@@ -26,11 +26,11 @@ impl EvictVersion {
     }
 }
 
-/// Asks which eviction API the server offers; `None` when it offers none that is known here.
+/// Discovers which eviction API the server supports; `None` if it supports none of [`EvictVersion`].
 ///
 /// # Errors
 ///
-/// Failures of discovery.
+/// The error of the discovery request.
 pub async fn eviction_version(client: &kube::Client) -> Result<Option<EvictVersion>, kube::Error> {
     let list = client.list_core_api_resources("v1").await?;
     let entry = list.resources.iter().find(|r| r.name == "pods/eviction");
@@ -42,38 +42,38 @@ pub async fn eviction_version(client: &kube::Client) -> Result<Option<EvictVersi
     })
 }
 
-/// Details of an eviction.
+/// Options of an eviction.
 #[derive(Debug, Clone, Default)]
 pub struct EvictOptions {
-    /// As which version it is sent.
+    /// API version of the request.
     pub version: EvictVersion,
-    /// Evict only this incarnation of the pod.
+    /// If set, only a pod with this uid is evicted.
     pub uid: Option<String>,
     /// Overrides the pod's own grace period, in seconds.
     pub grace_period_seconds: Option<i64>,
-    /// What else the deletion shall be like; the fields of this struct come first.
+    /// Further options of the deletion; the fields of this struct override them.
     pub delete_options: Option<DeleteOptions>,
-    /// Ask what would happen, change nothing.
+    /// Validates the eviction without evicting the pod.
     pub dry_run: bool,
 }
 
-/// What the API server made of an eviction.
+/// Result of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EvictOutcome {
     /// The pod is being deleted.
     Evicted,
-    /// There is no such pod (any more), or it is another incarnation. A webhook that denies the
-    /// eviction, and a resourceVersion of `delete_options` that is not the pod's, may be answered the
-    /// same way: who has to know looks at the pod.
+    /// The pod does not exist (any more), or has another uid. A webhook that denies the eviction, and a
+    /// resourceVersion in `delete_options` that differs from the pod's, may have the same result: get the pod
+    /// to tell them apart.
     Gone {
-        /// The server's reason.
+        /// Message of the API server.
         message: String,
     },
-    /// A disruption budget or the server's load forbids it for now (429).
+    /// A disruption budget or the server's load forbids the eviction for now (429).
     Blocked {
-        /// The server's reason.
+        /// Message of the API server.
         message: String,
-        /// When to ask again, if the server said so.
+        /// Time to wait before the next attempt, if the server returned one.
         retry_after: Option<Duration>,
     },
 }
@@ -89,17 +89,16 @@ fn delete_options(options: &EvictOptions) -> DeleteOptions {
     if let Some(uid) = &options.uid {
         all.preconditions.get_or_insert_default().uid = Some(uid.clone());
     }
-    // An eviction says itself what it is.
+    // The eviction has its own version and kind.
     (all.api_version, all.kind) = (None, None);
     all
 }
 
-/// Asks for the eviction of a pod. Waits for nothing and retries nothing: a refusal is an answer
-/// that the caller has to plan with.
+/// Requests the eviction of a pod. Neither waits nor retries: a refusal is a result for the caller.
 ///
 /// # Errors
 ///
-/// Every other answer of the API server, and failures of the transport.
+/// Fails for every other response of the API server, and for transport errors.
 pub async fn evict_pod(
     client: &kube::Client,
     namespace: &str,
@@ -134,7 +133,7 @@ pub async fn evict_pod(
         .unwrap_or_else(|_| Status::failure(&text, "Unknown"));
     status.code = code.as_u16();
     Ok(match status.code {
-        // A uid precondition that does not hold is answered with a conflict.
+        // If the uid precondition fails, the response is a conflict.
         409 if options.uid.is_some() => EvictOutcome::Gone {
             message: status.message,
         },

@@ -1,9 +1,9 @@
-//! Log lines about a failure that lasts: one when it begins or changes, and one per minute.
+//! Rate limit of log lines about a lasting failure: one when it begins or changes, then one per minute.
 
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Decides which of many equal failures gets a log line.
+/// Decides which of many equal failures is logged.
 #[derive(Debug, Default)]
 pub struct FailureLog(Option<(Instant, String)>);
 
@@ -11,8 +11,8 @@ impl FailureLog {
     /// Time between two log lines about one failure.
     pub const INTERVAL: Duration = Duration::from_secs(60);
 
-    /// Records a failure with the text `error`; returns whether it gets a log line: it is the first
-    /// one, another one than before, or the last line is a minute old.
+    /// Records a failure with the text `error`. Returns whether to log it: it is the first one, differs from
+    /// the one before, or the last log line is a minute old.
     pub fn record(&mut self, error: &str) -> bool {
         let now = Instant::now();
         if let Some((at, text)) = &self.0
@@ -25,13 +25,14 @@ impl FailureLog {
         true
     }
 
-    /// Ends the failure; returns whether there was one.
+    /// Records that the operation succeeded; returns whether it had failed before.
     pub fn clear(&mut self) -> bool {
         self.0.take().is_some()
     }
 }
 
-/// Returns the text of `error` followed by that of its causes, each once: many errors quote theirs.
+/// Returns the text of `error` followed by that of its causes. A cause that the text already contains is left
+/// out.
 #[must_use]
 pub fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

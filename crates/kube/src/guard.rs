@@ -1,5 +1,5 @@
-//! Who asks a daemon's port, and whether he may: as kube-scheduler answers, by asking the API
-//! server.
+//! Authentication and authorization of requests to a daemon's port, delegated to the API server like in
+//! kube-scheduler.
 
 mod args;
 
@@ -17,16 +17,16 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Members may do everything, and nobody is asked about that.
+/// Members of this group may do everything, without an authorization request.
 const MASTERS: &str = "system:masters";
 const SNIFF: HeaderName = HeaderName::from_static("x-content-type-options");
 
-/// The user that a connection's verified certificate stands for.
+/// The user in a connection's verified client certificate, if there is one.
 #[derive(Debug, Clone)]
 pub struct Peer(Option<User>);
 
 impl Peer {
-    /// Of a certificate (DER), if the client showed one.
+    /// Returns the peer with the certificate (DER), if the client sent one.
     #[must_use]
     pub fn of(certificate: Option<&[u8]>) -> Self {
         let named = certificate.and_then(koord_app::certificate::subject);
@@ -34,35 +34,35 @@ impl Peer {
     }
 }
 
-/// Whom to ask, and what needs no asking.
+/// Settings of a [`Guard`].
 #[derive(Debug, Clone, Default)]
 pub struct GuardOptions {
-    /// Paths that need no permission; a `*` at the end stands for every continuation.
+    /// Paths that need no permission; a `*` at the end matches any suffix.
     pub always_allow_paths: Vec<String>,
-    /// How long it is remembered whose a token is.
+    /// Time for which the user of a token is cached.
     pub token_ttl: Duration,
-    /// How long a permission is remembered.
+    /// Time for which a permission is cached.
     pub authorized_ttl: Duration,
-    /// How long a refusal is remembered.
+    /// Time for which a refusal is cached.
     pub unauthorized_ttl: Duration,
 }
 
-/// A path of [`GuardOptions::always_allow_paths`] that is none.
+/// The error of an invalid path in [`GuardOptions::always_allow_paths`].
 #[derive(Debug, thiserror::Error)]
 #[error("--authorization-always-allow-paths: {0:?}: only the last character may be *")]
 pub struct OpenPathError(String);
 
-/// See the module documentation.
+/// Authenticates and authorizes requests before a router handles them.
 #[derive(Debug)]
 pub struct Guard {
     authenticator: Option<Authenticator>,
     authorizer: Option<Authorizer>,
     open: Vec<Open>,
-    /// The node whose subresources stand for paths, as a kubelet judges them.
+    /// The node whose subresources stand for paths, as in a kubelet.
     node: Option<String>,
 }
 
-/// Paths that need no permission, without their first slash.
+/// A path pattern that needs no permission, without its first slash.
 #[derive(Debug)]
 enum Open {
     Path(String),
@@ -97,11 +97,11 @@ impl Open {
 }
 
 impl Guard {
-    /// A guard that asks through these clients. Without the first, tokens count for nothing;
-    /// without the second, only what needs no permission is shown.
+    /// Creates a guard that uses these clients. Without the first, tokens are ignored; without the second,
+    /// only paths that need no permission are served.
     ///
     /// # Errors
-    /// A path with a `*` that is not its last character.
+    /// Fails for a path with a `*` that is not its last character.
     pub fn new(
         options: &GuardOptions,
         authentication: Option<Client>,
@@ -109,7 +109,7 @@ impl Guard {
     ) -> Result<Self, OpenPathError> {
         if authentication.is_none() {
             tracing::warn!(
-                "neither --authentication-kubeconfig nor a pod's account: tokens count for nothing"
+                "ignoring tokens: neither --authentication-kubeconfig nor a pod's account"
             );
         }
         if authorization.is_none() {
@@ -133,14 +133,14 @@ impl Guard {
         })
     }
 
-    /// Judges paths as the kubelet of node `name` does: by permissions on the node's subresources.
+    /// Authorizes paths as the kubelet of node `name` does: by permissions on subresources of the node.
     #[must_use]
     pub fn of_node(mut self, name: String) -> Self {
         self.node = Some(name);
         self
     }
 
-    /// What a caller of `path` may use, one of which is enough, and the verb for it.
+    /// Returns the verb, and the resources for `path`: a permission for one of them is enough.
     fn subjects(&self, method: &str, path: &str) -> (Vec<Subject>, String) {
         let verb = method.to_ascii_lowercase();
         let Some(name) = &self.node else {
@@ -163,7 +163,7 @@ impl Guard {
             "configz" => Some("configz"),
             _ => None,
         };
-        // These few had no permission of their own for long, so the general one includes them.
+        // For a long time these few had no permission of their own, so the general one includes them.
         let fine = matches!(special, Some("healthz" | "pods" | "configz"));
         let general = (special.is_none() || fine).then_some("proxy");
         let subjects = special.into_iter().chain(general);
@@ -174,15 +174,15 @@ impl Guard {
         (subjects.collect(), verb.to_owned())
     }
 
-    /// `routes`, for those who may. Each request must carry its connection's [`Peer`] in its
-    /// extensions.
+    /// Wraps `routes` so that only authorized requests reach them. Each request must have its connection's
+    /// [`Peer`] in its extensions.
     pub fn protect(self, routes: Router) -> Router {
-        // As a fallback too, so that strangers do not learn which paths exist.
+        // The fallback is protected too, so that unauthorized clients cannot find out which paths exist.
         let routes = routes.fallback(|| async { (StatusCode::NOT_FOUND, "404 page not found") });
         routes.layer(from_fn_with_state(Arc::new(self), check))
     }
 
-    /// `Err`: the credentials are worth nothing.
+    /// Authenticates a request; `Err` if its credentials are not valid.
     async fn who(&self, peer: Peer, headers: &HeaderMap) -> Result<User, ()> {
         if let Some(user) = peer.0 {
             return Ok(user);
@@ -193,7 +193,7 @@ impl Guard {
         match authenticator.of_token(token).await {
             Ok(user) => user.ok_or(()),
             Err(error) => {
-                tracing::warn!(%error, "a caller could not be told");
+                tracing::warn!(%error, "failed to authenticate a request");
                 Err(())
             }
         }
@@ -212,7 +212,7 @@ impl Guard {
                     Ok(access) if access.allowed => return Ok(()),
                     Ok(access) => reason = access.reason,
                     Err(error) => {
-                        tracing::warn!(%error, user = user.name, verb, path, "not decided");
+                        tracing::warn!(%error, user = user.name, verb, path, "failed to authorize a request");
                         let text = format!("Internal Server Error: {path:?}: {error}");
                         return Err((StatusCode::INTERNAL_SERVER_ERROR, text).into_response());
                     }
@@ -225,7 +225,7 @@ impl Guard {
             message.push_str(": ");
             message.push_str(&reason);
         }
-        tracing::debug!(user = user.name, verb, path, "forbidden");
+        tracing::debug!(user = user.name, verb, path, "denied a request");
         Err(status(StatusCode::FORBIDDEN, "Forbidden", &message))
     }
 }
@@ -249,7 +249,8 @@ async fn check(
     }
 }
 
-/// A path without percent-encoding: as handlers read it, so that what is judged is what is shown.
+/// Decodes the percent-encoding of a path like the handlers do, so that they handle the path that was
+/// authorized.
 fn decoded(path: &str) -> Option<String> {
     let mut bytes = path.bytes();
     let mut plain = Vec::with_capacity(path.len());
@@ -265,7 +266,7 @@ fn decoded(path: &str) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
-/// The bearer token of a request. An empty one is none.
+/// Returns the bearer token of a request; `None` if there is none or it is empty.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.trim().split_once(' ')?;
@@ -273,7 +274,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// A refusal as Kubernetes words it.
+/// Returns a refusal in the format of Kubernetes.
 fn status(code: StatusCode, reason: &str, message: &str) -> Response {
     let mut body: Value = json!({
         "kind": "Status",

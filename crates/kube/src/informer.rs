@@ -1,6 +1,7 @@
-//! Informers that keep the old object, preserve order of arrival, and say when they are in sync.
+//! Informers that keep the old object, preserve the order of events, and report when the initial list is
+//! complete.
 //!
-//! kube's own `reflector` has neither; the scheduler and the manager need all three.
+//! kube's own `reflector` does not do this; the scheduler and the manager need all three.
 
 mod either;
 mod failure;
@@ -26,17 +27,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Namespace (empty for cluster-scoped objects) and name.
+/// Namespace (empty for cluster-scoped objects) and name of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
-    /// Empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
-    /// `metadata.name`.
+    /// The field `metadata.name`.
     pub name: String,
 }
 
 impl ObjectKey {
-    /// The key of `object`.
+    /// Returns the key of `object`.
     pub fn of<K: kube::Resource>(object: &K) -> Self {
         let meta = object.meta();
         Self {
@@ -45,7 +46,7 @@ impl ObjectKey {
         }
     }
 
-    /// A key from its parts.
+    /// Creates a key from namespace and name.
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self {
             namespace: namespace.into(),
@@ -64,18 +65,18 @@ impl std::fmt::Display for ObjectKey {
     }
 }
 
-/// What an informer can keep: an object, or what was made of one.
+/// A value that an informer can store: an object, or what is derived from one.
 pub trait Mirrored: Send + Sync + 'static {
-    /// Namespace (empty for cluster-scoped objects) and name.
+    /// Returns namespace (empty for cluster-scoped objects) and name.
     fn names(&self) -> (&str, &str);
-    /// Whose it is.
+    /// Returns the key of the object.
     fn key(&self) -> ObjectKey {
         let (namespace, name) = self.names();
         ObjectKey::new(namespace, name)
     }
-    /// Whether `other`, which has the same names, has the same `metadata.uid`.
+    /// Returns whether `other`, which has the same key, has the same `metadata.uid`.
     fn is_same(&self, other: &Self) -> bool;
-    /// `metadata.resourceVersion`.
+    /// Returns `metadata.resourceVersion`.
     fn resource_version(&self) -> Option<&str>;
 }
 
@@ -93,24 +94,25 @@ impl<K: kube::Resource<DynamicType = ()> + Send + Sync + 'static> Mirrored for K
     }
 }
 
-/// What happened to one object, in the order the API server said so.
+/// A change of one object, in the order in which the API server sent it.
 #[derive(Debug, Clone)]
 pub enum Change<K> {
-    /// The object is new (`old` is `None`) or changed. Repeats with the same resourceVersion are
-    /// suppressed; another object under the same name is a deletion and an addition.
+    /// The object is new (`old` is `None`) or changed. Events that repeat a resourceVersion are suppressed;
+    /// another object with the same key is a deletion and an addition.
     Applied {
-        /// What the store held before.
+        /// The object in the store before the change.
         old: Option<Arc<K>>,
-        /// What it holds now.
+        /// The object in the store now.
         new: Arc<K>,
     },
-    /// The object is gone; this is its last state (as known, if the end itself was missed).
+    /// The object was deleted; this is its last state (the last known one if the event of the deletion was
+    /// missed).
     Deleted(Arc<K>),
-    /// The initial list is complete. Sent once, before any later change.
+    /// The initial list is complete. Sent once, before all later changes.
     Synced,
 }
 
-/// Which objects of a kind to watch.
+/// Selects the objects of a kind to watch.
 #[derive(Debug, Clone, Default)]
 pub struct Scope {
     /// A label selector in query syntax.
@@ -119,7 +121,7 @@ pub struct Scope {
     pub fields: Option<String>,
 }
 
-/// A readable mirror of the watched objects. Clones share the same content.
+/// A read-only view of the watched objects. Clones share the same content.
 #[derive(Debug)]
 pub struct Store<K> {
     objects: Arc<RwLock<Objects<K>>>,
@@ -136,7 +138,7 @@ impl<K> Clone for Store<K> {
 }
 
 impl<K: Mirrored> Store<K> {
-    /// The object under `key`, if known.
+    /// Returns the object with `key`; `None` if there is none.
     #[must_use]
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<K>> {
         let objects = self.objects.read();
@@ -145,25 +147,25 @@ impl<K: Mirrored> Store<K> {
 }
 
 impl<K> Store<K> {
-    /// All known objects, in no particular order.
+    /// Returns all objects, in no particular order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<K>> {
         self.objects.read().iter().cloned().collect()
     }
 
-    /// How many objects are known.
+    /// Returns the number of objects.
     #[must_use]
     pub fn len(&self) -> usize {
         self.objects.read().len()
     }
 
-    /// Whether no object is known.
+    /// Returns whether there are no objects.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Waits until the initial list is complete. Returns `false` when the informer ended first.
+    /// Waits until the initial list is complete. Returns `false` if the informer ended first.
     pub async fn wait_synced(&self) -> bool {
         self.synced.clone().wait_for(|synced| *synced).await.is_ok()
     }
@@ -172,14 +174,14 @@ impl<K> Store<K> {
 /// A running informer: its store and its ordered changes.
 #[derive(Debug)]
 pub struct Informer<K> {
-    /// The mirror, updated before the matching change is delivered. It never waits for a reader of
+    /// The store. It is updated before the matching change is sent, and never waits for a reader of
     /// `changes`.
     pub store: Store<K>,
-    /// Changes in order. What is not read yet waits in memory, so a slow reader delays neither the
-    /// store nor the watch, but it must read or drop this.
+    /// Changes in order. Unread changes wait in memory, so a slow reader delays neither the store nor the
+    /// watch, but it must read or drop this receiver.
     pub changes: mpsc::Receiver<Change<K>>,
-    /// Whether the API server has no such kind: its definition is not installed, or gone. It is
-    /// asked for again and again.
+    /// True while the API server does not have the kind: its CRD is not installed, or was deleted. The
+    /// informer retries.
     pub absent: watch::Receiver<bool>,
 }
 
@@ -187,19 +189,19 @@ impl<K> Informer<K>
 where
     K: kube::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
 {
-    /// Watches all objects in `scope`, in every namespace, until `shutdown` is cancelled or the
-    /// receiver is dropped.
+    /// Watches all objects in `scope`, in every namespace, until `shutdown` is cancelled or the receiver is
+    /// dropped.
     ///
-    /// Errors of the API server are logged and retried with back-off, for ever. An object that cannot be
-    /// read (the definition of a custom kind may promise less than `K`) is logged, with field and
-    /// value, and passed over: what was read of it before stays until it is gone, and all others go on.
+    /// Errors of the API server are logged and retried with back-off, without end. An object that cannot be
+    /// decoded (the schema of a CRD may be less strict than `K`) is logged with field and value, and skipped:
+    /// its last decoded state stays until it is deleted, and all other objects are processed.
     #[must_use]
     pub fn start(client: kube::Client, scope: Scope, shutdown: CancellationToken) -> Self {
         Self::start_kept(client, scope, |object: K| object, shutdown)
     }
 
-    /// As [`Informer::start`]; `trim` removes what the reader does not need before an object is
-    /// kept, so that a store of many large objects stays small.
+    /// Like [`Informer::start`]; `trim` removes fields that the reader does not need before an object is
+    /// stored, so that a store of many large objects stays small.
     #[must_use]
     pub fn start_trimmed(
         client: kube::Client,
@@ -218,7 +220,7 @@ where
         )
     }
 
-    /// As [`Informer::start`], within one namespace: list and watch rights there are enough.
+    /// Like [`Informer::start`], in one namespace: the permission to list and watch there is enough.
     #[must_use]
     pub fn start_in_namespace(
         client: kube::Client,
@@ -238,7 +240,7 @@ where
         )
     }
 
-    /// As [`Informer::start`], for readers that want the store only.
+    /// Like [`Informer::start`], for readers that need only the store.
     #[must_use]
     pub fn start_store(
         client: kube::Client,
@@ -254,7 +256,7 @@ where
 }
 
 impl<V: Mirrored> Informer<V> {
-    /// As [`Informer::start`]; what `keep` makes of an object is kept and delivered in its place.
+    /// Like [`Informer::start`]; the store and the changes have the result of `keep` instead of the object.
     #[must_use]
     pub fn start_kept<K>(
         client: kube::Client,
@@ -268,8 +270,7 @@ impl<V: Mirrored> Informer<V> {
         Self::start_reporting(client, scope, keep, |_| {}, shutdown)
     }
 
-    /// As [`Informer::start_kept`]; `report` is called for each object that cannot be read, beside the
-    /// log.
+    /// Like [`Informer::start_kept`]; each object that cannot be decoded is logged and passed to `report`.
     #[must_use]
     pub fn start_reporting<K>(
         client: kube::Client,
@@ -285,7 +286,7 @@ impl<V: Mirrored> Informer<V> {
         run(events, kind_of::<K>(), shutdown)
     }
 
-    /// As [`Informer::start_kept`], for readers that want to hear of objects that cannot be read.
+    /// Like [`Informer::start_kept`], for readers that also need the objects that cannot be decoded.
     #[must_use]
     pub fn start_readable<K>(
         client: kube::Client,
@@ -305,14 +306,14 @@ impl<V: Mirrored> Informer<V> {
     }
 }
 
-/// What an event is about.
+/// A decoded value, or an object that cannot be decoded.
 enum Told<V> {
     Object(V),
     Unread(Box<Unread>),
 }
 
-/// Returns the events of all objects in `scope`. Objects are decoded one by one: definitions of custom kinds
-/// admit what cannot be decoded, and one such object must not hide all others.
+/// Returns the events of all objects in `scope`. Objects are decoded one by one: the schema of a CRD may
+/// admit objects that cannot be decoded, and one of them must not break the list of all others.
 fn watched<K, V: Mirrored>(
     client: kube::Client,
     scope: Scope,
@@ -329,7 +330,7 @@ fn raw_api<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::A
     kube::Api::all_with(client, &ApiResource::erase::<K>(&()))
 }
 
-/// Decodes the objects of `events`, and replaces each by what `keep` makes of it.
+/// Decodes the objects of `events`, and replaces each by the result of `keep`.
 fn decoded<K, V: Mirrored>(
     events: RawEvents,
     keep: impl Fn(K) -> V + Send + 'static,
@@ -341,7 +342,7 @@ where
     map_objects(events, move |raw| {
         match Readable::<K>::of(raw.json.get()).0 {
             Ok(mut object) => {
-                // Nothing of ours reads them, and they can be half of an object's size.
+                // koord does not use managedFields, and they can be half of an object's size.
                 object.meta_mut().managed_fields = None;
                 Told::Object(keep(object))
             }
@@ -353,7 +354,7 @@ where
     })
 }
 
-/// `plural.group/version`.
+/// Returns `plural.group/version` of the kind.
 fn kind_of<K: kube::Resource<DynamicType = ()>>() -> String {
     let (plural, group, version) = (K::plural(&()), K::group(&()), K::version(&()));
     format!("{plural}.{group}/{version}")
@@ -369,7 +370,7 @@ fn events(api: kube::Api<RawObject>, scope: Scope) -> RawEvents {
     watcher(api, config).boxed()
 }
 
-/// Replaces the objects of `events` by what `keep` makes of them.
+/// Replaces the objects of `events` by the results of `keep`.
 fn map_objects<K: Send + 'static, V: 'static>(
     events: BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>,
     keep: impl Fn(K) -> Told<V> + Send + 'static,
@@ -400,19 +401,19 @@ fn run<V: Mirrored>(events: Events<V>, kind: String, shutdown: CancellationToken
     }
 }
 
-/// Nothing of ours reads managedFields, and they can be half of an object's size.
+/// Removes managedFields: koord does not use them, and they can be half of an object's size.
 fn without_managed_fields<K: kube::Resource>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
 }
 
-/// Room for so many changes is kept.
+/// Capacity that the queue of changes keeps when it is empty.
 const FEW: usize = 64;
 
 type Events<V> = BoxStream<'static, Result<watcher::Event<Told<V>>, watcher::Error>>;
 type RawEvents = BoxStream<'static, Result<watcher::Event<RawObject>, watcher::Error>>;
 
-/// Applies events as they come and hands the changes over as the reader takes them.
+/// Applies events to the store as they arrive, and sends the changes as the reader receives them.
 async fn pump<V: Mirrored>(
     mut events: Events<V>,
     mut mirror: Mirror<V>,
@@ -430,7 +431,7 @@ async fn pump<V: Mirrored>(
                 (Ok(permit), Some(change)) => {
                     permit.send(change);
                     if waiting.is_empty() {
-                        // After a list there was room for all objects.
+                        // A list needs room for the changes of all objects.
                         waiting.shrink_to(FEW);
                     }
                 }
@@ -439,7 +440,7 @@ async fn pump<V: Mirrored>(
             () = sender.closed(), if waiting.is_empty() => return,
             event = events.next(), if pause.is_none() => match event {
                 Some(Ok(event)) => {
-                    // Each attempt to list begins with one, also one that fails.
+                    // Each attempt to list begins with `Init`, even if it fails.
                     if !matches!(event, watcher::Event::Init) {
                         reporter.clear(&mirror.kind);
                     }
@@ -459,14 +460,14 @@ async fn pump<V: Mirrored>(
     }
 }
 
-/// The writing half of a [`Store`].
+/// Writes the content of a [`Store`].
 struct Mirror<K> {
     objects: Arc<RwLock<Objects<K>>>,
     synced: watch::Sender<bool>,
     absent: watch::Sender<bool>,
-    /// `plural.group/version`, for the log.
+    /// The kind as `plural.group/version`, for the log.
     kind: String,
-    /// What the list in progress has shown so far.
+    /// Keys in the list in progress; `None` if no list is in progress or the store was empty before it.
     listed: Option<HashSet<ObjectKey>>,
 }
 
@@ -489,7 +490,7 @@ impl<K: Mirrored> Mirror<K> {
         (mirror, store, is_absent)
     }
 
-    /// Says so once when the kind is not there, and once when it appears.
+    /// Sets whether the kind is absent, and logs a change.
     fn set_absent(&self, absent: bool) {
         if self
             .absent
@@ -497,12 +498,9 @@ impl<K: Mirrored> Mirror<K> {
         {
             let kind = &self.kind;
             if absent {
-                tracing::warn!(
-                    kind,
-                    "the API server has no such kind; it is looked for until it appears"
-                );
+                tracing::warn!(kind, "waiting for the API server to serve the kind");
             } else {
-                tracing::info!(kind, "the API server has the kind now");
+                tracing::info!(kind, "found the kind on the API server");
             }
         }
     }
@@ -512,7 +510,7 @@ impl<K: Mirrored> Mirror<K> {
             self.set_absent(false);
         }
         match event {
-            // Of the first list nothing can be missing.
+            // The first list cannot miss an object of the store.
             watcher::Event::Init => {
                 let known = self.objects.read().len() > 0;
                 self.listed = known.then(HashSet::new);
@@ -527,7 +525,7 @@ impl<K: Mirrored> Mirror<K> {
                 self.apply(told, out);
             }
             watcher::Event::Apply(told) => self.apply(told, out),
-            // Unknown to us means never delivered as applied, or delivered as deleted already.
+            // An object that is not in the store was never sent as applied, or was sent as deleted already.
             watcher::Event::Delete(Told::Object(object)) => {
                 if self.objects.write().remove(object.names()).is_some() {
                     out.push_back(Change::Deleted(Arc::new(object)));
@@ -538,7 +536,7 @@ impl<K: Mirrored> Mirror<K> {
                 out.extend(last.map(Change::Deleted));
             }
             watcher::Event::InitDone => {
-                // What a re-list no longer shows was deleted while we were not watching.
+                // An object that is missing in a new list was deleted while the watch was interrupted.
                 if let Some(listed) = self.listed.take() {
                     let mut objects = self.objects.write();
                     let missing = |object: &mut Arc<K>| !listed.contains(&object.key());
@@ -559,7 +557,7 @@ impl<K: Mirrored> Mirror<K> {
             Told::Object(object) => object,
             Told::Unread(unread) => {
                 let (kind, object) = (&self.kind, unread.key());
-                tracing::warn!(kind, %object, error = %unread, "an object cannot be read, and is passed over");
+                tracing::warn!(kind, %object, error = %unread, "skipping an object that cannot be decoded");
                 return;
             }
         };

@@ -1,7 +1,7 @@
-//! Leader election and node heartbeats over `coordination.k8s.io/v1` Leases.
+//! Leader election and node heartbeats with `coordination.k8s.io/v1` Leases.
 //!
-//! The election speaks client-go's protocol, so that replicas of both implementations can contend
-//! for the same Lease: time is only ever measured locally, from when a renewal was *seen*.
+//! The election uses client-go's protocol, so that replicas of both implementations can compete for the same
+//! Lease: durations are measured locally, from the time when a renewal was *observed*.
 
 mod args;
 
@@ -22,28 +22,28 @@ use crate::component_config::LeaderElection;
 use crate::failure_log::FailureLog;
 use crate::patch::{is_conflict, is_not_found};
 
-/// The namespace of node heartbeats.
+/// Namespace of the Leases of nodes.
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 
-/// Which Lease to contend for, and how patiently.
+/// The Lease to compete for, and the timing of the election.
 #[derive(Debug, Clone)]
 pub struct Election {
     /// Namespace of the Lease.
     pub namespace: String,
     /// Name of the Lease.
     pub name: String,
-    /// This contender; must be unique, for example `<host>_<uuid>`.
+    /// Identity of this replica; must be unique, for example `<host>_<uuid>`.
     pub identity: String,
-    /// How long others wait after the last renewal they saw. Default 15 s.
+    /// Time that other replicas wait after the last renewal that they observed. Default 15 s.
     pub lease_duration: Duration,
-    /// How long the leader tries to renew before it gives up. Default 10 s.
+    /// Time for which the leader retries a renewal before it stops. Default 10 s.
     pub renew_deadline: Duration,
-    /// Pause between attempts. Default 2 s.
+    /// Time between two attempts. Default 2 s.
     pub retry_period: Duration,
 }
 
 impl Election {
-    /// The default timing.
+    /// Creates an election with the default timing.
     #[must_use]
     pub fn new(
         namespace: impl Into<String>,
@@ -60,7 +60,7 @@ impl Election {
         }
     }
 
-    /// Returns the election that a valid section of a configuration describes.
+    /// Creates the election of a configuration section, which must be valid.
     #[must_use]
     pub fn from_config<C>(section: &LeaderElection<C>, identity: impl Into<String>) -> Self {
         let duration = |value: GoDuration| value.to_std().unwrap_or_default();
@@ -74,7 +74,7 @@ impl Election {
     }
 }
 
-/// An identity no other process has: `<host>_<random>`, the random part written as a UUID.
+/// Returns an identity that no other process has: `<host>_<random>`, the random part in the format of a UUID.
 #[must_use]
 pub fn unique_identity() -> String {
     let id = format!("{:032x}", fastrand::u128(..));
@@ -82,7 +82,7 @@ pub fn unique_identity() -> String {
     format!("{}_{}", host_name(), parts.join("-"))
 }
 
-/// What this host calls itself.
+/// Returns the name of this host.
 #[must_use]
 pub fn host_name() -> String {
     let host = std::env::var("HOSTNAME")
@@ -92,20 +92,20 @@ pub fn host_name() -> String {
     if host.is_empty() { "localhost" } else { host }.to_owned()
 }
 
-/// Why there is no election, or no leadership any more.
+/// Reasons why an election failed to start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ElectionError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("leader election {field}: {value} {problem}")]
     Setting {
-        /// Which setting.
+        /// Name of the setting.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// The rule that the value violates.
         problem: &'static str,
     },
-    /// The Lease could not be renewed in time. Somebody else may lead now: stop.
+    /// The Lease could not be renewed in time. Another replica may be the leader now, so this one must stop.
     #[error("leadership of lease {namespace}/{name} was lost")]
     Lost {
         /// Namespace of the Lease.
@@ -115,10 +115,10 @@ pub enum ElectionError {
     },
 }
 
-/// Jitter on the pause between attempts to become leader: up to 120 % longer, as client-go.
+/// Jitter of the time between attempts to become leader: up to 120 % longer, like client-go.
 const ACQUIRE_JITTER: f64 = 1.2;
 
-/// A contender for a Lease.
+/// A participant in the election for a Lease.
 #[derive(Debug)]
 pub struct LeaderElector {
     api: crate::Api<Lease>,
@@ -128,7 +128,7 @@ pub struct LeaderElector {
     failures: FailureLog,
 }
 
-/// The Lease as last seen, and when it was first seen so.
+/// The Lease as last seen, and the time when this state was first seen.
 #[derive(Debug)]
 struct Observed {
     lease: Lease,
@@ -148,11 +148,11 @@ impl Observed {
 }
 
 impl LeaderElector {
-    /// A contender that has not contended yet.
+    /// Creates a participant, which makes no request yet.
     ///
     /// # Errors
     ///
-    /// When a duration or a name makes no sense.
+    /// Fails if a duration or a name is invalid.
     pub fn new(
         client: kube::Client,
         election: Election,
@@ -209,14 +209,14 @@ impl LeaderElector {
         })
     }
 
-    /// Contends until leader, then runs what `lead` returns.
+    /// Waits until this replica is the leader, then runs the future that `lead` returns.
     ///
-    /// `lead` gets a token that is cancelled when `shutdown` is, or when the Lease could not be
-    /// renewed in time. After `shutdown` its future is awaited, the Lease still being renewed, and
-    /// then released, so that the next leader need not wait. If the future ends by itself, the
-    /// Lease is released too and its output returned.
+    /// `lead` gets a token that is cancelled with `shutdown`, or when the Lease could not be renewed in time.
+    /// After `shutdown` the future is awaited while the Lease is still renewed. The Lease is then released,
+    /// so that the next leader need not wait. If the future ends by itself, the Lease is released too and the
+    /// output of the future is returned.
     ///
-    /// Returns `None` when `shutdown` came before leadership.
+    /// Returns `None` if `shutdown` was cancelled before this replica became leader.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl LeaderElector {
             () = shutdown.cancelled() => return Ok(None),
             () = self.acquire() => {}
         }
-        tracing::info!(lease = %self.lease(), identity = %self.election.identity, "leading");
+        tracing::info!(lease = %self.lease(), identity = %self.election.identity, "became leader");
         let token = shutdown.child_token();
         let _stop_on_drop = token.clone().drop_guard();
         let output = tokio::select! {
@@ -272,13 +272,13 @@ impl LeaderElector {
                 .await
                 .is_err()
             {
-                tracing::error!(lease = %self.lease(), "lease could not be renewed in time");
+                tracing::error!(lease = %self.lease(), "failed to renew lease in time");
                 return;
             }
         }
     }
 
-    /// One attempt. `true` means this contender holds the Lease now.
+    /// Makes one attempt. Returns whether this replica holds the Lease now.
     async fn try_acquire_or_renew(&mut self) -> bool {
         match self.attempt().await {
             Ok(held) => {
@@ -288,7 +288,7 @@ impl LeaderElector {
             Err(error) if is_conflict(&error) => false,
             Err(error) => {
                 if self.failures.record(&error.to_string()) {
-                    tracing::warn!(lease = %self.lease(), %error, "lease attempt failed");
+                    tracing::warn!(lease = %self.lease(), %error, "failed to get or renew lease");
                 }
                 false
             }
@@ -321,7 +321,7 @@ impl LeaderElector {
             .filter(|holder| !holder.is_empty());
         let mine = holder.as_deref() == Some(&self.election.identity);
         let fresh = self.observed.as_ref().is_some_and(|observed| {
-            // As client-go, the patience is the one the holder wrote down.
+            // Like client-go, this uses the duration that the holder wrote.
             let patience = spec
                 .lease_duration_seconds
                 .and_then(|s| u64::try_from(s).ok());
@@ -343,7 +343,7 @@ impl LeaderElector {
         Ok(true)
     }
 
-    /// What to write, given what is there.
+    /// Returns the new content of the Lease, given the current one.
     fn record(&self, before: &LeaseSpec) -> LeaseSpec {
         let now = MicroTime(self.clock.now());
         let mine = before.holder_identity.as_deref() == Some(&self.election.identity);
@@ -376,7 +376,7 @@ impl LeaderElector {
         }
     }
 
-    /// Gives the Lease up, if it is still held. Best effort: it runs out anyway.
+    /// Releases the Lease if this replica still holds it. Best effort: it expires anyway.
     async fn release(&mut self) {
         let Some(observed) = &self.observed else {
             return;
@@ -394,7 +394,7 @@ impl LeaderElector {
         };
         let name = &self.election.name;
         let released = async {
-            // The current version, unless somebody else took over meanwhile.
+            // Get the current version: another replica may hold the Lease by now.
             let current = self.api.get(name).await?;
             if current
                 .spec
@@ -415,8 +415,10 @@ impl LeaderElector {
         };
         match tokio::time::timeout(self.election.renew_deadline, released).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(lease = %self.lease(), %error, "lease not released"),
-            Err(_) => tracing::warn!(lease = %self.lease(), "lease not released in time"),
+            Ok(Err(error)) => {
+                tracing::warn!(lease = %self.lease(), %error, "failed to release lease")
+            }
+            Err(_) => tracing::warn!(lease = %self.lease(), "failed to release lease in time"),
         }
     }
 }
@@ -425,21 +427,21 @@ fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)
 }
 
-/// The heartbeat of a node: a Lease named like it in `kube-node-lease`.
+/// The heartbeat of a node: a Lease in `kube-node-lease` with the name of the node.
 #[derive(Debug, Clone)]
 pub struct NodeLease {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The node's uid, so that the Lease goes when the node does.
+    /// Uid of the node. The Lease is garbage collected with the node; without it, it stays.
     pub owner_uid: Option<String>,
-    /// How long a renewal counts. The kubelet's default is 40 s.
+    /// Time that a renewal is valid. The kubelet's default is 40 s.
     pub duration: Duration,
-    /// Pause between renewals. The kubelet's default is a quarter of the duration.
+    /// Time between renewals. The kubelet's default is a quarter of the duration.
     pub interval: Duration,
 }
 
 impl NodeLease {
-    /// The kubelet's timing: 40 s, renewed every 10 s.
+    /// Creates a heartbeat with the kubelet's timing: 40 s, renewed every 10 s.
     #[must_use]
     pub fn new(node: impl Into<String>, owner_uid: Option<String>) -> Self {
         let (duration, interval) = (Duration::from_secs(40), Duration::from_secs(10));
@@ -451,7 +453,8 @@ impl NodeLease {
         }
     }
 
-    /// Renews until `shutdown`. Failures are logged and tried again at the next interval.
+    /// Renews the Lease until `shutdown`. A failure is logged, and the next attempt follows after the
+    /// interval.
     pub async fn run(self, client: kube::Client, clock: Clock, shutdown: CancellationToken) {
         let mut failures = FailureLog::default();
         loop {
@@ -462,7 +465,7 @@ impl NodeLease {
                         failures.clear();
                     }
                     Err(error) => if failures.record(&error.to_string()) {
-                        tracing::warn!(node = %self.node, %error, "node lease not renewed");
+                        tracing::warn!(node = %self.node, %error, "failed to renew node lease");
                     }
                 },
             }
@@ -473,11 +476,11 @@ impl NodeLease {
         }
     }
 
-    /// Renews once, creating the Lease if need be.
+    /// Renews the Lease once, or creates it.
     ///
     /// # Errors
     ///
-    /// What the API server or the transport says.
+    /// The error of the API server or of the transport.
     pub async fn renew(&self, client: &kube::Client, clock: &Clock) -> Result<Lease, kube::Error> {
         let api: crate::Api<Lease> = crate::Api::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
         let spec = LeaseSpec {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::pin::pin;
 use std::sync::Arc;
 
-/// A server that holds one Lease and can be switched off.
+/// A server with one Lease. The state is the Lease, its version, and whether requests fail.
 #[derive(Clone, Default)]
 struct OneLease {
     state: Arc<Mutex<(Option<Lease>, u64, bool)>>,
@@ -98,7 +98,7 @@ async fn one_leads_and_hands_over_on_shutdown_at_once() {
         "{:?}",
         start.elapsed()
     );
-    // Once from a to nobody's successor b; giving up is not a change of holder.
+    // One transition, from a to b; the release does not count as a transition.
     assert_eq!(server.spec().lease_transitions, Some(1));
     assert!(poll!(pin!(stop_b.cancelled())).is_pending());
 }

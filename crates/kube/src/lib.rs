@@ -1,4 +1,5 @@
-//! One honest view of a Kubernetes cluster: clients, informers, leases, events, patches, eviction.
+//! Access to a Kubernetes cluster for all components: clients, informers, leases, events, patches, evictions
+//! and webhooks.
 //!
 //! Components use [`Client`] and [`informer`]; they never build HTTP requests themselves and never
 //! learn whether the API server is a real one or the embedded one in the same process.

@@ -23,9 +23,9 @@ type HttpRequest = http::Request<Vec<u8>>;
 
 /// Requests for objects of the kind `K`, in one namespace or in all.
 ///
-/// It has the methods of [`kube::Api`] and their meaning. Objects are decoded by [`Decode`], so that neither
-/// decoders nor requests are compiled again in each crate that uses a kind; for the requests that are missing
-/// here (logs, exec) there is [`kube::Api`].
+/// It has the methods of [`kube::Api`] with the same meaning. Objects are decoded by [`Decode`], so that
+/// neither decoders nor requests are compiled again in each crate that uses a kind. For other requests (logs,
+/// exec) use [`kube::Api`].
 pub struct Api<K> {
     client: Client,
     request: Request,
@@ -49,7 +49,7 @@ impl<K> fmt::Debug for Api<K> {
 }
 
 impl<K: Resource> Api<K> {
-    /// Returns requests for objects of all namespaces, or of a kind without namespaces.
+    /// Creates an API for objects of all namespaces, or of a cluster-scoped kind.
     #[must_use]
     pub fn all(client: Client) -> Self
     where
@@ -58,13 +58,13 @@ impl<K: Resource> Api<K> {
         Self::all_with(client, &K::DynamicType::default())
     }
 
-    /// Like [`Api::all`], for a kind that is known at run time only.
+    /// Like [`Api::all`], for a kind that is known only at run time.
     #[must_use]
     pub fn all_with(client: Client, kind: &K::DynamicType) -> Self {
         Self::of(client, K::url_path(kind, None))
     }
 
-    /// Returns requests for objects of one namespace.
+    /// Creates an API for objects of one namespace.
     #[must_use]
     pub fn namespaced(client: Client, namespace: &str) -> Self
     where
@@ -75,7 +75,7 @@ impl<K: Resource> Api<K> {
         Self::of(client, K::url_path(&kind, Some(namespace)))
     }
 
-    /// Like [`Api::namespaced`], for a kind that is known at run time only.
+    /// Like [`Api::namespaced`], for a kind that is known only at run time.
     #[must_use]
     pub fn namespaced_with(client: Client, namespace: &str, kind: &K::DynamicType) -> Self
     where
@@ -84,7 +84,7 @@ impl<K: Resource> Api<K> {
         Self::of(client, K::url_path(kind, Some(namespace)))
     }
 
-    /// Returns requests for objects of the client's own namespace.
+    /// Creates an API for objects of the client's default namespace.
     #[must_use]
     pub fn default_namespaced(client: Client) -> Self
     where
@@ -105,7 +105,7 @@ impl<K: Resource> Api<K> {
 }
 
 impl<K> Api<K> {
-    /// The path of the collection.
+    /// Returns the URL path of the collection.
     #[must_use]
     pub fn resource_url(&self) -> &str {
         &self.request.url_path
@@ -114,14 +114,15 @@ impl<K> Api<K> {
     /// Returns the metadata of one object.
     ///
     /// # Errors
-    /// The refusal, or that there was no usable answer; this holds for all requests here.
+    /// The refusal by the API server, or the error of sending the request or decoding the response. This holds for all
+    /// requests here.
     pub async fn get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>> {
         let request = self.request.get_metadata(name, &GetParams::default());
         let found = fetch::<PartialObjectMeta>(&self.client, built(request)?).await?;
         Ok(partial(found))
     }
 
-    /// Returns the metadata of one object, if there is one.
+    /// Returns the metadata of one object; `None` if it does not exist.
     pub async fn get_metadata_opt(&self, name: &str) -> Result<Option<PartialObjectMeta<K>>> {
         optional(self.get_metadata(name).await)
     }
@@ -143,7 +144,7 @@ impl<K> Api<K> {
         })
     }
 
-    /// Deletes one object. The answer, which has its last state or none, is not decoded.
+    /// Deletes one object. The response (its last state, or a status) is not decoded.
     pub async fn delete(&self, name: &str, params: &DeleteParams) -> Result<()> {
         let request = built(self.request.delete(name, params))?;
         self.client.request_text(request).await.map(drop)
@@ -161,7 +162,7 @@ impl<K> Api<K> {
         self.client.request_text(request).await.map(drop)
     }
 
-    /// Posts `body` to a subresource and decodes the answer as `T`.
+    /// Posts `body` to a subresource and decodes the response as `T`.
     pub async fn create_subresource<B: Serialize, T: DeserializeOwned>(
         &self,
         subresource: &str,
@@ -184,7 +185,7 @@ impl<K: Decode> Api<K> {
         self.object(request).await
     }
 
-    /// Returns one object, if there is one.
+    /// Returns one object; `None` if it does not exist.
     pub async fn get_opt(&self, name: &str) -> Result<Option<K>> {
         optional(self.get(name).await)
     }
@@ -204,7 +205,7 @@ impl<K: Decode> Api<K> {
         })
     }
 
-    /// Watches the objects that `params` select from `version` on.
+    /// Watches the objects that `params` select, starting at `version`.
     pub async fn watch(
         &self,
         params: &WatchParams,
@@ -227,7 +228,7 @@ impl<K: Decode> Api<K> {
         Ok(events.map(decode).boxed())
     }
 
-    /// Creates an object and returns it as it is stored.
+    /// Creates an object and returns the stored one.
     pub async fn create(&self, params: &PostParams, object: &K) -> Result<K>
     where
         K: Serialize,
@@ -237,7 +238,7 @@ impl<K: Decode> Api<K> {
         self.object(request).await
     }
 
-    /// Replaces an object and returns it as it is stored.
+    /// Replaces an object and returns the stored one.
     pub async fn replace(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
     where
         K: Serialize,
@@ -247,7 +248,7 @@ impl<K: Decode> Api<K> {
         self.object(request).await
     }
 
-    /// Replaces the status of an object and returns the object as it is stored.
+    /// Replaces the status of an object and returns the stored object.
     pub async fn replace_status(&self, name: &str, params: &PostParams, object: &K) -> Result<K>
     where
         K: Serialize,
@@ -259,7 +260,7 @@ impl<K: Decode> Api<K> {
         self.object(built(request)?).await
     }
 
-    /// Patches an object and returns it as it is stored.
+    /// Patches an object and returns the stored one.
     pub async fn patch<P: Serialize + fmt::Debug>(
         &self,
         name: &str,
@@ -270,7 +271,7 @@ impl<K: Decode> Api<K> {
         self.object(request).await
     }
 
-    /// Patches the status of an object and returns the object as it is stored.
+    /// Patches the status of an object and returns the stored object.
     pub async fn patch_status<P: Serialize + fmt::Debug>(
         &self,
         name: &str,
@@ -280,7 +281,7 @@ impl<K: Decode> Api<K> {
         self.patch_subresource("status", name, params, patch).await
     }
 
-    /// Patches a subresource of an object and decodes the answer as the object.
+    /// Patches a subresource of an object and decodes the response as the object.
     pub async fn patch_subresource<P: Serialize + fmt::Debug>(
         &self,
         subresource: &str,
@@ -324,7 +325,7 @@ fn optional<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// Encodes a patch, so that kube's part is not compiled for each type of one.
+/// Encodes a patch, so that kube's code is not compiled for each type of patch.
 fn raw_patch<P: Serialize>(patch: &Patch<P>) -> Result<Patch<Box<RawValue>>> {
     let raw = |patch: &P| serde_json::value::to_raw_value(patch).map_err(Error::SerdeError);
     Ok(match patch {

@@ -1,4 +1,4 @@
-//! Who owns an object, and who owns that: from a pod to its workload, whatever kind that is.
+//! Resolves the chain of controllers above an object: from a pod to its workload, of any kind.
 
 use crate::Api;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIResource, ObjectMeta};
@@ -11,36 +11,36 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long an answer of the API server is believed: a kind may be installed, an owner adopted.
+/// Time that a result is cached: a kind may be installed, an owner adopted.
 const LIFE: Duration = Duration::from_secs(600);
-/// Longer chains are cut: an owner that owns itself through others would never end.
+/// Maximum length of a chain. Chains with a cycle would not end otherwise.
 const LONGEST: usize = 8;
 
-/// Of so many objects of a kind, all are listed instead of getting each.
+/// Number of objects of a kind from which on all are listed instead of getting each.
 const MANY: usize = 50;
-/// Objects per page of such a list.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
 
-/// A chain under its first owner.
+/// Returns a chain with its first owner as the key; `None` if the chain is empty.
 fn keyed((_, chain): (String, Vec<Arc<Owner>>)) -> Option<(Arc<Owner>, Vec<Arc<Owner>>)> {
     Some((chain.first()?.clone(), chain))
 }
 
-/// The object that controls another one of the same namespace.
+/// The controller of an object in the same namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// `apiVersion`, such as `apps/v1`.
+    /// API version, such as `apps/v1`.
     pub api_version: String,
-    /// `kind`.
+    /// Kind.
     pub kind: String,
-    /// `name`.
+    /// Name.
     pub name: String,
-    /// `uid`.
+    /// Uid.
     pub uid: Uid,
 }
 
 impl Owner {
-    /// The controller among the owner references of an object.
+    /// Returns the controller in the owner references of an object; `None` if it has none.
     #[must_use]
     pub fn of(meta: &ObjectMeta) -> Option<Self> {
         let mut owners = meta.owner_references.iter().flatten();
@@ -53,7 +53,7 @@ impl Owner {
         })
     }
 
-    /// The API group; empty for the core group.
+    /// Returns the API group; empty for the core group.
     #[must_use]
     pub fn group(&self) -> &str {
         group_of(&self.api_version)
@@ -64,13 +64,13 @@ fn uid(meta: &ObjectMeta) -> Uid {
     meta.uid.as_deref().unwrap_or_default().into()
 }
 
-/// The group in an `apiVersion`; empty for the core group.
+/// Returns the group in an `apiVersion`; empty for the core group.
 #[must_use]
 pub fn group_of(api_version: &str) -> &str {
     api_version.split_once('/').map_or("", |(group, _)| group)
 }
 
-/// Finds resources by kind, and owners of owners. It keeps the answers for some minutes.
+/// Resolves resources of kinds, and controllers of owners. Caches the results for ten minutes.
 pub struct Owners {
     client: Client,
     kinds: HashMap<String, (Instant, Vec<APIResource>)>,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Owners {
 }
 
 impl Owners {
-    /// Knows nothing yet.
+    /// Creates a resolver with an empty cache.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -97,17 +97,17 @@ impl Owners {
         }
     }
 
-    /// The client that it asks with.
+    /// Returns the client that the requests use.
     #[must_use]
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The resource of `kind` in `api_version`; `None` when the API server has none, or only one
-    /// that is in no namespace.
+    /// Returns the resource of `kind` in `api_version`; `None` if the API server does not have it, or it is
+    /// cluster-scoped.
     ///
     /// # Errors
-    /// The API server cannot say.
+    /// The error of discovery.
     pub async fn resource(
         &mut self,
         api_version: &str,
@@ -144,7 +144,7 @@ impl Owners {
         }))
     }
 
-    /// Whether `resource`, which was found here, has the sub-resource `scale`.
+    /// Returns whether `resource`, which [`Self::resource`] returned, has the subresource `scale`.
     #[must_use]
     pub fn has_scale(&self, resource: &ApiResource) -> bool {
         let known = self.kinds.get(&resource.api_version);
@@ -152,11 +152,11 @@ impl Owners {
         known.is_some_and(|(_, all)| all.iter().any(|one| one.name == name))
     }
 
-    /// The controller of `owner`, an object in `namespace`; `None` at the top of a chain, and where
-    /// the object is gone, or is none that the API server serves or lets us see.
+    /// Returns the controller of `owner`, an object in `namespace`. `None` if it has no controller, does not
+    /// exist any more, is not of a namespaced kind of the API server, or may not be read.
     ///
     /// # Errors
-    /// The API server cannot say.
+    /// The error of the API server.
     pub async fn next(
         &mut self,
         namespace: &str,
@@ -173,11 +173,11 @@ impl Owners {
             let objects: Api<DynamicObject> =
                 Api::namespaced_with(self.client.clone(), namespace, &resource);
             let object = match objects.get_metadata_opt(&owner.name).await {
-                // What we may not see has no owner as far as we know.
+                // Without the permission to read the object its owner is unknown.
                 Err(kube::Error::Api(status)) if matches!(status.code, 403 | 405) => None,
                 object => object?,
             };
-            // Another object of the same name says nothing about this one's owner.
+            // The owner of another object with the same name does not matter.
             let same = |meta: &&ObjectMeta| uid(meta) == owner.uid;
             found = object
                 .as_ref()
@@ -190,11 +190,11 @@ impl Owners {
         Ok(found)
     }
 
-    /// For each of `starts` (an owner, with its namespace): itself and the controllers above it, up
-    /// to the first that is `enough`, or the topmost.
+    /// Resolves the chains of `starts` (an owner with its namespace). Each chain contains the start and the
+    /// controllers above it, up to the first for which `enough` is true, or the topmost.
     ///
     /// # Errors
-    /// The API server cannot say. What it does not let us see ends a chain.
+    /// The error of the API server. A chain ends at an object that may not be read.
     pub async fn chains(
         &mut self,
         starts: Vec<(String, Arc<Owner>)>,
@@ -231,7 +231,7 @@ impl Owners {
         Ok(ended)
     }
 
-    /// Lists the kinds of which many owners are asked for, instead of getting each.
+    /// Lists the kinds with many unknown owners instead of getting each owner.
     async fn list_many(&mut self, chains: &[(String, Vec<Arc<Owner>>)]) -> Result<(), kube::Error> {
         let now = Instant::now();
         let mut unknown: HashMap<(String, String), HashSet<Uid>> = HashMap::new();
@@ -252,7 +252,7 @@ impl Owners {
             let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
             let mut params = ListParams::default().limit(PAGE);
             loop {
-                // Who may not list may still get.
+                // Without the permission to list, each owner is read instead.
                 let page = match objects.list_metadata(&params).await {
                     Err(kube::Error::Api(status)) if status.code == 403 => break,
                     page => page?,
@@ -266,7 +266,7 @@ impl Owners {
                 }
                 params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
                 if params.continue_token.is_none() {
-                    // Those that are gone by now.
+                    // The others do not exist any more.
                     self.owners
                         .extend(uids.into_iter().map(|uid| (uid, (now, None))));
                     break;
@@ -276,7 +276,7 @@ impl Owners {
         Ok(())
     }
 
-    /// Forgets what was not asked for of late.
+    /// Removes expired results.
     pub fn tidy(&mut self) {
         let now = Instant::now();
         let fresh = |asked: &Instant| now.duration_since(*asked) < LIFE;
@@ -361,11 +361,11 @@ mod tests {
             assert_eq!(kinds, ["ReplicaSet", "Rollout"]);
         }
         assert_eq!(asked.load(Ordering::SeqCst), 4);
-        // What is enough is not looked beyond.
+        // The chain ends at the first owner that is enough.
         let starts = vec![("shop".to_owned(), start.clone())];
         let chains = owners.chains(starts, |_, one| one.kind == "ReplicaSet");
         assert_eq!(chains.await.unwrap()[&start].len(), 1);
-        // A sub-resource is no kind, a group without the kind has none, another has not even that.
+        // A subresource is not a kind, the group has no such kind, the group does not exist.
         for (api_version, kind) in [
             ("apps/v1", "Deployment"),
             ("apps/v1", "Nothing"),
@@ -385,7 +385,7 @@ mod tests {
                 .unwrap()
         };
         assert!(owners.has_scale(&scaled));
-        // An object of the same name that came later is another one.
+        // A later object of the same name is a different owner.
         let mut stale = Owner::clone(&start);
         stale.uid = "older".into();
         assert_eq!(owners.next("shop", &stale).await.unwrap(), None);

@@ -1,4 +1,4 @@
-//! Patches, and the retry that a read-modify-write needs.
+//! Patches, and the retries of a read-modify-write.
 
 use crate::decode::Decode;
 use k8s_openapi::api::core::v1::Node;
@@ -12,7 +12,7 @@ use std::time::Duration;
 ///
 /// # Errors
 ///
-/// What the API server or the transport says.
+/// The error of the API server or of the transport.
 pub async fn merge<K>(api: &crate::Api<K>, name: &str, patch: &Value) -> Result<K, kube::Error>
 where
     K: Decode,
@@ -25,7 +25,7 @@ where
 ///
 /// # Errors
 ///
-/// What the API server or the transport says.
+/// The error of the API server or of the transport.
 pub async fn merge_status<K>(
     api: &crate::Api<K>,
     name: &str,
@@ -43,7 +43,7 @@ where
 ///
 /// # Errors
 ///
-/// What the API server or the transport says.
+/// The error of the API server or of the transport.
 pub async fn strategic_status<K>(
     api: &crate::Api<K>,
     name: &str,
@@ -56,12 +56,12 @@ where
         .await
 }
 
-/// Merges `patch` into a node through `nodes/status`. Only the named keys change, so that a
-/// kubelet's concurrent status write is never overwritten; metadata in the patch is kept too.
+/// Merges `patch` into a node with the subresource `status`. Only the keys in the patch change, so that a
+/// concurrent status update of the kubelet is never overwritten; metadata in the patch is written too.
 ///
 /// # Errors
 ///
-/// What the API server or the transport says.
+/// The error of the API server or of the transport.
 pub async fn merge_node_status(
     client: &kube::Client,
     node: &str,
@@ -74,7 +74,7 @@ pub async fn merge_node_status(
 ///
 /// # Errors
 ///
-/// What the API server or the transport says.
+/// The error of the API server or of the transport.
 pub async fn merge_node(
     client: &kube::Client,
     node: &str,
@@ -83,26 +83,26 @@ pub async fn merge_node(
     merge(&crate::Api::all(client.clone()), node, patch).await
 }
 
-/// Whether `error` is the API server's answer with this HTTP status code.
+/// Returns whether `error` is a response of the API server with this HTTP status code.
 #[must_use]
 pub fn is_status(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
-/// Whether the object was not there (404).
+/// Returns whether the object does not exist (404).
 #[must_use]
 pub fn is_not_found(error: &kube::Error) -> bool {
     is_status(error, 404)
 }
 
-/// Whether somebody else was faster, or the object exists already (409).
+/// Returns whether another client changed the object first, or the object exists already (409).
 #[must_use]
 pub fn is_conflict(error: &kube::Error) -> bool {
     is_status(error, 409)
 }
 
-/// Runs `attempt` again after a conflict or "too many requests": at most four times, starting at
-/// 10 ms and growing fivefold with 10 % jitter.
+/// Runs `attempt` again after a conflict or "too many requests": at most four times in all, with a delay that
+/// starts at 10 ms and grows fivefold, plus 10 % jitter.
 ///
 /// # Errors
 ///
@@ -125,11 +125,11 @@ where
     }
 }
 
-/// The difference between two serialisable values as a JSON merge patch; `None` if there is none.
+/// Returns the difference between two serializable values as a JSON merge patch; `None` if they are equal.
 ///
 /// # Errors
 ///
-/// When one of them cannot be serialised.
+/// Fails if one of them cannot be serialized.
 pub fn diff<T: Serialize>(old: &T, new: &T) -> Result<Option<Value>, serde_json::Error> {
     let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(new)?);
     Ok(difference(&old, &new))

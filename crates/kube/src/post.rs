@@ -1,4 +1,4 @@
-//! Asking a server that is no API server: one `POST` of JSON, one answer.
+//! A client of an HTTP server other than the API server: one `POST` of JSON per call.
 
 use crate::client::{Body, ClientError, transport};
 use crate::failure_log::causes;
@@ -10,59 +10,57 @@ use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
-/// Where a server is and how TLS is spoken with it.
+/// The address of a server, and its TLS settings.
 #[derive(Debug, Clone, Default)]
 pub struct Address {
-    /// An `http` or `https` URL; what is posted to is appended to it.
+    /// URL with `http` or `https`; the path of a request is appended to it.
     pub url: String,
-    /// The name that the server's certificate is for, if not that of the URL.
+    /// Name in the server's certificate, if it differs from the host of the URL.
     pub server_name: Option<String>,
-    /// Whether any certificate will do.
+    /// Whether any server certificate is accepted.
     pub insecure: bool,
-    /// A file with the authorities that the server's certificate may be from, in PEM; without one,
-    /// the system's.
+    /// PEM file with the CA certificates that verify the server's certificate; `None` for the system's.
     pub ca_file: Option<String>,
-    /// The same in base64; goes before the file.
+    /// CA certificates in base64; used instead of the file.
     pub ca_data: Option<String>,
-    /// The certificate to show, as `ca_file` and `ca_data`.
+    /// PEM file with the client certificate.
     pub cert_file: Option<String>,
-    /// See `cert_file`.
+    /// Client certificate in base64; used instead of the file.
     pub cert_data: Option<String>,
-    /// Its key.
+    /// PEM file with the key of the client certificate.
     pub key_file: Option<String>,
-    /// See `key_file`.
+    /// Key of the client certificate in base64; used instead of the file.
     pub key_data: Option<String>,
 }
 
-/// Why there is no answer.
+/// Reasons why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// It took too long.
+    /// The timeout expired.
     #[error("no answer within {0:?}")]
     Late(Duration),
-    /// The server said no.
+    /// The status code of the response is not 200.
     #[error("answered with code {0}")]
     Code(u16),
-    /// More was sent than was allowed.
+    /// The body of the response is longer than this limit, in bytes.
     #[error("the answer is longer than {0} bytes")]
     Long(usize),
-    /// No connection, or it broke.
+    /// The connection failed or broke.
     #[error("{0}")]
     Broken(String),
 }
 
-/// What tells one content of a file from another: when it was written, how long it is. None of a file
-/// that cannot be looked at.
+/// Modification time and length of a file, which change with its content. `None` if they cannot be read.
 type Stamp = Option<(SystemTime, u64)>;
 
-/// The way to the server, and the files that it was made from.
+/// The HTTP client, and the stamps of the TLS files that it was created from.
 struct Way {
     client: kube::Client,
     stamps: Vec<Stamp>,
 }
 
-/// A server that questions are posted to. Where files are named for TLS, what they say now counts: those
-/// who renew certificates do so while programs run. Files that cannot be used change nothing.
+/// A client of one server. When TLS files are renewed, the next call uses their new content: this often
+/// happens while a program runs. New files that are not valid are ignored.
 #[derive(Clone)]
 pub struct Poster {
     address: Arc<Address>,
@@ -77,12 +75,12 @@ impl std::fmt::Debug for Poster {
 }
 
 impl Poster {
-    /// The way to the server at `address`. Files are read now; nothing is connected yet.
+    /// Creates a client of the server at `address`. Reads the files, but does not connect yet.
     ///
     /// # Errors
-    /// When a file or its content cannot be used.
+    /// Fails if a file or its content is not valid.
     pub async fn new(address: &Address) -> Result<Self, ClientError> {
-        // Before they are read: what is written meanwhile is read again.
+        // Read before the files, so that a file that changes meanwhile is read again.
         let stamps = address.stamps().await;
         let client = address.client().await?;
         Ok(Self {
@@ -92,7 +90,7 @@ impl Poster {
         })
     }
 
-    /// The way by what the files say now.
+    /// Returns the HTTP client for the current content of the TLS files.
     async fn client(&self) -> kube::Client {
         let stamps = self.address.stamps().await;
         let known = {
@@ -104,12 +102,12 @@ impl Poster {
         }
         let fresh = self.address.client().await;
         let mut way = self.way.write().unwrap_or_else(PoisonError::into_inner);
-        // Also of files that cannot be used: they are looked at again when they change again.
+        // Also set for files that are not valid, so that they are read again only after the next change.
         way.stamps = stamps;
         match fresh {
             Ok(client) => way.client = client,
             Err(error) => {
-                tracing::warn!(server = self.url, %error, "new TLS files are not used");
+                tracing::warn!(server = self.url, %error, "failed to load renewed TLS files, keeping the previous ones");
             }
         }
         way.client.clone()
@@ -161,7 +159,7 @@ impl Address {
         let selection = KubeConfigOptions::default();
         let config = kube::Config::from_custom_kubeconfig(file, &selection).await;
         let mut config = config.map_err(wrong)?;
-        // What the environment says of proxies is not for peers, and none is compiled in.
+        // Proxy settings in the environment are not meant for this server, and proxies are not compiled in.
         config.proxy_url = None;
         transport::prepare(&mut config);
         let builder = ClientBuilder::try_from(config).map_err(|source| ClientError::Transport {
@@ -173,11 +171,11 @@ impl Address {
 }
 
 impl Poster {
-    /// Posts `body` to `path` and returns what a server that answers 200 says, up to `longest`
-    /// bytes. From the first byte sent to the last one read it takes at most `patience`.
+    /// Posts `body` to `path` and returns the body of a response with code 200. Fails if that is longer than
+    /// `longest` bytes, or if the whole exchange takes longer than `patience`.
     ///
     /// # Errors
-    /// Whatever kept the answer away.
+    /// See [`PostError`].
     pub async fn post(
         &self,
         path: &str,
@@ -272,7 +270,7 @@ mod tests {
         let server = start(TcpListener::bind(at).await.unwrap(), &new);
         let refused = ask().await.unwrap_err().to_string();
         assert!(refused.contains("certificate"), "{refused}");
-        // What cannot be used is passed over, and so is a file that is away for a moment.
+        // Invalid files are ignored, and so are files that are missing for a moment.
         std::fs::write(&file, "-----BEGIN CERTIFICATE-----").unwrap();
         assert!(ask().await.is_err());
         std::fs::remove_file(&file).unwrap();

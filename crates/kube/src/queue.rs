@@ -1,5 +1,5 @@
-//! A work queue with client-go's semantics: a key waits at most once, is worked on by at most one
-//! worker, comes back if it was added meanwhile, and can be delayed or backed off.
+//! A work queue with client-go's semantics: a key waits at most once, is processed by at most one worker,
+//! comes back if it was added meanwhile, and can be delayed or backed off.
 
 mod measured;
 
@@ -15,10 +15,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Longest delay: what settings say can be more than a clock can count.
+/// Longest delay: settings may contain durations that a clock cannot represent.
 const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Back-off of keys that fail: exponential per key, and a token bucket over all keys.
+/// Back-off of failed keys: exponential per key, and a token bucket over all keys.
 #[derive(Debug, Clone, Copy)]
 pub struct RateLimit {
     /// First delay of a key. Default 5 ms.
@@ -66,15 +66,15 @@ struct Shared<T> {
 #[derive(Debug)]
 struct State<T> {
     ready: VecDeque<T>,
-    /// Waiting to be worked on, in `ready` or (if being worked on now) afterwards.
+    /// Keys that wait to be processed: in `ready`, or after their current processing ends.
     dirty: HashSet<T>,
     processing: HashSet<T>,
-    /// By due time, then order of arrival.
+    /// Delayed keys by due time, then order of arrival.
     delayed: BTreeMap<(Instant, u64), T>,
     due: HashMap<T, (Instant, u64)>,
     sequence: u64,
     failures: HashMap<T, u32>,
-    /// Retries over all keys; its time starts with `since`.
+    /// Limits the retries over all keys; `since` is the origin of its time.
     retries: TokenBucket,
     since: Instant,
     closed: bool,
@@ -88,7 +88,7 @@ impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
 }
 
 impl<T: Clone + Eq + Hash> WorkQueue<T> {
-    /// An empty queue.
+    /// Creates an empty queue.
     #[must_use]
     pub fn new(limit: RateLimit) -> Self {
         let interval = Duration::try_from_secs_f64(1.0 / limit.qps).unwrap_or_default();
@@ -114,7 +114,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         }
     }
 
-    /// From now on the queue is measured, as that of the controller `name`.
+    /// Starts to measure the queue as that of the controller `name`.
     pub fn measure(&self, name: &str, metrics: &QueueMetrics) {
         let mut state = self.shared.state.lock();
         let mut measured = metrics.of(name);
@@ -124,13 +124,13 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         state.measured = Some(measured);
     }
 
-    /// Adds a key, unless it waits already. One that is being worked on waits until it is done.
+    /// Adds a key, unless it waits already. A key in progress waits until its processing ends.
     pub fn add(&self, key: T) {
         self.shared.state.lock().add(key);
         self.shared.changed.notify_one();
     }
 
-    /// Adds a key after a delay. The earliest of several delays counts.
+    /// Adds a key after a delay. The earliest of several delays applies.
     pub fn add_after(&self, key: T, delay: Duration) {
         if delay.is_zero() {
             return self.add(key);
@@ -140,7 +140,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.shared.changed.notify_one();
     }
 
-    /// Adds a key that failed, after its back-off.
+    /// Adds a failed key after its back-off.
     pub fn add_rate_limited(&self, key: T) {
         let limit = self.shared.limit;
         let mut state = self.shared.state.lock();
@@ -158,12 +158,12 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
         self.shared.changed.notify_one();
     }
 
-    /// Forgets a key's failures.
+    /// Resets the back-off of a key.
     pub fn forget(&self, key: &T) {
         self.shared.state.lock().failures.remove(key);
     }
 
-    /// How often a key was added with back-off since it was last forgotten.
+    /// Returns how often a key was added with back-off since its last reset.
     #[must_use]
     pub fn failures(&self, key: &T) -> u32 {
         self.shared
@@ -175,27 +175,27 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
             .unwrap_or(0)
     }
 
-    /// How many keys are ready to be worked on.
+    /// Returns the number of keys that are ready to be processed.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shared.state.lock().ready.len()
     }
 
-    /// Whether no key is ready.
+    /// Returns whether no key is ready.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Lets workers end once the ready keys are done; nothing can be added any more.
+    /// Closes the queue: nothing can be added any more, and workers end after the ready keys.
     pub fn close(&self) {
         self.shared.state.lock().closed = true;
         self.shared.changed.notify_waiters();
         self.shared.changed.notify_one();
     }
 
-    /// Waits for a key to work on; `None` once closed and drained. The key counts as being worked
-    /// on until the guard is dropped.
+    /// Waits for the next key; `None` once the queue is closed and drained. The key is in progress until the
+    /// guard is dropped.
     pub async fn next(&self) -> Option<Work<T>> {
         loop {
             let next_due = {
@@ -208,7 +208,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                         measured.begin(&key);
                     }
                     if !state.ready.is_empty() {
-                        // Another worker may have been woken for two additions at once.
+                        // One notification may have been sent for two additions at once.
                         self.shared.changed.notify_one();
                     }
                     return Some(Work {
@@ -217,7 +217,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
                     });
                 }
                 if state.closed {
-                    // The wake-up is passed on: there may be more workers than wake-ups.
+                    // Pass on the notification: there may be more workers than notifications.
                     self.shared.changed.notify_one();
                     return None;
                 }
@@ -266,7 +266,7 @@ impl<T: Clone + Eq + Hash> State<T> {
         self.delayed.insert((due, self.sequence), key);
     }
 
-    /// Moves what is due to the ready keys; returns when the next one will be.
+    /// Moves due keys to the ready keys; returns when the next key is due.
     fn promote(&mut self, now: Instant) -> Option<Instant> {
         while let Some(entry) = self.delayed.first_entry() {
             if entry.key().0 > now {
@@ -280,7 +280,7 @@ impl<T: Clone + Eq + Hash> State<T> {
     }
 }
 
-/// A key being worked on. Dropping it lets the key be worked on again.
+/// A key in progress. When this is dropped, the key can be processed again.
 #[derive(Debug)]
 pub struct Work<T: Clone + Eq + Hash> {
     queue: WorkQueue<T>,
@@ -288,7 +288,7 @@ pub struct Work<T: Clone + Eq + Hash> {
 }
 
 impl<T: Clone + Eq + Hash> Work<T> {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &T {
         &self.key

@@ -1,4 +1,4 @@
-//! Undecoded objects from the API server.
+//! Objects from the API server that are not decoded.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::fmt;
 
-/// An object as JSON text, with the metadata that a watch needs. Lists and watches of all kinds use this type,
-/// so that their code is compiled once and passes on two pointers instead of large objects.
+/// An object as JSON text, with the metadata that a watch needs. Lists and watches of all kinds use this
+/// type, so that their code is compiled once and moves two pointers instead of large objects.
 #[derive(Debug, Clone)]
 pub(crate) struct RawObject {
     /// Only name, namespace, uid and resource version.
@@ -29,8 +29,8 @@ impl<'de> Deserialize<'de> for RawObject {
     }
 }
 
-/// A deserializer of a [`RawValue`] that accepts a value where there is no text: API servers write `type` of a watch event
-/// first, but of one in which `object` precedes it serde keeps a value until it has read `type`.
+/// A deserializer of a [`RawValue`] that also accepts a decoded value. API servers write `type` of a watch
+/// event first; if `object` precedes it, serde buffers a decoded value until it has read `type`.
 struct TextOrValue<D>(D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for TextOrValue<D> {
@@ -55,7 +55,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for TextOrValue<D> {
     }
 }
 
-/// The visitor of a [`RawValue`], which wants a map of its own name to the text.
+/// The visitor of a [`RawValue`], which expects a map with the name of the type as key and the text as value.
 struct TextOrValueVisitor<V> {
     name: &'static str,
     visitor: V,
@@ -79,11 +79,12 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrValueVisitor<V> {
     }
 }
 
-/// Reads name, namespace, uid and resource version of an object; they are `None` where missing or wrong.
+/// Reads name, namespace, uid and resource version of an object; a field is `None` if it is missing or
+/// invalid.
 pub(crate) fn metadata_of(json: &str) -> ObjectMeta {
     let mut found = WatchMetadata::default();
     let mut deserializer = serde_json::Deserializer::from_str(json);
-    // Fails as a rule, because nothing after the metadata is read.
+    // Usually returns an error, because nothing after the metadata is read.
     let _ = deserializer.deserialize_map(MetadataVisitor(&mut found));
     ObjectMeta {
         name: found.name,
@@ -103,7 +104,7 @@ struct WatchMetadata {
     resource_version: Option<String>,
 }
 
-/// Stops at the metadata.
+/// Reads the metadata, and stops there.
 struct MetadataVisitor<'a>(&'a mut WatchMetadata);
 
 impl<'de> Visitor<'de> for MetadataVisitor<'_> {

@@ -1,4 +1,4 @@
-//! A daemon's second server: what the plain one shows, over TLS, to those who may see it.
+//! The TLS server of a daemon: serves the content of the plain HTTP server to authorized clients.
 
 mod material;
 #[cfg(test)]
@@ -19,28 +19,28 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often certificates are looked at anew.
+/// Interval at which certificates are read again.
 const RELOAD: Duration = Duration::from_secs(60);
 
 /// The flags of a daemon's TLS server, except for its address.
 #[derive(Debug, Clone, clap::Args)]
 pub struct SecureServingArgs {
-    /// Its certificate; one is made at start without it.
+    /// Certificate of the server. Without it, one is generated at start.
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
-    /// The certificate's private key.
+    /// Private key of the certificate.
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Which callers are allowed.
+    /// Flags for authentication and authorization.
     #[command(flatten)]
     pub auth: AuthArgs,
 }
 
-/// Serves `routes` on `address` until `shutdown`, as `args` say; `name` is the daemon's. Returns the address really
-/// used.
+/// Serves `routes` on `address` with the settings in `args` until `shutdown`; `name` is that of the daemon.
+/// Returns the address that is in use.
 ///
 /// # Errors
-/// A file or kubeconfig cannot be used, or the address is not free.
+/// Fails if a file or kubeconfig cannot be used, or the address is in use.
 pub async fn serve(
     name: &str,
     args: &SecureServingArgs,
@@ -84,7 +84,8 @@ pub async fn serve(
     Ok(local)
 }
 
-/// A client for questions about callers: of the kubeconfig that the flag names, or of this pod.
+/// Creates the client for authentication or authorization: from the kubeconfig of the flag, or from this
+/// pod's account.
 async fn delegate(name: &str, flag: &str, path: Option<&Path>) -> Result<Option<crate::Client>> {
     let options = ClientOptions {
         qps: 200.0,
@@ -97,23 +98,23 @@ async fn delegate(name: &str, flag: &str, path: Option<&Path>) -> Result<Option<
         return client.map(Some).with_context(|| format!("--{flag}"));
     }
     Ok(from_pod(&options).unwrap_or_else(|error| {
-        tracing::warn!(%error, "--{flag} is not given, and the pod's own account is unusable");
+        tracing::warn!(%error, "failed to use the pod's own account, and --{flag} is not given");
         None
     }))
 }
 
-/// Takes up certificates that were renewed.
+/// Reloads the certificates when they change.
 async fn keep_fresh(mut source: Source, configs: watch::Sender<Arc<ServerConfig>>) {
     loop {
         tokio::time::sleep(RELOAD).await;
         match source.renewed().await {
             Ok(Some(config)) => {
-                tracing::info!("certificates of the TLS server were renewed");
+                tracing::info!("reloaded certificates of the TLS server");
                 configs.send_replace(config);
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(error = %format!("{error:#}"), "the TLS server keeps its certificates");
+                tracing::warn!(error = %format!("{error:#}"), "failed to reload certificates of the TLS server, keeping the previous ones");
             }
         }
     }

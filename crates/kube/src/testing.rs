@@ -1,4 +1,4 @@
-//! A canned API server for this crate's own tests.
+//! A fake API server for this crate's own tests.
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -9,10 +9,10 @@ use serde_json::Value;
 use std::sync::{Arc, LazyLock};
 use tower::BoxError;
 
-/// A whole request, body included.
+/// A request with its whole body.
 pub(crate) type Seen = Request<Bytes>;
 
-/// A service that answers each request with what `respond` says.
+/// Returns a service that responds to each request with the result of `respond`.
 pub(crate) fn answer<F>(respond: F) -> Canned
 where
     F: Fn(&Seen) -> (StatusCode, Value) + Send + Sync + 'static,
@@ -54,14 +54,15 @@ impl tower::Service<Request<Body>> for Canned {
     }
 }
 
-/// What was logged on this thread, as production logs it.
+/// The log of this thread, in the format of production.
 #[derive(Clone, Default)]
 pub(crate) struct LogLines(Arc<parking_lot::Mutex<Vec<u8>>>);
 
 impl LogLines {
-    /// Captures until the guard is dropped.
+    /// Captures log lines until the guard is dropped.
     pub(crate) fn capture() -> (Self, tracing::subscriber::DefaultGuard) {
-        // While there is one dispatcher only, a log line that another thread, without one, reaches first is off for all.
+        // As long as there is only one dispatcher, a log line that a thread without one reaches first is
+        // disabled for all threads.
         static SECOND: LazyLock<tracing::Dispatch> =
             LazyLock::new(|| tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default()));
         LazyLock::force(&SECOND);
@@ -75,7 +76,7 @@ impl LogLines {
         (lines, tracing::subscriber::set_default(subscriber))
     }
 
-    /// The lines so far, oldest first.
+    /// Returns the lines so far, oldest first.
     pub(crate) fn lines(&self) -> Vec<String> {
         let text = String::from_utf8_lossy(&self.0.lock()).into_owned();
         text.lines().map(str::to_owned).collect()

@@ -1,4 +1,4 @@
-//! Serving over TLS, within limits.
+//! A TLS server that limits its clients.
 
 use crate::guard::Peer;
 use axum::extract::Request;
@@ -19,23 +19,24 @@ use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// What clients may take of a server, who need not be anybody to connect to it.
+/// Limits for the clients of a server, which need no credentials to connect.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// At a time; for one more, the oldest that waits for no answer has to go, or the oldest of all. Thus
-    /// nobody who merely holds connections keeps a probe out, or takes an answer away.
+    /// Maximum number of connections. For one more, the oldest one without a pending response is closed, else
+    /// the oldest of all. So a client that only holds connections open can neither block a probe nor
+    /// interrupt a response.
     pub clients: usize,
-    /// To agree on TLS.
+    /// Time for the TLS handshake.
     pub handshake: Duration,
-    /// To send the head of a request.
+    /// Time to send the head of a request.
     pub head: Duration,
-    /// Between two requests over HTTP/2.
+    /// Time between two requests over HTTP/2.
     pub idle: Duration,
-    /// To take the last answers, after that.
+    /// Time to receive the last responses when the connection is shut down.
     pub grace: Duration,
 }
 
-/// For servers of a few clients, such as an API server or who watches health and metrics.
+/// Limits for servers with few clients, such as an API server, or health and metrics endpoints.
 pub const LIMITS: Limits = Limits {
     clients: 256,
     handshake: Duration::from_secs(10),
@@ -43,22 +44,23 @@ pub const LIMITS: Limits = Limits {
     idle: Duration::from_secs(180),
     grace: Duration::from_secs(10),
 };
-/// For webhooks. API servers keep a connection for each question that they have asked at the same time, and
-/// open more while an answer is late; who loses one then has not created its pod.
+/// Limits for webhook servers. An API server keeps a connection for each concurrent review, and opens more
+/// while a response is late; if such a connection is closed, the request that needed the review fails.
 pub const ASKED_BY_SERVERS: Limits = Limits {
     clients: 768,
     ..LIMITS
 };
-/// Before another attempt to accept, when there is for example no file descriptor left.
+/// Delay before the next attempt to accept a connection, for example when no file descriptors are left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Chooses the crypto provider, which rustls refuses to guess; the first caller chooses, and only one is compiled in.
+/// Installs the crypto provider, which rustls does not choose itself. The first call has an effect, and only
+/// one provider is compiled in.
 pub fn install_crypto_provider() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-/// Serves `routes` to whoever connects, with the configuration that is in force at that time, until
-/// `shutdown`. Requests carry their connection's [`Peer`] in their extensions.
+/// Serves `routes` to all clients until `shutdown`, with the latest configuration at the time of the
+/// connection. Requests have their connection's [`Peer`] in their extensions.
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
@@ -71,7 +73,7 @@ pub async fn serve(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::debug!(%error, "a TLS client was not accepted");
+                tracing::debug!(%error, "failed to accept a TLS client");
                 shutdown
                     .run_until_cancelled(tokio::time::sleep(PAUSE))
                     .await;
@@ -103,7 +105,7 @@ pub async fn serve(
     }
 }
 
-/// A client, as long as it is connected.
+/// A connected client.
 struct Served {
     task: AbortHandle,
     questions: Questions,
@@ -115,7 +117,7 @@ impl Served {
     }
 }
 
-/// How many requests of a client have no answer yet.
+/// Number of pending requests of a client.
 #[derive(Clone, Default)]
 struct Questions(Arc<AtomicUsize>);
 
@@ -126,7 +128,7 @@ impl Questions {
     }
 }
 
-/// A request without an answer.
+/// A pending request; counted until it is dropped.
 struct Asked(Questions);
 
 impl Drop for Asked {
@@ -145,7 +147,7 @@ async fn talk(
     let stream = match tokio::time::timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            tracing::debug!(%error, "TLS handshake");
+            tracing::debug!(%error, "TLS handshake failed");
             return;
         }
         Err(_) => return,
@@ -167,7 +169,7 @@ async fn talk(
                     answer
                 }
             }));
-    // The version is agreed upon: waiting for bytes that tell it would be under no time limit.
+    // The version is negotiated by ALPN: waiting for bytes to detect it would have no time limit.
     let builder = Builder::new(TokioExecutor::new());
     let mut builder = if session.alpn_protocol() == Some(b"h2") {
         builder.http2_only()
@@ -186,7 +188,7 @@ async fn talk(
     let service = TowerToHyperService::new(routes);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut patience = limits.head;
-    // A client that answers pings may be idle all the same.
+    // A client that answers pings may be idle too.
     let ended = loop {
         tokio::select! {
             ended = served.as_mut() => break Some(ended),
@@ -202,6 +204,6 @@ async fn talk(
         }
     };
     if let Some(Err(error)) = ended {
-        tracing::debug!(%error, "TLS client");
+        tracing::debug!(%error, "TLS connection failed");
     }
 }

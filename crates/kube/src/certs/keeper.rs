@@ -1,4 +1,4 @@
-//! Where the certificates are kept.
+//! Storage of webhook certificates in a Secret or in a directory.
 
 use super::Artifacts;
 use crate::Api;
@@ -16,41 +16,41 @@ pub(super) const CA_KEY: &str = "ca-key.pem";
 pub(super) const CA_CERT: &str = "ca-cert.pem";
 pub(super) const KEY: &str = "key.pem";
 pub(super) const CERT: &str = "cert.pem";
-/// The same again, under the names of Secrets of type `kubernetes.io/tls`.
+/// Keys under which Secrets of type `kubernetes.io/tls` hold the same key and certificate.
 const TLS_KEY: &str = "tls.key";
 const TLS_CERT: &str = "tls.crt";
 
-/// How often a write that lost a race is tried again.
+/// Number of attempts to write the Secret when other replicas write it at the same time.
 const ATTEMPTS: usize = 5;
 
-/// Why there are no certificates.
+/// Reasons why the certificates could not be read, created or stored.
 #[derive(Debug, thiserror::Error)]
 pub enum CertsError {
-    /// The API server refused.
-    #[error("Secret {secret}: {source}")]
+    /// The API server rejected a request for the Secret.
+    #[error("failed to access Secret {secret}: {source}")]
     Api {
-        /// Namespace and name.
+        /// Namespace and name of the Secret, as `namespace/name`.
         secret: String,
-        /// What it said.
+        /// The error of the request.
         source: Box<kube::Error>,
     },
-    /// A file cannot be read or written.
+    /// A file or the directory cannot be read or written.
     #[error("{}: {source}", path.display())]
     File {
-        /// Which.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// Nothing can be made for that host.
+    /// No certificate can be generated for the host.
     #[error("{0}")]
     Generate(String),
-    /// Others write the Secret all the time.
-    #[error("Secret {0}: somebody else changed it {ATTEMPTS} times while it was being written")]
+    /// Every attempt to write the Secret conflicted with the write of another client.
+    #[error("Secret {0}: changed by another client {ATTEMPTS} times while it was being written")]
     Contended(String),
 }
 
-/// Keeps good certificates where they are shared.
+/// Reads the certificates of a webhook server from their shared storage, and renews them there.
 #[derive(Clone)]
 pub struct Keeper {
     place: Place,
@@ -59,13 +59,13 @@ pub struct Keeper {
 
 #[derive(Clone)]
 enum Place {
-    /// With other replicas.
+    /// A Secret that replicas share.
     Secret(Box<Shared>),
-    /// With whoever mounts the directory.
+    /// A directory that may be mounted by several processes.
     Directory(PathBuf),
 }
 
-/// A Secret.
+/// A Secret and the client that reads and writes it.
 #[derive(Clone)]
 struct Shared {
     api: Api<Secret>,
@@ -87,7 +87,7 @@ impl std::fmt::Debug for Keeper {
 }
 
 impl Keeper {
-    /// In a Secret, for a server that is reached as `host`: a DNS name or an IP address.
+    /// Returns a store in a Secret, for a server that clients reach as `host`: a DNS name or an IP address.
     #[must_use]
     pub fn in_secret(client: kube::Client, namespace: &str, name: &str, host: &str) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Keeper {
         }
     }
 
-    /// In files named like the keys of the Secret.
+    /// Returns a store in the directory `path`, with one file for each key of the Secret.
     #[must_use]
     pub fn in_directory(path: PathBuf, host: &str) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Keeper {
         }
     }
 
-    /// Namespace and name of the Secret, if there is one.
+    /// Returns namespace and name of the Secret; `None` if the store is a directory.
     #[must_use]
     pub fn secret(&self) -> Option<(&str, &str)> {
         match &self.place {
@@ -118,8 +118,8 @@ impl Keeper {
         }
     }
 
-    /// What is kept, after it was made or mended if it had to be. Of several replicas one writes,
-    /// and all return what it wrote.
+    /// Returns the stored certificates. Creates or renews them first if they are missing or not valid for
+    /// long enough: of several replicas one writes, and all return what it wrote.
     ///
     /// # Errors
     /// See [`CertsError`].
@@ -152,7 +152,7 @@ impl Keeper {
                     tracing::warn!(
                         secret = shared.shown(),
                         why,
-                        "certificates of webhooks are renewed"
+                        "renewing webhook certificates"
                     );
                     let made = self.generate(&known, now)?;
                     secret.data.get_or_insert_default().extend(data(&made));
@@ -163,7 +163,7 @@ impl Keeper {
             };
             match written {
                 Ok(made) => {
-                    tracing::info!(secret = shared.shown(), "wrote certificates of webhooks");
+                    tracing::info!(secret = shared.shown(), "wrote webhook certificates");
                     return Ok(made);
                 }
                 Err(error) if is_conflict(&error) => {}
@@ -196,12 +196,12 @@ impl Keeper {
         let Err(why) = known.check(&self.host, now) else {
             return Ok(known);
         };
-        tracing::warn!(directory = %directory.display(), why, "certificates of webhooks are renewed");
+        tracing::warn!(directory = %directory.display(), why, "renewing webhook certificates");
         let made = self.generate(&known, now)?;
         std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
         for (name, pem) in data(&made) {
             let path = directory.join(name);
-            // A reader sees the old file or the new one, and only this user sees either.
+            // A reader gets the old file or the new one, and only this user may read either.
             let new = path.with_extension("new");
             let mut options = std::fs::OpenOptions::new();
             let opened = options.write(true).create(true).truncate(true).mode(0o600);

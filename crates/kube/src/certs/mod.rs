@@ -1,5 +1,5 @@
-//! Certificates of a webhook server: made here, kept in a Secret that replicas share, renewed
-//! before they expire.
+//! Certificates of a webhook server: generated here, stored in a Secret that replicas share, renewed before
+//! they expire.
 //!
 //! Keys of the Secret and the rules for when its contents are good enough are upstream's, so that
 //! replicas of both implementations can share one. New keys are ECDSA P-256, which Go's reads like
@@ -27,25 +27,25 @@ use rustls::{RootCertStore, ServerConfig};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Common name of every authority.
+/// Common name of every certificate authority that is generated.
 const AUTHORITY: &str = "webhook-cert-ca";
-/// How long authorities and certificates are valid.
+/// Validity of certificate authorities and certificates, in years.
 const YEARS: i64 = 10;
-/// A server's certificate that is not valid for this long any more is replaced.
+/// Months before its expiry when a server certificate is replaced.
 const RENEW_BEFORE_MONTHS: i64 = 6;
-/// An authority that is not valid for this long any more does not sign.
+/// Months before its expiry when a certificate authority stops signing.
 const AUTHORITY_BEFORE_MONTHS: i64 = 12;
 
-/// An authority and a server's certificate, as PEM.
+/// A certificate authority and a server certificate, as PEM.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Artifacts {
-    /// The authority's key.
+    /// Private key of the certificate authority.
     pub ca_key: Vec<u8>,
-    /// The authority's certificate: the `caBundle` of webhooks.
+    /// Certificate of the authority: the `caBundle` of webhook configurations.
     pub ca_cert: Vec<u8>,
-    /// The server's key.
+    /// Private key of the server.
     pub key: Vec<u8>,
-    /// The server's certificate.
+    /// Certificate of the server.
     pub cert: Vec<u8>,
 }
 
@@ -73,7 +73,7 @@ fn certificates(what: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, 
     }
 }
 
-/// A key with its certificates, if they belong together.
+/// Parses a key and its certificates, and checks that they belong together.
 fn pair(names: [&str; 2], cert: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
     let chain = certificates(names[0], cert)?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|e| format!("{}: {e}", names[1]))?;
@@ -82,10 +82,11 @@ fn pair(names: [&str; 2], cert: &[u8], key: &[u8]) -> Result<CertifiedKey, Strin
 }
 
 impl Artifacts {
-    /// Whether a server that is reached as `host` can use them at `now` and for half a year more.
+    /// Checks that a server that clients reach as `host` can use the certificates at `now` and for six more
+    /// months.
     ///
     /// # Errors
-    /// What is wrong, by the name of the key in the Secret.
+    /// The reason, with the key in the Secret.
     pub fn check(&self, host: &str, now: Timestamp) -> Result<(), String> {
         let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
         let Some((own, chain)) = pair.cert.split_first() else {
@@ -107,7 +108,7 @@ impl Artifacts {
             let time = UnixTime::since_unix_epoch(time);
             let verified = verifier.verify_server_cert(own, chain, &name, &[], time);
             verified.map_err(|e| format!("{}: {e} (looked at {time:?})", keeper::CERT))?;
-            // webpki takes the word of an authority of any age.
+            // webpki does not check the validity period of a trusted authority.
             let hold = |der: &CertificateDer<'_>| koord_app::certificate::holds_at(der, seconds);
             if !authorities.iter().any(|der| hold(der) == Some(true)) {
                 return Err(format!("{}: expired or expires soon", keeper::CA_CERT));
@@ -116,10 +117,10 @@ impl Artifacts {
         Ok(())
     }
 
-    /// What TLS servers need.
+    /// Returns the rustls configuration of a server with this certificate.
     ///
     /// # Errors
-    /// When key and certificate do not belong together or cannot be read.
+    /// Fails if key and certificate do not belong together or cannot be parsed.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, String> {
         let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
         let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|e| e.to_string())?;
@@ -135,15 +136,15 @@ impl Artifacts {
         Ok(Arc::new(config))
     }
 
-    /// A new certificate for a server that is reached as `host` and as `localhost`. The authority
-    /// of `old` signs it while it is good for another year, else a new one does.
+    /// Generates a new certificate for a server that clients reach as `host` and as `localhost`. The
+    /// authority of `old` signs it if it is valid for another year, else a new authority does.
     ///
     /// # Errors
-    /// What could not be made.
+    /// The error of generating a key or certificate.
     pub fn generate(old: &Self, host: &str, now: Timestamp) -> Result<Self, String> {
         if let Some(issuer) = old.issuer(now)
             && let Ok(made) = leaf(&issuer, old.ca_cert.clone(), old.ca_key.clone(), host, now)
-            // An authority of another name would sign what nobody believes.
+            // Clients would reject what an authority of another name signs.
             && made.check(host, now).is_ok()
         {
             return Ok(made);
@@ -156,7 +157,8 @@ impl Artifacts {
         leaf(&Issuer::new(params, key), cert, ca_key, host, now)
     }
 
-    /// The authority, if it may go on signing.
+    /// Returns the authority as an issuer; `None` if it is not valid for another year or its key cannot be
+    /// used.
     fn issuer(&self, now: Timestamp) -> Option<Issuer<'static, KeyPair>> {
         let pair = pair(
             [keeper::CA_CERT, keeper::CA_KEY],
@@ -259,7 +261,7 @@ fn leaf(
     })
 }
 
-/// Nameless parameters, valid from yesterday, because clocks differ.
+/// Returns parameters without a name, valid from yesterday because clocks differ.
 fn params(now: Timestamp) -> Result<CertificateParams, String> {
     let today = now.to_zoned(TimeZone::UTC).date();
     let invalid = |e: jiff::Error| format!("validity of a webhook certificate: {e}");
@@ -267,7 +269,7 @@ fn params(now: Timestamp) -> Result<CertificateParams, String> {
         rcgen::date_time_ymd(
             i32::from(date.year()),
             date.month().unsigned_abs(),
-            // There is no 29 February in most years.
+            // February has no 29th day in most years.
             date.day().unsigned_abs().min(28),
         )
     };

@@ -24,9 +24,9 @@ fn what_is_made_is_good_for_years_and_for_both_names_only() {
     assert!(made.server_config().is_ok());
     for (host, time, names) in [
         ("other.default.svc", "2026-11-22T12:00:00Z", "cert.pem"),
-        // Half a year before its end.
+        // Six months before it expires.
         (HOST, "2036-06-01T00:00:00Z", "cert.pem"),
-        // Before it was made.
+        // Before it was generated.
         (HOST, "2026-11-20T00:00:00Z", "cert.pem"),
     ] {
         let error = made.check(host, at(time)).unwrap_err();
@@ -91,7 +91,7 @@ fn what_was_tampered_with_is_not_good() {
     }
 }
 
-/// Clients that trust the old bundle go on trusting the new certificate.
+/// Clients that trust the old bundle accept the new certificate.
 #[test]
 fn an_authority_signs_again_while_it_is_good_for_a_year() {
     let made = made();
@@ -100,10 +100,10 @@ fn an_authority_signs_again_while_it_is_good_for_a_year() {
     assert_eq!(renewed.ca_cert, made.ca_cert);
     assert_ne!(renewed.cert, made.cert);
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
-    // Less than a year before its end.
+    // Less than a year before it expires.
     let renewed = again(&made, "2036-01-01T00:00:00Z");
     assert_ne!(renewed.ca_cert, made.ca_cert);
-    // One whose key is another's.
+    // The key belongs to another authority.
     let stolen = Artifacts {
         ca_key: self::made().ca_key,
         ..made.clone()
@@ -113,7 +113,7 @@ fn an_authority_signs_again_while_it_is_good_for_a_year() {
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
 }
 
-/// An authority as it was made at a time, with a name, and what it signs now.
+/// Returns an authority that was generated at `time` with this name, and a certificate that it signs now.
 fn of_authority(time: &str, name: &str) -> Artifacts {
     let mut params = authority(at(time)).unwrap();
     params.distinguished_name.push(
@@ -126,15 +126,15 @@ fn of_authority(time: &str, name: &str) -> Artifacts {
     leaf(&Issuer::new(params, key), cert, ca_key, HOST, now()).unwrap()
 }
 
-/// The library that verifies chains takes the word of an authority of any age, and a certificate
-/// must not say more than who signed it.
+/// webpki does not check the validity period of a trusted authority, and the issuer name in a certificate
+/// must be that of the authority that signed it.
 #[test]
 fn an_authority_that_expires_or_has_another_name_is_replaced() {
-    // Four months before its end.
+    // Four months before it expires.
     let old = of_authority("2017-04-01T00:00:00Z", AUTHORITY);
     let error = old.check(HOST, now()).unwrap_err();
     assert_eq!(error, "ca-cert.pem: expired or expires soon");
-    let other = of_authority("2026-11-22T12:00:00Z", "somebody-else");
+    let other = of_authority("2026-11-22T12:00:00Z", "other-ca");
     other.check(HOST, now()).unwrap();
     for artifacts in [old, other] {
         let renewed = Artifacts::generate(&artifacts, HOST, now()).unwrap();
@@ -146,7 +146,7 @@ fn an_authority_that_expires_or_has_another_name_is_replaced() {
     assert_eq!(renewed.ca_cert, same.ca_cert);
 }
 
-/// An authority and a certificate of a Go replica: RSA, PKCS #1, a name as PrintableString.
+/// Reads an authority and a certificate of a Go replica: RSA, PKCS #1, a name as PrintableString.
 #[test]
 fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {
     let go = Artifacts {

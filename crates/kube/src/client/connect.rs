@@ -1,28 +1,28 @@
-//! A daemon's client, from its flags.
+//! The client of a daemon, created from its flags.
 
 use super::{ClientError, ClientOptions, RestMetrics, from_kubeconfig};
 use std::path::Path;
 
-/// What a daemon's flags and configuration say of its client.
+/// The settings of a daemon's client in its flags and configuration file.
 #[derive(Debug, Clone, Copy)]
 pub struct Connection<'a> {
-    /// The kubeconfig, if one is given.
+    /// Path of the kubeconfig, if one is given.
     pub kubeconfig: Option<&'a Path>,
-    /// The API server's address in place of the kubeconfig's; empty for none.
+    /// URL of the API server, which replaces that of the kubeconfig; empty for none.
     pub server: &'a str,
     /// Sustained requests per second.
     pub qps: f64,
-    /// How many requests may go out at once before `qps` applies.
+    /// Number of requests that may be sent at once before `qps` applies.
     pub burst: u32,
     /// The daemon's name, for the `User-Agent` header.
     pub name: &'a str,
 }
 
 impl Connection<'_> {
-    /// Makes the client.
+    /// Creates the client.
     ///
     /// # Errors
-    /// When no configuration is found or the one found cannot be used.
+    /// Fails if no configuration is found or it cannot be used.
     pub async fn open(&self, metrics: Option<RestMetrics>) -> Result<crate::Client, ClientError> {
         let options = ClientOptions {
             qps: self.qps,

@@ -1,19 +1,19 @@
-//! Refusals of the API server's authorizers, and the RBAC rule that each of them asks for.
+//! The RBAC rule that is missing when the API server denies a request.
 
 use std::fmt;
 
-/// An RBAC rule that no role of the client's user has.
+/// An RBAC rule that no role of the client's user contains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingRule {
     group: String,
-    /// With the subresource.
+    /// Includes the subresource.
     resource: String,
     verbs: Vec<String>,
     namespace: Option<String>,
 }
 
 impl MissingRule {
-    /// Returns the rule with which an informer lists and watches `resource` of `group`.
+    /// Returns the rule that allows an informer to list and watch `resource` of `group`.
     #[must_use]
     pub fn list_and_watch(group: &str, resource: &str) -> Self {
         Self {
@@ -24,8 +24,8 @@ impl MissingRule {
         }
     }
 
-    /// Reads the message of a refusal, such as `pods is forbidden: User "u" cannot list resource "pods"
-    /// in API group "" at the cluster scope`. `None` for those of admission, which no rule helps.
+    /// Parses the message of a refusal, such as `pods is forbidden: User "u" cannot list resource "pods" in
+    /// API group "" at the cluster scope`. Returns `None` for refusals by admission, which no rule can fix.
     #[must_use]
     pub fn parse(message: &str) -> Option<Self> {
         let (_, rest) = message.split_once("\" cannot ")?;
@@ -42,7 +42,7 @@ impl MissingRule {
         })
     }
 
-    /// Returns whether the rule is one that informers ask for.
+    /// Returns whether the rule has only the verbs of an informer.
     pub(super) fn is_of_informers(&self) -> bool {
         self.verbs
             .iter()
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn refusal_of_rbac_names_the_missing_rule() {
         let rule = |message: &str| MissingRule::parse(message).map(|rule| rule.to_string());
-        // As kube-apiserver 1.35 words them.
+        // The wording of kube-apiserver 1.35.
         let cluster = "nodemetrics.slo.koordinator.sh \"n\" is forbidden: User \
              \"system:serviceaccount:koordinator-system:koordlet\" cannot patch resource \"nodemetrics/status\" in \
              API group \"slo.koordinator.sh\" at the cluster scope";

@@ -1,4 +1,4 @@
-//! `rest_client_*`: what client-go says of its requests.
+//! The metrics `rest_client_*` of client-go.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -24,11 +24,11 @@ pub struct RestMetrics {
 }
 
 impl RestMetrics {
-    /// Registers them. What `registry` has already is left out of it.
+    /// Registers the metrics. Those that `registry` already has are not registered again.
     ///
     /// # Errors
     ///
-    /// When a metric's definition is wrong, which tests would show.
+    /// Fails if the definition of a metric is wrong, which the tests would detect.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let times = vec![
             0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
@@ -50,17 +50,17 @@ impl RestMetrics {
         Ok(Self {
             requests: counters(
                 "rest_client_requests_total",
-                "Requests to the API server, by the code of the answer.",
+                "Requests to the API server, by the code of the response.",
                 &["code", "method", "host"],
             )?,
             seconds: histograms(
                 "rest_client_request_duration_seconds",
-                "Time from sending a request to the head of its answer.",
+                "Time from sending a request to the head of its response.",
                 &times,
             )?,
             waits: histograms(
                 "rest_client_rate_limiter_duration_seconds",
-                "Time that a request was held back on this side.",
+                "Time that a request waited for the rate limit of the client.",
                 &times,
             )?,
             retries: counters(
@@ -75,13 +75,13 @@ impl RestMetrics {
             )?,
             received: histograms(
                 "rest_client_response_size_bytes",
-                "Size of the bodies of answers, where their heads tell.",
+                "Size of the bodies of responses with a Content-Length.",
                 &sizes,
             )?,
         })
     }
 
-    /// Forgets everything.
+    /// Removes all series.
     pub fn reset(&self) {
         self.requests.reset();
         self.retries.reset();
@@ -91,23 +91,23 @@ impl RestMetrics {
     }
 }
 
-/// The metrics of the client for one API server.
+/// The metrics of the client of one API server, with its host; `None` if requests are not measured.
 #[derive(Debug, Clone)]
 pub(super) struct Measure(pub(super) Option<Arc<(RestMetrics, String)>>);
 
-/// When a request was handed to the client.
+/// Extension of a request: the time when it was passed to the client.
 #[derive(Debug, Clone, Copy)]
 struct Asked(Instant);
 
 impl Measure {
-    /// Remembers that `head` was handed over now.
+    /// Stores the current time in the request `head`, from which the wait for the rate limit is measured.
     pub(super) fn ask(&self, head: &mut http::request::Parts) {
         if self.0.is_some() {
             head.extensions.insert(Asked(Instant::now()));
         }
     }
 
-    /// The request is sent again because of an answer with `code`.
+    /// Counts that a request is sent again because of a response with `code`.
     pub(super) fn retry(&self, head: &http::request::Parts, code: http::StatusCode) {
         if let Some((metrics, host)) = self.0.as_deref() {
             metrics

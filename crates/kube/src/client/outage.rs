@@ -1,4 +1,5 @@
-//! Failures that last, of all requests of a client: the server is unreachable, or a right is missing.
+//! Logs failures that last over all requests of a client: the server is unreachable, or an RBAC rule is
+//! missing.
 
 use super::forbidden::MissingRule;
 use super::transport::Answer;
@@ -12,37 +13,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::time::Instant;
 
-/// The longest refusal that is read, in bytes.
+/// Maximum size of a refusal that is read, in bytes.
 const LONGEST_REFUSAL: usize = 1 << 20;
-/// So many missing rules are logged.
+/// Maximum number of missing rules that are logged.
 const MOST_RULES: usize = 256;
 
-/// A request that got no answer.
+/// The error of a request that got no response.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to reach {server}: {cause}")]
 pub struct Unreachable {
-    /// The server's URL.
+    /// URL of the server.
     pub server: String,
-    /// The error with its causes.
+    /// Text of the error and its causes.
     pub cause: String,
 }
 
 impl Unreachable {
-    /// Returns whether `error` is one: the client has logged it.
+    /// Returns whether `error` is of this type. If so, the client has logged it.
     #[must_use]
     pub fn is(error: &kube::Error) -> bool {
         matches!(error, kube::Error::Service(error) if error.is::<Self>())
     }
 }
 
-/// Watches over the requests of one client, and logs what keeps failing once instead of per request.
+/// Observes the requests of one client, and logs a lasting failure once instead of per request.
 #[derive(Debug, Clone)]
 pub(super) struct OutageReporter(Arc<State>);
 
 #[derive(Debug)]
 struct State {
     server: String,
-    /// Whether `outage` is set: a request that is answered takes no lock.
+    /// True while `outage` is set, so that a successful request takes no lock.
     is_down: AtomicBool,
     outage: Mutex<Outage>,
     missing_rules: Mutex<BTreeSet<String>>,
@@ -51,7 +52,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Outage {
     since: Option<Instant>,
-    /// When a line was logged last, about this or an earlier outage.
+    /// Time of the last log line, about this or an earlier outage.
     logged: Option<Instant>,
     failed_requests: u64,
 }
@@ -66,7 +67,7 @@ impl OutageReporter {
         }))
     }
 
-    /// Sends `request` by `send`. An error names server and cause.
+    /// Sends `request` with `send`. The error contains server and cause.
     pub(super) async fn send<F>(
         self,
         request: Request<Body>,
@@ -122,7 +123,7 @@ impl OutageReporter {
         self.0.is_down.store(false, Ordering::Relaxed);
         outage.failed_requests = 0;
         if let Some(since) = outage.since.take() {
-            // An outage that got no line of its own needs none about its end.
+            // The end of an outage is logged only if its beginning was.
             let was_logged = outage.logged.is_some_and(|at| at >= since);
             drop(outage);
             if was_logged {
@@ -132,7 +133,7 @@ impl OutageReporter {
         }
     }
 
-    /// Logs the rule whose absence is the reason of a refusal, once. Informers log theirs themselves.
+    /// Logs the missing rule of a refusal once. Informers log theirs themselves.
     async fn refused(&self, response: Answer) -> Result<Answer, kube::Error> {
         let (head, body) = response.into_parts();
         let read = Limited::new(body, LONGEST_REFUSAL).collect().await;

@@ -1,4 +1,4 @@
-//! The way of requests to a server: headers, TLS, and the connections of a client.
+//! The transport of a client: headers, TLS and connections.
 
 use bytes::Bytes;
 use http::uri::Scheme;
@@ -17,21 +17,21 @@ use std::time::Duration;
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 
-/// What a server answers; its body may still be coming.
+/// The response of a server; its body may still be arriving.
 pub(super) type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
 /// Sends one request once; clones share the connections.
 pub(super) type Sender = BoxCloneSyncService<Request<Body>, Answer, BoxError>;
 
-/// After so long without a frame the server is asked whether it is there, as client-go does: requests on
-/// a dead connection would each wait for their deadline, and the next ones would follow them.
+/// Idle time after which the client pings the server, like client-go: otherwise each request on a dead
+/// connection would wait for its deadline, and later requests would use the same connection.
 const PING_AFTER: Duration = Duration::from_secs(30);
-/// The answer to that may take so long before the connection is given up.
+/// Time to wait for the response to a ping before the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Readies `config` for a transport. The system's roots are loaded only where certificates are verified
-/// by them: an image without CA certificates has none, and loading them fails there.
+/// Prepares `config` for a transport. The system's root certificates are loaded only if they verify the
+/// server: an image without CA certificates has none, and loading them fails there.
 pub(crate) fn prepare(config: &mut kube::Config) {
-    // Its policy retries every 429, evictions included, for minutes.
+    // kube's retry policy repeats every 429, evictions included, for minutes.
     config.default_retry = false;
     crate::tls::install_crypto_provider();
     let verifies =
@@ -41,10 +41,10 @@ pub(crate) fn prepare(config: &mut kube::Config) {
     }
 }
 
-/// Returns the transport to the server of `config`, which went through [`prepare`].
+/// Returns the transport to the server of `config`, which [`prepare`] has prepared.
 ///
 /// # Errors
-/// When certificates, credentials or headers cannot be used.
+/// Fails if certificates, credentials or headers cannot be used.
 pub(super) fn connect(config: &kube::Config) -> Result<Sender, kube::Error> {
     let connections = Connections {
         short: connections(config, true)?,
@@ -64,9 +64,9 @@ pub(super) fn connect(config: &kube::Config) -> Result<Sender, kube::Error> {
 
 type HttpClient = Client<TimeoutConnector<hyper_rustls::HttpsConnector<HttpConnector>>, Body>;
 
-/// The connections of a client. Requests that end share one by HTTP/2, where the server has it: fewer
-/// handshakes, system calls and TLS records. One that stays open has a connection for itself: a watch
-/// that is not read must not hold up what others are answered, nor many watches take all streams.
+/// The connections of a client. Requests that end share one HTTP/2 connection if the server supports it,
+/// which saves handshakes, system calls and TLS records. A request that stays open has its own connection: a
+/// watch that is not read must not block other responses, and many watches must not use up all streams.
 #[derive(Clone)]
 struct Connections {
     short: HttpClient,
@@ -91,7 +91,7 @@ impl Service<Request<Body>> for Connections {
     }
 }
 
-/// Returns a sender by way of `client`, which has one queue for all that send.
+/// Returns a sender over `client`, which has one queue for all requests.
 pub(super) fn through(client: kube::Client) -> Sender {
     Sender::new(tower::service_fn(move |request| {
         let client = client.clone();
@@ -102,8 +102,8 @@ pub(super) fn through(client: kube::Client) -> Sender {
     }))
 }
 
-/// Returns whether the answer to `request` may go on until one side ends it: watches, followed logs, and
-/// connections that change their protocol, which HTTP/2 has not.
+/// Returns whether the response to `request` lasts until one side ends it: watches, followed logs, and
+/// protocol upgrades, which HTTP/2 does not support.
 fn stays_open<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or_default();
     let is_set = |pair: &str| {
@@ -118,7 +118,7 @@ fn stays_open<B>(request: &Request<B>) -> bool {
 fn connections(config: &kube::Config, http2: bool) -> Result<HttpClient, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
-    // What is small must not wait for more.
+    // Small requests must not wait for more data.
     tcp.set_nodelay(true);
     let mut tls = HttpsConnectorBuilder::new()
         .with_tls_config(config.rustls_client_config()?)
@@ -158,7 +158,8 @@ mod tests {
     use tokio::sync::watch;
     use tokio_util::sync::CancellationToken;
 
-    /// Serves TLS, answers with the version of HTTP, and counts the connections in `accepted`.
+    /// Starts a TLS server that responds with the HTTP version of the request, and counts its connections in
+    /// `accepted`.
     async fn versions(accepted: Arc<AtomicUsize>, stop: CancellationToken) -> String {
         let now = jiff::Timestamp::now();
         let made = Artifacts::generate(&Artifacts::default(), "localhost", now).unwrap();

@@ -1,4 +1,4 @@
-//! `controller_runtime_*` and `workqueue_*`: what controller-runtime shows of its controllers.
+//! The metrics `controller_runtime_*` and `workqueue_*` of controller-runtime.
 
 use crate::queue::QueueMetrics;
 use koord_app::metrics::register;
@@ -20,10 +20,10 @@ pub struct ControllerMetrics {
 }
 
 impl ControllerMetrics {
-    /// Registers them. Components that share a registry share clones.
+    /// Registers the metrics. Components that share a registry share clones.
     ///
     /// # Errors
-    /// One is registered already.
+    /// Fails if one of them is registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let name = |name: &str| format!("controller_runtime_{name}");
         let counters = |what: &str, help: &str, labels: &[&str]| {
@@ -63,7 +63,7 @@ impl ControllerMetrics {
         })
     }
 
-    /// Creates the series of `controller`, with nothing counted.
+    /// Creates the series of `controller` with zero values.
     pub(super) fn announce(&self, controller: &str, workers: usize) {
         for result in ["success", "error", "requeue", "requeue_after"] {
             self.total.with_label_values(&[controller, result]);
@@ -75,7 +75,7 @@ impl ControllerMetrics {
         self.workers.with_label_values(&[controller]).set(workers);
     }
 
-    /// Measures a reconcile until the answer is dropped.
+    /// Measures a reconcile until the returned guard is dropped.
     pub(super) fn begin(&self, controller: &str) -> RunningReconcile {
         let active = self.active.with_label_values(&[controller]);
         active.inc();
@@ -101,7 +101,7 @@ impl ControllerMetrics {
     }
 }
 
-/// A reconcile that is measured.
+/// A reconcile in progress, which is measured until this is dropped.
 pub(super) struct RunningReconcile {
     active: IntGauge,
     _timer: HistogramTimer,

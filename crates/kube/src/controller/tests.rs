@@ -3,8 +3,8 @@ use crate::testing::LogLines;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Runs a controller whose reconciles of the key `k` have these results, `None` being a panic. Returns when each began, in
-/// milliseconds, and the metrics.
+/// Runs a controller whose reconciles of the key `k` have these results, `None` being a panic. Returns the
+/// start time of each reconcile, in milliseconds, and the metrics.
 async fn run(results: Vec<Option<Result<Action, String>>>) -> (Vec<u128>, String) {
     let registry = prometheus::Registry::new();
     let metrics = ControllerMetrics::register(&registry).unwrap();
@@ -67,7 +67,7 @@ async fn a_failed_key_backs_off_until_it_succeeds() {
     let soon = Some(Ok(Action::RequeueAfter(Duration::from_millis(1))));
     let results = vec![failed(), failed(), failed(), soon, failed(), failed()];
     let (begun, metrics) = run(results).await;
-    // 5, 10 and 20 ms; the success forgets them.
+    // 5, 10 and 20 ms; the success resets the back-off.
     assert_eq!(begun, [0, 5, 15, 35, 36, 41]);
     let errors = "controller_runtime_reconcile_errors_total{controller=\"c\"} 5";
     assert!(metrics.contains(errors), "{metrics}");
@@ -94,16 +94,8 @@ async fn failures_are_logged_by_the_module_that_runs_the_controller() {
     run(vec![failed(), failed(), None, Some(Ok(Action::Done))]).await;
     // The second failure is a debug line.
     let expected = [
-        concat!(
-            " WARN ",
-            module_path!(),
-            ": reconcile failed; it is retried"
-        ),
-        concat!(
-            "ERROR ",
-            module_path!(),
-            ": reconcile panicked; it is retried"
-        ),
+        concat!(" WARN ", module_path!(), ": reconcile failed, retrying"),
+        concat!("ERROR ", module_path!(), ": reconcile panicked, retrying"),
     ];
     let lines = log.lines();
     assert_eq!(lines.len(), expected.len(), "{lines:?}");

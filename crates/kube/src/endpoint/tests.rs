@@ -1,4 +1,4 @@
-//! A TLS server in this process, and which of its certificates are accepted.
+//! Starts a TLS server in this process, and checks which of its certificates are accepted.
 
 use super::*;
 use crate::certs::Artifacts;
@@ -22,13 +22,13 @@ struct Server {
 }
 
 impl Server {
-    /// Serves with a certificate for `localhost`; `ca.pem` and `server.pem` are in its directory.
+    /// Starts a server with a certificate for `localhost`; its directory holds `ca.pem` and `server.pem`.
     async fn start() -> Self {
         let made = generate();
         let dir = std::env::temp_dir().join(format!("koord-endpoint-{}", fastrand::u64(..)));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("ca.pem"), &made.ca_cert).unwrap();
-        // As a kubelet's file: certificate and key.
+        // Like the file of a kubelet: certificate and key.
         let both = [made.cert.clone(), made.key.clone()].concat();
         std::fs::write(dir.join("server.pem"), both).unwrap();
         std::fs::write(dir.join("other.pem"), generate().ca_cert).unwrap();
@@ -75,7 +75,7 @@ async fn endpoint_certificate_is_verified_by_files() {
     for (host, files, problem) in [
         ("localhost", &["ca.pem"][..], None),
         ("localhost", &["missing.pem", "ca.pem"], None),
-        // A kubelet's own certificate is not for the address that it is reached by.
+        // The certificate of a kubelet does not contain the address under which it is reached.
         ("127.0.0.1", &["server.pem"], None),
         ("127.0.0.1", &["ca.pem"], Some("not valid for name")),
         ("localhost", &["other.pem"], Some("other.pem")),
@@ -99,15 +99,15 @@ async fn endpoint_certificate_is_verified_by_files() {
         server.get("127.0.0.1", &Trust::Any).await.as_deref(),
         Ok("yes")
     );
-    // A renewed file counts at the next handshake.
+    // A renewed file is used at the next handshake.
     let trust = server.files(&["late.pem"]);
     assert!(server.get("localhost", &trust).await.is_err());
     std::fs::copy(server.dir.join("ca.pem"), server.dir.join("late.pem")).unwrap();
     assert_eq!(server.get("localhost", &trust).await.as_deref(), Ok("yes"));
 }
 
-/// An image that holds only a program and its libraries has no CA certificates. This test runs itself again
-/// in a process that finds none.
+/// Runs this test again in a process that finds no CA certificates, as in an image that holds only a program
+/// and its libraries.
 #[tokio::test]
 async fn clients_without_system_roots_work() {
     const MARK: &str = "KOORD_TEST_WITHOUT_ROOTS";
@@ -156,7 +156,7 @@ async fn clients_without_system_roots_work() {
         ..Address::default()
     };
     Poster::new(&address).await.unwrap();
-    // Plain HTTP needs none, either.
+    // Plain HTTP needs none either.
     connect("http://localhost:1", &Trust::Any, None, TIMEOUT).unwrap();
     let plain = crate::client::ClientOptions {
         server: Some("http://localhost:1".to_owned()),

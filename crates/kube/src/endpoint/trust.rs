@@ -1,4 +1,4 @@
-//! Which certificates of an endpoint are accepted.
+//! Verification of the certificate of an endpoint.
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -14,13 +14,14 @@ use std::sync::Arc;
 pub enum Trust {
     /// Any certificate is accepted.
     Any,
-    /// The certificate is in one of these PEM files, or is for the address and signed by one that is.
-    /// Files are read at each handshake, so that renewed ones count at once; missing ones are skipped.
+    /// The certificate is in one of these PEM files, or it is valid for the address and signed by a
+    /// certificate in one of them. The files are read at each handshake, so that renewed ones are used at
+    /// once; missing files are ignored.
     Files(Vec<PathBuf>),
 }
 
 impl Trust {
-    /// Returns the verifier; `None` for [`Trust::Any`].
+    /// Returns the verifier of the certificates; `None` for [`Trust::Any`].
     pub(super) fn verifier(&self) -> Option<Arc<dyn ServerCertVerifier>> {
         match self {
             Self::Any => None,
@@ -32,7 +33,7 @@ impl Trust {
     }
 }
 
-/// Verifies certificates by files.
+/// Verifies server certificates with the certificates in some files.
 #[derive(Debug)]
 struct FileVerifier {
     files: Vec<PathBuf>,
@@ -40,7 +41,7 @@ struct FileVerifier {
 }
 
 impl FileVerifier {
-    /// A longer file is not read, in bytes.
+    /// Maximum size of a file, in bytes; longer files are ignored.
     const LONGEST: u64 = 1 << 20;
 
     fn certificates(&self) -> Vec<CertificateDer<'static>> {
@@ -50,7 +51,7 @@ impl FileVerifier {
         let texts = self.files.iter().filter(is_short).map(std::fs::read);
         let mut certificates = Vec::new();
         for text in texts.flatten() {
-            // A kubelet's file holds its key, too; what is no certificate is passed over.
+            // The file of a kubelet holds its key, too; everything other than certificates is ignored.
             certificates.extend(CertificateDer::pem_slice_iter(&text).flatten());
         }
         certificates
@@ -80,8 +81,9 @@ impl ServerCertVerifier for FileVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let certificates = self.certificates();
-        // The server's own file: neither name nor age matters. A kubelet's self-signed certificate is for
-        // its host name, is reached by address, and outlives its date.
+        // The certificate of the server is in a file: neither its name nor its validity period matters. A
+        // kubelet's self-signed certificate is for its host name, is used with an address, and stays in use
+        // after its expiry.
         if certificates.iter().any(|it| it == server) {
             return Ok(ServerCertVerified::assertion());
         }

@@ -1,4 +1,4 @@
-//! Folding and limiting of events; pure, time is a parameter.
+//! Aggregates and limits events; pure functions, with the time as a parameter.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
@@ -12,23 +12,23 @@ const FOLD_AFTER: usize = 10;
 /// ... each at most this long after the one before, in seconds.
 const FOLD_WINDOW: f64 = 600.0;
 const FOLDED_PREFIX: &str = "(combined from similar events): ";
-/// Events one source may send about one object for one reason at once. (client-go counts all reasons
-/// together for this API; upstream's scheduler uses the newer one, which has no such limit. Who failed
-/// often should still hear that it went well.)
+/// Number of events that one source may send about one object for one reason at once. (client-go counts all
+/// reasons together for this API; upstream's scheduler uses the newer one, which has no such limit. After
+/// many failures the success is still recorded.)
 const BURST: u32 = 25;
-/// Time until it may send one more.
+/// Time until the source may send one more.
 const REFILL: Duration = Duration::from_secs(300);
-/// Remembered keys of each sort; the ones used least recently are forgotten first.
+/// Maximum number of keys in each map; the least recently used ones are removed first.
 const REMEMBER: usize = 4096;
 
-/// What to do with an event.
+/// The request for an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Send it as a new object.
+    /// Create a new Event object.
     Create,
-    /// Raise the count of the object it is a repeat of; its name is filled in.
+    /// Update the count of the existing Event of which this is a repeat; its name is filled in.
     Count,
-    /// Too many: say nothing.
+    /// Send nothing: the rate limit is exceeded.
     Drop,
 }
 
@@ -62,7 +62,7 @@ impl Default for Bucket {
 }
 
 impl Correlator {
-    /// Decides about `event`, adapting message, name and count.
+    /// Decides how to send `event`, and sets its message, name and count.
     pub(super) fn judge(&mut self, mut event: Event, now: Timestamp) -> (Verdict, Event) {
         let speaker = {
             let source = event.source.clone().unwrap_or_default();
@@ -99,7 +99,7 @@ impl Correlator {
         if !folded {
             similar.messages.insert(message.clone());
         }
-        // A folded event is one object however its message changes.
+        // Folded events are one object although their messages differ.
         let identity = if folded {
             event.message = Some(format!("{FOLDED_PREFIX}{message}"));
             key(&[&Some(what), &None])
@@ -126,7 +126,7 @@ impl Correlator {
         let bucket = self.buckets.entry(&key(&[&Some(speaker), &event.reason]));
         if !bucket.0.take(since_epoch(now)) {
             if verdict == Verdict::Create {
-                // Never sent, so there is nothing whose count could be raised later.
+                // No object was created, so a later count cannot be updated.
                 self.sent.forget(&identity);
             }
             return (Verdict::Drop, event);
@@ -148,7 +148,7 @@ fn key(parts: &[&Option<String>]) -> String {
     key
 }
 
-/// A map that forgets the least recently used half when it is full.
+/// A map that removes the least recently used half when it is full.
 #[derive(Debug)]
 struct Memory<V> {
     entries: HashMap<String, (u64, V)>,
@@ -231,13 +231,13 @@ mod tests {
         assert_eq!(verdict, Verdict::Count);
         assert_eq!(folded.metadata.name.as_deref(), Some("e10"));
         assert_eq!(folded.count, Some(2));
-        // A message known from before is still its own event.
+        // An earlier message still has its own event.
         let (verdict, known) = correlator.judge(event(12, "a", "3"), at(4));
         assert_eq!(
             (verdict, known.metadata.name.as_deref()),
             (Verdict::Count, Some("e3"))
         );
-        // After a quiet while messages are told apart again.
+        // After a while without events, messages are separate again.
         let (_, fresh) = correlator.judge(event(13, "a", "new"), at(700));
         assert_eq!(fresh.message.as_deref(), Some("new"));
     }

@@ -1,4 +1,4 @@
-//! A kind that the API server may serve in one of two versions only.
+//! An informer for a kind that the API server may serve in one of two versions only.
 
 use super::failure::Failure;
 use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watched};
@@ -9,8 +9,8 @@ use kube::runtime::watcher;
 use tokio_util::sync::CancellationToken;
 
 impl<V: Mirrored> Informer<V> {
-    /// As [`Informer::start_kept`], of a kind that is watched as `K`, or as `O` where the API server
-    /// does not serve `K`. It is absent if the server serves neither.
+    /// Like [`Informer::start_kept`], for a kind that is watched as `K`, or as `O` if the API server does not
+    /// serve `K`. It is absent if the server serves neither.
     #[must_use]
     pub fn start_either<K, O>(
         client: kube::Client,
@@ -26,7 +26,7 @@ impl<V: Mirrored> Informer<V> {
         Self::start_either_reporting::<K, O>(client, scope, keep, |_| {}, shutdown)
     }
 
-    /// As [`Informer::start_either`]; `report` is called for each object that cannot be read.
+    /// Like [`Informer::start_either`]; `report` is called for each object that cannot be decoded.
     #[must_use]
     pub fn start_either_reporting<K, O>(
         client: kube::Client,
@@ -49,8 +49,8 @@ impl<V: Mirrored> Informer<V> {
 
 type Events<T> = BoxStream<'static, Result<watcher::Event<T>, watcher::Error>>;
 
-/// Follows `first` while its kind is there, and `other` from when it is not, and the other way round.
-/// That a kind is absent is said only when both are, one after the other.
+/// Returns the events of `first` while its kind exists, and those of `other` when it does not, and the other
+/// way round. The kind is reported as absent only if both are absent, one after the other.
 fn either<T: Send + 'static>(first: Events<T>, other: Events<T>) -> Events<T> {
     let state = (first, other, false);
     let next = |(mut now, mut other, mut missed): (Events<T>, Events<T>, bool)| async move {
@@ -62,9 +62,9 @@ fn either<T: Send + 'static>(first: Events<T>, other: Events<T>) -> Events<T> {
                     std::mem::swap(&mut now, &mut other);
                     continue;
                 }
-                // Both have been asked: the next round begins with this one.
+                // Both are absent: the next round begins with this one.
                 Err(error) if Failure::of(error) == Failure::Absent => missed = false,
-                // Before the list has been asked for.
+                // The list has not been requested yet.
                 Ok(watcher::Event::Init) | Err(_) => {}
                 Ok(_) => missed = false,
             }
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(seen(first, old).await, "init init old done");
     }
 
-    /// That is how a definition that loses a version looks, and one that is not installed yet.
+    /// This happens if a CRD loses a version, or is not installed yet.
     #[tokio::test]
     async fn both_are_asked_before_the_kind_is_absent() {
         let first = vec![

@@ -1,4 +1,4 @@
-//! Lists and watches that fail: when they are tried again, and what is logged of them.
+//! Back-off and log lines of failed lists and watches.
 
 use crate::client::{MissingRule, Unreachable};
 use crate::failure_log::{FailureLog, causes};
@@ -6,18 +6,18 @@ use kube::runtime::watcher;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Why a list or watch failed.
+/// Reasons why a list or watch failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server no longer holds the watch's place in history: a new list helps, waiting does not.
+    /// The server no longer has the resourceVersion of the watch: a new list is required, a delay is not.
     Expired,
-    /// The server does not serve the kind at all.
+    /// The server does not serve the kind.
     Absent,
-    /// The right to list or watch is missing.
+    /// The permission to list or watch is missing.
     Denied,
-    /// No answer; the client logs it, for all kinds at once.
+    /// There was no response; the client logs this, for all kinds at once.
     Unreachable,
-    /// The stream of a watch broke off, as it does when the server ends.
+    /// The stream of a watch was interrupted, for example because the server stopped.
     Interrupted,
     /// Any other error.
     Other,
@@ -51,8 +51,8 @@ impl Failure {
     }
 }
 
-/// When a watch that failed is tried again. A scheduler that is blind places nothing, so it looks
-/// more often than client-go, and lists at once when only its place in history is gone.
+/// Delays before a failed watch is retried. A scheduler without a watch places no pods, so it retries more
+/// often than client-go, and lists at once if only the resourceVersion has expired.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
     failures: u32,
@@ -63,9 +63,9 @@ pub(super) struct Retry {
 impl Retry {
     pub(super) const FIRST: Duration = Duration::from_millis(500);
     pub(super) const LONGEST: Duration = Duration::from_secs(6);
-    /// The longest delay while a right is missing, which only an administrator ends.
+    /// Longest delay while a permission is missing, which only an administrator can change.
     pub(super) const LONGEST_DENIED: Duration = Duration::from_secs(60);
-    /// As long without a failure: all is well again.
+    /// Time without a failure after which the delays start from the shortest.
     pub(super) const CALM: Duration = Duration::from_secs(120);
 
     pub(super) fn delay(&mut self, failure: Failure) -> Duration {
@@ -99,45 +99,46 @@ pub(super) struct FailureReporter {
 }
 
 impl FailureReporter {
-    /// Logs a failure of `kind`, `plural.group/version`, unless it has been logged.
+    /// Logs a failure of `kind` (`plural.group/version`), unless it was logged before.
     pub(super) fn report(&mut self, kind: &str, failure: Failure, error: &watcher::Error) {
         match failure {
-            // Logged by those that hold the state of it.
+            // The callers that know the state log these.
             Failure::Absent | Failure::Unreachable => {}
             Failure::Expired => {
-                tracing::info!(kind, %error, "watch expired; objects are listed anew");
+                tracing::info!(kind, %error, "watch expired, listing again");
             }
             Failure::Denied => {
                 if !std::mem::replace(&mut self.is_denied, true) {
                     let rule = missing_rule(kind);
                     let error = causes(error);
-                    tracing::warn!(kind, %rule, error, "access denied: a role lacks a rule; the watch is retried");
+                    tracing::warn!(kind, %rule, error, "access denied: a role lacks a rule; retrying the watch");
                 }
             }
-            // A server that ends breaks the watches of all kinds; the next attempt shows whether it is back.
+            // A server that stops interrupts the watches of all kinds; the next attempt shows whether it is
+            // running again.
             Failure::Interrupted if !std::mem::replace(&mut self.is_interrupted, true) => {
-                tracing::debug!(kind, %error, "watch was interrupted; it is retried");
+                tracing::debug!(kind, %error, "watch interrupted, retrying");
             }
             Failure::Interrupted | Failure::Other => {
                 let error = causes(error);
                 if self.log.record(&error) {
-                    tracing::warn!(kind, error, "watch failed; it is retried");
+                    tracing::warn!(kind, error, "watch failed, retrying");
                 }
             }
         }
     }
 
-    /// Ends the failure: the server sent an object, or all of a list.
+    /// Ends the failure: the server sent an object or a complete list.
     pub(super) fn clear(&mut self, kind: &str) {
         self.log.clear();
         self.is_interrupted = false;
         if std::mem::take(&mut self.is_denied) {
-            tracing::info!(kind, "access is granted now");
+            tracing::info!(kind, "access granted");
         }
     }
 }
 
-/// Returns the rule with which `kind`, `plural.group/version`, is listed and watched.
+/// Returns the rule that allows to list and watch `kind` (`plural.group/version`).
 fn missing_rule(kind: &str) -> MissingRule {
     let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
     let group = group.rsplit_once('/').map_or(group, |(group, _)| group);

@@ -1,12 +1,12 @@
-//! What a store holds.
+//! The content of a store.
 
 use super::Mirrored;
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Objects by their names, which are read out of the objects: a key beside each of them would be a tenth
-/// of what is kept of a pod.
+/// A hash table of objects. The keys are read from the objects: a separate key for each of them would need a
+/// tenth of the memory of a pod.
 #[derive(Debug)]
 pub(super) struct Objects<K> {
     table: HashTable<Arc<K>>,
@@ -28,7 +28,7 @@ impl<K: Mirrored> Objects<K> {
         self.table.find(hash, |object| object.names() == names)
     }
 
-    /// Puts `new` in the place of the one of the same names, and returns that.
+    /// Inserts `new`, and returns the object with the same key that it replaces.
     pub(super) fn insert(&mut self, new: Arc<K>) -> Option<Arc<K>> {
         let Self { table, hasher } = self;
         let hash = hasher.hash_one(new.names());
@@ -60,7 +60,7 @@ impl<K> Objects<K> {
         self.table.iter()
     }
 
-    /// Takes out those for which `is_meant`, in no particular order.
+    /// Removes the objects for which `is_meant` is true, and returns them in no particular order.
     pub(super) fn take_if(
         &mut self,
         is_meant: impl FnMut(&mut Arc<K>) -> bool,

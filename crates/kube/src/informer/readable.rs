@@ -1,7 +1,7 @@
-//! Objects that need not be what their kind says.
+//! Decoding of objects that may not match the type of their kind.
 //!
-//! Definitions of custom resources promise less than types of Rust: a duration there is any text. One
-//! such object must not hide all others of a list.
+//! The schemas of custom resources are less strict than Rust types: a duration may be any text there. One
+//! such object must not break the list of all others.
 
 use super::ObjectKey;
 
@@ -11,23 +11,24 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::de::Deserialize;
 use serde_json::Value;
 
-/// An object, or what can be said of one that cannot be read. Lists and watches of it go on where
-/// those of `K` fail.
+/// An object, or the description of one that cannot be decoded. Lists and watches of it continue where those
+/// of `K` fail.
 #[derive(Debug, Clone)]
 pub struct Readable<K>(pub Result<K, Box<Unread>>);
 
-/// An object that cannot be read.
+/// An object that cannot be decoded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{problem}")]
 pub struct Unread {
-    /// Its metadata; only names, uid and resource version if these are what cannot be read.
+    /// The metadata of the object; only names, uid and resource version if the metadata itself cannot be
+    /// decoded.
     pub metadata: ObjectMeta,
-    /// Field, and what is wrong with its value.
+    /// Path of the field, and what is wrong with its value.
     pub problem: String,
 }
 
 impl Unread {
-    /// Namespace (empty for cluster-scoped objects) and name.
+    /// Returns namespace (empty for cluster-scoped objects) and name.
     pub(super) fn names(&self) -> (&str, &str) {
         let namespace = self.metadata.namespace.as_deref().unwrap_or_default();
         (namespace, self.metadata.name.as_deref().unwrap_or_default())
@@ -40,7 +41,7 @@ impl Unread {
 }
 
 impl<K: Decode> Decode for Readable<K> {
-    /// Decodes one object; does not fail.
+    /// Decodes one object; never fails.
     fn decode(json: &str) -> serde_json::Result<Self> {
         Ok(Self::of(json))
     }
@@ -59,7 +60,7 @@ impl Unread {
         let value: Value = serde_json::from_str(json).unwrap_or_default();
         let metadata = value.get("metadata").map(ObjectMeta::deserialize);
         let reason = error.to_string();
-        // The position is one within the object, and the path says more.
+        // The position is relative to the object, and the path is more useful.
         let reason = reason
             .rsplit_once(" at line ")
             .map_or(&*reason, |(reason, _)| reason);

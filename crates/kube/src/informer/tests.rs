@@ -52,7 +52,8 @@ fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informe
     }
 }
 
-/// One that cannot be read any more stays as it was read last, also when it is listed anew, until it is gone.
+/// An object that can no longer be decoded stays in its last decoded state until it is deleted, even if it is
+/// listed again.
 #[test]
 fn what_cannot_be_read_is_passed_over_and_loses_nothing() {
     let unread = |name: &str| {
@@ -176,7 +177,7 @@ async fn a_slow_reader_delays_neither_store_nor_sync() {
     assert_eq!(read, 1000);
 }
 
-/// Counts warnings and notes of this thread.
+/// Stores the levels of the log lines of this thread.
 #[derive(Clone, Default)]
 struct Counter(Arc<parking_lot::Mutex<Vec<tracing::Level>>>);
 
@@ -210,12 +211,12 @@ async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
     for (name, code, expected) in [("not there", 404, true), ("forbidden", 403, false)] {
         let events = vec![Ok(Event::Init), failed(code), Ok(Event::Init), failed(code)];
         let mut informer = informer_of(events);
-        // On a clock that stands still otherwise: both attempts are over.
+        // The clock is paused: both attempts are over by now.
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
         assert!(informer.changes.try_recv().is_err(), "{name}");
         let lines = std::mem::take(&mut *said.0.lock()).len();
-        assert_eq!(lines, 1, "{name}: what is said");
+        assert_eq!(lines, 1, "{name}: number of log lines");
     }
     let events = vec![
         Ok(Event::Init),

@@ -1,5 +1,5 @@
-//! Objects as JSON text: a fifth of what they are with all their fields, and read in microseconds by
-//! those few who look at one.
+//! Objects as JSON text: it needs a fifth of the memory of the decoded object, and is decoded in microseconds
+//! when an object is needed.
 
 use super::{Mirrored, ObjectKey};
 use kube::core::Resource;
@@ -7,13 +7,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
 
-/// An object as text. [`Mirrored`], so an informer can keep it in the place of the object.
+/// An object as text. It implements [`Mirrored`], so an informer can store it instead of the object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Text<K> {
     key: ObjectKey,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
-    /// Without the two above.
+    /// The object without the two fields above.
     json: Box<str>,
     of: PhantomData<fn() -> K>,
 }
@@ -22,7 +22,7 @@ impl<K> Text<K>
 where
     K: Resource + Serialize + DeserializeOwned + Default,
 {
-    /// What `object` says. Infallible: what came as JSON can be written as JSON.
+    /// Encodes `object`. Cannot fail: an object that was decoded from JSON can be encoded as JSON.
     pub fn of(mut object: K) -> Self {
         let meta = object.meta_mut();
         let (uid, version) = (meta.uid.take(), meta.resource_version.take());
@@ -36,9 +36,9 @@ where
         }
     }
 
-    /// The object as it was.
+    /// Decodes the object.
     pub fn read(&self) -> K {
-        // It was written by `of`.
+        // The text was encoded by `of`.
         let mut object: K = serde_json::from_str(&self.json).unwrap_or_default();
         let meta = object.meta_mut();
         meta.uid = self.uid.as_deref().map(str::to_owned);
@@ -46,7 +46,7 @@ where
         object
     }
 
-    /// Whether both say the same, versions aside.
+    /// Returns whether both objects are equal, apart from uid and resourceVersion.
     pub fn is_like(&self, other: &Self) -> bool {
         self.json == other.json
     }

@@ -1,27 +1,28 @@
-//! Flags of the leader election.
+//! The flags of leader election.
 
 use crate::component_config::LeaderElection;
 use clap::ArgAction;
 use koord_api::GoDuration;
 use koord_app::flags;
 
-/// component-base's flags of leader election. They override a configuration file when they are given.
+/// The flags for leader election in Kubernetes' component-base. They override a configuration file if they
+/// are given.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ElectionArgs {
-    /// Whether replicas elect one that works. Overrides the file when given.
+    /// Whether replicas elect a leader; only the leader works. Overrides the file when given.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = ArgAction::Set, value_parser = flags::boolean)]
     pub leader_elect: Option<bool>,
-    /// How long the lease is valid without renewal. Overrides the file when given.
+    /// How long a lease is valid without renewal. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_lease_duration: Option<GoDuration>,
-    /// After how long without renewal the leader gives up. Overrides the file when given.
+    /// How long the leader retries a renewal before it stops. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_renew_deadline: Option<GoDuration>,
-    /// How often to try to get the lease. Overrides the file when given.
+    /// How often to try to get or renew the lease. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_retry_period: Option<GoDuration>,
-    /// What is locked; only leases are supported. Overrides the file when given.
+    /// Type of the lock; only leases are supported. Overrides the file when given.
     #[arg(long)]
     pub leader_elect_resource_lock: Option<String>,
     /// Name of the lease. Overrides the file when given.
@@ -33,7 +34,7 @@ pub struct ElectionArgs {
 }
 
 impl ElectionArgs {
-    /// Sets what flags are given for in `section`.
+    /// Replaces the values in `section` for which flags are given.
     pub fn apply<C>(&self, section: &mut LeaderElection<C>) {
         fn set<T: Clone>(field: &mut T, flag: Option<&T>) {
             if let Some(value) = flag {

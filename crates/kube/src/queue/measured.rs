@@ -1,4 +1,4 @@
-//! `workqueue_*`: what client-go says of its queues.
+//! The metrics `workqueue_*` of client-go.
 
 use prometheus::{
     HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, exponential_buckets,
@@ -18,10 +18,10 @@ pub struct QueueMetrics {
 }
 
 impl QueueMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// One is registered already.
+    /// Fails if one of them is registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let labels = ["name", "controller"];
         // From 10 ns to 1,000 s.
@@ -54,7 +54,7 @@ impl QueueMetrics {
         })
     }
 
-    /// Those of the queue of a controller; it is there from now on, with nothing counted.
+    /// Returns the metrics of a controller's queue. Its series exist from now on, with zero values.
     pub(super) fn of<T>(&self, name: &str) -> Measured<T> {
         let labels = [name, name];
         Measured {
@@ -82,19 +82,19 @@ pub(super) struct Measured<T> {
 }
 
 impl<T: Clone + Eq + Hash> Measured<T> {
-    /// A key waits from now on.
+    /// Records that a key was added.
     pub(super) fn add(&mut self, key: &T) {
         self.adds.inc();
         self.depth.inc();
         self.added.insert(key.clone(), Instant::now());
     }
 
-    /// A key will be added later.
+    /// Records that a key will be added after a delay.
     pub(super) fn delay(&self) {
         self.retries.inc();
     }
 
-    /// A key is being worked on.
+    /// Records that the processing of a key begins.
     pub(super) fn begin(&mut self, key: &T) {
         self.depth.dec();
         if let Some(added) = self.added.remove(key) {
@@ -103,7 +103,7 @@ impl<T: Clone + Eq + Hash> Measured<T> {
         self.begun.insert(key.clone(), Instant::now());
     }
 
-    /// No more.
+    /// Records that the processing of a key ended.
     pub(super) fn end(&mut self, key: &T) {
         if let Some(begun) = self.begun.remove(key) {
             self.works.observe(begun.elapsed().as_secs_f64());

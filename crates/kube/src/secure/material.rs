@@ -1,4 +1,4 @@
-//! Certificates: the server's own, and those of the authorities that vouch for clients.
+//! The certificate of the server, and the CA certificates that verify clients.
 
 use crate::{Api, Client};
 use anyhow::{Context as _, Result, bail};
@@ -10,26 +10,26 @@ use rustls::{RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a cluster keeps what its extension servers trust.
+/// The ConfigMap in which a cluster publishes the CA of client certificates for its extension servers.
 const NAMESPACE: &str = "kube-system";
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
 const KEY: &str = "client-ca-file";
 
-/// Who vouches for clients.
+/// Source of the CA certificates that verify clients.
 pub(super) enum Authorities {
-    /// Nobody: certificates are not asked for.
+    /// None: client certificates are not requested.
     None,
-    /// Those in a PEM file.
+    /// A PEM file.
     File(PathBuf),
-    /// Those that the cluster names.
+    /// The ConfigMap of the cluster.
     Cluster {
         client: Client,
-        /// Whether it is all right not to find them at first.
+        /// Whether the server may start without them.
         tolerant: bool,
     },
 }
 
-/// PEM texts.
+/// The certificates and the key, as PEM.
 #[derive(Clone, PartialEq, Default)]
 struct Contents {
     certificate: Vec<u8>,
@@ -37,7 +37,7 @@ struct Contents {
     authorities: Vec<u8>,
 }
 
-/// Where certificates come from, and what they were when last looked at.
+/// The sources of the certificates, and the content at the last read.
 pub(super) struct Source {
     files: Option<(PathBuf, PathBuf)>,
     authorities: Authorities,
@@ -45,7 +45,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Reads certificate and key from `files`; without, makes ones that clients cannot verify.
+    /// Creates a source with certificate and key in `files`; without files, it generates a self-signed
+    /// certificate, which clients cannot verify.
     pub(super) fn new(files: Option<(PathBuf, PathBuf)>, authorities: Authorities) -> Result<Self> {
         let mut known = Contents::default();
         if files.is_none() {
@@ -60,14 +61,14 @@ impl Source {
         })
     }
 
-    /// The configuration to start with.
+    /// Returns the configuration to start with.
     pub(super) async fn first(&mut self) -> Result<Arc<ServerConfig>> {
         let authorities = self.read_authorities().await;
         let authorities = match (&self.authorities, authorities) {
             (Authorities::Cluster { tolerant: true, .. }, Err(error)) => {
                 tracing::warn!(
                     error = %format!("{error:#}"),
-                    "client certificates count for nothing until their authority is found"
+                    "ignoring client certificates until their CA is found"
                 );
                 Vec::new()
             }
@@ -77,15 +78,18 @@ impl Source {
         configuration(&self.known)
     }
 
-    /// The configuration after a change, if there was one.
+    /// Reads everything again; returns the new configuration, `None` if nothing changed.
     pub(super) async fn renewed(&mut self) -> Result<Option<Arc<ServerConfig>>> {
         let authorities = self.read_authorities().await;
         let authorities = authorities.unwrap_or_else(|error| {
             let error = format!("{error:#}");
             if self.known.authorities.is_empty() {
-                tracing::debug!(error, "authorities of clients");
+                tracing::debug!(error, "failed to read the CA of client certificates");
             } else {
-                tracing::warn!(error, "those who vouch for clients stay as they were");
+                tracing::warn!(
+                    error,
+                    "failed to read the CA of client certificates, keeping the previous one"
+                );
             }
             self.known.authorities.clone()
         });
@@ -110,7 +114,8 @@ impl Source {
         Ok(contents)
     }
 
-    /// Nothing only where nobody is to vouch for clients: a file that was emptied is an error.
+    /// Reads the CA certificates. The result is empty only for [`Authorities::None`]: a file without
+    /// certificates is an error.
     async fn read_authorities(&self) -> Result<Vec<u8>> {
         match &self.authorities {
             Authorities::None => Ok(Vec::new()),
@@ -138,7 +143,7 @@ fn file(flag: &str, path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("--{flag}: {}", path.display()))
 }
 
-/// The certificates of a PEM text, of which there is at least one.
+/// Parses the certificates in a PEM text. A text without one is an error.
 fn roots(pem: &[u8]) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {

@@ -75,7 +75,7 @@ async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
     tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ca.crt");
-    for text in ["", "\n", "# nobody\n"] {
+    for text in ["", "\n", "# none\n"] {
         std::fs::write(&path, Signer::new().pem).unwrap();
         let authorities = || Authorities::File(path.clone());
         let mut source = Source::new(None, authorities()).unwrap();
@@ -88,7 +88,7 @@ async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
     }
 }
 
-/// A server without a guard.
+/// Starts a server without a guard.
 async fn within(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
     serving(routes(), limits, stop).await
 }
@@ -103,11 +103,11 @@ async fn serving(routes: Router, limits: tls::Limits, stop: &CancellationToken) 
     address
 }
 
-/// What the server says until it closes the connection.
+/// Reads what the server sends until it closes the connection.
 async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
     let mut said = Vec::new();
     let closed = stream.read_to_end(&mut said);
-    // Closing without saying so is fine.
+    // Closing without a TLS close_notify is accepted.
     let _ = tokio::time::timeout(Duration::from_secs(20), closed)
         .await
         .expect("the server closes the connection");
@@ -129,7 +129,7 @@ async fn silent_clients_are_left() {
         head: short,
         ..patient
     };
-    // The preface, empty settings, and `GET /healthz` of stream 1 by the static table.
+    // The preface, empty settings, and `GET /healthz` on stream 1 with the static table.
     let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     let preface = request.clone();
     request.extend(b"\0\0\x0f\x01\x05\0\0\0\x01\x82\x87\x41\x01x\x04\x08/healthz");
@@ -164,7 +164,7 @@ async fn silent_clients_are_left() {
     stop.cancel();
 }
 
-/// A connection whose answer is still to come is not the one that makes room.
+/// A connection with a pending response is not closed for a new client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_an_answer_keeps_its_connection() {
     let stop = CancellationToken::new();

@@ -1,4 +1,4 @@
-//! Webhook configurations: how they are made, and how a running server mends them.
+//! Webhook configurations: their manifests, and how a running server updates them.
 
 use super::{FailurePolicy, Operation, Registration, Selector};
 use crate::Api;
@@ -10,34 +10,34 @@ use kube::core::GroupVersionKind;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// The annotation with the entries as they were before any server changed them (JSON).
+/// Annotation with the entries as they were before any server changed them (JSON).
 const TEMPLATE: &str = "template";
 const GROUP: &str = "admissionregistration.k8s.io";
 
-/// The service in front of a webhook server.
+/// The Kubernetes service of a webhook server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// Its namespace.
+    /// Namespace of the service.
     pub namespace: String,
-    /// Its name.
+    /// Name of the service.
     pub name: String,
 }
 
 impl Service {
-    /// The name that API servers look for in its certificate.
+    /// Returns the host name that API servers expect in the server's certificate.
     #[must_use]
     pub fn host(&self) -> String {
         format!("{}.{}.svc", self.name, self.namespace)
     }
 
-    /// Where API servers find `path`.
+    /// Returns the URL under which API servers reach `path`.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("https://{}:443{path}", self.host())
     }
 }
 
-/// The kind of configuration that an entry belongs to.
+/// Returns the kind of a mutating or validating configuration.
 fn kind(mutating: bool) -> &'static str {
     if mutating {
         "MutatingWebhookConfiguration"
@@ -46,7 +46,7 @@ fn kind(mutating: bool) -> &'static str {
     }
 }
 
-/// A configuration as a manifest, without a `caBundle`.
+/// Returns a configuration as a manifest, without a `caBundle`.
 pub fn manifest<'a>(
     name: &str,
     mutating: bool,
@@ -100,63 +100,64 @@ fn entry(path: &str, of: &Registration, service: &Service) -> Value {
     entry
 }
 
-/// Why a configuration was not mended.
+/// Reasons why a configuration was not updated.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
-    /// Nobody installed it, which is how a cluster says that it wants webhooks.
-    #[error("{kind} {name} does not exist; the manifests of the manager have it")]
+    /// The configuration does not exist. A cluster enables webhooks by installing it.
+    #[error("{kind} {name} does not exist; the manifests of the manager contain it")]
     Missing {
-        /// Its kind.
+        /// Kind of the configuration.
         kind: &'static str,
-        /// Its name.
+        /// Name of the configuration.
         name: String,
     },
-    /// The API server refused.
+    /// The API server rejected a request.
     #[error("{kind} {name}: {source}")]
     Api {
-        /// Its kind.
+        /// Kind of the configuration.
         kind: &'static str,
-        /// Its name.
+        /// Name of the configuration.
         name: String,
-        /// What it said.
+        /// The error of the request.
         source: Box<kube::Error>,
     },
-    /// Its annotation cannot be used.
+    /// The annotation with the template is invalid.
     #[error("{kind} {name}: annotation {TEMPLATE}: {problem}")]
     Template {
-        /// Its kind.
+        /// Kind of the configuration.
         kind: &'static str,
-        /// Its name.
+        /// Name of the configuration.
         name: String,
-        /// What is wrong.
+        /// The rule that the annotation violates.
         problem: String,
     },
 }
 
-/// Writes into the two configurations where this server is and who vouches for it.
+/// Writes address and CA certificate of this server into the mutating and the validating configuration.
 #[derive(Debug, Clone)]
 pub struct Injector {
     /// Name of the MutatingWebhookConfiguration.
     pub mutating: String,
     /// Name of the ValidatingWebhookConfiguration.
     pub validating: String,
-    /// The paths that are served; entries of others are left out.
+    /// Paths that the server serves; entries with other paths are left out.
     pub served: BTreeSet<&'static str>,
-    /// Where API servers reach the server.
+    /// Service through which API servers reach the server.
     pub service: Service,
-    /// The server's host and port, where API servers are to go there rather than to the service.
+    /// Host and port of the server, which API servers use instead of the service; `None` for the service.
     pub host: Option<(String, u16)>,
-    /// The failure policy of what is about pods, when it is not the template's.
+    /// Failure policy of the webhooks for pods; `None` for that of the template.
     pub pods: Option<FailurePolicy>,
 }
 
-/// Writes of one configuration that somebody undid before a replica lets the other's stand.
+/// Number of writes that another replica may undo before this one accepts its content.
 const WRITES: u32 = 3;
-/// Times that passed without a change until it tries again.
+/// Number of resyncs without a change after which this replica writes again.
 const QUIET: u32 = 60;
 
-/// What a replica remembers of the others: they may have other gates, or be Koordinator's, which has
-/// no failure policy of its own for pods. None of them shall rewrite the configurations for ever.
+/// Detects replicas that write different configurations: they may have other feature gates, or be of
+/// Koordinator, which has no failure policy of its own for pods. They must not overwrite each other
+/// endlessly.
 #[derive(Debug, Default)]
 pub struct Contest {
     mutating: Contested,
@@ -171,7 +172,7 @@ struct Contested {
 }
 
 impl Contest {
-    /// Nobody has touched the configurations for a while.
+    /// Records that the configurations have not changed since the last resync.
     pub fn rested(&mut self) {
         for one in [&mut self.mutating, &mut self.validating] {
             one.quiet += 1;
@@ -183,7 +184,7 @@ impl Contest {
 }
 
 impl Contested {
-    /// Whether to write what differs from what is there.
+    /// Returns whether to write `wanted`, which differs from `current`.
     fn stands_up(&mut self, current: &Value, wanted: &Value) -> bool {
         self.yields = self.writes >= WRITES && is_of_another_mind(current, wanted);
         if !self.yields {
@@ -193,8 +194,8 @@ impl Contested {
     }
 }
 
-/// Whether `current` only leaves out entries, or has other failure policies: what it asks is answered,
-/// and trusted.
+/// Returns whether `current` differs from `wanted` only in that it leaves out entries or has other failure
+/// policies: its webhooks still reach a server with a valid certificate.
 fn is_of_another_mind(current: &Value, wanted: &Value) -> bool {
     let without_policy = |entry: &Value| {
         let mut entry = entry.clone();
@@ -212,10 +213,11 @@ fn is_of_another_mind(current: &Value, wanted: &Value) -> bool {
 }
 
 impl Injector {
-    /// Brings both configurations in line; writes only what differs, and not for ever what others undo.
+    /// Updates both configurations. Writes only if they differ, and accepts the content of another replica
+    /// that overwrites them repeatedly.
     ///
     /// # Errors
-    /// See [`InjectError`]. A conflict is one: whoever was faster may have written the same.
+    /// See [`InjectError`]. A conflict is one: another replica may have written the same.
     pub async fn ensure(
         &self,
         client: &Client,
@@ -279,7 +281,7 @@ impl Injector {
                 tracing::warn!(
                     kind,
                     name,
-                    "another replica leaves out webhooks or sets other failure policies: that stands"
+                    "accepting the webhooks and failure policies that another replica wrote"
                 );
             }
             return Ok(());
@@ -292,11 +294,11 @@ impl Injector {
         }
         let replaced = api.replace(name, &PostParams::default(), &object).await;
         replaced.map_err(failed)?;
-        tracing::info!(kind, name, "webhook configuration brought in line");
+        tracing::info!(kind, name, "updated webhook configuration");
         Ok(())
     }
 
-    /// The entries as they are to be.
+    /// Returns the entries with the settings of this server.
     pub(super) fn wanted(&self, entries: Vec<Value>, ca: &[u8]) -> Value {
         let mut wanted = Vec::new();
         for mut entry in entries {
@@ -305,7 +307,7 @@ impl Injector {
             };
             let path = path(client);
             if !self.served.contains(path.as_str()) {
-                tracing::debug!(path, "no such webhook here: left out of the configuration");
+                tracing::debug!(path, "skipping a webhook that is not served");
                 continue;
             }
             client.insert("caBundle".to_owned(), STANDARD.encode(ca).into());
@@ -334,8 +336,8 @@ impl Injector {
     }
 }
 
-/// Adds to the template what `current` has and it does not: entries of newer manifests, which were
-/// applied over what a server made of older ones. Whether there are any.
+/// Adds entries of `current` that are missing in the template: those of newer manifests, which were applied
+/// after a server changed the configuration. Returns whether there were any.
 fn adopt(template: &mut Vec<Value>, current: &Value) -> bool {
     let before = template.len();
     for entry in current.as_array().into_iter().flatten() {
@@ -346,7 +348,7 @@ fn adopt(template: &mut Vec<Value>, current: &Value) -> bool {
     template.len() > before
 }
 
-/// Where an entry's questions go.
+/// Returns the URL path of an entry.
 fn path(client: &Map<String, Value>) -> String {
     let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
     if let Some(service) = client.get("service") {
@@ -357,7 +359,7 @@ fn path(client: &Map<String, Value>) -> String {
     url.map(|url| url.path().to_owned()).unwrap_or_default()
 }
 
-/// Configurations of one kind.
+/// Returns the API for mutating or validating configurations.
 pub(super) fn api(client: &Client, mutating: bool) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk(GROUP, "v1", kind(mutating));
     Api::all_with(client.clone(), &ApiResource::from_gvk(&kind))

@@ -1,10 +1,10 @@
-//! The difference of two JSON documents as an RFC 6902 patch.
+//! The difference between two JSON documents as an RFC 6902 patch.
 
 use serde_json::{Value, json};
 
-/// The operations that make `old` into `new`: none for what is equal, and none above the deepest
-/// place where both differ. Lists are compared from both ends, so that one inserted or removed
-/// element is one operation.
+/// Returns the operations that change `old` into `new`. Each is at the deepest place where both differ; equal
+/// parts have none. Lists are compared from both ends, so that one inserted or removed element is one
+/// operation.
 #[must_use]
 pub fn diff(old: &Value, new: &Value) -> Vec<Value> {
     let mut operations = Vec::new();
@@ -58,7 +58,7 @@ fn lists(at: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
             compare(at, before, after, out)
         });
     }
-    // From the end, so that what is still to be removed keeps its place.
+    // Remove from the end, so that the indexes of the other elements stay valid.
     for i in (common..old.len()).rev() {
         below(at, &(head + i).to_string(), |at| {
             out.push(json!({"op": "remove", "path": at}));
@@ -71,7 +71,7 @@ fn lists(at: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
     }
 }
 
-/// Runs `f` with `at` pointing to `key` of where it points.
+/// Calls `f` with the pointer `at` extended by `key`.
 fn below(at: &mut String, key: &str, f: impl FnOnce(&mut String)) {
     let length = at.len();
     at.push('/');

@@ -1,7 +1,7 @@
-//! Admission webhooks: what a handler is asked and answers, whoever carries the question.
+//! Admission webhooks: the requests and responses of handlers, independent of the transport.
 //!
-//! An API server asks over HTTPS, with an `AdmissionReview`; the embedded one may ask in the same
-//! process. Both ways end in [`Webhook::review`], so that a handler cannot tell them apart.
+//! An API server sends an `AdmissionReview` over HTTPS; the embedded one may call the webhook in the same
+//! process. Both call [`Webhook::review`], so a handler cannot tell them apart.
 
 pub mod configuration;
 mod diff;
@@ -23,7 +23,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kind {
-    /// API group, `""` for core.
+    /// API group; empty for core.
     pub group: String,
     /// API version.
     pub version: String,
@@ -35,7 +35,7 @@ pub struct Kind {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resource {
-    /// API group, `""` for core.
+    /// API group; empty for core.
     pub group: String,
     /// API version.
     pub version: String,
@@ -43,22 +43,22 @@ pub struct Resource {
     pub resource: String,
 }
 
-/// What a write does.
+/// The operation of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
-    /// There is no old object.
+    /// Creation: there is no old object.
     Create,
-    /// There are both.
+    /// Update: there are an old and a new object.
     Update,
-    /// There is no new object.
+    /// Deletion: there is no new object.
     Delete,
-    /// For example to `pods/exec`.
+    /// A connection, for example to `pods/exec`.
     Connect,
 }
 
 impl Operation {
-    /// The name in reviews and configurations.
+    /// Returns the name in reviews and configurations.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -70,63 +70,63 @@ impl Operation {
     }
 }
 
-/// A write that is to be admitted.
+/// An admission request: a write to be reviewed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Of this question.
+    /// Unique ID of the request.
     pub uid: String,
-    /// Of the object.
+    /// Kind of the object.
     pub kind: Kind,
-    /// What is written to.
+    /// Resource that is written.
     pub resource: Resource,
-    /// For example `status` or `binding`; `""` for the object itself.
+    /// Subresource, for example `status` or `binding`; empty for the object itself.
     pub sub_resource: String,
-    /// `""` while the name is still to be generated.
+    /// Name of the object; empty if the API server will generate it.
     pub name: String,
-    /// `""` for what is in no namespace.
+    /// Namespace of the object; empty for cluster-scoped objects.
     pub namespace: String,
-    /// What the write does.
+    /// Operation of the write.
     pub operation: Operation,
-    /// Who writes.
+    /// The user of the write.
     pub user: User,
-    /// What shall be stored. Its namespace is never empty where [`Self::namespace`] is not.
+    /// The new object. Its namespace is set if [`Self::namespace`] is not empty.
     pub object: Option<Value>,
-    /// What is stored.
+    /// The stored object.
     pub old_object: Option<Value>,
-    /// Nothing will be stored: the handler must have no side effects.
+    /// Whether nothing will be stored: the handler must have no side effects then.
     pub dry_run: bool,
 }
 
-/// What a handler says of a write.
+/// A handler's decision about a write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    /// It may go on as it is.
+    /// The write is allowed without changes.
     Allow {
-        /// For whoever writes.
+        /// Warnings for the client.
         warnings: Vec<String>,
     },
-    /// It may not.
+    /// The write is denied.
     Deny {
-        /// HTTP status, 400 and above.
+        /// HTTP status code, 400 or above.
         code: u16,
-        /// As in a `Status`, for example `Invalid`; may be empty.
+        /// Reason in the `Status`, for example `Invalid`; may be empty.
         reason: String,
-        /// Names field and value.
+        /// Message with field and value.
         message: String,
-        /// For whoever writes.
+        /// Warnings for the client.
         warnings: Vec<String>,
     },
-    /// It may go on with this object.
+    /// The write is allowed with a changed object.
     Mutate {
-        /// The request's object, changed. The difference is what the API server is told.
+        /// The changed object of the request. The API server gets the difference.
         object: Value,
-        /// For whoever writes.
+        /// Warnings for the client.
         warnings: Vec<String>,
     },
 }
 
 impl Answer {
-    /// The write may go on as it is.
+    /// Returns a decision that allows the write without changes.
     #[must_use]
     pub fn allow() -> Self {
         Self::Allow {
@@ -134,7 +134,7 @@ impl Answer {
         }
     }
 
-    /// The write may go on with `object`.
+    /// Returns a decision that allows the write with `object`.
     #[must_use]
     pub fn mutate(object: Value) -> Self {
         Self::Mutate {
@@ -143,7 +143,7 @@ impl Answer {
         }
     }
 
-    /// The write may not go on, with an HTTP status of 400 or above.
+    /// Returns a decision that denies the write, with an HTTP status code of 400 or above.
     pub fn deny(code: u16, message: impl Into<String>) -> Self {
         Self::Deny {
             code,
@@ -154,12 +154,12 @@ impl Answer {
     }
 }
 
-/// JSON that is shown beside the webhooks, to whoever can connect: nobody is asked who he is.
+/// A JSON page of the webhook server. Every client may read it, without authentication.
 #[derive(Clone)]
 pub struct Page {
-    /// Where.
+    /// URL path of the page.
     pub path: &'static str,
-    /// Makes it.
+    /// Returns the content of the page.
     pub content: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
@@ -169,20 +169,20 @@ impl std::fmt::Debug for Page {
     }
 }
 
-/// Decides about writes.
+/// Reviews writes.
 pub trait Handler: Send + Sync {
-    /// Decides about one. A panic is answered as an error of the webhook.
+    /// Reviews one write. A panic is reported as an error of the webhook.
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer>;
 }
 
-/// A handler where it is reached.
+/// A handler and the path under which it is served.
 #[derive(Clone)]
 pub struct Webhook {
-    /// Where it is served, for example `/mutate-pod`.
+    /// URL path, for example `/mutate-pod`.
     pub path: &'static str,
-    /// Whether it may change objects.
+    /// Whether the handler may change objects.
     pub mutating: bool,
-    /// Who decides.
+    /// Handler of the requests.
     pub handler: Arc<dyn Handler>,
 }
 
@@ -194,42 +194,42 @@ impl std::fmt::Debug for Webhook {
     }
 }
 
-/// What the API server is told.
+/// The response to the API server.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Verdict {
-    /// The write may go on.
+    /// Whether the write is allowed.
     pub allowed: bool,
-    /// HTTP status of a refusal.
+    /// HTTP status code of a refusal.
     pub code: u16,
-    /// Of a refusal, as in a `Status`; may be empty.
+    /// Reason of a refusal, as in a `Status`; may be empty.
     pub reason: String,
-    /// Of a refusal.
+    /// Message of a refusal.
     pub message: String,
-    /// For whoever writes.
+    /// Warnings for the client.
     pub warnings: Vec<String>,
     /// RFC 6902 operations on the object of the request.
     pub patch: Vec<Value>,
 }
 
-/// A webhook that did not decide: the failure policy of its configuration does.
+/// The error of a webhook that made no decision; the failure policy of its configuration applies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// The handler panicked.
-    #[error("{0}: the handler panicked; its log says where")]
+    #[error("{0}: the handler panicked; the log has the location")]
     Panicked(&'static str),
-    /// There was no answer in time.
+    /// The handler did not respond within the timeout.
     #[error("{0}: no answer within {1:?}")]
     Late(&'static str, Duration),
-    /// A validating webhook wanted to change the object.
+    /// A validating webhook returned a changed object.
     #[error("{0}: a validating webhook must not change the object")]
     Changed(&'static str),
 }
 
 impl Webhook {
-    /// Lets the handler decide, within a time limit.
+    /// Calls the handler with the timeout `within`.
     ///
     /// # Errors
-    /// When it did not decide.
+    /// Fails if the handler makes no decision; see [`Failure`].
     pub async fn review(&self, mut request: Request, within: Duration) -> Result<Verdict, Failure> {
         let original = self.mutating.then(|| request.object.clone()).flatten();
         let filled = fill_namespace(&mut request);
@@ -282,9 +282,10 @@ fn metadata(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object.get_mut("metadata")?.as_object_mut()
 }
 
-/// Handlers look for the namespace in the object. Returns what stood there, if it was changed.
+/// Writes the namespace of the request into the object, where handlers expect it. Returns the previous value
+/// if it was changed.
 fn fill_namespace(request: &mut Request) -> Option<Option<Value>> {
-    // A Namespace is in no namespace, but its requests carry its name as one.
+    // A Namespace is cluster-scoped, but its requests have its own name as their namespace.
     if request.namespace.is_empty() || request.kind.kind == "Namespace" {
         return None;
     }
@@ -306,16 +307,16 @@ fn restore_namespace(object: &mut Value, before: Option<Value>) {
     };
 }
 
-/// What happens to a write when the webhook cannot be asked.
+/// Effect on a write when the webhook does not respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// It is refused.
+    /// The write is denied.
     Fail,
-    /// It goes on.
+    /// The write is allowed.
     Ignore,
 }
 
-/// A label selector of one requirement.
+/// A label selector with one requirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
     /// The label has one of these values.
@@ -324,24 +325,24 @@ pub enum Selector {
     DoesNotExist(&'static str),
 }
 
-/// One entry of a webhook configuration: which writes are sent to a path.
+/// One entry of a webhook configuration: selects the writes that are sent to a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Registration {
-    /// Of the entry, unique in its configuration.
+    /// Name of the entry, unique in its configuration.
     pub name: &'static str,
-    /// Which writes.
+    /// Operations to review.
     pub operations: &'static [Operation],
-    /// API group of the resource, `""` for core.
+    /// API group of the resource; empty for core.
     pub group: &'static str,
     /// API version of the resource.
     pub version: &'static str,
-    /// Plural, with `/` and the sub-resource if that is what is written to.
+    /// Plural of the resource, with `/` and the subresource if that is written.
     pub resource: &'static str,
-    /// What happens while the webhook cannot be asked.
+    /// Effect on a write when the webhook does not respond.
     pub failure_policy: FailurePolicy,
-    /// Only in namespaces with such labels.
+    /// Selector of the namespaces; `None` for all.
     pub namespace_selector: Option<Selector>,
-    /// Only objects with such labels.
+    /// Selector of the objects; `None` for all.
     pub object_selector: Option<Selector>,
 }
 

@@ -1,4 +1,4 @@
-//! A webhook server as a whole: certificates, TLS, configurations.
+//! A whole webhook server: certificates, TLS and configurations.
 
 use super::configuration::{Contest, Injector};
 use super::{Page, Webhook, serve};
@@ -18,36 +18,37 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Certificates and configurations are looked at this often, whatever happens.
+/// Interval at which certificates and configurations are checked without a change.
 const RESYNC: Duration = Duration::from_secs(60);
-/// Two replicas that want different things must not drive each other.
+/// Minimum time between two syncs after a change, so that replicas with different settings do not trigger
+/// each other in a tight loop.
 const SETTLE: Duration = Duration::from_secs(2);
-/// After a failure; doubled each time, up to `RESYNC`.
+/// First delay after a failure; doubled each time, up to `RESYNC`.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Whether the server can be asked; `Err` says why not yet.
+/// Whether API servers can reach the webhooks; `Err` has the reason why they cannot yet.
 pub type Readiness = watch::Receiver<Result<(), String>>;
 
-/// A server of webhooks.
+/// Settings of a webhook server.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens.
+    /// Address to listen on.
     pub address: SocketAddr,
-    /// Its certificates.
+    /// Storage of the certificates.
     pub keeper: Keeper,
-    /// Tells API servers.
+    /// Writer of the webhook configurations.
     pub injector: Injector,
-    /// What is shown besides.
+    /// Further pages of the server.
     pub pages: Vec<Page>,
 }
 
 impl Server {
-    /// Listens, and serves `webhooks` from the time there are certificates until `shutdown`.
-    /// Returns the address really used, and when the API servers know it. Whatever goes wrong
-    /// later is logged, shown by the readiness if it was never reached, and tried again.
+    /// Listens, and serves `webhooks` from the time when certificates exist until `shutdown`. Returns the
+    /// address that is in use, and the readiness: `Ok` once the configurations are written. Later failures
+    /// are logged and retried; until the server was ready once, the readiness shows them.
     ///
     /// # Errors
-    /// When it cannot listen.
+    /// Fails if the server cannot listen on the address.
     pub fn start(
         mut self,
         webhooks: Vec<Webhook>,
@@ -85,7 +86,7 @@ impl Server {
     }
 }
 
-/// What serving takes, until there are certificates.
+/// The state that serving needs, kept until certificates exist.
 struct Serving {
     listener: TcpListener,
     webhooks: Vec<Webhook>,
@@ -117,7 +118,7 @@ impl Keeping {
                     RESYNC
                 }
                 Err(problem) => {
-                    tracing::warn!(problem, "webhooks: tried again in {retry:?}");
+                    tracing::warn!(problem, "failed to set up webhooks, retrying in {retry:?}");
                     self.state.send_if_modified(|state| {
                         let first = state.is_err();
                         if first {
@@ -187,7 +188,7 @@ impl Keeping {
         Ok(())
     }
 
-    /// Whatever somebody does to the Secret and the configurations.
+    /// Starts to watch the Secret and both configurations.
     fn changes(&self, shutdown: &CancellationToken) -> Changes {
         let named = |name: &str| Scope {
             fields: Some(format!("metadata.name={name}")),
@@ -214,7 +215,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Waits for one.
+    /// Waits for the next change.
     async fn next(&mut self) {
         async fn of<K>(informer: Option<&mut Informer<K>>) {
             let Some(informer) = informer else {
@@ -222,10 +223,10 @@ impl Changes {
             };
             loop {
                 match informer.changes.recv().await {
-                    // That it is as found.
+                    // The initial state was handled by the first sync.
                     Some(Change::Synced) => {}
                     Some(_) => return,
-                    // At the shutdown.
+                    // The informer ends with the shutdown.
                     None => std::future::pending().await,
                 }
             }

@@ -1,4 +1,4 @@
-//! `AdmissionReview` over HTTP, as controller-runtime answers it.
+//! Serves `AdmissionReview` over HTTP, like controller-runtime.
 
 use super::{Kind, Operation, Page, Request, Resource, User, Verdict, Webhook};
 use axum::Router;
@@ -17,15 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Of a body, in bytes.
+/// Maximum size of a request body, in bytes.
 const LARGEST: usize = 7 << 20;
-/// Of all bodies at a time, in KiB.
+/// Maximum size of all request bodies that are read at the same time, in KiB.
 const ALL: usize = 256 << 10;
-/// For a body to arrive.
+/// Timeout for a request body to arrive.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
-/// For an answer, when the caller does not say: what API servers wait by default.
+/// Timeout of a handler if the caller does not set one: the default of API servers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// What API servers wait at most.
+/// Maximum timeout of a handler: that of API servers.
 const LONGEST: Duration = Duration::from_secs(30);
 
 const V1: &str = "admission.k8s.io/v1";
@@ -36,7 +36,7 @@ struct Served {
     room: Arc<Semaphore>,
 }
 
-/// The webhooks and pages at their paths, and `/healthz`.
+/// Returns the routes of the webhooks and pages, and `/healthz`.
 pub fn routes(webhooks: Vec<Webhook>, pages: &[Page]) -> Router {
     let room = Arc::new(Semaphore::new(ALL));
     let mut routes = Router::new().route("/healthz", get(|| async { "ok" }));
@@ -56,7 +56,7 @@ pub fn routes(webhooks: Vec<Webhook>, pages: &[Page]) -> Router {
     routes
 }
 
-/// A question that makes no sense; answered as a refusal.
+/// A request that is not a valid review; the response denies it.
 struct Bad {
     code: u16,
     message: String,
@@ -93,7 +93,7 @@ async fn answer(
                 path = webhook.path,
                 code = bad.code,
                 bad.message,
-                "bad AdmissionReview"
+                "received an invalid AdmissionReview"
             );
             let verdict = Verdict {
                 code: bad.code,
@@ -105,7 +105,7 @@ async fn answer(
     };
     match webhook.review(request, limit(query.as_deref())).await {
         Ok(verdict) => respond(version, &uid, verdict),
-        // Not a refusal: the failure policy decides.
+        // Not a refusal: the failure policy applies.
         Err(failure) => {
             tracing::error!(%failure, "webhook failed");
             (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()).into_response()
@@ -113,7 +113,7 @@ async fn answer(
     }
 }
 
-/// API servers say in the query how long they wait.
+/// Returns the timeout in the query, which API servers set.
 fn limit(query: Option<&str>) -> Duration {
     let pairs = query.unwrap_or_default().split('&');
     let timeout = pairs
@@ -149,7 +149,7 @@ async fn read(room: &Semaphore, headers: &HeaderMap, body: Body) -> Result<bytes
         Ok(Err(_)) => Err(too_large()),
         Err(_) => Err(Bad::new(
             408,
-            format!("request body: not here within {ARRIVES_WITHIN:?}"),
+            format!("request body: not received within {ARRIVES_WITHIN:?}"),
         )),
     }
 }
@@ -187,7 +187,7 @@ struct UserInfo {
     extra: Option<BTreeMap<String, Vec<String>>>,
 }
 
-/// Version, uid and request of a review.
+/// Parses a review; returns version, uid and request.
 fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), Bad> {
     let bad = |message: String| Bad::new(400, message);
     let mut review: Value = serde_json::from_slice(bytes)

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::json;
 
-/// Answers by a function.
+/// A handler that calls a function.
 struct Says<F>(F);
 
 impl<F: Fn(Request) -> Answer + Send + Sync> Handler for Says<F> {
@@ -99,7 +99,7 @@ async fn an_empty_namespace_is_filled_for_the_handler_and_not_patched() {
         let expected = json!({"op": "add", "path": "/metadata/labels", "value": {"a": "b"}});
         assert_eq!(verdict.await.unwrap().patch, [expected]);
     }
-    // A Namespace is in none.
+    // A Namespace is cluster-scoped.
     let hook = webhook(true, |request| Answer::mutate(request.object.unwrap()));
     let mut namespace = request(json!({"metadata": {"name": "default"}}));
     namespace.kind.kind = "Namespace".to_owned();
@@ -131,7 +131,7 @@ async fn handlers_that_do_not_decide_are_failures() {
     assert_eq!(failure, Failure::Late("/w", LIMIT));
 }
 
-/// Posts to `/w`, and returns the status and the review or text.
+/// Posts to `/w`, and returns the status code and the review or text.
 async fn post(hook: Webhook, kind: &str, body: Vec<u8>) -> (u16, Value) {
     use tower::ServiceExt as _;
     let request = http::Request::post("/w?timeout=3s")
@@ -272,7 +272,7 @@ async fn bad_reviews_are_refused_and_say_why() {
     }
 }
 
-/// Not a refusal: the failure policy is to decide.
+/// Not a refusal: the failure policy applies.
 #[tokio::test(start_paused = true)]
 async fn a_webhook_that_fails_is_an_error_of_the_server() {
     let body = || review("admission.k8s.io/v1", asked());
@@ -282,7 +282,7 @@ async fn a_webhook_that_fails_is_an_error_of_the_server() {
     assert!(answer.as_str().unwrap().contains("panicked"), "{answer}");
 }
 
-/// What says beforehand that it is too large is not waited for.
+/// A body whose declared length is too large is not read.
 #[tokio::test(start_paused = true)]
 async fn a_declared_length_counts_before_the_body_comes() {
     use tower::ServiceExt as _;
@@ -301,7 +301,7 @@ async fn a_declared_length_counts_before_the_body_comes() {
     assert_eq!(began.elapsed(), Duration::ZERO);
 }
 
-/// API servers wait 30 s at most, whatever they say, and 10 s where they say nothing.
+/// API servers wait at most 30 s whatever the query contains, and 10 s without a timeout in the query.
 #[tokio::test(start_paused = true)]
 async fn nobody_is_answered_later_than_an_api_server_waits() {
     use tower::ServiceExt as _;
@@ -337,8 +337,8 @@ mod configuration {
     use super::super::{FailurePolicy, Operation, Registration, Selector};
     use serde_json::{Value, json};
 
-    /// Entries of webhooks that are off are left out, the service is the one that the replica has,
-    /// and what is about pods may have a failure policy of its own.
+    /// Entries of webhooks that are off are left out, the service is that of the replica, and webhooks for
+    /// pods may have a failure policy of their own.
     #[test]
     fn entries_say_where_the_server_is_and_who_vouches_for_it() {
         let entry = |path: &str, service: Value, policy: &str, more: Value| {
@@ -376,7 +376,7 @@ mod configuration {
                 entry("/mutate-node", ours, "Fail", told),
             ])
         );
-        // With a host there is no service any more.
+        // With a host, the service is removed.
         injector.host = Some(("10.0.0.1".to_owned(), 9876));
         injector.pods = None;
         let wanted = injector.wanted(given(), b"ca");
@@ -386,7 +386,7 @@ mod configuration {
             (wanted[0].clone(), wanted.as_array().map(Vec::len)),
             (entry, Some(2))
         );
-        // Its own entries are read again.
+        // The server accepts the entries that it wrote.
         let again = injector.wanted(wanted.as_array().unwrap().clone(), b"ca");
         assert_eq!(again, wanted);
     }

@@ -1,4 +1,5 @@
-//! Integration tests: what the repository ships for clusters, and TLS servers whose callers an API server knows.
+//! Integration tests: the manifests in the repository, and TLS servers that authenticate clients with an API
+//! server.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has to panic")]
 

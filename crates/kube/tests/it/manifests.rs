@@ -1,5 +1,5 @@
-//! The manifests in `deploy/` and the commands of their READMEs: what all programs have in common. That the
-//! rights are those that a program uses, its own crate tests.
+//! The manifests in `deploy/` and the commands in their READMEs: what all programs have in common. Each
+//! program's crate tests that the RBAC rules match what it uses.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -30,7 +30,7 @@ fn documents(dir: &str, file: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The one object of `kind`.
+/// Returns the only object of `kind`.
 fn only(dir: &str, file: &str, kind: &str) -> Value {
     let found = documents(dir, file)
         .into_iter()
@@ -44,7 +44,7 @@ fn pod(dir: &str, file: &str) -> Value {
     documents(dir, file)[0]["spec"]["template"]["spec"].clone()
 }
 
-/// The commands that install the program: the first block of its README.
+/// Returns the commands that install the program: the first block of its README.
 fn commands(dir: &str) -> Vec<String> {
     let text = std::fs::read_to_string(path(dir).join("README.md")).unwrap();
     let (_, block) = text.split_once("```console\n").unwrap();
@@ -72,7 +72,8 @@ fn readme_installs_rights_before_the_program() {
             assert!(create, "{dir}: settings of users stay: {config}");
             assert!(at("config.yaml") < at(workload), "{dir}: {commands:#?}");
         }
-        // Over Koordinator's objects, apply would merge. The exporter is none of Koordinator's.
+        // Applied over Koordinator's objects, the manifests would be merged. Koordinator has no topology
+        // exporter.
         let mut applied = commands
             .iter()
             .filter(|line| line.contains("kubectl apply"));
@@ -96,7 +97,7 @@ fn programs_request_what_was_measured() {
             let text = resources["requests"][field].as_str().unwrap();
             text.strip_suffix(unit).unwrap().parse::<u32>().unwrap()
         };
-        // koordlet takes 17.6 m and 27 MiB with 750 containers; the others 3 m and 6 MiB in small clusters.
+        // koordlet uses 17.6 m and 27 MiB with 750 containers; the others 3 m and 6 MiB in small clusters.
         assert!((1..=20).contains(&number("cpu", "m")), "{dir}: {resources}");
         assert!(
             (16..=64).contains(&number("memory", "Mi")),
@@ -112,7 +113,8 @@ fn replicas_are_spread_over_nodes() {
     for dir in DEPLOYMENTS {
         let deployment = &documents(dir, "deployment.yaml")[0];
         let template = &deployment["spec"]["template"];
-        // Of one revision: a rolling update has both on a node for a while. On a single node, skew is none.
+        // Only pods of one revision count: a rolling update has both on a node for a while. On a single node
+        // the skew is 0.
         let wanted = json!([{
             "maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "DoNotSchedule", "nodeTaintsPolicy": "Honor",
@@ -146,7 +148,7 @@ fn exporter_mounts_no_keys_and_no_secrets() {
     assert!(mounts.iter().all(|mount| mount["readOnly"] == true));
 }
 
-/// What a policy is about, as `resource.group`.
+/// Returns the resources that a policy covers, as `resource.group`.
 fn policed(policy: &ValidatingAdmissionPolicy) -> BTreeSet<String> {
     let constraints = policy
         .spec
@@ -189,7 +191,7 @@ fn node_policies_bind_all_that_is_written() {
         let wanted = format!("request.userInfo.username == {user:?}");
         assert_eq!(conditions[0].expression, wanted);
 
-        // All writes that its role allows, but for evictions, which are none of the node's objects.
+        // All writes that its role allows except evictions, which are not objects of the node.
         let role = only(dir, "rbac.yaml", "ClusterRole");
         let mut written = BTreeSet::new();
         for rule in role["rules"].as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! A daemon's TLS server, whose callers an API server knows.
+//! The TLS server of a daemon, which authenticates clients with an API server.
 
 use crate::tls_client::{ANY, Identity, Signer, args, ask, routes};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
@@ -62,7 +62,7 @@ impl Cluster {
         cluster
     }
 
-    /// The service account and `ops` may ask for every path.
+    /// Allows the service account and the group `ops` to request every path.
     async fn admit(&self) {
         use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
         let role: ClusterRole = serde_json::from_value(json!({
@@ -155,7 +155,7 @@ async fn callers_are_told_and_judged_by_the_api_server() {
             "numbers",
         ),
         (
-            "a known caller learns what there is not",
+            "an authorized user, unknown path",
             "GET /none",
             good,
             None,
@@ -163,7 +163,7 @@ async fn callers_are_told_and_judged_by_the_api_server() {
             "404 page not found",
         ),
         (
-            "a stranger's certificate",
+            "a certificate of another CA",
             "GET /healthz",
             "",
             Some(&stranger),
@@ -187,25 +187,25 @@ async fn callers_are_told_and_judged_by_the_api_server() {
         "status": "Failure", "message": "Unauthorized", "reason": "Unauthorized", "code": 401});
     for (name, request, token, expected) in [
         (
-            "nobody",
+            "anonymous",
             "GET /metrics",
             "",
             forbidden("get path \"/metrics\""),
         ),
         (
-            "nobody, writing",
+            "anonymous, writing",
             "PUT /debug/flags/v",
             "",
             forbidden("put path \"/debug/flags/v\""),
         ),
         (
-            "nobody, guessing",
+            "anonymous, unknown path",
             "GET /none",
             "",
             forbidden("get path \"/none\""),
         ),
         (
-            "nobody, in disguise",
+            "anonymous, encoded path",
             "GET /m%65trics/a%2fb",
             "",
             forbidden("get path \"/metrics/a/b\""),
@@ -243,7 +243,7 @@ async fn without_an_api_server_only_open_paths_are_shown() {
     for (name, request, token, identity, code) in [
         ("open", "GET /healthz", "", None, "200"),
         (
-            "open, a token counts for nothing",
+            "open, the token is ignored",
             "GET /healthz",
             "any",
             None,
@@ -255,7 +255,7 @@ async fn without_an_api_server_only_open_paths_are_shown() {
         ("no text", "GET /metrics/%ff", "", None, "400"),
         ("not open", "GET /metrics", "", None, "403"),
         (
-            "not open, whoever asks",
+            "not open, authenticated",
             "GET /metrics",
             "",
             Some(&ann),
@@ -275,7 +275,7 @@ async fn without_an_api_server_only_open_paths_are_shown() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cluster_says_who_vouches_for_clients() {
     let cluster = Cluster::start().await;
-    // The server has said that it does itself.
+    // The API server has published its own CA there.
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-system");
     let params = koord_kube::api::DeleteParams::default();
     let named = "extension-apiserver-authentication";
@@ -289,7 +289,7 @@ async fn the_cluster_says_who_vouches_for_clients() {
         text.contains("kube-system/extension-apiserver-authentication"),
         "{text}"
     );
-    // Not found, tolerated or not looked for: certificates are not asked for.
+    // Not found but tolerated, or not read: client certificates are not requested.
     for flags in [
         cluster.flags(&[]),
         cluster.flags(&[strict, "--authentication-skip-lookup"]),

@@ -1,4 +1,5 @@
-//! A TLS client for tests of `koord_kube::secure`, and the flags of the server. The unit tests include it, too.
+//! A TLS client for tests of `koord_kube::secure`, and the flags of the server. The unit tests include it
+//! too.
 
 use super::SecureServingArgs;
 use axum::{Router, routing::get};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Trusts every server, as these tests look at clients.
+/// Accepts every server certificate, as these tests are about clients.
 #[derive(Debug)]
 struct Gullible(Arc<rustls::crypto::CryptoProvider>);
 
@@ -51,7 +52,7 @@ impl ServerCertVerifier for Gullible {
 
 pub(crate) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// An authority that signs client certificates.
+/// A CA that signs client certificates.
 pub(crate) struct Signer {
     pub(crate) pem: String,
     #[allow(dead_code, reason = "the unit tests need no client certificate")]
@@ -70,7 +71,7 @@ impl Signer {
     }
 }
 
-/// A client that offers `protocol`, if it says one.
+/// Connects a client that offers `protocol` by ALPN; empty for none.
 pub(crate) async fn connect(
     address: SocketAddr,
     identity: Option<&Identity>,
@@ -95,7 +96,7 @@ pub(crate) async fn connect(
     connector.connect(name, stream).await.unwrap()
 }
 
-/// Code and body; no code when TLS fails.
+/// Sends a request; returns status code and body. The code is empty if TLS fails.
 pub(crate) async fn ask(
     address: SocketAddr,
     request: &str,
@@ -111,7 +112,7 @@ pub(crate) async fn ask(
     let text = format!("{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{bearer}\r\n");
     let _ = stream.write_all(text.as_bytes()).await;
     let mut answer = Vec::new();
-    // A peer that closes without saying so is no failure here.
+    // A peer that closes without a TLS close_notify is not a failure here.
     let _ = stream.read_to_end(&mut answer).await;
     let answer = String::from_utf8(answer).unwrap();
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {
@@ -121,7 +122,7 @@ pub(crate) async fn ask(
     (code, body.to_owned())
 }
 
-/// The command line of a daemon with no other flags.
+/// The command line of a daemon without further flags.
 #[derive(Debug, clap::Parser)]
 struct Args {
     #[command(flatten)]
