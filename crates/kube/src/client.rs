@@ -3,14 +3,14 @@
 
 mod connect;
 mod forbidden;
-mod measured;
 mod outage;
+mod rest_metrics;
 pub(crate) mod transport;
 
 pub use connect::Connection;
 pub use forbidden::MissingRule;
-pub use measured::RestMetrics;
 pub use outage::Unreachable;
+pub use rest_metrics::RestMetrics;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -18,8 +18,8 @@ use http::{HeaderValue, Request, Response, header};
 use koord_app::TokenBucket;
 pub use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
-use measured::Measure;
 use outage::OutageReporter;
+use rest_metrics::RequestMetrics;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -29,7 +29,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 use tower::timeout::TimeoutLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt as _};
-use transport::{Answer, Sender, through};
+use transport::{HttpResponse, Sender, through};
 
 /// Timeout until the head of a response arrives. An API server aborts a request after 60 s, and it sends the
 /// head of a watch at once. If a server vanishes with a connection open, the kernel would otherwise
@@ -242,14 +242,14 @@ fn build(mut config: kube::Config, options: &ClientOptions) -> Result<kube::Clie
         value: options.user_agent.clone(),
         problem: "is not a valid header value",
     })?;
-    let limit = RateLimit::new(options.qps, options.burst)?;
+    let limit = RequestRateLimit::new(options.qps, options.burst)?;
     config.headers.push((header::USER_AGENT, agent));
     transport::prepare(&mut config);
     let server = config.cluster_url.to_string();
     let host = config.cluster_url.authority();
     let host = host.map_or_else(String::new, ToString::to_string);
     let metrics = options.metrics.clone();
-    let measure = Measure(metrics.map(|metrics| Arc::new((metrics, host))));
+    let measure = RequestMetrics(metrics.map(|metrics| Arc::new((metrics, host))));
     let namespace = config.default_namespace.clone();
     let reporter = OutageReporter::new(server.clone());
     let transport = transport::connect(&config).map_err(|source| ClientError::Transport {
@@ -282,29 +282,33 @@ const RETRIES: u32 = 10;
 /// 5xx), as client-go does. An eviction is never sent again: its 429 is a result, not an overload.
 async fn retrying(
     sender: Sender,
-    measure: Measure,
+    measure: RequestMetrics,
     request: Request<Body>,
-) -> Result<Answer, kube::Error> {
+) -> Result<HttpResponse, kube::Error> {
     let (mut head, body) = request.into_parts();
-    let mut left = if head.uri.path().ends_with("/eviction") {
+    let mut retries_left = if head.uri.path().ends_with("/eviction") {
         0
     } else {
         RETRIES
     };
     let mut body = body;
     loop {
-        let spare = if left > 0 { body.try_clone() } else { None };
-        measure.ask(&mut head);
+        let spare = if retries_left > 0 {
+            body.try_clone()
+        } else {
+            None
+        };
+        measure.mark_start(&mut head);
         let request = Request::from_parts(head.clone(), body);
         let response = sender.clone().oneshot(request).await.map_err(failure)?;
         let Some((again, delay)) = spare.zip(retry_after(&response)) else {
             return Ok(response);
         };
         tracing::debug!(uri = %head.uri, status = %response.status(), ?delay, "retrying as the server requested");
-        measure.retry(&head, response.status());
+        measure.count_retry(&head, response.status());
         tokio::time::sleep(delay).await;
         body = again;
-        left -= 1;
+        retries_left -= 1;
     }
 }
 
@@ -343,12 +347,12 @@ where
 /// A token bucket in front of a service, like client-go's flow control: `burst` tokens, refilled at `qps` per
 /// second, one per request.
 #[derive(Debug, Clone, Copy)]
-struct RateLimit {
+struct RequestRateLimit {
     interval: Duration,
     burst: u32,
 }
 
-impl RateLimit {
+impl RequestRateLimit {
     fn new(qps: f64, burst: u32) -> Result<Option<Self>, ClientError> {
         if qps == 0.0 {
             return Ok(None);
@@ -367,7 +371,7 @@ impl RateLimit {
     }
 }
 
-impl<S> Layer<S> for RateLimit {
+impl<S> Layer<S> for RequestRateLimit {
     type Service = RateLimited<S>;
 
     fn layer(&self, inner: S) -> RateLimited<S> {
@@ -459,7 +463,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_servers_address_can_be_given_apart() {
+    async fn server_option_replaces_the_url_of_the_kubeconfig() {
         let dir = std::env::temp_dir().join(format!("koord-kube-{}", fastrand::u64(..)));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("config");
@@ -475,12 +479,12 @@ mod tests {
         };
         let real = options(format!("http://{}", listener.local_addr().unwrap()));
         let client = from_kubeconfig(Some(&path), &real).await.unwrap();
-        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        let request = tokio::spawn(async move { client.apiserver_version().await });
         assert!(
             listener.accept().await.is_ok(),
             "the request goes to the given server"
         );
-        asked.abort();
+        request.abort();
         let error = from_kubeconfig(Some(&path), &options("no url".to_owned())).await;
         std::fs::remove_dir_all(&dir).unwrap();
         let text = error.err().unwrap().to_string();
@@ -488,7 +492,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_never_answered_ends() {
+    async fn request_without_response_times_out() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let client = build(
@@ -496,27 +500,27 @@ mod tests {
             &ClientOptions::default(),
         );
         let client = client.unwrap();
-        let asked = tokio::spawn(async move { client.apiserver_version().await });
+        let request_task = tokio::spawn(async move { client.apiserver_version().await });
         let (mut held, _) = listener.accept().await.unwrap();
         tokio::io::AsyncReadExt::read_u8(&mut held).await.unwrap();
         // The request was sent: only time passes now.
         tokio::time::pause();
-        let answer = tokio::time::timeout(ANSWER_WITHIN * 2, asked).await;
+        let answer = tokio::time::timeout(ANSWER_WITHIN * 2, request_task).await;
         let error = answer.expect("it ends").unwrap().unwrap_err().to_string();
         assert!(error.contains("timed out"), "{error}");
     }
 
     #[test]
-    fn impossible_rates_are_refused() {
-        assert!(RateLimit::new(0.0, 0).unwrap().is_none());
-        assert!(RateLimit::new(30.0, 50).unwrap().is_some());
-        let error = RateLimit::new(-1.0, 5).unwrap_err().to_string();
+    fn rate_limit_rejects_invalid_qps() {
+        assert!(RequestRateLimit::new(0.0, 0).unwrap().is_none());
+        assert!(RequestRateLimit::new(30.0, 50).unwrap().is_some());
+        let error = RequestRateLimit::new(-1.0, 5).unwrap_err().to_string();
         assert!(error.contains("qps") && error.contains("-1"), "{error}");
-        assert!(RateLimit::new(f64::NAN, 5).is_err());
+        assert!(RequestRateLimit::new(f64::NAN, 5).is_err());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_refusals_that_say_when_are_repeated_and_evictions_never() {
+    async fn request_is_repeated_after_retry_after_except_evictions() {
         use std::sync::Arc;
         use std::sync::atomic::{AtomicU32, Ordering};
         let calls = Arc::new(AtomicU32::new(0));
@@ -544,7 +548,7 @@ mod tests {
         ] {
             calls.store(0, Ordering::SeqCst);
             let request = Request::get(uri).body(Body::empty()).unwrap();
-            let response = retrying(through(server.clone()), Measure(None), request)
+            let response = retrying(through(server.clone()), RequestMetrics(None), request)
                 .await
                 .unwrap();
             assert_eq!(
@@ -555,19 +559,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_beyond_the_burst_wait_for_their_turn() {
-        let limit = RateLimit::new(10.0, 3).unwrap().unwrap();
+    async fn requests_beyond_the_burst_wait() {
+        let limit = RequestRateLimit::new(10.0, 3).unwrap().unwrap();
         let mut service = limit.layer(service_fn(async |(): ()| Ok::<_, BoxError>(())));
         let start = Instant::now();
-        let mut at = Vec::new();
+        let mut starts = Vec::new();
         for _ in 0..5 {
             service.ready().await.unwrap().call(()).await.unwrap();
-            at.push(start.elapsed().as_millis());
+            starts.push(start.elapsed().as_millis());
         }
-        assert_eq!(at[..3], [0, 0, 0]);
+        assert_eq!(starts[..3], [0, 0, 0]);
         assert!(
-            (99..=102).contains(&at[3]) && (198..=204).contains(&at[4]),
-            "{at:?}"
+            (99..=102).contains(&starts[3]) && (198..=204).contains(&starts[4]),
+            "{starts:?}"
         );
     }
 }

@@ -320,7 +320,7 @@ mod tests {
         let mut all = Vec::new();
         pointers(&pod, "", &mut all);
         let mut wrong = 0;
-        for (pointer, instead) in all.iter().flat_map(|at| {
+        for (pointer, instead) in all.iter().flat_map(|pointer| {
             [
                 json!(7),
                 json!("x"),
@@ -328,7 +328,7 @@ mod tests {
                 json!([1]),
                 json!(null),
             ]
-            .map(|to| (at, to))
+            .map(|to| (pointer, to))
         }) {
             let mut pod = pod.clone();
             *pod.pointer_mut(pointer).unwrap() = instead.clone();

@@ -5,7 +5,7 @@
 
 mod correlate;
 
-use correlate::{Correlator, Verdict};
+use correlate::{Correlator, EventAction};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -27,11 +27,11 @@ const BACKLOG: usize = 10_000;
 
 /// Maximum number of concurrent requests. A scheduler binds thousands of pods per second, with an event for
 /// each of them; one request at a time would be too slow.
-const UNDER_WAY: usize = 32;
+const MAX_REQUESTS: usize = 32;
 
 /// Number of attempts to send an event if the server is unreachable, and the delay between them.
-const TRIES: u32 = 12;
-const BETWEEN_TRIES: Duration = Duration::from_secs(10);
+const MAX_ATTEMPTS: u32 = 12;
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Value of the field `type` of an Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,7 +55,7 @@ impl Severity {
 
 /// An event to record.
 #[derive(Debug, Clone)]
-struct Note {
+struct EventDraft {
     object: ObjectReference,
     severity: Severity,
     reason: String,
@@ -77,7 +77,7 @@ impl std::fmt::Debug for EventClient {
 /// are best effort.
 #[derive(Debug, Clone)]
 pub struct Recorder {
-    notes: mpsc::Sender<Note>,
+    drafts: mpsc::Sender<EventDraft>,
     dropped: Arc<AtomicU64>,
 }
 
@@ -92,7 +92,7 @@ impl Recorder {
         clock: Clock,
         shutdown: CancellationToken,
     ) -> Self {
-        let (notes, waiting) = mpsc::channel(BACKLOG);
+        let (drafts, waiting) = mpsc::channel(BACKLOG);
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer {
             client,
@@ -106,21 +106,21 @@ impl Recorder {
             dropped: dropped.clone(),
         };
         tokio::spawn(writer.run(waiting, shutdown));
-        Self { notes, dropped }
+        Self { drafts, dropped }
     }
 
     /// Returns a recorder that drops all events, for dry runs.
     #[must_use]
     pub fn silent() -> Self {
         Self {
-            notes: mpsc::channel(1).0,
+            drafts: mpsc::channel(1).0,
             dropped: Arc::default(),
         }
     }
 
     /// Waits until all recorded events are sent; `shutdown` must be cancelled first.
     pub async fn finished(&self) {
-        self.notes.closed().await;
+        self.drafts.closed().await;
     }
 
     /// Records an event about `object`.
@@ -160,14 +160,14 @@ impl Recorder {
         action: Option<String>,
         message: String,
     ) {
-        let note = Note {
+        let draft = EventDraft {
             object,
             severity,
             reason: reason.to_owned(),
             action,
             message,
         };
-        if self.notes.try_send(note).is_err() {
+        if self.drafts.try_send(draft).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -200,37 +200,38 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut waiting: mpsc::Receiver<Note>, shutdown: CancellationToken) {
+    async fn run(mut self, mut waiting: mpsc::Receiver<EventDraft>, shutdown: CancellationToken) {
         // The requests in progress, and the names of their events: an update of the count must not overtake
         // the creation.
         let (mut sending, mut names) = (FuturesUnordered::new(), HashSet::<String>::new());
         // An event that waits for a request about the same name. Later events wait behind it.
-        let mut held: Option<(Verdict, Event)> = None;
+        let mut blocked: Option<(EventAction, Event)> = None;
         // Number of events that wait for a retry because the server is unreachable. Other events wait too:
         // they would fail as well, and the backlog keeps them.
-        let astray = Arc::new(AtomicUsize::new(0));
+        let retrying = Arc::new(AtomicUsize::new(0));
         loop {
-            if let Some((verdict, event)) = held.take_if(|(_, event)| !names.contains(name(event)))
+            if let Some((verdict, event)) =
+                blocked.take_if(|(_, event)| !names.contains(name(event)))
             {
                 names.insert(name(&event).to_owned());
-                let tries = Tries {
+                let tries = EventSender {
                     client: self.client.clone(),
-                    astray: astray.clone(),
+                    retrying: retrying.clone(),
                     shutdown: shutdown.clone(),
                 };
                 sending.push(tries.send(verdict, event));
             }
-            let is_reached = astray.load(Ordering::Relaxed) == 0;
-            let has_room = held.is_none() && is_reached && sending.len() < UNDER_WAY;
+            let is_reached = retrying.load(Ordering::Relaxed) == 0;
+            let has_room = blocked.is_none() && is_reached && sending.len() < MAX_REQUESTS;
             tokio::select! {
                 biased;
                 Some(sent) = sending.next() => {
                     names.remove::<String>(&sent);
                 }
-                note = waiting.recv(), if has_room => match note {
-                    Some(note) => {
-                        self.tell_dropped(waiting.is_empty());
-                        held = self.judge(note);
+                draft = waiting.recv(), if has_room => match draft {
+                    Some(draft) => {
+                        self.log_dropped(waiting.is_empty());
+                        blocked = self.correlate(draft);
                     }
                     None => break,
                 },
@@ -241,7 +242,7 @@ impl Writer {
     }
 
     /// Logs the number of dropped events when the backlog is empty or the number is large.
-    fn tell_dropped(&self, is_over: bool) {
+    fn log_dropped(&self, is_over: bool) {
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > 0 && (is_over || dropped >= BACKLOG as u64) {
             self.dropped.fetch_sub(dropped, Ordering::Relaxed);
@@ -252,24 +253,24 @@ impl Writer {
         }
     }
 
-    /// Correlates the event of `note`; returns the request to send, `None` if the event is dropped.
-    fn judge(&mut self, note: Note) -> Option<(Verdict, Event)> {
+    /// Correlates the event of `draft`; returns the request to send, `None` if the event is dropped.
+    fn correlate(&mut self, draft: EventDraft) -> Option<(EventAction, Event)> {
         let now = self.clock.now();
         let next = self.last.checked_add(jiff::SignedDuration::from_nanos(1));
         self.last = now.max(next.unwrap_or(now));
-        let event = self.event(note, self.last);
-        let (verdict, event) = self.correlator.judge(event, now);
-        (!matches!(verdict, Verdict::Drop)).then_some((verdict, event))
+        let event = self.event(draft, self.last);
+        let (verdict, event) = self.correlator.correlate(event, now);
+        (!matches!(verdict, EventAction::Drop)).then_some((verdict, event))
     }
 
-    fn event(&self, note: Note, now: jiff::Timestamp) -> Event {
-        let Note {
+    fn event(&self, draft: EventDraft, now: jiff::Timestamp) -> Event {
+        let EventDraft {
             object,
             severity,
             reason,
             action,
             message,
-        } = note;
+        } = draft;
         let namespace = object
             .namespace
             .clone()
@@ -303,20 +304,20 @@ fn name(event: &Event) -> &str {
 }
 
 /// Sends one event, with retries.
-struct Tries {
+struct EventSender {
     client: kube::Client,
-    astray: Arc<AtomicUsize>,
+    retrying: Arc<AtomicUsize>,
     shutdown: CancellationToken,
 }
 
-impl Tries {
+impl EventSender {
     /// Sends `event`, and returns its name. If the server is unreachable, it retries every ten seconds,
     /// twelve attempts in all; a refusal by the server is not retried. Source: client-go `tools/record`,
     /// `recordToSink`.
-    async fn send(self, verdict: Verdict, event: Event) -> String {
+    async fn send(self, verdict: EventAction, event: Event) -> String {
         let name = name(&event).to_owned();
-        let mut is_astray = false;
-        for last in (0..TRIES).map(|at| at + 1 == TRIES) {
+        let mut is_retrying = false;
+        for last in (0..MAX_ATTEMPTS).map(|at| at + 1 == MAX_ATTEMPTS) {
             let Err(error) = self.send_once(&verdict, &event).await else {
                 break;
             };
@@ -325,28 +326,28 @@ impl Tries {
                 tracing::warn!(event = %name, namespace, %error, "failed to record event");
                 break;
             }
-            if !std::mem::replace(&mut is_astray, true) {
-                self.astray.fetch_add(1, Ordering::Relaxed);
+            if !std::mem::replace(&mut is_retrying, true) {
+                self.retrying.fetch_add(1, Ordering::Relaxed);
             }
             tokio::select! {
-                () = tokio::time::sleep(BETWEEN_TRIES) => {}
+                () = tokio::time::sleep(RETRY_DELAY) => {}
                 () = self.shutdown.cancelled() => {}
             }
         }
-        if is_astray {
-            self.astray.fetch_sub(1, Ordering::Relaxed);
+        if is_retrying {
+            self.retrying.fetch_sub(1, Ordering::Relaxed);
         }
         name
     }
 
-    async fn send_once(&self, verdict: &Verdict, event: &Event) -> Result<(), kube::Error> {
+    async fn send_once(&self, verdict: &EventAction, event: &Event) -> Result<(), kube::Error> {
         let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
         let api: crate::Api<Event> = crate::Api::namespaced(self.client.clone(), namespace);
         let create = || self.create(api.resource_url(), event);
         match verdict {
-            Verdict::Drop => Ok(()),
-            Verdict::Create => create().await,
-            Verdict::Count => {
+            EventAction::Drop => Ok(()),
+            EventAction::Create => create().await,
+            EventAction::Count => {
                 let patch = json!({
                     "count": event.count,
                     "lastTimestamp": event.last_timestamp,
@@ -383,20 +384,21 @@ mod tests {
     use serde_json::Value;
 
     #[tokio::test(start_paused = true)]
-    async fn repeats_are_counted_on_one_event_and_lost_ones_start_again() {
-        let seen = Arc::new(Mutex::new(Vec::<(String, String, Value)>::new()));
-        let sink = seen.clone();
+    async fn repeated_event_is_counted_and_expired_one_is_recreated() {
+        let requests = Arc::new(Mutex::new(Vec::<(String, String, Value)>::new()));
+        let sink = requests.clone();
         let client = in_process(testing::answer(move |request| {
             let body: Value = serde_json::from_slice(request.body()).unwrap();
-            let mut seen = sink.lock();
-            seen.push((
+            let mut requests = sink.lock();
+            requests.push((
                 request.method().to_string(),
                 request.uri().path().to_owned(),
                 body,
             ));
-            if seen.len() == 3 {
-                let gone = json!({"status": "Failure", "code": 404, "message": "", "reason": ""});
-                return (StatusCode::NOT_FOUND, gone);
+            if requests.len() == 3 {
+                let not_found =
+                    json!({"status": "Failure", "code": 404, "message": "", "reason": ""});
+                return (StatusCode::NOT_FOUND, not_found);
             }
             (StatusCode::OK, json!(Event::default()))
         }));
@@ -412,28 +414,31 @@ mod tests {
             recorder.event(object.clone(), Severity::Warning, "Odd", "it is odd");
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
-        let seen = seen.lock();
-        let methods: Vec<_> = seen.iter().map(|(method, ..)| method.as_str()).collect();
+        let requests = requests.lock();
+        let methods: Vec<_> = requests
+            .iter()
+            .map(|(method, ..)| method.as_str())
+            .collect();
         assert_eq!(methods, ["POST", "PATCH", "PATCH", "POST"]);
-        assert_eq!(seen[0].1, "/api/v1/namespaces/default/events");
-        let first = &seen[0].2;
+        assert_eq!(requests[0].1, "/api/v1/namespaces/default/events");
+        let first = &requests[0].2;
         assert_eq!(first["type"], "Warning");
         assert_eq!(first["source"], json!({"component": "tester", "host": "h"}));
         assert_eq!(first["involvedObject"]["name"], "n1");
         let name = first["metadata"]["name"].as_str().unwrap();
         assert!(name.starts_with("n1."), "{name}");
         assert_eq!(
-            seen[1].1,
+            requests[1].1,
             format!("/api/v1/namespaces/default/events/{name}")
         );
-        assert_eq!(seen[1].2["count"], 2);
-        assert_eq!(seen[2].2["count"], 3);
-        assert_eq!(seen[3].2["count"], 3);
+        assert_eq!(requests[1].2["count"], 2);
+        assert_eq!(requests[2].2["count"], 3);
+        assert_eq!(requests[3].2["count"], 3);
     }
 
     /// Returns a client of a server that takes 100 ms per request; stores method and last path segment of
     /// each request in `asked`.
-    fn slow(asked: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
+    fn slow_server(asked: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
         let asked = asked.clone();
         in_process(tower::service_fn(move |request: http::Request<_>| {
             let path = request.uri().path().rsplit('/').next().unwrap().to_owned();
@@ -456,17 +461,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_events_are_under_way_at_a_time_but_no_count_overtakes_its_event() {
+    async fn events_are_sent_concurrently_but_counts_after_creation() {
         let asked = Arc::default();
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let shutdown = CancellationToken::new();
-        let recorder = Recorder::start(slow(&asked), "tester", "h", clock, shutdown.clone());
+        let recorder = Recorder::start(slow_server(&asked), "tester", "h", clock, shutdown.clone());
         let say = |number| recorder.event(node(number), Severity::Normal, "Well", "it is well");
-        (0..2 * UNDER_WAY).for_each(say);
+        (0..2 * MAX_REQUESTS).for_each(say);
         tokio::time::sleep(Duration::from_millis(10)).await;
-        assert_eq!(asked.lock().len(), UNDER_WAY);
+        assert_eq!(asked.lock().len(), MAX_REQUESTS);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(asked.lock().len(), 2 * UNDER_WAY);
+        assert_eq!(asked.lock().len(), 2 * MAX_REQUESTS);
         tokio::time::sleep(Duration::from_millis(100)).await;
 
         // The second and third of these repeat the first; the fourth waits behind them.
@@ -488,7 +493,7 @@ mod tests {
 
     /// Returns a client of a server that is unreachable for `from`. Counts all requests in `tried`, and
     /// stores the object names of those that it then received in `asked`.
-    fn away(
+    fn unreachable_until(
         from: Duration,
         asked: &Arc<Mutex<Vec<String>>>,
         tried: &Arc<AtomicU64>,
@@ -512,9 +517,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_did_not_reach_the_server_is_sent_again_and_the_rest_waits() {
+    async fn unreachable_server_delays_all_events_until_retry() {
         let (asked, tried) = (Arc::default(), Arc::default());
-        let client = away(Duration::from_secs(95), &asked, &tried);
+        let client = unreachable_until(Duration::from_secs(95), &asked, &tried);
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let recorder = Recorder::start(client, "t", "h", clock, CancellationToken::new());
         recorder.event(node(1), Severity::Normal, "Well", "it is well");
@@ -534,9 +539,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_is_given_up_in_the_end_and_when_all_is_over() {
+    async fn event_is_dropped_after_all_attempts_or_shutdown() {
         let (asked, tried) = (Arc::default(), Arc::default());
-        let client = away(Duration::from_secs(200), &asked, &tried);
+        let client = unreachable_until(Duration::from_secs(200), &asked, &tried);
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let shutdown = CancellationToken::new();
         let recorder = Recorder::start(client, "t", "h", clock, shutdown.clone());
@@ -552,10 +557,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_too_much_is_dropped_and_counted() {
+    async fn events_beyond_the_backlog_are_dropped_and_counted() {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let asked = Arc::default();
-        let recorder = Recorder::start(slow(&asked), "t", "h", clock, CancellationToken::new());
+        let recorder = Recorder::start(
+            slow_server(&asked),
+            "t",
+            "h",
+            clock,
+            CancellationToken::new(),
+        );
         for number in 0..BACKLOG + 7 {
             recorder.event(node(number), Severity::Normal, "Well", "it is well");
         }

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_become_outcomes() {
+    async fn responses_become_outcomes() {
         let ok = json!({"kind": "Status", "status": "Success", "code": 201});
         assert_eq!(outcome(201, ok).await.unwrap(), EvictOutcome::Evicted);
         assert_eq!(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_version_is_discovered_and_sent() {
+    async fn eviction_version_is_discovered_and_sent() {
         for (offered, want, sent) in [
             (json!("v1"), Some(EvictVersion::V1), "policy/v1"),
             (

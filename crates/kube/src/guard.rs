@@ -6,7 +6,7 @@ mod args;
 pub use args::AuthArgs;
 
 use crate::Client;
-use crate::delegate::{Authenticator, Authorizer, Subject, User};
+use crate::delegated_auth::{Authenticator, Authorizer, Subject, User};
 use axum::Router;
 use axum::extract::{Extension, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
@@ -30,7 +30,7 @@ impl Peer {
     #[must_use]
     pub fn of(certificate: Option<&[u8]>) -> Self {
         let named = certificate.and_then(koord_app::certificate::subject);
-        Self(named.map(|(name, groups)| User::known(name, groups)))
+        Self(named.map(|(name, groups)| User::authenticated(name, groups)))
     }
 }
 
@@ -57,19 +57,19 @@ pub struct OpenPathError(String);
 pub struct Guard {
     authenticator: Option<Authenticator>,
     authorizer: Option<Authorizer>,
-    open: Vec<Open>,
+    open: Vec<PathPattern>,
     /// The node whose subresources stand for paths, as in a kubelet.
     node: Option<String>,
 }
 
 /// A path pattern that needs no permission, without its first slash.
 #[derive(Debug)]
-enum Open {
+enum PathPattern {
     Path(String),
     Prefix(String),
 }
 
-impl Open {
+impl PathPattern {
     fn parse(text: &str) -> Result<Self, OpenPathError> {
         let path = text.strip_prefix('/').unwrap_or(text);
         let (head, prefix) = match path.strip_suffix('*') {
@@ -87,7 +87,7 @@ impl Open {
         })
     }
 
-    fn covers(&self, path: &str) -> bool {
+    fn matches(&self, path: &str) -> bool {
         let path = path.strip_prefix('/').unwrap_or(path);
         match self {
             Self::Path(open) => path == open,
@@ -127,7 +127,7 @@ impl Guard {
                 Authorizer::new(client, options.authorized_ttl, options.unauthorized_ttl)
             }),
             open: open
-                .map(|path| Open::parse(path))
+                .map(|path| PathPattern::parse(path))
                 .collect::<Result<_, _>>()?,
             node: None,
         })
@@ -183,14 +183,14 @@ impl Guard {
     }
 
     /// Authenticates a request; `Err` if its credentials are not valid.
-    async fn who(&self, peer: Peer, headers: &HeaderMap) -> Result<User, ()> {
+    async fn authenticate(&self, peer: Peer, headers: &HeaderMap) -> Result<User, ()> {
         if let Some(user) = peer.0 {
             return Ok(user);
         }
         let (Some(authenticator), Some(token)) = (&self.authenticator, bearer(headers)) else {
             return Ok(User::anonymous());
         };
-        match authenticator.of_token(token).await {
+        match authenticator.authenticate(token).await {
             Ok(user) => user.ok_or(()),
             Err(error) => {
                 tracing::warn!(%error, "failed to authenticate a request");
@@ -199,8 +199,8 @@ impl Guard {
         }
     }
 
-    async fn admit(&self, user: &User, method: &str, path: &str) -> Result<(), Response> {
-        let open = self.open.iter().any(|open| open.covers(path));
+    async fn authorize(&self, user: &User, method: &str, path: &str) -> Result<(), Response> {
+        let open = self.open.iter().any(|open| open.matches(path));
         if open || user.groups.iter().any(|group| group == MASTERS) {
             return Ok(());
         }
@@ -208,7 +208,7 @@ impl Guard {
         let mut reason = String::new();
         if let Some(authorizer) = &self.authorizer {
             for subject in &subjects {
-                match authorizer.may(user, &verb, subject).await {
+                match authorizer.authorize(user, &verb, subject).await {
                     Ok(access) if access.allowed => return Ok(()),
                     Ok(access) => reason = access.reason,
                     Err(error) => {
@@ -236,14 +236,14 @@ async fn check(
     request: Request,
     next: Next,
 ) -> Response {
-    let Ok(user) = guard.who(peer, request.headers()).await else {
+    let Ok(user) = guard.authenticate(peer, request.headers()).await else {
         return status(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized");
     };
     let Some(path) = decoded(request.uri().path()) else {
         return (StatusCode::BAD_REQUEST, "400 Bad Request: malformed path").into_response();
     };
     let method = request.method().clone();
-    match guard.admit(&user, method.as_str(), &path).await {
+    match guard.authorize(&user, method.as_str(), &path).await {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal,
     }

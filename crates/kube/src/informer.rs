@@ -14,7 +14,7 @@ pub use text::Text;
 
 use crate::decode::Decode;
 use crate::raw_object::RawObject;
-use failure::{Failure, FailureReporter, Retry};
+use failure::{FailureReporter, Retry, WatchFailure};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use kube::core::{ApiResource, NamespaceResourceScope};
@@ -234,7 +234,7 @@ where
         let kind = ApiResource::erase::<K>(&());
         let api = kube::Api::namespaced_with(client, namespace, &kind);
         run(
-            decoded(events(api, scope), |object: K| object, |_| {}),
+            decode_objects(events(api, scope), |object: K| object, |_| {}),
             kind_of::<K>(),
             shutdown,
         )
@@ -282,7 +282,7 @@ impl<V: Mirrored> Informer<V> {
     where
         K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
-        let events = watched(client, scope, keep, report);
+        let events = watch_objects(client, scope, keep, report);
         run(events, kind_of::<K>(), shutdown)
     }
 
@@ -298,8 +298,8 @@ impl<V: Mirrored> Informer<V> {
         K: kube::Resource<DynamicType = ()> + Decode + 'static,
     {
         let keep = move |raw: RawObject| {
-            let read = Readable::<K>::of(raw.json.get());
-            Told::Object(keep(without_managed_fields(read)))
+            let read = Readable::<K>::from_json(raw.json.get());
+            Decoded::Object(keep(without_managed_fields(read)))
         };
         let events = map_objects(events(raw_api::<K>(client), scope), keep);
         run(events, kind_of::<K>(), shutdown)
@@ -307,23 +307,23 @@ impl<V: Mirrored> Informer<V> {
 }
 
 /// A decoded value, or an object that cannot be decoded.
-enum Told<V> {
+enum Decoded<V> {
     Object(V),
     Unread(Box<Unread>),
 }
 
 /// Returns the events of all objects in `scope`. Objects are decoded one by one: the schema of a CRD may
 /// admit objects that cannot be decoded, and one of them must not break the list of all others.
-fn watched<K, V: Mirrored>(
+fn watch_objects<K, V: Mirrored>(
     client: kube::Client,
     scope: Scope,
     keep: impl Fn(K) -> V + Send + 'static,
     report: impl Fn(&Unread) + Send + 'static,
-) -> Events<V>
+) -> DecodedEvents<V>
 where
     K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
-    decoded(events(raw_api::<K>(client), scope), keep, report)
+    decode_objects(events(raw_api::<K>(client), scope), keep, report)
 }
 
 fn raw_api<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::Api<RawObject> {
@@ -331,24 +331,24 @@ fn raw_api<K: kube::Resource<DynamicType = ()>>(client: kube::Client) -> kube::A
 }
 
 /// Decodes the objects of `events`, and replaces each by the result of `keep`.
-fn decoded<K, V: Mirrored>(
+fn decode_objects<K, V: Mirrored>(
     events: RawEvents,
     keep: impl Fn(K) -> V + Send + 'static,
     report: impl Fn(&Unread) + Send + 'static,
-) -> Events<V>
+) -> DecodedEvents<V>
 where
     K: kube::Resource<DynamicType = ()> + Decode + 'static,
 {
     map_objects(events, move |raw| {
-        match Readable::<K>::of(raw.json.get()).0 {
+        match Readable::<K>::from_json(raw.json.get()).0 {
             Ok(mut object) => {
                 // koord does not use managedFields, and they can be half of an object's size.
                 object.meta_mut().managed_fields = None;
-                Told::Object(keep(object))
+                Decoded::Object(keep(object))
             }
             Err(unread) => {
                 report(&unread);
-                Told::Unread(unread)
+                Decoded::Unread(unread)
             }
         }
     })
@@ -373,8 +373,8 @@ fn events(api: kube::Api<RawObject>, scope: Scope) -> RawEvents {
 /// Replaces the objects of `events` by the results of `keep`.
 fn map_objects<K: Send + 'static, V: 'static>(
     events: BoxStream<'static, Result<watcher::Event<K>, watcher::Error>>,
-    keep: impl Fn(K) -> Told<V> + Send + 'static,
-) -> Events<V> {
+    keep: impl Fn(K) -> Decoded<V> + Send + 'static,
+) -> DecodedEvents<V> {
     let map = move |event| match event {
         watcher::Event::Init => watcher::Event::Init,
         watcher::Event::InitApply(object) => watcher::Event::InitApply(keep(object)),
@@ -385,13 +385,17 @@ fn map_objects<K: Send + 'static, V: 'static>(
     events.map_ok(map).boxed()
 }
 
-fn run<V: Mirrored>(events: Events<V>, kind: String, shutdown: CancellationToken) -> Informer<V> {
+fn run<V: Mirrored>(
+    events: DecodedEvents<V>,
+    kind: String,
+    shutdown: CancellationToken,
+) -> Informer<V> {
     let (sender, changes) = mpsc::channel(64);
-    let (mirror, store, absent) = Mirror::new(kind);
+    let (writer, store, absent) = StoreWriter::new(kind);
     tokio::spawn(async move {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            () = pump(events, mirror, sender) => {}
+            () = pump(events, writer, sender) => {}
         }
     });
     Informer {
@@ -408,15 +412,15 @@ fn without_managed_fields<K: kube::Resource>(mut object: K) -> K {
 }
 
 /// Capacity that the queue of changes keeps when it is empty.
-const FEW: usize = 64;
+const KEPT_CAPACITY: usize = 64;
 
-type Events<V> = BoxStream<'static, Result<watcher::Event<Told<V>>, watcher::Error>>;
+type DecodedEvents<V> = BoxStream<'static, Result<watcher::Event<Decoded<V>>, watcher::Error>>;
 type RawEvents = BoxStream<'static, Result<watcher::Event<RawObject>, watcher::Error>>;
 
 /// Applies events to the store as they arrive, and sends the changes as the reader receives them.
 async fn pump<V: Mirrored>(
-    mut events: Events<V>,
-    mut mirror: Mirror<V>,
+    mut events: DecodedEvents<V>,
+    mut writer: StoreWriter<V>,
     sender: mpsc::Sender<Change<V>>,
 ) {
     let mut waiting = VecDeque::new();
@@ -432,7 +436,7 @@ async fn pump<V: Mirrored>(
                     permit.send(change);
                     if waiting.is_empty() {
                         // A list needs room for the changes of all objects.
-                        waiting.shrink_to(FEW);
+                        waiting.shrink_to(KEPT_CAPACITY);
                     }
                 }
                 _ => return,
@@ -442,17 +446,17 @@ async fn pump<V: Mirrored>(
                 Some(Ok(event)) => {
                     // Each attempt to list begins with `Init`, even if it fails.
                     if !matches!(event, watcher::Event::Init) {
-                        reporter.clear(&mirror.kind);
+                        reporter.clear(&writer.kind);
                     }
-                    mirror.handle(event, &mut waiting);
+                    writer.handle(event, &mut waiting);
                 }
                 Some(Err(error)) => {
-                    let failure = Failure::of(&error);
+                    let failure = WatchFailure::classify(&error);
                     pause = Some(Instant::now() + retry.delay(failure));
-                    if failure == Failure::Absent {
-                        mirror.set_absent(true);
+                    if failure == WatchFailure::Absent {
+                        writer.set_absent(true);
                     }
-                    reporter.report(&mirror.kind, failure, &error);
+                    reporter.report(&writer.kind, failure, &error);
                 }
                 None => return,
             },
@@ -461,7 +465,7 @@ async fn pump<V: Mirrored>(
 }
 
 /// Writes the content of a [`Store`].
-struct Mirror<K> {
+struct StoreWriter<K> {
     objects: Arc<RwLock<Objects<K>>>,
     synced: watch::Sender<bool>,
     absent: watch::Sender<bool>,
@@ -471,7 +475,7 @@ struct Mirror<K> {
     listed: Option<HashSet<ObjectKey>>,
 }
 
-impl<K: Mirrored> Mirror<K> {
+impl<K: Mirrored> StoreWriter<K> {
     fn new(kind: String) -> (Self, Store<K>, watch::Receiver<bool>) {
         let (synced, is_synced) = watch::channel(false);
         let (absent, is_absent) = watch::channel(false);
@@ -480,14 +484,14 @@ impl<K: Mirrored> Mirror<K> {
             objects: objects.clone(),
             synced: is_synced,
         };
-        let mirror = Self {
+        let writer = Self {
             objects,
             synced,
             absent,
             kind,
             listed: None,
         };
-        (mirror, store, is_absent)
+        (writer, store, is_absent)
     }
 
     /// Sets whether the kind is absent, and logs a change.
@@ -505,33 +509,33 @@ impl<K: Mirrored> Mirror<K> {
         }
     }
 
-    fn handle(&mut self, event: watcher::Event<Told<K>>, out: &mut VecDeque<Change<K>>) {
+    fn handle(&mut self, event: watcher::Event<Decoded<K>>, out: &mut VecDeque<Change<K>>) {
         if !matches!(event, watcher::Event::Init) {
             self.set_absent(false);
         }
         match event {
             // The first list cannot miss an object of the store.
             watcher::Event::Init => {
-                let known = self.objects.read().len() > 0;
-                self.listed = known.then(HashSet::new);
+                let has_objects = self.objects.read().len() > 0;
+                self.listed = has_objects.then(HashSet::new);
             }
-            watcher::Event::InitApply(told) => {
+            watcher::Event::InitApply(item) => {
                 if let Some(listed) = &mut self.listed {
-                    listed.insert(match &told {
-                        Told::Object(object) => object.key(),
-                        Told::Unread(unread) => unread.key(),
+                    listed.insert(match &item {
+                        Decoded::Object(object) => object.key(),
+                        Decoded::Unread(unread) => unread.key(),
                     });
                 }
-                self.apply(told, out);
+                self.apply(item, out);
             }
-            watcher::Event::Apply(told) => self.apply(told, out),
+            watcher::Event::Apply(item) => self.apply(item, out),
             // An object that is not in the store was never sent as applied, or was sent as deleted already.
-            watcher::Event::Delete(Told::Object(object)) => {
+            watcher::Event::Delete(Decoded::Object(object)) => {
                 if self.objects.write().remove(object.names()).is_some() {
                     out.push_back(Change::Deleted(Arc::new(object)));
                 }
             }
-            watcher::Event::Delete(Told::Unread(unread)) => {
+            watcher::Event::Delete(Decoded::Unread(unread)) => {
                 let last = self.objects.write().remove(unread.names());
                 out.extend(last.map(Change::Deleted));
             }
@@ -540,9 +544,9 @@ impl<K: Mirrored> Mirror<K> {
                 if let Some(listed) = self.listed.take() {
                     let mut objects = self.objects.write();
                     let missing = |object: &mut Arc<K>| !listed.contains(&object.key());
-                    let mut gone: Vec<_> = objects.take_if(missing).collect();
-                    gone.sort_by(|a, b| a.names().cmp(&b.names()));
-                    out.extend(gone.into_iter().map(Change::Deleted));
+                    let mut deleted: Vec<_> = objects.take_if(missing).collect();
+                    deleted.sort_by(|a, b| a.names().cmp(&b.names()));
+                    out.extend(deleted.into_iter().map(Change::Deleted));
                 }
                 if !*self.synced.borrow() {
                     self.synced.send_replace(true);
@@ -552,10 +556,10 @@ impl<K: Mirrored> Mirror<K> {
         }
     }
 
-    fn apply(&self, told: Told<K>, out: &mut VecDeque<Change<K>>) {
-        let object = match told {
-            Told::Object(object) => object,
-            Told::Unread(unread) => {
+    fn apply(&self, item: Decoded<K>, out: &mut VecDeque<Change<K>>) {
+        let object = match item {
+            Decoded::Object(object) => object,
+            Decoded::Unread(unread) => {
                 let (kind, object) = (&self.kind, unread.key());
                 tracing::warn!(kind, %object, error = %unread, "skipping an object that cannot be decoded");
                 return;

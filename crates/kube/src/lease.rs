@@ -296,7 +296,7 @@ impl LeaderElector {
     }
 
     async fn attempt(&mut self) -> Result<bool, kube::Error> {
-        let found = match self.api.get(&self.election.name).await {
+        let stored = match self.api.get(&self.election.name).await {
             Ok(lease) => lease,
             Err(error) if is_not_found(&error) => {
                 let lease = Lease {
@@ -313,8 +313,8 @@ impl LeaderElector {
             }
             Err(error) => return Err(error),
         };
-        self.observe(found.clone());
-        let spec = found.spec.clone().unwrap_or_default();
+        self.observe(stored.clone());
+        let spec = stored.spec.clone().unwrap_or_default();
         let holder = spec
             .holder_identity
             .clone()
@@ -364,11 +364,11 @@ impl LeaderElector {
     }
 
     fn observe(&mut self, lease: Lease) {
-        let known = self
+        let is_unchanged = self
             .observed
             .as_ref()
             .is_some_and(|observed| observed.spec() == lease.spec.clone().unwrap_or_default());
-        if !known {
+        if !is_unchanged {
             self.observed = Some(Observed {
                 lease,
                 since: Instant::now(),

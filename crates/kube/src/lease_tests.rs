@@ -39,9 +39,9 @@ impl OneLease {
                 (method, current) => {
                     let mut value: Value = serde_json::from_slice(request.body()).unwrap();
                     if method == "PATCH" {
-                        let mut whole = json!(current);
-                        json_patch::merge(&mut whole, &value);
-                        value = whole;
+                        let mut merged = json!(current);
+                        json_patch::merge(&mut merged, &value);
+                        value = merged;
                     }
                     let mut lease: Lease = serde_json::from_value(value).unwrap();
                     let version = current.and_then(|lease| lease.metadata.resource_version);
@@ -67,16 +67,20 @@ impl OneLease {
     }
 }
 
-async fn lead_for_ever(token: CancellationToken) -> &'static str {
+async fn lead_until_cancelled(token: CancellationToken) -> &'static str {
     token.cancelled().await;
     "stopped"
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_leads_and_hands_over_on_shutdown_at_once() {
+async fn leader_releases_the_lease_on_shutdown() {
     let server = OneLease::default();
     let (stop_a, stop_b) = (CancellationToken::new(), CancellationToken::new());
-    let a = tokio::spawn(server.elector("a").run(stop_a.clone(), lead_for_ever));
+    let a = tokio::spawn(
+        server
+            .elector("a")
+            .run(stop_a.clone(), lead_until_cancelled),
+    );
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.spec().holder_identity.as_deref(), Some("a"));
     assert_eq!(server.spec().lease_transitions, Some(0));
@@ -104,7 +108,7 @@ async fn one_leads_and_hands_over_on_shutdown_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_leader_is_replaced_after_the_lease_duration() {
+async fn silent_leader_is_replaced_after_the_lease_duration() {
     let server = OneLease::default();
     let mut dead = server.elector("dead");
     assert!(dead.try_acquire_or_renew().await);
@@ -121,10 +125,10 @@ async fn a_silent_leader_is_replaced_after_the_lease_duration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreachable_server_costs_leadership_after_the_renew_deadline() {
+async fn unreachable_server_ends_leadership_after_the_renew_deadline() {
     let server = OneLease::default();
     let shutdown = CancellationToken::new();
-    let leader = tokio::spawn(server.elector("a").run(shutdown, lead_for_ever));
+    let leader = tokio::spawn(server.elector("a").run(shutdown, lead_until_cancelled));
     tokio::time::sleep(Duration::from_secs(1)).await;
     server.state.lock().2 = true;
     let start = Instant::now();
@@ -156,7 +160,7 @@ async fn shutdown_before_leadership_returns_nothing() {
 }
 
 #[tokio::test]
-async fn settings_are_checked() {
+async fn invalid_settings_are_rejected() {
     let check = |change: &dyn Fn(&mut Election), names: &str| {
         let mut election = Election::new("ns", "l", "me");
         change(&mut election);
@@ -171,7 +175,7 @@ async fn settings_are_checked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_heartbeat_is_created_and_renewed() {
+async fn node_lease_is_created_and_renewed() {
     let server = OneLease::default();
     let shutdown = CancellationToken::new();
     let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());

@@ -61,7 +61,7 @@ impl<K: Resource> Api<K> {
     /// Like [`Api::all`], for a kind that is known only at run time.
     #[must_use]
     pub fn all_with(client: Client, kind: &K::DynamicType) -> Self {
-        Self::of(client, K::url_path(kind, None))
+        Self::with_path(client, K::url_path(kind, None))
     }
 
     /// Creates an API for objects of one namespace.
@@ -72,7 +72,7 @@ impl<K: Resource> Api<K> {
         K::DynamicType: Default,
     {
         let kind = K::DynamicType::default();
-        Self::of(client, K::url_path(&kind, Some(namespace)))
+        Self::with_path(client, K::url_path(&kind, Some(namespace)))
     }
 
     /// Like [`Api::namespaced`], for a kind that is known only at run time.
@@ -81,7 +81,7 @@ impl<K: Resource> Api<K> {
     where
         K: Resource<Scope = DynamicResourceScope>,
     {
-        Self::of(client, K::url_path(kind, Some(namespace)))
+        Self::with_path(client, K::url_path(kind, Some(namespace)))
     }
 
     /// Creates an API for objects of the client's default namespace.
@@ -95,7 +95,7 @@ impl<K: Resource> Api<K> {
         Self::namespaced(client, &namespace)
     }
 
-    fn of(client: Client, path: String) -> Self {
+    fn with_path(client: Client, path: String) -> Self {
         Self {
             client,
             request: Request::new(path),
@@ -118,8 +118,8 @@ impl<K> Api<K> {
     /// requests here.
     pub async fn get_metadata(&self, name: &str) -> Result<PartialObjectMeta<K>> {
         let request = self.request.get_metadata(name, &GetParams::default());
-        let found = fetch::<PartialObjectMeta>(&self.client, built(request)?).await?;
-        Ok(partial(found))
+        let metadata = fetch::<PartialObjectMeta>(&self.client, built(request)?).await?;
+        Ok(partial(metadata))
     }
 
     /// Returns the metadata of one object; `None` if it does not exist.

@@ -12,17 +12,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Time that a result is cached: a kind may be installed, an owner adopted.
-const LIFE: Duration = Duration::from_secs(600);
+const CACHE_TTL: Duration = Duration::from_secs(600);
 /// Maximum length of a chain. Chains with a cycle would not end otherwise.
-const LONGEST: usize = 8;
+const MAX_CHAIN_LENGTH: usize = 8;
 
 /// Number of objects of a kind from which on all are listed instead of getting each.
-const MANY: usize = 50;
+const LIST_THRESHOLD: usize = 50;
 /// Objects per page of a list.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 /// Returns a chain with its first owner as the key; `None` if the chain is empty.
-fn keyed((_, chain): (String, Vec<Arc<Owner>>)) -> Option<(Arc<Owner>, Vec<Arc<Owner>>)> {
+fn with_key((_, chain): (String, Vec<Arc<Owner>>)) -> Option<(Arc<Owner>, Vec<Arc<Owner>>)> {
     Some((chain.first()?.clone(), chain))
 }
 
@@ -114,8 +114,8 @@ impl Owners {
         kind: &str,
     ) -> Result<Option<ApiResource>, kube::Error> {
         let now = Instant::now();
-        let known = self.kinds.get(api_version);
-        if known.is_none_or(|(asked, _)| now.duration_since(*asked) >= LIFE) {
+        let cached = self.kinds.get(api_version);
+        if cached.is_none_or(|(asked, _)| now.duration_since(*asked) >= CACHE_TTL) {
             let found = if group_of(api_version).is_empty() {
                 self.client.list_core_api_resources(api_version).await
             } else {
@@ -147,9 +147,9 @@ impl Owners {
     /// Returns whether `resource`, which [`Self::resource`] returned, has the subresource `scale`.
     #[must_use]
     pub fn has_scale(&self, resource: &ApiResource) -> bool {
-        let known = self.kinds.get(&resource.api_version);
+        let cached = self.kinds.get(&resource.api_version);
         let name = format!("{}/scale", resource.plural);
-        known.is_some_and(|(_, all)| all.iter().any(|one| one.name == name))
+        cached.is_some_and(|(_, all)| all.iter().any(|one| one.name == name))
     }
 
     /// Returns the controller of `owner`, an object in `namespace`. `None` if it has no controller, does not
@@ -164,11 +164,11 @@ impl Owners {
     ) -> Result<Option<Arc<Owner>>, kube::Error> {
         let now = Instant::now();
         if let Some((asked, known)) = self.owners.get(&owner.uid)
-            && now.duration_since(*asked) < LIFE
+            && now.duration_since(*asked) < CACHE_TTL
         {
             return Ok(known.clone());
         }
-        let mut found = None;
+        let mut controller = None;
         if let Some(resource) = self.resource(&owner.api_version, &owner.kind).await? {
             let objects: Api<DynamicObject> =
                 Api::namespaced_with(self.client.clone(), namespace, &resource);
@@ -179,15 +179,16 @@ impl Owners {
             };
             // The owner of another object with the same name does not matter.
             let same = |meta: &&ObjectMeta| uid(meta) == owner.uid;
-            found = object
+            controller = object
                 .as_ref()
                 .map(|object| &object.metadata)
                 .filter(same)
                 .and_then(Owner::of)
                 .map(Arc::new);
         }
-        self.owners.insert(owner.uid.clone(), (now, found.clone()));
-        Ok(found)
+        self.owners
+            .insert(owner.uid.clone(), (now, controller.clone()));
+        Ok(controller)
     }
 
     /// Resolves the chains of `starts` (an owner with its namespace). Each chain contains the start and the
@@ -205,12 +206,12 @@ impl Owners {
             .into_iter()
             .map(|(namespace, owner)| (namespace, vec![owner]))
             .collect();
-        for _ in 1..LONGEST {
+        for _ in 1..MAX_CHAIN_LENGTH {
             let (done, rest): (Vec<_>, Vec<_>) =
                 open.into_iter().partition(|(namespace, chain)| {
                     chain.last().is_none_or(|last| enough(namespace, last))
                 });
-            ended.extend(done.into_iter().filter_map(keyed));
+            ended.extend(done.into_iter().filter_map(with_key));
             self.list_many(&rest).await?;
             open = Vec::new();
             for (namespace, mut chain) in rest {
@@ -223,11 +224,11 @@ impl Owners {
                         chain.push(next);
                         open.push((namespace, chain));
                     }
-                    None => ended.extend(keyed((namespace, chain))),
+                    None => ended.extend(with_key((namespace, chain))),
                 }
             }
         }
-        ended.extend(open.into_iter().filter_map(keyed));
+        ended.extend(open.into_iter().filter_map(with_key));
         Ok(ended)
     }
 
@@ -236,21 +237,21 @@ impl Owners {
         let now = Instant::now();
         let mut unknown: HashMap<(String, String), HashSet<Uid>> = HashMap::new();
         for last in chains.iter().filter_map(|(_, chain)| chain.last()) {
-            let known = self.owners.get(&last.uid);
-            if known.is_none_or(|(asked, _)| now.duration_since(*asked) >= LIFE) {
+            let cached = self.owners.get(&last.uid);
+            if cached.is_none_or(|(asked, _)| now.duration_since(*asked) >= CACHE_TTL) {
                 let kind = (last.api_version.clone(), last.kind.clone());
                 unknown.entry(kind).or_default().insert(last.uid.clone());
             }
         }
         for ((api_version, kind), mut uids) in unknown {
-            if uids.len() < MANY {
+            if uids.len() < LIST_THRESHOLD {
                 continue;
             }
             let Some(resource) = self.resource(&api_version, &kind).await? else {
                 continue;
             };
             let objects: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource);
-            let mut params = ListParams::default().limit(PAGE);
+            let mut params = ListParams::default().limit(PAGE_SIZE);
             loop {
                 // Without the permission to list, each owner is read instead.
                 let page = match objects.list_metadata(&params).await {
@@ -279,7 +280,7 @@ impl Owners {
     /// Removes expired results.
     pub fn tidy(&mut self) {
         let now = Instant::now();
-        let fresh = |asked: &Instant| now.duration_since(*asked) < LIFE;
+        let fresh = |asked: &Instant| now.duration_since(*asked) < CACHE_TTL;
         self.owners.retain(|_, (asked, _)| fresh(asked));
         self.kinds.retain(|_, (asked, _)| fresh(asked));
     }
@@ -315,9 +316,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_chain_goes_up_to_a_custom_kind_and_is_asked_once() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = asked.clone();
+    async fn chain_reaches_a_custom_kind_and_is_cached() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = requests.clone();
         let server = answer(move |request| {
             count.fetch_add(1, Ordering::SeqCst);
             let apps = |kind: &str, name: &str| json!({"name": name, "kind": kind, "namespaced": true, "singularName": "", "verbs": []});
@@ -360,7 +361,7 @@ mod tests {
             let kinds: Vec<&str> = chain.iter().map(|one| one.kind.as_str()).collect();
             assert_eq!(kinds, ["ReplicaSet", "Rollout"]);
         }
-        assert_eq!(asked.load(Ordering::SeqCst), 4);
+        assert_eq!(requests.load(Ordering::SeqCst), 4);
         // The chain ends at the first owner that is enough.
         let starts = vec![("shop".to_owned(), start.clone())];
         let chains = owners.chains(starts, |_, one| one.kind == "ReplicaSet");
@@ -392,9 +393,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_owners_are_listed_and_not_got_one_by_one() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let count = asked.clone();
+    async fn many_owners_are_listed_instead_of_read() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = requests.clone();
         let server = answer(move |request| {
             count.fetch_add(1, Ordering::SeqCst);
             let path = request.uri().path();
@@ -421,7 +422,7 @@ mod tests {
                     json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList",
                            "metadata": {"continue": next}, "items": items})
                 }
-                _ => panic!("{path} was asked for"),
+                _ => panic!("{path} was requested"),
             };
             (StatusCode::OK, body)
         });
@@ -440,6 +441,6 @@ mod tests {
             .unwrap();
         assert_eq!(chains[&starts[98].1][1].name, "web");
         assert_eq!(chains[&starts[99].1].len(), 1, "it is gone");
-        assert_eq!(asked.load(Ordering::SeqCst), 3);
+        assert_eq!(requests.load(Ordering::SeqCst), 3);
     }
 }

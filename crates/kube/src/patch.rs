@@ -112,11 +112,11 @@ where
     F: Future<Output = Result<T, kube::Error>>,
 {
     let mut delay = Duration::from_millis(10);
-    let mut left = 3;
+    let mut retries_left = 3;
     loop {
         match attempt().await {
-            Err(error) if left > 0 && (is_conflict(&error) || is_status(&error, 429)) => {
-                left -= 1;
+            Err(error) if retries_left > 0 && (is_conflict(&error) || is_status(&error, 429)) => {
+                retries_left -= 1;
                 tokio::time::sleep(delay.mul_f64(1.0 + 0.1 * fastrand::f64())).await;
                 delay *= 5;
             }
@@ -160,7 +160,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_difference_names_only_what_changed() {
+    fn diff_contains_only_changes() {
         let old = json!({"a": 1, "b": {"c": 1, "d": 2}, "e": [1], "gone": true});
         let new = json!({"a": 1, "b": {"c": 1, "d": 3}, "e": [1, 2], "new": {"x": 1}});
         let patch = diff(&old, &new).unwrap().unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn conflicts_are_retried_a_few_times_and_other_errors_are_not() {
+    async fn conflict_is_retried_and_other_errors_are_not() {
         let mut calls = 0;
         let result = retry_on_conflict(|| {
             calls += 1;

@@ -1,12 +1,12 @@
 //! A work queue with client-go's semantics: a key waits at most once, is processed by at most one worker,
 //! comes back if it was added meanwhile, and can be delayed or backed off.
 
-mod measured;
+mod metrics;
 
-pub use measured::QueueMetrics;
+pub use metrics::QueueMetrics;
 
 use koord_app::TokenBucket;
-use measured::Measured;
+use metrics::QueueSeries;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -78,7 +78,7 @@ struct State<T> {
     retries: TokenBucket,
     since: Instant,
     closed: bool,
-    measured: Option<Measured<T>>,
+    measured: Option<QueueSeries<T>>,
 }
 
 impl<T: Clone + Eq + Hash> Default for WorkQueue<T> {
@@ -117,7 +117,7 @@ impl<T: Clone + Eq + Hash> WorkQueue<T> {
     /// Starts to measure the queue as that of the controller `name`.
     pub fn measure(&self, name: &str, metrics: &QueueMetrics) {
         let mut state = self.shared.state.lock();
-        let mut measured = metrics.of(name);
+        let mut measured = metrics.series(name);
         for key in &state.ready {
             measured.add(key);
         }
@@ -316,7 +316,7 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn a_key_waits_once_and_is_worked_on_once() {
+    async fn key_waits_once_and_is_processed_once() {
         let queue = WorkQueue::default();
         for key in ["a", "b", "a"] {
             queue.add(key);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_waits_and_is_worked_on_is_measured() {
+    async fn queue_and_processing_times_are_measured() {
         let registry = prometheus::Registry::new();
         let queue = WorkQueue::default();
         queue.add("early");
@@ -346,10 +346,10 @@ mod tests {
         }
         queue.add_after("c", Duration::from_secs(60));
         tokio::time::advance(Duration::from_secs(2)).await;
-        let early = queue.next().await.unwrap();
+        let early_work = queue.next().await.unwrap();
         queue.add("early");
         tokio::time::advance(Duration::from_secs(3)).await;
-        drop(early);
+        drop(early_work);
         let text = koord_app::metrics::encode(&registry).unwrap();
         let labels = "{controller=\"q\",name=\"q\"}";
         for line in [
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn delays_count_from_the_earliest() {
+    async fn earliest_delay_applies() {
         let queue = WorkQueue::default();
         let start = Instant::now();
         queue.add_after("late", Duration::from_secs(9));
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failures_back_off_until_forgotten() {
+    async fn failures_back_off_until_reset() {
         let queue = WorkQueue::default();
         let mut delays = Vec::new();
         for _ in 0..4 {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_failures_share_a_bucket() {
+    async fn failures_of_all_keys_share_a_bucket() {
         let queue = WorkQueue::new(RateLimit {
             burst: 2,
             ..RateLimit::default()
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_drains_and_ends_every_worker() {
+    async fn close_drains_the_queue_and_ends_workers() {
         let queue = WorkQueue::default();
         queue.add(1);
         let workers: Vec<_> = (0..3)

@@ -82,15 +82,15 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for TextOrValueVisitor<V> {
 /// Reads name, namespace, uid and resource version of an object; a field is `None` if it is missing or
 /// invalid.
 pub(crate) fn metadata_of(json: &str) -> ObjectMeta {
-    let mut found = WatchMetadata::default();
+    let mut metadata = WatchMetadata::default();
     let mut deserializer = serde_json::Deserializer::from_str(json);
     // Usually returns an error, because nothing after the metadata is read.
-    let _ = deserializer.deserialize_map(MetadataVisitor(&mut found));
+    let _ = deserializer.deserialize_map(MetadataVisitor(&mut metadata));
     ObjectMeta {
-        name: found.name,
-        namespace: found.namespace,
-        uid: found.uid,
-        resource_version: found.resource_version,
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        resource_version: metadata.resource_version,
         ..ObjectMeta::default()
     }
 }

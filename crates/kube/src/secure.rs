@@ -9,7 +9,7 @@ use crate::guard::{AuthArgs, Guard};
 use crate::tls;
 use anyhow::{Context as _, Result};
 use axum::Router;
-use material::{Authorities, Source};
+use material::{Authorities, CertificateSource};
 use rustls::ServerConfig;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -51,9 +51,10 @@ pub async fn serve(
     tls::install_crypto_provider();
     let auth = &args.auth;
     let flag = "authentication-kubeconfig";
-    let authentication = delegate(name, flag, auth.authentication_kubeconfig.as_deref()).await?;
+    let authentication =
+        create_client(name, flag, auth.authentication_kubeconfig.as_deref()).await?;
     let flag = "authorization-kubeconfig";
-    let authorization = delegate(name, flag, auth.authorization_kubeconfig.as_deref()).await?;
+    let authorization = create_client(name, flag, auth.authorization_kubeconfig.as_deref()).await?;
     let authorities = match (&auth.client_ca_file, &authentication) {
         (Some(path), _) => Authorities::File(path.clone()),
         (None, Some(client)) if !auth.authentication_skip_lookup => Authorities::Cluster {
@@ -67,8 +68,8 @@ pub async fn serve(
         (None, None) => None,
         _ => anyhow::bail!("--tls-cert-file and --tls-private-key-file need each other"),
     };
-    let mut source = Source::new(files, authorities)?;
-    let config = source.first().await?;
+    let mut source = CertificateSource::new(files, authorities)?;
+    let config = source.initial_config().await?;
     let guard = Guard::new(&auth.guard(), authentication, authorization)?;
     let routes = guard.protect(routes);
     let listener = TcpListener::bind(address)
@@ -78,7 +79,8 @@ pub async fn serve(
     let (sender, configs) = watch::channel(config);
     let stop = shutdown.clone();
     tokio::spawn(async move {
-        stop.run_until_cancelled(keep_fresh(source, sender)).await;
+        stop.run_until_cancelled(reload_on_change(source, sender))
+            .await;
     });
     tokio::spawn(tls::serve(listener, routes, configs, shutdown, tls::LIMITS));
     Ok(local)
@@ -86,7 +88,11 @@ pub async fn serve(
 
 /// Creates the client for authentication or authorization: from the kubeconfig of the flag, or from this
 /// pod's account.
-async fn delegate(name: &str, flag: &str, path: Option<&Path>) -> Result<Option<crate::Client>> {
+async fn create_client(
+    name: &str,
+    flag: &str,
+    path: Option<&Path>,
+) -> Result<Option<crate::Client>> {
     let options = ClientOptions {
         qps: 200.0,
         burst: 400,
@@ -104,10 +110,13 @@ async fn delegate(name: &str, flag: &str, path: Option<&Path>) -> Result<Option<
 }
 
 /// Reloads the certificates when they change.
-async fn keep_fresh(mut source: Source, configs: watch::Sender<Arc<ServerConfig>>) {
+async fn reload_on_change(
+    mut source: CertificateSource,
+    configs: watch::Sender<Arc<ServerConfig>>,
+) {
     loop {
         tokio::time::sleep(RELOAD).await;
-        match source.renewed().await {
+        match source.reload().await {
             Ok(Some(config)) => {
                 tracing::info!("reloaded certificates of the TLS server");
                 configs.send_replace(config);

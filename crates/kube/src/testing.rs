@@ -10,26 +10,26 @@ use std::sync::{Arc, LazyLock};
 use tower::BoxError;
 
 /// A request with its whole body.
-pub(crate) type Seen = Request<Bytes>;
+pub(crate) type BufferedRequest = Request<Bytes>;
 
 /// Returns a service that responds to each request with the result of `respond`.
-pub(crate) fn answer<F>(respond: F) -> Canned
+pub(crate) fn answer<F>(respond: F) -> FakeService
 where
-    F: Fn(&Seen) -> (StatusCode, Value) + Send + Sync + 'static,
+    F: Fn(&BufferedRequest) -> (StatusCode, Value) + Send + Sync + 'static,
 {
-    Canned {
+    FakeService {
         respond: Arc::new(respond),
     }
 }
 
-type Respond = dyn Fn(&Seen) -> (StatusCode, Value) + Send + Sync;
+type Respond = dyn Fn(&BufferedRequest) -> (StatusCode, Value) + Send + Sync;
 
 #[derive(Clone)]
-pub(crate) struct Canned {
+pub(crate) struct FakeService {
     respond: Arc<Respond>,
 }
 
-impl tower::Service<Request<Body>> for Canned {
+impl tower::Service<Request<Body>> for FakeService {
     type Response = Response<Body>;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Response<Body>, BoxError>>;

@@ -46,7 +46,7 @@ pub const LIMITS: Limits = Limits {
 };
 /// Limits for webhook servers. An API server keeps a connection for each concurrent review, and opens more
 /// while a response is late; if such a connection is closed, the request that needed the review fails.
-pub const ASKED_BY_SERVERS: Limits = Limits {
+pub const WEBHOOK_LIMITS: Limits = Limits {
     clients: 768,
     ..LIMITS
 };
@@ -68,7 +68,7 @@ pub async fn serve(
     shutdown: CancellationToken,
     limits: Limits,
 ) {
-    let mut clients: VecDeque<Served> = VecDeque::new();
+    let mut clients: VecDeque<TlsConnection> = VecDeque::new();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -84,7 +84,7 @@ pub async fn serve(
             clients.retain(|client| !client.task.is_finished());
         }
         if clients.len() >= limits.clients {
-            let idle = clients.iter().position(Served::is_idle).unwrap_or(0);
+            let idle = clients.iter().position(TlsConnection::is_idle).unwrap_or(0);
             if let Some(oldest) = clients.remove(idle) {
                 oldest.task.abort();
             }
@@ -92,57 +92,57 @@ pub async fn serve(
         let acceptor = TlsAcceptor::from(configs.borrow().clone());
         let routes = routes.clone();
         let stop = shutdown.clone();
-        let questions = Questions::default();
-        let asked = questions.clone();
+        let in_flight = InFlight::default();
+        let counter = in_flight.clone();
         let client = tokio::spawn(async move {
-            stop.run_until_cancelled(talk(stream, acceptor, routes, limits, asked))
+            stop.run_until_cancelled(serve_client(stream, acceptor, routes, limits, counter))
                 .await;
         });
-        clients.push_back(Served {
+        clients.push_back(TlsConnection {
             task: client.abort_handle(),
-            questions,
+            in_flight,
         });
     }
 }
 
 /// A connected client.
-struct Served {
+struct TlsConnection {
     task: AbortHandle,
-    questions: Questions,
+    in_flight: InFlight,
 }
 
-impl Served {
+impl TlsConnection {
     fn is_idle(&self) -> bool {
-        self.questions.0.load(Ordering::Relaxed) == 0
+        self.in_flight.0.load(Ordering::Relaxed) == 0
     }
 }
 
 /// Number of pending requests of a client.
 #[derive(Clone, Default)]
-struct Questions(Arc<AtomicUsize>);
+struct InFlight(Arc<AtomicUsize>);
 
-impl Questions {
-    fn ask(&self) -> Asked {
+impl InFlight {
+    fn begin(&self) -> PendingRequest {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Asked(self.clone())
+        PendingRequest(self.clone())
     }
 }
 
 /// A pending request; counted until it is dropped.
-struct Asked(Questions);
+struct PendingRequest(InFlight);
 
-impl Drop for Asked {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-async fn talk(
+async fn serve_client(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     routes: Router,
     limits: Limits,
-    questions: Questions,
+    in_flight: InFlight,
 ) {
     let stream = match tokio::time::timeout(limits.handshake, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
@@ -162,10 +162,10 @@ async fn talk(
             .layer(Extension(peer))
             .layer(from_fn(move |request: Request, next: Next| {
                 begins.notify_one();
-                let asked = questions.ask();
+                let pending = in_flight.begin();
                 async move {
                     let answer = next.run(request).await;
-                    drop(asked);
+                    drop(pending);
                     answer
                 }
             }));
@@ -187,13 +187,13 @@ async fn talk(
         .keep_alive_timeout(limits.head);
     let service = TowerToHyperService::new(routes);
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut patience = limits.head;
+    let mut timeout = limits.head;
     // A client that answers pings may be idle too.
     let ended = loop {
         tokio::select! {
             ended = served.as_mut() => break Some(ended),
-            () = begun.notified() => patience = limits.idle,
-            () = tokio::time::sleep(patience) => break None,
+            () = begun.notified() => timeout = limits.idle,
+            () = tokio::time::sleep(timeout) => break None,
         }
     };
     let ended = match ended {

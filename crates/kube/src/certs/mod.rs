@@ -5,11 +5,11 @@
 //! replicas of both implementations can share one. New keys are ECDSA P-256, which Go's reads like
 //! its own RSA; an RSA authority that Go made goes on to sign.
 
-mod keeper;
+mod storage;
 #[cfg(test)]
 mod tests;
 
-pub use keeper::{CertsError, Keeper};
+pub use storage::{CertsError, Keeper};
 
 use jiff::{Span, Timestamp, ToSpan as _, tz::TimeZone};
 use rcgen::{
@@ -88,30 +88,30 @@ impl Artifacts {
     /// # Errors
     /// The reason, with the key in the Secret.
     pub fn check(&self, host: &str, now: Timestamp) -> Result<(), String> {
-        let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
+        let pair = pair([storage::CERT, storage::KEY], &self.cert, &self.key)?;
         let Some((own, chain)) = pair.cert.split_first() else {
-            return Err(format!("{}: no certificate in it", keeper::CERT));
+            return Err(format!("{}: no certificate in it", storage::CERT));
         };
         let name = ServerName::try_from(host).map_err(|_| format!("{host:?} is no host name"))?;
         let mut roots = RootCertStore::empty();
-        let authorities = certificates(keeper::CA_CERT, &self.ca_cert)?;
+        let authorities = certificates(storage::CA_CERT, &self.ca_cert)?;
         for authority in &authorities {
             let added = roots.add(authority.clone());
-            added.map_err(|e| format!("{}: {e}", keeper::CA_CERT))?;
+            added.map_err(|e| format!("{}: {e}", storage::CA_CERT))?;
         }
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
         let verifier = verifier.build();
-        let verifier = verifier.map_err(|e| format!("{}: {e}", keeper::CA_CERT))?;
+        let verifier = verifier.map_err(|e| format!("{}: {e}", storage::CA_CERT))?;
         for at in [Some(now), after(now, RENEW_BEFORE_MONTHS.months())] {
             let seconds = at.unwrap_or(now).as_second();
             let time = std::time::Duration::from_secs(seconds.unsigned_abs());
             let time = UnixTime::since_unix_epoch(time);
             let verified = verifier.verify_server_cert(own, chain, &name, &[], time);
-            verified.map_err(|e| format!("{}: {e} (looked at {time:?})", keeper::CERT))?;
+            verified.map_err(|e| format!("{}: {e} (looked at {time:?})", storage::CERT))?;
             // webpki does not check the validity period of a trusted authority.
             let hold = |der: &CertificateDer<'_>| koord_app::certificate::holds_at(der, seconds);
             if !authorities.iter().any(|der| hold(der) == Some(true)) {
-                return Err(format!("{}: expired or expires soon", keeper::CA_CERT));
+                return Err(format!("{}: expired or expires soon", storage::CA_CERT));
             }
         }
         Ok(())
@@ -122,7 +122,7 @@ impl Artifacts {
     /// # Errors
     /// Fails if key and certificate do not belong together or cannot be parsed.
     pub fn server_config(&self) -> Result<Arc<ServerConfig>, String> {
-        let pair = pair([keeper::CERT, keeper::KEY], &self.cert, &self.key)?;
+        let pair = pair([storage::CERT, storage::KEY], &self.cert, &self.key)?;
         let key = PrivateKeyDer::from_pem_slice(&self.key).map_err(|e| e.to_string())?;
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = builder
@@ -161,7 +161,7 @@ impl Artifacts {
     /// used.
     fn issuer(&self, now: Timestamp) -> Option<Issuer<'static, KeyPair>> {
         let pair = pair(
-            [keeper::CA_CERT, keeper::CA_KEY],
+            [storage::CA_CERT, storage::CA_KEY],
             &self.ca_cert,
             &self.ca_key,
         )

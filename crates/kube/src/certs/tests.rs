@@ -15,7 +15,7 @@ fn made() -> Artifacts {
 }
 
 #[test]
-fn what_is_made_is_good_for_years_and_for_both_names_only() {
+fn certificate_is_valid_for_years_and_for_both_names() {
     let made = made();
     for host in [HOST, "localhost"] {
         made.check(host, now()).unwrap();
@@ -38,7 +38,7 @@ fn what_is_made_is_good_for_years_and_for_both_names_only() {
 }
 
 #[test]
-fn what_was_tampered_with_is_not_good() {
+fn inconsistent_artifacts_are_rejected() {
     let (made, other) = (made(), made());
     let cut = |pem: &[u8]| pem[..pem.len() / 2].to_vec();
     for (artifacts, names) in [
@@ -93,28 +93,28 @@ fn what_was_tampered_with_is_not_good() {
 
 /// Clients that trust the old bundle accept the new certificate.
 #[test]
-fn an_authority_signs_again_while_it_is_good_for_a_year() {
+fn ca_is_reused_while_valid_for_a_year() {
     let made = made();
-    let again = |old: &Artifacts, time| Artifacts::generate(old, HOST, at(time)).unwrap();
-    let renewed = again(&made, "2030-01-01T00:00:00Z");
+    let renew = |old: &Artifacts, time| Artifacts::generate(old, HOST, at(time)).unwrap();
+    let renewed = renew(&made, "2030-01-01T00:00:00Z");
     assert_eq!(renewed.ca_cert, made.ca_cert);
     assert_ne!(renewed.cert, made.cert);
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
     // Less than a year before it expires.
-    let renewed = again(&made, "2036-01-01T00:00:00Z");
+    let renewed = renew(&made, "2036-01-01T00:00:00Z");
     assert_ne!(renewed.ca_cert, made.ca_cert);
     // The key belongs to another authority.
     let stolen = Artifacts {
         ca_key: self::made().ca_key,
         ..made.clone()
     };
-    let renewed = again(&stolen, "2030-01-01T00:00:00Z");
+    let renewed = renew(&stolen, "2030-01-01T00:00:00Z");
     assert_ne!(renewed.ca_cert, made.ca_cert);
     renewed.check(HOST, at("2030-01-01T00:00:00Z")).unwrap();
 }
 
 /// Returns an authority that was generated at `time` with this name, and a certificate that it signs now.
-fn of_authority(time: &str, name: &str) -> Artifacts {
+fn with_authority(time: &str, name: &str) -> Artifacts {
     let mut params = authority(at(time)).unwrap();
     params.distinguished_name.push(
         DnType::CommonName,
@@ -129,26 +129,26 @@ fn of_authority(time: &str, name: &str) -> Artifacts {
 /// webpki does not check the validity period of a trusted authority, and the issuer name in a certificate
 /// must be that of the authority that signed it.
 #[test]
-fn an_authority_that_expires_or_has_another_name_is_replaced() {
+fn ca_that_expires_or_has_another_name_is_replaced() {
     // Four months before it expires.
-    let old = of_authority("2017-04-01T00:00:00Z", AUTHORITY);
+    let old = with_authority("2017-04-01T00:00:00Z", AUTHORITY);
     let error = old.check(HOST, now()).unwrap_err();
     assert_eq!(error, "ca-cert.pem: expired or expires soon");
-    let other = of_authority("2026-11-22T12:00:00Z", "other-ca");
+    let other = with_authority("2026-11-22T12:00:00Z", "other-ca");
     other.check(HOST, now()).unwrap();
     for artifacts in [old, other] {
         let renewed = Artifacts::generate(&artifacts, HOST, now()).unwrap();
         renewed.check(HOST, now()).unwrap();
         assert_ne!(renewed.ca_cert, artifacts.ca_cert);
     }
-    let same = of_authority("2026-11-22T12:00:00Z", AUTHORITY);
+    let same = with_authority("2026-11-22T12:00:00Z", AUTHORITY);
     let renewed = Artifacts::generate(&same, HOST, now()).unwrap();
     assert_eq!(renewed.ca_cert, same.ca_cert);
 }
 
 /// Reads an authority and a certificate of a Go replica: RSA, PKCS #1, a name as PrintableString.
 #[test]
-fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {
+fn secret_written_by_go_is_valid_and_its_ca_is_reused() {
     let go = Artifacts {
         ca_key: include_bytes!("testdata/ca-key.pem").to_vec(),
         ca_cert: include_bytes!("testdata/ca-cert.pem").to_vec(),
@@ -163,7 +163,7 @@ fn a_secret_of_gos_is_good_and_its_authority_signs_for_us() {
 }
 
 #[tokio::test]
-async fn files_are_made_once_and_only_for_their_owner() {
+async fn files_are_created_once_with_mode_600() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = std::env::temp_dir().join(format!("koord-certs-{}", std::process::id()));
     let keeper = Keeper::in_directory(directory.clone(), HOST);

@@ -2,7 +2,7 @@
 //! missing.
 
 use super::forbidden::MissingRule;
-use super::transport::Answer;
+use super::transport::HttpResponse;
 use crate::failure_log::{FailureLog, causes};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -72,9 +72,9 @@ impl OutageReporter {
         self,
         request: Request<Body>,
         send: impl FnOnce(Request<Body>) -> F,
-    ) -> Result<Answer, kube::Error>
+    ) -> Result<HttpResponse, kube::Error>
     where
-        F: Future<Output = Result<Answer, kube::Error>>,
+        F: Future<Output = Result<HttpResponse, kube::Error>>,
     {
         match send(request).await {
             Ok(response) => {
@@ -134,7 +134,7 @@ impl OutageReporter {
     }
 
     /// Logs the missing rule of a refusal once. Informers log theirs themselves.
-    async fn refused(&self, response: Answer) -> Result<Answer, kube::Error> {
+    async fn refused(&self, response: HttpResponse) -> Result<HttpResponse, kube::Error> {
         let (head, body) = response.into_parts();
         let read = Limited::new(body, LONGEST_REFUSAL).collect().await;
         let text = read.map_err(kube::Error::Service)?.to_bytes();
@@ -215,9 +215,9 @@ mod tests {
         let lines = log.lines();
         assert!((5..=6).contains(&lines.len()), "{lines:#?}");
         for line in lines {
-            let told =
+            let is_complete =
                 line.contains("https://10.0.0.1:6443/") && line.contains("connection refused");
-            assert!(told && line.contains("WARN"), "{line}");
+            assert!(is_complete && line.contains("WARN"), "{line}");
         }
         is_up.store(true, Ordering::SeqCst);
         let before = log.lines().len();

@@ -18,9 +18,9 @@ use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 
 /// The response of a server; its body may still be arriving.
-pub(super) type Answer = Response<UnsyncBoxBody<Bytes, kube::Error>>;
+pub(super) type HttpResponse = Response<UnsyncBoxBody<Bytes, kube::Error>>;
 /// Sends one request once; clones share the connections.
-pub(super) type Sender = BoxCloneSyncService<Request<Body>, Answer, BoxError>;
+pub(super) type Sender = BoxCloneSyncService<Request<Body>, HttpResponse, BoxError>;
 
 /// Idle time after which the client pings the server, like client-go: otherwise each request on a dead
 /// connection would wait for its deadline, and later requests would use the same connection.
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_that_end_share_one_connection() {
+    async fn short_requests_share_one_connection() {
         let accepted = Arc::new(AtomicUsize::new(0));
         let stop = CancellationToken::new();
         let url = versions(accepted.clone(), stop.clone()).await;

@@ -62,7 +62,7 @@ async fn requeue_after_brings_a_key_back_after_its_delay() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_key_backs_off_until_it_succeeds() {
+async fn failed_key_backs_off_until_it_succeeds() {
     let failed = || Some(Err("no".to_owned()));
     let soon = Some(Ok(Action::RequeueAfter(Duration::from_millis(1))));
     let results = vec![failed(), failed(), failed(), soon, failed(), failed()];
@@ -74,7 +74,7 @@ async fn a_failed_key_backs_off_until_it_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_is_counted_and_the_key_comes_back() {
+async fn panic_is_counted_and_the_key_is_requeued() {
     let (begun, metrics) = run(vec![None, None, Some(Ok(Action::Done))]).await;
     assert_eq!(begun, [0, 5, 15]);
     for line in [

@@ -4,8 +4,8 @@ use super::*;
 use crate::certs::Artifacts;
 use crate::client::{Peer, from_kubeconfig, to_peer};
 use crate::failure_log::causes;
-use crate::post::{Address, Poster};
 use crate::tls::{LIMITS, serve};
+use crate::webhook_client::{Address, Poster};
 use axum::routing::get;
 use koord_app::Clock;
 use std::path::PathBuf;
@@ -29,8 +29,8 @@ impl Server {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("ca.pem"), &made.ca_cert).unwrap();
         // Like the file of a kubelet: certificate and key.
-        let both = [made.cert.clone(), made.key.clone()].concat();
-        std::fs::write(dir.join("server.pem"), both).unwrap();
+        let combined = [made.cert.clone(), made.key.clone()].concat();
+        std::fs::write(dir.join("server.pem"), combined).unwrap();
         std::fs::write(dir.join("other.pem"), generate().ca_cert).unwrap();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -19,11 +19,11 @@ const BURST: u32 = 25;
 /// Time until the source may send one more.
 const REFILL: Duration = Duration::from_secs(300);
 /// Maximum number of keys in each map; the least recently used ones are removed first.
-const REMEMBER: usize = 4096;
+const MAX_KEYS: usize = 4096;
 
 /// The request for an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum EventAction {
     /// Create a new Event object.
     Create,
     /// Update the count of the existing Event of which this is a repeat; its name is filled in.
@@ -34,13 +34,13 @@ pub(super) enum Verdict {
 
 #[derive(Debug, Default)]
 pub(super) struct Correlator {
-    similar: Memory<Similar>,
-    sent: Memory<Sent>,
-    buckets: Memory<Bucket>,
+    similar: LruMap<EventAggregate>,
+    sent: LruMap<Sent>,
+    buckets: LruMap<Bucket>,
 }
 
 #[derive(Debug, Default)]
-struct Similar {
+struct EventAggregate {
     messages: HashSet<String>,
     last: Option<Timestamp>,
 }
@@ -63,8 +63,8 @@ impl Default for Bucket {
 
 impl Correlator {
     /// Decides how to send `event`, and sets its message, name and count.
-    pub(super) fn judge(&mut self, mut event: Event, now: Timestamp) -> (Verdict, Event) {
-        let speaker = {
+    pub(super) fn correlate(&mut self, mut event: Event, now: Timestamp) -> (EventAction, Event) {
+        let source_key = {
             let source = event.source.clone().unwrap_or_default();
             let object = &event.involved_object;
             key(&[
@@ -77,8 +77,8 @@ impl Correlator {
                 &object.api_version,
             ])
         };
-        let what = key(&[
-            &Some(speaker.clone()),
+        let event_key = key(&[
+            &Some(source_key.clone()),
             &event.type_,
             &event.reason,
             &event.action,
@@ -87,7 +87,7 @@ impl Correlator {
         ]);
         let message = event.message.clone().unwrap_or_default();
 
-        let similar = self.similar.entry(&what);
+        let similar = self.similar.entry(&event_key);
         if similar
             .last
             .is_some_and(|last| seconds(last, now) > FOLD_WINDOW)
@@ -102,9 +102,9 @@ impl Correlator {
         // Folded events are one object although their messages differ.
         let identity = if folded {
             event.message = Some(format!("{FOLDED_PREFIX}{message}"));
-            key(&[&Some(what), &None])
+            key(&[&Some(event_key), &None])
         } else {
-            key(&[&Some(what), &Some(message)])
+            key(&[&Some(event_key), &Some(message)])
         };
 
         let sent = self.sent.entry(&identity);
@@ -113,23 +113,25 @@ impl Correlator {
             Some(name) => {
                 event.metadata.name = Some(name.clone());
                 event.first_timestamp = sent.first.clone();
-                Verdict::Count
+                EventAction::Count
             }
             None => {
                 sent.name = event.metadata.name.clone();
                 sent.first = event.first_timestamp.clone();
-                Verdict::Create
+                EventAction::Create
             }
         };
         event.count = Some(sent.count);
 
-        let bucket = self.buckets.entry(&key(&[&Some(speaker), &event.reason]));
+        let bucket = self
+            .buckets
+            .entry(&key(&[&Some(source_key), &event.reason]));
         if !bucket.0.take(since_epoch(now)) {
-            if verdict == Verdict::Create {
+            if verdict == EventAction::Create {
                 // No object was created, so a later count cannot be updated.
-                self.sent.forget(&identity);
+                self.sent.remove(&identity);
             }
-            return (Verdict::Drop, event);
+            return (EventAction::Drop, event);
         }
         (verdict, event)
     }
@@ -150,12 +152,12 @@ fn key(parts: &[&Option<String>]) -> String {
 
 /// A map that removes the least recently used half when it is full.
 #[derive(Debug)]
-struct Memory<V> {
+struct LruMap<V> {
     entries: HashMap<String, (u64, V)>,
     tick: u64,
 }
 
-impl<V> Default for Memory<V> {
+impl<V> Default for LruMap<V> {
     fn default() -> Self {
         Self {
             entries: HashMap::new(),
@@ -164,12 +166,12 @@ impl<V> Default for Memory<V> {
     }
 }
 
-impl<V: Default> Memory<V> {
+impl<V: Default> LruMap<V> {
     fn entry(&mut self, key: &str) -> &mut V {
         self.tick += 1;
-        if self.entries.len() >= REMEMBER && !self.entries.contains_key(key) {
+        if self.entries.len() >= MAX_KEYS && !self.entries.contains_key(key) {
             let mut ages: Vec<u64> = self.entries.values().map(|(age, _)| *age).collect();
-            let (_, middle, _) = ages.select_nth_unstable(REMEMBER / 2);
+            let (_, middle, _) = ages.select_nth_unstable(MAX_KEYS / 2);
             let middle = *middle;
             self.entries.retain(|_, (age, _)| *age > middle);
         }
@@ -178,7 +180,7 @@ impl<V: Default> Memory<V> {
         &mut entry.1
     }
 
-    fn forget(&mut self, key: &str) {
+    fn remove(&mut self, key: &str) {
         self.entries.remove(key);
     }
 }
@@ -215,71 +217,73 @@ mod tests {
     }
 
     #[test]
-    fn many_messages_fold_into_one_event() {
+    fn similar_events_are_folded() {
         let mut correlator = Correlator::default();
         for number in 0..10 {
-            let (verdict, _) = correlator.judge(event(number, "a", &number.to_string()), at(1));
-            assert_eq!(verdict, Verdict::Create);
+            let (verdict, _) = correlator.correlate(event(number, "a", &number.to_string()), at(1));
+            assert_eq!(verdict, EventAction::Create);
         }
-        let (verdict, folded) = correlator.judge(event(10, "a", "ten"), at(2));
-        assert_eq!(verdict, Verdict::Create);
+        let (verdict, folded) = correlator.correlate(event(10, "a", "ten"), at(2));
+        assert_eq!(verdict, EventAction::Create);
         assert_eq!(
             folded.message.as_deref(),
             Some("(combined from similar events): ten")
         );
-        let (verdict, folded) = correlator.judge(event(11, "a", "eleven"), at(3));
-        assert_eq!(verdict, Verdict::Count);
+        let (verdict, folded) = correlator.correlate(event(11, "a", "eleven"), at(3));
+        assert_eq!(verdict, EventAction::Count);
         assert_eq!(folded.metadata.name.as_deref(), Some("e10"));
         assert_eq!(folded.count, Some(2));
         // An earlier message still has its own event.
-        let (verdict, known) = correlator.judge(event(12, "a", "3"), at(4));
+        let (verdict, known) = correlator.correlate(event(12, "a", "3"), at(4));
         assert_eq!(
             (verdict, known.metadata.name.as_deref()),
-            (Verdict::Count, Some("e3"))
+            (EventAction::Count, Some("e3"))
         );
         // After a while without events, messages are separate again.
-        let (_, fresh) = correlator.judge(event(13, "a", "new"), at(700));
+        let (_, fresh) = correlator.correlate(event(13, "a", "new"), at(700));
         assert_eq!(fresh.message.as_deref(), Some("new"));
     }
 
     #[test]
-    fn one_object_gets_so_many_events_and_others_are_not_affected() {
+    fn rate_limit_is_per_object() {
         let mut correlator = Correlator::default();
-        let mut judge = |number, object: &str, time| {
-            correlator.judge(event(number, object, "same"), at(time)).0
+        let mut correlate = |number, object: &str, time| {
+            correlator
+                .correlate(event(number, object, "same"), at(time))
+                .0
         };
-        assert_eq!(judge(0, "a", 0), Verdict::Create);
+        assert_eq!(correlate(0, "a", 0), EventAction::Create);
         for number in 1..25 {
-            assert_eq!(judge(number, "a", 0), Verdict::Count);
+            assert_eq!(correlate(number, "a", 0), EventAction::Count);
         }
-        assert_eq!(judge(25, "a", 0), Verdict::Drop);
-        assert_eq!(judge(26, "b", 0), Verdict::Create);
-        assert_eq!(judge(27, "a", 299), Verdict::Drop);
-        assert_eq!(judge(28, "a", 301), Verdict::Count);
-        assert_eq!(judge(29, "a", 302), Verdict::Drop);
+        assert_eq!(correlate(25, "a", 0), EventAction::Drop);
+        assert_eq!(correlate(26, "b", 0), EventAction::Create);
+        assert_eq!(correlate(27, "a", 299), EventAction::Drop);
+        assert_eq!(correlate(28, "a", 301), EventAction::Count);
+        assert_eq!(correlate(29, "a", 302), EventAction::Drop);
     }
 
     #[test]
-    fn what_failed_often_is_still_told_when_it_goes_well() {
+    fn success_is_recorded_after_many_failures() {
         let mut correlator = Correlator::default();
         for number in 0..40 {
-            correlator.judge(event(number, "a", "no room"), at(0));
+            correlator.correlate(event(number, "a", "no room"), at(0));
         }
         let well = Event {
             reason: Some("Scheduled".to_owned()),
             ..event(40, "a", "assigned")
         };
-        assert_eq!(correlator.judge(well, at(0)).0, Verdict::Create);
+        assert_eq!(correlator.correlate(well, at(0)).0, EventAction::Create);
     }
 
     #[test]
-    fn memory_is_bounded_and_keeps_the_recent() {
-        let mut memory = Memory::<u32>::default();
-        for number in 0..REMEMBER + 10 {
-            *memory.entry(&number.to_string()) = 1;
+    fn map_is_bounded_and_keeps_recent_entries() {
+        let mut map = LruMap::<u32>::default();
+        for number in 0..MAX_KEYS + 10 {
+            *map.entry(&number.to_string()) = 1;
         }
-        assert!(memory.entries.len() <= REMEMBER);
-        assert_eq!(*memory.entry(&(REMEMBER + 9).to_string()), 1);
-        assert_eq!(*memory.entry("0"), 0);
+        assert!(map.entries.len() <= MAX_KEYS);
+        assert_eq!(*map.entry(&(MAX_KEYS + 9).to_string()), 1);
+        assert_eq!(*map.entry("0"), 0);
     }
 }

@@ -1,7 +1,7 @@
 //! An informer for a kind that the API server may serve in one of two versions only.
 
-use super::failure::Failure;
-use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watched};
+use super::failure::WatchFailure;
+use super::{Informer, Mirrored, Scope, Unread, kind_of, run, watch_objects};
 use crate::decode::Decode;
 use futures::stream::BoxStream;
 use futures::{StreamExt, stream};
@@ -40,9 +40,9 @@ impl<V: Mirrored> Informer<V> {
         O: kube::Resource<DynamicType = ()> + Decode + 'static,
         O: Into<K>,
     {
-        let first = watched(client.clone(), scope.clone(), keep.clone(), report.clone());
+        let first = watch_objects(client.clone(), scope.clone(), keep.clone(), report.clone());
         let keep = move |object: O| keep(object.into());
-        let other = watched(client, scope, keep, report);
+        let other = watch_objects(client, scope, keep, report);
         run(either(first, other), kind_of::<K>(), shutdown)
     }
 }
@@ -57,13 +57,15 @@ fn either<T: Send + 'static>(first: Events<T>, other: Events<T>) -> Events<T> {
         loop {
             let event = now.next().await?;
             match &event {
-                Err(error) if Failure::of(error) == Failure::Absent && !missed => {
+                Err(error) if WatchFailure::classify(error) == WatchFailure::Absent && !missed => {
                     missed = true;
                     std::mem::swap(&mut now, &mut other);
                     continue;
                 }
                 // Both are absent: the next round begins with this one.
-                Err(error) if Failure::of(error) == Failure::Absent => missed = false,
+                Err(error) if WatchFailure::classify(error) == WatchFailure::Absent => {
+                    missed = false
+                }
                 // The list has not been requested yet.
                 Ok(watcher::Event::Init) | Err(_) => {}
                 Ok(_) => missed = false,
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_version_that_is_served_is_followed() {
+    async fn served_version_is_watched() {
         let new = vec![Ok(Init), Ok(InitApply(object("new"))), Ok(InitDone)];
         assert_eq!(
             seen(new, vec![Ok(Init), failed(404)]).await,
@@ -130,7 +132,7 @@ mod tests {
 
     /// This happens if a CRD loses a version, or is not installed yet.
     #[tokio::test]
-    async fn both_are_asked_before_the_kind_is_absent() {
+    async fn kind_is_absent_only_if_both_versions_are() {
         let first = vec![
             Ok(Init),
             failed(404),
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_refused_is_not_absent() {
+    async fn denied_kind_is_not_absent() {
         let first = vec![Ok(Init), failed(403), Ok(Init), failed(403)];
         assert_eq!(seen(first, Vec::new()).await, "init 403 init 403");
     }

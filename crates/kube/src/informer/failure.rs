@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 /// Reasons why a list or watch failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Failure {
+pub(super) enum WatchFailure {
     /// The server no longer has the resourceVersion of the watch: a new list is required, a delay is not.
     Expired,
     /// The server does not serve the kind.
@@ -23,8 +23,8 @@ pub(super) enum Failure {
     Other,
 }
 
-impl Failure {
-    pub(super) fn of(error: &watcher::Error) -> Self {
+impl WatchFailure {
+    pub(super) fn classify(error: &watcher::Error) -> Self {
         use watcher::Error::{InitialListFailed, WatchError, WatchFailed, WatchStartFailed};
         let (code, lists) = match error {
             InitialListFailed(error) | WatchStartFailed(error) | WatchFailed(error)
@@ -66,22 +66,22 @@ impl Retry {
     /// Longest delay while a permission is missing, which only an administrator can change.
     pub(super) const LONGEST_DENIED: Duration = Duration::from_secs(60);
     /// Time without a failure after which the delays start from the shortest.
-    pub(super) const CALM: Duration = Duration::from_secs(120);
+    pub(super) const RESET_AFTER: Duration = Duration::from_secs(120);
 
-    pub(super) fn delay(&mut self, failure: Failure) -> Duration {
+    pub(super) fn delay(&mut self, failure: WatchFailure) -> Duration {
         let now = Instant::now();
-        if self.last.is_some_and(|last| now - last > Self::CALM) {
+        if self.last.is_some_and(|last| now - last > Self::RESET_AFTER) {
             *self = Self::default();
         }
         self.last = Some(now);
-        let expired = failure == Failure::Expired;
-        let again = std::mem::replace(&mut self.expired, expired);
-        if expired && !again {
+        let expired = failure == WatchFailure::Expired;
+        let was_expired = std::mem::replace(&mut self.expired, expired);
+        if expired && !was_expired {
             self.failures = 0;
             return Duration::ZERO;
         }
         let longest = match failure {
-            Failure::Denied => Self::LONGEST_DENIED,
+            WatchFailure::Denied => Self::LONGEST_DENIED,
             _ => Self::LONGEST,
         };
         let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10));
@@ -100,14 +100,14 @@ pub(super) struct FailureReporter {
 
 impl FailureReporter {
     /// Logs a failure of `kind` (`plural.group/version`), unless it was logged before.
-    pub(super) fn report(&mut self, kind: &str, failure: Failure, error: &watcher::Error) {
+    pub(super) fn report(&mut self, kind: &str, failure: WatchFailure, error: &watcher::Error) {
         match failure {
             // The callers that know the state log these.
-            Failure::Absent | Failure::Unreachable => {}
-            Failure::Expired => {
+            WatchFailure::Absent | WatchFailure::Unreachable => {}
+            WatchFailure::Expired => {
                 tracing::info!(kind, %error, "watch expired, listing again");
             }
-            Failure::Denied => {
+            WatchFailure::Denied => {
                 if !std::mem::replace(&mut self.is_denied, true) {
                     let rule = missing_rule(kind);
                     let error = causes(error);
@@ -116,10 +116,10 @@ impl FailureReporter {
             }
             // A server that stops interrupts the watches of all kinds; the next attempt shows whether it is
             // running again.
-            Failure::Interrupted if !std::mem::replace(&mut self.is_interrupted, true) => {
+            WatchFailure::Interrupted if !std::mem::replace(&mut self.is_interrupted, true) => {
                 tracing::debug!(kind, %error, "watch interrupted, retrying");
             }
-            Failure::Interrupted | Failure::Other => {
+            WatchFailure::Interrupted | WatchFailure::Other => {
                 let error = causes(error);
                 if self.log.record(&error) {
                     tracing::warn!(kind, error, "watch failed, retrying");

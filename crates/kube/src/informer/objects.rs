@@ -44,10 +44,10 @@ impl<K: Mirrored> Objects<K> {
 
     pub(super) fn remove(&mut self, names: (&str, &str)) -> Option<Arc<K>> {
         let hash = self.hasher.hash_one(names);
-        let found = self
+        let entry = self
             .table
             .find_entry(hash, |object| object.names() == names);
-        Some(found.ok()?.remove().0)
+        Some(entry.ok()?.remove().0)
     }
 }
 

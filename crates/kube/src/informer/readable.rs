@@ -43,13 +43,13 @@ impl Unread {
 impl<K: Decode> Decode for Readable<K> {
     /// Decodes one object; never fails.
     fn decode(json: &str) -> serde_json::Result<Self> {
-        Ok(Self::of(json))
+        Ok(Self::from_json(json))
     }
 }
 
 impl<K: Decode> Readable<K> {
     /// Decodes one object.
-    pub(super) fn of(json: &str) -> Self {
+    pub(super) fn from_json(json: &str) -> Self {
         Self(K::decode(json).map_err(|error| Box::new(Unread::new(json, &error))))
     }
 }
@@ -102,7 +102,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn one_that_cannot_be_read_hides_no_other() {
+    fn undecodable_object_does_not_hide_others() {
         let job = |name: &str, spec: Value| {
             json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "PodMigrationJob",
                 "metadata": {"name": name, "uid": name}, "spec": spec})
@@ -113,7 +113,7 @@ mod tests {
             job("b", json!({"podRef": {}, "ttl": "5 minutes"})),
             job("c", template),
         ]
-        .map(|job| Readable::<PodMigrationJob>::of(&job.to_string()))
+        .map(|job| Readable::<PodMigrationJob>::from_json(&job.to_string()))
         .iter()
         .map(|one| {
             let problem = one.0.as_ref().err().map(ToString::to_string);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_metadata_keeps_the_name() {
+    fn undecodable_metadata_keeps_the_name() {
         let json = json!({"metadata": {"name": "a", "labels": 7, "uid": "u"}, "spec": {}});
         let unread = Readable::<PodMigrationJob>::decode(&json.to_string())
             .unwrap()

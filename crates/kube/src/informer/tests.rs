@@ -14,7 +14,7 @@ fn object(name: &str, uid: &str, version: &str) -> ConfigMap {
 }
 
 fn show(change: &Change<ConfigMap>) -> String {
-    let one = |object: &ConfigMap| {
+    let describe = |object: &ConfigMap| {
         assert_eq!(object.metadata.managed_fields, None);
         let meta = &object.metadata;
         format!(
@@ -24,12 +24,12 @@ fn show(change: &Change<ConfigMap>) -> String {
         )
     };
     match change {
-        Change::Applied { old: None, new } => format!("+{}", one(new)),
+        Change::Applied { old: None, new } => format!("+{}", describe(new)),
         Change::Applied {
             old: Some(old),
             new,
-        } => format!("{}>{}", one(old), one(new)),
-        Change::Deleted(last) => format!("-{}", one(last)),
+        } => format!("{}>{}", describe(old), describe(new)),
+        Change::Deleted(last) => format!("-{}", describe(last)),
         Change::Synced => "synced".to_owned(),
     }
 }
@@ -41,10 +41,10 @@ fn informer(events: Vec<Event<ConfigMap>>) -> Informer<ConfigMap> {
 
 fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informer<ConfigMap> {
     let (sender, changes) = mpsc::channel(1);
-    let (mirror, store, absent) = Mirror::new("configmaps./v1".to_owned());
+    let (writer, store, absent) = StoreWriter::new("configmaps./v1".to_owned());
     let events = futures::stream::iter(events).chain(futures::stream::pending());
-    let keep = |object| Told::Object(without_managed_fields(object));
-    tokio::spawn(pump(map_objects(events.boxed(), keep), mirror, sender));
+    let keep = |object| Decoded::Object(without_managed_fields(object));
+    tokio::spawn(pump(map_objects(events.boxed(), keep), writer, sender));
     Informer {
         store,
         changes,
@@ -55,14 +55,14 @@ fn informer_of(events: Vec<Result<Event<ConfigMap>, watcher::Error>>) -> Informe
 /// An object that can no longer be decoded stays in its last decoded state until it is deleted, even if it is
 /// listed again.
 #[test]
-fn what_cannot_be_read_is_passed_over_and_loses_nothing() {
+fn undecodable_object_keeps_its_last_state() {
     let unread = |name: &str| {
         let metadata = object(name, name, "9").metadata;
         let problem = "data: no".to_owned();
-        Told::<ConfigMap>::Unread(Box::new(Unread { metadata, problem }))
+        Decoded::<ConfigMap>::Unread(Box::new(Unread { metadata, problem }))
     };
-    let known = |name: &str| Told::Object(without_managed_fields(object(name, name, "1")));
-    let (mut mirror, store, _) = Mirror::new("configmaps./v1".to_owned());
+    let decoded = |name: &str| Decoded::Object(without_managed_fields(object(name, name, "1")));
+    let (mut writer, store, _) = StoreWriter::new("configmaps./v1".to_owned());
     let mut out = VecDeque::new();
     let list = || {
         [
@@ -74,19 +74,19 @@ fn what_cannot_be_read_is_passed_over_and_loses_nothing() {
     };
     let first = [
         Event::Init,
-        Event::InitApply(known("a")),
+        Event::InitApply(decoded("a")),
         Event::InitApply(unread("b")),
         Event::InitDone,
     ];
     let then = [Event::Apply(unread("a")), Event::Apply(unread("c"))];
     for event in first.into_iter().chain(then).chain(list()) {
-        mirror.handle(event, &mut out);
+        writer.handle(event, &mut out);
     }
     let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
     assert_eq!(shown, ["+a1", "synced"]);
     assert_eq!(store.len(), 1);
     for name in ["a", "b"] {
-        mirror.handle(Event::Delete(unread(name)), &mut out);
+        writer.handle(Event::Delete(unread(name)), &mut out);
     }
     let shown: Vec<_> = out.drain(..).map(|change| show(&change)).collect();
     assert_eq!(shown, ["-a1"]);
@@ -106,30 +106,33 @@ async fn check(events: Vec<Event<ConfigMap>>, expected: &[&str]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_place_in_history_costs_no_time_and_an_outage_a_few_seconds() {
+async fn expired_watch_retries_at_once_and_outage_after_seconds() {
     let mut retry = Retry::default();
     let outage: Vec<u64> = (0..6)
-        .map(|_| retry.delay(Failure::Other).as_secs())
+        .map(|_| retry.delay(WatchFailure::Other).as_secs())
         .collect();
     assert!(
         outage[..4].is_sorted() && (6..=8).contains(&outage[5]),
         "{outage:?}"
     );
     assert_eq!(
-        retry.delay(Failure::Expired),
+        retry.delay(WatchFailure::Expired),
         Duration::ZERO,
         "the server is back"
     );
     assert!(
-        retry.delay(Failure::Expired) >= Retry::FIRST,
+        retry.delay(WatchFailure::Expired) >= Retry::FIRST,
         "but not in a tight loop"
     );
-    tokio::time::advance(Retry::CALM * 2).await;
-    assert!(retry.delay(Failure::Other) < Retry::FIRST * 2, "forgotten");
+    tokio::time::advance(Retry::RESET_AFTER * 2).await;
+    assert!(
+        retry.delay(WatchFailure::Other) < Retry::FIRST * 2,
+        "forgotten"
+    );
 }
 
 #[tokio::test]
-async fn changes_carry_the_old_object_and_the_last_state() {
+async fn changes_have_the_old_object_and_the_last_state() {
     use Event::{Apply, Delete, Init, InitApply, InitDone};
     let events = vec![
         Init,
@@ -144,7 +147,7 @@ async fn changes_carry_the_old_object_and_the_last_state() {
 }
 
 #[tokio::test]
-async fn a_relist_shows_what_was_missed_and_nothing_twice() {
+async fn new_list_yields_missed_changes_once() {
     use Event::{Init, InitApply, InitDone};
     let events = vec![
         Init,
@@ -163,7 +166,7 @@ async fn a_relist_shows_what_was_missed_and_nothing_twice() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_delays_neither_store_nor_sync() {
+async fn slow_reader_delays_neither_store_nor_sync() {
     let mut events = vec![Event::Init];
     events.extend((0..1000).map(|n| Event::InitApply(object(&format!("o{n}-"), "1", "1"))));
     events.push(Event::InitDone);
@@ -198,9 +201,9 @@ impl tracing::Subscriber for Counter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
-    let said = Counter::default();
-    let _guard = tracing::subscriber::set_default(said.clone());
+async fn missing_kind_is_absent_and_forbidden_one_is_not() {
+    let levels = Counter::default();
+    let _guard = tracing::subscriber::set_default(levels.clone());
     use kube::core::Status;
     let failed = |code: u16| {
         let status = Status::failure("404 page not found", "").with_code(code);
@@ -215,7 +218,7 @@ async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(*informer.absent.borrow_and_update(), expected, "{name}");
         assert!(informer.changes.try_recv().is_err(), "{name}");
-        let lines = std::mem::take(&mut *said.0.lock()).len();
+        let lines = std::mem::take(&mut *levels.0.lock()).len();
         assert_eq!(lines, 1, "{name}: number of log lines");
     }
     let events = vec![
@@ -230,12 +233,12 @@ async fn a_kind_that_is_not_installed_is_told_from_one_that_cannot_be_read() {
         assert_eq!(show(&informer.changes.recv().await.unwrap()), expected);
     }
     assert!(!*informer.absent.borrow(), "it appeared");
-    let said = std::mem::take(&mut *said.0.lock());
-    assert_eq!(said, [tracing::Level::WARN, tracing::Level::INFO]);
+    let levels = std::mem::take(&mut *levels.0.lock());
+    assert_eq!(levels, [tracing::Level::WARN, tracing::Level::INFO]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_right_is_logged_once_and_backs_off() {
+async fn missing_permission_is_logged_once_and_backs_off() {
     use crate::testing::{LogLines, answer};
     use http::StatusCode;
     use serde_json::json;

@@ -38,31 +38,31 @@ struct Contents {
 }
 
 /// The sources of the certificates, and the content at the last read.
-pub(super) struct Source {
+pub(super) struct CertificateSource {
     files: Option<(PathBuf, PathBuf)>,
     authorities: Authorities,
-    known: Contents,
+    current: Contents,
 }
 
-impl Source {
+impl CertificateSource {
     /// Creates a source with certificate and key in `files`; without files, it generates a self-signed
     /// certificate, which clients cannot verify.
     pub(super) fn new(files: Option<(PathBuf, PathBuf)>, authorities: Authorities) -> Result<Self> {
-        let mut known = Contents::default();
+        let mut current = Contents::default();
         if files.is_none() {
             let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
-            known.certificate = made.cert.pem().into_bytes();
-            known.key = made.signing_key.serialize_pem().into_bytes();
+            current.certificate = made.cert.pem().into_bytes();
+            current.key = made.signing_key.serialize_pem().into_bytes();
         }
         Ok(Self {
             files,
             authorities,
-            known,
+            current,
         })
     }
 
     /// Returns the configuration to start with.
-    pub(super) async fn first(&mut self) -> Result<Arc<ServerConfig>> {
+    pub(super) async fn initial_config(&mut self) -> Result<Arc<ServerConfig>> {
         let authorities = self.read_authorities().await;
         let authorities = match (&self.authorities, authorities) {
             (Authorities::Cluster { tolerant: true, .. }, Err(error)) => {
@@ -74,16 +74,16 @@ impl Source {
             }
             (_, read) => read?,
         };
-        self.known = self.read(authorities)?;
-        configuration(&self.known)
+        self.current = self.read(authorities)?;
+        configuration(&self.current)
     }
 
     /// Reads everything again; returns the new configuration, `None` if nothing changed.
-    pub(super) async fn renewed(&mut self) -> Result<Option<Arc<ServerConfig>>> {
+    pub(super) async fn reload(&mut self) -> Result<Option<Arc<ServerConfig>>> {
         let authorities = self.read_authorities().await;
         let authorities = authorities.unwrap_or_else(|error| {
             let error = format!("{error:#}");
-            if self.known.authorities.is_empty() {
+            if self.current.authorities.is_empty() {
                 tracing::debug!(error, "failed to read the CA of client certificates");
             } else {
                 tracing::warn!(
@@ -91,21 +91,21 @@ impl Source {
                     "failed to read the CA of client certificates, keeping the previous one"
                 );
             }
-            self.known.authorities.clone()
+            self.current.authorities.clone()
         });
         let now = self.read(authorities)?;
-        if now == self.known {
+        if now == self.current {
             return Ok(None);
         }
         let config = configuration(&now)?;
-        self.known = now;
+        self.current = now;
         Ok(Some(config))
     }
 
     fn read(&self, authorities: Vec<u8>) -> Result<Contents> {
         let mut contents = Contents {
             authorities,
-            ..self.known.clone()
+            ..self.current.clone()
         };
         if let Some((certificate, key)) = &self.files {
             contents.certificate = file("tls-cert-file", certificate)?;

@@ -1,6 +1,6 @@
 use super::*;
 use axum::routing::get;
-use tls_client::{ANY, Signer, args, ask, connect, routes};
+use tls_client::{ANY, Signer, args, connect, routes, send_request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 mod tls_client;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_come_from_files_and_are_taken_up_anew() {
+async fn certificates_are_read_from_files_and_reloaded() {
     tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
@@ -19,18 +19,18 @@ async fn certificates_come_from_files_and_are_taken_up_anew() {
     };
     write();
     let files = Some((certificate.clone(), key.clone()));
-    let mut source = Source::new(files, Authorities::None).unwrap();
-    source.first().await.unwrap();
-    assert!(source.renewed().await.unwrap().is_none(), "nothing changed");
+    let mut source = CertificateSource::new(files, Authorities::None).unwrap();
+    source.initial_config().await.unwrap();
+    assert!(source.reload().await.unwrap().is_none(), "nothing changed");
     write();
     assert!(
-        source.renewed().await.unwrap().is_some(),
+        source.reload().await.unwrap().is_some(),
         "a new certificate"
     );
-    assert!(source.renewed().await.unwrap().is_none());
+    assert!(source.reload().await.unwrap().is_none());
     std::fs::write(&key, "half a key").unwrap();
     assert!(
-        source.renewed().await.is_err(),
+        source.reload().await.is_err(),
         "it stays with the last that worked"
     );
 
@@ -71,32 +71,32 @@ async fn certificates_come_from_files_and_are_taken_up_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_emptied_list_of_authorities_does_not_turn_them_off() {
+async fn empty_ca_file_does_not_disable_client_certificates() {
     tls::install_crypto_provider();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ca.crt");
     for text in ["", "\n", "# none\n"] {
         std::fs::write(&path, Signer::new().pem).unwrap();
         let authorities = || Authorities::File(path.clone());
-        let mut source = Source::new(None, authorities()).unwrap();
-        source.first().await.unwrap();
+        let mut source = CertificateSource::new(None, authorities()).unwrap();
+        source.initial_config().await.unwrap();
         std::fs::write(&path, text).unwrap();
-        assert!(source.renewed().await.unwrap().is_none(), "{text:?}");
-        let mut source = Source::new(None, authorities()).unwrap();
-        let error = format!("{:#}", source.first().await.unwrap_err());
+        assert!(source.reload().await.unwrap().is_none(), "{text:?}");
+        let mut source = CertificateSource::new(None, authorities()).unwrap();
+        let error = format!("{:#}", source.initial_config().await.unwrap_err());
         assert!(error.contains("--client-ca-file"), "{text:?}: {error}");
     }
 }
 
 /// Starts a server without a guard.
-async fn within(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
+async fn serve_without_guard(limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
     serving(routes(), limits, stop).await
 }
 
 async fn serving(routes: Router, limits: tls::Limits, stop: &CancellationToken) -> SocketAddr {
     tls::install_crypto_provider();
-    let mut source = Source::new(None, Authorities::None).unwrap();
-    let (_, configs) = watch::channel(source.first().await.unwrap());
+    let mut source = CertificateSource::new(None, Authorities::None).unwrap();
+    let (_, configs) = watch::channel(source.initial_config().await.unwrap());
     let listener = TcpListener::bind(ANY).await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(tls::serve(listener, routes, configs, stop.clone(), limits));
@@ -104,18 +104,18 @@ async fn serving(routes: Router, limits: tls::Limits, stop: &CancellationToken) 
 }
 
 /// Reads what the server sends until it closes the connection.
-async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
-    let mut said = Vec::new();
-    let closed = stream.read_to_end(&mut said);
+async fn read_until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut received = Vec::new();
+    let closed = stream.read_to_end(&mut received);
     // Closing without a TLS close_notify is accepted.
     let _ = tokio::time::timeout(Duration::from_secs(20), closed)
         .await
         .expect("the server closes the connection");
-    said
+    received
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn silent_clients_are_left() {
+async fn silent_clients_are_disconnected() {
     let long = Duration::from_secs(600);
     let short = Duration::from_millis(100);
     let patient = tls::Limits {
@@ -152,21 +152,21 @@ async fn silent_clients_are_left() {
         ("no request, HTTP/2", hurried, "h2", preface, false),
         ("no second request, HTTP/2", idle, "h2", request, true),
     ] {
-        let address = within(limits, &stop).await;
+        let address = serve_without_guard(limits, &stop).await;
         let mut stream = connect(address, None, protocol).await;
         stream.write_all(&says).await.unwrap();
-        let said = until_closed(stream).await;
-        let ok = said.windows(2).any(|bytes| bytes == b"ok");
-        assert_eq!(ok, answered, "{name}: {said:?}");
+        let received = read_until_closed(stream).await;
+        let ok = received.windows(2).any(|bytes| bytes == b"ok");
+        assert_eq!(ok, answered, "{name}: {received:?}");
     }
-    let address = within(mute, &stop).await;
-    until_closed(TcpStream::connect(address).await.unwrap()).await;
+    let address = serve_without_guard(mute, &stop).await;
+    read_until_closed(TcpStream::connect(address).await.unwrap()).await;
     stop.cancel();
 }
 
 /// A connection with a pending response is not closed for a new client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_an_answer_keeps_its_connection() {
+async fn connection_with_a_pending_response_is_kept() {
     let stop = CancellationToken::new();
     let limits = tls::Limits {
         clients: 2,
@@ -190,29 +190,29 @@ async fn who_waits_for_an_answer_keeps_its_connection() {
     oldest.write_all(head).await.unwrap();
     asked.notified().await;
     let idle = connect(address, None, "").await;
-    let (code, _) = ask(address, "GET /healthz", "", None).await;
+    let (code, _) = send_request(address, "GET /healthz", "", None).await;
     assert_eq!(code, "200");
-    until_closed(idle).await;
+    read_until_closed(idle).await;
     answers.notify_one();
-    assert!(until_closed(oldest).await.ends_with(b"late"));
+    assert!(read_until_closed(oldest).await.ends_with(b"late"));
     stop.cancel();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_oldest_client_makes_room() {
+async fn oldest_client_is_disconnected_at_the_limit() {
     let stop = CancellationToken::new();
     let limits = tls::Limits {
         clients: 2,
         ..tls::LIMITS
     };
-    let address = within(limits, &stop).await;
+    let address = serve_without_guard(limits, &stop).await;
     let oldest = connect(address, None, "").await;
     let mut second = connect(address, None, "").await;
-    let (code, body) = ask(address, "GET /healthz", "", None).await;
+    let (code, body) = send_request(address, "GET /healthz", "", None).await;
     assert_eq!((code.as_str(), body.as_str()), ("200", "ok"));
-    until_closed(oldest).await;
+    read_until_closed(oldest).await;
     let head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     second.write_all(head).await.unwrap();
-    assert!(until_closed(second).await.ends_with(b"ok"));
+    assert!(read_until_closed(second).await.ends_with(b"ok"));
     stop.cancel();
 }

@@ -151,52 +151,52 @@ pub struct Injector {
 }
 
 /// Number of writes that another replica may undo before this one accepts its content.
-const WRITES: u32 = 3;
+const MAX_OVERWRITES: u32 = 3;
 /// Number of resyncs without a change after which this replica writes again.
-const QUIET: u32 = 60;
+const QUIET_RESYNCS: u32 = 60;
 
 /// Detects replicas that write different configurations: they may have other feature gates, or be of
 /// Koordinator, which has no failure policy of its own for pods. They must not overwrite each other
 /// endlessly.
 #[derive(Debug, Default)]
-pub struct Contest {
-    mutating: Contested,
-    validating: Contested,
+pub struct ConflictDetector {
+    mutating: ConflictState,
+    validating: ConflictState,
 }
 
 #[derive(Debug, Default)]
-struct Contested {
+struct ConflictState {
     writes: u32,
-    yields: bool,
-    quiet: u32,
+    accepts_other: bool,
+    quiet_resyncs: u32,
 }
 
-impl Contest {
+impl ConflictDetector {
     /// Records that the configurations have not changed since the last resync.
-    pub fn rested(&mut self) {
-        for one in [&mut self.mutating, &mut self.validating] {
-            one.quiet += 1;
-            if !one.yields || one.quiet >= QUIET {
-                *one = Contested::default();
+    pub fn record_quiet_resync(&mut self) {
+        for state in [&mut self.mutating, &mut self.validating] {
+            state.quiet_resyncs += 1;
+            if !state.accepts_other || state.quiet_resyncs >= QUIET_RESYNCS {
+                *state = ConflictState::default();
             }
         }
     }
 }
 
-impl Contested {
+impl ConflictState {
     /// Returns whether to write `wanted`, which differs from `current`.
-    fn stands_up(&mut self, current: &Value, wanted: &Value) -> bool {
-        self.yields = self.writes >= WRITES && is_of_another_mind(current, wanted);
-        if !self.yields {
+    fn should_write(&mut self, current: &Value, wanted: &Value) -> bool {
+        self.accepts_other = self.writes >= MAX_OVERWRITES && differs_in_coverage(current, wanted);
+        if !self.accepts_other {
             self.writes += 1;
         }
-        !self.yields
+        !self.accepts_other
     }
 }
 
 /// Returns whether `current` differs from `wanted` only in that it leaves out entries or has other failure
 /// policies: its webhooks still reach a server with a valid certificate.
-fn is_of_another_mind(current: &Value, wanted: &Value) -> bool {
+fn differs_in_coverage(current: &Value, wanted: &Value) -> bool {
     let without_policy = |entry: &Value| {
         let mut entry = entry.clone();
         if let Some(entry) = entry.as_object_mut() {
@@ -222,12 +222,12 @@ impl Injector {
         &self,
         client: &Client,
         ca: &[u8],
-        contest: &mut Contest,
+        conflicts: &mut ConflictDetector,
     ) -> Result<(), InjectError> {
-        let Contest {
+        let ConflictDetector {
             mutating,
             validating,
-        } = contest;
+        } = conflicts;
         self.ensure_one(client, true, ca, mutating).await?;
         self.ensure_one(client, false, ca, validating).await
     }
@@ -237,7 +237,7 @@ impl Injector {
         client: &Client,
         mutating: bool,
         ca: &[u8],
-        contested: &mut Contested,
+        conflict: &mut ConflictState,
     ) -> Result<(), InjectError> {
         let kind = kind(mutating);
         let name = if mutating {
@@ -275,9 +275,9 @@ impl Injector {
         if template.is_none() && current == wanted {
             return Ok(());
         }
-        let yielded = contested.yields;
-        if template.is_none() && !contested.stands_up(&current, &wanted) {
-            if !yielded {
+        let accepted_before = conflict.accepts_other;
+        if template.is_none() && !conflict.should_write(&current, &wanted) {
+            if !accepted_before {
                 tracing::warn!(
                     kind,
                     name,
@@ -341,7 +341,10 @@ impl Injector {
 fn adopt(template: &mut Vec<Value>, current: &Value) -> bool {
     let before = template.len();
     for entry in current.as_array().into_iter().flatten() {
-        if !template.iter().any(|known| known["name"] == entry["name"]) {
+        if !template
+            .iter()
+            .any(|existing| existing["name"] == entry["name"])
+        {
             template.push(entry.clone());
         }
     }

@@ -8,7 +8,7 @@ mod diff;
 pub mod run;
 pub mod serve;
 
-pub use crate::delegate::User;
+pub use crate::delegated_auth::User;
 pub use diff::diff;
 
 use futures::FutureExt as _;

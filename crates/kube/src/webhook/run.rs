@@ -1,6 +1,6 @@
 //! A whole webhook server: certificates, TLS and configurations.
 
-use super::configuration::{Contest, Injector};
+use super::configuration::{ConflictDetector, Injector};
 use super::{Page, Webhook, serve};
 use crate::certs::{Artifacts, CertsError, Keeper};
 use crate::informer::{Change, Informer, Scope};
@@ -65,21 +65,21 @@ impl Server {
                 *port = address.port();
             }
             let (state, readiness) = watch::channel(Err("no certificates yet".to_owned()));
-            let keeping = Keeping {
+            let server_loop = ServerLoop {
                 server: self,
                 client,
                 clock,
                 state,
-                known: Artifacts::default(),
-                contest: Contest::default(),
+                current: Artifacts::default(),
+                conflicts: ConflictDetector::default(),
             };
             let serving = Serving {
                 listener,
                 webhooks,
-                pages: keeping.server.pages.clone(),
+                pages: server_loop.server.pages.clone(),
                 shutdown: shutdown.clone(),
             };
-            let run = async move { keeping.run(serving, &shutdown.clone()).await };
+            let run = async move { server_loop.run(serving, &shutdown.clone()).await };
             tokio::spawn(run);
             Ok((address, readiness))
         })
@@ -94,16 +94,16 @@ struct Serving {
     shutdown: CancellationToken,
 }
 
-struct Keeping {
+struct ServerLoop {
     server: Server,
     client: kube::Client,
     clock: Clock,
     state: watch::Sender<Result<(), String>>,
-    known: Artifacts,
-    contest: Contest,
+    current: Artifacts,
+    conflicts: ConflictDetector,
 }
 
-impl Keeping {
+impl ServerLoop {
     async fn run(mut self, serving: Serving, shutdown: &CancellationToken) {
         let mut changes = self.changes(shutdown);
         let mut serving = Some(serving);
@@ -135,7 +135,7 @@ impl Keeping {
                 () = shutdown.cancelled() => return,
                 () = tokio::time::sleep(next) => {
                     if next == RESYNC {
-                        self.contest.rested();
+                        self.conflicts.record_quiet_resync();
                     }
                     continue;
                 }
@@ -155,7 +155,7 @@ impl Keeping {
     ) -> Result<(), String> {
         let certs = self.server.keeper.ensure(self.clock.now()).await;
         let certs = certs.map_err(|error: CertsError| error.to_string())?;
-        if certs != self.known {
+        if certs != self.current {
             let config = certs.server_config()?;
             match configs {
                 Some(configs) => drop(configs.send_replace(config)),
@@ -167,18 +167,18 @@ impl Keeping {
                             serve::routes(serving.webhooks, &serving.pages),
                             receiver,
                             serving.shutdown,
-                            tls::ASKED_BY_SERVERS,
+                            tls::WEBHOOK_LIMITS,
                         ));
                     }
                     *configs = Some(sender);
                 }
             }
-            self.known = certs;
+            self.current = certs;
         }
         let injected =
             self.server
                 .injector
-                .ensure(&self.client, &self.known.ca_cert, &mut self.contest);
+                .ensure(&self.client, &self.current.ca_cert, &mut self.conflicts);
         injected.await.map_err(|error| error.to_string())?;
         self.state.send_if_modified(|state| {
             let first = state.is_err();
@@ -217,7 +217,7 @@ struct Changes {
 impl Changes {
     /// Waits for the next change.
     async fn next(&mut self) {
-        async fn of<K>(informer: Option<&mut Informer<K>>) {
+        async fn wait_for<K>(informer: Option<&mut Informer<K>>) {
             let Some(informer) = informer else {
                 return std::future::pending().await;
             };
@@ -232,9 +232,9 @@ impl Changes {
             }
         }
         tokio::select! {
-            () = of(self.secret.as_mut()) => {}
-            () = of(Some(&mut self.mutating)) => {}
-            () = of(Some(&mut self.validating)) => {}
+            () = wait_for(self.secret.as_mut()) => {}
+            () = wait_for(Some(&mut self.mutating)) => {}
+            () = wait_for(Some(&mut self.validating)) => {}
         }
     }
 }

@@ -18,27 +18,27 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 /// Maximum size of a request body, in bytes.
-const LARGEST: usize = 7 << 20;
+const MAX_BODY_BYTES: usize = 7 << 20;
 /// Maximum size of all request bodies that are read at the same time, in KiB.
-const ALL: usize = 256 << 10;
+const MAX_TOTAL_KIB: usize = 256 << 10;
 /// Timeout for a request body to arrive.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of a handler if the caller does not set one: the default of API servers.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum timeout of a handler: that of API servers.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_TIMEOUT: Duration = Duration::from_secs(30);
 
 const V1: &str = "admission.k8s.io/v1";
 const V1BETA1: &str = "admission.k8s.io/v1beta1";
 
-struct Served {
+struct ServedWebhook {
     webhook: Webhook,
-    room: Arc<Semaphore>,
+    body_budget: Arc<Semaphore>,
 }
 
 /// Returns the routes of the webhooks and pages, and `/healthz`.
 pub fn routes(webhooks: Vec<Webhook>, pages: &[Page]) -> Router {
-    let room = Arc::new(Semaphore::new(ALL));
+    let body_budget = Arc::new(Semaphore::new(MAX_TOTAL_KIB));
     let mut routes = Router::new().route("/healthz", get(|| async { "ok" }));
     for page in pages {
         let content = page.content.clone();
@@ -47,24 +47,24 @@ pub fn routes(webhooks: Vec<Webhook>, pages: &[Page]) -> Router {
     }
     for webhook in webhooks {
         let path = webhook.path;
-        let served = Arc::new(Served {
+        let served = Arc::new(ServedWebhook {
             webhook,
-            room: room.clone(),
+            body_budget: body_budget.clone(),
         });
-        routes = routes.route(path, post(answer).with_state(served));
+        routes = routes.route(path, post(handle_review).with_state(served));
     }
     routes
 }
 
 /// A request that is not a valid review; the response denies it.
-struct Bad {
+struct BadReview {
     code: u16,
     message: String,
     version: &'static str,
     uid: String,
 }
 
-impl Bad {
+impl BadReview {
     fn new(code: u16, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -75,19 +75,19 @@ impl Bad {
     }
 }
 
-async fn answer(
-    State(served): State<Arc<Served>>,
+async fn handle_review(
+    State(served): State<Arc<ServedWebhook>>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let webhook = &served.webhook;
-    let asked = match read(&served.room, &headers, body).await {
+    let review = match read(&served.body_budget, &headers, body).await {
         Ok(bytes) => parse(&bytes),
         Err(bad) => Err(bad),
     };
-    let (version, uid, request) = match asked {
-        Ok(asked) => asked,
+    let (version, uid, request) = match review {
+        Ok(review) => review,
         Err(bad) => {
             tracing::warn!(
                 path = webhook.path,
@@ -121,42 +121,51 @@ fn limit(query: Option<&str>) -> Duration {
         .next();
     let seconds = timeout.and_then(|text| text.strip_suffix('s')?.parse().ok());
     let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    limit.unwrap_or(ANSWER_WITHIN).min(LONGEST)
+    limit.unwrap_or(DEFAULT_TIMEOUT).min(MAX_TIMEOUT)
 }
 
-async fn read(room: &Semaphore, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes, Bad> {
+async fn read(
+    body_budget: &Semaphore,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<bytes::Bytes, BadReview> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let kind = text(CONTENT_TYPE).unwrap_or_default();
     let media = kind.split(';').next().unwrap_or_default().trim();
     if !media.eq_ignore_ascii_case("application/json") {
         let message = format!("contentType={kind}, expected application/json");
-        return Err(Bad::new(400, message));
+        return Err(BadReview::new(400, message));
     }
     let declared = text(CONTENT_LENGTH).and_then(|length| length.parse().ok());
-    let declared: usize = declared.unwrap_or(LARGEST);
-    let too_large = || Bad::new(413, format!("request body: more than {LARGEST} bytes"));
-    if declared > LARGEST {
+    let declared: usize = declared.unwrap_or(MAX_BODY_BYTES);
+    let too_large = || {
+        BadReview::new(
+            413,
+            format!("request body: more than {MAX_BODY_BYTES} bytes"),
+        )
+    };
+    if declared > MAX_BODY_BYTES {
         return Err(too_large());
     }
     let reading = async {
         let kib = u32::try_from(declared.div_ceil(1024)).unwrap_or(u32::MAX);
-        let _room = room.acquire_many(kib).await;
-        axum::body::to_bytes(body, LARGEST).await
+        let _room = body_budget.acquire_many(kib).await;
+        axum::body::to_bytes(body, MAX_BODY_BYTES).await
     };
-    match tokio::time::timeout(ARRIVES_WITHIN, reading).await {
-        Ok(Ok(bytes)) if bytes.is_empty() => Err(Bad::new(400, "request body is empty")),
+    match tokio::time::timeout(BODY_TIMEOUT, reading).await {
+        Ok(Ok(bytes)) if bytes.is_empty() => Err(BadReview::new(400, "request body is empty")),
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(_)) => Err(too_large()),
-        Err(_) => Err(Bad::new(
+        Err(_) => Err(BadReview::new(
             408,
-            format!("request body: not received within {ARRIVES_WITHIN:?}"),
+            format!("request body: not received within {BODY_TIMEOUT:?}"),
         )),
     }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Wire {
+struct WireRequest {
     #[serde(default)]
     kind: Kind,
     #[serde(default)]
@@ -188,8 +197,8 @@ struct UserInfo {
 }
 
 /// Parses a review; returns version, uid and request.
-fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), Bad> {
-    let bad = |message: String| Bad::new(400, message);
+fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), BadReview> {
+    let bad = |message: String| BadReview::new(400, message);
     let mut review: Value = serde_json::from_slice(bytes)
         .map_err(|error| bad(format!("AdmissionReview: not JSON: {error}")))?;
     let text = |key: &str| review.get(key).and_then(Value::as_str).unwrap_or_default();
@@ -209,7 +218,7 @@ fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), Bad> {
     let request = request.filter(Value::is_object).unwrap_or_default();
     let uid = request.get("uid").and_then(Value::as_str);
     let uid = uid.unwrap_or_default().to_owned();
-    let wrong = |message: String| Bad {
+    let wrong = |message: String| BadReview {
         version,
         uid: uid.clone(),
         ..bad(message)
@@ -217,7 +226,8 @@ fn parse(bytes: &[u8]) -> Result<(&'static str, String, Request), Bad> {
     if uid.is_empty() {
         return Err(wrong("request.uid: missing".to_owned()));
     }
-    let wire = Wire::deserialize(request).map_err(|error| wrong(format!("request: {error}")))?;
+    let wire =
+        WireRequest::deserialize(request).map_err(|error| wrong(format!("request: {error}")))?;
     for (name, object) in [("object", &wire.object), ("oldObject", &wire.old_object)] {
         if let Some(other) = object.as_ref().filter(|object| !object.is_object()) {
             return Err(wrong(format!(

@@ -2,9 +2,9 @@ use super::*;
 use serde_json::json;
 
 /// A handler that calls a function.
-struct Says<F>(F);
+struct FnHandler<F>(F);
 
-impl<F: Fn(Request) -> Answer + Send + Sync> Handler for Says<F> {
+impl<F: Fn(Request) -> Answer + Send + Sync> Handler for FnHandler<F> {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(async move { (self.0)(request) })
     }
@@ -14,7 +14,7 @@ fn webhook(mutating: bool, f: impl Fn(Request) -> Answer + Send + Sync + 'static
     Webhook {
         path: "/w",
         mutating,
-        handler: Arc::new(Says(f)),
+        handler: Arc::new(FnHandler(f)),
     }
 }
 
@@ -41,7 +41,7 @@ fn request(object: Value) -> Request {
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[test]
-fn patches_name_only_what_differs_and_lead_to_the_new_document() {
+fn patch_is_minimal_and_yields_the_new_document() {
     for (old, new, paths) in [
         (json!({"a": 1}), json!({"a": 1}), vec![]),
         (json!({"a": 1}), json!({"a": 2}), vec!["replace /a"]),
@@ -87,7 +87,7 @@ fn patches_name_only_what_differs_and_lead_to_the_new_document() {
 }
 
 #[tokio::test]
-async fn an_empty_namespace_is_filled_for_the_handler_and_not_patched() {
+async fn empty_namespace_is_set_for_the_handler_and_not_patched() {
     for metadata in [json!({"name": "p"}), json!({"name": "p", "namespace": ""})] {
         let hook = webhook(true, |request| {
             let mut object = request.object.unwrap();
@@ -116,7 +116,7 @@ impl Handler for Hangs {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handlers_that_do_not_decide_are_failures() {
+async fn handler_without_decision_is_a_failure() {
     let panics = webhook(false, |request| panic!("{}", request.uid));
     let failure = panics.review(request(json!({})), LIMIT).await.unwrap_err();
     assert_eq!(failure, Failure::Panicked("/w"));
@@ -157,7 +157,7 @@ fn review(version: &str, request: Value) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-fn asked() -> Value {
+fn review_request() -> Value {
     json!({"uid": "u", "operation": "CREATE", "namespace": "default",
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
         "resource": {"group": "", "version": "v1", "resource": "pods"},
@@ -166,7 +166,7 @@ fn asked() -> Value {
 }
 
 #[tokio::test]
-async fn reviews_are_answered_in_their_version() {
+async fn response_has_the_version_of_the_review() {
     for version in ["admission.k8s.io/v1", "admission.k8s.io/v1beta1"] {
         let hook = webhook(true, |request| {
             assert_eq!((&*request.user.name, request.dry_run), ("ann", true));
@@ -177,7 +177,8 @@ async fn reviews_are_answered_in_their_version() {
                 warnings: vec!["careful".to_owned()],
             }
         });
-        let (code, answer) = post(hook, "application/json", review(version, asked())).await;
+        let (code, answer) =
+            post(hook, "application/json", review(version, review_request())).await;
         // base64 of [{"op":"add","path":"/spec","value":{}}]
         let patch = "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMiLCJ2YWx1ZSI6e319XQ==";
         assert_eq!(
@@ -191,7 +192,7 @@ async fn reviews_are_answered_in_their_version() {
         );
     }
     let denies = webhook(false, |_| Answer::deny(422, "spec.x: 1"));
-    let body = review("admission.k8s.io/v1", asked());
+    let body = review("admission.k8s.io/v1", review_request());
     let (_, answer) = post(denies, "application/json; charset=utf-8", body).await;
     let expected = json!({"uid": "u", "allowed": false,
         "status": {"code": 422, "message": "spec.x: 1"}});
@@ -199,17 +200,17 @@ async fn reviews_are_answered_in_their_version() {
 }
 
 #[tokio::test]
-async fn bad_reviews_are_refused_and_say_why() {
+async fn invalid_review_is_denied_with_the_reason() {
     let v1 = "admission.k8s.io/v1";
     let change = |key: &str, value: Value| {
-        let mut request = asked();
+        let mut request = review_request();
         request[key] = value;
         review(v1, request)
     };
     for (kind, body, code, names) in [
         (
             "text/plain",
-            review(v1, asked()),
+            review(v1, review_request()),
             400,
             "contentType=text/plain",
         ),
@@ -223,7 +224,7 @@ async fn bad_reviews_are_refused_and_say_why() {
         ),
         (
             "application/json",
-            review("v2", asked()),
+            review("v2", review_request()),
             400,
             "apiVersion: \"v2\"",
         ),
@@ -274,8 +275,8 @@ async fn bad_reviews_are_refused_and_say_why() {
 
 /// Not a refusal: the failure policy applies.
 #[tokio::test(start_paused = true)]
-async fn a_webhook_that_fails_is_an_error_of_the_server() {
-    let body = || review("admission.k8s.io/v1", asked());
+async fn failed_webhook_is_a_server_error() {
+    let body = || review("admission.k8s.io/v1", review_request());
     let panics = webhook(false, |request| panic!("{}", request.uid));
     let (code, answer) = post(panics, "application/json", body()).await;
     assert_eq!(code, 500);
@@ -284,7 +285,7 @@ async fn a_webhook_that_fails_is_an_error_of_the_server() {
 
 /// A body whose declared length is too large is not read.
 #[tokio::test(start_paused = true)]
-async fn a_declared_length_counts_before_the_body_comes() {
+async fn declared_length_is_checked_before_the_body_arrives() {
     use tower::ServiceExt as _;
     let never = futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>();
     let request = http::Request::post("/w")
@@ -303,7 +304,7 @@ async fn a_declared_length_counts_before_the_body_comes() {
 
 /// API servers wait at most 30 s whatever the query contains, and 10 s without a timeout in the query.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_answered_later_than_an_api_server_waits() {
+async fn response_is_not_later_than_an_api_server_waits() {
     use tower::ServiceExt as _;
     for (query, seconds) in [
         ("?timeout=3s", 3),
@@ -319,7 +320,7 @@ async fn nobody_is_answered_later_than_an_api_server_waits() {
             .header("content-type", "application/json")
             .body(axum::body::Body::from(review(
                 "admission.k8s.io/v1",
-                asked(),
+                review_request(),
             )))
             .unwrap();
         let began = tokio::time::Instant::now();
@@ -340,7 +341,7 @@ mod configuration {
     /// Entries of webhooks that are off are left out, the service is that of the replica, and webhooks for
     /// pods may have a failure policy of their own.
     #[test]
-    fn entries_say_where_the_server_is_and_who_vouches_for_it() {
+    fn entries_have_the_address_and_ca_of_the_server() {
         let entry = |path: &str, service: Value, policy: &str, more: Value| {
             let mut config =
                 json!({ "service": { "namespace": service[0], "name": service[1], "path": path } });
@@ -349,7 +350,7 @@ mod configuration {
             json!({ "name": "w", "failurePolicy": policy, "clientConfig": config })
         };
         let paths = ["/mutate-pod", "/mutate-node", "/mutate-other"];
-        let given = || -> Vec<Value> {
+        let old_entries = || -> Vec<Value> {
             let old = json!(["old", "old-service"]);
             let entries = paths
                 .iter()
@@ -368,7 +369,7 @@ mod configuration {
             pods: Some(FailurePolicy::Ignore),
         };
         let (ours, told) = (json!(["n", "s"]), json!({ "caBundle": "Y2E=" }));
-        let wanted = injector.wanted(given(), b"ca");
+        let wanted = injector.wanted(old_entries(), b"ca");
         assert_eq!(
             wanted,
             json!([
@@ -379,7 +380,7 @@ mod configuration {
         // With a host, the service is removed.
         injector.host = Some(("10.0.0.1".to_owned(), 9876));
         injector.pods = None;
-        let wanted = injector.wanted(given(), b"ca");
+        let wanted = injector.wanted(old_entries(), b"ca");
         let config = json!({ "url": "https://10.0.0.1:9876/mutate-pod", "caBundle": "Y2E=" });
         let entry = json!({ "name": "w", "failurePolicy": "Fail", "clientConfig": config });
         assert_eq!(
@@ -387,12 +388,12 @@ mod configuration {
             (entry, Some(2))
         );
         // The server accepts the entries that it wrote.
-        let again = injector.wanted(wanted.as_array().unwrap().clone(), b"ca");
-        assert_eq!(again, wanted);
+        let rewritten = injector.wanted(wanted.as_array().unwrap().clone(), b"ca");
+        assert_eq!(rewritten, wanted);
     }
 
     #[test]
-    fn manifests_say_what_the_table_says() {
+    fn manifest_matches_the_registration() {
         let service = Service {
             namespace: "n".to_owned(),
             name: "s".to_owned(),

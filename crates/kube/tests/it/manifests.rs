@@ -90,7 +90,7 @@ fn readme_installs_rights_before_the_program() {
 }
 
 #[test]
-fn programs_request_what_was_measured() {
+fn resource_requests_match_measurements() {
     for (dir, file) in all() {
         let resources = pod(dir, file)["containers"][0]["resources"].clone();
         let number = |field: &str, unit: &str| {

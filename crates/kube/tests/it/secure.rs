@@ -1,6 +1,6 @@
 //! The TLS server of a daemon, which authenticates clients with an API server.
 
-use crate::tls_client::{ANY, Identity, Signer, args, ask, routes};
+use crate::tls_client::{ANY, Identity, Signer, args, routes, send_request};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::Clock;
@@ -134,7 +134,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn callers_are_told_and_judged_by_the_api_server() {
+async fn requests_are_authenticated_and_authorized() {
     let cluster = Cluster::start().await;
     let signer = Signer::new();
     std::fs::write(cluster.file("ca.crt"), &signer.pem).unwrap();
@@ -171,7 +171,7 @@ async fn callers_are_told_and_judged_by_the_api_server() {
             "",
         ),
     ] {
-        let answer = ask(address, request, token, identity).await;
+        let answer = send_request(address, request, token, identity).await;
         assert_eq!(
             (answer.0.as_str(), answer.1.as_str()),
             (code, body),
@@ -217,7 +217,7 @@ async fn callers_are_told_and_judged_by_the_api_server() {
             unauthorized,
         ),
     ] {
-        let (code, body) = ask(address, request, token, None).await;
+        let (code, body) = send_request(address, request, token, None).await;
         let body: Value = serde_json::from_str(&body).unwrap();
         assert_eq!(
             (json!(code.parse::<u16>().unwrap()), &body),
@@ -229,7 +229,7 @@ async fn callers_are_told_and_judged_by_the_api_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_an_api_server_only_open_paths_are_shown() {
+async fn without_an_api_server_only_open_paths_are_served() {
     let cluster = Cluster::start().await;
     let signer = Signer::new();
     std::fs::write(cluster.file("ca.crt"), &signer.pem).unwrap();
@@ -264,7 +264,7 @@ async fn without_an_api_server_only_open_paths_are_shown() {
         ("a master", "GET /metrics", "", Some(&master), "200"),
     ] {
         assert_eq!(
-            ask(address, request, token, identity).await.0,
+            send_request(address, request, token, identity).await.0,
             code,
             "{name}"
         );
@@ -273,7 +273,7 @@ async fn without_an_api_server_only_open_paths_are_shown() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cluster_says_who_vouches_for_clients() {
+async fn client_ca_is_read_from_the_cluster() {
     let cluster = Cluster::start().await;
     // The API server has published its own CA there.
     let maps: Api<ConfigMap> = Api::namespaced(cluster.client(), "kube-system");
@@ -295,7 +295,12 @@ async fn the_cluster_says_who_vouches_for_clients() {
         cluster.flags(&[strict, "--authentication-skip-lookup"]),
     ] {
         let address = cluster.serve(&flags).await.unwrap();
-        assert_eq!(ask(address, "GET /metrics", "", Some(&ann)).await.0, "403");
+        assert_eq!(
+            send_request(address, "GET /metrics", "", Some(&ann))
+                .await
+                .0,
+            "403"
+        );
     }
     let namespaces: Api<Namespace> = Api::all(cluster.client());
     let _ = namespaces
@@ -311,6 +316,11 @@ async fn the_cluster_says_who_vouches_for_clients() {
     .unwrap();
     maps.create(&PostParams::default(), &map).await.unwrap();
     let address = cluster.serve(&cluster.flags(&[strict])).await.unwrap();
-    assert_eq!(ask(address, "GET /metrics", "", Some(&ann)).await.0, "200");
+    assert_eq!(
+        send_request(address, "GET /metrics", "", Some(&ann))
+            .await
+            .0,
+        "200"
+    );
     cluster.stop.cancel();
 }

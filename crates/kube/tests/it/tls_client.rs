@@ -14,9 +14,9 @@ use tokio::net::TcpStream;
 
 /// Accepts every server certificate, as these tests are about clients.
 #[derive(Debug)]
-struct Gullible(Arc<rustls::crypto::CryptoProvider>);
+struct AcceptAnyCertificate(Arc<rustls::crypto::CryptoProvider>);
 
-impl ServerCertVerifier for Gullible {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -80,7 +80,7 @@ pub(crate) async fn connect(
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Gullible(provider)));
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)));
     let mut config = match identity {
         None => config.with_no_client_auth(),
         Some((chain, key)) => config
@@ -97,7 +97,7 @@ pub(crate) async fn connect(
 }
 
 /// Sends a request; returns status code and body. The code is empty if TLS fails.
-pub(crate) async fn ask(
+pub(crate) async fn send_request(
     address: SocketAddr,
     request: &str,
     token: &str,

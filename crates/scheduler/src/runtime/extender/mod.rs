@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
 use koord_kube::client::ClientError;
-use koord_kube::post::{Address, Poster};
+use koord_kube::webhook_client::{Address, Poster};
 use koord_kube::{Api, patch};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

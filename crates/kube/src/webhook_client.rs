@@ -54,7 +54,7 @@ pub enum PostError {
 type Stamp = Option<(SystemTime, u64)>;
 
 /// The HTTP client, and the stamps of the TLS files that it was created from.
-struct Way {
+struct LoadedClient {
     client: kube::Client,
     stamps: Vec<Stamp>,
 }
@@ -64,7 +64,7 @@ struct Way {
 #[derive(Clone)]
 pub struct Poster {
     address: Arc<Address>,
-    way: Arc<RwLock<Way>>,
+    loaded: Arc<RwLock<LoadedClient>>,
     url: String,
 }
 
@@ -86,31 +86,31 @@ impl Poster {
         Ok(Self {
             url: address.url.trim_end_matches('/').to_owned(),
             address: Arc::new(address.clone()),
-            way: Arc::new(RwLock::new(Way { client, stamps })),
+            loaded: Arc::new(RwLock::new(LoadedClient { client, stamps })),
         })
     }
 
     /// Returns the HTTP client for the current content of the TLS files.
     async fn client(&self) -> kube::Client {
         let stamps = self.address.stamps().await;
-        let known = {
-            let way = self.way.read().unwrap_or_else(PoisonError::into_inner);
-            (way.stamps == stamps).then(|| way.client.clone())
+        let unchanged = {
+            let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+            (loaded.stamps == stamps).then(|| loaded.client.clone())
         };
-        if let Some(client) = known {
+        if let Some(client) = unchanged {
             return client;
         }
         let fresh = self.address.client().await;
-        let mut way = self.way.write().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         // Also set for files that are not valid, so that they are read again only after the next change.
-        way.stamps = stamps;
+        loaded.stamps = stamps;
         match fresh {
-            Ok(client) => way.client = client,
+            Ok(client) => loaded.client = client,
             Err(error) => {
                 tracing::warn!(server = self.url, %error, "failed to load renewed TLS files, keeping the previous ones");
             }
         }
-        way.client.clone()
+        loaded.client.clone()
     }
 }
 
@@ -123,9 +123,10 @@ impl Address {
             (&self.key_file, &self.key_data),
         ] {
             if let Some(file) = file.as_ref().filter(|_| data.is_none()) {
-                let seen = tokio::fs::metadata(file).await;
-                let stamp = |seen: std::fs::Metadata| Some((seen.modified().ok()?, seen.len()));
-                stamps.push(seen.ok().and_then(stamp));
+                let metadata = tokio::fs::metadata(file).await;
+                let stamp =
+                    |metadata: std::fs::Metadata| Some((metadata.modified().ok()?, metadata.len()));
+                stamps.push(metadata.ok().and_then(stamp));
             }
         }
         stamps
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn authorities_that_are_renewed_count_at_once() {
+    async fn renewed_ca_file_is_used_by_the_next_call() {
         let made =
             || Artifacts::generate(&Artifacts::default(), "localhost", Clock::system().now());
         let (old, new) = (made().unwrap(), made().unwrap());
@@ -255,9 +256,9 @@ mod tests {
         let file = directory.join("ca.pem");
         std::fs::write(&file, &old.ca_cert).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
+        let address_in_use = listener.local_addr().unwrap();
         let address = Address {
-            url: format!("https://localhost:{}", at.port()),
+            url: format!("https://localhost:{}", address_in_use.port()),
             ca_file: Some(file.display().to_string()),
             ..Address::default()
         };
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(ask().await.unwrap(), "yes");
         server.stop.cancel();
         server.task.await.unwrap();
-        let server = start(TcpListener::bind(at).await.unwrap(), &new);
+        let server = start(TcpListener::bind(address_in_use).await.unwrap(), &new);
         let refused = ask().await.unwrap_err().to_string();
         assert!(refused.contains("certificate"), "{refused}");
         // Invalid files are ignored, and so are files that are missing for a moment.

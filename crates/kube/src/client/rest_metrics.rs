@@ -93,22 +93,22 @@ impl RestMetrics {
 
 /// The metrics of the client of one API server, with its host; `None` if requests are not measured.
 #[derive(Debug, Clone)]
-pub(super) struct Measure(pub(super) Option<Arc<(RestMetrics, String)>>);
+pub(super) struct RequestMetrics(pub(super) Option<Arc<(RestMetrics, String)>>);
 
 /// Extension of a request: the time when it was passed to the client.
 #[derive(Debug, Clone, Copy)]
-struct Asked(Instant);
+struct RequestStart(Instant);
 
-impl Measure {
+impl RequestMetrics {
     /// Stores the current time in the request `head`, from which the wait for the rate limit is measured.
-    pub(super) fn ask(&self, head: &mut http::request::Parts) {
+    pub(super) fn mark_start(&self, head: &mut http::request::Parts) {
         if self.0.is_some() {
-            head.extensions.insert(Asked(Instant::now()));
+            head.extensions.insert(RequestStart(Instant::now()));
         }
     }
 
     /// Counts that a request is sent again because of a response with `code`.
-    pub(super) fn retry(&self, head: &http::request::Parts, code: http::StatusCode) {
+    pub(super) fn count_retry(&self, head: &http::request::Parts, code: http::StatusCode) {
         if let Some((metrics, host)) = self.0.as_deref() {
             metrics
                 .retries
@@ -118,11 +118,11 @@ impl Measure {
     }
 }
 
-impl<S> Layer<S> for Measure {
-    type Service = Measured<S>;
+impl<S> Layer<S> for RequestMetrics {
+    type Service = InstrumentedService<S>;
 
-    fn layer(&self, inner: S) -> Measured<S> {
-        Measured {
+    fn layer(&self, inner: S) -> InstrumentedService<S> {
+        InstrumentedService {
             inner,
             measure: self.clone(),
         }
@@ -131,12 +131,12 @@ impl<S> Layer<S> for Measure {
 
 /// Measures the requests that reach the transport.
 #[derive(Debug, Clone)]
-pub(super) struct Measured<S> {
+pub(super) struct InstrumentedService<S> {
     inner: S,
-    measure: Measure,
+    measure: RequestMetrics,
 }
 
-impl<S, B> Service<Request<Body>> for Measured<S>
+impl<S, B> Service<Request<Body>> for InstrumentedService<S>
 where
     S: Service<Request<Body>, Response = Response<B>, Error = BoxError>,
     S::Future: Send + 'static,
@@ -156,14 +156,14 @@ where
         };
         let started = Instant::now();
         let method = request.method().clone();
-        let asked = request.extensions().get::<Asked>().copied();
+        let handed_over = request.extensions().get::<RequestStart>().copied();
         let size = request.body().size_hint().exact();
         let answer = self.inner.call(request);
         async move {
             let (metrics, host) = &*measure;
             let labels = [method.as_str(), host];
-            if let Some(Asked(asked)) = asked {
-                let waited = started.duration_since(asked).as_secs_f64();
+            if let Some(RequestStart(handed_over)) = handed_over {
+                let waited = started.duration_since(handed_over).as_secs_f64();
                 metrics.waits.with_label_values(&labels).observe(waited);
             }
             #[allow(clippy::cast_precision_loss, reason = "sizes of bodies")]
@@ -205,10 +205,10 @@ mod tests {
     use tower::{ServiceExt, service_fn};
 
     #[tokio::test(start_paused = true)]
-    async fn requests_are_counted_and_timed_by_client_gos_names() {
+    async fn requests_are_measured_with_the_metrics_of_client_go() {
         let registry = Registry::new();
         let metrics = RestMetrics::register(&registry).unwrap();
-        let measure = Measure(Some(Arc::new((metrics.clone(), "api:6443".to_owned()))));
+        let measure = RequestMetrics(Some(Arc::new((metrics.clone(), "api:6443".to_owned()))));
         let mut client = measure.layer(service_fn(async |request: Request<Body>| {
             tokio::time::sleep(Duration::from_secs(3)).await;
             if request.uri().path() == "/broken" {
@@ -222,9 +222,9 @@ mod tests {
         for path in ["/ok", "/broken"] {
             let request = Request::post(path).body(Body::from(vec![7; 100])).unwrap();
             let (mut head, body) = request.into_parts();
-            measure.ask(&mut head);
+            measure.mark_start(&mut head);
             tokio::time::advance(Duration::from_millis(600)).await;
-            measure.retry(&head, http::StatusCode::TOO_MANY_REQUESTS);
+            measure.count_retry(&head, http::StatusCode::TOO_MANY_REQUESTS);
             let request = Request::from_parts(head, body);
             let _ = client.ready().await.unwrap().call(request).await;
         }

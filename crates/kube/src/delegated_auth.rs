@@ -17,14 +17,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Timeout of one review, retries included.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before the first retry; each later delay is 1.5 times the one before it.
 const BACKOFF: Duration = Duration::from_millis(500);
 const ATTEMPTS: u32 = 5;
 /// Maximum number of cached results.
-const REMEMBERED: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 /// Reviews longer than this are not cached, in bytes: their size is under the caller's control.
-const LONGEST: usize = 10_000;
+const MAX_CACHED_LENGTH: usize = 10_000;
 
 /// Name of unauthenticated users.
 pub const ANONYMOUS: &str = "system:anonymous";
@@ -60,7 +60,7 @@ impl User {
 
     /// Returns the authenticated user `name` in `groups`.
     #[must_use]
-    pub fn known(name: String, mut groups: Vec<String>) -> Self {
+    pub fn authenticated(name: String, mut groups: Vec<String>) -> Self {
         if !groups.iter().any(|group| group == AUTHENTICATED) {
             groups.push(AUTHENTICATED.to_owned());
         }
@@ -72,11 +72,11 @@ impl User {
         }
     }
 
-    fn of(info: UserInfo) -> Self {
+    fn from_info(info: UserInfo) -> Self {
         Self {
             uid: info.uid.unwrap_or_default(),
             extra: info.extra.unwrap_or_default(),
-            ..Self::known(
+            ..Self::authenticated(
                 info.username.unwrap_or_default(),
                 info.groups.unwrap_or_default(),
             )
@@ -96,41 +96,41 @@ pub enum ReviewError {
         source: Box<kube::Error>,
     },
     /// The timeout expired; the value is the kind of the review.
-    #[error("{0}: no answer within {PATIENCE:?}")]
+    #[error("{0}: no answer within {REVIEW_TIMEOUT:?}")]
     Slow(&'static str),
 }
 
 /// A bounded cache; each entry has an expiry time.
-struct Memory<Q, A>(Mutex<HashMap<Q, (A, Instant)>>);
+struct TtlCache<Q, A>(Mutex<HashMap<Q, (A, Instant)>>);
 
 /// Prints no contents: keys may be secrets.
-impl<Q, A> Debug for Memory<Q, A> {
+impl<Q, A> Debug for TtlCache<Q, A> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Memory")
+        f.write_str("TtlCache")
     }
 }
 
-impl<Q: Hash + Eq, A: Clone> Memory<Q, A> {
+impl<Q: Hash + Eq, A: Clone> TtlCache<Q, A> {
     fn new() -> Self {
         Self(Mutex::default())
     }
 
     fn get(&self, question: &Q) -> Option<A> {
-        let known = self.0.lock();
-        let (answer, until) = known.get(question)?;
+        let entries = self.0.lock();
+        let (answer, until) = entries.get(question)?;
         (*until > Instant::now()).then(|| answer.clone())
     }
 
     fn put(&self, question: Q, answer: A, life: Duration) {
         let now = Instant::now();
-        let mut known = self.0.lock();
-        if known.len() >= REMEMBERED {
-            known.retain(|_, (_, until)| *until > now);
-            if known.len() >= REMEMBERED {
-                known.clear();
+        let mut entries = self.0.lock();
+        if entries.len() >= MAX_ENTRIES {
+            entries.retain(|_, (_, until)| *until > now);
+            if entries.len() >= MAX_ENTRIES {
+                entries.clear();
             }
         }
-        known.insert(question, (answer, now + life));
+        entries.insert(question, (answer, now + life));
     }
 }
 
@@ -139,7 +139,7 @@ impl<Q: Hash + Eq, A: Clone> Memory<Q, A> {
 pub struct Authenticator {
     client: Client,
     life: Duration,
-    known: Memory<String, Option<User>>,
+    cache: TtlCache<String, Option<User>>,
 }
 
 /// Decides whether users may access a resource.
@@ -148,7 +148,7 @@ pub struct Authorizer {
     client: Client,
     allowed: Duration,
     refused: Duration,
-    known: Memory<(User, String, Subject), Access>,
+    cache: TtlCache<(User, String, Subject), Access>,
 }
 
 /// The resource in an authorization request.
@@ -199,7 +199,7 @@ impl Authenticator {
         Self {
             client: Client(client),
             life,
-            known: Memory::new(),
+            cache: TtlCache::new(),
         }
     }
 
@@ -207,9 +207,9 @@ impl Authenticator {
     ///
     /// # Errors
     /// Fails if the review fails.
-    pub async fn of_token(&self, token: &str) -> Result<Option<User>, ReviewError> {
+    pub async fn authenticate(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let question = token.to_owned();
-        if let Some(known) = self.known.get(&question) {
+        if let Some(known) = self.cache.get(&question) {
             return Ok(known);
         }
         let review = TokenReview {
@@ -219,13 +219,13 @@ impl Authenticator {
             },
             ..TokenReview::default()
         };
-        let answer = ask(&self.client.0, "TokenReview", &review).await?;
+        let answer = create_review(&self.client.0, "TokenReview", &review).await?;
         let user = answer
             .status
             .filter(|status| status.authenticated == Some(true))
-            .map(|status| User::of(status.user.unwrap_or_default()));
-        if question.len() < LONGEST {
-            self.known.put(question, user.clone(), self.life);
+            .map(|status| User::from_info(status.user.unwrap_or_default()));
+        if question.len() < MAX_CACHED_LENGTH {
+            self.cache.put(question, user.clone(), self.life);
         }
         Ok(user)
     }
@@ -240,7 +240,7 @@ impl Authorizer {
             client: Client(client),
             allowed,
             refused,
-            known: Memory::new(),
+            cache: TtlCache::new(),
         }
     }
 
@@ -248,14 +248,14 @@ impl Authorizer {
     ///
     /// # Errors
     /// Fails if the review fails.
-    pub async fn may(
+    pub async fn authorize(
         &self,
         user: &User,
         verb: &str,
         subject: &Subject,
     ) -> Result<Access, ReviewError> {
         let question = (user.clone(), verb.to_owned(), subject.clone());
-        if let Some(known) = self.known.get(&question) {
+        if let Some(known) = self.cache.get(&question) {
             return Ok(known);
         }
         let review = SubjectAccessReview {
@@ -268,19 +268,19 @@ impl Authorizer {
             },
             ..SubjectAccessReview::default()
         };
-        let answer = ask(&self.client.0, "SubjectAccessReview", &review).await?;
+        let answer = create_review(&self.client.0, "SubjectAccessReview", &review).await?;
         let status = answer.status.unwrap_or_default();
         let access = Access {
             allowed: status.allowed && status.denied != Some(true),
             reason: status.reason.unwrap_or_default(),
         };
-        if verb.len() + subject.len() < LONGEST {
+        if verb.len() + subject.len() < MAX_CACHED_LENGTH {
             let life = if access.allowed {
                 self.allowed
             } else {
                 self.refused
             };
-            self.known.put(question, access.clone(), life);
+            self.cache.put(question, access.clone(), life);
         }
         Ok(access)
     }
@@ -319,18 +319,22 @@ impl Subject {
     }
 }
 
-async fn ask<K>(client: &kube::Client, kind: &'static str, review: &K) -> Result<K, ReviewError>
+async fn create_review<K>(
+    client: &kube::Client,
+    kind: &'static str,
+    review: &K,
+) -> Result<K, ReviewError>
 where
     K: kube::Resource<DynamicType = ()> + Serialize + crate::Decode,
 {
     let api: crate::Api<K> = crate::Api::all(client.clone());
     let attempts = async {
         let mut wait = BACKOFF;
-        let mut left = ATTEMPTS;
+        let mut attempts_left = ATTEMPTS;
         loop {
-            left -= 1;
+            attempts_left -= 1;
             match api.create(&PostParams::default(), review).await {
-                Err(error) if left > 0 && may_pass(&error) => {
+                Err(error) if attempts_left > 0 && is_retryable(&error) => {
                     tokio::time::sleep(wait).await;
                     wait = wait * 3 / 2;
                 }
@@ -338,7 +342,7 @@ where
             }
         }
     };
-    match tokio::time::timeout(PATIENCE, attempts).await {
+    match tokio::time::timeout(REVIEW_TIMEOUT, attempts).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(source)) => Err(ReviewError::Failed {
             kind,
@@ -349,7 +353,7 @@ where
 }
 
 /// Returns whether a retry may succeed.
-fn may_pass(error: &kube::Error) -> bool {
+fn is_retryable(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code == 429 || status.code >= 500,
         _ => true,
@@ -368,14 +372,14 @@ mod tests {
     use tower::{BoxError, service_fn};
 
     /// Returns an API server that accepts the token `good` and rejects all others; `GET /fine` is allowed to
-    /// every user. If `moody`, it responds to every third request only.
-    fn server(moody: bool) -> (kube::Client, Arc<AtomicU32>) {
+    /// every user. If `is_overloaded`, it responds to every third request only.
+    fn server(is_overloaded: bool) -> (kube::Client, Arc<AtomicU32>) {
         let calls = Arc::new(AtomicU32::new(0));
         let counter = calls.clone();
         let client = in_process(service_fn(move |request: Request<Body>| {
             let call = counter.fetch_add(1, Ordering::SeqCst);
             async move {
-                if moody && call % 3 < 2 {
+                if is_overloaded && call % 3 < 2 {
                     let status = json!({"kind": "Status", "code": 503, "message": "busy"});
                     let response = Response::builder().status(503);
                     return Ok::<_, BoxError>(
@@ -391,8 +395,8 @@ mod tests {
                         "extra": {"team": ["a", "b"]}}}),
                     Some(_) => json!({"authenticated": false, "error": "unknown"}),
                     None => {
-                        let asked = &spec["nonResourceAttributes"];
-                        let fine = asked == &json!({"verb": "get", "path": "/fine"});
+                        let attributes = &spec["nonResourceAttributes"];
+                        let fine = attributes == &json!({"verb": "get", "path": "/fine"});
                         json!({"allowed": fine, "reason": if fine { "" } else { "no rule" }})
                     }
                 };
@@ -405,22 +409,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn answers_are_remembered_for_their_time() {
+    async fn results_are_cached_for_their_ttl() {
         let (client, calls) = server(false);
         let life = Duration::from_secs(10);
         let authenticator = Authenticator::new(client.clone(), life);
-        let ann = authenticator.of_token("good").await.unwrap().unwrap();
+        let ann = authenticator.authenticate("good").await.unwrap().unwrap();
         assert_eq!((ann.name.as_str(), ann.uid.as_str()), ("ann", "1"));
         assert_eq!(ann.groups, ["dev", AUTHENTICATED]);
         assert_eq!(ann.extra["team"], ["a", "b"]);
-        assert_eq!(authenticator.of_token("odd").await.unwrap(), None);
+        assert_eq!(authenticator.authenticate("odd").await.unwrap(), None);
         let shown = format!("{authenticator:?}");
         assert!(!shown.contains("good") && !shown.contains("odd"), "{shown}");
         let authorizer = Authorizer::new(client, life, Duration::from_secs(1));
         let path = Subject::Path("/fine".to_owned());
-        let fine = authorizer.may(&ann, "get", &path).await.unwrap();
+        let fine = authorizer.authorize(&ann, "get", &path).await.unwrap();
         assert!(fine.allowed);
-        let refused = authorizer.may(&ann, "put", &path).await.unwrap();
+        let refused = authorizer.authorize(&ann, "put", &path).await.unwrap();
         assert_eq!(
             (refused.allowed, refused.reason.as_str()),
             (false, "no rule")
@@ -428,19 +432,19 @@ mod tests {
         assert_eq!(calls.load(Ordering::SeqCst), 4);
         for (after, asked) in [(500, 4), (1000, 5), (10_000, 9)] {
             tokio::time::sleep(Duration::from_millis(after)).await;
-            authenticator.of_token("good").await.unwrap();
-            authenticator.of_token("odd").await.unwrap();
-            authorizer.may(&ann, "get", &path).await.unwrap();
-            authorizer.may(&ann, "put", &path).await.unwrap();
+            authenticator.authenticate("good").await.unwrap();
+            authenticator.authenticate("odd").await.unwrap();
+            authorizer.authorize(&ann, "get", &path).await.unwrap();
+            authorizer.authorize(&ann, "put", &path).await.unwrap();
             assert_eq!(calls.load(Ordering::SeqCst), asked, "{after} ms later");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_in_a_mood_is_asked_again_and_failures_are_not_remembered() {
+    async fn review_is_retried_and_failure_is_not_cached() {
         let (client, calls) = server(true);
         let authenticator = Authenticator::new(client, Duration::from_secs(10));
-        let user = authenticator.of_token("good").await.unwrap();
+        let user = authenticator.authenticate("good").await.unwrap();
         assert!(user.is_some());
         assert_eq!(calls.load(Ordering::SeqCst), 3);
 
@@ -448,17 +452,17 @@ mod tests {
             Err::<Response<Body>, BoxError>("down".into())
         }));
         let authenticator = Authenticator::new(dead, Duration::from_secs(10));
-        let error = authenticator.of_token("good").await.unwrap_err();
+        let error = authenticator.authenticate("good").await.unwrap_err();
         assert!(error.to_string().starts_with("TokenReview: "), "{error}");
-        assert_eq!(authenticator.known.get(&"good".to_owned()), None);
+        assert_eq!(authenticator.cache.get(&"good".to_owned()), None);
     }
 
     #[test]
-    fn memory_is_bounded() {
-        let memory: Memory<usize, ()> = Memory::new();
-        for question in 0..3 * REMEMBERED {
+    fn cache_is_bounded() {
+        let memory: TtlCache<usize, ()> = TtlCache::new();
+        for question in 0..3 * MAX_ENTRIES {
             memory.put(question, (), Duration::from_secs(60));
         }
-        assert!(memory.0.lock().len() <= REMEMBERED);
+        assert!(memory.0.lock().len() <= MAX_ENTRIES);
     }
 }

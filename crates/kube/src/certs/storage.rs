@@ -53,21 +53,21 @@ pub enum CertsError {
 /// Reads the certificates of a webhook server from their shared storage, and renews them there.
 #[derive(Clone)]
 pub struct Keeper {
-    place: Place,
+    place: Storage,
     host: String,
 }
 
 #[derive(Clone)]
-enum Place {
+enum Storage {
     /// A Secret that replicas share.
-    Secret(Box<Shared>),
+    Secret(Box<SecretStore>),
     /// A directory that may be mounted by several processes.
     Directory(PathBuf),
 }
 
 /// A Secret and the client that reads and writes it.
 #[derive(Clone)]
-struct Shared {
+struct SecretStore {
     api: Api<Secret>,
     namespace: String,
     name: String,
@@ -76,8 +76,8 @@ struct Shared {
 impl std::fmt::Debug for Keeper {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let place = match &self.place {
-            Place::Secret(shared) => shared.shown(),
-            Place::Directory(path) => path.display().to_string(),
+            Storage::Secret(shared) => shared.shown(),
+            Storage::Directory(path) => path.display().to_string(),
         };
         f.debug_struct("Keeper")
             .field("place", &place)
@@ -91,7 +91,7 @@ impl Keeper {
     #[must_use]
     pub fn in_secret(client: kube::Client, namespace: &str, name: &str, host: &str) -> Self {
         Self {
-            place: Place::Secret(Box::new(Shared {
+            place: Storage::Secret(Box::new(SecretStore {
                 api: Api::namespaced(client, namespace),
                 namespace: namespace.to_owned(),
                 name: name.to_owned(),
@@ -104,7 +104,7 @@ impl Keeper {
     #[must_use]
     pub fn in_directory(path: PathBuf, host: &str) -> Self {
         Self {
-            place: Place::Directory(path),
+            place: Storage::Directory(path),
             host: host.to_owned(),
         }
     }
@@ -113,8 +113,8 @@ impl Keeper {
     #[must_use]
     pub fn secret(&self) -> Option<(&str, &str)> {
         match &self.place {
-            Place::Secret(shared) => Some((&shared.namespace, &shared.name)),
-            Place::Directory(_) => None,
+            Storage::Secret(shared) => Some((&shared.namespace, &shared.name)),
+            Storage::Directory(_) => None,
         }
     }
 
@@ -125,19 +125,19 @@ impl Keeper {
     /// See [`CertsError`].
     pub async fn ensure(&self, now: Timestamp) -> Result<Artifacts, CertsError> {
         match &self.place {
-            Place::Secret(shared) => self.ensure_secret(shared, now).await,
-            Place::Directory(path) => self.ensure_files(path, now),
+            Storage::Secret(shared) => self.ensure_secret(shared, now).await,
+            Storage::Directory(path) => self.ensure_files(path, now),
         }
     }
 
     async fn ensure_secret(
         &self,
-        shared: &Shared,
+        shared: &SecretStore,
         now: Timestamp,
     ) -> Result<Artifacts, CertsError> {
         for _ in 0..ATTEMPTS {
-            let found = shared.api.get_opt(&shared.name).await;
-            let written = match found.map_err(|e| shared.error(e))? {
+            let stored = shared.api.get_opt(&shared.name).await;
+            let written = match stored.map_err(|e| shared.error(e))? {
                 None => {
                     let made = self.generate(&Artifacts::default(), now)?;
                     let secret = shared.secret(&made);
@@ -145,16 +145,16 @@ impl Keeper {
                     created.map(|_| made)
                 }
                 Some(mut secret) => {
-                    let known = of_secret(&secret);
-                    let Err(why) = known.check(&self.host, now) else {
-                        return Ok(known);
+                    let current = artifacts_in(&secret);
+                    let Err(why) = current.check(&self.host, now) else {
+                        return Ok(current);
                     };
                     tracing::warn!(
                         secret = shared.shown(),
                         why,
                         "renewing webhook certificates"
                     );
-                    let made = self.generate(&known, now)?;
+                    let made = self.generate(&current, now)?;
                     secret.data.get_or_insert_default().extend(data(&made));
                     let params = PostParams::default();
                     let replaced = shared.api.replace(&shared.name, &params, &secret).await;
@@ -187,17 +187,17 @@ impl Keeper {
                 read => Ok(read.unwrap_or_default()),
             }
         };
-        let known = Artifacts {
+        let current = Artifacts {
             ca_key: read(CA_KEY)?,
             ca_cert: read(CA_CERT)?,
             key: read(KEY)?,
             cert: read(CERT)?,
         };
-        let Err(why) = known.check(&self.host, now) else {
-            return Ok(known);
+        let Err(why) = current.check(&self.host, now) else {
+            return Ok(current);
         };
         tracing::warn!(directory = %directory.display(), why, "renewing webhook certificates");
-        let made = self.generate(&known, now)?;
+        let made = self.generate(&current, now)?;
         std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
         for (name, pem) in data(&made) {
             let path = directory.join(name);
@@ -219,7 +219,7 @@ impl Keeper {
     }
 }
 
-impl Shared {
+impl SecretStore {
     fn secret(&self, artifacts: &Artifacts) -> Secret {
         Secret {
             metadata: ObjectMeta {
@@ -262,14 +262,14 @@ fn data(artifacts: &Artifacts) -> [(String, ByteString); 6] {
     .map(|(name, pem)| (name.to_owned(), ByteString(pem.clone())))
 }
 
-fn of_secret(secret: &Secret) -> Artifacts {
+fn artifacts_in(secret: &Secret) -> Artifacts {
     let none = BTreeMap::new();
     let data = secret.data.as_ref().unwrap_or(&none);
-    let of = |name: &str| data.get(name).map(|pem| pem.0.clone()).unwrap_or_default();
+    let value = |name: &str| data.get(name).map(|pem| pem.0.clone()).unwrap_or_default();
     Artifacts {
-        ca_key: of(CA_KEY),
-        ca_cert: of(CA_CERT),
-        key: of(KEY),
-        cert: of(CERT),
+        ca_key: value(CA_KEY),
+        ca_cert: value(CA_CERT),
+        key: value(KEY),
+        cert: value(CERT),
     }
 }

@@ -55,9 +55,9 @@ impl QueueMetrics {
     }
 
     /// Returns the metrics of a controller's queue. Its series exist from now on, with zero values.
-    pub(super) fn of<T>(&self, name: &str) -> Measured<T> {
+    pub(super) fn series<T>(&self, name: &str) -> QueueSeries<T> {
         let labels = [name, name];
-        Measured {
+        QueueSeries {
             adds: self.adds.with_label_values(&labels),
             retries: self.retries.with_label_values(&labels),
             depth: self.depth.with_label_values(&[name, name, "0"]),
@@ -71,7 +71,7 @@ impl QueueMetrics {
 
 /// The metrics of one queue.
 #[derive(Debug)]
-pub(super) struct Measured<T> {
+pub(super) struct QueueSeries<T> {
     adds: prometheus::IntCounter,
     retries: prometheus::IntCounter,
     depth: prometheus::IntGauge,
@@ -81,7 +81,7 @@ pub(super) struct Measured<T> {
     begun: HashMap<T, Instant>,
 }
 
-impl<T: Clone + Eq + Hash> Measured<T> {
+impl<T: Clone + Eq + Hash> QueueSeries<T> {
     /// Records that a key was added.
     pub(super) fn add(&mut self, key: &T) {
         self.adds.inc();
