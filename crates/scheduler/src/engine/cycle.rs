@@ -27,9 +27,9 @@ pub(super) enum CycleError {
 }
 
 impl CycleError {
-    /// Returns the error for a plugin that panicked with the message `said`.
-    pub(super) fn panicked(said: &str) -> Self {
-        Self::Failed(format!("a plugin panicked: {said}"))
+    /// Returns the error for a plugin that panicked with the message `message`.
+    pub(super) fn panicked(message: &str) -> Self {
+        Self::Failed(format!("a plugin panicked: {message}"))
     }
 }
 
@@ -609,12 +609,12 @@ impl PluginTable {
         stop
     }
 
-    pub(super) fn remarks(&self, pod: &PodInfo, said: &Words) -> Vec<Remark> {
+    pub(super) fn remarks(&self, pod: &PodInfo, message: &Words) -> Vec<Remark> {
         let plugins = self.plugins.iter();
         plugins
             .filter_map(|plugin| {
                 let insight = plugin.insight()?;
-                guarded("describing a refusal", || insight.remark(pod, said))?
+                guarded("describing a refusal", || insight.remark(pod, message))?
             })
             .collect()
     }

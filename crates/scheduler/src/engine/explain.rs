@@ -211,8 +211,10 @@ impl Inspector<'_> {
         let numbered = self.table.plugins.iter().enumerate();
         for (_, plugin) in numbered.filter(|(at, _)| judging & (1 << at) != 0) {
             let insight = plugin.insight();
-            if let Some(said) = insight.and_then(|it| it.explain(&pod, self.cluster.view(now))) {
-                plugins.insert(plugin.name().to_owned(), said);
+            if let Some(explanation) =
+                insight.and_then(|it| it.explain(&pod, self.cluster.view(now)))
+            {
+                plugins.insert(plugin.name().to_owned(), explanation);
             }
         }
         let mut out = json!({

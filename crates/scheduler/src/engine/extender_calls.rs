@@ -234,7 +234,7 @@ fn agreed(
         let is_there = |plan: &&Arc<Plan>| nodes.name(plan.node) == node;
         let Some(plan) = plans.iter().find(is_there) else {
             return Err(format!(
-                "extender {extender:?} names node {node:?}, which it was not nodes about"
+                "extender {extender:?} names node {node:?}, which it was not asked about"
             ));
         };
         let mut going = Vec::with_capacity(victims.len());

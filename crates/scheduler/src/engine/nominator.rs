@@ -128,16 +128,16 @@ impl Nominator {
             && before.is_some_and(|node| !self.is_expected(&old.uid, node))
     }
 
-    /// Updates the nomination of a refused pod: `said` is its new node, `None` to keep the current one, and
+    /// Updates the nomination of a refused pod: `new_node` is its new node, `None` to keep the current one, and
     /// empty to remove it. It keeps the current one only if plugins that make room left it in place.
     pub(super) fn update_nomination(
         &mut self,
         nodes: &mut NodeStore,
         pod: &Arc<PodInfo>,
-        said: Option<&str>,
+        new_node: Option<&str>,
     ) {
         let current = self.node_of(&pod.uid);
-        match said {
+        match new_node {
             Some("") => {
                 self.remove_nomination(nodes, &pod.uid);
             }

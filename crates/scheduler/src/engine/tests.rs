@@ -159,7 +159,7 @@ impl Grouping for Knobs {
 }
 
 impl Insight for Knobs {
-    fn remark(&self, _pod: &PodInfo, _said: &Words) -> Option<Remark> {
+    fn remark(&self, _pod: &PodInfo, _message: &Words) -> Option<Remark> {
         stumble("remark");
         None
     }

@@ -444,13 +444,14 @@ fn at_point<'a>(
     let named: Vec<EnabledPlugin<'_>> = set.enabled.iter().map(on_from).collect();
     let among =
         |plugin: &str, list: &[EnabledPlugin<'_>]| list.iter().any(|(name, _)| *name == plugin);
-    let (anew, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named
+    let (replaced, only): (Vec<EnabledPlugin<'_>>, Vec<EnabledPlugin<'_>>) = named
         .iter()
         .partition(|(plugin, _)| !off(plugin) && among(plugin, everywhere));
     let unnamed = everywhere
         .iter()
         .filter(|(plugin, _)| !off(plugin) && !among(plugin, &named));
-    let mut on: Vec<(EnabledPlugin<'_>, bool)> = anew.into_iter().map(|on| (on, true)).collect();
+    let mut on: Vec<(EnabledPlugin<'_>, bool)> =
+        replaced.into_iter().map(|on| (on, true)).collect();
     on.extend(unnamed.map(|on| (*on, false)));
     on.extend(only.into_iter().map(|on| (on, true)));
     on

@@ -234,9 +234,9 @@ pub trait Planning {
 
 /// Explains pods and nodes to users.
 pub trait Insight {
-    /// Returns an additional event for a refused pod whose event text is `said`, if the plugin has one.
-    /// `said` is formatted only when it is read, so do not read it for pods without such an event.
-    fn remark(&self, _pod: &PodInfo, _said: &Words) -> Option<Remark> {
+    /// Returns an additional event for a refused pod whose event text is `message`, if the plugin has one.
+    /// `message` is formatted only when it is read, so do not read it for pods without such an event.
+    fn remark(&self, _pod: &PodInfo, _message: &Words) -> Option<Remark> {
         None
     }
     /// Adds to `out` what `node`, which this plugin refused, lacks for the pod, with figures and units: `cpu:

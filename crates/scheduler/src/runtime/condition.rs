@@ -34,17 +34,17 @@ fn is_shown(failure: &Failure) -> bool {
     })
 }
 
-/// Returns the patch that makes the pod's condition show `failure`; `None` if it does already. `said` is the
-/// nomination that was written for the pod and is not valid any more.
+/// Returns the patch that makes the pod's condition show `failure`; `None` if it does already.
+/// `old_nomination` is the nomination that was written for the pod and is not valid any more.
 pub(super) fn status_patch(
     failure: &Failure,
     nearest: &str,
-    said: Option<&str>,
+    old_nomination: Option<&str>,
     now: jiff::Timestamp,
 ) -> Option<Value> {
     let generation = failure.pod.object.pod.metadata.generation;
-    let nominated = failure.nominated.as_deref().or(said.map(|_| ""));
-    let current = said.or(failure.pod.nominated.as_deref());
+    let nominated = failure.nominated.as_deref().or(old_nomination.map(|_| ""));
+    let current = old_nomination.or(failure.pod.nominated.as_deref());
     let same_node = nominated.is_none_or(|node| node == current.unwrap_or_default());
     if same_node && is_shown(failure) {
         return None;

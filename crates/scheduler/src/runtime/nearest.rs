@@ -24,10 +24,10 @@ pub(super) fn in_short(near: &[NearestNode]) -> String {
     text
 }
 
-/// Returns true if a condition's `message` is `said`, with or without a sentence about the nearest nodes.
-pub(super) fn is_message_of(message: &str, said: &str) -> bool {
+/// Returns true if a condition's `message` is `expected`, with or without a sentence about the nearest nodes.
+pub(super) fn is_message_of(message: &str, expected: &str) -> bool {
     message
-        .strip_prefix(said)
+        .strip_prefix(expected)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(OPENS))
 }
 

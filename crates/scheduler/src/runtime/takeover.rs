@@ -235,13 +235,13 @@ impl<V: Mirrored> Feed<V> {
     }
 
     /// Collects changes until this replica leads and has what the API server has then; returns the result as
-    /// changes. `listed` lists the versions in the API server; the last parameter restarts the informer,
+    /// changes. `listed` lists the versions in the API server; `restart` starts a new informer,
     /// which then delivers everything.
     pub(super) async fn gather<F>(
         &mut self,
         leads: CancellationToken,
         listed: impl Fn() -> F,
-        anew: impl Fn() -> Informer<V>,
+        restart: impl Fn() -> Informer<V>,
     ) -> Option<Vec<Change<V>>>
     where
         F: Future<Output = Result<ListSnapshot, koord_kube::Error>>,
@@ -273,7 +273,7 @@ impl<V: Mirrored> Feed<V> {
             ?behind,
             "relisting, the watch cache is older than the lease"
         );
-        self.informer = anew();
+        self.informer = restart();
         Some(Vec::new())
     }
 }

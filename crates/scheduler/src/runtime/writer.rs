@@ -158,11 +158,11 @@ impl Writer {
         let (metrics, now) = (self.context.metrics.clone(), self.context.clock.now());
         let evictions = Arc::new(Evictions::new(metrics, preemptor, node, now));
         for victim in victims {
-            let (said, by) = (victim.clone(), evictions.clone());
+            let (evicted, by) = (victim.clone(), evictions.clone());
             let evictions = evictions.clone();
             self.in_order(
                 victim.uid.clone(),
-                move |context| context.record_eviction(&said, &by),
+                move |context| context.record_eviction(&evicted, &by),
                 |context| Box::pin(async move { context.evict(&victim, &evictions).await }),
             );
         }
@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(
             next().await,
             "- none",
-            "it is taken back, and not text twice before"
+            "it is taken back, and not reported twice before"
         );
         writer.report(refused(failed("three", None)));
         assert_eq!(next().await, "three none");

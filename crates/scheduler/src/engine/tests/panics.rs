@@ -72,7 +72,7 @@ fn pod_is_retried_after_panic_at_end_of_wait() {
         old: None,
         new: Arc::new("wait"),
     };
-    for (place, allowed, said) in [
+    for (place, allowed, message) in [
         ("unreserve", false, "rejected due to timeout"),
         ("on_unassigned", false, "rejected due to timeout"),
         ("pre_enqueue", false, "rejected due to timeout"),
@@ -93,7 +93,7 @@ fn pod_is_retried_after_panic_at_end_of_wait() {
         }
         STUMBLES.set("");
         let messages = messages(&mut engine).join("; ");
-        assert!(messages.contains(said), "{place}: {messages}");
+        assert!(messages.contains(message), "{place}: {messages}");
         assert!(engine.cluster().nodes().books_balance(), "{place}");
         engine.node_applied(node("m", "1"), at(31));
         schedule(&mut engine, 31);

@@ -89,7 +89,7 @@ fn late_nomination_of_undone_pod_is_ignored() {
     assert_eq!(schedule(&mut engine, 0).len(), 1);
     assert_eq!(messages(&mut engine), ["expect wait-a n"]);
     engine.schedule_one(at(30));
-    assert_eq!(engine.cluster().booked().0, 0, "it waited in vain");
+    assert_eq!(engine.cluster().booked().0, 0, "it waited without a result");
     let echo = pod_with("wait-a", "1", |value| {
         value["status"] = json!({"nominatedNodeName": "n"});
     });
@@ -120,7 +120,7 @@ fn late_updates_of_undone_reservation_wake_no_pods() {
     assert_eq!(
         engine.cluster().booked().0,
         0,
-        "it waited in vain: {tried:?}"
+        "it waited without a result: {tried:?}"
     );
     let echo = pod_with("wait-a", "1", |value| {
         value["status"] = json!({"nominatedNodeName": "n"});
