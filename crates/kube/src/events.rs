@@ -437,12 +437,12 @@ mod tests {
     }
 
     /// Returns a client of a server that takes 100 ms per request; stores method and last path segment of
-    /// each request in `asked`.
-    fn slow_server(asked: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
-        let asked = asked.clone();
+    /// each request in `requests`.
+    fn slow_server(requests: &Arc<Mutex<Vec<(String, String)>>>) -> kube::Client {
+        let requests = requests.clone();
         in_process(tower::service_fn(move |request: http::Request<_>| {
             let path = request.uri().path().rsplit('/').next().unwrap().to_owned();
-            asked.lock().push((request.method().to_string(), path));
+            requests.lock().push((request.method().to_string(), path));
             async {
                 let _: kube::client::Body = request.into_body();
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -462,55 +462,61 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn events_are_sent_concurrently_but_counts_after_creation() {
-        let asked = Arc::default();
+        let requests = Arc::default();
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let shutdown = CancellationToken::new();
-        let recorder = Recorder::start(slow_server(&asked), "tester", "h", clock, shutdown.clone());
+        let recorder = Recorder::start(
+            slow_server(&requests),
+            "tester",
+            "h",
+            clock,
+            shutdown.clone(),
+        );
         let say = |number| recorder.event(node(number), Severity::Normal, "Well", "it is well");
         (0..2 * MAX_REQUESTS).for_each(say);
         tokio::time::sleep(Duration::from_millis(10)).await;
-        assert_eq!(asked.lock().len(), MAX_REQUESTS);
+        assert_eq!(requests.lock().len(), MAX_REQUESTS);
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(asked.lock().len(), 2 * MAX_REQUESTS);
+        assert_eq!(requests.lock().len(), 2 * MAX_REQUESTS);
         tokio::time::sleep(Duration::from_millis(100)).await;
 
         // The second and third of these repeat the first; the fourth waits behind them.
-        asked.lock().clear();
+        requests.lock().clear();
         [1000, 1000, 1000, 1001].into_iter().for_each(say);
         // Waiting events are still sent after the shutdown.
         shutdown.cancel();
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert_eq!(asked.lock().len(), 1);
+        assert_eq!(requests.lock().len(), 1);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let asked = asked.lock();
-        let methods: Vec<_> = asked.iter().map(|(method, _)| method.as_str()).collect();
+        let requests = requests.lock();
+        let methods: Vec<_> = requests.iter().map(|(method, _)| method.as_str()).collect();
         assert_eq!(methods, ["POST", "PATCH", "PATCH", "POST"]);
         assert!(
-            asked[1].1.starts_with("n1000.") && asked[1] == asked[2],
-            "{asked:?}"
+            requests[1].1.starts_with("n1000.") && requests[1] == requests[2],
+            "{requests:?}"
         );
     }
 
-    /// Returns a client of a server that is unreachable for `from`. Counts all requests in `tried`, and
-    /// stores the object names of those that it then received in `asked`.
+    /// Returns a client of a server that is unreachable for `from`. Counts all requests in `attempts`, and
+    /// stores the object names of those that it then received in `requests`.
     fn unreachable_until(
         from: Duration,
-        asked: &Arc<Mutex<Vec<String>>>,
-        tried: &Arc<AtomicU64>,
+        requests: &Arc<Mutex<Vec<String>>>,
+        attempts: &Arc<AtomicU64>,
     ) -> kube::Client {
-        let (asked, tried) = (asked.clone(), tried.clone());
+        let (requests, attempts) = (requests.clone(), attempts.clone());
         let until = tokio::time::Instant::now() + from;
         in_process(tower::service_fn(move |request: http::Request<_>| {
-            let (asked, tried) = (asked.clone(), tried.clone());
+            let (requests, attempts) = (requests.clone(), attempts.clone());
             async move {
-                tried.fetch_add(1, Ordering::Relaxed);
+                attempts.fetch_add(1, Ordering::Relaxed);
                 if tokio::time::Instant::now() < until {
                     return Err(tower::BoxError::from("unreachable"));
                 }
                 let body: kube::client::Body = request.into_body();
                 let body = body.collect_bytes().await?;
                 let event: Event = serde_json::from_slice(&body)?;
-                asked.lock().extend(event.involved_object.name);
+                requests.lock().extend(event.involved_object.name);
                 Ok(http::Response::new(kube::client::Body::from(body.to_vec())))
             }
         }))
@@ -518,8 +524,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unreachable_server_delays_all_events_until_retry() {
-        let (asked, tried) = (Arc::default(), Arc::default());
-        let client = unreachable_until(Duration::from_secs(95), &asked, &tried);
+        let (requests, attempts) = (Arc::default(), Arc::default());
+        let client = unreachable_until(Duration::from_secs(95), &requests, &attempts);
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let recorder = Recorder::start(client, "t", "h", clock, CancellationToken::new());
         recorder.event(node(1), Severity::Normal, "Well", "it is well");
@@ -528,40 +534,44 @@ mod tests {
             recorder.event(node(number), Severity::Normal, "Well", "it is well");
         }
         tokio::time::sleep(Duration::from_secs(93)).await;
-        assert!(asked.lock().is_empty());
+        assert!(requests.lock().is_empty());
         // The first event at 0, 10, … 90 s, and one more that started before the first failure.
-        let tries = tried.load(Ordering::Relaxed);
+        let tries = attempts.load(Ordering::Relaxed);
         assert!((10..=20).contains(&tries), "{tries}");
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let mut asked = asked.lock().clone();
-        asked.sort();
-        assert_eq!(asked, ["n1", "n2", "n3", "n4"]);
+        let mut requests = requests.lock().clone();
+        requests.sort();
+        assert_eq!(requests, ["n1", "n2", "n3", "n4"]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn event_is_dropped_after_all_attempts_or_shutdown() {
-        let (asked, tried) = (Arc::default(), Arc::default());
-        let client = unreachable_until(Duration::from_secs(200), &asked, &tried);
+        let (requests, attempts) = (Arc::default(), Arc::default());
+        let client = unreachable_until(Duration::from_secs(200), &requests, &attempts);
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let shutdown = CancellationToken::new();
         let recorder = Recorder::start(client, "t", "h", clock, shutdown.clone());
         recorder.event(node(1), Severity::Normal, "Well", "it is well");
         tokio::time::sleep(Duration::from_secs(150)).await;
-        assert_eq!(tried.load(Ordering::Relaxed), 12);
+        assert_eq!(attempts.load(Ordering::Relaxed), 12);
         recorder.event(node(2), Severity::Normal, "Well", "it is well");
         tokio::time::sleep(Duration::from_secs(5)).await;
         shutdown.cancel();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        assert_eq!(tried.load(Ordering::Relaxed), 14, "once more, and no more");
-        assert!(asked.lock().is_empty());
+        assert_eq!(
+            attempts.load(Ordering::Relaxed),
+            14,
+            "once more, and no more"
+        );
+        assert!(requests.lock().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn events_beyond_the_backlog_are_dropped_and_counted() {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
-        let asked = Arc::default();
+        let requests = Arc::default();
         let recorder = Recorder::start(
-            slow_server(&asked),
+            slow_server(&requests),
             "t",
             "h",
             clock,
@@ -572,7 +582,7 @@ mod tests {
         }
         assert_eq!(recorder.dropped.load(Ordering::Relaxed), 7);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(asked.lock().len(), BACKLOG);
+        assert_eq!(requests.lock().len(), BACKLOG);
         assert_eq!(recorder.dropped.load(Ordering::Relaxed), 0, "was logged");
     }
 }

@@ -333,7 +333,7 @@ impl LeaderElector {
         }
         let lease = Lease {
             spec: Some(self.record(&spec)),
-            ..found
+            ..stored
         };
         let lease = self
             .api

@@ -100,7 +100,7 @@ impl OutageReporter {
         outage.failed_requests += 1;
         let due = outage
             .logged
-            .is_none_or(|at| now - at >= FailureLog::INTERVAL);
+            .is_none_or(|logged_at| now - logged_at >= FailureLog::INTERVAL);
         if due {
             outage.logged = Some(now);
             let failed_requests = outage.failed_requests;
@@ -124,7 +124,7 @@ impl OutageReporter {
         outage.failed_requests = 0;
         if let Some(since) = outage.since.take() {
             // The end of an outage is logged only if its beginning was.
-            let was_logged = outage.logged.is_some_and(|at| at >= since);
+            let was_logged = outage.logged.is_some_and(|logged_at| logged_at >= since);
             drop(outage);
             if was_logged {
                 let server = &self.0.server;

@@ -12,28 +12,28 @@ pub fn diff(old: &Value, new: &Value) -> Vec<Value> {
     operations
 }
 
-fn compare(at: &mut String, old: &Value, new: &Value, out: &mut Vec<Value>) {
+fn compare(pointer: &mut String, old: &Value, new: &Value, out: &mut Vec<Value>) {
     match (old, new) {
         (old, new) if old == new => {}
         (Value::Object(old), Value::Object(new)) => {
             for (key, before) in old {
-                below(at, key, |at| match new.get(key) {
-                    Some(after) => compare(at, before, after, out),
-                    None => out.push(json!({"op": "remove", "path": at})),
+                below(pointer, key, |pointer| match new.get(key) {
+                    Some(after) => compare(pointer, before, after, out),
+                    None => out.push(json!({"op": "remove", "path": pointer})),
                 });
             }
             for (key, after) in new.iter().filter(|(key, _)| !old.contains_key(*key)) {
-                below(at, key, |at| {
-                    out.push(json!({"op": "add", "path": at, "value": after}));
+                below(pointer, key, |pointer| {
+                    out.push(json!({"op": "add", "path": pointer, "value": after}));
                 });
             }
         }
-        (Value::Array(old), Value::Array(new)) => lists(at, old, new, out),
-        (_, new) => out.push(json!({"op": "replace", "path": at, "value": new})),
+        (Value::Array(old), Value::Array(new)) => lists(pointer, old, new, out),
+        (_, new) => out.push(json!({"op": "replace", "path": pointer, "value": new})),
     }
 }
 
-fn lists(at: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
+fn lists(pointer: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
     let equal = |(a, b): &(&Value, &Value)| a == b;
     let head = old.iter().zip(new).take_while(equal).count();
     let (old, new) = (
@@ -54,34 +54,34 @@ fn lists(at: &mut String, old: &[Value], new: &[Value], out: &mut Vec<Value>) {
         .unwrap_or_default();
     let common = old.len().min(new.len());
     for (i, (before, after)) in old.iter().zip(new).enumerate() {
-        below(at, &(head + i).to_string(), |at| {
-            compare(at, before, after, out)
+        below(pointer, &(head + i).to_string(), |pointer| {
+            compare(pointer, before, after, out)
         });
     }
     // Remove from the end, so that the indexes of the other elements stay valid.
     for i in (common..old.len()).rev() {
-        below(at, &(head + i).to_string(), |at| {
-            out.push(json!({"op": "remove", "path": at}));
+        below(pointer, &(head + i).to_string(), |pointer| {
+            out.push(json!({"op": "remove", "path": pointer}));
         });
     }
     for (i, after) in new.iter().enumerate().skip(common) {
-        below(at, &(head + i).to_string(), |at| {
-            out.push(json!({"op": "add", "path": at, "value": after}));
+        below(pointer, &(head + i).to_string(), |pointer| {
+            out.push(json!({"op": "add", "path": pointer, "value": after}));
         });
     }
 }
 
-/// Calls `f` with the pointer `at` extended by `key`.
-fn below(at: &mut String, key: &str, f: impl FnOnce(&mut String)) {
-    let length = at.len();
-    at.push('/');
+/// Calls `f` with `pointer` extended by `key`.
+fn below(pointer: &mut String, key: &str, f: impl FnOnce(&mut String)) {
+    let length = pointer.len();
+    pointer.push('/');
     for c in key.chars() {
         match c {
-            '~' => at.push_str("~0"),
-            '/' => at.push_str("~1"),
-            c => at.push(c),
+            '~' => pointer.push_str("~0"),
+            '/' => pointer.push_str("~1"),
+            c => pointer.push(c),
         }
     }
-    f(at);
-    at.truncate(length);
+    f(pointer);
+    pointer.truncate(length);
 }

@@ -20,7 +20,7 @@ pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     };
     let mut pods: Vec<&PodInfo> = nodes.booked(index).map(|pod| &**pod).collect();
     pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    let of = |keep: fn(&Affinity) -> bool| -> Vec<Value> {
+    let terms_of = |keep: fn(&Affinity) -> bool| -> Vec<Value> {
         let matching = pods.iter().filter(|pod| affinity(pod).is_some_and(keep));
         matching.map(|pod| pod_info(pod)).collect()
     };
@@ -37,8 +37,8 @@ pub(super) fn dump(engine: &Engine, name: &str) -> Value {
     without_empty(json!({
         "node": *info.object,
         "pods": pods.iter().map(|pod| pod_info(pod)).collect::<Vec<_>>(),
-        "podsWithAffinity": of(any),
-        "podsWithRequiredAntiAffinity": of(|affinity| !required_anti(affinity).is_empty()),
+        "podsWithAffinity": terms_of(any),
+        "podsWithRequiredAntiAffinity": terms_of(|affinity| !required_anti(affinity).is_empty()),
         "usedPorts": host_ports(pods.iter().copied()),
         "requested": amounts(table, requested),
         "nonZeroRequested": amounts(table, |id| for_scoring.get(id)),
@@ -81,14 +81,14 @@ fn pod_info(pod: &PodInfo) -> Value {
         )
     };
     let affinity = affinity(pod);
-    let near = affinity.and_then(|a| a.pod_affinity.as_ref());
+    let pod_affinity = affinity.and_then(|a| a.pod_affinity.as_ref());
     let apart = affinity.and_then(|a| a.pod_anti_affinity.as_ref());
     let weighted = |weight: i32, t: &PodAffinityTerm| {
         let mut out = term(pod, t);
         out.insert("Weight".to_owned(), json!(weight));
         Value::Object(out)
     };
-    let near_soft = near.and_then(|a| {
+    let near_soft = pod_affinity.and_then(|a| {
         a.preferred_during_scheduling_ignored_during_execution
             .as_ref()
     });
@@ -107,7 +107,7 @@ fn pod_info(pod: &PodInfo) -> Value {
     json!({
         "Pod": pod.named_object(),
         "RequiredAffinityTerms": required(
-            near.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
+            pod_affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),
         ),
         "RequiredAntiAffinityTerms": required(
             apart.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref()),

@@ -196,7 +196,7 @@ impl Scope<'_> {
     fn align_each(&self, batch: &mut Batch, left: &mut RemainingRows) {
         let mut aligned = Vec::new();
         for (_, plugin, state) in self.aligning() {
-            let mut asks = |at| aligned.push(at);
+            let mut asks = |index| aligned.push(index);
             plugin.aligns_each(&self.cycle, state, &left.nodes, &mut asks);
         }
         if aligned.is_empty() {

@@ -104,7 +104,9 @@ impl CandidateSubset {
 
     /// Returns the best node, or `None` if no node fits.
     pub(super) fn best(&self, scope: &Scope<'_>) -> Option<NodeIndex> {
-        let keys = (0..self.fits.len()).map(|at| self.key(scope, at)).collect();
+        let keys = (0..self.fits.len())
+            .map(|index| self.key(scope, index))
+            .collect();
         let rows = Rows {
             nodes: &self.fits,
             columns: &self.columns,
@@ -183,11 +185,11 @@ impl CandidateSubset {
                 .map(|extender_verdicts| extender_verdicts.rank(key, self.fits[at]));
             (rank, key)
         };
-        order.sort_by_key(|at| (self.fits[*at] != best, Reverse(rank(*at))));
+        order.sort_by_key(|index| (self.fits[*index] != best, Reverse(rank(*index))));
         let ranking = order
             .into_iter()
             .take(super::explain::RANKED)
-            .map(|at| scope.scored(self.fits[at], &self.columns, self.raws_of(at)));
+            .map(|index| scope.scored(self.fits[index], &self.columns, self.raws_of(index)));
         Table {
             feasible: self.fits.len(),
             nodes: scope.nodes().len(),

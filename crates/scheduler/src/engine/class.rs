@@ -250,19 +250,19 @@ impl Evaluation {
         mut enter: impl FnMut(&mut Self, usize),
     ) {
         let before: Vec<i64> = self.columns.iter().map(|column| column.max).collect();
-        for at in 0..rows.len() {
-            enter(self, at);
+        for index in 0..rows.len() {
+            enter(self, index);
         }
         let mut rescaled: Vec<usize> = Vec::new();
-        for (at, before) in before.into_iter().enumerate() {
-            let column = &self.columns[at];
+        for (index, before) in before.into_iter().enumerate() {
+            let column = &self.columns[index];
             if !column.is_relative() {
                 continue;
             }
             if column.at_max == 0 && column.max > 0 {
-                self.rescan(at);
+                self.rescan(index);
             }
-            let column = &self.columns[at];
+            let column = &self.columns[index];
             if column.max != before {
                 let counts = |row: &usize| self.verdicts.fits(*row) && column.raw(*row) != 0;
                 let own = rows.iter().map(|node| node.row()).filter(counts);

@@ -307,7 +307,7 @@ impl Engine {
             .meter
             .start(&self.table.names, profile, Point::PreBind);
         let instances = self.table.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
             let verdict = match self.table.plugins[*instance].pre_bind() {
                 Some(role) => role.pre_bind(&cycle, node, &mut patch),
                 None => Ok(()),
@@ -320,8 +320,13 @@ impl Engine {
         drop(laps);
         let plans = self.table.profiles[profile].bind.iter();
         let plan = plans
-            .filter(|at| booking & (1 << **at) != 0)
-            .filter_map(|at| Some((self.table.plugins[*at].bind()?.bind(&cycle, node), *at)))
+            .filter(|index| booking & (1 << **index) != 0)
+            .filter_map(|index| {
+                Some((
+                    self.table.plugins[*index].bind()?.bind(&cycle, node),
+                    *index,
+                ))
+            })
             .find(|(plan, _)| *plan != BindPlan::Skip);
         let Some((plan, binder)) = plan else {
             return Err(CycleError::Failed(
@@ -454,7 +459,7 @@ impl PluginTable {
         let booking = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Reserve);
         let instances = self.profiles[profile].reserve.iter();
-        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
             let cycle = Cycle {
                 numa: choice.numa,
                 nominated: choice.nominated.as_ref(),
@@ -494,7 +499,7 @@ impl PluginTable {
         let booking = self.booking(pod);
         let mut laps = meter.start(&self.names, profile, Point::Permit);
         let instances = self.profiles[profile].permit.iter();
-        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             let answer = match self.plugins[*instance].permit() {
                 Some(permit) => permit.permit(&cycle, node, fx),
@@ -553,7 +558,7 @@ impl PluginTable {
         let now = view.now;
         let booking = self.booking(pod);
         let instances = self.profiles[profile].pre_bind.iter();
-        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
             let Some(permit) = self.plugins[*instance].permit() else {
                 continue;
             };

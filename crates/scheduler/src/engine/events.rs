@@ -330,7 +330,7 @@ impl Engine {
                             .meter
                             .start(&self.table.names, at, Point::PostBind);
                     let instances = self.table.profiles[at].post_bind.iter();
-                    for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+                    for instance in instances.filter(|index| booking & (1 << **index) != 0) {
                         let view = self.cluster.view(now);
                         if let Some(role) = self.table.plugins[*instance].post_bind() {
                             role.post_bind(&pod, &node, view, &mut fx);

@@ -103,7 +103,7 @@ impl PluginTable {
         profile: usize,
     ) -> PreparedMembers {
         let plugins = self.profiles[profile].post_filter.iter();
-        let plugins = plugins.filter_map(|at| self.plugins[*at].post_filter());
+        let plugins = plugins.filter_map(|index| self.plugins[*index].post_filter());
         let company: Vec<Arc<PodInfo>> = plugins
             .flat_map(|plugin| plugin.company(pod))
             .filter_map(|uid| Some(queue.get(&uid)?.info.clone()))

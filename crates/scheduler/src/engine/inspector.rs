@@ -68,11 +68,11 @@ impl Inspector<'_> {
         now: Timestamp,
     ) -> Result<serde_json::Value, NotShown> {
         let position = self.table.names.iter().position(|name| *name == plugin);
-        let at = position.ok_or(NotShown::NoSuchPath)?;
-        if let Some(role) = self.table.plugins[at].preparation() {
+        let index = position.ok_or(NotShown::NoSuchPath)?;
+        if let Some(role) = self.table.plugins[index].preparation() {
             role.prepare_to_show(self.cluster.view(now));
         }
-        let insight = self.table.plugins[at]
+        let insight = self.table.plugins[index]
             .insight()
             .ok_or(NotShown::NoSuchPath)?;
         insight.inspect(path, query, self.cluster.view(now))

@@ -56,8 +56,8 @@ impl Nominator {
     fn insert(&mut self, pod: &Arc<PodInfo>, node: &Arc<str>) {
         self.of.insert(pod.uid.clone(), node.clone());
         let pods = self.on.entry(node.clone()).or_default();
-        let at = pods.partition_point(|other| other.uid < pod.uid);
-        pods.insert(at, pod.clone());
+        let position = pods.partition_point(|other| other.uid < pod.uid);
+        pods.insert(position, pod.clone());
     }
 
     fn remove(&mut self, uid: &str) -> Option<Arc<str>> {

@@ -165,8 +165,8 @@ impl PluginTable {
         let judging = self.judging(pod);
         let instances = self.profiles[profile].pre_filter.iter();
         instances
-            .filter(|at| judging & (1 << **at) != 0)
-            .find_map(|at| Some((*at, self.plugins[*at].planning()?.members(pod)?)))
+            .filter(|index| judging & (1 << **index) != 0)
+            .find_map(|index| Some((*index, self.plugins[*index].planning()?.members(pod)?)))
     }
 }
 
@@ -177,10 +177,10 @@ impl Members {
         node: NodeIndex,
         scope: impl Fn(usize) -> Scope<'a>,
     ) -> (usize, Option<RowVerdict>) {
-        for at in 0..self.pods.len() {
-            let verdict = scope(at).judge_with_added(node, &[], &self.pods[..at], &self.uids);
+        for index in 0..self.pods.len() {
+            let verdict = scope(index).judge_with_added(node, &[], &self.pods[..index], &self.uids);
             if !matches!(verdict, RowVerdict::Fits(_)) {
-                return (at, Some(verdict));
+                return (index, Some(verdict));
             }
         }
         (self.pods.len(), None)

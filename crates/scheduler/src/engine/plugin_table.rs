@@ -244,10 +244,13 @@ fn signers(profile: &Profile, plugins: &[BoxedPlugin]) -> Vec<Instance> {
         .copied()
         .collect();
     // Results of volatile plugins are not shared.
-    out.retain(|at| plugins[*at].volatile().is_none());
+    out.retain(|index| plugins[*index].volatile().is_none());
     out.sort_unstable();
     out.dedup();
-    debug_assert!(out.iter().all(|at| plugins[*at].points() != Points(0)));
+    debug_assert!(
+        out.iter()
+            .all(|index| plugins[*index].points() != Points(0))
+    );
     out
 }
 

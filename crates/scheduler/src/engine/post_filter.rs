@@ -53,8 +53,8 @@ impl Engine {
         let had = |at: &Instance| instances.iter().position(|instance| instance == at);
         let instances = instances
             .iter()
-            .skip(after.as_ref().and_then(had).map_or(0, |at| at + 1));
-        for instance in instances.filter(|at| judging & (1 << **at) != 0) {
+            .skip(after.as_ref().and_then(had).map_or(0, |index| index + 1));
+        for instance in instances.filter(|index| judging & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             let mut besides = String::new();
             let answer = match self.table.plugins[*instance].post_filter() {
@@ -208,7 +208,7 @@ impl PluginTable {
     ) {
         let booking = self.booking(pod);
         let instances = self.profiles[profile].post_filter.iter();
-        for instance in instances.filter(|at| booking & (1 << **at) != 0) {
+        for instance in instances.filter(|index| booking & (1 << **index) != 0) {
             let cycle = Cycle::new(pod, view);
             if let Some(role) = self.plugins[*instance].post_filter_transformer() {
                 role.after_post_filter(&cycle, diagnosis, fx);

@@ -67,11 +67,11 @@ impl RowGroups {
                     is_group: group(*row) != Groups::NONE,
                 });
             }
-            let at = ranges.len() - 1;
-            ranges[at].end = place + 1;
-            ranges[at].fitting += usize::from(keys[*row as usize] != 0);
+            let last = ranges.len() - 1;
+            ranges[last].end = place + 1;
+            ranges[last].fitting += usize::from(keys[*row as usize] != 0);
             places[*row as usize] = u32::try_from(place).unwrap_or(u32::MAX);
-            range_of[*row as usize] = u32::try_from(at).unwrap_or(u32::MAX);
+            range_of[*row as usize] = u32::try_from(last).unwrap_or(u32::MAX);
         }
         let tree = Tree::new(order.iter().map(|row| keys[*row as usize]).collect());
         Self {

@@ -40,12 +40,12 @@ pub(super) struct RowOverlays {
 impl RowOverlays {
     /// Returns the approximate size in bytes.
     pub(super) fn bytes(&self) -> usize {
-        let of = |found: &RowOverlay| {
+        let overlay_bytes = |found: &RowOverlay| {
             let numbers = found.fixed.len() + found.raws.len();
             size_of::<(NodeIndex, u64, RowResult)>() * found.rows.len() + 8 * numbers + 256
         };
         // Few evaluations have overlays, and those that do have many of equal size.
-        let first = self.found.values().next().map_or(0, of);
+        let first = self.found.values().next().map_or(0, overlay_bytes);
         first * self.found.len()
     }
 }

@@ -312,9 +312,9 @@ impl Scope<'_> {
         for (plugin, state) in self.releasing() {
             match plugin.takes_in(&cycle, state, node, &serves) {
                 Some(pods) => {
-                    let at = out.taken_in.unwrap_or(0);
-                    out.taken_in = Some(at + pods.len());
-                    out.pods.splice(at..at, pods);
+                    let absorbed = out.taken_in.unwrap_or(0);
+                    out.taken_in = Some(absorbed + pods.len());
+                    out.pods.splice(absorbed..absorbed, pods);
                 }
                 None => plugin.released(&cycle, state, node, &mut out.pods),
             }

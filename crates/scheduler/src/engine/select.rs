@@ -349,7 +349,7 @@ impl PluginTable {
         profile: usize,
         tolerated: PluginSet,
     ) -> Result<Prepared, CycleError> {
-        let at = profile;
+        let profile_index = profile;
         let nodes = cycle.view.nodes.len();
         let profile = &self.profiles[profile];
         let mut prepared = Prepared {
@@ -361,8 +361,8 @@ impl PluginTable {
         let judging = self.judging(cycle.pod);
         let asks = |instance: &Instance| judging & (1 << instance) != 0;
         let mut skipped: PluginSet = 0;
-        let mut laps = meter.start(&self.names, at, Point::PreFilter);
-        for instance in profile.pre_filter.iter().filter(|at| asks(at)) {
+        let mut laps = meter.start(&self.names, profile_index, Point::PreFilter);
+        for instance in profile.pre_filter.iter().filter(|index| asks(index)) {
             let answer = match self.plugins[*instance].pre_filter() {
                 Some(pre_filter) => pre_filter.pre_filter(cycle),
                 None => PreFilterResult::Ready {
@@ -401,10 +401,12 @@ impl PluginTable {
         }
         drop(laps);
         prepared.skipped = skipped;
-        for instance in profile.filter.iter().filter(|at| asks(at)) {
+        for instance in profile.filter.iter().filter(|index| asks(index)) {
             if skipped & (1 << instance) == 0 {
-                let at = states.iter().position(|(owner, _)| owner == instance);
-                let state = at.map(|at| states.swap_remove(at).1).unwrap_or_default();
+                let state_index = states.iter().position(|(owner, _)| owner == instance);
+                let state = state_index
+                    .map(|index| states.swap_remove(index).1)
+                    .unwrap_or_default();
                 let plugin = &self.plugins[*instance];
                 if plugin.volatile().is_some() {
                     prepared.moving.push((*instance, state));
@@ -421,9 +423,9 @@ impl PluginTable {
             }
         }
         // A score plugin without its own pre-score step runs without state.
-        let mut laps = meter.start(&self.names, at, Point::PreScore);
+        let mut laps = meter.start(&self.names, profile_index, Point::PreScore);
         let scorers = profile.score.iter();
-        for (instance, weight) in scorers.filter(|(at, _)| asks(at)) {
+        for (instance, weight) in scorers.filter(|(instance, _)| asks(instance)) {
             let plugin = &self.plugins[*instance];
             let state = if profile.pre_score.contains(instance) {
                 let answer = match plugin.pre_score() {
@@ -450,7 +452,11 @@ impl PluginTable {
         }
         drop(laps);
         if prepared.only.is_some() {
-            let names: Vec<&str> = prepared.only_by.iter().map(|at| self.names[*at]).collect();
+            let names: Vec<&str> = prepared
+                .only_by
+                .iter()
+                .map(|index| self.names[*index])
+                .collect();
             let text = format!("node(s) didn't satisfy plugin(s) [{}]", names.join(" "));
             prepared.outside = Some(text.into());
         }
@@ -462,8 +468,8 @@ impl PluginTable {
         let judging = self.judging(scope.cycle.pod);
         let plugins = self.profiles[profile].pre_filter.iter();
         let nodes = plugins
-            .filter(|at| judging & (1 << **at) != 0)
-            .filter_map(|at| Some(self.plugins[*at].pre_filter()?.prefer(&scope.cycle)))
+            .filter(|index| judging & (1 << **index) != 0)
+            .filter_map(|index| Some(self.plugins[*index].pre_filter()?.prefer(&scope.cycle)))
             .find(|nodes| !nodes.is_empty())?;
         nodes.into_iter().find_map(|node| match scope.judge(node) {
             RowVerdict::Fits(numa) => Some(Choice::new(scope, node, numa, (1, 1))),
@@ -545,7 +551,7 @@ impl PluginTable {
         signature.shape(own);
         let judging = self.judging(pod);
         let signers = self.signers[profile].iter();
-        for instance in signers.filter(|at| judging & (1 << **at) != 0) {
+        for instance in signers.filter(|index| judging & (1 << **index) != 0) {
             let plugin = &self.plugins[*instance];
             let releases = plugin.release().is_some();
             let signature = match &mut apart {
@@ -592,7 +598,7 @@ impl PluginTable {
             signature.flag(pod.is_holder());
             let judging = self.judging(pod);
             let signers = self.signers[profile].iter();
-            for instance in signers.filter(|at| judging & (1 << **at) != 0) {
+            for instance in signers.filter(|index| judging & (1 << **index) != 0) {
                 let plugin = &self.plugins[*instance];
                 if plugin.release().is_some() {
                     continue;

@@ -142,15 +142,15 @@ impl Tree {
         skips: &impl Fn(usize) -> bool,
         best: &mut (Key, Option<usize>),
     ) {
-        for at in range {
-            let key = self.levels[level][at];
+        for index in range {
+            let key = self.levels[level][index];
             if key <= best.0 {
                 continue;
             }
             match level.checked_sub(1) {
-                Some(below) => self.search(below, self.under(below, at), skips, best),
-                None if skips(at) => {}
-                None => *best = (key, Some(at)),
+                Some(below) => self.search(below, self.under(below, index), skips, best),
+                None if skips(index) => {}
+                None => *best = (key, Some(index)),
             }
         }
     }
@@ -173,13 +173,13 @@ impl Tree {
         if best == 0 {
             return None;
         }
-        let mut at = top.iter().position(|key| *key == best)?;
+        let mut index = top.iter().position(|key| *key == best)?;
         for level in below.iter().rev() {
-            let start = at * FAN;
+            let start = index * FAN;
             let under = &level[start..(start + FAN).min(level.len())];
-            at = start + under.iter().position(|key| *key == best)?;
+            index = start + under.iter().position(|key| *key == best)?;
         }
-        Some(at)
+        Some(index)
     }
 }
 

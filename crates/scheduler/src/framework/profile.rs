@@ -321,8 +321,10 @@ impl Builder<'_> {
     /// preparation where these do.
     fn prepare(&self, profile: &mut Profile) {
         let missing = |of: &mut dyn Iterator<Item = Instance>, have: &[Instance], point| {
-            of.filter(|at| !have.contains(at) && self.out.instances[*at].points().has(point))
-                .collect::<Vec<_>>()
+            of.filter(|index| {
+                !have.contains(index) && self.out.instances[*index].points().has(point)
+            })
+            .collect::<Vec<_>>()
         };
         let filters = &mut profile.filter.iter().copied();
         let more = missing(filters, &profile.pre_filter, Points::PRE_FILTER);

@@ -34,7 +34,7 @@ fn spelled_out(profiles: &Profiles, profile: &Profile) -> PluginsConfig {
         weight: None,
     };
     let set = |instances: &[usize]| PluginSetConfig {
-        enabled: instances.iter().map(|at| plugin(*at, None)).collect(),
+        enabled: instances.iter().map(|index| plugin(*index, None)).collect(),
         disabled: vec![all()],
     };
     let score = profile.score.iter();

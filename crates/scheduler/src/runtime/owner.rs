@@ -131,7 +131,10 @@ impl Owner {
     /// Returns the time until a pod becomes ready without an event.
     fn pause(&mut self) -> Duration {
         let now = self.ctx.clock.now();
-        let until = self.engine.next_deadline().map(|at| at.duration_since(now));
+        let until = self
+            .engine
+            .next_deadline()
+            .map(|deadline| deadline.duration_since(now));
         let wait = until.and_then(|wait| Duration::try_from(wait).ok());
         // For a deadline in the past, wait a little rather than spin.
         let floor = Duration::from_millis(1);

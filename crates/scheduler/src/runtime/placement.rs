@@ -115,17 +115,17 @@ async fn send_placement(
         let failed = |error: koord_kube::Error| WriteError::new(&error);
         let object = api.get(&write.name).await.map_err(failed)?;
         let metadata = object.metadata;
-        let gone = metadata.uid.as_deref() != Some(&*pod.uid);
+        let is_other_pod = metadata.uid.as_deref() != Some(&*pod.uid);
         let phase = object.data["status"]["phase"].as_str();
         let over = matches!(phase, Some("Failed" | "Succeeded"));
-        if gone || over || metadata.deletion_timestamp.is_some() {
-            let state = match (gone, over) {
-                (true, _) => "gone",
+        if is_other_pod || over || metadata.deletion_timestamp.is_some() {
+            let state = match (is_other_pod, over) {
+                (true, _) => "is_other_pod",
                 (_, true) => "over",
                 _ => "being deleted",
             };
             return Err(WriteError {
-                gone: gone || over,
+                gone: is_other_pod || over,
                 conflict: false,
                 message: format!("{} {:?} is {state}", write.plural, write.name),
             });

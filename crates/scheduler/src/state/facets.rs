@@ -22,11 +22,11 @@ struct Facet {
 
 impl Facets {
     pub(super) fn get<T: Any + Send + Sync>(&self, read: impl Fn() -> T) -> &T {
-        let mut at = &self.first;
-        while let Some(facet) = at.get() {
+        let mut link = &self.first;
+        while let Some(facet) = link.get() {
             match facet.value.downcast_ref() {
                 Some(value) => return value,
-                None => at = &facet.next,
+                None => link = &facet.next,
             }
         }
         let make = || {
@@ -38,10 +38,10 @@ impl Facets {
         // Compute the value before taking a place in the list: computing it may need other facets.
         let mut made = Some(make());
         loop {
-            let facet = at.get_or_init(|| made.take().unwrap_or_else(make));
+            let facet = link.get_or_init(|| made.take().unwrap_or_else(make));
             match facet.value.downcast_ref() {
                 Some(value) => return value,
-                None => at = &facet.next,
+                None => link = &facet.next,
             }
         }
     }

@@ -59,34 +59,34 @@ impl Alike {
             (&owner.uid, &owner.name).hash(&mut owners);
         }
         let owners = owners.finish();
-        let mut known = self.known.lock();
-        known.make_room();
-        let known = &mut *known;
+        let mut table = self.known.lock();
+        table.make_room();
+        let table = &mut *table;
         own.share_keys(&mut |key| {
-            let (name, is_new) = name(&mut known.names, key);
-            known.new += usize::from(is_new);
+            let (name, is_new) = name(&mut table.names, key);
+            table.new += usize::from(is_new);
             name
         });
         let annotations = self.hasher.hash_one(&own.annotations);
         let containers = self.hasher.hash_one(&own.containers);
-        let new = &mut known.new;
-        known.pods.share(pod, &mut own.pod, new);
-        known.owners.share(owners, &mut own.owners, new);
-        known
+        let new = &mut table.new;
+        table.pods.share(pod, &mut own.pod, new);
+        table.owners.share(owners, &mut own.owners, new);
+        table
             .annotations
             .share(annotations, &mut own.annotations, new);
-        known.containers.share(containers, &mut own.containers, new);
+        table.containers.share(containers, &mut own.containers, new);
         let hash = self.hasher.hash_one(&*own);
-        known.objects.share(hash, &mut object, new);
+        table.objects.share(hash, &mut object, new);
         object
     }
 
     /// Returns the shared string equal to `name`.
     pub(super) fn name(&self, own: Arc<str>) -> Arc<str> {
-        let mut known = self.known.lock();
-        known.make_room();
-        let (name, is_new) = name(&mut known.names, own);
-        known.new += usize::from(is_new);
+        let mut table = self.known.lock();
+        table.make_room();
+        let (name, is_new) = name(&mut table.names, own);
+        table.new += usize::from(is_new);
         name
     }
 

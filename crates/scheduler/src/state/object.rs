@@ -201,8 +201,8 @@ impl PodObject {
             spec.init_containers = Some(init).filter(|init| !init.is_empty());
             for claim in &self.claims {
                 let volumes = spec.volumes.get_or_insert_default();
-                let at = usize::try_from(claim.at).unwrap_or(usize::MAX);
-                volumes.insert(at.min(volumes.len()), claim.to_volume());
+                let index = usize::try_from(claim.at).unwrap_or(usize::MAX);
+                volumes.insert(index.min(volumes.len()), claim.to_volume());
             }
         }
         pod

@@ -196,15 +196,15 @@ mod tests {
         assert_eq!((parsed.uid(), parsed.node()), ("u-1", Some("n")));
         assert_eq!(parsed.resource_version(), Some("1"));
         let named = info(parsed).named_object();
-        let whole = pod(1, bound("n"));
-        let (named_meta, meta) = (&named.metadata, &whole.metadata);
+        let full_pod = pod(1, bound("n"));
+        let (named_meta, meta) = (&named.metadata, &full_pod.metadata);
         assert_eq!((&named_meta.name, &named_meta.uid), (&meta.name, &meta.uid));
         assert_eq!(named_meta.namespace, meta.namespace);
         assert_eq!(named_meta.resource_version, meta.resource_version);
         assert_eq!(named_meta.creation_timestamp, meta.creation_timestamp);
         assert_eq!(named.spec.unwrap().node_name.as_deref(), Some("n"));
         let started = |status: Option<PodStatus>| status.unwrap().start_time;
-        assert_eq!(started(named.status), started(whole.status));
+        assert_eq!(started(named.status), started(full_pod.status));
     }
 
     #[test]

@@ -6,46 +6,46 @@ use serde_json::{Value, json};
 #[test]
 fn extender_applies_to_pods_with_managed_resources() {
     let memory = json!({"memory": "0"});
-    let of =
+    let call =
         |container: Value, init: Value| json!({"containers": container, "initContainers": init});
     let plain = json!([{"name": "app"}]);
     let with = |key: &str, list: &Value| json!([{"name": "c", "resources": {key: list}}]);
     for (name, manages, spec, expected) in [
-        ("nothing is managed", "", of(json!([]), json!([])), true),
+        ("nothing is managed", "", call(json!([]), json!([])), true),
         (
             "memory is, and none is asked for",
             "memory",
-            of(plain.clone(), json!([])),
+            call(plain.clone(), json!([])),
             false,
         ),
         (
             "requests",
             "memory",
-            of(with("requests", &memory), json!([])),
+            call(with("requests", &memory), json!([])),
             true,
         ),
         (
             "limits",
             "memory",
-            of(with("limits", &memory), json!([])),
+            call(with("limits", &memory), json!([])),
             true,
         ),
         (
             "an init container",
             "memory",
-            of(plain, with("requests", &memory)),
+            call(plain, with("requests", &memory)),
             true,
         ),
         (
             "another one",
             "a.com/x",
-            of(with("requests", &memory), json!([])),
+            call(with("requests", &memory), json!([])),
             false,
         ),
         (
             "its own",
             "a.com/x",
-            of(with("limits", &json!({"a.com/x": "1"})), json!([])),
+            call(with("limits", &json!({"a.com/x": "1"})), json!([])),
             true,
         ),
     ] {

@@ -26,12 +26,12 @@ impl Planner<'_> {
         if self.depend_on_each_other() {
             return None;
         }
-        let of = |site: &Site| -> Vec<_> {
+        let pods_on = |site: &Site| -> Vec<_> {
             let members = site.placed.iter();
-            let members = members.map(|at| (self.members[*at].pod.clone(), site.node));
+            let members = members.map(|index| (self.members[*index].pod.clone(), site.node));
             members.collect()
         };
-        let places = self.sites.iter().flat_map(of).collect();
+        let places = self.sites.iter().flat_map(pods_on).collect();
         Some(Plan { places, victims })
     }
 
@@ -39,7 +39,10 @@ impl Planner<'_> {
     /// was not checked, since each node was evaluated by itself.
     fn depend_on_each_other(&self) -> bool {
         let placed = |site: &Site| -> Vec<(NodeIndex, usize)> {
-            site.placed.iter().map(|at| (site.node, *at)).collect()
+            site.placed
+                .iter()
+                .map(|index| (site.node, *index))
+                .collect()
         };
         let all: Vec<(NodeIndex, usize)> = self.sites.iter().flat_map(placed).collect();
         all.iter().any(|(node, at)| {
@@ -116,12 +119,12 @@ impl Planner<'_> {
             if pods.is_empty() || !(self.group.enough)(&pods) {
                 return None;
             }
-            for at in placed.split_off(pods.len()) {
+            for index in placed.split_off(pods.len()) {
                 let row = self
                     .sites
                     .iter()
-                    .position(|site| site.placed.contains(&at))?;
-                self.sites[row].placed.retain(|other| *other != at);
+                    .position(|site| site.placed.contains(&index))?;
+                self.sites[row].placed.retain(|other| *other != index);
                 let remaining = std::mem::take(&mut self.sites[row].placed);
                 let (victims, ..) = self.spare(&self.sites[row], &remaining);
                 self.put(row, &remaining, victims);
@@ -141,10 +144,10 @@ impl Planner<'_> {
             }
         }
         order.truncate(many);
-        for at in (0..order.len()).rev() {
-            let pod = order.remove(at);
+        for index in (0..order.len()).rev() {
+            let pod = order.remove(index);
             if !admits(&pods, &with(&base, &order)) {
-                order.insert(at, pod);
+                order.insert(index, pod);
             }
         }
         for pod in order {

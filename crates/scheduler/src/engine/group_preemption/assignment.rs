@@ -45,11 +45,11 @@ impl<'a> Planner<'a> {
         let rules = &self.group.rules;
         let mut nominated_nodes = FxHashSet::default();
         let mut holds = false;
-        let awaits = (0..self.members.len()).any(|at| {
-            let pod = &self.members[at].pod;
+        let awaits = (0..self.members.len()).any(|index| {
+            let pod = &self.members[index].pod;
             let node = self.search.preemptor.nominator.node_of(&pod.uid);
             let node = node.and_then(|node| self.search.cluster.nodes.find(node));
-            let Some((node, scope)) = node.zip(self.scope(at)) else {
+            let Some((node, scope)) = node.zip(self.scope(index)) else {
                 return false;
             };
             nominated_nodes.insert(node);
@@ -67,7 +67,7 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn pods(&self, members: &[usize]) -> Vec<Arc<PodInfo>> {
-        let pods = members.iter().map(|at| self.members[*at].pod.clone());
+        let pods = members.iter().map(|index| self.members[*index].pod.clone());
         pods.collect()
     }
 
@@ -194,12 +194,12 @@ impl<'a> Planner<'a> {
         let kinds = self.members.iter().enumerate();
         let last: FxHashMap<usize, usize> = kinds.map(|(at, member)| (member.kind, at)).collect();
         let mut stale = None;
-        for at in 0..self.members.len() {
+        for index in 0..self.members.len() {
             if let Some(kind) = stale.take() {
                 all.remove(&kind);
             }
-            let kind = self.members[at].kind;
-            stale = (last.get(&kind) == Some(&at)).then_some(kind);
+            let kind = self.members[index].kind;
+            stale = (last.get(&kind) == Some(&index)).then_some(kind);
             let rows = all.entry(kind).or_default();
             rows.resize_with(self.sites.len(), || None);
             let (mut best, mut found): (Option<(Cost, usize)>, usize) = (None, 0);
@@ -210,7 +210,7 @@ impl<'a> Planner<'a> {
                 let current = current.unwrap_or_else(|| CachedCost {
                     placed: self.sites[row].placed.len(),
                     spent: self.spendings,
-                    price: self.price(&self.sites[row], at),
+                    price: self.price(&self.sites[row], index),
                 });
                 match &known.insert(current).price {
                     Ok(price) => {
@@ -232,8 +232,8 @@ impl<'a> Planner<'a> {
             }
             let best = best.and_then(|(_, row)| Some((row, rows[row].take()?.price.ok()?.victims)));
             if let Some((row, victims)) = best {
-                self.put(row, &[at], victims);
-                placed.push(at);
+                self.put(row, &[index], victims);
+                placed.push(index);
                 continue;
             }
             why.get_or_insert(refusals);
@@ -264,16 +264,16 @@ impl<'a> Planner<'a> {
             self.fill_pool(row);
             let site = &self.sites[row];
             let pool = site.pool.as_deref().unwrap_or_default();
-            let refused = every.iter().find_map(|at| {
-                let refused = self.fits(site.node, *at, &pods[..*at], pool).err()?;
-                Some((*at, refused))
+            let refused = every.iter().find_map(|index| {
+                let refused = self.fits(site.node, *index, &pods[..*index], pool).err()?;
+                Some((*index, refused))
             });
             if let Some((_, rejection)) = &refused {
                 for reason in rejection.reasons.as_slice() {
                     *refusals.entry(reason.clone()).or_default() += 1;
                 }
             }
-            slots.push(refused.map_or(pods.len(), |(at, _)| at));
+            slots.push(refused.map_or(pods.len(), |(index, _)| index));
         }
         let pools = self.sites.iter().map(|site| site.pool.as_deref());
         let pools: Vec<&[Arc<PodInfo>]> = pools.map(Option::unwrap_or_default).collect();
@@ -298,13 +298,13 @@ impl<'a> Planner<'a> {
         let fit = self.refusal_text(refusals);
         let nodes = planning.plan(&pods, &offers, &fit, self.view)?;
         let mut by_row: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (at, name) in nodes.iter().enumerate() {
+        for (index, name) in nodes.iter().enumerate() {
             let node = self.search.cluster.nodes.find(name);
             let row = self.sites.iter().position(|site| Some(site.node) == node);
             by_row
                 .entry(row.ok_or_else(|| self.unhelpful())?)
                 .or_default()
-                .push(at);
+                .push(index);
         }
         for (row, members) in by_row {
             let site = &self.sites[row];

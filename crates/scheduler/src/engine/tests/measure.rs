@@ -21,8 +21,8 @@ fn shared_evaluations_are_counted_once() {
         measures.shared,
         [((0, "no_hint"), 1), ((0, "hint_used"), 2)]
     );
-    let again = engine.telemetry.take_measures();
-    assert!(again.evaluations.is_empty() && again.shared.is_empty() && again.timings.is_empty());
+    let later = engine.telemetry.take_measures();
+    assert!(later.evaluations.is_empty() && later.shared.is_empty() && later.timings.is_empty());
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Extenders {
         let is_about_nodes = matches!(question, Question::Nodes(_));
         let servers = self.clone();
         let ask = async move {
-            let called = extenders.iter().filter_map(|at| servers.0.get(*at));
+            let called = extenders.iter().filter_map(|index| servers.0.get(*index));
             let called: Vec<&Server> = called.collect();
             match question {
                 Question::Nodes(nodes) => Advice::Nodes(nodes_for(&called, &pod, nodes).await),
@@ -110,8 +110,8 @@ impl Extenders {
                 gone: patch::is_not_found(&error),
                 message: error.to_string(),
             })?;
-            let gone = current.metadata.uid.as_deref() != Some(&*pod.uid);
-            if gone || current.spec.is_some_and(|spec| spec.node_name.is_some()) {
+            let is_other_pod = current.metadata.uid.as_deref() != Some(&*pod.uid);
+            if is_other_pod || current.spec.is_some_and(|spec| spec.node_name.is_some()) {
                 return Ok(());
             }
             if tokio::time::Instant::now() >= until {
