@@ -22,12 +22,12 @@ pub(crate) struct Backoff {
     pub(crate) max: SignedDuration,
 }
 
-/// Why a pod is put back into the queue.
+/// The reason for which a pod is put back into the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Refusal {
-    /// These plugins refused it; an event that one of them is interested in wakes it.
+    /// Plugins refused the pod; an event that one of them is interested in wakes it.
     Unschedulable { by: PluginSet, pending: bool },
-    /// Something failed; the pod is retried after a backoff.
+    /// A step failed; the pod is retried after a backoff.
     Error,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct QueueStatus {
     pub(crate) place: &'static str,
     /// The plugins that keep it in this state.
     pub(crate) by: PluginSet,
-    /// It is not retried before this time, whatever happens.
+    /// Earliest time of the next attempt, whatever events occur; `None` for no limit.
     pub(crate) until: Option<Timestamp>,
     pub(crate) attempts: u32,
     pub(crate) first_seen: Timestamp,
@@ -120,7 +120,7 @@ pub(crate) struct Pending {
     pub(crate) unschedulable: usize,
     /// Held back by a scheduling gate or another pre-enqueue plugin.
     pub(crate) gated: usize,
-    /// In a scheduling cycle, waiting for permission, or being bound.
+    /// Pods in a scheduling cycle, waiting for permission, or being bound.
     pub(crate) in_flight: usize,
 }
 

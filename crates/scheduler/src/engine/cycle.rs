@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// The longest time that a pod may wait for permission.
 const MAX_WAIT: SignedDuration = SignedDuration::from_mins(15);
 
-/// How a cycle ended without a placement.
+/// The outcome of a cycle without a placement.
 #[derive(Debug)]
 pub(super) enum CycleError {
     Refused(Box<Diagnosis>),

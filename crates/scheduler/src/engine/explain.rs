@@ -130,9 +130,9 @@ impl Decisions {
 pub struct NearestNode {
     /// The node's name.
     pub node: Arc<str>,
-    /// What the node lacks, as text for users.
+    /// Text for users about what is missing on the node.
     pub lacks: String,
-    /// How far the node is from fitting; smaller is nearer.
+    /// Distance of the node from fitting; smaller is nearer.
     pub distance: f64,
 }
 

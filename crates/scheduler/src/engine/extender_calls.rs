@@ -85,7 +85,7 @@ pub(super) enum Purpose {
     },
 }
 
-/// Where the post-filter plugins continue.
+/// The position at which the post-filter plugins continue.
 #[derive(Debug, Default)]
 pub(super) struct Resume {
     /// The plugin that looked for victims, if one did.
@@ -270,7 +270,7 @@ fn agreed(
     Ok(best)
 }
 
-/// How the first part of a cycle continues.
+/// The next step after the first part of a cycle.
 pub(super) enum CycleStep {
     /// No extender filters or scores nodes for this pod.
     Decide,

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// One in this many cycles is timed.
+/// Sampling rate: one cycle in this many is timed.
 const EVERY: u32 = 10;
 /// The minimum time between timed cycles, which bounds the cost when there are many cycles.
 const REST: SignedDuration = SignedDuration::from_millis(5);
@@ -107,7 +107,7 @@ const COUNTED: [Point; 4] = [
 ];
 const SHARED: [&str; 3] = ["no_hint", "hint_used", "hint_not_used"];
 
-/// How a shared evaluation was used.
+/// The outcome of looking up a shared evaluation.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CacheOutcome {
     Fresh,

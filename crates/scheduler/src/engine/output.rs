@@ -15,7 +15,7 @@ pub struct BindRequest {
     pub node: Arc<str>,
     /// The labels and annotations to add first.
     pub patch: PodPatch,
-    /// How to bind it.
+    /// The requests that bind the pod.
     pub plan: BindPlan,
     /// The index of its profile.
     pub profile: usize,

@@ -29,7 +29,7 @@ pub(super) struct WaitingPod {
     pub(super) missed: Option<&'static str>,
 }
 
-/// How the wait of a pod that is not permitted ends.
+/// The outcome of the wait of a pod that is not permitted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WaitEnd {
     /// Its reservation is undone, and pods that this may help are woken.

@@ -1,4 +1,4 @@
-//! Why a pod was refused.
+//! Collects the reasons why a pod was refused.
 
 use super::{Code, Instance, Reason, Rejection};
 use crate::queue::PluginSet;
@@ -25,7 +25,7 @@ pub struct NodeRefusal {
     pub nodes: usize,
 }
 
-/// Why a scheduling cycle did not place the pod.
+/// The reasons why a scheduling cycle did not place the pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Diagnosis {

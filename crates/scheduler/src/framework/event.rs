@@ -17,7 +17,7 @@ pub enum Subject {
     Object(&'static str),
 }
 
-/// What happened to the object, as a set of bits.
+/// The kind of change of an object, as a set of bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Action(pub u16);
 
@@ -61,7 +61,7 @@ impl Action {
 pub struct ClusterEvent<'a> {
     /// The kind of object.
     pub subject: Subject,
-    /// What happened.
+    /// The kind of change.
     pub action: Action,
     /// The node, for [`Subject::Node`].
     pub node: Option<&'a NodeInfo>,
@@ -144,7 +144,7 @@ pub enum Helps {
 pub struct ObjectChange {
     /// The kind: `plural.version.group`.
     pub kind: &'static str,
-    /// What happened: [`Action::ADD`], [`Action::UPDATE`] or [`Action::DELETE`].
+    /// The kind of change: [`Action::ADD`], [`Action::UPDATE`] or [`Action::DELETE`].
     pub action: Action,
     /// The previous state; `None` if it is not available.
     pub old: Option<Arc<dyn Any + Send + Sync>>,

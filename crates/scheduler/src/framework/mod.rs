@@ -163,7 +163,7 @@ pub struct Cycle<'a> {
     pub overlay: Overlay<'a>,
     /// The NUMA nodes selected on the node passed to the same call, if alignment selected any.
     pub numa: Option<NumaMask>,
-    /// From reserve on: the pod whose place this one takes ([`Release::nominate`]).
+    /// The pod whose place this one takes ([`Release::nominate`]); set from reserve on.
     pub nominated: Option<&'a Arc<PodInfo>>,
     /// Pods on the node passed to the same call that this pod, a reservation, absorbs
     /// ([`Release::takes_in`]): what is allocated to them becomes part of what the reservation gets. Before
@@ -271,8 +271,8 @@ impl State {
     }
 }
 
-/// How a plugin treats holders: objects in the form of a pod that only reserve capacity on a node for later
-/// pods, such as reservations ([`Booked::Holder`](crate::state::Booked)).
+/// A plugin's treatment of holders: objects in the form of a pod that only reserve capacity on a node for
+/// later pods, such as reservations ([`Booked::Holder`](crate::state::Booked)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Holders {
     /// Ignored: none of the plugin's methods is called for holders.

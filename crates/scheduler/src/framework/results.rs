@@ -18,9 +18,9 @@ pub enum PreFilterResult {
         /// The only nodes that can fit; `None` for all.
         nodes: Option<Vec<NodeIndex>>,
     },
-    /// Nothing to check: the plugin's filter is not called for this pod.
+    /// The plugin's filter has nothing to check and is not called for this pod.
     Skip,
-    /// No node can fit.
+    /// The pod does not fit any node.
     Reject(Rejection),
 }
 
@@ -44,16 +44,16 @@ pub enum PreScoreResult {
     Skip,
 }
 
-/// How raw scores are mapped to 0..=100.
+/// The mapping of raw scores to 0..=100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Normalize {
     /// Unchanged: raw scores are in 0..=100 already.
     None,
     /// Divided by the largest raw score among the feasible nodes.
     Max,
-    /// Like `Max`, then subtracted from 100; all 100 when the largest is 0.
+    /// Like `Max`, then subtracted from 100; all 100 if the largest raw score is 0.
     MaxReversed,
-    /// By [`Score::normalize`], over all feasible nodes for each pod.
+    /// Calls [`Score::normalize`] with the raw scores of all feasible nodes, for each pod.
     Custom,
 }
 
@@ -163,19 +163,19 @@ pub enum PermitResult {
     Reject(Rejection),
 }
 
-/// How a pod is bound.
+/// The way in which a pod is bound.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BindPlan {
-    /// Not by this plugin; the next one is tried.
+    /// This plugin does not bind the pod; the next bind plugin is tried.
     Skip,
-    /// With a POST to the pod's binding subresource.
+    /// A POST to the pod's binding subresource.
     Binding,
-    /// With writes, in order. The last one is to the object that the pod stands for: labels and annotations
-    /// of the [`PodPatch`] are written there.
+    /// Writes, in order. The last one is to the object that the pod stands for: labels and annotations of the
+    /// [`PodPatch`] are written there.
     Writes(Vec<Write>),
 }
 
-/// Why a binding failed.
+/// The error of a failed binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindError {
     /// The error message of the API server.
@@ -202,7 +202,7 @@ impl PodPatch {
     }
 }
 
-/// Why [`Insight::inspect`](super::Insight::inspect) shows nothing.
+/// The reason why [`Insight::inspect`](super::Insight::inspect) shows nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotShown {
     /// The plugin has no such path.
@@ -221,7 +221,8 @@ impl NotShown {
     }
 }
 
-/// What a node lacks for a pod. The distance is computed for all nodes, the text only for a few of them.
+/// The shortfall of a node for a pod. The distance is computed for all nodes, the text only for a few of
+/// them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Lacks {
     distance: f64,

@@ -315,7 +315,7 @@ pub trait Grouping {
     fn planned(&mut self, _plan: Option<Vec<(Arc<str>, Arc<str>)>>) {}
 }
 
-/// May make a pod that is reserved on a node wait before it is bound.
+/// The permit role: can delay the binding of a pod that is reserved on a node.
 pub trait Permit {
     /// Decides whether the pod may bind now.
     fn permit(&mut self, _cycle: &Cycle<'_>, _node: NodeIndex, _fx: &mut Effects) -> PermitResult {

@@ -38,7 +38,7 @@ pub trait Sign {
     }
 }
 
-/// May keep a pod out of the active queue.
+/// The pre-enqueue role: can keep a pod out of the active queue.
 pub trait PreEnqueue {
     /// Decides whether the pod may enter the active queue.
     fn pre_enqueue(&self, pod: &PodInfo) -> Verdict;

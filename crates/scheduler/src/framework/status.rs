@@ -68,14 +68,14 @@ impl Ord for Reason {
     }
 }
 
-/// Which changes can make a rejected pod schedulable, and how it is retried.
+/// The kind of a rejection: which changes can make the pod schedulable, and how it is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// Not now; evicting pods might help.
+    /// The pod does not fit now; evicting pods might help.
     Unschedulable,
-    /// Not on this node, whichever pods are evicted.
+    /// The pod does not fit this node, whichever pods are evicted.
     Unresolvable,
-    /// Waiting for something outside the scheduler; retried at once when it happens.
+    /// The pod waits for something outside the scheduler; retried at once when it happens.
     Pending,
     /// The plugin failed; retried with error backoff.
     Error,
@@ -84,7 +84,7 @@ pub enum Code {
 /// A plugin's refusal of a pod or a node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rejection {
-    /// Which changes can end the refusal.
+    /// The kind of changes that can end the refusal.
     pub code: Code,
     /// The reasons; at least one.
     pub reasons: Reasons,

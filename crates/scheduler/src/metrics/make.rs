@@ -14,7 +14,7 @@ pub(super) enum Level {
     Stable,
     Beta,
     Alpha,
-    /// Not upstream's, or registered there without a level.
+    /// No stability level: the metric is koord's own, or upstream registers it without one.
     Internal,
 }
 

@@ -216,7 +216,7 @@ impl Writer {
     }
 }
 
-/// For writes that need no step before they wait for earlier ones.
+/// Does nothing: the step for writes that need none before they wait for earlier ones.
 fn nothing(_: &WriterContext) {}
 
 /// Returns the key of the object that a write concerns, under which writes are ordered.

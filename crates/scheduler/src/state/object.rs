@@ -29,7 +29,7 @@ pub struct PodObject {
     pub owners: Arc<[OwnerReference]>,
     /// The containers, init containers first.
     pub containers: Arc<[ContainerInfo]>,
-    /// For a bound pod, its volumes that are named claims.
+    /// The volumes of a bound pod that refer to PersistentVolumeClaims by name.
     claims: Box<[Claim]>,
     /// Whether the pod was trimmed.
     slim: bool,

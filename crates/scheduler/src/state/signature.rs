@@ -1,4 +1,4 @@
-//! Signatures that tell pod shapes apart.
+//! Signatures of pod shapes: pods with equal signatures share an evaluation.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
