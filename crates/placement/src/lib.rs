@@ -97,7 +97,7 @@ impl Placement for Targets {
             return unknown("the pod is on no node as far as the scheduler would know");
         };
         let mut next = object(pod, running);
-        let ours = |name: &str| {
+        let is_own_profile = |name: &str| {
             engine
                 .plugins()
                 .profiles()
@@ -108,7 +108,7 @@ impl Placement for Targets {
         if let Some(spec) = next
             .spec
             .as_mut()
-            .filter(|_| !ours(&pod.shape.scheduler_name))
+            .filter(|_| !is_own_profile(&pod.shape.scheduler_name))
         {
             let first = engine.plugins().profiles().first();
             spec.scheduler_name = first.map(|profile| profile.name.clone());

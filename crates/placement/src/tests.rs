@@ -33,13 +33,13 @@ fn merge(into: &mut Value, over: &Value) {
 
 impl TestCluster {
     /// Creates `nodes` nodes of 4 CPUs, in three zones.
-    fn of(nodes: usize) -> Self {
+    fn with_nodes(nodes: usize) -> Self {
         let mut world = Self::default();
-        for at in 0..nodes {
-            let name = format!("n{at}");
+        for index in 0..nodes {
+            let name = format!("n{index}");
             world.nodes.push(json!({
                 "metadata": {"name": name, "uid": name, "labels": {
-                    "kubernetes.io/hostname": name, "zone": format!("z{}", at % 3),
+                    "kubernetes.io/hostname": name, "zone": format!("z{}", index % 3),
                 }},
                 "spec": {},
                 "status": {
@@ -147,16 +147,16 @@ fn add(engine: &mut Engine, kind: &'static str, new: Arc<dyn std::any::Any + Sen
 fn cycle(targets: &mut Targets, world: &TestCluster, pods: &[&str]) -> Vec<Result<String, String>> {
     let snapshot = world.snapshot();
     targets.begin(&snapshot);
-    let promised = pods.iter().map(|name| {
+    let results = pods.iter().map(|name| {
         let pod = snapshot.pod("default", name).unwrap();
         match targets.promise(&snapshot, pod) {
             Ok(node) => Ok(node.to_string()),
             Err(why) => Err(why.to_string()),
         }
     });
-    let promised = promised.collect();
+    let results = results.collect();
     targets.end();
-    promised
+    results
 }
 
 fn to(node: &str) -> Result<String, String> {
@@ -165,7 +165,7 @@ fn to(node: &str) -> Result<String, String> {
 
 #[test]
 fn pod_without_target_reports_scheduler_reasons() {
-    let mut world = TestCluster::of(3);
+    let mut world = TestCluster::with_nodes(3);
     world.nodes[1]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
     world.pod("p", "n0", "3", &json!({}));
     world.pod("big", "n2", "2", &json!({}));
@@ -200,7 +200,7 @@ fn pod_without_target_reports_scheduler_reasons() {
 
 #[test]
 fn targets_add_up_within_a_cycle() {
-    let mut world = TestCluster::of(2);
+    let mut world = TestCluster::with_nodes(2);
     world.pod("p", "n0", "1500m", &json!({}));
     world.pod("q", "n0", "1500m", &json!({}));
     world.pod("r", "n1", "2", &json!({}));
@@ -234,7 +234,7 @@ fn targets_add_up_within_a_cycle() {
 
 #[test]
 fn hot_node_is_no_target_and_targets_count_as_load() {
-    let mut world = TestCluster::of(3);
+    let mut world = TestCluster::with_nodes(3);
     // The threshold for CPU is 65 percent of 4 CPUs.
     world.usage("n1", "2700m");
     world.usage("n2", "1500m");
@@ -252,7 +252,7 @@ fn hot_node_is_no_target_and_targets_count_as_load() {
 
 #[test]
 fn full_quota_does_not_block_its_own_pods() {
-    let mut world = TestCluster::of(2);
+    let mut world = TestCluster::with_nodes(2);
     let quota = json!({
         "metadata": {"name": "full", "namespace": "default", "uid": "quota",
             "labels": {"quota.scheduling.koordinator.sh/is-parent": "false"}},
@@ -279,7 +279,7 @@ fn full_quota_does_not_block_its_own_pods() {
 
 #[test]
 fn unknown_pod_has_no_target() {
-    let mut world = TestCluster::of(2);
+    let mut world = TestCluster::with_nodes(2);
     let mut targets = world.targets();
     world.pod("p", "n0", "1", &json!({}));
     let refusal = cycle(&mut targets, &world, &["p"]).remove(0).unwrap_err();
@@ -288,7 +288,7 @@ fn unknown_pod_has_no_target() {
 
 #[test]
 fn pods_of_other_schedulers_use_first_profile() {
-    let mut world = TestCluster::of(2);
+    let mut world = TestCluster::with_nodes(2);
     let other = json!({"spec": {"schedulerName": "default-scheduler"}});
     world.pod("p", "n0", "1", &other);
     let mut targets = world.targets();
@@ -297,17 +297,17 @@ fn pods_of_other_schedulers_use_first_profile() {
 
 /// Creates six nodes with all kinds of pods.
 fn random(rng: &mut fastrand::Rng) -> TestCluster {
-    let mut world = TestCluster::of(6);
-    for at in 0..6 {
+    let mut world = TestCluster::with_nodes(6);
+    for index in 0..6 {
         if rng.u8(..8) == 0 {
-            world.nodes[at]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+            world.nodes[index]["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
         }
         if rng.bool() {
             let used = 200 * rng.usize(0..15);
-            world.usage(&format!("n{at}"), &format!("{used}m"));
+            world.usage(&format!("n{index}"), &format!("{used}m"));
         }
     }
-    for at in 0..24 {
+    for index in 0..24 {
         let app = ["a", "b", "c"][rng.usize(..3)];
         let mut over = json!({"metadata": {"labels": {"app": app}}});
         let selector = json!({"matchLabels": {"app": app}});
@@ -336,7 +336,7 @@ fn random(rng: &mut fastrand::Rng) -> TestCluster {
         over["spec"] = spec;
         let (node, cpu) = (rng.usize(..6), 100 * rng.usize(1..12));
         world.pod(
-            &format!("p{at}"),
+            &format!("p{index}"),
             &format!("n{node}"),
             &format!("{cpu}m"),
             &over,
@@ -389,58 +389,60 @@ fn scheduled(
 #[test]
 fn targets_equal_scheduler_decisions() {
     let mut rng = fastrand::Rng::with_seed(15);
-    let (mut promised, mut refused, mut several) = (0, 0, 0);
+    let (mut targets_total, mut refused, mut several) = (0, 0, 0);
     for _ in 0..60 {
         let world = random(&mut rng);
         let mut targets = world.targets();
-        let name = |at: usize| world.pods[at]["metadata"]["name"].as_str().unwrap();
+        let name = |index: usize| world.pods[index]["metadata"]["name"].as_str().unwrap();
         // One pod at a time: the result equals that of the scheduler once the pod has gone.
-        for at in 0..6 {
-            let home = world.pods[at]["spec"]["nodeName"].as_str().unwrap();
-            let targets_found = cycle(&mut targets, &world, &[name(at)]).remove(0);
-            let by_scheduler = scheduled(&mut world.engine(), &world, &world.pods[at], |node| {
+        for index in 0..6 {
+            let home = world.pods[index]["spec"]["nodeName"].as_str().unwrap();
+            let targets_found = cycle(&mut targets, &world, &[name(index)]).remove(0);
+            let by_scheduler = scheduled(&mut world.engine(), &world, &world.pods[index], |node| {
                 node != home
             });
             assert_eq!(
                 targets_found.is_ok(),
                 by_scheduler.is_some(),
                 "{targets_found:?} {by_scheduler:?} {}",
-                world.pods[at]
+                world.pods[index]
             );
             let Ok(node) = targets_found else {
                 refused += 1;
                 continue;
             };
-            let there = scheduled(&mut world.engine(), &world, &world.pods[at], |open| {
+            let chosen = scheduled(&mut world.engine(), &world, &world.pods[index], |open| {
                 open == node
             });
-            assert_eq!(there, Some(node));
+            assert_eq!(chosen, Some(node));
         }
         // Several pods in one cycle: each still fits its target once those before have moved.
         let mut order: Vec<usize> = (0..world.pods.len()).collect();
         rng.shuffle(&mut order);
         let order = &order[..8];
-        let names: Vec<&str> = order.iter().map(|at| name(*at)).collect();
+        let names: Vec<&str> = order.iter().map(|index| name(*index)).collect();
         let targets_found = cycle(&mut targets, &world, &names);
         let mut engine = world.engine();
         let mut moved = 0;
-        for (at, targets_found) in order.iter().zip(targets_found) {
+        for (index, targets_found) in order.iter().zip(targets_found) {
             let Ok(node) = targets_found else { continue };
-            let there = scheduled(&mut engine, &world, &world.pods[*at], |open| open == node);
-            assert_eq!(there, Some(node), "{}", world.pods[*at]);
+            let chosen = scheduled(&mut engine, &world, &world.pods[*index], |open| {
+                open == node
+            });
+            assert_eq!(chosen, Some(node), "{}", world.pods[*index]);
             moved += 1;
         }
-        promised += moved;
+        targets_total += moved;
         several += usize::from(moved > 2);
         // The targets equal those of a new instance: earlier cycles leave nothing behind.
         let fresh = cycle(&mut world.targets(), &world, &names);
         let fresh: Vec<bool> = fresh.iter().map(Result::is_ok).collect();
-        let again = cycle(&mut targets, &world, &names);
-        let again: Vec<bool> = again.iter().map(Result::is_ok).collect();
-        assert_eq!(fresh[0], again[0]);
+        let repeated = cycle(&mut targets, &world, &names);
+        let repeated: Vec<bool> = repeated.iter().map(Result::is_ok).collect();
+        assert_eq!(fresh[0], repeated[0]);
     }
     assert!(
-        promised > 150 && refused > 20 && several > 20,
-        "{promised} {refused} {several}"
+        targets_total > 150 && refused > 20 && several > 20,
+        "{targets_total} {refused} {several}"
     );
 }

@@ -1,6 +1,6 @@
 //! Measurements of the engine for `/metrics`.
 //!
-//! Reading a clock around every call of a plugin would cost about as much as the calls. So one cycle in ten
+//! To read a clock around every call of a plugin would cost about as much as the calls. So one cycle in ten
 //! is timed, as upstream does with its plugins, and at most 200 a second; of the filters and scores only one
 //! pass over one node is timed, made for that purpose. Counters count every cycle.
 
