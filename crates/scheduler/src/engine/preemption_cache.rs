@@ -175,7 +175,7 @@ mod tests {
                     let victims = usize::try_from(changed).unwrap() * 10;
                     let is = |cached: &CachedPlan| cached.version == changed;
                     assert_eq!(
-                        shape
+                        cached
                             .get_or_compute(row, is, || tried(changed, victims))
                             .version,
                         changed

@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn bound_pod_keeps_its_identity() {
-        let parsed = parsed(bound("n"));
+        let parsed = seen(bound("n"));
         assert_eq!(parsed.names(), ("ns", "p-1"));
         assert_eq!((parsed.uid(), parsed.node()), ("u-1", Some("n")));
         assert_eq!(parsed.resource_version(), Some("1"));
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_broken_pod_is_kept_with_the_reason() {
-        let parsed = parsed(json!({"nodeName": "n", "containers": [
+        let parsed = seen(json!({"nodeName": "n", "containers": [
             {"name": "a", "resources": {"requests": {"cpu": "x"}}}
         ]}));
         let SeenPod::Broken(broken) = &parsed else {

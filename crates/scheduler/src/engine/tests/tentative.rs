@@ -73,7 +73,7 @@ fn failed_tentative_placement_changes_nothing() {
     assert!(refusal[2].contains("3 never"), "{refusal:?}");
     let waits = PodInfo::new(pod("waits", "0"), engine.cluster().resources()).unwrap();
     let refusal = engine
-        .promise(&Arc::new(waits), at(1))
+        .place_tentatively(&Arc::new(waits), at(1))
         .unwrap_err()
         .message();
     assert!(refusal.contains("the pod is on no node"), "{refusal}");
