@@ -39,12 +39,13 @@ impl Default for Args {
     }
 }
 
-/// See the module documentation.
+/// The `NodeResourcesBalancedAllocation` plugin.
 #[derive(Debug)]
 pub(crate) struct BalancedAllocation {
     resources: Vec<String>,
 }
 
+/// The scored resources, each with the pod's request.
 #[derive(Debug)]
 struct Scored(Vec<(ResourceId, i64)>);
 
@@ -136,7 +137,7 @@ impl Score for BalancedAllocation {
     }
 }
 
-/// The score of a node, given what is in use with the pod and what there is of each resource.
+/// Returns the score of a node, given the used amount (with the pod) and the allocatable of each resource.
 #[inline]
 #[allow(
     clippy::cast_precision_loss,
@@ -154,7 +155,7 @@ fn balance(resources: impl Iterator<Item = (i64, i64)>) -> i64 {
     score(&fractions[..count])
 }
 
-/// 100 for equal fractions, less the further they spread.
+/// Returns 100 for equal fractions, less the higher their standard deviation.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

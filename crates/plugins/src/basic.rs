@@ -1,4 +1,5 @@
-//! The small plugins: queue order, gates, node name, cordoned nodes, binding.
+//! The small built-in plugins: queue order, scheduling gates, node name, cordoned nodes, binding, and the
+//! rejection of pods with resource claims or workload pod groups.
 
 use k8s_openapi::api::core::v1::{Taint, WorkloadReference};
 use koord_model::nodes::tolerates;
@@ -10,7 +11,7 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 
-/// `PrioritySort`: the queue's built-in order, by priority and then by age.
+/// `PrioritySort`: orders the queue by priority and then by age; the queue itself implements it.
 #[derive(Debug)]
 pub(crate) struct PrioritySort;
 
@@ -55,8 +56,8 @@ impl PreEnqueue for SchedulingGates {
     }
 }
 
-/// `DynamicResources`: does not allocate claims yet, and so lets no pod through that has some: bound
-/// without them, it would never start.
+/// `DynamicResources`: rejects pods with resource claims, because claims are not allocated yet. Bound without
+/// its claims, such a pod would never start.
 #[derive(Debug)]
 pub(crate) struct DynamicResources;
 
@@ -67,7 +68,7 @@ impl Plugin for DynamicResources {
         "DynamicResources"
     }
     fn points(&self) -> Points {
-        // All that configurations may name it at.
+        // All points at which configurations may list it.
         Points::PRE_ENQUEUE
             .or(Points::PRE_FILTER)
             .or(Points::FILTER)
@@ -112,8 +113,8 @@ fn has_claims(pod: &PodInfo) -> bool {
     claims.is_some_and(|claims| !claims.is_empty())
 }
 
-/// `GangScheduling`: does not place groups of the Workload API yet, and so lets no pod through that
-/// belongs to one: placed by itself, it could hold a node for mates that never come.
+/// `GangScheduling`: rejects pods that belong to a pod group of the Workload API, because groups are not
+/// placed yet. A member placed alone could hold a node for others that never arrive.
 #[derive(Debug)]
 pub(crate) struct GangScheduling;
 
@@ -124,7 +125,7 @@ impl Plugin for GangScheduling {
         "GangScheduling"
     }
     fn points(&self) -> Points {
-        // All that configurations may name it at.
+        // All points at which configurations may list it.
         Points::PRE_ENQUEUE
             .or(Points::PRE_FILTER)
             .or(Points::RESERVE)
@@ -173,7 +174,7 @@ fn workload_of(pod: &PodInfo) -> Option<&WorkloadReference> {
     pod.spec()?.workload_ref.as_ref()
 }
 
-/// `NodeName`: a pod that names a node goes nowhere else.
+/// `NodeName`: places a pod that names a node only on that node.
 #[derive(Debug)]
 pub(crate) struct NodeName;
 
@@ -241,7 +242,7 @@ impl QueueHints for NodeName {
     }
 }
 
-/// `NodeUnschedulable`: cordoned nodes take only pods that tolerate it.
+/// `NodeUnschedulable`: keeps pods off cordoned nodes unless they tolerate the taint.
 #[derive(Debug)]
 pub(crate) struct NodeUnschedulable;
 

@@ -1,4 +1,5 @@
-//! `NodeResourcesFit`: a node must have room; how full nodes should be is a strategy.
+//! `NodeResourcesFit`: filters nodes by free resources and scores them by utilization, with a configurable
+//! strategy.
 
 mod args;
 
@@ -19,27 +20,28 @@ use serde_json::Value;
 pub(crate) const NAME: &str = "NodeResourcesFit";
 const TOO_MANY: &str = "Too many pods";
 
-/// See the module documentation.
+/// The `NodeResourcesFit` plugin.
 #[derive(Debug)]
 pub(crate) struct Fit {
     args: Args,
 }
 
-/// What the pod needs, with the text for when it is lacking.
+/// The pod's requests, each with the rejection reason for when it does not fit.
 #[derive(Debug)]
 struct Needs(Vec<(ResourceId, i64, Reason)>);
 
-/// Where there is room by what happened to a pod.
+/// The node on which a pod event freed capacity.
 enum Freed<'a> {
     On(&'a NodeInfo),
-    /// Its node is gone.
+    /// The pod's node does not exist anymore.
     Nowhere,
-    /// The event does not say.
+    /// The event does not name a node.
     Somewhere,
 }
 
 fn freed<'a>(event: &ClusterEvent<'_>, other: &PodInfo, view: View<'a>) -> Freed<'a> {
-    // One that was found on another node than thought has left that one.
+    // An assigned pod that was added may have moved here from another node, so capacity was freed on that
+    // one.
     let moved = event.action.meets(Action::ADD);
     let node = other.node.as_deref();
     let Some(node) = node.filter(|_| event.subject == Subject::AssignedPod && !moved) else {
@@ -52,7 +54,7 @@ fn freed<'a>(event: &ClusterEvent<'_>, other: &PodInfo, view: View<'a>) -> Freed
     info.map_or(Freed::Nowhere, |info| Freed::On(info))
 }
 
-/// What is scored: resource, weight, and what the pod adds.
+/// The scored resources: resource, weight and the pod's request.
 #[derive(Debug)]
 struct Scored(Vec<(ResourceId, i64, i64)>);
 
@@ -68,7 +70,7 @@ pub(crate) fn build(
 }
 
 impl Fit {
-    /// Whether a request of this resource is left to others to judge.
+    /// Returns true if this plugin does not check requests of this resource.
     fn leaves(&self, id: ResourceId, name: &str) -> bool {
         id == PODS || self.args.ignores(name)
     }
@@ -91,8 +93,8 @@ impl Fit {
         Needs(needs)
     }
 
-    /// The mean of what each resource scores, given what is in use of it with the pod, what there is, and
-    /// its weight.
+    /// Returns the weighted mean score of `resources`, each given as (used including the pod, allocatable,
+    /// weight).
     #[inline]
     fn mean(&self, resources: impl Iterator<Item = (i64, i64, i64)>) -> i64 {
         let strategy = &self.args.scoring_strategy;
@@ -119,7 +121,8 @@ impl Fit {
     }
 }
 
-/// What is in use of resource `id`, given what counts of CPU and memory for scoring.
+/// Returns the used amount of resource `id`: the scoring amounts for CPU and memory, `requested()` for
+/// others.
 #[inline]
 fn used([cpu, memory]: [i64; 2], id: ResourceId, requested: impl Fn() -> i64) -> i64 {
     match id {
@@ -224,7 +227,7 @@ impl Filter for Fit {
                 *amount > free
             };
             let full = pods.requested(*node) >= pods.allocatable(*node);
-            // Why is asked of few nodes.
+            // The reasons are computed only for rejected nodes, which are few.
             if (full || needs.iter().any(lacks))
                 && let Err(rejection) = Filter::filter(self, cycle, state, *node)
             {
@@ -316,7 +319,7 @@ impl QueueHints for Fit {
         ]
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
-        // An empty node must be large enough, or nothing on it matters.
+        // A node that is too small even when empty cannot help.
         let large = |node: &NodeInfo| {
             let enough = |(id, amount): (ResourceId, i64)| {
                 amount == 0
@@ -348,8 +351,8 @@ impl Insight for Fit {
                 let name = cycle.view.resources.name(id);
                 #[allow(clippy::cast_precision_loss, reason = "a ratio")]
                 let missing = (amount - free) as f64 / amount as f64;
-                // More than the whole node is farther away than anything evictions could give; but
-                // what services leave over is more when they rest.
+                // A request larger than the whole node cannot be met by evictions, so it is farther away.
+                // Batch and mid resources are the exception: they grow when prod pods use less.
                 let varies = class_of(&name) != PriorityClass::None;
                 let distance = if amount > total && !varies {
                     10.0

@@ -1,4 +1,4 @@
-//! `NodeResourcesFitPlus`: spread or pack, chosen per resource.
+//! `NodeResourcesFitPlus`: spreads or packs pods by a strategy per resource.
 
 use crate::common::args::{decode, invalid};
 use koord_model::resources::{CPU, MEMORY, PODS, ResourceId, ResourceTable, percent};
@@ -32,17 +32,17 @@ struct Preference {
 enum Kind {
     LeastAllocated,
     MostAllocated,
-    /// A kind that this plugin gives no points for.
+    /// Accepted, but scores 0.
     RequestedToCapacityRatio,
 }
 
-/// See the module documentation.
+/// The `NodeResourcesFitPlus` plugin.
 #[derive(Debug)]
 pub(crate) struct FitPlus {
     args: Args,
 }
 
-/// What is scored: resource, how, and what the pod adds.
+/// The scored resources: resource, strategy and weight, and the pod's request.
 #[derive(Debug)]
 struct Scored(Vec<(ResourceId, Preference, i64)>);
 
@@ -62,15 +62,16 @@ pub(crate) fn build(
         }
         if preference.kind == Kind::RequestedToCapacityRatio {
             tracing::warn!(
+                plugin = NAME,
                 resource = name,
-                "{NAME}: type RequestedToCapacityRatio gives no points"
+                "resource not scored: type RequestedToCapacityRatio is not supported"
             );
         }
     }
     Ok(Box::new(FitPlus { args }))
 }
 
-/// The share of `total` that is free, or taken, in percent.
+/// Returns the percentage of `total` that is free (LeastAllocated) or used (MostAllocated).
 fn points(kind: Kind, used: i64, total: i64) -> i64 {
     let share = |part: i64| percent(part, total).unwrap_or(0);
     match kind {

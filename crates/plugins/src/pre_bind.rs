@@ -1,13 +1,13 @@
-//! `DefaultPreBind`: sends what the other pre-bind plugins collected.
+//! `DefaultPreBind`: writes the annotation patches that the other pre-bind plugins collected.
 //!
-//! The patch is part of every binding request, so there is nothing to do here; the name must be
-//! known because configurations list it.
+//! The patch is part of every binding request, so this plugin does nothing. Its name must exist because
+//! configurations list it.
 
 use koord_scheduler::framework::{Plugin, Points, Roles};
 
 pub(crate) const NAME: &str = "DefaultPreBind";
 
-/// See the module documentation.
+/// The `DefaultPreBind` plugin; it does nothing, since binding requests already carry the patch.
 #[derive(Debug)]
 pub(crate) struct DefaultPreBind;
 

@@ -1,4 +1,4 @@
-//! `ScarceResourceAvoidance`: keeps pods off nodes whose scarce resources they do not ask for.
+//! `ScarceResourceAvoidance`: prefers nodes without scarce resources that the pod does not request.
 
 use crate::common::args::decode;
 use koord_model::resources::{PODS, ResourceId, ResourceTable};
@@ -18,13 +18,13 @@ struct Args {
     resources: Vec<String>,
 }
 
-/// See the module documentation.
+/// The `ScarceResourceAvoidance` plugin.
 #[derive(Debug)]
 pub(crate) struct Scarce {
     args: Args,
 }
 
-/// The scarce resources that the pod does not ask for.
+/// The scarce resources that the pod does not request.
 #[derive(Debug)]
 struct Unwanted(Vec<ResourceId>);
 

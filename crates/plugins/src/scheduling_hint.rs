@@ -1,4 +1,4 @@
-//! `SchedulingHint`: another component's advice on where a pod goes, in an annotation.
+//! `SchedulingHint`: applies another component's hint on where to place a pod, read from an annotation.
 
 use crate::common::args::{decode, invalid};
 use koord_api::annotations::{SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED};
@@ -29,10 +29,10 @@ impl Default for Args {
     }
 }
 
-/// See the module documentation.
+/// The `SchedulingHint` plugin.
 #[derive(Debug)]
 pub(crate) struct SchedulingHint {
-    /// Later entries of `preferredNodeNames` are not looked at.
+    /// Maximum number of entries of `preferredNodeNames` that are tried; later ones are ignored.
     most: usize,
 }
 
@@ -51,14 +51,14 @@ pub(crate) fn build(
     }
 }
 
-/// The annotation's key and text.
+/// Returns the key and the value of the pod's hint annotation.
 fn text(pod: &PodInfo) -> Option<(&'static str, &str)> {
     [SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED]
         .into_iter()
         .find_map(|key| Some((key, pod.annotation(key)?)))
 }
 
-/// What it says, as it was read once.
+/// The pod's parsed hint, or the error message; cached in the pod so that it is parsed only once.
 struct Said(Result<Option<Hint>, String>);
 
 fn hint(pod: &PodInfo) -> Result<Option<&Hint>, &str> {
@@ -88,7 +88,7 @@ impl Plugin for SchedulingHint {
 
 impl Sign for SchedulingHint {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        // Preferred nodes are tried before anything shared.
+        // Preferred nodes are tried before the results that pods of one signature share.
         for name in hint(pod)
             .ok()
             .flatten()

@@ -12,7 +12,7 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-/// Node `open` and node `cordoned`, and the small plugins alone.
+/// Creates an engine with node `open`, node `cordoned` and only the small plugins.
 fn engine() -> Engine {
     let mut engine = engine_of(&[
         "SchedulingGates",
@@ -64,7 +64,7 @@ fn pod(name: &str, spec: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// Where the pod goes, or what its condition says; nothing when it is not tried.
+/// Schedules the pod and returns its node or the message of its condition; empty if it is not tried.
 fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
     engine.take_outputs();
     engine.pod_applied(pod, now());
@@ -217,7 +217,7 @@ fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_s
     assert_eq!(names, ["chosen", "other"], "{near:?}");
 }
 
-/// As a pod of 1.35 says it, and as one of 1.36 or later reaches a plugin.
+/// Covers both forms: `workloadRef` of 1.35, and what a plugin sees of `schedulingGroup` of 1.36 and later.
 #[test]
 fn pod_of_a_workload_waits_with_a_reason() {
     let mut engine = engine_of(&["GangScheduling", "NodeName", "DefaultBinder"]);

@@ -1,4 +1,4 @@
-//! `NodeResourcesFitArgs`.
+//! `NodeResourcesFitArgs`: arguments of the plugin and their validation.
 
 use crate::common::args::invalid;
 use crate::common::shape::Shape;
@@ -6,7 +6,7 @@ use koord_model::resources::percent;
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
-/// The plugin's arguments.
+/// Arguments of `NodeResourcesFit`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -15,7 +15,7 @@ pub(super) struct Args {
     pub(super) scoring_strategy: ScoringStrategy,
 }
 
-/// How full nodes should be.
+/// The scoring strategy and the resources it scores.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ScoringStrategy {
@@ -49,7 +49,7 @@ pub(super) enum Strategy {
     RequestedToCapacityRatio,
 }
 
-/// A resource and its weight, 1 when not given.
+/// A resource and its weight; the weight defaults to 1.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ResourceSpec {
@@ -69,8 +69,8 @@ struct Ratio {
 }
 
 impl Args {
-    /// Leaves `resources` to extenders; where there are any, they take the place of those that the
-    /// arguments name, as in kube-scheduler.
+    /// Ignores `resources`, which extenders manage. If there are any, they replace the ignored resources of
+    /// the arguments, as in kube-scheduler.
     pub(super) fn leave_to_others(&mut self, resources: &[String]) {
         if !resources.is_empty() {
             self.ignored_resources = resources.to_vec();
@@ -117,7 +117,7 @@ impl Args {
 }
 
 impl ScoringStrategy {
-    /// 0..=100 for `used` of `total`, which is not 0.
+    /// Returns the score, 0 to 100, for `used` of `total`; `total` must not be 0.
     pub(super) fn score(&self, used: i64, total: i64) -> i64 {
         let percent = |part: i64| percent(part, total).unwrap_or(i64::MAX);
         match self.kind {
