@@ -16,12 +16,12 @@ const NAME: &str = "NodeResourcesBalancedAllocation";
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
-    resources: Vec<Spec>,
+    resources: Vec<BalancedResourceSpec>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Spec {
+struct BalancedResourceSpec {
     name: String,
     #[serde(default)]
     weight: Option<i64>,
@@ -29,7 +29,7 @@ struct Spec {
 
 impl Default for Args {
     fn default() -> Self {
-        let spec = |name: &str| Spec {
+        let spec = |name: &str| BalancedResourceSpec {
             name: name.to_owned(),
             weight: None,
         };
@@ -47,7 +47,7 @@ pub(crate) struct BalancedAllocation {
 
 /// The scored resources, each with the pod's request.
 #[derive(Debug)]
-struct Scored(Vec<(ResourceId, i64)>);
+struct BalancedResources(Vec<(ResourceId, i64)>);
 
 /// Builds the plugin.
 pub(crate) fn build(
@@ -98,14 +98,14 @@ impl PreScore for BalancedAllocation {
         if scored.iter().all(|(_, adds)| *adds == 0) {
             return PreScoreResult::Skip;
         }
-        PreScoreResult::Ready(State::of(Scored(scored)))
+        PreScoreResult::Ready(State::of(BalancedResources(scored)))
     }
 }
 
 impl Score for BalancedAllocation {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;
-        let Some(Scored(scored)) = state.get::<Scored>() else {
+        let Some(BalancedResources(scored)) = state.get::<BalancedResources>() else {
             return 0;
         };
         balance(scored.iter().map(|(id, adds)| {
@@ -120,7 +120,7 @@ impl Score for BalancedAllocation {
         nodes: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let Some(Scored(scored)) = state.get::<Scored>() else {
+        let Some(BalancedResources(scored)) = state.get::<BalancedResources>() else {
             return;
         };
         let all = cycle.view.nodes;

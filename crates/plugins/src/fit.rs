@@ -4,7 +4,7 @@
 mod args;
 
 use crate::common::resources::is_scalar;
-use args::{Args, Strategy};
+use args::{Args, FitStrategy};
 use koord_api::priority::PriorityClass;
 use koord_api::priority::class_of;
 use koord_model::resources::{self, CPU, MEMORY, PODS, ResourceId, ResourceTable};
@@ -31,7 +31,7 @@ pub(crate) struct Fit {
 struct Needs(Vec<(ResourceId, i64, Reason)>);
 
 /// The node on which a pod event freed capacity.
-enum Freed<'a> {
+enum FreedCapacity<'a> {
     On(&'a NodeInfo),
     /// The pod's node does not exist anymore.
     Nowhere,
@@ -39,24 +39,28 @@ enum Freed<'a> {
     Somewhere,
 }
 
-fn freed<'a>(event: &ClusterEvent<'_>, other: &PodInfo, view: View<'a>) -> Freed<'a> {
+fn freed_capacity<'a>(
+    event: &ClusterEvent<'_>,
+    other: &PodInfo,
+    view: View<'a>,
+) -> FreedCapacity<'a> {
     // An assigned pod that was added may have moved here from another node, so capacity was freed on that
     // one.
     let moved = event.action.meets(Action::ADD);
     let node = other.node.as_deref();
     let Some(node) = node.filter(|_| event.subject == Subject::AssignedPod && !moved) else {
-        return Freed::Somewhere;
+        return FreedCapacity::Somewhere;
     };
     let info = view
         .nodes
         .find(node)
         .and_then(|index| view.nodes.info(index));
-    info.map_or(Freed::Nowhere, |info| Freed::On(info))
+    info.map_or(FreedCapacity::Nowhere, |info| FreedCapacity::On(info))
 }
 
 /// The scored resources: resource, weight and the pod's request.
 #[derive(Debug)]
-struct Scored(Vec<(ResourceId, i64, i64)>);
+struct FitResources(Vec<(ResourceId, i64, i64)>);
 
 /// Builds the plugin.
 pub(crate) fn build(
@@ -65,13 +69,13 @@ pub(crate) fn build(
 ) -> Result<BoxedPlugin, BuildError> {
     let mut args: Args = crate::common::args::decode(NAME, value)?;
     args.validate()?;
-    args.leave_to_others(&context.ignored_resources);
+    args.ignore_extender_resources(&context.ignored_resources);
     Ok(Box::new(Fit { args }))
 }
 
 impl Fit {
     /// Returns true if this plugin does not check requests of this resource.
-    fn leaves(&self, id: ResourceId, name: &str) -> bool {
+    fn is_unchecked(&self, id: ResourceId, name: &str) -> bool {
         id == PODS || self.args.ignores(name)
     }
 
@@ -79,7 +83,7 @@ impl Fit {
         let mut needs = Vec::new();
         for (id, amount) in pod.requests.iter() {
             let name = table.name(id);
-            if amount == 0 || self.leaves(id, &name) {
+            if amount == 0 || self.is_unchecked(id, &name) {
                 continue;
             }
             let reason = match id {
@@ -105,7 +109,7 @@ impl Fit {
             }
             let score = strategy.score(used, total);
             // The ratio strategy leaves resources that score nothing out of the mean.
-            if score == 0 && strategy.kind == Strategy::RequestedToCapacityRatio {
+            if score == 0 && strategy.kind == FitStrategy::RequestedToCapacityRatio {
                 continue;
             }
             sum += score * weight;
@@ -113,7 +117,7 @@ impl Fit {
         }
         match weights {
             0 => 0,
-            weights if strategy.kind == Strategy::RequestedToCapacityRatio => {
+            weights if strategy.kind == FitStrategy::RequestedToCapacityRatio => {
                 (2 * sum + weights) / (2 * weights)
             }
             weights => sum / weights,
@@ -254,14 +258,14 @@ impl PreScore for Fit {
                 };
                 (adds > 0 || !is_scalar(id)).then_some((id, spec.weight, adds))
             });
-        PreScoreResult::Ready(State::of(Scored(scored.collect())))
+        PreScoreResult::Ready(State::of(FitResources(scored.collect())))
     }
 }
 
 impl Score for Fit {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let nodes = cycle.view.nodes;
-        let Some(Scored(scored)) = state.get::<Scored>() else {
+        let Some(FitResources(scored)) = state.get::<FitResources>() else {
             return 0;
         };
         let scoring = cycle.requested_for_scoring(node);
@@ -278,7 +282,7 @@ impl Score for Fit {
         nodes: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let Some(Scored(scored)) = state.get::<Scored>() else {
+        let Some(FitResources(scored)) = state.get::<FitResources>() else {
             return;
         };
         let all = cycle.view.nodes;
@@ -324,16 +328,16 @@ impl QueueHints for Fit {
             let enough = |(id, amount): (ResourceId, i64)| {
                 amount == 0
                     || amount <= node.allocatable.get(id)
-                    || self.leaves(id, &view.resources.name(id))
+                    || self.is_unchecked(id, &view.resources.name(id))
             };
             node.allocatable.get(PODS) > 0 && pod.requests.iter().all(enough)
         };
         let helps = match (event.node, event.pod) {
             (Some(node), _) => large(node),
-            (None, Some(other)) => match freed(event, other, view) {
-                Freed::On(node) => large(node),
-                Freed::Nowhere => false,
-                Freed::Somewhere => true,
+            (None, Some(other)) => match freed_capacity(event, other, view) {
+                FreedCapacity::On(node) => large(node),
+                FreedCapacity::Nowhere => false,
+                FreedCapacity::Somewhere => true,
             },
             _ => true,
         };

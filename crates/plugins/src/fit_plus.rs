@@ -23,13 +23,13 @@ struct Args {
 #[serde(deny_unknown_fields)]
 struct Preference {
     #[serde(rename = "type")]
-    kind: Kind,
+    kind: FitPlusStrategy,
     #[serde(default)]
     weight: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-enum Kind {
+enum FitPlusStrategy {
     LeastAllocated,
     MostAllocated,
     /// Accepted, but scores 0.
@@ -44,7 +44,7 @@ pub(crate) struct FitPlus {
 
 /// The scored resources: resource, strategy and weight, and the pod's request.
 #[derive(Debug)]
-struct Scored(Vec<(ResourceId, Preference, i64)>);
+struct FitPlusResources(Vec<(ResourceId, Preference, i64)>);
 
 /// Builds the plugin.
 pub(crate) fn build(
@@ -60,7 +60,7 @@ pub(crate) fn build(
             );
             return Err(invalid(NAME, message));
         }
-        if preference.kind == Kind::RequestedToCapacityRatio {
+        if preference.kind == FitPlusStrategy::RequestedToCapacityRatio {
             tracing::warn!(
                 plugin = NAME,
                 resource = name,
@@ -72,14 +72,14 @@ pub(crate) fn build(
 }
 
 /// Returns the percentage of `total` that is free (LeastAllocated) or used (MostAllocated).
-fn points(kind: Kind, used: i64, total: i64) -> i64 {
+fn points(kind: FitPlusStrategy, used: i64, total: i64) -> i64 {
     let share = |part: i64| percent(part, total).unwrap_or(0);
     match kind {
         _ if total <= 0 => 0,
-        Kind::LeastAllocated if used > total => 0,
-        Kind::LeastAllocated => share(total - used),
-        Kind::MostAllocated => share(used.min(total)),
-        Kind::RequestedToCapacityRatio => 0,
+        FitPlusStrategy::LeastAllocated if used > total => 0,
+        FitPlusStrategy::LeastAllocated => share(total - used),
+        FitPlusStrategy::MostAllocated => share(used.min(total)),
+        FitPlusStrategy::RequestedToCapacityRatio => 0,
     }
 }
 
@@ -116,16 +116,16 @@ impl PreScore for FitPlus {
                 MEMORY => pod.scoring[1],
                 _ => pod.requests.get(id),
             };
-            let asked = pod.requests.get(id) > 0 && id != PODS;
-            asked.then_some((id, *preference, adds))
+            let requested = pod.requests.get(id) > 0 && id != PODS;
+            requested.then_some((id, *preference, adds))
         });
-        PreScoreResult::Ready(State::of(Scored(scored.collect())))
+        PreScoreResult::Ready(State::of(FitPlusResources(scored.collect())))
     }
 }
 
 impl Score for FitPlus {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let Some(Scored(scored)) = state.get::<Scored>() else {
+        let Some(FitPlusResources(scored)) = state.get::<FitPlusResources>() else {
             return 0;
         };
         let [cpu, memory] = cycle.requested_for_scoring(node);

@@ -20,25 +20,25 @@ struct Args {
 
 /// The `ScarceResourceAvoidance` plugin.
 #[derive(Debug)]
-pub(crate) struct Scarce {
+pub(crate) struct ScarceResourceAvoidance {
     args: Args,
 }
 
 /// The scarce resources that the pod does not request.
 #[derive(Debug)]
-struct Unwanted(Vec<ResourceId>);
+struct UnrequestedScarce(Vec<ResourceId>);
 
 /// Builds the plugin.
 pub(crate) fn build(
     value: Option<&Value>,
     _context: &BuildContext,
 ) -> Result<BoxedPlugin, BuildError> {
-    Ok(Box::new(Scarce {
+    Ok(Box::new(ScarceResourceAvoidance {
         args: decode(NAME, value)?,
     }))
 }
 
-impl Plugin for Scarce {
+impl Plugin for ScarceResourceAvoidance {
     const ROLES: Roles<Self> = Roles::none().sign().pre_score().score();
 
     fn name(&self) -> &'static str {
@@ -52,7 +52,7 @@ impl Plugin for Scarce {
     }
 }
 
-impl Sign for Scarce {
+impl Sign for ScarceResourceAvoidance {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
         for (id, amount) in pod.requests.iter() {
             if amount > 0 {
@@ -64,27 +64,28 @@ impl Sign for Scarce {
     }
 }
 
-impl PreScore for Scarce {
+impl PreScore for ScarceResourceAvoidance {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        let known = self.args.resources.iter();
-        let known = known.filter_map(|name| cycle.view.resources.get(name));
-        let unwanted = known.filter(|id| cycle.pod.requests.get(*id) == 0);
-        PreScoreResult::Ready(State::of(Unwanted(unwanted.collect())))
+        let names = self.args.resources.iter();
+        let scarce = names.filter_map(|name| cycle.view.resources.get(name));
+        let unrequested = scarce.filter(|id| cycle.pod.requests.get(*id) == 0);
+        PreScoreResult::Ready(State::of(UnrequestedScarce(unrequested.collect())))
     }
 }
 
-impl Score for Scarce {
+impl Score for ScarceResourceAvoidance {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(Unwanted(unwanted)), Some(info)) =
-            (state.get::<Unwanted>(), cycle.view.nodes.info(node))
-        else {
+        let (Some(UnrequestedScarce(unrequested)), Some(info)) = (
+            state.get::<UnrequestedScarce>(),
+            cycle.view.nodes.info(node),
+        ) else {
             return 0;
         };
         let (mut offered, mut scarce) = (0_i64, 0_i64);
         for (id, amount) in info.allocatable.iter() {
             if amount > 0 && id != PODS && cycle.pod.requests.get(id) == 0 {
                 offered += 1;
-                scarce += i64::from(unwanted.contains(&id));
+                scarce += i64::from(unrequested.contains(&id));
             }
         }
         if scarce == 0 {

@@ -33,7 +33,7 @@ impl Default for Args {
 #[derive(Debug)]
 pub(crate) struct SchedulingHint {
     /// Maximum number of entries of `preferredNodeNames` that are tried; later ones are ignored.
-    most: usize,
+    max_nodes: usize,
 }
 
 /// Builds the plugin.
@@ -43,7 +43,7 @@ pub(crate) fn build(
 ) -> Result<BoxedPlugin, BuildError> {
     let args: Args = decode(NAME, value)?;
     match usize::try_from(args.max_hint_nodes) {
-        Ok(most) if most > 0 => Ok(Box::new(SchedulingHint { most })),
+        Ok(max_nodes) if max_nodes > 0 => Ok(Box::new(SchedulingHint { max_nodes })),
         _ => {
             let message = format!("args.maxHintNodes: {} must be above 0", args.max_hint_nodes);
             Err(invalid(NAME, message))
@@ -52,24 +52,28 @@ pub(crate) fn build(
 }
 
 /// Returns the key and the value of the pod's hint annotation.
-fn text(pod: &PodInfo) -> Option<(&'static str, &str)> {
+fn hint_annotation(pod: &PodInfo) -> Option<(&'static str, &str)> {
     [SCHEDULING_HINT, SCHEDULING_HINT_DEPRECATED]
         .into_iter()
         .find_map(|key| Some((key, pod.annotation(key)?)))
 }
 
 /// The pod's parsed hint, or the error message; cached in the pod so that it is parsed only once.
-struct Said(Result<Option<Hint>, String>);
+struct ParsedHint(Result<Option<Hint>, String>);
 
 fn hint(pod: &PodInfo) -> Result<Option<&Hint>, &str> {
-    let said = pod.facet(|pod| {
-        let Some((key, text)) = text(pod) else {
-            return Said(Ok(None));
+    let parsed_hint = pod.facet(|pod| {
+        let Some((key, text)) = hint_annotation(pod) else {
+            return ParsedHint(Ok(None));
         };
         let parsed = serde_json::from_str(text).map(Some);
-        Said(parsed.map_err(|error| format!("annotation {key}: {error}: {text:?}")))
+        ParsedHint(parsed.map_err(|error| format!("annotation {key}: {error}: {text:?}")))
     });
-    said.0.as_ref().map(Option::as_ref).map_err(String::as_str)
+    parsed_hint
+        .0
+        .as_ref()
+        .map(Option::as_ref)
+        .map_err(String::as_str)
 }
 
 impl Plugin for SchedulingHint {
@@ -122,7 +126,7 @@ impl PreFilter for SchedulingHint {
         };
         hint.preferred_node_names
             .iter()
-            .take(self.most)
+            .take(self.max_nodes)
             .filter_map(|name| cycle.view.nodes.find(name))
             .collect()
     }

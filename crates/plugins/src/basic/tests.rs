@@ -14,7 +14,7 @@ fn now() -> Timestamp {
 
 /// Creates an engine with node `open`, node `cordoned` and only the small plugins.
 fn engine() -> Engine {
-    let mut engine = engine_of(&[
+    let mut engine = engine_with(&[
         "SchedulingGates",
         "NodeUnschedulable",
         "NodeName",
@@ -25,7 +25,7 @@ fn engine() -> Engine {
     engine
 }
 
-fn engine_of(names: &[&str]) -> Engine {
+fn engine_with(names: &[&str]) -> Engine {
     let enabled: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -69,8 +69,8 @@ fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
     engine.take_outputs();
     engine.pod_applied(pod, now());
     engine.schedule_one(now());
-    let said = engine.take_outputs().into_iter().next();
-    said.map_or_else(String::new, |output| match output {
+    let output = engine.take_outputs().into_iter().next();
+    output.map_or_else(String::new, |output| match output {
         Output::Bind(bind) => bind.node.to_string(),
         Output::Failed(failure) => failure.message.to_string(),
         other => format!("{other:?}"),
@@ -154,12 +154,12 @@ fn gates_keep_pods_out_until_all_are_gone() {
     };
     for gates in [&["a", "b"][..], &["b"]] {
         assert_eq!(place(&mut engine, gated(gates)), "", "{gates:?}");
-        let told = engine
+        let explanation = engine
             .inspector()
             .explain_pod("ns", "p", now())
             .unwrap()
             .to_string();
-        assert!(told.contains("SchedulingGates"), "{told}");
+        assert!(explanation.contains("SchedulingGates"), "{explanation}");
     }
     assert_eq!(place(&mut engine, gated(&[])), "open");
 }
@@ -187,15 +187,15 @@ fn a_named_node_is_the_only_one() {
         for (node, expected) in [("open", open), ("cordoned", cordoned)] {
             let row = engine.cluster().nodes().find(node).unwrap();
             let verdict = Filter::filter(&NodeName, &cycle, &State::default(), row);
-            let said = verdict.err().map(|rejection| rejection.message());
-            assert_eq!(said.unwrap_or_default(), expected, "{named} on {node}");
+            let message = verdict.err().map(|rejection| rejection.message());
+            assert_eq!(message.unwrap_or_default(), expected, "{named} on {node}");
         }
     }
 }
 
 #[test]
-fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_selected() {
-    let mut engine = engine_of(&["NodeAffinity", "NodeResourcesFit", "DefaultBinder"]);
+fn node_without_batch_is_nearer_than_unselected_node() {
+    let mut engine = engine_with(&["NodeAffinity", "NodeResourcesFit", "DefaultBinder"]);
     for (name, batch) in [("other", "4000"), ("chosen", "0")] {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": name, "uid": name, "labels": {"name": name}},
@@ -212,15 +212,15 @@ fn a_node_whose_services_leave_nothing_over_now_is_nearer_than_one_that_is_not_s
             "containers": [{"name": "c", "resources": {"requests": requests}}]}),
     );
     let info = PodInfo::new(pod, engine.cluster().resources()).unwrap();
-    let near = engine.inspector().nearest(&Arc::new(info), 2, now());
-    let names: Vec<&str> = near.iter().map(|near| &*near.node).collect();
-    assert_eq!(names, ["chosen", "other"], "{near:?}");
+    let nearest = engine.inspector().nearest(&Arc::new(info), 2, now());
+    let names: Vec<&str> = nearest.iter().map(|it| &*it.node).collect();
+    assert_eq!(names, ["chosen", "other"], "{nearest:?}");
 }
 
 /// Covers both forms: `workloadRef` of 1.35, and what a plugin sees of `schedulingGroup` of 1.36 and later.
 #[test]
 fn pod_of_a_workload_waits_with_a_reason() {
-    let mut engine = engine_of(&["GangScheduling", "NodeName", "DefaultBinder"]);
+    let mut engine = engine_with(&["GangScheduling", "NodeName", "DefaultBinder"]);
     node(&mut engine, "open", false);
     for (reference, named) in [
         (
@@ -269,13 +269,16 @@ fn pod_of_a_workload_waits_in_every_default_profile() {
         engine.pod_applied(pod("p", grouped), now());
         engine.schedule_one(now());
         let outputs = engine.take_outputs().into_iter();
-        let said: Vec<String> = outputs
+        let messages: Vec<String> = outputs
             .filter_map(|output| match output {
                 Output::Failed(failure) => Some(failure.message.to_string()),
                 _ => None,
             })
             .collect();
-        assert_eq!(said.len(), 1, "{koord}: {said:?}");
-        assert!(said[0].contains("spec.workloadRef"), "{koord}: {said:?}");
+        assert_eq!(messages.len(), 1, "{koord}: {messages:?}");
+        assert!(
+            messages[0].contains("spec.workloadRef"),
+            "{koord}: {messages:?}"
+        );
     }
 }

@@ -20,21 +20,21 @@ pub(super) struct Args {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ScoringStrategy {
     #[serde(rename = "type")]
-    pub(super) kind: Strategy,
-    pub(super) resources: Vec<ResourceSpec>,
+    pub(super) kind: FitStrategy,
+    pub(super) resources: Vec<FitResourceSpec>,
     requested_to_capacity_ratio: Option<Ratio>,
 }
 
 impl Default for ScoringStrategy {
     fn default() -> Self {
         let resources = ["cpu", "memory"]
-            .map(|name| ResourceSpec {
+            .map(|name| FitResourceSpec {
                 name: name.to_owned(),
                 weight: 1,
             })
             .to_vec();
         Self {
-            kind: Strategy::default(),
+            kind: FitStrategy::default(),
             resources,
             requested_to_capacity_ratio: None,
         }
@@ -42,7 +42,7 @@ impl Default for ScoringStrategy {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-pub(super) enum Strategy {
+pub(super) enum FitStrategy {
     #[default]
     LeastAllocated,
     MostAllocated,
@@ -52,13 +52,13 @@ pub(super) enum Strategy {
 /// A resource and its weight; the weight defaults to 1.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct ResourceSpec {
+pub(crate) struct FitResourceSpec {
     pub(crate) name: String,
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     pub(crate) weight: i64,
 }
 
-fn one() -> i64 {
+fn default_weight() -> i64 {
     1
 }
 
@@ -71,7 +71,7 @@ struct Ratio {
 impl Args {
     /// Ignores `resources`, which extenders manage. If there are any, they replace the ignored resources of
     /// the arguments, as in kube-scheduler.
-    pub(super) fn leave_to_others(&mut self, resources: &[String]) {
+    pub(super) fn ignore_extender_resources(&mut self, resources: &[String]) {
         if !resources.is_empty() {
             self.ignored_resources = resources.to_vec();
         }
@@ -90,7 +90,7 @@ impl Args {
     }
 
     pub(super) fn validate(&self) -> Result<(), BuildError> {
-        let refuse = |field: &str, message: String| {
+        let reject = |field: &str, message: String| {
             Err(invalid(
                 super::NAME,
                 format!("args.scoringStrategy.{field}: {message}"),
@@ -99,18 +99,18 @@ impl Args {
         for spec in &self.scoring_strategy.resources {
             if !(1..=100).contains(&spec.weight) {
                 let field = format!("resources[{}].weight", spec.name);
-                return refuse(&field, format!("{} is not within 1 and 100", spec.weight));
+                return reject(&field, format!("{} is not within 1 and 100", spec.weight));
             }
         }
         let strategy = &self.scoring_strategy;
         let field = "requestedToCapacityRatio.shape";
-        let wanted = strategy.kind == Strategy::RequestedToCapacityRatio;
+        let required = strategy.kind == FitStrategy::RequestedToCapacityRatio;
         let shape = strategy.requested_to_capacity_ratio.clone();
         let shape = shape.unwrap_or_default().shape;
-        if (wanted || !shape.is_empty())
+        if (required || !shape.is_empty())
             && let Err(message) = shape.validate()
         {
-            return refuse(field, message);
+            return reject(field, message);
         }
         Ok(())
     }
@@ -121,10 +121,10 @@ impl ScoringStrategy {
     pub(super) fn score(&self, used: i64, total: i64) -> i64 {
         let percent = |part: i64| percent(part, total).unwrap_or(i64::MAX);
         match self.kind {
-            Strategy::LeastAllocated if used > total => 0,
-            Strategy::LeastAllocated => percent(total - used),
-            Strategy::MostAllocated => percent(used.min(total)),
-            Strategy::RequestedToCapacityRatio => {
+            FitStrategy::LeastAllocated if used > total => 0,
+            FitStrategy::LeastAllocated => percent(total - used),
+            FitStrategy::MostAllocated => percent(used.min(total)),
+            FitStrategy::RequestedToCapacityRatio => {
                 self.shaped(if used > total { 100 } else { percent(used) })
             }
         }
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn strategies_score_what_is_used() {
+    fn strategies_score_utilization() {
         let least = strategy(json!({"type": "LeastAllocated"}));
         assert_eq!([least.score(1, 4), least.score(5, 4)], [75, 0]);
         let most = strategy(json!({"type": "MostAllocated"}));
