@@ -1,12 +1,11 @@
-//! `DeviceShare`: GPUs, RDMA adapters and FPGAs.
+//! `DeviceShare`: schedules GPUs, RDMA adapters and FPGAs.
 //!
-//! A node's devices are what its Device object says; what is taken of them is what the pods on the
-//! node say in an annotation, which this plugin writes before it binds them, and what assumed pods
-//! were given. A node without a Device object is left to its kubelet.
+//! The node's Device object lists its devices. Allocations come from the annotation of the pods on the node,
+//! which this plugin writes before it binds them, and from the reservations of assumed pods. The devices of a
+//! node without a Device object are left to its kubelet.
 //!
-//! What is not understood never frees anything: a pod whose annotation turns bad keeps what it is
-//! known to hold, and while a pod on a node holds nobody knows which devices, that node gives none
-//! away.
+//! Invalid input never frees a device: a pod whose annotation turns invalid keeps its last known allocation.
+//! While a pod on a node holds devices that cannot be identified, nothing more is allocated on that node.
 
 mod args;
 mod books;
@@ -49,28 +48,28 @@ const DEVICES: &str = "devices.v1alpha1.scheduling.koordinator.sh";
 
 const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
 
-/// See the module documentation.
+/// The `DeviceShare` plugin.
 #[derive(Debug)]
 pub(crate) struct DeviceShare {
     settings: PerProfile<Settings>,
     quirks: Quirks,
-    /// The numbers of the device resources, once a node was seen.
+    /// Ids of the device resources; `None` until the first node event.
     numbers: Option<Numbers>,
-    /// What Device objects said last, by node name; an object may be here before its node.
+    /// The last state of each Device object, by node name. A Device may arrive before its node.
     known: FxHashMap<Arc<str>, Known>,
-    /// By node index.
+    /// Devices and allocations per node, by node index.
     rows: Vec<Row>,
-    /// Whether the Device object that was seen last said anything new. Some are written every few
-    /// seconds, and need not wake every pod that waits for devices.
+    /// True if the last Device event changed something that matters for scheduling. Some Device objects are
+    /// written every few seconds; those writes need not wake every pod that waits for devices.
     news: bool,
 }
 
-/// What the arguments come down to.
+/// One profile's settings, computed from the plugin arguments.
 #[derive(Debug)]
 struct Settings {
     args: Args,
     scorer: Scorer,
-    /// Shared requests for these need a template.
+    /// Resources whose shared requests must match a template.
     by_template: Vec<DeviceResource>,
 }
 
@@ -107,7 +106,7 @@ pub(crate) fn build(
 }
 
 impl DeviceShare {
-    /// The row of `node`, with the devices that are known of it.
+    /// Returns the row of `node`; a new row starts with the devices that are known for the node.
     fn row(&mut self, node: NodeIndex, view: View<'_>) -> &mut Row {
         if self.rows.len() <= node.row() {
             self.rows.resize_with(node.row() + 1, Row::default);
@@ -115,7 +114,7 @@ impl DeviceShare {
         let row = &mut self.rows[node.row()];
         let name = view.nodes.name(node);
         if row.name != *name {
-            // Taken over from a node that is gone, with all its pods.
+            // The row belonged to a deleted node, whose pods are gone too.
             let inventory = self.known.get(name).map(|known| known.inventory.clone());
             *row = Row::new(name.clone(), inventory);
         }
@@ -133,7 +132,7 @@ impl DeviceShare {
         read.map_err(Rejection::unresolvable)
     }
 
-    /// Reads what a pod on `node` holds from its annotation.
+    /// Records the devices that a pod on `node` holds according to its annotation.
     fn learn(
         &mut self,
         old: Option<&PodInfo>,
@@ -483,14 +482,14 @@ impl ObjectEvents for DeviceShare {
             self.numbers = Some(pod::numbers(view.resources));
         }
         let name = self.rows.get(node.row()).map(|row| row.name.clone());
-        // A node that is gone takes a Device object that is gone with it.
+        // When a node is deleted, a Device object that was deleted before is dropped with it.
         if view.nodes.info(node).is_none()
             && let Some(name) = name
             && self.known.get(&name).is_some_and(|known| known.gone)
         {
             self.known.remove(&name);
         }
-        // The row may have been free since it last had this name.
+        // The row may have been unused since it last had this name.
         let known = self.known.get(view.nodes.name(node));
         let inventory = known.map(|known| known.inventory.clone());
         self.row(node, view).inventory = inventory;
@@ -505,7 +504,7 @@ impl PodEvents for DeviceShare {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        // What an assumed pod's annotation says is from an attempt that failed.
+        // An assumed pod's annotation comes from an earlier attempt that failed.
         if pod.node.is_some() {
             self.learn(None, pod, node, view, fx);
         }

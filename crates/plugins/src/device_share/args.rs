@@ -1,4 +1,4 @@
-//! `DeviceShareArgs`.
+//! `DeviceShareArgs`: arguments of the plugin and their validation.
 
 use super::NAME;
 use crate::common::args::invalid;
@@ -7,7 +7,7 @@ use koord_model::device::{DeviceResource, Scorer};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
-/// The plugin's arguments, with upstream's defaults.
+/// Arguments of `DeviceShare`, with upstream's defaults.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -53,10 +53,10 @@ struct Model {
 }
 
 impl Args {
-    /// The scoring strategy.
+    /// Returns the scoring strategy.
     ///
     /// # Errors
-    /// An unknown strategy, or a weight that is out of range.
+    /// Fails for an unknown strategy, or a weight that is out of range.
     pub(super) fn scorer(&self) -> Result<Scorer, BuildError> {
         let Some(strategy) = &self.scoring_strategy else {
             let usual = [
@@ -88,7 +88,7 @@ impl Args {
                     ),
                 ));
             }
-            // What no device offers does not count.
+            // Resources that no device offers are ignored.
             if let Some(resource) = DeviceResource::parse(name) {
                 weights.retain(|(known, _)| *known != resource);
                 weights.push((resource, *weight));
@@ -101,13 +101,13 @@ impl Args {
         self.disable_alignment
     }
 
-    /// Whether GPUs of this model cannot be shared.
+    /// Returns true if GPUs of this vendor and model cannot be shared.
     pub(super) fn forbids_sharing(&self, vendor: &str, model: &str) -> bool {
         let mut models = self.unsupported.iter();
         models.any(|known| known.vendor == vendor && known.model == model)
     }
 
-    /// The resources whose shared requests must match a template.
+    /// Returns the resources whose shared requests must match a template.
     pub(super) fn matched_resources(&self) -> Vec<DeviceResource> {
         let set = self.templates.as_ref();
         match set.and_then(|templates| templates.matched_resources.as_ref()) {
@@ -121,7 +121,7 @@ impl Args {
         }
     }
 
-    /// Says what is accepted without effect.
+    /// Logs the settings that are accepted but have no effect.
     pub(super) fn warn(&self, adaption: bool) {
         if !self.allocator.is_empty() {
             tracing::warn!(plugin = NAME, allocator = %self.allocator, "allocator has no effect");

@@ -1,4 +1,4 @@
-//! What is known of one node's devices and their holders.
+//! Device inventory and allocations of one node.
 
 use koord_model::device::{Books, DeviceResource, DeviceType, Holding, Inventory, PerMinor};
 use koord_scheduler::state::PodInfo;
@@ -8,27 +8,27 @@ use std::sync::{Arc, LazyLock};
 
 static NOTHING: LazyLock<Inventory> = LazyLock::new(Inventory::default);
 
-/// What a Device object said last.
+/// The last known state of a Device object.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) inventory: Arc<Inventory>,
-    /// What was ignored of it.
+    /// Messages about parts of the object that were ignored.
     pub(super) problems: Vec<String>,
-    /// The object does not exist any more.
+    /// True if the object was deleted.
     pub(super) gone: bool,
-    /// Whether it says that its secondary devices are not well planned.
+    /// True if the object's label reports that its secondary devices are not well planned.
     pub(super) badly_planned: bool,
 }
 
-/// One node.
+/// Devices and allocations of one node.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     pub(super) name: Arc<str>,
     pub(super) inventory: Option<Arc<Inventory>>,
     pub(super) books: Books,
-    /// Pods (by uid) that hold devices of which nobody knows the numbers.
+    /// Pods (by uid) that hold devices which cannot be identified.
     pub(super) unknown: FxHashSet<Arc<str>>,
-    /// Holders as `namespace/name`, by uid.
+    /// Pods that hold devices as `namespace/name`, by uid.
     names: FxHashMap<Arc<str>, String>,
 }
 
@@ -41,11 +41,11 @@ impl Row {
         }
     }
 
-    /// The node's devices; `None` when nothing is known of any: they are the kubelet's.
+    /// Returns the node's devices; `None` if no device of it is known, so that they are left to the kubelet.
     pub(super) fn managed(&self) -> Option<&Inventory> {
         match &self.inventory {
             Some(inventory) => Some(inventory),
-            // There were devices once, and somebody holds them.
+            // A Device object existed once, and pods still hold its devices.
             None if !self.books.is_empty() || !self.unknown.is_empty() => Some(&NOTHING),
             None => None,
         }
@@ -62,7 +62,7 @@ impl Row {
         self.books.remove(uid);
     }
 
-    /// The node in the form of upstream's API.
+    /// Returns the node's devices in the form of upstream's inspection API.
     pub(super) fn summary(&self) -> Value {
         let mut total = [
             PerMinor::default(),

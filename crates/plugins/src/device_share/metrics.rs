@@ -1,4 +1,4 @@
-//! What devices show as metrics.
+//! Metrics about Device objects.
 
 use super::DeviceShare;
 use koord_scheduler::framework::{Family, Kind, Readings};

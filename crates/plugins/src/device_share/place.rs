@@ -1,4 +1,4 @@
-//! Placing one pod's devices on one node.
+//! Choosing the devices for one pod on one node.
 
 use super::books::Row;
 use super::pod::Incoming;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reservation takes in";
 
-/// Why a node does not serve a pod.
+/// The rejection of a node for a pod.
 #[derive(Debug)]
 pub(super) struct No(pub(super) Rejection);
 
@@ -30,17 +30,17 @@ impl From<Refusal> for No {
     }
 }
 
-/// What a pod is placed under.
+/// Conditions of one placement attempt.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct How {
     pub(super) numa: Option<NumaMask>,
-    /// It is really placed, rather than tried.
+    /// True in Reserve, where devices are chosen in full; false where only feasibility is checked.
     pub(super) for_real: bool,
 }
 
 impl DeviceShare {
-    /// The devices `pod` would get on `node`; `None` when the node's devices are none of our
-    /// business.
+    /// Returns the devices that `pod` would get on `node`; `None` if the node's devices are not managed by
+    /// this plugin.
     pub(super) fn place(
         &self,
         cycle: &Cycle<'_>,
@@ -59,9 +59,11 @@ impl DeviceShare {
             return Err(No(Rejection::unschedulable(UNKNOWN)));
         }
         let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
-        // Those who move in are imagined away before reserve; there they are still present.
+        // The pods that a reservation absorbs count as removed before Reserve; in Reserve they are still
+        // present.
         let moves_in = |uid: &str| cycle.taken_in().iter().any(|pod| *pod.uid == *uid);
-        // Pods that leave; what is reserved comes back only to whom it is reserved for.
+        // Pods that leave. What a removed reservation holds becomes free only for other reservations; owners
+        // get it through `place_in`.
         let leaves = |uid: &str| {
             overlay
                 .removed
@@ -113,8 +115,8 @@ impl DeviceShare {
         Ok(Some(found))
     }
 
-    /// The devices the pod would get from one reservation, topped up from the node where the
-    /// reservation allows that.
+    /// Returns the devices that the pod would get from one reservation, topped up from the node where the
+    /// reservation's allocate policy allows that.
     #[allow(
         clippy::too_many_arguments,
         reason = "one step of place, with what it has worked out"
@@ -141,13 +143,13 @@ impl DeviceShare {
         if restricted {
             return place(Some(&units), preferred);
         }
-        // From the reserved devices alone, else from any.
+        // The reserved devices are tried first, then any device of the node.
         let all = DeviceType::ALL.map(|kind| whole(inventory, kind, &units[kind.index()]));
         place(Some(&all), preferred).or_else(|_| place(None, preferred))
     }
 
-    /// The devices a reservation gets around those of the pods that it takes in: of theirs alone,
-    /// else with others beside them.
+    /// Returns the devices for a reservation that absorbs running pods: only the devices of those pods if
+    /// that suffices, else those and others.
     #[allow(
         clippy::too_many_arguments,
         reason = "one step of place, with what it has worked out"
@@ -164,7 +166,7 @@ impl DeviceShare {
     ) -> Result<Allocation, Refusal> {
         let theirs = DeviceType::ALL.map(|kind| whole(inventory, kind, &inside[kind.index()]));
         let preferred = DeviceType::ALL.map(|kind| inside[kind.index()].set_of());
-        // What it asks for none of stays with them.
+        // Types that the reservation does not request stay with the pods.
         let asked = |kind: &DeviceType| pod.need.asks_for(*kind);
         let covers = |found: &Allocation| {
             let mut asked = DeviceType::ALL.into_iter().filter(asked);
@@ -219,7 +221,7 @@ impl DeviceShare {
     }
 }
 
-/// What the pods have that the one which is placed takes in.
+/// Returns the device units held by the pods that the reservation absorbs.
 fn inside(cycle: &Cycle<'_>, row: &Row) -> [PerMinor; 3] {
     let mut out = <[PerMinor; 3]>::default();
     let held = cycle.taken_in().iter();
@@ -233,7 +235,7 @@ fn inside(cycle: &Cycle<'_>, row: &Row) -> [PerMinor; 3] {
     out
 }
 
-/// All there is of the devices that `some` lists.
+/// Returns the full capacity of each device that `some` lists.
 fn whole(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> PerMinor {
     let mut out = PerMinor::default();
     for (minor, _) in some.iter() {
@@ -244,7 +246,7 @@ fn whole(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> PerMinor {
     out
 }
 
-/// The node as the model sees it.
+/// Builds the model's view of the node.
 pub(super) fn site<'a>(
     inventory: &'a Inventory,
     used: &'a Used,
@@ -266,7 +268,7 @@ pub(super) fn site<'a>(
     }
 }
 
-/// What the node lacks, per type of device.
+/// Adds the node's shortfall for each type of device to `out`.
 pub(super) fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Lacks) {
     for (kind, wanted, each, serving) in supply(need, site, rules) {
         if serving < wanted {

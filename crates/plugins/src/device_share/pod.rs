@@ -1,4 +1,4 @@
-//! What a pod asks for, and what it says it holds.
+//! A pod's device requests, and the allocation in its annotation.
 
 use crate::common::restricted;
 use koord_api::extension::{
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 const RESOURCES: usize = DeviceResource::ALL.len();
-/// Says, in its `extensions`, that the devices of an earlier decision are to be used again.
+/// Annotations whose `extensions` ask for the devices of an earlier decision to be used again.
 const SCHEDULING_HINTS: [&str; 2] = [
     "internal.scheduling.koordinator.sh/scheduling-hint",
     "scheduling.koordinator.sh/scheduling-hint",
@@ -22,31 +22,31 @@ const SCHEDULING_HINTS: [&str; 2] = [
 const PRE_ALLOCATION_REQUIRED: &str = "scheduling.koordinator.sh/pre-allocation-required";
 const NO_TEMPLATE: &str = "no matched GPU shared resource template";
 
-/// Devices to use again: what of each, and the virtual functions.
+/// Devices of an earlier decision to use again: units per device and the virtual functions, by device type.
 pub(super) type Designated = ([PerMinor; 3], [Vec<(u8, String)>; 3]);
 
-/// The pod's side of a cycle.
+/// A pod's device request as PreFilter computes it.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) need: Need,
-    /// The isolation that the node must have for the pod to share a GPU.
+    /// GPU isolation provider that the node must have for the pod to share a GPU; `None` if any will do.
     pub(super) isolation: Option<String>,
-    /// It must be placed in a reservation.
+    /// True if the pod must be placed in a reservation.
     pub(super) needs_reservation: bool,
-    /// Reservations do not keep it from anything.
+    /// True if the pod may also use devices that are reserved for others.
     pub(super) ignores_reservations: bool,
     pub(super) designated: Option<Designated>,
 }
 
-/// The numbers of the device resources.
+/// Resource ids of the device resources, in the order of [`DeviceResource::ALL`].
 pub(super) type Numbers = [ResourceId; RESOURCES];
 
-/// Looks the device resources up.
+/// Returns the ids of the device resources.
 pub(super) fn numbers(table: &ResourceTable) -> Numbers {
     DeviceResource::ALL.map(|resource| table.intern(resource.name()))
 }
 
-/// What the pod asks for.
+/// Returns the pod's requests for device resources.
 fn units(pod: &PodInfo, numbers: &Numbers) -> Units {
     let amounts = DeviceResource::ALL.into_iter().zip(numbers);
     amounts
@@ -55,16 +55,16 @@ fn units(pod: &PodInfo, numbers: &Numbers) -> Units {
         .collect()
 }
 
-/// Whether the pod asks for devices.
+/// Returns true if the pod requests devices.
 pub(super) fn wants_devices(pod: &PodInfo, numbers: &Numbers) -> bool {
     !units(pod, numbers).is_zero()
 }
 
-/// What the pod needs; `None` when it needs no devices. Shared requests for what is in
-/// `by_template` need a template.
+/// Returns the pod's device request; `None` if it requests no devices. Shared requests for resources in
+/// `by_template` are rejected, because templates are not supported.
 ///
 /// # Errors
-/// Why no node can serve it.
+/// Returns the message that rejects the pod on every node: an invalid annotation or an impossible request.
 pub(super) fn incoming(
     pod: &PodInfo,
     by_template: &[DeviceResource],
@@ -101,7 +101,7 @@ pub(super) fn incoming(
     }))
 }
 
-/// Writes everything that [`incoming`] reads.
+/// Adds everything that [`incoming`] reads to the pod's signature.
 pub(super) fn sign(pod: &PodInfo, numbers: &Numbers, signature: &mut Signature) {
     let held = pod.annotation(annotations::DEVICE_ALLOCATED);
     signature.text(held.unwrap_or_default());
@@ -133,19 +133,19 @@ pub(super) fn sign(pod: &PodInfo, numbers: &Numbers, signature: &mut Signature) 
     signature.number(i64::from(pod.is_holder()));
 }
 
-/// What the pod's annotations say, read once. Each part has its own error, as not every pod is asked for
+/// The pod's device annotations, parsed once. Each part has its own error, because not every caller needs
 /// every part.
 #[derive(Debug)]
 struct Said {
     held: Result<Option<Holding>, String>,
     wishes: Result<Wishes, String>,
-    /// Whether it says which reservations it is to be placed in.
+    /// True if the pod has a reservation affinity, so that it must be placed in a reservation.
     has_affinity: Result<bool, String>,
-    /// Whether it is to have the devices of an earlier decision again.
+    /// True if the pod is to get the devices of an earlier decision again.
     keeps_devices: bool,
 }
 
-/// The hints, what is to be given together, and the partition of GPUs.
+/// The allocate hints, the joint allocation, and the GPU partition spec.
 type Wishes = (
     DeviceAllocateHints,
     Option<DeviceJointAllocate>,
@@ -174,10 +174,10 @@ fn wishes(pod: &PodInfo) -> Result<Wishes, String> {
     Ok((hints.unwrap_or_default(), joint, partition))
 }
 
-/// What the pod's annotation says it holds.
+/// Returns the allocation in the pod's annotation; `None` if it has none.
 ///
 /// # Errors
-/// What is wrong with the annotation, with its key and value.
+/// Returns what is wrong with the annotation, with its key and value.
 pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
     let key = annotations::DEVICE_ALLOCATED;
     let Some(text) = pod.annotation(key) else {
@@ -190,7 +190,8 @@ pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
     if devices.is_empty() {
         return Ok(None);
     }
-    // A malformed one is reported by whom it concerns first; here the pod stands for itself.
+    // An invalid reservation annotation is reported by the Reservation plugin; here the pod then counts as
+    // outside of reservations.
     let from = restricted::allocated(pod).ok().flatten();
     Ok(Some(Holding {
         devices,
@@ -237,7 +238,7 @@ fn designated(held: &Holding) -> Designated {
     (units, functions)
 }
 
-/// A problem of `pod`.
+/// Creates a problem report about `pod`, which may stand for a Reservation.
 pub(super) fn problem(pod: &Arc<PodInfo>, message: String) -> Problem {
     let (kind, namespace, name) = match pod.booked() {
         Booked::Pod(_) => ("Pod", pod.namespace.to_string(), pod.name.to_string()),

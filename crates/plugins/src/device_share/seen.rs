@@ -1,21 +1,21 @@
-//! A Device as informers keep it: what it says of the node's devices, read where it is decoded.
+//! The Device object as the informer stores it: the node's devices, parsed when the object is decoded.
 
 use koord_api::{labels, scheduling};
 use koord_model::device::Inventory;
 use koord_scheduler::Mirrored;
 use std::sync::Arc;
 
-/// See the module documentation.
+/// A Device object, reduced to the node's devices.
 #[derive(Debug, PartialEq)]
 pub(crate) struct SeenDevice {
-    /// The node's.
+    /// The node's name, which is also the object's.
     pub(super) name: Arc<str>,
     pub(super) uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     pub(super) inventory: Arc<Inventory>,
-    /// What was ignored.
+    /// Messages about parts of the object that were ignored.
     pub(super) problems: Vec<String>,
-    /// It says that the devices that belong to a GPU are not always there.
+    /// True if the object's label reports that its secondary devices are not well planned.
     pub(super) badly_planned: bool,
 }
 

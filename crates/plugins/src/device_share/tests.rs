@@ -1,4 +1,4 @@
-//! The plugin through the engine.
+//! Tests of the plugin through the engine.
 
 mod aligned;
 mod bad_input;
@@ -23,7 +23,7 @@ fn engine(args: Value) -> Engine {
     engine_with(args, crate::registry(), &[], &[])
 }
 
-/// An engine with no opinions but those of the plugin and of `others`.
+/// Creates an engine with only this plugin and `others`.
 fn engine_with(args: Value, registry: Registry, others: &[&str], gates: &[&str]) -> Engine {
     let mut enabled = vec![json!({"name": NAME}), json!({"name": "DefaultBinder"})];
     enabled.extend(others.iter().map(|name| json!({"name": name})));
@@ -129,7 +129,7 @@ fn annotated(key: &str, value: &Value) -> Value {
     json!({"annotations": {format!("scheduling.koordinator.sh/{key}"): value.to_string()}})
 }
 
-/// The next decision.
+/// Schedules one pod and returns the binding, or the message of the failure.
 fn decide(engine: &mut Engine) -> Result<BindRequest, String> {
     engine.take_outputs();
     engine.schedule_one(now()).ok_or("nothing to decide")?;
@@ -147,7 +147,8 @@ fn said(bind: &BindRequest) -> Value {
     text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
 }
 
-/// `n: gpu 0 1, rdma 0:00.1`: where the pod goes with which devices, or what its condition says.
+/// Schedules the pod and returns its node and devices, as `n: gpu 0 1, rdma 0:00.1`, or the message of its
+/// condition.
 fn place(engine: &mut Engine, pod: Value) -> String {
     engine.pod_applied(object(pod), now());
     match decide(engine) {
@@ -171,7 +172,7 @@ fn told(bind: &BindRequest) -> String {
     text
 }
 
-/// The pod as it is once it is bound.
+/// Returns the pod as it looks once it is bound.
 fn bound(bind: &BindRequest) -> Arc<Pod> {
     let mut pod = (*bind.pod.object.pod).clone();
     let notes = pod.metadata.annotations.get_or_insert_default();

@@ -1,8 +1,8 @@
-//! Together with `NodeNUMAResource`.
+//! Alignment with `NodeNUMAResource`.
 
 use super::*;
 
-/// A node of two NUMA nodes, each with four GPUs and eight CPUs.
+/// Creates an engine with a node of two NUMA nodes, each with four GPUs and eight CPUs.
 fn aligned(args: Value, policy: &str) -> Engine {
     let mut engine = engine_with(args, crate::registry(), &["NodeNUMAResource"], &[]);
     let labels = json!({"node.koordinator.sh/numa-topology-policy": policy});

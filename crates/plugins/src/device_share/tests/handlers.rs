@@ -1,17 +1,17 @@
-//! Upstream's rows of what is told of pods and devices, seen by what of a GPU is left.
+//! Upstream's tables of pod and device events, checked by what remains free of one GPU.
 
 use super::*;
 
-/// Of GPU 1: 60 % of the cores, half of the memory.
+/// An allocation on GPU 1: 60 % of the cores, half of the memory.
 const SOME: &str = r#"{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"60",
     "koordinator.sh/gpu-memory":"40Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#;
 
 enum Told {
-    /// A pod that has [`SOME`], on this node, if on any.
+    /// The pod with [`SOME`] is applied, on this node unless it is empty.
     Holds(&'static str),
-    /// It has nothing.
+    /// The pod without devices is applied.
     Plain(&'static str),
-    /// It is deleted.
+    /// The pod is deleted.
     Gone(&'static str),
     Device,
 }
@@ -37,7 +37,7 @@ fn seen(node: &str, holds: bool) -> Arc<Pod> {
     object(value)
 }
 
-/// Whether a pod of so much still fits after all this.
+/// Returns true if a pod with these requests still fits after all events.
 fn fits(told: &[Told], core: u32, ratio: u32) -> bool {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
@@ -107,7 +107,7 @@ fn what_is_left_follows_what_is_told() {
     }
 }
 
-/// Upstream's rows of a Device that changes: what pods of so much get afterwards.
+/// Upstream's table of changes to a Device: what pods with these requests get afterwards.
 #[test]
 fn devices_change_and_go() {
     let of = |kind: &str, minor: u8, gib: u32| {
@@ -123,7 +123,7 @@ fn devices_change_and_go() {
     let memory = |gib: u32| json!({"koordinator.sh/gpu-memory": format!("{gib}Gi")});
     let (gpu, fpga) = (share(100, 100), json!({"koordinator.sh/fpga": "100"}));
     let no = |kind: &str| refused(&format!("Insufficient {kind} devices"));
-    // What there was, what there is then, and what pods get that come one after another.
+    // Devices before, devices after, and the allocations of pods that arrive one after another.
     for (name, before, after, asked) in [
         (
             "another one with more",

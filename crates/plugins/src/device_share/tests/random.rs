@@ -1,5 +1,5 @@
-//! Whatever comes and goes: no device is given twice, everything comes back, and pods that share
-//! verdicts go where they would go alone.
+//! Random sequences of events: no device is allocated twice, every device is freed, and pods that share
+//! verdicts get the nodes that they would get alone.
 
 use super::*;
 use proptest::prelude::*;
@@ -60,8 +60,8 @@ fn shaped(name: &str, shape: u8) -> Value {
     }
 }
 
-/// How many GPUs a pod of this shape gets, with which share of each in percent, and how much of one
-/// adapter, of which it has a function.
+/// Returns the request of a pod of this shape: number of GPUs, share of each in percent, amount of one
+/// adapter, and whether it gets a virtual function.
 fn asked(shape: u8) -> (usize, i64, i64, bool) {
     match shape {
         0 => (1, 50, 0, false),
@@ -79,7 +79,7 @@ fn asked(shape: u8) -> (usize, i64, i64, bool) {
     }
 }
 
-/// What an annotation gives away: `(GPU or adapter, resource, amount)`, and functions by address.
+/// Returns the contents of an allocation annotation: `(device, resource, amount)`, and functions by address.
 fn grants(said: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
     let (mut amounts, mut functions) = (Vec::new(), Vec::new());
     for (kind, list) in said.as_object().into_iter().flatten() {
@@ -97,7 +97,7 @@ fn grants(said: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
     (amounts, functions)
 }
 
-/// Whether a pod was told just what it asked for.
+/// Checks that the annotation grants exactly what the pod's shape requests.
 fn check_asked(name: &str, shape: u8, said: &Value) {
     let (gpus, percent, adapter, function) = asked(shape);
     let (mut amounts, functions) = grants(said);
@@ -146,7 +146,7 @@ fn check_asked(name: &str, shape: u8, said: &Value) {
     assert_eq!(functions.len(), usize::from(function), "{name}: {said}");
 }
 
-/// How often a run came to what it is about.
+/// Counts how often a run reached the cases it is meant to cover.
 #[derive(Debug, Default)]
 struct Reached {
     /// Decisions by shape.
@@ -157,7 +157,7 @@ struct Reached {
     shared: u32,
 }
 
-/// Two engines that are told the same, and what must be true of them.
+/// Two engines that receive the same events, and the state that both must agree with.
 struct Twins {
     cached: Engine,
     alone: Engine,
@@ -380,7 +380,7 @@ impl Twins {
         }
     }
 
-    /// What the annotations give away, held against what devices have.
+    /// Checks the allocations in the annotations against the capacity of the devices.
     fn check(&mut self) {
         let mut used: BTreeMap<(String, String, String), (i64, u32)> = BTreeMap::new();
         let mut owners: BTreeMap<(String, String), &str> = BTreeMap::new();
@@ -439,7 +439,7 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
         twins.run(step, number);
     }
     prop_assert_eq!(twins.cached.classes().mismatches(), 0);
-    // Everybody leaves, in two ways; then the nodes are as good as new.
+    // All pods leave, by deletion or by completion; then the nodes must be empty again.
     for name in twins.waiting.clone() {
         let pod = object(gpu(&name, 1));
         twins.both(|engine, now| engine.pod_deleted(&pod, now));

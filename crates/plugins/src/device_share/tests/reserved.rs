@@ -1,5 +1,5 @@
-//! Reservations, in the form in which the engine and other plugins handle them: as pods that stand
-//! for them, are imagined away for their owners, and are nominated.
+//! Reservations in the form in which the engine and other plugins handle them: as pods that stand for them,
+//! are treated as removed for their owners, and are nominated.
 
 use super::*;
 use crate::common::restricted::RESERVATIONS;
@@ -10,7 +10,8 @@ use koord_scheduler::framework::{ObjectEvents, Release, Roles, Sign};
 
 const HOLDS: &str = "holds.v1.test";
 
-/// Books reservations, and lets every pod with label `owner` use those of its value.
+/// Test plugin that books reservations and lets each pod with label `owner` use the reservations named by its
+/// value.
 #[derive(Debug, Default)]
 struct Holder;
 
@@ -68,14 +69,15 @@ impl Release for Holder {
     }
 }
 
-/// A node with two GPUs, of which a reservation with this policy holds half of minor 1.
+/// Creates an engine whose node has two GPUs; a reservation with this allocate policy holds half of minor 1.
 fn reserved(policy: Option<&str>) -> Engine {
     let mut engine = with_policy(policy);
     stand_in(&mut engine, "r", 1);
     engine
 }
 
-/// A node with two GPUs, and a reservation with this policy that holds nothing yet.
+/// Creates an engine whose node has two GPUs and a reservation with this allocate policy that holds nothing
+/// yet.
 fn with_policy(policy: Option<&str>) -> Engine {
     let mut registry = crate::registry();
     registry.factories.push(Factory {
@@ -105,7 +107,7 @@ fn with_policy(policy: Option<&str>) -> Engine {
     engine
 }
 
-/// A reservation that holds half of a GPU.
+/// Adds a reservation that holds half of a GPU.
 fn stand_in(engine: &mut Engine, uid: &str, minor: u8) {
     let held = json!({"gpu": [{"minor": minor, "resources": {"koordinator.sh/gpu-core": "50",
         "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/gpu-memory": "40Gi"}}]});
@@ -245,7 +247,7 @@ fn of_several_reservations_one_is_nominated_that_has_the_devices() {
     );
 }
 
-/// What holds a share of the GPUs, in percent of each: a reservation, an owner of it, or any pod.
+/// Adds a holder of GPU shares, in percent of each GPU: a reservation, an owner of one, or any other pod.
 fn holds(engine: &mut Engine, name: &str, shares: &[(u8, i64)], of: Option<&str>, reserves: bool) {
     const GPU: i64 = 8 << 30;
     let grant = |(minor, percent): &(u8, i64)| {
@@ -281,9 +283,9 @@ fn holds(engine: &mut Engine, name: &str, shares: &[(u8, i64)], of: Option<&str>
     engine.object_changed(&change, now());
 }
 
-/// Upstream's rows of what is allocated from reservations and with those that are nominated: two GPUs of
-/// 8 GiB, of which a reservation, its owners and other pods have some. Where upstream adds up by hand
-/// what cannot be, the state is one that can.
+/// Upstream's table of allocations from reservations, nominated or not: two GPUs of 8 GiB, of which a
+/// reservation, its owners and other pods hold parts. Where upstream's state is impossible, a possible one
+/// replaces it.
 #[test]
 fn who_gets_what_of_a_reservation() {
     const HALF: &str = "gpu-core=50 gpu-memory=4Gi";

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What one device of a kind gives; `npu` is one of type GPU.
+/// Returns the type and the resources of one device of this kind; an `npu` is a device of type GPU.
 fn whole(kind: &str) -> (&'static str, Vec<(&'static str, i64)>) {
     const GI: i64 = 1 << 30;
     match kind {
@@ -38,7 +38,7 @@ fn whole(kind: &str) -> (&'static str, Vec<(&'static str, i64)>) {
     }
 }
 
-/// `gpu gpu rdma`: devices without a place, numbered by type.
+/// Parses a list such as `gpu gpu rdma` into devices without topology, numbered by type.
 fn listed(kinds: &str) -> Value {
     let mut seen: BTreeMap<&str, u8> = BTreeMap::new();
     let mut out = Vec::new();
@@ -58,7 +58,7 @@ fn listed(kinds: &str) -> Value {
     json!(out)
 }
 
-/// `gpu0=75 fpga0=50`: a share of some devices, in percent, as a pod's annotation.
+/// Parses `gpu0=75 fpga0=50`, shares of devices in percent, into a pod's allocation annotation.
 fn part(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -85,7 +85,7 @@ fn part(text: &str) -> Value {
     out
 }
 
-/// `core=100 ratio=100`: requests in short.
+/// Parses `core=100 ratio=100` into resource requests.
 fn requests(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -108,7 +108,7 @@ fn requests(text: &str) -> Value {
     out
 }
 
-/// A node with these devices, of which a pod holds `held`.
+/// Creates an engine whose node has these devices, of which a pod holds `held`.
 fn world(args: Value, labels: Value, kinds: &str, held: &str) -> Engine {
     let mut engine = engine(args);
     engine.node_applied(node("n", labels), now());
@@ -127,7 +127,8 @@ fn world(args: Value, labels: Value, kinds: &str, held: &str) -> Engine {
     engine
 }
 
-/// What was given: `gpu0 core=100 ratio=100 memory=16Gi`, or the reason of the refusal.
+/// Schedules the pod and returns its allocation, as `gpu0 core=100 ratio=100 memory=16Gi`, or the reason of
+/// the rejection.
 fn outcome(engine: &mut Engine, pod: Value) -> String {
     engine.pod_applied(object(pod), now());
     let bind = match decide(engine) {
@@ -160,7 +161,7 @@ fn outcome(engine: &mut Engine, pod: Value) -> String {
 
 const SHARE: &str = "core=100 ratio=100";
 const NO_GPU: &str = "Insufficient gpu devices";
-/// Sharing NPUs by templates is not built.
+/// NPU sharing by templates is not implemented.
 const NO_TEMPLATE: &str = "no matched GPU shared resource template";
 
 #[test]
