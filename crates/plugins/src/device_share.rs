@@ -7,19 +7,20 @@
 //! Invalid input never frees a device: a pod whose annotation turns invalid keeps its last known allocation.
 //! While a pod on a node holds devices that cannot be identified, nothing more is allocated on that node.
 
+mod allocations;
 mod args;
-mod books;
+mod device_object;
 mod metrics;
 mod place;
 mod pod;
-mod seen;
 #[cfg(test)]
 mod tests;
 
 use crate::common::patches::take_back;
 use crate::common::restricted;
+use allocations::{DeviceRecord, NodeDevices};
 use args::Args;
-use books::{Known, Row};
+pub(crate) use device_object::DeviceObject;
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
     DeviceResource, DeviceType, Holding, Quirks, Rules, Scorer, numa_hints, score_node,
@@ -35,10 +36,9 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use koord_scheduler::{Watch, event_names};
-use place::{How, No, lack, site};
-use pod::{Incoming, Numbers};
+use place::{NodeRejection, PlacementMode, add_shortfall, site};
+use pod::{DevicePod, DeviceResourceIds};
 use rustc_hash::FxHashMap;
-pub(crate) use seen::SeenDevice;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,36 +51,36 @@ const UNKNOWN: &str = "node(s) have pods whose devices are unknown";
 /// The `DeviceShare` plugin.
 #[derive(Debug)]
 pub(crate) struct DeviceShare {
-    settings: PerProfile<Settings>,
+    settings: PerProfile<DeviceShareSettings>,
     quirks: Quirks,
     /// Ids of the device resources; `None` until the first node event.
-    numbers: Option<Numbers>,
+    resource_ids: Option<DeviceResourceIds>,
     /// The last state of each Device object, by node name. A Device may arrive before its node.
-    known: FxHashMap<Arc<str>, Known>,
+    records: FxHashMap<Arc<str>, DeviceRecord>,
     /// Devices and allocations per node, by node index.
-    rows: Vec<Row>,
+    rows: Vec<NodeDevices>,
     /// True if the last Device event changed something that matters for scheduling. Some Device objects are
     /// written every few seconds; those writes need not wake every pod that waits for devices.
-    news: bool,
+    last_event_matters: bool,
 }
 
-/// One profile's settings, computed from the plugin arguments.
+/// Settings of one profile, computed from the plugin arguments.
 #[derive(Debug)]
-struct Settings {
+struct DeviceShareSettings {
     args: Args,
     scorer: Scorer,
     /// Resources whose shared requests must match a template.
-    by_template: Vec<DeviceResource>,
+    templated: Vec<DeviceResource>,
 }
 
-impl Settings {
+impl DeviceShareSettings {
     fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
         let args: Args = crate::common::args::decode(NAME, value)?;
         let scorer = args.scorer()?;
-        args.warn(context.gates.get("DevicePluginAdaption") == Some(&true));
+        args.warn_about_unused(context.gates.get("DevicePluginAdaption") == Some(&true));
         Ok(Self {
             scorer,
-            by_template: args.matched_resources(),
+            templated: args.matched_resources(),
             args,
         })
     }
@@ -93,47 +93,51 @@ pub(crate) fn build(
 ) -> Result<BoxedPlugin, BuildError> {
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
     Ok(Box::new(DeviceShare {
-        settings: PerProfile::new(Settings::new(value, context)?),
-        numbers: None,
+        settings: PerProfile::new(DeviceShareSettings::new(value, context)?),
+        resource_ids: None,
         quirks: Quirks {
             worst_partition_first: gate("UpstreamGPUPartitionOrder"),
             straight_shared_score: gate("StraightSharedGPUScore"),
         },
-        known: FxHashMap::default(),
+        records: FxHashMap::default(),
         rows: Vec::new(),
-        news: false,
+        last_event_matters: false,
     }))
 }
 
 impl DeviceShare {
     /// Returns the row of `node`; a new row starts with the devices that are known for the node.
-    fn row(&mut self, node: NodeIndex, view: View<'_>) -> &mut Row {
+    fn row(&mut self, node: NodeIndex, view: View<'_>) -> &mut NodeDevices {
         if self.rows.len() <= node.row() {
-            self.rows.resize_with(node.row() + 1, Row::default);
+            self.rows.resize_with(node.row() + 1, NodeDevices::default);
         }
         let row = &mut self.rows[node.row()];
         let name = view.nodes.name(node);
         if row.name != *name {
             // The row belonged to a deleted node, whose pods are gone too.
-            let inventory = self.known.get(name).map(|known| known.inventory.clone());
-            *row = Row::new(name.clone(), inventory);
+            let inventory = self
+                .records
+                .get(name)
+                .map(|record| record.inventory.clone());
+            *row = NodeDevices::new(name.clone(), inventory);
         }
         row
     }
 
-    fn numbers(&self, table: &ResourceTable) -> Numbers {
-        self.numbers.unwrap_or_else(|| pod::numbers(table))
+    fn resource_ids(&self, table: &ResourceTable) -> DeviceResourceIds {
+        self.resource_ids
+            .unwrap_or_else(|| pod::resource_ids(table))
     }
 
-    fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<Incoming>, Rejection> {
-        let by_template = &self.settings.of(cycle.pod).by_template;
-        let numbers = self.numbers(cycle.view.resources);
-        let read = pod::incoming(cycle.pod, by_template, &numbers);
+    fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<DevicePod>, Rejection> {
+        let templated = &self.settings.of(cycle.pod).templated;
+        let resource_ids = self.resource_ids(cycle.view.resources);
+        let read = pod::incoming(cycle.pod, templated, &resource_ids);
         read.map_err(Rejection::unresolvable)
     }
 
     /// Records the devices that a pod on `node` holds according to its annotation.
-    fn learn(
+    fn record_allocation(
         &mut self,
         old: Option<&PodInfo>,
         pod: &Arc<PodInfo>,
@@ -141,15 +145,15 @@ impl DeviceShare {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        let said = pod::held(pod);
-        let wants = pod::wants_devices(pod, &self.numbers(view.resources));
+        let allocation = pod::parse_holding(pod);
+        let wants = pod::requests_devices(pod, &self.resource_ids(view.resources));
         let had = old.is_some_and(|old| old.annotation(annotations::DEVICE_ALLOCATED).is_some());
         let row = self.row(node, view);
-        let before = row.books.get(&pod.uid).is_some();
-        match said {
+        let before = row.allocations.get(&pod.uid).is_some();
+        match allocation {
             Ok(Some(holding)) => {
                 row.unknown.remove(&pod.uid);
-                if row.books.get(&pod.uid) != Some(&holding) {
+                if row.allocations.get(&pod.uid) != Some(&holding) {
                     row.put(pod, holding);
                     fx.touched.push(node);
                 }
@@ -178,25 +182,25 @@ impl DeviceShare {
     }
 
     fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        self.news = false;
-        let whole = || change.new_as::<scheduling::Device>().cloned();
-        let whole = whole().map(SeenDevice::from);
-        let Some(object) = change.new_as::<SeenDevice>().or(whole.as_ref()) else {
+        self.last_event_matters = false;
+        let full = || change.new_as::<scheduling::Device>().cloned();
+        let full = full().map(DeviceObject::from);
+        let Some(object) = change.new_as::<DeviceObject>().or(full.as_ref()) else {
             return;
         };
         let name = object.name.clone();
         let node = view.nodes.find(&name);
-        let gone = change.action == Action::DELETE;
-        let (inventory, problems) = if gone {
-            match self.known.get(&name) {
-                Some(known) => (Arc::new(known.inventory.withdrawn()), Vec::new()),
+        let deleted = change.action == Action::DELETE;
+        let (inventory, problems) = if deleted {
+            match self.records.get(&name) {
+                Some(record) => (Arc::new(record.inventory.withdrawn()), Vec::new()),
                 None => return,
             }
         } else {
             (object.inventory.clone(), object.problems.clone())
         };
-        let before = self.known.get(&name);
-        if before.is_none_or(|known| known.problems != problems) {
+        let before = self.records.get(&name);
+        if before.is_none_or(|record| record.problems != problems) {
             let problem = |message: &String| Problem {
                 kind: "Device",
                 namespace: String::new(),
@@ -206,19 +210,19 @@ impl DeviceShare {
             };
             fx.problems.extend(problems.iter().map(problem));
         }
-        let same = before.is_some_and(|known| known.inventory == inventory);
-        self.news = !same;
+        let same = before.is_some_and(|record| record.inventory == inventory);
+        self.last_event_matters = !same;
         let exists = node.is_some_and(|node| view.nodes.info(node).is_some());
-        if gone && !exists {
-            self.known.remove(&name);
+        if deleted && !exists {
+            self.records.remove(&name);
         } else {
-            let known = Known {
+            let record = DeviceRecord {
                 inventory: inventory.clone(),
                 problems,
-                gone,
-                badly_planned: object.badly_planned,
+                deleted,
+                not_well_planned: object.not_well_planned,
             };
-            self.known.insert(name, known);
+            self.records.insert(name, record);
         }
         if let Some(node) = node
             && !same
@@ -263,14 +267,14 @@ impl Plugin for DeviceShare {
         args: Option<&Value>,
         context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let settings = Settings::new(args, context);
+        let settings = DeviceShareSettings::new(args, context);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
 }
 
 impl Sign for DeviceShare {
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        pod::sign(pod, &self.numbers(table), signature);
+        pod::sign(pod, &self.resource_ids(table), signature);
         Signable::Yes
     }
 }
@@ -278,7 +282,7 @@ impl Sign for DeviceShare {
 impl Inputs for DeviceShare {
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
+            Watch::of_kept::<scheduling::Device, DeviceObject>(DEVICES)
                 .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
             restricted::watch(),
         ]
@@ -300,7 +304,8 @@ impl PreFilter for DeviceShare {
 
 impl Filter for DeviceShare {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(pod), Some(info)) = (state.get::<Incoming>(), cycle.view.nodes.info(node)) else {
+        let (Some(pod), Some(info)) = (state.get::<DevicePod>(), cycle.view.nodes.info(node))
+        else {
             return Ok(());
         };
         if pod.need.shares_gpus() {
@@ -326,8 +331,10 @@ impl Filter for DeviceShare {
                 )));
             }
         }
-        let placed = self.place(cycle, pod, node, How::default());
-        placed.map(|_| ()).map_err(|No(rejection)| rejection)
+        let placed = self.place(cycle, pod, node, PlacementMode::default());
+        placed
+            .map(|_| ())
+            .map_err(|NodeRejection(rejection)| rejection)
     }
 }
 
@@ -342,7 +349,7 @@ impl PreScore for DeviceShare {
 
 impl Score for DeviceShare {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+        let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return 0;
         };
         let Some(inventory) = row.managed() else {
@@ -350,14 +357,14 @@ impl Score for DeviceShare {
         };
         let without;
         let used = if cycle.overlay.removed.is_empty() {
-            row.books.used()
+            row.allocations.used()
         } else {
-            without = row.books.without(|uid| cycle.overlay.removes(uid));
+            without = row.allocations.without(|uid| cycle.overlay.removes(uid));
             &without
         };
         let rules = Rules {
             numa: cycle.numa,
-            ..self.rules(cycle.pod, How::default())
+            ..self.rules(cycle.pod, PlacementMode::default())
         };
         let site = site(inventory, used, cycle.view, node);
         score_node(&pod.need, &site, &rules).unwrap_or(0)
@@ -387,12 +394,12 @@ impl QueueHints for DeviceShare {
     }
     fn hint(&self, _pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         match (event.subject, event.pod) {
-            (Subject::AssignedPod, Some(gone))
-                if !pod::wants_devices(gone, &self.numbers(view.resources)) =>
+            (Subject::AssignedPod, Some(deleted))
+                if !pod::requests_devices(deleted, &self.resource_ids(view.resources)) =>
             {
                 Helps::Skip
             }
-            (Subject::Object(DEVICES), _) if !self.news => Helps::Skip,
+            (Subject::Object(DEVICES), _) if !self.last_event_matters => Helps::Skip,
             _ => Helps::Queue,
         }
     }
@@ -402,14 +409,14 @@ impl PreBind for DeviceShare {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
         let key = annotations::DEVICE_ALLOCATED;
         let row = self.rows.get(node.row());
-        let held = row.and_then(|row| Some((row, row.books.get(&cycle.pod.uid)?)));
-        let Some((row, held)) = held else {
+        let holding = row.and_then(|row| Some((row, row.allocations.get(&cycle.pod.uid)?)));
+        let Some((row, holding)) = holding else {
             take_back(cycle.pod, key, patch);
             return Ok(());
         };
-        let said = held.devices.to_annotation(row.inventory.as_deref());
-        let text =
-            serde_json::to_string(&said).map_err(|error| Rejection::error(error.to_string()))?;
+        let allocation = holding.devices.to_annotation(row.inventory.as_deref());
+        let text = serde_json::to_string(&allocation)
+            .map_err(|error| Rejection::error(error.to_string()))?;
         patch.annotations.insert(key.to_owned(), text);
         Ok(())
     }
@@ -417,24 +424,24 @@ impl PreBind for DeviceShare {
 
 impl Insight for DeviceShare {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
-        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+        let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return;
         };
         let Some(inventory) = row.managed() else {
             return;
         };
-        let used = row.books.without(|uid| cycle.overlay.removes(uid));
+        let used = row.allocations.without(|uid| cycle.overlay.removes(uid));
         let site = site(inventory, &used, cycle.view, node);
-        let rules = self.rules(cycle.pod, How::default());
-        lack(&pod.need, &site, &rules, out);
+        let rules = self.rules(cycle.pod, PlacementMode::default());
+        add_shortfall(&pod.need, &site, &rules, out);
     }
     fn explain(&self, pod: &PodInfo, _view: View<'_>) -> Option<Value> {
-        let held = self.rows.iter().find_map(|row| {
-            let held = row.books.get(&pod.uid)?;
-            Some((row, held))
+        let holding = self.rows.iter().find_map(|row| {
+            let holding = row.allocations.get(&pod.uid)?;
+            Some((row, holding))
         });
-        let (row, held) = held?;
-        let devices = held.devices.to_annotation(row.inventory.as_deref());
+        let (row, holding) = holding?;
+        let devices = holding.devices.to_annotation(row.inventory.as_deref());
         Some(serde_json::json!({"node": &*row.name, "devices": devices}))
     }
     fn inspections(&self) -> &'static [&'static str] {
@@ -446,7 +453,7 @@ impl Insight for DeviceShare {
         _query: &BTreeMap<String, String>,
         _view: View<'_>,
     ) -> Result<Value, NotShown> {
-        let managed = |row: &&Row| row.managed().is_some();
+        let managed = |row: &&NodeDevices| row.managed().is_some();
         match path {
             ["nodeDeviceSummaries"] => {
                 let rows = self.rows.iter().filter(managed);
@@ -457,7 +464,7 @@ impl Insight for DeviceShare {
             ["nodeDeviceSummaries", name] => {
                 let mut rows = self.rows.iter().filter(managed);
                 let row = rows.find(|row| *row.name == **name);
-                row.map(Row::summary)
+                row.map(NodeDevices::summary)
                     .ok_or_else(|| NotShown::missing(format_args!("node {name}")))
             }
             _ => Err(NotShown::NoSuchPath),
@@ -478,20 +485,20 @@ impl ObjectEvents for DeviceShare {
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        if self.numbers.is_none() {
-            self.numbers = Some(pod::numbers(view.resources));
+        if self.resource_ids.is_none() {
+            self.resource_ids = Some(pod::resource_ids(view.resources));
         }
         let name = self.rows.get(node.row()).map(|row| row.name.clone());
         // When a node is deleted, a Device object that was deleted before is dropped with it.
         if view.nodes.info(node).is_none()
             && let Some(name) = name
-            && self.known.get(&name).is_some_and(|known| known.gone)
+            && self.records.get(&name).is_some_and(|record| record.deleted)
         {
-            self.known.remove(&name);
+            self.records.remove(&name);
         }
         // The row may have been unused since it last had this name.
-        let known = self.known.get(view.nodes.name(node));
-        let inventory = known.map(|known| known.inventory.clone());
+        let record = self.records.get(view.nodes.name(node));
+        let inventory = record.map(|record| record.inventory.clone());
         self.row(node, view).inventory = inventory;
     }
 }
@@ -506,7 +513,7 @@ impl PodEvents for DeviceShare {
     ) {
         // An assumed pod's annotation comes from an earlier attempt that failed.
         if pod.node.is_some() {
-            self.learn(None, pod, node, view, fx);
+            self.record_allocation(None, pod, node, view, fx);
         }
     }
     fn on_updated(
@@ -518,12 +525,12 @@ impl PodEvents for DeviceShare {
         fx: &mut Effects,
     ) {
         let same = |key| old.annotation(key) == new.annotation(key);
-        let told = old.node.is_some()
+        let unchanged = old.node.is_some()
             && same(annotations::DEVICE_ALLOCATED)
             && same(annotations::RESERVATION_ALLOCATED);
-        if new.node.is_some() && !told {
+        if new.node.is_some() && !unchanged {
             let old = Some(&**old).filter(|old| old.node.is_some());
-            self.learn(old, new, node, view, fx);
+            self.record_allocation(old, new, node, view, fx);
         }
     }
     fn on_unassigned(
@@ -533,7 +540,7 @@ impl PodEvents for DeviceShare {
         view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.row(node, view).forget(&pod.uid);
+        self.row(node, view).remove(&pod.uid);
     }
 }
 
@@ -542,12 +549,12 @@ impl Reserve for DeviceShare {
         let Some(pod) = self.incoming(cycle)? else {
             return Ok(());
         };
-        let how = How {
+        let mode = PlacementMode {
             numa: cycle.numa,
-            for_real: true,
+            in_full: true,
         };
-        let placed = self.place(cycle, &pod, node, how);
-        let Some(devices) = placed.map_err(|No(rejection)| rejection)? else {
+        let placed = self.place(cycle, &pod, node, mode);
+        let Some(devices) = placed.map_err(|NodeRejection(rejection)| rejection)? else {
             return Ok(());
         };
         let holding = Holding {
@@ -560,7 +567,7 @@ impl Reserve for DeviceShare {
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
-        self.row(node, cycle.view).forget(&cycle.pod.uid);
+        self.row(node, cycle.view).remove(&cycle.pod.uid);
         fx.touched.push(node);
     }
 }
@@ -573,7 +580,7 @@ impl Alignment for DeviceShare {
         node: NodeIndex,
         _policy: &NumaPolicy,
     ) -> Result<Offers, Rejection> {
-        let (Some(pod), Some(row)) = (state.get::<Incoming>(), self.rows.get(node.row())) else {
+        let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return Ok(Offers::new());
         };
         let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
@@ -581,27 +588,30 @@ impl Alignment for DeviceShare {
             return Ok(Offers::new());
         };
         let place = |mask| {
-            let how = How {
+            let mode = PlacementMode {
                 numa: Some(mask),
-                ..How::default()
+                ..PlacementMode::default()
             };
-            let placed = self.place(cycle, pod, node, how)?;
+            let placed = self.place(cycle, pod, node, mode)?;
             Ok(placed.unwrap_or_default())
         };
-        let hints = numa_hints(&pod.need, inventory, place).map_err(|No(rejection)| rejection)?;
+        let hints = numa_hints(&pod.need, inventory, place)
+            .map_err(|NodeRejection(rejection)| rejection)?;
         let offer = |(kind, hints): (DeviceType, _)| (Arc::from(kind.name()), Some(hints));
         Ok(hints.into_iter().map(offer).collect())
     }
     fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(pod) = state.get::<Incoming>() else {
+        let Some(pod) = state.get::<DevicePod>() else {
             return Ok(());
         };
-        let how = How {
+        let mode = PlacementMode {
             numa: cycle.numa,
-            ..How::default()
+            ..PlacementMode::default()
         };
-        let placed = self.place(cycle, pod, node, how);
-        placed.map(|_| ()).map_err(|No(rejection)| rejection)
+        let placed = self.place(cycle, pod, node, mode);
+        placed
+            .map(|_| ())
+            .map_err(|NodeRejection(rejection)| rejection)
     }
     fn agrees(
         &self,
@@ -610,17 +620,17 @@ impl Alignment for DeviceShare {
         node: NodeIndex,
         from: &Arc<PodInfo>,
     ) -> bool {
-        let Some(pod) = state.get::<Incoming>() else {
+        let Some(pod) = state.get::<DevicePod>() else {
             return true;
         };
         let cycle = Cycle {
             nominated: Some(from),
             ..*cycle
         };
-        let how = How {
+        let mode = PlacementMode {
             numa: cycle.numa,
-            ..How::default()
+            ..PlacementMode::default()
         };
-        self.place(&cycle, pod, node, how).is_ok()
+        self.place(&cycle, pod, node, mode).is_ok()
     }
 }

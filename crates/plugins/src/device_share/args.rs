@@ -13,33 +13,33 @@ use serde::Deserialize;
 pub(super) struct Args {
     /// Deprecated upstream, without effect.
     allocator: String,
-    scoring_strategy: Option<Strategy>,
+    scoring_strategy: Option<DeviceScoringStrategy>,
     #[serde(rename = "disableDeviceNUMATopologyAlignment")]
     disable_alignment: bool,
     #[serde(rename = "gpuSharedResourceTemplatesConfig")]
-    templates: Option<Templates>,
+    templates: Option<TemplatesConfig>,
     #[serde(rename = "gpuShareUnsupportedModels")]
-    unsupported: Vec<Model>,
+    unsupported: Vec<GpuModel>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Strategy {
+struct DeviceScoringStrategy {
     #[serde(rename = "type")]
     kind: String,
-    resources: Vec<Weight>,
+    resources: Vec<DeviceWeight>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Weight {
+struct DeviceWeight {
     name: String,
     weight: i64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Templates {
+struct TemplatesConfig {
     config_map_namespace: Option<String>,
     config_map_name: Option<String>,
     matched_resources: Option<Vec<String>>,
@@ -47,7 +47,7 @@ struct Templates {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Model {
+struct GpuModel {
     vendor: String,
     model: String,
 }
@@ -79,7 +79,7 @@ impl Args {
             }
         };
         let mut weights = Vec::new();
-        for (at, Weight { name, weight }) in strategy.resources.iter().enumerate() {
+        for (at, DeviceWeight { name, weight }) in strategy.resources.iter().enumerate() {
             if !(1..=100).contains(weight) {
                 return Err(invalid(
                     NAME,
@@ -90,7 +90,7 @@ impl Args {
             }
             // Resources that no device offers are ignored.
             if let Some(resource) = DeviceResource::parse(name) {
-                weights.retain(|(known, _)| *known != resource);
+                weights.retain(|(other, _)| *other != resource);
                 weights.push((resource, *weight));
             }
         }
@@ -104,7 +104,7 @@ impl Args {
     /// Returns true if GPUs of this vendor and model cannot be shared.
     pub(super) fn forbids_sharing(&self, vendor: &str, model: &str) -> bool {
         let mut models = self.unsupported.iter();
-        models.any(|known| known.vendor == vendor && known.model == model)
+        models.any(|it| it.vendor == vendor && it.model == model)
     }
 
     /// Returns the resources whose shared requests must match a template.
@@ -122,7 +122,7 @@ impl Args {
     }
 
     /// Logs the settings that are accepted but have no effect.
-    pub(super) fn warn(&self, adaption: bool) {
+    pub(super) fn warn_about_unused(&self, adaption: bool) {
         if !self.allocator.is_empty() {
             tracing::warn!(plugin = NAME, allocator = %self.allocator, "allocator has no effect");
         }

@@ -13,8 +13,8 @@ static NOT_WELL_PLANNED: Family = Family {
 impl DeviceShare {
     pub(super) fn measured(&self, out: &mut Readings) {
         out.renew(&NOT_WELL_PLANNED);
-        for (node, known) in &self.known {
-            if known.badly_planned && !known.gone {
+        for (node, record) in &self.records {
+            if record.not_well_planned && !record.deleted {
                 out.add(&NOT_WELL_PLANNED, &[node], 1.0);
             }
         }

@@ -1,8 +1,8 @@
 //! Choosing the devices for one pod on one node.
 
-use super::books::Row;
-use super::pod::Incoming;
-use super::{DeviceShare, Settings, UNKNOWN};
+use super::allocations::NodeDevices;
+use super::pod::DevicePod;
+use super::{DeviceShare, DeviceShareSettings, UNKNOWN};
 use crate::common::restricted::is_restricted;
 use koord_api::labels;
 use koord_model::device::{
@@ -18,9 +18,9 @@ const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reserv
 
 /// The rejection of a node for a pod.
 #[derive(Debug)]
-pub(super) struct No(pub(super) Rejection);
+pub(super) struct NodeRejection(pub(super) Rejection);
 
-impl From<Refusal> for No {
+impl From<Refusal> for NodeRejection {
     fn from(refusal: Refusal) -> Self {
         Self(if refusal.resolvable {
             Rejection::unschedulable(refusal.reason)
@@ -32,10 +32,10 @@ impl From<Refusal> for No {
 
 /// Conditions of one placement attempt.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct How {
+pub(super) struct PlacementMode {
     pub(super) numa: Option<NumaMask>,
     /// True in Reserve, where devices are chosen in full; false where only feasibility is checked.
-    pub(super) for_real: bool,
+    pub(super) in_full: bool,
 }
 
 impl DeviceShare {
@@ -44,10 +44,10 @@ impl DeviceShare {
     pub(super) fn place(
         &self,
         cycle: &Cycle<'_>,
-        pod: &Incoming,
+        pod: &DevicePod,
         node: NodeIndex,
-        how: How,
-    ) -> Result<Option<Allocation>, No> {
+        mode: PlacementMode,
+    ) -> Result<Option<Allocation>, NodeRejection> {
         let Some(row) = self.rows.get(node.row()) else {
             return Ok(None);
         };
@@ -56,20 +56,22 @@ impl DeviceShare {
         };
         let overlay = cycle.overlay;
         if row.unknown.iter().any(|uid| !overlay.removes(uid)) {
-            return Err(No(Rejection::unschedulable(UNKNOWN)));
+            return Err(NodeRejection(Rejection::unschedulable(UNKNOWN)));
         }
-        let reserves = |uid: &str| row.books.get(uid).is_some_and(|held| held.reserves);
+        let reserves = |uid: &str| {
+            row.allocations
+                .get(uid)
+                .is_some_and(|absorbed| absorbed.reserves)
+        };
         // The pods that a reservation absorbs count as removed before Reserve; in Reserve they are still
         // present.
-        let moves_in = |uid: &str| cycle.taken_in().iter().any(|pod| *pod.uid == *uid);
+        let is_absorbed = |uid: &str| cycle.taken_in().iter().any(|pod| *pod.uid == *uid);
         // Pods that leave. What a removed reservation holds becomes free only for other reservations; owners
         // get it through `place_in`.
         let leaves = |uid: &str| {
-            overlay
-                .removed
-                .iter()
-                .any(|gone| *gone.uid == *uid && (!gone.is_holder() || cycle.pod.is_holder()))
-                || moves_in(uid)
+            overlay.removed.iter().any(|removed_pod| {
+                *removed_pod.uid == *uid && (!removed_pod.is_holder() || cycle.pod.is_holder())
+            }) || is_absorbed(uid)
         };
         let nominated = cycle.nominated.map(std::slice::from_ref);
         let offered = nominated.unwrap_or(overlay.removed);
@@ -78,41 +80,41 @@ impl DeviceShare {
             .filter(|from| from.is_holder() && reserves(&from.uid) && !leaves(&from.uid))
             .collect();
         if pod.ignores_reservations {
-            let used = row.books.without(|uid| leaves(uid) || reserves(uid));
+            let used = row.allocations.without(|uid| leaves(uid) || reserves(uid));
             return Ok(Some(self.allocate(
-                cycle, pod, inventory, &used, node, how, None, [0; 3],
+                cycle, pod, inventory, &used, node, mode, None, [0; 3],
             )?));
         }
         let mut reasons: Vec<Reason> = Vec::new();
         for from in &offered {
-            match self.place_in(cycle, pod, node, how, row, inventory, from, &leaves) {
-                Ok(found) => return Ok(Some(found)),
+            match self.place_in(cycle, pod, node, mode, row, inventory, from, &leaves) {
+                Ok(allocation) => return Ok(Some(allocation)),
                 Err(refusal) => {
                     reasons.push(format!("Reservation(s) {}", refusal.reason).into());
                 }
             }
         }
         if pod.needs_reservation && !reasons.is_empty() {
-            return Err(No(Rejection {
+            return Err(NodeRejection(Rejection {
                 code: Code::Unschedulable,
                 reasons: Reasons::Many(reasons.into()),
             }));
         }
         let without;
         let used = if overlay.removed.is_empty() && cycle.taken_in().is_empty() {
-            row.books.used()
+            row.allocations.used()
         } else {
-            without = row.books.without(leaves);
+            without = row.allocations.without(leaves);
             &without
         };
-        let inside = inside(cycle, row);
-        if inside.iter().any(|units| !units.is_empty()) {
-            let found = self.place_around(cycle, pod, node, how, inventory, used, &inside);
-            return Ok(Some(found?));
+        let absorbed = absorbed_units(cycle, row);
+        if absorbed.iter().any(|units| !units.is_empty()) {
+            let allocation = self.place_around(cycle, pod, node, mode, inventory, used, &absorbed);
+            return Ok(Some(allocation?));
         }
         let within = pod.designated.as_ref().map(|(units, _)| units);
-        let found = self.allocate(cycle, pod, inventory, used, node, how, within, [0; 3])?;
-        Ok(Some(found))
+        let allocation = self.allocate(cycle, pod, inventory, used, node, mode, within, [0; 3])?;
+        Ok(Some(allocation))
     }
 
     /// Returns the devices that the pod would get from one reservation, topped up from the node where the
@@ -124,27 +126,29 @@ impl DeviceShare {
     fn place_in(
         &self,
         cycle: &Cycle<'_>,
-        pod: &Incoming,
+        pod: &DevicePod,
         node: NodeIndex,
-        how: How,
-        row: &Row,
+        mode: PlacementMode,
+        row: &NodeDevices,
         inventory: &Inventory,
         from: &PodInfo,
         leaves: &impl Fn(&str) -> bool,
     ) -> Result<Allocation, Refusal> {
-        let used = row.books.without(|uid| leaves(uid) || *uid == *from.uid);
-        let left = row.books.left_of(&from.uid, leaves);
+        let used = row
+            .allocations
+            .without(|uid| leaves(uid) || *uid == *from.uid);
+        let remaining = row.allocations.left_of(&from.uid, leaves);
         let restricted = is_restricted(cycle.view, &from.uid);
         let place = |within: Option<&[PerMinor; 3]>, preferred| {
-            self.allocate(cycle, pod, inventory, &used, node, how, within, preferred)
+            self.allocate(cycle, pod, inventory, &used, node, mode, within, preferred)
         };
-        let preferred = DeviceType::ALL.map(|kind| left.set_of(kind));
-        let units = DeviceType::ALL.map(|kind| left.units(kind));
+        let preferred = DeviceType::ALL.map(|kind| remaining.set_of(kind));
+        let units = DeviceType::ALL.map(|kind| remaining.units(kind));
         if restricted {
             return place(Some(&units), preferred);
         }
         // The reserved devices are tried first, then any device of the node.
-        let all = DeviceType::ALL.map(|kind| whole(inventory, kind, &units[kind.index()]));
+        let all = DeviceType::ALL.map(|kind| full_capacity(inventory, kind, &units[kind.index()]));
         place(Some(&all), preferred).or_else(|_| place(None, preferred))
     }
 
@@ -157,46 +161,48 @@ impl DeviceShare {
     fn place_around(
         &self,
         cycle: &Cycle<'_>,
-        pod: &Incoming,
+        pod: &DevicePod,
         node: NodeIndex,
-        how: How,
+        mode: PlacementMode,
         inventory: &Inventory,
         used: &Used,
-        inside: &[PerMinor; 3],
+        absorbed: &[PerMinor; 3],
     ) -> Result<Allocation, Refusal> {
-        let theirs = DeviceType::ALL.map(|kind| whole(inventory, kind, &inside[kind.index()]));
-        let preferred = DeviceType::ALL.map(|kind| inside[kind.index()].set_of());
+        let absorbed_devices =
+            DeviceType::ALL.map(|kind| full_capacity(inventory, kind, &absorbed[kind.index()]));
+        let preferred = DeviceType::ALL.map(|kind| absorbed[kind.index()].set_of());
         // Types that the reservation does not request stay with the pods.
-        let asked = |kind: &DeviceType| pod.need.asks_for(*kind);
-        let covers = |found: &Allocation| {
-            let mut asked = DeviceType::ALL.into_iter().filter(asked);
-            asked.all(|kind| found.covers(kind, &inside[kind.index()]))
+        let is_requested = |kind: &DeviceType| pod.need.asks_for(*kind);
+        let covers = |allocation: &Allocation| {
+            let mut requested = DeviceType::ALL.into_iter().filter(is_requested);
+            requested.all(|kind| allocation.covers(kind, &absorbed[kind.index()]))
         };
         let place = |within: Option<&[PerMinor; 3]>| {
-            let found = self.allocate(cycle, pod, inventory, used, node, how, within, preferred)?;
-            match covers(&found) {
-                true => Ok(found),
+            let allocation =
+                self.allocate(cycle, pod, inventory, used, node, mode, within, preferred)?;
+            match covers(&allocation) {
+                true => Ok(allocation),
                 false => Err(Refusal {
                     reason: NOT_INSIDE,
                     resolvable: true,
                 }),
             }
         };
-        place(Some(&theirs)).or_else(|_| place(None))
+        place(Some(&absorbed_devices)).or_else(|_| place(None))
     }
 
     #[allow(
         clippy::too_many_arguments,
-        reason = "gathers what the model wants to know of the node and of the pod"
+        reason = "gathers the inputs of the model's allocation"
     )]
     fn allocate(
         &self,
         cycle: &Cycle<'_>,
-        pod: &Incoming,
+        pod: &DevicePod,
         inventory: &Inventory,
         used: &Used,
         node: NodeIndex,
-        how: How,
+        mode: PlacementMode,
         within: Option<&[PerMinor; 3]>,
         preferred: [u64; 3],
     ) -> Result<Allocation, Refusal> {
@@ -204,17 +210,17 @@ impl DeviceShare {
             within,
             preferred,
             functions: pod.designated.as_ref().map(|(_, functions)| functions),
-            ..self.rules(cycle.pod, how)
+            ..self.rules(cycle.pod, mode)
         };
         allocate(&pod.need, &site(inventory, used, cycle.view, node), &rules)
     }
 
-    pub(super) fn rules(&self, pod: &PodInfo, how: How) -> Rules<'_> {
-        let Settings { args, scorer, .. } = self.settings.of(pod);
+    pub(super) fn rules(&self, pod: &PodInfo, mode: PlacementMode) -> Rules<'_> {
+        let DeviceShareSettings { args, scorer, .. } = self.settings.of(pod);
         Rules {
-            numa: how.numa.filter(|_| !args.disable_alignment()),
+            numa: mode.numa.filter(|_| !args.disable_alignment()),
             scorer: Some(scorer),
-            in_full: how.for_real,
+            in_full: mode.in_full,
             quirks: self.quirks,
             ..Rules::default()
         }
@@ -222,12 +228,12 @@ impl DeviceShare {
 }
 
 /// Returns the device units held by the pods that the reservation absorbs.
-fn inside(cycle: &Cycle<'_>, row: &Row) -> [PerMinor; 3] {
+fn absorbed_units(cycle: &Cycle<'_>, row: &NodeDevices) -> [PerMinor; 3] {
     let mut out = <[PerMinor; 3]>::default();
-    let held = cycle.taken_in().iter();
-    for held in held.filter_map(|pod| row.books.get(&pod.uid)) {
+    let absorbed = cycle.taken_in().iter();
+    for absorbed in absorbed.filter_map(|pod| row.allocations.get(&pod.uid)) {
         for kind in DeviceType::ALL {
-            for grant in held.devices.of(kind) {
+            for grant in absorbed.devices.of(kind) {
                 out[kind.index()].add(grant.minor, &grant.units);
             }
         }
@@ -236,7 +242,7 @@ fn inside(cycle: &Cycle<'_>, row: &Row) -> [PerMinor; 3] {
 }
 
 /// Returns the full capacity of each device that `some` lists.
-fn whole(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> PerMinor {
+fn full_capacity(inventory: &Inventory, kind: DeviceType, some: &PerMinor) -> PerMinor {
     let mut out = PerMinor::default();
     for (minor, _) in some.iter() {
         if let Some(device) = inventory.device(kind, minor) {
@@ -269,7 +275,7 @@ pub(super) fn site<'a>(
 }
 
 /// Adds the node's shortfall for each type of device to `out`.
-pub(super) fn lack(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Lacks) {
+pub(super) fn add_shortfall(need: &Need, site: &Site<'_>, rules: &Rules<'_>, out: &mut Lacks) {
     for (kind, wanted, each, serving) in supply(need, site, rules) {
         if serving < wanted {
             out.add((wanted - serving) as f64 / wanted as f64, || {

@@ -23,11 +23,11 @@ const PRE_ALLOCATION_REQUIRED: &str = "scheduling.koordinator.sh/pre-allocation-
 const NO_TEMPLATE: &str = "no matched GPU shared resource template";
 
 /// Devices of an earlier decision to use again: units per device and the virtual functions, by device type.
-pub(super) type Designated = ([PerMinor; 3], [Vec<(u8, String)>; 3]);
+pub(super) type PreviousDevices = ([PerMinor; 3], [Vec<(u8, String)>; 3]);
 
 /// A pod's device request as PreFilter computes it.
 #[derive(Debug)]
-pub(super) struct Incoming {
+pub(super) struct DevicePod {
     pub(super) need: Need,
     /// GPU isolation provider that the node must have for the pod to share a GPU; `None` if any will do.
     pub(super) isolation: Option<String>,
@@ -35,20 +35,20 @@ pub(super) struct Incoming {
     pub(super) needs_reservation: bool,
     /// True if the pod may also use devices that are reserved for others.
     pub(super) ignores_reservations: bool,
-    pub(super) designated: Option<Designated>,
+    pub(super) designated: Option<PreviousDevices>,
 }
 
 /// Resource ids of the device resources, in the order of [`DeviceResource::ALL`].
-pub(super) type Numbers = [ResourceId; RESOURCES];
+pub(super) type DeviceResourceIds = [ResourceId; RESOURCES];
 
 /// Returns the ids of the device resources.
-pub(super) fn numbers(table: &ResourceTable) -> Numbers {
+pub(super) fn resource_ids(table: &ResourceTable) -> DeviceResourceIds {
     DeviceResource::ALL.map(|resource| table.intern(resource.name()))
 }
 
 /// Returns the pod's requests for device resources.
-fn units(pod: &PodInfo, numbers: &Numbers) -> Units {
-    let amounts = DeviceResource::ALL.into_iter().zip(numbers);
+fn units(pod: &PodInfo, resource_ids: &DeviceResourceIds) -> Units {
+    let amounts = DeviceResource::ALL.into_iter().zip(resource_ids);
     amounts
         .map(|(resource, id)| (resource, pod.requests.get(*id)))
         .filter(|(_, amount)| *amount != 0)
@@ -56,56 +56,58 @@ fn units(pod: &PodInfo, numbers: &Numbers) -> Units {
 }
 
 /// Returns true if the pod requests devices.
-pub(super) fn wants_devices(pod: &PodInfo, numbers: &Numbers) -> bool {
-    !units(pod, numbers).is_zero()
+pub(super) fn requests_devices(pod: &PodInfo, resource_ids: &DeviceResourceIds) -> bool {
+    !units(pod, resource_ids).is_zero()
 }
 
 /// Returns the pod's device request; `None` if it requests no devices. Shared requests for resources in
-/// `by_template` are rejected, because templates are not supported.
+/// `templated` are rejected, because templates are not supported.
 ///
 /// # Errors
 /// Returns the message that rejects the pod on every node: an invalid annotation or an impossible request.
 pub(super) fn incoming(
     pod: &PodInfo,
-    by_template: &[DeviceResource],
-    numbers: &Numbers,
-) -> Result<Option<Incoming>, String> {
-    let units = units(pod, numbers);
+    templated: &[DeviceResource],
+    resource_ids: &DeviceResourceIds,
+) -> Result<Option<DevicePod>, String> {
+    let units = units(pod, resource_ids);
     if units.is_zero() && pod.annotation(annotations::DEVICE_ALLOCATED).is_none() {
         return Ok(None);
     }
-    let said = pod.facet(Said::read);
-    let before = said.held.as_ref().map_err(Clone::clone)?.as_ref();
+    let parsed = pod.facet(DeviceAnnotations::read);
+    let before = parsed.holding.as_ref().map_err(Clone::clone)?.as_ref();
     if units.is_zero() {
         return Ok(None);
     }
-    let (hints, joint, partition) = said.wishes.as_ref().map_err(Clone::clone)?;
+    let (hints, joint, partition) = parsed.hints.as_ref().map_err(Clone::clone)?;
     let need = Need::new(&units, hints, joint.as_ref(), partition.as_ref())
         .map_err(|error| error.to_string())?;
     let Some(need) = need else {
         return Ok(None);
     };
     if let Some(gpu) = need.gpu.as_ref().filter(|gpu| gpu.shared)
-        && by_template.iter().any(|resource| gpu.each.lists(*resource))
+        && templated.iter().any(|resource| gpu.each.lists(*resource))
     {
         return Err(NO_TEMPLATE.to_owned());
     }
-    let has_affinity = said.has_affinity.clone()?;
+    let has_affinity = parsed.has_affinity.clone()?;
     let isolation = label(pod, labels::GPU_ISOLATION_PROVIDER);
-    Ok(Some(Incoming {
+    Ok(Some(DevicePod {
         need,
         isolation: isolation.filter(|text| !text.is_empty()).map(str::to_owned),
         needs_reservation: has_affinity || label(pod, PRE_ALLOCATION_REQUIRED) == Some("true"),
         ignores_reservations: label(pod, labels::RESERVATION_IGNORED) == Some("true"),
-        designated: before.filter(|_| said.keeps_devices).map(designated),
+        designated: before
+            .filter(|_| parsed.keeps_devices)
+            .map(previous_devices),
     }))
 }
 
 /// Adds everything that [`incoming`] reads to the pod's signature.
-pub(super) fn sign(pod: &PodInfo, numbers: &Numbers, signature: &mut Signature) {
-    let held = pod.annotation(annotations::DEVICE_ALLOCATED);
-    signature.text(held.unwrap_or_default());
-    let units = units(pod, numbers);
+pub(super) fn sign(pod: &PodInfo, resource_ids: &DeviceResourceIds, signature: &mut Signature) {
+    let allocated = pod.annotation(annotations::DEVICE_ALLOCATED);
+    signature.text(allocated.unwrap_or_default());
+    let units = units(pod, resource_ids);
     if units.is_zero() {
         return;
     }
@@ -136,9 +138,9 @@ pub(super) fn sign(pod: &PodInfo, numbers: &Numbers, signature: &mut Signature) 
 /// The pod's device annotations, parsed once. Each part has its own error, because not every caller needs
 /// every part.
 #[derive(Debug)]
-struct Said {
-    held: Result<Option<Holding>, String>,
-    wishes: Result<Wishes, String>,
+struct DeviceAnnotations {
+    holding: Result<Option<Holding>, String>,
+    hints: Result<AllocationHints, String>,
     /// True if the pod has a reservation affinity, so that it must be placed in a reservation.
     has_affinity: Result<bool, String>,
     /// True if the pod is to get the devices of an earlier decision again.
@@ -146,26 +148,26 @@ struct Said {
 }
 
 /// The allocate hints, the joint allocation, and the GPU partition spec.
-type Wishes = (
+type AllocationHints = (
     DeviceAllocateHints,
     Option<DeviceJointAllocate>,
     Option<GpuPartitionSpec>,
 );
 
-impl Said {
+impl DeviceAnnotations {
     fn read(pod: &PodInfo) -> Self {
         let key = annotations::RESERVATION_AFFINITY;
         let affinity: Result<Option<Value>, String> = parse(pod, key, "ReservationAffinity");
         Self {
-            held: held(pod),
-            wishes: wishes(pod),
-            has_affinity: affinity.map(|said| said.is_some_and(|said| !said.is_null())),
+            holding: parse_holding(pod),
+            hints: allocation_hints(pod),
+            has_affinity: affinity.map(|it| it.is_some_and(|value| !value.is_null())),
             keeps_devices: keeps_devices(pod),
         }
     }
 }
 
-fn wishes(pod: &PodInfo) -> Result<Wishes, String> {
+fn allocation_hints(pod: &PodInfo) -> Result<AllocationHints, String> {
     let hints = parse(pod, annotations::DEVICE_ALLOCATE_HINT, "DeviceAllocateHint")?;
     let hints: Option<DeviceAllocateHints> = hints;
     let key = annotations::DEVICE_JOINT_ALLOCATE;
@@ -178,15 +180,15 @@ fn wishes(pod: &PodInfo) -> Result<Wishes, String> {
 ///
 /// # Errors
 /// Returns what is wrong with the annotation, with its key and value.
-pub(super) fn held(pod: &PodInfo) -> Result<Option<Holding>, String> {
+pub(super) fn parse_holding(pod: &PodInfo) -> Result<Option<Holding>, String> {
     let key = annotations::DEVICE_ALLOCATED;
     let Some(text) = pod.annotation(key) else {
         return Ok(None);
     };
     let malformed = |error: String| format!("annotation {key} is malformed: {error}: {text:?}");
-    let said: Option<DeviceAllocations> =
+    let parsed: Option<DeviceAllocations> =
         serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-    let devices = Allocation::from_annotation(&said.unwrap_or_default()).map_err(malformed)?;
+    let devices = Allocation::from_annotation(&parsed.unwrap_or_default()).map_err(malformed)?;
     if devices.is_empty() {
         return Ok(None);
     }
@@ -223,10 +225,10 @@ fn keeps_devices(pod: &PodInfo) -> bool {
     })
 }
 
-fn designated(held: &Holding) -> Designated {
-    let units = DeviceType::ALL.map(|kind| held.devices.units(kind));
+fn previous_devices(holding: &Holding) -> PreviousDevices {
+    let units = DeviceType::ALL.map(|kind| holding.devices.units(kind));
     let functions = DeviceType::ALL.map(|kind| {
-        let grants = held.devices.of(kind).iter();
+        let grants = holding.devices.of(kind).iter();
         let all = grants.flat_map(|grant| {
             let functions = grant.functions.iter();
             functions.map(|function| (grant.minor, function.bus_id.clone()))

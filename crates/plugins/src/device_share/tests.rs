@@ -142,7 +142,7 @@ fn decide(engine: &mut Engine) -> Result<BindRequest, String> {
     decisions.next().unwrap_or(Err("no decision".to_owned()))
 }
 
-fn said(bind: &BindRequest) -> Value {
+fn allocation_annotation(bind: &BindRequest) -> Value {
     let text = bind.patch.annotations.get(annotations::DEVICE_ALLOCATED);
     text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
 }
@@ -152,14 +152,18 @@ fn said(bind: &BindRequest) -> Value {
 fn place(engine: &mut Engine, pod: Value) -> String {
     engine.pod_applied(object(pod), now());
     match decide(engine) {
-        Ok(bind) => told(&bind),
+        Ok(bind) => describe_binding(&bind),
         Err(message) => message,
     }
 }
 
-fn told(bind: &BindRequest) -> String {
+fn describe_binding(bind: &BindRequest) -> String {
     let mut text = format!("{}:", bind.node);
-    for (kind, grants) in said(bind).as_object().into_iter().flatten() {
+    for (kind, grants) in allocation_annotation(bind)
+        .as_object()
+        .into_iter()
+        .flatten()
+    {
         let numbers =
             grants.as_array().unwrap().iter().map(|grant| {
                 match grant["extension"]["vfs"][0]["busID"].as_str() {
@@ -247,7 +251,7 @@ fn gpus_are_shared_by_percent_and_by_memory() {
     engine.pod_applied(object(memory("c", 20)), now());
     let bind = decide(&mut engine).unwrap();
     assert_eq!(
-        said(&bind)["gpu"][0]["resources"],
+        allocation_annotation(&bind)["gpu"][0]["resources"],
         json!({"koordinator.sh/gpu-memory": "20Gi", "koordinator.sh/gpu-memory-ratio": "25"})
     );
     assert_eq!(
@@ -262,7 +266,7 @@ fn gpus_are_shared_by_percent_and_by_memory() {
 }
 
 #[test]
-fn partitions_of_the_model_are_kept_where_the_node_says_so() {
+fn model_partitions_apply_if_node_honors_them() {
     let label = |policy: &str| json!({"node.koordinator.sh/gpu-model": "H800", "node.koordinator.sh/gpu-partition-policy": policy});
     let three = "node(s) Unsupported number of GPU requests";
     for (policy, third) in [
@@ -308,7 +312,7 @@ fn gpus_and_adapters_come_from_the_same_pcie_root() {
 }
 
 #[test]
-fn unhealthy_and_withdrawn_devices_are_not_given_but_stay_booked() {
+fn unhealthy_or_withdrawn_devices_stay_booked_only() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
     let sick = changed(devices(2), "gpu", 0, json!({"health": false}));
@@ -319,8 +323,8 @@ fn unhealthy_and_withdrawn_devices_are_not_given_but_stay_booked() {
         refused("Insufficient GPU Devices")
     );
     // The object goes: nothing is given, what is held stays held.
-    let gone = device_change(Action::DELETE, "n", devices(2), json!({}));
-    engine.object_changed(&gone, now());
+    let deletion = device_change(Action::DELETE, "n", devices(2), json!({}));
+    engine.object_changed(&deletion, now());
     assert_eq!(
         place(&mut engine, gpu("c", 50)),
         refused("Insufficient GPU Devices")
@@ -378,8 +382,8 @@ fn a_restart_finds_every_device_where_it_was() {
     let device = device("n", devices(2));
     for order in ["pnd", "pdn", "npd", "dpn"] {
         let mut second = engine(json!({}));
-        for what in order.chars() {
-            match what {
+        for step in order.chars() {
+            match step {
                 'p' => pods
                     .iter()
                     .for_each(|pod| second.pod_applied(pod.clone(), now())),
@@ -430,7 +434,7 @@ fn a_node_without_a_device_object_is_left_to_the_kubelet() {
 }
 
 #[test]
-fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
+fn failed_binding_annotation_is_ignored() {
     let mut engine = one_node(1, json!({}));
     engine.pod_applied(object(gpu("a", 100)), now());
     // The patch arrived, the binding did not.
@@ -493,7 +497,7 @@ fn sharing_needs_isolation_and_a_model_that_can() {
 }
 
 #[test]
-fn devices_of_an_earlier_decision_are_used_again_when_asked() {
+fn earlier_devices_are_reused_on_request() {
     let mut meta = annotated(
         "scheduling-hint",
         &json!({"extensions": {"DeviceShare": {}}}),
@@ -564,24 +568,24 @@ fn nodes_can_be_inspected_in_upstreams_form() {
             .inspector()
             .inspect(NAME, path, &BTreeMap::new(), now())
     };
-    let one = ask(&mut engine, &["nodeDeviceSummaries", "n"]).unwrap();
+    let summary = ask(&mut engine, &["nodeDeviceSummaries", "n"]).unwrap();
     let all = ask(&mut engine, &["nodeDeviceSummaries"]).unwrap();
-    assert_eq!(all, json!({"n": one}));
+    assert_eq!(all, json!({"n": summary}));
     assert_eq!(
-        one["deviceFree"],
+        summary["deviceFree"],
         json!({"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "40Gi",
             "koordinator.sh/gpu-memory-ratio": "50", "koordinator.sh/rdma": "100"})
     );
     assert_eq!(
-        one["deviceTotalDetail"]["gpu"]["0"]["koordinator.sh/gpu-memory"],
+        summary["deviceTotalDetail"]["gpu"]["0"]["koordinator.sh/gpu-memory"],
         "80Gi"
     );
     assert_eq!(
-        one["deviceUsedDetail"]["gpu"]["0"]["koordinator.sh/gpu-core"],
+        summary["deviceUsedDetail"]["gpu"]["0"]["koordinator.sh/gpu-core"],
         "50"
     );
     assert_eq!(
-        one["allocateSet"],
+        summary["allocateSet"],
         json!({"gpu": {"ns/a": {"0": {"koordinator.sh/gpu-core": "50",
             "koordinator.sh/gpu-memory": "40Gi", "koordinator.sh/gpu-memory-ratio": "50"}}}})
     );
@@ -594,7 +598,7 @@ fn nodes_can_be_inspected_in_upstreams_form() {
 }
 
 #[test]
-fn people_are_told_what_is_missing_and_what_is_held() {
+fn explain_lists_shortfall_and_allocation() {
     let mut engine = one_node(2, json!({}));
     assert_eq!(place(&mut engine, gpu("a", 60)), "n: gpu 0");
     let joint = pod(
@@ -626,26 +630,29 @@ fn people_are_told_what_is_missing_and_what_is_held() {
         (memory, 0.0, vec![]),
     ] {
         let info = PodInfo::new(object(pod), engine.cluster().resources()).unwrap();
-        let near = engine.inspector().nearest(&Arc::new(info), 3, now());
+        let nearest = engine.inspector().nearest(&Arc::new(info), 3, now());
         if texts.is_empty() {
-            assert!(near.is_empty(), "{near:?}");
+            assert!(nearest.is_empty(), "{nearest:?}");
             continue;
         }
-        assert_eq!(near.len(), 1);
-        assert!((near[0].distance * 100.0 - percent).abs() < 0.1, "{near:?}");
+        assert_eq!(nearest.len(), 1);
+        assert!(
+            (nearest[0].distance * 100.0 - percent).abs() < 0.1,
+            "{nearest:?}"
+        );
         for text in texts {
-            assert!(near[0].lacks.contains(text), "{text}: {near:?}");
+            assert!(nearest[0].lacks.contains(text), "{text}: {nearest:?}");
         }
     }
-    let told = engine.inspector().explain_pod("ns", "a", now()).unwrap();
-    let held = &told["plugins"][NAME];
-    assert_eq!(held["node"], "n");
-    assert_eq!(held["devices"]["gpu"][0]["minor"], 0);
+    let explanation = engine.inspector().explain_pod("ns", "a", now()).unwrap();
+    let holding = &explanation["plugins"][NAME];
+    assert_eq!(holding["node"], "n");
+    assert_eq!(holding["devices"]["gpu"][0]["minor"], 0);
     assert_eq!(
-        held["devices"]["gpu"][0]["resources"]["koordinator.sh/gpu-core"],
+        holding["devices"]["gpu"][0]["resources"]["koordinator.sh/gpu-core"],
         "60"
     );
     engine.pod_applied(object(gpu("x", 1000)), now());
-    let told = engine.inspector().explain_pod("ns", "x", now()).unwrap();
-    assert_eq!(told["plugins"].get(NAME), None, "it holds nothing");
+    let explanation = engine.inspector().explain_pod("ns", "x", now()).unwrap();
+    assert_eq!(explanation["plugins"].get(NAME), None, "it holds nothing");
 }

@@ -33,33 +33,42 @@ fn aligned(args: Value, policy: &str) -> Engine {
 
 #[test]
 fn gpus_come_from_the_numa_nodes_of_the_cpus() {
-    let both = |name: &str, gpus: u32, cpu: u32| {
+    let cpus_and_gpus = |name: &str, gpus: u32, cpu: u32| {
         pod(name, json!({"nvidia.com/gpu": gpus, "cpu": cpu}), json!({}))
     };
     let mut engine = aligned(json!({}), "SingleNUMANode");
-    assert_eq!(place(&mut engine, both("a", 1, 1)), "n: gpu 0");
-    assert_eq!(place(&mut engine, both("b", 4, 4)), "n: gpu 4 5 6 7");
+    assert_eq!(place(&mut engine, cpus_and_gpus("a", 1, 1)), "n: gpu 0");
+    assert_eq!(
+        place(&mut engine, cpus_and_gpus("b", 4, 4)),
+        "n: gpu 4 5 6 7"
+    );
     // CPUs are left on the other NUMA node only where GPUs are.
-    assert_eq!(place(&mut engine, both("c", 2, 7)), "n: gpu 2 3");
-    let refused = place(&mut engine, both("d", 1, 4));
+    assert_eq!(place(&mut engine, cpus_and_gpus("c", 2, 7)), "n: gpu 2 3");
+    let refused = place(&mut engine, cpus_and_gpus("d", 1, 4));
     assert!(
         refused.starts_with("0/1 nodes are available: 1 "),
         "{refused}"
     );
-    assert_eq!(place(&mut engine, both("e", 1, 0)), "n: gpu 1");
+    assert_eq!(place(&mut engine, cpus_and_gpus("e", 1, 0)), "n: gpu 1");
 
     // Too many GPUs for one NUMA node.
     let mut engine = aligned(json!({}), "SingleNUMANode");
-    let refused = place(&mut engine, both("a", 5, 4));
+    let refused = place(&mut engine, cpus_and_gpus("a", 5, 4));
     assert!(
         refused.starts_with("0/1 nodes are available: 1 "),
         "{refused}"
     );
     let mut engine = aligned(json!({}), "Restricted");
-    assert_eq!(place(&mut engine, both("a", 5, 12)), "n: gpu 0 1 2 3 4");
+    assert_eq!(
+        place(&mut engine, cpus_and_gpus("a", 5, 12)),
+        "n: gpu 0 1 2 3 4"
+    );
 
     // GPUs that are not aligned go where they like.
     let off = json!({"disableDeviceNUMATopologyAlignment": true});
     let mut engine = aligned(off, "SingleNUMANode");
-    assert_eq!(place(&mut engine, both("a", 5, 4)), "n: gpu 0 1 2 3 4");
+    assert_eq!(
+        place(&mut engine, cpus_and_gpus("a", 5, 4)),
+        "n: gpu 0 1 2 3 4"
+    );
 }

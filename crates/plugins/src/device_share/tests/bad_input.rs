@@ -20,7 +20,7 @@ fn on_node(mut pod: Value, allocated: &str) -> Arc<Pod> {
 }
 
 #[test]
-fn impossible_requests_and_malformed_wishes_keep_the_pod_out() {
+fn invalid_requests_and_hints_reject_pod() {
     let cases = [
         (
             json!({"koordinator.sh/gpu": "101"}),
@@ -89,7 +89,7 @@ fn impossible_requests_and_malformed_wishes_keep_the_pod_out() {
 }
 
 #[test]
-fn while_a_pods_devices_are_unknown_its_node_gives_none_away() {
+fn unknown_devices_block_allocation_on_node() {
     for text in [
         "{x",
         r#"{"gpu":[{"minor":70}]}"#,
@@ -98,13 +98,13 @@ fn while_a_pods_devices_are_unknown_its_node_gives_none_away() {
         let mut engine = one_node(2, json!({}));
         engine.take_outputs();
         engine.pod_applied(on_node(gpu("bad", 100), text), now());
-        let seen = problems(&mut engine);
-        let named = seen.iter().any(|problem| {
+        let reported = problems(&mut engine);
+        let named = reported.iter().any(|problem| {
             problem.starts_with(
                 "Pod bad: annotation scheduling.koordinator.sh/device-allocated is malformed",
             ) && problem.contains(&format!("{text:?}"))
         });
-        assert!(named, "{seen:?}");
+        assert!(named, "{reported:?}");
         assert_eq!(place(&mut engine, gpu("a", 100)), refused(UNKNOWN));
         assert_eq!(
             place(&mut engine, pod("plain", json!({"cpu": "1"}), json!({}))),
@@ -127,7 +127,7 @@ fn while_a_pods_devices_are_unknown_its_node_gives_none_away() {
 }
 
 #[test]
-fn what_a_pod_holds_stays_booked_when_its_annotation_turns_bad_or_goes() {
+fn invalid_or_removed_annotation_keeps_allocation() {
     for spoil in [Some("{x"), Some("{}"), None] {
         let mut engine = one_node(2, json!({}));
         engine.pod_applied(object(gpu("a", 100)), now());
@@ -141,10 +141,10 @@ fn what_a_pod_holds_stays_booked_when_its_annotation_turns_bad_or_goes() {
             notes.insert(annotations::DEVICE_ALLOCATED.to_owned(), text.to_owned());
         }
         engine.pod_applied(Arc::new(bad.clone()), now());
-        let seen = problems(&mut engine);
+        let reported = problems(&mut engine);
         assert!(
-            seen.iter().any(|text| text.contains("stays booked")),
-            "{spoil:?}: {seen:?}"
+            reported.iter().any(|text| text.contains("stays booked")),
+            "{spoil:?}: {reported:?}"
         );
         assert_eq!(place(&mut engine, gpu("b", 100)), "n: gpu 1");
         assert_eq!(
@@ -158,7 +158,7 @@ fn what_a_pod_holds_stays_booked_when_its_annotation_turns_bad_or_goes() {
 }
 
 #[test]
-fn odd_devices_are_reported_once_and_left_out() {
+fn invalid_devices_are_reported_once_and_skipped() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
     let mut odd = devices(1);
@@ -171,11 +171,12 @@ fn odd_devices_are_reported_once_and_left_out() {
     let meta = json!({"annotations": {"scheduling.koordinator.sh/gpu-partitions": "[1"}});
     let change = device_change(Action::ADD, "n", odd, meta);
     engine.object_changed(&change, now());
-    let seen = problems(&mut engine);
-    assert_eq!(seen.len(), 3, "{seen:?}");
-    assert!(seen.iter().all(|text| text.starts_with("Device n: ")));
+    let reported = problems(&mut engine);
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(reported.iter().all(|text| text.starts_with("Device n: ")));
     assert!(
-        seen.iter()
+        reported
+            .iter()
             .any(|text| text.contains("gpu-partitions") && text.contains("[1"))
     );
     engine.object_changed(&change, now());

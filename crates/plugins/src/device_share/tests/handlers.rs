@@ -6,7 +6,7 @@ use super::*;
 const SOME: &str = r#"{"gpu":[{"minor":1,"resources":{"koordinator.sh/gpu-core":"60",
     "koordinator.sh/gpu-memory":"40Gi","koordinator.sh/gpu-memory-ratio":"50"}}]}"#;
 
-enum Told {
+enum DeviceStep {
     /// The pod with [`SOME`] is applied, on this node unless it is empty.
     Holds(&'static str),
     /// The pod without devices is applied.
@@ -21,7 +21,7 @@ fn share(core: u32, ratio: u32) -> Value {
         "koordinator.sh/gpu-memory-ratio": ratio.to_string()})
 }
 
-fn seen(node: &str, holds: bool) -> Arc<Pod> {
+fn other_scheduler_pod(node: &str, holds: bool) -> Arc<Pod> {
     let mut value = match holds {
         true => pod("test", share(60, 50), json!({})),
         false => pod("test", json!({"cpu": "1", "memory": "4Gi"}), json!({})),
@@ -38,35 +38,35 @@ fn seen(node: &str, holds: bool) -> Arc<Pod> {
 }
 
 /// Returns true if a pod with these requests still fits after all events.
-fn fits(told: &[Told], core: u32, ratio: u32) -> bool {
+fn fits(steps: &[DeviceStep], core: u32, ratio: u32) -> bool {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), now());
-    let mut one = devices(2);
+    let mut one_gpu = devices(2);
     let one_of = |device: &Value| device["type"] == "gpu" && device["minor"] == 1;
-    one.as_array_mut().unwrap().retain(one_of);
+    one_gpu.as_array_mut().unwrap().retain(one_of);
     let tell_device = |engine: &mut Engine| {
-        engine.object_changed(&device("n", one.clone()), now());
+        engine.object_changed(&device("n", one_gpu.clone()), now());
     };
-    if !told.iter().any(|told| matches!(told, Told::Device)) {
+    if !steps.iter().any(|step| matches!(step, DeviceStep::Device)) {
         tell_device(&mut engine);
     }
-    for told in told {
-        match told {
-            Told::Holds(node) => engine.pod_applied(seen(node, true), now()),
-            Told::Plain(node) => engine.pod_applied(seen(node, false), now()),
-            Told::Gone(node) => engine.pod_deleted(&seen(node, true), now()),
-            Told::Device => tell_device(&mut engine),
+    for step in steps {
+        match step {
+            DeviceStep::Holds(node) => engine.pod_applied(other_scheduler_pod(node, true), now()),
+            DeviceStep::Plain(node) => engine.pod_applied(other_scheduler_pod(node, false), now()),
+            DeviceStep::Gone(node) => engine.pod_deleted(&other_scheduler_pod(node, true), now()),
+            DeviceStep::Device => tell_device(&mut engine),
         }
     }
     place(&mut engine, pod("probe", share(core, ratio), json!({}))) == "n: gpu 1"
 }
 
 #[test]
-fn what_is_left_follows_what_is_told() {
-    use Told::*;
+fn free_share_follows_events() {
+    use DeviceStep::*;
     const ALL: (u32, u32) = (100, 100);
     const REST: (u32, u32) = (40, 50);
-    for (name, told, (core, ratio)) in [
+    for (name, steps, (core, ratio)) in [
         ("add: its node is not known", vec![Holds("x")], ALL),
         ("add: no devices", vec![Plain("n")], ALL),
         ("add", vec![Holds("n")], REST),
@@ -93,14 +93,14 @@ fn what_is_left_follows_what_is_told() {
             ALL,
         ),
     ] {
-        assert!(fits(&told, core, ratio), "{name}: at least {core} {ratio}");
+        assert!(fits(&steps, core, ratio), "{name}: at least {core} {ratio}");
         if (core, ratio) != ALL {
             assert!(
-                !fits(&told, core + 1, ratio),
+                !fits(&steps, core + 1, ratio),
                 "{name}: at most {core} cores"
             );
             assert!(
-                !fits(&told, core, ratio + 1),
+                !fits(&steps, core, ratio + 1),
                 "{name}: at most {ratio} memory"
             );
         }
@@ -109,8 +109,8 @@ fn what_is_left_follows_what_is_told() {
 
 /// Upstream's table of changes to a Device: what pods with these requests get afterwards.
 #[test]
-fn devices_change_and_go() {
-    let of = |kind: &str, minor: u8, gib: u32| {
+fn device_changes_and_deletion() {
+    let gpu_device = |kind: &str, minor: u8, gib: u32| {
         let resources = match kind {
             "gpu" => json!({"koordinator.sh/gpu-core": "100",
                 "koordinator.sh/gpu-memory-ratio": "100",
@@ -127,8 +127,8 @@ fn devices_change_and_go() {
     for (name, before, after, asked) in [
         (
             "another one with more",
-            vec![of("gpu", 0, 16)],
-            vec![of("gpu", 1, 32)],
+            vec![gpu_device("gpu", 0, 16)],
+            vec![gpu_device("gpu", 1, 32)],
             vec![
                 (memory(32), "n: gpu 1".to_owned()),
                 (gpu.clone(), no("gpu")),
@@ -136,20 +136,20 @@ fn devices_change_and_go() {
         ),
         (
             "none any more",
-            vec![of("gpu", 0, 16)],
+            vec![gpu_device("gpu", 0, 16)],
             vec![],
             vec![(gpu.clone(), no("gpu"))],
         ),
         (
             "fewer",
-            vec![of("gpu", 1, 16), of("fpga", 1, 0)],
-            vec![of("gpu", 0, 16)],
+            vec![gpu_device("gpu", 1, 16), gpu_device("fpga", 1, 0)],
+            vec![gpu_device("gpu", 0, 16)],
             vec![(fpga, no("fpga")), (gpu.clone(), "n: gpu 0".to_owned())],
         ),
         (
             "more",
-            vec![of("gpu", 1, 8)],
-            vec![of("gpu", 0, 16), of("gpu", 1, 16)],
+            vec![gpu_device("gpu", 1, 8)],
+            vec![gpu_device("gpu", 0, 16), gpu_device("gpu", 1, 16)],
             vec![
                 (memory(16), "n: gpu 0".to_owned()),
                 (memory(16), "n: gpu 1".to_owned()),

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone)]
-enum Step {
+enum RandomDeviceStep {
     Pod { shape: u8 },
     Gone(u8),
     Confirm(u8),
@@ -19,16 +19,16 @@ enum Step {
     NodeGone(u8),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = RandomDeviceStep> {
     prop_oneof![
-        12 => (0..12_u8).prop_map(|shape| if shape > 9 { 8 } else { shape }).prop_map(|shape| Step::Pod { shape }),
-        4 => any::<u8>().prop_map(Step::Gone),
-        3 => any::<u8>().prop_map(Step::Confirm),
-        2 => any::<u8>().prop_map(Step::BindFails),
-        3 => (0..3_u8, 1..9_u8, 0..16_u8).prop_map(|(node, gpus, sick)| Step::Devices { node, gpus, sick }),
-        1 => (0..3_u8).prop_map(Step::DevicesGone),
-        1 => (0..3_u8, any::<bool>()).prop_map(|(node, honor)| Step::Node { node, honor }),
-        1 => (0..3_u8).prop_map(Step::NodeGone),
+        12 => (0..12_u8).prop_map(|shape| if shape > 9 { 8 } else { shape }).prop_map(|shape| RandomDeviceStep::Pod { shape }),
+        4 => any::<u8>().prop_map(RandomDeviceStep::Gone),
+        3 => any::<u8>().prop_map(RandomDeviceStep::Confirm),
+        2 => any::<u8>().prop_map(RandomDeviceStep::BindFails),
+        3 => (0..3_u8, 1..9_u8, 0..16_u8).prop_map(|(node, gpus, sick)| RandomDeviceStep::Devices { node, gpus, sick }),
+        1 => (0..3_u8).prop_map(RandomDeviceStep::DevicesGone),
+        1 => (0..3_u8, any::<bool>()).prop_map(|(node, honor)| RandomDeviceStep::Node { node, honor }),
+        1 => (0..3_u8).prop_map(RandomDeviceStep::NodeGone),
     ]
 }
 
@@ -62,7 +62,7 @@ fn shaped(name: &str, shape: u8) -> Value {
 
 /// Returns the request of a pod of this shape: number of GPUs, share of each in percent, amount of one
 /// adapter, and whether it gets a virtual function.
-fn asked(shape: u8) -> (usize, i64, i64, bool) {
+fn shape_request(shape: u8) -> (usize, i64, i64, bool) {
     match shape {
         0 => (1, 50, 0, false),
         1 => (1, 30, 0, false),
@@ -80,9 +80,9 @@ fn asked(shape: u8) -> (usize, i64, i64, bool) {
 }
 
 /// Returns the contents of an allocation annotation: `(device, resource, amount)`, and functions by address.
-fn grants(said: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
+fn grants(annotation: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
     let (mut amounts, mut functions) = (Vec::new(), Vec::new());
-    for (kind, list) in said.as_object().into_iter().flatten() {
+    for (kind, list) in annotation.as_object().into_iter().flatten() {
         for grant in list.as_array().unwrap() {
             let device = format!("{kind} {}", grant["minor"].as_u64().unwrap());
             for (resource, amount) in grant["resources"].as_object().unwrap() {
@@ -98,11 +98,11 @@ fn grants(said: &Value) -> (Vec<(String, String, i64)>, Vec<String>) {
 }
 
 /// Checks that the annotation grants exactly what the pod's shape requests.
-fn check_asked(name: &str, shape: u8, said: &Value) {
-    let (gpus, percent, adapter, function) = asked(shape);
-    let (mut amounts, functions) = grants(said);
+fn check_allocation(name: &str, shape: u8, annotation: &Value) {
+    let (gpus, percent, adapter, function) = shape_request(shape);
+    let (mut amounts, functions) = grants(annotation);
     amounts.sort();
-    let of = |resource: &str| -> Vec<i64> {
+    let amounts_of = |resource: &str| -> Vec<i64> {
         let all = amounts.iter().filter(|(_, name, _)| name == resource);
         all.map(|(_, _, amount)| *amount).collect()
     };
@@ -119,36 +119,44 @@ fn check_asked(name: &str, shape: u8, said: &Value) {
             gpus
         };
         assert_eq!(
-            of(resource),
+            amounts_of(resource),
             vec![amount; count],
-            "{name}: {resource} of {said}"
+            "{name}: {resource} of {annotation}"
         );
     }
     let devices: BTreeSet<&str> = amounts
         .iter()
         .map(|(device, _, _)| device.as_str())
         .collect();
-    let adapters = of("koordinator.sh/rdma");
+    let adapters = amounts_of("koordinator.sh/rdma");
     assert_eq!(
         devices.len(),
         gpus + adapters.len(),
-        "one device twice: {said}"
+        "one device twice: {annotation}"
     );
     if shape == 6 {
         // One for each root that its GPUs are on.
         assert!(
             adapters == [adapter] || adapters == [adapter; 2],
-            "{name}: {said}"
+            "{name}: {annotation}"
         );
     } else {
-        assert_eq!(adapters.iter().sum::<i64>(), adapter, "{name}: {said}");
+        assert_eq!(
+            adapters.iter().sum::<i64>(),
+            adapter,
+            "{name}: {annotation}"
+        );
     }
-    assert_eq!(functions.len(), usize::from(function), "{name}: {said}");
+    assert_eq!(
+        functions.len(),
+        usize::from(function),
+        "{name}: {annotation}"
+    );
 }
 
 /// Counts how often a run reached the cases it is meant to cover.
 #[derive(Debug, Default)]
-struct Reached {
+struct DeviceCoverage {
     /// Decisions by shape.
     shapes: [u32; 10],
     refused: u32,
@@ -168,7 +176,7 @@ struct Twins {
     shapes: BTreeMap<String, u8>,
     /// Nodes without a Device.
     bare: BTreeSet<String>,
-    reached: Reached,
+    reached: DeviceCoverage,
     /// Per node and GPU what is healthy now.
     healthy: BTreeMap<String, u64>,
     clock: i64,
@@ -184,21 +192,21 @@ impl Twins {
             waiting: Vec::new(),
             shapes: BTreeMap::new(),
             bare: BTreeSet::new(),
-            reached: Reached::default(),
+            reached: DeviceCoverage::default(),
             healthy: BTreeMap::new(),
             clock: 0,
         };
         twins.alone.set_caching(false);
         for node in 0..3 {
             twins.run(
-                &Step::Node {
+                &RandomDeviceStep::Node {
                     node,
                     honor: node == 0,
                 },
                 0,
             );
             twins.run(
-                &Step::Devices {
+                &RandomDeviceStep::Devices {
                     node,
                     gpus: 8,
                     sick: 15,
@@ -219,18 +227,18 @@ impl Twins {
         tell(&mut self.alone, now);
     }
 
-    fn run(&mut self, step: &Step, number: usize) {
+    fn run(&mut self, step: &RandomDeviceStep, number: usize) {
         // Far enough that no pod is kept back.
         self.clock += 100;
         match step {
-            Step::Pod { shape } => {
+            RandomDeviceStep::Pod { shape } => {
                 let name = format!("p{number}");
                 let pod = object(shaped(&name, *shape));
                 self.both(|engine, now| engine.pod_applied(pod.clone(), now));
                 self.shapes.insert(name.clone(), *shape);
                 self.waiting.push(name);
             }
-            Step::Gone(which) => {
+            RandomDeviceStep::Gone(which) => {
                 let all = self
                     .open
                     .keys()
@@ -242,10 +250,10 @@ impl Twins {
                     self.both(|engine, now| engine.pod_deleted(&pod, now));
                     self.open.remove(&name);
                     self.bound.remove(&name);
-                    self.waiting.retain(|known| *known != name);
+                    self.waiting.retain(|other| *other != name);
                 }
             }
-            Step::Confirm(which) => {
+            RandomDeviceStep::Confirm(which) => {
                 let names: Vec<String> = self.open.keys().cloned().collect();
                 if let Some(bind) = pick(&names, *which).and_then(|name| self.open.remove(&name)) {
                     let pod = bound(&bind);
@@ -256,7 +264,7 @@ impl Twins {
                     self.bound.insert(bind.pod.name.to_string(), pod);
                 }
             }
-            Step::BindFails(which) => {
+            RandomDeviceStep::BindFails(which) => {
                 let names: Vec<String> = self.open.keys().cloned().collect();
                 if let Some(bind) = pick(&names, *which).and_then(|name| self.open.remove(&name)) {
                     let error = BindError {
@@ -270,7 +278,7 @@ impl Twins {
                     self.reached.bind_failed += 1;
                 }
             }
-            Step::Devices { node, gpus, sick } => {
+            RandomDeviceStep::Devices { node, gpus, sick } => {
                 let name = format!("n{node}");
                 let list = changed(devices(*gpus), "gpu", *sick, json!({"health": false}));
                 let change = device(&name, list);
@@ -279,14 +287,14 @@ impl Twins {
                 let all = (1_u64 << gpus) - 1;
                 self.healthy.insert(name, all & !(1 << sick));
             }
-            Step::DevicesGone(node) => {
+            RandomDeviceStep::DevicesGone(node) => {
                 let name = format!("n{node}");
                 let change = device_change(Action::DELETE, &name, json!([]), json!({}));
                 self.both(|engine, now| engine.object_changed(&change, now));
                 self.healthy.insert(name.clone(), 0);
                 self.bare.insert(name);
             }
-            Step::Node {
+            RandomDeviceStep::Node {
                 node: number,
                 honor,
             } => {
@@ -299,7 +307,7 @@ impl Twins {
                 let object = node(&format!("n{number}"), labels);
                 self.both(|engine, now| engine.node_applied(object.clone(), now));
             }
-            Step::NodeGone(node) => {
+            RandomDeviceStep::NodeGone(node) => {
                 let name = format!("n{node}");
                 self.both(|engine, now| engine.node_deleted(&name, now));
             }
@@ -328,7 +336,7 @@ impl Twins {
                 .filter_map(|output| match output {
                     Output::Bind(bind) => Some((
                         bind.pod.name.to_string(),
-                        format!("{} {}", bind.node, said(&bind)),
+                        format!("{} {}", bind.node, allocation_annotation(&bind)),
                     )),
                     Output::Failed(failure) => {
                         Some((failure.pod.name.to_string(), failure.message.to_string()))
@@ -343,7 +351,7 @@ impl Twins {
             .into_iter()
             .filter_map(|output| match output {
                 Output::Bind(bind) => {
-                    let text = format!("{} {}", bind.node, said(&bind));
+                    let text = format!("{} {}", bind.node, allocation_annotation(&bind));
                     open.push(bind.clone());
                     Some((bind.pod.name.to_string(), text))
                 }
@@ -357,8 +365,8 @@ impl Twins {
         self.reached.refused += u32::try_from(cached.len() - open.len()).unwrap();
         for bind in open {
             let healthy = self.healthy.get(&*bind.node).copied().unwrap_or(0);
-            let said = said(&bind);
-            for grant in said["gpu"].as_array().into_iter().flatten() {
+            let annotation = allocation_annotation(&bind);
+            for grant in annotation["gpu"].as_array().into_iter().flatten() {
                 let minor = grant["minor"].as_u64().unwrap();
                 assert!(
                     healthy & (1 << minor) != 0,
@@ -370,9 +378,9 @@ impl Twins {
             let shape = self.shapes[&name];
             if self.bare.contains(&*bind.node) {
                 // What a node without a Device lists is for NodeResourcesFit, which is not here.
-                assert_eq!(said, Value::Null, "{name}");
+                assert_eq!(annotation, Value::Null, "{name}");
             } else {
-                check_asked(&name, shape, &said);
+                check_allocation(&name, shape, &annotation);
                 self.reached.shapes[usize::from(shape)] += 1;
             }
             self.waiting.retain(|waiting| *waiting != name);
@@ -390,19 +398,19 @@ impl Twins {
                 .annotations
                 .as_ref()
                 .and_then(|all| all.get(annotations::DEVICE_ALLOCATED));
-            let said = text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap());
+            let annotation = text.map_or(Value::Null, |text| serde_json::from_str(text).unwrap());
             (
                 name,
                 pod.spec.as_ref().unwrap().node_name.clone().unwrap(),
-                said,
+                annotation,
             )
         });
         let open = self
             .open
             .iter()
-            .map(|(name, bind)| (name, bind.node.to_string(), said(bind)));
-        for (name, node, said) in bound.chain(open) {
-            let (amounts, functions) = grants(&said);
+            .map(|(name, bind)| (name, bind.node.to_string(), allocation_annotation(bind)));
+        for (name, node, annotation) in bound.chain(open) {
+            let (amounts, functions) = grants(&annotation);
             for (device, resource, amount) in amounts {
                 let (sum, pods) = used.entry((node.clone(), device, resource)).or_default();
                 *sum += amount;
@@ -414,13 +422,13 @@ impl Twins {
             }
         }
         for ((node, device, resource), (sum, pods)) in used {
-            let room = if resource == "koordinator.sh/gpu-memory" {
+            let capacity = if resource == "koordinator.sh/gpu-memory" {
                 80 << 30
             } else {
                 100
             };
             assert!(
-                sum <= room,
+                sum <= capacity,
                 "{pods} pods have {sum} {resource} of {device} of {node}"
             );
             self.reached.shared += u32::from(pods > 1);
@@ -429,11 +437,11 @@ impl Twins {
 }
 
 fn pick(names: &[String], which: u8) -> Option<String> {
-    let at = usize::from(which).checked_rem(names.len())?;
-    names.get(at).cloned()
+    let index = usize::from(which).checked_rem(names.len())?;
+    names.get(index).cloned()
 }
 
-fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
+fn run(steps: &[RandomDeviceStep]) -> Result<DeviceCoverage, TestCaseError> {
     let mut twins = Twins::new();
     for (number, step) in steps.iter().enumerate() {
         twins.run(step, number);
@@ -446,19 +454,19 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
     }
     twins.waiting.clear();
     while !twins.open.is_empty() {
-        twins.run(&Step::Confirm(0), 0);
+        twins.run(&RandomDeviceStep::Confirm(0), 0);
     }
     for pod in twins.bound.values().cloned().collect::<Vec<_>>() {
         twins.both(|engine, now| engine.pod_deleted(&pod, now));
     }
     twins.bound.clear();
     for node in 0..3 {
-        twins.run(&Step::Node { node, honor: false }, 0);
+        twins.run(&RandomDeviceStep::Node { node, honor: false }, 0);
         let (gpus, sick) = (8, 15);
-        twins.run(&Step::Devices { node, gpus, sick }, 0);
+        twins.run(&RandomDeviceStep::Devices { node, gpus, sick }, 0);
     }
     for number in 0..6 {
-        twins.run(&Step::Pod { shape: 4 }, 1000 + number);
+        twins.run(&RandomDeviceStep::Pod { shape: 4 }, 1000 + number);
     }
     prop_assert_eq!(twins.open.len(), 6, "eight GPUs of each of three nodes");
     Ok(twins.reached)
@@ -467,7 +475,7 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
 #[test]
 fn devices_are_never_given_twice_and_all_come_back() {
     let mut runner = TestRunner::new(ProptestConfig::with_cases(48));
-    let total = RefCell::new(Reached::default());
+    let total = RefCell::new(DeviceCoverage::default());
     let steps = prop::collection::vec(step(), 1..60);
     let ended = runner.run(&steps, |steps| {
         let reached = run(&steps)?;
@@ -484,7 +492,7 @@ fn devices_are_never_given_twice_and_all_come_back() {
         panic!("{error}");
     }
     let total = total.into_inner();
-    let rest = [total.refused, total.bind_failed, total.shared];
-    let mut counts = total.shapes.iter().chain(&rest);
+    let other_counts = [total.refused, total.bind_failed, total.shared];
+    let mut counts = total.shapes.iter().chain(&other_counts);
     assert!(counts.all(|count| *count >= 5), "{total:?}");
 }

@@ -32,7 +32,7 @@ impl Plugin for Holder {
 
 impl Sign for Holder {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
-        Signable::No
+        Signable::NodeRejection
     }
 }
 
@@ -136,7 +136,7 @@ fn owned(name: &str, percent: u32) -> Value {
 }
 
 #[test]
-fn what_is_reserved_is_for_owners_only() {
+fn reserved_devices_serve_owners_only() {
     let mut engine = reserved(None);
     assert_eq!(place(&mut engine, gpu("a", 100)), "n: gpu 0");
     assert_eq!(
@@ -161,7 +161,7 @@ fn what_is_reserved_is_for_owners_only() {
 }
 
 #[test]
-fn owners_take_reserved_devices_first_and_others_only_where_they_may() {
+fn owners_take_reserved_devices_first() {
     for (policy, expected) in [
         (None, "n: gpu 1".to_owned()),
         (Some("Aligned"), "n: gpu 1".to_owned()),
@@ -186,7 +186,7 @@ fn owners_take_reserved_devices_first_and_others_only_where_they_may() {
 }
 
 #[test]
-fn an_owner_gives_back_to_its_reservation_also_after_a_restart() {
+fn owner_returns_devices_after_restart() {
     let mut first = reserved(None);
     first.pod_applied(object(owned("a", 50)), now());
     let mut pod = (*bound(&decide(&mut first).unwrap())).clone();
@@ -216,7 +216,7 @@ fn an_owner_gives_back_to_its_reservation_also_after_a_restart() {
 }
 
 #[test]
-fn who_ignores_reservations_takes_what_is_reserved() {
+fn pod_ignoring_reservations_takes_reserved_device() {
     let mut engine = reserved(None);
     assert_eq!(place(&mut engine, gpu("a", 100)), "n: gpu 0");
     let mut pod = gpu("b", 100);
@@ -225,7 +225,7 @@ fn who_ignores_reservations_takes_what_is_reserved() {
 }
 
 #[test]
-fn of_several_reservations_one_is_nominated_that_has_the_devices() {
+fn reservation_with_devices_is_nominated() {
     let mut engine = reserved(None);
     stand_in(&mut engine, "r2", 0);
     assert_eq!(place(&mut engine, gpu("a", 50)), "n: gpu 0");
@@ -236,7 +236,7 @@ fn of_several_reservations_one_is_nominated_that_has_the_devices() {
     stand_in(&mut engine, "r2", 0);
     engine.pod_applied(object(gpu("a", 50)), now());
     let first = decide(&mut engine).unwrap();
-    assert_eq!(told(&first), "n: gpu 0");
+    assert_eq!(describe_binding(&first), "n: gpu 0");
     assert_eq!(place(&mut engine, gpu("c", 50)), "n: gpu 1");
     engine.pod_applied(bound(&first), now());
     engine.pod_deleted(&bound(&first), now());
@@ -287,7 +287,7 @@ fn holds(engine: &mut Engine, name: &str, shares: &[(u8, i64)], of: Option<&str>
 /// reservation, its owners and other pods hold parts. Where upstream's state is impossible, a possible one
 /// replaces it.
 #[test]
-fn who_gets_what_of_a_reservation() {
+fn upstream_reservation_allocations() {
     const HALF: &str = "gpu-core=50 gpu-memory=4Gi";
     const NONE: &[(u8, i64)] = &[];
     const BOTH: &[(u8, i64)] = &[(0, 100), (1, 100)];
@@ -336,7 +336,7 @@ fn who_gets_what_of_a_reservation() {
         }
         let requests: serde_json::Map<String, Value> = asked
             .split(' ')
-            .filter_map(|word| word.split_once('='))
+            .filter_map(|token| token.split_once('='))
             .map(|(name, amount)| (format!("koordinator.sh/{name}"), json!(amount)))
             .collect();
         let mut probe = pod("p", json!(requests), json!({"labels": {"owner": "r"}}));

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns the type and the resources of one device of this kind; an `npu` is a device of type GPU.
-fn whole(kind: &str) -> (&'static str, Vec<(&'static str, i64)>) {
+fn device_resources(kind: &str) -> (&'static str, Vec<(&'static str, i64)>) {
     const GI: i64 = 1 << 30;
     match kind {
         "gpu" => (
@@ -40,11 +40,11 @@ fn whole(kind: &str) -> (&'static str, Vec<(&'static str, i64)>) {
 
 /// Parses a list such as `gpu gpu rdma` into devices without topology, numbered by type.
 fn listed(kinds: &str) -> Value {
-    let mut seen: BTreeMap<&str, u8> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, u8> = BTreeMap::new();
     let mut out = Vec::new();
     for kind in kinds.split_whitespace() {
-        let (name, units) = whole(kind);
-        let next = seen.entry(name).or_default();
+        let (name, units) = device_resources(kind);
+        let next = counts.entry(name).or_default();
         let resources: Value = units
             .iter()
             .map(|(name, amount)| ((*name).to_owned(), json!(amount.to_string())))
@@ -61,10 +61,10 @@ fn listed(kinds: &str) -> Value {
 /// Parses `gpu0=75 fpga0=50`, shares of devices in percent, into a pod's allocation annotation.
 fn part(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        let (device, percent) = word.split_once('=').unwrap();
+    for token in text.split_whitespace() {
+        let (device, percent) = token.split_once('=').unwrap();
         let at = device.find(|c: char| c.is_ascii_digit()).unwrap();
-        let (name, units) = whole(&device[..at]);
+        let (name, units) = device_resources(&device[..at]);
         let percent: i64 = percent.parse().unwrap();
         let resources: Value = units
             .iter()
@@ -88,8 +88,8 @@ fn part(text: &str) -> Value {
 /// Parses `core=100 ratio=100` into resource requests.
 fn requests(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        let (name, amount) = word.split_once('=').unwrap();
+    for token in text.split_whitespace() {
+        let (name, amount) = token.split_once('=').unwrap();
         let name = match name {
             "gpu" => "koordinator.sh/gpu",
             "core" => "koordinator.sh/gpu-core",
@@ -142,18 +142,22 @@ fn outcome(engine: &mut Engine, pod: Value) -> String {
         }
     };
     let mut out = Vec::new();
-    for (kind, grants) in said(&bind).as_object().into_iter().flatten() {
+    for (kind, grants) in allocation_annotation(&bind)
+        .as_object()
+        .into_iter()
+        .flatten()
+    {
         for grant in grants.as_array().unwrap() {
-            let mut words = vec![format!("{kind}{}", grant["minor"])];
+            let mut tokens = vec![format!("{kind}{}", grant["minor"])];
             for (name, amount) in grant["resources"].as_object().unwrap() {
                 let name = name.rsplit('/').next().unwrap();
                 let name = name
                     .trim_start_matches("gpu-")
                     .replace("memory-ratio", "ratio");
-                words.push(format!("{name}={}", amount.as_str().unwrap()));
+                tokens.push(format!("{name}={}", amount.as_str().unwrap()));
             }
-            words[1..].sort();
-            out.push(words.join(" "));
+            tokens[1..].sort();
+            out.push(tokens.join(" "));
         }
     }
     out.join(", ")
@@ -165,7 +169,7 @@ const NO_GPU: &str = "Insufficient gpu devices";
 const NO_TEMPLATE: &str = "no matched GPU shared resource template";
 
 #[test]
-fn requests_are_understood_or_refused() {
+fn requests_are_parsed_or_rejected() {
     let unit = |name: &str| format!("invalid resource unit koordinator.sh/{name}: 101");
     let mixture = |name: &str| format!("invalid resource device requests: [{name}]");
     let vnpu = "shared=1 memory=12Gi npu=4 npu-cpu=4 dvpp=50";
@@ -206,7 +210,7 @@ fn huawei(model: &str) -> Value {
 }
 
 #[test]
-fn what_nodes_have_and_give() {
+fn upstream_node_allocations() {
     let gpu0 = "gpu0 core=100 memory=16Gi ratio=100";
     let gpu1 = "gpu1 core=100 memory=16Gi ratio=100";
     let vnpu = "shared=1 npu=2 npu-cpu=2 dvpp=25 memory=6Gi";
@@ -271,7 +275,7 @@ fn a_designated_allocation_is_used_or_nothing() {
     let mut no_memory = part("gpu1=100");
     let resources = no_memory["gpu"][0]["resources"].as_object_mut().unwrap();
     resources.remove("koordinator.sh/gpu-memory");
-    for (name, said, expected) in [
+    for (name, annotation, expected) in [
         ("taken", part("gpu0=100"), NO_GPU),
         ("free", part("gpu1=100"), "gpu1 memory=16Gi ratio=100"),
         (
@@ -281,14 +285,14 @@ fn a_designated_allocation_is_used_or_nothing() {
         ),
     ] {
         let mut engine = world(json!({}), json!({}), "gpu gpu", "gpu0=75");
-        let meta = hint(annotated("device-allocated", &said));
+        let meta = hint(annotated("device-allocated", &annotation));
         let got = outcome(&mut engine, pod("p", requests("ratio=100"), meta));
         assert_eq!(got, expected, "{name}");
     }
 
     let function = |number: u8| format!("0000:c800:{number:04x}:270a");
-    let functions = |numbers: std::ops::Range<u8>| -> Value {
-        numbers
+    let functions = |resource_ids: std::ops::Range<u8>| -> Value {
+        resource_ids
             .map(|n| json!({"minor": 0, "busID": function(n)}))
             .collect()
     };
@@ -335,7 +339,7 @@ fn a_designated_allocation_is_used_or_nothing() {
 }
 
 #[test]
-fn isolation_is_asked_of_the_node() {
+fn node_must_have_isolation_provider() {
     let provider = |name: &str| json!({"koordinator.sh/gpu-isolation-provider": name});
     for (node, expected) in [
         (
@@ -352,7 +356,7 @@ fn isolation_is_asked_of_the_node() {
 }
 
 #[test]
-fn nodes_score_by_what_is_left() {
+fn nodes_score_by_free_share() {
     let wide = |used: i64| {
         let gpu = json!({"koordinator.sh/gpu-core": "1000", "koordinator.sh/gpu-memory-ratio": "1000",
             "koordinator.sh/gpu-memory": "160Gi"});

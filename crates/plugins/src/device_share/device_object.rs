@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A Device object, reduced to the node's devices.
 #[derive(Debug, PartialEq)]
-pub(crate) struct SeenDevice {
+pub(crate) struct DeviceObject {
     /// The node's name, which is also the object's.
     pub(super) name: Arc<str>,
     pub(super) uid: Option<Box<str>>,
@@ -16,27 +16,27 @@ pub(crate) struct SeenDevice {
     /// Messages about parts of the object that were ignored.
     pub(super) problems: Vec<String>,
     /// True if the object's label reports that its secondary devices are not well planned.
-    pub(super) badly_planned: bool,
+    pub(super) not_well_planned: bool,
 }
 
-impl From<scheduling::Device> for SeenDevice {
+impl From<scheduling::Device> for DeviceObject {
     fn from(object: scheduling::Device) -> Self {
         let (inventory, problems) = Inventory::new(&object);
         let meta = object.metadata;
-        let said = meta.labels.as_ref();
-        let planned = said.and_then(|all| all.get(labels::SECONDARY_DEVICE_WELL_PLANNED));
+        let labels = meta.labels.as_ref();
+        let planned = labels.and_then(|all| all.get(labels::SECONDARY_DEVICE_WELL_PLANNED));
         Self {
             name: meta.name.unwrap_or_default().into(),
             uid: meta.uid.map(Box::from),
             resource_version: meta.resource_version.map(Box::from),
             inventory: Arc::new(inventory),
             problems,
-            badly_planned: planned.is_some_and(|planned| planned == "false"),
+            not_well_planned: planned.is_some_and(|planned| planned == "false"),
         }
     }
 }
 
-impl Mirrored for SeenDevice {
+impl Mirrored for DeviceObject {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

@@ -6,33 +6,33 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, LazyLock};
 
-static NOTHING: LazyLock<Inventory> = LazyLock::new(Inventory::default);
+static NO_DEVICES: LazyLock<Inventory> = LazyLock::new(Inventory::default);
 
 /// The last known state of a Device object.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct DeviceRecord {
     pub(super) inventory: Arc<Inventory>,
     /// Messages about parts of the object that were ignored.
     pub(super) problems: Vec<String>,
     /// True if the object was deleted.
-    pub(super) gone: bool,
+    pub(super) deleted: bool,
     /// True if the object's label reports that its secondary devices are not well planned.
-    pub(super) badly_planned: bool,
+    pub(super) not_well_planned: bool,
 }
 
 /// Devices and allocations of one node.
 #[derive(Debug, Default)]
-pub(super) struct Row {
+pub(super) struct NodeDevices {
     pub(super) name: Arc<str>,
     pub(super) inventory: Option<Arc<Inventory>>,
-    pub(super) books: Books,
+    pub(super) allocations: Books,
     /// Pods (by uid) that hold devices which cannot be identified.
     pub(super) unknown: FxHashSet<Arc<str>>,
     /// Pods that hold devices as `namespace/name`, by uid.
     names: FxHashMap<Arc<str>, String>,
 }
 
-impl Row {
+impl NodeDevices {
     pub(super) fn new(name: Arc<str>, inventory: Option<Arc<Inventory>>) -> Self {
         Self {
             name,
@@ -46,20 +46,20 @@ impl Row {
         match &self.inventory {
             Some(inventory) => Some(inventory),
             // A Device object existed once, and pods still hold its devices.
-            None if !self.books.is_empty() || !self.unknown.is_empty() => Some(&NOTHING),
+            None if !self.allocations.is_empty() || !self.unknown.is_empty() => Some(&NO_DEVICES),
             None => None,
         }
     }
 
     pub(super) fn put(&mut self, pod: &PodInfo, holding: Holding) {
         self.names.insert(pod.uid.clone(), pod.to_string());
-        self.books.put(pod.uid.clone(), holding);
+        self.allocations.put(pod.uid.clone(), holding);
     }
 
-    pub(super) fn forget(&mut self, uid: &str) {
+    pub(super) fn remove(&mut self, uid: &str) {
         self.names.remove(uid);
         self.unknown.remove(uid);
-        self.books.remove(uid);
+        self.allocations.remove(uid);
     }
 
     /// Returns the node's devices in the form of upstream's inspection API.
@@ -70,18 +70,18 @@ impl Row {
             PerMinor::default(),
         ];
         let mut free = total.clone();
-        let used = &self.books.used().units;
+        let used = &self.allocations.used().units;
         for kind in DeviceType::ALL {
-            let at = kind.index();
+            let index = kind.index();
             let devices = self.inventory.iter().flat_map(|all| all.devices(kind));
             for device in devices {
-                let taken = used[at].get(device.minor).copied().unwrap_or_default();
-                total[at].set(device.minor, device.total);
-                free[at].set(device.minor, device.total.minus(&taken));
+                let taken = used[index].get(device.minor).copied().unwrap_or_default();
+                total[index].set(device.minor, device.total);
+                free[index].set(device.minor, device.total.minus(&taken));
             }
         }
         let mut holders: [Map<String, Value>; 3] = Default::default();
-        for (uid, holding) in self.books.iter() {
+        for (uid, holding) in self.allocations.iter() {
             let name = self.names.get(uid).cloned().unwrap_or_default();
             for kind in DeviceType::ALL {
                 if !holding.devices.of(kind).is_empty() {
