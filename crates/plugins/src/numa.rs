@@ -1,9 +1,9 @@
 //! `NodeNUMAResource`: binds pods to CPUs and NUMA nodes.
 //!
-//! Each node has a [`Book`]: the machine as the NodeResourceTopology describes it, and what every
-//! pod was given of it. What was given is written to the pod before it is bound, and read back from
-//! there after a restart: the books are never more than the annotations of the pods on the node plus
-//! what is reserved for pods about to be bound.
+//! Each node has a [`Book`]: the machine as the NodeResourceTopology describes it, and the CPUs and NUMA
+//! resources that are allocated to each pod. Allocations are written to the pod's annotations before it is
+//! bound and are read back from there after a restart. A book holds exactly the allocations of the pods on
+//! the node plus the reservations for pods that are about to be bound.
 
 mod allocate;
 mod args;
@@ -45,30 +45,30 @@ use std::sync::Arc;
 
 const NAME: &str = "NodeNUMAResource";
 
-/// See the module documentation.
+/// The `NodeNUMAResource` plugin.
 #[derive(Debug)]
 pub(crate) struct Numa {
     settings: PerProfile<Settings>,
-    /// By node name; a report may be here before its node.
+    /// Topology reports by node name; a report may arrive before its node.
     reports: FxHashMap<String, Arc<Report>>,
-    /// What the NodeResourceTopology that came last changed, for the pods that wait.
+    /// What the last NodeResourceTopology event changed, for the queueing hint.
     heard: Heard,
-    /// By node index.
+    /// Allocations per node, by node index.
     books: Vec<Book>,
-    /// By node index: whether the node has nothing to say of a pod that [`Incoming::is_plain`].
+    /// By node index: true if the node places no constraint on a pod for which [`Incoming::is_plain`] holds.
     plain: Vec<bool>,
-    /// Whether kubelets' policies count whatever their scope; upstream knows three names.
+    /// True if kubelet topology policies count in every scope; upstream recognizes only three policy names.
     all_policies: bool,
     reported: ReportedProblems,
 }
 
-/// What a NodeResourceTopology changed.
+/// The part of a NodeResourceTopology that an event changed.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
     Nothing,
-    /// How much of these there is.
+    /// The amounts of these resources.
     Amounts(Vec<ResourceId>),
-    /// More than that.
+    /// More than amounts.
     All,
 }
 
@@ -120,13 +120,13 @@ impl Numa {
         self.book(node).set_side(side);
     }
 
-    /// Whether neither the node nor the pod asks for CPUs or NUMA nodes: then the filter accepts, nothing
-    /// is aligned, and the score is that of the node as a whole.
+    /// Returns true if neither the node nor the pod asks for CPU binding or NUMA alignment. Then the filter
+    /// accepts, nothing is aligned, and the score is that of the node as a whole.
     fn are_plain(&self, incoming: &Incoming, node: NodeIndex) -> bool {
         incoming.is_plain() && self.plain.get(node.row()) == Some(&true)
     }
 
-    /// The positions of those of `nodes` that are not plain to the pod.
+    /// Returns the positions of those of `nodes` for which [`Self::are_plain`] does not hold.
     fn not_plain<'a>(
         &'a self,
         incoming: &Incoming,
@@ -139,9 +139,9 @@ impl Numa {
         nodes.filter_map(move |(at, node)| (!is_plain(node)).then_some(at))
     }
 
-    /// Reads what a pod on the node says it was given.
+    /// Records the allocation in the annotations of a pod on the node. Returns true if it changed.
     fn read(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, fx: &mut Effects) -> bool {
-        // A pod that is only assumed says nothing of this placement yet.
+        // The annotations of an assumed pod do not yet describe this placement.
         if pod.node.is_none() {
             return false;
         }
@@ -272,11 +272,11 @@ impl Filter for Numa {
         }
         match plan.bind {
             Some((_, true)) => self.serve(cycle, book, &plan).map(drop),
-            // Not any will do for those who move in.
+            // The CPUs of absorbed pods must be part of the allocation, so counting free CPUs is not enough.
             Some((_, false)) if !self.scene(cycle, book, &plan).inside.is_empty() => {
                 self.serve(cycle, book, &plan).map(drop)
             }
-            // Any CPUs will do: counting them is enough.
+            // Any CPUs will do, so counting free CPUs is enough.
             Some((_, false)) => match self.missing(cycle, book, &plan) {
                 0 => Ok(()),
                 _ => {
@@ -319,7 +319,7 @@ impl Score for Numa {
         let own;
         let incoming = match state.get::<Incoming>() {
             Some(incoming) => incoming,
-            // Profiles may name the plugin for scoring alone.
+            // Profiles may enable the plugin for scoring only.
             None => match self.incoming(cycle.pod, cycle.view) {
                 Ok(Some(incoming)) => {
                     own = incoming;
@@ -357,7 +357,7 @@ impl Score for Numa {
             });
         };
         let (ways, widest) = self.ways(cycle, book, &plan);
-        // Without strict alignment the NUMA nodes do not weigh in.
+        // With BestEffort the score does not depend on the chosen NUMA nodes.
         let cycle = Cycle {
             numa: cycle.numa.filter(|_| policy != NumaPolicyKind::BestEffort),
             ..*cycle
@@ -428,7 +428,8 @@ impl QueueHints for Numa {
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
     }
-    /// koordlet and the manager renew these objects all the time, and thousands of pods may wait.
+    /// Skips topology updates that change nothing the pod requests: koordlet and the manager update these
+    /// objects often, and thousands of pods may wait.
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         if event.subject != Subject::Object(TOPOLOGIES) {
             return Helps::Queue;
@@ -532,7 +533,7 @@ impl ObjectEvents for Numa {
             self.reported.forget(&name);
         } else {
             let (report, problems) = Report::new(&object, view.resources, self.all_policies);
-            // koordlet renews the object all the time; most of it is not read here.
+            // koordlet updates the object often, mostly in parts that this plugin does not use.
             if let Some(known) = self.reports.get(&name) {
                 self.heard = report.since(known);
                 if self.heard == Heard::Nothing {
@@ -714,7 +715,7 @@ impl Alignment for Numa {
         else {
             return true;
         };
-        // Whoever holds nothing here is no hindrance.
+        // A reservation without an allocation here imposes no constraint.
         if !book.pods.contains_key(&from.uid) {
             return true;
         }
@@ -727,7 +728,7 @@ impl Alignment for Numa {
     }
 }
 
-/// The pod's CPU wish with what it left to others filled in; `None` when it left nothing.
+/// Returns the pod's resource spec with unset and default bind policies filled in; `None` if nothing changes.
 fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<ResourceSpec> {
     let key = annotations::RESOURCE_SPEC;
     let said = extension::parse(key, pod.annotation(key));
@@ -753,7 +754,7 @@ fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<Resource
     (spec != before).then_some(spec)
 }
 
-/// `amount` of resource `id`, written like the pod writes its own request.
+/// Returns `amount` of resource `id` in the format of the pod's own request.
 fn quantity_of(id: ResourceId, amount: i64, name: &str, pod: Option<&PodInfo>) -> Quantity {
     let binary = [MEMORY, EPHEMERAL_STORAGE, BATCH_MEMORY, MID_MEMORY].contains(&id)
         || name.starts_with("hugepages-");

@@ -1,4 +1,4 @@
-//! What a pod would get on a node, and the NUMA nodes it could get it from.
+//! Choosing CPUs and NUMA resources for a pod on a node, and the topology hints for it.
 
 use super::args::Settings;
 use super::book::{Book, Held};
@@ -13,56 +13,57 @@ use std::sync::Arc;
 
 const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reservation takes in";
 
-/// How a pod is to be served on one node.
+/// The bind policy and NUMA policy that apply to a pod on one node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'a> {
     pub(super) incoming: &'a Incoming,
     pub(super) side: &'a NodeSide,
-    /// Bound to CPUs: how, and whether any other way is out of the question.
+    /// CPU bind policy, and whether it is required; `None` if the pod is not bound to CPUs.
     pub(super) bind: Option<(BindPolicy, bool)>,
     pub(super) policy: Option<NumaPolicyKind>,
 }
 
 impl Plan<'_> {
-    /// Whether the kubelet takes the first NUMA node that has room, whatever is chosen here.
+    /// Returns true if the kubelet takes the first NUMA node with enough free resources, whichever is chosen
+    /// here.
     fn takes_first(&self) -> bool {
         let single = self.policy == Some(NumaPolicyKind::SingleNumaNode);
         single && self.bind.is_none() && self.incoming.whole && self.side.is_static()
     }
 
-    /// How much more the CPUs of a bound pod count for.
+    /// Returns the amplification ratio of the node's CPUs if the pod is bound to CPUs.
     pub(super) fn amplifies(&self) -> Option<f64> {
         self.bind.map(|_| self.side.ratio)
     }
 }
 
-/// What is free on a node, under one assumption about whose place the pod takes.
+/// Free CPUs and NUMA resources of a node, under one assumption about the reservation that the pod uses.
 #[derive(Debug)]
 pub(super) struct Room {
     cpus: CpuSet,
-    /// By NUMA node, ascending, amplified.
+    /// Free amounts by NUMA node, ascending, amplified.
     zones: Vec<(u8, Amounts)>,
     preferred: CpuSet,
     pub(super) held: Held,
 }
 
-/// One way to serve a pod.
+/// One source from which a pod can be served: the node, or the node with one reservation released.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) room: Room,
-    /// Out of a reservation.
+    /// True if the source is a reservation.
     reservation: bool,
-    /// All of it must come from what this reservation has left.
+    /// What the reservation has left, if the whole allocation must come from it (restricted policy).
     only: Option<Room>,
-    /// This must be part of it.
+    /// Resources that must be part of the allocation.
     inside: Inside,
 }
 
-/// What the pods have that a reservation takes in.
+/// CPUs and NUMA resources of the pods that a reservation absorbs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inside {
     cpus: CpuSet,
-    /// By NUMA node.
+    /// Amounts by NUMA node.
     zones: Vec<(u8, Amounts)>,
 }
 
@@ -81,7 +82,8 @@ impl Inside {
         self.cpus.is_empty() && self.zones.is_empty()
     }
 
-    /// Whether `given` has all of it: every CPU and, where NUMA nodes were chosen, as much of each.
+    /// Returns true if `given` contains all of it: every CPU and, if NUMA nodes were chosen, at least the
+    /// amounts on each.
     fn is_in(&self, given: &Given) -> bool {
         let of_zone = |(id, amounts): &(u8, Amounts)| {
             let there = given.zones.iter().find(|(zone, _)| zone == id);
@@ -97,25 +99,26 @@ impl Inside {
     }
 }
 
-/// What a pod gets.
+/// CPUs and NUMA resources chosen for a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Given {
     pub(super) cpus: CpuSet,
     pub(super) zones: Vec<(u8, Amounts)>,
 }
 
-/// Which reservations a pod may use, and which pods are to be imagined away.
+/// The reservations that a pod may use, and the pods that count as removed or added.
 #[derive(Debug, Default)]
 pub(super) struct Scene<'a> {
-    /// Not there: victims of a preemption.
+    /// Pods (by uid) that count as removed: preemption victims and absorbed pods.
     pub(super) gone: Vec<&'a str>,
-    /// Open to the pod: by uid, and whether nothing may be added from the node.
+    /// Reservations that are open to the pod: uid, and whether the allocation must come from the reservation
+    /// alone.
     pub(super) open: Vec<(&'a str, bool)>,
-    /// There beside what is booked.
+    /// Allocations that count in addition to the recorded ones.
     pub(super) more: Vec<Allocation>,
-    /// The pod must end up in the reservation that is open.
+    /// True if the pod must be placed in the open reservation.
     pub(super) nominated: bool,
-    /// What it takes in; those who have it are gone.
+    /// Resources of the pods that a reservation absorbs; those pods are also in `gone`.
     pub(super) inside: Inside,
 }
 
@@ -148,12 +151,13 @@ impl Room {
     }
 }
 
-/// What is free of `book` as it is.
+/// Returns the free resources of the node with all recorded allocations.
 pub(super) fn room(book: &Book, side: &NodeSide) -> Room {
     Room::new(side, book.held.clone(), CpuSet::new())
 }
 
-/// What is free when everyone that `scene` opens or removes is away.
+/// Returns the free resources of the node if every pod that `scene` removes and every reservation that it
+/// opens is gone.
 pub(super) fn widest(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> Room {
     if scene.gone.is_empty() && scene.open.is_empty() && scene.more.is_empty() {
         return room(book, side);
@@ -162,12 +166,12 @@ pub(super) fn widest(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> Room {
     Room::new(side, book.without(away, &scene.more), CpuSet::new())
 }
 
-/// How many CPUs are free when everyone that `scene` opens or removes is away.
+/// Returns the number of free CPUs under the assumption of [`widest`].
 pub(super) fn free_cpus(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> usize {
     widest(book, side, scene).cpus.len()
 }
 
-/// The ways to serve a pod, in the order in which they are tried.
+/// Returns the sources from which the pod can be served, in the order in which they are tried.
 pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> {
     let side = plan.side;
     let gone = |uid: &str| scene.gone.contains(&uid);
@@ -200,7 +204,7 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
         let room = Room::new(side, held, share.cpus.clone());
         let only = restricted.then(|| Room {
             cpus: room.cpus.intersection(&share.cpus),
-            // A reservation of no NUMA resources restricts none.
+            // A reservation without NUMA resources restricts none.
             zones: if share.zones.is_empty() {
                 room.zones.clone()
             } else {
@@ -234,7 +238,7 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
     out
 }
 
-/// Serves the pod in the first way that works, from the NUMA nodes of `mask` if there is one.
+/// Serves the pod from the first source that can, limited to the NUMA nodes of `mask` if given.
 pub(super) fn serve(
     plan: &Plan<'_>,
     settings: &Settings,
@@ -328,7 +332,7 @@ impl Room {
         Ok(given)
     }
 
-    /// The room on the NUMA nodes as far as a bound pod can use it.
+    /// Returns the free amounts by NUMA node, reduced to what a CPU-bound pod can use.
     fn usable_zones(&self, plan: &Plan<'_>) -> Vec<(u8, Amounts)> {
         let mut zones = self.zones.clone();
         let Some((bind, required)) = plan.bind else {
@@ -420,11 +424,11 @@ impl Room {
     }
 }
 
-/// The most whole CPUs, in milli-cores and up to `cpu`, that count for no more than `room` once
-/// amplified.
+/// Returns the largest number of whole CPUs, in milli-cores and at most `cpu`, whose amplified amount does
+/// not exceed `room`.
 fn unamplified(cpu: i64, room: i64, ratio: f64) -> i64 {
     let mut whole = cpu / 1000 * 1000;
-    // Few steps: a guess by division is at most one CPU off.
+    // Few steps: the guess by division is at most one CPU off.
     let guess = (room as f64 / ratio) as i64 / 1000 * 1000 + 1000;
     whole = whole.min(guess);
     while whole > 0 && amplify(whole, ratio) > room {
@@ -443,10 +447,10 @@ fn unit(plan: &Plan<'_>) -> Unit {
     }
 }
 
-/// Above this many NUMA nodes, only sets of the smallest size that works are offered.
+/// With more NUMA nodes than this, only the smallest sets that can serve the pod are offered.
 const ALL_SIZES: u32 = 8;
 
-/// Which sets of NUMA nodes can serve the pod, per resource.
+/// Returns the sets of NUMA nodes that can serve the pod, per resource.
 pub(super) fn hints(
     plan: &Plan<'_>,
     settings: &Settings,
@@ -476,7 +480,7 @@ pub(super) fn hints(
             let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
             inside.map(|(_, zone)| zone.get(id)).sum()
         };
-        // Cheaper than trying, and never wrong: a split cannot exceed the room.
+        // A cheap check before `serve`, and never wrong: a split cannot exceed the sum of the free amounts.
         let hopeless = listed
             .iter()
             .any(|id| room(*id) < plan.incoming.requests.get(*id));
@@ -507,7 +511,7 @@ pub(super) fn hints(
     offers.collect::<Vec<(Arc<str>, Option<Vec<Hint>>)>>()
 }
 
-/// How well the pod would fill the NUMA nodes of `mask`.
+/// Returns the score of the NUMA nodes of `mask` for the pod.
 fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask: NumaMask) -> i64 {
     if plan.takes_first() {
         return 0;
@@ -522,8 +526,8 @@ fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask
     })
 }
 
-/// The score of a place, given what is there and what is in use of each resource.
-/// `ratio`: how much more its CPU counts for.
+/// Returns the score of a node or of NUMA nodes; `place` returns (allocatable, requested) of a resource.
+/// `ratio` is the factor by which the pod's own CPU request is amplified.
 pub(super) fn score(
     incoming: &Incoming,
     ratio: Option<f64>,
@@ -545,7 +549,7 @@ pub(super) fn score(
     average(strategy, usages)
 }
 
-/// The score of what is used like this.
+/// Returns the weighted score of these usages.
 #[inline]
 pub(super) fn average(
     strategy: koord_model::cpuset::Strategy,

@@ -1,4 +1,4 @@
-//! `NodeNUMAResourceArgs`.
+//! `NodeNUMAResourceArgs`: arguments of the plugin and their validation.
 
 use crate::common::args::invalid;
 use koord_model::cpuset::{BindPolicy, Strategy};
@@ -6,7 +6,7 @@ use koord_model::resources::{Amounts, ResourceId, ResourceTable};
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
-/// The plugin's arguments.
+/// Arguments of `NodeNUMAResource`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -66,21 +66,21 @@ fn one() -> i64 {
     1
 }
 
-/// What the arguments come down to.
+/// One profile's settings, computed from the plugin arguments.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
-    /// For pods that are to be bound to CPUs and do not say how; `None`: they are not bound.
+    /// Bind policy of CPU-bound pods that do not name one; `None` means that they are not bound.
     pub(super) bind: Option<BindPolicy>,
-    /// How full nodes should be.
+    /// Scoring strategy between nodes.
     pub(super) nodes: Strategy,
-    /// How full NUMA nodes should be.
+    /// Scoring strategy between NUMA nodes.
     pub(super) numa: Strategy,
     /// Resource names and weights, for both scores.
     pub(super) weights: Vec<(String, i64)>,
 }
 
 impl Settings {
-    /// The resources that are scored for a pod with these requests, and their weights.
+    /// Returns the resources that are scored for a pod with these requests, and their weights.
     pub(super) fn weighed(
         &self,
         requests: &Amounts,
@@ -98,13 +98,13 @@ impl Settings {
     }
 }
 
-/// Whether a resource counts only for pods that ask for it.
+/// Returns true for extended resources, which count only for pods that request them.
 fn is_extended(name: &str) -> bool {
     !matches!(name, "cpu" | "memory" | "ephemeral-storage" | "pods")
 }
 
 impl Args {
-    /// Checks the arguments.
+    /// Validates the arguments and computes the settings.
     pub(super) fn settings(self) -> Result<Settings, BuildError> {
         let bind = match self.default_cpu_bind_policy.as_str() {
             "" => None,
@@ -130,7 +130,7 @@ impl Args {
         if self.numa_scoring_strategy.resources != self.scoring_strategy.resources {
             tracing::warn!(
                 plugin = super::NAME,
-                "numaScoringStrategy.resources is not used: NUMA nodes are scored by \
+                "ignoring numaScoringStrategy.resources: NUMA nodes are scored by \
                  scoringStrategy.resources"
             );
         }

@@ -1,4 +1,4 @@
-//! Who holds what on a node.
+//! CPU and NUMA allocations of one node, and their sum.
 
 use super::node::{NodeSide, milli};
 use super::pod::Allocation;
@@ -8,13 +8,13 @@ use koord_model::resources::{Amounts, CPU};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// The allocations on one node, by uid.
+/// The allocations on one node, by pod uid.
 pub(super) type Allocations = FxHashMap<Arc<str>, Arc<Allocation>>;
 
-/// One node: its side, its allocations, and their sum.
+/// One node's topology, its allocations, and their sum.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    /// None while the node does not exist.
+    /// The node's topology; `None` while the node does not exist.
     pub(super) side: Option<NodeSide>,
     pub(super) pods: Allocations,
     /// The sum over `pods`, always up to date.
@@ -22,13 +22,13 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// Replaces what is known of the node itself.
+    /// Replaces the node's topology.
     pub(super) fn set_side(&mut self, side: Option<NodeSide>) {
         self.side = side;
         self.sum_up();
     }
 
-    /// Books an allocation, in place of an earlier one of the same pod. Whether anything changed.
+    /// Records an allocation, replacing an earlier one of the pod. Returns true if anything changed.
     pub(super) fn give(&mut self, uid: &Arc<str>, allocation: Allocation) -> bool {
         if self
             .pods
@@ -42,7 +42,7 @@ impl Book {
         true
     }
 
-    /// Takes back what a pod was given. Whether there was anything.
+    /// Removes a pod's allocation. Returns true if there was one.
     pub(super) fn take_back(&mut self, uid: &str) -> bool {
         let known = self.pods.remove(uid).is_some();
         if known {
@@ -51,20 +51,20 @@ impl Book {
         known
     }
 
-    /// The sum is made afresh each time: whatever order pods come and go in, and whatever their
-    /// annotations claim, nobody's share is taken back with another's.
+    /// Recomputes the sum from all allocations. Annotations may claim the same CPUs twice, so subtracting one
+    /// pod's share could free what another pod still holds.
     fn sum_up(&mut self) {
         self.held = self.without(|_| false, &[]);
     }
 
-    /// What is held by the pods that `skip` does not name, and by `more`.
+    /// Returns the sum of the allocations of all pods for which `skip` is false, and of `more`.
     pub(super) fn without(&self, skip: impl Fn(&str) -> bool, more: &[Allocation]) -> Held {
         let nothing = Topology::default();
         let topology = self.side.as_ref().map_or(&nothing, NodeSide::topology);
         Held::sum(topology, self.shares(skip), more)
     }
 
-    /// What each pod holds. A reservation holds what its owners have not taken of it.
+    /// Returns what each pod holds. A reservation holds only what its owners have not taken.
     pub(super) fn shares(&self, skip: impl Fn(&str) -> bool) -> Vec<(Arc<str>, Allocation)> {
         let present = |(uid, _): &(&Arc<str>, &Arc<Allocation>)| !skip(uid);
         let mut shares: Vec<(Arc<str>, Allocation)> = self
@@ -94,14 +94,14 @@ impl Book {
     }
 }
 
-/// What all pods together hold.
+/// The sum of the allocations on one node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Held {
     pub(super) cpus: CpuSet,
     pub(super) owned: Owned,
-    /// By NUMA node, ascending; amounts as requested, not amplified.
+    /// Amounts by NUMA node, ascending; as requested, not amplified.
     zones: Vec<(u8, Amounts)>,
-    /// Who is on each NUMA node, of the pods that are bound to CPUs.
+    /// For each NUMA node with CPU-bound pods: whether its pods use only this node or several.
     pub(super) states: Vec<(u8, NumaState)>,
 }
 
@@ -148,7 +148,7 @@ impl Held {
             self.zone(*id).add_all(amounts);
         }
         if allocation.zones.is_empty() {
-            // Bound while no NUMA policy was in force: the CPUs are gone all the same.
+            // The pod was bound without a NUMA policy, but its CPUs are taken all the same.
             for node in nodes {
                 self.zone(node).add(CPU, milli(on(node)));
             }
@@ -164,7 +164,7 @@ impl Held {
         &mut self.zones[at].1
     }
 
-    /// What is held of NUMA node `id`, bound CPUs counted for what they would give amplified.
+    /// Returns what is allocated on NUMA node `id`; bound CPUs count amplified.
     pub(super) fn on_zone(&self, side: &NodeSide, id: u8) -> Amounts {
         let mut amounts = self
             .zones

@@ -1,4 +1,4 @@
-//! The plugin's tables as JSON.
+//! JSON views of the plugin's state for the inspection API and `explain`.
 
 use super::book::Book;
 use super::node::NodeSide;
@@ -11,7 +11,7 @@ use koord_scheduler::framework::{NotShown, View};
 use koord_scheduler::state::PodInfo;
 use serde_json::{Map, Value, json};
 
-/// One node: its machine, what is taken and what is left, in upstream's form.
+/// Returns one node's topology, allocations and free resources, in the form of upstream's API.
 pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, NotShown> {
     let known = view.nodes.find(name).and_then(|node| plugin.known(node));
     let (book, side) = known.ok_or_else(|| NotShown::Failed(format!("node {name:?} not found")))?;
@@ -69,7 +69,7 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
     Ok(value)
 }
 
-/// How a pod is understood, and what it was given.
+/// Returns a pod's parsed requests and its allocation; `None` if it has neither.
 pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Value> {
     let mut value = Map::new();
     match Incoming::new(pod, plugin.settings.of(pod), view.resources) {

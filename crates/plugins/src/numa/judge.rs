@@ -1,4 +1,4 @@
-//! Whether and how a node serves a pod.
+//! Deciding whether a node can serve a pod, and from which CPUs and NUMA nodes.
 
 use super::Numa;
 use super::allocate::{self, Given, Plan, Room, Scene, Way};
@@ -14,7 +14,7 @@ use koord_scheduler::framework::{Cycle, Lacks, Rejection, Verdict};
 use koord_scheduler::state::NodeIndex;
 
 impl Numa {
-    /// How the pod is to be served on the node.
+    /// Returns the bind policy and the NUMA policy that apply to the pod on the node.
     pub(super) fn plan<'a>(
         &self,
         incoming: &'a Incoming,
@@ -37,7 +37,7 @@ impl Numa {
             match (wish.and_then(|wish| wish.required), side.bind) {
                 (Some(required), _) => (required, true),
                 (None, Some(node)) => (node, true),
-                // Not bound without a wish or a policy of the node.
+                // Without a request of the pod or a policy of the node, the pod is not bound at all.
                 (None, None) => (
                     wish.map_or(BindPolicy::FullPCpus, |wish| wish.preferred),
                     false,
@@ -52,7 +52,7 @@ impl Numa {
         })
     }
 
-    /// Whether the machine and its policies allow the plan at all.
+    /// Checks whether the machine's topology and policies allow the plan.
     pub(super) fn check(&self, plan: &Plan<'_>) -> Verdict {
         let Some((bind, required)) = plan.bind else {
             return Ok(());
@@ -77,7 +77,7 @@ impl Numa {
         Ok(())
     }
 
-    /// CPU of amplified nodes: bound pods take as much of it as their CPUs would have given others.
+    /// Checks the free CPU of an amplified node, on which the CPUs of bound pods count amplified.
     pub(super) fn check_amplified(
         &self,
         cycle: &Cycle<'_>,
@@ -113,7 +113,8 @@ impl Numa {
         Ok(())
     }
 
-    /// What is imagined of the node, as far as this plugin holds books on it.
+    /// Returns the assumptions of this cycle about the node: removed and added pods, and the reservations
+    /// that the pod may use.
     pub(super) fn scene<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Scene<'a> {
         let mut scene = Scene::default();
         for pod in cycle.overlay.removed {
@@ -126,7 +127,7 @@ impl Numa {
                 None => {}
             }
         }
-        // At reserve they are not imagined away.
+        // In Reserve, absorbed pods are not in the overlay.
         for pod in cycle.taken_in() {
             let Some(given) = book.pods.get(&pod.uid) else {
                 continue;
@@ -151,7 +152,8 @@ impl Numa {
         scene
     }
 
-    /// As [`Self::scene`]; a pod that ignores reservations may use all of them at reserve too.
+    /// Opens all reservations of the node to a pod that ignores reservations; the overlay does not list them
+    /// in Reserve.
     pub(super) fn with_ignored<'a>(
         mut scene: Scene<'a>,
         book: &'a Book,
@@ -170,7 +172,7 @@ impl Numa {
         (ways, allocate::widest(book, plan.side, &scene))
     }
 
-    /// What the pod would get.
+    /// Returns the allocation that the pod would get.
     pub(super) fn serve(
         &self,
         cycle: &Cycle<'_>,
@@ -197,15 +199,15 @@ impl Numa {
         )
     }
 
-    /// How many CPUs the node lacks for a pod that is bound to any.
+    /// Returns how many CPUs the node is short of for a CPU-bound pod.
     pub(super) fn missing(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> usize {
         let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
         let free = allocate::free_cpus(book, plan.side, &scene);
         plan.incoming.cpus().saturating_sub(free)
     }
 
-    /// Adds what no NUMA node has enough of, for a pod that must have all from one; with another policy,
-    /// what all of them together lack.
+    /// Adds the first resource of which the NUMA nodes have too little: for the single-NUMA-node policy no
+    /// one of them has enough, for other policies their sum is too small.
     pub(super) fn misaligned(
         &self,
         cycle: &Cycle<'_>,
@@ -220,7 +222,7 @@ impl Numa {
         let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
         let room = allocate::widest(book, plan.side, &scene);
         for (id, needs) in cycle.pod.requests.iter().filter(|(_, needs)| *needs > 0) {
-            // What no NUMA node lists is not asked of them.
+            // A resource that no NUMA node lists is not aligned.
             let listed = room.zones().iter().filter(|(_, free)| free.contains(id));
             let free: Vec<(u8, i64)> = listed.map(|(zone, free)| (*zone, free.get(id))).collect();
             let Some(most) = free.iter().map(|(_, free)| *free).max() else {
@@ -253,7 +255,7 @@ impl Numa {
         }
     }
 
-    /// Whether the pod can be served from some NUMA nodes, or from anywhere where none matter.
+    /// Returns true if some NUMA nodes can serve the pod, or the node can if alignment does not apply.
     pub(super) fn can_serve(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> bool {
         if plan.bind.is_none() && plan.policy.is_none() {
             return true;

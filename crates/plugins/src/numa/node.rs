@@ -1,4 +1,4 @@
-//! A node's side: its CPUs, NUMA nodes and policies, from the NodeResourceTopology and the node.
+//! CPUs, NUMA nodes and policies of one node, from its NodeResourceTopology and its Node object.
 
 use super::Heard;
 use crate::common::topologies::{Reader, Said, SeenTopology, ratios};
@@ -12,7 +12,7 @@ use koord_scheduler::framework::Problem;
 use koord_scheduler::state::NodeInfo;
 use std::sync::Arc;
 
-/// What a NodeResourceTopology says.
+/// The parsed NodeResourceTopology of one node.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) said: Arc<Said>,
@@ -21,26 +21,26 @@ pub(super) struct Report {
     zones: Vec<(u8, Amounts)>,
 }
 
-/// Everything the plugin needs to know of a node.
+/// CPUs, NUMA resources and policies of one node.
 #[derive(Debug, Default)]
 pub(super) struct NodeSide {
     pub(super) report: Arc<Report>,
     /// Allocatable by NUMA node, ascending, amplified.
     pub(super) zones: Vec<(u8, Amounts)>,
-    /// How much more CPU the NUMA nodes are said to have than they have; 1 when not amplified.
+    /// CPU amplification ratio of the NUMA nodes: advertised over physical CPU; 1 if not amplified.
     pub(super) ratio: f64,
-    /// The same for the node as a whole; `None` when the annotation is malformed.
+    /// CPU amplification ratio of the node as a whole; `None` if the annotation is invalid.
     pub(super) node_ratio: Option<f64>,
-    /// Every pod with CPU is bound this way.
+    /// Bind policy that applies to every pod that requests CPU.
     pub(super) bind: Option<BindPolicy>,
     pub(super) policy: Option<NumaPolicyKind>,
-    /// The node's own choice between NUMA nodes.
+    /// The node's strategy for choosing between NUMA nodes; `None` if the plugin's arguments decide.
     pub(super) strategy: Option<Strategy>,
 }
 
 impl Report {
-    /// Reads a NodeResourceTopology. Also returns what was ignored. With `all_policies`, the kubelet's
-    /// policy counts whatever its scope.
+    /// Parses a NodeResourceTopology. Also returns messages about ignored parts. With `all_policies`, the
+    /// kubelet's policy counts in every scope.
     pub(super) fn new(
         object: &SeenTopology,
         table: &ResourceTable,
@@ -83,7 +83,7 @@ impl Report {
             }
             let here = said.topology.on_node(id);
             let taken = here.map_or(0, |cpus| milli(cpus.intersection(&said.reserved).len()));
-            // Where the amounts are amplified already, so is what the reserved CPUs would give.
+            // If the amounts are amplified already, the reserved CPUs must be subtracted amplified too.
             let ratios = said.ratios.as_ref();
             let ratio = ratios.and_then(|all| all.of(resources::CPU));
             let taken = amplify(taken, ratio.unwrap_or(1.0));
@@ -97,7 +97,7 @@ impl Report {
             "BestEffort" => Some(NumaPolicyKind::BestEffort),
             "Restricted" => Some(NumaPolicyKind::Restricted),
             "SingleNUMANodePodLevel" => Some(NumaPolicyKind::SingleNumaNode),
-            // koordlet writes these, and upstream's plugin does not know them.
+            // koordlet writes these names, but upstream's plugin does not recognize them.
             "BestEffortContainerLevel" | "BestEffortPodLevel" if all_policies => {
                 Some(NumaPolicyKind::BestEffort)
             }
@@ -117,7 +117,7 @@ impl Report {
 }
 
 impl Report {
-    /// What is not as `before` had it.
+    /// Returns what changed compared with `before`.
     pub(super) fn since(&self, before: &Self) -> Heard {
         if self == before {
             return Heard::Nothing;
@@ -130,7 +130,7 @@ impl Report {
         let mut changed = Vec::new();
         for ((_, now), (_, then)) in pairs {
             let all = now.iter().chain(then.iter()).map(|(id, _)| id);
-            // Nothing of what is listed is not the same as what is not listed.
+            // A listed amount of 0 differs from a resource that is not listed.
             let of = |amounts: &Amounts, id| (amounts.contains(id), amounts.get(id));
             changed.extend(all.filter(|id| of(now, *id) != of(then, *id)));
         }
@@ -138,19 +138,20 @@ impl Report {
     }
 }
 
-/// Milli-cores of `cpus` CPUs.
+/// Returns `cpus` CPUs in milli-cores.
 pub(super) fn milli(cpus: usize) -> i64 {
     i64::try_from(cpus).unwrap_or(i64::MAX).saturating_mul(1000)
 }
 
 impl NodeSide {
-    /// Whether it is all the same to a pod that wants no CPUs of its own and no NUMA nodes.
+    /// Returns true if the node places no constraint on a pod that asks for neither bound CPUs nor NUMA
+    /// nodes.
     pub(super) fn is_plain(&self) -> bool {
         let unamplified = self.node_ratio.is_some_and(|ratio| ratio <= 1.0) && self.ratio <= 1.0;
         self.policy.is_none() && self.bind.is_none() && unamplified
     }
 
-    /// Puts a node and the report about it together. Also returns what was ignored of the node.
+    /// Combines a node with its topology report. Also returns messages about ignored parts of the node.
     pub(super) fn new(
         node: &NodeInfo,
         report: Arc<Report>,
@@ -217,18 +218,19 @@ impl NodeSide {
         (side, reader.problems)
     }
 
-    /// Whether the kubelet gives CPUs to containers by itself.
+    /// Returns true if the kubelet's CPU manager policy is `static`, so that it assigns exclusive CPUs
+    /// itself.
     pub(super) fn is_static(&self) -> bool {
         let kubelet = self.report.said.kubelet.as_ref();
         kubelet.is_some_and(|kubelet| kubelet.policy == "static")
     }
 
-    /// The NUMA nodes.
+    /// Returns the mask of the NUMA nodes.
     pub(super) fn mask(&self) -> NumaMask {
         self.zones.iter().map(|(id, _)| *id).collect()
     }
 
-    /// The machine's CPUs.
+    /// Returns the machine's CPU topology.
     pub(super) fn topology(&self) -> &Topology {
         &self.report.said.topology
     }
@@ -238,7 +240,7 @@ fn cpu_ratio(ratios: Option<&AmplificationRatios>) -> f64 {
     ratios.and_then(|all| all.of(resources::CPU)).unwrap_or(1.0)
 }
 
-/// The policy with this name in labels and annotations.
+/// Returns the NUMA policy with this name in labels and annotations; `None` if the name is unknown.
 pub(super) fn policy_named(name: &str) -> Option<NumaPolicyKind> {
     match name {
         "BestEffort" => Some(NumaPolicyKind::BestEffort),

@@ -1,4 +1,4 @@
-//! A pod's side: what it asks for, and what it was given.
+//! A pod's CPU and NUMA requests, and the allocation in its annotations.
 
 use super::args::Settings;
 use super::node::policy_named;
@@ -19,7 +19,7 @@ use koord_scheduler::state::{ContainerInfo, PodInfo};
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
-/// How a pod wants its CPUs.
+/// The CPU bind policies that a pod requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) required: Option<BindPolicy>,
@@ -27,28 +27,28 @@ pub(super) struct Wish {
     pub(super) exclusive: ExclusivePolicy,
 }
 
-/// What a pod asks for.
+/// A pod's requests as this plugin uses them.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Incoming {
-    /// Without zeros.
+    /// The pod's requests without zeros.
     pub(super) requests: Amounts,
-    /// The resources that are scored, with their weights.
+    /// The scored resources, with their weights.
     pub(super) weighed: Vec<(ResourceId, i64)>,
-    /// It must be bound to CPUs on every node.
+    /// CPU binding that the pod requests on every node; `None` if it requests none.
     pub(super) wish: Option<Wish>,
     pub(super) policy: Option<NumaPolicyKind>,
     exclusive: Option<NumaExclusive>,
-    /// A kubelet whose CPU manager is static gives each of its containers CPUs for itself.
+    /// True if a kubelet with the static CPU manager gives each container of the pod exclusive CPUs.
     pub(super) whole: bool,
-    /// It runs nowhere but in a reservation.
+    /// True if the pod runs only in a reservation.
     pub(super) reserved_only: bool,
-    /// It may use what reservations hold.
+    /// True if the pod may use what reservations hold.
     pub(super) ignores_reservations: bool,
-    /// Another component has chosen for it: this or nothing.
+    /// An allocation that another component chose; the pod gets exactly this or is rejected.
     pub(super) designated: Option<Designated>,
 }
 
-/// CPUs and amounts by NUMA node that were chosen beforehand.
+/// CPUs, and amounts by NUMA node, that were chosen beforehand.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Designated {
     pub(super) cpus: CpuSet,
@@ -56,10 +56,10 @@ pub(super) struct Designated {
 }
 
 impl Incoming {
-    /// Reads `pod`; `None` when it asks for nothing.
+    /// Parses the requests of `pod`; `None` if it requests nothing.
     ///
     /// # Errors
-    /// An annotation is malformed, or it wants a part of a CPU for itself.
+    /// Returns a message if an annotation is invalid, or if a CPU-bound pod requests a fraction of a CPU.
     pub(super) fn new(
         pod: &PodInfo,
         settings: &Settings,
@@ -104,23 +104,23 @@ impl Incoming {
         }))
     }
 
-    /// Whether it asks neither for CPUs of its own nor for NUMA nodes.
+    /// Returns true if the pod requests neither CPU binding nor NUMA alignment.
     pub(super) fn is_plain(&self) -> bool {
         self.wish.is_none() && self.policy.is_none()
     }
 
-    /// Milli-cores.
+    /// Returns the requested CPU in milli-cores.
     pub(super) fn cpu(&self) -> i64 {
         self.requests.get(CPU)
     }
 
-    /// Whole CPUs.
+    /// Returns the requested CPU in whole CPUs, rounded down.
     pub(super) fn cpus(&self) -> usize {
         usize::try_from(self.cpu() / 1000).unwrap_or(0)
     }
 
-    /// A pod with a policy of its own keeps off NUMA nodes of other such pods unless it says
-    /// otherwise; a node's policy asks nothing of the kind.
+    /// Returns how the pod shares NUMA nodes with other aligned pods. A pod with its own NUMA policy defaults
+    /// to Required, so that it avoids their NUMA nodes; a pod under a node's policy defaults to None.
     pub(super) fn exclusive(&self) -> NumaExclusive {
         let default = match self.policy {
             Some(_) => NumaExclusive::Required,
@@ -129,7 +129,7 @@ impl Incoming {
         self.exclusive.unwrap_or(default)
     }
 
-    /// Writes all of it.
+    /// Adds all fields to the pod's signature.
     pub(super) fn sign(&self, signature: &mut Signature) {
         signature.amounts(&self.requests);
         let wish = self.wish.map_or(0, |wish| {
@@ -160,7 +160,7 @@ impl Incoming {
     }
 }
 
-/// Whether it is Guaranteed and all its containers have whole CPUs.
+/// Returns true if the pod is Guaranteed and all its containers request whole CPUs.
 fn is_whole(pod: &PodInfo) -> bool {
     let whole = |container: &ContainerInfo| {
         let cpu: Quantity = container.requests.get(resources::CPU)?.parse().ok()?;
@@ -170,20 +170,21 @@ fn is_whole(pod: &PodInfo) -> bool {
     pod.qos == KubeQos::Guaranteed && all.all(|it| whole(it) == Some(true))
 }
 
-/// The pod's annotations, as they were read once; errors say what is malformed.
+/// The pod's annotations, parsed once; errors describe what is invalid.
 struct Said {
     numa: Result<NumaTopologySpec, String>,
-    /// Whether it names or selects reservations.
+    /// True if the pod names or selects reservations.
     reserved_only: Result<bool, String>,
     cpus: Result<ResourceSpec, String>,
     /// See [`Incoming::whole`].
     whole: bool,
-    /// What it was given before, where a scheduling hint makes that binding.
+    /// The pod's earlier allocation, if a scheduling hint makes it binding.
     designated: Result<Option<Designated>, String>,
 }
 
 impl Said {
-    /// `table` is the process's: numbers are handed out once.
+    /// Returns the pod's parsed annotations. `table` must be the process-wide table, since the parsed ids are
+    /// cached.
     fn of<'p>(pod: &'p PodInfo, table: &ResourceTable) -> &'p Self {
         pod.facet(|pod| {
             let affinity = read::<ReservationAffinity>(pod, annotations::RESERVATION_AFFINITY);
@@ -220,7 +221,7 @@ fn designates(pod: &PodInfo) -> Result<bool, String> {
     Ok(hint.extensions.as_ref().is_some_and(named))
 }
 
-/// What the pod's own annotation says it was given.
+/// Returns the allocation in the pod's own annotation.
 fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>, String> {
     let chosen = Allocation::read(pod, table)?;
     Ok(chosen.map(|Allocation { cpus, zones, .. }| Designated { cpus, zones }))
@@ -232,7 +233,7 @@ fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish>
     if !bound || pod.priority_class != PriorityClass::Prod {
         return None;
     }
-    // The outer option: there is an opinion; the inner one: it is to be bound.
+    // The outer option is `None` if the policy is unset; the inner one if the pod is not to be bound.
     let read = |policy: Option<&CpuBindPolicy>| match policy {
         None => None,
         Some(CpuBindPolicy::Default) => Some(settings.bind),
@@ -243,7 +244,7 @@ fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish>
     };
     let required = read(spec.required_cpu_bind_policy.as_ref());
     let preferred = read(spec.preferred_cpu_bind_policy.as_ref()).unwrap_or(settings.bind);
-    // A default that binds nothing is no requirement.
+    // A default that does not bind is no requirement.
     let asked_default = spec.required_cpu_bind_policy == Some(CpuBindPolicy::Default);
     let required = required.filter(|policy| !(asked_default && policy.is_none()));
     Some(Wish {
@@ -267,23 +268,23 @@ fn read<T: DeserializeOwned + Default>(pod: &PodInfo, key: &str) -> Result<T, St
         .map_err(|error| error.to_string())
 }
 
-/// What a pod was given on its node.
+/// A pod's CPUs and NUMA resources on its node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Allocation {
     pub(super) namespace: Arc<str>,
     pub(super) name: Arc<str>,
     pub(super) cpus: CpuSet,
     pub(super) exclusive: ExclusivePolicy,
-    /// By NUMA node, ascending.
+    /// Amounts by NUMA node, ascending.
     pub(super) zones: Vec<(u8, Amounts)>,
-    /// The uid of the reservation it took this from.
+    /// Uid of the reservation that the allocation was taken from.
     pub(super) reservation: Option<Arc<str>>,
-    /// Whether this is held for the owners of a reservation.
+    /// True if this is the allocation of a reservation, held for its owners.
     pub(super) is_reservation: bool,
 }
 
 impl Allocation {
-    /// For `pod`, nothing given yet.
+    /// Returns an empty allocation for `pod`.
     pub(super) fn of(pod: &PodInfo) -> Self {
         Self {
             namespace: pod.namespace.clone(),
@@ -293,10 +294,10 @@ impl Allocation {
         }
     }
 
-    /// What the annotations of `pod` say it was given; `None`: nothing.
+    /// Parses the allocation in the annotations of `pod`; `None` if it has none.
     ///
     /// # Errors
-    /// An annotation is malformed.
+    /// Returns a message if an annotation is invalid.
     pub(super) fn read(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Self>, String> {
         let key = annotations::RESOURCE_STATUS;
         if pod.annotation(key).is_none() {
@@ -339,10 +340,10 @@ impl Allocation {
     }
 }
 
-/// The uid of the reservation whose place `pod` takes, by its annotation.
+/// Returns the uid of the reservation that `pod` uses according to its annotation.
 ///
 /// # Errors
-/// The annotation is malformed.
+/// Returns a message if the annotation is invalid.
 pub(super) fn reservation_of(pod: &PodInfo) -> Result<Option<Arc<str>>, String> {
     let taken = restricted::allocated(pod).map_err(ToString::to_string)?;
     Ok(taken.map(|taken| taken.uid.as_str().into()))

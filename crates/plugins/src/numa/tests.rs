@@ -22,7 +22,7 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-/// An engine with the plugin and the check of plain resources.
+/// Creates an engine with this plugin and the check of plain resources.
 fn engine(args: Value) -> Engine {
     build_engine(args, &[], crate::registry())
 }
@@ -62,7 +62,8 @@ fn build_engine_with(
     Engine::new(&config, profiles, EngineOptions::default())
 }
 
-/// Sockets, NUMA nodes per socket, cores per node, threads per core; numbered in that order.
+/// A machine: sockets, NUMA nodes per socket, cores per node and threads per core; CPUs are numbered in that
+/// order.
 #[derive(Debug, Clone, Copy)]
 struct Machine([u32; 4]);
 
@@ -85,7 +86,7 @@ impl Machine {
         (0..self.cpus()).map(cpu).collect()
     }
 
-    /// The topology object; each NUMA node has 32Gi.
+    /// Returns the NodeResourceTopology object; each NUMA node has 32Gi.
     fn topology(self, name: &str, policies: Value, annotations: Value) -> ObjectChange {
         let here = self.cpus() / self.nodes();
         let zone = |id: u32| {
@@ -127,7 +128,7 @@ impl Machine {
 
 const TWO: Machine = Machine([2, 1, 4, 2]);
 
-/// An engine with nodes of this kind.
+/// Creates an engine with nodes of this kind.
 fn cluster(machine: Machine, names: &[&str], labels: Value) -> Engine {
     let mut engine = engine(json!({}));
     for name in names {
@@ -153,7 +154,7 @@ fn with(mut value: Value, change: Value) -> Value {
     value
 }
 
-/// A production pod; `change` is laid over it.
+/// Returns a production pod with the fields of `change` merged into it.
 fn pod(name: &str, cpu: &str, change: Value) -> Pod {
     let base = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {}, "annotations": {}},
@@ -182,7 +183,7 @@ fn aligned(name: &str, cpu: &str, spec: &str) -> Pod {
     pod(name, cpu, json!({"metadata": {"annotations": annotations}}))
 }
 
-/// Schedules one pod: the binding, or the condition's text.
+/// Schedules one pod and returns the binding, or the condition's message.
 fn try_bind(engine: &mut Engine, pod: Pod) -> Result<BindRequest, String> {
     engine.take_outputs();
     engine.pod_applied(Arc::new(pod), now());
@@ -194,7 +195,8 @@ fn try_bind(engine: &mut Engine, pod: Pod) -> Result<BindRequest, String> {
     }
 }
 
-/// What the pod is told it has: `node cpuset | numa node: resources; ...`, or why it has nothing.
+/// Schedules one pod and returns its allocation, as `node cpuset | numa node: resources; ...`, or the
+/// rejection reason.
 fn place(engine: &mut Engine, pod: Pod) -> String {
     match try_bind(engine, pod) {
         Err(message) => reason(&message),
@@ -218,7 +220,7 @@ fn status(bind: &BindRequest) -> String {
     parts.join(" | ")
 }
 
-/// The reasons without the count of nodes.
+/// Returns the rejection reasons without the number of nodes.
 fn reason(message: &str) -> String {
     let text = message
         .split_once("available: ")
@@ -226,7 +228,7 @@ fn reason(message: &str) -> String {
     text.trim_end_matches('.').to_owned()
 }
 
-/// The bound pod as the informer shows it.
+/// Returns the bound pod as the informer reports it.
 fn bound(bind: &BindRequest) -> Pod {
     let mut pod = (*bind.pod.object.pod).clone();
     if let Some(spec) = &mut pod.spec {
@@ -237,7 +239,7 @@ fn bound(bind: &BindRequest) -> Pod {
     pod
 }
 
-/// What the plugin knows of node `name`.
+/// Returns the plugin's inspection view of node `name`.
 fn table(engine: &mut Engine, name: &str) -> Value {
     let query = std::collections::BTreeMap::new();
     let found = engine

@@ -1,4 +1,4 @@
-//! Pods that are held to NUMA nodes.
+//! Pods aligned to NUMA nodes.
 
 use super::*;
 
@@ -108,7 +108,7 @@ fn bound_cpus_come_from_the_agreed_numa_nodes() {
         place(&mut engine, lsr("d", "2", SPREAD)),
         "n 12,14 | 1: cpu 2, memory 1Gi"
     );
-    // A shared pod counts beside them.
+    // The CPU of a shared pod counts in addition to theirs.
     let shared = pod("e", "3", json!({}));
     assert_eq!(
         place(&mut engine, shared),
@@ -167,7 +167,7 @@ fn pods_and_nodes_must_not_disagree() {
     }
 }
 
-/// All that koordlet writes of a kubelet; by default three names count, as upstream.
+/// Tests all kubelet policies that koordlet writes; by default only three names count, as upstream.
 #[test]
 fn every_policy_of_a_kubelet_counts_where_the_gate_says_so() {
     let machine = |gate: bool, name: &str| {
@@ -307,8 +307,8 @@ fn numa_nodes_are_amplified_with_the_node() {
     );
 }
 
-/// koordlet and the manager renew the object all the time: who asks for nothing of what changed is
-/// left asleep.
+/// Checks that a topology update wakes only pods that request what changed, since koordlet and the manager
+/// update the object often.
 #[test]
 fn a_topology_wakes_those_whom_it_concerns() {
     let labels = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});

@@ -1,4 +1,4 @@
-//! Pods that are bound to CPUs.
+//! Pods bound to CPUs.
 
 use super::*;
 

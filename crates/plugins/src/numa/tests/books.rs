@@ -1,4 +1,4 @@
-//! What is booked: restarts, malformed annotations, and everything at random.
+//! Recorded allocations: restarts, invalid annotations, and random sequences of events.
 
 use super::*;
 use koord_model::cpuset::CpuSet;
@@ -90,7 +90,7 @@ fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
     engine.node_applied(Arc::new(serde_json::from_value(plain).unwrap()), now());
     let bind = try_bind(&mut engine, pod).unwrap();
     assert_eq!(bind.patch.annotations[annotations::RESOURCE_STATUS], "{}");
-    // Said once.
+    // The problem is reported only once.
     let again = try_bind(&mut engine, {
         let mut pod = bound(&bind);
         pod.metadata.uid = Some("again".to_owned());
@@ -148,7 +148,7 @@ fn malformed_annotations_are_reported_and_free_nothing() {
     );
 }
 
-/// Zones that no machine has, that are there twice, and amounts that are none give nobody anything.
+/// Zones that no machine has, zones listed twice and invalid amounts make nothing allocatable.
 #[test]
 fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
     let single = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
@@ -290,7 +290,7 @@ fn labels(policy: u8, bind: u8) -> Value {
     labels
 }
 
-/// What the tables of the plugin say that a pod has.
+/// Returns the CPUs that the plugin's inspection view lists per pod.
 fn owners(table: &Value) -> BTreeMap<String, CpuSet> {
     let list = table["allocatedPods"].as_array().unwrap();
     let owner = |pod: &Value| {
@@ -303,7 +303,7 @@ fn owners(table: &Value) -> BTreeMap<String, CpuSet> {
     list.iter().map(owner).collect()
 }
 
-/// How often a run came to what it is about.
+/// Counts how often a run reached the cases it is meant to cover.
 #[derive(Debug, Default)]
 struct Reached {
     cpus: u32,
@@ -315,11 +315,11 @@ struct Reached {
     given_back: u32,
 }
 
-/// What a pod was told it has, read from its annotation.
+/// A pod's allocation, read from its annotation.
 struct Held {
     node: String,
     cpus: CpuSet,
-    /// Per NUMA node, in milli-CPUs.
+    /// Amounts by NUMA node, in milli-CPUs.
     zones: BTreeMap<i32, i64>,
 }
 
@@ -340,7 +340,7 @@ impl Held {
         }
     }
 
-    /// What it has of each NUMA node, in milli-CPUs.
+    /// Returns what the pod takes of each NUMA node, in milli-CPUs.
     fn of_zones(&self) -> BTreeMap<i32, i64> {
         let mut zones = self.zones.clone();
         if zones.is_empty() {
@@ -352,7 +352,7 @@ impl Held {
     }
 }
 
-/// The rules of one decision, whatever else is there: CPUs 2k and 2k+1 are a core, 0 to 7 a NUMA
+/// Checks the rules of one decision that hold in any state: CPUs 2k and 2k+1 are a core, CPUs 0 to 7 a NUMA
 /// node.
 fn judge(
     shape: u8,
@@ -527,8 +527,8 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Who is given a part of a NUMA node finds it free. Those who are bound to CPUs alone take them
-/// wherever they are, as upstream.
+/// Checks that a NUMA share that is allocated was free. Pods that are only bound to CPUs take them on any
+/// NUMA node, as upstream.
 fn zones_hold(held: &Held, on_nodes: &[BindRequest]) -> Result<(), TestCaseError> {
     let mut used: BTreeMap<i32, i64> = BTreeMap::new();
     let all = on_nodes.iter().map(Held::new);
@@ -543,9 +543,9 @@ fn zones_hold(held: &Held, on_nodes: &[BindRequest]) -> Result<(), TestCaseError
     Ok(())
 }
 
-/// Whatever comes and goes, by what the pods' annotations say: no CPU has two owners or is one that
-/// the node keeps, no NUMA node is promised twice, everybody has what it asked for, as it asked for
-/// it; in the end nothing is held. Shared and exhaustive evaluation agree all the while.
+/// Random events, checked by the pods' annotations: no CPU has two owners or is reserved by the node, no NUMA
+/// node is allocated twice, every pod has what it requested in the way it requested it, and in the end
+/// nothing is allocated. Shared and exhaustive evaluation agree throughout.
 #[test]
 fn books_stay_true() {
     let config = ProptestConfig {
@@ -571,7 +571,8 @@ fn books_stay_true() {
     assert!(counts.iter().all(|count| *count >= 5), "{reached:?}");
 }
 
-/// Upstream keeps CPUs in a map, so that the last entry counts; so it does here, and is reported.
+/// Upstream keeps CPUs in a map, so that the last entry counts; the same happens here, and the duplicate is
+/// reported.
 #[test]
 fn cpu_that_is_listed_twice_is_reported_once() {
     let mut engine = one(json!({}));

@@ -1,5 +1,5 @@
-//! The plugin and the kubelets of its nodes, which report topologyManagerPolicy single-numa-node in scope pod:
-//! what is placed is admitted.
+//! The plugin together with kubelets that report topologyManagerPolicy single-numa-node in scope pod: every
+//! placement is admitted.
 
 use super::*;
 use koord_model::alignment::{Policy, Scope};
@@ -10,13 +10,13 @@ use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use std::collections::BTreeMap;
 
-/// Of each NUMA node, as its report says.
+/// Memory of each NUMA node in the report, in bytes.
 const MEMORY: u64 = 32 << 30;
 
 struct World {
     engine: Engine,
     kubelets: BTreeMap<String, Kubelet>,
-    /// Pods that run, by name.
+    /// Running pods by name.
     pods: BTreeMap<String, BindRequest>,
 }
 
@@ -42,7 +42,7 @@ impl World {
         world
     }
 
-    /// koordlet reports.
+    /// Reports a node's topology, as koordlet does.
     fn report(&mut self, name: &str, machine: Machine, manager: &str) {
         let policies = json!(["SingleNUMANodePodLevel"]);
         let key = annotations::KUBELET_CPU_MANAGER_POLICY;
@@ -59,7 +59,7 @@ impl World {
         bind
     }
 
-    /// The pod is bound: its kubelet decides.
+    /// Binds the pod and lets its kubelet admit it.
     fn run(&mut self, bind: BindRequest) -> Result<(), kubelet::Refusal> {
         let uid = bind.pod.uid.to_string();
         let kubelet = self.kubelets.get_mut(&*bind.node).unwrap();
@@ -124,7 +124,7 @@ fn settings(cpu: CpuManager, memory: bool) -> Settings {
     }
 }
 
-/// A Guaranteed pod.
+/// Returns a Guaranteed pod.
 fn guaranteed(name: &str, qos: &str, cpu: u32, memory: u32) -> Pod {
     let amounts = json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
     let resources = json!({"requests": amounts, "limits": amounts});
@@ -146,8 +146,9 @@ fn drawn<S: Strategy>(random: &mut TestRunner, from: S) -> S::Value {
     from.new_tree(random).unwrap().current()
 }
 
-/// A kubelet with a static CPU manager chooses for itself. With pods of one size any choice leaves room for
-/// as many; with others, and a static memory manager, what it will choose is known.
+/// Covers kubelets with a static CPU manager, which choose CPUs themselves. With pods of one size any choice
+/// leaves space for as many; with other sizes and a static memory manager, the kubelet's choice is
+/// predictable.
 #[test]
 fn pods_are_admitted_by_kubelets_that_choose_themselves() {
     let mut random = TestRunner::deterministic();
@@ -193,8 +194,8 @@ fn pods_are_admitted_by_kubelets_that_choose_themselves() {
     }
 }
 
-/// Koordinator puts 5 beside 3, and 4 beside 4; this kubelet would put 4 beside 3, and have no NUMA node for
-/// the last.
+/// Koordinator puts 5 next to 3, and 4 next to 4; this kubelet would put 4 next to 3, and have no NUMA node
+/// for the last.
 #[test]
 fn a_pod_that_the_kubelet_would_refuse_waits() {
     let cpu = CpuManager::Static {
@@ -210,7 +211,7 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
     let why = world.place(&last).unwrap_err();
     assert!(why.contains("Unaligned NUMA Hint cause cpu"), "{why}");
     assert!(!world.any_would_admit(&last));
-    // What that kubelet gives no CPUs is placed as ever: beside as little as can be.
+    // A pod that gets no CPUs from that kubelet is placed as usual: on the emptiest NUMA node.
     let zone = |cpu: &str, change: Value| {
         let mut world = World::new(&[TWO], &settings(CpuManager::None, false));
         world.report("n0", TWO, "static");
@@ -229,8 +230,8 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
     assert_eq!(zone("2", json!({"spec": {"containers": whole}})), "0");
 }
 
-/// With CPU manager none koordlet gives the CPUs that were chosen: of one NUMA node, and to nobody else. The
-/// kubelet admits pods of all sizes.
+/// With CPU manager none, koordlet applies the chosen CPUs: they belong to one NUMA node and to no other pod.
+/// The kubelet admits pods of all sizes.
 #[test]
 fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
     let mut random = TestRunner::deterministic();
@@ -258,7 +259,7 @@ fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
             let topology = world.kubelets[&node].machine().topology.clone();
             let mut taken = CpuSet::new();
             let mut sums: BTreeMap<i32, [u64; 2]> = BTreeMap::new();
-            // Where there is one NUMA node, nobody has to choose it.
+            // With a single NUMA node there is nothing to choose.
             let only = topology.nodes().count() == 1;
             for status in &given {
                 let cpus: CpuSet = status.cpuset.parse().unwrap();

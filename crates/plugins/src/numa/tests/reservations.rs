@@ -1,4 +1,4 @@
-//! Reservations that hold CPUs, by a stand-in for the plugin that manages them.
+//! Reservations that hold CPUs, with a stand-in for the Reservation plugin.
 
 use super::*;
 use crate::common::restricted::RESERVATIONS;
@@ -7,7 +7,7 @@ use koord_api::scheduling::Reservation;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::framework::{Factory, ObjectEvents, Registry, Release, Roles, Sign};
 
-/// Books reservations as pods, and lets a pod with label `use` into the reservations it names.
+/// Test plugin that books reservations as pods, and opens the reservations named by label `use` to a pod.
 struct StandIn;
 
 impl StandIn {
@@ -122,7 +122,7 @@ fn owner(name: &str, cpu: &str, of: &str) -> Pod {
     pod(name, cpu, json!({"metadata": {"labels": labels}}))
 }
 
-/// As the reservation plugin and the informer would show the bound owner.
+/// Returns the bound owner as the Reservation plugin and the informer would show it.
 fn owned(bind: &BindRequest, of: &str) -> Pod {
     let mut pod = bound(bind);
     let text = json!({"name": of, "uid": of}).to_string();
@@ -151,7 +151,7 @@ fn owners_use_what_is_reserved_and_others_do_not() {
     engine.pod_applied(Arc::new(owned(&bind, "r")), now());
     engine.pod_applied(Arc::new(owned(&more, "r")), now());
     assert_eq!(table(&mut engine, "n")["availableCPUs"], "");
-    // An owner leaves: the reservation has its CPUs again, nobody else.
+    // An owner leaves: its CPUs return to the reservation, not to the node.
     engine.pod_deleted(&owned(&bind, "r"), now());
     assert_eq!(table(&mut engine, "n")["availableCPUs"], "");
     assert_eq!(place(&mut engine, owner("c", "4", "r")), "n 0-3");
@@ -159,7 +159,7 @@ fn owners_use_what_is_reserved_and_others_do_not() {
 
 #[test]
 fn a_restricted_reservation_gives_no_more_than_it_has() {
-    // It is not taken by whom it cannot serve: the pod gets others.
+    // A pod that the reservation cannot serve gets other CPUs.
     let cases = [("Aligned", "n 0-3,8-9"), ("Restricted", "n 8-13")];
     for (policy, expected) in cases {
         let mut engine = with_reservations(TWO, json!({}), json!({}), 16);

@@ -1,4 +1,4 @@
-//! Filter, Reserve and Allocate: the rows of upstream's tables.
+//! Upstream's test tables for Filter, Reserve and Allocate.
 
 use super::reservations::{reserve, with_reservations};
 use super::*;
@@ -41,7 +41,7 @@ fn which_nodes_fit() {
     let single = || numa_policy("SingleNUMANode");
     let zone = || json!([{"node": 0, "resources": {"cpu": "4", "memory": "1Gi"}}]);
     let given = |cpus: &str| json!({"cpuset": cpus, "numaNodeResources": zone()});
-    // (case, labels, kubelet's policy, CPU ratio, pod, where it goes)
+    // (case, labels, kubelet's policy, CPU ratio, pod, resulting node)
     #[rustfmt::skip]
     let rows = [
         ("a valid topology", none(), "", "1", wish("4", full), "n 0-3"),
@@ -86,7 +86,7 @@ fn which_nodes_fit() {
 fn amplified_cpu_of_a_node() {
     let machine = Machine([2, 1, 8, 2]);
     let full = "1 Insufficient amplified cpu";
-    // (case, amplified cores, topology, what is there, what comes)
+    // (case, amplified cores, topology, running pod, new pod)
     #[rustfmt::skip]
     let rows = [
         ("nothing asked", 2, false, (4, false), (0, false), "n -"),
@@ -117,7 +117,7 @@ fn amplified_cpu_of_a_node() {
             assert!(got.starts_with("n "), "{name}: {got}");
         }
         let got = place(&mut engine, build("comes", comes));
-        // What the node as a whole lacks is said by another plugin, first.
+        // The shortage of the node as a whole is reported first, by another plugin.
         let ours = got.trim_start_matches("1 Insufficient cpu, ");
         assert!(
             ours == expected || (expected == full && got == "1 Insufficient cpu"),
@@ -126,7 +126,7 @@ fn amplified_cpu_of_a_node() {
     }
 }
 
-/// Laid over a pod: it may use the reservation, and nothing else if `only`.
+/// Lets the pod use the reservation, and nothing else if `only`.
 fn owner(mut pod: Pod, only: bool) -> Pod {
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert("use".to_owned(), "r".to_owned());
@@ -163,7 +163,7 @@ fn what_pods_are_given() {
             "spec": {"priority": 5500, "containers": containers}}),
         )
     };
-    // (case, machine, labels, CPUs that are taken, pod, what it is given)
+    // (case, machine, labels, CPUs that are taken, pod, expected allocation)
     #[rustfmt::skip]
     let rows = [
         ("not bound", TWO, none(), "", shared("4"), "n -"),
@@ -216,7 +216,7 @@ fn what_pods_are_given() {
     };
     let bound = || wish("4", full);
     let no_cpus = "1 Reservation(s) not enough cpus available to satisfy request";
-    // (case, machine, policy and holdings of the reservation, pod, what it is given)
+    // (case, machine, policy and holdings of the reservation, pod, expected allocation)
     #[rustfmt::skip]
     let rows = [
         ("reserved CPUs", TWO, "", held("4-10", 0, 0), owner(bound(), false), "n 4-7"),
@@ -266,12 +266,12 @@ fn a_reservation_on_other_numa_nodes_than_agreed_on_is_not_taken() {
     }
 }
 
-/// Upstream's row: the pod's NUMA node is agreed on, and the reservation that it insists on has another.
+/// Upstream's case: the pod's NUMA node is agreed on, and its required reservation has another.
 #[test]
 fn who_insists_on_a_reservation_of_other_numa_nodes_waits() {
     for (zone, fits) in [(0, true), (1, false)] {
         let mut engine = with_reservations(TWO, json!({}), json!({}), 96);
-        // NUMA node 1 is full but for what is reserved, so far as there is any of it.
+        // NUMA node 1 is full except for what is reserved there, if anything.
         let there = json!([{"node": 1, "resources": {"cpu": "8", "memory": "32Gi"}}]);
         let mut other = pod("other", "8", json!({"spec": {"nodeName": "n"}}));
         let status = json!({ "numaNodeResources": there }).to_string();

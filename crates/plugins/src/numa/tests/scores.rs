@@ -1,11 +1,11 @@
-//! What nodes score for a pod: the rows of upstream's tables.
+//! Upstream's test tables of node scores.
 
 use super::*;
 
 /// A node, in units of cores and GiB.
 struct There {
     name: &'static str,
-    /// As the node says; amplified.
+    /// CPU in the Node object; amplified.
     cpu: u32,
     memory: u32,
     ratio: f64,
@@ -14,7 +14,7 @@ struct There {
 }
 
 impl There {
-    /// With `zones` NUMA nodes, one to a socket, that share everything evenly.
+    /// Returns a node with `zones` NUMA nodes, one per socket, that share everything evenly.
     fn split(name: &'static str, cpu: u32, memory: u32, zones: u32, policy: &str) -> Self {
         Self {
             name,
@@ -66,8 +66,8 @@ fn asks(name: &str, cpu: u32, memory: u32, bound: bool) -> Pod {
     }
 }
 
-/// A pod that was given the first CPUs of the machine if it is bound to any, and what it asks for
-/// of NUMA node 0 if `zone`.
+/// Adds a running pod. If it is bound, it has the first CPUs of the machine; if `zone`, its requests are
+/// allocated on NUMA node 0.
 fn given(engine: &mut Engine, name: &str, node: &str, of: (u32, u32, bool), zone: bool) {
     let (cpu, memory, bound) = of;
     let mut pod = asks(name, cpu, memory, bound);
@@ -87,7 +87,7 @@ fn given(engine: &mut Engine, name: &str, node: &str, of: (u32, u32, bool), zone
     engine.pod_applied(Arc::new(pod), now());
 }
 
-/// The plugin's own figure for each node, by name; or why there is none.
+/// Returns the plugin's raw score of each node, by name, or the rejection reason.
 fn scores(engine: &mut Engine, pod: Pod) -> String {
     let uid = pod.metadata.uid.clone().unwrap();
     if let Err(message) = try_bind(engine, pod) {

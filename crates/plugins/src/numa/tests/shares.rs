@@ -1,11 +1,11 @@
-//! What one node offers and gives, beside one pod that is there already.
+//! Hints and allocations on one node that already has a pod.
 
 use super::super::allocate::{Plan, Scene};
 use super::*;
 use koord_model::numa::NumaMask;
 use koord_scheduler::state::NodeInfo;
 
-/// A pod that is there, and one that comes, on a machine of 2 x 26 cores with 2 threads each.
+/// A running pod and a new one, on a machine of 2 x 26 cores with 2 threads each.
 struct Case {
     ratio: &'static str,
     taken: &'static str,
@@ -78,7 +78,7 @@ impl Case {
         answer(&plugin, &book, &plan, &table)
     }
 
-    /// `cpuset; cpu of 0, cpu of 1`, or the reason.
+    /// Returns `cpuset; cpu of 0, cpu of 1`, or the rejection reason.
     fn given(&self, mask: u64) -> String {
         self.ask(|plugin, book, plan, table| {
             let ways = allocate::ways(book, plan, &Scene::default());
@@ -96,7 +96,7 @@ impl Case {
         })
     }
 
-    /// Per resource its hints, the preferred ones marked.
+    /// Returns the hints per resource, with the preferred ones marked.
     fn hints(&self) -> String {
         self.ask(|plugin, book, plan, table| {
             let scene = Scene::default();

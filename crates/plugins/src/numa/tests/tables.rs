@@ -1,4 +1,4 @@
-//! How pods and arguments are read.
+//! Parsing of pods and arguments, and the inspection views.
 
 use super::*;
 
@@ -174,7 +174,7 @@ fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
         let told = engine.inspector().explain_pod("ns", name, now()).unwrap();
         told["plugins"].get(NAME).cloned()
     };
-    // (pod, what a person is told while it waits)
+    // (pod, explanation while the pod waits)
     let rows = [
         (
             lsr("full", "40", FULL),
