@@ -1,16 +1,16 @@
 //! `NodeNUMAResource`: binds pods to CPUs and NUMA nodes.
 //!
-//! Each node has a [`Book`]: the machine as the NodeResourceTopology describes it, and the CPUs and NUMA
+//! Each node has a [`NodeAllocations`]: the machine as the NodeResourceTopology describes it, and the CPUs and NUMA
 //! resources that are allocated to each pod. Allocations are written to the pod's annotations before it is
 //! bound and are read back from there after a restart. A book holds exactly the allocations of the pods on
 //! the node plus the reservations for pods that are about to be bound.
 
 mod allocate;
 mod args;
-mod book;
+mod feasibility;
 mod inspect;
-mod judge;
-mod node;
+mod node_allocations;
+mod node_topology;
 mod pod;
 #[cfg(test)]
 mod tests;
@@ -18,8 +18,7 @@ mod tests;
 use crate::common::patches::take_back;
 use crate::common::restricted;
 use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
-use args::{Args, Settings};
-use book::Book;
+use args::{Args, NumaSettings};
 use koord_api::annotations;
 use koord_api::extension::{self, CpuBindPolicy, ResourceSpec, ResourceStatus};
 use koord_api::quantity::{Format, Quantity};
@@ -37,8 +36,9 @@ use koord_scheduler::framework::{
     Reserve, Roles, Score, Sign, Signable, Signature, State, Subject, Verdict, View,
 };
 use koord_scheduler::state::{Booked, NodeIndex, PodInfo};
-use node::{NodeSide, Report, milli};
-use pod::{Allocation, Incoming};
+use node_allocations::NodeAllocations;
+use node_topology::{NodeTopology, Report, to_milli};
+use pod::{Allocation, NumaPod};
 use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::sync::Arc;
@@ -48,14 +48,14 @@ const NAME: &str = "NodeNUMAResource";
 /// The `NodeNUMAResource` plugin.
 #[derive(Debug)]
 pub(crate) struct Numa {
-    settings: PerProfile<Settings>,
+    settings: PerProfile<NumaSettings>,
     /// Topology reports by node name; a report may arrive before its node.
     reports: FxHashMap<String, Arc<Report>>,
     /// What the last NodeResourceTopology event changed, for the queueing hint.
-    heard: Heard,
+    last_change: TopologyChange,
     /// Allocations per node, by node index.
-    books: Vec<Book>,
-    /// By node index: true if the node places no constraint on a pod for which [`Incoming::is_plain`] holds.
+    allocations: Vec<NodeAllocations>,
+    /// By node index: true if the node places no constraint on a pod for which [`NumaPod::is_plain`] holds.
     plain: Vec<bool>,
     /// True if kubelet topology policies count in every scope; upstream recognizes only three policy names.
     all_policies: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Numa {
 
 /// The part of a NodeResourceTopology that an event changed.
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum TopologyChange {
     Nothing,
     /// The amounts of these resources.
     Amounts(Vec<ResourceId>),
@@ -81,8 +81,8 @@ pub(crate) fn build(
     Ok(Box::new(Numa {
         settings: PerProfile::new(args.settings()?),
         reports: FxHashMap::default(),
-        heard: Heard::Nothing,
-        books: Vec::new(),
+        last_change: TopologyChange::Nothing,
+        allocations: Vec::new(),
         plain: Vec::new(),
         all_policies: context.gates.get("FullNRTPolicyMapping") == Some(&true),
         reported: ReportedProblems::default(),
@@ -90,53 +90,54 @@ pub(crate) fn build(
 }
 
 impl Numa {
-    fn book(&mut self, node: NodeIndex) -> &mut Book {
-        if self.books.len() <= node.row() {
-            self.books.resize_with(node.row() + 1, Book::default);
+    fn node_allocations(&mut self, node: NodeIndex) -> &mut NodeAllocations {
+        if self.allocations.len() <= node.row() {
+            self.allocations
+                .resize_with(node.row() + 1, NodeAllocations::default);
         }
-        &mut self.books[node.row()]
+        &mut self.allocations[node.row()]
     }
 
-    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<Incoming>, String> {
-        Incoming::new(pod, self.settings.of(pod), view.resources)
+    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<NumaPod>, String> {
+        NumaPod::new(pod, self.settings.of(pod), view.resources)
     }
 
-    fn known(&self, node: NodeIndex) -> Option<(&Book, &NodeSide)> {
-        let book = self.books.get(node.row())?;
-        Some((book, book.side.as_ref()?))
+    fn node(&self, node: NodeIndex) -> Option<(&NodeAllocations, &NodeTopology)> {
+        let node_allocations = self.allocations.get(node.row())?;
+        Some((node_allocations, node_allocations.node_topology.as_ref()?))
     }
 
     fn refresh(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
-        let side = view.nodes.info(node).map(|info| {
+        let node_topology = view.nodes.info(node).map(|info| {
             let report = self.reports.get(&*info.name).cloned().unwrap_or_default();
-            let (side, problems) = NodeSide::new(info, report, view.resources);
+            let (node_topology, problems) = NodeTopology::new(info, report, view.resources);
             fx.problems.extend(problems);
-            side
+            node_topology
         });
         if self.plain.len() <= node.row() {
             self.plain.resize(node.row() + 1, false);
         }
-        self.plain[node.row()] = side.as_ref().is_some_and(NodeSide::is_plain);
-        self.book(node).set_side(side);
+        self.plain[node.row()] = node_topology.as_ref().is_some_and(NodeTopology::is_plain);
+        self.node_allocations(node).set_topology(node_topology);
     }
 
     /// Returns true if neither the node nor the pod asks for CPU binding or NUMA alignment. Then the filter
     /// accepts, nothing is aligned, and the score is that of the node as a whole.
-    fn are_plain(&self, incoming: &Incoming, node: NodeIndex) -> bool {
+    fn are_plain(&self, incoming: &NumaPod, node: NodeIndex) -> bool {
         incoming.is_plain() && self.plain.get(node.row()) == Some(&true)
     }
 
     /// Returns the positions of those of `nodes` for which [`Self::are_plain`] does not hold.
-    fn not_plain<'a>(
+    fn non_plain_positions<'a>(
         &'a self,
-        incoming: &Incoming,
+        incoming: &NumaPod,
         nodes: &'a [NodeIndex],
     ) -> impl Iterator<Item = usize> + 'a {
         let any_may_be = incoming.is_plain();
         let is_plain =
             move |node: &NodeIndex| any_may_be && self.plain.get(node.row()) == Some(&true);
         let nodes = nodes.iter().enumerate();
-        nodes.filter_map(move |(at, node)| (!is_plain(node)).then_some(at))
+        nodes.filter_map(move |(position, node)| (!is_plain(node)).then_some(position))
     }
 
     /// Records the allocation in the annotations of a pod on the node. Returns true if it changed.
@@ -146,7 +147,7 @@ impl Numa {
             return false;
         }
         match Allocation::read(pod, view.resources) {
-            Ok(Some(allocation)) => self.book(node).give(&pod.uid, allocation),
+            Ok(Some(allocation)) => self.node_allocations(node).put(&pod.uid, allocation),
             Ok(None) => false,
             Err(message) => {
                 fx.problems.push(problem(pod, message));
@@ -156,9 +157,9 @@ impl Numa {
     }
 
     fn is_empty_on(&self, node: NodeIndex) -> bool {
-        self.books
+        self.allocations
             .get(node.row())
-            .is_none_or(|book| book.pods.is_empty())
+            .is_none_or(|node_allocations| node_allocations.pods.is_empty())
     }
 }
 
@@ -219,7 +220,7 @@ impl Plugin for Numa {
 
 impl Sign for Numa {
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        match Incoming::new(pod, self.settings.of(pod), table) {
+        match NumaPod::new(pod, self.settings.of(pod), table) {
             Ok(Some(incoming)) => incoming.sign(signature),
             Ok(None) => signature.number(0),
             Err(message) => signature.text(&message),
@@ -249,35 +250,40 @@ impl PreFilter for Numa {
 
 impl Filter for Numa {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(incoming) = state.get::<Incoming>() else {
+        let Some(incoming) = state.get::<NumaPod>() else {
             return Ok(());
         };
         if self.are_plain(incoming, node) {
             return Ok(());
         }
-        let Some((book, side)) = self.known(node) else {
+        let Some((node_allocations, node_topology)) = self.node(node) else {
             return Ok(());
         };
-        let plan = self.plan(incoming, side)?;
+        let plan = self.plan(incoming, node_topology)?;
         self.check_amplified(cycle, &plan, node)?;
         self.check(&plan)?;
-        if incoming.designated.is_some() && (plan.bind.is_some() || plan.policy.is_some()) {
-            return self.serve(cycle, book, &plan).map(drop);
+        if incoming.preassigned.is_some() && (plan.bind.is_some() || plan.policy.is_some()) {
+            return self.serve(cycle, node_allocations, &plan).map(drop);
         }
         if plan.policy.is_some() {
-            if side.zones.is_empty() {
+            if node_topology.zones.is_empty() {
                 return Err(Rejection::unresolvable("node(s) missing NUMA resources"));
             }
             return Ok(());
         }
         match plan.bind {
-            Some((_, true)) => self.serve(cycle, book, &plan).map(drop),
+            Some((_, true)) => self.serve(cycle, node_allocations, &plan).map(drop),
             // The CPUs of absorbed pods must be part of the allocation, so counting free CPUs is not enough.
-            Some((_, false)) if !self.scene(cycle, book, &plan).inside.is_empty() => {
-                self.serve(cycle, book, &plan).map(drop)
+            Some((_, false))
+                if !self
+                    .assumptions(cycle, node_allocations, &plan)
+                    .absorbed
+                    .is_empty() =>
+            {
+                self.serve(cycle, node_allocations, &plan).map(drop)
             }
             // Any CPUs will do, so counting free CPUs is enough.
-            Some((_, false)) => match self.missing(cycle, book, &plan) {
+            Some((_, false)) => match self.missing_cpus(cycle, node_allocations, &plan) {
                 0 => Ok(()),
                 _ => {
                     let error = koord_model::cpuset::NotEnough;
@@ -294,12 +300,12 @@ impl Filter for Numa {
         nodes: &[NodeIndex],
         refuse: &mut dyn FnMut(usize, Rejection),
     ) {
-        let Some(incoming) = state.get::<Incoming>() else {
+        let Some(incoming) = state.get::<NumaPod>() else {
             return;
         };
-        for at in self.not_plain(incoming, nodes) {
-            if let Err(rejection) = Filter::filter(self, cycle, state, nodes[at]) {
-                refuse(at, rejection);
+        for position in self.non_plain_positions(incoming, nodes) {
+            if let Err(rejection) = Filter::filter(self, cycle, state, nodes[position]) {
+                refuse(position, rejection);
             }
         }
     }
@@ -317,7 +323,7 @@ impl PreScore for Numa {
 impl Score for Numa {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let own;
-        let incoming = match state.get::<Incoming>() {
+        let incoming = match state.get::<NumaPod>() {
             Some(incoming) => incoming,
             // Profiles may enable the plugin for scoring only.
             None => match self.incoming(cycle.pod, cycle.view) {
@@ -329,58 +335,58 @@ impl Score for Numa {
             },
         };
         let settings = self.settings.of(cycle.pod);
-        let whole = |id| {
-            let there = cycle.view.nodes.allocatable(node, id);
-            (there, cycle.requested(node, id))
+        let whole_node = |id| {
+            let allocatable = cycle.view.nodes.allocatable(node, id);
+            (allocatable, cycle.requested(node, id))
         };
         if self.are_plain(incoming, node) {
-            return allocate::score(incoming, None, settings.nodes, whole);
+            return allocate::score(incoming, None, settings.nodes, whole_node);
         }
-        let Some((book, side)) = self.known(node) else {
+        let Some((node_allocations, node_topology)) = self.node(node) else {
             return 0;
         };
-        let Ok(plan) = self.plan(incoming, side) else {
+        let Ok(plan) = self.plan(incoming, node_topology) else {
             return 0;
         };
-        if plan.bind.is_some() && !side.topology().is_valid() {
+        if plan.bind.is_some() && !node_topology.topology().is_valid() {
             return 0;
         }
-        let bound = |cpus: usize| amplify(milli(cpus), side.ratio);
+        let bound = |cpus: usize| amplify(to_milli(cpus), node_topology.ratio);
         let Some(policy) = plan.policy else {
             return allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
-                let (there, mut used) = whole(id);
-                if id == CPU && incoming.cpu() > 0 && side.ratio > 1.0 {
-                    let cpus = book.held.cpus.len();
-                    used += bound(cpus) - milli(cpus);
+                let (allocatable, mut used) = whole_node(id);
+                if id == CPU && incoming.cpu() > 0 && node_topology.ratio > 1.0 {
+                    let cpus = node_allocations.allocated.cpus.len();
+                    used += bound(cpus) - to_milli(cpus);
                 }
-                (there, used)
+                (allocatable, used)
             });
         };
-        let (ways, widest) = self.ways(cycle, book, &plan);
+        let (sources, max_free) = self.sources(cycle, node_allocations, &plan);
         // With BestEffort the score does not depend on the chosen NUMA nodes.
         let cycle = Cycle {
             numa: cycle.numa.filter(|_| policy != NumaPolicyKind::BestEffort),
             ..*cycle
         };
-        let Ok(given) = self.serve_by(&cycle, &plan, &ways) else {
+        let Ok(allocation) = self.serve_from(&cycle, &plan, &sources) else {
             return 0;
         };
         allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
             let sum = |zones: &[(u8, koord_model::resources::Amounts)]| -> i64 {
-                let used = |zone: u8| given.zones.iter().any(|(id, _)| *id == zone);
+                let used = |zone: u8| allocation.zones.iter().any(|(id, _)| *id == zone);
                 let zones = zones.iter().filter(|(zone, _)| used(*zone));
                 zones.map(|(_, zone)| zone.get(id)).sum()
             };
-            let (there, mut used) = if given.zones.is_empty() {
-                whole(id)
+            let (allocatable, mut used) = if allocation.zones.is_empty() {
+                whole_node(id)
             } else {
-                let there = sum(&side.zones);
-                (there, there - sum(widest.zones()))
+                let allocatable = sum(&node_topology.zones);
+                (allocatable, allocatable - sum(max_free.zones()))
             };
-            if id == CPU && !given.cpus.is_empty() {
-                used = bound(widest.held.cpus.len());
+            if id == CPU && !allocation.cpus.is_empty() {
+                used = bound(max_free.allocated.cpus.len());
             }
-            (there, used)
+            (allocatable, used)
         })
     }
     fn score_each(
@@ -391,7 +397,7 @@ impl Score for Numa {
         scores: &mut [i64],
     ) {
         let strategy = self.settings.of(cycle.pod).nodes;
-        let incoming = state.get::<Incoming>();
+        let incoming = state.get::<NumaPod>();
         let weighed = incoming.into_iter().flat_map(|incoming| &incoming.weighed);
         let columns: Vec<_> = weighed
             .map(|(id, weight)| (cycle.view.nodes.column(*id), *id, *weight))
@@ -434,10 +440,10 @@ impl QueueHints for Numa {
         if event.subject != Subject::Object(TOPOLOGIES) {
             return Helps::Queue;
         }
-        let helps = match &self.heard {
-            Heard::Nothing => false,
-            Heard::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
-            Heard::All => true,
+        let helps = match &self.last_change {
+            TopologyChange::Nothing => false,
+            TopologyChange::Amounts(ids) => ids.iter().any(|id| pod.requests.get(*id) > 0),
+            TopologyChange::All => true,
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
@@ -445,24 +451,26 @@ impl QueueHints for Numa {
 
 impl PreBind for Numa {
     fn pre_bind(&self, cycle: &Cycle<'_>, node: NodeIndex, patch: &mut PodPatch) -> Verdict {
-        let known = self.known(node).filter(|_| !self.is_empty_on(node));
-        let given = known.and_then(|(book, side)| Some((book.pods.get(&cycle.pod.uid)?, side)));
-        let Some((given, side)) = given else {
+        let existing = self.node(node).filter(|_| !self.is_empty_on(node));
+        let allocation = existing.and_then(|(node_allocations, node_topology)| {
+            Some((node_allocations.pods.get(&cycle.pod.uid)?, node_topology))
+        });
+        let Some((allocation, node_topology)) = allocation else {
             take_back(cycle.pod, annotations::RESOURCE_STATUS, patch);
             return Ok(());
         };
         let failed = |error: serde_json::Error| Rejection::error(error.to_string());
         if let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view)
-            && let Ok(plan) = self.plan(&incoming, side)
+            && let Ok(plan) = self.plan(&incoming, node_topology)
             && let Some((bind, required)) = plan.bind
-            && let Some(spec) = completed(cycle.pod, bind, required)
+            && let Some(spec) = complete_spec(cycle.pod, bind, required)
         {
             let key = annotations::RESOURCE_SPEC;
             extension::write(&mut patch.annotations, key, &spec).map_err(failed)?;
         }
         let status = ResourceStatus {
-            cpuset: given.cpus.to_string(),
-            numa_node_resources: given
+            cpuset: allocation.cpus.to_string(),
+            numa_node_resources: allocation
                 .zones
                 .iter()
                 .map(|(id, amounts)| extension::NumaNodeResource {
@@ -485,21 +493,25 @@ impl PreBind for Numa {
 
 impl Insight for Numa {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        let (Some(incoming), Some((node_allocations, node_topology))) =
+            (state.get::<NumaPod>(), self.node(node))
         else {
             return;
         };
-        let Ok(plan) = self.plan(incoming, side) else {
+        let Ok(plan) = self.plan(incoming, node_topology) else {
             return;
         };
-        let (needed, missing) = (incoming.cpus(), self.missing(cycle, book, &plan));
+        let (needed, missing) = (
+            incoming.cpus(),
+            self.missing_cpus(cycle, node_allocations, &plan),
+        );
         if plan.bind.is_some() && missing > 0 {
             out.add(missing as f64 / needed as f64, || {
                 format!("exclusive cpus: needs {needed}, free {}", needed - missing)
             });
             return;
         }
-        self.misaligned(cycle, book, &plan, out);
+        self.add_numa_shortfall(cycle, node_allocations, &plan, out);
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         inspect::explain(self, pod, view)
@@ -522,21 +534,21 @@ impl Insight for Numa {
 
 impl ObjectEvents for Numa {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
-        let gone = change.action == Action::DELETE;
+        let deleted = change.action == Action::DELETE;
         let Some(object) = SeenTopology::of(change) else {
             return;
         };
         let name = object.name.to_string();
-        self.heard = Heard::All;
-        if gone {
+        self.last_change = TopologyChange::All;
+        if deleted {
             self.reports.remove(&name);
             self.reported.forget(&name);
         } else {
             let (report, problems) = Report::new(&object, view.resources, self.all_policies);
             // koordlet updates the object often, mostly in parts that this plugin does not use.
-            if let Some(known) = self.reports.get(&name) {
-                self.heard = report.since(known);
-                if self.heard == Heard::Nothing {
+            if let Some(existing) = self.reports.get(&name) {
+                self.last_change = report.changes_since(existing);
+                if self.last_change == TopologyChange::Nothing {
                     return;
                 }
             }
@@ -578,13 +590,13 @@ impl PodEvents for Numa {
         if self.read(new, node, view, fx) {
             fx.touched.push(node);
         } else if let Ok(Some(reservation)) = pod::reservation_of(new)
-            && let Some(known) = self.book(node).pods.get(&new.uid).cloned()
+            && let Some(existing) = self.node_allocations(node).pods.get(&new.uid).cloned()
         {
             let allocation = Allocation {
                 reservation: Some(reservation),
-                ..(*known).clone()
+                ..(*existing).clone()
             };
-            if self.book(node).give(&new.uid, allocation) {
+            if self.node_allocations(node).put(&new.uid, allocation) {
                 fx.touched.push(node);
             }
         }
@@ -596,7 +608,7 @@ impl PodEvents for Numa {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.book(node).take_back(&pod.uid);
+        self.node_allocations(node).remove(&pod.uid);
     }
 }
 
@@ -605,17 +617,17 @@ impl Reserve for Numa {
         let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
             return Ok(());
         };
-        let Some((book, side)) = self.known(node) else {
+        let Some((node_allocations, node_topology)) = self.node(node) else {
             return Ok(());
         };
-        let plan = self.plan(&incoming, side)?;
+        let plan = self.plan(&incoming, node_topology)?;
         if plan.bind.is_none() && plan.policy.is_none() {
             return Ok(());
         }
-        if plan.bind.is_some() && !side.topology().is_valid() {
+        if plan.bind.is_some() && !node_topology.topology().is_valid() {
             return Err(Rejection::error("node(s) invalid CPU Topology"));
         }
-        let given = self.serve(cycle, book, &plan).map_err(|rejection| {
+        let allocation = self.serve(cycle, node_allocations, &plan).map_err(|rejection| {
             if cycle.nominated.is_some() && !incoming.reserved_only {
                 Rejection::unschedulable(
                     "pod has a nominated reservation but cannot be allocated within its NUMA scope",
@@ -626,37 +638,42 @@ impl Reserve for Numa {
         })?;
         let nominated = cycle
             .nominated
-            .filter(|pod| book.pods.contains_key(&pod.uid));
+            .filter(|pod| node_allocations.pods.contains_key(&pod.uid));
         let allocation = Allocation {
-            cpus: given.cpus,
-            zones: given.zones,
-            exclusive: incoming.wish.map(|wish| wish.exclusive).unwrap_or_default(),
+            cpus: allocation.cpus,
+            zones: allocation.zones,
+            exclusive: incoming
+                .cpu_request
+                .map(|cpu_request| cpu_request.exclusive)
+                .unwrap_or_default(),
             reservation: nominated.map(|pod| pod.uid.clone()),
-            ..Allocation::of(cycle.pod)
+            ..Allocation::empty(cycle.pod)
         };
-        self.book(node).give(&cycle.pod.uid, allocation);
+        self.node_allocations(node).put(&cycle.pod.uid, allocation);
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) {
-        self.book(node).take_back(&cycle.pod.uid);
+        self.node_allocations(node).remove(&cycle.pod.uid);
     }
 }
 
 impl Alignment for Numa {
     fn numa_policy(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Option<NumaPolicy> {
-        let incoming = state.get::<Incoming>()?;
+        let incoming = state.get::<NumaPod>()?;
         if self.are_plain(incoming, node) {
             return None;
         }
-        let (book, side) = self.known(node)?;
-        let plan = self.plan(incoming, side).ok()?;
-        let kind = plan.policy.filter(|_| incoming.designated.is_none())?;
-        let scene = self.scene(cycle, book, &plan);
+        let (node_allocations, node_topology) = self.node(node)?;
+        let plan = self.plan(incoming, node_topology).ok()?;
+        let kind = plan.policy.filter(|_| incoming.preassigned.is_none())?;
+        let assumptions = self.assumptions(cycle, node_allocations, &plan);
         Some(NumaPolicy {
             kind,
             exclusive: incoming.exclusive(),
-            nodes: side.mask(),
-            states: allocate::widest(book, side, &scene).held.states,
+            nodes: node_topology.mask(),
+            states: allocate::max_free(node_allocations, node_topology, &assumptions)
+                .allocated
+                .states,
         })
     }
     fn aligns_each(
@@ -666,12 +683,12 @@ impl Alignment for Numa {
         nodes: &[NodeIndex],
         asks: &mut dyn FnMut(usize),
     ) {
-        let Some(incoming) = state.get::<Incoming>() else {
+        let Some(incoming) = state.get::<NumaPod>() else {
             return;
         };
-        let others = self.not_plain(incoming, nodes);
-        others
-            .filter(|at| self.numa_policy(cycle, state, nodes[*at]).is_some())
+        let positions = self.non_plain_positions(incoming, nodes);
+        positions
+            .filter(|position| self.numa_policy(cycle, state, nodes[*position]).is_some())
             .for_each(asks);
     }
     fn numa_hints(
@@ -681,28 +698,30 @@ impl Alignment for Numa {
         node: NodeIndex,
         _policy: &NumaPolicy,
     ) -> Result<Offers, Rejection> {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        let (Some(incoming), Some((node_allocations, node_topology))) =
+            (state.get::<NumaPod>(), self.node(node))
         else {
             return Ok(Vec::new());
         };
-        let plan = self.plan(incoming, side)?;
-        let (ways, widest) = self.ways(cycle, book, &plan);
+        let plan = self.plan(incoming, node_topology)?;
+        let (sources, max_free) = self.sources(cycle, node_allocations, &plan);
         let table = cycle.view.resources;
         Ok(allocate::hints(
             &plan,
             self.settings.of(cycle.pod),
-            &ways,
-            &widest,
+            &sources,
+            &max_free,
             table,
         ))
     }
     fn numa_allocate(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        let (Some(incoming), Some((node_allocations, node_topology))) =
+            (state.get::<NumaPod>(), self.node(node))
         else {
             return Ok(());
         };
-        let plan = self.plan(incoming, side)?;
-        self.serve(cycle, book, &plan).map(drop)
+        let plan = self.plan(incoming, node_topology)?;
+        self.serve(cycle, node_allocations, &plan).map(drop)
     }
     fn agrees(
         &self,
@@ -711,28 +730,29 @@ impl Alignment for Numa {
         node: NodeIndex,
         from: &Arc<PodInfo>,
     ) -> bool {
-        let (Some(incoming), Some((book, side))) = (state.get::<Incoming>(), self.known(node))
+        let (Some(incoming), Some((node_allocations, node_topology))) =
+            (state.get::<NumaPod>(), self.node(node))
         else {
             return true;
         };
         // A reservation without an allocation here imposes no constraint.
-        if !book.pods.contains_key(&from.uid) {
+        if !node_allocations.pods.contains_key(&from.uid) {
             return true;
         }
         let cycle = Cycle {
             nominated: Some(from),
             ..*cycle
         };
-        let plan = self.plan(incoming, side);
-        plan.is_ok_and(|plan| self.can_serve(&cycle, book, &plan))
+        let plan = self.plan(incoming, node_topology);
+        plan.is_ok_and(|plan| self.can_serve(&cycle, node_allocations, &plan))
     }
 }
 
 /// Returns the pod's resource spec with unset and default bind policies filled in; `None` if nothing changes.
-fn completed(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<ResourceSpec> {
+fn complete_spec(pod: &PodInfo, bind: BindPolicy, required: bool) -> Option<ResourceSpec> {
     let key = annotations::RESOURCE_SPEC;
-    let said = extension::parse(key, pod.annotation(key));
-    let mut spec: ResourceSpec = said.ok()?.unwrap_or_default();
+    let parsed = extension::parse(key, pod.annotation(key));
+    let mut spec: ResourceSpec = parsed.ok()?.unwrap_or_default();
     let before = spec.clone();
     let policy = CpuBindPolicy::from(bind.as_str());
     let unset = |policy: &Option<CpuBindPolicy>| {

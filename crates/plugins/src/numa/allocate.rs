@@ -1,9 +1,9 @@
 //! Choosing CPUs and NUMA resources for a pod on a node, and the topology hints for it.
 
-use super::args::Settings;
-use super::book::{Book, Held};
-use super::node::{NodeSide, milli};
-use super::pod::{Allocation, Incoming};
+use super::args::NumaSettings;
+use super::node_allocations::{AllocatedResources, NodeAllocations};
+use super::node_topology::{NodeTopology, to_milli};
+use super::pod::{Allocation, NumaPod};
 use koord_model::cpuset::{BindPolicy, CpuSet, ExclusivePolicy, NotEnough, Want, take, usable};
 use koord_model::numa::{Hint, NumaMask, NumaPolicyKind, Offers, Unit, Usage, amplify, split};
 use koord_model::numa::{least_allocated, most_allocated};
@@ -16,8 +16,8 @@ const NOT_INSIDE: &str = "node(s) cannot give what the pods have that the reserv
 /// The bind policy and NUMA policy that apply to a pod on one node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'a> {
-    pub(super) incoming: &'a Incoming,
-    pub(super) side: &'a NodeSide,
+    pub(super) incoming: &'a NumaPod,
+    pub(super) node_topology: &'a NodeTopology,
     /// CPU bind policy, and whether it is required; `None` if the pod is not bound to CPUs.
     pub(super) bind: Option<(BindPolicy, bool)>,
     pub(super) policy: Option<NumaPolicyKind>,
@@ -28,51 +28,51 @@ impl Plan<'_> {
     /// here.
     fn takes_first(&self) -> bool {
         let single = self.policy == Some(NumaPolicyKind::SingleNumaNode);
-        single && self.bind.is_none() && self.incoming.whole && self.side.is_static()
+        single && self.bind.is_none() && self.incoming.whole_cpus && self.node_topology.is_static()
     }
 
     /// Returns the amplification ratio of the node's CPUs if the pod is bound to CPUs.
     pub(super) fn amplifies(&self) -> Option<f64> {
-        self.bind.map(|_| self.side.ratio)
+        self.bind.map(|_| self.node_topology.ratio)
     }
 }
 
 /// Free CPUs and NUMA resources of a node, under one assumption about the reservation that the pod uses.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct FreeResources {
     cpus: CpuSet,
     /// Free amounts by NUMA node, ascending, amplified.
     zones: Vec<(u8, Amounts)>,
     preferred: CpuSet,
-    pub(super) held: Held,
+    pub(super) allocated: AllocatedResources,
 }
 
 /// One source from which a pod can be served: the node, or the node with one reservation released.
 #[derive(Debug)]
-pub(super) struct Way {
-    pub(super) room: Room,
+pub(super) struct AllocationSource {
+    pub(super) free: FreeResources,
     /// True if the source is a reservation.
     reservation: bool,
     /// What the reservation has left, if the whole allocation must come from it (restricted policy).
-    only: Option<Room>,
+    only: Option<FreeResources>,
     /// Resources that must be part of the allocation.
-    inside: Inside,
+    absorbed: AbsorbedResources,
 }
 
 /// CPUs and NUMA resources of the pods that a reservation absorbs.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Inside {
+pub(super) struct AbsorbedResources {
     cpus: CpuSet,
     /// Amounts by NUMA node.
     zones: Vec<(u8, Amounts)>,
 }
 
-impl Inside {
+impl AbsorbedResources {
     pub(super) fn add(&mut self, allocation: &Allocation) {
         self.cpus.add(&allocation.cpus);
         for (id, amounts) in &allocation.zones {
-            match self.zones.iter_mut().find(|(known, _)| known == id) {
-                Some((_, known)) => known.add_all(amounts),
+            match self.zones.iter_mut().find(|(existing, _)| existing == id) {
+                Some((_, existing)) => existing.add_all(amounts),
                 None => self.zones.push((*id, amounts.clone())),
             }
         }
@@ -82,54 +82,54 @@ impl Inside {
         self.cpus.is_empty() && self.zones.is_empty()
     }
 
-    /// Returns true if `given` contains all of it: every CPU and, if NUMA nodes were chosen, at least the
+    /// Returns true if `allocation` contains all of it: every CPU and, if NUMA nodes were chosen, at least the
     /// amounts on each.
-    fn is_in(&self, given: &Given) -> bool {
-        let of_zone = |(id, amounts): &(u8, Amounts)| {
-            let there = given.zones.iter().find(|(zone, _)| zone == id);
-            there.is_some_and(|(_, there)| {
+    fn is_covered_by(&self, allocation: &NumaAllocation) -> bool {
+        let covers_zone = |(id, amounts): &(u8, Amounts)| {
+            let on_zone = allocation.zones.iter().find(|(zone, _)| zone == id);
+            on_zone.is_some_and(|(_, on_zone)| {
                 let mut listed = amounts
                     .iter()
-                    .filter(|(resource, _)| there.contains(*resource));
-                listed.all(|(resource, amount)| amount <= there.get(resource))
+                    .filter(|(resource, _)| on_zone.contains(*resource));
+                listed.all(|(resource, amount)| amount <= on_zone.get(resource))
             })
         };
-        self.cpus.difference(&given.cpus).is_empty()
-            && (given.zones.is_empty() || self.zones.iter().all(of_zone))
+        self.cpus.difference(&allocation.cpus).is_empty()
+            && (allocation.zones.is_empty() || self.zones.iter().all(covers_zone))
     }
 }
 
 /// CPUs and NUMA resources chosen for a pod.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Given {
+pub(super) struct NumaAllocation {
     pub(super) cpus: CpuSet,
     pub(super) zones: Vec<(u8, Amounts)>,
 }
 
 /// The reservations that a pod may use, and the pods that count as removed or added.
 #[derive(Debug, Default)]
-pub(super) struct Scene<'a> {
+pub(super) struct Assumptions<'a> {
     /// Pods (by uid) that count as removed: preemption victims and absorbed pods.
-    pub(super) gone: Vec<&'a str>,
+    pub(super) removed: Vec<&'a str>,
     /// Reservations that are open to the pod: uid, and whether the allocation must come from the reservation
     /// alone.
     pub(super) open: Vec<(&'a str, bool)>,
     /// Allocations that count in addition to the recorded ones.
-    pub(super) more: Vec<Allocation>,
+    pub(super) added: Vec<Allocation>,
     /// True if the pod must be placed in the open reservation.
     pub(super) nominated: bool,
-    /// Resources of the pods that a reservation absorbs; those pods are also in `gone`.
-    pub(super) inside: Inside,
+    /// Resources of the pods that a reservation absorbs; those pods are also in `removed`.
+    pub(super) absorbed: AbsorbedResources,
 }
 
-impl Room {
-    fn new(side: &NodeSide, held: Held, preferred: CpuSet) -> Self {
-        let mut cpus = side.topology().all().difference(&held.cpus);
-        cpus.subtract(&side.report.said.reserved);
-        let zones = side.zones.iter().map(|(id, there)| {
-            let mut free = there.clone();
-            let taken = held.on_zone(side, *id);
-            for (resource, amount) in there.iter() {
+impl FreeResources {
+    fn new(node_topology: &NodeTopology, allocated: AllocatedResources, preferred: CpuSet) -> Self {
+        let mut cpus = node_topology.topology().all().difference(&allocated.cpus);
+        cpus.subtract(&node_topology.report.said.reserved);
+        let zones = node_topology.zones.iter().map(|(id, allocatable)| {
+            let mut free = allocatable.clone();
+            let taken = allocated.on_zone(node_topology, *id);
+            for (resource, amount) in allocatable.iter() {
                 free.set(resource, amount.saturating_sub(taken.get(resource)).max(0));
             }
             (*id, free)
@@ -138,7 +138,7 @@ impl Room {
             zones: zones.collect(),
             cpus,
             preferred,
-            held,
+            allocated,
         }
     }
 
@@ -152,87 +152,119 @@ impl Room {
 }
 
 /// Returns the free resources of the node with all recorded allocations.
-pub(super) fn room(book: &Book, side: &NodeSide) -> Room {
-    Room::new(side, book.held.clone(), CpuSet::new())
+pub(super) fn free_resources(
+    node_allocations: &NodeAllocations,
+    node_topology: &NodeTopology,
+) -> FreeResources {
+    FreeResources::new(
+        node_topology,
+        node_allocations.allocated.clone(),
+        CpuSet::new(),
+    )
 }
 
-/// Returns the free resources of the node if every pod that `scene` removes and every reservation that it
+/// Returns the free resources of the node if every pod that `assumptions` removes and every reservation that it
 /// opens is gone.
-pub(super) fn widest(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> Room {
-    if scene.gone.is_empty() && scene.open.is_empty() && scene.more.is_empty() {
-        return room(book, side);
+pub(super) fn max_free(
+    node_allocations: &NodeAllocations,
+    node_topology: &NodeTopology,
+    assumptions: &Assumptions<'_>,
+) -> FreeResources {
+    if assumptions.removed.is_empty() && assumptions.open.is_empty() && assumptions.added.is_empty()
+    {
+        return free_resources(node_allocations, node_topology);
     }
-    let away = |uid: &str| scene.gone.contains(&uid) || scene.open.iter().any(|(r, _)| *r == uid);
-    Room::new(side, book.without(away, &scene.more), CpuSet::new())
+    let away = |uid: &str| {
+        assumptions.removed.contains(&uid) || assumptions.open.iter().any(|(r, _)| *r == uid)
+    };
+    FreeResources::new(
+        node_topology,
+        node_allocations.without(away, &assumptions.added),
+        CpuSet::new(),
+    )
 }
 
-/// Returns the number of free CPUs under the assumption of [`widest`].
-pub(super) fn free_cpus(book: &Book, side: &NodeSide, scene: &Scene<'_>) -> usize {
-    widest(book, side, scene).cpus.len()
+/// Returns the number of free CPUs under the assumption of [`max_free`].
+pub(super) fn free_cpus(
+    node_allocations: &NodeAllocations,
+    node_topology: &NodeTopology,
+    assumptions: &Assumptions<'_>,
+) -> usize {
+    max_free(node_allocations, node_topology, assumptions)
+        .cpus
+        .len()
 }
 
 /// Returns the sources from which the pod can be served, in the order in which they are tried.
-pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> {
-    let side = plan.side;
-    let gone = |uid: &str| scene.gone.contains(&uid);
+pub(super) fn sources(
+    node_allocations: &NodeAllocations,
+    plan: &Plan<'_>,
+    assumptions: &Assumptions<'_>,
+) -> Vec<AllocationSource> {
+    let node_topology = plan.node_topology;
+    let removed = |uid: &str| assumptions.removed.contains(&uid);
     let mut out = Vec::new();
-    let shares = if scene.open.is_empty() {
+    let shares = if assumptions.open.is_empty() {
         Vec::new()
     } else {
-        book.shares(gone)
+        node_allocations.shares(removed)
     };
     let share_of = |reservation: &str| {
-        let found = shares.iter().find(|(uid, _)| **uid == *reservation);
-        found.map(|(_, share)| share)
+        let all_hints = shares.iter().find(|(uid, _)| **uid == *reservation);
+        all_hints.map(|(_, share)| share)
     };
     if plan.incoming.ignores_reservations {
-        let mut room = widest(book, side, scene);
-        for share in scene.open.iter().filter_map(|(uid, _)| share_of(uid)) {
-            room.preferred.add(&share.cpus);
+        let mut free = max_free(node_allocations, node_topology, assumptions);
+        for share in assumptions.open.iter().filter_map(|(uid, _)| share_of(uid)) {
+            free.preferred.add(&share.cpus);
         }
-        return vec![Way {
-            room,
+        return vec![AllocationSource {
+            free,
             reservation: false,
             only: None,
-            inside: Inside::default(),
+            absorbed: AbsorbedResources::default(),
         }];
     }
-    for (uid, restricted) in &scene.open {
+    for (uid, restricted) in &assumptions.open {
         let Some(share) = share_of(uid) else { continue };
         let away = |other: &str| gone(other) || other == *uid;
-        let held = book.without(away, &scene.more);
-        let room = Room::new(side, held, share.cpus.clone());
-        let only = restricted.then(|| Room {
-            cpus: room.cpus.intersection(&share.cpus),
+        let allocated = node_allocations.without(away, &assumptions.added);
+        let free = FreeResources::new(node_topology, allocated, share.cpus.clone());
+        let only = restricted.then(|| FreeResources {
+            cpus: free.cpus.intersection(&share.cpus),
             // A reservation without NUMA resources restricts none.
             zones: if share.zones.is_empty() {
-                room.zones.clone()
+                free.zones.clone()
             } else {
                 share.zones.clone()
             },
             preferred: share.cpus.clone(),
-            held: room.held.clone(),
+            allocated: free.allocated.clone(),
         });
-        out.push(Way {
-            room,
+        out.push(AllocationSource {
+            free,
             reservation: true,
             only,
-            inside: Inside::default(),
+            absorbed: AbsorbedResources::default(),
         });
     }
-    let must = plan.incoming.reserved_only || scene.nominated;
+    let must = plan.incoming.reserved_only || assumptions.nominated;
     if out.is_empty() || !must {
-        let room = if scene.gone.is_empty() && scene.more.is_empty() {
-            room(book, side)
+        let free = if assumptions.removed.is_empty() && assumptions.added.is_empty() {
+            free_resources(node_allocations, node_topology)
         } else {
-            let preferred = scene.inside.cpus.clone();
-            Room::new(side, book.without(gone, &scene.more), preferred)
+            let preferred = assumptions.absorbed.cpus.clone();
+            FreeResources::new(
+                node_topology,
+                node_allocations.without(removed, &assumptions.added),
+                preferred,
+            )
         };
-        out.push(Way {
-            room,
+        out.push(AllocationSource {
+            free,
             reservation: false,
             only: None,
-            inside: scene.inside.clone(),
+            absorbed: assumptions.absorbed.clone(),
         });
     }
     out
@@ -241,16 +273,16 @@ pub(super) fn ways(book: &Book, plan: &Plan<'_>, scene: &Scene<'_>) -> Vec<Way> 
 /// Serves the pod from the first source that can, limited to the NUMA nodes of `mask` if given.
 pub(super) fn serve(
     plan: &Plan<'_>,
-    settings: &Settings,
-    ways: &[Way],
+    settings: &NumaSettings,
+    sources: &[AllocationSource],
     mask: Option<NumaMask>,
     table: &ResourceTable,
-) -> Result<Given, Rejection> {
+) -> Result<NumaAllocation, Rejection> {
     let mut reasons = Vec::new();
-    for way in ways {
-        match way.serve(plan, settings, mask, table) {
-            Ok(given) => return Ok(given),
-            Err(rejection) if way.reservation => {
+    for source in sources {
+        match source.serve(plan, settings, mask, table) {
+            Ok(allocation) => return Ok(allocation),
+            Err(rejection) if source.reservation => {
                 let texts = rejection.reasons.as_slice().iter();
                 reasons
                     .extend(texts.map(|reason| Reason::from(format!("Reservation(s) {reason}"))));
@@ -264,20 +296,20 @@ pub(super) fn serve(
     })
 }
 
-impl Way {
+impl AllocationSource {
     fn serve(
         &self,
         plan: &Plan<'_>,
-        settings: &Settings,
+        settings: &NumaSettings,
         mask: Option<NumaMask>,
         table: &ResourceTable,
-    ) -> Result<Given, Rejection> {
-        let given = self.room.serve(plan, settings, mask, table)?;
-        if !self.inside.is_in(&given) {
+    ) -> Result<NumaAllocation, Rejection> {
+        let allocation = self.free.serve(plan, settings, mask, table)?;
+        if !self.absorbed.is_covered_by(&allocation) {
             return Err(Rejection::unschedulable(NOT_INSIDE));
         }
         let Some(only) = &self.only else {
-            return Ok(given);
+            return Ok(allocation);
         };
         if plan.bind.is_some() && plan.incoming.cpus() > only.cpus.len() {
             return Err(Rejection::unschedulable(not_enough()));
@@ -290,24 +322,27 @@ fn not_enough() -> String {
     NotEnough.to_string()
 }
 
-impl Room {
+impl FreeResources {
     fn serve(
         &self,
         plan: &Plan<'_>,
-        settings: &Settings,
+        settings: &NumaSettings,
         mask: Option<NumaMask>,
         table: &ResourceTable,
-    ) -> Result<Given, Rejection> {
-        let mut given = Given::default();
-        let designated = plan.incoming.designated.as_ref();
-        let mask = match designated {
-            Some(designated) if designated.zones.is_empty() => None,
-            Some(designated) => Some(designated.zones.iter().map(|(id, _)| *id).collect()),
+    ) -> Result<NumaAllocation, Rejection> {
+        let mut allocation = NumaAllocation::default();
+        let preassigned = plan.incoming.preassigned.as_ref();
+        let mask = match preassigned {
+            Some(preassigned) if preassigned.zones.is_empty() => None,
+            Some(preassigned) => Some(preassigned.zones.iter().map(|(id, _)| *id).collect()),
             None => mask,
         };
         if let Some(mask) = mask.filter(|_| !self.zones.is_empty()) {
             let mut zones = self.usable_zones(plan);
-            for (id, chosen) in designated.iter().flat_map(|designated| &designated.zones) {
+            for (id, chosen) in preassigned
+                .iter()
+                .flat_map(|preassigned| &preassigned.zones)
+            {
                 if let Some((_, zone)) = zones.iter_mut().find(|(zone, _)| zone == id) {
                     let cap =
                         |(resource, n): (ResourceId, i64)| (resource, n.min(chosen.get(resource)));
@@ -315,7 +350,7 @@ impl Room {
                 }
             }
             let parts = split(&plan.incoming.requests, &zones, mask, unit(plan));
-            given.zones = parts.map_err(|missing| {
+            allocation.zones = parts.map_err(|missing| {
                 let reason = |id| Reason::from(format!("Insufficient NUMA {}", table.name(id)));
                 Rejection {
                     code: Code::Unschedulable,
@@ -324,12 +359,12 @@ impl Room {
             })?;
         }
         if let Some((bind, required)) = plan.bind {
-            given.cpus = self.take(plan, settings, &given.zones, bind, required)?;
+            allocation.cpus = self.take(plan, settings, &allocation.zones, bind, required)?;
         }
-        if designated.is_some_and(|designated| designated.cpus != given.cpus) {
+        if preassigned.is_some_and(|preassigned| preassigned.cpus != allocation.cpus) {
             return Err(Rejection::unschedulable(not_enough()));
         }
-        Ok(given)
+        Ok(allocation)
     }
 
     /// Returns the free amounts by NUMA node, reduced to what a CPU-bound pod can use.
@@ -338,18 +373,20 @@ impl Room {
         let Some((bind, required)) = plan.bind else {
             return zones;
         };
-        let fitting = required.then(|| usable(plan.side.topology(), &self.cpus, bind));
+        let fitting = required.then(|| usable(plan.node_topology.topology(), &self.cpus, bind));
         for (id, amounts) in &mut zones {
             let mut cpu = amounts.get(CPU);
             if cpu == 0 {
                 continue;
             }
             if let Some(fitting) = &fitting {
-                let on = plan.side.topology().on_node(*id);
-                cpu = cpu.min(milli(on.map_or(0, |all| all.intersection(fitting).len())));
+                let on = plan.node_topology.topology().on_node(*id);
+                cpu = cpu.min(to_milli(
+                    on.map_or(0, |all| all.intersection(fitting).len()),
+                ));
             }
-            if plan.side.ratio > 1.0 {
-                cpu = unamplified(cpu, amounts.get(CPU), plan.side.ratio);
+            if plan.node_topology.ratio > 1.0 {
+                cpu = unamplified(cpu, amounts.get(CPU), plan.node_topology.ratio);
             }
             amounts.set(CPU, cpu);
         }
@@ -359,12 +396,12 @@ impl Room {
     fn take(
         &self,
         plan: &Plan<'_>,
-        settings: &Settings,
+        settings: &NumaSettings,
         zones: &[(u8, Amounts)],
         bind: BindPolicy,
         required: bool,
     ) -> Result<CpuSet, Rejection> {
-        let topology = plan.side.topology();
+        let topology = plan.node_topology.topology();
         let available = if required {
             usable(topology, &self.cpus, bind)
         } else {
@@ -375,19 +412,20 @@ impl Room {
         if available.len() < needed {
             return Err(refuse(NotEnough));
         }
-        let wish = plan.incoming.wish;
+        let cpu_request = plan.incoming.cpu_request;
         let want = |available, needed| Want {
             topology,
             available,
-            preferred: match &plan.incoming.designated {
-                Some(designated) => &designated.cpus,
+            preferred: match &plan.incoming.preassigned {
+                Some(preassigned) => &preassigned.cpus,
                 None => &self.preferred,
             },
-            owned: &self.held.owned,
+            owned: &self.allocated.owned,
             needed,
             bind,
-            exclusive: wish.map_or(ExclusivePolicy::None, |wish| wish.exclusive),
-            strategy: plan.side.strategy.unwrap_or(settings.numa),
+            exclusive: cpu_request
+                .map_or(ExclusivePolicy::None, |cpu_request| cpu_request.exclusive),
+            strategy: plan.node_topology.strategy.unwrap_or(settings.numa),
         };
         let part = |(id, amounts): &(u8, Amounts)| {
             let all = topology.on_node(*id);
@@ -425,13 +463,13 @@ impl Room {
 }
 
 /// Returns the largest number of whole CPUs, in milli-cores and at most `cpu`, whose amplified amount does
-/// not exceed `room`.
-fn unamplified(cpu: i64, room: i64, ratio: f64) -> i64 {
+/// not exceed `free`.
+fn unamplified(cpu: i64, free: i64, ratio: f64) -> i64 {
     let mut whole = cpu / 1000 * 1000;
     // Few steps: the guess by division is at most one CPU off.
-    let guess = (room as f64 / ratio) as i64 / 1000 * 1000 + 1000;
+    let guess = (free as f64 / ratio) as i64 / 1000 * 1000 + 1000;
     whole = whole.min(guess);
-    while whole > 0 && amplify(whole, ratio) > room {
+    while whole > 0 && amplify(whole, ratio) > free {
         whole -= 1000;
     }
     whole.max(0)
@@ -441,7 +479,7 @@ fn unit(plan: &Plan<'_>) -> Unit {
     match plan.bind {
         None => Unit::Milli,
         Some((BindPolicy::FullPCpus, true)) => {
-            Unit::Core(i64::try_from(plan.side.topology().per_core()).unwrap_or(1))
+            Unit::Core(i64::try_from(plan.node_topology.topology().per_core()).unwrap_or(1))
         }
         Some(_) => Unit::Cpu,
     }
@@ -453,42 +491,47 @@ const ALL_SIZES: u32 = 8;
 /// Returns the sets of NUMA nodes that can serve the pod, per resource.
 pub(super) fn hints(
     plan: &Plan<'_>,
-    settings: &Settings,
-    ways: &[Way],
-    widest: &Room,
+    settings: &NumaSettings,
+    sources: &[AllocationSource],
+    max_free: &FreeResources,
     table: &ResourceTable,
 ) -> Offers {
-    let zones = widest.usable_zones(plan);
+    let zones = max_free.usable_zones(plan);
     let listed: Vec<ResourceId> = plan
         .incoming
         .requests
         .iter()
         .map(|(id, _)| id)
-        .filter(|id| plan.side.zones.iter().any(|(_, zone)| zone.contains(*id)))
+        .filter(|id| {
+            plan.node_topology
+                .zones
+                .iter()
+                .any(|(_, zone)| zone.contains(*id))
+        })
         .collect();
-    let mut found: Vec<Vec<Hint>> = vec![Vec::new(); listed.len()];
-    let mask = plan.side.mask();
+    let mut all_hints: Vec<Vec<Hint>> = vec![Vec::new(); listed.len()];
+    let mask = plan.node_topology.mask();
     let mut size = 0;
     for mask in mask.subsets() {
         let wider = mask.count() > size;
-        let served = found.iter().any(|hints| !hints.is_empty());
-        if wider && served && plan.side.mask().count() > ALL_SIZES {
+        let served = all_hints.iter().any(|hints| !hints.is_empty());
+        if wider && served && plan.node_topology.mask().count() > ALL_SIZES {
             break;
         }
         size = mask.count();
-        let room = |id: ResourceId| -> i64 {
+        let free = |id: ResourceId| -> i64 {
             let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
             inside.map(|(_, zone)| zone.get(id)).sum()
         };
         // A cheap check before `serve`, and never wrong: a split cannot exceed the sum of the free amounts.
         let hopeless = listed
             .iter()
-            .any(|id| room(*id) < plan.incoming.requests.get(*id));
-        if hopeless || serve(plan, settings, ways, Some(mask), table).is_err() {
+            .any(|id| free(*id) < plan.incoming.requests.get(*id));
+        if hopeless || serve(plan, settings, sources, Some(mask), table).is_err() {
             continue;
         }
         let score = zone_score(plan, settings, &zones, mask);
-        for (id, hints) in listed.iter().zip(&mut found) {
+        for (id, hints) in listed.iter().zip(&mut all_hints) {
             let inside = zones.iter().filter(|(zone, _)| mask.has(*zone));
             if inside.clone().all(|(_, zone)| zone.get(*id) > 0) {
                 hints.push(Hint {
@@ -500,7 +543,7 @@ pub(super) fn hints(
         }
     }
     let restricted = plan.policy == Some(NumaPolicyKind::Restricted);
-    let offers = listed.into_iter().zip(found).map(|(id, mut hints)| {
+    let offers = listed.into_iter().zip(all_hints).map(|(id, mut hints)| {
         let width = |hint: &Hint| hint.mask.map_or(0, NumaMask::count);
         let least = hints.iter().map(width).min();
         for hint in &mut hints {
@@ -512,7 +555,12 @@ pub(super) fn hints(
 }
 
 /// Returns the score of the NUMA nodes of `mask` for the pod.
-fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask: NumaMask) -> i64 {
+fn zone_score(
+    plan: &Plan<'_>,
+    settings: &NumaSettings,
+    free: &[(u8, Amounts)],
+    mask: NumaMask,
+) -> i64 {
     if plan.takes_first() {
         return 0;
     }
@@ -521,15 +569,15 @@ fn zone_score(plan: &Plan<'_>, settings: &Settings, free: &[(u8, Amounts)], mask
         zones.map(|(_, zone)| zone.get(id)).sum()
     };
     score(plan.incoming, plan.amplifies(), settings.numa, |id| {
-        let there = inside(&plan.side.zones, id);
-        (there, (there - inside(free, id)).max(0))
+        let allocatable = inside(&plan.node_topology.zones, id);
+        (allocatable, (allocatable - inside(free, id)).max(0))
     })
 }
 
 /// Returns the score of a node or of NUMA nodes; `place` returns (allocatable, requested) of a resource.
 /// `ratio` is the factor by which the pod's own CPU request is amplified.
 pub(super) fn score(
-    incoming: &Incoming,
+    incoming: &NumaPod,
     ratio: Option<f64>,
     strategy: koord_model::cpuset::Strategy,
     place: impl Fn(ResourceId) -> (i64, i64),

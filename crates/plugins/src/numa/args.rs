@@ -12,43 +12,43 @@ use serde::Deserialize;
 pub(super) struct Args {
     #[serde(rename = "defaultCPUBindPolicy")]
     default_cpu_bind_policy: String,
-    scoring_strategy: Scoring,
-    numa_scoring_strategy: Scoring,
+    scoring_strategy: NumaScoring,
+    numa_scoring_strategy: NumaScoring,
 }
 
 impl Default for Args {
     fn default() -> Self {
         Self {
             default_cpu_bind_policy: BindPolicy::FullPCpus.as_str().to_owned(),
-            scoring_strategy: Scoring::default(),
-            numa_scoring_strategy: Scoring::default(),
+            scoring_strategy: NumaScoring::default(),
+            numa_scoring_strategy: NumaScoring::default(),
         }
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Scoring {
+struct NumaScoring {
     #[serde(rename = "type")]
-    kind: Kind,
-    resources: Vec<ResourceSpec>,
+    kind: NumaStrategy,
+    resources: Vec<NumaResourceSpec>,
 }
 
-impl Default for Scoring {
+impl Default for NumaScoring {
     fn default() -> Self {
-        let resources = ["cpu", "memory"].map(|name| ResourceSpec {
+        let resources = ["cpu", "memory"].map(|name| NumaResourceSpec {
             name: name.to_owned(),
             weight: 1,
         });
         Self {
-            kind: Kind::default(),
+            kind: NumaStrategy::default(),
             resources: resources.to_vec(),
         }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
-enum Kind {
+enum NumaStrategy {
     #[default]
     LeastAllocated,
     MostAllocated,
@@ -56,7 +56,7 @@ enum Kind {
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ResourceSpec {
+struct NumaResourceSpec {
     name: String,
     #[serde(default = "one")]
     weight: i64,
@@ -68,7 +68,7 @@ fn one() -> i64 {
 
 /// One profile's settings, computed from the plugin arguments.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
+pub(super) struct NumaSettings {
     /// Bind policy of CPU-bound pods that do not name one; `None` means that they are not bound.
     pub(super) bind: Option<BindPolicy>,
     /// Scoring strategy between nodes.
@@ -79,7 +79,7 @@ pub(super) struct Settings {
     pub(super) weights: Vec<(String, i64)>,
 }
 
-impl Settings {
+impl NumaSettings {
     /// Returns the resources that are scored for a pod with these requests, and their weights.
     pub(super) fn weighed(
         &self,
@@ -105,7 +105,7 @@ fn is_extended(name: &str) -> bool {
 
 impl Args {
     /// Validates the arguments and computes the settings.
-    pub(super) fn settings(self) -> Result<Settings, BuildError> {
+    pub(super) fn settings(self) -> Result<NumaSettings, BuildError> {
         let bind = match self.default_cpu_bind_policy.as_str() {
             "" => None,
             "FullPCPUs" => Some(BindPolicy::FullPCpus),
@@ -134,12 +134,12 @@ impl Args {
                  scoringStrategy.resources"
             );
         }
-        let strategy = |scoring: &Scoring| match scoring.kind {
-            Kind::LeastAllocated => Strategy::LeastAllocated,
-            Kind::MostAllocated => Strategy::MostAllocated,
+        let strategy = |scoring: &NumaScoring| match scoring.kind {
+            NumaStrategy::LeastAllocated => Strategy::LeastAllocated,
+            NumaStrategy::MostAllocated => Strategy::MostAllocated,
         };
         let weights = self.scoring_strategy.resources.iter();
-        Ok(Settings {
+        Ok(NumaSettings {
             bind,
             nodes: strategy(&self.scoring_strategy),
             numa: strategy(&self.numa_scoring_strategy),

@@ -1,8 +1,8 @@
 //! JSON views of the plugin's state for the inspection API and `explain`.
 
-use super::book::Book;
-use super::node::NodeSide;
-use super::pod::{Allocation, Incoming};
+use super::node_allocations::NodeAllocations;
+use super::node_topology::NodeTopology;
+use super::pod::{Allocation, NumaPod};
 use super::{Numa, allocate, quantity_of};
 use koord_model::cpuset::{Cpu, CpuSet, ExclusivePolicy};
 use koord_model::numa::NumaPolicyKind;
@@ -13,32 +13,33 @@ use serde_json::{Map, Value, json};
 
 /// Returns one node's topology, allocations and free resources, in the form of upstream's API.
 pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, NotShown> {
-    let known = view.nodes.find(name).and_then(|node| plugin.known(node));
-    let (book, side) = known.ok_or_else(|| NotShown::Failed(format!("node {name:?} not found")))?;
-    if side.topology().all().is_empty() {
+    let node = view.nodes.find(name).and_then(|node| plugin.node(node));
+    let (node_allocations, node_topology) =
+        node.ok_or_else(|| NotShown::Failed(format!("node {name:?} not found")))?;
+    if node_topology.topology().all().is_empty() {
         let text = "invalid topology, please check the NodeResourceTopology object";
         return Err(NotShown::Failed(text.to_owned()));
     }
     let table = view.resources;
-    let room = allocate::room(book, side);
-    let [sockets, nodes, cores] = side.topology().counts();
-    let all = side.topology().all();
-    let mut pods: Vec<_> = book.pods.iter().collect();
+    let free = allocate::free_resources(node_allocations, node_topology);
+    let [sockets, nodes, cores] = node_topology.topology().counts();
+    let all = node_topology.topology().all();
+    let mut pods: Vec<_> = node_allocations.pods.iter().collect();
     pods.sort_by(|a, b| a.0.cmp(b.0));
     let pods: Vec<Value> = pods
         .into_iter()
-        .map(|(uid, given)| {
-            let mut value = allocation(given, table);
+        .map(|(uid, allocation)| {
+            let mut value = allocation_value(allocation, table);
             value["uid"] = json!(uid);
-            value["namespace"] = json!(given.namespace);
-            value["name"] = json!(given.name);
+            value["namespace"] = json!(allocation.namespace);
+            value["name"] = json!(allocation.name);
             value
         })
         .collect();
-    let taken: Vec<(u8, Amounts)> = side
+    let taken: Vec<(u8, Amounts)> = node_topology
         .zones
         .iter()
-        .map(|(id, _)| (*id, book.held.on_zone(side, *id)))
+        .map(|(id, _)| (*id, node_allocations.allocated.on_zone(node_topology, *id)))
         .filter(|(_, amounts)| !amounts.is_empty())
         .collect();
     let mut value = json!({
@@ -48,23 +49,23 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
             "numCores": cores,
             "numNodes": nodes,
             "numSockets": sockets,
-            "cpuDetails": details(side, book, all, false),
+            "cpuDetails": details(node_topology, node_allocations, all, false),
         },
-        "reservedCPUs": side.report.said.reserved.to_string(),
+        "reservedCPUs": node_topology.report.said.reserved.to_string(),
         "maxRefCount": 1,
-        "numaTopologyPolicy": side.policy.map_or("", policy_name),
-        "numaNodeResources": zones(&side.zones, table),
-        "remainingNUMANodeResources": zones(room.zones(), table),
+        "numaTopologyPolicy": node_topology.policy.map_or("", policy_name),
+        "numaNodeResources": zones(&node_topology.zones, table),
+        "remainingNUMANodeResources": zones(free.zones(), table),
         "allocatedNUMANodeResources": zones(&taken, table),
-        "availableCPUs": room.cpus().to_string(),
-        "allocatedCPUs": details(side, book, &book.held.cpus, true),
+        "availableCPUs": free.cpus().to_string(),
+        "allocatedCPUs": details(node_topology, node_allocations, &node_allocations.allocated.cpus, true),
         "allocatedPods": pods,
     });
-    if let Some(kubelet) = &side.report.said.kubelet {
+    if let Some(kubelet) = &node_topology.report.said.kubelet {
         value["policy"] = json!(kubelet);
     }
-    if side.ratio > 1.0 {
-        value["amplificationRatios"] = json!({"cpu": side.ratio});
+    if node_topology.ratio > 1.0 {
+        value["amplificationRatios"] = json!({"cpu": node_topology.ratio});
     }
     Ok(value)
 }
@@ -72,11 +73,14 @@ pub(super) fn node(plugin: &Numa, name: &str, view: View<'_>) -> Result<Value, N
 /// Returns a pod's parsed requests and its allocation; `None` if it has neither.
 pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Value> {
     let mut value = Map::new();
-    match Incoming::new(pod, plugin.settings.of(pod), view.resources) {
+    match NumaPod::new(pod, plugin.settings.of(pod), view.resources) {
         Ok(Some(incoming)) => {
-            if let Some(wish) = incoming.wish {
-                value.insert("cpuBindPolicy".to_owned(), json!(wish.preferred.as_str()));
-                value.insert("required".to_owned(), json!(wish.required.is_some()));
+            if let Some(cpu_request) = incoming.cpu_request {
+                value.insert(
+                    "cpuBindPolicy".to_owned(),
+                    json!(cpu_request.preferred.as_str()),
+                );
+                value.insert("required".to_owned(), json!(cpu_request.required.is_some()));
                 value.insert("cpus".to_owned(), json!(incoming.cpus()));
             }
             if let Some(policy) = incoming.policy {
@@ -88,25 +92,31 @@ pub(super) fn explain(plugin: &Numa, pod: &PodInfo, view: View<'_>) -> Option<Va
             value.insert("error".to_owned(), json!(message));
         }
     }
-    let given = plugin.books.iter().find_map(|book| book.pods.get(&pod.uid));
-    if let Some(given) = given {
-        value.insert("allocated".to_owned(), allocation(given, view.resources));
+    let allocation = plugin
+        .allocations
+        .iter()
+        .find_map(|node_allocations| node_allocations.pods.get(&pod.uid));
+    if let Some(allocation) = allocation {
+        value.insert(
+            "allocated".to_owned(),
+            allocation_value(allocation, view.resources),
+        );
     }
     (!value.is_empty()).then_some(Value::Object(value))
 }
 
-fn allocation(given: &Allocation, table: &ResourceTable) -> Value {
+fn allocation_value(allocation: &Allocation, table: &ResourceTable) -> Value {
     let mut value = json!({});
-    if !given.cpus.is_empty() {
-        value["cpuset"] = json!(given.cpus.to_string());
+    if !allocation.cpus.is_empty() {
+        value["cpuset"] = json!(allocation.cpus.to_string());
     }
-    if given.exclusive != ExclusivePolicy::None {
-        value["cpuExclusivePolicy"] = json!(exclusive_name(given.exclusive));
+    if allocation.exclusive != ExclusivePolicy::None {
+        value["cpuExclusivePolicy"] = json!(exclusive_name(allocation.exclusive));
     }
-    if !given.zones.is_empty() {
-        value["numaNodeResources"] = zones(&given.zones, table);
+    if !allocation.zones.is_empty() {
+        value["numaNodeResources"] = zones(&allocation.zones, table);
     }
-    if let Some(reservation) = &given.reservation {
+    if let Some(reservation) = &allocation.reservation {
         value["reservation"] = json!(reservation);
     }
     value
@@ -127,9 +137,17 @@ fn zones(zones: &[(u8, Amounts)], table: &ResourceTable) -> Value {
     list.collect()
 }
 
-fn details(side: &NodeSide, book: &Book, cpus: &CpuSet, taken: bool) -> Value {
+fn details(
+    node_topology: &NodeTopology,
+    node_allocations: &NodeAllocations,
+    cpus: &CpuSet,
+    taken: bool,
+) -> Value {
     let entry = |cpu: &Cpu| {
-        let holders = book.pods.values().filter(|pod| pod.cpus.contains(cpu.id));
+        let holders = node_allocations
+            .pods
+            .values()
+            .filter(|pod| pod.cpus.contains(cpu.id));
         let mut value = json!({
             "cpuID": cpu.id,
             "coreID": (cpu.core >> 32 << 16) | (cpu.core & 0xffff_ffff),
@@ -145,7 +163,7 @@ fn details(side: &NodeSide, book: &Book, cpus: &CpuSet, taken: bool) -> Value {
         }
         (cpu.id.to_string(), value)
     };
-    let cpus = side.topology().members(cpus);
+    let cpus = node_topology.topology().members(cpus);
     Value::Object(cpus.map(entry).collect())
 }
 

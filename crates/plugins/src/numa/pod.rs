@@ -1,7 +1,7 @@
 //! A pod's CPU and NUMA requests, and the allocation in its annotations.
 
-use super::args::Settings;
-use super::node::policy_named;
+use super::args::NumaSettings;
+use super::node_topology::parse_policy;
 use crate::common::restricted;
 use koord_api::extension::{
     self, CpuBindPolicy, CpuExclusivePolicy, NumaTopologySpec, ReservationAffinity, ResourceSpec,
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// The CPU bind policies that a pod requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wish {
+pub(super) struct CpuRequest {
     pub(super) required: Option<BindPolicy>,
     pub(super) preferred: BindPolicy,
     pub(super) exclusive: ExclusivePolicy,
@@ -29,53 +29,53 @@ pub(super) struct Wish {
 
 /// A pod's requests as this plugin uses them.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Incoming {
+pub(super) struct NumaPod {
     /// The pod's requests without zeros.
     pub(super) requests: Amounts,
     /// The scored resources, with their weights.
     pub(super) weighed: Vec<(ResourceId, i64)>,
     /// CPU binding that the pod requests on every node; `None` if it requests none.
-    pub(super) wish: Option<Wish>,
+    pub(super) cpu_request: Option<CpuRequest>,
     pub(super) policy: Option<NumaPolicyKind>,
     exclusive: Option<NumaExclusive>,
     /// True if a kubelet with the static CPU manager gives each container of the pod exclusive CPUs.
-    pub(super) whole: bool,
+    pub(super) whole_cpus: bool,
     /// True if the pod runs only in a reservation.
     pub(super) reserved_only: bool,
     /// True if the pod may use what reservations hold.
     pub(super) ignores_reservations: bool,
     /// An allocation that another component chose; the pod gets exactly this or is rejected.
-    pub(super) designated: Option<Designated>,
+    pub(super) preassigned: Option<PreassignedCpus>,
 }
 
 /// CPUs, and amounts by NUMA node, that were chosen beforehand.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Designated {
+pub(super) struct PreassignedCpus {
     pub(super) cpus: CpuSet,
     pub(super) zones: Vec<(u8, Amounts)>,
 }
 
-impl Incoming {
+impl NumaPod {
     /// Parses the requests of `pod`; `None` if it requests nothing.
     ///
     /// # Errors
     /// Returns a message if an annotation is invalid, or if a CPU-bound pod requests a fraction of a CPU.
     pub(super) fn new(
         pod: &PodInfo,
-        settings: &Settings,
+        settings: &NumaSettings,
         table: &ResourceTable,
     ) -> Result<Option<Self>, String> {
         let requests: Amounts = pod.requests.iter().filter(|(_, n)| *n > 0).collect();
         if requests.is_empty() {
             return Ok(None);
         }
-        let said = Said::of(pod, table);
-        let numa = said.numa.as_ref().map_err(Clone::clone)?;
-        let reserved_only = *said.reserved_only.as_ref().map_err(Clone::clone)?;
+        let parsed = NumaAnnotations::from_pod(pod, table);
+        let numa = parsed.numa.as_ref().map_err(Clone::clone)?;
+        let reserved_only = *parsed.reserved_only.as_ref().map_err(Clone::clone)?;
         let policy = numa.numa_topology_policy.as_ref();
         let policy = match policy.map_or("", |policy| policy.as_str()) {
             "" => None,
-            name => Some(policy_named(name).ok_or_else(|| {
+            name => Some(parse_policy(name).ok_or_else(|| {
                 let key = annotations::NUMA_TOPOLOGY_SPEC;
                 format!("annotation {key}: numaTopologyPolicy {name:?} is not known")
             })?),
@@ -86,27 +86,27 @@ impl Incoming {
             None | Some("") => None,
             Some(_) => Some(NumaExclusive::None),
         };
-        let wish = wish(pod, said.cpus.as_ref().map_err(Clone::clone)?, settings)
+        let cpu_request = cpu_request(pod, parsed.cpus.as_ref().map_err(Clone::clone)?, settings)
             .filter(|_| requests.get(CPU) > 0);
-        if wish.is_some() && requests.get(CPU) % 1000 != 0 {
+        if cpu_request.is_some() && requests.get(CPU) % 1000 != 0 {
             return Err("the requested CPUs must be integer".to_owned());
         }
         Ok(Some(Self {
-            wish,
+            cpu_request,
             policy,
             exclusive,
-            whole: said.whole,
+            whole_cpus: parsed.whole_cpus,
             reserved_only,
             ignores_reservations: pod.label(labels::RESERVATION_IGNORED) == Some("true"),
             weighed: settings.weighed(&requests, table),
-            designated: said.designated.clone()?,
+            preassigned: parsed.preassigned.clone()?,
             requests,
         }))
     }
 
     /// Returns true if the pod requests neither CPU binding nor NUMA alignment.
     pub(super) fn is_plain(&self) -> bool {
-        self.wish.is_none() && self.policy.is_none()
+        self.cpu_request.is_none() && self.policy.is_none()
     }
 
     /// Returns the requested CPU in milli-cores.
@@ -132,22 +132,24 @@ impl Incoming {
     /// Adds all fields to the pod's signature.
     pub(super) fn sign(&self, signature: &mut Signature) {
         signature.amounts(&self.requests);
-        let wish = self.wish.map_or(0, |wish| {
+        let cpu_request = self.cpu_request.map_or(0, |cpu_request| {
             let bind = |policy| match policy {
                 BindPolicy::FullPCpus => 1,
                 BindPolicy::SpreadByPCpus => 2,
             };
-            let exclusive = wish.exclusive as i64;
-            1 + 100 * wish.required.map_or(0, bind) + 10 * bind(wish.preferred) + exclusive
+            let exclusive = cpu_request.exclusive as i64;
+            1 + 100 * cpu_request.required.map_or(0, bind)
+                + 10 * bind(cpu_request.preferred)
+                + exclusive
         });
-        signature.number(wish);
+        signature.number(cpu_request);
         let policy = self.policy.map_or(0, |policy| policy as i64 + 1);
         let exclusive = self.exclusive.map_or(0, |exclusive| exclusive as i64 + 1);
         let flags = i64::from(self.reserved_only)
             + 2 * i64::from(self.ignores_reservations)
-            + 4 * i64::from(self.whole);
+            + 4 * i64::from(self.whole_cpus);
         signature.number(policy * 100 + exclusive * 10 + flags);
-        if let Some(Designated { cpus, zones }) = &self.designated {
+        if let Some(PreassignedCpus { cpus, zones }) = &self.preassigned {
             signature.count(cpus.len());
             for cpu in cpus.iter() {
                 signature.number(cpu.into());
@@ -162,7 +164,7 @@ impl Incoming {
 
 /// Returns true if the pod is Guaranteed and all its containers request whole CPUs.
 fn is_whole(pod: &PodInfo) -> bool {
-    let whole = |container: &ContainerInfo| {
+    let whole_cpus = |container: &ContainerInfo| {
         let cpu: Quantity = container.requests.get(resources::CPU)?.parse().ok()?;
         Some(cpu.milli_value() % 1000 == 0)
     };
@@ -171,21 +173,21 @@ fn is_whole(pod: &PodInfo) -> bool {
 }
 
 /// The pod's annotations, parsed once; errors describe what is invalid.
-struct Said {
+struct NumaAnnotations {
     numa: Result<NumaTopologySpec, String>,
     /// True if the pod names or selects reservations.
     reserved_only: Result<bool, String>,
     cpus: Result<ResourceSpec, String>,
-    /// See [`Incoming::whole`].
-    whole: bool,
+    /// The value of [`NumaPod::whole_cpus`].
+    whole_cpus: bool,
     /// The pod's earlier allocation, if a scheduling hint makes it binding.
-    designated: Result<Option<Designated>, String>,
+    preassigned: Result<Option<PreassignedCpus>, String>,
 }
 
-impl Said {
+impl NumaAnnotations {
     /// Returns the pod's parsed annotations. `table` must be the process-wide table, since the parsed ids are
     /// cached.
-    fn of<'p>(pod: &'p PodInfo, table: &ResourceTable) -> &'p Self {
+    fn from_pod<'p>(pod: &'p PodInfo, table: &ResourceTable) -> &'p Self {
         pod.facet(|pod| {
             let affinity = read::<ReservationAffinity>(pod, annotations::RESERVATION_AFFINITY);
             Self {
@@ -198,9 +200,9 @@ impl Said {
                             .is_some()
                 }),
                 cpus: read(pod, annotations::RESOURCE_SPEC),
-                whole: is_whole(pod),
-                designated: designates(pod).and_then(|it| match it {
-                    true => designated(pod, table),
+                whole_cpus: is_whole(pod),
+                preassigned: has_binding_hint(pod).and_then(|it| match it {
+                    true => preassigned_cpus(pod, table),
                     false => Ok(None),
                 }),
             }
@@ -208,7 +210,7 @@ impl Said {
     }
 }
 
-fn designates(pod: &PodInfo) -> Result<bool, String> {
+fn has_binding_hint(pod: &PodInfo) -> Result<bool, String> {
     let keys = [
         annotations::SCHEDULING_HINT,
         annotations::SCHEDULING_HINT_DEPRECATED,
@@ -222,12 +224,15 @@ fn designates(pod: &PodInfo) -> Result<bool, String> {
 }
 
 /// Returns the allocation in the pod's own annotation.
-fn designated(pod: &PodInfo, table: &ResourceTable) -> Result<Option<Designated>, String> {
+fn preassigned_cpus(
+    pod: &PodInfo,
+    table: &ResourceTable,
+) -> Result<Option<PreassignedCpus>, String> {
     let chosen = Allocation::read(pod, table)?;
-    Ok(chosen.map(|Allocation { cpus, zones, .. }| Designated { cpus, zones }))
+    Ok(chosen.map(|Allocation { cpus, zones, .. }| PreassignedCpus { cpus, zones }))
 }
 
-fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish> {
+fn cpu_request(pod: &PodInfo, spec: &ResourceSpec, settings: &NumaSettings) -> Option<CpuRequest> {
     let class = qos::of_labels(pod.labels());
     let bound = matches!(class, QosClass::Lse | QosClass::Lsr);
     if !bound || pod.priority_class != PriorityClass::Prod {
@@ -247,7 +252,7 @@ fn wish(pod: &PodInfo, spec: &ResourceSpec, settings: &Settings) -> Option<Wish>
     // A default that does not bind is no requirement.
     let asked_default = spec.required_cpu_bind_policy == Some(CpuBindPolicy::Default);
     let required = required.filter(|policy| !(asked_default && policy.is_none()));
-    Some(Wish {
+    Some(CpuRequest {
         required: required.flatten(),
         preferred: required.unwrap_or(preferred)?,
         exclusive: exclusive(spec),
@@ -285,7 +290,7 @@ pub(super) struct Allocation {
 
 impl Allocation {
     /// Returns an empty allocation for `pod`.
-    pub(super) fn of(pod: &PodInfo) -> Self {
+    pub(super) fn empty(pod: &PodInfo) -> Self {
         Self {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
@@ -311,21 +316,21 @@ impl Allocation {
             return Ok(None);
         }
         let mut zones: Vec<(u8, Amounts)> = Vec::new();
-        for given in &status.numa_node_resources {
-            let node = u8::try_from(given.node).ok().filter(|node| *node < 64);
+        for entry in &status.numa_node_resources {
+            let node = u8::try_from(entry.node).ok().filter(|node| *node < 64);
             let node = node.ok_or_else(|| {
                 format!(
                     "annotation {key}: numaNodeResources: node {} is impossible",
-                    given.node
+                    entry.node
                 )
             })?;
             let mut amounts = Amounts::new();
-            for (name, quantity) in &given.resources {
+            for (name, quantity) in &entry.resources {
                 let id = table.intern(name);
                 amounts.add(id, amount(id, quantity).max(0));
             }
             match zones.iter_mut().find(|(id, _)| *id == node) {
-                Some((_, known)) => known.add_all(&amounts),
+                Some((_, existing)) => existing.add_all(&amounts),
                 None => zones.push((node, amounts)),
             }
         }
@@ -335,7 +340,7 @@ impl Allocation {
             zones,
             exclusive: exclusive(&spec),
             reservation: reservation_of(pod)?,
-            ..Self::of(pod)
+            ..Self::empty(pod)
         }))
     }
 }

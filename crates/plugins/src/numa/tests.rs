@@ -1,6 +1,6 @@
 mod alignment;
+mod allocations;
 mod binding;
-mod books;
 mod closed_loop;
 mod reservations;
 mod rows;
@@ -242,8 +242,8 @@ fn bound(bind: &BindRequest) -> Pod {
 /// Returns the plugin's inspection view of node `name`.
 fn table(engine: &mut Engine, name: &str) -> Value {
     let query = std::collections::BTreeMap::new();
-    let found = engine
+    let node = engine
         .inspector()
         .inspect(NAME, &["nodes", name], &query, now());
-    found.unwrap()
+    node.unwrap()
 }

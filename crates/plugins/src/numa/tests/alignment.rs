@@ -65,7 +65,7 @@ fn the_reference_example_of_topology_aware_scheduling() {
 }
 
 #[test]
-fn numa_nodes_that_say_they_have_more_than_there_can_be_take_pods_together() {
+fn excessive_numa_amounts_serve_pods_together() {
     for policy_name in ["Restricted", "BestEffort"] {
         let mut engine = engine(json!({}));
         let node = TWO.node("n", policy(policy_name), json!({}), TWO.cpus());
@@ -83,9 +83,9 @@ fn numa_nodes_that_say_they_have_more_than_there_can_be_take_pods_together() {
         };
         engine.object_changed(&change, now());
         // More CPUs than one of them has.
-        let given = place(&mut engine, pod("p", "12", json!({})));
-        let both = "n 0: cpu 6, memory 512Mi | 1: cpu 6, memory 512Mi";
-        assert_eq!(given, both, "{policy_name}");
+        let placement = place(&mut engine, pod("p", "12", json!({})));
+        let expected = "n 0: cpu 6, memory 512Mi | 1: cpu 6, memory 512Mi";
+        assert_eq!(placement, expected, "{policy_name}");
     }
 }
 
@@ -169,7 +169,7 @@ fn pods_and_nodes_must_not_disagree() {
 
 /// Tests all kubelet policies that koordlet writes; by default only three names count, as upstream.
 #[test]
-fn every_policy_of_a_kubelet_counts_where_the_gate_says_so() {
+fn gate_enables_all_kubelet_policies() {
     let machine = |gate: bool, name: &str| {
         let gates = [("FullNRTPolicyMapping".to_owned(), gate)].into();
         let context = BuildContext::with_gates(gates);
@@ -204,7 +204,7 @@ fn every_policy_of_a_kubelet_counts_where_the_gate_says_so() {
 
 #[test]
 fn pods_within_a_numa_node_and_pods_across_keep_apart() {
-    let both = |name: &str, cpu: &str, spec: &str| {
+    let with_spec = |name: &str, cpu: &str, spec: &str| {
         let mut pod = lsr(name, cpu, "");
         let all = pod.metadata.annotations.get_or_insert_default();
         all.insert(annotations::NUMA_TOPOLOGY_SPEC.to_owned(), spec.to_owned());
@@ -212,20 +212,20 @@ fn pods_within_a_numa_node_and_pods_across_keep_apart() {
     };
     let mut engine = one(json!({}));
     assert_eq!(
-        place(&mut engine, both("a", "2", SINGLE)),
+        place(&mut engine, with_spec("a", "2", SINGLE)),
         "n 0-1 | 0: cpu 2, memory 1Gi"
     );
     // Across both, although one of them has a pod of its own: not by default.
     let apart =
         "1 Unaligned NUMA Hint cause cpu prefer [11] among [11] & memory prefer [11] among [11]";
-    assert_eq!(place(&mut engine, both("b", "10", RESTRICTED)), apart);
+    assert_eq!(place(&mut engine, with_spec("b", "10", RESTRICTED)), apart);
     let preferred = r#"{"numaTopologyPolicy":"Restricted","singleNUMANodeExclusive":"Preferred"}"#;
     let split = "n 2-5,8-13 | 0: cpu 4, memory 512Mi | 1: cpu 6, memory 512Mi";
-    let got = place(&mut engine, both("c", "10", preferred));
+    let got = place(&mut engine, with_spec("c", "10", preferred));
     assert!(got == split || got.starts_with("n 2-6,8-12"), "{got}");
     // Both NUMA nodes are shared now.
     let shared = "1 Unaligned NUMA Hint cause cpu prefer [01 10] among [01 10 11],memory prefer [01 10] among [01 10 11]";
-    assert_eq!(place(&mut engine, both("d", "1", SINGLE)), shared);
+    assert_eq!(place(&mut engine, with_spec("d", "1", SINGLE)), shared);
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn nodes_are_scored_by_the_numa_nodes_that_would_be_used() {
 }
 
 #[test]
-fn one_numa_node_that_is_the_whole_machine_holds_nobody() {
+fn single_numa_node_machine_rejects_nothing() {
     let mut engine = cluster(Machine([1, 1, 4, 2]), &["n"], policy("SingleNUMANode"));
     assert_eq!(place(&mut engine, lsr("a", "2", FULL)), "n 0-1");
     assert_eq!(place(&mut engine, pod("b", "2", json!({}))), "n ");
@@ -310,7 +310,7 @@ fn numa_nodes_are_amplified_with_the_node() {
 /// Checks that a topology update wakes only pods that request what changed, since koordlet and the manager
 /// update the object often.
 #[test]
-fn a_topology_wakes_those_whom_it_concerns() {
+fn topology_update_wakes_affected_pods() {
     let labels = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let mut engine = one(labels);
     assert!(try_bind(&mut engine, pod("a", "12", json!({}))).is_err());
@@ -326,10 +326,10 @@ fn a_topology_wakes_those_whom_it_concerns() {
                 ..change
             };
             second += 20;
-            let at = |more: i64| Timestamp::from_second(1_700_000_000 + second + more).unwrap();
-            engine.object_changed(&change, at(0));
+            let time = |more: i64| Timestamp::from_second(1_700_000_000 + second + more).unwrap();
+            engine.object_changed(&change, time(0));
             engine.take_outputs();
-            engine.schedule_one(at(15)).is_some()
+            engine.schedule_one(time(15)).is_some()
         };
     let pools = json!({"node.koordinator.sh/cpu-shared-pools": "[]"});
     assert!(!decided(&mut engine, pools, &|_| {}), "shared pools");
@@ -356,8 +356,8 @@ fn a_topology_wakes_those_whom_it_concerns() {
 }
 
 #[test]
-fn what_each_numa_node_lacks_is_named() {
-    let near = |policy_name: &str, cpu: &str, memory: &str| {
+fn shortfall_per_numa_node_is_reported() {
+    let shortfall = |policy_name: &str, cpu: &str, memory: &str| {
         let mut engine = one(policy(policy_name));
         let change = json!({"spec": {"containers": [
             {"name": "c", "resources": {"requests": {"cpu": cpu, "memory": memory}}}]}});
@@ -366,19 +366,20 @@ fn what_each_numa_node_lacks_is_named() {
             engine.cluster().resources(),
         )
         .unwrap();
-        let near = engine.inspector().nearest(&Arc::new(pod), 1, now());
-        near.first()
-            .map(|near| near.lacks.clone())
+        let shortfall = engine.inspector().nearest(&Arc::new(pod), 1, now());
+        shortfall
+            .first()
+            .map(|shortfall| shortfall.lacks.clone())
             .unwrap_or_default()
     };
     assert_eq!(
-        near("SingleNUMANode", "12", "1Gi"),
+        shortfall("SingleNUMANode", "12", "1Gi"),
         "cpu in one NUMA node: needs 12, free 8 in node-0 and 8 in node-1"
     );
     assert_eq!(
-        near("SingleNUMANode", "1", "40Gi"),
+        shortfall("SingleNUMANode", "1", "40Gi"),
         "memory in one NUMA node: needs 40Gi, free 32Gi in node-0 and 32Gi in node-1"
     );
-    assert_eq!(near("Restricted", "12", "1Gi"), "");
-    assert_eq!(near("SingleNUMANode", "8", "1Gi"), "");
+    assert_eq!(shortfall("Restricted", "12", "1Gi"), "");
+    assert_eq!(shortfall("SingleNUMANode", "8", "1Gi"), "");
 }

@@ -20,7 +20,7 @@ fn a_pod_gets_whole_cores_or_single_threads_as_it_asks() {
 }
 
 #[test]
-fn nobody_gets_what_is_reserved_or_managed_by_the_kubelet() {
+fn reserved_and_kubelet_cpus_are_not_allocated() {
     let mut engine = engine(json!({}));
     engine.node_applied(TWO.node("n", json!({}), json!({}), 16), now());
     let policy = r#"{"policy":"static","reservedCPUs":"0-1"}"#;
@@ -71,7 +71,7 @@ fn exclusive_pods_keep_apart() {
 fn a_nodes_policy_binds_every_pod() {
     let full = || json!({"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"});
     let spread = || json!({"node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs"});
-    let wish = r#"{"preferredCPUBindPolicy":"SpreadByPCPUs"}"#;
+    let cpu_request = r#"{"preferredCPUBindPolicy":"SpreadByPCPUs"}"#;
     let odd = "1 node(s) requested cpus not multiple cpus per core";
     let conflict = "1 node(s) cpu bind policy conflicts with pod's required cpu bind policy";
     for (name, labels, pod, expected) in [
@@ -83,7 +83,12 @@ fn a_nodes_policy_binds_every_pod() {
             pod("p", "5200m", json!({})),
             "1 the requested CPUs must be integer",
         ),
-        ("a wish gives way", full(), lsr("p", "4", wish), "n 0-3"),
+        (
+            "a wish gives way",
+            full(),
+            lsr("p", "4", cpu_request),
+            "n 0-3",
+        ),
         ("a demand does not", full(), lsr("p", "4", SPREAD), conflict),
         ("nor this way", spread(), lsr("p", "4", FULL), conflict),
         ("agreed", full(), lsr("p", "4", FULL), "n 0-3"),
@@ -125,14 +130,14 @@ fn without_a_topology_only_pods_that_need_none_fit() {
     let placed: Vec<_> = std::iter::from_fn(|| engine.schedule_one(later)).collect();
     assert!(placed.iter().all(|outcome| outcome.node.is_some()) && placed.len() == 2);
     // It goes: as at the start.
-    let mut gone = TWO.topology("n", json!([]), json!({}));
-    gone.action = Action::DELETE;
-    engine.object_changed(&gone, now());
+    let mut deleted = TWO.topology("n", json!([]), json!({}));
+    deleted.action = Action::DELETE;
+    engine.object_changed(&deleted, now());
     assert_eq!(place(&mut engine, lsr("d", "4", FULL)), invalid);
 }
 
 #[test]
-fn what_was_left_open_is_written_down() {
+fn unset_policies_are_written_to_pod() {
     let written = |labels: Value, pod: Pod| {
         let bind = try_bind(&mut one(labels), pod).unwrap();
         bind.patch
@@ -161,7 +166,7 @@ fn what_was_left_open_is_written_down() {
 }
 
 #[test]
-fn amplified_cpu_is_counted_for_what_it_is() {
+fn amplified_cpu_is_counted() {
     let full = "1 Insufficient amplified cpu";
     let machine = Machine([2, 1, 8, 2]);
     // 32 CPUs sold as 64.
@@ -269,7 +274,7 @@ fn lower_priority_gives_up_its_cpus() {
 #[test]
 fn a_designated_allocation_is_given_or_nothing() {
     let hint = json!({"extensions": {NAME: {}}}).to_string();
-    let designated = |name: &str, cpus: &str| {
+    let preassigned = |name: &str, cpus: &str| {
         let mut pod = lsr(name, "4", "");
         let all = pod.metadata.annotations.get_or_insert_default();
         all.insert(annotations::SCHEDULING_HINT.to_owned(), hint.clone());

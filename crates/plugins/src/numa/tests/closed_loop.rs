@@ -13,22 +13,22 @@ use std::collections::BTreeMap;
 /// Memory of each NUMA node in the report, in bytes.
 const MEMORY: u64 = 32 << 30;
 
-struct World {
+struct NumaWorld {
     engine: Engine,
     kubelets: BTreeMap<String, Kubelet>,
     /// Running pods by name.
     pods: BTreeMap<String, BindRequest>,
 }
 
-impl World {
+impl NumaWorld {
     fn new(machines: &[Machine], settings: &Settings) -> Self {
         let mut world = Self {
             engine: engine(json!({})),
             kubelets: BTreeMap::new(),
             pods: BTreeMap::new(),
         };
-        for (at, machine) in machines.iter().enumerate() {
-            let name = format!("n{at}");
+        for (index, machine) in machines.iter().enumerate() {
+            let name = format!("n{index}");
             let node = machine.node(&name, json!({}), json!({}), machine.cpus());
             world.engine.node_applied(node, now());
             let manager = match settings.cpu {
@@ -160,7 +160,7 @@ fn pods_are_admitted_by_kubelets_that_choose_themselves() {
                 full_cores: false,
             };
             let memory = !one_size || drawn(&mut random, any::<bool>());
-            let mut world = World::new(&drawn(&mut random, machines()), &settings(cpu, memory));
+            let mut world = NumaWorld::new(&drawn(&mut random, machines()), &settings(cpu, memory));
             let sizes = (1u32..6, 1u32..12);
             let first = drawn(&mut random, sizes.clone());
             for step in 0..30 {
@@ -202,7 +202,7 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
         reserved: CpuSet::new(),
         full_cores: false,
     };
-    let mut world = World::new(&[TWO], &settings(cpu, false));
+    let mut world = NumaWorld::new(&[TWO], &settings(cpu, false));
     for (name, cpu) in [("a", 3), ("b", 4), ("c", 5)] {
         let bind = world.place(&guaranteed(name, "LS", cpu, 1)).unwrap();
         world.run(bind).unwrap();
@@ -213,7 +213,7 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
     assert!(!world.any_would_admit(&last));
     // A pod that gets no CPUs from that kubelet is placed as usual: on the emptiest NUMA node.
     let zone = |cpu: &str, change: Value| {
-        let mut world = World::new(&[TWO], &settings(CpuManager::None, false));
+        let mut world = NumaWorld::new(&[TWO], &settings(CpuManager::None, false));
         world.report("n0", TWO, "static");
         let first = world.place(&guaranteed("a", "LS", 3, 1)).unwrap();
         assert_eq!(status(&first), "0: cpu 3, memory 1Gi");
@@ -225,20 +225,20 @@ fn a_pod_that_the_kubelet_would_refuse_waits() {
     let part = json!({"cpu": "1500m", "memory": "1Gi"});
     let part = json!([{"name": "c", "resources": {"requests": part, "limits": part}}]);
     assert_eq!(zone("2", json!({"spec": {"containers": part}})), "1");
-    let whole = guaranteed("b", "LS", 2, 1);
-    let whole = serde_json::to_value(whole.spec.unwrap().containers).unwrap();
-    assert_eq!(zone("2", json!({"spec": {"containers": whole}})), "0");
+    let whole_cpus = guaranteed("b", "LS", 2, 1);
+    let whole_cpus = serde_json::to_value(whole_cpus.spec.unwrap().containers).unwrap();
+    assert_eq!(zone("2", json!({"spec": {"containers": whole_cpus}})), "0");
 }
 
 /// With CPU manager none, koordlet applies the chosen CPUs: they belong to one NUMA node and to no other pod.
 /// The kubelet admits pods of all sizes.
 #[test]
-fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
+fn cpu_manager_none_applies_chosen_cpus() {
     let mut random = TestRunner::deterministic();
     let (mut bound_to, mut shared, mut nowhere, mut several) = (0, 0, 0, 0);
     for _ in 0..100 {
         let machines = drawn(&mut random, machines());
-        let mut world = World::new(&machines, &settings(CpuManager::None, false));
+        let mut world = NumaWorld::new(&machines, &settings(CpuManager::None, false));
         for step in 0..30 {
             let (qos, cpu, memory) = drawn(&mut random, (any::<bool>(), 1u32..9, 1u32..12));
             let qos = if qos { "LSR" } else { "LS" };
@@ -250,7 +250,7 @@ fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
             let node = bind.node.to_string();
             world.run(bind).unwrap();
             let here = world.pods.values().filter(|bind| *bind.node == *node);
-            let given: Vec<ResourceStatus> = here
+            let statuses: Vec<ResourceStatus> = here
                 .map(|bind| {
                     let text = bind.patch.annotations.get(annotations::RESOURCE_STATUS);
                     text.map_or_else(Default::default, |text| serde_json::from_str(text).unwrap())
@@ -261,11 +261,11 @@ fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
             let mut sums: BTreeMap<i32, [u64; 2]> = BTreeMap::new();
             // With a single NUMA node there is nothing to choose.
             let only = topology.nodes().count() == 1;
-            for status in &given {
+            for status in &statuses {
                 let cpus: CpuSet = status.cpuset.parse().unwrap();
                 assert!(
                     cpus.intersection(&taken).is_empty(),
-                    "given twice: {given:?}"
+                    "given twice: {statuses:?}"
                 );
                 taken.add(&cpus);
                 let [zone] = status.numa_node_resources.as_slice() else {
@@ -276,15 +276,18 @@ fn with_cpu_manager_none_what_is_chosen_is_to_be_had() {
                 let amount = |name: &str| u64::try_from(zone.resources[name].value()).unwrap();
                 sum[0] += amount("cpu");
                 sum[1] += amount("memory");
-                let near = topology.on_node(u8::try_from(zone.node).unwrap()).unwrap();
-                assert!(cpus.is_subset(near), "{status:?}");
+                let zone_cpus = topology.on_node(u8::try_from(zone.node).unwrap()).unwrap();
+                assert!(cpus.is_subset(zone_cpus), "{status:?}");
                 let count = cpus.len() as u64;
                 assert!(count == 0 || count == amount("cpu"), "{status:?}");
                 several += 1;
             }
             for (zone, [cpu, memory]) in sums {
-                let near = topology.on_node(u8::try_from(zone).unwrap()).unwrap();
-                assert!(cpu <= near.len() as u64 && memory <= MEMORY, "{given:?}");
+                let zone_cpus = topology.on_node(u8::try_from(zone).unwrap()).unwrap();
+                assert!(
+                    cpu <= zone_cpus.len() as u64 && memory <= MEMORY,
+                    "{statuses:?}"
+                );
             }
             match qos {
                 "LSR" => bound_to += 1,

@@ -16,8 +16,8 @@ impl StandIn {
         let mut open: Vec<_> = view
             .nodes
             .booked(node)
-            .filter(|held| held.is_holder())
-            .filter(|held| names.split('.').any(|name| *name == *held.uid))
+            .filter(|pod| pod.is_holder())
+            .filter(|pod| names.split('.').any(|name| *name == *pod.uid))
             .collect();
         open.sort_by(|a, b| a.uid.cmp(&b.uid));
         open
@@ -53,8 +53,8 @@ impl ObjectEvents for StandIn {
         let name = reservation.metadata.name.clone().unwrap_or_default();
         let annotations = reservation.metadata.annotations.clone().unwrap_or_default();
         let change = json!({"metadata": {"annotations": annotations}, "spec": {"nodeName": "n"}});
-        let held = Arc::new(pod(&name, "8", change));
-        let info = PodInfo::new(held, view.resources).unwrap();
+        let pod = Arc::new(pod(&name, "8", change));
+        let info = PodInfo::new(pod, view.resources).unwrap();
         let info = info.holding_for(ObjectReference {
             name: Some(name),
             ..ObjectReference::default()
@@ -132,7 +132,7 @@ fn owned(bind: &BindRequest, of: &str) -> Pod {
 }
 
 #[test]
-fn owners_use_what_is_reserved_and_others_do_not() {
+fn reserved_cpus_serve_owners_only() {
     let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
     reserve(&mut engine, "r", "Aligned", json!({"cpuset": "0-7"}));
     assert_eq!(table(&mut engine, "n")["availableCPUs"], "8-15");
@@ -214,7 +214,7 @@ fn owners_use_reserved_cpus_on_amplified_nodes() {
 }
 
 #[test]
-fn a_restart_knows_whose_cpus_an_owner_took() {
+fn restart_restores_owner_cpus() {
     let mut engine = with_reservations(TWO, json!({}), json!({}), 16);
     let bind = {
         let mut first = with_reservations(TWO, json!({}), json!({}), 16);

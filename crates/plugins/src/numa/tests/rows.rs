@@ -11,7 +11,7 @@ fn numa_policy(policy: &str) -> Value {
     json!({"node.koordinator.sh/numa-topology-policy": policy})
 }
 
-fn wish(cpu: &str, policy: &str) -> Pod {
+fn bound_pod(cpu: &str, policy: &str) -> Pod {
     lsr(
         "p",
         cpu,
@@ -40,34 +40,34 @@ fn which_nodes_fit() {
     let shared = |cpu: &str| pod("p", cpu, json!({}));
     let single = || numa_policy("SingleNUMANode");
     let zone = || json!([{"node": 0, "resources": {"cpu": "4", "memory": "1Gi"}}]);
-    let given = |cpus: &str| json!({"cpuset": cpus, "numaNodeResources": zone()});
+    let status_with = |cpus: &str| json!({"cpuset": cpus, "numaNodeResources": zone()});
     // (case, labels, kubelet's policy, CPU ratio, pod, resulting node)
     #[rustfmt::skip]
     let rows = [
-        ("a valid topology", none(), "", "1", wish("4", full), "n 0-3"),
+        ("a valid topology", none(), "", "1", bound_pod("4", full), "n 0-3"),
         ("not bound", none(), "", "1", shared("4"), "n -"),
-        ("odd, by the node", only(), "", "1", wish("5", full), ODD),
+        ("odd, by the node", only(), "", "1", bound_pod("5", full), ODD),
         ("shared and odd, by the node", only(), "", "1", shared("5"), ODD),
         ("not whole, by the node", only(), "", "1", shared("5200m"), "1 the requested CPUs must be integer"),
-        ("even, by the node", only(), "", "1", wish("4", full), "n 0-3"),
+        ("even, by the node", only(), "", "1", bound_pod("4", full), "n 0-3"),
         ("odd, by the pod", none(), "", "1", lsr("p", "5", FULL), ODD),
         ("even, by the pod", none(), "", "1", lsr("p", "4", FULL), "n 0-3"),
-        ("a wish gives way", only(), "", "1", wish("4", spread), "n 0-3"),
+        ("a wish gives way", only(), "", "1", bound_pod("4", spread), "n 0-3"),
         ("a demand does not", bind_policy(spread), "", "1", lsr("p", "4", FULL), CONFLICT),
         ("agreed", only(), "", "1", lsr("p", "4", FULL), "n 0-3"),
-        ("odd, by the kubelet", none(), kubelet, "1", wish("5", full), ODD),
+        ("odd, by the kubelet", none(), kubelet, "1", bound_pod("5", full), ODD),
         ("against the kubelet", none(), kubelet, "1", lsr("p", "4", SPREAD), CONFLICT),
         ("with the kubelet", none(), kubelet, "1", lsr("p", "4", FULL), "n 0-3"),
         ("one NUMA node", single(), "", "1", lsr("p", "4", FULL), "n 0-3 | 0: cpu 4, memory 1Gi"),
         ("one NUMA node, amplified", single(), "", "1.5", lsr("p", "4", FULL), "n 0-3 | 0: cpu 4, memory 1Gi"),
         ("no NUMA policy, amplified", numa_policy("None"), "", "1.5", lsr("p", "4", FULL), "n 0-3"),
-        ("chosen", single(), "", "1.5", designated(lsr("p", "4", FULL), given("0-3")),
+        ("chosen", single(), "", "1.5", designated(lsr("p", "4", FULL), status_with("0-3")),
             "n 0-3 | 0: cpu 4, memory 1Gi"),
         ("chosen, CPUs only", single(), "", "1.5", designated(lsr("p", "4", FULL), json!({"cpuset": "0-3"})),
             "n 0-3"),
         ("chosen, amounts only", single(), "", "1.5",
             designated(shared("4"), json!({"numaNodeResources": zone()})), "n 0: cpu 4, memory 1Gi"),
-        ("chosen, none such", single(), "", "1.5", designated(lsr("p", "4", FULL), given("20-23")), TOO_FEW),
+        ("chosen, none such", single(), "", "1.5", designated(lsr("p", "4", FULL), status_with("20-23")), TOO_FEW),
     ];
     for (name, labels, kubelet, ratio, pod, expected) in rows {
         let mut engine = engine(json!({}));
@@ -97,7 +97,7 @@ fn amplified_cpu_of_a_node() {
         ("bound beside shared", 2, true, (32, false), (32, true), full),
         ("bound beside bound", 2, true, (32, true), (32, true), full),
     ];
-    for (name, ratio, topology, there, comes, expected) in rows {
+    for (name, ratio, topology, running, comes, expected) in rows {
         let mut engine = engine(json!({}));
         let note = json!({"node.koordinator.sh/resource-amplification-ratio": format!(r#"{{"cpu":{ratio}}}"#)});
         engine.node_applied(machine.node("n", json!({}), note, 32 * ratio), now());
@@ -112,15 +112,15 @@ fn amplified_cpu_of_a_node() {
                 pod(name, &cpu, json!({}))
             }
         };
-        if there.0 > 0 {
-            let got = place(&mut engine, build("there", there));
+        if running.0 > 0 {
+            let got = place(&mut engine, build("there", running));
             assert!(got.starts_with("n "), "{name}: {got}");
         }
         let got = place(&mut engine, build("comes", comes));
         // The shortage of the node as a whole is reported first, by another plugin.
-        let ours = got.trim_start_matches("1 Insufficient cpu, ");
+        let own_reasons = got.trim_start_matches("1 Insufficient cpu, ");
         assert!(
-            ours == expected || (expected == full && got == "1 Insufficient cpu"),
+            own_reasons == expected || (expected == full && got == "1 Insufficient cpu"),
             "{name}: {got}"
         );
     }
@@ -147,7 +147,7 @@ fn restricted(pod: Pod) -> Pod {
 }
 
 #[test]
-fn what_pods_are_given() {
+fn upstream_allocations() {
     let strategy = |name: &str| json!({"node.koordinator.sh/numa-allocate-strategy": name});
     let large = Machine([2, 1, 8, 2]);
     let full = "FullPCPUs";
@@ -167,12 +167,12 @@ fn what_pods_are_given() {
     #[rustfmt::skip]
     let rows = [
         ("not bound", TWO, none(), "", shared("4"), "n -"),
-        ("whole cores", TWO, none(), "", wish("4", full), "n 0-3"),
+        ("whole cores", TWO, none(), "", bound_pod("4", full), "n 0-3"),
         ("by the node's policy", TWO, bind_policy("SpreadByPCPUs"), "", shared("4"), "n 0,2,4,6"),
         ("batch", TWO, bind_policy("SpreadByPCPUs"), "", batch(), "n -"),
-        ("too many", TWO, none(), "", wish("24", full), TOO_FEW),
-        ("the emptier socket", large, strategy("LeastAllocated"), "0-3", wish("4", full), "n 16-19"),
-        ("the fuller socket", large, strategy("MostAllocated"), "0-3", wish("4", full), "n 4-7"),
+        ("too many", TWO, none(), "", bound_pod("24", full), TOO_FEW),
+        ("the emptier socket", large, strategy("LeastAllocated"), "0-3", bound_pod("4", full), "n 16-19"),
+        ("the fuller socket", large, strategy("MostAllocated"), "0-3", bound_pod("4", full), "n 4-7"),
     ];
     for (name, machine, labels, taken, pod, expected) in rows {
         let mut engine = with_reservations(machine, labels, json!({}), 96);
@@ -196,7 +196,7 @@ fn what_pods_are_given() {
         assert_eq!(place(&mut engine, pod), expected, "{name}");
     }
 
-    let held = |cpus: &str, zone: u32, cpu: u32| {
+    let status = |cpus: &str, zone: u32, cpu: u32| {
         let zones =
             json!([{"node": zone, "resources": {"cpu": cpu.to_string(), "memory": "32Gi"}}]);
         match cpus {
@@ -214,25 +214,25 @@ fn what_pods_are_given() {
         );
         pod
     };
-    let bound = || wish("4", full);
+    let bound = || bound_pod("4", full);
     let no_cpus = "1 Reservation(s) not enough cpus available to satisfy request";
     // (case, machine, policy and holdings of the reservation, pod, expected allocation)
     #[rustfmt::skip]
     let rows = [
-        ("reserved CPUs", TWO, "", held("4-10", 0, 0), owner(bound(), false), "n 4-7"),
-        ("reserved CPUs, restricted", TWO, "Restricted", held("4-10", 0, 0), owner(bound(), false), "n 4-7"),
-        ("too few, restricted", TWO, "Restricted", held("4-5", 0, 0), owner(bound(), true), no_cpus),
-        ("CPUs and amounts", large, "Restricted", held("4-10", 0, 7), owner(restricted(bound()), true),
+        ("reserved CPUs", TWO, "", reserved_status("4-10", 0, 0), owner(bound(), false), "n 4-7"),
+        ("reserved CPUs, restricted", TWO, "Restricted", reserved_status("4-10", 0, 0), owner(bound(), false), "n 4-7"),
+        ("too few, restricted", TWO, "Restricted", reserved_status("4-5", 0, 0), owner(bound(), true), no_cpus),
+        ("CPUs and amounts", large, "Restricted", reserved_status("4-10", 0, 7), owner(restricted(bound()), true),
             "n 4-7 | 0: cpu 4, memory 1Gi"),
-        ("too few of both", TWO, "Restricted", held("4-5", 0, 2), owner(restricted(bound()), true),
+        ("too few of both", TWO, "Restricted", reserved_status("4-5", 0, 2), owner(restricted(bound()), true),
             "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory"),
-        ("amounts", TWO, "Restricted", held("", 1, 7), owner(restricted(shared("4")), true),
+        ("amounts", TWO, "Restricted", reserved_status("", 1, 7), owner(restricted(shared("4")), true),
             "n 1: cpu 4, memory 1Gi"),
-        ("too small amounts", TWO, "Restricted", held("", 0, 2), owner(restricted(shared("4")), true),
+        ("too small amounts", TWO, "Restricted", reserved_status("", 0, 2), owner(restricted(shared("4")), true),
             "1 Unsatisfied NUMA cpu, 1 Unsatisfied NUMA memory"),
-        ("elsewhere, not insisted on", TWO, "Restricted", held("8-15", 1, 8),
+        ("elsewhere, not insisted on", TWO, "Restricted", reserved_status("8-15", 1, 8),
             owner(restricted(shared("4")), false), "n 0: cpu 4, memory 1Gi"),
-        ("ignored", TWO, "", held("4-10", 0, 0), ignoring(bound()), "n 4-7"),
+        ("ignored", TWO, "", reserved_status("4-10", 0, 0), ignoring(bound()), "n 4-7"),
     ];
     for (name, machine, policy, holds, pod, expected) in rows {
         let mut engine = with_reservations(machine, json!({}), json!({}), 96);
@@ -242,7 +242,7 @@ fn what_pods_are_given() {
 }
 
 #[test]
-fn a_reservation_on_other_numa_nodes_than_agreed_on_is_not_taken() {
+fn reservation_on_other_numa_nodes_is_not_used() {
     // The emptier NUMA node is the one without the reservation.
     let mut engine = with_reservations(TWO, numa_policy("SingleNUMANode"), json!({}), 96);
     let zone = json!([{"node": 1, "resources": {"cpu": "8", "memory": "32Gi"}}]);
@@ -268,19 +268,19 @@ fn a_reservation_on_other_numa_nodes_than_agreed_on_is_not_taken() {
 
 /// Upstream's case: the pod's NUMA node is agreed on, and its required reservation has another.
 #[test]
-fn who_insists_on_a_reservation_of_other_numa_nodes_waits() {
+fn required_reservation_on_other_numa_nodes_waits() {
     for (zone, fits) in [(0, true), (1, false)] {
         let mut engine = with_reservations(TWO, json!({}), json!({}), 96);
         // NUMA node 1 is full except for what is reserved there, if anything.
-        let there = json!([{"node": 1, "resources": {"cpu": "8", "memory": "32Gi"}}]);
+        let running = json!([{"node": 1, "resources": {"cpu": "8", "memory": "32Gi"}}]);
         let mut other = pod("other", "8", json!({"spec": {"nodeName": "n"}}));
-        let status = json!({ "numaNodeResources": there }).to_string();
+        let status = json!({ "numaNodeResources": running }).to_string();
         let all = other.metadata.annotations.get_or_insert_default();
         all.insert(annotations::RESOURCE_STATUS.to_owned(), status);
         engine.pod_applied(Arc::new(other), now());
-        let held = json!([{"node": zone, "resources": {"cpu": "8", "memory": "8Gi"}}]);
-        let held = json!({ "numaNodeResources": held });
-        reserve(&mut engine, "r", "Restricted", held);
+        let status = json!([{"node": zone, "resources": {"cpu": "8", "memory": "8Gi"}}]);
+        let status = json!({ "numaNodeResources": status });
+        reserve(&mut engine, "r", "Restricted", status);
         let got = place(
             &mut engine,
             owner(restricted(pod("p", "4", json!({}))), true),

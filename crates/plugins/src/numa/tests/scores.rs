@@ -3,7 +3,7 @@
 use super::*;
 
 /// A node, in units of cores and GiB.
-struct There {
+struct ScoredNode {
     name: &'static str,
     /// CPU in the Node object; amplified.
     cpu: u32,
@@ -13,7 +13,7 @@ struct There {
     machine: Option<(Machine, u32)>,
 }
 
-impl There {
+impl ScoredNode {
     /// Returns a node with `zones` NUMA nodes, one per socket, that share everything evenly.
     fn split(name: &'static str, cpu: u32, memory: u32, zones: u32, policy: &str) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl There {
     }
 }
 
-fn asks(name: &str, cpu: u32, memory: u32, bound: bool) -> Pod {
+fn sized_pod(name: &str, cpu: u32, memory: u32, bound: bool) -> Pod {
     let requests = json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
     let containers = json!([{"name": "c", "resources": {"requests": requests}}]);
     let change = json!({"spec": {"containers": containers}});
@@ -68,9 +68,9 @@ fn asks(name: &str, cpu: u32, memory: u32, bound: bool) -> Pod {
 
 /// Adds a running pod. If it is bound, it has the first CPUs of the machine; if `zone`, its requests are
 /// allocated on NUMA node 0.
-fn given(engine: &mut Engine, name: &str, node: &str, of: (u32, u32, bool), zone: bool) {
+fn apply_running(engine: &mut Engine, name: &str, node: &str, of: (u32, u32, bool), zone: bool) {
     let (cpu, memory, bound) = of;
-    let mut pod = asks(name, cpu, memory, bound);
+    let mut pod = sized_pod(name, cpu, memory, bound);
     let mut status = json!({});
     if bound {
         status["cpuset"] = json!(format!("0-{}", cpu - 1));
@@ -121,20 +121,27 @@ fn by_the_numa_nodes_that_would_be_used() {
     let single = "SingleNUMANode";
     let pair = |policy: &str| {
         vec![
-            There::split("n1", 104, 256, 2, policy),
-            There::split("n2", 64, 128, 1, policy),
+            ScoredNode::split("n1", 104, 256, 2, policy),
+            ScoredNode::split("n2", 64, 128, 1, policy),
         ]
     };
-    let three = || ["n1", "n2", "n3"].map(|name| There::split(name, 104, 256, 2, single));
+    let three = || ["n1", "n2", "n3"].map(|name| ScoredNode::split(name, 104, 256, 2, single));
     let shared = [(4, 8), (8, 32), (32, 40)];
     let bound = [(4, 8), (8, 32), (16, 40)];
-    type Row<'a> = (&'a str, Vec<There>, &'a [(u32, u32)], bool, Pod, &'a str);
+    type Row<'a> = (
+        &'a str,
+        Vec<ScoredNode>,
+        &'a [(u32, u32)],
+        bool,
+        Pod,
+        &'a str,
+    );
     #[rustfmt::skip]
     let rows: Vec<Row<'_>> = vec![
-        ("single", pair(single), &[], false, asks("p", 21, 40, false), "n1 35, n2 31"),
-        ("restricted", pair("Restricted"), &[], false, asks("p", 50, 40, false), "n1 63, n2 54"),
-        ("beside others", three().into(), &shared, false, asks("p", 4, 40, false), "n1 19, n2 19, n3 19"),
-        ("bound, beside others", three().into(), &bound, true, asks("p", 4, 40, true), "n1 23, n2 27, n3 34"),
+        ("single", pair(single), &[], false, sized_pod("p", 21, 40, false), "n1 35, n2 31"),
+        ("restricted", pair("Restricted"), &[], false, sized_pod("p", 50, 40, false), "n1 63, n2 54"),
+        ("beside others", three().into(), &shared, false, sized_pod("p", 4, 40, false), "n1 19, n2 19, n3 19"),
+        ("bound, beside others", three().into(), &bound, true, sized_pod("p", 4, 40, true), "n1 23, n2 27, n3 34"),
     ];
     for (name, nodes, there, twice, pod, expected) in rows {
         let mut engine = engine(strategy("MostAllocated", &BOTH));
@@ -143,7 +150,7 @@ fn by_the_numa_nodes_that_would_be_used() {
             let Some((cpu, memory)) = there.get(at) else {
                 continue;
             };
-            given(
+            apply_running(
                 &mut engine,
                 &format!("s{at}"),
                 node.name,
@@ -151,7 +158,7 @@ fn by_the_numa_nodes_that_would_be_used() {
                 true,
             );
             if twice {
-                given(
+                apply_running(
                     &mut engine,
                     &format!("b{at}"),
                     node.name,
@@ -166,7 +173,7 @@ fn by_the_numa_nodes_that_would_be_used() {
 
 #[test]
 fn by_the_cpus_that_would_be_bound() {
-    let wish = |cpu: &str, policy: &str| {
+    let cpu_request = |cpu: &str, policy: &str| {
         lsr(
             "p",
             cpu,
@@ -181,15 +188,15 @@ fn by_the_cpus_that_would_be_bound() {
     #[rustfmt::skip]
     let rows = [
         ("asks for nothing", TWO, none(), pod("p", "0", json!({})), "n 0"),
-        ("no topology", Machine([0, 0, 0, 0]), none(), wish("4", full), "1 node(s) invalid CPU Topology"),
-        ("whole cores", TWO, none(), wish("4", full), "n 25"),
-        ("a NUMA node", TWO, none(), wish("8", full), "n 50"),
-        ("threads", TWO, none(), wish("4", spread), "n 25"),
-        ("beyond a socket", TWO, none(), wish("16", full), "n 100"),
-        ("a socket", four, none(), wish("16", full), "n 50"),
-        ("threads of a socket", TWO, none(), wish("4", spread), "n 25"),
-        ("the node's strategy", TWO, least, wish("2", spread), "n 12"),
-        ("the node's policy", TWO, only, wish("8", spread), "n 50"),
+        ("no topology", Machine([0, 0, 0, 0]), none(), bound_pod("4", full), "1 node(s) invalid CPU Topology"),
+        ("whole cores", TWO, none(), bound_pod("4", full), "n 25"),
+        ("a NUMA node", TWO, none(), bound_pod("8", full), "n 50"),
+        ("threads", TWO, none(), bound_pod("4", spread), "n 25"),
+        ("beyond a socket", TWO, none(), bound_pod("16", full), "n 100"),
+        ("a socket", four, none(), bound_pod("16", full), "n 50"),
+        ("threads of a socket", TWO, none(), bound_pod("4", spread), "n 25"),
+        ("the node's strategy", TWO, least, bound_pod("2", spread), "n 12"),
+        ("the node's policy", TWO, only, bound_pod("8", spread), "n 50"),
     ];
     for (name, machine, labels, pod, expected) in rows {
         let mut engine = engine(strategy("MostAllocated", &["cpu"]));
@@ -211,7 +218,7 @@ fn by_the_cpus_that_would_be_bound() {
 }
 
 #[test]
-fn amplified_nodes_by_what_bound_cpus_are_worth() {
+fn amplified_nodes_score_bound_cpus_amplified() {
     // (name, amplified cores, memory, ratio)
     let n1 = ("n1", 32, 40, 1.0);
     let n2 = ("n2", 128, 60, 2.0);
@@ -234,7 +241,7 @@ fn amplified_nodes_by_what_bound_cpus_are_worth() {
     for (name, kind, nodes, topology, there, comes, expected) in rows {
         let mut engine = engine(strategy(kind, &BOTH));
         for (at, (node, cpu, memory, ratio)) in nodes.iter().enumerate() {
-            let there_is = There {
+            let there_is = ScoredNode {
                 name: node,
                 cpu: *cpu,
                 memory: *memory,
@@ -244,7 +251,7 @@ fn amplified_nodes_by_what_bound_cpus_are_worth() {
             };
             there_is.apply(&mut engine);
             if let Some(is_bound) = there {
-                given(
+                apply_running(
                     &mut engine,
                     &format!("t{at}"),
                     node,
@@ -254,7 +261,7 @@ fn amplified_nodes_by_what_bound_cpus_are_worth() {
             }
         }
         assert_eq!(
-            scores(&mut engine, asks("p", 8, 16, comes)),
+            scores(&mut engine, sized_pod("p", 8, 16, comes)),
             expected,
             "{kind}: {name}"
         );
@@ -276,9 +283,9 @@ fn within_a_node_the_strategy_chooses_the_numa_node() {
         let mut args = strategy("LeastAllocated", &BOTH);
         args["numaScoringStrategy"] = strategy(kind, &BOTH)["scoringStrategy"].clone();
         let mut engine = engine(args);
-        There::split("n", 104, 256, zones, policy).apply(&mut engine);
+        ScoredNode::split("n", 104, 256, zones, policy).apply(&mut engine);
         for (zone, cpu) in taken.iter().enumerate() {
-            let mut pod = asks(&format!("t{zone}"), *cpu, 8, false);
+            let mut pod = sized_pod(&format!("t{zone}"), *cpu, 8, false);
             let resources = json!({"cpu": cpu.to_string(), "memory": "8Gi"});
             let status = json!({"numaNodeResources": [{"node": zone, "resources": resources}]});
             let all = pod.metadata.annotations.get_or_insert_default();
@@ -286,7 +293,7 @@ fn within_a_node_the_strategy_chooses_the_numa_node() {
             pod.spec.as_mut().unwrap().node_name = Some("n".to_owned());
             engine.pod_applied(Arc::new(pod), now());
         }
-        let got = place(&mut engine, asks("p", 4, 40, false));
+        let got = place(&mut engine, sized_pod("p", 4, 40, false));
         assert_eq!(got, format!("n {expected}: cpu 4, memory 40Gi"), "{name}");
     }
 }

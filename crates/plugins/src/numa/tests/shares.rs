@@ -1,12 +1,12 @@
 //! Hints and allocations on one node that already has a pod.
 
-use super::super::allocate::{Plan, Scene};
+use super::super::allocate::{Assumptions, Plan};
 use super::*;
 use koord_model::numa::NumaMask;
 use koord_scheduler::state::NodeInfo;
 
 /// A running pod and a new one, on a machine of 2 x 26 cores with 2 threads each.
-struct Case {
+struct ShareCase {
     ratio: &'static str,
     taken: &'static str,
     zones: [Value; 2],
@@ -14,8 +14,11 @@ struct Case {
     bind: Option<BindPolicy>,
 }
 
-impl Case {
-    fn ask<T>(&self, answer: impl FnOnce(&Numa, &Book, &Plan<'_>, &ResourceTable) -> T) -> T {
+impl ShareCase {
+    fn with_plan<T>(
+        &self,
+        answer: impl FnOnce(&Numa, &NodeAllocations, &Plan<'_>, &ResourceTable) -> T,
+    ) -> T {
         let table = ResourceTable::new();
         let machine = Machine([2, 1, 26, 2]);
         let mut topology = machine.topology("n", json!([]), json!({}));
@@ -35,7 +38,7 @@ impl Case {
         let ratio = json!({key: format!(r#"{{"cpu":{}}}"#, self.ratio)});
         let (node, _) = NodeInfo::new(machine.node("n", json!({}), ratio, 104), None, &table);
         let (report, _) = Report::new(&object.into(), &table, false);
-        let (side, _) = NodeSide::new(&node, Arc::new(report), &table);
+        let (node_topology, _) = NodeTopology::new(&node, Arc::new(report), &table);
 
         let mut zones = Vec::new();
         for (id, resources) in self.zones.iter().enumerate() {
@@ -43,47 +46,47 @@ impl Case {
         }
         let status = json!({"cpuset": self.taken, "numaNodeResources": zones}).to_string();
         let annotations = json!({annotations::RESOURCE_STATUS: status});
-        let there = pod(
+        let running = pod(
             "there",
             "1",
             json!({"metadata": {"annotations": annotations}}),
         );
-        let there = PodInfo::new(Arc::new(there), &table).unwrap();
-        let mut book = Book::default();
-        book.set_side(Some(side));
-        if let Some(allocation) = Allocation::read(&there, &table).unwrap() {
-            book.give(&there.uid, allocation);
+        let running = PodInfo::new(Arc::new(running), &table).unwrap();
+        let mut node_allocations = NodeAllocations::default();
+        node_allocations.set_topology(Some(node_topology));
+        if let Some(allocation) = Allocation::read(&running, &table).unwrap() {
+            node_allocations.put(&running.uid, allocation);
         }
         let containers = json!([{"name": "c", "resources": {"requests": self.wanted}}]);
-        let comes = pod("comes", "1", json!({"spec": {"containers": containers}}));
-        let comes = PodInfo::new(Arc::new(comes), &table).unwrap();
+        let new_pod = pod("comes", "1", json!({"spec": {"containers": containers}}));
+        let new_pod = PodInfo::new(Arc::new(new_pod), &table).unwrap();
         let plugin = Numa {
-            heard: Heard::Nothing,
+            last_change: TopologyChange::Nothing,
             settings: PerProfile::new(Args::default().settings().unwrap()),
             reports: FxHashMap::default(),
-            books: Vec::new(),
+            allocations: Vec::new(),
             plain: Vec::new(),
             all_policies: false,
             reported: ReportedProblems::default(),
         };
-        let incoming = Incoming::new(&comes, plugin.settings.first(), &table)
+        let incoming = NumaPod::new(&new_pod, plugin.settings.first(), &table)
             .unwrap()
             .unwrap();
         let plan = Plan {
             incoming: &incoming,
-            side: book.side.as_ref().unwrap(),
+            node_topology: node_allocations.node_topology.as_ref().unwrap(),
             bind: self.bind.map(|bind| (bind, true)),
             policy: Some(NumaPolicyKind::BestEffort),
         };
-        answer(&plugin, &book, &plan, &table)
+        answer(&plugin, &node_allocations, &plan, &table)
     }
 
     /// Returns `cpuset; cpu of 0, cpu of 1`, or the rejection reason.
-    fn given(&self, mask: u64) -> String {
-        self.ask(|plugin, book, plan, table| {
-            let ways = allocate::ways(book, plan, &Scene::default());
+    fn allocation(&self, mask: u64) -> String {
+        self.with_plan(|plugin, node_allocations, plan, table| {
+            let sources = allocate::sources(node_allocations, plan, &Assumptions::default());
             let mask = Some(NumaMask(mask));
-            match allocate::serve(plan, plugin.settings.first(), &ways, mask, table) {
+            match allocate::serve(plan, plugin.settings.first(), &sources, mask, table) {
                 Ok(given) => {
                     let zones = given
                         .zones
@@ -98,11 +101,11 @@ impl Case {
 
     /// Returns the hints per resource, with the preferred ones marked.
     fn hints(&self) -> String {
-        self.ask(|plugin, book, plan, table| {
-            let scene = Scene::default();
-            let ways = allocate::ways(book, plan, &scene);
-            let widest = allocate::widest(book, plan.side, &scene);
-            let offers = allocate::hints(plan, plugin.settings.first(), &ways, &widest, table);
+        self.with_plan(|plugin, node_allocations, plan, table| {
+            let assumptions = Assumptions::default();
+            let sources = allocate::sources(node_allocations, plan, &assumptions);
+            let max_free = allocate::max_free(node_allocations, plan.node_topology, &assumptions);
+            let offers = allocate::hints(plan, plugin.settings.first(), &sources, &max_free, table);
             let list = offers.iter().map(|(name, hints)| {
                 let hints = hints.iter().flatten().map(|hint| {
                     let mark = if hint.preferred { "!" } else { "" };
@@ -151,19 +154,19 @@ fn a_pod_across_numa_nodes_is_laid_out_evenly() {
         ("amounts without CPUs", "1", "0-101", cpus(2, 2), cpu("4"), WHOLE, 2, "Insufficient NUMA cpu"),
     ];
     for (name, ratio, taken, zones, wanted, bind, mask, expected) in rows {
-        let case = Case {
+        let case = ShareCase {
             ratio,
             taken,
             zones,
             wanted,
             bind,
         };
-        assert_eq!(case.given(mask), expected, "{name}");
+        assert_eq!(case.allocation(mask), expected, "{name}");
     }
 }
 
 #[test]
-fn a_pod_within_numa_nodes_is_given_what_they_have() {
+fn pod_within_numa_nodes_gets_their_resources() {
     let gpu = json!({"cpu": "4", "koordinator.sh/gpu-memory": "10Gi"});
     let few = "Insufficient NUMA cpu";
     #[rustfmt::skip]
@@ -183,14 +186,14 @@ fn a_pod_within_numa_nodes_is_given_what_they_have() {
             "44-47,98-101; 0: 4000, 1: 4000"),
     ];
     for (name, ratio, taken, zones, wanted, bind, mask, expected) in rows {
-        let case = Case {
+        let case = ShareCase {
             ratio,
             taken,
             zones,
             wanted,
             bind,
         };
-        assert_eq!(case.given(mask), expected, "{name}");
+        assert_eq!(case.allocation(mask), expected, "{name}");
     }
 }
 
@@ -211,7 +214,7 @@ fn only_numa_nodes_that_can_serve_are_offered() {
             "cpu:; memory:; hugepages-1Gi:"),
     ];
     for (name, ratio, taken, zones, wanted, bind, expected) in rows {
-        let case = Case {
+        let case = ShareCase {
             ratio,
             taken,
             zones,

@@ -18,16 +18,16 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
         });
         let table = koord_model::resources::ResourceTable::new();
         let info = PodInfo::new(Arc::new(pod("p", cpu, change)), &table).unwrap();
-        Incoming::new(&info, &settings(default), &table).map(|incoming| {
-            let wish = incoming.unwrap().wish?;
-            let required = wish.required.map_or("-", BindPolicy::as_str);
-            Some(format!("{required} {}", wish.preferred.as_str()))
+        NumaPod::new(&info, &settings(default), &table).map(|incoming| {
+            let cpu_request = incoming.unwrap().cpu_request?;
+            let required = cpu_request.required.map_or("-", BindPolicy::as_str);
+            Some(format!("{required} {}", cpu_request.preferred.as_str()))
         })
     };
     let preferred = |policy: &str| json!({"preferredCPUBindPolicy": policy});
     let required = |policy: &str| json!({"requiredCPUBindPolicy": policy});
     let some = |text: &str| Ok(Some(text.to_owned()));
-    let whole = Err("the requested CPUs must be integer".to_owned());
+    let fraction = Err("the requested CPUs must be integer".to_owned());
     for (name, class, priority, cpu, spec, expected) in [
         (
             "LSR",
@@ -79,7 +79,7 @@ fn only_production_pods_of_the_bound_classes_are_bound() {
             9500,
             "1500m",
             preferred("FullPCPUs"),
-            whole,
+            fraction,
         ),
         (
             "another policy",
@@ -168,11 +168,11 @@ fn the_tables_can_be_looked_at() {
 }
 
 #[test]
-fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
+fn explain_lists_requested_and_allocated_cpus() {
     let mut engine = one(json!({}));
-    let told = |engine: &mut Engine, name: &str| {
-        let told = engine.inspector().explain_pod("ns", name, now()).unwrap();
-        told["plugins"].get(NAME).cloned()
+    let explanation = |engine: &mut Engine, name: &str| {
+        let explanation = engine.inspector().explain_pod("ns", name, now()).unwrap();
+        explanation["plugins"].get(NAME).cloned()
     };
     // (pod, explanation while the pod waits)
     let rows = [
@@ -204,10 +204,10 @@ fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
     for (pod, expected) in rows {
         let name = pod.metadata.name.clone().unwrap();
         try_bind(&mut engine, pod).unwrap_err();
-        assert_eq!(told(&mut engine, &name), expected, "{name}");
+        assert_eq!(explanation(&mut engine, &name), expected, "{name}");
     }
     try_bind(&mut engine, lsr("broken", "4", "{nope")).unwrap_err();
-    let broken = told(&mut engine, "broken").unwrap();
+    let broken = explanation(&mut engine, "broken").unwrap();
     let error = broken["error"].as_str().unwrap();
     assert!(
         error.contains("scheduling.koordinator.sh/resource-spec"),
@@ -216,12 +216,12 @@ fn a_pod_is_told_what_cpus_it_wants_and_which_it_has() {
 
     let bind = try_bind(&mut engine, lsr("has", "4", FULL)).unwrap();
     assert_eq!(
-        told(&mut engine, "has").unwrap()["allocated"]["cpuset"],
+        explanation(&mut engine, "has").unwrap()["allocated"]["cpuset"],
         "0-3"
     );
     engine.pod_applied(Arc::new(bound(&bind)), now());
     assert_eq!(
-        told(&mut engine, "has").unwrap()["allocated"]["cpuset"],
+        explanation(&mut engine, "has").unwrap()["allocated"]["cpuset"],
         "0-3"
     );
 }

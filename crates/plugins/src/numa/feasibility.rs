@@ -1,10 +1,10 @@
 //! Deciding whether a node can serve a pod, and from which CPUs and NUMA nodes.
 
 use super::Numa;
-use super::allocate::{self, Given, Plan, Room, Scene, Way};
-use super::book::Book;
-use super::node::{NodeSide, milli};
-use super::pod::{Allocation, Incoming};
+use super::allocate::{self, AllocationSource, Assumptions, FreeResources, NumaAllocation, Plan};
+use super::node_allocations::NodeAllocations;
+use super::node_topology::{NodeTopology, to_milli};
+use super::pod::{Allocation, NumaPod};
 use crate::common::restricted::is_restricted;
 use koord_api::topology::zone_name;
 use koord_model::cpuset::BindPolicy;
@@ -17,36 +17,40 @@ impl Numa {
     /// Returns the bind policy and the NUMA policy that apply to the pod on the node.
     pub(super) fn plan<'a>(
         &self,
-        incoming: &'a Incoming,
-        side: &'a NodeSide,
+        incoming: &'a NumaPod,
+        node_topology: &'a NodeTopology,
     ) -> Result<Plan<'a>, Rejection> {
-        let policy = match (side.policy, incoming.policy) {
+        let policy = match (node_topology.policy, incoming.policy) {
             (Some(node), Some(pod)) if node != pod => {
                 let reason = "node(s) NUMA Topology policy not match";
                 return Err(Rejection::unresolvable(reason));
             }
             (node, pod) => pod.or(node),
         };
-        let bound = incoming.wish.is_some() || (side.bind.is_some() && incoming.cpu() > 0);
+        let bound =
+            incoming.cpu_request.is_some() || (node_topology.bind.is_some() && incoming.cpu() > 0);
         if bound && incoming.cpu() % 1000 != 0 {
             let reason = "the requested CPUs must be integer";
             return Err(Rejection::unresolvable(reason));
         }
         let bind = bound.then(|| {
-            let wish = incoming.wish;
-            match (wish.and_then(|wish| wish.required), side.bind) {
+            let cpu_request = incoming.cpu_request;
+            match (
+                cpu_request.and_then(|cpu_request| cpu_request.required),
+                node_topology.bind,
+            ) {
                 (Some(required), _) => (required, true),
                 (None, Some(node)) => (node, true),
                 // Without a request of the pod or a policy of the node, the pod is not bound at all.
                 (None, None) => (
-                    wish.map_or(BindPolicy::FullPCpus, |wish| wish.preferred),
+                    cpu_request.map_or(BindPolicy::FullPCpus, |cpu_request| cpu_request.preferred),
                     false,
                 ),
             }
         });
         Ok(Plan {
             incoming,
-            side,
+            node_topology,
             bind,
             policy,
         })
@@ -57,12 +61,20 @@ impl Numa {
         let Some((bind, required)) = plan.bind else {
             return Ok(());
         };
-        let topology = plan.side.topology();
+        let topology = plan.node_topology.topology();
         if !topology.is_valid() {
             return Err(Rejection::unresolvable("node(s) invalid CPU Topology"));
         }
-        let own = plan.incoming.wish.and_then(|wish| wish.required);
-        if own.is_some() && plan.side.bind.is_some_and(|node| Some(node) != own) {
+        let own = plan
+            .incoming
+            .cpu_request
+            .and_then(|cpu_request| cpu_request.required);
+        if own.is_some()
+            && plan
+                .node_topology
+                .bind
+                .is_some_and(|node| Some(node) != own)
+        {
             return Err(Rejection::unresolvable(
                 "node(s) cpu bind policy conflicts with pod's required cpu bind policy",
             ));
@@ -87,7 +99,7 @@ impl Numa {
         if plan.incoming.cpu() == 0 {
             return Ok(());
         }
-        let Some(ratio) = plan.side.node_ratio else {
+        let Some(ratio) = plan.node_topology.node_ratio else {
             return Err(Rejection::unresolvable(
                 "node(s) invalid CPU amplification ratio",
             ));
@@ -95,19 +107,26 @@ impl Numa {
         if ratio <= 1.0 {
             return Ok(());
         }
-        let asked = match plan.bind {
+        let requested_cpu = match plan.bind {
             Some(_) => amplify(plan.incoming.cpu(), ratio),
             None => plan.incoming.cpu(),
         };
-        let bound = self.known(node).map_or(0, |(book, side)| {
-            let scene = self.scene(cycle, book, plan);
-            milli(allocate::widest(book, side, &scene).held.cpus.len())
-        });
+        let bound = self
+            .node(node)
+            .map_or(0, |(node_allocations, node_topology)| {
+                let assumptions = self.assumptions(cycle, node_allocations, plan);
+                to_milli(
+                    allocate::max_free(node_allocations, node_topology, &assumptions)
+                        .allocated
+                        .cpus
+                        .len(),
+                )
+            });
         let mut requested = cycle.requested(node, CPU);
         if bound > 0 && requested >= bound {
             requested += amplify(bound, ratio) - bound;
         }
-        if asked > cycle.view.nodes.allocatable(node, CPU) - requested {
+        if requested_cpu > cycle.view.nodes.allocatable(node, CPU) - requested {
             return Err(Rejection::unschedulable("Insufficient amplified cpu"));
         }
         Ok(())
@@ -115,103 +134,132 @@ impl Numa {
 
     /// Returns the assumptions of this cycle about the node: removed and added pods, and the reservations
     /// that the pod may use.
-    pub(super) fn scene<'a>(&self, cycle: &Cycle<'a>, book: &Book, plan: &Plan<'_>) -> Scene<'a> {
-        let mut scene = Scene::default();
+    pub(super) fn assumptions<'a>(
+        &self,
+        cycle: &Cycle<'a>,
+        node_allocations: &NodeAllocations,
+        plan: &Plan<'_>,
+    ) -> Assumptions<'a> {
+        let mut assumptions = Assumptions::default();
         for pod in cycle.overlay.removed {
-            match book.pods.get(&pod.uid) {
-                Some(known) if known.is_reservation => {
+            match node_allocations.pods.get(&pod.uid) {
+                Some(allocation) if allocation.is_reservation => {
                     let restricted = is_restricted(cycle.view, &pod.uid);
-                    scene.open.push((&*pod.uid, restricted));
+                    assumptions.open.push((&*pod.uid, restricted));
                 }
-                Some(_) => scene.gone.push(&*pod.uid),
+                Some(_) => assumptions.removed.push(&*pod.uid),
                 None => {}
             }
         }
         // In Reserve, absorbed pods are not in the overlay.
         for pod in cycle.taken_in() {
-            let Some(given) = book.pods.get(&pod.uid) else {
+            let Some(allocation) = node_allocations.pods.get(&pod.uid) else {
                 continue;
             };
-            scene.inside.add(given);
-            if !scene.gone.contains(&&*pod.uid) {
-                scene.gone.push(&*pod.uid);
+            assumptions.absorbed.add(allocation);
+            if !assumptions.removed.contains(&&*pod.uid) {
+                assumptions.removed.push(&*pod.uid);
             }
         }
         for pod in cycle.overlay.added {
-            if let Ok(Some(given)) = Allocation::read(pod, cycle.view.resources) {
-                scene.more.push(given);
+            if let Ok(Some(allocation)) = Allocation::read(pod, cycle.view.resources) {
+                assumptions.added.push(allocation);
             }
         }
         if let Some(nominated) = cycle.nominated
-            && book.pods.contains_key(&nominated.uid)
+            && node_allocations.pods.contains_key(&nominated.uid)
         {
             let restricted = is_restricted(cycle.view, &nominated.uid);
-            scene.open = vec![(&*nominated.uid, restricted)];
-            scene.nominated = !plan.incoming.ignores_reservations;
+            assumptions.open = vec![(&*nominated.uid, restricted)];
+            assumptions.nominated = !plan.incoming.ignores_reservations;
         }
-        scene
+        assumptions
     }
 
     /// Opens all reservations of the node to a pod that ignores reservations; the overlay does not list them
     /// in Reserve.
-    pub(super) fn with_ignored<'a>(
-        mut scene: Scene<'a>,
-        book: &'a Book,
+    pub(super) fn open_ignored_reservations<'a>(
+        mut assumptions: Assumptions<'a>,
+        node_allocations: &'a NodeAllocations,
         plan: &Plan<'_>,
-    ) -> Scene<'a> {
+    ) -> Assumptions<'a> {
         if plan.incoming.ignores_reservations {
-            let held = book.pods.iter().filter(|(_, pod)| pod.is_reservation);
-            scene.open = held.map(|(uid, _)| (&**uid, false)).collect();
+            let reservations = node_allocations
+                .pods
+                .iter()
+                .filter(|(_, pod)| pod.is_reservation);
+            assumptions.open = reservations.map(|(uid, _)| (&**uid, false)).collect();
         }
-        scene
+        assumptions
     }
 
-    pub(super) fn ways(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> (Vec<Way>, Room) {
-        let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
-        let ways = allocate::ways(book, plan, &scene);
-        (ways, allocate::widest(book, plan.side, &scene))
+    pub(super) fn sources(
+        &self,
+        cycle: &Cycle<'_>,
+        node_allocations: &NodeAllocations,
+        plan: &Plan<'_>,
+    ) -> (Vec<AllocationSource>, FreeResources) {
+        let assumptions = Self::open_ignored_reservations(
+            self.assumptions(cycle, node_allocations, plan),
+            node_allocations,
+            plan,
+        );
+        let sources = allocate::sources(node_allocations, plan, &assumptions);
+        (
+            sources,
+            allocate::max_free(node_allocations, plan.node_topology, &assumptions),
+        )
     }
 
     /// Returns the allocation that the pod would get.
     pub(super) fn serve(
         &self,
         cycle: &Cycle<'_>,
-        book: &Book,
+        node_allocations: &NodeAllocations,
         plan: &Plan<'_>,
-    ) -> Result<Given, Rejection> {
-        let (ways, _) = self.ways(cycle, book, plan);
-        self.serve_by(cycle, plan, &ways)
+    ) -> Result<NumaAllocation, Rejection> {
+        let (sources, _) = self.sources(cycle, node_allocations, plan);
+        self.serve_from(cycle, plan, &sources)
     }
 
-    pub(super) fn serve_by(
+    pub(super) fn serve_from(
         &self,
         cycle: &Cycle<'_>,
         plan: &Plan<'_>,
-        ways: &[Way],
-    ) -> Result<Given, Rejection> {
+        sources: &[AllocationSource],
+    ) -> Result<NumaAllocation, Rejection> {
         let mask = cycle.numa.filter(|_| plan.policy.is_some());
         allocate::serve(
             plan,
             self.settings.of(cycle.pod),
-            ways,
+            sources,
             mask,
             cycle.view.resources,
         )
     }
 
     /// Returns how many CPUs the node is short of for a CPU-bound pod.
-    pub(super) fn missing(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> usize {
-        let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
-        let free = allocate::free_cpus(book, plan.side, &scene);
+    pub(super) fn missing_cpus(
+        &self,
+        cycle: &Cycle<'_>,
+        node_allocations: &NodeAllocations,
+        plan: &Plan<'_>,
+    ) -> usize {
+        let assumptions = Self::open_ignored_reservations(
+            self.assumptions(cycle, node_allocations, plan),
+            node_allocations,
+            plan,
+        );
+        let free = allocate::free_cpus(node_allocations, plan.node_topology, &assumptions);
         plan.incoming.cpus().saturating_sub(free)
     }
 
     /// Adds the first resource of which the NUMA nodes have too little: for the single-NUMA-node policy no
     /// one of them has enough, for other policies their sum is too small.
-    pub(super) fn misaligned(
+    pub(super) fn add_numa_shortfall(
         &self,
         cycle: &Cycle<'_>,
-        book: &Book,
+        node_allocations: &NodeAllocations,
         plan: &Plan<'_>,
         out: &mut Lacks,
     ) {
@@ -219,11 +267,18 @@ impl Numa {
             return;
         };
         let single = policy == NumaPolicyKind::SingleNumaNode;
-        let scene = Self::with_ignored(self.scene(cycle, book, plan), book, plan);
-        let room = allocate::widest(book, plan.side, &scene);
+        let assumptions = Self::open_ignored_reservations(
+            self.assumptions(cycle, node_allocations, plan),
+            node_allocations,
+            plan,
+        );
+        let free_resources = allocate::max_free(node_allocations, plan.node_topology, &assumptions);
         for (id, needs) in cycle.pod.requests.iter().filter(|(_, needs)| *needs > 0) {
             // A resource that no NUMA node lists is not aligned.
-            let listed = room.zones().iter().filter(|(_, free)| free.contains(id));
+            let listed = free_resources
+                .zones()
+                .iter()
+                .filter(|(_, free)| free.contains(id));
             let free: Vec<(u8, i64)> = listed.map(|(zone, free)| (*zone, free.get(id))).collect();
             let Some(most) = free.iter().map(|(_, free)| *free).max() else {
                 continue;
@@ -256,21 +311,32 @@ impl Numa {
     }
 
     /// Returns true if some NUMA nodes can serve the pod, or the node can if alignment does not apply.
-    pub(super) fn can_serve(&self, cycle: &Cycle<'_>, book: &Book, plan: &Plan<'_>) -> bool {
+    pub(super) fn can_serve(
+        &self,
+        cycle: &Cycle<'_>,
+        node_allocations: &NodeAllocations,
+        plan: &Plan<'_>,
+    ) -> bool {
         if plan.bind.is_none() && plan.policy.is_none() {
             return true;
         }
-        let (ways, widest) = self.ways(cycle, book, plan);
-        let aligned = plan.policy.filter(|_| plan.incoming.designated.is_none());
+        let (sources, max_free) = self.sources(cycle, node_allocations, plan);
+        let aligned = plan.policy.filter(|_| plan.incoming.preassigned.is_none());
         let Some(policy) = aligned.filter(|_| cycle.numa.is_none()) else {
-            return self.serve_by(cycle, plan, &ways).is_ok();
+            return self.serve_from(cycle, plan, &sources).is_ok();
         };
         let table = cycle.view.resources;
         let narrow = |hint: &Hint| {
             let single = policy == NumaPolicyKind::SingleNumaNode;
             !single || hint.mask.is_none_or(|mask| mask.count() == 1)
         };
-        let offers = allocate::hints(plan, self.settings.of(cycle.pod), &ways, &widest, table);
+        let offers = allocate::hints(
+            plan,
+            self.settings.of(cycle.pod),
+            &sources,
+            &max_free,
+            table,
+        );
         let mut hints = offers.iter().filter_map(|(_, hints)| hints.as_ref());
         hints.all(|hints| hints.iter().any(narrow))
     }

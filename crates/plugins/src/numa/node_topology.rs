@@ -1,6 +1,6 @@
 //! CPUs, NUMA nodes and policies of one node, from its NodeResourceTopology and its Node object.
 
-use super::Heard;
+use super::TopologyChange;
 use crate::common::topologies::{Reader, Said, SeenTopology, ratios};
 use koord_api::extension::AmplificationRatios;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
@@ -23,7 +23,7 @@ pub(super) struct Report {
 
 /// CPUs, NUMA resources and policies of one node.
 #[derive(Debug, Default)]
-pub(super) struct NodeSide {
+pub(super) struct NodeTopology {
     pub(super) report: Arc<Report>,
     /// Allocatable by NUMA node, ascending, amplified.
     pub(super) zones: Vec<(u8, Amounts)>,
@@ -59,7 +59,7 @@ impl Report {
                 ));
                 continue;
             };
-            if zones.iter().any(|(known, _)| *known == id) {
+            if zones.iter().any(|(other, _)| *other == id) {
                 problem(format!("zone {:?} is ignored: listed twice", zone.name));
                 continue;
             }
@@ -67,22 +67,22 @@ impl Report {
             for resource in &zone.resources {
                 let id = table.intern(&resource.name);
                 let mut here = amount(id, &resource.allocatable);
-                let what = || format!("zone {:?}: {}", zone.name, resource.name);
+                let field = || format!("zone {:?}: {}", zone.name, resource.name);
                 if here < 0 {
                     let value = &resource.allocatable;
                     problem(format!(
                         "{}.allocatable is ignored: {value} is below 0",
-                        what()
+                        field()
                     ));
                 }
                 if amounts.contains(id) {
-                    problem(format!("{}: the larger is ignored: listed twice", what()));
+                    problem(format!("{}: the larger is ignored: listed twice", field()));
                     here = here.min(amounts.get(id));
                 }
                 amounts.set(id, here.max(0));
             }
             let here = said.topology.on_node(id);
-            let taken = here.map_or(0, |cpus| milli(cpus.intersection(&said.reserved).len()));
+            let taken = here.map_or(0, |cpus| to_milli(cpus.intersection(&said.reserved).len()));
             // If the amounts are amplified already, the reserved CPUs must be subtracted amplified too.
             let ratios = said.ratios.as_ref();
             let ratio = ratios.and_then(|all| all.of(resources::CPU));
@@ -118,32 +118,32 @@ impl Report {
 
 impl Report {
     /// Returns what changed compared with `before`.
-    pub(super) fn since(&self, before: &Self) -> Heard {
+    pub(super) fn changes_since(&self, before: &Self) -> TopologyChange {
         if self == before {
-            return Heard::Nothing;
+            return TopologyChange::Nothing;
         }
         let ids = |report: &Self| report.zones.iter().map(|(id, _)| *id).collect::<Vec<_>>();
         if (&self.said, self.policy, ids(self)) != (&before.said, before.policy, ids(before)) {
-            return Heard::All;
+            return TopologyChange::All;
         }
         let pairs = self.zones.iter().zip(&before.zones);
         let mut changed = Vec::new();
         for ((_, now), (_, then)) in pairs {
             let all = now.iter().chain(then.iter()).map(|(id, _)| id);
             // A listed amount of 0 differs from a resource that is not listed.
-            let of = |amounts: &Amounts, id| (amounts.contains(id), amounts.get(id));
-            changed.extend(all.filter(|id| of(now, *id) != of(then, *id)));
+            let entry = |amounts: &Amounts, id| (amounts.contains(id), amounts.get(id));
+            changed.extend(all.filter(|id| entry(now, *id) != entry(then, *id)));
         }
-        Heard::Amounts(changed)
+        TopologyChange::Amounts(changed)
     }
 }
 
 /// Returns `cpus` CPUs in milli-cores.
-pub(super) fn milli(cpus: usize) -> i64 {
+pub(super) fn to_milli(cpus: usize) -> i64 {
     i64::try_from(cpus).unwrap_or(i64::MAX).saturating_mul(1000)
 }
 
-impl NodeSide {
+impl NodeTopology {
     /// Returns true if the node places no constraint on a pod that asks for neither bound CPUs nor NUMA
     /// nodes.
     pub(super) fn is_plain(&self) -> bool {
@@ -177,7 +177,7 @@ impl NodeSide {
         };
         let policy = match node.label(labels::NODE_NUMA_TOPOLOGY_POLICY) {
             None | Some("") => report.policy,
-            Some(name) => match policy_named(name) {
+            Some(name) => match parse_policy(name) {
                 Some(policy) => Some(policy),
                 None => {
                     let key = labels::NODE_NUMA_TOPOLOGY_POLICY;
@@ -206,7 +206,7 @@ impl NodeSide {
             // `DistributeEvenly` has no meaning of its own within a node.
             Some(_) => Some(Strategy::LeastAllocated),
         };
-        let side = Self {
+        let node_topology = Self {
             report,
             zones,
             ratio,
@@ -215,7 +215,7 @@ impl NodeSide {
             policy,
             strategy,
         };
-        (side, reader.problems)
+        (node_topology, reader.problems)
     }
 
     /// Returns true if the kubelet's CPU manager policy is `static`, so that it assigns exclusive CPUs
@@ -241,7 +241,7 @@ fn cpu_ratio(ratios: Option<&AmplificationRatios>) -> f64 {
 }
 
 /// Returns the NUMA policy with this name in labels and annotations; `None` if the name is unknown.
-pub(super) fn policy_named(name: &str) -> Option<NumaPolicyKind> {
+pub(super) fn parse_policy(name: &str) -> Option<NumaPolicyKind> {
     match name {
         "BestEffort" => Some(NumaPolicyKind::BestEffort),
         "Restricted" => Some(NumaPolicyKind::Restricted),

@@ -42,21 +42,21 @@ fn a_restart_finds_everything_in_the_annotations() {
     after.node_applied(node.clone(), now());
     after.object_changed(&topology, now());
     assert_eq!(table(&mut after, "n"), expected);
-    let mut again = engine(json!({}));
-    again.object_changed(&topology, now());
-    again.node_applied(node, now());
+    let mut repeated = engine(json!({}));
+    repeated.object_changed(&topology, now());
+    repeated.node_applied(node, now());
     for bind in binds.iter().rev() {
-        again.pod_applied(Arc::new(bound(bind)), now());
+        repeated.pod_applied(Arc::new(bound(bind)), now());
     }
-    assert_eq!(table(&mut again, "n"), expected);
+    assert_eq!(table(&mut repeated, "n"), expected);
     assert_eq!(
         place(&mut after, lsr("d", "4", FULL)),
-        place(&mut again, lsr("d", "4", FULL))
+        place(&mut repeated, lsr("d", "4", FULL))
     );
 }
 
 #[test]
-fn a_failed_binding_gives_back_what_it_took() {
+fn failed_binding_frees_allocation() {
     let mut engine = one(json!({}));
     let empty = table(&mut engine, "n");
     place(&mut engine, lsr("a", "4", FULL));
@@ -65,7 +65,7 @@ fn a_failed_binding_gives_back_what_it_took() {
         "a",
         Err(BindError {
             message,
-            gone: true,
+            deleted: true,
         }),
         now(),
     );
@@ -78,7 +78,7 @@ fn a_failed_binding_gives_back_what_it_took() {
 }
 
 #[test]
-fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
+fn failed_binding_annotation_is_ignored() {
     let policy = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let bind = try_bind(&mut one(policy), pod("a", "3", json!({}))).unwrap();
     // The patch arrived, the binding did not.
@@ -91,17 +91,17 @@ fn what_a_failed_binding_left_on_the_pod_does_not_follow_it() {
     let bind = try_bind(&mut engine, pod).unwrap();
     assert_eq!(bind.patch.annotations[annotations::RESOURCE_STATUS], "{}");
     // The problem is reported only once.
-    let again = try_bind(&mut engine, {
+    let repeated = try_bind(&mut engine, {
         let mut pod = bound(&bind);
         pod.metadata.uid = Some("again".to_owned());
         pod.spec.as_mut().unwrap().node_name = None;
         pod
     });
-    assert!(again.unwrap().patch.is_empty());
+    assert!(repeated.unwrap().patch.is_empty());
 }
 
 #[test]
-fn malformed_annotations_are_reported_and_free_nothing() {
+fn invalid_annotations_are_reported_and_free_nothing() {
     let mut engine = one(json!({}));
     engine.pod_applied(Arc::new(with_status("good", r#"{"cpuset":"0-3"}"#)), now());
     engine.take_outputs();
@@ -150,7 +150,7 @@ fn malformed_annotations_are_reported_and_free_nothing() {
 
 /// Zones that no machine has, zones listed twice and invalid amounts make nothing allocatable.
 #[test]
-fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
+fn invalid_zones_are_reported_and_give_nothing() {
     let single = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let mut engine = cluster(TWO, &["n"], single);
     let change = TWO.topology("n", json!([]), json!({}));
@@ -170,7 +170,7 @@ fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
     }
     let mut twice: Zone = zone("node-1", "6");
     twice.resources.extend(zone("", "40").resources);
-    zones[1].resources.retain(|one| one.name != "cpu");
+    zones[1].resources.retain(|resource| resource.name != "cpu");
     zones[1].resources.append(&mut twice.resources);
     zones.push(zone("node-2", "-3"));
     engine.take_outputs();
@@ -183,15 +183,15 @@ fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
         now(),
     );
     let outputs = engine.take_outputs().into_iter();
-    let mut said: Vec<String> = outputs
+    let mut problems: Vec<String> = outputs
         .filter_map(|output| match output {
             Output::Problem(problem) => Some(problem.message),
             _ => None,
         })
         .collect();
-    said.sort();
+    problems.sort();
     assert_eq!(
-        said,
+        problems,
         [
             r#"zone "node-0" is ignored: listed twice"#,
             r#"zone "node-1": cpu: the larger is ignored: listed twice"#,
@@ -212,7 +212,7 @@ fn zones_that_make_no_sense_are_named_and_give_nothing_away() {
 }
 
 #[test]
-fn malformed_topologies_are_reported_and_taken_as_far_as_they_go() {
+fn invalid_topology_is_reported_and_partly_used() {
     let mut engine = one(json!({}));
     engine.take_outputs();
     let broken = json!({
@@ -243,7 +243,7 @@ fn malformed_topologies_are_reported_and_taken_as_far_as_they_go() {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Step {
+enum NumaStep {
     Arrive { shape: u8, cpus: u8 },
     Confirm(u8),
     Leave(u8),
@@ -252,15 +252,15 @@ enum Step {
     Report { node: u8, reserved: u8 },
 }
 
-fn step() -> impl proptest::strategy::Strategy<Value = Step> {
+fn step() -> impl proptest::strategy::Strategy<Value = NumaStep> {
     prop_oneof![
-        6 => (0u8..7, 1u8..7).prop_map(|(shape, cpus)| Step::Arrive { shape, cpus }),
-        2 => any::<u8>().prop_map(Step::Confirm),
-        3 => any::<u8>().prop_map(Step::Leave),
-        1 => any::<u8>().prop_map(Step::Fail),
+        6 => (0u8..7, 1u8..7).prop_map(|(shape, cpus)| NumaStep::Arrive { shape, cpus }),
+        2 => any::<u8>().prop_map(NumaStep::Confirm),
+        3 => any::<u8>().prop_map(NumaStep::Leave),
+        1 => any::<u8>().prop_map(NumaStep::Fail),
         1 => (0u8..2, 0u8..4, 0u8..3)
-            .prop_map(|(node, policy, bind)| Step::Policy { node, policy, bind }),
-        1 => (0u8..2, 0u8..3).prop_map(|(node, reserved)| Step::Report { node, reserved }),
+            .prop_map(|(node, policy, bind)| NumaStep::Policy { node, policy, bind }),
+        1 => (0u8..2, 0u8..3).prop_map(|(node, reserved)| NumaStep::Report { node, reserved }),
     ]
 }
 
@@ -305,25 +305,25 @@ fn owners(table: &Value) -> BTreeMap<String, CpuSet> {
 
 /// Counts how often a run reached the cases it is meant to cover.
 #[derive(Debug, Default)]
-struct Reached {
+struct NumaCoverage {
     cpus: u32,
     cores: u32,
     threads: u32,
     zones: u32,
-    beside_reserved: u32,
+    with_reserved: u32,
     refused: u32,
     given_back: u32,
 }
 
 /// A pod's allocation, read from its annotation.
-struct Held {
+struct BoundPod {
     node: String,
     cpus: CpuSet,
     /// Amounts by NUMA node, in milli-CPUs.
     zones: BTreeMap<i32, i64>,
 }
 
-impl Held {
+impl BoundPod {
     fn new(bind: &BindRequest) -> Self {
         let text = bind.patch.annotations.get(annotations::RESOURCE_STATUS);
         let status: ResourceStatus =
@@ -341,7 +341,7 @@ impl Held {
     }
 
     /// Returns what the pod takes of each NUMA node, in milli-CPUs.
-    fn of_zones(&self) -> BTreeMap<i32, i64> {
+    fn zone_usage(&self) -> BTreeMap<i32, i64> {
         let mut zones = self.zones.clone();
         if zones.is_empty() {
             for cpu in self.cpus.iter() {
@@ -354,23 +354,23 @@ impl Held {
 
 /// Checks the rules of one decision that hold in any state: CPUs 2k and 2k+1 are a core, CPUs 0 to 7 a NUMA
 /// node.
-fn judge(
+fn check_decision(
     shape: u8,
     cpus: u8,
-    held: &Held,
+    bound_pod: &BoundPod,
     [policy, bind]: [u8; 2],
     reserved: &CpuSet,
-    reached: &mut Reached,
+    reached: &mut NumaCoverage,
 ) -> Result<(), TestCaseError> {
     let wanted = usize::from(cpus);
-    let has = &held.cpus;
+    let has = &bound_pod.cpus;
     prop_assert!(has.is_disjoint(reserved), "{has} of {reserved} is reserved");
     prop_assert!(has.iter().all(|cpu| cpu < 16), "{has}");
     // A node's own policy binds every pod.
     let bound = shape < 4 || bind > 0;
     prop_assert_eq!(has.len(), if bound { wanted } else { 0 }, "shape {}", shape);
     reached.cpus += u32::from(bound);
-    reached.beside_reserved += u32::from(bound && !reserved.is_empty());
+    reached.with_reserved += u32::from(bound && !reserved.is_empty());
     let cores: BTreeSet<u32> = has.iter().map(|cpu| cpu / 2).collect();
     if shape == 1 || bind == 1 {
         prop_assert_eq!(cores.len() * 2, has.len(), "{} are not whole cores", has);
@@ -387,26 +387,26 @@ fn judge(
     };
     let policy = if policy == 0 { own_policy } else { policy };
     if policy > 0 {
-        let sum: i64 = held.zones.values().sum();
-        prop_assert_eq!(sum, i64::from(cpus) * 1000, "{:?}", held.zones);
+        let sum: i64 = bound_pod.zones.values().sum();
+        prop_assert_eq!(sum, i64::from(cpus) * 1000, "{:?}", bound_pod.zones);
         reached.zones += 1;
-        for (zone, milli) in &held.zones {
+        for (zone, milli) in &bound_pod.zones {
             let here = has
                 .iter()
                 .filter(|cpu| i32::try_from(cpu / 8).unwrap() == *zone);
             let here = i64::try_from(here.count()).unwrap() * 1000;
-            prop_assert!(!bound || here == *milli, "{has} of {:?}", held.zones);
+            prop_assert!(!bound || here == *milli, "{has} of {:?}", bound_pod.zones);
         }
     }
     if policy == 3 {
         // Restricted takes several where one could do, as upstream (Q7).
-        let held = held.zones.values().filter(|milli| **milli > 0);
-        prop_assert_eq!(held.count(), 1, "policy {}", policy);
+        let bound_pod = bound_pod.zones.values().filter(|milli| **milli > 0);
+        prop_assert_eq!(bound_pod.count(), 1, "policy {}", policy);
     }
     Ok(())
 }
 
-fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
+fn run(steps: Vec<NumaStep>, reached: &mut NumaCoverage) -> Result<(), TestCaseError> {
     let names = ["n0", "n1"];
     let mut engines = [
         cluster(TWO, &names, json!({})),
@@ -423,7 +423,7 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
     for (number, step) in steps.into_iter().enumerate() {
         let pick = |n: u8| (!on_nodes.is_empty()).then(|| usize::from(n) % on_nodes.len());
         match step {
-            Step::Arrive { shape, cpus } => {
+            NumaStep::Arrive { shape, cpus } => {
                 let pod = shaped(&format!("p{number}"), shape, cpus);
                 let [a, b] = &mut engines;
                 let got = [try_bind(a, pod.clone()), try_bind(b, pod.clone())];
@@ -433,75 +433,82 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
                 };
                 prop_assert_eq!(text(&got[0]), text(&got[1]));
                 if let Some(Ok(bind)) = got.into_iter().next() {
-                    let held = Held::new(&bind);
-                    let at = usize::from(held.node == "n1");
-                    judge(shape, cpus, &held, policies[at], &reports[at], reached)?;
+                    let bound_pod = BoundPod::new(&bind);
+                    let index = usize::from(bound_pod.node == "n1");
+                    check_decision(
+                        shape,
+                        cpus,
+                        &bound_pod,
+                        policies[index],
+                        &reports[index],
+                        reached,
+                    )?;
                     on_nodes.push(bind);
-                    zones_hold(&held, &on_nodes)?;
+                    zones_hold(&bound_pod, &on_nodes)?;
                 } else {
                     reached.refused += 1;
                 }
             }
-            Step::Confirm(n) => {
-                if let Some(at) = pick(n) {
+            NumaStep::Confirm(n) => {
+                if let Some(index) = pick(n) {
                     for engine in &mut engines {
-                        engine.pod_applied(Arc::new(bound(&on_nodes[at])), now());
+                        engine.pod_applied(Arc::new(bound(&on_nodes[index])), now());
                     }
                 }
             }
-            Step::Leave(n) => {
-                if let Some(at) = pick(n) {
-                    let gone = bound(&on_nodes.swap_remove(at));
+            NumaStep::Leave(n) => {
+                if let Some(index) = pick(n) {
+                    let deleted = bound(&on_nodes.swap_remove(index));
                     for engine in &mut engines {
-                        engine.pod_deleted(&gone, now());
+                        engine.pod_deleted(&deleted, now());
                     }
                 }
             }
-            Step::Fail(n) => {
-                if let Some(at) = pick(n) {
-                    let uid = on_nodes[at].pod.uid.clone();
+            NumaStep::Fail(n) => {
+                if let Some(index) = pick(n) {
+                    let uid = on_nodes[index].pod.uid.clone();
                     let placed = engines[0].cluster().placement(&uid);
                     if placed.is_some_and(|(_, assumed)| assumed) {
                         let error = BindError {
                             message: String::new(),
-                            gone: true,
+                            deleted: true,
                         };
                         for engine in &mut engines {
                             engine.bind_finished(&uid, Err(error.clone()), now());
                         }
-                        on_nodes.swap_remove(at);
+                        on_nodes.swap_remove(index);
                         reached.given_back += 1;
                     }
                 }
             }
-            Step::Policy { node, policy, bind } => {
-                let at = usize::from(node);
-                policies[at] = [policy, bind];
-                let node = TWO.node(names[at], labels(policy, bind), json!({}), 16);
+            NumaStep::Policy { node, policy, bind } => {
+                let index = usize::from(node);
+                policies[index] = [policy, bind];
+                let node = TWO.node(names[index], labels(policy, bind), json!({}), 16);
                 for engine in &mut engines {
                     engine.node_applied(node.clone(), now());
                 }
             }
-            Step::Report { node, reserved } => {
-                let (at, list) = (usize::from(node), ["", "0-1", "15"][usize::from(reserved)]);
-                reports[at] = list.parse().unwrap();
+            NumaStep::Report { node, reserved } => {
+                let (index, list) = (usize::from(node), ["", "0-1", "15"][usize::from(reserved)]);
+                reports[index] = list.parse().unwrap();
                 let text = json!({"reservedCPUs": list}).to_string();
                 let annotations = json!({"node.koordinator.sh/reservation": text});
-                let report = TWO.topology(names[at], json!([]), annotations);
+                let report = TWO.topology(names[index], json!([]), annotations);
                 for engine in &mut engines {
                     engine.object_changed(&report, now());
                 }
             }
         }
         for name in names {
-            let mut seen = CpuSet::new();
+            let mut used = CpuSet::new();
             let mut expected = BTreeMap::new();
             for bind in on_nodes.iter().filter(|bind| *bind.node == *name) {
-                let held = Held::new(bind);
-                let (uid, cpus) = (bind.pod.uid.to_string(), held.cpus);
-                prop_assert!(cpus.is_disjoint(&seen), "{uid} shares {cpus} on {name}");
-                seen.add(&cpus);
-                if !held.zones.is_empty() || !cpus.is_empty() {
+                let bound_pod = BoundPod::new(bind);
+                let (uid, cpus) = (bind.pod.uid.to_string(), bound_pod.cpus);
+                prop_assert!(cpus.is_disjoint(&used), "{uid} shares {cpus} on {name}");
+                used.add(&cpus);
+                if !bound_pod.zones.is_empty() || !cpus.is_empty() {
                     expected.insert(uid, cpus);
                 }
             }
@@ -529,16 +536,16 @@ fn run(steps: Vec<Step>, reached: &mut Reached) -> Result<(), TestCaseError> {
 
 /// Checks that a NUMA share that is allocated was free. Pods that are only bound to CPUs take them on any
 /// NUMA node, as upstream.
-fn zones_hold(held: &Held, on_nodes: &[BindRequest]) -> Result<(), TestCaseError> {
+fn zones_hold(bound_pod: &BoundPod, on_nodes: &[BindRequest]) -> Result<(), TestCaseError> {
     let mut used: BTreeMap<i32, i64> = BTreeMap::new();
-    let all = on_nodes.iter().map(Held::new);
-    for other in all.filter(|other| other.node == held.node) {
-        for (zone, milli) in other.of_zones() {
+    let all = on_nodes.iter().map(BoundPod::new);
+    for other in all.filter(|other| other.node == bound_pod.node) {
+        for (zone, milli) in other.zone_usage() {
             *used.entry(zone).or_default() += milli;
         }
     }
-    for (zone, _) in held.zones.iter().filter(|(_, milli)| **milli > 0) {
-        prop_assert!(used[zone] <= 8000, "{used:?} on {}", held.node);
+    for (zone, _) in bound_pod.zones.iter().filter(|(_, milli)| **milli > 0) {
+        prop_assert!(used[zone] <= 8000, "{used:?} on {}", bound_pod.node);
     }
     Ok(())
 }
@@ -547,12 +554,12 @@ fn zones_hold(held: &Held, on_nodes: &[BindRequest]) -> Result<(), TestCaseError
 /// node is allocated twice, every pod has what it requested in the way it requested it, and in the end
 /// nothing is allocated. Shared and exhaustive evaluation agree throughout.
 #[test]
-fn books_stay_true() {
+fn allocations_stay_consistent() {
     let config = ProptestConfig {
         cases: 48,
         ..ProptestConfig::default()
     };
-    let reached = std::cell::RefCell::new(Reached::default());
+    let reached = std::cell::RefCell::new(NumaCoverage::default());
     let mut runner = proptest::test_runner::TestRunner::new(config);
     let steps = prop::collection::vec(step(), 1..60);
     if let Err(error) = runner.run(&steps, |steps| run(steps, &mut reached.borrow_mut())) {
@@ -564,7 +571,7 @@ fn books_stay_true() {
         reached.cores,
         reached.threads,
         reached.zones,
-        reached.beside_reserved,
+        reached.with_reserved,
         reached.refused,
         reached.given_back,
     ];
@@ -578,16 +585,16 @@ fn cpu_that_is_listed_twice_is_reported_once() {
     let mut engine = one(json!({}));
     engine.take_outputs();
     let mut detail = TWO.detail();
-    let mut again = detail[3].clone();
-    again["core"] = json!(9);
-    for cpu in [again, TWO.detail()[3].clone()] {
+    let mut repeated = detail[3].clone();
+    repeated["core"] = json!(9);
+    for cpu in [repeated, TWO.detail()[3].clone()] {
         detail.as_array_mut().unwrap().push(cpu);
     }
     let twice = json!({"node.koordinator.sh/cpu-topology": json!({"detail": detail}).to_string()});
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for policies in [json!([]), json!(["BestEffort"])] {
         engine.object_changed(&TWO.topology("n", policies, twice.clone()), now());
-        told.extend(
+        messages.extend(
             engine
                 .take_outputs()
                 .into_iter()
@@ -600,10 +607,10 @@ fn cpu_that_is_listed_twice_is_reported_once() {
                 }),
         );
     }
-    let said = "NodeResourceTopology n: invalid value \"3\" for detail of annotation \
+    let problems = "NodeResourceTopology n: invalid value \"3\" for detail of annotation \
                 node.koordinator.sh/cpu-topology: expected each CPU once; the last entry of a CPU counts";
-    assert_eq!(told, [said]);
+    assert_eq!(messages, [problems]);
     // Sixteen CPUs all the same.
-    let given = place(&mut engine, lsr("all", "16", FULL));
-    assert!(given.starts_with("n 0-15"), "{given}");
+    let placement = place(&mut engine, lsr("all", "16", FULL));
+    assert!(placement.starts_with("n 0-15"), "{placement}");
 }

@@ -1,6 +1,6 @@
 //! CPU and NUMA allocations of one node, and their sum.
 
-use super::node::{NodeSide, milli};
+use super::node_topology::{NodeTopology, to_milli};
 use super::pod::Allocation;
 use koord_model::cpuset::{CpuSet, ExclusivePolicy, Owned, Topology};
 use koord_model::numa::{NumaState, amplify};
@@ -13,27 +13,27 @@ pub(super) type Allocations = FxHashMap<Arc<str>, Arc<Allocation>>;
 
 /// One node's topology, its allocations, and their sum.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct NodeAllocations {
     /// The node's topology; `None` while the node does not exist.
-    pub(super) side: Option<NodeSide>,
+    pub(super) node_topology: Option<NodeTopology>,
     pub(super) pods: Allocations,
     /// The sum over `pods`, always up to date.
-    pub(super) held: Held,
+    pub(super) allocated: AllocatedResources,
 }
 
-impl Book {
+impl NodeAllocations {
     /// Replaces the node's topology.
-    pub(super) fn set_side(&mut self, side: Option<NodeSide>) {
-        self.side = side;
+    pub(super) fn set_topology(&mut self, node_topology: Option<NodeTopology>) {
+        self.node_topology = node_topology;
         self.sum_up();
     }
 
     /// Records an allocation, replacing an earlier one of the pod. Returns true if anything changed.
-    pub(super) fn give(&mut self, uid: &Arc<str>, allocation: Allocation) -> bool {
+    pub(super) fn put(&mut self, uid: &Arc<str>, allocation: Allocation) -> bool {
         if self
             .pods
             .get(uid)
-            .is_some_and(|known| **known == allocation)
+            .is_some_and(|existing| **existing == allocation)
         {
             return false;
         }
@@ -43,25 +43,32 @@ impl Book {
     }
 
     /// Removes a pod's allocation. Returns true if there was one.
-    pub(super) fn take_back(&mut self, uid: &str) -> bool {
-        let known = self.pods.remove(uid).is_some();
-        if known {
+    pub(super) fn remove(&mut self, uid: &str) -> bool {
+        let removed = self.pods.remove(uid).is_some();
+        if removed {
             self.sum_up();
         }
-        known
+        removed
     }
 
     /// Recomputes the sum from all allocations. Annotations may claim the same CPUs twice, so subtracting one
     /// pod's share could free what another pod still holds.
     fn sum_up(&mut self) {
-        self.held = self.without(|_| false, &[]);
+        self.allocated = self.without(|_| false, &[]);
     }
 
     /// Returns the sum of the allocations of all pods for which `skip` is false, and of `more`.
-    pub(super) fn without(&self, skip: impl Fn(&str) -> bool, more: &[Allocation]) -> Held {
+    pub(super) fn without(
+        &self,
+        skip: impl Fn(&str) -> bool,
+        more: &[Allocation],
+    ) -> AllocatedResources {
         let nothing = Topology::default();
-        let topology = self.side.as_ref().map_or(&nothing, NodeSide::topology);
-        Held::sum(topology, self.shares(skip), more)
+        let topology = self
+            .node_topology
+            .as_ref()
+            .map_or(&nothing, NodeTopology::topology);
+        AllocatedResources::sum(topology, self.shares(skip), more)
     }
 
     /// Returns what each pod holds. A reservation holds only what its owners have not taken.
@@ -96,7 +103,7 @@ impl Book {
 
 /// The sum of the allocations on one node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Held {
+pub(super) struct AllocatedResources {
     pub(super) cpus: CpuSet,
     pub(super) owned: Owned,
     /// Amounts by NUMA node, ascending; as requested, not amplified.
@@ -105,15 +112,15 @@ pub(super) struct Held {
     pub(super) states: Vec<(u8, NumaState)>,
 }
 
-impl Held {
+impl AllocatedResources {
     fn sum(topology: &Topology, shares: Vec<(Arc<str>, Allocation)>, more: &[Allocation]) -> Self {
-        let mut held = Self::default();
+        let mut allocated = Self::default();
         for allocation in shares.iter().map(|(_, share)| share).chain(more) {
-            held.add(topology, allocation);
+            allocated.add(topology, allocation);
         }
-        held.zones.sort_by_key(|(id, _)| *id);
-        held.states.sort_by_key(|(id, _)| *id);
-        held
+        allocated.zones.sort_by_key(|(id, _)| *id);
+        allocated.states.sort_by_key(|(id, _)| *id);
+        allocated
     }
 
     fn add(&mut self, topology: &Topology, allocation: &Allocation) {
@@ -139,7 +146,7 @@ impl Held {
         };
         for node in &nodes {
             match self.states.iter_mut().find(|(id, _)| id == node) {
-                Some((_, known)) if *known == NumaState::Single => *known = state,
+                Some((_, existing)) if *existing == NumaState::Single => *existing = state,
                 Some(_) => {}
                 None => self.states.push((*node, state)),
             }
@@ -150,33 +157,33 @@ impl Held {
         if allocation.zones.is_empty() {
             // The pod was bound without a NUMA policy, but its CPUs are taken all the same.
             for node in nodes {
-                self.zone(node).add(CPU, milli(on(node)));
+                self.zone(node).add(CPU, to_milli(on(node)));
             }
         }
     }
 
     fn zone(&mut self, id: u8) -> &mut Amounts {
-        let at = self.zones.iter().position(|(known, _)| *known == id);
-        let at = at.unwrap_or_else(|| {
+        let position = self.zones.iter().position(|(existing, _)| *existing == id);
+        let position = position.unwrap_or_else(|| {
             self.zones.push((id, Amounts::new()));
             self.zones.len() - 1
         });
-        &mut self.zones[at].1
+        &mut self.zones[position].1
     }
 
     /// Returns what is allocated on NUMA node `id`; bound CPUs count amplified.
-    pub(super) fn on_zone(&self, side: &NodeSide, id: u8) -> Amounts {
+    pub(super) fn on_zone(&self, node_topology: &NodeTopology, id: u8) -> Amounts {
         let mut amounts = self
             .zones
             .iter()
-            .find(|(known, _)| *known == id)
+            .find(|(existing, _)| *existing == id)
             .map(|(_, amounts)| amounts.clone())
             .unwrap_or_default();
-        if side.ratio > 1.0 {
-            let on = side.topology().on_node(id);
-            let bound = milli(on.map_or(0, |all| all.intersection(&self.cpus).len()));
+        if node_topology.ratio > 1.0 {
+            let on = node_topology.topology().on_node(id);
+            let bound = to_milli(on.map_or(0, |all| all.intersection(&self.cpus).len()));
             if bound > 0 {
-                amounts.add(CPU, amplify(bound, side.ratio) - bound);
+                amounts.add(CPU, amplify(bound, node_topology.ratio) - bound);
             }
         }
         amounts
