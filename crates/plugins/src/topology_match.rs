@@ -1,9 +1,9 @@
-//! `NodeResourceTopologyMatch`: keeps pods from nodes whose kubelet would refuse them with
+//! `NodeResourceTopologyMatch`: keeps pods off nodes whose kubelet would reject them with
 //! `TopologyAffinityError`.
 //!
-//! An exporter reports what is free in each NUMA node, the kubelet chooses one after the binding. The
-//! plugin predicts that choice. What is placed between two reports is missing from every NUMA node until
-//! a report has counted it, which its fingerprint of the node's pods tells ([`Desk`]).
+//! An exporter reports the free resources of each NUMA node; the kubelet chooses a NUMA node after the
+//! binding. The plugin predicts that choice. Pods placed between two reports are subtracted from every NUMA
+//! node until a report has counted them, which the report's fingerprint of the node's pods shows ([`Desk`]).
 
 mod args;
 mod desk;
@@ -39,23 +39,23 @@ use std::sync::Arc;
 
 const NAME: &str = "NodeResourceTopologyMatch";
 
-/// See the module documentation.
+/// The `NodeResourceTopologyMatch` plugin.
 #[derive(Debug)]
 pub(crate) struct TopologyMatch {
     settings: Settings,
-    /// The schedulers whose placements are not foreign: those of this process.
+    /// Scheduler names of this process's profiles; pods of all other schedulers are foreign.
     own: BTreeSet<String>,
-    /// By node name; a report may be here before its node.
+    /// State by node name; a report may arrive before its node.
     desks: FxHashMap<Arc<str>, Desk>,
-    /// Where a pod that has ended is, by uid.
+    /// The node of each pod that has ended but still exists, by uid.
     ended_on: FxHashMap<Arc<str>, Arc<str>>,
-    /// Nodes whose report or pods changed since they were compared.
+    /// Nodes whose report or pods changed since the two were last compared.
     unchecked: FxHashSet<Arc<str>>,
-    /// Pods that were refused, to be tried again when a report is believed, by uid.
+    /// Rejected pods by uid; they are tried again when a report is accepted.
     refused: FxHashMap<Arc<str>, Arc<PodInfo>>,
-    /// Of which node the report that came last gives more to pods that wait.
+    /// The node whose last report offers more than the one before, if any.
     heard: Option<NodeIndex>,
-    /// When to look for reports that do not agree.
+    /// When to check next for reports that still do not match their node's pods.
     look: Option<Timestamp>,
     reported: ReportedProblems,
 }
@@ -95,12 +95,12 @@ impl TopologyMatch {
         self.desks.entry(node.clone()).or_default()
     }
 
-    /// Whether what is known of the node is not enough to decide.
+    /// Returns true if the node's state does not allow a decision now.
     fn is_unknown(&self, desk: &Desk) -> bool {
         desk.is_doubtful() || !desk.binding.is_empty()
     }
 
-    /// What is missing in every zone as this cycle is to see it.
+    /// Returns the amounts to subtract from every zone, as this cycle assumes them.
     fn held<'a>(&self, desk: &'a Desk, cycle: &Cycle<'_>) -> Cow<'a, Amounts> {
         if cycle.overlay.is_empty() || self.over_reserve().is_none() {
             return Cow::Borrowed(desk.held());
@@ -138,8 +138,8 @@ impl TopologyMatch {
         alignment::single(ask, desk.config.scope, free, on_node).map_err(Refusal::Unfit)
     }
 
-    /// Whether a pod finds room in what is believed of the node, were nothing held there: what a
-    /// reservation holds is free for its owners.
+    /// Returns true if the pod fits the node's accepted report without any subtraction. What a reservation
+    /// holds is free for its owners, so it must not count here.
     fn may_have_room(&self, pod: &PodInfo, node: NodeIndex, view: View<'_>) -> bool {
         let Some(desk) = self.desk(node, view) else {
             return true;
@@ -156,7 +156,7 @@ impl TopologyMatch {
     }
 }
 
-/// What is free of a resource in the zones that list it.
+/// Returns the zones that list a resource, with the free amount of each.
 fn zone_amounts(
     free: &alignment::Free<'_>,
     zones: impl Iterator<Item = u32>,
@@ -167,9 +167,9 @@ fn zone_amounts(
 }
 
 enum Refusal {
-    /// Pods of other schedulers came or went, and no report has counted that.
+    /// Pods of other schedulers came or went, and no report has counted that yet.
     Doubtful,
-    /// Another pod is about to be bound.
+    /// Another pod is about to be bound to the node.
     Binding,
     Unfit(Unfit),
 }
@@ -208,7 +208,7 @@ impl Plugin for TopologyMatch {
     fn points(&self) -> Points {
         Points::PRE_FILTER
             .or(Points::FILTER)
-            // Makes no room, and has to know who was refused.
+            // Preempts nothing, but must learn which pods were rejected.
             .or(Points::POST_FILTER)
             .or(Points::PRE_SCORE)
             .or(Points::SCORE)
@@ -256,7 +256,7 @@ impl Filter for TopologyMatch {
 
 impl PreScore for TopologyMatch {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        // To a pod that is given nothing of its own all nodes are alike.
+        // Nodes do not differ for a pod that gets no exclusive resources.
         match pod::ask(cycle.pod, cycle.view.resources) {
             Some(ask) if ask.guaranteed => PreScoreResult::Ready(State::of(ask.clone())),
             _ => PreScoreResult::Skip,
@@ -305,9 +305,9 @@ impl QueueHints for TopologyMatch {
         .map(|(subject, actions)| Interest { subject, actions })
         .to_vec()
     }
-    /// Exporters report all the time, and thousands of pods may wait: a report helps those that may
-    /// find room on its node, if it gives more than the one before. One that is not believed yet helps
-    /// nobody; whoever waits is told when it is.
+    /// Wakes pods that may fit the node of a report that offers more than the one before: exporters report
+    /// often, and thousands of pods may wait. A report that is not accepted yet wakes no pod; waiting pods
+    /// are activated when it is.
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         let helps = event.subject != Subject::Object(TOPOLOGIES)
             || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
@@ -317,7 +317,7 @@ impl QueueHints for TopologyMatch {
 
 impl Insight for TopologyMatch {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
-        // The reasons of the refusal say the rest.
+        // The rejection reasons cover the other cases.
         let _ = self.lack_in_zones(cycle, state, node, out);
     }
     fn inspections(&self) -> &'static [&'static str] {
@@ -374,7 +374,7 @@ impl ObjectEvents for TopologyMatch {
             return;
         };
         if let Some(node) = node.filter(|_| first && self.desk_mut(&name).can_tell()) {
-            // Which of the pods that are there it has counted, its fingerprint will tell.
+            // Its fingerprint will show which of the pods already on the node it has counted.
             let there: Vec<Arc<PodInfo>> = view.nodes.pods(node).cloned().collect();
             for pod in there {
                 self.came(&pod, node, view);
@@ -389,7 +389,7 @@ impl ObjectEvents for TopologyMatch {
         };
         let name = view.nodes.name(node).clone();
         if self.desks.get(&name).is_some_and(Desk::is_dirty) {
-            // While there was no node, nobody could be told.
+            // While the node did not exist, no problem could be reported.
             self.look_later(how, view);
         }
         self.unchecked.insert(name);
@@ -438,7 +438,7 @@ impl PodEvents for TopologyMatch {
             && is_counted(new, how.informer)
             && !is_counted(old, how.informer)
         {
-            // However long it took to start: from now on a report counts it.
+            // From its start on, reports count the pod, however long it took to start.
             self.came(new, node, view);
             fx.touched.push(node);
         }
@@ -510,7 +510,7 @@ impl PostBind for TopologyMatch {
 }
 
 impl TopologyMatch {
-    /// Adds what no zone of `node` has, where that is why the kubelet would refuse the pod.
+    /// Adds the amount that each zone of `node` is short of, if that is why the kubelet would reject the pod.
     fn lack_in_zones(
         &self,
         cycle: &Cycle<'_>,
@@ -554,7 +554,7 @@ impl TopologyMatch {
         Some(())
     }
 
-    /// A pod is bound, or will not be.
+    /// Handles the end of a pod's binding, successful or not.
     fn bound(&mut self, uid: &str, node: &str, view: View<'_>, fx: &mut Effects) {
         let Some(desk) = self.desks.get_mut(node) else {
             return;

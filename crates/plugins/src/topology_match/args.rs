@@ -1,4 +1,4 @@
-//! `NodeResourceTopologyMatchArgs`.
+//! `NodeResourceTopologyMatchArgs`: arguments of the plugin and their validation.
 
 use super::NAME;
 use crate::common::args::invalid;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The plugin's arguments.
+/// Arguments of `NodeResourceTopologyMatch`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -54,7 +54,7 @@ struct Cache {
     resync_scope: ResyncScope,
 }
 
-/// Which pods of other schedulers make a node's report doubtful.
+/// Selects the pods of other schedulers that make a node's report doubtful.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum ForeignPods {
     None,
@@ -63,33 +63,33 @@ pub(super) enum ForeignPods {
     OnlyExclusiveResources,
 }
 
-/// Which pods a fingerprint is made of.
+/// Selects the pods that a fingerprint covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum ResyncMethod {
-    /// As the report says, else all.
+    /// The pods that the report names, else all.
     #[default]
     Autodetect,
     All,
     OnlyExclusiveResources,
 }
 
-/// Which pods an exporter sees.
+/// Selects the pods that an exporter lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum InformerMode {
-    /// Those that run.
+    /// Running pods.
     Shared,
-    /// Those that run, and, with kubelets before 1.34, those that have ended and are still there.
+    /// Running pods and, with kubelets before 1.34, ended pods that still exist.
     #[default]
     Dedicated,
 }
 
-/// What of a report is taken over before its fingerprint is right.
+/// Selects the parts of a report that apply before its fingerprint matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum ResyncScope {
-    /// How the kubelet is configured.
+    /// The kubelet's configuration.
     #[default]
     All,
-    /// Nothing.
+    /// No part.
     OnlyResources,
 }
 
@@ -100,31 +100,31 @@ enum PreemptionMode {
     Enabled,
 }
 
-/// The arguments, ready for use.
+/// Validated settings of the plugin.
 #[derive(Debug)]
 pub(super) struct Settings {
-    /// `None`: the fewest NUMA nodes.
+    /// Scoring strategy; `None` prefers the fewest NUMA nodes.
     pub(super) strategy: Option<Strategy>,
-    /// By resource name, those that are not 1.
+    /// Weights other than 1, by resource name.
     pub(super) weights: BTreeMap<String, i64>,
     pub(super) books: Books,
 }
 
-/// What is remembered of placements that a report does not show yet.
+/// The cache mode: how placements count that no report contains yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Books {
-    /// Nothing.
+    /// They do not count.
     None,
-    /// That a pod is about to be bound: the node takes no other meanwhile.
+    /// The node accepts no other pod while one is about to be bound.
     Discard,
-    /// What pods need, until a report has counted them.
+    /// Their requests are subtracted from every zone until a report has counted them.
     OverReserve(OverReserve),
 }
 
-/// How a report is found to have counted pods.
+/// Settings of the over-reserve cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OverReserve {
-    /// A report that has not counted them after ten of these is complained about.
+    /// Resync period. A problem is reported if no report has counted the pods after ten periods.
     pub(super) period: Duration,
     pub(super) foreign: ForeignPods,
     pub(super) method: ResyncMethod,
@@ -133,10 +133,10 @@ pub(super) struct OverReserve {
 }
 
 impl Args {
-    /// Checks what the types do not.
+    /// Validates the arguments.
     ///
     /// # Errors
-    /// Names the field and the value.
+    /// Returns an error that names the field and the value.
     pub(super) fn settings(self) -> Result<Settings, BuildError> {
         let period = self.cache_resync_period_seconds;
         let period = u64::try_from(period).map_err(|_| {
@@ -145,8 +145,9 @@ impl Args {
         })?;
         if self.preemption_mode == PreemptionMode::Enabled {
             tracing::warn!(
-                "{NAME}: args.preemptionMode: Enabled has no effect: what an evicted pod would give \
-                 back to which NUMA node is not known"
+                plugin = NAME,
+                "args.preemptionMode: Enabled has no effect: the NUMA node that an eviction would free is \
+                 unknown"
             );
         }
         let weights = self.scoring_strategy.resources.into_iter();

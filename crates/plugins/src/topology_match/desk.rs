@@ -1,4 +1,4 @@
-//! What is known of a node: the report that is believed, and what it has not counted yet.
+//! State of one node: the accepted report, and the pods that it has not counted yet.
 
 use super::args::{InformerMode, OverReserve, ResyncMethod, ResyncScope};
 use super::pod::Print;
@@ -11,124 +11,126 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// The pods that an exporter would count.
+/// The pods that an exporter would count on a node.
 struct Counted {
-    /// Those that have not ended, with those that no fingerprint has, as they have nothing of their own.
+    /// Pods that have not ended, including those that a fingerprint leaves out because they have no exclusive
+    /// resources.
     uids: FxHashSet<Arc<str>>,
-    /// The fingerprint of those.
+    /// Fingerprint of the pods that have not ended.
     active: String,
-    /// The same with those that have ended, where that is another: kubelets before 1.34 list these, too.
-    /// Either way, all that have something were counted.
+    /// Fingerprint that also includes ended pods, if it differs: kubelets before 1.34 list these too. A match
+    /// of either means that all pods with exclusive resources were counted.
     with_ended: Option<String>,
 }
 
-/// A pod of another scheduler that no report has counted.
+/// A pod of another scheduler that no report has counted yet.
 #[derive(Debug)]
 struct Awaited {
     since: Timestamp,
     needs: Amounts,
 }
 
-/// One node.
+/// Topology state of one node.
 #[derive(Debug, Default)]
 pub(super) struct Desk {
-    /// What is believed; `None` where nobody reports.
+    /// The accepted report; `None` if the node has no report.
     report: Option<Arc<Report>>,
-    /// The newest; another one than `report` only while something is held or doubtful.
+    /// The newest report; differs from `report` only while uncounted pods are held or the node is doubtful.
     newest: Option<Arc<Report>>,
-    /// How the kubelet aligns.
+    /// The kubelet's alignment configuration.
     pub(super) config: Config,
-    /// What pods need that `report` has not counted, by uid.
+    /// Requests of own pods that `report` has not counted, by uid.
     held: FxHashMap<Arc<str>, Amounts>,
-    /// Their sum, with the pods of other schedulers if `unheard`.
+    /// Sum of `held`, plus the pods of other schedulers if `unheard`.
     sum: Amounts,
-    /// Pods of other schedulers left, and no report has counted that.
+    /// True if pods of other schedulers left and no report has counted that.
     left: bool,
     /// Pods of other schedulers that no report has counted, by uid.
     foreign: FxHashMap<Arc<str>, Awaited>,
-    /// Since when there are such, or `left`.
+    /// Since when `foreign` is not empty or `left` is set.
     doubt: Option<Timestamp>,
-    /// That lasted too long. Nobody waits any more: what the pods of other schedulers need counts as what
-    /// ours do, until a report agrees.
+    /// True if the wait for a matching report timed out. The requests of foreign pods are then subtracted
+    /// like those of own pods, until a report matches.
     unheard: bool,
-    /// Pods that are about to be bound, where these keep others away.
+    /// Pods that are about to be bound; used only by the cache mode that closes the node meanwhile.
     pub(super) binding: FxHashSet<Arc<str>>,
-    /// Pods that have ended and are still there, by uid.
+    /// Pods that have ended but still exist, by uid.
     pub(super) ended: FxHashMap<Arc<str>, Print>,
-    /// Since when something is held or doubtful.
+    /// Since when pods are held or the node is doubtful.
     pub(super) since: Option<Timestamp>,
-    /// Whether it was complained about that it lasts.
+    /// True if a problem was reported for the current wait.
     pub(super) told: bool,
 }
 
 impl Desk {
-    /// The report that is believed.
+    /// Returns the accepted report.
     pub(super) fn report(&self) -> Option<&Report> {
         self.report.as_deref()
     }
 
-    /// The same, to be kept.
+    /// Returns the accepted report as a shared pointer.
     pub(super) fn believed(&self) -> Option<Arc<Report>> {
         self.report.clone()
     }
 
-    /// The newest report.
+    /// Returns the newest report.
     pub(super) fn newest(&self) -> Option<&Report> {
         self.newest.as_deref()
     }
 
-    /// What the zones have for pods; `held` is [`Desk::held`] or less.
+    /// Returns the zones' free resources less `held`, which is [`Desk::held`] or smaller; `None` without a
+    /// report.
     pub(super) fn free<'a>(&'a self, held: &'a Amounts) -> Option<Free<'a>> {
         let report = self.report.as_deref()?;
         Some(Free::new(&report.zones, held))
     }
 
-    /// Whether reports say which pods they have counted.
+    /// Returns true if the node's reports have a fingerprint of the pods that they counted.
     pub(super) fn can_tell(&self) -> bool {
         let newest = self.newest.as_deref();
         newest.is_some_and(|report| report.fingerprint.is_some())
     }
 
-    /// What is missing in every zone.
+    /// Returns the amounts to subtract from every zone.
     pub(super) fn held(&self) -> &Amounts {
         &self.sum
     }
 
-    /// What is missing because of the pod `uid`.
+    /// Returns the amounts that are subtracted because of the pod `uid`.
     pub(super) fn held_by(&self, uid: &str) -> Option<&Amounts> {
         let foreign = || self.foreign.get(uid).filter(|_| self.unheard);
         let held = self.held.get(uid);
         held.or_else(|| foreign().map(|awaited| &awaited.needs))
     }
 
-    /// Whether the believed report may not be all there is to know.
+    /// Returns true if pods came or left that the accepted report has not counted.
     pub(super) fn is_dirty(&self) -> bool {
         self.has_foreign() || !self.held.is_empty()
     }
 
-    /// Whether pods of other schedulers came or went, and no report has counted that.
+    /// Returns true if pods of other schedulers came or left that no report has counted.
     fn has_foreign(&self) -> bool {
         self.left || !self.foreign.is_empty()
     }
 
-    /// Whether such a report is waited for.
+    /// Returns true while the node waits for a report that counts the pods of other schedulers.
     pub(super) fn is_doubtful(&self) -> bool {
         self.has_foreign() && !self.unheard
     }
 
-    /// Since when, if so.
+    /// Returns since when the node is doubtful; `None` if it is not.
     pub(super) fn doubtful_since(&self) -> Option<Timestamp> {
         self.doubt.filter(|_| self.is_doubtful())
     }
 
-    /// Waits no longer. What was free by the believed report, without what any pod needs that came since,
-    /// is free still: a pod that leaves takes nothing.
+    /// Stops waiting for a matching report. The accepted report less the requests of all pods that came since
+    /// is still a safe estimate: a pod that leaves takes nothing.
     pub(super) fn give_up(&mut self) {
         self.unheard = true;
         self.recount();
     }
 
-    /// A pod of another scheduler came, or starts.
+    /// Records a pod of another scheduler that came to the node or starts.
     pub(super) fn await_foreign(&mut self, uid: &Arc<str>, needs: &Amounts, now: Timestamp) {
         let awaited = Awaited {
             since: now,
@@ -138,7 +140,7 @@ impl Desk {
         self.foreign_moved(now);
     }
 
-    /// A pod of another scheduler left.
+    /// Records that a pod of another scheduler left the node.
     pub(super) fn foreign_left(&mut self, uid: &str, now: Timestamp) {
         self.foreign.remove(uid);
         self.left = true;
@@ -153,12 +155,13 @@ impl Desk {
         }
     }
 
-    /// Since when each of the pods of other schedulers is waited for.
+    /// Returns since when each uncounted pod of another scheduler is on the node.
     pub(super) fn awaited(&self) -> impl Iterator<Item = Timestamp> {
         self.foreign.values().map(|awaited| awaited.since)
     }
 
-    /// Counts a pod until a report has. `false` where nobody reports.
+    /// Subtracts a pod's requests until a report has counted it. Returns false without a report, or if the
+    /// pod is held already.
     pub(super) fn hold(&mut self, uid: &Arc<str>, needs: &Amounts, now: Timestamp) -> bool {
         if self.report.is_none() || self.held.contains_key(uid) {
             return false;
@@ -169,7 +172,7 @@ impl Desk {
         true
     }
 
-    /// A pod is gone: whatever it needed, no report that is believed has counted it.
+    /// Stops holding a pod that left; no accepted report has counted it. Returns true if it was held.
     pub(super) fn let_go(&mut self, uid: &str) -> bool {
         let Some(needs) = self.held.remove(uid) else {
             return false;
@@ -179,11 +182,12 @@ impl Desk {
         true
     }
 
-    /// A report came, or `None` for its end. Whether what is believed changed.
+    /// Stores a new report; `None` means that it was deleted. Returns true if the accepted report or
+    /// configuration changed.
     pub(super) fn reported(&mut self, report: Option<Arc<Report>>, scope: ResyncScope) -> bool {
         self.newest = report;
         let Some(newest) = self.newest.clone().filter(|_| self.report.is_some()) else {
-            // The first, or none any more.
+            // The first report, or the deletion of the last.
             return self.believe();
         };
         if !self.is_dirty() {
@@ -212,7 +216,7 @@ impl Desk {
 
     fn settle(&mut self) {
         if self.held.is_empty() {
-            // Sums of what is gone are nothing.
+            // Repeated subtraction can leave remainders, so the sum is computed again.
             self.recount();
         }
         if !self.is_dirty() {
@@ -232,7 +236,7 @@ impl Desk {
         }
     }
 
-    /// The pods that an exporter would count.
+    /// Returns the pods that an exporter would count now, with their fingerprints.
     fn counted(
         &self,
         node: NodeIndex,
@@ -264,10 +268,10 @@ impl Desk {
         }
     }
 
-    /// Compares the newest report with the pods on the node. If it has counted them, and no others, it
-    /// is believed, and none of them is held any longer. Pods of other schedulers that are not counted
-    /// yet stay in doubt unless `too_long`: a report from before they came agrees, too, until they run.
-    /// Whether that changed anything.
+    /// Compares the newest report with the pods on the node. If its fingerprint is that of these pods, it is
+    /// accepted and they are no longer held. Foreign pods that are not running yet stay uncounted unless
+    /// `too_long` is true for them, because a report from before they came has the same fingerprint. Returns
+    /// true if pods may now fit that did not before.
     pub(super) fn resync(
         &mut self,
         node: NodeIndex,
@@ -285,7 +289,7 @@ impl Desk {
         if known.active != *stated && known.with_ended.as_ref() != Some(stated) {
             return false;
         }
-        // A pod that was placed after the exporter looked is in no fingerprint, and stays held.
+        // A pod placed after the exporter looked is in no fingerprint, so it stays held.
         self.held.retain(|uid, _| !known.uids.contains(uid));
         let was_doubtful = self.is_doubtful();
         (self.foreign).retain(|uid, it| !known.uids.contains(uid) && !too_long(it.since));
@@ -301,7 +305,7 @@ impl Desk {
         !(was_doubtful && self.is_doubtful())
     }
 
-    /// Why nothing is believed any more, for people.
+    /// Returns the problem message about a report that does not match the node's pods.
     pub(super) fn complaint(&self, node: NodeIndex, view: View<'_>, how: &OverReserve) -> String {
         let newest = self.newest.as_deref();
         let why = match newest.and_then(|report| report.fingerprint.as_deref()) {
@@ -332,13 +336,13 @@ impl Desk {
         format!("NodeResourceTopology of the node {why}: {effect} until they agree")
     }
 
-    /// Pods whose needs are missing in each zone.
+    /// Returns the number of pods whose requests are subtracted from each zone.
     fn uncounted(&self) -> usize {
         let foreign = if self.unheard { self.foreign.len() } else { 0 };
         self.held.len() + foreign
     }
 
-    /// For people: what is believed and what is in doubt.
+    /// Returns the state as JSON for the inspection API.
     pub(super) fn describe(&self, table: &ResourceTable) -> serde_json::Value {
         let amounts = |amounts: &Amounts| {
             let pairs = amounts.iter().map(|(id, amount)| {
@@ -368,7 +372,7 @@ impl Desk {
 }
 
 fn is_exclusive(report: &Report, method: ResyncMethod) -> bool {
-    // The old annotation is always about all pods.
+    // The annotation of old exporters always covers all pods.
     match method {
         ResyncMethod::All => false,
         ResyncMethod::OnlyExclusiveResources => report.attributed,
@@ -376,7 +380,7 @@ fn is_exclusive(report: &Report, method: ResyncMethod) -> bool {
     }
 }
 
-/// Whether the fingerprint of the pods that are there has this one.
+/// Returns true if an exporter in this informer mode includes the pod in its fingerprint.
 pub(super) fn is_counted(pod: &PodInfo, informer: InformerMode) -> bool {
     let phase = pod.status().and_then(|status| status.phase.as_deref());
     pod.node.is_some()

@@ -1,4 +1,4 @@
-//! A pod's side.
+//! A pod's alignment request, and its part in fingerprints.
 
 use koord_api::qos::KubeQos;
 use koord_model::alignment::{Ask, Kind, Role, Want, fingerprint, has_own};
@@ -7,11 +7,11 @@ use koord_scheduler::framework::Signature;
 use koord_scheduler::state::{ContainerInfo, PodInfo};
 use std::sync::Arc;
 
-/// What a pod asks for, as it was read once.
+/// The pod's alignment request; cached in the pod so that it is parsed only once.
 struct Asked(Option<Arc<Ask>>);
 
-/// What `pod` asks for; `None` when no kubelet would align it: nothing of its own is asked for. `table` is
-/// the process's: numbers are handed out once.
+/// Returns the alignment request of `pod`; `None` if no kubelet would align it, because it requests no
+/// exclusive resources. `table` must be the process-wide table, since the parsed ids are cached.
 pub(super) fn ask<'p>(pod: &'p PodInfo, table: &ResourceTable) -> Option<&'p Arc<Ask>> {
     let asked = pod.facet(|pod| Asked(read(pod, table).map(Arc::new)));
     asked.0.as_ref()
@@ -57,7 +57,7 @@ fn containers<'p>(
 
 fn wants(container: &ContainerInfo, table: &ResourceTable) -> Vec<Want> {
     let wants = container.requests.iter().filter_map(|(name, text)| {
-        // A pod with an amount that cannot be read never comes here.
+        // Pods with invalid amounts are rejected before they get here.
         let read = text.parse().ok()?;
         let id = table.intern(name);
         Some(Want {
@@ -71,7 +71,7 @@ fn wants(container: &ContainerInfo, table: &ResourceTable) -> Vec<Want> {
     wants
 }
 
-/// Writes all of an ask.
+/// Adds the whole alignment request to the signature.
 pub(super) fn sign(ask: &Ask, signature: &mut Signature) {
     let mut list = |wants: &[Want]| {
         signature.number(wants.len() as i64);
@@ -92,13 +92,13 @@ pub(super) fn sign(ask: &Ask, signature: &mut Signature) {
     signature.number(2 + i64::from(ask.guaranteed));
 }
 
-/// What a pod is in fingerprints.
+/// A pod's hash for fingerprints, and whether it has exclusive resources.
 #[derive(Debug, Clone)]
 pub(super) struct Print {
     pub(super) hash: u64,
-    /// Whether it has whole cores or memory of its own.
+    /// True if the pod has exclusive CPUs or memory.
     native: bool,
-    /// The extended resources that it asks for.
+    /// The extended resources that the pod requests.
     devices: Vec<ResourceId>,
 }
 
@@ -115,7 +115,8 @@ impl Print {
         }
     }
 
-    /// Whether it has something for itself alone, on a node whose zones list what `lists` says.
+    /// Returns true if the pod has exclusive resources: CPUs, memory, or an extended resource for which
+    /// `lists` is true.
     pub(super) fn is_exclusive(&self, lists: impl Fn(ResourceId) -> bool) -> bool {
         self.native || self.devices.iter().any(|id| lists(*id))
     }

@@ -1,4 +1,4 @@
-//! What a NodeResourceTopology says.
+//! The parsed NodeResourceTopology of one node.
 
 use crate::common::topologies::SeenTopology;
 use koord_api::topology::{ZONE_TYPE_NODE, zone_id};
@@ -6,22 +6,22 @@ use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint}
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Problem;
 
-/// A report.
+/// One report of an exporter about a node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Report {
     pub(super) config: Config,
-    /// By number, ascending.
+    /// The NUMA nodes by number, ascending.
     pub(super) zones: Vec<Zone>,
-    /// Of the pods that it has counted.
+    /// Fingerprint of the pods that the report has counted; `None` if it has none.
     pub(super) fingerprint: Option<String>,
-    /// Whether an attribute says so, and not the annotation of old exporters.
+    /// True if the fingerprint is an attribute, rather than the annotation of old exporters.
     pub(super) attributed: bool,
-    /// Whether these are only those with exclusive resources, as it says.
+    /// True if the fingerprint covers only pods with exclusive resources, according to the report.
     pub(super) only_exclusive: bool,
 }
 
 impl Report {
-    /// Reads `object`. Also returns what of it is not used.
+    /// Parses `object`. Also returns messages about ignored parts.
     pub(super) fn new(object: &SeenTopology, table: &ResourceTable) -> (Self, Vec<Problem>) {
         let mut wrong = Vec::new();
         let attributes = object.attributes.iter();
@@ -57,8 +57,8 @@ impl Report {
         (report, problems.collect())
     }
 
-    /// Whether a pod that finds no room by this report may find some by `other`; without one, nothing is
-    /// known to be missing.
+    /// Returns true if a pod that does not fit this report may fit `other`. `None` means no report, which
+    /// rejects no pod.
     pub(super) fn leaves_less_than(&self, other: Option<&Self>) -> bool {
         let Some(other) = other else {
             return true;
@@ -70,7 +70,7 @@ impl Report {
         let mut zones = self.zones.iter().zip(&other.zones);
         zones.any(|(zone, other)| {
             let (before, now) = (&zone.available, &other.available);
-            // What no zone lists is not asked of zones.
+            // A resource that no zone lists is not aligned.
             let gone = before.iter().any(|(id, _)| !now.contains(id));
             gone || now
                 .iter()
@@ -78,7 +78,7 @@ impl Report {
         })
     }
 
-    /// Whether any zone lists the resource.
+    /// Returns true if any zone lists the resource.
     pub(super) fn lists(&self, id: ResourceId) -> bool {
         self.zones.iter().any(|zone| zone.available.contains(id))
     }

@@ -1,4 +1,4 @@
-//! The plugin through the engine.
+//! Tests of the plugin through the engine.
 
 mod cache;
 mod closed_loop;
@@ -24,7 +24,7 @@ fn now() -> Timestamp {
     at(0)
 }
 
-/// An engine with no opinions but those of the plugin.
+/// Creates an engine with only this plugin.
 fn engine(args: Value) -> Engine {
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -50,7 +50,7 @@ fn node(name: &str, allocatable: Value) -> Arc<Node> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// A report; `zones` are what is free, by name of zone.
+/// Returns a report; `zones` are the free amounts by zone name.
 fn report(node: &str, policy: &str, attributes: Value, zones: Value) -> ObjectChange {
     changed(Action::UPDATE, node, policy, attributes, zones)
 }
@@ -86,7 +86,7 @@ fn changed(
     }
 }
 
-/// A pod of containers with these requests, which are limits, too.
+/// Returns a pod with one container per entry, whose requests equal its limits.
 fn pod(name: &str, containers: &[Value]) -> Value {
     let of = |(at, amounts): (usize, &Value)| json!({"name": format!("c{at}"), "resources": {"requests": amounts, "limits": amounts}});
     json!({
@@ -101,7 +101,7 @@ fn object(value: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// The next decision.
+/// Schedules one pod and returns the binding, or the message of the failure.
 fn decide(engine: &mut Engine, at: Timestamp) -> Result<BindRequest, String> {
     engine.take_outputs();
     engine.schedule_one(at).ok_or("nothing to decide")?;
@@ -114,7 +114,7 @@ fn decide(engine: &mut Engine, at: Timestamp) -> Result<BindRequest, String> {
     decisions.next().unwrap_or(Err("no decision".to_owned()))
 }
 
-/// Where the pod goes, or why nowhere.
+/// Schedules the pod and returns its node, or the message of the failure.
 fn place(engine: &mut Engine, pod: Value) -> Result<String, String> {
     engine.pod_applied(object(pod), now());
     decide(engine, now()).map(|bind| bind.node.to_string())
@@ -142,7 +142,7 @@ fn problems(engine: &mut Engine) -> Vec<String> {
     texts.collect()
 }
 
-/// Why a node takes no pod while a report is waited for.
+/// Message of a node that accepts no pod while it waits for a report.
 const WAITS: &str =
     "invalid node topology data: no report has counted the pods of other schedulers";
 
@@ -157,7 +157,7 @@ fn printed(fingerprint: &str) -> Value {
     json!({"nodeTopologyPodsFingerprint": fingerprint})
 }
 
-/// The pods "pod1", "pod1 and pod2", nothing at all; computed independently.
+/// Fingerprints of "pod1", of "pod1 and pod2", and of no pods; computed independently.
 const POD1: &str = "pfp0v001a5e1c50c557adb9d";
 const NOBODY: &str = "pfp0v001ef46db3751d8e999";
 
@@ -165,7 +165,7 @@ fn twenty() -> [Value; 1] {
     [json!({"cpu": "20", "memory": "1Gi"})]
 }
 
-/// Node B of the reference example, empty.
+/// Creates an engine with node B of the reference example, without pods.
 fn node_b(args: Value) -> Engine {
     let mut engine = engine(args);
     engine.node_applied(
@@ -207,7 +207,8 @@ fn ac1_the_reference_example() {
     );
 }
 
-/// Nothing of its own and no devices: nothing about the node's NUMA nodes keeps the pod away.
+/// Checks that the NUMA state of a node keeps no pod away that requests neither exclusive resources nor
+/// devices.
 #[test]
 fn ac5_a_best_effort_pod_is_passed_over() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
@@ -218,7 +219,7 @@ fn ac5_a_best_effort_pod_is_passed_over() {
     let mut foreign = pod("foreign", &twenty());
     foreign["spec"]["schedulerName"] = json!("default-scheduler");
     engine.pod_applied(bound(foreign, "b", "Running"), now());
-    // The node is in doubt, and full.
+    // The node is doubtful, and full.
     let small = json!({"cpu": "1", "memory": "1Gi"});
     assert_eq!(
         place(&mut engine, pod("guaranteed", &[small])),
@@ -229,7 +230,7 @@ fn ac5_a_best_effort_pod_is_passed_over() {
     assert!(place(&mut engine, pod("with-a-device", &device)).is_err());
 }
 
-/// All nodes are 100 to a pod that is not Guaranteed: what others make of them decides.
+/// Checks that all nodes score 100 for a pod that is not Guaranteed, so that other scores decide.
 #[test]
 fn ac5_zones_score_for_guaranteed_pods_alone() {
     for strategy in ["LeastAllocated", "MostAllocated", "BalancedAllocation"] {
@@ -266,7 +267,7 @@ fn ac2_nothing_is_given_twice_between_two_reports() {
         place(&mut engine, pod("pod2", &twenty())),
         refused("cannot align container")
     );
-    // The exporter looked before the pod came: its report is not believed.
+    // The exporter looked before the pod came, so its report is not accepted.
     engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
     engine.object_changed(
         &report("b", SINGLE, printed(NOBODY), two_zones(20, 19)),
@@ -287,12 +288,12 @@ fn ac2_nothing_is_given_twice_between_two_reports() {
     );
 }
 
-/// Upstream drops everything that is held when the fingerprints agree.
+/// Covers a difference: upstream drops everything that is held when the fingerprints match.
 #[test]
 fn a_pod_that_no_fingerprint_has_stays_held() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
-    // Pod 1 is not running yet: to the exporter and to us the node is empty.
+    // Pod 1 is not running yet, so the node is empty for the exporter and for the plugin.
     engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Pending"), now());
     engine.object_changed(
         &report("b", SINGLE, printed(NOBODY), two_zones(20, 20)),
@@ -327,7 +328,7 @@ fn what_a_gone_pod_held_is_free_again() {
     assert!(decide(&mut engine, at(400)).is_ok());
 }
 
-/// Without books the second pod is let in, and the kubelet refuses it.
+/// Without a cache the second pod is accepted, and the kubelet rejects it.
 #[test]
 fn ac2_without_books_a_node_is_what_its_report_says() {
     let mut engine = node_b(json!({}));
@@ -381,7 +382,7 @@ fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
         );
         assert!(decide(&mut engine, at(400)).is_ok(), "{detect}");
     }
-    // One with nothing of its own changes nothing for others.
+    // A foreign pod without exclusive resources changes nothing.
     let mut shared = pod("pod1", &[json!({"cpu": "1500m", "memory": "1Gi"})]);
     shared["spec"]["schedulerName"] = json!("default-scheduler");
     shared["spec"]["containers"][0]["resources"]["limits"] = json!({});
@@ -391,7 +392,7 @@ fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
     assert!(place(&mut engine, pod("pod2", &small)).is_ok());
 }
 
-/// A new leader does not know which pods a report has counted, unless the report says so.
+/// A new leader knows which pods a report has counted only from the report's fingerprint.
 #[test]
 fn pods_that_were_there_before_are_held_until_a_report_has_them() {
     for (fingerprint, fits) in [(NOBODY, false), (POD1, true)] {
@@ -437,7 +438,7 @@ fn fingerprints_may_be_of_some_pods_only() {
             &report("b", SINGLE, attributes.clone(), two_zones(20, 19)),
             now(),
         );
-        // 19 cores fit beside what is held only where nothing is.
+        // 19 cores fit next to the held pod only if it is no longer held.
         let found = place(&mut engine, pod("pod2", &twenty()));
         assert_eq!(found.is_ok(), agrees, "{how} {attributes}: {found:?}");
     }
@@ -462,7 +463,7 @@ fn a_pod_that_has_ended_is_in_the_fingerprint_of_kubelets() {
     }
 }
 
-/// Kubelets from 1.34 list active pods only: what they report has everything that runs.
+/// Kubelets from 1.34 list active pods only, so their report has counted everything that runs.
 #[test]
 fn a_pod_that_has_ended_may_be_missing_in_the_fingerprint_of_kubelets() {
     for phase in ["Succeeded", "Failed"] {
@@ -511,7 +512,7 @@ fn the_node_where_the_pod_lies_best_is_chosen() {
     }
 }
 
-/// Upstream's nodes of which some have no report: those have no score, however empty they are.
+/// Upstream's case of nodes without a report: they have no score, however empty they are.
 #[test]
 fn a_node_without_a_report_comes_last() {
     let nodes = [

@@ -1,4 +1,4 @@
-//! Which reports are waited for, and for how long.
+//! Waiting for reports that count the pods on a node, and the timeout of that wait.
 
 use super::TopologyMatch;
 use super::args::{Books, ForeignPods, OverReserve};
@@ -9,12 +9,11 @@ use koord_scheduler::framework::{Effects, Problem, View};
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use std::sync::Arc;
 
-/// Periods of resynchronisation that a report is waited for. One that does not agree by then is
-/// complained about.
+/// Number of resync periods to wait for a matching report before a problem is reported.
 const PATIENCE: i32 = 10;
 
 impl TopologyMatch {
-    /// Counts a pod that came to a node, where that matters.
+    /// Records a pod that came to a node, as the cache mode requires.
     pub(super) fn came(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>) {
         let own = self.own.contains(pod.scheduler_name());
         let name = view.nodes.name(node).clone();
@@ -31,7 +30,7 @@ impl TopologyMatch {
         self.unchecked.insert(name.clone());
         let desk = self.desk_mut(&name);
         if own {
-            // One that is bound already was placed before this process led.
+            // A pod that is bound already was placed before this process became leader.
             if desk.report().is_some() && (pod.node.is_none() || desk.can_tell()) {
                 desk.hold(&pod.uid, &pod.requests, view.now);
             }
@@ -44,7 +43,7 @@ impl TopologyMatch {
         self.look_later(how, view);
     }
 
-    /// Whether that the pod of another scheduler came to the node, or left it, makes its report doubtful.
+    /// Returns true if a foreign pod that comes to the node, or leaves it, makes the node's report doubtful.
     pub(super) fn matters(
         &self,
         name: &str,
@@ -70,7 +69,7 @@ impl TopologyMatch {
         }
     }
 
-    /// Compares the reports that may have counted everything by now.
+    /// Compares reports with pods on all nodes where either changed.
     pub(super) fn check(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
         for name in std::mem::take(&mut self.unchecked) {
             let (Some(desk), Some(node)) = (self.desks.get_mut(&name), view.nodes.find(&name))
@@ -84,8 +83,8 @@ impl TopologyMatch {
         }
     }
 
-    /// More is known of the node: whoever was refused and may find room there is tried again. Thousands may
-    /// wait, and every node is heard of each minute.
+    /// Activates rejected pods that may fit the node now. Only those: thousands may wait, and every node
+    /// reports each minute.
     fn wake(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
         let refused = self.refused.values();
         let may = refused.filter(|pod| self.may_have_room(pod, node, view));
@@ -96,7 +95,7 @@ impl TopologyMatch {
         fx.activate.extend(woken);
     }
 
-    /// Waits no longer for reports that do not agree for long, and complains about them.
+    /// Stops waiting for reports that have not matched in time, and reports a problem for each of them.
     pub(super) fn complain(&mut self, how: OverReserve, view: View<'_>, fx: &mut Effects) {
         let mut next: Option<Timestamp> = None;
         let mut opened = Vec::new();
@@ -110,7 +109,7 @@ impl TopologyMatch {
         };
         for (name, desk) in &mut self.desks {
             for since in desk.awaited() {
-                // One that never starts is no reason to wait for another report.
+                // A foreign pod that never starts is no reason to wait for another report.
                 if is_due(since) {
                     self.unchecked.insert(name.clone());
                 }

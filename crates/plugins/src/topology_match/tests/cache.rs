@@ -1,10 +1,10 @@
-//! Upstream's tables of its caches, row by row, by what comes out.
+//! Upstream's tables of cache tests, checked by their observable results.
 
 use super::super::args::{Books, ResyncMethod};
 use super::*;
 use koord_model::alignment::fingerprint;
 
-/// Upstream's node of two zones, with so much free in each.
+/// Applies a report of a node with two zones, with these amounts (CPUs, GiB) free in each.
 pub(super) fn believed(engine: &mut Engine, name: &str, attributes: Value, zones: [(u32, u32); 2]) {
     let zone = |(cpu, memory): (u32, u32)| json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
     let zones = json!({"node-0": zone(zones[0]), "node-1": zone(zones[1])});
@@ -30,7 +30,7 @@ pub(super) fn asks(name: &str, cpu: u32, memory: u32) -> Value {
     )
 }
 
-/// Whether a pod of that size would be placed; it is taken away again.
+/// Returns true if a pod of this size would be placed; the pod is removed again.
 pub(super) fn fits(engine: &mut Engine, cpu: u32, memory: u32) -> bool {
     let probe = asks("probe", cpu, memory);
     let found = place(engine, probe.clone());
@@ -38,7 +38,7 @@ pub(super) fn fits(engine: &mut Engine, cpu: u32, memory: u32) -> bool {
     found.is_ok()
 }
 
-/// Each zone has just that much for a pod.
+/// Checks that each zone has exactly these amounts free for a pod.
 pub(super) fn each_zone_has(engine: &mut Engine, cpu: u32, memory: u32) {
     assert!(fits(engine, cpu, memory), "{cpu} and {memory} Gi");
     assert!(!fits(engine, cpu + 1, memory), "more than {cpu}");
@@ -96,10 +96,10 @@ fn what_is_placed_is_missing_in_each_zone_until_it_leaves() {
 }
 
 /// TestFlush, TestResyncNoPodFingerprint, TestResyncMatchFingerprint, TestDirtyNodesMarkDiscarded,
-/// TestDirtyNodesUnmarkedOnReserve: a report is believed once it has counted what is there.
+/// TestDirtyNodesUnmarkedOnReserve: a report is accepted once it has counted the node's pods.
 #[test]
 fn a_report_is_believed_when_it_states_the_pods_that_are_there() {
-    // Upstream's own figure for the pod namespace1/pod1.
+    // Upstream's own fingerprint of the pod namespace1/pod1.
     let stated = "pfp0v0019e0420efb37746c6";
     let hash = fingerprint::pod("namespace1", "pod1");
     assert_eq!(fingerprint::of([hash]), stated);
@@ -148,7 +148,7 @@ fn a_foreign_pod_keeps_others_from_its_node_alone() {
         let decided = decide(engine, now()).map(|bind| bind.node.to_string());
         (decided == Ok(node.to_owned()), decided)
     };
-    // One goes where nobody reports, or to the node without foreign pods; never to the other.
+    // A foreign pod may go to a node without a report, or to one without foreign pods; never to the other.
     for name in ["a", "b", "c", "d"] {
         let (there, decided) = on(&mut engine, name, "node2");
         assert!(!there, "{decided:?}");
@@ -164,7 +164,7 @@ fn pods_of_any_profile_of_this_process_are_its_own() {
             "enabled": [{"name": NAME}, {"name": "DefaultBinder"}]}},
         "pluginConfig": [{"name": NAME, "args": {"cacheResyncPeriodSeconds": 5}}]})
     };
-    // The profiles, the pod's node and scheduler, and whether others wait for it.
+    // (profiles, the pod's node and scheduler, whether others wait for it)
     let rows = [
         (&["koord-scheduler"][..], None, None, false),
         (&["koord-scheduler"], Some("node1"), None, true),
@@ -209,7 +209,7 @@ fn pods_of_any_profile_of_this_process_are_its_own() {
     }
 }
 
-/// TestMakeNodeToPodDataMap: which pods of a node a fingerprint is made of.
+/// TestMakeNodeToPodDataMap: the pods of a node that a fingerprint covers.
 #[test]
 fn fingerprints_are_of_the_pods_that_the_informer_shows() {
     const ONE: &[(&str, &str)] = &[("namespace1", "pod1")];
@@ -228,7 +228,7 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
         ("Dedicated", ONE, "Running", true),
         ("Shared", ONE, "Running", true),
         ("Dedicated", FEW, "Running", true),
-        // Not upstream's: bound, and not started yet.
+        // Not in upstream's table: bound, and not started yet.
         ("Shared", ONE, "Pending", false),
         ("Dedicated", ONE, "Pending", false),
     ];
@@ -241,7 +241,8 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
         let nobody = fingerprint::of([]);
         for (stated, of_pods) in [(&all, true), (&nobody, false)] {
             let mut engine = cached(json!({"cache": {"informerMode": mode}}));
-            // Something to find out about: one of ours that came and went would be settled.
+            // Makes the node doubtful, so that there is something to compare: an own pod that came and left
+            // would leave nothing.
             for (space, name) in pods {
                 let pod = of_others(asks(name, 1, 1), space);
                 let first = if phase == "Pending" {
@@ -255,14 +256,14 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
                 }
             }
             believed(&mut engine, "node1", printed(stated), [(30, 60); 2]);
-            // Not upstream's: kubelets from 1.34 list active pods only, and a report that agrees while
-            // a pod has not started may be from before it came.
+            // Not in upstream's table: kubelets from 1.34 list active pods only, and a report that matches
+            // while a pod has not started may be from before it came.
             let inactive = !of_pods && matches!(phase, "Succeeded" | "Failed");
             let agrees = pods.is_empty() || of_pods == counted || inactive;
             let starts = phase == "Pending";
             if agrees && starts {
                 assert!(!fits(&mut engine, 8, 8), "{what}, stated {stated}: at once");
-                // Once for the time, once to compare.
+                // The first tick handles timeouts, the second compares.
                 engine.schedule_one(at(51));
                 engine.schedule_one(at(51));
             }
@@ -271,13 +272,13 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
     }
 }
 
-/// Another scheduler's pod is bound, and has not started: a report from before it came agrees with the
-/// pods that a fingerprint has, and leaves to others what the kubelet is about to give away.
+/// Another scheduler's pod is bound but has not started. A report from before it came has a matching
+/// fingerprint, and offers resources that the kubelet is about to give to that pod.
 #[test]
 fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
     let agreed = fingerprint::of([fingerprint::pod("default", "a")]);
     let both = fingerprint::of(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
-    // Whether the pod starts before nobody waits for it any longer.
+    // Whether the pod starts before the wait for it times out.
     for (seconds, waits) in [(1, true), (51, false)] {
         let mut engine = cached(json!({}));
         engine.pod_applied(bound(asks("a", 5, 5), "node1", "Running"), now());
@@ -296,7 +297,7 @@ fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
         assert!(!fits(&mut engine, 1, 1), "runs since {seconds} s");
         believed(&mut engine, "node1", printed(&both), [(25, 55), (10, 40)]);
         most_in_a_zone(&mut engine, 25);
-        // One that left without ever having started.
+        // A foreign pod that left without ever having started.
         let never = of_others(asks("never", 1, 1), "default");
         engine.pod_applied(bound(never.clone(), "node1", "Pending"), at(seconds));
         assert!(!fits(&mut engine, 1, 1));
@@ -305,7 +306,7 @@ fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
     }
 }
 
-/// The largest pod that finds a zone.
+/// Checks the size of the largest pod that fits a zone.
 fn most_in_a_zone(engine: &mut Engine, cpu: u32) {
     assert!(fits(engine, cpu, 1), "{cpu}");
     assert!(!fits(engine, cpu + 1, 1), "more than {cpu}");

@@ -1,5 +1,5 @@
-//! The filter and the kubelets that it speaks for: what is placed is admitted, what no node is found
-//! for none would have admitted. Reports are what an exporter makes of what the kubelets list.
+//! The filter against simulated kubelets: every placed pod is admitted, and a pod that fits no node would be
+//! admitted by none. Reports are computed from what the kubelets list, as an exporter does.
 
 use super::*;
 use koord_model::alignment::Scope;
@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const DEVICE: &str = "ex.com/a";
 const GI: u64 = 1 << 30;
 
-/// A node: NUMA nodes, physical cores of each, scope, NUMA nodes of its devices.
+/// A node: number of NUMA nodes, physical cores of each, scope, and the NUMA nodes of its devices.
 #[derive(Debug, Clone)]
 struct Shape {
     nodes: u8,
@@ -66,7 +66,7 @@ impl Shape {
 struct World {
     engine: Engine,
     kubelets: BTreeMap<String, Kubelet>,
-    /// Pods that run: object and node, by name.
+    /// Running pods: object and node, by name.
     pods: BTreeMap<String, (Value, String)>,
     on: BTreeMap<String, Vec<String>>,
 }
@@ -81,7 +81,7 @@ impl World {
         world
     }
 
-    /// No exporter has looked.
+    /// Creates the nodes without any report.
     fn unreported(args: Value, shapes: &[Shape]) -> Self {
         let mut world = Self {
             engine: engine(args),
@@ -102,7 +102,7 @@ impl World {
         world
     }
 
-    /// The exporter of a node looks.
+    /// Reports the node's free resources, as its exporter does.
     fn report(&mut self, name: &str) {
         let kubelet = &self.kubelets[name];
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
@@ -129,7 +129,7 @@ impl World {
         self.engine.object_changed(&change, now());
     }
 
-    /// A pod is bound: its kubelet decides.
+    /// Binds the pod and lets its kubelet admit it.
     fn run(&mut self, name: &str, pod: &Value, node: &str) -> Result<(), kubelet::Refusal> {
         let kubelet = self.kubelets.get_mut(node).unwrap();
         kubelet.admit(&read(pod))?;
@@ -144,7 +144,7 @@ impl World {
         Ok(())
     }
 
-    /// A pod that runs goes; where it was.
+    /// Removes a running pod and returns its node.
     fn leave(&mut self, name: &str) -> Option<String> {
         let (pod, node) = self.pods.remove(name)?;
         self.kubelets.get_mut(&node).unwrap().release(name);
@@ -161,7 +161,8 @@ impl World {
         kubelets.any(|kubelet| kubelet.clone().admit(&pod).is_ok())
     }
 
-    /// How many of every 400th node have the CPUs for the containers, and a kubelet that refuses the pod.
+    /// Returns how many of every 400th node have enough CPUs for the containers, but a kubelet that rejects
+    /// the pod.
     fn misled(&self, pod: &Value, containers: &[Size]) -> usize {
         if containers.iter().any(|size| size.2 > 0) {
             return 0;
@@ -179,7 +180,8 @@ fn read(pod: &Value) -> kubelet::Pod {
     kubelet::Pod::read(&object(pod.clone()), |name| name == DEVICE)
 }
 
-/// CPUs, GiB and devices of a container; whether it stays beside the others from the start.
+/// CPUs, GiB and devices of a container, and whether it keeps running next to the others (a main container or
+/// a sidecar).
 type Size = (u64, u64, u64, bool);
 
 fn sized(name: &str, containers: &[Size]) -> Value {
@@ -217,7 +219,7 @@ fn container(at_first: bool) -> impl Strategy<Value = Size> {
     (1u64..9, 1u64..9, 0u64..3, side)
 }
 
-/// The first container is none that stays beside others.
+/// Generates containers; the first one is not a sidecar.
 fn containers() -> impl Strategy<Value = Vec<Size>> {
     let rest = proptest::collection::vec(container(false), 0..3);
     (container(true), rest).prop_map(|(first, rest)| {
@@ -230,7 +232,7 @@ fn containers() -> impl Strategy<Value = Vec<Size>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
-    /// One pod after the other, each with reports that have counted those before.
+    /// Places pods one after another, each with reports that have counted those before.
     #[test]
     fn on_an_idle_cache_what_is_placed_is_admitted_and_what_is_not_is_not(
         shapes in proptest::collection::vec(shape(), 1..5),
@@ -257,8 +259,8 @@ proptest! {
         }
     }
 
-    /// Several pods between two reports, which the cache counts in every NUMA node; reports come late,
-    /// and pods go in between.
+    /// Places several pods between two reports, which the cache subtracts from every NUMA node; reports
+    /// arrive late, and pods leave in between.
     #[test]
     fn with_the_over_reserve_cache_bursts_are_admitted(
         shapes in proptest::collection::vec(shape(), 1..4),
@@ -295,8 +297,8 @@ proptest! {
     }
 }
 
-/// The exporter has died, pods of other schedulers come and go, and nobody waits for it any more: what is
-/// placed is admitted all the same.
+/// Covers a dead exporter: pods of other schedulers come and go, and the wait for reports has timed out;
+/// every placed pod is still admitted.
 #[test]
 fn without_reports_nothing_is_given_twice() {
     let mut random = TestRunner::deterministic();
@@ -329,11 +331,11 @@ fn without_reports_nothing_is_given_twice() {
     assert!(placed > 100 && nowhere > 100 && foreign > 150);
 }
 
-/// Ten thousand nodes of random shapes with random pods on them; more pods in bursts between two reports of
-/// a node, while others go.
+/// Uses ten thousand nodes of random shapes with random pods, and bursts of pods between two reports of a
+/// node, while others leave.
 #[test]
 fn ten_thousand_random_nodes_refuse_nothing() {
-    // Always the same seed.
+    // A fixed seed.
     let mut random = TestRunner::deterministic();
     let shapes: Vec<Shape> = (0..10_000).map(|_| drawn(&mut random, shape())).collect();
     let args = json!({"cacheResyncPeriodSeconds": 5, "scoringStrategy": {"type": "MostAllocated"}});
@@ -376,7 +378,7 @@ fn ten_thousand_random_nodes_refuse_nothing() {
     assert!(placed > 300 && beside > 100 && misled > 200);
 }
 
-/// A value of those that `from` is about.
+/// Generates one value of the strategy.
 fn drawn<S: Strategy>(random: &mut TestRunner, from: S) -> S::Value {
     from.new_tree(random).unwrap().current()
 }

@@ -1,8 +1,9 @@
-//! Upstream's tests of a whole scheduler, from their facts: two nodes, and where a pod goes.
+//! Upstream's integration tests of a whole scheduler, rewritten from their facts: two nodes, and the node
+//! that each pod gets.
 
 use super::*;
 
-/// `2 cpu/8 Gi/1 gpu` as `2/8/1`; `-` where a zone or a container says nothing of it.
+/// Parses `2/8/1` as `2 cpu/8 Gi/1 gpu`; `-` where a zone or a container does not list the resource.
 fn amounts(text: &str, names: &[(&str, &str)]) -> Value {
     let pairs = names.iter().zip(text.split('/'));
     let pairs = pairs.filter(|(_, amount)| *amount != "-");
@@ -22,7 +23,7 @@ const FIVE: [(&str, &str); 5] = [
     ("ephemeral-storage", "Mi"),
 ];
 
-/// A report. Of three zones the first two are near each other.
+/// Returns a report. Of three zones the first two are near each other.
 fn reported(name: &str, how: &str, zones: &str, names: &[(&str, &str)]) -> ObjectChange {
     let (policy, scope) = how.split_once(' ').unwrap();
     let zones: Vec<&str> = zones.split(' ').collect();
@@ -54,7 +55,7 @@ fn reported(name: &str, how: &str, zones: &str, names: &[(&str, &str)]) -> Objec
     }
 }
 
-/// A pod of containers such as `2/4; init 2/6`; without limits it is Burstable.
+/// Returns a pod of containers such as `2/4; init 2/6`; without limits it is Burstable.
 fn of(containers: &str, names: &[(&str, &str)], limits: bool) -> Value {
     let mut lists = [Vec::new(), Vec::new()];
     let texts = containers.split(';').map(str::trim);
@@ -84,10 +85,10 @@ fn two_nodes(engine: &mut Engine) {
     }
 }
 
-/// TestTopologyMatchPlugin. Where both nodes are as good, upstream takes either.
+/// TestTopologyMatchPlugin. Where both nodes are equally good, upstream accepts either.
 #[test]
 fn where_a_pod_goes_by_each_strategy() {
-    // Strategy, policy and scope, the pod (b: without limits), zones of either node, where it goes.
+    // (strategy, policy and scope, pod (b: without limits), zones of either node, expected node)
     let table = "\
         Most | single-numa-node container | 4/5 | 2/8 2/8 | 4/8 0/8 | n2
         Most | single-numa-node container | b 4/- | 4/- 0/- | 2/- 2/- | n1 n2
@@ -160,10 +161,11 @@ fn where_a_pod_goes_by_each_strategy() {
     assert_eq!(found, Ok("n2".to_owned()));
 }
 
-/// The same test's table of pods of several containers, all of which have the first node to themselves.
+/// TestTopologyMatchPlugin's table of pods of several containers, all of which have the first node to
+/// themselves.
 #[test]
 fn containers_one_by_one_on_the_only_node_with_room() {
-    // Containers as `cpu/memory Gi/huge pages Mi/nics/disk Mi`, and what is refused, if upstream does.
+    // Containers as `cpu/memory Gi/huge pages Mi/nics/disk Mi`, and what is rejected, if upstream rejects.
     let table = "\
         2/6/500/16; 2/6/50/8 |
         2/6/400; 2/6/400 | container
@@ -198,7 +200,8 @@ fn containers_one_by_one_on_the_only_node_with_room() {
     let mut stricter = 0;
     for row in table.lines() {
         let (asked, want) = row.trim().split_once('|').unwrap();
-        // `!`: upstream places the pod, and the kubelet would refuse it for what the init container had.
+        // `!`: upstream places the pod, and the kubelet would reject it because of the init container's
+        // resources.
         let want = want.trim();
         stricter += u8::from(want.starts_with('!'));
         let want = want.trim_start_matches("! ");
@@ -208,7 +211,7 @@ fn containers_one_by_one_on_the_only_node_with_room() {
         match found {
             Ok(node) => assert_eq!((want, &*node), ("", "n1"), "{row}"),
             Err(why) => {
-                // On the second node the first container that asks for anything finds nothing.
+                // On the second node the first container that requests anything does not fit.
                 let first = if asked.starts_with("init") {
                     "init container"
                 } else {
@@ -237,7 +240,7 @@ fn containers_one_by_one_on_the_only_node_with_room() {
     }
 }
 
-/// TestTopologyCachePluginWithoutUpdates: two pods, one after the other, and no new report.
+/// TestTopologyCachePluginWithoutUpdates: two pods, one after the other, without a new report.
 #[test]
 fn what_is_placed_is_missing_on_each_zone_of_its_node() {
     const CONTAINER: &str = "single-numa-node container";
@@ -271,7 +274,7 @@ fn what_is_placed_is_missing_on_each_zone_of_its_node() {
             engine.pod_applied(bound(value, &node, "Pending"), now());
         }
     }
-    // A node is what its report says again as soon as nobody is on the way to it.
+    // The node's report applies again as soon as no pod is about to be bound to it.
     let mut engine = engine(discard);
     two_nodes(&mut engine);
     engine.object_changed(&reported("n1", CONTAINER, narrow.0, &FIVE), now());
@@ -285,9 +288,9 @@ fn what_is_placed_is_missing_on_each_zone_of_its_node() {
     assert_eq!(place(&mut engine, next), Ok("n1".to_owned()));
 }
 
-/// TestTopologyCachePluginWithPodFingerprintUpdates and …WithAttributeUpdates: a second pod of the same
-/// size waits for the report that has counted the first, and one that is too large for a NUMA node for
-/// the kubelet that aligns its containers one by one.
+/// TestTopologyCachePluginWithPodFingerprintUpdates and …WithAttributeUpdates: a second pod of the same size
+/// waits for the report that has counted the first, and one that is too large for a NUMA node waits for the
+/// kubelet to align its containers one by one.
 #[test]
 fn a_new_report_lets_in_who_waits() {
     let args = json!({"cacheResyncPeriodSeconds": 2});

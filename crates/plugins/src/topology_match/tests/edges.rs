@@ -1,4 +1,4 @@
-//! Rules that only show at the edges: breaking them went unnoticed by the other tests.
+//! Edge cases: breaking these rules went unnoticed by the other tests.
 
 use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
 use super::*;
@@ -13,7 +13,7 @@ fn nothing_is_held_where_nobody_reports() {
     each_zone_has(&mut engine, 30, 60);
 }
 
-/// Where reports do not say whom they have counted, those that were there are taken for counted.
+/// Without a fingerprint, pods from before this process are taken as counted.
 #[test]
 fn pods_from_before_are_not_held_against_reports_that_name_nobody() {
     for report_first in [true, false] {
@@ -32,8 +32,8 @@ fn pods_from_before_are_not_held_against_reports_that_name_nobody() {
     }
 }
 
-/// A report of an old exporter, which leaves the fingerprint in an annotation, and of a zone that is
-/// no NUMA node.
+/// Returns a report of an old exporter, which puts the fingerprint into an annotation, and a zone that is no
+/// NUMA node.
 fn legacy(fingerprint: &str, attributes: Value) -> ObjectChange {
     let zone = |name: &str, kind: &str, cpu: &str| {
         json!({"name": name, "type": kind, "resources": [
@@ -76,8 +76,8 @@ fn the_annotation_of_old_exporters_is_about_all_pods() {
     }
 }
 
-/// A fingerprint in an attribute goes before that of the annotation, and a way to take it that is not
-/// known is that of all pods.
+/// The fingerprint attribute takes precedence over the annotation, and an unknown fingerprint method counts
+/// as "all pods".
 #[test]
 fn the_attribute_goes_before_the_annotation() {
     let shared = || {
@@ -177,7 +177,7 @@ fn resources_weigh_what_the_arguments_say() {
     }
 }
 
-/// Exporters report all the time: who has no room in what is new is left asleep.
+/// A report wakes only pods that may fit, since exporters report often.
 #[test]
 fn a_report_wakes_those_whom_it_gives_room() {
     let mut engine = engine(json!({}));
@@ -195,7 +195,8 @@ fn a_report_wakes_those_whom_it_gives_room() {
         assert_eq!(refusal, refused("cannot align container"));
     }
     let asleep = Err("nothing to decide".to_owned());
-    // The same again, the same with another fingerprint, too little more, and less.
+    // Reports that do not help: an unchanged one, one with another fingerprint, one with too little more, and
+    // one with less.
     assert_eq!(tell(&mut engine, 10, NOBODY, 1), asleep);
     assert_eq!(tell(&mut engine, 10, POD1, 2), asleep);
     assert_eq!(tell(&mut engine, 11, NOBODY, 3), asleep);

@@ -1,11 +1,11 @@
-//! What reports and arguments say, and what is wrong with them.
+//! Parsing of reports and arguments, and what is reported about invalid ones.
 
 use super::*;
 
 #[test]
 fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
     let policy = ("topologyManagerPolicy", "none");
-    // Its scope alone says so, too.
+    // A changed scope alone is enough.
     let scope = ("topologyManagerScope", "pod");
     for (told, (name, value), refused) in [
         ("All", policy, None),
@@ -79,7 +79,7 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
         );
     }
     assert_eq!(said.len(), 5);
-    // It is said once.
+    // The problem is reported only once.
     engine.object_changed(&report("b", SINGLE, attributes, zones), now());
     assert_eq!(problems(&mut engine), [""; 0]);
     assert!(
@@ -96,8 +96,8 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
     assert_eq!(found, refused("cannot align container"));
 }
 
-/// A zone, a resource or a distance that is there twice or means nothing is passed over, and what is left
-/// gives nothing away twice.
+/// Zones, resources and distances that are invalid or listed twice are ignored, and the rest offers nothing
+/// twice.
 #[test]
 fn what_is_listed_twice_and_distances_that_are_none_are_named() {
     let mut engine = engine(json!({"scoringStrategy": {"type": "LeastNUMANodes"}}));

@@ -1,11 +1,11 @@
-//! Upstream's table of the filter, from its facts: five nodes, and what pods find there.
+//! Upstream's filter table, rewritten from its facts: five nodes, and the result of each pod on them.
 
 use super::*;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::state::PodInfo;
 
-/// What pods ask for, in upstream's words: `nic` are devices that lie in NUMA nodes, `ext` is on the
-/// host, `old` on node 2 only, `none` nowhere.
+/// Parses requests in upstream's words: `nic` are devices that belong to NUMA nodes, `ext` is on the host,
+/// `old` on node 2 only, `none` nowhere.
 fn asked(text: &str) -> Value {
     let pairs = text.split(", ").filter(|part| !part.is_empty());
     let pairs = pairs.map(|part| {
@@ -60,8 +60,8 @@ fn five_nodes() -> Vec<(ObjectChange, Value)> {
 
 #[test]
 fn filter() {
-    // QoS (g: limits are the requests, b: there are none), containers (as often as `*` says), node,
-    // what is refused: c a container, p the pod.
+    // (QoS (g: limits are the requests, b: no limits), containers (as often as `*` says), node, what is
+    // rejected: c a container, p the pod)
     let table = "\
         g | 2 cpu, 2Gi memory, 1 ext, 3 nic | 5 |
         g | 2 cpu, 2Gi memory, 1 ext | 5 |
@@ -139,7 +139,7 @@ fn filter() {
     }
 }
 
-/// Pods of several containers on a node of 30 and 32 free CPUs.
+/// Covers pods of several containers on a node of 30 and 32 free CPUs.
 #[test]
 fn filter_of_a_pod_as_a_whole() {
     let zones = json!({
@@ -194,7 +194,7 @@ fn filter_of_a_pod_as_a_whole() {
     }
 }
 
-/// Whether a pod has something for itself alone, by what its node's zones list.
+/// Checks whether a pod has exclusive resources, given what its node's zones list.
 #[test]
 fn exclusive_resources() {
     const FPGA: &str = "veryfast.io/fpga";

@@ -1,12 +1,13 @@
-//! Reports that never agree: pods of other schedulers are waited for, and not for ever.
+//! Reports that never match: the plugin waits for pods of other schedulers to be counted, but not forever.
 
 use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
 use super::*;
 
-/// A fingerprint of pods that nobody knows.
+/// A fingerprint of unknown pods.
 const STRANGE: &str = "pfp0v0010000000000000001";
 
-/// Lets what is due at `second` be done. What is complained about; who is placed is taken away again.
+/// Processes everything due at `second`. Returns the problems and the number of pods placed; those are
+/// removed again.
 fn wait_until(engine: &mut Engine, second: i64) -> (Vec<String>, usize) {
     engine.take_outputs();
     let mut outputs = Vec::new();
@@ -28,12 +29,12 @@ fn wait_until(engine: &mut Engine, second: i64) -> (Vec<String>, usize) {
     (said, placed)
 }
 
-/// How often that is complained of then.
+/// Returns the number of problems reported by then.
 fn complaints(engine: &mut Engine, second: i64) -> usize {
     wait_until(engine, second).0.len()
 }
 
-/// A pod of another scheduler that runs.
+/// Returns a running pod of another scheduler.
 fn foreign(name: &str, cpu: u32, memory: u32) -> Arc<Pod> {
     bound(
         of_others(asks(name, cpu, memory), "default"),
@@ -42,8 +43,8 @@ fn foreign(name: &str, cpu: u32, memory: u32) -> Arc<Pod> {
     )
 }
 
-/// Ten periods of five seconds; then what the pod needs is missing in each zone, whichever it is in, until
-/// a report has counted it.
+/// After ten periods of five seconds the foreign pod's requests are subtracted from each zone, since its zone
+/// is unknown, until a report has counted it.
 #[test]
 fn a_report_that_never_has_a_foreign_pod_is_waited_for_a_while() {
     for attributes in [json!({}), printed(STRANGE)] {
@@ -52,7 +53,7 @@ fn a_report_that_never_has_a_foreign_pod_is_waited_for_a_while() {
         engine.pod_applied(foreign("pod1", 8, 16), now());
         assert_eq!(place(&mut engine, asks("a", 1, 1)), refused(WAITS));
         for second in [1, 20, 49] {
-            // Exporters go on. What they say is free is not to be had.
+            // Exporters continue. What they report as free must not be used.
             let free = 30 + u32::try_from(second).unwrap();
             believed(&mut engine, "node1", attributes.clone(), [(free, 60); 2]);
             assert_eq!(wait_until(&mut engine, second), (Vec::new(), 0));
@@ -60,7 +61,7 @@ fn a_report_that_never_has_a_foreign_pod_is_waited_for_a_while() {
             assert_eq!(place(&mut engine, waits), refused(WAITS));
         }
         let (said, placed) = wait_until(&mut engine, 50);
-        // Those who waited are tried again.
+        // Waiting pods are tried again.
         assert_eq!(placed, 4);
         let [said] = said.as_slice() else {
             panic!("{said:?}")
@@ -76,13 +77,13 @@ fn a_report_that_never_has_a_foreign_pod_is_waited_for_a_while() {
         assert!(said.ends_with(effect), "{said}");
         each_zone_has(&mut engine, 22, 44);
         assert_eq!(complaints(&mut engine, 500), 0);
-        // An exporter that was repaired.
+        // The report of a repaired exporter.
         believed(&mut engine, "node1", printed(POD1), [(22, 44), (30, 44)]);
         each_zone_has(&mut engine, 30, 44);
     }
 }
 
-/// While no report agrees, others come and go, and nobody waits again.
+/// While no report matches, other foreign pods come and go without a new wait.
 #[test]
 fn what_comes_to_a_node_that_nobody_waits_for_is_counted_at_once() {
     let mut engine = cached(json!({}));
@@ -99,7 +100,7 @@ fn what_comes_to_a_node_that_nobody_waits_for_is_counted_at_once() {
     each_zone_has(&mut engine, 25, 53);
     engine.pod_deleted(&object(ours), at(61));
     each_zone_has(&mut engine, 28, 56);
-    // One that has a report makes the node wait for the next, as ever.
+    // A matching report ends this state, so that the next foreign pod starts a wait again.
     let hash = koord_model::alignment::fingerprint::pod("default", "pod2");
     let only = koord_model::alignment::fingerprint::of([hash]);
     believed(&mut engine, "node1", printed(&only), [(28, 56), (30, 56)]);
@@ -112,7 +113,7 @@ fn what_comes_to_a_node_that_nobody_waits_for_is_counted_at_once() {
     each_zone_has(&mut engine, 29, 55);
 }
 
-/// Whoever left is not in the reports that agree, either, and takes nothing.
+/// A foreign pod that left is in no matching report and takes no resources.
 #[test]
 fn a_foreign_pod_that_left_is_not_waited_for_for_ever() {
     let mut engine = cached(json!({}));
