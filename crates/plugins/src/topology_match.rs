@@ -3,19 +3,18 @@
 //!
 //! An exporter reports the free resources of each NUMA node; the kubelet chooses a NUMA node after the
 //! binding. The plugin predicts that choice. Pods placed between two reports are subtracted from every NUMA
-//! node until a report has counted them, which the report's fingerprint of the node's pods shows ([`Desk`]).
+//! node until a report has counted them, which the report's fingerprint of the node's pods shows ([`NodeTopologyState`]).
 
 mod args;
-mod desk;
+mod node_state;
 mod pod;
 mod report;
+mod report_wait;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use crate::common::topologies::{self, SeenTopology, TOPOLOGIES};
-use args::{Args, Books, OverReserve, ResyncScope, Settings};
-use desk::{Desk, is_counted};
+use args::{Args, CacheMode, OverReserve, ResyncScope, TopologyMatchSettings};
 use jiff::Timestamp;
 use koord_api::topology::zone_name;
 use koord_model::alignment::{self, Ask, Policy, Unfit};
@@ -29,7 +28,8 @@ use koord_scheduler::framework::{
     Signature, State, Subject, Tick, Verdict, View,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use pod::Print;
+use node_state::{NodeTopologyState, is_counted};
+use pod::PodFingerprint;
 use report::Report;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::Value;
@@ -42,11 +42,11 @@ const NAME: &str = "NodeResourceTopologyMatch";
 /// The `NodeResourceTopologyMatch` plugin.
 #[derive(Debug)]
 pub(crate) struct TopologyMatch {
-    settings: Settings,
+    settings: TopologyMatchSettings,
     /// Scheduler names of this process's profiles; pods of all other schedulers are foreign.
-    own: BTreeSet<String>,
+    own_schedulers: BTreeSet<String>,
     /// State by node name; a report may arrive before its node.
-    desks: FxHashMap<Arc<str>, Desk>,
+    states: FxHashMap<Arc<str>, NodeTopologyState>,
     /// The node of each pod that has ended but still exists, by uid.
     ended_on: FxHashMap<Arc<str>, Arc<str>>,
     /// Nodes whose report or pods changed since the two were last compared.
@@ -54,9 +54,9 @@ pub(crate) struct TopologyMatch {
     /// Rejected pods by uid; they are tried again when a report is accepted.
     refused: FxHashMap<Arc<str>, Arc<PodInfo>>,
     /// The node whose last report offers more than the one before, if any.
-    heard: Option<NodeIndex>,
+    improved_node: Option<NodeIndex>,
     /// When to check next for reports that still do not match their node's pods.
-    look: Option<Timestamp>,
+    next_check: Option<Timestamp>,
     reported: ReportedProblems,
 }
 
@@ -68,91 +68,106 @@ pub(crate) fn build(
     let args: Args = crate::common::args::decode(NAME, value)?;
     Ok(Box::new(TopologyMatch {
         settings: args.settings()?,
-        own: context.schedulers.clone(),
-        desks: FxHashMap::default(),
+        own_schedulers: context.schedulers.clone(),
+        states: FxHashMap::default(),
         ended_on: FxHashMap::default(),
         unchecked: FxHashSet::default(),
         refused: FxHashMap::default(),
-        heard: None,
-        look: None,
+        improved_node: None,
+        next_check: None,
         reported: ReportedProblems::default(),
     }))
 }
 
 impl TopologyMatch {
     fn over_reserve(&self) -> Option<OverReserve> {
-        match self.settings.books {
-            Books::OverReserve(how) => Some(how),
-            Books::None | Books::Discard => None,
+        match self.settings.cache_mode {
+            CacheMode::OverReserve(mode) => Some(mode),
+            CacheMode::None | CacheMode::Discard => None,
         }
     }
 
-    fn desk(&self, node: NodeIndex, view: View<'_>) -> Option<&Desk> {
-        self.desks.get(view.nodes.name(node))
+    fn state(&self, node: NodeIndex, view: View<'_>) -> Option<&NodeTopologyState> {
+        self.states.get(view.nodes.name(node))
     }
 
-    fn desk_mut(&mut self, node: &Arc<str>) -> &mut Desk {
-        self.desks.entry(node.clone()).or_default()
+    fn state_mut(&mut self, node: &Arc<str>) -> &mut NodeTopologyState {
+        self.states.entry(node.clone()).or_default()
     }
 
     /// Returns true if the node's state does not allow a decision now.
-    fn is_unknown(&self, desk: &Desk) -> bool {
-        desk.is_doubtful() || !desk.binding.is_empty()
+    fn is_unknown(&self, node_state: &NodeTopologyState) -> bool {
+        node_state.is_doubtful() || !node_state.binding.is_empty()
     }
 
     /// Returns the amounts to subtract from every zone, as this cycle assumes them.
-    fn held<'a>(&self, desk: &'a Desk, cycle: &Cycle<'_>) -> Cow<'a, Amounts> {
+    fn uncounted_sum<'a>(
+        &self,
+        node_state: &'a NodeTopologyState,
+        cycle: &Cycle<'_>,
+    ) -> Cow<'a, Amounts> {
         if cycle.overlay.is_empty() || self.over_reserve().is_none() {
-            return Cow::Borrowed(desk.held());
+            return Cow::Borrowed(node_state.uncounted_sum());
         }
-        let mut held = desk.held().clone();
+        let mut uncounted = node_state.uncounted_sum().clone();
         let removed = cycle.overlay.removed.iter();
-        for needs in removed.filter_map(|pod| desk.held_by(&pod.uid)) {
-            held.sub_all(needs);
+        for needs in removed.filter_map(|pod| node_state.uncounted_by(&pod.uid)) {
+            uncounted.sub_all(needs);
         }
         let added = cycle.overlay.added.iter();
-        for pod in added.filter(|pod| !pod.is_holder() && desk.held_by(&pod.uid).is_none()) {
-            held.add_all(&pod.requests);
+        for pod in
+            added.filter(|pod| !pod.is_holder() && node_state.uncounted_by(&pod.uid).is_none())
+        {
+            uncounted.add_all(&pod.requests);
         }
-        Cow::Owned(held)
+        Cow::Owned(uncounted)
     }
 
-    fn judge(&self, cycle: &Cycle<'_>, ask: &Ask, node: NodeIndex) -> Result<(), Refusal> {
-        let Some(desk) = self.desk(node, cycle.view) else {
+    fn check_fit(
+        &self,
+        cycle: &Cycle<'_>,
+        ask: &Ask,
+        node: NodeIndex,
+    ) -> Result<(), TopologyRefusal> {
+        let Some(node_state) = self.state(node, cycle.view) else {
             return Ok(());
         };
-        if desk.is_doubtful() {
-            return Err(Refusal::Doubtful);
+        if node_state.is_doubtful() {
+            return Err(TopologyRefusal::Doubtful);
         }
-        if !desk.binding.is_empty() {
-            return Err(Refusal::Binding);
+        if !node_state.binding.is_empty() {
+            return Err(TopologyRefusal::Binding);
         }
-        let held = self.held(desk, cycle);
-        let Some(free) = desk.free(&held) else {
+        let uncounted = self.uncounted_sum(node_state, cycle);
+        let Some(free) = node_state.free(&uncounted) else {
             return Ok(());
         };
-        if desk.config.policy != Policy::SingleNumaNode {
+        if node_state.config.policy != Policy::SingleNumaNode {
             return Ok(());
         }
         let on_node = |id: ResourceId| cycle.view.nodes.allocatable(node, id) > 0;
-        alignment::single(ask, desk.config.scope, free, on_node).map_err(Refusal::Unfit)
+        alignment::single(ask, node_state.config.scope, free, on_node)
+            .map_err(TopologyRefusal::Unfit)
     }
 
     /// Returns true if the pod fits the node's accepted report without any subtraction. What a reservation
     /// holds is free for its owners, so it must not count here.
-    fn may_have_room(&self, pod: &PodInfo, node: NodeIndex, view: View<'_>) -> bool {
-        let Some(desk) = self.desk(node, view) else {
+    fn may_fit(&self, pod: &PodInfo, node: NodeIndex, view: View<'_>) -> bool {
+        let Some(node_state) = self.state(node, view) else {
             return true;
         };
         let nothing = Amounts::new();
-        let (Some(ask), Some(free)) = (pod::ask(pod, view.resources), desk.free(&nothing)) else {
+        let (Some(ask), Some(free)) = (
+            pod::alignment_request(pod, view.resources),
+            node_state.free(&nothing),
+        ) else {
             return true;
         };
-        if desk.config.policy != Policy::SingleNumaNode {
+        if node_state.config.policy != Policy::SingleNumaNode {
             return true;
         }
         let on_node = |id: ResourceId| view.nodes.allocatable(node, id) > 0;
-        alignment::single(ask, desk.config.scope, free, on_node).is_ok()
+        alignment::single(ask, node_state.config.scope, free, on_node).is_ok()
     }
 }
 
@@ -163,10 +178,10 @@ fn zone_amounts(
     id: ResourceId,
 ) -> impl Iterator<Item = (u32, i64)> {
     let zones = zones.enumerate();
-    zones.filter_map(move |(at, zone)| Some((zone, free.get(at, id)?)))
+    zones.filter_map(move |(due_at, zone)| Some((zone, free.get(due_at, id)?)))
 }
 
-enum Refusal {
+enum TopologyRefusal {
     /// Pods of other schedulers came or went, and no report has counted that yet.
     Doubtful,
     /// Another pod is about to be bound to the node.
@@ -174,14 +189,14 @@ enum Refusal {
     Unfit(Unfit),
 }
 
-impl From<Refusal> for Rejection {
-    fn from(refusal: Refusal) -> Self {
+impl From<TopologyRefusal> for Rejection {
+    fn from(refusal: TopologyRefusal) -> Self {
         Self::unschedulable(match refusal {
-            Refusal::Doubtful => {
+            TopologyRefusal::Doubtful => {
                 "invalid node topology data: no report has counted the pods of other schedulers"
             }
-            Refusal::Binding => "invalid node topology data: another pod is being bound",
-            Refusal::Unfit(unfit) => unfit.message,
+            TopologyRefusal::Binding => "invalid node topology data: another pod is being bound",
+            TopologyRefusal::Unfit(unfit) => unfit.message,
         })
     }
 }
@@ -222,7 +237,7 @@ impl Plugin for TopologyMatch {
 
 impl Sign for TopologyMatch {
     fn sign(&self, pod: &PodInfo, table: &ResourceTable, signature: &mut Signature) -> Signable {
-        match pod::ask(pod, table) {
+        match pod::alignment_request(pod, table) {
             Some(ask) => pod::sign(ask, signature),
             None => signature.number(-1),
         }
@@ -238,7 +253,7 @@ impl Inputs for TopologyMatch {
 
 impl PreFilter for TopologyMatch {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        match pod::ask(cycle.pod, cycle.view.resources) {
+        match pod::alignment_request(cycle.pod, cycle.view.resources) {
             Some(ask) => PreFilterResult::ready(ask.clone()),
             None => PreFilterResult::Skip,
         }
@@ -250,14 +265,14 @@ impl Filter for TopologyMatch {
         let Some(ask) = state.get::<Arc<Ask>>() else {
             return Ok(());
         };
-        Ok(self.judge(cycle, ask, node)?)
+        Ok(self.check_fit(cycle, ask, node)?)
     }
 }
 
 impl PreScore for TopologyMatch {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         // Nodes do not differ for a pod that gets no exclusive resources.
-        match pod::ask(cycle.pod, cycle.view.resources) {
+        match pod::alignment_request(cycle.pod, cycle.view.resources) {
             Some(ask) if ask.guaranteed => PreScoreResult::Ready(State::of(ask.clone())),
             _ => PreScoreResult::Skip,
         }
@@ -266,17 +281,21 @@ impl PreScore for TopologyMatch {
 
 impl Score for TopologyMatch {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (Some(ask), Some(desk)) = (state.get::<Arc<Ask>>(), self.desk(node, cycle.view)) else {
+        let (Some(ask), Some(node_state)) = (state.get::<Arc<Ask>>(), self.state(node, cycle.view))
+        else {
             return 0;
         };
-        let held = self.held(desk, cycle);
-        let Some(free) = desk.free(&held).filter(|_| !self.is_unknown(desk)) else {
+        let uncounted = self.uncounted_sum(node_state, cycle);
+        let Some(free) = node_state
+            .free(&uncounted)
+            .filter(|_| !self.is_unknown(node_state))
+        else {
             return 0;
         };
-        let scope = desk.config.scope;
+        let scope = node_state.config.scope;
         match self.settings.strategy {
-            None => alignment::least(ask, scope, free, desk.config.max_zones),
-            Some(_) if desk.config.policy != Policy::SingleNumaNode => 0,
+            None => alignment::least(ask, scope, free, node_state.config.max_zones),
+            Some(_) if node_state.config.policy != Policy::SingleNumaNode => 0,
             Some(strategy) => {
                 let weight = |id: ResourceId| {
                     let weights = &self.settings.weights;
@@ -310,7 +329,7 @@ impl QueueHints for TopologyMatch {
     /// are activated when it is.
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         let helps = event.subject != Subject::Object(TOPOLOGIES)
-            || (self.heard).is_some_and(|node| self.may_have_room(pod, node, view));
+            || (self.improved_node).is_some_and(|node| self.may_fit(pod, node, view));
         if helps { Helps::Queue } else { Helps::Skip }
     }
 }
@@ -318,7 +337,7 @@ impl QueueHints for TopologyMatch {
 impl Insight for TopologyMatch {
     fn lack(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex, out: &mut Lacks) {
         // The rejection reasons cover the other cases.
-        let _ = self.lack_in_zones(cycle, state, node, out);
+        let _ = self.add_zone_shortfall(cycle, state, node, out);
     }
     fn inspections(&self) -> &'static [&'static str] {
         &["nodes/:nodeName"]
@@ -332,10 +351,10 @@ impl Insight for TopologyMatch {
         let ["nodes", name] = path else {
             return Err(NotShown::NoSuchPath);
         };
-        let desk = self.desks.get(*name).ok_or_else(|| {
+        let node_state = self.states.get(*name).ok_or_else(|| {
             NotShown::missing(format_args!("a NodeResourceTopology of node {name:?}"))
         })?;
-        Ok(desk.describe(view.resources))
+        Ok(node_state.describe(view.resources))
     }
 }
 
@@ -344,53 +363,57 @@ impl ObjectEvents for TopologyMatch {
         let Some(object) = SeenTopology::of(change) else {
             return;
         };
-        self.heard = None;
+        self.improved_node = None;
         let name: Arc<str> = (&*object.name).into();
-        let how = self.over_reserve();
+        let mode = self.over_reserve();
         let node = view.nodes.find(&name);
-        let first = self.desk_mut(&name).report().is_none();
+        let first = self.state_mut(&name).report().is_none();
         let report = if change.action == Action::DELETE {
             self.reported.forget(&name);
             None
         } else {
             let (report, problems) = Report::new(&object, view.resources);
-            if self.desk_mut(&name).newest() == Some(&report) {
+            if self.state_mut(&name).newest() == Some(&report) {
                 return;
             }
             self.reported.update(&name, problems, fx);
             Some(Arc::new(report))
         };
-        let scope = how.map_or(ResyncScope::All, |how| how.scope);
-        let desk = self.desk_mut(&name);
-        let (before, config) = (desk.believed(), desk.config);
-        let changed = desk.reported(report, scope);
-        let more = desk.config != config
-            || before.is_some_and(|before| before.leaves_less_than(desk.report()));
+        let scope = mode.map_or(ResyncScope::All, |mode| mode.scope);
+        let node_state = self.state_mut(&name);
+        let (before, config) = (node_state.accepted_report(), node_state.config);
+        let changed = node_state.receive_report(report, scope);
+        let more = node_state.config != config
+            || before.is_some_and(|before| before.leaves_less_than(node_state.report()));
         if let Some(node) = node.filter(|_| changed) {
             fx.touched.push(node);
-            self.heard = Some(node).filter(|_| more);
+            self.improved_node = Some(node).filter(|_| more);
         }
-        let Some(how) = how else {
+        let Some(mode) = mode else {
             return;
         };
-        if let Some(node) = node.filter(|_| first && self.desk_mut(&name).can_tell()) {
+        if let Some(node) = node.filter(|_| first && self.state_mut(&name).has_fingerprint()) {
             // Its fingerprint will show which of the pods already on the node it has counted.
-            let there: Vec<Arc<PodInfo>> = view.nodes.pods(node).cloned().collect();
-            for pod in there {
-                self.came(&pod, node, view);
+            let on_node: Vec<Arc<PodInfo>> = view.nodes.pods(node).cloned().collect();
+            for pod in on_node {
+                self.record_pod(&pod, node, view);
             }
         }
         self.unchecked.insert(name);
-        self.look_later(how, view);
+        self.schedule_check(mode, view);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
-        let Some(how) = self.over_reserve() else {
+        let Some(mode) = self.over_reserve() else {
             return;
         };
         let name = view.nodes.name(node).clone();
-        if self.desks.get(&name).is_some_and(Desk::is_dirty) {
+        if self
+            .states
+            .get(&name)
+            .is_some_and(NodeTopologyState::is_dirty)
+        {
             // While the node did not exist, no problem could be reported.
-            self.look_later(how, view);
+            self.schedule_check(mode, view);
         }
         self.unchecked.insert(name);
     }
@@ -402,8 +425,8 @@ impl PodEvents for TopologyMatch {
             return;
         };
         if pod.terminal {
-            let print = Print::of(pod, view.resources);
-            self.desk_mut(node).ended.insert(pod.uid.clone(), print);
+            let print = PodFingerprint::from_pod(pod, view.resources);
+            self.state_mut(node).ended.insert(pod.uid.clone(), print);
             self.ended_on.insert(pod.uid.clone(), node.clone());
         }
         self.unchecked.insert(node.clone());
@@ -411,7 +434,7 @@ impl PodEvents for TopologyMatch {
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
         self.refused.remove(uid);
         if let Some(node) = self.ended_on.remove(uid) {
-            self.desk_mut(&node).ended.remove(uid);
+            self.state_mut(&node).ended.remove(uid);
             self.unchecked.insert(node);
         }
     }
@@ -423,7 +446,7 @@ impl PodEvents for TopologyMatch {
         _fx: &mut Effects,
     ) {
         self.refused.remove(&pod.uid);
-        self.came(pod, node, view);
+        self.record_pod(pod, node, view);
     }
     fn on_updated(
         &mut self,
@@ -433,17 +456,17 @@ impl PodEvents for TopologyMatch {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        if let Some(how) = self.over_reserve()
-            && !self.own.contains(new.scheduler_name())
-            && is_counted(new, how.informer)
-            && !is_counted(old, how.informer)
+        if let Some(mode) = self.over_reserve()
+            && !self.own_schedulers.contains(new.scheduler_name())
+            && is_counted(new, mode.informer)
+            && !is_counted(old, mode.informer)
         {
             // From its start on, reports count the pod, however long it took to start.
-            self.came(new, node, view);
+            self.record_pod(new, node, view);
             fx.touched.push(node);
         }
-        if new.node.is_some() && self.settings.books == Books::Discard {
-            self.bound(&new.uid, view.nodes.name(node), view, fx);
+        if new.node.is_some() && self.settings.cache_mode == CacheMode::Discard {
+            self.finish_binding(&new.uid, view.nodes.name(node), view, fx);
         }
     }
     fn on_unassigned(
@@ -454,16 +477,18 @@ impl PodEvents for TopologyMatch {
         fx: &mut Effects,
     ) {
         let name = view.nodes.name(node).clone();
-        match self.settings.books {
-            Books::None => {}
-            Books::Discard => self.bound(&pod.uid, &name, view, fx),
-            Books::OverReserve(how) => {
-                self.desk_mut(&name).let_go(&pod.uid);
-                if !self.own.contains(pod.scheduler_name()) && self.matters(&name, pod, how, view) {
-                    self.desk_mut(&name).foreign_left(&pod.uid, view.now);
+        match self.settings.cache_mode {
+            CacheMode::None => {}
+            CacheMode::Discard => self.finish_binding(&pod.uid, &name, view, fx),
+            CacheMode::OverReserve(mode) => {
+                self.state_mut(&name).release(&pod.uid);
+                if !self.own_schedulers.contains(pod.scheduler_name())
+                    && self.affects_report(&name, pod, mode, view)
+                {
+                    self.state_mut(&name).remove_foreign(&pod.uid, view.now);
                 }
                 self.unchecked.insert(name);
-                self.look_later(how, view);
+                self.schedule_check(mode, view);
             }
         }
     }
@@ -471,19 +496,19 @@ impl PodEvents for TopologyMatch {
 
 impl Tick for TopologyMatch {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
-        let Some(how) = self.over_reserve() else {
+        let Some(mode) = self.over_reserve() else {
             return;
         };
         if !self.unchecked.is_empty() {
-            self.check(how, view, fx);
+            self.check_reports(mode, view, fx);
         }
-        if self.look.is_some_and(|at| at <= view.now) {
-            self.complain(how, view, fx);
+        if self.next_check.is_some_and(|due_at| due_at <= view.now) {
+            self.handle_timeouts(mode, view, fx);
         }
     }
     fn next_tick(&self) -> Option<Timestamp> {
         let check = (!self.unchecked.is_empty()).then_some(Timestamp::UNIX_EPOCH);
-        check.or(self.look)
+        check.or(self.next_check)
     }
 }
 
@@ -494,7 +519,7 @@ impl PostFilterTransformer for TopologyMatch {
         diagnosis: &mut koord_scheduler::framework::Diagnosis,
         _fx: &mut Effects,
     ) {
-        if self.settings.books != Books::None && diagnosis.plugins.contains(&NAME) {
+        if self.settings.cache_mode != CacheMode::None && diagnosis.plugins.contains(&NAME) {
             let pod = cycle.pod.clone();
             self.refused.insert(pod.uid.clone(), pod);
         }
@@ -503,15 +528,15 @@ impl PostFilterTransformer for TopologyMatch {
 
 impl PostBind for TopologyMatch {
     fn post_bind(&mut self, pod: &Arc<PodInfo>, node: &str, view: View<'_>, fx: &mut Effects) {
-        if self.settings.books == Books::Discard {
-            self.bound(&pod.uid, node, view, fx);
+        if self.settings.cache_mode == CacheMode::Discard {
+            self.finish_binding(&pod.uid, node, view, fx);
         }
     }
 }
 
 impl TopologyMatch {
     /// Adds the amount that each zone of `node` is short of, if that is why the kubelet would reject the pod.
-    fn lack_in_zones(
+    fn add_zone_shortfall(
         &self,
         cycle: &Cycle<'_>,
         state: &State,
@@ -519,18 +544,18 @@ impl TopologyMatch {
         out: &mut Lacks,
     ) -> Option<()> {
         let ask = state.get::<Arc<Ask>>()?;
-        let Refusal::Unfit(unfit) = self.judge(cycle, ask, node).err()? else {
+        let TopologyRefusal::Unfit(unfit) = self.check_fit(cycle, ask, node).err()? else {
             return None;
         };
-        let desk = self.desk(node, cycle.view)?;
-        let held = self.held(desk, cycle);
-        let free = desk.free(&held)?;
+        let node_state = self.state(node, cycle.view)?;
+        let uncounted = self.uncounted_sum(node_state, cycle);
+        let free = node_state.free(&uncounted)?;
         let wants = match unfit.container {
-            Some(at) => &ask.containers.get(at)?.1,
+            Some(due_at) => &ask.containers.get(due_at)?.1,
             None => &ask.whole,
         };
         let want = wants.iter().find(|want| want.id == unfit.resource)?;
-        let ids = desk.report()?.zones.iter().map(|zone| zone.id);
+        let ids = node_state.report()?.zones.iter().map(|zone| zone.id);
         let zones: Vec<(u32, i64)> = zone_amounts(&free, ids, want.id).collect();
         let most = zones.iter().map(|(_, free)| *free).max().unwrap_or(0);
         let show = |amount: i64| shown(want.id, amount);
@@ -555,11 +580,11 @@ impl TopologyMatch {
     }
 
     /// Handles the end of a pod's binding, successful or not.
-    fn bound(&mut self, uid: &str, node: &str, view: View<'_>, fx: &mut Effects) {
-        let Some(desk) = self.desks.get_mut(node) else {
+    fn finish_binding(&mut self, uid: &str, node: &str, view: View<'_>, fx: &mut Effects) {
+        let Some(node_state) = self.states.get_mut(node) else {
             return;
         };
-        if desk.binding.remove(uid) && desk.binding.is_empty() {
+        if node_state.binding.remove(uid) && node_state.binding.is_empty() {
             fx.touched.extend(view.nodes.find(node));
             fx.activate.extend(self.refused.drain().map(|(uid, _)| uid));
         }

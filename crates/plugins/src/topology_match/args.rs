@@ -12,7 +12,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
-    scoring_strategy: Scoring,
+    scoring_strategy: TopologyScoring,
     cache_resync_period_seconds: i64,
     discard_reserved_nodes: bool,
     cache: Cache,
@@ -21,14 +21,14 @@ pub(super) struct Args {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct Scoring {
+struct TopologyScoring {
     #[serde(rename = "type")]
-    kind: Kind,
-    resources: Vec<ResourceSpec>,
+    kind: TopologyStrategy,
+    resources: Vec<TopologyResourceSpec>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
-enum Kind {
+enum TopologyStrategy {
     #[default]
     LeastAllocated,
     MostAllocated,
@@ -39,7 +39,7 @@ enum Kind {
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct ResourceSpec {
+struct TopologyResourceSpec {
     name: String,
     #[serde(default)]
     weight: i64,
@@ -102,17 +102,17 @@ enum PreemptionMode {
 
 /// Validated settings of the plugin.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct TopologyMatchSettings {
     /// Scoring strategy; `None` prefers the fewest NUMA nodes.
     pub(super) strategy: Option<Strategy>,
     /// Weights other than 1, by resource name.
     pub(super) weights: BTreeMap<String, i64>,
-    pub(super) books: Books,
+    pub(super) cache_mode: CacheMode,
 }
 
 /// The cache mode: how placements count that no report contains yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Books {
+pub(super) enum CacheMode {
     /// They do not count.
     None,
     /// The node accepts no other pod while one is about to be bound.
@@ -137,7 +137,7 @@ impl Args {
     ///
     /// # Errors
     /// Returns an error that names the field and the value.
-    pub(super) fn settings(self) -> Result<Settings, BuildError> {
+    pub(super) fn settings(self) -> Result<TopologyMatchSettings, BuildError> {
         let period = self.cache_resync_period_seconds;
         let period = u64::try_from(period).map_err(|_| {
             let message = format!("args.cacheResyncPeriodSeconds: {period} is below 0");
@@ -155,10 +155,10 @@ impl Args {
         let weights = weights
             .map(|spec| (spec.name, spec.weight))
             .filter(|(_, weight)| *weight > 1);
-        let books = match (self.discard_reserved_nodes, period) {
-            (true, _) => Books::Discard,
-            (false, 0) => Books::None,
-            (false, seconds) => Books::OverReserve(OverReserve {
+        let cache_mode = match (self.discard_reserved_nodes, period) {
+            (true, _) => CacheMode::Discard,
+            (false, 0) => CacheMode::None,
+            (false, seconds) => CacheMode::OverReserve(OverReserve {
                 period: Duration::from_secs(seconds),
                 foreign: self.cache.foreign_pods_detect,
                 method: self.cache.resync_method,
@@ -166,15 +166,15 @@ impl Args {
                 scope: self.cache.resync_scope,
             }),
         };
-        Ok(Settings {
+        Ok(TopologyMatchSettings {
             strategy: match self.scoring_strategy.kind {
-                Kind::LeastAllocated => Some(Strategy::LeastAllocated),
-                Kind::MostAllocated => Some(Strategy::MostAllocated),
-                Kind::BalancedAllocation => Some(Strategy::BalancedAllocation),
-                Kind::LeastNumaNodes => None,
+                TopologyStrategy::LeastAllocated => Some(Strategy::LeastAllocated),
+                TopologyStrategy::MostAllocated => Some(Strategy::MostAllocated),
+                TopologyStrategy::BalancedAllocation => Some(Strategy::BalancedAllocation),
+                TopologyStrategy::LeastNumaNodes => None,
             },
             weights: weights.collect(),
-            books,
+            cache_mode,
         })
     }
 }

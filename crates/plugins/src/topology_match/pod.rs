@@ -8,13 +8,16 @@ use koord_scheduler::state::{ContainerInfo, PodInfo};
 use std::sync::Arc;
 
 /// The pod's alignment request; cached in the pod so that it is parsed only once.
-struct Asked(Option<Arc<Ask>>);
+struct CachedAlignmentRequest(Option<Arc<Ask>>);
 
 /// Returns the alignment request of `pod`; `None` if no kubelet would align it, because it requests no
 /// exclusive resources. `table` must be the process-wide table, since the parsed ids are cached.
-pub(super) fn ask<'p>(pod: &'p PodInfo, table: &ResourceTable) -> Option<&'p Arc<Ask>> {
-    let asked = pod.facet(|pod| Asked(read(pod, table).map(Arc::new)));
-    asked.0.as_ref()
+pub(super) fn alignment_request<'p>(
+    pod: &'p PodInfo,
+    table: &ResourceTable,
+) -> Option<&'p Arc<Ask>> {
+    let cached = pod.facet(|pod| CachedAlignmentRequest(read(pod, table).map(Arc::new)));
+    cached.0.as_ref()
 }
 
 fn read(pod: &PodInfo, table: &ResourceTable) -> Option<Ask> {
@@ -94,7 +97,7 @@ pub(super) fn sign(ask: &Ask, signature: &mut Signature) {
 
 /// A pod's hash for fingerprints, and whether it has exclusive resources.
 #[derive(Debug, Clone)]
-pub(super) struct Print {
+pub(super) struct PodFingerprint {
     pub(super) hash: u64,
     /// True if the pod has exclusive CPUs or memory.
     native: bool,
@@ -102,8 +105,8 @@ pub(super) struct Print {
     devices: Vec<ResourceId>,
 }
 
-impl Print {
-    pub(super) fn of(pod: &PodInfo, table: &ResourceTable) -> Self {
+impl PodFingerprint {
+    pub(super) fn from_pod(pod: &PodInfo, table: &ResourceTable) -> Self {
         let guaranteed = pod.qos == KubeQos::Guaranteed;
         let staying = containers(pod, table).filter(|(role, _)| *role != Role::Init);
         let staying: Vec<Want> = staying.flat_map(|(_, wants)| wants).collect();

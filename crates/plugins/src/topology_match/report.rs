@@ -27,14 +27,14 @@ impl Report {
         let attributes = object.attributes.iter();
         let attributes = || {
             let all = attributes.clone();
-            all.map(|one| (one.name.as_str(), one.value.as_str()))
+            all.map(|attribute| (attribute.name.as_str(), attribute.value.as_str()))
         };
         let policies = object.policies.iter().map(String::as_str);
         let (config, unread) = Config::read(policies, attributes());
         for (name, value) in unread {
             wrong.push(format!("attributes[{name}]: {value:?} is not known"));
         }
-        let find = |name: &str| attributes().find(|(known, _)| *known == name);
+        let find = |name: &str| attributes().find(|(other, _)| *other == name);
         let stated = find("nodeTopologyPodsFingerprint").map(|(_, value)| value);
         let attributed = stated.is_some();
         let only_exclusive = attributed
@@ -53,7 +53,7 @@ impl Report {
             only_exclusive,
         };
         let wrong = wrong.into_iter();
-        let problems = wrong.map(|what| object.problem(format!("{what}; it is ignored")));
+        let problems = wrong.map(|problem| object.problem(format!("{problem}; it is ignored")));
         (report, problems.collect())
     }
 
@@ -71,10 +71,11 @@ impl Report {
         zones.any(|(zone, other)| {
             let (before, now) = (&zone.available, &other.available);
             // A resource that no zone lists is not aligned.
-            let gone = before.iter().any(|(id, _)| !now.contains(id));
-            gone || now
-                .iter()
-                .any(|(id, amount)| !before.contains(id) || amount > before.get(id))
+            let removed = before.iter().any(|(id, _)| !now.contains(id));
+            removed
+                || now
+                    .iter()
+                    .any(|(id, amount)| !before.contains(id) || amount > before.get(id))
         })
     }
 
@@ -93,7 +94,7 @@ fn zones(object: &SeenTopology, table: &ResourceTable, wrong: &mut Vec<String>) 
             wrong.push(format!("zone {name:?}: not node-0 to node-63"));
             continue;
         };
-        if zones.iter().any(|known| known.id == id) {
+        if zones.iter().any(|other| other.id == id) {
             wrong.push(format!("zone {name:?}: listed twice"));
             continue;
         }
@@ -102,9 +103,9 @@ fn zones(object: &SeenTopology, table: &ResourceTable, wrong: &mut Vec<String>) 
             let number = table.intern(&resource.name);
             let free = amount(number, &resource.available);
             if free < 0 {
-                let (what, value) = (&resource.name, &resource.available);
+                let (resource_name, value) = (&resource.name, &resource.available);
                 wrong.push(format!(
-                    "zone {name:?}: {what}.available: {value} is below 0"
+                    "zone {name:?}: {resource_name}.available: {value} is below 0"
                 ));
             }
             let mut free = free.max(0);

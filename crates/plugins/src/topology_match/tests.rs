@@ -6,7 +6,7 @@ mod clusters;
 mod edges;
 mod reports;
 mod rows;
-mod unheard;
+mod unmatched;
 
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -237,19 +237,19 @@ fn ac5_zones_score_for_guaranteed_pods_alone() {
         let places = |limits: bool| {
             let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
             for (name, zones) in [("n1", [(8, 8), (8, 8)]), ("n2", [(1, 6), (2, 3)])] {
-                let room = json!({"cpu": "200", "memory": "200Gi", "pods": "200"});
-                engine.node_applied(node(name, room), now());
-                cache::believed(&mut engine, name, json!({}), zones);
+                let allocatable = json!({"cpu": "200", "memory": "200Gi", "pods": "200"});
+                engine.node_applied(node(name, allocatable), now());
+                cache::apply_report(&mut engine, name, json!({}), zones);
             }
-            let mut found = std::collections::BTreeSet::new();
+            let mut result = std::collections::BTreeSet::new();
             for at in 0..64 {
                 let mut value = pod(&format!("p{at}"), &[json!({"cpu": "2", "memory": "3Gi"})]);
                 if !limits {
                     value["spec"]["containers"][0]["resources"]["limits"] = json!({});
                 }
-                found.insert(place(&mut engine, value).unwrap());
+                result.insert(place(&mut engine, value).unwrap());
             }
-            found.len()
+            result.len()
         };
         // Of 64 pods, all on the same node by chance: once in 2^63.
         assert_eq!((places(true), places(false)), (1, 2), "{strategy}");
@@ -306,7 +306,7 @@ fn a_pod_that_no_fingerprint_has_stays_held() {
 }
 
 #[test]
-fn a_pod_that_starts_to_run_after_its_report_came_frees_those_who_wait() {
+fn start_after_report_wakes_waiting_pods() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
@@ -318,19 +318,19 @@ fn a_pod_that_starts_to_run_after_its_report_came_frees_those_who_wait() {
 }
 
 #[test]
-fn what_a_gone_pod_held_is_free_again() {
+fn deleted_pod_is_no_longer_subtracted() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
-    let gone = bound(pod("pod1", &twenty()), "b", "Running");
-    engine.pod_applied(gone.clone(), now());
-    engine.pod_deleted(&gone, now());
+    let deleted = bound(pod("pod1", &twenty()), "b", "Running");
+    engine.pod_applied(deleted.clone(), now());
+    engine.pod_deleted(&deleted, now());
     assert!(decide(&mut engine, at(400)).is_ok());
 }
 
 /// Without a cache the second pod is accepted, and the kubelet rejects it.
 #[test]
-fn ac2_without_books_a_node_is_what_its_report_says() {
+fn ac2_without_cache_the_report_applies() {
     let mut engine = node_b(json!({}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     assert!(place(&mut engine, pod("pod2", &twenty())).is_ok());
@@ -355,7 +355,7 @@ fn ac2_a_node_with_a_pod_on_its_way_takes_no_other() {
 }
 
 #[test]
-fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
+fn foreign_pod_makes_node_wait_for_report() {
     let foreign = || {
         let mut pod = pod("pod1", &[json!({"cpu": "2", "memory": "1Gi"})]);
         pod["spec"]["schedulerName"] = json!("default-scheduler");
@@ -370,12 +370,12 @@ fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
         let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"foreignPodsDetect": detect}});
         let mut engine = node_b(args);
         engine.pod_applied(foreign(), now());
-        let found = place(&mut engine, pod("pod2", &small));
+        let result = place(&mut engine, pod("pod2", &small));
         if !waits {
-            assert!(found.is_ok(), "{detect}");
+            assert!(result.is_ok(), "{detect}");
             continue;
         }
-        assert_eq!(found, refused(WAITS), "{detect}");
+        assert_eq!(result, refused(WAITS), "{detect}");
         engine.object_changed(
             &report("b", SINGLE, printed(POD1), two_zones(18, 20)),
             now(),
@@ -394,7 +394,7 @@ fn a_foreign_pod_makes_the_node_wait_until_a_report_has_it() {
 
 /// A new leader knows which pods a report has counted only from the report's fingerprint.
 #[test]
-fn pods_that_were_there_before_are_held_until_a_report_has_them() {
+fn earlier_pods_are_held_until_counted() {
     for (fingerprint, fits) in [(NOBODY, false), (POD1, true)] {
         let mut engine = engine(json!({"cacheResyncPeriodSeconds": 5}));
         engine.node_applied(
@@ -439,13 +439,13 @@ fn fingerprints_may_be_of_some_pods_only() {
             now(),
         );
         // 19 cores fit next to the held pod only if it is no longer held.
-        let found = place(&mut engine, pod("pod2", &twenty()));
-        assert_eq!(found.is_ok(), agrees, "{how} {attributes}: {found:?}");
+        let result = place(&mut engine, pod("pod2", &twenty()));
+        assert_eq!(result.is_ok(), agrees, "{how} {attributes}: {result:?}");
     }
 }
 
 #[test]
-fn a_pod_that_has_ended_is_in_the_fingerprint_of_kubelets() {
+fn ended_pod_may_be_in_fingerprint() {
     for (mode, agrees) in [("Dedicated", true), ("Shared", false)] {
         let args = json!({"cacheResyncPeriodSeconds": 5, "cache": {"informerMode": mode}});
         let mut engine = node_b(args);
@@ -458,14 +458,14 @@ fn a_pod_that_has_ended_is_in_the_fingerprint_of_kubelets() {
             &report("b", SINGLE, printed(POD1), two_zones(20, 20)),
             now(),
         );
-        let found = place(&mut engine, pod("pod2", &twenty()));
-        assert_eq!(found.is_ok(), agrees, "{mode}: {found:?}");
+        let result = place(&mut engine, pod("pod2", &twenty()));
+        assert_eq!(result.is_ok(), agrees, "{mode}: {result:?}");
     }
 }
 
 /// Kubelets from 1.34 list active pods only, so their report has counted everything that runs.
 #[test]
-fn a_pod_that_has_ended_may_be_missing_in_the_fingerprint_of_kubelets() {
+fn ended_pod_may_be_missing_in_fingerprint() {
     for phase in ["Succeeded", "Failed"] {
         let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 5}));
         engine.pod_applied(bound(pod("ended", &twenty()), "b", "Running"), now());
@@ -481,13 +481,13 @@ fn a_pod_that_has_ended_may_be_missing_in_the_fingerprint_of_kubelets() {
         engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
         assert!(place(&mut engine, pod("pod2", &twenty())).is_err());
         engine.object_changed(&report("b", SINGLE, printed(POD1), two_zones(0, 20)), now());
-        let found = decide(&mut engine, at(400)).map(|bind| bind.node.to_string());
-        assert_eq!(found, Ok("b".to_owned()), "{phase}");
+        let result = decide(&mut engine, at(400)).map(|bind| bind.node.to_string());
+        assert_eq!(result, Ok("b".to_owned()), "{phase}");
     }
 }
 
 #[test]
-fn the_node_where_the_pod_lies_best_is_chosen() {
+fn best_aligned_node_is_chosen() {
     for (strategy, best) in [
         ("LeastAllocated", "n1"),
         ("MostAllocated", "n2"),
@@ -524,8 +524,8 @@ fn a_node_without_a_report_comes_last() {
         for only in ["n1", "n2", "n3", ""] {
             let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
             for (name, cpu, memory) in nodes {
-                let room = json!({"cpu": "12", "memory": "1Gi", "pods": "110"});
-                engine.node_applied(node(name, room), now());
+                let allocatable = json!({"cpu": "12", "memory": "1Gi", "pods": "110"});
+                engine.node_applied(node(name, allocatable), now());
                 let zone = json!({"cpu": cpu, "memory": memory});
                 let zones = json!({"node-0": zone, "node-1": zone});
                 if name == only {

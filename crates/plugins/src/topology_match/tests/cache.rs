@@ -1,11 +1,16 @@
 //! Upstream's tables of cache tests, checked by their observable results.
 
-use super::super::args::{Books, ResyncMethod};
+use super::super::args::{CacheMode, ResyncMethod};
 use super::*;
 use koord_model::alignment::fingerprint;
 
 /// Applies a report of a node with two zones, with these amounts (CPUs, GiB) free in each.
-pub(super) fn believed(engine: &mut Engine, name: &str, attributes: Value, zones: [(u32, u32); 2]) {
+pub(super) fn apply_report(
+    engine: &mut Engine,
+    name: &str,
+    attributes: Value,
+    zones: [(u32, u32); 2],
+) {
     let zone = |(cpu, memory): (u32, u32)| json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
     let zones = json!({"node-0": zone(zones[0]), "node-1": zone(zones[1])});
     engine.object_changed(&report(name, SINGLE, attributes, zones), now());
@@ -17,13 +22,13 @@ pub(super) fn cached(args: Value) -> Engine {
         all[key] = value.clone();
     }
     let mut engine = engine(all);
-    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
-    engine.node_applied(node("node1", room), now());
-    believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+    let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+    engine.node_applied(node("node1", allocatable), now());
+    apply_report(&mut engine, "node1", json!({}), [(30, 60); 2]);
     engine
 }
 
-pub(super) fn asks(name: &str, cpu: u32, memory: u32) -> Value {
+pub(super) fn sized_pod(name: &str, cpu: u32, memory: u32) -> Value {
     pod(
         name,
         &[json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")})],
@@ -32,10 +37,10 @@ pub(super) fn asks(name: &str, cpu: u32, memory: u32) -> Value {
 
 /// Returns true if a pod of this size would be placed; the pod is removed again.
 pub(super) fn fits(engine: &mut Engine, cpu: u32, memory: u32) -> bool {
-    let probe = asks("probe", cpu, memory);
-    let found = place(engine, probe.clone());
+    let probe = sized_pod("probe", cpu, memory);
+    let result = place(engine, probe.clone());
     engine.pod_deleted(&object(probe), now());
-    found.is_ok()
+    result.is_ok()
 }
 
 /// Checks that each zone has exactly these amounts free for a pod.
@@ -45,7 +50,7 @@ pub(super) fn each_zone_has(engine: &mut Engine, cpu: u32, memory: u32) {
     assert!(!fits(engine, cpu, memory + 1), "more than {memory} Gi");
 }
 
-pub(super) fn of_others(mut pod: Value, namespace: &str) -> Value {
+pub(super) fn foreign_pod(mut pod: Value, namespace: &str) -> Value {
     pod["spec"]["schedulerName"] = json!("default-scheduler");
     pod["metadata"]["namespace"] = json!(namespace);
     pod
@@ -74,7 +79,7 @@ fn how_reports_are_compared_is_read() {
         }
         let args: super::super::args::Args =
             crate::common::args::decode(NAME, Some(&args)).unwrap();
-        let Books::OverReserve(how) = args.settings().unwrap().books else {
+        let CacheMode::OverReserve(how) = args.settings().unwrap().cache_mode else {
             panic!("{cache}: no books");
         };
         assert_eq!(how.method, expected, "{cache}");
@@ -83,22 +88,22 @@ fn how_reports_are_compared_is_read() {
 
 /// TestGetCachedNRTCopyReserve, …ReleaseNone, …ReserveRelease.
 #[test]
-fn what_is_placed_is_missing_in_each_zone_until_it_leaves() {
+fn placed_pod_is_subtracted_from_each_zone() {
     let mut engine = cached(json!({}));
     each_zone_has(&mut engine, 30, 60);
-    let held = asks("pod1", 8, 16);
-    engine.pod_deleted(&object(held.clone()), now());
+    let placed = sized_pod("pod1", 8, 16);
+    engine.pod_deleted(&object(placed.clone()), now());
     each_zone_has(&mut engine, 30, 60);
-    assert!(place(&mut engine, held.clone()).is_ok());
+    assert!(place(&mut engine, placed.clone()).is_ok());
     each_zone_has(&mut engine, 22, 44);
-    engine.pod_deleted(&object(held), now());
+    engine.pod_deleted(&object(placed), now());
     each_zone_has(&mut engine, 30, 60);
 }
 
 /// TestFlush, TestResyncNoPodFingerprint, TestResyncMatchFingerprint, TestDirtyNodesMarkDiscarded,
 /// TestDirtyNodesUnmarkedOnReserve: a report is accepted once it has counted the node's pods.
 #[test]
-fn a_report_is_believed_when_it_states_the_pods_that_are_there() {
+fn report_with_matching_fingerprint_is_accepted() {
     // Upstream's own fingerprint of the pod namespace1/pod1.
     let stated = "pfp0v0019e0420efb37746c6";
     let hash = fingerprint::pod("namespace1", "pod1");
@@ -109,11 +114,11 @@ fn a_report_is_believed_when_it_states_the_pods_that_are_there() {
         (printed(stated), true),
     ] {
         let mut engine = cached(json!({}));
-        let mut held = asks("pod1", 8, 16);
-        held["metadata"]["namespace"] = json!("namespace1");
-        assert!(place(&mut engine, held.clone()).is_ok());
-        engine.pod_applied(bound(held, "node1", "Running"), now());
-        believed(
+        let mut placed = sized_pod("pod1", 8, 16);
+        placed["metadata"]["namespace"] = json!("namespace1");
+        assert!(place(&mut engine, placed.clone()).is_ok());
+        engine.pod_applied(bound(placed, "node1", "Running"), now());
+        apply_report(
             &mut engine,
             "node1",
             attributes.clone(),
@@ -131,18 +136,18 @@ fn a_report_is_believed_when_it_states_the_pods_that_are_there() {
 #[test]
 fn a_foreign_pod_keeps_others_from_its_node_alone() {
     let mut engine = cached(json!({}));
-    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
-    engine.node_applied(node("node2", room.clone()), now());
-    engine.node_applied(node("bogus", room), now());
-    believed(&mut engine, "node2", json!({}), [(30, 60); 2]);
-    let foreign = of_others(asks("pod1", 8, 16), "default");
+    let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+    engine.node_applied(node("node2", allocatable.clone()), now());
+    engine.node_applied(node("bogus", allocatable), now());
+    apply_report(&mut engine, "node2", json!({}), [(30, 60); 2]);
+    let foreign = foreign_pod(sized_pod("pod1", 8, 16), "default");
     engine.pod_applied(bound(foreign.clone(), "node2", "Running"), now());
     let mut nameless = foreign;
     nameless["metadata"]["name"] = json!("pod2");
     nameless["metadata"]["uid"] = json!("pod2");
     engine.pod_applied(bound(nameless, "bogus", "Running"), now());
     let on = |engine: &mut Engine, name: &str, node: &str| {
-        let mut pod = asks(name, 30, 40);
+        let mut pod = sized_pod(name, 30, 40);
         pod["spec"]["nodeSelector"] = Value::Null;
         engine.pod_applied(object(pod), now());
         let decided = decide(engine, now()).map(|bind| bind.node.to_string());
@@ -195,10 +200,10 @@ fn pods_of_any_profile_of_this_process_are_its_own() {
         let context = BuildContext::default();
         let built = Profiles::build(&config, &crate::registry(), &context, false).unwrap();
         let mut engine = Engine::new(&config, built, EngineOptions::default());
-        let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
-        engine.node_applied(node("node1", room), now());
-        believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
-        let mut pod = asks("pod1", 1, 1);
+        let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+        engine.node_applied(node("node1", allocatable), now());
+        apply_report(&mut engine, "node1", json!({}), [(30, 60); 2]);
+        let mut pod = sized_pod("pod1", 1, 1);
         pod["spec"]["schedulerName"] = json!(scheduler.unwrap_or("default-scheduler"));
         if let Some(node) = on {
             pod["spec"]["nodeName"] = json!(node);
@@ -233,18 +238,18 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
         ("Dedicated", ONE, "Pending", false),
     ];
     for (mode, pods, phase, counted) in rows {
-        let what = format!("{mode}: {pods:?} {phase}");
+        let case = format!("{mode}: {pods:?} {phase}");
         let hashes = pods
             .iter()
             .map(|(space, name)| fingerprint::pod(space, name));
         let all = fingerprint::of(hashes);
-        let nobody = fingerprint::of([]);
-        for (stated, of_pods) in [(&all, true), (&nobody, false)] {
+        let of_no_pods = fingerprint::of([]);
+        for (stated, of_pods) in [(&all, true), (&of_no_pods, false)] {
             let mut engine = cached(json!({"cache": {"informerMode": mode}}));
             // Makes the node doubtful, so that there is something to compare: an own pod that came and left
             // would leave nothing.
             for (space, name) in pods {
-                let pod = of_others(asks(name, 1, 1), space);
+                let pod = foreign_pod(sized_pod(name, 1, 1), space);
                 let first = if phase == "Pending" {
                     "Pending"
                 } else {
@@ -255,19 +260,19 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
                     engine.pod_applied(bound(pod, "node1", phase), now());
                 }
             }
-            believed(&mut engine, "node1", printed(stated), [(30, 60); 2]);
+            apply_report(&mut engine, "node1", printed(stated), [(30, 60); 2]);
             // Not in upstream's table: kubelets from 1.34 list active pods only, and a report that matches
             // while a pod has not started may be from before it came.
             let inactive = !of_pods && matches!(phase, "Succeeded" | "Failed");
             let agrees = pods.is_empty() || of_pods == counted || inactive;
             let starts = phase == "Pending";
             if agrees && starts {
-                assert!(!fits(&mut engine, 8, 8), "{what}, stated {stated}: at once");
+                assert!(!fits(&mut engine, 8, 8), "{case}, stated {stated}: at once");
                 // The first tick handles timeouts, the second compares.
                 engine.schedule_one(at(51));
                 engine.schedule_one(at(51));
             }
-            assert_eq!(fits(&mut engine, 8, 8), agrees, "{what}, stated {stated}");
+            assert_eq!(fits(&mut engine, 8, 8), agrees, "{case}, stated {stated}");
         }
     }
 }
@@ -275,16 +280,17 @@ fn fingerprints_are_of_the_pods_that_the_informer_shows() {
 /// Another scheduler's pod is bound but has not started. A report from before it came has a matching
 /// fingerprint, and offers resources that the kubelet is about to give to that pod.
 #[test]
-fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
+fn report_from_before_foreign_pod_is_not_accepted() {
     let agreed = fingerprint::of([fingerprint::pod("default", "a")]);
-    let both = fingerprint::of(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
+    let fingerprint_of_both =
+        fingerprint::of(["a", "foreign"].map(|name| fingerprint::pod("default", name)));
     // Whether the pod starts before the wait for it times out.
     for (seconds, waits) in [(1, true), (51, false)] {
         let mut engine = cached(json!({}));
-        engine.pod_applied(bound(asks("a", 5, 5), "node1", "Running"), now());
-        believed(&mut engine, "node1", printed(&agreed), [(25, 55), (30, 60)]);
+        engine.pod_applied(bound(sized_pod("a", 5, 5), "node1", "Running"), now());
+        apply_report(&mut engine, "node1", printed(&agreed), [(25, 55), (30, 60)]);
         most_in_a_zone(&mut engine, 30);
-        let foreign = of_others(asks("foreign", 20, 20), "default");
+        let foreign = foreign_pod(sized_pod("foreign", 20, 20), "default");
         engine.pod_applied(bound(foreign.clone(), "node1", "Pending"), now());
         for _ in 0..2 {
             engine.schedule_one(at(seconds));
@@ -295,10 +301,15 @@ fn a_report_from_before_a_foreign_pod_came_is_not_believed_when_it_starts() {
             engine.schedule_one(at(seconds));
         }
         assert!(!fits(&mut engine, 1, 1), "runs since {seconds} s");
-        believed(&mut engine, "node1", printed(&both), [(25, 55), (10, 40)]);
+        apply_report(
+            &mut engine,
+            "node1",
+            printed(&fingerprint_of_both),
+            [(25, 55), (10, 40)],
+        );
         most_in_a_zone(&mut engine, 25);
         // A foreign pod that left without ever having started.
-        let never = of_others(asks("never", 1, 1), "default");
+        let never = foreign_pod(sized_pod("never", 1, 1), "default");
         engine.pod_applied(bound(never.clone(), "node1", "Pending"), at(seconds));
         assert!(!fits(&mut engine, 1, 1));
         engine.pod_deleted(&object(never), at(seconds));

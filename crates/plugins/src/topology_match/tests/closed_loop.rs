@@ -17,14 +17,14 @@ const GI: u64 = 1 << 30;
 
 /// A node: number of NUMA nodes, physical cores of each, scope, and the NUMA nodes of its devices.
 #[derive(Debug, Clone)]
-struct Shape {
+struct NodeShape {
     nodes: u8,
     cores: u32,
     scope: Scope,
     near: Vec<u8>,
 }
 
-impl Shape {
+impl NodeShape {
     fn kubelet(&self) -> Kubelet {
         let cpus = self.cores * 2;
         let cpu = |id: u32| {
@@ -37,8 +37,8 @@ impl Shape {
             allocatable: bytes,
         };
         let bank = |node| (node, BTreeMap::from([("memory".to_owned(), memory)]));
-        let device = |(at, near): (usize, &u8)| kubelet::Device {
-            id: format!("{DEVICE}-{at}"),
+        let device = |(index, near): (usize, &u8)| kubelet::Device {
+            id: format!("{DEVICE}-{index}"),
             nodes: Some(NumaMask::from_iter([near % self.nodes])),
             healthy: true,
         };
@@ -63,7 +63,7 @@ impl Shape {
     }
 }
 
-struct World {
+struct TopologyWorld {
     engine: Engine,
     kubelets: BTreeMap<String, Kubelet>,
     /// Running pods: object and node, by name.
@@ -71,8 +71,8 @@ struct World {
     on: BTreeMap<String, Vec<String>>,
 }
 
-impl World {
-    fn new(args: Value, shapes: &[Shape]) -> Self {
+impl TopologyWorld {
+    fn new(args: Value, shapes: &[NodeShape]) -> Self {
         let mut world = Self::unreported(args, shapes);
         let names: Vec<String> = world.kubelets.keys().cloned().collect();
         for name in &names {
@@ -82,15 +82,15 @@ impl World {
     }
 
     /// Creates the nodes without any report.
-    fn unreported(args: Value, shapes: &[Shape]) -> Self {
+    fn unreported(args: Value, shapes: &[NodeShape]) -> Self {
         let mut world = Self {
             engine: engine(args),
             kubelets: BTreeMap::new(),
             pods: BTreeMap::new(),
             on: BTreeMap::new(),
         };
-        for (at, shape) in shapes.iter().enumerate() {
-            let name = format!("n{at}");
+        for (index, shape) in shapes.iter().enumerate() {
+            let name = format!("n{index}");
             let kubelet = shape.kubelet();
             let cpus = kubelet.machine().topology.all().len();
             let memory = cpus as u64 * 4;
@@ -107,8 +107,8 @@ impl World {
         let kubelet = &self.kubelets[name];
         let listed = kubelet.pods().flat_map(|uid| kubelet.listed(uid));
         let taken: Vec<export::Share> = listed.map(|(_, share)| share).collect();
-        let found = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
-        assert_eq!(found.problems, Vec::<String>::new());
+        let exported = export::zones(&kubelet.exported(), &kubelet.allocatable(), &taken);
+        assert_eq!(exported.problems, Vec::<String>::new());
         let pods = self.on.get(name).into_iter().flatten();
         let print = fingerprint::of(pods.map(|pod| fingerprint::pod("default", pod)));
         let settings = kubelet.settings();
@@ -117,7 +117,7 @@ impl World {
             "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
             "metadata": {"name": name, "uid": name},
             "attributes": export::attributes(policy, scope, Some(print)),
-            "zones": found.zones,
+            "zones": exported.zones,
         }))
         .unwrap();
         let change = ObjectChange {
@@ -194,19 +194,19 @@ fn sized(name: &str, containers: &[Size]) -> Value {
     };
     let (side, main): (Vec<&Size>, Vec<&Size>) = containers.iter().partition(|size| size.3);
     let mut out = pod(name, &main.into_iter().map(amounts).collect::<Vec<_>>());
-    let side = side.into_iter().enumerate().map(|(at, size)| {
+    let side = side.into_iter().enumerate().map(|(index, size)| {
         let amounts = amounts(size);
-        json!({"name": format!("s{at}"), "restartPolicy": "Always",
+        json!({"name": format!("s{index}"), "restartPolicy": "Always",
             "resources": {"requests": amounts, "limits": amounts}})
     });
     out["spec"]["initContainers"] = side.collect();
     out
 }
 
-fn shape() -> impl Strategy<Value = Shape> {
+fn shape() -> impl Strategy<Value = NodeShape> {
     let scope = prop_oneof![Just(Scope::Container), Just(Scope::Pod)];
     let near = proptest::collection::vec(0u8..4, 0..5);
-    (1u8..5, 1u32..6, scope, near).prop_map(|(nodes, cores, scope, near)| Shape {
+    (1u8..5, 1u32..6, scope, near).prop_map(|(nodes, cores, scope, near)| NodeShape {
         nodes,
         cores,
         scope,
@@ -221,10 +221,10 @@ fn container(at_first: bool) -> impl Strategy<Value = Size> {
 
 /// Generates containers; the first one is not a sidecar.
 fn containers() -> impl Strategy<Value = Vec<Size>> {
-    let rest = proptest::collection::vec(container(false), 0..3);
-    (container(true), rest).prop_map(|(first, rest)| {
+    let others = proptest::collection::vec(container(false), 0..3);
+    (container(true), others).prop_map(|(first, others)| {
         let mut all = vec![first];
-        all.extend(rest);
+        all.extend(others);
         all
     })
 }
@@ -234,13 +234,13 @@ proptest! {
 
     /// Places pods one after another, each with reports that have counted those before.
     #[test]
-    fn on_an_idle_cache_what_is_placed_is_admitted_and_what_is_not_is_not(
+    fn idle_cache_predicts_admission(
         shapes in proptest::collection::vec(shape(), 1..5),
         pods in proptest::collection::vec((containers(), 0usize..40), 1..25),
     ) {
-        let mut world = World::new(json!({}), &shapes);
-        for (at, (containers, leaves)) in pods.iter().enumerate() {
-            let name = format!("p{at}");
+        let mut world = TopologyWorld::new(json!({}), &shapes);
+        for (index, (containers, leaves)) in pods.iter().enumerate() {
+            let name = format!("p{index}");
             let wanted = sized(&name, containers);
             match place(&mut world.engine, wanted.clone()) {
                 Ok(node) => {
@@ -267,13 +267,13 @@ proptest! {
         bursts in proptest::collection::vec(
             (proptest::collection::vec(containers(), 1..6), 0usize..30, any::<bool>()), 1..8),
     ) {
-        let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
-        let mut at = 0;
+        let mut world = TopologyWorld::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
+        let mut index = 0;
         for (burst, leaves, late) in &bursts {
             let mut placed = Vec::new();
             for containers in burst {
-                let name = format!("p{at}");
-                at += 1;
+                let name = format!("p{index}");
+                index += 1;
                 let wanted = sized(&name, containers);
                 match place(&mut world.engine, wanted.clone()) {
                     Ok(node) => placed.push((name, wanted, node)),
@@ -286,10 +286,10 @@ proptest! {
                 let admitted = world.run(&name, &wanted, &node);
                 prop_assert!(admitted.is_ok(), "{:?} on {}: {:?}", admitted, node, wanted);
             }
-            let left = world.leave(&format!("p{leaves}"));
+            let node = world.leave(&format!("p{leaves}"));
             let names: Vec<String> = world.kubelets.keys().cloned().collect();
             for name in names {
-                if !late || left.as_ref() == Some(&name) {
+                if !late || node.as_ref() == Some(&name) {
                     world.report(&name);
                 }
             }
@@ -305,14 +305,14 @@ fn without_reports_nothing_is_given_twice() {
     let (mut placed, mut nowhere, mut foreign) = (0, 0, 0);
     for _ in 0..120 {
         let shapes = drawn(&mut random, proptest::collection::vec(shape(), 1..4));
-        let mut world = World::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
+        let mut world = TopologyWorld::new(json!({"cacheResyncPeriodSeconds": 5}), &shapes);
         for step in 0..20 {
             let name = format!("p{step}");
             let wanted = sized(&name, &drawn(&mut random, containers()));
             if drawn(&mut random, any::<bool>()) {
                 let node = format!("n{}", drawn(&mut random, 0..shapes.len()));
-                let theirs = super::cache::of_others(wanted, "default");
-                foreign += usize::from(world.run(&name, &theirs, &node).is_ok());
+                let foreign = super::cache::foreign_pod(wanted, "default");
+                foreign += usize::from(world.run(&name, &foreign, &node).is_ok());
             } else if let Ok(node) = place(&mut world.engine, wanted.clone()) {
                 let admitted = world.run(&name, &wanted, &node);
                 assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
@@ -337,24 +337,24 @@ fn without_reports_nothing_is_given_twice() {
 fn ten_thousand_random_nodes_refuse_nothing() {
     // A fixed seed.
     let mut random = TestRunner::deterministic();
-    let shapes: Vec<Shape> = (0..10_000).map(|_| drawn(&mut random, shape())).collect();
+    let shapes: Vec<NodeShape> = (0..10_000).map(|_| drawn(&mut random, shape())).collect();
     let args = json!({"cacheResyncPeriodSeconds": 5, "scoringStrategy": {"type": "MostAllocated"}});
-    let mut world = World::unreported(args, &shapes);
+    let mut world = TopologyWorld::unreported(args, &shapes);
     let names: Vec<String> = world.kubelets.keys().cloned().collect();
     for name in &names {
-        for at in 0..drawn(&mut random, 0..3) {
-            let pod = format!("{name}-{at}");
-            let there = sized(&pod, &drawn(&mut random, containers()));
+        for index in 0..drawn(&mut random, 0..3) {
+            let pod = format!("{name}-{index}");
+            let running = sized(&pod, &drawn(&mut random, containers()));
             // It may be too large.
-            let _ = world.run(&pod, &there, name);
+            let _ = world.run(&pod, &running, name);
         }
         world.report(name);
     }
     let (mut placed, mut beside, mut misled) = (0, 0, 0);
     for burst in 0..8 {
         let mut touched = BTreeSet::new();
-        for at in 0..50 {
-            let name = format!("p{}", burst * 50 + at);
+        for index in 0..50 {
+            let name = format!("p{}", burst * 50 + index);
             let containers = drawn(&mut random, containers());
             let wanted = sized(&name, &containers);
             if let Ok(node) = place(&mut world.engine, wanted.clone()) {

@@ -24,19 +24,24 @@ const FIVE: [(&str, &str); 5] = [
 ];
 
 /// Returns a report. Of three zones the first two are near each other.
-fn reported(name: &str, how: &str, zones: &str, names: &[(&str, &str)]) -> ObjectChange {
-    let (policy, scope) = how.split_once(' ').unwrap();
+fn report_of(
+    name: &str,
+    kubelet_config: &str,
+    zones: &str,
+    names: &[(&str, &str)],
+) -> ObjectChange {
+    let (policy, scope) = kubelet_config.split_once(' ').unwrap();
     let zones: Vec<&str> = zones.split(' ').collect();
     let costs = [[10, 12, 20], [12, 10, 20], [20, 20, 10]];
-    let zone = |(at, text): (usize, &&str)| {
+    let zone = |(index, text): (usize, &&str)| {
         let free = amounts(text, names);
         let resources = free.as_object().unwrap().iter().map(|(name, free)| {
             json!({"name": name, "capacity": free, "allocatable": free, "available": free})
         });
-        let row = costs.get(at).filter(|_| zones.len() == 3);
+        let row = costs.get(index).filter(|_| zones.len() == 3);
         let row = row.into_iter().flatten().enumerate();
         let row = row.map(|(to, cost)| json!({"name": format!("node-{to}"), "value": cost}));
-        json!({"name": format!("node-{at}"), "type": "Node",
+        json!({"name": format!("node-{index}"), "type": "Node",
             "costs": row.collect::<Vec<_>>(), "resources": resources.collect::<Vec<_>>()})
     };
     let object: NodeResourceTopology = serde_json::from_value(json!({
@@ -56,20 +61,20 @@ fn reported(name: &str, how: &str, zones: &str, names: &[(&str, &str)]) -> Objec
 }
 
 /// Returns a pod of containers such as `2/4; init 2/6`; without limits it is Burstable.
-fn of(containers: &str, names: &[(&str, &str)], limits: bool) -> Value {
+fn pod_of(containers: &str, names: &[(&str, &str)], limits: bool) -> Value {
     let mut lists = [Vec::new(), Vec::new()];
     let texts = containers.split(';').map(str::trim);
-    for (at, text) in texts.enumerate() {
+    for (index, text) in texts.enumerate() {
         let (list, text) = match text.strip_prefix("init ") {
             Some(text) => (0, text),
             None => (1, text),
         };
-        let asked = amounts(text, names);
-        let mut resources = json!({"requests": asked});
+        let requests = amounts(text, names);
+        let mut resources = json!({"requests": requests});
         if limits {
-            resources["limits"] = asked;
+            resources["limits"] = requests;
         }
-        lists[list].push(json!({"name": format!("c{at}"), "resources": resources}));
+        lists[list].push(json!({"name": format!("c{index}"), "resources": resources}));
     }
     let mut value = pod("p", &[]);
     value["spec"]["initContainers"] = json!(lists[0]);
@@ -78,10 +83,10 @@ fn of(containers: &str, names: &[(&str, &str)], limits: bool) -> Value {
 }
 
 fn two_nodes(engine: &mut Engine) {
-    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "32", "hugepages-2Mi": "896Mi",
+    let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "32", "hugepages-2Mi": "896Mi",
         "vendor/nic1": "48", "ephemeral-storage": "32Gi", "x.com/gpu": "8"});
     for name in ["n1", "n2"] {
-        engine.node_applied(node(name, room.clone()), now());
+        engine.node_applied(node(name, allocatable.clone()), now());
     }
 }
 
@@ -118,7 +123,7 @@ fn where_a_pod_goes_by_each_strategy() {
         Numa | best-effort pod | 4/4/2 | 2/8/1 2/8/0 2/8/1 | 4/8/1 4/8/1 4/3/0 | n2";
     for row in table.lines() {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let [strategy, how, asked, first, second, want] = cells[..] else {
+        let [strategy, kubelet_config, requests, first, second, want] = cells[..] else {
             panic!("{row}");
         };
         let strategy = match strategy {
@@ -131,16 +136,16 @@ fn where_a_pod_goes_by_each_strategy() {
         let mut engine = engine(json!({"scoringStrategy": {"type": strategy}}));
         two_nodes(&mut engine);
         for (name, zones) in [("n1", first), ("n2", second)] {
-            if !how.is_empty() {
-                engine.object_changed(&reported(name, how, zones, &THREE), now());
+            if !kubelet_config.is_empty() {
+                engine.object_changed(&report_of(name, kubelet_config, zones, &THREE), now());
             }
         }
-        let (asked, limits) = match asked.strip_prefix("b ") {
-            Some(asked) => (asked, false),
-            None => (asked, true),
+        let (requests, limits) = match requests.strip_prefix("b ") {
+            Some(requests) => (requests, false),
+            None => (requests, true),
         };
-        let found = place(&mut engine, of(asked, &THREE, limits));
-        match &found {
+        let result = place(&mut engine, pod_of(requests, &THREE, limits));
+        match &result {
             Ok(node) => assert!(want.split(' ').any(|it| it == node), "{row}: {node}"),
             Err(why) => {
                 let want = format!("0/2 nodes are available: 2 cannot align {want}.");
@@ -151,14 +156,17 @@ fn where_a_pod_goes_by_each_strategy() {
     // No zone lists memory, and the second kubelet does not align.
     let mut engine = engine(json!({"scoringStrategy": {"type": "MostAllocated"}}));
     two_nodes(&mut engine);
-    for (name, how) in [
+    for (name, kubelet_config) in [
         ("n1", "single-numa-node container"),
         ("n2", "none container"),
     ] {
-        engine.object_changed(&reported(name, how, "-/-/2 -/-/2", &THREE), now());
+        engine.object_changed(
+            &report_of(name, kubelet_config, "-/-/2 -/-/2", &THREE),
+            now(),
+        );
     }
-    let found = place(&mut engine, of("-/5", &THREE, false));
-    assert_eq!(found, Ok("n2".to_owned()));
+    let result = place(&mut engine, pod_of("-/5", &THREE, false));
+    assert_eq!(result, Ok("n2".to_owned()));
 }
 
 /// TestTopologyMatchPlugin's table of pods of several containers, all of which have the first node to
@@ -190,29 +198,29 @@ fn containers_one_by_one_on_the_only_node_with_room() {
         2/4/-/-/1024; 2/4/-/-/512; 4/8/-/-/2048 |
         2/4/-/-/1024; 2/4; 4/8/-/-/2048 |
         2/4/-/-/1024; 2/4; 4/8 |";
-    let both = |engine: &mut Engine| {
+    let both_nodes = |engine: &mut Engine| {
         two_nodes(engine);
-        let how = "single-numa-node container";
-        let (room, none) = ("30/60/384/16 32/64/512/32", "0/0/0/0 0/0/0/0");
-        engine.object_changed(&reported("n1", how, room, &FIVE), now());
-        engine.object_changed(&reported("n2", how, none, &FIVE), now());
+        let kubelet_config = "single-numa-node container";
+        let (allocatable, none) = ("30/60/384/16 32/64/512/32", "0/0/0/0 0/0/0/0");
+        engine.object_changed(&report_of("n1", kubelet_config, allocatable, &FIVE), now());
+        engine.object_changed(&report_of("n2", kubelet_config, none, &FIVE), now());
     };
     let mut stricter = 0;
     for row in table.lines() {
-        let (asked, want) = row.trim().split_once('|').unwrap();
+        let (requests, want) = row.trim().split_once('|').unwrap();
         // `!`: upstream places the pod, and the kubelet would reject it because of the init container's
         // resources.
         let want = want.trim();
         stricter += u8::from(want.starts_with('!'));
         let want = want.trim_start_matches("! ");
         let mut engine = engine(json!({}));
-        both(&mut engine);
-        let found = place(&mut engine, of(asked, &FIVE, true));
-        match found {
+        both_nodes(&mut engine);
+        let result = place(&mut engine, pod_of(requests, &FIVE, true));
+        match result {
             Ok(node) => assert_eq!((want, &*node), ("", "n1"), "{row}"),
             Err(why) => {
                 // On the second node the first container that requests anything does not fit.
-                let first = if asked.starts_with("init") {
+                let first = if requests.starts_with("init") {
                     "init container"
                 } else {
                     "container"
@@ -227,29 +235,29 @@ fn containers_one_by_one_on_the_only_node_with_room() {
         }
     }
     assert_eq!(stricter, 5);
-    for asked in [
+    for requests in [
         "2/4/-/-/1024",
         "2/4/-/-/1024; 2/4/-/-/512; 4/8/-/-/2048",
         "2/4/-/-/1024; 2/4; 4/8/-/-/2048",
         "2/4/-/-/1024; 2/4; 4/8",
     ] {
         let mut engine = engine(json!({}));
-        both(&mut engine);
-        let burstable = of(asked, &FIVE, false);
-        assert!(place(&mut engine, burstable).is_ok(), "{asked}");
+        both_nodes(&mut engine);
+        let burstable = pod_of(requests, &FIVE, false);
+        assert!(place(&mut engine, burstable).is_ok(), "{requests}");
     }
 }
 
 /// TestTopologyCachePluginWithoutUpdates: two pods, one after the other, without a new report.
 #[test]
-fn what_is_placed_is_missing_on_each_zone_of_its_node() {
+fn placed_pod_reduces_each_zone_of_its_node() {
     const CONTAINER: &str = "single-numa-node container";
     let over =
         json!({"cacheResyncPeriodSeconds": 2, "scoringStrategy": {"type": "LeastAllocated"}});
     let discard = json!({"discardReservedNodes": true});
     let narrow = ("30/60 30/62", "10/14 8/10");
     let nics = ("30/62 30/62", "30/62/-/2 30/62/-/2");
-    for (args, zones, asked, limits, want) in [
+    for (args, zones, requests, limits, want) in [
         (&over, narrow, "16/24", false, [None, None]),
         (&over, nics, "-/-/-/2", true, [Some("n2"), Some("")]),
         (&over, narrow, "16/24", true, [Some("n1"), Some("")]),
@@ -259,17 +267,17 @@ fn what_is_placed_is_missing_on_each_zone_of_its_node() {
         two_nodes(&mut engine);
         let bare = json!({"cpu": "64", "memory": "128Gi", "pods": "32"});
         engine.node_applied(node("n1", bare), now());
-        engine.object_changed(&reported("n1", CONTAINER, zones.0, &FIVE), now());
-        engine.object_changed(&reported("n2", CONTAINER, zones.1, &FIVE), now());
+        engine.object_changed(&report_of("n1", CONTAINER, zones.0, &FIVE), now());
+        engine.object_changed(&report_of("n2", CONTAINER, zones.1, &FIVE), now());
         for (name, want) in ["a", "b"].into_iter().zip(want) {
-            let mut value = of(asked, &FIVE, limits);
+            let mut value = pod_of(requests, &FIVE, limits);
             value["metadata"]["name"] = json!(name);
             value["metadata"]["uid"] = json!(name);
-            let found = place(&mut engine, value.clone()).ok();
-            let what = format!("{args} {asked} {name}: {found:?}");
-            assert_eq!(found.is_some(), want != Some(""), "{what}");
-            let Some(node) = found else { continue };
-            assert!(want.is_none_or(|want| want == node), "{what}");
+            let result = place(&mut engine, value.clone()).ok();
+            let case = format!("{args} {requests} {name}: {result:?}");
+            assert_eq!(result.is_some(), want != Some(""), "{case}");
+            let Some(node) = result else { continue };
+            assert!(want.is_none_or(|want| want == node), "{case}");
             engine.bind_finished(name, Ok(()), now());
             engine.pod_applied(bound(value, &node, "Pending"), now());
         }
@@ -277,12 +285,12 @@ fn what_is_placed_is_missing_on_each_zone_of_its_node() {
     // The node's report applies again as soon as no pod is about to be bound to it.
     let mut engine = engine(discard);
     two_nodes(&mut engine);
-    engine.object_changed(&reported("n1", CONTAINER, narrow.0, &FIVE), now());
-    engine.object_changed(&reported("n2", CONTAINER, narrow.1, &FIVE), now());
-    let large = of("30/60", &FIVE, true);
+    engine.object_changed(&report_of("n1", CONTAINER, narrow.0, &FIVE), now());
+    engine.object_changed(&report_of("n2", CONTAINER, narrow.1, &FIVE), now());
+    let large = pod_of("30/60", &FIVE, true);
     assert_eq!(place(&mut engine, large.clone()), Ok("n1".to_owned()));
     engine.pod_deleted(&bound(large, "n1", "Pending"), now());
-    let mut next = of("16/24", &FIVE, true);
+    let mut next = pod_of("16/24", &FIVE, true);
     next["metadata"]["name"] = json!("next");
     next["metadata"]["uid"] = json!("next");
     assert_eq!(place(&mut engine, next), Ok("n1".to_owned()));
@@ -292,14 +300,14 @@ fn what_is_placed_is_missing_on_each_zone_of_its_node() {
 /// waits for the report that has counted the first, and one that is too large for a NUMA node waits for the
 /// kubelet to align its containers one by one.
 #[test]
-fn a_new_report_lets_in_who_waits() {
+fn new_report_admits_waiting_pods() {
     let args = json!({"cacheResyncPeriodSeconds": 2});
-    let room = json!({"cpu": "64", "memory": "128Gi", "pods": "32"});
+    let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "32"});
     let zone =
         |cpu: u32, memory: u32| json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")});
     let half = [json!({"cpu": "24", "memory": "12Gi"})];
     let mut engine_one = engine(args.clone());
-    engine_one.node_applied(node("n", room.clone()), now());
+    engine_one.node_applied(node("n", allocatable.clone()), now());
     let free = json!({"node-0": zone(30, 62), "node-1": zone(30, 62)});
     engine_one.object_changed(&report("n", SINGLE, json!({}), free.clone()), now());
     assert!(place(&mut engine_one, pod("pod1", &half)).is_ok());
@@ -313,7 +321,7 @@ fn a_new_report_lets_in_who_waits() {
     );
 
     let mut engine_two = engine(args);
-    engine_two.node_applied(node("n", room), now());
+    engine_two.node_applied(node("n", allocatable), now());
     let scope = |scope: &str| json!({"topologyManagerPolicy": "single-numa-node", "topologyManagerScope": scope});
     engine_two.object_changed(&report("n", "None", scope("pod"), free.clone()), now());
     let large = vec![json!({"cpu": "24", "memory": "48Gi"}); 2];

@@ -1,32 +1,32 @@
 //! Edge cases: breaking these rules went unnoticed by the other tests.
 
-use super::cache::{asks, believed, cached, each_zone_has, fits, of_others};
+use super::cache::{apply_report, cached, each_zone_has, fits, foreign_pod, sized_pod};
 use super::*;
 
 #[test]
-fn nothing_is_held_where_nobody_reports() {
+fn nothing_is_held_without_report() {
     let mut engine = cached(json!({}));
-    assert!(place(&mut engine, asks("pod1", 8, 16)).is_ok());
+    assert!(place(&mut engine, sized_pod("pod1", 8, 16)).is_ok());
     let end = changed(Action::DELETE, "node1", SINGLE, json!({}), two_zones(0, 0));
     engine.object_changed(&end, now());
-    believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+    apply_report(&mut engine, "node1", json!({}), [(30, 60); 2]);
     each_zone_has(&mut engine, 30, 60);
 }
 
 /// Without a fingerprint, pods from before this process are taken as counted.
 #[test]
-fn pods_from_before_are_not_held_against_reports_that_name_nobody() {
+fn earlier_pods_are_not_held_without_fingerprint() {
     for report_first in [true, false] {
         let mut engine = engine(json!({"cacheResyncPeriodSeconds": 5}));
-        let room = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
-        engine.node_applied(node("node1", room), now());
-        let before = bound(asks("pod1", 8, 16), "node1", "Running");
+        let allocatable = json!({"cpu": "64", "memory": "128Gi", "pods": "110"});
+        engine.node_applied(node("node1", allocatable), now());
+        let before = bound(sized_pod("pod1", 8, 16), "node1", "Running");
         if report_first {
-            believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+            apply_report(&mut engine, "node1", json!({}), [(30, 60); 2]);
         }
         engine.pod_applied(before, now());
         if !report_first {
-            believed(&mut engine, "node1", json!({}), [(30, 60); 2]);
+            apply_report(&mut engine, "node1", json!({}), [(30, 60); 2]);
         }
         each_zone_has(&mut engine, 30, 60);
     }
@@ -60,7 +60,7 @@ fn legacy(fingerprint: &str, attributes: Value) -> ObjectChange {
 #[test]
 fn the_annotation_of_old_exporters_is_about_all_pods() {
     let shared = || {
-        let mut pod = asks("pod1", 8, 16);
+        let mut pod = sized_pod("pod1", 8, 16);
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
         pod
     };
@@ -81,7 +81,7 @@ fn the_annotation_of_old_exporters_is_about_all_pods() {
 #[test]
 fn the_attribute_goes_before_the_annotation() {
     let shared = || {
-        let mut pod = asks("pod1", 8, 16);
+        let mut pod = sized_pod("pod1", 8, 16);
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({});
         pod
     };
@@ -109,14 +109,14 @@ fn the_attribute_goes_before_the_annotation() {
 }
 
 #[test]
-fn what_only_an_init_container_asks_for_is_not_the_pods_own() {
+fn init_container_resources_are_not_exclusive() {
     for (list, waits) in [("initContainers", false), ("containers", true)] {
         let cache = json!({"cache": {"foreignPodsDetect": "OnlyExclusiveResources"}});
         let mut engine = cached(cache);
         let zone = json!({"cpu": "30", "memory": "60Gi", "vendor.com/nic1": "4"});
         let zones = json!({"node-0": zone, "node-1": zone});
         engine.object_changed(&report("node1", SINGLE, json!({}), zones), now());
-        let mut foreign = of_others(pod("pod1", &[json!({"cpu": "500m"})]), "default");
+        let mut foreign = foreign_pod(pod("pod1", &[json!({"cpu": "500m"})]), "default");
         foreign["spec"]["containers"][0]["resources"]["limits"] = json!({});
         let nic = json!({"vendor.com/nic1": "1"});
         let more = json!({"name": "more", "resources": {"requests": nic, "limits": nic}});
@@ -130,11 +130,11 @@ fn what_only_an_init_container_asks_for_is_not_the_pods_own() {
 }
 
 #[test]
-fn a_pod_is_bound_when_the_informer_says_so() {
+fn informer_update_finishes_binding() {
     let mut engine = cached(json!({"discardReservedNodes": true}));
-    let first = asks("pod1", 1, 1);
+    let first = sized_pod("pod1", 1, 1);
     assert!(place(&mut engine, first.clone()).is_ok());
-    assert!(place(&mut engine, asks("pod2", 1, 1)).is_err());
+    assert!(place(&mut engine, sized_pod("pod2", 1, 1)).is_err());
     engine.pod_applied(bound(first, "node1", "Pending"), now());
     assert!(decide(&mut engine, at(400)).is_ok());
 }
@@ -144,26 +144,26 @@ fn a_pod_that_waits_is_tried_again_when_another_leaves() {
     let mut engine = cached(json!({}));
     let mut large = Vec::new();
     for name in ["pod1", "pod2"] {
-        large.push(asks(name, 20, 1));
+        large.push(sized_pod(name, 20, 1));
     }
     assert!(place(&mut engine, large[0].clone()).is_ok());
     assert!(place(&mut engine, large[1].clone()).is_err());
-    let there = bound(large[0].clone(), "node1", "Running");
-    engine.pod_applied(there.clone(), now());
-    engine.pod_deleted(&there, now());
+    let running = bound(large[0].clone(), "node1", "Running");
+    engine.pod_applied(running.clone(), now());
+    engine.pod_deleted(&running, now());
     assert!(decide(&mut engine, at(400)).is_ok());
 }
 
 #[test]
-fn resources_weigh_what_the_arguments_say() {
+fn resource_weights_apply() {
     for (cpu, memory, best) in [(1, 10, "n2"), (10, 1, "n1")] {
         let resources =
             json!([{"name": "cpu", "weight": cpu}, {"name": "memory", "weight": memory}]);
         let strategy = json!({"type": "LeastAllocated", "resources": resources});
         let mut engine = engine(json!({"scoringStrategy": strategy}));
         for (name, cpu, memory) in [("n1", "10", "100Mi"), ("n2", "4", "900Mi")] {
-            let room = json!({"cpu": "20", "memory": "2Gi", "pods": "110"});
-            engine.node_applied(node(name, room), now());
+            let allocatable = json!({"cpu": "20", "memory": "2Gi", "pods": "110"});
+            engine.node_applied(node(name, allocatable), now());
             let zone = json!({"cpu": cpu, "memory": memory});
             let zones = json!({"node-0": zone, "node-1": zone});
             engine.object_changed(&report(name, SINGLE, json!({}), zones), now());
@@ -179,7 +179,7 @@ fn resources_weigh_what_the_arguments_say() {
 
 /// A report wakes only pods that may fit, since exporters report often.
 #[test]
-fn a_report_wakes_those_whom_it_gives_room() {
+fn report_wakes_pods_that_may_fit() {
     let mut engine = engine(json!({}));
     let allocatable = json!({"cpu": "40", "memory": "64Gi", "pods": "110"});
     engine.node_applied(node("b", allocatable), now());
@@ -207,22 +207,22 @@ fn a_report_wakes_those_whom_it_gives_room() {
         asleep.clone().map(|_| ())
     );
     // Without a report there is nothing to predict by.
-    let gone = changed(Action::DELETE, "b", SINGLE, json!({}), two_zones(0, 0));
-    engine.object_changed(&gone, at(6));
+    let deletion = changed(Action::DELETE, "b", SINGLE, json!({}), two_zones(0, 0));
+    engine.object_changed(&deletion, at(6));
     let placed = decide(&mut engine, at(106)).map(|bind| bind.pod.uid.to_string());
     assert_eq!(placed, Ok("big".to_owned()));
 }
 
 #[test]
-fn what_each_zone_lacks_is_named() {
+fn shortfall_per_zone_is_reported() {
     let mut engine = engine(json!({}));
     let allocatable = json!({"cpu": "40", "memory": "64Gi", "pods": "110"});
     engine.node_applied(node("b", allocatable), now());
     engine.object_changed(&report("b", SINGLE, json!({}), two_zones(10, 7)), now());
     let pod = PodInfo::new(object(pod("pod1", &twenty())), engine.cluster().resources()).unwrap();
-    let near = engine.inspector().nearest(&Arc::new(pod), 1, now());
+    let nearest = engine.inspector().nearest(&Arc::new(pod), 1, now());
     assert_eq!(
-        near[0].lacks,
+        nearest[0].lacks,
         "cpu in one NUMA node: needs 20, free 10 in node-0 and 7 in node-1"
     );
 }

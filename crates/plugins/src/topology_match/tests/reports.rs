@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
+fn kubelet_reconfiguration_applies_at_once() {
     let policy = ("topologyManagerPolicy", "none");
     // A changed scope alone is enough.
     let scope = ("topologyManagerScope", "pod");
@@ -18,27 +18,27 @@ fn a_kubelet_that_is_configured_anew_is_heard_of_at_once() {
         assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
         let attributes = json!({"nodeTopologyPodsFingerprint": POD1, name: value});
         engine.object_changed(&report("b", SINGLE, attributes, two_zones(20, 20)), now());
-        let found = place(&mut engine, pod("pod2", &twenty()));
+        let result = place(&mut engine, pod("pod2", &twenty()));
         let expected = refused.map(|reason| format!("0/1 nodes are available: 1 {reason}."));
-        assert_eq!(found.err(), expected, "{told} {name} {value}");
+        assert_eq!(result.err(), expected, "{told} {name} {value}");
     }
 }
 
 #[test]
-fn a_report_that_never_agrees_is_complained_about_once() {
+fn unmatched_report_is_reported_once() {
     let mut engine = node_b(json!({"cacheResyncPeriodSeconds": 60}));
     assert!(place(&mut engine, pod("pod1", &twenty())).is_ok());
     engine.pod_applied(bound(pod("pod1", &twenty()), "b", "Running"), now());
     engine.take_outputs();
-    let mut said = Vec::new();
+    let mut messages = Vec::new();
     for minute in 0..60 {
         engine.schedule_one(at(60 * minute));
         for text in problems(&mut engine) {
-            said.push((minute, text));
+            messages.push((minute, text));
         }
     }
-    let [(minute, text)] = &said[..] else {
-        panic!("{said:?}");
+    let [(minute, text)] = &messages[..] else {
+        panic!("{messages:?}");
     };
     assert_eq!(*minute, 10);
     assert_eq!(
@@ -51,7 +51,7 @@ fn a_report_that_never_agrees_is_complained_about_once() {
 }
 
 #[test]
-fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
+fn invalid_parts_of_report_are_reported_and_skipped() {
     let mut engine = engine(json!({}));
     engine.node_applied(
         node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
@@ -65,7 +65,7 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
         &report("b", SINGLE, attributes.clone(), zones.clone()),
         now(),
     );
-    let said = problems(&mut engine);
+    let messages = problems(&mut engine);
     for part in [
         "attributes[topologyManagerScope]: \"node\" is not known",
         "fingerprint of pods: \"pfp0v9\" is of a version",
@@ -74,11 +74,11 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
         "zone \"node-0\": cpu.available: -3 is below 0",
     ] {
         assert!(
-            said.iter().any(|text| text.contains(part)),
-            "{part}: {said:?}"
+            messages.iter().any(|text| text.contains(part)),
+            "{part}: {messages:?}"
         );
     }
-    assert_eq!(said.len(), 5);
+    assert_eq!(messages.len(), 5);
     // The problem is reported only once.
     engine.object_changed(&report("b", SINGLE, attributes, zones), now());
     assert_eq!(problems(&mut engine), [""; 0]);
@@ -89,17 +89,17 @@ fn what_a_report_has_wrong_is_named_and_the_rest_is_used() {
         )
         .is_ok()
     );
-    let found = place(
+    let result = place(
         &mut engine,
         pod("pod2", &[json!({"cpu": "5", "memory": "1Gi"})]),
     );
-    assert_eq!(found, refused("cannot align container"));
+    assert_eq!(result, refused("cannot align container"));
 }
 
 /// Zones, resources and distances that are invalid or listed twice are ignored, and the rest offers nothing
 /// twice.
 #[test]
-fn what_is_listed_twice_and_distances_that_are_none_are_named() {
+fn duplicates_and_invalid_distances_are_reported() {
     let mut engine = engine(json!({"scoringStrategy": {"type": "LeastNUMANodes"}}));
     engine.node_applied(
         node("b", json!({"cpu": "40", "memory": "64Gi", "pods": "110"})),
@@ -127,11 +127,11 @@ fn what_is_listed_twice_and_distances_that_are_none_are_named() {
         new: Arc::new(object),
     };
     engine.object_changed(&change, now());
-    let mut said = problems(&mut engine);
-    said.sort();
+    let mut messages = problems(&mut engine);
+    messages.sort();
     let about = "NodeResourceTopology b: zone";
     assert_eq!(
-        said,
+        messages,
         [
             r#""node-0": costs["node-1"]: -5 is no distance to a NUMA node"#,
             r#""node-0": costs["node-1"]: 4294967296 is no distance to a NUMA node"#,
@@ -141,18 +141,18 @@ fn what_is_listed_twice_and_distances_that_are_none_are_named() {
         ]
         .map(|text| format!("{about} {text}; it is ignored"))
     );
-    let mut of = |name: &str, cpu: &str| {
+    let mut zone_of = |name: &str, cpu: &str| {
         place(
             &mut engine,
             pod(name, &[json!({"cpu": cpu, "memory": "1Gi"})]),
         )
     };
-    assert_eq!(of("seven", "7"), refused("cannot align container"));
-    assert_eq!(of("six", "6"), Ok("b".to_owned()));
+    assert_eq!(zone_of("seven", "7"), refused("cannot align container"));
+    assert_eq!(zone_of("six", "6"), Ok("b".to_owned()));
 }
 
 #[test]
-fn args_that_mean_nothing_are_refused_by_name() {
+fn invalid_arguments_are_rejected_by_name() {
     for (args, part) in [
         (
             json!({"scoringStrategy": {"type": "Most"}}),

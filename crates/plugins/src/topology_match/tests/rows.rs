@@ -6,7 +6,7 @@ use koord_scheduler::state::PodInfo;
 
 /// Parses requests in upstream's words: `nic` are devices that belong to NUMA nodes, `ext` is on the host,
 /// `old` on node 2 only, `none` nowhere.
-fn asked(text: &str) -> Value {
+fn parse_requests(text: &str) -> Value {
     let pairs = text.split(", ").filter(|part| !part.is_empty());
     let pairs = pairs.map(|part| {
         let (amount, name) = part.split_once(' ').unwrap();
@@ -35,17 +35,17 @@ fn five_nodes() -> Vec<(ObjectChange, Value)> {
     };
     let pod_level = "SingleNUMANodePodLevel";
     let huge = Some("128Mi");
-    let one = json!({"node-0": zone(4, "8Gi", None, 10), "node-1": zone(8, "8Gi", None, 10)});
+    let zones = json!({"node-0": zone(4, "8Gi", None, 10), "node-1": zone(8, "8Gi", None, 10)});
     let two = json!({"node-0": zone(2, "4Gi", huge, 5), "node-1": zone(4, "4Gi", huge, 2)});
     let three = json!({"node-0": zone(2, "4Gi", None, 5), "node-1": zone(4, "4Gi", None, 2)});
     let bad = json!({"node-0": zone(2, "4Gi", None, 5), "node-75": zone(4, "4Gi", None, 2)});
     let on_two = json!({"hugepages-2Mi": "256Mi", "vendor.com/old-nic-model": "4"});
     let all = [
-        (SINGLE, &one, json!({})),
+        (SINGLE, &zones, json!({})),
         (SINGLE, &two, on_two),
         (pod_level, &three, json!({})),
         (pod_level, &bad, json!({})),
-        (SINGLE, &one, json!({"namespace/extended": "1"})),
+        (SINGLE, &zones, json!({"namespace/extended": "1"})),
     ];
     let all = all.into_iter().map(|(policy, zones, more)| {
         let mut allocatable = json!({"cpu": "50", "memory": "16Gi", "pods": "110",
@@ -119,7 +119,7 @@ fn filter() {
             panic!("{row}");
         };
         let (qos, times) = qos.split_once('*').unwrap_or((qos, "1"));
-        let containers = vec![asked(containers); times.parse().unwrap()];
+        let containers = vec![parse_requests(containers); times.parse().unwrap()];
         let mut value = pod("p", &containers);
         if qos == "b" {
             for container in value["spec"]["containers"].as_array_mut().unwrap() {
@@ -183,14 +183,14 @@ fn filter_of_a_pod_as_a_whole() {
         engine.node_applied(node("n", allocatable.clone()), now());
         let change = report("n", "SingleNUMANodePodLevel", json!({}), zones.clone());
         engine.object_changed(&change, now());
-        let containers = containers.map(asked);
-        let found = place(&mut engine, pod("p", &containers));
+        let containers = containers.map(parse_requests);
+        let result = place(&mut engine, pod("p", &containers));
         let want = if fits {
             Ok("n".to_owned())
         } else {
             refused("cannot align pod")
         };
-        assert_eq!(found, want, "{containers:?}");
+        assert_eq!(result, want, "{containers:?}");
     }
 }
 
@@ -227,8 +227,8 @@ fn exclusive_resources() {
         ("a device that they do not list", Main, fpga(), false, false),
         ("cores, whatever they list", Main, cores(), false, true),
     ];
-    for (name, role, asks, listed, want) in rows {
-        let mut value = pod("pod", std::slice::from_ref(&asks));
+    for (name, role, sized_pod, listed, want) in rows {
+        let mut value = pod("pod", std::slice::from_ref(&sized_pod));
         if role != Main {
             let spec = value["spec"].as_object_mut().unwrap();
             let mut container = spec["containers"][0].take();
@@ -240,9 +240,9 @@ fn exclusive_resources() {
         }
         let table = ResourceTable::new();
         let info = PodInfo::new(object(value), &table).unwrap();
-        let print = crate::topology_match::pod::Print::of(&info, &table);
+        let print = crate::topology_match::pod::PodFingerprint::from_pod(&info, &table);
         let fpga = table.intern(FPGA);
-        let found = print.is_exclusive(|id| listed && id == fpga);
-        assert_eq!(found, want, "{name}");
+        let result = print.is_exclusive(|id| listed && id == fpga);
+        assert_eq!(result, want, "{name}");
     }
 }
