@@ -1,10 +1,10 @@
-//! `Reservation`: resources held on a node for pods that come later.
+//! `Reservation`: holds resources on a node for pods that come later.
 //!
-//! A Reservation is scheduled in the form of a pod that stands for it, and stays in the books as
-//! that pod, which takes what its owners have not taken yet. So what a node has left is exact for
-//! everybody at every moment, and nothing is computed for pods that own no reservation. A pod that
-//! owns some is judged with theirs imagined away ([`Release`]), may have to fit into one of
-//! them, and takes the place of the one that suits it best ([`Release::nominate`]).
+//! A Reservation is scheduled in the form of a pod that stands for it (the holder). The holder stays booked
+//! on the node and requests what the owners have not taken yet, so a node's free resources are exact at any
+//! time, and nothing extra is computed for pods that own no reservation. For an owner, nodes are evaluated
+//! with its reservations removed ([`Release`]). It may have to fit into one of them, and uses the one that
+//! suits it best ([`Release::nominate`]).
 
 mod ahead;
 mod args;
@@ -51,27 +51,28 @@ use table::{Owner, Record, Table};
 pub(crate) const NAME: &str = "Reservation";
 const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
 const POLICY_CONFLICT: &str = "node(s) reservation allocate policy conflict";
-/// Raw score of a node whose reservations have no order is at most 100; that of one with an order
-/// is beyond, higher for lower orders, and far from overflow when it is normalised.
+/// Limit of a reservation's order. The raw score of a node without ordered reservations is at most 100. A
+/// node with one scores above that, higher for lower orders; the limit keeps normalization from overflowing.
 const ORDER_LIMIT: i64 = 40_000_000_000_000_000;
 
-/// See the module documentation.
+/// The `Reservation` plugin.
 #[derive(Debug)]
 pub(crate) struct Reservations {
     args: PerProfile<Args>,
-    /// Whether labels of the node count as labels of its reservations.
+    /// True if labels of the node count as labels of its reservations.
     node_labels: bool,
-    /// Whether owners forget a reservation that is deleted.
+    /// True if the annotations of owners are removed when their reservation is deleted.
     clean_owners: bool,
-    /// Whether reservations expire before they are placed.
+    /// True if reservations may expire before they are placed.
     expire_pending: bool,
     budgets: budgets::Looks,
-    /// Whether statuses are kept true, and reservations end and are removed.
+    /// True if this process runs the reservation controller: it updates statuses, expires reservations and
+    /// deletes old ones.
     controls: bool,
     table: Table,
     crowds: Crowds,
     agenda: Agenda,
-    /// When metrics were last given.
+    /// When metrics were last exported.
     shown: Option<jiff::Timestamp>,
 }
 
@@ -124,12 +125,12 @@ impl Reservations {
         })
     }
 
-    /// Whether any profile makes room for reservations.
+    /// Returns true if any profile allows preemption for reservations.
     fn preempts(&self) -> bool {
         self.args.all().any(|args| args.enable_preemption)
     }
 
-    /// The reservation that `holder` stands for.
+    /// Returns the record of the reservation that `holder` stands for.
     fn record_of(&self, holder: &PodInfo) -> Option<&Record> {
         self.table.record(self.table.find(&holder.uid)?)
     }
@@ -139,7 +140,7 @@ impl Reservations {
         Spot::new(&self.table, args, cycle, side, node, self.node_labels)
     }
 
-    /// Whether any reservation, on whatever node, is open to the pod.
+    /// Returns true if any reservation, on any node, is open to the pod.
     fn any_match(&self, cycle: &Cycle<'_>, side: &PodSide) -> bool {
         self.table.owned(side).any(|record| {
             self.table
@@ -148,7 +149,8 @@ impl Reservations {
         })
     }
 
-    /// How many reservations stand in which relation to a pod that no node took, for its condition.
+    /// Returns the reservation counts for the condition of a pod that fits no node; empty if reservations do
+    /// not concern it.
     fn counts(&self, cycle: &Cycle<'_>) -> String {
         let side = match self.side(cycle) {
             Ok(Incoming::Pod(side)) => side,
@@ -177,7 +179,7 @@ impl Reservations {
         counts.text(side.affinity.is_some())
     }
 
-    /// Whether the pod may use what is left of `record`.
+    /// Returns true if the pod may use what is left of `record`.
     fn is_open_to(
         &self,
         record: &Record,
@@ -197,7 +199,7 @@ impl Reservations {
         })
     }
 
-    /// Takes back from pods on other nodes than `but` that they use the reservation with this uid.
+    /// Removes the annotation that names the reservation `uid` from its owners, except those on node `but`.
     fn forget_owners(&self, uid: &str, but: Option<&str>, fx: &mut Effects) {
         let owners = self.table.owners(uid);
         for owner in owners.filter(|owner| but.is_none_or(|node| *owner.node != *node)) {
@@ -206,7 +208,7 @@ impl Reservations {
     }
 }
 
-/// Makes `pod` say that it uses the reservation that `text` names, or none.
+/// Returns the write that sets the pod's reservation annotation to `text`, or removes it.
 fn says_of(pod: &PodInfo, text: Option<&str>) -> Write {
     Write {
         group: "",
@@ -222,14 +224,14 @@ fn says_of(pod: &PodInfo, text: Option<&str>) -> Write {
     }
 }
 
-/// The node that a holder's reservation asks for.
+/// Returns the node that the reservation's template names.
 fn fixed_node(holder: &PodInfo) -> Option<String> {
     holder
         .annotation(annotations::RESERVATION_NODE)
         .map(str::to_owned)
 }
 
-/// How a pod says that it uses `record`.
+/// Returns the value of the annotation of a pod that uses `record`.
 fn allocated_text(record: &Record) -> Result<String, serde_json::Error> {
     serde_json::to_string(&ReservationAllocated {
         name: record.name.to_string(),
@@ -295,7 +297,8 @@ impl Sign for Reservations {
     }
     fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
         if pod.is_holder() {
-            // One that may be placed over pods finds others than its like.
+            // A reservation that may be placed over pods depends on running pods, so it shares no results
+            // with others.
             let record = self.record_of(pod).filter(|record| !is_ahead(record));
             let Some(record) = record.filter(|_| !ahead::is_required(pod)) else {
                 return Signable::No;
@@ -464,7 +467,7 @@ impl QueueHints for Reservations {
                 .action
                 .meets(Action::DELETE.or(Action::POD_SCALE_DOWN))
         {
-            // A running pod helps no one but a reservation that may be placed over it.
+            // A running pod helps only a reservation that may be placed over it.
             let other = event.pod.filter(|other| self.may_take(pod, other));
             return other.map_or(Helps::Skip, |_| Helps::Queue);
         }
@@ -475,12 +478,12 @@ impl QueueHints for Reservations {
             return Helps::Skip;
         };
         let old = change::old_of(change);
-        // Its owners may be taken in by another one.
+        // The ended reservation's owners may now be absorbed by another one.
         let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
         if ended && self.record_of(pod).is_some_and(is_ahead) {
             return Helps::Queue;
         }
-        // What is over or gone gives its room back, which is an event of its own.
+        // Resources freed by an ended or deleted reservation cause an event of their own.
         let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
         if useful || change::shrinks(old, new) {
             Helps::Queue
@@ -489,7 +492,8 @@ impl QueueHints for Reservations {
         }
     }
     fn reaches_further(&self, event: &ClusterEvent<'_>) -> bool {
-        // Where nobody may be taken in it is not this plugin that says what the node lacks.
+        // If no reservation can absorb the pod, other plugins report the node's shortage and handle the
+        // event.
         if event.subject == Subject::AssignedPod {
             return event
                 .pod
@@ -632,7 +636,7 @@ impl ObjectEvents for Reservations {
             }
             self.follow(uid, view);
             let record = self.table.find(uid).and_then(|at| self.table.record(at));
-            // Whoever was told of it where it did not come.
+            // Pods may have been annotated for a node on which the reservation was then not placed.
             if let Some(record) =
                 record.filter(|record| self.controls && was_hoped_for && !record.may_still_come())
             {
@@ -784,7 +788,8 @@ impl Release for Reservations {
             Some(Incoming::Reserve {
                 ahead: Some(ahead), ..
             }) => {
-                // None of them will do, and what this plugin says of the node is to count.
+                // None of the candidates suffices. They still count as removed, so that this plugin's reasons
+                // are reported.
                 out.extend(ahead.candidates(node).iter().cloned());
             }
             _ => {}
@@ -822,7 +827,8 @@ impl Release for Reservations {
         match state.get::<Incoming>()? {
             Incoming::Pod(side) if !side.is_plain() => {
                 let mut spot = self.spot(cycle, side, node);
-                // A pod that must use a reservation has no choice: whoever cannot serve it says why.
+                // A pod that requires a reservation has no choice: the plugin that cannot serve it then
+                // reports why.
                 if spot.matched.len() > 1 || side.affinity.is_none() {
                     let served = |uid: &str| agreed.iter().any(|pod| *pod.uid == *uid);
                     spot.matched.retain(|(_, record)| served(&record.uid));
@@ -836,8 +842,8 @@ impl Release for Reservations {
 }
 
 impl Protection for Reservations {
-    /// What an owner holds would fall back to its reservation, which is no room for whoever may not use
-    /// that.
+    /// Protects owners whose reservation the preemptor may not use: an evicted owner's resources return to the
+    /// reservation.
     fn protects(
         &self,
         pod: &PodInfo,

@@ -1,10 +1,8 @@
-//! Pre-allocation: a reservation that is placed over running pods, which are its owners from then
-//! on.
+//! Pre-allocation: placing a reservation over running pods, which then become its owners.
 //!
-//! The pods whose place it takes are imagined away while a node is judged ([`Reservations`] releases
-//! them), so that all rules look at the node as if these pods had already moved into the
-//! reservation. Which pods these are is computed afresh at every step from the same books, and so
-//! is the same at all of them.
+//! The pods that the reservation absorbs count as removed while nodes are evaluated ([`Reservations`]
+//! releases them), so that all plugins see the node as if these pods had already moved into the reservation.
+//! The set of pods is computed from the same state at every step, so all steps agree on it.
 
 use super::args::Args;
 use super::crowd::{Mark, says_true};
@@ -31,12 +29,12 @@ const UNSUPPORTED: &str =
     "node(s) reservation pre allocation is unsupported with current attributes";
 const CLUSTER_MODE_OFF: &str = "reservation requires cluster mode pre-allocation which is disabled";
 
-/// The running pods that a reservation may be placed over.
+/// The running pods that a reservation may absorb.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// At least one has to be taken in.
+    /// True if the reservation must absorb at least one pod.
     required: bool,
-    /// By node, in the order in which they are tried.
+    /// Candidate pods by node, in the order in which they are tried.
     on: BTreeMap<NodeIndex, Vec<Arc<PodInfo>>>,
 }
 
@@ -45,13 +43,13 @@ impl Ahead {
         self.on.get(&node).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The only nodes that will do, if that is known.
+    /// Returns the only feasible nodes if a pod must be absorbed; `None` if any node may do.
     pub(super) fn only(&self) -> Option<Vec<NodeIndex>> {
         self.required.then(|| self.on.keys().copied().collect())
     }
 }
 
-/// Whether the reservation has to take in at least one running pod.
+/// Returns true if the reservation must absorb at least one running pod.
 pub(super) fn is_required(pod: &PodInfo) -> bool {
     pod.label(labels::RESERVATION_PRE_ALLOCATION_REQUIRED) == Some("true")
 }
@@ -68,14 +66,14 @@ fn takes_several(record: &Record) -> bool {
     policy.and_then(|policy| policy.enable_multiple) == Some(true)
 }
 
-/// Whether `record` may be placed over running pods.
+/// Returns true if `record` may be placed over running pods.
 pub(super) fn is_ahead(record: &Record) -> bool {
     record.object.spec.pre_allocation == Some(true)
 }
 
-/// Whether `pod` is of those that `record` may be placed over, whatever else they say. A pod that
-/// uses another reservation is not, nor is one of which it cannot be read which one it uses. What it
-/// was told of a placement that came to nothing does not count.
+/// Returns true if `record` may be placed over `pod`, apart from the pod's own affinity. A pod that uses
+/// another reservation is excluded, and so is one whose reservation annotation is invalid. Annotations left
+/// by a failed placement do not count.
 fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> bool {
     let node = pod.node.as_deref().unwrap_or_default();
     let void = |uid: &str| *uid == *record.uid || table.is_void(uid, node);
@@ -94,14 +92,14 @@ fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> 
     pod.node.is_some() && !pod.deleting && !pod.is_holder() && chosen() && free()
 }
 
-/// How early a pod is tried in cluster mode: a text that is no integer counts as 0.
+/// Returns the pod's priority in cluster mode; higher is tried first. An invalid annotation counts as 0.
 fn priority(args: &Args, pod: &PodInfo) -> i64 {
     let text = pod.annotation(args.pre_allocation_config.priority());
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 impl Reservations {
-    /// What `record`, which is to be placed, may be placed over.
+    /// Returns the pods that `record` may be placed over; `None` if it is placed without pre-allocation.
     pub(super) fn ahead(
         &self,
         cycle: &Cycle<'_>,
@@ -109,7 +107,7 @@ impl Reservations {
     ) -> Result<Option<Ahead>, Rejection> {
         let required = is_required(cycle.pod);
         if !is_ahead(record) {
-            // It may take nobody in, and has to.
+            // It must absorb a pod, but is not allowed to.
             return match required {
                 true => Err(Rejection::unresolvable(NO_POD)),
                 false => Ok(None),
@@ -131,7 +129,7 @@ impl Reservations {
         }
         debug_assert!(
             self.crowds.is_exact(record, cycle.view),
-            "who may be taken in is known"
+            "the index of pre-allocatable pods is exact"
         );
         let mut on = BTreeMap::new();
         for node in self.crowds.nodes(&record.uid, cycle.view) {
@@ -146,7 +144,7 @@ impl Reservations {
         Ok(Some(Ahead { required, on }))
     }
 
-    /// The pods on `node` that `record` may be placed over, in the order in which they are tried.
+    /// Returns the pods on `node` that `record` may be placed over, in the order in which they are tried.
     fn candidates(
         &self,
         args: &Args,
@@ -172,7 +170,7 @@ impl Reservations {
         found
     }
 
-    /// Whether `pod` says nothing against `record`. That the reservation is closed to new owners does
+    /// Checks whether the pod's annotations allow `record`. That the reservation is closed to new owners does
     /// not matter.
     fn wants(
         &self,
@@ -189,8 +187,8 @@ impl Reservations {
         side.suits(pod, &record.name, &record.terms, info, false)
     }
 
-    /// Keeps the pods at hand that the reservation with this uid may be placed over, as long as it is to
-    /// be placed.
+    /// Starts or stops tracking the pods that the reservation with this uid may be placed over, depending on
+    /// whether it still is to be placed.
     pub(super) fn follow(&mut self, uid: &str, view: View<'_>) {
         let record = self.table.find(uid).and_then(|at| self.table.record(at));
         let mark = record.and_then(|record| {
@@ -210,15 +208,14 @@ impl Reservations {
         self.crowds.follow(uid, mark, view);
     }
 
-    /// How often pods that `record` may be placed over stand in which relation to it, for the
-    /// condition.
+    /// Counts, for the condition, why candidate pods cannot be absorbed by `record`.
     pub(super) fn count_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead) -> super::Counts {
         let mut counts = super::Counts::default();
         let Some(record) = self.record_of(cycle.pod) else {
             return counts;
         };
         let args = self.args.of(cycle.pod);
-        // What others refuse they say themselves.
+        // Other plugins report their own rejections.
         let serves = |_: &[Arc<PodInfo>]| true;
         for node in self.crowds.nodes(&record.uid, cycle.view) {
             let crowd = self.crowds.pods(&record.uid, node, cycle.view);
@@ -238,7 +235,7 @@ impl Reservations {
         counts
     }
 
-    /// What the filter says of `node`, of which is known whom the reservation takes in.
+    /// Returns the filter's verdict on `node`; the cycle already knows the absorbed pods.
     pub(super) fn verdict_ahead(
         &self,
         cycle: &Cycle<'_>,
@@ -253,7 +250,7 @@ impl Reservations {
         let stays = |pod: &&Arc<PodInfo>| is_inside(pod) || !cycle.overlay.removes(&pod.uid);
         let left: Vec<Arc<PodInfo>>;
         let candidates = match cycle.taken_in {
-            // All of them are imagined away.
+            // All candidates count as removed here.
             None => all,
             Some(_) => {
                 left = all.iter().filter(stays).cloned().collect();
@@ -261,14 +258,14 @@ impl Reservations {
             }
         };
         let taking = self.taking(cycle, record, ahead.required, node, candidates);
-        // They were chosen without the pods that may come first.
+        // The pods were chosen without the nominated pods that may take precedence.
         if let Some(pods) = cycle.taken_in
             && !(pods.is_empty() && ahead.required)
             && taking.lacks(pods).is_empty()
         {
             return Ok(());
         }
-        // Whoever might have been taken in would have been.
+        // If any pod could be absorbed, it would have been.
         let chosen = taking.choose(&|_| false);
         chosen.map(drop).map_err(|reasons| Rejection {
             code: Code::Unschedulable,
@@ -276,8 +273,8 @@ impl Reservations {
         })
     }
 
-    /// The pods that the reservation is placed over on `node`; else why it is not. `serves` is about
-    /// what the node has beside plain resources ([`Release::takes_in`]).
+    /// Returns the pods that the reservation absorbs on `node`, or the reasons why it does not fit. `serves`
+    /// checks what other plugins require of the node ([`Release::takes_in`]).
     ///
     /// [`Release::takes_in`]: koord_scheduler::framework::Release::takes_in
     pub(super) fn chosen(
@@ -290,7 +287,7 @@ impl Reservations {
         let Some(record) = self.record_of(cycle.pod) else {
             return Ok(Vec::new());
         };
-        // Who has to go anyway is not taken in.
+        // Pods that are evicted anyway are not absorbed.
         let all = ahead.candidates(node).iter();
         let stay = all.filter(|pod| !cycle.overlay.removes(&pod.uid));
         let candidates: Vec<Arc<PodInfo>> = stay.cloned().collect();
@@ -316,7 +313,8 @@ impl Reservations {
         }
     }
 
-    /// The score of `node`: fewer pods are better, or the one that fills the reservation best.
+    /// Returns the node's score: fewer absorbed pods are better, or a single pod that fills the reservation
+    /// best.
     pub(super) fn score_ahead(&self, cycle: &Cycle<'_>) -> i64 {
         let Some(record) = self.record_of(cycle.pod) else {
             return 0;
@@ -329,7 +327,7 @@ impl Reservations {
         pod.map_or(0, |pod| fullness(record, pod))
     }
 
-    /// Makes the pods that the reservation is placed over its owners.
+    /// Makes the absorbed pods owners of the reservation.
     pub(super) fn take_ahead(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
         let pod = cycle.pod;
         if !self.record_of(pod).is_some_and(is_ahead) {
@@ -347,7 +345,7 @@ impl Reservations {
             self.table.left_out.insert(pod.uid.clone(), left_out);
         }
         for taken in chosen.iter().cloned() {
-            // It says so already, since a binding that failed half-way.
+            // The pod is annotated already, since a binding that failed half-way.
             if self.table.is_confirmed(&pod.uid, &taken.uid) {
                 continue;
             }
@@ -361,7 +359,8 @@ impl Reservations {
         }
     }
 
-    /// What tells the pods that `record` is placed over, and those that were told so in vain.
+    /// Returns the writes that annotate the absorbed pods, and that remove the annotation from pods of a
+    /// failed attempt.
     pub(super) fn writes_ahead(&self, record: &Record) -> Vec<Write> {
         let taken = self.table.owners(&record.uid).filter(|owner| owner.ahead);
         let Ok(text) = super::allocated_text(record) else {
@@ -376,8 +375,8 @@ impl Reservations {
         writes
     }
 
-    /// The reservation that is not placed takes nobody in. Whoever has read it on the pod already goes
-    /// on reading it there, and so does this reservation when it is tried again.
+    /// Undoes [`Self::take_ahead`] for a reservation that is not placed. Pods whose annotation was already
+    /// written stay owners, because a retry finds it there.
     pub(super) fn give_back_ahead(&mut self, uid: &str, fx: &mut Effects) {
         self.table.left_out.remove(uid);
         let assumed = |owner: &&Owner| owner.ahead && !owner.confirmed;
@@ -392,7 +391,7 @@ impl Reservations {
         }
     }
 
-    /// Whether the reservation that `holder` stands for may be placed over `pod`.
+    /// Returns true if the reservation that `holder` stands for may be placed over `pod`.
     pub(super) fn may_take(&self, holder: &PodInfo, pod: &PodInfo) -> bool {
         holder.is_holder()
             && self.record_of(holder).is_some_and(|record| {
@@ -401,18 +400,18 @@ impl Reservations {
     }
 }
 
-/// How full the reservation gets with this pod in it alone.
+/// Returns how full the reservation gets with only this pod in it.
 fn fullness(record: &Record, pod: &PodInfo) -> i64 {
     score(&record.terms.allocatable, &Amounts::new(), &pod.requests)
 }
 
-/// Whether the reservation would be served with these pods in it, as far as others say.
+/// Returns true if other plugins can serve the reservation with these pods absorbed.
 pub(super) type Serves<'a> = &'a dyn Fn(&[Arc<PodInfo>]) -> bool;
 
-/// Whom to take in; else what the node lacks, and what the reservation.
+/// The pods to absorb, or else the shortage of the node and that of the reservation.
 type Tried = Result<Vec<Arc<PodInfo>>, (Vec<ResourceId>, Vec<Reason>)>;
 
-/// One node as a reservation meets it that may be placed over pods on it.
+/// Selection of the pods on one node that a reservation absorbs.
 struct Taking<'a> {
     args: &'a Args,
     cycle: &'a Cycle<'a>,
@@ -449,8 +448,8 @@ impl Taking<'_> {
             }
             return Err(reasons);
         }
-        // What the node lacks with a pod out of the way it lacks with the pod there, too. With no pod to
-        // take in, the node's own fit says what is missing.
+        // A shortage with a pod removed also exists with the pod present. Without candidates, the node's own
+        // fit check reports what is missing.
         if reasons.is_empty()
             && let Some(lacking) = alone.or_else(|| {
                 let any = !self.candidates.is_empty();
@@ -466,7 +465,7 @@ impl Taking<'_> {
         }
     }
 
-    /// The one pod to take in; else what the node and the reservation lack.
+    /// Selects the one pod to absorb, or else returns the shortage of the node and the reservation.
     fn one(&self, serves: Serves<'_>) -> Tried {
         let mut best: Option<(i64, &Arc<PodInfo>)> = None;
         let (mut by_node, mut by_reservation) = (BTreeSet::new(), Vec::new());
@@ -489,8 +488,8 @@ impl Taking<'_> {
         }
     }
 
-    /// Pods one by one until the node has room, of every kind; whoever does not fit into the reservation beside those
-    /// before is passed over.
+    /// Adds pods one by one until the node has enough of every resource. A pod that does not fit into the
+    /// reservation together with those before is skipped.
     fn several(&self, serves: Serves<'_>) -> Tried {
         let mut taken = Vec::new();
         let mut sum = Amounts::new();
@@ -512,13 +511,14 @@ impl Taking<'_> {
         Err((by_node, by_reservation))
     }
 
-    /// Whether the pod uses anything of what the reservation gives.
+    /// Returns true if the pod uses any resource of the reservation.
     fn concerns(&self, pod: &PodInfo) -> bool {
         let mut resources = self.record.terms.resources.iter();
         resources.any(|id| pod.requests.contains(*id))
     }
 
-    /// What the reservation lacks for pods that ask for `requests` together, `beside` others.
+    /// Returns what the reservation is short of for pods with the summed `requests`, next to `beside` other
+    /// pods.
     fn shortages(&self, requests: &Amounts, beside: usize) -> Vec<Reason> {
         let (table, terms) = (self.cycle.view.resources, &self.record.terms);
         let resources: Vec<ResourceId> = terms
@@ -542,11 +542,11 @@ impl Taking<'_> {
         shortages.into_iter().map(|s| text(s.resource)).collect()
     }
 
-    /// What the node lacks for the reservation with `away` in it.
+    /// Returns the resources that the node is short of for the reservation with the pods `away` absorbed.
     fn lacks(&self, away: &[Arc<PodInfo>]) -> Vec<ResourceId> {
         let Self { cycle, node, .. } = self;
         let nodes = cycle.view.nodes;
-        // Candidates are imagined away for other rules; here each counts, except for `away`.
+        // For other plugins all candidates count as removed; here each one counts, except for `away`.
         let back: Vec<&Arc<PodInfo>> = self
             .candidates
             .iter()

@@ -1,4 +1,4 @@
-//! The plugin's arguments.
+//! `ReservationArgs`: arguments of the plugin and their validation.
 
 use super::NAME;
 use crate::common::args::invalid;
@@ -8,7 +8,7 @@ use koord_model::resources::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceId, Resourc
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 
-/// `ReservationArgs`, with upstream's defaults.
+/// Arguments of `Reservation`, with upstream's defaults.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -47,27 +47,27 @@ impl Default for Args {
     }
 }
 
-/// Over which running pods reservations may be placed.
+/// Configuration of pre-allocation.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct PreAllocation {
-    /// Whether reservations may ask for any pod of the cluster that offers itself.
+    /// True if reservations may select any pod of the cluster that has the pre-allocation label.
     pub(super) enable_cluster_mode: bool,
     cluster_label_key: String,
     cluster_priority_annotation_key: String,
-    /// Whether a node that has room anyway takes no pods in.
+    /// True if no pods are absorbed on a node that is large enough without.
     pub(super) prefer_no_pre_allocated_pods: bool,
 }
 
 impl PreAllocation {
-    /// The label with which a pod offers itself, as `"true"`.
+    /// Returns the label that marks a pod as pre-allocatable with the value `"true"`.
     pub(super) fn label(&self) -> &str {
         Some(&*self.cluster_label_key)
             .filter(|key| !key.is_empty())
             .unwrap_or(labels::POD_PRE_ALLOCATABLE)
     }
 
-    /// The annotation that says, as an integer, how early such a pod is taken: higher goes first.
+    /// Returns the annotation with the pod's integer priority in pre-allocation; higher is tried first.
     pub(super) fn priority(&self) -> &str {
         Some(&*self.cluster_priority_annotation_key)
             .filter(|key| !key.is_empty())
@@ -79,25 +79,29 @@ impl PreAllocation {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct SelectorIndex {
     enabled: bool,
-    #[allow(dead_code, reason = "accepted; owners are always indexed here")]
+    #[allow(dead_code, reason = "accepted but unused: owners are always indexed")]
     key_prefixes: Vec<String>,
-    #[allow(dead_code, reason = "accepted; owners are always indexed here")]
+    #[allow(dead_code, reason = "accepted but unused: owners are always indexed")]
     keys: Vec<String>,
 }
 
 impl Args {
-    /// Reads the arguments, and says what is asked for and not done.
+    /// Parses and validates the arguments, and logs unsupported settings.
     pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
         let args: Self = crate::common::args::decode(NAME, value)?;
         args.validate()?;
         for setting in args.unsupported() {
-            tracing::warn!(plugin = NAME, setting, "accepted and not honoured yet");
+            tracing::warn!(
+                plugin = NAME,
+                setting,
+                "ignoring setting: not supported yet"
+            );
         }
         Ok(args)
     }
 
-    /// Says which of these arguments, given for one more profile, the first profile decides:
-    /// reservations end and are removed without regard to profiles.
+    /// Logs settings of a further profile that differ from the first profile's, whose values apply: the
+    /// controller works without regard to profiles.
     pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
         let controls = [
             (
@@ -163,7 +167,7 @@ impl Args {
         Ok(())
     }
 
-    /// What is asked for and not honoured, for the log at start.
+    /// Returns the settings that are accepted but not supported.
     pub(super) fn unsupported(&self) -> Vec<&'static str> {
         let set = [(
             self.reservation_selector_index.enabled,
@@ -175,7 +179,7 @@ impl Args {
             .collect()
     }
 
-    /// Whether the fit of reservations leaves this resource out. Native resources never are.
+    /// Returns true if the fit check of reservations skips this resource. Native resources are never skipped.
     pub(super) fn ignores(&self, id: ResourceId, table: &ResourceTable) -> bool {
         if (self.ignored_resources.is_empty() && self.ignored_resource_groups.is_empty())
             || matches!(id, CPU | MEMORY | EPHEMERAL_STORAGE)

@@ -1,10 +1,10 @@
-//! What a change of a Reservation means for pods that wait.
+//! Effects of a Reservation change on waiting pods.
 
 use koord_api::quantity::ResourceList;
 use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_scheduler::framework::ObjectChange;
 
-/// The state before, if it is known.
+/// Returns the state before the change, if known.
 pub(super) fn old_of(change: &ObjectChange) -> Option<&Reservation> {
     change.old.as_ref()?.downcast_ref()
 }
@@ -22,13 +22,14 @@ fn is_over(object: &Reservation) -> bool {
     )
 }
 
-/// Whether a reservation is over that was not before: whom it told of itself it keeps no longer.
+/// Returns true if the reservation is over now and was not before, so that pods it is named on are free
+/// again.
 pub(super) fn ends(old: Option<&Reservation>, new: &Reservation) -> bool {
     is_over(new) && old.is_some_and(|old| !is_over(old))
 }
 
-/// Whether a change may let a pod use the reservation that could not before. Owners that come only
-/// change its status, and messages open nothing.
+/// Returns true if the change may let a pod use the reservation that could not before. New owners change only
+/// the status, and condition messages do not matter.
 pub(super) fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {
     if !is_available(new) || new.metadata.deletion_timestamp.is_some() {
         return false;
@@ -43,14 +44,14 @@ pub(super) fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {
         || placing(old) != placing(new)
 }
 
-/// Where a reservation is and what it holds there.
+/// Returns the reservation's node and what it holds there.
 fn placing(object: &Reservation) -> Option<(&str, &ResourceList)> {
     let status = object.status.as_ref()?;
     Some((&status.node_name, &status.allocatable))
 }
 
-/// Whether a reservation on a node may hold less than before. One that was placed over running pods does:
-/// until then they counted beside it.
+/// Returns true if the reservation may hold less on its node than before. One that was placed over running
+/// pods does: until then these counted in addition to it.
 pub(super) fn shrinks(old: Option<&Reservation>, new: &Reservation) -> bool {
     match old.filter(|old| is_available(old)) {
         Some(old) => is_available(new) && placing(old) != placing(new),

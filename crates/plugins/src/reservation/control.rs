@@ -1,5 +1,5 @@
-//! What the Reservation's status should say, and when reservations end. Level-triggered: what is
-//! wanted is compared with what the informer shows, and asked for until it does.
+//! The reservation controller: status updates, expiration and garbage collection. It is level-triggered: the
+//! desired status is compared with the informer's, and written again until both agree.
 
 use super::Reservations;
 use super::pod::{Phase, resource_list};
@@ -17,23 +17,23 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A write that the informer does not show after this long is sent again.
+/// A write that the informer does not deliver within this time is repeated.
 const AGAIN: SignedDuration = SignedDuration::from_secs(15);
 
-/// What was written and is not seen yet.
+/// The last write that the informer has not delivered yet.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     status: Option<(Value, Timestamp)>,
-    /// The last message of the condition `Scheduled`.
+    /// Last message of the condition `Scheduled`.
     said: Option<String>,
 }
 
-/// What time alone will do.
+/// Reservations that need work at a later time.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
-    /// Reservations, by uid, to look at again at a time.
+    /// Reservations, by uid, to check again, with the time.
     due: BTreeSet<(Timestamp, Arc<str>)>,
-    /// When finished reservations are looked through.
+    /// Time of the next garbage collection; `None` if nothing is finished.
     gc: Option<Timestamp>,
 }
 
@@ -47,7 +47,7 @@ impl Agenda {
             .min()
     }
 
-    /// Forgets the end of a reservation that is gone.
+    /// Removes the expiry check of a deleted reservation.
     pub(super) fn drop(&mut self, record: &Record) {
         if let Some(end) = ends_at(record) {
             self.due.remove(&(after(end, 1), record.uid.clone()));
@@ -60,10 +60,10 @@ impl Agenda {
 }
 
 impl Reservations {
-    /// Writes the statuses that changed, ends what is over, removes what is long over.
+    /// Writes changed statuses, expires reservations, and deletes those that ended long ago.
     pub(super) fn control(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.controls {
-            // Another process does it, and this one sees what that writes.
+            // Another process is the controller, and this one sees its writes.
             self.table.dirty.clear();
             return;
         }
@@ -104,7 +104,7 @@ impl Reservations {
         }
         let placed = record.terms.node.is_some();
         if placed || self.expire_pending {
-            // Expired is what is later than its end, not what has just reached it.
+            // Expires strictly after its end, not at it.
             match ends_at(record) {
                 Some(end) if end < view.now => {
                     let status = expired(&record.object, view.now);
@@ -144,7 +144,7 @@ impl Reservations {
         fx.writes.push(status_write(record, status));
     }
 
-    /// Says on a Reservation that is not placed why it is ignored.
+    /// Writes to the conditions of an unplaced Reservation why it is ignored.
     pub(super) fn say_ignored(
         &self,
         object: &Reservation,
@@ -172,7 +172,7 @@ impl Reservations {
         }
     }
 
-    /// Says on the Reservation why it was not placed.
+    /// Writes to the conditions of the Reservation why it was not placed.
     pub(super) fn say_unschedulable(
         &mut self,
         uid: &str,
@@ -198,7 +198,7 @@ impl Reservations {
         }
     }
 
-    /// Deletes reservations that have been over for long, or whose node is gone.
+    /// Deletes reservations that ended long ago, or whose node does not exist.
     fn collect(&mut self, view: View<'_>, fx: &mut Effects) {
         let keep = SignedDuration::from_secs(self.args.first().gc_duration_seconds);
         let mut left = false;
@@ -225,7 +225,7 @@ impl Reservations {
     }
 }
 
-/// The status of a reservation that is being placed.
+/// Returns the status of a reservation that is being placed.
 pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Value {
     let conditions = [
         condition(
@@ -249,8 +249,8 @@ pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Val
     })
 }
 
-/// The conditions of a reservation that was not placed, with the reason; none when they say so already, or
-/// it was placed.
+/// Returns the conditions of a reservation that was not placed, with the reason; `None` if they have it
+/// already or the reservation was placed.
 fn refused(
     mut conditions: Vec<ReservationCondition>,
     message: &str,
@@ -281,14 +281,14 @@ fn refused(
     Some(conditions)
 }
 
-/// A write of `status` to the Reservation.
+/// Returns a write of `status` to the Reservation.
 pub(super) fn status_write(record: &Record, status: Value) -> Write {
     status_write_to(&record.name, &record.uid, status)
 }
 
 fn status_write_to(name: &str, uid: &str, status: Value) -> Write {
     let mut body = json!({"metadata": {"uid": uid}});
-    // Moved, where the macro would copy it.
+    // Assigned, because the `json!` macro would copy it.
     body["status"] = status;
     Write {
         verb: Verb::PatchStatus(body),
@@ -296,7 +296,8 @@ fn status_write_to(name: &str, uid: &str, status: Value) -> Write {
     }
 }
 
-/// The write that places the Reservation, as it is known; one that is being deleted is not placed.
+/// Returns the write that places the Reservation. It carries the known resourceVersion, so that a Reservation
+/// that changed meanwhile, for example by a deletion, is not placed.
 pub(super) fn placement(record: &Record, status: Value) -> Write {
     let mut write = status_write(record, status);
     if let Verb::PatchStatus(body) = &mut write.verb {
@@ -317,7 +318,7 @@ fn to(name: &str) -> Write {
     }
 }
 
-/// What of owners and their use the status does not say yet; none when it says it all.
+/// Returns the changes of owners and allocated amounts that the status lacks; `None` if it is up to date.
 fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
     let status = record.object.status.as_ref()?;
     let mut owners: Vec<ObjectReference> = Vec::new();
@@ -344,7 +345,7 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
     if uids(&known) == uids(&owners) && same_amounts(&status.allocated, &allocated) {
         return None;
     }
-    // A merge patch: what is not mentioned stays.
+    // A merge patch keeps what it does not mention, so removed amounts are set to null.
     let mut amounts: Map<String, Value> = status
         .allocated
         .keys()
@@ -392,7 +393,7 @@ fn same_amounts(a: &ResourceList, b: &ResourceList) -> bool {
     a.len() == b.len() && a.iter().all(equal)
 }
 
-/// The status of a reservation whose time or whose node is over.
+/// Returns the status of a reservation that expired or whose node was deleted.
 fn expired(object: &Reservation, now: Timestamp) -> Value {
     let mut conditions = conditions(object);
     let ready = conditions
@@ -418,7 +419,7 @@ fn expired(object: &Reservation, now: Timestamp) -> Value {
     json!({"phase": ReservationPhase::Failed.as_str(), "conditions": conditions})
 }
 
-/// When the reservation expires; none when it never does.
+/// Returns when the reservation expires; `None` if never.
 fn ends_at(record: &Record) -> Option<Timestamp> {
     let object = &record.object;
     let ttl = record.ttl.map(koord_api::GoDuration::as_nanos);
@@ -426,7 +427,7 @@ fn ends_at(record: &Record) -> Option<Timestamp> {
         return None;
     }
     let created = object.metadata.creation_timestamp.as_ref();
-    // Who created it may have a clock that is ahead.
+    // The creator's clock may be ahead.
     let created = created.map(|time| time.0.min(record.seen));
     let by_age = created.zip(ttl).map(|(created, ttl)| {
         created
@@ -437,7 +438,7 @@ fn ends_at(record: &Record) -> Option<Timestamp> {
     by_age.into_iter().chain(by_date).min()
 }
 
-/// Since when a finished reservation counts as over; none when it does not say.
+/// Returns since when a finished reservation counts as over; `None` if its status lacks the time.
 fn over_since(record: &Record) -> Option<Timestamp> {
     let status = record.object.status.as_ref()?;
     let by = |reason: &str| status.conditions.iter().find(|c| c.reason == reason);
@@ -446,7 +447,7 @@ fn over_since(record: &Record) -> Option<Timestamp> {
         ReservationPhase::Succeeded => &by(RESERVATION_REASON_SUCCEEDED)?.last_probe_time,
         _ => return None,
     };
-    // Another replica may have written it, whose clock is ahead.
+    // Another replica, whose clock is ahead, may have written it.
     let seen = record.over.unwrap_or(Timestamp::MAX);
     time.as_ref().map(|time| time.0.min(seen))
 }

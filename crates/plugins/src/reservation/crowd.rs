@@ -1,5 +1,5 @@
-//! Which running pods the reservations that wait may be placed over, kept as pods come and go: an attempt
-//! looks at these, not at all pods.
+//! Index of the running pods that pending reservations may be placed over, updated with pod events. A
+//! scheduling attempt evaluates these pods instead of all.
 
 use super::owners::{SpecId, is_owner};
 use super::table::{Record, Table};
@@ -10,12 +10,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What tells the pods of a crowd from others.
+/// The criterion by which a reservation selects pods.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Mark {
-    /// This list of owners matches them.
+    /// Pods that this list of owners matches.
     Owners(SpecId),
-    /// They say `true` under this label.
+    /// Pods whose label of this key is `true`.
     Label(Arc<str>),
 }
 
@@ -27,7 +27,7 @@ impl Mark {
         }
     }
 
-    /// The same of a pod that these lists of owners match.
+    /// Like [`Self::is_on`], for a pod that matches the owner lists `lists`.
     fn is_among(&self, pod: &PodInfo, lists: &[SpecId]) -> bool {
         match self {
             Self::Owners(list) => lists.contains(list),
@@ -36,16 +36,16 @@ impl Mark {
     }
 }
 
-/// Whether `pod` says `true` under the label `key`.
+/// Returns true if the label `key` of `pod` is `true`.
 pub(super) fn says_true(pod: &PodInfo, key: &str) -> bool {
     pod.label(key) == Some("true")
 }
 
 #[derive(Debug, Default)]
 struct Crowd {
-    /// The reservations, by uid, that look for it.
+    /// Uids of the reservations that use it.
     users: FxHashSet<Arc<str>>,
-    /// By node, the uids of bound pods. No node without any.
+    /// Uids of bound pods by node; nodes without such pods are absent.
     on: BTreeMap<NodeIndex, BTreeSet<Arc<str>>>,
 }
 
@@ -65,17 +65,17 @@ impl Crowd {
     }
 }
 
-/// See the module documentation.
+/// All indexed sets of pods, by criterion.
 #[derive(Debug, Default)]
 pub(super) struct Crowds {
     by_mark: FxHashMap<Mark, Crowd>,
-    /// By uid of the reservation.
+    /// Criterion by uid of the reservation.
     marks: FxHashMap<Arc<str>, Mark>,
 }
 
 impl Crowds {
-    /// The reservation with this uid looks for the pods with `mark` from now on, or for none. The first to
-    /// look for them has all pods read, once.
+    /// Sets the criterion of the reservation with this uid; `None` stops tracking. A criterion's first use
+    /// scans all pods once.
     pub(super) fn follow(&mut self, uid: &str, mark: Option<(Mark, &Record)>, view: View<'_>) {
         let known = self.marks.get(uid);
         if known == mark.as_ref().map(|(mark, _)| mark) {
@@ -107,7 +107,7 @@ impl Crowds {
         self.by_mark.insert(mark, crowd);
     }
 
-    /// A bound pod appeared on `node`, or changed there.
+    /// Updates the index for a bound pod that appeared on `node` or changed there.
     pub(super) fn seen(&mut self, pod: &PodInfo, node: NodeIndex, table: &Table) {
         if self.by_mark.is_empty() {
             return;
@@ -122,14 +122,14 @@ impl Crowds {
         }
     }
 
-    /// A pod left `node`.
+    /// Removes a pod that left `node` from the index.
     pub(super) fn gone(&mut self, pod: &str, node: NodeIndex) {
         for crowd in self.by_mark.values_mut() {
             crowd.drop(pod, node);
         }
     }
 
-    /// Whether some reservation looks for pods like this one.
+    /// Returns true if some reservation selects pods like this one.
     pub(super) fn seek(&self, pod: &PodInfo, table: &Table) -> bool {
         if self.by_mark.is_empty() {
             return false;
@@ -142,7 +142,7 @@ impl Crowds {
         self.by_mark.get(self.marks.get(uid)?)
     }
 
-    /// Whether the pods that `record` looks for are those that are found by reading all.
+    /// Returns true if the index agrees with a scan of all pods; for a debug assertion.
     pub(super) fn is_exact(&self, record: &Record, view: View<'_>) -> bool {
         let Some(mark) = self.marks.get(&record.uid) else {
             return false;
@@ -157,7 +157,7 @@ impl Crowds {
         })
     }
 
-    /// The existing nodes with pods that the reservation with this uid looks for.
+    /// Returns the existing nodes with pods that the reservation with this uid selects.
     pub(super) fn nodes<'a>(
         &'a self,
         uid: &str,
@@ -169,7 +169,7 @@ impl Crowds {
             .filter(move |node| view.nodes.is_present(*node))
     }
 
-    /// The pods on `node` that the reservation with this uid looks for.
+    /// Returns the pods on `node` that the reservation with this uid selects.
     pub(super) fn pods<'a>(
         &'a self,
         uid: &str,

@@ -1,4 +1,4 @@
-//! Whether a pod fits a node together with a reservation, or the node alone.
+//! Fit of a pod on a node with one of its reservations, or without.
 
 use super::args::Args;
 use super::side::{PodSide, Unmatched};
@@ -16,10 +16,10 @@ use std::sync::Arc;
 pub(super) const NO_MATCH: &str = "node(s) no reservations match reservation affinity";
 const NOTHING_MEETS: &str = "node(s) no reservation(s) to meet the requirements";
 const NOT_BY_PREEMPTION: &str = "node(s) preemption failed due to insufficient resources";
-/// As the engine words it for nodes that a plugin ruled out before they were looked at.
+/// The engine's text for nodes that a plugin excluded in PreFilter.
 const OUTSIDE: &str = "node(s) didn't satisfy plugin(s) [Reservation]";
 
-/// One node as one pod meets it.
+/// One node as seen by one pod, with the reservations that the pod may use.
 pub(super) struct Spot<'a> {
     pub(super) table: &'a Table,
     pub(super) args: &'a Args,
@@ -28,7 +28,7 @@ pub(super) struct Spot<'a> {
     pub(super) node: NodeIndex,
     /// The reservations on the node that the pod may use.
     pub(super) matched: Vec<(u32, &'a Record)>,
-    /// What owners of reservations on this node would give back if they were evicted, by
+    /// Resources and number of the pods that are assumed evicted and own reservations on this node, by
     /// reservation.
     victims: FxHashMap<u32, (Amounts, i64)>,
 }
@@ -70,20 +70,20 @@ impl<'a> Spot<'a> {
         }
     }
 
-    /// Whether the pod may run here, with a reservation or without.
+    /// Checks whether the pod may run here, with or without a reservation.
     pub(super) fn verdict(&self) -> Verdict {
         let required = self.side.affinity.is_some();
         if self.matched.is_empty() {
             if required {
                 return Err(Rejection::unresolvable(OUTSIDE));
             }
-            // Evicting owners frees nothing for others: the reservation takes it back.
+            // Evicting owners frees nothing for others: their resources return to the reservation.
             if !self.victims.is_empty() && !self.lacks(None).is_empty() {
                 return Err(Rejection::unschedulable(NOT_BY_PREEMPTION));
             }
             return Ok(());
         }
-        // The node's own fit has been judged with all reservations out of the way.
+        // The node's own fit check already counted all reservations as removed.
         if self.side.ignores {
             return Ok(());
         }
@@ -103,7 +103,7 @@ impl<'a> Spot<'a> {
             by_node = self.lacks(None);
             by_reservation.clear();
         } else if !required {
-            // What the node lacks with a reservation it lacks without one, too.
+            // A shortage with a reservation also exists without one.
             by_reservation.clear();
         }
         let mut reasons = self.node_reasons(&by_node);
@@ -120,8 +120,8 @@ impl<'a> Spot<'a> {
         })
     }
 
-    /// Why the node refuses the pod, as far as room is concerned: what the node's own fit says with
-    /// all reservations of the pod out of the way, else what this plugin says.
+    /// Returns the reasons why the node's resources do not suffice: those of the node's own fit check with
+    /// all reservations of the pod removed, else those of this plugin.
     pub(super) fn refusal(&self) -> Vec<Reason> {
         let table = self.cycle.view.resources;
         let outright = self.lacks_beside(&self.matched);
@@ -139,7 +139,7 @@ impl<'a> Spot<'a> {
         outright.iter().map(reason).collect()
     }
 
-    /// The reservation whose place the pod takes.
+    /// Returns the reservation that the pod would use.
     pub(super) fn nominee(&self) -> Option<(u32, &'a Record)> {
         if self.side.ignores {
             return None;
@@ -173,7 +173,7 @@ impl<'a> Spot<'a> {
         best.map(|(_, one)| *one)
     }
 
-    /// How full `record` gets with the pod in it.
+    /// Returns how full `record` gets with the pod in it.
     pub(super) fn score(&self, at: u32, record: &Record) -> i64 {
         let mut allocated = record.allocated();
         if let Some((victims, _)) = self.victims.get(&at) {
@@ -186,8 +186,8 @@ impl<'a> Spot<'a> {
         koord_model::reservation::score(&record.terms.allocatable, &allocated, requests)
     }
 
-    /// What the pod lacks with `record` in use: of the node, and of the reservation. None when the
-    /// two have nothing to do with each other.
+    /// Returns the shortages of the node and of the reservation for the pod in `record`; `None` if the pod
+    /// requests no resource of the reservation.
     fn judge(&self, at: u32, record: &Record) -> Option<(Vec<ResourceId>, Vec<Reason>)> {
         let requests = &self.cycle.pod.requests;
         let concerns = record
@@ -246,16 +246,16 @@ impl<'a> Spot<'a> {
         Some((lacks, reasons))
     }
 
-    /// What the node lacks for the pod when it takes the place of this reservation, or of none.
+    /// Returns the resources that the node is short of if the pod uses this reservation, or none.
     fn lacks(&self, with: Option<(u32, &'a Record)>) -> Vec<ResourceId> {
         self.lacks_beside(with.as_slice())
     }
 
-    /// What the node lacks for the pod when these reservations make way.
+    /// Returns the resources that the node is short of if the reservations `away` are released.
     fn lacks_beside(&self, away: &[(u32, &Record)]) -> Vec<ResourceId> {
         let Self { cycle, node, .. } = self;
         let nodes = cycle.view.nodes;
-        // What is imagined away of reservations is back, except for those that make way.
+        // The cycle counts all the pod's reservations as removed. They are added back, except for `away`.
         let mut stand_ins = 0;
         for pod in cycle.overlay.removed {
             stand_ins += i64::from(pod.is_holder());
@@ -308,7 +308,7 @@ impl<'a> Spot<'a> {
         out
     }
 
-    /// What `record` holds of a resource once its victims are gone.
+    /// Returns what `record` holds of a resource once its assumed victims are gone.
     fn left(&self, at: u32, record: &Record, id: ResourceId) -> i64 {
         let all = record.terms.pod.requests.get(id);
         match self.victims.get(&at) {
@@ -325,7 +325,7 @@ impl<'a> Spot<'a> {
     }
 }
 
-/// What is missing, as this plugin words it.
+/// Returns this plugin's reasons for the resources that the node is short of.
 pub(super) fn node_reasons(table: &ResourceTable, lacking: &[ResourceId]) -> Vec<Reason> {
     let mut names: Vec<Arc<str>> = lacking.iter().map(|id| table.name(*id)).collect();
     names.sort_unstable();
@@ -336,7 +336,7 @@ pub(super) fn node_reasons(table: &ResourceTable, lacking: &[ResourceId]) -> Vec
         .collect()
 }
 
-/// How many reservations stand in what relation to a pod that no node took.
+/// Counts of reservations by their relation to a pod that fits no node.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     owned: usize,
@@ -346,7 +346,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts one reservation the pod owns.
+    /// Counts one reservation that the pod owns.
     pub(super) fn add(&mut self, side: &PodSide, checked: Result<(), Unmatched>) {
         self.owned += 1;
         if matches!(checked, Ok(()) | Err(Unmatched::Exact)) {
@@ -357,7 +357,7 @@ impl Counts {
         }
     }
 
-    /// Counts what the node refused of `usable` reservations on it.
+    /// Counts the node's reasons against `usable` reservations on it.
     pub(super) fn refused(&mut self, usable: usize, reasons: &[Reason]) {
         let own = |reason: &&Reason| reason.as_str().starts_with("Reservation(s) ");
         let left = usable.saturating_sub(reasons.iter().filter(own).count());
@@ -368,7 +368,7 @@ impl Counts {
         }
     }
 
-    /// The text for the pod's condition; empty when reservations do not matter to it.
+    /// Returns the text for the pod's condition; empty if reservations do not concern the pod.
     pub(super) fn text(&self, required: bool) -> String {
         if self.owned == 0 && !required {
             return String::new();

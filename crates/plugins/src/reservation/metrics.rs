@@ -1,4 +1,4 @@
-//! What reservations show as metrics.
+//! Metrics about reservations.
 
 use super::Reservations;
 use jiff::{SignedDuration, Timestamp};
@@ -20,7 +20,7 @@ static RESOURCE: Family = Family {
 };
 
 const PHASES: [&str; 4] = ["Pending", "Available", "Succeeded", "Failed"];
-/// Up to so many reservations are shown afresh whenever somebody asks; more, once a minute.
+/// Up to this many reservations, metrics are refreshed at each scrape; above, once a minute.
 const FEW: usize = 200;
 const SELDOM: SignedDuration = SignedDuration::from_mins(1);
 
@@ -40,7 +40,7 @@ impl Reservations {
     }
 }
 
-/// What the object itself says, as everybody sees it.
+/// Exports the metrics of one Reservation object.
 fn show(object: &Reservation, name: &str, out: &mut Readings) {
     let status = object.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_ref());

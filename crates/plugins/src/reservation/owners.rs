@@ -1,4 +1,4 @@
-//! Who may use a reservation: owner terms, shared between reservations and found by what a pod has.
+//! Owner lists of reservations, shared between reservations with equal lists and indexed by pod properties.
 
 use koord_api::scheduling::{ReservationControllerReference, ReservationOwner};
 use koord_api::selector;
@@ -8,18 +8,18 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A list of owner terms. Reservations with equal lists have the same number; numbers are never
-/// reused, so that they can stand in the signature of a pod.
+/// Id of a list of owner terms. Reservations with equal lists share it. Ids are never reused, so that they
+/// can be part of a pod's signature.
 pub(super) type SpecId = u32;
 
-/// Something a pod must have for one term to match; the term is filed under it.
+/// A property that a pod must have for a term to match; the term is indexed under it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Uid(String),
     Name(String),
     Controller(String),
     Label(String, String),
-    /// Nothing in particular: the term is tried for every pod.
+    /// No specific property: the term is tried for every pod.
     Any,
 }
 
@@ -41,10 +41,10 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// Notes that reservation `user` is open to `owners`.
+    /// Records that reservation `user` is open to `owners`. Returns the id of the list.
     ///
     /// # Errors
-    /// A term cannot be evaluated; the text names it.
+    /// Returns a message that names a term which cannot be evaluated.
     pub(super) fn add(&mut self, owners: &[ReservationOwner], user: u32) -> Result<SpecId, String> {
         check(owners)?;
         let text: Arc<str> = serde_json::to_string(owners)
@@ -101,7 +101,7 @@ impl Owners {
         }
     }
 
-    /// The reservations that are open to owners of list `id`.
+    /// Returns the reservations that use owner list `id`.
     pub(super) fn users(&self, id: SpecId) -> impl Iterator<Item = u32> + '_ {
         self.specs
             .get(&id)
@@ -109,7 +109,7 @@ impl Owners {
             .flat_map(|spec| spec.users.iter().copied())
     }
 
-    /// The lists that `pod` matches, sorted.
+    /// Returns the ids of the lists that `pod` matches, sorted.
     pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
         if self.specs.is_empty() {
             return Vec::new();
@@ -136,7 +136,7 @@ impl Owners {
         found
     }
 
-    /// What a pod must have to match `owner`: any one of these.
+    /// Returns the index keys of `owner`: a pod must have at least one of them to match.
     fn keys_of(&self, owner: &ReservationOwner) -> Vec<Key> {
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(object) = &owner.object {
@@ -153,7 +153,7 @@ impl Owners {
             return vec![Key::Controller(controller.uid.clone())];
         }
         if let Some(labels) = &owner.label_selector {
-            // Of several labels, the one that the fewest lists ask for.
+            // Of several labels, the one that the fewest lists use.
             let rarest = labels
                 .match_labels
                 .iter()
@@ -175,10 +175,10 @@ impl Owners {
     }
 }
 
-/// Whether all terms can be evaluated.
+/// Checks that all terms can be evaluated.
 ///
 /// # Errors
-/// Names the term that cannot.
+/// Returns a message that names a term which cannot.
 pub(super) fn check(owners: &[ReservationOwner]) -> Result<(), String> {
     for (at, owner) in owners.iter().enumerate() {
         if let Some(labels) = &owner.label_selector {
@@ -189,12 +189,12 @@ pub(super) fn check(owners: &[ReservationOwner]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether `pod` matches any of `owners`.
+/// Returns true if `pod` matches any of `owners`.
 pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
     owners.iter().any(|term| matches(term, pod))
 }
 
-/// Whether every set part of `term` matches `pod`. A term with nothing set matches all pods.
+/// Returns true if every set part of `term` matches `pod`. A term with nothing set matches all pods.
 fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
     let object = term.object.as_ref().is_none_or(|object| {
         let same = |wanted: &Option<String>, found: Option<&str>| {

@@ -1,4 +1,4 @@
-//! A Reservation, understood: its terms, and the pod that stands for it in the queue and the books.
+//! The parsed Reservation: its terms, and the holder pod that stands for it in the queue and on its node.
 
 use crate::common::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, ResourceRequirements, Taint};
@@ -18,50 +18,51 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The container that carries what is reserved, where that differs from the template.
+/// Name of the container that requests the reserved amounts if these differ from the template.
 const FAKE_CONTAINER: &str = "__internal_fake_container__";
 
-/// Where a reservation stands.
+/// Lifecycle phase of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// To be placed.
+    /// Not placed yet.
     Pending,
-    /// On its node, open to owners.
+    /// On its node and open to owners.
     Available,
-    /// On its node, not open yet. Not produced here.
+    /// On its node, but not open yet. Not produced here.
     Waiting,
     /// Used up, expired or failed.
     Over,
 }
 
-/// What a Reservation says, parsed.
+/// The parsed fields of a Reservation.
 #[derive(Debug)]
 pub(super) struct Terms {
     pub(super) phase: Phase,
     /// `status.nodeName`.
     pub(super) node: Option<Arc<str>>,
     pub(super) once: bool,
-    /// Closed to new owners, or on its way out.
+    /// True if it is closed to new owners or being deleted.
     pub(super) unschedulable: bool,
     pub(super) taints: Vec<Taint>,
     pub(super) labels: BTreeMap<String, String>,
-    /// Lower goes first.
+    /// Value of the order label; lower is used first. `None` if it is unset, 0 or invalid.
     pub(super) order: Option<i64>,
-    /// What owners may use; includes `pods` when their number is limited.
+    /// Amounts that owners may use; includes `pods` if their number is limited.
     pub(super) allocatable: Amounts,
-    /// What is set aside from owners.
+    /// Amounts that are set aside and not available to owners.
     pub(super) reserved: Amounts,
-    /// The resources that a restricted reservation gives alone; all others have all of them.
+    /// Resources that owners must take from the reservation alone if it is restricted; all of its resources
+    /// otherwise.
     pub(super) resources: Vec<ResourceId>,
-    /// The pod that stands for it, with all of its requests.
+    /// The holder pod, with all of its requests.
     pub(super) pod: PodInfo,
-    /// What was not understood; owners do not match then.
+    /// What could not be parsed; no pod matches as an owner then.
     pub(super) error: Option<String>,
-    /// What was ignored.
+    /// Messages about parts that were ignored.
     pub(super) ignored: Vec<String>,
 }
 
-/// Text of a missing part, as in the reservation's condition.
+/// Error that makes a Reservation unusable; its text is part of the reservation's condition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TermsError {
     #[error("the reservation has no {0}")]
@@ -73,7 +74,7 @@ pub(super) enum TermsError {
 }
 
 impl Terms {
-    /// Reads a Reservation.
+    /// Parses a Reservation.
     pub(super) fn new(object: &Reservation, table: &ResourceTable) -> Result<Self, TermsError> {
         let status = object.status.as_ref();
         let node = status
@@ -184,7 +185,7 @@ impl Terms {
         })
     }
 
-    /// The pod as it stands in the books when owners took `taken`.
+    /// Returns the holder pod reduced by the amounts `taken` that owners use.
     pub(super) fn reduced(&self, taken: &Amounts) -> PodInfo {
         let requests = koord_model::reservation::remaining(&self.pod.requests, taken);
         let mut scoring = self.pod.scoring;
@@ -197,7 +198,7 @@ impl Terms {
     }
 }
 
-/// The pod that stands for a reservation.
+/// Builds the holder pod of a reservation.
 fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, TermsError> {
     let (meta, template) = (&object.metadata, &object.spec.template);
     let name = meta
@@ -222,7 +223,7 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
     if object.spec.pre_allocation == Some(true) {
         notes.insert(annotations::IS_PRE_ALLOCATION.to_owned(), "true".to_owned());
     }
-    // The node that the template asks for is a wish until the reservation is placed.
+    // The template's node is only a request until the reservation is placed.
     if let Some(fixed) = spec.node_name.take().filter(|name| !name.is_empty()) {
         notes.insert(annotations::RESERVATION_NODE.to_owned(), fixed);
     }
@@ -235,7 +236,8 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
             .as_ref()
             .and_then(|all| all.get(labels::POD_PRIORITY));
         let parsed = labelled.and_then(|text| text.parse::<i32>().ok());
-        // As high as can be: never a victim of preemption, and with `enablePreemption` above every pod.
+        // The highest priority by default: the holder is never preempted, and with `enablePreemption` it is
+        // above every pod.
         spec.priority = Some(parsed.unwrap_or(i32::MAX));
     }
     let metadata = ObjectMeta {
@@ -251,7 +253,7 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
         annotations: Some(notes),
         owner_references: outer.owner_references,
         creation_timestamp: meta.creation_timestamp.clone(),
-        // What is being deleted is not placed any more; what is placed stays until it is gone.
+        // A reservation that is being deleted is not placed; a placed one stays until it is gone.
         deletion_timestamp: meta
             .deletion_timestamp
             .clone()
@@ -265,7 +267,7 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
     })
 }
 
-/// Makes `pod` request `reserved` (beside what else its template asks for), if it does not already.
+/// Makes `pod` request `reserved` in addition to other resources of its template, unless it does already.
 fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Result<(), PodError> {
     let asked = PodInfo::new(Arc::new(pod.clone()), table)?.requests;
     let wanted: Amounts = reserved
@@ -307,7 +309,7 @@ fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Resul
     Ok(())
 }
 
-/// Amounts as the API writes them: memory and the like in binary units.
+/// Formats amounts as the API does: memory and storage in binary units.
 pub(super) fn resource_list(amounts: &Amounts, table: &ResourceTable) -> ResourceList {
     let quantity = |id: ResourceId, name: &str, amount: i64| match id {
         CPU => Quantity::from_milli(amount),
@@ -336,11 +338,11 @@ struct Resize {
     resources: ResourceList,
 }
 
-/// What the status of a reservation that is being placed says is reserved: what it asks for, with
+/// Returns the allocatable amounts for the status of a reservation that is being placed: its requests, with
 /// the amounts that the resize annotation replaces.
 ///
 /// # Errors
-/// The annotation is malformed; the text names it.
+/// Returns a message that names the annotation if it is invalid.
 pub(super) fn reserved_on_bind(
     object: &Reservation,
     terms: &Terms,

@@ -1,4 +1,4 @@
-//! Reservations for people: explanations of pods and the inspection API.
+//! Reservations in explanations of pods and in the inspection API.
 
 use super::side::PodSide;
 use super::table::Record;
@@ -10,7 +10,7 @@ use koord_scheduler::state::PodInfo;
 use serde_json::{Value, json};
 
 impl Reservations {
-    /// The reservation a pod uses, or those it owns and what keeps it from them.
+    /// Returns the reservation that a pod uses, or those it owns and why it cannot use them.
     pub(super) fn story(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         if let Some(uid) = self.table.used_by(&pod.uid) {
             let record = self.table.find(uid).and_then(|at| self.table.record(at));
@@ -37,7 +37,7 @@ impl Reservations {
         (!listed.is_empty()).then(|| json!({"reservations": listed}))
     }
 
-    /// The reservations on the node of this name.
+    /// Returns the reservations on the node with this name.
     pub(super) fn on_node_named(&self, node: &str, view: View<'_>) -> Value {
         let row = view.nodes.find(node);
         let listed = row.into_iter().flat_map(|row| self.table.on(row));
@@ -51,7 +51,7 @@ impl Reservations {
         json!({ "items": items })
     }
 
-    /// A reservation as the inspection API shows it.
+    /// Returns a reservation in the form of the inspection API.
     fn item(&self, record: &Record, view: View<'_>) -> Value {
         let list = |amounts: &Amounts| json!(pod::resource_list(amounts, view.resources));
         let restricted = |(id, _): &(_, i64)| record.terms.resources.contains(id);
@@ -98,7 +98,7 @@ impl Reservations {
     }
 }
 
-/// There is no such index: reservations are found by their owners' labels in another way.
+/// Returns a disabled selector index: reservations are indexed by owner labels in another way.
 pub(super) fn selector_index() -> Value {
     json!({"enabled": false, "prefixes": null, "indexedReservations": 0})
 }

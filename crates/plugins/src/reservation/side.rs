@@ -1,4 +1,4 @@
-//! The pod's side of a cycle: what it says about reservations, and which of them it may use.
+//! A pod's reservation annotations, and the check of a reservation against them.
 
 use super::ahead::Ahead;
 use super::owners::SpecId;
@@ -14,20 +14,20 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What keeps a pod that is an owner from using a reservation.
+/// The reason why a pod cannot use a reservation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unmatched {
-    /// No owner.
+    /// The pod is no owner.
     Owner,
-    /// Another one is asked for by name.
+    /// The pod names another reservation.
     Name,
-    /// It is closed.
+    /// The reservation is closed to new owners.
     Unschedulable,
-    /// It has a taint, as `{key: value}`.
+    /// The pod does not tolerate this taint of the reservation, given as `{key: value}`.
     Taint(String),
-    /// It is not what the affinity asks for.
+    /// The pod's reservation affinity does not match.
     Affinity,
-    /// An amount is not equal.
+    /// An amount that must be equal differs.
     Exact,
 }
 
@@ -44,23 +44,23 @@ impl std::fmt::Display for Unmatched {
     }
 }
 
-/// What a pod says about reservations.
+/// A pod's relation to reservations.
 #[derive(Debug, Default)]
 pub(super) struct PodSide {
-    /// It takes no notice of reservations, and may use what they hold.
+    /// True if the pod ignores reservations and may use what they hold.
     pub(super) ignores: bool,
-    /// The owner lists it matches.
+    /// Ids of the owner lists that the pod matches.
     pub(super) owner_of: Vec<SpecId>,
-    /// The reservation it may use must meet this; without one, the node will do.
+    /// Affinity that its reservation must match; `None` if the pod may also run without a reservation.
     pub(super) affinity: Option<Arc<Affinity>>,
-    /// Resources whose amounts must be equal.
+    /// Resources whose requested and reserved amounts must be equal.
     exact: Vec<ResourceId>,
 }
 
-/// Which reservations a pod wants.
+/// A pod's parsed reservation affinity.
 #[derive(Debug, Default)]
 pub(super) struct Affinity {
-    /// This one; nothing else counts then.
+    /// Name of the required reservation; if set, all other parts are ignored.
     pub(super) name: Option<String>,
     selector: BTreeMap<String, String>,
     terms: Option<Vec<NodeSelectorTerm>>,
@@ -68,16 +68,16 @@ pub(super) struct Affinity {
     tolerates_unschedulable: bool,
 }
 
-/// A pod, or what stands for a reservation that is to be placed.
+/// The subject of a scheduling cycle: a pod, or a reservation that is to be placed.
 #[derive(Debug)]
 pub(super) enum Incoming {
     /// A reservation.
     Reserve {
         /// The node its template names.
         fixed: Option<String>,
-        /// How owners will draw from it.
+        /// Its allocate policy.
         policy: AllocatePolicy,
-        /// The running pods that it may be placed over; none when it is placed like any other.
+        /// The running pods that it may be placed over; `None` if it is placed without pre-allocation.
         ahead: Option<Ahead>,
     },
     /// A pod.
@@ -85,10 +85,10 @@ pub(super) enum Incoming {
 }
 
 impl PodSide {
-    /// Reads the pod's annotations.
+    /// Parses the pod's annotations.
     ///
     /// # Errors
-    /// An annotation is malformed; the text names it and its value.
+    /// Returns a message that names the invalid annotation and its value.
     pub(super) fn new(
         pod: &PodInfo,
         owner_of: Vec<SpecId>,
@@ -106,17 +106,18 @@ impl PodSide {
         Ok(out)
     }
 
-    /// Whether the pod asks nothing of a reservation but to be its owner.
+    /// Returns true if being an owner is all that the pod asks of a reservation.
     pub(super) fn is_simple(&self) -> bool {
         self.affinity.is_none() && self.exact.is_empty()
     }
 
-    /// Whether no reservation concerns the pod.
+    /// Returns true if reservations do not concern the pod.
     pub(super) fn is_plain(&self) -> bool {
         !self.ignores && self.owner_of.is_empty() && self.affinity.is_none()
     }
 
-    /// Whether the pod may use a reservation with these terms on `node`; owners are known to match.
+    /// Checks whether the pod may use a reservation with these terms on `node`; that it is an owner is
+    /// checked already.
     pub(super) fn check(
         &self,
         pod: &PodInfo,
@@ -127,7 +128,7 @@ impl PodSide {
         self.suits(pod, name, terms, node, terms.unschedulable)
     }
 
-    /// The same; `closed`: the reservation takes only those who tolerate that it is.
+    /// Like [`Self::check`], with `closed` in place of the reservation's own `unschedulable` flag.
     pub(super) fn suits(
         &self,
         pod: &PodInfo,
@@ -144,7 +145,7 @@ impl PodSide {
             }
         };
         let Some(affinity) = &self.affinity else {
-            // Taints are held only against pods that say which reservations they want.
+            // Taints apply only to pods that have a reservation affinity.
             return if closed {
                 Err(Unmatched::Unschedulable)
             } else {
@@ -179,16 +180,18 @@ impl PodSide {
     }
 }
 
-/// The pod's annotations, as they were read once.
+/// The pod's reservation annotations, parsed once.
 struct Said {
     affinity: Option<Arc<Affinity>>,
-    /// Resources that must be reserved as they are asked for.
+    /// Names of resources whose requested and reserved amounts must be equal.
     exact: Vec<String>,
 }
 
 impl Said {
+    /// Parses the annotations.
+    ///
     /// # Errors
-    /// As [`PodSide::new`].
+    /// Returns a message that names the invalid annotation and its value.
     fn read(pod: &PodInfo) -> Result<Self, String> {
         fn parsed<T: DeserializeOwned>(
             pod: &PodInfo,
@@ -241,7 +244,7 @@ impl From<ReservationAffinity> for Affinity {
     }
 }
 
-/// Whether the listed resources are asked for and reserved in equal amounts.
+/// Returns true if the listed resources are requested and reserved in equal amounts.
 fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) -> bool {
     names.iter().all(|id| {
         requests.contains(*id) == allocatable.contains(*id)
@@ -249,12 +252,12 @@ fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) 
     })
 }
 
-/// Whether the pod takes no notice of reservations.
+/// Returns true if the pod's label says that it ignores reservations.
 pub(super) fn ignores(pod: &PodInfo) -> bool {
     pod.label(labels::RESERVATION_IGNORED) == Some("true")
 }
 
-/// A key with its value, when the pod has it.
+/// Returns an annotation's key and value if the pod has it and it is not empty.
 pub(super) fn given<'a>(pod: &'a PodInfo, key: &'static str) -> Option<(&'static str, &'a str)> {
     pod.annotation(key)
         .filter(|text| !text.is_empty())

@@ -1,4 +1,4 @@
-//! The reservations and their owners, kept exact by every event, in whatever order events come.
+//! The reservations and their owners, kept exact by events in any order.
 
 use super::NAME;
 use super::owners::{Owners, SpecId};
@@ -16,48 +16,49 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// One reservation.
+/// State of one reservation.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) object: Arc<Reservation>,
     pub(super) name: Arc<str>,
     pub(super) uid: Arc<str>,
     pub(super) terms: Terms,
-    /// Its owners' list; none when that, or something else, was not understood.
+    /// Id of its owner list; `None` if the owners or another part of the spec are invalid.
     pub(super) spec: Option<SpecId>,
-    /// Where the pod that stands for it is booked.
+    /// The node on which its holder pod is booked.
     pub(super) row: Option<NodeIndex>,
-    /// That pod, as it is booked.
+    /// The holder pod as it is booked, reduced by what owners have taken.
     pub(super) pod: Arc<PodInfo>,
-    /// What its owners request.
+    /// Sum of the owners' requests.
     pub(super) taken: Amounts,
-    /// How many owners it has.
+    /// Number of owners.
     pub(super) pods: i64,
-    /// The last status this process wrote, until the informer shows it.
+    /// The last status this process wrote, until the informer delivers it.
     pub(super) sent: super::control::Sent,
     /// The last valid `spec.ttl`.
     pub(super) ttl: Option<GoDuration>,
-    /// When this process saw it first. It was not created later, whatever the clock of who created it.
+    /// When this process first saw the reservation. It was created no later, even if the creator's clock is
+    /// ahead.
     pub(super) seen: Timestamp,
-    /// When this process saw first that it is over.
+    /// When this process first saw that the reservation is over.
     pub(super) over: Option<Timestamp>,
 }
 
 impl Record {
-    /// Whether pods may use it now.
+    /// Returns true if pods may use the reservation now.
     pub(super) fn is_matchable(&self) -> bool {
         self.terms.phase == Phase::Available
             && self.spec.is_some()
             && !(self.terms.once && self.pods > 0)
     }
 
-    /// Whether it is not placed, and may be.
+    /// Returns true if the reservation is not placed and may still be.
     pub(super) fn may_still_come(&self) -> bool {
         self.terms.phase == Phase::Pending
     }
 
-    /// What its owners use of the resources that it gives alone. What they use of others may be
-    /// listed, too.
+    /// Returns what the owners use of the resources that the reservation restricts. What they use of others
+    /// may be listed, too.
     pub(super) fn allocated(&self) -> Cow<'_, Amounts> {
         if self.terms.resources.len() >= self.terms.allocatable.iter().count() {
             return Cow::Borrowed(&self.taken);
@@ -67,13 +68,13 @@ impl Record {
     }
 }
 
-/// What of a reservation decides most cases, side by side with its neighbours on the node.
+/// The fields of a reservation that decide most checks, stored contiguously per node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seat {
     at: u32,
-    /// Its owners' list while it is open to them, else 0.
+    /// Id of its owner list while it is open to owners, else 0.
     spec: SpecId,
-    /// Whether it is closed to those who do not insist.
+    /// True if it is unschedulable, so that only pods which tolerate that or name it may use it.
     closed: bool,
 }
 
@@ -82,26 +83,26 @@ pub(super) struct Seat {
 pub(super) struct Owner {
     pub(super) pod: Arc<PodInfo>,
     pub(super) node: Arc<str>,
-    /// Whether the API says so; else it is only assumed.
+    /// True if the pod's annotation in the API names the reservation; false if this is only assumed.
     pub(super) confirmed: bool,
-    /// Whether it ran already when the reservation was placed over it.
+    /// True if the pod already ran when the reservation was placed over it.
     pub(super) ahead: bool,
 }
 
-/// See the module documentation.
+/// All reservations and their owners, with indexes.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     records: Vec<Option<Record>>,
     free: Vec<u32>,
     by_uid: FxHashMap<Arc<str>, u32>,
     by_name: FxHashMap<Arc<str>, u32>,
-    /// Per row of the node store, the reservations booked there.
+    /// The reservations booked on each node, by node index.
     by_row: Vec<Vec<Seat>>,
-    /// By uid of the reservation, which may not be known (yet, or any more), then of the pod.
+    /// Owners by uid of the reservation, which may not exist yet or no longer, then by uid of the pod.
     owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Owner>>,
     owner_of: FxHashMap<Arc<str>, Arc<str>>,
-    /// By uid of a reservation that is being placed: who is on its node and was told of it before, and is
-    /// not taken in this time.
+    /// By uid of a reservation that is being placed: pods on its node that an earlier attempt annotated, and
+    /// that this attempt does not absorb.
     pub(super) left_out: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
     specs: Owners,
     /// Reservations, by uid, whose status may have to be written.
@@ -130,13 +131,13 @@ impl Table {
         self.records.iter().flatten()
     }
 
-    /// The reservations booked on `node`.
+    /// Returns the reservations booked on `node`.
     pub(super) fn on(&self, node: NodeIndex) -> impl Iterator<Item = (u32, &Record)> {
         let listed = self.by_row.get(node.row()).into_iter().flatten();
         listed.filter_map(|seat| Some((seat.at, self.record(seat.at)?)))
     }
 
-    /// The reservations on `node` that `pod` may use now.
+    /// Returns the reservations on `node` that `pod` may use now.
     pub(super) fn usable<'a>(
         &'a self,
         pod: &PodInfo,
@@ -150,7 +151,7 @@ impl Table {
             if seat.spec == 0 || !(side.ignores || side.owner_of.contains(&seat.spec)) {
                 continue;
             }
-            // Nothing but the owners' list and this flag is asked for by most pods.
+            // For most pods the owner list and this flag are all that matters.
             if side.is_simple() && seat.closed && !side.ignores {
                 continue;
             }
@@ -169,7 +170,7 @@ impl Table {
         out
     }
 
-    /// Brings the seat of a reservation up to date with its record.
+    /// Updates the seat of a reservation from its record.
     fn reseat(&mut self, at: u32) {
         let Some(record) = self.record(at) else {
             return;
@@ -186,17 +187,17 @@ impl Table {
         }
     }
 
-    /// The owners of the reservation with this uid, wherever they are.
+    /// Returns the owners of the reservation with this uid, on any node.
     pub(super) fn owners(&self, uid: &str) -> impl Iterator<Item = &Owner> {
         self.owners.get(uid).into_iter().flat_map(FxHashMap::values)
     }
 
-    /// The uid of the reservation that the pod with this uid uses.
+    /// Returns the uid of the reservation that the pod with this uid uses.
     pub(super) fn used_by(&self, pod: &str) -> Option<&Arc<str>> {
         self.owner_of.get(pod)
     }
 
-    /// The pods on `node` of which the API says that they use the reservation with this uid.
+    /// Returns the pods on `node` whose annotation in the API names the reservation with this uid.
     pub(super) fn confirmed_on(
         &self,
         uid: &str,
@@ -208,14 +209,14 @@ impl Table {
             .map(|owner| &owner.pod)
     }
 
-    /// Whether the API says that `pod` uses the reservation with this uid.
+    /// Returns true if the annotation of `pod` in the API names the reservation with this uid.
     pub(super) fn is_confirmed(&self, uid: &str, pod: &str) -> bool {
         let owner = self.owners.get(uid).and_then(|all| all.get(pod));
         owner.is_some_and(|owner| owner.confirmed)
     }
 
-    /// Whether the word of a pod on `node`, that it uses the reservation with this uid, is what a placement
-    /// left behind that came to nothing: that reservation is not there, or never will be on the node.
+    /// Returns true if a pod on `node` names the reservation with this uid only because of a placement that
+    /// failed: the reservation does not exist, or will never be on that node.
     pub(super) fn is_void(&self, uid: &str, node: &str) -> bool {
         let Some(record) = self.find(uid).and_then(|at| self.record(at)) else {
             return true;
@@ -223,19 +224,19 @@ impl Table {
         !record.may_still_come() && record.terms.node.as_deref() != Some(node)
     }
 
-    /// The uid of the reservation that is being placed over the pod with this uid.
+    /// Returns the uid of the reservation that is being placed over the pod with this uid.
     fn taken_ahead(&self, pod: &str) -> Option<Arc<str>> {
         let uid = self.used_by(pod)?;
         let owner = self.owners.get(uid)?.get(pod)?;
         (owner.ahead && !owner.confirmed).then(|| uid.clone())
     }
 
-    /// The owner lists that `pod` matches.
+    /// Returns the ids of the owner lists that `pod` matches.
     pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
         self.specs.matching(pod)
     }
 
-    /// The reservations that `side` owns and that are open, on whatever node.
+    /// Returns the open reservations, on any node, whose owner lists the pod of `side` matches.
     pub(super) fn owned<'a>(&'a self, side: &'a PodSide) -> impl Iterator<Item = &'a Record> {
         let lists = side.owner_of.iter();
         lists
@@ -244,7 +245,7 @@ impl Table {
             .filter(|record| record.is_matchable() && record.row.is_some())
     }
 
-    /// Whether `pod` may use `record`.
+    /// Checks whether `pod` may use `record`.
     pub(super) fn check(
         &self,
         pod: &PodInfo,
@@ -266,12 +267,12 @@ impl Table {
         side.check(pod, &record.name, &record.terms, node.map(|info| &**info))
     }
 
-    /// The one node that a pod which names a reservation can go to.
+    /// Returns the node of the reservation that the affinity names.
     pub(super) fn named_row(&self, affinity: &Affinity) -> Option<NodeIndex> {
         self.named(affinity.name.as_deref()?)?.row
     }
 
-    /// A Reservation appeared or changed. Returns why it is ignored, if it is.
+    /// Applies a Reservation that appeared or changed. Returns the reason if it is ignored.
     pub(super) fn apply(
         &mut self,
         object: Arc<Reservation>,
@@ -289,7 +290,7 @@ impl Table {
             uid: uid.to_owned(),
             message,
         };
-        // Deleted and made again under the same name between two looks.
+        // A Reservation may be deleted and created again under its name between two events.
         let stale = self
             .named(name)
             .filter(|old| *old.uid != *uid)
@@ -303,7 +304,7 @@ impl Table {
             Ok(terms) => terms,
             Err(error) => {
                 let why = format!("the reservation is ignored: {error}");
-                // What is placed stays in the books as it was.
+                // A placed reservation stays booked as it was.
                 let placed = |at| self.record(at).is_some_and(|r| r.terms.node.is_some());
                 if !known.is_some_and(placed) {
                     self.delete(uid, fx);
@@ -323,7 +324,7 @@ impl Table {
             None => self.specs.add(&object.spec.owners, at),
             Some(error) => Err(error.clone()),
         };
-        // After the list was looked up: an unchanged one keeps its number.
+        // Removed only after the new list was looked up, so that an unchanged list keeps its id.
         if let Some(spec) = old.as_ref().and_then(|old| old.spec)
             && added != Ok(spec)
         {
@@ -402,12 +403,12 @@ impl Table {
         None
     }
 
-    /// Forgets what was reported of a Reservation that is gone.
+    /// Drops the reported problems of a Reservation that was deleted.
     pub(super) fn forget_reported(&mut self, uid: &str) {
         self.reported.forget(uid);
     }
 
-    /// A Reservation is gone, or cannot be read any more.
+    /// Removes a Reservation that was deleted or became invalid.
     pub(super) fn delete(&mut self, uid: &str, fx: &mut Effects) {
         let Some(at) = self.by_uid.remove(uid) else {
             return;
@@ -431,7 +432,7 @@ impl Table {
         fx.remove.push(record.uid);
     }
 
-    /// The pod that stands for a reservation was booked.
+    /// Records the node on which a reservation's holder was booked.
     pub(super) fn booked(&mut self, uid: &str, node: NodeIndex) {
         let Some(at) = self.find(uid) else { return };
         if let Some(old) = self.record(at).and_then(|record| record.row) {
@@ -452,7 +453,7 @@ impl Table {
         self.dirty.insert(uid.into());
     }
 
-    /// It was taken off its node.
+    /// Records that the holder was removed from its node.
     pub(super) fn unbooked(&mut self, uid: &str, node: NodeIndex) {
         let Some(at) = self.find(uid) else { return };
         self.leave(at, node);
@@ -467,7 +468,7 @@ impl Table {
         }
     }
 
-    /// `pod` uses the reservation with this uid.
+    /// Records that a pod uses the reservation with this uid.
     pub(super) fn own(&mut self, uid: &str, owner: Owner, fx: &mut Effects) {
         let pod = owner.pod.uid.clone();
         if let Some(old) = self.owner_of.get(&pod).cloned()
@@ -493,7 +494,7 @@ impl Table {
         self.count(&uid, &node, &requests, 1, fx);
     }
 
-    /// The pod with this uid uses no reservation, or is gone.
+    /// Records that the pod with this uid uses no reservation, or was deleted.
     pub(super) fn disown(&mut self, pod: &str, fx: &mut Effects) {
         let Some(uid) = self.owner_of.remove(pod) else {
             return;
@@ -534,14 +535,14 @@ impl Table {
         if record.terms.phase == Phase::Available {
             record.pod = Arc::new(record.terms.reduced(&record.taken));
             fx.apply.push(record.pod.clone());
-            // Whether it is open to others may have changed with no change of what it holds.
+            // It may have opened or closed to other pods even if its own amounts did not change.
             fx.touched.extend(record.row);
         }
         self.reseat(at);
         self.dirty.insert(uid.clone());
     }
 
-    /// What the API says about a pod on `node`: whose owner it is.
+    /// Records the reservation that a pod on `node` uses according to its annotation in the API.
     pub(super) fn observe(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -559,7 +560,7 @@ impl Table {
         match restricted::allocated(pod) {
             Ok(said) => {
                 let said = said.map(|said| said.uid.clone());
-                // As long as it does not know yet, it says nothing, or what is void.
+                // Until the pod's annotation is updated, it is missing or names a failed placement.
                 let counts = said.as_ref().is_some_and(|uid| !self.is_void(uid, name));
                 let taken = self.taken_ahead(&pod.uid).filter(|_| !counts);
                 match (taken, said) {
@@ -586,8 +587,8 @@ impl Table {
         }
     }
 
-    /// Whether a reservation of `policy` may be placed beside those on `node`: one of the default
-    /// policy only beside its like.
+    /// Returns true if a reservation of `policy` may be placed next to those on `node`: the default policy
+    /// does not mix with others.
     pub(super) fn tolerates(
         &self,
         policy: AllocatePolicy,
