@@ -19,29 +19,29 @@ mod rows;
 mod rules;
 mod scenes;
 
-/// An engine with the plugin and what it works with, and an API that does as it is told.
+/// An engine with this plugin and the basic ones, and an API whose objects follow the engine's outputs.
 struct World {
     engine: Engine,
     now: Timestamp,
     reservations: BTreeMap<String, Value>,
     pods: BTreeMap<String, Value>,
     nodes: BTreeMap<String, Value>,
-    /// Everything that was said to be wrong, with the object's name.
+    /// Messages of failures and problems, each with the object's name.
     said: Vec<(String, String)>,
-    /// Writes and bindings that fail instead.
+    /// True if every write and binding fails.
     broken: bool,
-    /// Bindings of several writes that fail at the last.
+    /// True if bindings of several writes fail at the last write.
     half: bool,
-    /// Whether everything that can be decided is decided before anything is written.
+    /// True if all pending decisions are made before anything is written.
     slow: bool,
     cached: bool,
     uids: u32,
     writes: usize,
-    /// Who had to go, in order.
+    /// Names of evicted pods, in order.
     evicted: Vec<String>,
-    /// Which plugins there are beside the usual ones.
+    /// Plugins in addition to the basic ones.
     others: Vec<&'static str>,
-    /// What other plugins watch, seen again after a restart.
+    /// Objects that other plugins watch, applied again after a restart.
     shown: Vec<ObjectChange>,
 }
 
@@ -49,7 +49,7 @@ fn engine(args: &Value, gates: &[&str]) -> Engine {
     engine_beside(args, gates, &[])
 }
 
-/// The same with these plugins, too.
+/// Creates an engine with the basic plugins and `others`.
 fn engine_beside(args: &Value, gates: &[&str], others: &[&str]) -> Engine {
     let plain = [
         "NodeUnschedulable",
@@ -108,7 +108,7 @@ impl World {
         }
     }
 
-    /// With these plugins, too.
+    /// Creates a world with the additional plugins `others`.
     fn beside(others: &[&'static str]) -> Self {
         Self {
             engine: engine_beside(&json!({}), &[], others),
@@ -122,7 +122,7 @@ impl World {
         self.engine.set_caching(on);
     }
 
-    /// The same API seen by a scheduler that has just started, with the lists in another order.
+    /// Replaces the engine by a new one that lists the same objects; pods or reservations come first.
     fn restart(&mut self, pods_first: bool) {
         self.engine = engine_beside(&json!({}), &[], &self.others);
         self.engine.set_caching(self.cached);
@@ -170,7 +170,7 @@ impl World {
         self.engine.node_deleted(name, self.now);
     }
 
-    /// A reservation of `cpu` for pods with label `app` = `app`; parts of `change` replace others.
+    /// Creates a reservation of `cpu` for pods with label `app` = `app`; `change` is merged into it.
     fn reserve(&mut self, name: &str, cpu: &str, app: &str, change: Value) {
         self.uids += 1;
         let mut value = json!({
@@ -224,7 +224,7 @@ impl World {
         self.engine.object_changed(&change, self.now);
     }
 
-    /// A pod of `app` that asks for `cpu`.
+    /// Creates a pod of `app` that requests `cpu`.
     fn pod(&mut self, name: &str, cpu: &str, app: &str, change: Value) {
         let mut value = json!({
             "metadata": {"name": name, "namespace": "ns", "uid": name, "labels": {"app": app}},
@@ -248,7 +248,7 @@ impl World {
         }
     }
 
-    /// Decides and writes until nothing is left to do.
+    /// Schedules and writes until nothing is left to do.
     fn run(&mut self) {
         for _ in 0..1000 {
             let mut outputs = Vec::new();
@@ -338,7 +338,7 @@ impl World {
         }
     }
 
-    /// The write that places a reservation, with what other plugins have to say of it.
+    /// Applies the write that places a reservation, with the annotations of other plugins.
     fn place(&mut self, write: &Write, patch: &PodPatch) {
         if let Some(reservation) = self.reservations.get_mut(&write.name) {
             let notes = json!({"metadata": {"annotations": patch.annotations}});
@@ -372,7 +372,7 @@ impl World {
         }
     }
 
-    /// `node (reservation)` of a pod, or the last thing that was said about it.
+    /// Returns `node (reservation)` of a pod, or the last message about it.
     fn fate(&self, pod: &str) -> String {
         let Some(node) = self.pods[pod]["spec"]["nodeName"].as_str() else {
             return self.word(pod);
@@ -396,7 +396,7 @@ impl World {
         &self.reservations[reservation]["status"]
     }
 
-    /// CPU, in milli-cores, that the books hold on a node.
+    /// Returns the requested CPU of a node, in milli-cores.
     fn booked(&self, node: &str) -> i64 {
         let nodes = self.engine.cluster().nodes();
         let row = nodes.find(node).unwrap();
@@ -404,7 +404,7 @@ impl World {
     }
 }
 
-/// A JSON merge patch.
+/// Applies a JSON merge patch.
 fn merge(value: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *value = patch.clone();

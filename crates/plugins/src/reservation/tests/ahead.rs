@@ -1,4 +1,4 @@
-//! Pre-allocation: the rows of upstream's tables on the plugin alone, then what users see.
+//! Pre-allocation: upstream's tables on the plugin alone, then the effects that users see.
 
 mod random;
 mod told;
@@ -9,7 +9,7 @@ use crate::reservation::ahead::NO_POD;
 use koord_api::labels::{POD_PRE_ALLOCATABLE, RESERVATION_PRE_ALLOCATION_REQUIRED};
 use koord_scheduler::framework::Overlay;
 
-/// Who runs on the node: `name=cpu/memory`, and `@priority` on those that offer themselves.
+/// Adds pods to the node: `name=cpu/memory`, with `@priority` for those that are pre-allocatable.
 fn crowd(mut bench: Bench, pods: &str, cluster: bool) -> Bench {
     for word in pods.split_whitespace() {
         let Some((name, rest)) = word.split_once('=') else {
@@ -42,7 +42,7 @@ fn wish(cluster: bool, several: bool, required: bool) -> Value {
         "spec": {"preAllocation": true, "preAllocationPolicy": policy}})
 }
 
-/// What is said of reservation `r`: why it does not fit, or whom it takes in and the score.
+/// Returns why reservation `r` does not fit, or the pods that it absorbs and the score.
 fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
     let pod = bench.engine.queued("r").unwrap().clone();
     let cycle = Cycle::new(&pod, bench.view());
@@ -110,7 +110,7 @@ fn nodes_are_judged_with_the_pods_that_may_be_taken_in() {
     let pair = "pod1=7/14 pod2=1/2@70 pod3=5/10@90 pod4=1/2@50";
     let (big, small) = ("cpu=8 memory=16Gi", "cpu=4 memory=8Gi");
     let (cluster, default, several, one) = (true, false, true, false);
-    // The last two: what is said, and what where nodes with room take nobody in.
+    // The last two columns: the result, and the result if nodes with enough resources absorb no pod.
     #[rustfmt::skip]
     let rows = [
         (cluster, several, big, free, "[] 100", "[] 100"),
@@ -223,11 +223,11 @@ fn what_cannot_be_done_is_said() {
     broken["spec"]["owners"] = json!([{"labelSelector": {"matchExpressions": [term]}}]);
     let got = judged(none(), "Restricted", broken);
     assert!(got.starts_with("spec.owners[0].labelSelector"), "{got}");
-    // It may take nobody in, and has to.
+    // It must absorb a pod, but is not allowed to.
     let label = json!({RESERVATION_PRE_ALLOCATION_REQUIRED: "true"});
     let only = json!({"metadata": {"labels": label}});
     assert_eq!(judged(none(), "Restricted", only), NO_POD);
-    // Keys of its own.
+    // With configured label and annotation keys.
     let config = json!({"enableClusterMode": true, "clusterLabelKey": "app",
         "clusterPriorityAnnotationKey": "first"});
     let offered = |bench: Bench, name: &str, first: &str| {
@@ -270,7 +270,7 @@ fn who_says_otherwise_is_not_taken_in() {
         let bench = bench.on_node("p", "cpu=4", json!({"metadata": metadata}));
         let mut change = wish(false, false, false);
         change["metadata"]["labels"]["team"] = json!("a");
-        // That it is closed to new owners does not matter.
+        // That the reservation is closed to new owners does not matter.
         change["spec"]["unschedulable"] = json!(true);
         let bench = bench.reservation("r", "Restricted", "cpu=6", change);
         let bench = bench.reservation("s", "Restricted", "cpu=1", json!({}));
@@ -290,12 +290,12 @@ fn who_says_otherwise_is_not_taken_in() {
         }
         bench.plugin = plugin;
         let got = said_of(&bench, &[], &[]);
-        // The score is that of the pod that is taken in.
+        // The score is that of the absorbed pod.
         assert_eq!(got, expected, "{name}");
     }
 }
 
-/// Upstream's row: the owners are the pods of a controller, and another one made the pod.
+/// Upstream's case: the owners are the pods of a controller, and another controller created the pod.
 #[test]
 fn pods_of_another_controller_are_not_taken_in() {
     for (of, taken) in [("rs", "[p] 66"), ("other", "[] 0")] {
@@ -313,7 +313,7 @@ fn pods_of_another_controller_are_not_taken_in() {
     }
 }
 
-/// A reservation of `cpu` that may be placed over pods of `app`.
+/// Creates a reservation of `cpu` that may be placed over pods of `app`.
 fn ahead(world: &mut World, name: &str, cpu: &str, app: &str, mut change: Value) {
     let mut all = json!({"spec": {"preAllocation": true, "allocatePolicy": "Restricted"}});
     merge(&mut all, &change.take());
@@ -348,7 +348,7 @@ fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
         assert_eq!(status["currentOwners"][0]["name"], "p");
         assert_eq!(status["allocated"]["cpu"], "4");
         assert_eq!(world.fate("p"), "n (r)");
-        // Two cores are left in it, and two beside it.
+        // Two cores are left in the reservation, and two outside of it.
         assert_eq!(world.booked("n"), 6_000);
         world.pod("owner", "2", "web", json!({}));
         world.pod("stranger", "2", "other", json!({}));
@@ -358,7 +358,7 @@ fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
         assert_eq!(world.fate("stranger"), "n");
         assert_eq!(world.booked("n"), 8_000);
         assert!(world.word("late").contains("Insufficient cpu"));
-        // What it leaves falls back to the reservation.
+        // The resources of the deleted pod return to the reservation.
         world.pod_gone("p");
         world.later(60);
         assert_eq!(world.booked("n"), 8_000);
@@ -400,7 +400,7 @@ fn a_pod_is_taken_in_once() {
             ahead(&mut world, name, cpu, "web", json!({}));
         }
         world.run();
-        // One has `p`, and whoever comes second finds no room with `q` alone away.
+        // One absorbs `p`; the second does not fit with only `q` absorbed.
         let phases = ["a", "b"].map(|name| world.status(name)["phase"].clone());
         assert_eq!(phases, [json!("Available"), Value::Null]);
         assert_eq!(
@@ -456,7 +456,7 @@ fn a_reservation_waits_for_somebody_to_take_in() {
     let writes = world.writes;
     world.later(20);
     assert_eq!(world.writes, writes);
-    // One that runs already, once it is labelled; its start is waited for like that of others.
+    // A pod that already runs counts once it is labeled, and so does one that starts.
     merge(
         world.pods.get_mut("other").unwrap(),
         &json!({"metadata": {"labels": {"app": "web"}}}),
@@ -475,7 +475,7 @@ fn a_reservation_waits_for_somebody_to_take_in() {
 
 #[test]
 fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
-    // Nobody may be taken in: what it lacks only the node's own fit says.
+    // No pod can be absorbed, so only the node's own fit check reports the shortage.
     let refused = |world: &World| world.word("r").contains("Insufficient cpu");
     let mut world = World::new();
     world.node("n", 4);
@@ -491,7 +491,7 @@ fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
     world.later(20);
     assert_eq!(world.fate("p"), "n (r)");
 
-    // A pod that was placed a moment ago is not known to run yet.
+    // A pod that was just placed is not bound yet.
     let mut world = World::new();
     world.slow = true;
     world.node("n", 4);
@@ -504,7 +504,7 @@ fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
     world.later(20);
     assert_eq!(world.fate("p"), "n (r)");
 
-    // Who may not be taken in wakes nobody.
+    // A pod that cannot be absorbed wakes no reservation.
     ahead(&mut world, "s", "4", "db", json!({}));
     world.run();
     let attempts = |world: &World| world.said.iter().filter(|(name, _)| name == "s").count();
@@ -527,7 +527,7 @@ fn what_fails_half_way_is_tried_again() {
     assert_eq!(world.status("r")["phase"], Value::Null);
     assert_eq!(world.booked("n"), 4_000);
     assert_eq!(world.fate("p"), "n");
-    // The pod was told, and the reservation was not.
+    // The pod was annotated, but the reservation was not placed.
     let uid = world.reservations["r"]["metadata"]["uid"].clone();
     let text = json!({"name": "r", "uid": uid}).to_string();
     let note = json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: text}}});
@@ -547,7 +547,7 @@ fn a_pod_that_was_not_told_yet_stays_taken() {
     running(&mut world, "p", "4", "web");
     ahead(&mut world, "r", "6", "web", json!({}));
     while world.engine.schedule_one(world.now).is_some() {}
-    // Its kubelet reports, and another reservation asks.
+    // The pod's kubelet updates its status, and another reservation arrives.
     merge(
         world.pods.get_mut("p").unwrap(),
         &json!({"status": {"phase": "Running"}}),
@@ -557,7 +557,7 @@ fn a_pod_that_was_not_told_yet_stays_taken() {
     world.run();
     assert_eq!(world.fate("p"), "n (r)");
     assert_eq!(world.status("r")["phase"], "Available");
-    // There is room for it without the pod, too.
+    // It also fits without absorbing the pod.
     assert_eq!(world.status("s")["phase"], "Available");
     assert_eq!(world.status("s").get("currentOwners"), None);
     assert_eq!(world.booked("n"), 12_000);

@@ -1,11 +1,11 @@
-//! What other plugins make of the pod that stands for a reservation.
+//! Holder pods of reservations in other plugins.
 
 use super::*;
 use koord_api::labels;
 use koord_api::scheduling::{ElasticQuota, PodGroup};
 use koord_api::slo::NodeMetric;
 
-/// Something that another plugin watches.
+/// Applies an object that another plugin watches.
 fn seen<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
     world: &mut World,
     kind: &'static str,
@@ -21,7 +21,7 @@ fn seen<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
     world.engine.object_changed(&change, world.now);
 }
 
-/// A node of 32 cores of which 2 are used, with a threshold of 65 %: 20.8 cores.
+/// Creates a node of 32 cores of which 2 are used, with a threshold of 65 %: 20.8 cores.
 fn measured() -> World {
     let mut world = World::beside(&["LoadAwareScheduling"]);
     world.node("n", 32);
@@ -62,10 +62,11 @@ fn what_is_reserved_is_no_load() {
     }
 }
 
-/// A reservation uses nothing, but its owners will: it goes where there is room for them.
+/// Places a reservation only where its owners would fit by usage, although the reservation itself uses
+/// nothing.
 #[test]
 fn a_reservation_goes_where_its_owner_may() {
-    // 85 % of what is asked for is expected to be used.
+    // 85 % of the requested amount is expected to be used.
     for (cpu, placed) in [("20", true), ("24", false)] {
         let mut world = measured();
         world.reserve("r", cpu, "web", json!({}));
@@ -95,7 +96,7 @@ fn no_quota_is_asked_for_a_reservation() {
         "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
         quota,
     );
-    // As a migration makes it: for the pod that fills the quota, with the labels of that pod.
+    // As a migration creates it: for the pod that fills the quota, with the labels of that pod.
     world.pod("old", "4", "any", of_quota());
     world.run();
     assert_eq!(world.fate("old"), "n");
@@ -108,7 +109,7 @@ fn no_quota_is_asked_for_a_reservation() {
         "{}",
         world.word("r")
     );
-    // Its owner is asked: the quota is full.
+    // The quota is checked for the owner, and it is full.
     world.pod("new", "4", "web", of_quota());
     world.run();
     assert!(
@@ -121,7 +122,7 @@ fn no_quota_is_asked_for_a_reservation() {
     assert_eq!(world.fate("new"), "n (r)");
 }
 
-/// As Koordinator has it: reservations with a gang's label are placed together.
+/// Checks that reservations with a gang's label are placed together, as in Koordinator.
 #[test]
 fn reservations_of_a_gang_are_placed_together() {
     let mut world = World::beside(&["Coscheduling"]);

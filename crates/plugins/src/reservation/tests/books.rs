@@ -1,4 +1,4 @@
-//! Whatever happens, in whatever order: the books are exact and nothing is given away twice.
+//! Random events in any order: allocations stay exact and nothing is allocated twice.
 
 use super::*;
 use koord_model::resources::CPU;
@@ -22,9 +22,9 @@ enum Step {
         cpu: u8,
         app: u8,
         insists: bool,
-        /// The only node it may go to, if there is one of this number.
+        /// Number of the only node that it may use, if such a node exists.
         hint: u8,
-        /// Two of them at the same time.
+        /// True if two such pods arrive at the same time.
         twins: bool,
     },
     PodGone(u8),
@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2), 0..9_u8, any::<bool>())
             .prop_map(|(cpu, app, insists, hint, twins)| Step::Pod { cpu, app, insists, hint, twins }),
         4 => any::<u8>().prop_map(Step::PodGone),
-        // Mostly to less than its owners may have.
+        // Mostly to less than its owners use.
         6 => (0..6_u8, prop_oneof![3 => Just(1), 1 => 1..5_u8])
             .prop_map(|(name, cpu)| Step::Resize(name, cpu)),
         1 => (0..6_u8).prop_map(Step::Expire),
@@ -60,21 +60,21 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What is remembered between two looks at the API, by uid of the reservation.
+/// State of the last check, by uid of the reservation.
 #[derive(Default)]
 struct Before {
     owners: BTreeMap<String, BTreeSet<String>>,
-    /// How often a look came to what it is about.
+    /// Counts of the cases that a run is meant to cover.
     reached: Reached,
 }
 
 #[derive(Debug, Default)]
 struct Reached {
-    /// Owners that joined a reservation whose size limits them, and filled it.
+    /// Owners that joined a restricted reservation and filled it.
     full: u32,
-    /// Owners that took more than was left, beside it.
+    /// Owners that used more than was left in the reservation.
     beside: u32,
-    /// Reservations with less than their owners have.
+    /// Reservations resized to less than their owners use.
     shrunk: u32,
     used_up: u32,
     insisted: u32,
@@ -148,7 +148,7 @@ impl World {
             Step::Resize(name, cpu) => {
                 let name = format!("r{name}");
                 let open = |r: &Value| r["status"]["phase"] == "Available";
-                // Only down: resizing up is not checked against the node by anybody.
+                // Only smaller: nothing checks a larger size against the node.
                 let now = self.reservations.get(&name).filter(|r| open(r)).map(|r| {
                     r["status"]["allocatable"]["cpu"]
                         .as_str()
@@ -191,14 +191,14 @@ impl World {
         }
     }
 
-    /// The reservation that a pod was told it owns a part of, by uid.
+    /// Returns the uid of the reservation in the pod's annotation.
     pub(super) fn owned_by(pod: &Value) -> Option<String> {
         let text = pod["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED].as_str()?;
         let used: Value = serde_json::from_str(text).unwrap();
         Some(used["uid"].as_str().unwrap().to_owned())
     }
 
-    /// What the API says must be held, against what the books hold.
+    /// Compares the allocations that follow from the API objects with those of the engine.
     fn check(&self, before: &mut Before) -> Result<(), TestCaseError> {
         let nodes = self.engine.cluster().nodes();
         prop_assert!(nodes.books_balance());
@@ -244,7 +244,7 @@ impl World {
             let cores = |value: &Value| value.as_str().unwrap().parse::<i64>().unwrap() * 1000;
             let template = &r["spec"]["template"]["spec"]["containers"][0];
             let asked = cores(&template["resources"]["requests"]["cpu"]);
-            // The user's word counts; a user makes it smaller in the status.
+            // The user's size counts; a user makes a reservation smaller in its status.
             let resized = &r["metadata"]["annotations"][RESIZED];
             let reserved = if resized.is_null() {
                 asked
@@ -267,7 +267,7 @@ impl World {
                 .any(|name| joined.is_none_or(|old| !old.contains(name)));
             before.reached.shrunk += u32::from(used > reserved && !resized.is_null());
             if joined {
-                // Who comes must find room; who is there stays when it becomes smaller.
+                // A new owner must fit; existing owners stay when the reservation becomes smaller.
                 let restricted = r["spec"]["allocatePolicy"] == "Restricted";
                 prop_assert!(!restricted || used <= reserved, "{used} of {r}");
                 before.reached.full += u32::from(restricted && used + 400 > reserved);
@@ -296,7 +296,7 @@ impl World {
     }
 }
 
-/// Where the test keeps what a user made of a reservation's size.
+/// Annotation in which the test stores a user's resize of a reservation.
 const RESIZED: &str = "example.com/resized";
 
 fn world() -> World {
@@ -313,7 +313,7 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
     for step in steps {
         world.step(step);
         world.run();
-        // What failed to be written is written later.
+        // Failed writes are repeated after a while.
         if !world.broken {
             world.later(16);
         }

@@ -1,4 +1,4 @@
-//! Nodes with CPUs, NUMA nodes and GPUs, for what reservations hold of them.
+//! Nodes with CPUs, NUMA nodes and GPUs for tests of reservations that hold them.
 
 use super::*;
 use crate::common::topologies::TOPOLOGIES;
@@ -8,7 +8,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 
 const DEVICES: &str = "devices.v1alpha1.scheduling.koordinator.sh";
 
-/// `cpu=4 gpu=50`: a list of resources.
+/// Parses `cpu=4 gpu=50` into a list of resources.
 pub(super) fn requests(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -25,7 +25,7 @@ pub(super) fn requests(text: &str) -> Value {
     out
 }
 
-/// That a pod, or the template of a reservation, is bound to CPUs.
+/// Returns the fields that bind a pod, or the template of a reservation, to CPUs.
 pub(super) fn bound() -> Value {
     json!({
         "metadata": {
@@ -37,13 +37,13 @@ pub(super) fn bound() -> Value {
     })
 }
 
-/// `change` with `more` laid over it.
+/// Returns `change` with `more` merged into it.
 pub(super) fn both(mut change: Value, more: Value) -> Value {
     merge(&mut change, &more);
     change
 }
 
-/// `0-3 | 0: cpu 4 | gpu 0 1`: what the annotations of a pod or reservation say it was given.
+/// Returns the allocation in the annotations of a pod or reservation, as `0-3 | 0: cpu 4 | gpu 0 1`.
 pub(super) fn given(object: &Value) -> String {
     let note = |key: &str| object["metadata"]["annotations"][key].as_str();
     let mut parts = Vec::new();
@@ -68,7 +68,7 @@ pub(super) fn given(object: &Value) -> String {
 }
 
 impl World {
-    /// With the plugins that give CPUs, NUMA nodes and devices away, and `others`.
+    /// Creates a world with the plugins for CPUs, NUMA nodes and devices, and `others`.
     pub(super) fn with_hardware(others: &[&'static str]) -> Self {
         let mut all = vec!["NodeNUMAResource", "DeviceShare"];
         all.extend(others);
@@ -91,8 +91,8 @@ impl World {
         self.shown.push(change);
     }
 
-    /// A node of two NUMA nodes with 4 cores of 2 threads (CPUs 0-7 and 8-15) and 32 GiB each, and
-    /// `gpus` GPUs of 80 GiB, the first half of them beside NUMA node 0.
+    /// Adds a node of two NUMA nodes with 4 cores of 2 threads (CPUs 0-7 and 8-15) and 32 GiB each, and
+    /// `gpus` GPUs of 80 GiB, the first half of them on NUMA node 0.
     pub(super) fn machine(&mut self, name: &str, gpus: u8, labels: Value) {
         let amount = |each: u32| (u32::from(gpus) * each).to_string();
         let mut node = json!({
@@ -140,14 +140,14 @@ impl World {
         }
     }
 
-    /// A pod of `app` that asks for `list`.
+    /// Creates a pod of `app` that requests `list`.
     pub(super) fn asks(&mut self, name: &str, list: &str, app: &str, change: Value) {
         let container = json!({"name": "c", "resources": {"requests": requests(list)}});
         let own = json!({"spec": {"containers": [container]}});
         self.pod(name, "0", app, both(own, change));
     }
 
-    /// A reservation of `list` for pods of `app`; its template and what else it says are changed.
+    /// Creates a reservation of `list` for pods of `app`; `template` and `change` are merged into it.
     pub(super) fn reserves(
         &mut self,
         name: &str,
@@ -162,7 +162,7 @@ impl World {
         self.reserve(name, "0", app, both(own, change));
     }
 
-    /// Of a pod: where it is, in which reservation, and with what; else why it waits.
+    /// Returns a pod's node, reservation and allocation, or why it waits.
     pub(super) fn lot(&self, pod: &str) -> String {
         let given = given(&self.pods[pod]);
         match given.as_str() {
@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// What a reservation was given.
+    /// Returns a reservation's allocation.
     pub(super) fn has(&self, reservation: &str) -> String {
         given(&self.reservations[reservation])
     }

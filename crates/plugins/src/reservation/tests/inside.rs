@@ -1,5 +1,5 @@
-//! Pre-allocation where the pods that are taken in have CPUs, NUMA nodes or devices: these are part of
-//! what the reservation gets.
+//! Pre-allocation over pods that have CPUs, NUMA nodes or devices: these become part of the reservation's
+//! allocation.
 
 use super::hardware::{both, bound};
 use super::*;
@@ -35,7 +35,7 @@ fn bound_cpus_are_taken_over() {
         world.run();
         assert_eq!(world.lot("p"), "n: 0-3");
         assert_eq!(world.lot("q"), "n: 8-15");
-        // Four CPUs are free: without those of the pod there are not enough.
+        // Four CPUs are free, which is not enough without those of the pod.
         world.reserves("plain", "cpu=8", "web", bound(), json!({}));
         world.run();
         assert_eq!(world.status("plain")["phase"], Value::Null);
@@ -50,7 +50,7 @@ fn bound_cpus_are_taken_over() {
         );
         assert_eq!(world.has("r"), "0-7");
         assert_eq!(world.lot("p"), "n (r): 0-3");
-        // Owners get the rest, others nothing, and what the pod leaves is the reservation's.
+        // Owners get the rest, other pods nothing, and what the pod frees returns to the reservation.
         for pods_first in [false, true] {
             let mut world = World {
                 reservations: world.reservations.clone(),
@@ -76,7 +76,7 @@ fn bound_cpus_are_taken_over() {
 
 #[test]
 fn devices_are_taken_over() {
-    // What the pod and others have of four GPUs, what is asked for, and what it gets.
+    // What the pod and others have of four GPUs, what the reservation requests, and what it gets.
     for (pod, others, asked, expected) in [
         ("gpu=200", &["gpu=100"][..], "gpu=300", "gpu 0 1 3"),
         ("gpu=200", &["gpu=200"], "gpu=200", "gpu 0 1"),
@@ -89,7 +89,7 @@ fn devices_are_taken_over() {
             "gpu-core=50 gpu-memory=60Gi",
             "gpu 0",
         ),
-        // Devices that the reservation asks for none of stay with the pod.
+        // Devices of a type that the reservation does not request stay with the pod.
         ("cpu=4 gpu=100", &[], "cpu=6", ""),
     ] {
         let mut world = World::with_hardware(&[]);
@@ -111,7 +111,7 @@ fn devices_are_taken_over() {
             assert!(world.engine.cluster().nodes().books_balance());
         }
     }
-    // Those of the pod, though others lie closer together.
+    // It gets the GPUs of the pod, although others are closer together.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 4, json!({}));
     for name in ["a", "b", "c", "d"] {
@@ -129,7 +129,7 @@ fn devices_are_taken_over() {
     world.reserves("r", "gpu=200", "web", json!({}), must());
     world.run();
     assert_eq!(world.has("r"), "gpu 0 2", "{}", world.word("r"));
-    // What is left of it is for owners.
+    // What is left of the reservation is for owners.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 4, json!({}));
     world.asks("p", "gpu=200", "web", json!({}));
@@ -158,12 +158,12 @@ fn numa_nodes_are_taken_over() {
     world.run();
     assert_eq!(world.lot("p"), "n: 0: cpu 6");
     assert_eq!(world.lot("q"), "n: 1: cpu 2");
-    // There is room on the other NUMA node, where the pod would not be inside.
+    // The other NUMA node has enough, but the pod would not be part of the reservation there.
     world.reserves("r", "cpu=6", "web", json!({}), must());
     world.run();
     assert_eq!(world.has("r"), "0: cpu 6", "{}", world.word("r"));
     assert_eq!(world.fate("p"), "n (r)");
-    // More than its NUMA node has.
+    // The reservation needs more than the pod's NUMA node has left.
     world.asks("p2", "cpu=6", "db", json!({}));
     world.run();
     assert_eq!(world.lot("p2"), "n: 1: cpu 6");
@@ -173,7 +173,7 @@ fn numa_nodes_are_taken_over() {
     world.pod_gone("q");
     world.later(60);
     assert_eq!(world.has("s"), "1: cpu 8", "{}", world.word("s"));
-    // The pod keeps the reservation on its NUMA node where the other would do as well.
+    // The pod ties the reservation to its NUMA node, although the other would do as well.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 0, single());
     for (name, app) in [("q", "other"), ("p", "web")] {
@@ -206,7 +206,7 @@ fn numa_nodes_are_taken_over() {
 
 #[test]
 fn who_cannot_be_inside_is_not_taken_in() {
-    // `a` fills the reservation best, but shares its GPU with somebody else.
+    // `a` would fill the reservation best, but shares its GPU with another pod.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 2, json!({}));
     world.asks("a", "cpu=4 gpu=50", "web", json!({}));
@@ -218,7 +218,7 @@ fn who_cannot_be_inside_is_not_taken_in() {
     world.run();
     let why = "node(s) no pod(s) to meet the pre-allocation requirements";
     assert!(world.word("r").contains(why), "{}", world.word("r"));
-    // Beside it there is a free GPU.
+    // A free GPU is available without absorbing it.
     world.reserves("s", "cpu=4 gpu=100", "web", json!({}), ahead());
     world.run();
     assert_eq!(world.has("s"), "gpu 1");
@@ -272,7 +272,7 @@ fn what_failed_half_way_holds_nothing() {
     world.run();
     assert_eq!(world.fate("p"), "n (r)");
     assert_eq!(world.status("r")["phase"], Value::Null);
-    // What it did not get is free, what the pod has is not.
+    // What the reservation did not get is free; what the pod has is not.
     world.asks("x", "cpu=12", "other", bound());
     world.asks("y", "gpu=100", "other", json!({}));
     world.run();
@@ -284,7 +284,7 @@ fn what_failed_half_way_holds_nothing() {
     assert_eq!(world.has("r"), "0-3,8-11 | gpu 0 1", "{}", world.word("r"));
 }
 
-/// Upstream's rows: with NUMA nodes and CPUs, eight CPUs around the four of a pod, and as many.
+/// Upstream's cases with NUMA nodes and CPUs: eight CPUs around the four of a pod, and exactly its four.
 #[test]
 fn eight_cpus_around_four() {
     for (asked, expected) in [

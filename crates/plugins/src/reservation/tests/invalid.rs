@@ -1,4 +1,4 @@
-//! Reservations that cannot be meant, and times of other machines.
+//! Invalid reservations, and timestamps from machines whose clock is ahead.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn of_container(requests: Value) -> Value {
         [{"name": "c", "resources": {"requests": requests}}]}}}})
 }
 
-/// The condition `Scheduled`, as reason and message.
+/// Returns reason and message of the condition `Scheduled`.
 fn condition(world: &World, name: &str) -> (String, String) {
     let status = world.status(name);
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
@@ -75,7 +75,7 @@ fn invalid_reservation_is_reported_and_not_available() {
                 "{part}: {message} {told:?}"
             );
         }
-        // Another change tells nothing anew; the repaired one is placed.
+        // An unrelated change is not reported again; the repaired reservation is placed.
         world.edit("r", json!({"metadata": {"labels": {"a": "b"}}}));
         world.later(1);
         let count = world.said.iter().filter(|(name, _)| name == "r").count();
@@ -142,7 +142,7 @@ fn creation_time_ahead_does_not_extend_the_ttl() {
     assert_eq!(world.status("r")["phase"], "Failed");
 }
 
-/// Another replica wrote when it ended, with a clock that is ahead.
+/// Covers an end time written by another replica whose clock is ahead.
 #[test]
 fn end_ahead_does_not_keep_a_reservation_that_is_over() {
     let mut world = World::new();

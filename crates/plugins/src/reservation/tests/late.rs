@@ -1,8 +1,8 @@
-//! What changes between a decision and its being written, and what holders have that pods have, too.
+//! Changes between a decision and its write, and pod properties that also apply to holder pods.
 
 use super::*;
 
-/// Decides one thing, and hands over what is to be done for it.
+/// Makes one decision and returns its outputs.
 fn decide(world: &mut World) -> Vec<Output> {
     world.engine.schedule_one(world.now);
     world.engine.take_outputs()
@@ -32,7 +32,7 @@ fn a_reservation_that_is_gone_before_it_is_bound_leaves_nothing() {
     world.later(60);
     assert_eq!(world.booked("n"), 0);
     assert!(world.engine.queued("r-1").is_none());
-    // Its namesake is another one.
+    // A new reservation of the same name is a different one.
     world.reserve("r", "6", "web", json!({}));
     world.run();
     assert_eq!(world.booked("n"), 6_000);
@@ -75,7 +75,7 @@ fn an_owner_whose_binding_failed_and_who_runs_all_the_same_stays_one() {
         let Output::Bind(request) = output else {
             continue;
         };
-        // The answer is lost, and what it would have said is seen.
+        // The response is lost, but the binding succeeded.
         world.bind("p", &request.node, &request.patch);
         let lost = BindError {
             message: "timeout".to_owned(),
@@ -111,12 +111,12 @@ fn all_reservations_of_a_node_end_with_it() {
     world.later(60);
     let phases = ["a", "b", "c"].map(|name| world.status(name)["phase"].clone());
     assert_eq!(phases, ["Failed", "Failed", "Available"]);
-    // Its owner outlives it as far as the API says so.
+    // The owner remains until the API reports its deletion.
     assert!(world.fate("p").starts_with(kept));
     world.later(86_500);
     let mut left: Vec<&String> = world.reservations.keys().collect();
     left.sort();
-    // The third has just ended, by age.
+    // The third one has just expired, by age.
     assert_eq!(left, ["c"]);
     assert_eq!(world.status("c")["phase"], "Failed");
 }
@@ -167,7 +167,8 @@ fn who_ignores_reservations_of_two_policies_uses_what_both_hold() {
     assert_eq!(world.fate("p"), "n");
 }
 
-/// Runs a reservation with this in its template, then a pod with the same, of `app`.
+/// Places a reservation with `more` in its template, then a pod of `app` with the same fields, and returns
+/// the pod's result.
 fn same_for_both(plugin: &'static str, app: &str, more: Value) -> String {
     let mut world = World::beside(&[plugin]);
     let host = |name: &str| json!({"kubernetes.io/hostname": name});
@@ -242,7 +243,7 @@ fn owners_spread_as_if_the_reservation_were_one_of_them() {
     );
 }
 
-/// As upstream's controller has it, though no API server takes a pod off its node.
+/// Follows upstream's controller, although no API server removes a pod from its node.
 #[test]
 fn an_owner_that_has_no_node_any_more_is_none() {
     let mut world = World::new();

@@ -15,7 +15,7 @@ fn a_reservation_is_placed_used_and_counted() {
     assert_eq!(status["conditions"][1]["reason"], "Available");
     assert_eq!(world.booked("n1"), 6000);
 
-    // Others do not get it; owners do, from it first and from the node beyond.
+    // Other pods do not get the reserved CPU; owners do, from the reservation first and then from the node.
     world.pod("other", "3", "db", json!({}));
     world.pod("owner", "4", "web", json!({}));
     world.run();
@@ -62,7 +62,7 @@ fn one_owner_uses_up_a_reservation_for_once() {
     assert_eq!(status["phase"], "Succeeded");
     assert_eq!(status["conditions"][1]["reason"], "Succeeded");
     assert_eq!(world.booked("n1"), 4000);
-    // It stays so when its owner goes, and is deleted in time.
+    // It stays in that phase when its owner is deleted, and is deleted in time.
     world.pod_gone("a");
     world.pod_gone("b");
     world.later(86_000);
@@ -213,11 +213,11 @@ fn what_fails_is_tried_again_and_what_goes_leaves_nothing() {
     assert_eq!(world.fate("a"), "n1 (r)");
     assert_eq!(world.booked("n1"), 6000);
 
-    // Deleted with owners on it: they keep what they have, the rest is free.
+    // Deleted with owners: they keep what they have, the rest is free.
     world.unreserve("r");
     world.run();
     assert_eq!(world.booked("n1"), 2000);
-    // Made again under the same name, it is another one.
+    // Created again under the same name, it is a different reservation.
     world.reserve("r", "6", "web", json!({}));
     world.run();
     assert_eq!(world.status("r")["phase"], "Available");
@@ -241,7 +241,7 @@ fn a_reservation_moves_when_its_status_does() {
     world.edit("r", json!({"status": {"nodeName": "n2"}}));
     world.run();
     assert_eq!((world.booked("n1"), world.booked("n2")), (0, 6000));
-    // Rolled back, it is placed again.
+    // Moved back, it is placed again.
     world.edit(
         "r",
         json!({"status": {"nodeName": null, "phase": "Pending"}}),
@@ -249,7 +249,7 @@ fn a_reservation_moves_when_its_status_does() {
     assert_eq!((world.booked("n1"), world.booked("n2")), (0, 0));
     world.run();
     assert_eq!(world.status("r")["nodeName"], "n1");
-    // Resized, it holds what it says.
+    // Resized, it holds the amount in its status.
     world.edit("r", json!({"status": {"allocatable": {"cpu": "3"}}}));
     assert_eq!(world.booked("n1"), 3000);
 }
@@ -339,7 +339,7 @@ fn what_is_malformed_is_named_and_harms_nobody_else() {
         world.word("bad-amount")
     );
     assert_eq!(world.status("good")["phase"], "Available");
-    // Placed, yet nobody can use it.
+    // Placed, but no pod can use it.
     assert_eq!(world.status("bad-options")["phase"], "Available");
     let pod_key = annotations::RESERVATION_AFFINITY;
     world.pod(
@@ -377,7 +377,7 @@ fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
     world.run();
     let tries = |world: &World, name: &str| world.said.iter().filter(|(n, _)| n == name).count();
     assert_eq!((tries(&world, "web"), tries(&world, "db")), (1, 1));
-    // Only the node was too small; the plugin had no say in it.
+    // Only the node was too small; this plugin did not reject the pod.
     assert!(
         world.fate("web").ends_with("1 Insufficient cpu."),
         "{}",
@@ -391,7 +391,7 @@ fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
         1,
         "what owners take is room for nobody"
     );
-    // What a reservation gives back is.
+    // What a reservation frees is available to others.
     world.edit("r", json!({"status": {"allocatable": {"cpu": "4"}}}));
     world.run();
     assert_eq!(world.fate("db"), "n1");

@@ -1,4 +1,4 @@
-//! Room is made for reservations, and for pods, where `enablePreemption` says so.
+//! Preemption for reservations, and for pods, with `enablePreemption`.
 
 use super::*;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -44,7 +44,7 @@ fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
     world.later(60);
     assert_eq!(world.evicted, ["lower"]);
     assert_eq!(world.status("r")["phase"], "Available");
-    // Nobody is left whose place it could take.
+    // No pod with a lower priority is left.
     world.reserve("more", "7", "web", reserve_at(10));
     world.later(60);
     assert_eq!(world.evicted, ["lower"]);
@@ -53,7 +53,7 @@ fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
         "0/1 nodes are available: 1 Insufficient cpu. \
          preemption: 0/1 nodes are available: 1 Insufficient cpu."
     );
-    // The highest priority there is, unless it says another; reservations themselves stay.
+    // A reservation has the highest priority unless it sets another; reservations themselves are not evicted.
     world.reserve("most", "5", "web", json!({}));
     world.later(60);
     assert_eq!(world.evicted, ["lower", "high", "low"]);
@@ -74,7 +74,7 @@ fn room_that_is_made_is_kept_for_the_reservation() {
         .preemptor()
         .nominated_node(uid.as_str().unwrap());
     assert_eq!(node.map(|node| &**node), Some("n"));
-    // Before its victim is gone, somebody comes who would fit then.
+    // Before the victim is gone, a pod arrives that would fit then.
     world.pod("late", "5", "other", json!({"spec": {"priority": 3}}));
     world.run();
     world.later(60);
@@ -93,7 +93,7 @@ fn who_must_stay_stays() {
         &json!({"metadata": {"labels": spared}}),
     );
     world.see("spared");
-    // What an owner holds falls back to its reservation.
+    // What an evicted owner holds would return to its reservation.
     world.reserve("theirs", "3", "db", reserve_at(1));
     world.pod("owner", "3", "db", json!({"spec": {"priority": 1}}));
     world.run();

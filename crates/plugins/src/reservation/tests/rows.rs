@@ -1,14 +1,14 @@
-//! Which reservations serve whom: the rows of upstream's tables, on the plugin alone.
+//! Upstream's tables of matching and fit, on the plugin alone.
 
 use super::*;
 use koord_scheduler::framework::{BoxedPlugin, Overlay};
 
-/// The plugin beside an engine that keeps the books of node `n`.
+/// The plugin outside of the engine that tracks node `n`.
 pub(super) struct Bench {
     pub(super) engine: Engine,
     pub(super) plugin: BoxedPlugin,
     now: Timestamp,
-    /// What the plugin said was wrong.
+    /// Messages of the problems that the plugin reported.
     said: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Bench {
         self.engine.cluster().nodes().find("n").unwrap()
     }
 
-    /// A reservation for pods of app `web` that is open on the node.
+    /// Adds a reservation for pods of app `web` that is available on the node.
     fn open(self, name: &str, policy: &str, requests: &str) -> Self {
         let open = json!({"status": {"phase": "Available", "nodeName": "n", "allocatable": list(requests)}});
         self.reservation(name, policy, requests, open)
@@ -112,7 +112,7 @@ impl Bench {
         self
     }
 
-    /// A pod on the node, in reservation `of` unless that is empty.
+    /// Adds a pod on the node, in reservation `of` unless that is empty.
     pub(super) fn there(self, name: &str, requests: &str, of: &str) -> Self {
         let mut change = json!({});
         if !of.is_empty() {
@@ -122,7 +122,7 @@ impl Bench {
         self.on_node(name, requests, change)
     }
 
-    /// A pod on the node; parts of `change` replace others.
+    /// Adds a pod on the node; `change` is merged into it.
     pub(super) fn on_node(mut self, name: &str, requests: &str, change: Value) -> Self {
         let mut value = json!({"spec": {"nodeName": "n"}});
         merge(&mut value, &change);
@@ -131,7 +131,7 @@ impl Bench {
         self
     }
 
-    /// Tells the plugin what is on the node.
+    /// Passes the pods on the node to the plugin.
     pub(super) fn settle(mut self) -> Self {
         let mut plugin = std::mem::replace(&mut self.plugin, nothing());
         let (row, mut fx) = (self.row(), Effects::default());
@@ -151,7 +151,7 @@ impl Bench {
         look(&Cycle::new(&pod, self.view()))
     }
 
-    /// What the filter says when the reservations of the pod and these victims make way.
+    /// Returns the filter's verdict with the pod's reservations and these victims removed.
     fn judge(&self, pod: Value, victims: &[&str]) -> String {
         self.cycle_of(pod, |cycle| self.judge_in(cycle, victims))
     }
@@ -188,7 +188,7 @@ impl Bench {
         }
     }
 
-    /// The score of the node, and the reservation whose place the pod takes.
+    /// Returns the score of the node, and the reservation that the pod would use.
     fn choice(&self, pod: Value) -> (i64, String) {
         self.cycle_of(pod, |cycle| {
             let row = self.row();
@@ -225,14 +225,14 @@ impl Bench {
         })
     }
 
-    /// What the plugin says of a reservation that is to be placed.
+    /// Returns the filter's verdict on a reservation that is to be placed.
     pub(super) fn place(&self, name: &str) -> String {
         let pod = self.engine.queued(name).unwrap().clone();
         self.judge_in(&Cycle::new(&pod, self.view()), &[])
     }
 }
 
-/// Stands in for the plugin while it is borrowed.
+/// Creates a placeholder for the plugin while it is borrowed.
 fn nothing() -> BoxedPlugin {
     build(None, &BuildContext::default()).unwrap()
 }
@@ -251,7 +251,7 @@ fn a_pod_fits_its_reservation_and_the_node() {
     let any = || wants(json!({}));
     let named = || wants(json!({"name": "r"}));
     let (aligned, restricted) = ("Aligned", "Restricted");
-    // Six cores are reserved; `others` is what strangers take.
+    // Six cores are reserved; `others` is what unrelated pods use.
     let beside = |policy: &str, others: &str| {
         Bench::new(ROOM)
             .there("others", others, "")
@@ -265,7 +265,7 @@ fn a_pod_fits_its_reservation_and_the_node() {
     let aside = Bench::new(ROOM)
         .there("others", "cpu=24 memory=24Gi", "")
         .reservation("r", restricted, "cpu=6", note("2"));
-    // All six cores are in use, four of them by `big`; strangers have the rest of the node.
+    // All six cores are in use, four of them by `big`; unrelated pods use the rest of the node.
     let full = |policy: &str, others: &str| {
         let bench = Bench::new(ROOM)
             .there("others", others, "")
@@ -276,7 +276,7 @@ fn a_pod_fits_its_reservation_and_the_node() {
             .there("big", "cpu=4", "r")
             .there("two", "cpu=2", "r")
     };
-    // Two owners of a core each, which is all that may be there; one core is set aside.
+    // Two owners of a core each, which is the maximum number; one core is set aside.
     let two = || {
         let bench = Bench::new(ROOM).there("others", "cpu=23 memory=24Gi", "");
         let bench = bench.reservation("r", restricted, "cpu=7 pods=2", note("1"));
@@ -371,7 +371,7 @@ fn reservations_find_their_node() {
         let bench = bench.reservation("r", policy, "cpu=4", change).settle();
         assert_eq!(bench.place("r"), expected, "{name}");
     }
-    // It has nothing to say of a pod of none.
+    // A pod that owns no reservation is not affected.
     let bench = Bench::new(ROOM).settle();
     assert_eq!(bench.judge(pod_value("p", "", json!({})), &[]), "fits");
     // Without a template there is nothing to place.
@@ -383,7 +383,7 @@ fn reservations_find_their_node() {
     );
     assert!(bench.engine.queued("r").is_none());
     assert!(bench.said[0].contains("spec.template"), "{:?}", bench.said);
-    // Nor without the object.
+    // The holder of an unknown reservation is rejected.
     let bench = Bench::new(ROOM).reservation("r", "", "cpu=1", json!({}));
     let stray = bench.engine.queued("r").unwrap().clone();
     let other = Bench::new(ROOM);
@@ -501,7 +501,7 @@ fn resources_can_be_left_out_of_the_fit() {
         ("another group", groups("other.io"), "Insufficient example.com/gpu by node"),
     ];
     for (name, args, expected) in rows {
-        // The node has one, two are asked for; the reservation is of CPU only.
+        // The node has one, two are requested; the reservation is of CPU only.
         assert_eq!(
             fits(args, node, "cpu=4", "cpu=1 example.com/gpu=2"),
             expected,

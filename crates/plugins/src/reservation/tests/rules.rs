@@ -9,8 +9,8 @@ fn affinity(value: Value) -> Value {
     json!({"metadata": {"annotations": {annotations::RESERVATION_AFFINITY: value.to_string()}}})
 }
 
-/// One node of 8 cores, of which a pod of `used` and a reservation of `cpu` with `spec` take their
-/// part; an owner of `owned` if that is not zero. The fate of a pod that asks for `asked`.
+/// Creates a node of 8 cores with a pod of `used`, a reservation of `cpu` with `spec`, and an owner of
+/// `owned` if that is not zero. Returns the result of a pod that requests `asked`.
 fn fate(spec: Value, cpu: i64, used: i64, owned: i64, asked: &str, change: Value) -> String {
     let mut world = World::new();
     world.node("n", 8);
@@ -478,7 +478,8 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
     assert_eq!(sign(&plugin, "web", "1"), web);
 }
 
-/// The reservation's name, node, whether it may be used, why not, and what is left of it.
+/// Returns the explained reservations of a pod: name, node, whether it is usable, why not, and the remaining
+/// CPU.
 fn told(world: &mut World, pod: &str) -> Vec<String> {
     let told = world
         .engine

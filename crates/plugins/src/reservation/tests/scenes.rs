@@ -1,4 +1,4 @@
-//! What upstream's end-to-end tests of devices, NUMA nodes, ports, preemption and reservations show.
+//! Upstream's end-to-end tests of devices, NUMA nodes, ports, preemption and reservations.
 
 use super::hardware::{both, bound};
 use super::*;
@@ -10,7 +10,7 @@ fn of_policy(policy: &str) -> Value {
     }
 }
 
-/// Sorted fates of the pods whose names begin so.
+/// Returns the sorted results of the pods with this name prefix.
 fn lots(world: &World, prefix: &str) -> Vec<String> {
     let names = world.pods.keys().filter(|name| name.starts_with(prefix));
     let mut lots: Vec<String> = names.map(|name| world.lot(name)).collect();
@@ -23,7 +23,7 @@ fn owners(world: &World, reservation: &str) -> usize {
     owners.as_array().map_or(0, Vec::len)
 }
 
-/// Pods `prefix0`, `prefix1`, …, one after another.
+/// Schedules pods `prefix0`, `prefix1`, … one after another.
 fn come(world: &mut World, prefix: &str, count: usize, list: &str, app: &str) {
     for at in 0..count {
         world.asks(&format!("{prefix}{at}"), list, app, json!({}));
@@ -41,12 +41,12 @@ fn half_a_gpu_is_reserved() {
         assert_eq!(world.status("r")["phase"], "Available");
         world
     };
-    // As many owners as fit. Upstream's scene counts one of them as using it; by its plugins' own tables
-    // whoever fits does, also when nothing is left of it.
+    // As many owners as fit. In upstream's test one of them counts as using the reservation; in upstream's
+    // plugin tables every owner that fits does, even if nothing is left of the reservation.
     let mut world = reserved("", 1, "gpu=50");
     come(&mut world, "p", 2, "gpu=50", "web");
     assert_eq!(lots(&world, "p"), ["n (r): gpu 0", "n (r): gpu 0"]);
-    // One owner, and as many others as fit.
+    // One owner, and as many other pods as fit.
     let mut world = reserved("", 1, "gpu=50");
     come(&mut world, "p", 1, "gpu=50", "web");
     come(&mut world, "q", 1, "gpu=50", "other");
@@ -55,12 +55,12 @@ fn half_a_gpu_is_reserved() {
         ["n (r): gpu 0", "n: gpu 0"]
     );
     assert_eq!(owners(&world, "r"), 1);
-    // Nothing but the reservation for its owners; the second is kept out though half a GPU is free.
+    // Owners may use only the reservation: the second one is rejected although half a GPU is free.
     let mut world = reserved("Restricted", 1, "gpu=50");
     come(&mut world, "p", 2, "gpu=50", "web");
     assert_eq!(world.lot("p0"), "n (r): gpu 0");
     assert_eq!(owners(&world, "r"), 1);
-    // Two GPUs, and owners that want more than half of one.
+    // Two GPUs, and owners that request more than half of one.
     let mut world = reserved("Restricted", 2, "gpu=200");
     come(&mut world, "p", 3, "gpu=60", "web");
     assert_eq!(
@@ -86,13 +86,13 @@ fn owners_get_the_rest_of_the_gpu_as_well() {
     world.reserves("r", "gpu=50", "web", json!({}), of_policy("Aligned"));
     world.run();
     come(&mut world, "p", 3, "gpu=40", "web");
-    // As above: the third one counts, too.
+    // As above, the third one counts as an owner, too.
     assert_eq!(
         lots(&world, "p"),
         ["n (r): gpu 0", "n (r): gpu 0", "n (r): gpu 1"]
     );
 
-    // The rest of it is taken by others: one owner fits.
+    // Other pods use the rest of the node: one owner fits.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 2, json!({}));
     world.reserves("r", "gpu=50", "web", json!({}), of_policy("Aligned"));
@@ -107,7 +107,7 @@ fn owners_get_the_rest_of_the_gpu_as_well() {
         world.word("p1")
     );
 
-    // Four of a half each, and an owner of 30 for each; nobody gets two rests together.
+    // Four reservations of a half each, and an owner of 30 for each; no pod gets two remainders together.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 2, json!({}));
     for at in 0..4 {
@@ -130,7 +130,7 @@ fn owners_get_the_rest_of_the_gpu_as_well() {
 
 #[test]
 fn cpus_are_reserved_for_those_who_are_bound() {
-    // As many as are asked for, fewer, and for several.
+    // As many CPUs as requested, fewer, and for several owners.
     for (reserved, once, asked, count, expected) in [
         ("4", true, "cpu=4", 1, &["n (r): 0-3"][..]),
         ("2", true, "cpu=4", 1, &["n (r): 0-1,8-9"]),
@@ -165,7 +165,7 @@ fn numa_nodes_are_kept_to_as_policies_say() {
     let (small, large) = ("cpu=4500m memory=18Gi", "cpu=4800m memory=19Gi");
     let (whole, third) = ("cpu=4 memory=18Gi", "cpu=5 memory=19Gi");
     let free = json!({});
-    // The node's policy, what two pods ask for and say, what the third does, and what it gets.
+    // The node's policy, requests and annotation of two pods, those of a third, and its result.
     for (policy, two, says, last, last_says, expected) in [
         ("", small, own(), large, own(), None),
         (
@@ -231,7 +231,7 @@ fn numa_nodes_are_kept_to_as_policies_say() {
             }
         }
     }
-    // CPU of one NUMA node and memory of the other are taken: one is not enough.
+    // The CPU of one NUMA node and the memory of the other are taken, so one NUMA node does not suffice.
     for (policy, expected) in [("SingleNUMANode", None), ("Restricted", Some("0: "))] {
         let mut world = World::with_hardware(&[]);
         world.machine("n", 0, json!({POLICY: policy}));
@@ -276,7 +276,7 @@ fn at(priority: i32) -> Value {
 #[test]
 fn the_important_take_the_place_of_others() {
     for list in ["gpu=200", "cpu=10 memory=512Mi", "fake=1000"] {
-        // On the node.
+        // Preemption on the node.
         let mut world = World::with_hardware(&["DefaultPreemption"]);
         world.machine("n", 2, json!({}));
         world.asks("low", list, "web", at(0));
@@ -285,7 +285,7 @@ fn the_important_take_the_place_of_others() {
         world.later(60);
         assert_eq!(world.evicted, ["low"], "{list}: {}", world.word("high"));
         assert_eq!(world.fate("high"), "n", "{list}");
-        // Within a reservation.
+        // Preemption within a reservation.
         for policy in ["", "Restricted"] {
             let mut world = World::with_hardware(&["DefaultPreemption"]);
             world.machine("n", 2, json!({}));
@@ -296,7 +296,7 @@ fn the_important_take_the_place_of_others() {
             assert_eq!(world.fate("low"), "n (r)", "{list} {policy}");
             world.asks("other", list, "other", at(2_000_000_000));
             world.later(60);
-            // Who is no owner takes nobody's place in it.
+            // A pod that is no owner preempts no owner.
             assert_eq!(world.evicted, [""; 0], "{list} {policy}");
             assert_eq!(world.fate("low"), "n (r)", "{list} {policy}");
             world.pod_gone("other");
@@ -346,7 +346,7 @@ fn reserved_ports_are_for_owners_and_once() {
         );
         assert_eq!(owners(&world, "r"), 1);
     }
-    // Another one beside it.
+    // A port in addition to the reserved one.
     let mut world = World::beside(&["NodePorts"]);
     world.node("n", 16);
     let template = json!({"spec": {"template": {"spec": {"containers": port(&[54321])}}}});
@@ -359,7 +359,7 @@ fn reserved_ports_are_for_owners_and_once() {
 
 #[test]
 fn reservations_are_filled_as_their_policy_says() {
-    // Two of 2 CPUs and 2 GiB, then memory alone: 3 GiB, then 2.
+    // Two pods of 2 CPUs and 2 GiB, then memory only: 3 GiB, then 2.
     for (policy, last) in [("Restricted", None), ("Aligned", Some("n (r)"))] {
         let mut world = World::with_hardware(&[]);
         world.machine("n", 0, json!({}));
@@ -372,11 +372,11 @@ fn reservations_are_filled_as_their_policy_says() {
         come(&mut world, "last", 1, "memory=2Gi", "web");
         match last {
             Some(fate) => assert_eq!(world.fate("last0"), fate),
-            // Elsewhere on the node, where upstream's is full.
+            // Outside of the reservation, where upstream's node is full.
             None => assert_eq!(world.fate("last0"), "n"),
         }
     }
-    // Five fill the node: no owner gets more than one of them has.
+    // Five reservations fill the node: no owner gets more than one of them has.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 0, json!({}));
     for at in 0..5 {
@@ -391,7 +391,7 @@ fn reservations_are_filled_as_their_policy_says() {
         "{}",
         world.word("p0")
     );
-    // All of the node is reserved; then half, and the other half by another.
+    // All of the node is reserved; then half of it, and the other half by another reservation.
     let mut world = World::with_hardware(&[]);
     world.machine("n", 0, json!({}));
     world.reserves("r", "fake=1000", "web", json!({}), json!({}));
@@ -415,7 +415,7 @@ fn reservations_are_filled_as_their_policy_says() {
 
 #[test]
 fn who_gets_into_a_reservation() {
-    // By affinity, by toleration of its taints, by label of an owner; and not.
+    // Matching by affinity, by toleration of taints and by owner label, and the cases that do not match.
     let affinity = |value: &str| {
         let term =
             json!({"matchExpressions": [{"key": "tier", "operator": "In", "values": [value]}]});
@@ -497,7 +497,7 @@ fn reservations_end_and_go_where_they_are_sent() {
 
 #[test]
 fn reservations_count_for_rules_between_pods() {
-    // A pod that keeps off its like may go into the place that was reserved for it, and only there.
+    // A pod with anti-affinity to its like may use the reservation made for it, and nothing else on the node.
     let apart = json!({
         "metadata": {"labels": {"kind": "apart"}},
         "spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
@@ -521,7 +521,7 @@ fn reservations_count_for_rules_between_pods() {
         world.run();
         assert!(world.fate("p").contains(expected), "{}", world.fate("p"));
     }
-    // Four pods over two nodes, one of them into a reservation that is spread with them.
+    // Four pods over two nodes, one of them in a reservation that is spread with them.
     let mut world = World::beside(&["PodTopologySpread"]);
     for name in ["a", "b"] {
         world.node_with(name, 16, json!({"zone": name}));

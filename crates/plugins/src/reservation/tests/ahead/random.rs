@@ -1,4 +1,4 @@
-//! Who may be taken in, whatever happens.
+//! Random events for the index of pre-allocatable pods.
 
 use super::*;
 
@@ -11,12 +11,12 @@ enum Move {
     Want(u8, u8, bool),
     Rename(u8, u8),
     Unwant(u8),
-    /// Deleted and made again between two looks.
+    /// Deleted and created again between two events.
     Anew(u8, u8, bool),
 }
 
-/// Pods of two applications, some of which offer themselves, come, change and go, and so do nodes and
-/// reservations. Builds with assertions compare who may be taken in with all pods at every attempt.
+/// Applies random changes of pods of two applications, some of them pre-allocatable, and of nodes and
+/// reservations. Builds with assertions compare the index with a scan of all pods at every attempt.
 #[test]
 fn who_may_be_taken_in_is_known_whatever_happens() {
     use proptest::prelude::*;

@@ -1,8 +1,8 @@
-//! Pods that were told of a pre-allocation which then came to nothing.
+//! Pods that carry the annotation of a pre-allocation that then failed.
 
 use super::*;
 
-/// A reservation `r` that told pod `p` on `n` that it takes it in, and then was not placed.
+/// Creates a reservation `r` that annotated pod `p` on `n`, and then was not placed.
 fn half_placed(gates: &[&str]) -> World {
     let mut world = World::with(&json!({}), gates);
     world.node("n", 10);
@@ -23,11 +23,11 @@ fn cordon(world: &mut World, name: &str, on: bool) {
     world.engine.node_applied(Arc::new(node), world.now);
 }
 
-/// Another reservation takes `p` in, and yet another finds it taken.
+/// Lets another reservation absorb `p`, and checks that a third finds it taken.
 fn takes_it(world: &mut World) {
     ahead(world, "s", "6", "web", json!({}));
     while world.engine.schedule_one(world.now).is_some() {}
-    // Its kubelet reports before it is told.
+    // Its kubelet updates the pod before the annotation is written.
     world.see("p");
     ahead(world, "t", "4", "web", json!({}));
     while world.engine.schedule_one(world.now).is_some() {}
@@ -66,7 +66,8 @@ fn who_was_told_of_what_never_came_is_told_again() {
     assert_eq!(world.fate("p"), "n");
     cordon(&mut world, "n", false);
     takes_it(&mut world);
-    // One that was placed and goes is another matter: its owners are told by a gate.
+    // A reservation that was placed and deleted is different: a gate decides whether its owners' annotations
+    // are removed.
     world.unreserve("s");
     world.run();
     assert_eq!(world.fate("p"), "n (s)");
@@ -74,7 +75,7 @@ fn who_was_told_of_what_never_came_is_told_again() {
 
 #[test]
 fn a_word_that_is_void_keeps_nobody() {
-    // Whoever should have told it was not heard either.
+    // The write that removes the annotation is lost.
     let mut world = half_placed(&[]);
     world.unreserve("r");
     drop(world.engine.take_outputs());
@@ -93,7 +94,7 @@ fn a_word_that_is_void_keeps_nobody() {
     world.see("p");
     cordon(&mut world, "n", false);
     takes_it(&mut world);
-    // As long as it may still come, it keeps whom it told.
+    // As long as the reservation may still be placed, it keeps the pods that it annotated.
     let mut world = half_placed(&[]);
     world.half = true;
     world.later(60);
@@ -119,7 +120,7 @@ fn who_waits_hears_of_what_came_to_nothing() {
     assert_eq!(world.fate("p"), "n (s)");
 }
 
-/// What is over keeps nobody either, though it is still there.
+/// An ended reservation keeps no pods either, although it still exists.
 #[test]
 fn who_waits_hears_of_what_ended_before_it_came() {
     for phase in ["Failed", "Succeeded"] {
@@ -140,7 +141,7 @@ fn who_waits_hears_of_what_ended_before_it_came() {
 #[test]
 fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
     let mut world = half_placed(&[]);
-    // It fills the reservation better.
+    // This pod fills the reservation better.
     running(&mut world, "p2", "5", "web");
     world.later(60);
     assert_eq!(world.status("r")["phase"], "Available");
@@ -150,7 +151,7 @@ fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
     assert_eq!(owners.as_array().map(Vec::len), Some(1), "{owners}");
     assert_eq!(owners[0]["name"], "p2");
     assert_eq!(world.booked("n"), 10_000);
-    // Who is taken in again is not told that it is not.
+    // If the same pod is absorbed again, its annotation is not removed.
     let mut world = half_placed(&[]);
     world.half = true;
     world.later(60);
@@ -158,7 +159,7 @@ fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
     world.later(600);
     assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
     assert_eq!(world.fate("p"), "n (r)");
-    // Nor is anybody as long as nothing is written.
+    // Nothing changes as long as no write succeeds.
     let mut world = half_placed(&[]);
     running(&mut world, "p2", "5", "web");
     world.broken = true;
@@ -167,7 +168,7 @@ fn who_was_told_in_vain_is_told_when_others_are_taken_in() {
         (world.fate("p"), world.fate("p2")),
         ("n (r)".to_owned(), "n".to_owned())
     );
-    // The better one is gone when the reservation is tried again.
+    // The better pod is gone when the reservation is tried again.
     world.pod_gone("p2");
     world.broken = false;
     world.later(600);
