@@ -474,7 +474,7 @@ impl Insight for DeviceShare {
 
 impl Metered for DeviceShare {
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
+        self.export_metrics(out);
     }
 }
 

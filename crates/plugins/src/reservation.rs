@@ -6,27 +6,25 @@
 //! with its reservations removed ([`Release`]). It may have to fit into one of them, and uses the one that
 //! suits it best ([`Release::nominate`]).
 
-mod ahead;
 mod args;
 mod change;
 mod control;
-mod crowd;
+mod explain;
 mod fit;
 mod metrics;
 mod owners;
 mod pod;
-mod show;
-mod side;
+mod pod_state;
+mod pre_allocatable;
+mod pre_allocation;
 mod table;
 
 use crate::common::budgets::{self, is_spared};
 use crate::common::patches::take_back;
 use crate::common::restricted::{self, RESERVATIONS};
-use ahead::{Ahead, is_ahead};
 use args::Args;
-use control::Agenda;
-use crowd::Crowds;
-use fit::{Counts, NO_MATCH, Spot};
+use control::CheckQueue;
+use fit::{NO_MATCH, NodeFit, ReservationCounts};
 use koord_api::annotations;
 use koord_api::extension::ReservationAllocated;
 use koord_api::scheduling::Reservation;
@@ -42,11 +40,13 @@ use koord_scheduler::framework::{
     Verb, Verdict, View, Words, Write,
 };
 use koord_scheduler::state::{NodeIndex, NodeStore, PodInfo};
+use pod_state::{CycleSubject, PodReservationState};
+use pre_allocatable::PreAllocatableIndex;
+use pre_allocation::{PreAllocationCandidates, is_pre_allocation};
 use serde_json::{Value, json};
-use side::{Incoming, PodSide};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use table::{Owner, Record, Table};
+use table::{OwnerPod, ReservationRecord, ReservationTable};
 
 pub(crate) const NAME: &str = "Reservation";
 const OTHER_NODE: &str = "node(s) didn't match the nodeName specified by reservation";
@@ -69,11 +69,11 @@ pub(crate) struct Reservations {
     /// True if this process runs the reservation controller: it updates statuses, expires reservations and
     /// deletes old ones.
     controls: bool,
-    table: Table,
-    crowds: Crowds,
-    agenda: Agenda,
+    table: ReservationTable,
+    pre_allocatable: PreAllocatableIndex,
+    checks: CheckQueue,
     /// When metrics were last exported.
-    shown: Option<jiff::Timestamp>,
+    metrics_exported: Option<jiff::Timestamp>,
 }
 
 /// Builds the plugin.
@@ -91,37 +91,37 @@ pub(crate) fn build(
         expire_pending: gate("ExpirePendingReservations"),
         budgets: budgets::Looks::of(context),
         controls,
-        table: Table::default(),
-        crowds: Crowds::default(),
-        agenda: Agenda::default(),
-        shown: None,
+        table: ReservationTable::default(),
+        pre_allocatable: PreAllocatableIndex::default(),
+        checks: CheckQueue::default(),
+        metrics_exported: None,
     }))
 }
 
 impl Reservations {
-    fn side(&self, cycle: &Cycle<'_>) -> Result<Incoming, Rejection> {
+    fn subject(&self, cycle: &Cycle<'_>) -> Result<CycleSubject, Rejection> {
         let pod = cycle.pod;
         if pod.is_holder() {
-            return self.reserve_side(cycle);
+            return self.reservation_subject(cycle);
         }
-        let owner_of = self.table.matching(pod);
-        match PodSide::new(pod, owner_of, cycle.view.resources) {
-            Ok(side) => Ok(Incoming::Pod(side)),
+        let owner_of = self.table.matching_lists(pod);
+        match PodReservationState::new(pod, owner_of, cycle.view.resources) {
+            Ok(pod_state) => Ok(CycleSubject::Pod(pod_state)),
             Err(message) => Err(Rejection::unresolvable(message)),
         }
     }
 
-    fn reserve_side(&self, cycle: &Cycle<'_>) -> Result<Incoming, Rejection> {
+    fn reservation_subject(&self, cycle: &Cycle<'_>) -> Result<CycleSubject, Rejection> {
         let Some(record) = self.record_of(cycle.pod) else {
             return Err(Rejection::error("cannot get reservation"));
         };
-        let ahead = self.ahead(cycle, record)?;
+        let candidates = self.pre_allocation_candidates(cycle, record)?;
         pod::reserved_on_bind(&record.object, &record.terms, cycle.view.resources)
             .map_err(Rejection::unresolvable)?;
-        Ok(Incoming::Reserve {
+        Ok(CycleSubject::Reservation {
             fixed: fixed_node(cycle.pod),
             policy: restricted::policy(cycle.view, &record.uid),
-            ahead,
+            candidates,
         })
     }
 
@@ -131,58 +131,77 @@ impl Reservations {
     }
 
     /// Returns the record of the reservation that `holder` stands for.
-    fn record_of(&self, holder: &PodInfo) -> Option<&Record> {
+    fn record_of(&self, holder: &PodInfo) -> Option<&ReservationRecord> {
         self.table.record(self.table.find(&holder.uid)?)
     }
 
-    fn spot<'a>(&'a self, cycle: &'a Cycle<'a>, side: &'a PodSide, node: NodeIndex) -> Spot<'a> {
+    fn node_fit<'a>(
+        &'a self,
+        cycle: &'a Cycle<'a>,
+        pod_state: &'a PodReservationState,
+        node: NodeIndex,
+    ) -> NodeFit<'a> {
         let args = self.args.of(cycle.pod);
-        Spot::new(&self.table, args, cycle, side, node, self.node_labels)
+        NodeFit::new(&self.table, args, cycle, pod_state, node, self.node_labels)
     }
 
     /// Returns true if any reservation, on any node, is open to the pod.
-    fn any_match(&self, cycle: &Cycle<'_>, side: &PodSide) -> bool {
-        self.table.owned(side).any(|record| {
+    fn any_match(&self, cycle: &Cycle<'_>, pod_state: &PodReservationState) -> bool {
+        self.table.owned(pod_state).any(|record| {
             self.table
-                .check(cycle.pod, side, record, cycle.view.nodes, self.node_labels)
+                .check(
+                    cycle.pod,
+                    pod_state,
+                    record,
+                    cycle.view.nodes,
+                    self.node_labels,
+                )
                 .is_ok()
         })
     }
 
     /// Returns the reservation counts for the condition of a pod that fits no node; empty if reservations do
     /// not concern it.
-    fn counts(&self, cycle: &Cycle<'_>) -> String {
-        let side = match self.side(cycle) {
-            Ok(Incoming::Pod(side)) => side,
-            Ok(Incoming::Reserve {
-                ahead: Some(ahead), ..
-            }) => return self.count_ahead(cycle, &ahead).text(false),
+    fn reservation_counts(&self, cycle: &Cycle<'_>) -> String {
+        let pod_state = match self.subject(cycle) {
+            Ok(CycleSubject::Pod(pod_state)) => pod_state,
+            Ok(CycleSubject::Reservation {
+                candidates: Some(candidates),
+                ..
+            }) => return self.pre_allocation_counts(cycle, &candidates).text(false),
             _ => return String::new(),
         };
-        if side.is_plain() || side.ignores {
+        if pod_state.is_plain() || pod_state.ignores {
             return String::new();
         }
-        let mut counts = Counts::default();
+        let mut counts = ReservationCounts::default();
         let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
-        for record in self.table.owned(&side) {
-            let checked =
-                self.table
-                    .check(cycle.pod, &side, record, cycle.view.nodes, self.node_labels);
+        for record in self.table.owned(&pod_state) {
+            let checked = self.table.check(
+                cycle.pod,
+                &pod_state,
+                record,
+                cycle.view.nodes,
+                self.node_labels,
+            );
             if let (Ok(()), Some(row)) = (&checked, record.row) {
                 *usable.entry(row).or_default() += 1;
             }
-            counts.add(&side, checked);
+            counts.add(&pod_state, checked);
         }
         for (row, usable) in usable {
-            counts.refused(usable, &self.spot(cycle, &side, row).refusal());
+            counts.refused(
+                usable,
+                &self.node_fit(cycle, &pod_state, row).rejection_reasons(),
+            );
         }
-        counts.text(side.affinity.is_some())
+        counts.text(pod_state.affinity.is_some())
     }
 
     /// Returns true if the pod may use what is left of `record`.
     fn is_open_to(
         &self,
-        record: &Record,
+        record: &ReservationRecord,
         pod: &PodInfo,
         nodes: &NodeStore,
         resources: &ResourceTable,
@@ -190,26 +209,26 @@ impl Reservations {
         if pod.is_holder() {
             return false;
         }
-        let side = PodSide::new(pod, self.table.matching(pod), resources);
-        side.is_ok_and(|side| {
+        let pod_state = PodReservationState::new(pod, self.table.matching_lists(pod), resources);
+        pod_state.is_ok_and(|pod_state| {
             let checked = self
                 .table
-                .check(pod, &side, record, nodes, self.node_labels);
-            side.ignores || checked.is_ok()
+                .check(pod, &pod_state, record, nodes, self.node_labels);
+            pod_state.ignores || checked.is_ok()
         })
     }
 
     /// Removes the annotation that names the reservation `uid` from its owners, except those on node `but`.
-    fn forget_owners(&self, uid: &str, but: Option<&str>, fx: &mut Effects) {
+    fn remove_owner_annotations(&self, uid: &str, but: Option<&str>, fx: &mut Effects) {
         let owners = self.table.owners(uid);
         for owner in owners.filter(|owner| but.is_none_or(|node| *owner.node != *node)) {
-            fx.writes.push(says_of(&owner.pod, None));
+            fx.writes.push(annotation_write(&owner.pod, None));
         }
     }
 }
 
 /// Returns the write that sets the pod's reservation annotation to `text`, or removes it.
-fn says_of(pod: &PodInfo, text: Option<&str>) -> Write {
+fn annotation_write(pod: &PodInfo, text: Option<&str>) -> Write {
     Write {
         group: "",
         version: "v1",
@@ -232,7 +251,7 @@ fn fixed_node(holder: &PodInfo) -> Option<String> {
 }
 
 /// Returns the value of the annotation of a pod that uses `record`.
-fn allocated_text(record: &Record) -> Result<String, serde_json::Error> {
+fn allocated_text(record: &ReservationRecord) -> Result<String, serde_json::Error> {
     serde_json::to_string(&ReservationAllocated {
         name: record.name.to_string(),
         uid: record.uid.to_string(),
@@ -284,7 +303,7 @@ impl Plugin for Reservations {
         _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
         let args = Args::read(args).map(|args| {
-            args.warn_beside(self.args.first(), profile);
+            args.warn_about_other_profiles(self.args.first(), profile);
             self.args.join(profile, args);
         });
         Some(args)
@@ -299,8 +318,10 @@ impl Sign for Reservations {
         if pod.is_holder() {
             // A reservation that may be placed over pods depends on running pods, so it shares no results
             // with others.
-            let record = self.record_of(pod).filter(|record| !is_ahead(record));
-            let Some(record) = record.filter(|_| !ahead::is_required(pod)) else {
+            let record = self
+                .record_of(pod)
+                .filter(|record| !is_pre_allocation(record));
+            let Some(record) = record.filter(|_| !pre_allocation::is_required(pod)) else {
                 return Signable::No;
             };
             signature.number(-2);
@@ -308,9 +329,9 @@ impl Sign for Reservations {
             signature.number(restricted::policy(view, &record.uid) as i64);
             return Signable::Yes;
         }
-        let lists = self.table.matching(pod);
-        let affinity = side::given(pod, annotations::RESERVATION_AFFINITY);
-        let ignores = side::ignores(pod);
+        let lists = self.table.matching_lists(pod);
+        let affinity = pod_state::annotation(pod, annotations::RESERVATION_AFFINITY);
+        let ignores = pod_state::ignores_reservations(pod);
         if lists.is_empty() && affinity.is_none() && !ignores {
             signature.number(-1);
             return Signable::Yes;
@@ -319,7 +340,7 @@ impl Sign for Reservations {
         for list in lists {
             signature.number(i64::from(list));
         }
-        let exact = side::given(pod, annotations::EXACT_MATCH_RESERVATION);
+        let exact = pod_state::annotation(pod, annotations::EXACT_MATCH_RESERVATION);
         for (_, text) in affinity.into_iter().chain(exact) {
             signature.text(text);
         }
@@ -346,26 +367,26 @@ impl Inputs for Reservations {
 
 impl PreFilter for Reservations {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        let side = match self.side(cycle) {
-            Ok(side) => side,
+        let subject = match self.subject(cycle) {
+            Ok(subject) => subject,
             Err(rejection) => return PreFilterResult::Reject(rejection),
         };
         let mut nodes = None;
-        if let Incoming::Pod(side) = &side
-            && let Some(affinity) = &side.affinity
+        if let CycleSubject::Pod(pod_state) = &subject
+            && let Some(affinity) = &pod_state.affinity
         {
-            if !side.ignores && !self.any_match(cycle, side) {
+            if !pod_state.ignores && !self.any_match(cycle, pod_state) {
                 return PreFilterResult::Reject(Rejection::unresolvable(NO_MATCH));
             }
-            if affinity.name.is_some() && !side.ignores {
+            if affinity.name.is_some() && !pod_state.ignores {
                 nodes = Some(self.table.named_row(affinity).into_iter().collect());
             }
         }
-        if let Incoming::Reserve { ahead, .. } = &side {
-            nodes = ahead.as_ref().and_then(Ahead::only);
+        if let CycleSubject::Reservation { candidates, .. } = &subject {
+            nodes = candidates.as_ref().and_then(PreAllocationCandidates::only);
         }
         PreFilterResult::Ready {
-            state: State::of(side),
+            state: State::of(subject),
             nodes,
         }
     }
@@ -373,30 +394,30 @@ impl PreFilter for Reservations {
 
 impl Filter for Reservations {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        match state.get::<Incoming>() {
+        match state.get::<CycleSubject>() {
             None => Ok(()),
-            Some(Incoming::Reserve {
+            Some(CycleSubject::Reservation {
                 fixed,
                 policy,
-                ahead,
+                candidates,
             }) => {
                 let name = cycle.view.nodes.name(node);
                 if fixed.as_ref().is_some_and(|fixed| **fixed != **name) {
                     return Err(Rejection::unresolvable(OTHER_NODE));
                 }
-                if !self.table.tolerates(*policy, node, cycle.view) {
+                if !self.table.is_policy_compatible(*policy, node, cycle.view) {
                     return Err(Rejection::unresolvable(POLICY_CONFLICT));
                 }
-                match ahead {
-                    Some(ahead) => self.verdict_ahead(cycle, ahead, node),
+                match candidates {
+                    Some(candidates) => self.filter_pre_allocation(cycle, candidates, node),
                     None => Ok(()),
                 }
             }
-            Some(Incoming::Pod(side)) => {
-                if side.is_plain() && cycle.overlay.removed.is_empty() {
+            Some(CycleSubject::Pod(pod_state)) => {
+                if pod_state.is_plain() && cycle.overlay.removed.is_empty() {
                     return Ok(());
                 }
-                self.spot(cycle, side, node).verdict()
+                self.node_fit(cycle, pod_state, node).verdict()
             }
         }
     }
@@ -404,13 +425,16 @@ impl Filter for Reservations {
 
 impl PreScore for Reservations {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        match self.side(cycle) {
-            Ok(Incoming::Pod(side)) if !side.is_plain() && !side.ignores => {
-                PreScoreResult::Ready(State::of(Incoming::Pod(side)))
+        match self.subject(cycle) {
+            Ok(CycleSubject::Pod(pod_state)) if !pod_state.is_plain() && !pod_state.ignores => {
+                PreScoreResult::Ready(State::of(CycleSubject::Pod(pod_state)))
             }
-            Ok(side @ Incoming::Reserve { ahead: Some(_), .. }) => {
-                PreScoreResult::Ready(State::of(side))
-            }
+            Ok(
+                subject @ CycleSubject::Reservation {
+                    candidates: Some(_),
+                    ..
+                },
+            ) => PreScoreResult::Ready(State::of(subject)),
             _ => PreScoreResult::Skip,
         }
     }
@@ -418,21 +442,25 @@ impl PreScore for Reservations {
 
 impl Score for Reservations {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let side = match state.get::<Incoming>() {
-            Some(Incoming::Pod(side)) => side,
-            Some(Incoming::Reserve { ahead: Some(_), .. }) => return self.score_ahead(cycle),
+        let pod_state = match state.get::<CycleSubject>() {
+            Some(CycleSubject::Pod(pod_state)) => pod_state,
+            Some(CycleSubject::Reservation {
+                candidates: Some(_),
+                ..
+            }) => return self.score_pre_allocation(cycle),
             _ => return 0,
         };
-        let spot = self.spot(cycle, side, node);
-        let orders = spot
+        let node_fit = self.node_fit(cycle, pod_state, node);
+        let orders = node_fit
             .matched
             .iter()
             .filter_map(|(_, record)| record.terms.order);
         if let Some(order) = orders.min() {
             return 1000 + ORDER_LIMIT - order.clamp(-ORDER_LIMIT, ORDER_LIMIT);
         }
-        spot.nominee()
-            .map_or(0, |(at, record)| spot.score(at, record))
+        node_fit
+            .nominee()
+            .map_or(0, |(index, record)| node_fit.score(index, record))
     }
     fn normalization(&self) -> Normalize {
         Normalize::Max
@@ -468,7 +496,7 @@ impl QueueHints for Reservations {
                 .meets(Action::DELETE.or(Action::POD_SCALE_DOWN))
         {
             // A running pod helps only a reservation that may be placed over it.
-            let other = event.pod.filter(|other| self.may_take(pod, other));
+            let other = event.pod.filter(|other| self.may_absorb(pod, other));
             return other.map_or(Helps::Skip, |_| Helps::Queue);
         }
         let Some(change) = event.object else {
@@ -477,10 +505,10 @@ impl QueueHints for Reservations {
         let Some(new) = change.new_as::<Reservation>() else {
             return Helps::Skip;
         };
-        let old = change::old_of(change);
+        let old = change::old_state(change);
         // The ended reservation's owners may now be absorbed by another one.
         let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
-        if ended && self.record_of(pod).is_some_and(is_ahead) {
+        if ended && self.record_of(pod).is_some_and(is_pre_allocation) {
             return Helps::Queue;
         }
         // Resources freed by an ended or deleted reservation cause an event of their own.
@@ -497,11 +525,11 @@ impl QueueHints for Reservations {
         if event.subject == Subject::AssignedPod {
             return event
                 .pod
-                .is_some_and(|pod| self.crowds.seek(pod, &self.table));
+                .is_some_and(|pod| self.pre_allocatable.selects_any(pod, &self.table));
         }
         // A node too small for an owner may be large enough with a reservation on it.
         event.object.is_some_and(|change| {
-            let old = change::old_of(change);
+            let old = change::old_state(change);
             change
                 .new_as::<Reservation>()
                 .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
@@ -515,10 +543,10 @@ impl PostFilter for Reservations {
         cycle: &Cycle<'a>,
         _diagnosis: &Diagnosis,
     ) -> PostFilterResult<'a> {
-        let besides = self.counts(cycle);
+        let counts = self.reservation_counts(cycle);
         let args = self.args.of(cycle.pod);
         if !args.enable_preemption {
-            return PostFilterResult::Unhelpful(besides);
+            return PostFilterResult::Unhelpful(counts);
         }
         let view = cycle.view;
         PostFilterResult::Preempt(Preemption {
@@ -530,7 +558,7 @@ impl PostFilter for Reservations {
             suffices: Box::new(|_| true),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
             for_holders: true,
-            besides,
+            besides: counts,
             pool: None,
         })
     }
@@ -565,7 +593,7 @@ impl Bind for Reservations {
         let Some(record) = self
             .table
             .find(&pod.uid)
-            .and_then(|at| self.table.record(at))
+            .and_then(|index| self.table.record(index))
         else {
             return BindPlan::Skip;
         };
@@ -574,9 +602,9 @@ impl Bind for Reservations {
         let Ok(reserved) = reserved else {
             return BindPlan::Skip;
         };
-        let status = control::placed(view.nodes.name(node), &reserved, view.now);
-        let mut writes = self.writes_ahead(record);
-        writes.push(control::placement(record, status));
+        let status = control::placed_status(view.nodes.name(node), &reserved, view.now);
+        let mut writes = self.absorbed_annotation_writes(record);
+        writes.push(control::placement_write(record, status));
         BindPlan::Writes(writes)
     }
 }
@@ -589,7 +617,7 @@ impl Insight for Reservations {
         Some(Remark { reason, message })
     }
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
-        self.story(pod, view)
+        self.explain_pod(pod, view)
     }
     fn inspections(&self) -> &'static [&'static str] {
         &["nodeReservations/:nodeName", "reservationSelectorIndex"]
@@ -601,8 +629,8 @@ impl Insight for Reservations {
         view: View<'_>,
     ) -> Result<Value, NotShown> {
         match path {
-            ["nodeReservations", node] => Ok(self.on_node_named(node, view)),
-            ["reservationSelectorIndex"] => Ok(show::selector_index()),
+            ["nodeReservations", node] => Ok(self.node_reservations(node, view)),
+            ["reservationSelectorIndex"] => Ok(explain::selector_index()),
             _ => Err(NotShown::NoSuchPath),
         }
     }
@@ -610,7 +638,7 @@ impl Insight for Reservations {
 
 impl Metered for Reservations {
     fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.now, out);
+        self.export_metrics(view.now, out);
     }
 }
 
@@ -623,46 +651,59 @@ impl ObjectEvents for Reservations {
             return;
         };
         let uid = uid.as_str();
-        let known = self.table.find(uid).and_then(|at| self.table.record(at));
-        let was_hoped_for = known.is_some_and(|record| record.may_still_come());
+        let record = self
+            .table
+            .find(uid)
+            .and_then(|index| self.table.record(index));
+        let was_pending = record.is_some_and(|record| record.is_pending());
         if change.action != Action::DELETE {
             let name = object.metadata.name.as_deref().unwrap_or_default();
-            let before = self.table.named(name).map(|record| record.uid.clone());
+            let before = self
+                .table
+                .find_by_name(name)
+                .map(|record| record.uid.clone());
             if let Some(why) = self.table.apply(object.clone(), view, fx) {
-                self.say_ignored(&object, &why, view.now, fx);
+                self.write_ignored_condition(&object, &why, view.now, fx);
             }
             if let Some(before) = before.filter(|before| **before != *uid) {
                 self.follow(&before, view);
             }
             self.follow(uid, view);
-            let record = self.table.find(uid).and_then(|at| self.table.record(at));
+            let record = self
+                .table
+                .find(uid)
+                .and_then(|index| self.table.record(index));
             // Pods may have been annotated for a node on which the reservation was then not placed.
             if let Some(record) =
-                record.filter(|record| self.controls && was_hoped_for && !record.may_still_come())
+                record.filter(|record| self.controls && was_pending && !record.is_pending())
             {
                 let node = record.terms.node.clone();
-                self.forget_owners(uid, node.as_deref(), fx);
+                self.remove_owner_annotations(uid, node.as_deref(), fx);
             }
             return;
         }
-        if self.clean_owners || (self.controls && was_hoped_for) {
-            self.forget_owners(uid, None, fx);
+        if self.clean_owners || (self.controls && was_pending) {
+            self.remove_owner_annotations(uid, None, fx);
         }
-        if let Some(record) = self.table.find(uid).and_then(|at| self.table.record(at)) {
-            self.agenda.drop(record);
+        if let Some(record) = self
+            .table
+            .find(uid)
+            .and_then(|index| self.table.record(index))
+        {
+            self.checks.remove(record);
         }
-        self.table.forget_reported(uid);
+        self.table.clear_problems(uid);
         self.table.delete(uid, fx);
         self.follow(uid, view);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if view.nodes.info(node).is_none() {
-            let gone: Vec<Arc<str>> = self
+            let deleted: Vec<Arc<str>> = self
                 .table
                 .on(node)
                 .map(|(_, record)| record.uid.clone())
                 .collect();
-            self.table.dirty.extend(gone);
+            self.table.dirty.extend(deleted);
         }
     }
 }
@@ -676,10 +717,10 @@ impl PodEvents for Reservations {
         fx: &mut Effects,
     ) {
         if pod.is_holder() {
-            self.table.booked(&pod.uid, node);
+            self.table.set_node(&pod.uid, node);
         } else if pod.node.is_some() {
             self.table.observe(pod, node, view, fx);
-            self.crowds.seen(pod, node, &self.table);
+            self.pre_allocatable.update_pod(pod, node, &self.table);
         }
     }
     fn on_updated(
@@ -692,7 +733,7 @@ impl PodEvents for Reservations {
     ) {
         if !new.is_holder() && new.node.is_some() {
             self.table.observe(new, node, view, fx);
-            self.crowds.seen(new, node, &self.table);
+            self.pre_allocatable.update_pod(new, node, &self.table);
         }
     }
     fn on_unassigned(
@@ -703,21 +744,21 @@ impl PodEvents for Reservations {
         fx: &mut Effects,
     ) {
         if pod.is_holder() {
-            self.table.unbooked(&pod.uid, node);
+            self.table.clear_node(&pod.uid, node);
         } else {
-            self.table.disown(&pod.uid, fx);
-            self.crowds.gone(&pod.uid, node);
+            self.table.remove_owner(&pod.uid, fx);
+            self.pre_allocatable.remove_pod(&pod.uid, node);
         }
     }
 }
 
 impl Tick for Reservations {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
-        self.control(view, fx);
+        self.run_controller(view, fx);
     }
     fn next_tick(&self) -> Option<jiff::Timestamp> {
         if self.table.dirty.is_empty() {
-            return self.agenda.next();
+            return self.checks.next();
         }
         Some(jiff::Timestamp::UNIX_EPOCH)
     }
@@ -732,7 +773,7 @@ impl PostFilterTransformer for Reservations {
     ) {
         if cycle.pod.is_holder() {
             let message = diagnosis.message();
-            self.say_unschedulable(&cycle.pod.uid, message, cycle.view.now, fx);
+            self.write_unschedulable_condition(&cycle.pod.uid, message, cycle.view.now, fx);
         }
     }
 }
@@ -741,33 +782,33 @@ impl Reserve for Reservations {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
         let pod = cycle.pod;
         if pod.is_holder() {
-            self.take_ahead(cycle, node, fx);
+            self.add_absorbed_owners(cycle, node, fx);
             return Ok(());
         }
-        if side::ignores(pod) {
+        if pod_state::ignores_reservations(pod) {
             return Ok(());
         }
         if let Some(reservation) = cycle
             .nominated
             .filter(|n| self.table.find(&n.uid).is_some())
         {
-            let owner = Owner {
+            let owner = OwnerPod {
                 pod: pod.clone(),
                 node: cycle.view.nodes.name(node).clone(),
                 confirmed: false,
-                ahead: false,
+                pre_allocated: false,
             };
-            self.table.own(&reservation.uid, owner, fx);
-        } else if side::given(pod, annotations::RESERVATION_AFFINITY).is_some() {
+            self.table.add_owner(&reservation.uid, owner, fx);
+        } else if pod_state::annotation(pod, annotations::RESERVATION_AFFINITY).is_some() {
             return Err(Rejection::unschedulable(NO_MATCH));
         }
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
         if cycle.pod.is_holder() {
-            self.give_back_ahead(&cycle.pod.uid, fx);
+            self.remove_absorbed_owners(&cycle.pod.uid, fx);
         } else {
-            self.table.disown(&cycle.pod.uid, fx);
+            self.table.remove_owner(&cycle.pod.uid, fx);
         }
     }
 }
@@ -780,17 +821,18 @@ impl Release for Reservations {
         node: NodeIndex,
         out: &mut Vec<Arc<PodInfo>>,
     ) {
-        match state.get::<Incoming>() {
-            Some(Incoming::Pod(side)) if !side.is_plain() => {
-                let matched = self.spot(cycle, side, node).matched;
+        match state.get::<CycleSubject>() {
+            Some(CycleSubject::Pod(pod_state)) if !pod_state.is_plain() => {
+                let matched = self.node_fit(cycle, pod_state, node).matched;
                 out.extend(matched.into_iter().map(|(_, record)| record.pod.clone()));
             }
-            Some(Incoming::Reserve {
-                ahead: Some(ahead), ..
+            Some(CycleSubject::Reservation {
+                candidates: Some(candidates),
+                ..
             }) => {
                 // None of the candidates suffices. They still count as removed, so that this plugin's reasons
                 // are reported.
-                out.extend(ahead.candidates(node).iter().cloned());
+                out.extend(candidates.candidates(node).iter().cloned());
             }
             _ => {}
         }
@@ -802,17 +844,18 @@ impl Release for Reservations {
         node: NodeIndex,
         serves: &dyn Fn(&[Arc<PodInfo>]) -> bool,
     ) -> Option<Vec<Arc<PodInfo>>> {
-        match state.get::<Incoming>() {
-            Some(Incoming::Reserve {
-                ahead: Some(ahead), ..
-            }) => self.chosen(cycle, ahead, node, serves).ok(),
+        match state.get::<CycleSubject>() {
+            Some(CycleSubject::Reservation {
+                candidates: Some(candidates),
+                ..
+            }) => self.select_absorbed(cycle, candidates, node, serves).ok(),
             _ => None,
         }
     }
     fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        match state.get::<Incoming>()? {
-            Incoming::Pod(side) if !side.ignores && side.affinity.is_none() => {
-                Some(self.table.owned(side).filter_map(|r| r.row).collect())
+        match state.get::<CycleSubject>()? {
+            CycleSubject::Pod(pod_state) if !pod_state.ignores && pod_state.affinity.is_none() => {
+                Some(self.table.owned(pod_state).filter_map(|r| r.row).collect())
             }
             _ => None,
         }
@@ -824,16 +867,16 @@ impl Release for Reservations {
         node: NodeIndex,
         agreed: &[Arc<PodInfo>],
     ) -> Option<Arc<PodInfo>> {
-        match state.get::<Incoming>()? {
-            Incoming::Pod(side) if !side.is_plain() => {
-                let mut spot = self.spot(cycle, side, node);
+        match state.get::<CycleSubject>()? {
+            CycleSubject::Pod(pod_state) if !pod_state.is_plain() => {
+                let mut node_fit = self.node_fit(cycle, pod_state, node);
                 // A pod that requires a reservation has no choice: the plugin that cannot serve it then
                 // reports why.
-                if spot.matched.len() > 1 || side.affinity.is_none() {
+                if node_fit.matched.len() > 1 || pod_state.affinity.is_none() {
                     let served = |uid: &str| agreed.iter().any(|pod| *pod.uid == *uid);
-                    spot.matched.retain(|(_, record)| served(&record.uid));
+                    node_fit.matched.retain(|(_, record)| served(&record.uid));
                 }
-                let (_, record) = spot.nominee()?;
+                let (_, record) = node_fit.nominee()?;
                 Some(record.pod.clone())
             }
             _ => None,

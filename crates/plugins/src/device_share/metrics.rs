@@ -11,7 +11,7 @@ static NOT_WELL_PLANNED: Family = Family {
 };
 
 impl DeviceShare {
-    pub(super) fn measured(&self, out: &mut Readings) {
+    pub(super) fn export_metrics(&self, out: &mut Readings) {
         out.renew(&NOT_WELL_PLANNED);
         for (node, record) in &self.records {
             if record.not_well_planned && !record.deleted {

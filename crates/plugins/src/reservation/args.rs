@@ -22,7 +22,7 @@ pub(super) struct Args {
     pub(super) gc_interval_seconds: i64,
     pub(super) disable_garbage_collection: bool,
     resync_interval_seconds: i64,
-    pub(super) pre_allocation_config: PreAllocation,
+    pub(super) pre_allocation_config: PreAllocationConfig,
     ignored_resources: Vec<String>,
     ignored_resource_groups: Vec<String>,
     reservation_selector_index: SelectorIndex,
@@ -39,7 +39,7 @@ impl Default for Args {
             gc_interval_seconds: 60,
             disable_garbage_collection: false,
             resync_interval_seconds: 60,
-            pre_allocation_config: PreAllocation::default(),
+            pre_allocation_config: PreAllocationConfig::default(),
             ignored_resources: Vec::new(),
             ignored_resource_groups: Vec::new(),
             reservation_selector_index: SelectorIndex::default(),
@@ -50,7 +50,7 @@ impl Default for Args {
 /// Configuration of pre-allocation.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub(super) struct PreAllocation {
+pub(super) struct PreAllocationConfig {
     /// True if reservations may select any pod of the cluster that has the pre-allocation label.
     pub(super) enable_cluster_mode: bool,
     cluster_label_key: String,
@@ -59,7 +59,7 @@ pub(super) struct PreAllocation {
     pub(super) prefer_no_pre_allocated_pods: bool,
 }
 
-impl PreAllocation {
+impl PreAllocationConfig {
     /// Returns the label that marks a pod as pre-allocatable with the value `"true"`.
     pub(super) fn label(&self) -> &str {
         Some(&*self.cluster_label_key)
@@ -102,7 +102,7 @@ impl Args {
 
     /// Logs settings of a further profile that differ from the first profile's, whose values apply: the
     /// controller works without regard to profiles.
-    pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
+    pub(super) fn warn_about_other_profiles(&self, first: &Self, profile: &str) {
         let controls = [
             (
                 self.gc_duration_seconds != first.gc_duration_seconds,
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_built_is_accepted_and_listed() {
+    fn unsupported_settings_are_accepted_and_listed() {
         assert!(check(json!({})).unwrap().unsupported().is_empty());
         let index = json!({"enabled": true, "keys": ["team"]});
         let args = check(json!({ "reservationSelectorIndex": index })).unwrap();

@@ -5,7 +5,7 @@ use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_scheduler::framework::ObjectChange;
 
 /// Returns the state before the change, if known.
-pub(super) fn old_of(change: &ObjectChange) -> Option<&Reservation> {
+pub(super) fn old_state(change: &ObjectChange) -> Option<&Reservation> {
     change.old.as_ref()?.downcast_ref()
 }
 

@@ -3,7 +3,7 @@
 
 use super::Reservations;
 use super::pod::{Phase, resource_list};
-use super::table::{Record, Table};
+use super::table::{ReservationRecord, ReservationTable};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use koord_api::quantity::{Quantity, ResourceList};
@@ -18,26 +18,26 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A write that the informer does not deliver within this time is repeated.
-const AGAIN: SignedDuration = SignedDuration::from_secs(15);
+const RETRY_INTERVAL: SignedDuration = SignedDuration::from_secs(15);
 
 /// The last write that the informer has not delivered yet.
 #[derive(Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct PendingStatus {
     status: Option<(Value, Timestamp)>,
     /// Last message of the condition `Scheduled`.
-    said: Option<String>,
+    last_message: Option<String>,
 }
 
 /// Reservations that need work at a later time.
 #[derive(Debug, Default)]
-pub(super) struct Agenda {
+pub(super) struct CheckQueue {
     /// Reservations, by uid, to check again, with the time.
     due: BTreeSet<(Timestamp, Arc<str>)>,
     /// Time of the next garbage collection; `None` if nothing is finished.
     gc: Option<Timestamp>,
 }
 
-impl Agenda {
+impl CheckQueue {
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.due
             .first()
@@ -48,8 +48,8 @@ impl Agenda {
     }
 
     /// Removes the expiry check of a deleted reservation.
-    pub(super) fn drop(&mut self, record: &Record) {
-        if let Some(end) = ends_at(record) {
+    pub(super) fn remove(&mut self, record: &ReservationRecord) {
+        if let Some(end) = expiry(record) {
             self.due.remove(&(after(end, 1), record.uid.clone()));
         }
     }
@@ -61,16 +61,16 @@ impl Agenda {
 
 impl Reservations {
     /// Writes changed statuses, expires reservations, and deletes those that ended long ago.
-    pub(super) fn control(&mut self, view: View<'_>, fx: &mut Effects) {
+    pub(super) fn run_controller(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.controls {
             // Another process is the controller, and this one sees its writes.
             self.table.dirty.clear();
             return;
         }
-        while let Some((at, _)) = self.agenda.due.first()
+        while let Some((at, _)) = self.checks.due.first()
             && *at <= view.now
         {
-            if let Some((_, uid)) = self.agenda.due.pop_first() {
+            if let Some((_, uid)) = self.checks.due.pop_first() {
                 self.table.dirty.insert(uid);
             }
         }
@@ -78,15 +78,15 @@ impl Reservations {
             let mut dirty: Vec<Arc<str>> = self.table.dirty.drain().collect();
             dirty.sort_unstable();
             for uid in dirty {
-                self.look_at(&uid, view, fx);
+                self.reconcile(&uid, view, fx);
             }
         }
-        if self.agenda.gc.is_some_and(|at| at <= view.now) {
-            self.collect(view, fx);
+        if self.checks.gc.is_some_and(|at| at <= view.now) {
+            self.collect_garbage(view, fx);
         }
     }
 
-    fn look_at(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
+    fn reconcile(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
         let Some(at) = self.table.find(uid) else {
             return;
         };
@@ -94,8 +94,8 @@ impl Reservations {
             return;
         };
         if record.terms.phase == Phase::Over {
-            if self.agenda.gc.is_none() && !self.args.first().disable_garbage_collection {
-                self.agenda.gc = Some(after(
+            if self.checks.gc.is_none() && !self.args.first().disable_garbage_collection {
+                self.checks.gc = Some(after(
                     view.now,
                     self.args.first().gc_interval_seconds.max(1),
                 ));
@@ -105,12 +105,12 @@ impl Reservations {
         let placed = record.terms.node.is_some();
         if placed || self.expire_pending {
             // Expires strictly after its end, not at it.
-            match ends_at(record) {
+            match expiry(record) {
                 Some(end) if end < view.now => {
-                    let status = expired(&record.object, view.now);
+                    let status = expired_status(&record.object, view.now);
                     return self.write(at, status, view.now, fx);
                 }
-                Some(end) => self.agenda.add(after(end, 1), uid),
+                Some(end) => self.checks.add(after(end, 1), uid),
                 None => {}
             }
         }
@@ -118,10 +118,10 @@ impl Reservations {
             return;
         };
         if !node_exists(view, node) {
-            let status = expired(&record.object, view.now);
+            let status = expired_status(&record.object, view.now);
             return self.write(at, status, view.now, fx);
         }
-        if let Some(status) = usage(record, &self.table, view) {
+        if let Some(status) = usage_status(record, &self.table, view) {
             self.write(at, status, view.now, fx);
         } else if let Some(record) = self.table.record_mut(at) {
             record.sent.status = None;
@@ -132,10 +132,10 @@ impl Reservations {
         let Some(record) = self.table.record_mut(at) else {
             return;
         };
-        let again = after(now, AGAIN.as_secs());
-        self.agenda.due.insert((again, record.uid.clone()));
+        let retry_at = after(now, RETRY_INTERVAL.as_secs());
+        self.checks.due.insert((retry_at, record.uid.clone()));
         let pending = |(sent, when): &(Value, Timestamp)| {
-            same_but_for_times(sent, &status) && now.duration_since(*when) < AGAIN
+            same_but_for_times(sent, &status) && now.duration_since(*when) < RETRY_INTERVAL
         };
         if record.sent.status.as_ref().is_some_and(pending) {
             return;
@@ -145,7 +145,7 @@ impl Reservations {
     }
 
     /// Writes to the conditions of an unplaced Reservation why it is ignored.
-    pub(super) fn say_ignored(
+    pub(super) fn write_ignored_condition(
         &self,
         object: &Reservation,
         why: &str,
@@ -166,14 +166,14 @@ impl Reservations {
         if placed || !self.controls {
             return;
         }
-        if let Some(conditions) = refused(conditions(object), why, now) {
+        if let Some(conditions) = unscheduled_conditions(conditions(object), why, now) {
             let status = json!({"conditions": conditions});
             fx.writes.push(status_write_to(name, uid, status));
         }
     }
 
     /// Writes to the conditions of the Reservation why it was not placed.
-    pub(super) fn say_unschedulable(
+    pub(super) fn write_unschedulable_condition(
         &mut self,
         uid: &str,
         message: String,
@@ -187,46 +187,46 @@ impl Reservations {
         else {
             return;
         };
-        if record.sent.said.as_ref() == Some(&message) {
+        if record.sent.last_message.as_ref() == Some(&message) {
             return;
         }
-        let conditions = refused(conditions(&record.object), &message, now);
+        let conditions = unscheduled_conditions(conditions(&record.object), &message, now);
         if let Some(conditions) = conditions {
-            record.sent.said = Some(message);
+            record.sent.last_message = Some(message);
             let write = status_write(record, json!({"conditions": conditions}));
             fx.writes.push(write);
         }
     }
 
     /// Deletes reservations that ended long ago, or whose node does not exist.
-    fn collect(&mut self, view: View<'_>, fx: &mut Effects) {
+    fn collect_garbage(&mut self, view: View<'_>, fx: &mut Effects) {
         let keep = SignedDuration::from_secs(self.args.first().gc_duration_seconds);
-        let mut left = false;
+        let mut any_finished = false;
         for record in self.table.iter().filter(|r| r.terms.phase == Phase::Over) {
-            let Some(since) = over_since(record) else {
+            let Some(since) = ended_at(record) else {
                 continue;
             };
-            let homeless = record
+            let node_missing = record
                 .terms
                 .node
                 .as_ref()
                 .is_some_and(|node| !node_exists(view, node));
-            left = true;
-            if !homeless && view.now.duration_since(since) <= keep {
+            any_finished = true;
+            if !node_missing && view.now.duration_since(since) <= keep {
                 continue;
             }
             fx.writes.push(Write {
                 verb: Verb::Delete(record.uid.to_string()),
-                ..to(&record.name)
+                ..reservation_write(&record.name)
             });
         }
-        self.agenda.gc =
-            left.then(|| after(view.now, self.args.first().gc_interval_seconds.max(1)));
+        self.checks.gc =
+            any_finished.then(|| after(view.now, self.args.first().gc_interval_seconds.max(1)));
     }
 }
 
 /// Returns the status of a reservation that is being placed.
-pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Value {
+pub(super) fn placed_status(node: &str, reserved: &ResourceList, now: Timestamp) -> Value {
     let conditions = [
         condition(
             RESERVATION_CONDITION_SCHEDULED,
@@ -251,38 +251,38 @@ pub(super) fn placed(node: &str, reserved: &ResourceList, now: Timestamp) -> Val
 
 /// Returns the conditions of a reservation that was not placed, with the reason; `None` if they have it
 /// already or the reservation was placed.
-fn refused(
+fn unscheduled_conditions(
     mut conditions: Vec<ReservationCondition>,
     message: &str,
     now: Timestamp,
 ) -> Option<Vec<ReservationCondition>> {
     let scheduled = |c: &ReservationCondition| c.type_ == RESERVATION_CONDITION_SCHEDULED;
-    let known = conditions.iter().position(scheduled);
-    if let Some(at) = known
+    let existing = conditions.iter().position(scheduled);
+    if let Some(at) = existing
         && (conditions[at].status == "True" || conditions[at].message == message)
     {
         return None;
     }
-    let mut fresh = condition(
+    let mut updated = condition(
         RESERVATION_CONDITION_SCHEDULED,
         "False",
         RESERVATION_REASON_UNSCHEDULABLE,
         now,
     );
-    message.clone_into(&mut fresh.message);
-    match known {
+    message.clone_into(&mut updated.message);
+    match existing {
         Some(at) => {
             let since = conditions[at].last_transition_time.clone();
-            conditions[at] = fresh;
+            conditions[at] = updated;
             conditions[at].last_transition_time = since;
         }
-        None => conditions.push(fresh),
+        None => conditions.push(updated),
     }
     Some(conditions)
 }
 
 /// Returns a write of `status` to the Reservation.
-pub(super) fn status_write(record: &Record, status: Value) -> Write {
+pub(super) fn status_write(record: &ReservationRecord, status: Value) -> Write {
     status_write_to(&record.name, &record.uid, status)
 }
 
@@ -292,13 +292,13 @@ fn status_write_to(name: &str, uid: &str, status: Value) -> Write {
     body["status"] = status;
     Write {
         verb: Verb::PatchStatus(body),
-        ..to(name)
+        ..reservation_write(name)
     }
 }
 
 /// Returns the write that places the Reservation. It carries the known resourceVersion, so that a Reservation
 /// that changed meanwhile, for example by a deletion, is not placed.
-pub(super) fn placement(record: &Record, status: Value) -> Write {
+pub(super) fn placement_write(record: &ReservationRecord, status: Value) -> Write {
     let mut write = status_write(record, status);
     if let Verb::PatchStatus(body) = &mut write.verb {
         body["metadata"]["resourceVersion"] = json!(record.object.metadata.resource_version);
@@ -306,7 +306,7 @@ pub(super) fn placement(record: &Record, status: Value) -> Write {
     write
 }
 
-fn to(name: &str) -> Write {
+fn reservation_write(name: &str) -> Write {
     Write {
         group: "scheduling.koordinator.sh",
         version: "v1alpha1",
@@ -319,7 +319,11 @@ fn to(name: &str) -> Write {
 }
 
 /// Returns the changes of owners and allocated amounts that the status lacks; `None` if it is up to date.
-fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
+fn usage_status(
+    record: &ReservationRecord,
+    table: &ReservationTable,
+    view: View<'_>,
+) -> Option<Value> {
     let status = record.object.status.as_ref()?;
     let mut owners: Vec<ObjectReference> = Vec::new();
     let mut used = koord_model::resources::Amounts::new();
@@ -337,12 +341,12 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
     owners.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
     let mut allocated = resource_list(&used, view.resources);
     allocated.retain(|name, _| status.allocatable.contains_key(name));
-    let mut known = status.current_owners.clone();
-    known.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+    let mut current_owners = status.current_owners.clone();
+    current_owners.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
     let uids = |list: &[ObjectReference]| -> Vec<Option<String>> {
         list.iter().map(|owner| owner.uid.clone()).collect()
     };
-    if uids(&known) == uids(&owners) && same_amounts(&status.allocated, &allocated) {
+    if uids(&current_owners) == uids(&owners) && same_amounts(&status.allocated, &allocated) {
         return None;
     }
     // A merge patch keeps what it does not mention, so removed amounts are set to null.
@@ -365,7 +369,7 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
         let ready = conditions
             .iter()
             .position(|c| c.type_ == RESERVATION_CONDITION_READY);
-        let fresh = condition(
+        let updated = condition(
             RESERVATION_CONDITION_READY,
             "False",
             RESERVATION_REASON_SUCCEEDED,
@@ -374,10 +378,10 @@ fn usage(record: &Record, table: &Table, view: View<'_>) -> Option<Value> {
         match ready {
             Some(at) => {
                 let since = conditions[at].last_transition_time.clone();
-                conditions[at] = fresh;
+                conditions[at] = updated;
                 conditions[at].last_transition_time = since;
             }
-            None => conditions.push(fresh),
+            None => conditions.push(updated),
         }
         out["phase"] = json!(ReservationPhase::Succeeded.as_str());
         out["conditions"] = json!(conditions);
@@ -394,12 +398,12 @@ fn same_amounts(a: &ResourceList, b: &ResourceList) -> bool {
 }
 
 /// Returns the status of a reservation that expired or whose node was deleted.
-fn expired(object: &Reservation, now: Timestamp) -> Value {
+fn expired_status(object: &Reservation, now: Timestamp) -> Value {
     let mut conditions = conditions(object);
     let ready = conditions
         .iter()
         .position(|c| c.type_ == RESERVATION_CONDITION_READY);
-    let fresh = condition(
+    let updated = condition(
         RESERVATION_CONDITION_READY,
         "False",
         RESERVATION_REASON_EXPIRED,
@@ -409,18 +413,18 @@ fn expired(object: &Reservation, now: Timestamp) -> Value {
         Some(at) => {
             let since = conditions[at].last_transition_time.clone();
             let was_ready = conditions[at].status == "True";
-            conditions[at] = fresh;
+            conditions[at] = updated;
             if !was_ready {
                 conditions[at].last_transition_time = since;
             }
         }
-        None => conditions.push(fresh),
+        None => conditions.push(updated),
     }
     json!({"phase": ReservationPhase::Failed.as_str(), "conditions": conditions})
 }
 
 /// Returns when the reservation expires; `None` if never.
-fn ends_at(record: &Record) -> Option<Timestamp> {
+fn expiry(record: &ReservationRecord) -> Option<Timestamp> {
     let object = &record.object;
     let ttl = record.ttl.map(koord_api::GoDuration::as_nanos);
     if ttl == Some(0) {
@@ -428,7 +432,7 @@ fn ends_at(record: &Record) -> Option<Timestamp> {
     }
     let created = object.metadata.creation_timestamp.as_ref();
     // The creator's clock may be ahead.
-    let created = created.map(|time| time.0.min(record.seen));
+    let created = created.map(|time| time.0.min(record.first_seen));
     let by_age = created.zip(ttl).map(|(created, ttl)| {
         created
             .saturating_add(SignedDuration::from_nanos(ttl))
@@ -439,17 +443,17 @@ fn ends_at(record: &Record) -> Option<Timestamp> {
 }
 
 /// Returns since when a finished reservation counts as over; `None` if its status lacks the time.
-fn over_since(record: &Record) -> Option<Timestamp> {
+fn ended_at(record: &ReservationRecord) -> Option<Timestamp> {
     let status = record.object.status.as_ref()?;
-    let by = |reason: &str| status.conditions.iter().find(|c| c.reason == reason);
+    let condition_of = |reason: &str| status.conditions.iter().find(|c| c.reason == reason);
     let time = match status.phase.as_ref()? {
-        ReservationPhase::Failed => &by(RESERVATION_REASON_EXPIRED)?.last_transition_time,
-        ReservationPhase::Succeeded => &by(RESERVATION_REASON_SUCCEEDED)?.last_probe_time,
+        ReservationPhase::Failed => &condition_of(RESERVATION_REASON_EXPIRED)?.last_transition_time,
+        ReservationPhase::Succeeded => &condition_of(RESERVATION_REASON_SUCCEEDED)?.last_probe_time,
         _ => return None,
     };
     // Another replica, whose clock is ahead, may have written it.
-    let seen = record.over.unwrap_or(Timestamp::MAX);
-    time.as_ref().map(|time| time.0.min(seen))
+    let seen_over = record.over.unwrap_or(Timestamp::MAX);
+    time.as_ref().map(|time| time.0.min(seen_over))
 }
 
 fn conditions(object: &Reservation) -> Vec<ReservationCondition> {

@@ -1,8 +1,8 @@
 //! Fit of a pod on a node with one of its reservations, or without.
 
 use super::args::Args;
-use super::side::{PodSide, Unmatched};
-use super::table::{Record, Table};
+use super::pod_state::{MismatchReason, PodReservationState};
+use super::table::{ReservationRecord, ReservationTable};
 use crate::common::restricted::is_restricted;
 use koord_model::reservation::Restricted;
 use koord_model::resources::{
@@ -20,41 +20,41 @@ const NOT_BY_PREEMPTION: &str = "node(s) preemption failed due to insufficient r
 const OUTSIDE: &str = "node(s) didn't satisfy plugin(s) [Reservation]";
 
 /// One node as seen by one pod, with the reservations that the pod may use.
-pub(super) struct Spot<'a> {
-    pub(super) table: &'a Table,
+pub(super) struct NodeFit<'a> {
+    pub(super) table: &'a ReservationTable,
     pub(super) args: &'a Args,
     pub(super) cycle: &'a Cycle<'a>,
-    pub(super) side: &'a PodSide,
+    pub(super) pod_state: &'a PodReservationState,
     pub(super) node: NodeIndex,
     /// The reservations on the node that the pod may use.
-    pub(super) matched: Vec<(u32, &'a Record)>,
+    pub(super) matched: Vec<(u32, &'a ReservationRecord)>,
     /// Resources and number of the pods that are assumed evicted and own reservations on this node, by
     /// reservation.
     victims: FxHashMap<u32, (Amounts, i64)>,
 }
 
-impl<'a> Spot<'a> {
+impl<'a> NodeFit<'a> {
     pub(super) fn new(
-        table: &'a Table,
+        table: &'a ReservationTable,
         args: &'a Args,
         cycle: &'a Cycle<'a>,
-        side: &'a PodSide,
+        pod_state: &'a PodReservationState,
         node: NodeIndex,
         node_labels: bool,
     ) -> Self {
-        let matched = if side.is_plain() {
+        let matched = if pod_state.is_plain() {
             Vec::new()
         } else {
-            table.usable(cycle.pod, side, node, cycle.view, node_labels)
+            table.usable(cycle.pod, pod_state, node, cycle.view, node_labels)
         };
         let mut victims: FxHashMap<u32, (Amounts, i64)> = FxHashMap::default();
         for pod in cycle.overlay.removed.iter().filter(|pod| !pod.is_holder()) {
-            if let Some(at) = table.used_by(&pod.uid).and_then(|uid| table.find(uid))
+            if let Some(index) = table.used_by(&pod.uid).and_then(|uid| table.find(uid))
                 && table
-                    .record(at)
+                    .record(index)
                     .is_some_and(|record| record.row == Some(node))
             {
-                let (amounts, pods) = victims.entry(at).or_default();
+                let (amounts, pods) = victims.entry(index).or_default();
                 amounts.add_all(&pod.requests);
                 *pods += 1;
             }
@@ -63,7 +63,7 @@ impl<'a> Spot<'a> {
             table,
             args,
             cycle,
-            side,
+            pod_state,
             node,
             matched,
             victims,
@@ -72,25 +72,25 @@ impl<'a> Spot<'a> {
 
     /// Checks whether the pod may run here, with or without a reservation.
     pub(super) fn verdict(&self) -> Verdict {
-        let required = self.side.affinity.is_some();
+        let required = self.pod_state.affinity.is_some();
         if self.matched.is_empty() {
             if required {
                 return Err(Rejection::unresolvable(OUTSIDE));
             }
             // Evicting owners frees nothing for others: their resources return to the reservation.
-            if !self.victims.is_empty() && !self.lacks(None).is_empty() {
+            if !self.victims.is_empty() && !self.node_shortage(None).is_empty() {
                 return Err(Rejection::unschedulable(NOT_BY_PREEMPTION));
             }
             return Ok(());
         }
         // The node's own fit check already counted all reservations as removed.
-        if self.side.ignores {
+        if self.pod_state.ignores {
             return Ok(());
         }
         let mut by_node: Vec<ResourceId> = Vec::new();
         let mut by_reservation: Vec<Reason> = Vec::new();
-        for (at, record) in &self.matched {
-            let Some((node, reservation)) = self.judge(*at, record) else {
+        for (index, record) in &self.matched {
+            let Some((node, reservation)) = self.check_reservation(*index, record) else {
                 continue;
             };
             if node.is_empty() && reservation.is_empty() {
@@ -100,7 +100,7 @@ impl<'a> Spot<'a> {
             by_reservation.extend(reservation);
         }
         if by_node.is_empty() && !required {
-            by_node = self.lacks(None);
+            by_node = self.node_shortage(None);
             by_reservation.clear();
         } else if !required {
             // A shortage with a reservation also exists without one.
@@ -122,9 +122,9 @@ impl<'a> Spot<'a> {
 
     /// Returns the reasons why the node's resources do not suffice: those of the node's own fit check with
     /// all reservations of the pod removed, else those of this plugin.
-    pub(super) fn refusal(&self) -> Vec<Reason> {
+    pub(super) fn rejection_reasons(&self) -> Vec<Reason> {
         let table = self.cycle.view.resources;
-        let outright = self.lacks_beside(&self.matched);
+        let outright = self.node_shortage_without(&self.matched);
         if outright.is_empty() {
             let verdict = self.verdict();
             return verdict
@@ -140,43 +140,43 @@ impl<'a> Spot<'a> {
     }
 
     /// Returns the reservation that the pod would use.
-    pub(super) fn nominee(&self) -> Option<(u32, &'a Record)> {
-        if self.side.ignores {
+    pub(super) fn nominee(&self) -> Option<(u32, &'a ReservationRecord)> {
+        if self.pod_state.ignores {
             return None;
         }
         if let [only] = self.matched[..]
-            && self.side.affinity.is_some()
+            && self.pod_state.affinity.is_some()
         {
             return Some(only);
         }
-        let fits = |(at, record): &&(u32, &'a Record)| {
-            self.judge(*at, record)
+        let fits = |(index, record): &&(u32, &'a ReservationRecord)| {
+            self.check_reservation(*index, record)
                 .is_some_and(|(node, reservation)| node.is_empty() && reservation.is_empty())
         };
         let fitting = || self.matched.iter().filter(fits);
         let ordered = fitting()
-            .filter_map(|one| Some((one.1.terms.order?, one)))
+            .filter_map(|candidate| Some((candidate.1.terms.order?, candidate)))
             .min_by_key(|(order, (_, record))| (*order, record.name.clone()));
-        if let Some((_, one)) = ordered {
-            return Some(*one);
+        if let Some((_, candidate)) = ordered {
+            return Some(*candidate);
         }
-        let mut best: Option<(i64, &(u32, &'a Record))> = None;
-        for one in fitting() {
-            let score = self.score(one.0, one.1);
+        let mut best: Option<(i64, &(u32, &'a ReservationRecord))> = None;
+        for candidate in fitting() {
+            let score = self.score(candidate.0, candidate.1);
             let better = best.is_none_or(|(other, (_, record))| {
-                score > other || (score == other && one.1.name < record.name)
+                score > other || (score == other && candidate.1.name < record.name)
             });
             if better {
-                best = Some((score, one));
+                best = Some((score, candidate));
             }
         }
-        best.map(|(_, one)| *one)
+        best.map(|(_, candidate)| *candidate)
     }
 
     /// Returns how full `record` gets with the pod in it.
-    pub(super) fn score(&self, at: u32, record: &Record) -> i64 {
+    pub(super) fn score(&self, index: u32, record: &ReservationRecord) -> i64 {
         let mut allocated = record.allocated();
-        if let Some((victims, _)) = self.victims.get(&at) {
+        if let Some((victims, _)) = self.victims.get(&index) {
             let allocated = allocated.to_mut();
             for (id, amount) in victims.iter() {
                 allocated.set(id, allocated.get(id).saturating_sub(amount).max(0));
@@ -188,24 +188,28 @@ impl<'a> Spot<'a> {
 
     /// Returns the shortages of the node and of the reservation for the pod in `record`; `None` if the pod
     /// requests no resource of the reservation.
-    fn judge(&self, at: u32, record: &Record) -> Option<(Vec<ResourceId>, Vec<Reason>)> {
+    fn check_reservation(
+        &self,
+        index: u32,
+        record: &ReservationRecord,
+    ) -> Option<(Vec<ResourceId>, Vec<Reason>)> {
         let requests = &self.cycle.pod.requests;
         let concerns = record
             .terms
             .resources
             .iter()
             .any(|id| requests.contains(*id));
-        if self.side.affinity.is_none() && !concerns {
+        if self.pod_state.affinity.is_none() && !concerns {
             return None;
         }
-        let lacks = self.lacks(Some((at, record)));
+        let lacks = self.node_shortage(Some((index, record)));
         let mut reasons = Vec::new();
         if is_restricted(self.cycle.view, &record.uid) {
             let mut allocated = record.allocated();
             let mut pods = record.pods;
-            if let Some((victims, gone)) = self.victims.get(&at) {
+            if let Some((victims, victim_count)) = self.victims.get(&index) {
                 allocated.to_mut().sub_all(victims);
-                pods -= gone;
+                pods -= victim_count;
             }
             let table = self.cycle.view.resources;
             let resources: Vec<ResourceId> = record
@@ -223,12 +227,12 @@ impl<'a> Spot<'a> {
                 pods,
             };
             let named = self
-                .side
+                .pod_state
                 .affinity
                 .as_ref()
                 .is_some_and(|a| a.name.is_some());
             for shortage in restricted.shortages(requests) {
-                let what = match shortage.resource {
+                let shortage_text = match shortage.resource {
                     PODS => "Too many pods".to_owned(),
                     id => format!("Insufficient {}", table.name(id)),
                 };
@@ -236,10 +240,10 @@ impl<'a> Spot<'a> {
                     let (requested, used) = (shortage.requested, shortage.used);
                     let capacity = shortage.capacity;
                     format!(
-                        "Reservation(s) {what}, requested: {requested}, used: {used}, capacity: {capacity}"
+                        "Reservation(s) {shortage_text}, requested: {requested}, used: {used}, capacity: {capacity}"
                     )
                 } else {
-                    format!("Reservation(s) {what}")
+                    format!("Reservation(s) {shortage_text}")
                 }));
             }
         }
@@ -247,22 +251,24 @@ impl<'a> Spot<'a> {
     }
 
     /// Returns the resources that the node is short of if the pod uses this reservation, or none.
-    fn lacks(&self, with: Option<(u32, &'a Record)>) -> Vec<ResourceId> {
-        self.lacks_beside(with.as_slice())
+    fn node_shortage(&self, with: Option<(u32, &'a ReservationRecord)>) -> Vec<ResourceId> {
+        self.node_shortage_without(with.as_slice())
     }
 
-    /// Returns the resources that the node is short of if the reservations `away` are released.
-    fn lacks_beside(&self, away: &[(u32, &Record)]) -> Vec<ResourceId> {
+    /// Returns the resources that the node is short of if the reservations `released` are released.
+    fn node_shortage_without(&self, released: &[(u32, &ReservationRecord)]) -> Vec<ResourceId> {
         let Self { cycle, node, .. } = self;
         let nodes = cycle.view.nodes;
-        // The cycle counts all the pod's reservations as removed. They are added back, except for `away`.
+        // The cycle counts all the pod's reservations as removed. They are added back, except for `released`.
         let mut stand_ins = 0;
         for pod in cycle.overlay.removed {
             stand_ins += i64::from(pod.is_holder());
         }
-        let open = |at: u32, record: &Record, id: ResourceId| {
-            let left = self.left(at, record, id);
-            left.saturating_sub(record.terms.reserved.get(id)).max(0)
+        let open = |index: u32, record: &ReservationRecord, id: ResourceId| {
+            let remaining = self.remaining(index, record, id);
+            remaining
+                .saturating_sub(record.terms.reserved.get(id))
+                .max(0)
         };
         let free = |id: ResourceId| {
             let mut used = cycle.requested(*node, id);
@@ -271,21 +277,21 @@ impl<'a> Spot<'a> {
                     used = used.saturating_add(pod.requests.get(id));
                 }
             }
-            for at in self.victims.keys() {
-                if let Some(record) = self.table.record(*at) {
-                    let grows = self.left(*at, record, id) - record.pod.requests.get(id);
+            for index in self.victims.keys() {
+                if let Some(record) = self.table.record(*index) {
+                    let grows = self.remaining(*index, record, id) - record.pod.requests.get(id);
                     used = used.saturating_add(grows);
                 }
             }
-            for (at, record) in away {
-                used = used.saturating_sub(open(*at, record, id));
+            for (index, record) in released {
+                used = used.saturating_sub(open(*index, record, id));
             }
             nodes.allocatable(*node, id).saturating_sub(used)
         };
         let mut out = Vec::new();
         let matched = i64::try_from(self.matched.len()).unwrap_or(i64::MAX);
-        let others = cycle.requested(*node, PODS) + stand_ins - matched;
-        if others + 1 > nodes.allocatable(*node, PODS) {
+        let other_pods = cycle.requested(*node, PODS) + stand_ins - matched;
+        if other_pods + 1 > nodes.allocatable(*node, PODS) {
             out.push(PODS);
         }
         let requests = &cycle.pod.requests;
@@ -309,9 +315,9 @@ impl<'a> Spot<'a> {
     }
 
     /// Returns what `record` holds of a resource once its assumed victims are gone.
-    fn left(&self, at: u32, record: &Record, id: ResourceId) -> i64 {
+    fn remaining(&self, index: u32, record: &ReservationRecord, id: ResourceId) -> i64 {
         let all = record.terms.pod.requests.get(id);
-        match self.victims.get(&at) {
+        match self.victims.get(&index) {
             None => record.pod.requests.get(id),
             Some((victims, _)) => {
                 let taken = record.taken.get(id).saturating_sub(victims.get(id));
@@ -338,19 +344,28 @@ pub(super) fn node_reasons(table: &ResourceTable, lacking: &[ResourceId]) -> Vec
 
 /// Counts of reservations by their relation to a pod that fits no node.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ReservationCounts {
     owned: usize,
     named: usize,
-    why_not: std::collections::BTreeMap<Unmatched, usize>,
+    why_not: std::collections::BTreeMap<MismatchReason, usize>,
     node_reasons: std::collections::BTreeMap<String, usize>,
 }
 
-impl Counts {
+impl ReservationCounts {
     /// Counts one reservation that the pod owns.
-    pub(super) fn add(&mut self, side: &PodSide, checked: Result<(), Unmatched>) {
+    pub(super) fn add(
+        &mut self,
+        pod_state: &PodReservationState,
+        checked: Result<(), MismatchReason>,
+    ) {
         self.owned += 1;
-        if matches!(checked, Ok(()) | Err(Unmatched::Exact)) {
-            self.named += usize::from(side.affinity.as_ref().is_some_and(|a| a.name.is_some()));
+        if matches!(checked, Ok(()) | Err(MismatchReason::Exact)) {
+            self.named += usize::from(
+                pod_state
+                    .affinity
+                    .as_ref()
+                    .is_some_and(|a| a.name.is_some()),
+            );
         }
         if let Err(why) = checked {
             *self.why_not.entry(why).or_default() += 1;
@@ -360,10 +375,10 @@ impl Counts {
     /// Counts the node's reasons against `usable` reservations on it.
     pub(super) fn refused(&mut self, usable: usize, reasons: &[Reason]) {
         let own = |reason: &&Reason| reason.as_str().starts_with("Reservation(s) ");
-        let left = usable.saturating_sub(reasons.iter().filter(own).count());
+        let remaining = usable.saturating_sub(reasons.iter().filter(own).count());
         for reason in reasons.iter().filter(|reason| !own(reason)) {
-            if left > 0 {
-                *self.node_reasons.entry(reason.to_string()).or_default() += left;
+            if remaining > 0 {
+                *self.node_reasons.entry(reason.to_string()).or_default() += remaining;
             }
         }
     }
@@ -379,17 +394,20 @@ impl Counts {
                 parts.push(format!("{count} Reservation(s) {text}"));
             }
         };
-        let why = |why: &Unmatched| self.why_not.get(why).copied().unwrap_or(0);
+        let why = |why: &MismatchReason| self.why_not.get(why).copied().unwrap_or(0);
         part(self.named, "exactly matches the requested reservation name");
         part(
-            why(&Unmatched::Name),
+            why(&MismatchReason::Name),
             "didn't match the requested reservation name",
         );
-        part(why(&Unmatched::Affinity), "didn't match affinity rules");
-        part(why(&Unmatched::Unschedulable), "is unschedulable");
-        part(why(&Unmatched::Exact), "is not exact matched");
+        part(
+            why(&MismatchReason::Affinity),
+            "didn't match affinity rules",
+        );
+        part(why(&MismatchReason::Unschedulable), "is unschedulable");
+        part(why(&MismatchReason::Exact), "is not exact matched");
         for (why, count) in &self.why_not {
-            if let Unmatched::Taint(taint) = why {
+            if let MismatchReason::Taint(taint) = why {
                 part(*count, &format!("had untolerated taint {taint}"));
             }
         }

@@ -21,32 +21,32 @@ static RESOURCE: Family = Family {
 
 const PHASES: [&str; 4] = ["Pending", "Available", "Succeeded", "Failed"];
 /// Up to this many reservations, metrics are refreshed at each scrape; above, once a minute.
-const FEW: usize = 200;
-const SELDOM: SignedDuration = SignedDuration::from_mins(1);
+const FULL_REFRESH_LIMIT: usize = 200;
+const REFRESH_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 impl Reservations {
-    pub(super) fn measured(&mut self, now: Timestamp, out: &mut Readings) {
-        let many = self.table.iter().nth(FEW).is_some();
-        let lately = |shown| now.duration_since(shown) < SELDOM;
-        if many && self.shown.is_some_and(lately) {
+    pub(super) fn export_metrics(&mut self, now: Timestamp, out: &mut Readings) {
+        let many = self.table.iter().nth(FULL_REFRESH_LIMIT).is_some();
+        let lately = |shown| now.duration_since(shown) < REFRESH_INTERVAL;
+        if many && self.metrics_exported.is_some_and(lately) {
             return;
         }
-        self.shown = Some(now);
+        self.metrics_exported = Some(now);
         out.renew(&PHASE);
         out.renew(&RESOURCE);
         for record in self.table.iter() {
-            show(&record.object, &record.name, out);
+            export_reservation(&record.object, &record.name, out);
         }
     }
 }
 
 /// Exports the metrics of one Reservation object.
-fn show(object: &Reservation, name: &str, out: &mut Readings) {
+fn export_reservation(object: &Reservation, name: &str, out: &mut Readings) {
     let status = object.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_ref());
     let phase = phase.map_or("Pending", |phase| phase.as_str());
-    for known in PHASES {
-        out.add(&PHASE, &[name, known], f64::from(u8::from(known == phase)));
+    for other in PHASES {
+        out.add(&PHASE, &[name, other], f64::from(u8::from(other == phase)));
     }
     let Some(status) = status else { return };
     for (resource, allocatable) in &status.allocatable {
@@ -84,7 +84,7 @@ mod tests {
         });
         let object = serde_json::from_value(object).unwrap();
         let mut out = Readings::default();
-        show(&object, "r", &mut out);
+        export_reservation(&object, "r", &mut out);
         let values = out.into_parts().1.into_iter();
         values
             .map(|reading| (reading.labels.join(" "), reading.value))
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_shows_its_phase_and_what_is_taken_of_it() {
+    fn metrics_of_phase_and_allocation() {
         let new = shown(json!(null));
         assert_eq!(
             (new["r Pending"], new["r Available"], new.len()),

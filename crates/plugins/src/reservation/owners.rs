@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Id of a list of owner terms. Reservations with equal lists share it. Ids are never reused, so that they
 /// can be part of a pod's signature.
-pub(super) type SpecId = u32;
+pub(super) type OwnerListId = u32;
 
 /// A property that a pod must have for a term to match; the term is indexed under it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,28 +24,32 @@ enum Key {
 }
 
 #[derive(Debug)]
-struct Spec {
+struct OwnerList {
     text: Arc<str>,
     terms: Vec<ReservationOwner>,
-    filed: Vec<Key>,
+    keys: Vec<Key>,
     users: BTreeSet<u32>,
 }
 
 /// All owner lists in use.
 #[derive(Debug, Default)]
-pub(super) struct Owners {
-    specs: FxHashMap<SpecId, Spec>,
-    by_text: FxHashMap<Arc<str>, SpecId>,
-    by_key: FxHashMap<Key, Vec<SpecId>>,
-    last: SpecId,
+pub(super) struct OwnerLists {
+    specs: FxHashMap<OwnerListId, OwnerList>,
+    by_text: FxHashMap<Arc<str>, OwnerListId>,
+    by_key: FxHashMap<Key, Vec<OwnerListId>>,
+    last: OwnerListId,
 }
 
-impl Owners {
+impl OwnerLists {
     /// Records that reservation `user` is open to `owners`. Returns the id of the list.
     ///
     /// # Errors
     /// Returns a message that names a term which cannot be evaluated.
-    pub(super) fn add(&mut self, owners: &[ReservationOwner], user: u32) -> Result<SpecId, String> {
+    pub(super) fn add(
+        &mut self,
+        owners: &[ReservationOwner],
+        user: u32,
+    ) -> Result<OwnerListId, String> {
         check(owners)?;
         let text: Arc<str> = serde_json::to_string(owners)
             .map_err(|error| format!("spec.owners: {error}"))?
@@ -58,19 +62,19 @@ impl Owners {
         }
         self.last += 1;
         let id = self.last;
-        let mut filed: Vec<Key> = owners
+        let mut keys: Vec<Key> = owners
             .iter()
-            .flat_map(|owner| self.keys_of(owner))
+            .flat_map(|owner| self.index_keys(owner))
             .collect();
-        filed.sort_unstable_by_key(|key| format!("{key:?}"));
-        filed.dedup();
-        for key in &filed {
+        keys.sort_unstable_by_key(|key| format!("{key:?}"));
+        keys.dedup();
+        for key in &keys {
             self.by_key.entry(key.clone()).or_default().push(id);
         }
-        let spec = Spec {
+        let spec = OwnerList {
             text: text.clone(),
             terms: owners.to_vec(),
-            filed,
+            keys,
             users: BTreeSet::from([user]),
         };
         self.specs.insert(id, spec);
@@ -79,7 +83,7 @@ impl Owners {
     }
 
     /// Undoes [`Self::add`].
-    pub(super) fn remove(&mut self, id: SpecId, user: u32) {
+    pub(super) fn remove(&mut self, id: OwnerListId, user: u32) {
         let Some(spec) = self.specs.get_mut(&id) else {
             return;
         };
@@ -91,7 +95,7 @@ impl Owners {
             return;
         };
         self.by_text.remove(&spec.text);
-        for key in spec.filed {
+        for key in spec.keys {
             if let Some(ids) = self.by_key.get_mut(&key) {
                 ids.retain(|other| *other != id);
                 if ids.is_empty() {
@@ -102,7 +106,7 @@ impl Owners {
     }
 
     /// Returns the reservations that use owner list `id`.
-    pub(super) fn users(&self, id: SpecId) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn reservations(&self, id: OwnerListId) -> impl Iterator<Item = u32> + '_ {
         self.specs
             .get(&id)
             .into_iter()
@@ -110,34 +114,35 @@ impl Owners {
     }
 
     /// Returns the ids of the lists that `pod` matches, sorted.
-    pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
+    pub(super) fn matching_lists(&self, pod: &PodInfo) -> Vec<OwnerListId> {
         if self.specs.is_empty() {
             return Vec::new();
         }
-        let mut found: Vec<SpecId> = Vec::new();
-        let mut look = |key: &Key| {
+        let mut matching: Vec<OwnerListId> = Vec::new();
+        let mut collect = |key: &Key| {
             for id in self.by_key.get(key).into_iter().flatten() {
-                let known = |spec: &Spec| spec.terms.iter().any(|term| matches(term, pod));
-                if !found.contains(id) && self.specs.get(id).is_some_and(known) {
-                    found.push(*id);
+                let matches_pod =
+                    |spec: &OwnerList| spec.terms.iter().any(|term| matches(term, pod));
+                if !matching.contains(id) && self.specs.get(id).is_some_and(matches_pod) {
+                    matching.push(*id);
                 }
             }
         };
-        look(&Key::Any);
-        look(&Key::Uid(pod.uid.to_string()));
-        look(&Key::Name(pod.name.to_string()));
+        collect(&Key::Any);
+        collect(&Key::Uid(pod.uid.to_string()));
+        collect(&Key::Name(pod.name.to_string()));
         for owner in &*pod.object.owners {
-            look(&Key::Controller(owner.uid.clone()));
+            collect(&Key::Controller(owner.uid.clone()));
         }
         for (key, value) in pod.labels().iter() {
-            look(&Key::Label(key.to_owned(), value.to_owned()));
+            collect(&Key::Label(key.to_owned(), value.to_owned()));
         }
-        found.sort_unstable();
-        found
+        matching.sort_unstable();
+        matching
     }
 
     /// Returns the index keys of `owner`: a pod must have at least one of them to match.
-    fn keys_of(&self, owner: &ReservationOwner) -> Vec<Key> {
+    fn index_keys(&self, owner: &ReservationOwner) -> Vec<Key> {
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(object) = &owner.object {
             if let Some(uid) = set(&object.uid) {
@@ -197,10 +202,10 @@ pub(super) fn is_owner(owners: &[ReservationOwner], pod: &PodInfo) -> bool {
 /// Returns true if every set part of `term` matches `pod`. A term with nothing set matches all pods.
 fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
     let object = term.object.as_ref().is_none_or(|object| {
-        let same = |wanted: &Option<String>, found: Option<&str>| {
+        let same = |wanted: &Option<String>, actual: Option<&str>| {
             wanted
                 .as_deref()
-                .is_none_or(|wanted| wanted.is_empty() || Some(wanted) == found)
+                .is_none_or(|wanted| wanted.is_empty() || Some(wanted) == actual)
         };
         same(&object.uid, Some(&pod.uid))
             && same(&object.name, Some(&pod.name))
@@ -209,7 +214,7 @@ fn matches(term: &ReservationOwner, pod: &PodInfo) -> bool {
             && same(&object.api_version, Some("v1"))
     });
     let controller = |wanted: &ReservationControllerReference| {
-        let same = |wanted: &str, found: &str| wanted.is_empty() || wanted == found;
+        let same = |wanted: &str, actual: &str| wanted.is_empty() || wanted == actual;
         same(&wanted.namespace, &pod.namespace)
             && pod.object.owners.iter().any(|owner| {
                 wanted
@@ -362,26 +367,26 @@ mod tests {
                 true,
             ),
         ] {
-            let mut table = Owners::default();
+            let mut table = OwnerLists::default();
             table
                 .add(&owners(&json!([{"object": {"name": "other"}}])), 9)
                 .unwrap();
             let id = table.add(&owners(&list), 1).unwrap();
-            let found = table.matching(&pod());
-            assert_eq!(found == [id], expected, "{name}: {found:?}");
+            let matching = table.matching_lists(&pod());
+            assert_eq!(matching == [id], expected, "{name}: {matching:?}");
         }
     }
 
     #[test]
     fn equal_lists_share_a_number_which_is_never_reused() {
-        let mut table = Owners::default();
+        let mut table = OwnerLists::default();
         let web = owners(&json!([{"labelSelector": {"matchLabels": {"app": "web"}}}]));
         let first = table.add(&web, 1).unwrap();
         assert_eq!(table.add(&web, 2), Ok(first));
         table.remove(first, 1);
-        assert_eq!(table.users(first).collect::<Vec<_>>(), [2]);
+        assert_eq!(table.reservations(first).collect::<Vec<_>>(), [2]);
         table.remove(first, 2);
-        assert!(table.matching(&pod()).is_empty() && table.by_key.is_empty());
+        assert!(table.matching_lists(&pod()).is_empty() && table.by_key.is_empty());
         assert_ne!(table.add(&web, 3), Ok(first));
     }
 
@@ -389,7 +394,7 @@ mod tests {
     fn a_selector_that_cannot_be_evaluated_is_named() {
         let bad = json!([{}, {"labelSelector": {"matchExpressions": [
             {"key": "app", "operator": "Like", "values": ["x"]}]}}]);
-        let error = Owners::default().add(&owners(&bad), 1).unwrap_err();
+        let error = OwnerLists::default().add(&owners(&bad), 1).unwrap_err();
         assert!(
             error.contains("spec.owners[1]") && error.contains("Like"),
             "{error}"

@@ -36,7 +36,7 @@ pub(super) enum Phase {
 
 /// The parsed fields of a Reservation.
 #[derive(Debug)]
-pub(super) struct Terms {
+pub(super) struct ReservationTerms {
     pub(super) phase: Phase,
     /// `status.nodeName`.
     pub(super) node: Option<Arc<str>>,
@@ -73,7 +73,7 @@ pub(super) enum TermsError {
     Pod(#[from] PodError),
 }
 
-impl Terms {
+impl ReservationTerms {
     /// Parses a Reservation.
     pub(super) fn new(object: &Reservation, table: &ResourceTable) -> Result<Self, TermsError> {
         let status = object.status.as_ref();
@@ -113,7 +113,7 @@ impl Terms {
         if phase == Phase::Available {
             let reserved = status.map(|s| &s.allocatable);
             if let Some(reserved) = reserved.filter(|list| !list.is_empty()) {
-                carry(&mut pod, reserved, table)?;
+                set_reserved_requests(&mut pod, reserved, table)?;
             }
         }
         let mut info = PodInfo::new(Arc::new(pod), table)?.holding_for(ObjectReference {
@@ -186,7 +186,7 @@ impl Terms {
     }
 
     /// Returns the holder pod reduced by the amounts `taken` that owners use.
-    pub(super) fn reduced(&self, taken: &Amounts) -> PodInfo {
+    pub(super) fn reduced_pod(&self, taken: &Amounts) -> PodInfo {
         let requests = koord_model::reservation::remaining(&self.pod.requests, taken);
         let mut scoring = self.pod.scoring;
         for (at, id) in [CPU, resources::MEMORY].into_iter().enumerate() {
@@ -268,8 +268,12 @@ fn pod(object: &Reservation, phase: Phase, node: Option<&str>) -> Result<Pod, Te
 }
 
 /// Makes `pod` request `reserved` in addition to other resources of its template, unless it does already.
-fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Result<(), PodError> {
-    let asked = PodInfo::new(Arc::new(pod.clone()), table)?.requests;
+fn set_reserved_requests(
+    pod: &mut Pod,
+    reserved: &ResourceList,
+    table: &ResourceTable,
+) -> Result<(), PodError> {
+    let requested = PodInfo::new(Arc::new(pod.clone()), table)?.requests;
     let wanted: Amounts = reserved
         .iter()
         .map(|(name, quantity)| {
@@ -277,10 +281,10 @@ fn carry(pod: &mut Pod, reserved: &ResourceList, table: &ResourceTable) -> Resul
             (id, resources::amount(id, quantity).max(0))
         })
         .collect();
-    if asked == wanted {
+    if requested == wanted {
         return Ok(());
     }
-    let mut all = asked;
+    let mut all = requested;
     for (id, amount) in wanted.iter() {
         all.set(id, amount);
     }
@@ -345,7 +349,7 @@ struct Resize {
 /// Returns a message that names the annotation if it is invalid.
 pub(super) fn reserved_on_bind(
     object: &Reservation,
-    terms: &Terms,
+    terms: &ReservationTerms,
     table: &ResourceTable,
 ) -> Result<ResourceList, String> {
     let mut list = resource_list(&terms.allocatable, table);

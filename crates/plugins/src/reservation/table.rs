@@ -1,9 +1,9 @@
 //! The reservations and their owners, kept exact by events in any order.
 
 use super::NAME;
-use super::owners::{Owners, SpecId};
-use super::pod::{Phase, Terms};
-use super::side::{Affinity, PodSide, Unmatched};
+use super::owners::{OwnerListId, OwnerLists};
+use super::pod::{Phase, ReservationTerms};
+use super::pod_state::{Affinity, MismatchReason, PodReservationState};
 use crate::common::restricted::{self, AllocatePolicy};
 use jiff::Timestamp;
 use koord_api::GoDuration;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 
 /// State of one reservation.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct ReservationRecord {
     pub(super) object: Arc<Reservation>,
     pub(super) name: Arc<str>,
     pub(super) uid: Arc<str>,
-    pub(super) terms: Terms,
+    pub(super) terms: ReservationTerms,
     /// Id of its owner list; `None` if the owners or another part of the spec are invalid.
-    pub(super) spec: Option<SpecId>,
+    pub(super) spec: Option<OwnerListId>,
     /// The node on which its holder pod is booked.
     pub(super) row: Option<NodeIndex>,
     /// The holder pod as it is booked, reduced by what owners have taken.
@@ -34,17 +34,17 @@ pub(super) struct Record {
     /// Number of owners.
     pub(super) pods: i64,
     /// The last status this process wrote, until the informer delivers it.
-    pub(super) sent: super::control::Sent,
+    pub(super) sent: super::control::PendingStatus,
     /// The last valid `spec.ttl`.
     pub(super) ttl: Option<GoDuration>,
     /// When this process first saw the reservation. It was created no later, even if the creator's clock is
     /// ahead.
-    pub(super) seen: Timestamp,
+    pub(super) first_seen: Timestamp,
     /// When this process first saw that the reservation is over.
     pub(super) over: Option<Timestamp>,
 }
 
-impl Record {
+impl ReservationRecord {
     /// Returns true if pods may use the reservation now.
     pub(super) fn is_matchable(&self) -> bool {
         self.terms.phase == Phase::Available
@@ -53,7 +53,7 @@ impl Record {
     }
 
     /// Returns true if the reservation is not placed and may still be.
-    pub(super) fn may_still_come(&self) -> bool {
+    pub(super) fn is_pending(&self) -> bool {
         self.terms.phase == Phase::Pending
     }
 
@@ -70,125 +70,128 @@ impl Record {
 
 /// The fields of a reservation that decide most checks, stored contiguously per node.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seat {
-    at: u32,
+pub(super) struct ReservationSlot {
+    index: u32,
     /// Id of its owner list while it is open to owners, else 0.
-    spec: SpecId,
+    spec: OwnerListId,
     /// True if it is unschedulable, so that only pods which tolerate that or name it may use it.
     closed: bool,
 }
 
 /// A pod that uses a reservation.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct OwnerPod {
     pub(super) pod: Arc<PodInfo>,
     pub(super) node: Arc<str>,
     /// True if the pod's annotation in the API names the reservation; false if this is only assumed.
     pub(super) confirmed: bool,
     /// True if the pod already ran when the reservation was placed over it.
-    pub(super) ahead: bool,
+    pub(super) pre_allocated: bool,
 }
 
 /// All reservations and their owners, with indexes.
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    records: Vec<Option<Record>>,
+pub(super) struct ReservationTable {
+    records: Vec<Option<ReservationRecord>>,
     free: Vec<u32>,
     by_uid: FxHashMap<Arc<str>, u32>,
     by_name: FxHashMap<Arc<str>, u32>,
     /// The reservations booked on each node, by node index.
-    by_row: Vec<Vec<Seat>>,
+    by_row: Vec<Vec<ReservationSlot>>,
     /// Owners by uid of the reservation, which may not exist yet or no longer, then by uid of the pod.
-    owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, Owner>>,
+    owners: FxHashMap<Arc<str>, FxHashMap<Arc<str>, OwnerPod>>,
     owner_of: FxHashMap<Arc<str>, Arc<str>>,
     /// By uid of a reservation that is being placed: pods on its node that an earlier attempt annotated, and
     /// that this attempt does not absorb.
-    pub(super) left_out: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
-    specs: Owners,
+    pub(super) stale_annotated: FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>,
+    owner_lists: OwnerLists,
     /// Reservations, by uid, whose status may have to be written.
     pub(super) dirty: FxHashSet<Arc<str>>,
     reported: ReportedProblems,
 }
 
-impl Table {
+impl ReservationTable {
     pub(super) fn find(&self, uid: &str) -> Option<u32> {
         self.by_uid.get(uid).copied()
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Record> {
+    pub(super) fn find_by_name(&self, name: &str) -> Option<&ReservationRecord> {
         self.record(*self.by_name.get(name)?)
     }
 
-    pub(super) fn record(&self, at: u32) -> Option<&Record> {
-        self.records.get(at as usize)?.as_ref()
+    pub(super) fn record(&self, index: u32) -> Option<&ReservationRecord> {
+        self.records.get(index as usize)?.as_ref()
     }
 
-    pub(super) fn record_mut(&mut self, at: u32) -> Option<&mut Record> {
-        self.records.get_mut(at as usize)?.as_mut()
+    pub(super) fn record_mut(&mut self, index: u32) -> Option<&mut ReservationRecord> {
+        self.records.get_mut(index as usize)?.as_mut()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Record> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ReservationRecord> {
         self.records.iter().flatten()
     }
 
     /// Returns the reservations booked on `node`.
-    pub(super) fn on(&self, node: NodeIndex) -> impl Iterator<Item = (u32, &Record)> {
+    pub(super) fn on_node(
+        &self,
+        node: NodeIndex,
+    ) -> impl Iterator<Item = (u32, &ReservationRecord)> {
         let listed = self.by_row.get(node.row()).into_iter().flatten();
-        listed.filter_map(|seat| Some((seat.at, self.record(seat.at)?)))
+        listed.filter_map(|seat| Some((seat.index, self.record(seat.index)?)))
     }
 
     /// Returns the reservations on `node` that `pod` may use now.
     pub(super) fn usable<'a>(
         &'a self,
         pod: &PodInfo,
-        side: &PodSide,
+        pod_state: &PodReservationState,
         node: NodeIndex,
         view: View<'_>,
         node_labels: bool,
-    ) -> Vec<(u32, &'a Record)> {
+    ) -> Vec<(u32, &'a ReservationRecord)> {
         let mut out = Vec::new();
         for seat in self.by_row.get(node.row()).into_iter().flatten() {
-            if seat.spec == 0 || !(side.ignores || side.owner_of.contains(&seat.spec)) {
+            if seat.spec == 0 || !(pod_state.ignores || pod_state.owner_of.contains(&seat.spec)) {
                 continue;
             }
             // For most pods the owner list and this flag are all that matters.
-            if side.is_simple() && seat.closed && !side.ignores {
+            if pod_state.is_simple() && seat.closed && !pod_state.ignores {
                 continue;
             }
-            let Some(record) = self.record(seat.at) else {
+            let Some(record) = self.record(seat.index) else {
                 continue;
             };
-            let usable = side.ignores
-                || side.is_simple()
+            let usable = pod_state.ignores
+                || pod_state.is_simple()
                 || self
-                    .check(pod, side, record, view.nodes, node_labels)
+                    .check(pod, pod_state, record, view.nodes, node_labels)
                     .is_ok();
             if usable {
-                out.push((seat.at, record));
+                out.push((seat.index, record));
             }
         }
         out
     }
 
     /// Updates the seat of a reservation from its record.
-    fn reseat(&mut self, at: u32) {
-        let Some(record) = self.record(at) else {
+    fn update_slot(&mut self, index: u32) {
+        let Some(record) = self.record(index) else {
             return;
         };
         let Some(row) = record.row else { return };
-        let fresh = Seat {
-            at,
+        let updated = ReservationSlot {
+            index,
             spec: record.spec.filter(|_| record.is_matchable()).unwrap_or(0),
             closed: record.terms.unschedulable,
         };
         let listed = self.by_row.get_mut(row.row()).into_iter().flatten();
-        for seat in listed.filter(|seat| seat.at == at) {
-            *seat = fresh;
+        for seat in listed.filter(|seat| seat.index == index) {
+            *seat = updated;
         }
     }
 
     /// Returns the owners of the reservation with this uid, on any node.
-    pub(super) fn owners(&self, uid: &str) -> impl Iterator<Item = &Owner> {
+    pub(super) fn owners(&self, uid: &str) -> impl Iterator<Item = &OwnerPod> {
         self.owners.get(uid).into_iter().flat_map(FxHashMap::values)
     }
 
@@ -217,31 +220,34 @@ impl Table {
 
     /// Returns true if a pod on `node` names the reservation with this uid only because of a placement that
     /// failed: the reservation does not exist, or will never be on that node.
-    pub(super) fn is_void(&self, uid: &str, node: &str) -> bool {
-        let Some(record) = self.find(uid).and_then(|at| self.record(at)) else {
+    pub(super) fn is_stale_reference(&self, uid: &str, node: &str) -> bool {
+        let Some(record) = self.find(uid).and_then(|index| self.record(index)) else {
             return true;
         };
-        !record.may_still_come() && record.terms.node.as_deref() != Some(node)
+        !record.is_pending() && record.terms.node.as_deref() != Some(node)
     }
 
     /// Returns the uid of the reservation that is being placed over the pod with this uid.
-    fn taken_ahead(&self, pod: &str) -> Option<Arc<str>> {
+    fn pre_allocated_by(&self, pod: &str) -> Option<Arc<str>> {
         let uid = self.used_by(pod)?;
         let owner = self.owners.get(uid)?.get(pod)?;
-        (owner.ahead && !owner.confirmed).then(|| uid.clone())
+        (owner.pre_allocated && !owner.confirmed).then(|| uid.clone())
     }
 
     /// Returns the ids of the owner lists that `pod` matches.
-    pub(super) fn matching(&self, pod: &PodInfo) -> Vec<SpecId> {
-        self.specs.matching(pod)
+    pub(super) fn matching_lists(&self, pod: &PodInfo) -> Vec<OwnerListId> {
+        self.owner_lists.matching_lists(pod)
     }
 
-    /// Returns the open reservations, on any node, whose owner lists the pod of `side` matches.
-    pub(super) fn owned<'a>(&'a self, side: &'a PodSide) -> impl Iterator<Item = &'a Record> {
-        let lists = side.owner_of.iter();
+    /// Returns the open reservations, on any node, whose owner lists the pod of `pod_state` matches.
+    pub(super) fn owned<'a>(
+        &'a self,
+        pod_state: &'a PodReservationState,
+    ) -> impl Iterator<Item = &'a ReservationRecord> {
+        let lists = pod_state.owner_of.iter();
         lists
-            .flat_map(|id| self.specs.users(*id))
-            .filter_map(|at| self.record(at))
+            .flat_map(|id| self.owner_lists.reservations(*id))
+            .filter_map(|index| self.record(index))
             .filter(|record| record.is_matchable() && record.row.is_some())
     }
 
@@ -249,27 +255,27 @@ impl Table {
     pub(super) fn check(
         &self,
         pod: &PodInfo,
-        side: &PodSide,
-        record: &Record,
+        pod_state: &PodReservationState,
+        record: &ReservationRecord,
         nodes: &NodeStore,
         node_labels: bool,
-    ) -> Result<(), Unmatched> {
+    ) -> Result<(), MismatchReason> {
         let owner = record
             .spec
-            .is_some_and(|spec| side.owner_of.contains(&spec));
+            .is_some_and(|spec| pod_state.owner_of.contains(&spec));
         if !owner {
-            return Err(Unmatched::Owner);
+            return Err(MismatchReason::Owner);
         }
         let node = record
             .row
             .filter(|_| node_labels)
             .and_then(|row| nodes.info(row));
-        side.check(pod, &record.name, &record.terms, node.map(|info| &**info))
+        pod_state.check(pod, &record.name, &record.terms, node.map(|info| &**info))
     }
 
     /// Returns the node of the reservation that the affinity names.
     pub(super) fn named_row(&self, affinity: &Affinity) -> Option<NodeIndex> {
-        self.named(affinity.name.as_deref()?)?.row
+        self.find_by_name(affinity.name.as_deref()?)?.row
     }
 
     /// Applies a Reservation that appeared or changed. Returns the reason if it is ignored.
@@ -299,60 +305,60 @@ impl Table {
             self.reported.forget(&stale);
             self.delete(&stale, fx);
         }
-        let known = self.find(uid);
-        let terms = match Terms::new(&object, view.resources) {
+        let existing = self.find(uid);
+        let terms = match ReservationTerms::new(&object, view.resources) {
             Ok(terms) => terms,
             Err(error) => {
                 let why = format!("the reservation is ignored: {error}");
                 // A placed reservation stays booked as it was.
-                let placed = |at| self.record(at).is_some_and(|r| r.terms.node.is_some());
-                if !known.is_some_and(placed) {
+                let placed = |index| self.record(index).is_some_and(|r| r.terms.node.is_some());
+                if !existing.is_some_and(placed) {
                     self.delete(uid, fx);
                 }
                 self.reported.update(uid, vec![problem(why.clone())], fx);
                 return Some(why);
             }
         };
-        let at = known.unwrap_or_else(|| {
+        let index = existing.unwrap_or_else(|| {
             self.free.pop().unwrap_or_else(|| {
                 self.records.push(None);
                 u32::try_from(self.records.len() - 1).unwrap_or(u32::MAX)
             })
         });
-        let old = self.records.get_mut(at as usize).and_then(Option::take);
+        let old = self.records.get_mut(index as usize).and_then(Option::take);
         let added = match &terms.error {
-            None => self.specs.add(&object.spec.owners, at),
+            None => self.owner_lists.add(&object.spec.owners, index),
             Some(error) => Err(error.clone()),
         };
         // Removed only after the new list was looked up, so that an unchanged list keeps its id.
         if let Some(spec) = old.as_ref().and_then(|old| old.spec)
             && added != Ok(spec)
         {
-            self.specs.remove(spec, at);
+            self.owner_lists.remove(spec, index);
         }
-        let mut found = Vec::new();
+        let mut problems = Vec::new();
         let spec = match added {
             Ok(spec) => Some(spec),
             Err(reason) => {
-                found.push(problem(format!("no pod can use the reservation: {reason}")));
+                problems.push(problem(format!("no pod can use the reservation: {reason}")));
                 None
             }
         };
-        found.extend(terms.ignored.iter().cloned().map(problem));
-        self.reported.update(uid, found, fx);
-        let was = old.as_ref().map(|old| old.terms.phase);
+        problems.extend(terms.ignored.iter().cloned().map(problem));
+        self.reported.update(uid, problems, fx);
+        let old_phase = old.as_ref().map(|old| old.terms.phase);
         let uid: Arc<str> = uid.into();
         let row = old.as_ref().and_then(|old| old.row);
         let valid = |ttl: &GoDuration| *ttl >= GoDuration::ZERO;
         let last = || old.as_ref().and_then(|old| old.ttl);
         let over = old.as_ref().and_then(|old| old.over).unwrap_or(view.now);
-        let mut record = Record {
+        let mut record = ReservationRecord {
             ttl: object
                 .spec
                 .ttl
                 .filter(valid)
                 .or_else(|| object.spec.ttl.and_then(|_| last())),
-            seen: old.as_ref().map_or(view.now, |old| old.seen),
+            first_seen: old.as_ref().map_or(view.now, |old| old.first_seen),
             over: (terms.phase == Phase::Over).then_some(over),
             name: name.into(),
             uid: uid.clone(),
@@ -378,112 +384,112 @@ impl Table {
                 }
             }
         }
-        self.by_uid.insert(uid.clone(), at);
-        self.by_name.insert(record.name.clone(), at);
+        self.by_uid.insert(uid.clone(), index);
+        self.by_name.insert(record.name.clone(), index);
         let placed = |phase| matches!(phase, Phase::Available | Phase::Waiting);
         match record.terms.phase {
             Phase::Over => fx.remove.push(uid.clone()),
             Phase::Pending => {
-                if was.is_some_and(placed) {
+                if old_phase.is_some_and(placed) {
                     fx.remove.push(uid.clone());
                 }
                 fx.apply.push(record.pod.clone());
             }
             Phase::Available | Phase::Waiting => {
-                record.pod = Arc::new(record.terms.reduced(&record.taken));
+                record.pod = Arc::new(record.terms.reduced_pod(&record.taken));
                 fx.apply.push(record.pod.clone());
             }
         }
         fx.touched.extend(row);
         self.dirty.insert(uid);
-        if let Some(slot) = self.records.get_mut(at as usize) {
+        if let Some(slot) = self.records.get_mut(index as usize) {
             *slot = Some(record);
         }
-        self.reseat(at);
+        self.update_slot(index);
         None
     }
 
     /// Drops the reported problems of a Reservation that was deleted.
-    pub(super) fn forget_reported(&mut self, uid: &str) {
+    pub(super) fn clear_problems(&mut self, uid: &str) {
         self.reported.forget(uid);
     }
 
     /// Removes a Reservation that was deleted or became invalid.
     pub(super) fn delete(&mut self, uid: &str, fx: &mut Effects) {
-        let Some(at) = self.by_uid.remove(uid) else {
+        let Some(index) = self.by_uid.remove(uid) else {
             return;
         };
-        let Some(record) = self.records.get_mut(at as usize).and_then(Option::take) else {
+        let Some(record) = self.records.get_mut(index as usize).and_then(Option::take) else {
             return;
         };
         if let Some(spec) = record.spec {
-            self.specs.remove(spec, at);
+            self.owner_lists.remove(spec, index);
         }
-        if self.by_name.get(&record.name) == Some(&at) {
+        if self.by_name.get(&record.name) == Some(&index) {
             self.by_name.remove(&record.name);
         }
         if let Some(row) = record.row {
-            self.leave(at, row);
+            self.remove_from_node(index, row);
             fx.touched.push(row);
         }
         self.dirty.remove(uid);
-        self.left_out.remove(uid);
-        self.free.push(at);
+        self.stale_annotated.remove(uid);
+        self.free.push(index);
         fx.remove.push(record.uid);
     }
 
     /// Records the node on which a reservation's holder was booked.
-    pub(super) fn booked(&mut self, uid: &str, node: NodeIndex) {
-        let Some(at) = self.find(uid) else { return };
-        if let Some(old) = self.record(at).and_then(|record| record.row) {
-            self.leave(at, old);
+    pub(super) fn set_node(&mut self, uid: &str, node: NodeIndex) {
+        let Some(index) = self.find(uid) else { return };
+        if let Some(old) = self.record(index).and_then(|record| record.row) {
+            self.remove_from_node(index, old);
         }
-        if let Some(record) = self.record_mut(at) {
+        if let Some(record) = self.record_mut(index) {
             record.row = Some(node);
         }
         if self.by_row.len() <= node.row() {
             self.by_row.resize_with(node.row() + 1, Vec::new);
         }
-        self.by_row[node.row()].push(Seat {
-            at,
+        self.by_row[node.row()].push(ReservationSlot {
+            index,
             spec: 0,
             closed: false,
         });
-        self.reseat(at);
+        self.update_slot(index);
         self.dirty.insert(uid.into());
     }
 
     /// Records that the holder was removed from its node.
-    pub(super) fn unbooked(&mut self, uid: &str, node: NodeIndex) {
-        let Some(at) = self.find(uid) else { return };
-        self.leave(at, node);
-        if let Some(record) = self.record_mut(at) {
+    pub(super) fn clear_node(&mut self, uid: &str, node: NodeIndex) {
+        let Some(index) = self.find(uid) else { return };
+        self.remove_from_node(index, node);
+        if let Some(record) = self.record_mut(index) {
             record.row = None;
         }
     }
 
-    fn leave(&mut self, at: u32, row: NodeIndex) {
+    fn remove_from_node(&mut self, index: u32, row: NodeIndex) {
         if let Some(listed) = self.by_row.get_mut(row.row()) {
-            listed.retain(|seat| seat.at != at);
+            listed.retain(|seat| seat.index != index);
         }
     }
 
     /// Records that a pod uses the reservation with this uid.
-    pub(super) fn own(&mut self, uid: &str, owner: Owner, fx: &mut Effects) {
+    pub(super) fn add_owner(&mut self, uid: &str, owner: OwnerPod, fx: &mut Effects) {
         let pod = owner.pod.uid.clone();
         if let Some(old) = self.owner_of.get(&pod).cloned()
             && *old == *uid
-            && let Some(known) = self.owners.get_mut(&old).and_then(|all| all.get_mut(&pod))
-            && known.node == owner.node
-            && known.pod.requests == owner.pod.requests
+            && let Some(existing) = self.owners.get_mut(&old).and_then(|all| all.get_mut(&pod))
+            && existing.node == owner.node
+            && existing.pod.requests == owner.pod.requests
         {
-            if known.confirmed != owner.confirmed {
+            if existing.confirmed != owner.confirmed {
                 self.dirty.insert(old);
             }
-            *known = owner;
+            *existing = owner;
             return;
         }
-        self.disown(&pod, fx);
+        self.remove_owner(&pod, fx);
         let uid: Arc<str> = uid.into();
         let (node, requests) = (owner.node.clone(), owner.pod.requests.clone());
         self.owner_of.insert(pod.clone(), uid.clone());
@@ -491,11 +497,11 @@ impl Table {
             .entry(uid.clone())
             .or_default()
             .insert(pod, owner);
-        self.count(&uid, &node, &requests, 1, fx);
+        self.change_usage(&uid, &node, &requests, 1, fx);
     }
 
     /// Records that the pod with this uid uses no reservation, or was deleted.
-    pub(super) fn disown(&mut self, pod: &str, fx: &mut Effects) {
+    pub(super) fn remove_owner(&mut self, pod: &str, fx: &mut Effects) {
         let Some(uid) = self.owner_of.remove(pod) else {
             return;
         };
@@ -507,11 +513,11 @@ impl Table {
             self.owners.remove(&uid);
         }
         if let Some(owner) = owner {
-            self.count(&uid, &owner.node, &owner.pod.requests, -1, fx);
+            self.change_usage(&uid, &owner.node, &owner.pod.requests, -1, fx);
         }
     }
 
-    fn count(
+    fn change_usage(
         &mut self,
         uid: &Arc<str>,
         node: &Arc<str>,
@@ -519,8 +525,8 @@ impl Table {
         sign: i64,
         fx: &mut Effects,
     ) {
-        let Some(at) = self.find(uid) else { return };
-        let Some(record) = self.record_mut(at) else {
+        let Some(index) = self.find(uid) else { return };
+        let Some(record) = self.record_mut(index) else {
             return;
         };
         if record.terms.node.as_ref() != Some(node) {
@@ -533,12 +539,12 @@ impl Table {
             record.taken.sub_all(requests);
         }
         if record.terms.phase == Phase::Available {
-            record.pod = Arc::new(record.terms.reduced(&record.taken));
+            record.pod = Arc::new(record.terms.reduced_pod(&record.taken));
             fx.apply.push(record.pod.clone());
             // It may have opened or closed to other pods even if its own amounts did not change.
             fx.touched.extend(record.row);
         }
-        self.reseat(at);
+        self.update_slot(index);
         self.dirty.insert(uid.clone());
     }
 
@@ -551,22 +557,24 @@ impl Table {
         fx: &mut Effects,
     ) {
         let name = view.nodes.name(node);
-        let owner = |ahead: bool| Owner {
+        let owner = |pre_allocated: bool| OwnerPod {
             pod: pod.clone(),
             node: name.clone(),
-            confirmed: !ahead,
-            ahead,
+            confirmed: !pre_allocated,
+            pre_allocated,
         };
         match restricted::allocated(pod) {
-            Ok(said) => {
-                let said = said.map(|said| said.uid.clone());
+            Ok(allocated) => {
+                let named_uid = allocated.map(|allocated| allocated.uid.clone());
                 // Until the pod's annotation is updated, it is missing or names a failed placement.
-                let counts = said.as_ref().is_some_and(|uid| !self.is_void(uid, name));
-                let taken = self.taken_ahead(&pod.uid).filter(|_| !counts);
-                match (taken, said) {
-                    (Some(uid), _) => self.own(&uid, owner(true), fx),
-                    (None, Some(uid)) => self.own(&uid, owner(false), fx),
-                    (None, None) => self.disown(&pod.uid, fx),
+                let counts = named_uid
+                    .as_ref()
+                    .is_some_and(|uid| !self.is_stale_reference(uid, name));
+                let taken = self.pre_allocated_by(&pod.uid).filter(|_| !counts);
+                match (taken, named_uid) {
+                    (Some(uid), _) => self.add_owner(&uid, owner(true), fx),
+                    (None, Some(uid)) => self.add_owner(&uid, owner(false), fx),
+                    (None, None) => self.remove_owner(&pod.uid, fx),
                 }
             }
             Err(error) => {
@@ -582,20 +590,20 @@ impl Table {
                     uid: pod.uid.to_string(),
                     message: format!("{NAME}: annotation {key} is ignored: {problem}: {value:?}"),
                 });
-                self.disown(&pod.uid, fx);
+                self.remove_owner(&pod.uid, fx);
             }
         }
     }
 
     /// Returns true if a reservation of `policy` may be placed next to those on `node`: the default policy
     /// does not mix with others.
-    pub(super) fn tolerates(
+    pub(super) fn is_policy_compatible(
         &self,
         policy: AllocatePolicy,
         node: NodeIndex,
         view: View<'_>,
     ) -> bool {
-        self.on(node)
+        self.on_node(node)
             .filter(|(_, record)| record.is_matchable())
             .map(|(_, record)| restricted::policy(view, &record.uid))
             .all(|other| {

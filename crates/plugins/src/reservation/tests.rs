@@ -6,34 +6,34 @@ use koord_scheduler::engine::{BindError, Engine, EngineOptions, Output};
 use koord_scheduler::framework::Profiles;
 use koord_scheduler::state::Booked;
 
-mod ahead;
-mod beside;
-mod books;
+mod allocations;
 mod hardware;
 mod inside;
 mod invalid;
 mod late;
 mod lifecycle;
+mod other_plugins;
+mod pre_allocation;
 mod preemption;
 mod rows;
 mod rules;
 mod scenes;
 
 /// An engine with this plugin and the basic ones, and an API whose objects follow the engine's outputs.
-struct World {
+struct ReservationWorld {
     engine: Engine,
     now: Timestamp,
     reservations: BTreeMap<String, Value>,
     pods: BTreeMap<String, Value>,
     nodes: BTreeMap<String, Value>,
     /// Messages of failures and problems, each with the object's name.
-    said: Vec<(String, String)>,
+    messages: Vec<(String, String)>,
     /// True if every write and binding fails.
     broken: bool,
     /// True if bindings of several writes fail at the last write.
-    half: bool,
+    fail_last_write: bool,
     /// True if all pending decisions are made before anything is written.
-    slow: bool,
+    decide_all_first: bool,
     cached: bool,
     uids: u32,
     writes: usize,
@@ -46,11 +46,11 @@ struct World {
 }
 
 fn engine(args: &Value, gates: &[&str]) -> Engine {
-    engine_beside(args, gates, &[])
+    engine_with(args, gates, &[])
 }
 
 /// Creates an engine with the basic plugins and `others`.
-fn engine_beside(args: &Value, gates: &[&str], others: &[&str]) -> Engine {
+fn engine_with(args: &Value, gates: &[&str], others: &[&str]) -> Engine {
     let plain = [
         "NodeUnschedulable",
         "NodeAffinity",
@@ -83,7 +83,7 @@ fn engine_beside(args: &Value, gates: &[&str], others: &[&str]) -> Engine {
     Engine::new(&config, profiles, EngineOptions::default())
 }
 
-impl World {
+impl ReservationWorld {
     fn new() -> Self {
         Self::with(&json!({}), &[])
     }
@@ -95,10 +95,10 @@ impl World {
             reservations: BTreeMap::new(),
             pods: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            said: Vec::new(),
+            messages: Vec::new(),
             broken: false,
-            half: false,
-            slow: false,
+            fail_last_write: false,
+            decide_all_first: false,
             cached: true,
             uids: 0,
             writes: 0,
@@ -109,9 +109,9 @@ impl World {
     }
 
     /// Creates a world with the additional plugins `others`.
-    fn beside(others: &[&'static str]) -> Self {
+    fn with_plugins(others: &[&'static str]) -> Self {
         Self {
-            engine: engine_beside(&json!({}), &[], others),
+            engine: engine_with(&json!({}), &[], others),
             others: others.to_vec(),
             ..Self::new()
         }
@@ -124,7 +124,7 @@ impl World {
 
     /// Replaces the engine by a new one that lists the same objects; pods or reservations come first.
     fn restart(&mut self, pods_first: bool) {
-        self.engine = engine_beside(&json!({}), &[], &self.others);
+        self.engine = engine_with(&json!({}), &[], &self.others);
         self.engine.set_caching(self.cached);
         for change in &self.shown {
             self.engine.object_changed(change, self.now);
@@ -233,10 +233,10 @@ impl World {
         });
         merge(&mut value, &change);
         self.pods.insert(name.to_owned(), value);
-        self.see(name);
+        self.deliver(name);
     }
 
-    fn see(&mut self, name: &str) {
+    fn deliver(&mut self, name: &str) {
         let pod = serde_json::from_value(self.pods[name].clone()).unwrap();
         self.engine.pod_applied(Arc::new(pod), self.now);
     }
@@ -256,7 +256,7 @@ impl World {
             while self.engine.schedule_one(self.now).is_some() {
                 decided = true;
                 outputs.extend(self.engine.take_outputs());
-                if !self.slow {
+                if !self.decide_all_first {
                     break;
                 }
             }
@@ -265,7 +265,7 @@ impl World {
                 return;
             }
             for output in outputs {
-                self.obey(output);
+                self.apply_output(output);
             }
         }
         panic!("no end of work");
@@ -276,7 +276,7 @@ impl World {
         self.run();
     }
 
-    fn obey(&mut self, output: Output) {
+    fn apply_output(&mut self, output: Output) {
         match output {
             Output::Bind(request) => {
                 let uid = request.pod.uid.clone();
@@ -286,14 +286,16 @@ impl World {
                 };
                 let result = match &request.plan {
                     _ if self.broken => Err(failed()),
-                    BindPlan::Writes(writes) if self.half => {
-                        let told = writes.split_last().map_or(&[][..], |(_, told)| told);
-                        told.iter().for_each(|w| self.write(w));
+                    BindPlan::Writes(writes) if self.fail_last_write => {
+                        let other_writes = writes
+                            .split_last()
+                            .map_or(&[][..], |(_, other_writes)| other_writes);
+                        other_writes.iter().for_each(|w| self.write(w));
                         Err(failed())
                     }
                     BindPlan::Writes(writes) => {
                         let last = writes.split_last();
-                        for write in last.map_or(&[][..], |(_, told)| told) {
+                        for write in last.map_or(&[][..], |(_, other_writes)| other_writes) {
                             self.write(write);
                         }
                         if let Some((write, _)) = last {
@@ -320,9 +322,9 @@ impl World {
                     Booked::Holder(object) => object.name.clone().unwrap_or_default(),
                     Booked::Pod(pod) => pod.name.to_string(),
                 };
-                self.said.push((name, failure.message.to_string()));
+                self.messages.push((name, failure.message.to_string()));
             }
-            Output::Problem(problem) => self.said.push((problem.name, problem.message)),
+            Output::Problem(problem) => self.messages.push((problem.name, problem.message)),
             _ => {}
         }
     }
@@ -334,7 +336,7 @@ impl World {
                 &json!({"metadata": {"annotations": patch.annotations},
                 "spec": {"nodeName": node}}),
             );
-            self.see(uid);
+            self.deliver(uid);
         }
     }
 
@@ -352,7 +354,7 @@ impl World {
         if write.plural == "pods" {
             if let (Some(pod), Verb::Patch(body)) = (self.pods.get_mut(&write.name), &write.verb) {
                 merge(pod, body);
-                self.see(&write.name.clone());
+                self.deliver(&write.name.clone());
             }
             return;
         }
@@ -363,8 +365,8 @@ impl World {
                 }
             }
             Verb::Delete(uid) => {
-                let known = self.reservations.get(&write.name);
-                if known.is_some_and(|r| r["metadata"]["uid"] == **uid) {
+                let existing = self.reservations.get(&write.name);
+                if existing.is_some_and(|r| r["metadata"]["uid"] == **uid) {
                     self.unreserve(&write.name);
                 }
             }
@@ -373,9 +375,9 @@ impl World {
     }
 
     /// Returns `node (reservation)` of a pod, or the last message about it.
-    fn fate(&self, pod: &str) -> String {
+    fn result_of(&self, pod: &str) -> String {
         let Some(node) = self.pods[pod]["spec"]["nodeName"].as_str() else {
-            return self.word(pod);
+            return self.last_message(pod);
         };
         let text = &self.pods[pod]["metadata"]["annotations"][annotations::RESERVATION_ALLOCATED];
         let used: Option<Value> = text
@@ -387,8 +389,8 @@ impl World {
         }
     }
 
-    fn word(&self, name: &str) -> String {
-        let last = self.said.iter().rev().find(|(about, _)| about == name);
+    fn last_message(&self, name: &str) -> String {
+        let last = self.messages.iter().rev().find(|(about, _)| about == name);
         last.map(|(_, text)| text.clone()).unwrap_or_default()
     }
 

@@ -11,8 +11,8 @@ const DEVICES: &str = "devices.v1alpha1.scheduling.koordinator.sh";
 /// Parses `cpu=4 gpu=50` into a list of resources.
 pub(super) fn requests(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        let (name, amount) = word.split_once('=').unwrap();
+    for token in text.split_whitespace() {
+        let (name, amount) = token.split_once('=').unwrap();
         let name = match name {
             "gpu" | "gpu-core" | "gpu-memory" | "gpu-memory-ratio" => {
                 format!("koordinator.sh/{name}")
@@ -38,13 +38,13 @@ pub(super) fn bound() -> Value {
 }
 
 /// Returns `change` with `more` merged into it.
-pub(super) fn both(mut change: Value, more: Value) -> Value {
+pub(super) fn merged(mut change: Value, more: Value) -> Value {
     merge(&mut change, &more);
     change
 }
 
 /// Returns the allocation in the annotations of a pod or reservation, as `0-3 | 0: cpu 4 | gpu 0 1`.
-pub(super) fn given(object: &Value) -> String {
+pub(super) fn allocation_of(object: &Value) -> String {
     let note = |key: &str| object["metadata"]["annotations"][key].as_str();
     let mut parts = Vec::new();
     if let Some(text) = note(annotations::RESOURCE_STATUS) {
@@ -67,15 +67,15 @@ pub(super) fn given(object: &Value) -> String {
     parts.join(" | ")
 }
 
-impl World {
+impl ReservationWorld {
     /// Creates a world with the plugins for CPUs, NUMA nodes and devices, and `others`.
     pub(super) fn with_hardware(others: &[&'static str]) -> Self {
         let mut all = vec!["NodeNUMAResource", "DeviceShare"];
         all.extend(others);
-        Self::beside(&all)
+        Self::with_plugins(&all)
     }
 
-    fn shows<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
+    fn add_object<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
         &mut self,
         kind: &'static str,
         object: Value,
@@ -118,7 +118,7 @@ impl World {
             json!({"name": format!("node-{id}"), "type": "Node",
                 "resources": [resource("cpu", "8"), resource("memory", "32Gi")]})
         };
-        self.shows::<NodeResourceTopology>(
+        self.add_object::<NodeResourceTopology>(
             TOPOLOGIES,
             json!({
                 "metadata": {"name": name, "annotations": {
@@ -136,19 +136,19 @@ impl World {
         if gpus > 0 {
             let devices: Value = (0..gpus).map(gpu).collect();
             let device = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
-            self.shows::<Device>(DEVICES, device);
+            self.add_object::<Device>(DEVICES, device);
         }
     }
 
     /// Creates a pod of `app` that requests `list`.
-    pub(super) fn asks(&mut self, name: &str, list: &str, app: &str, change: Value) {
+    pub(super) fn pod_with(&mut self, name: &str, list: &str, app: &str, change: Value) {
         let container = json!({"name": "c", "resources": {"requests": requests(list)}});
         let own = json!({"spec": {"containers": [container]}});
-        self.pod(name, "0", app, both(own, change));
+        self.pod(name, "0", app, merged(own, change));
     }
 
     /// Creates a reservation of `list` for pods of `app`; `template` and `change` are merged into it.
-    pub(super) fn reserves(
+    pub(super) fn reserve_with(
         &mut self,
         name: &str,
         list: &str,
@@ -158,21 +158,21 @@ impl World {
     ) {
         let container = json!({"name": "c", "resources": {"requests": requests(list)}});
         let own = json!({"spec": {"template": {"spec": {"containers": [container]}}}});
-        let own = both(own, json!({"spec": {"template": template}}));
-        self.reserve(name, "0", app, both(own, change));
+        let own = merged(own, json!({"spec": {"template": template}}));
+        self.reserve(name, "0", app, merged(own, change));
     }
 
     /// Returns a pod's node, reservation and allocation, or why it waits.
-    pub(super) fn lot(&self, pod: &str) -> String {
-        let given = given(&self.pods[pod]);
-        match given.as_str() {
-            "" => self.fate(pod),
-            given => format!("{}: {given}", self.fate(pod)),
+    pub(super) fn allocation(&self, pod: &str) -> String {
+        let text = allocation_of(&self.pods[pod]);
+        match text.as_str() {
+            "" => self.result_of(pod),
+            text => format!("{}: {text}", self.result_of(pod)),
         }
     }
 
     /// Returns a reservation's allocation.
-    pub(super) fn has(&self, reservation: &str) -> String {
-        given(&self.reservations[reservation])
+    pub(super) fn reserved(&self, reservation: &str) -> String {
+        allocation_of(&self.reservations[reservation])
     }
 }

@@ -2,21 +2,21 @@
 
 use super::*;
 
-fn of_container(requests: Value) -> Value {
+fn template_with(requests: Value) -> Value {
     json!({"spec": {"template": {"spec": {"containers":
         [{"name": "c", "resources": {"requests": requests}}]}}}})
 }
 
 /// Returns reason and message of the condition `Scheduled`.
-fn condition(world: &World, name: &str) -> (String, String) {
+fn condition(world: &ReservationWorld, name: &str) -> (String, String) {
     let status = world.status(name);
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
-    let found = all
+    let condition = all
         .iter()
         .find(|c| c["type"] == "Scheduled")
         .cloned()
         .unwrap_or_default();
-    let text = |key: &str| found[key].as_str().unwrap_or_default().to_owned();
+    let text = |key: &str| condition[key].as_str().unwrap_or_default().to_owned();
     (text("reason"), text("message"))
 }
 
@@ -24,15 +24,15 @@ fn condition(world: &World, name: &str) -> (String, String) {
 fn invalid_reservation_is_reported_and_not_available() {
     for (change, parts) in [
         (
-            of_container(json!({"cpu": "-1"})),
+            template_with(json!({"cpu": "-1"})),
             ["containers", "\"-1\"", "0 or more"],
         ),
         (
-            of_container(json!({"cpu": "1", "memory": "-1Gi"})),
+            template_with(json!({"cpu": "1", "memory": "-1Gi"})),
             ["[memory]", "\"-1Gi\"", "0 or more"],
         ),
         (
-            of_container(json!({"cpu": "1x"})),
+            template_with(json!({"cpu": "1x"})),
             ["[cpu]", "\"1x\"", "invalid quantity"],
         ),
         (
@@ -53,7 +53,7 @@ fn invalid_reservation_is_reported_and_not_available() {
             ["spec.template.spec", "has no", ""],
         ),
     ] {
-        let mut world = World::new();
+        let mut world = ReservationWorld::new();
         world.node("n1", 8);
         world.reserve("r", "6", "web", change.clone());
         world.reserve("good", "1", "web", json!({}));
@@ -62,23 +62,27 @@ fn invalid_reservation_is_reported_and_not_available() {
         assert_eq!(world.booked("n1"), 1000, "{change}");
         let (reason, message) = condition(&world, "r");
         assert_eq!(reason, "Unschedulable", "{change}");
-        let told: Vec<&String> = world
-            .said
+        let messages: Vec<&String> = world
+            .messages
             .iter()
             .filter(|(name, _)| name == "r")
             .map(|(_, text)| text)
             .collect();
-        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!(messages.len(), 1, "{messages:?}");
         for part in parts {
             assert!(
-                message.contains(part) && told[0].contains(part),
-                "{part}: {message} {told:?}"
+                message.contains(part) && messages[0].contains(part),
+                "{part}: {message} {messages:?}"
             );
         }
         // An unrelated change is not reported again; the repaired reservation is placed.
         world.edit("r", json!({"metadata": {"labels": {"a": "b"}}}));
         world.later(1);
-        let count = world.said.iter().filter(|(name, _)| name == "r").count();
+        let count = world
+            .messages
+            .iter()
+            .filter(|(name, _)| name == "r")
+            .count();
         assert_eq!(count, 1, "{change}");
         let sound = json!({"spec": {"ttl": "1h",
             "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
@@ -93,7 +97,7 @@ fn invalid_reservation_is_reported_and_not_available() {
 
 #[test]
 fn placed_reservation_keeps_its_last_valid_ttl() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({"spec": {"ttl": "1h"}}));
     world.run();
@@ -102,18 +106,18 @@ fn placed_reservation_keeps_its_last_valid_ttl() {
     assert_eq!(world.status("r")["phase"], "Available");
     assert!(
         world
-            .word("r")
+            .last_message("r")
             .contains("invalid value \"-1h0m0s\" for spec.ttl"),
         "{}",
-        world.word("r")
+        world.last_message("r")
     );
     world.later(700);
     assert_eq!(world.status("r")["phase"], "Failed");
 }
 
 #[test]
-fn negative_resize_is_refused_and_leaves_the_reservation_waiting() {
-    let mut world = World::new();
+fn negative_resize_is_rejected() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let key = annotations::RESERVATION_RESIZE_ALLOCATABLE;
     let resize = r#"{"resources":{"cpu":"-1"}}"#;
@@ -125,12 +129,16 @@ fn negative_resize_is_refused_and_leaves_the_reservation_waiting() {
     );
     world.later(1);
     assert_ne!(world.status("r")["phase"], "Available");
-    assert!(world.word("r").contains("\"-1\""), "{}", world.word("r"));
+    assert!(
+        world.last_message("r").contains("\"-1\""),
+        "{}",
+        world.last_message("r")
+    );
 }
 
 #[test]
 fn creation_time_ahead_does_not_extend_the_ttl() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let ahead = (world.now + SignedDuration::from_hours(1000)).to_string();
     let change = json!({"spec": {"ttl": "1h"}, "metadata": {"creationTimestamp": ahead}});
@@ -144,8 +152,8 @@ fn creation_time_ahead_does_not_extend_the_ttl() {
 
 /// Covers an end time written by another replica whose clock is ahead.
 #[test]
-fn end_ahead_does_not_keep_a_reservation_that_is_over() {
-    let mut world = World::new();
+fn end_time_ahead_does_not_delay_deletion() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let ahead = (world.now + SignedDuration::from_hours(1000)).to_string();
     let over = json!({"status": {"phase": "Failed", "nodeName": "n1", "conditions": [

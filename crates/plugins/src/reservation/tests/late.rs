@@ -3,14 +3,14 @@
 use super::*;
 
 /// Makes one decision and returns its outputs.
-fn decide(world: &mut World) -> Vec<Output> {
+fn decide(world: &mut ReservationWorld) -> Vec<Output> {
     world.engine.schedule_one(world.now);
     world.engine.take_outputs()
 }
 
 #[test]
-fn a_reservation_that_is_gone_before_it_is_bound_leaves_nothing() {
-    let mut world = World::new();
+fn reservation_deleted_before_binding_leaves_nothing() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "6", "web", json!({}));
     let outputs = decide(&mut world);
@@ -40,7 +40,7 @@ fn a_reservation_that_is_gone_before_it_is_bound_leaves_nothing() {
 
 #[test]
 fn a_reservation_that_is_over_is_not_placed() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.reserve("r", "6", "web", json!({}));
     world.run();
     world.edit("r", json!({"status": {"phase": "Failed"}}));
@@ -52,7 +52,7 @@ fn a_reservation_that_is_over_is_not_placed() {
 
 #[test]
 fn a_reservation_is_bound_with_the_amounts_it_was_resized_to() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.reserve("r", "6", "web", json!({}));
     world.run();
     let key = annotations::RESERVATION_RESIZE_ALLOCATABLE;
@@ -65,8 +65,8 @@ fn a_reservation_is_bound_with_the_amounts_it_was_resized_to() {
 }
 
 #[test]
-fn an_owner_whose_binding_failed_and_who_runs_all_the_same_stays_one() {
-    let mut world = World::new();
+fn owner_with_lost_bind_response_stays_owner() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "6", "web", json!({}));
     world.run();
@@ -86,23 +86,23 @@ fn an_owner_whose_binding_failed_and_who_runs_all_the_same_stays_one() {
             .bind_finished(&request.pod.uid, Err(lost), world.now);
     }
     world.later(60);
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
     assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
     assert_eq!(world.booked("n"), 6_000);
 }
 
 #[test]
 fn all_reservations_of_a_node_end_with_it() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.node("m", 8);
     for (name, node) in [("a", "n"), ("b", "n"), ("c", "m")] {
-        let at = json!({"spec": {"template": {"spec": {"nodeName": node}}}});
-        world.reserve(name, "2", "web", at);
+        let template = json!({"spec": {"template": {"spec": {"nodeName": node}}}});
+        world.reserve(name, "2", "web", template);
     }
     world.pod("p", "1", "web", json!({"spec": {"nodeSelector": {}}}));
     world.run();
-    let kept = if world.fate("p").starts_with('m') {
+    let remaining_node = if world.result_of("p").starts_with('m') {
         "m"
     } else {
         "n"
@@ -112,18 +112,18 @@ fn all_reservations_of_a_node_end_with_it() {
     let phases = ["a", "b", "c"].map(|name| world.status(name)["phase"].clone());
     assert_eq!(phases, ["Failed", "Failed", "Available"]);
     // The owner remains until the API reports its deletion.
-    assert!(world.fate("p").starts_with(kept));
+    assert!(world.result_of("p").starts_with(remaining_node));
     world.later(86_500);
-    let mut left: Vec<&String> = world.reservations.keys().collect();
-    left.sort();
+    let mut remaining: Vec<&String> = world.reservations.keys().collect();
+    remaining.sort();
     // The third one has just expired, by age.
-    assert_eq!(left, ["c"]);
+    assert_eq!(remaining, ["c"]);
     assert_eq!(world.status("c")["phase"], "Failed");
 }
 
 #[test]
-fn an_owner_that_changes_its_reservation_is_counted_where_it_is_now() {
-    let mut world = World::new();
+fn owner_counts_in_its_current_reservation() {
+    let mut world = ReservationWorld::new();
     world.node("n", 16);
     for name in ["a", "b"] {
         world.reserve(name, "4", "web", json!({}));
@@ -131,7 +131,7 @@ fn an_owner_that_changes_its_reservation_is_counted_where_it_is_now() {
     }
     world.pod("p", "3", "web", json!({}));
     world.run();
-    let (now, then) = if world.fate("p") == "n (a)" {
+    let (now, then) = if world.result_of("p") == "n (a)" {
         ("b", "a")
     } else {
         ("a", "b")
@@ -140,7 +140,7 @@ fn an_owner_that_changes_its_reservation_is_counted_where_it_is_now() {
     let text = json!({"name": now, "uid": uid}).to_string();
     let note = json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: text}}});
     merge(world.pods.get_mut("p").unwrap(), &note);
-    world.see("p");
+    world.deliver("p");
     world.run();
     assert_eq!(world.status(now)["currentOwners"][0]["name"], "p");
     assert_eq!(world.status(then).get("currentOwners"), None);
@@ -149,8 +149,8 @@ fn an_owner_that_changes_its_reservation_is_counted_where_it_is_now() {
 }
 
 #[test]
-fn who_ignores_reservations_of_two_policies_uses_what_both_hold() {
-    let mut world = World::new();
+fn ignoring_pod_uses_reservations_of_both_policies() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     for (name, policy) in [("a", "Aligned"), ("b", "Restricted")] {
         world.reserve(
@@ -164,13 +164,13 @@ fn who_ignores_reservations_of_two_policies_uses_what_both_hold() {
     let label = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_IGNORED: "true"}}});
     world.pod("p", "7", "other", label);
     world.run();
-    assert_eq!(world.fate("p"), "n");
+    assert_eq!(world.result_of("p"), "n");
 }
 
 /// Places a reservation with `more` in its template, then a pod of `app` with the same fields, and returns
 /// the pod's result.
 fn same_for_both(plugin: &'static str, app: &str, more: Value) -> String {
-    let mut world = World::beside(&[plugin]);
+    let mut world = ReservationWorld::with_plugins(&[plugin]);
     let host = |name: &str| json!({"kubernetes.io/hostname": name});
     world.node_with("n", 16, host("n"));
     let labels = json!({"set": "one"});
@@ -182,11 +182,11 @@ fn same_for_both(plugin: &'static str, app: &str, more: Value) -> String {
     pod["metadata"] = json!({ "labels": labels });
     world.pod("p", "2", app, pod);
     world.run();
-    world.fate("p")
+    world.result_of("p")
 }
 
 #[test]
-fn only_owners_may_be_where_a_reservation_wants_nobody_like_it() {
+fn reserved_anti_affinity_admits_owners_only() {
     let term = json!({"topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": {"set": "one"}}});
     let lonely = json!({"affinity": {"podAntiAffinity":
@@ -200,7 +200,7 @@ fn only_owners_may_be_where_a_reservation_wants_nobody_like_it() {
 }
 
 #[test]
-fn only_owners_may_use_the_port_that_is_reserved() {
+fn reserved_port_serves_owners_only() {
     let port = json!({"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}],
         "resources": {"requests": {"cpu": "2"}}}]});
     assert_eq!(same_for_both("NodePorts", "web", port.clone()), "n (r)");
@@ -210,7 +210,7 @@ fn only_owners_may_use_the_port_that_is_reserved() {
 
 #[test]
 fn owners_spread_as_if_the_reservation_were_one_of_them() {
-    let mut world = World::beside(&["PodTopologySpread"]);
+    let mut world = ReservationWorld::with_plugins(&["PodTopologySpread"]);
     for name in ["n", "m"] {
         world.node_with(name, 16, json!({ "zone": name }));
     }
@@ -229,7 +229,7 @@ fn owners_spread_as_if_the_reservation_were_one_of_them() {
         world.pod(name, "4", "web", pod);
     }
     world.later(60);
-    let fates = ["a", "b", "c", "d"].map(|name| world.fate(name));
+    let fates = ["a", "b", "c", "d"].map(|name| world.result_of(name));
     let on = |node: &str| fates.iter().filter(|fate| fate.starts_with(node)).count();
     assert_eq!((on("n "), on("n"), on("m")), (on("n "), 2, 2), "{fates:?}");
     assert_eq!(
@@ -245,22 +245,22 @@ fn owners_spread_as_if_the_reservation_were_one_of_them() {
 
 /// Follows upstream's controller, although no API server removes a pod from its node.
 #[test]
-fn an_owner_that_has_no_node_any_more_is_none() {
-    let mut world = World::new();
+fn owner_without_node_is_no_owner() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "6", "web", json!({}));
     world.pod("p", "4", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
     assert_eq!(world.status("r")["currentOwners"][0]["name"], "p");
     let lost = json!({"spec": {"nodeName": null, "schedulerName": "another"}});
     merge(world.pods.get_mut("p").unwrap(), &lost);
-    world.see("p");
+    world.deliver("p");
     world.later(60);
     assert_eq!(world.status("r").get("currentOwners"), None);
     assert_eq!(world.booked("n"), 6_000);
     world.pod("q", "6", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("q"), "n (r)");
+    assert_eq!(world.result_of("q"), "n (r)");
     assert_eq!(world.booked("n"), 6_000);
 }

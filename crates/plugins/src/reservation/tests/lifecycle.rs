@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn a_reservation_is_placed_used_and_counted() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({}));
     world.run();
@@ -19,9 +19,9 @@ fn a_reservation_is_placed_used_and_counted() {
     world.pod("other", "3", "db", json!({}));
     world.pod("owner", "4", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("owner"), "n1 (r)");
+    assert_eq!(world.result_of("owner"), "n1 (r)");
     let message = "0/1 nodes are available: 1 Insufficient cpu.";
-    assert_eq!(world.fate("other"), message);
+    assert_eq!(world.result_of("other"), message);
     assert_eq!(world.booked("n1"), 6000);
     assert_eq!(world.status("r")["allocated"], json!({"cpu": "4"}));
     let owners = json!([{"name": "owner", "namespace": "ns", "uid": "owner"}]);
@@ -29,7 +29,7 @@ fn a_reservation_is_placed_used_and_counted() {
 
     world.pod("larger", "3", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("larger"), "n1 (r)");
+    assert_eq!(world.result_of("larger"), "n1 (r)");
     assert_eq!(world.booked("n1"), 7000);
     for pod in ["owner", "larger"] {
         world.pod_gone(pod);
@@ -41,13 +41,13 @@ fn a_reservation_is_placed_used_and_counted() {
 
     world.unreserve("r");
     world.later(60);
-    assert_eq!(world.fate("other"), "n1");
+    assert_eq!(world.result_of("other"), "n1");
     assert_eq!(world.booked("n1"), 3000);
 }
 
 #[test]
 fn one_owner_uses_up_a_reservation_for_once() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({"spec": {"allocateOnce": null}}));
     world.run();
@@ -55,7 +55,7 @@ fn one_owner_uses_up_a_reservation_for_once() {
         world.pod(pod, "2", "web", json!({}));
     }
     world.run();
-    let mut fates = [world.fate("a"), world.fate("b")];
+    let mut fates = [world.result_of("a"), world.result_of("b")];
     fates.sort();
     assert_eq!(fates, ["n1", "n1 (r)"]);
     let status = world.status("r");
@@ -72,13 +72,13 @@ fn one_owner_uses_up_a_reservation_for_once() {
 }
 
 #[test]
-fn a_reservation_that_fits_nowhere_says_so_and_is_placed_when_it_can_be() {
-    let mut world = World::new();
+fn unschedulable_reservation_is_placed_later() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 4);
     world.reserve("r", "6", "web", json!({}));
     world.run();
     let message = "0/1 nodes are available: 1 Insufficient cpu.";
-    assert_eq!(world.word("r"), message);
+    assert_eq!(world.last_message("r"), message);
     let condition = &world.status("r")["conditions"][0];
     assert_eq!(
         (
@@ -125,17 +125,17 @@ fn reservations_end_by_age_by_date_or_with_their_node() {
             "Available",
         ),
     ] {
-        let mut world = World::new();
+        let mut world = ReservationWorld::new();
         world.node("n1", 8);
         world.reserve("r", "6", "web", json!({ "spec": spec }));
         world.run();
         world.pod("owner", "2", "web", json!({}));
         world.later(seconds);
         assert_eq!(world.status("r")["phase"], expected, "{name}");
-        let held = if expected == "Failed" { 2000 } else { 6000 };
-        assert_eq!(world.booked("n1"), held, "{name}");
+        let booked = if expected == "Failed" { 2000 } else { 6000 };
+        assert_eq!(world.booked("n1"), booked, "{name}");
     }
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({}));
     world.run();
@@ -155,7 +155,7 @@ fn reservations_end_by_age_by_date_or_with_their_node() {
 
 #[test]
 fn a_node_that_reports_garbage_keeps_its_reservations() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "4", "web", json!({}));
     world.run();
@@ -171,16 +171,16 @@ fn a_node_that_reports_garbage_keeps_its_reservations() {
     assert_eq!(world.status("r")["phase"], "Available");
     world.pod("p", "4", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
 }
 
 #[test]
-fn a_reservation_that_waits_for_a_node_expires_only_where_that_is_asked_for() {
+fn pending_reservation_expires_with_gate() {
     for (gates, expected) in [
         (&[][..], None),
         (&["ExpirePendingReservations"][..], Some("Failed")),
     ] {
-        let mut world = World::with(&json!({}), gates);
+        let mut world = ReservationWorld::with(&json!({}), gates);
         world.node("n1", 4);
         world.reserve("r", "6", "web", json!({"spec": {"ttl": "60s"}}));
         world.run();
@@ -190,8 +190,8 @@ fn a_reservation_that_waits_for_a_node_expires_only_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_fails_is_tried_again_and_what_goes_leaves_nothing() {
-    let mut world = World::new();
+fn failures_are_retried_and_deletions_clean_up() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.broken = true;
     world.reserve("r", "6", "web", json!({}));
@@ -205,12 +205,12 @@ fn what_fails_is_tried_again_and_what_goes_leaves_nothing() {
     world.pod("a", "2", "web", json!({}));
     world.run();
     assert_eq!(
-        (world.fate("a"), world.booked("n1")),
+        (world.result_of("a"), world.booked("n1")),
         ("binding rejected: no".to_owned(), 6000)
     );
     world.broken = false;
     world.later(30);
-    assert_eq!(world.fate("a"), "n1 (r)");
+    assert_eq!(world.result_of("a"), "n1 (r)");
     assert_eq!(world.booked("n1"), 6000);
 
     // Deleted with owners: they keep what they have, the rest is free.
@@ -227,7 +227,7 @@ fn what_fails_is_tried_again_and_what_goes_leaves_nothing() {
 
 #[test]
 fn a_reservation_moves_when_its_status_does() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.node("n2", 8);
     world.reserve(
@@ -255,9 +255,9 @@ fn a_reservation_moves_when_its_status_does() {
 }
 
 #[test]
-fn a_restart_rebuilds_what_owners_hold() {
+fn restart_restores_owner_usage() {
     for pods_first in [true, false] {
-        let mut world = World::new();
+        let mut world = ReservationWorld::new();
         world.node("n1", 8);
         world.reserve(
             "r",
@@ -274,16 +274,16 @@ fn a_restart_rebuilds_what_owners_hold() {
         world.pod("c", "2", "web", json!({}));
         world.pod("d", "3", "db", json!({}));
         world.run();
-        assert_eq!(world.fate("c"), "n1 (r)");
+        assert_eq!(world.result_of("c"), "n1 (r)");
         assert!(
-            world.fate("b").contains("Insufficient cpu by node"),
+            world.result_of("b").contains("Insufficient cpu by node"),
             "{}",
-            world.fate("b")
+            world.result_of("b")
         );
         assert!(
-            world.fate("d").contains("Insufficient cpu"),
+            world.result_of("d").contains("Insufficient cpu"),
             "{}",
-            world.fate("d")
+            world.result_of("d")
         );
         assert_eq!(world.booked("n1"), 6000);
         assert_eq!(world.writes, writes + 1, "only the new owner is written");
@@ -291,22 +291,22 @@ fn a_restart_rebuilds_what_owners_hold() {
 }
 
 #[test]
-fn owners_forget_a_deleted_reservation_where_that_is_asked_for() {
-    let mut world = World::with(&json!({}), &["CleanExpiredReservationAllocated"]);
+fn gate_cleans_owners_of_deleted_reservation() {
+    let mut world = ReservationWorld::with(&json!({}), &["CleanExpiredReservationAllocated"]);
     world.node("n1", 8);
     world.reserve("r", "6", "web", json!({}));
     world.run();
     world.pod("a", "4", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("a"), "n1 (r)");
+    assert_eq!(world.result_of("a"), "n1 (r)");
     world.unreserve("r");
     world.run();
-    assert_eq!(world.fate("a"), "n1");
+    assert_eq!(world.result_of("a"), "n1");
 }
 
 #[test]
-fn what_is_malformed_is_named_and_harms_nobody_else() {
-    let mut world = World::new();
+fn invalid_objects_are_reported_and_isolated() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let key = annotations::RESERVATION_RESTRICTED_OPTIONS;
     world.reserve(
@@ -334,9 +334,9 @@ fn what_is_malformed_is_named_and_harms_nobody_else() {
     );
     world.run();
     assert!(
-        world.word("bad-amount").contains("\"1x\""),
+        world.last_message("bad-amount").contains("\"1x\""),
         "{}",
-        world.word("bad-amount")
+        world.last_message("bad-amount")
     );
     assert_eq!(world.status("good")["phase"], "Available");
     // Placed, but no pod can use it.
@@ -354,20 +354,20 @@ fn what_is_malformed_is_named_and_harms_nobody_else() {
     world.pod("copied", "1", "web", copied);
     world.run();
     assert!(
-        world.fate("bad-pod").contains(pod_key),
+        world.result_of("bad-pod").contains(pod_key),
         "{}",
-        world.fate("bad-pod")
+        world.result_of("bad-pod")
     );
     assert_eq!(
-        (world.fate("web"), world.fate("copied")),
+        (world.result_of("web"), world.result_of("copied")),
         ("n1".to_owned(), "n1".to_owned())
     );
     assert_eq!(world.booked("n1"), 5000);
 }
 
 #[test]
-fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
-    let mut world = World::new();
+fn opened_reservation_wakes_owners_only() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let waiting = json!({"phase": "Waiting", "nodeName": "n1", "allocatable": {"cpu": "6"}});
     world.reserve("r", "6", "web", json!({ "status": waiting }));
@@ -375,17 +375,19 @@ fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
         world.pod(name, "4", app, json!({}));
     }
     world.run();
-    let tries = |world: &World, name: &str| world.said.iter().filter(|(n, _)| n == name).count();
+    let tries = |world: &ReservationWorld, name: &str| {
+        world.messages.iter().filter(|(n, _)| n == name).count()
+    };
     assert_eq!((tries(&world, "web"), tries(&world, "db")), (1, 1));
     // Only the node was too small; this plugin did not reject the pod.
     assert!(
-        world.fate("web").ends_with("1 Insufficient cpu."),
+        world.result_of("web").ends_with("1 Insufficient cpu."),
         "{}",
-        world.fate("web")
+        world.result_of("web")
     );
     world.edit("r", json!({"status": {"phase": "Available"}}));
     world.run();
-    assert_eq!(world.fate("web"), "n1 (r)");
+    assert_eq!(world.result_of("web"), "n1 (r)");
     assert_eq!(
         tries(&world, "db"),
         1,
@@ -394,12 +396,12 @@ fn owners_are_tried_again_when_a_reservation_opens_and_others_are_not() {
     // What a reservation frees is available to others.
     world.edit("r", json!({"status": {"allocatable": {"cpu": "4"}}}));
     world.run();
-    assert_eq!(world.fate("db"), "n1");
+    assert_eq!(world.result_of("db"), "n1");
 }
 
 #[test]
-fn people_see_what_is_reserved_and_who_uses_it() {
-    let mut world = World::new();
+fn inspection_lists_reservations_and_owners() {
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     world.reserve(
         "r",
@@ -410,7 +412,7 @@ fn people_see_what_is_reserved_and_who_uses_it() {
     world.run();
     world.pod("a", "4", "web", json!({}));
     world.run();
-    let ask = |world: &mut World, path: &[&str]| {
+    let ask = |world: &mut ReservationWorld, path: &[&str]| {
         world
             .engine
             .inspector()

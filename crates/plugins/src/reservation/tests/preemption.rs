@@ -3,17 +3,17 @@
 use super::*;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
-fn world(args: &Value) -> World {
-    let mut world = World::with(args, &[]);
+fn world(args: &Value) -> ReservationWorld {
+    let mut world = ReservationWorld::with(args, &[]);
     world.node("n", 8);
     world
 }
 
-fn preempting() -> World {
+fn preempting() -> ReservationWorld {
     world(&json!({"enablePreemption": true}))
 }
 
-fn at(priority: i32) -> Value {
+fn with_priority(priority: i32) -> Value {
     json!({"spec": {"priority": priority, "nodeName": "n"}})
 }
 
@@ -22,11 +22,11 @@ fn reserve_at(priority: i32) -> Value {
 }
 
 #[test]
-fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
-    let crowd = |world: &mut World| {
-        world.pod("low", "2", "other", at(5));
-        world.pod("lower", "2", "other", at(1));
-        world.pod("high", "3", "other", at(100));
+fn reservation_preempts_lower_priority() {
+    let crowd = |world: &mut ReservationWorld| {
+        world.pod("low", "2", "other", with_priority(5));
+        world.pod("lower", "2", "other", with_priority(1));
+        world.pod("high", "3", "other", with_priority(100));
     };
     let mut plain = world(&json!({}));
     crowd(&mut plain);
@@ -34,7 +34,7 @@ fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
     plain.later(60);
     assert_eq!(plain.evicted, [""; 0]);
     assert_eq!(
-        plain.word("r"),
+        plain.last_message("r"),
         "0/1 nodes are available: 1 Insufficient cpu."
     );
 
@@ -49,7 +49,7 @@ fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
     world.later(60);
     assert_eq!(world.evicted, ["lower"]);
     assert_eq!(
-        world.word("more"),
+        world.last_message("more"),
         "0/1 nodes are available: 1 Insufficient cpu. \
          preemption: 0/1 nodes are available: 1 Insufficient cpu."
     );
@@ -63,9 +63,9 @@ fn a_reservation_takes_the_place_of_pods_of_lower_priority() {
 }
 
 #[test]
-fn room_that_is_made_is_kept_for_the_reservation() {
+fn nominated_node_is_kept_for_reservation() {
     let mut world = preempting();
-    world.pod("low", "6", "other", at(1));
+    world.pod("low", "6", "other", with_priority(1));
     world.reserve("r", "6", "web", reserve_at(10));
     world.engine.schedule_one(world.now);
     let uid = world.reservations["r"]["metadata"]["uid"].clone();
@@ -80,37 +80,37 @@ fn room_that_is_made_is_kept_for_the_reservation() {
     world.later(60);
     assert_eq!(world.evicted, ["low"]);
     assert_eq!(world.status("r")["phase"], "Available");
-    assert!(world.word("late").contains("Insufficient cpu"));
+    assert!(world.last_message("late").contains("Insufficient cpu"));
 }
 
 #[test]
-fn who_must_stay_stays() {
+fn protected_pods_are_not_preempted() {
     let spared = json!({koord_api::labels::DISABLE_PREEMPTIBLE: "true"});
     let mut world = preempting();
-    world.pod("spared", "4", "other", at(1));
+    world.pod("spared", "4", "other", with_priority(1));
     merge(
         world.pods.get_mut("spared").unwrap(),
         &json!({"metadata": {"labels": spared}}),
     );
-    world.see("spared");
+    world.deliver("spared");
     // What an evicted owner holds would return to its reservation.
     world.reserve("theirs", "3", "db", reserve_at(1));
     world.pod("owner", "3", "db", json!({"spec": {"priority": 1}}));
     world.run();
-    assert_eq!(world.fate("owner"), "n (theirs)");
+    assert_eq!(world.result_of("owner"), "n (theirs)");
     world.reserve("r", "2", "web", reserve_at(10));
     world.later(60);
     assert_eq!(world.evicted, [""; 0]);
     assert!(
         world
-            .word("r")
+            .last_message("r")
             .contains("preemption: 0/1 nodes are available: 1 No preemption victims found"),
         "{}",
-        world.word("r")
+        world.last_message("r")
     );
 
     let mut world = preempting();
-    world.pod("low", "6", "other", at(1));
+    world.pod("low", "6", "other", with_priority(1));
     let mut meek = reserve_at(10);
     meek["spec"]["template"]["spec"]["preemptionPolicy"] = json!("Never");
     world.reserve("r", "6", "web", meek);
@@ -118,15 +118,15 @@ fn who_must_stay_stays() {
     assert_eq!(world.evicted, [""; 0]);
     assert!(
         world
-            .word("r")
+            .last_message("r")
             .ends_with("preemption: not eligible due to preemptionPolicy=Never."),
         "{}",
-        world.word("r")
+        world.last_message("r")
     );
 }
 
 #[test]
-fn disruption_budgets_are_minded() {
+fn disruption_budgets_limit_preemption() {
     let mut world = preempting();
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "b", "namespace": "ns", "uid": "b"},
@@ -141,8 +141,8 @@ fn disruption_budgets_are_minded() {
         new: Arc::new(budget),
     };
     world.engine.object_changed(&change, world.now);
-    world.pod("kept", "3", "kept", at(1));
-    world.pod("other", "3", "other", at(5));
+    world.pod("kept", "3", "kept", with_priority(1));
+    world.pod("other", "3", "other", with_priority(5));
     world.reserve("r", "4", "web", reserve_at(10));
     world.later(60);
     assert_eq!(world.evicted, ["other"]);
@@ -150,17 +150,17 @@ fn disruption_budgets_are_minded() {
 }
 
 #[test]
-fn pods_make_room_too_and_say_what_of_reservations_did_not_serve() {
+fn pod_preemption_reports_reservation_counts() {
     let mut world = preempting();
     let closed = json!({"spec": {"unschedulable": true, "template": {"spec": {"priority": 50}}}});
     world.reserve("r", "2", "web", closed);
-    world.pod("low", "6", "other", at(1));
+    world.pod("low", "6", "other", with_priority(1));
     world.run();
     let pod = |priority: i32, policy: &str| json!({"spec": {"priority": priority, "preemptionPolicy": policy}});
     world.pod("meek", "4", "web", pod(10, "Never"));
     world.run();
     assert_eq!(
-        world.word("meek"),
+        world.last_message("meek"),
         "0/1 nodes are available: 1 Insufficient cpu. \
          preemption: not eligible due to preemptionPolicy=Never., \
          1 Reservation(s) is unschedulable, 1 Reservation(s) matched owner total"
@@ -169,21 +169,21 @@ fn pods_make_room_too_and_say_what_of_reservations_did_not_serve() {
     world.pod("bold", "4", "web", pod(10, "PreemptLowerPriority"));
     world.later(60);
     assert_eq!(world.evicted, ["low"]);
-    assert_eq!(world.fate("bold"), "n");
+    assert_eq!(world.result_of("bold"), "n");
 }
 
 #[test]
-fn a_pod_that_can_be_taken_in_need_not_go() {
+fn absorbable_pod_is_not_evicted() {
     let mut world = preempting();
-    world.pod("mine", "3", "web", at(1));
-    world.pod("other", "4", "other", at(5));
-    let mut both = reserve_at(10);
-    both["spec"]["preAllocation"] = json!(true);
-    both["spec"]["allocatePolicy"] = json!("Restricted");
-    world.reserve("r", "6", "web", both);
+    world.pod("mine", "3", "web", with_priority(1));
+    world.pod("other", "4", "other", with_priority(5));
+    let mut reservation = reserve_at(10);
+    reservation["spec"]["preAllocation"] = json!(true);
+    reservation["spec"]["allocatePolicy"] = json!("Restricted");
+    world.reserve("r", "6", "web", reservation);
     world.later(60);
     assert_eq!(world.evicted, ["other"]);
     assert_eq!(world.status("r")["phase"], "Available");
-    assert_eq!(world.fate("mine"), "n (r)");
+    assert_eq!(world.result_of("mine"), "n (r)");
     assert_eq!(world.booked("n"), 6_000);
 }

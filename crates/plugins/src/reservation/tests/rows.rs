@@ -4,18 +4,18 @@ use super::*;
 use koord_scheduler::framework::{BoxedPlugin, Overlay};
 
 /// The plugin outside of the engine that tracks node `n`.
-pub(super) struct Bench {
+pub(super) struct PluginBench {
     pub(super) engine: Engine,
     pub(super) plugin: BoxedPlugin,
     now: Timestamp,
     /// Messages of the problems that the plugin reported.
-    said: Vec<String>,
+    messages: Vec<String>,
 }
 
 pub(super) fn list(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        let (name, amount) = word.split_once('=').unwrap();
+    for token in text.split_whitespace() {
+        let (name, amount) = token.split_once('=').unwrap();
         let name = match name {
             "batch-cpu" | "batch-memory" => format!("kubernetes.io/{name}"),
             name => name.to_owned(),
@@ -35,7 +35,7 @@ pub(super) fn pod_value(name: &str, requests: &str, change: Value) -> Value {
     value
 }
 
-impl Bench {
+impl PluginBench {
     pub(super) fn new(allocatable: &str) -> Self {
         Self::with(allocatable, json!({}))
     }
@@ -52,7 +52,7 @@ impl Bench {
             engine,
             plugin: build(Some(&args), &BuildContext::default()).unwrap(),
             now,
-            said: Vec::new(),
+            messages: Vec::new(),
         }
     }
 
@@ -101,19 +101,19 @@ impl Bench {
         };
         self.engine.object_changed(&change, self.now);
         let mut fx = Effects::default();
-        let mut plugin = std::mem::replace(&mut self.plugin, nothing());
+        let mut plugin = std::mem::replace(&mut self.plugin, placeholder());
         plugin
             .object_events()
             .unwrap()
             .on_object(&change, self.view(), &mut fx);
         self.plugin = plugin;
-        self.said
+        self.messages
             .extend(fx.problems.into_iter().map(|problem| problem.message));
         self
     }
 
     /// Adds a pod on the node, in reservation `of` unless that is empty.
-    pub(super) fn there(self, name: &str, requests: &str, of: &str) -> Self {
+    pub(super) fn pod_in(self, name: &str, requests: &str, of: &str) -> Self {
         let mut change = json!({});
         if !of.is_empty() {
             let text = json!({"name": of, "uid": of}).to_string();
@@ -132,8 +132,8 @@ impl Bench {
     }
 
     /// Passes the pods on the node to the plugin.
-    pub(super) fn settle(mut self) -> Self {
-        let mut plugin = std::mem::replace(&mut self.plugin, nothing());
+    pub(super) fn sync_plugin(mut self) -> Self {
+        let mut plugin = std::mem::replace(&mut self.plugin, placeholder());
         let (row, mut fx) = (self.row(), Effects::default());
         for pod in self.engine.cluster().nodes().booked(row) {
             plugin
@@ -233,11 +233,11 @@ impl Bench {
 }
 
 /// Creates a placeholder for the plugin while it is borrowed.
-fn nothing() -> BoxedPlugin {
+fn placeholder() -> BoxedPlugin {
     build(None, &BuildContext::default()).unwrap()
 }
 
-fn wants(affinity: Value) -> Value {
+fn with_affinity(affinity: Value) -> Value {
     json!({"metadata": {"annotations": {annotations::RESERVATION_AFFINITY: affinity.to_string()}}})
 }
 
@@ -248,13 +248,13 @@ const RESERVED: &str = "Reservation(s) Insufficient cpu";
 
 #[test]
 fn a_pod_fits_its_reservation_and_the_node() {
-    let any = || wants(json!({}));
-    let named = || wants(json!({"name": "r"}));
+    let any = || with_affinity(json!({}));
+    let named = || with_affinity(json!({"name": "r"}));
     let (aligned, restricted) = ("Aligned", "Restricted");
     // Six cores are reserved; `others` is what unrelated pods use.
-    let beside = |policy: &str, others: &str| {
-        Bench::new(ROOM)
-            .there("others", others, "")
+    let six_reserved = |policy: &str, others: &str| {
+        PluginBench::new(ROOM)
+            .pod_in("others", others, "")
             .open("r", policy, "cpu=6")
     };
     let note = |cpu: &str| {
@@ -262,55 +262,55 @@ fn a_pod_fits_its_reservation_and_the_node() {
         json!({"metadata": {"annotations": {annotations::NODE_RESERVATION: text}},
             "status": {"phase": "Available", "nodeName": "n"}})
     };
-    let aside = Bench::new(ROOM)
-        .there("others", "cpu=24 memory=24Gi", "")
+    let aside = PluginBench::new(ROOM)
+        .pod_in("others", "cpu=24 memory=24Gi", "")
         .reservation("r", restricted, "cpu=6", note("2"));
     // All six cores are in use, four of them by `big`; unrelated pods use the rest of the node.
     let full = |policy: &str, others: &str| {
-        let bench = Bench::new(ROOM)
-            .there("others", others, "")
-            .there("small", "cpu=2", "");
+        let bench = PluginBench::new(ROOM)
+            .pod_in("others", others, "")
+            .pod_in("small", "cpu=2", "");
         bench
-            .there("odd", "cpu=2", "")
+            .pod_in("odd", "cpu=2", "")
             .open("r", policy, "cpu=6")
-            .there("big", "cpu=4", "r")
-            .there("two", "cpu=2", "r")
+            .pod_in("big", "cpu=4", "r")
+            .pod_in("two", "cpu=2", "r")
     };
     // Two owners of a core each, which is the maximum number; one core is set aside.
     let two = || {
-        let bench = Bench::new(ROOM).there("others", "cpu=23 memory=24Gi", "");
+        let bench = PluginBench::new(ROOM).pod_in("others", "cpu=23 memory=24Gi", "");
         let bench = bench.reservation("r", restricted, "cpu=7 pods=2", note("1"));
-        bench.there("a", "cpu=1", "r").there("b", "cpu=1", "r")
+        bench.pod_in("a", "cpu=1", "r").pod_in("b", "cpu=1", "r")
     };
     let several = || {
         full(restricted, "cpu=18")
             .open("r1", restricted, "cpu=4")
-            .there("one", "cpu=1", "r1")
+            .pod_in("one", "cpu=1", "r1")
     };
-    let memory = Bench::new(ROOM)
-        .there("others", "cpu=26", "")
-        .there("heap", "memory=32Gi", "")
+    let memory = PluginBench::new(ROOM)
+        .pod_in("others", "cpu=26", "")
+        .pod_in("heap", "memory=32Gi", "")
         .open("r", restricted, "cpu=6")
-        .there("big", "cpu=4", "r")
-        .there("two", "cpu=2", "r");
+        .pod_in("big", "cpu=4", "r")
+        .pod_in("two", "cpu=2", "r");
     let busy = "cpu=24 memory=24Gi";
     let batch = "cpu=24 memory=24Gi batch-cpu=1500 batch-memory=2Gi";
     let none: &[&str] = &[];
-    type Row<'a> = (&'a str, Bench, &'a str, Value, &'a [&'a str], &'a str);
+    type Row<'a> = (&'a str, PluginBench, &'a str, Value, &'a [&'a str], &'a str);
     #[rustfmt::skip]
     let rows: Vec<Row<'_>> = vec![
-        ("aligned, topped up by the node", beside(aligned, busy), "cpu=8 memory=8Gi", any(), none, "fits"),
-        ("aligned, the node is full", beside(aligned, "cpu=26 memory=24Gi"), "cpu=8 memory=8Gi", any(), none,
+        ("aligned, topped up by the node", six_reserved(aligned, busy), "cpu=8 memory=8Gi", any(), none, "fits"),
+        ("aligned, the node is full", six_reserved(aligned, "cpu=26 memory=24Gi"), "cpu=8 memory=8Gi", any(), none,
             NO_CPU),
-        ("restricted", beside(restricted, busy), "cpu=6 memory=8Gi", json!({}), none, "fits"),
-        ("restricted, required", beside(restricted, busy), "cpu=6 memory=8Gi", any(), none, "fits"),
-        ("nothing of it is asked for", beside(restricted, batch), "batch-cpu=6000 batch-memory=8Gi", any(),
+        ("restricted", six_reserved(restricted, busy), "cpu=6 memory=8Gi", json!({}), none, "fits"),
+        ("restricted, required", six_reserved(restricted, busy), "cpu=6 memory=8Gi", any(), none, "fits"),
+        ("nothing of it is asked for", six_reserved(restricted, batch), "batch-cpu=6000 batch-memory=8Gi", any(),
             none, "fits"),
-        ("more than restricted", beside(restricted, busy), "cpu=8 memory=8Gi", any(), none, RESERVED),
+        ("more than restricted", six_reserved(restricted, busy), "cpu=8 memory=8Gi", any(), none, RESERVED),
         ("too many owners", two(), "cpu=3", any(), none, "Reservation(s) Too many pods"),
-        ("the node lacks the rest", beside(restricted, batch), "batch-cpu=8000 batch-memory=8Gi", any(), none,
+        ("the node lacks the rest", six_reserved(restricted, batch), "batch-cpu=8000 batch-memory=8Gi", any(), none,
             NO_BATCH),
-        ("the node lacks the rest, not required", beside(restricted, batch), "batch-cpu=8000 batch-memory=8Gi",
+        ("the node lacks the rest, not required", six_reserved(restricted, batch), "batch-cpu=8000 batch-memory=8Gi",
             json!({}), none, NO_BATCH),
         ("some is set aside", aside, "cpu=6 memory=8Gi", any(), none, RESERVED),
         ("an owner makes way", full("", "cpu=20"), "cpu=4", any(), &["big"], "fits"),
@@ -334,14 +334,16 @@ fn a_pod_fits_its_reservation_and_the_node() {
             "Reservation(s) Insufficient cpu, requested: 6000, used: 1000, capacity: 6000"),
     ];
     for (name, bench, asked, change, victims, expected) in rows {
-        let got = bench.settle().judge(pod_value("p", asked, change), victims);
+        let got = bench
+            .sync_plugin()
+            .judge(pod_value("p", asked, change), victims);
         assert_eq!(got, expected, "{name}");
     }
 }
 
 #[test]
 fn reservations_find_their_node() {
-    let at = |node: &str| json!({"spec": {"template": {"spec": {"nodeName": node}}}});
+    let on_template_node = |node: &str| json!({"spec": {"template": {"spec": {"nodeName": node}}}});
     let none = || json!({});
     let required = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}},
         "spec": {"preAllocation": true}});
@@ -353,46 +355,52 @@ fn reservations_find_their_node() {
     #[rustfmt::skip]
     let rows = [
         ("no node asked for", "-", "", none(), "fits"),
-        ("this node", "-", "", at("n"), "fits"),
-        ("another node", "-", "", at("other"), elsewhere),
-        ("default beside aligned", "Aligned", "", at("n"), conflict),
-        ("default beside restricted", "Restricted", "", at("n"), conflict),
+        ("this node", "-", "", on_template_node("n"), "fits"),
+        ("another node", "-", "", on_template_node("other"), elsewhere),
+        ("default beside aligned", "Aligned", "", on_template_node("n"), conflict),
+        ("default beside restricted", "Restricted", "", on_template_node("n"), conflict),
         ("aligned beside restricted", "Restricted", "Aligned", none(), "fits"),
         ("restricted beside aligned", "Aligned", "Restricted", none(), "fits"),
         ("pre-allocation, with nobody to take in", "Restricted", "Restricted", pre(), "fits"),
         ("pre-allocation, with nobody to take in and no room", "Restricted", "Restricted", large, "fits"),
-        ("pre-allocation that must be one", "-", "Restricted", required, crate::reservation::ahead::NO_POD),
+        ("pre-allocation that must be one", "-", "Restricted", required, crate::reservation::pre_allocation::NO_POD),
     ];
     for (name, there, policy, change, expected) in rows {
-        let mut bench = Bench::new("cpu=32 memory=64Gi pods=100");
+        let mut bench = PluginBench::new("cpu=32 memory=64Gi pods=100");
         if there != "-" {
             bench = bench.open("there", there, "cpu=4");
         }
-        let bench = bench.reservation("r", policy, "cpu=4", change).settle();
+        let bench = bench
+            .reservation("r", policy, "cpu=4", change)
+            .sync_plugin();
         assert_eq!(bench.place("r"), expected, "{name}");
     }
     // A pod that owns no reservation is not affected.
-    let bench = Bench::new(ROOM).settle();
+    let bench = PluginBench::new(ROOM).sync_plugin();
     assert_eq!(bench.judge(pod_value("p", "", json!({})), &[]), "fits");
     // Without a template there is nothing to place.
-    let bench = Bench::new(ROOM).reservation(
+    let bench = PluginBench::new(ROOM).reservation(
         "r",
         "",
         "cpu=1",
         json!({"spec": {"template": {"spec": null}}}),
     );
     assert!(bench.engine.queued("r").is_none());
-    assert!(bench.said[0].contains("spec.template"), "{:?}", bench.said);
+    assert!(
+        bench.messages[0].contains("spec.template"),
+        "{:?}",
+        bench.messages
+    );
     // The holder of an unknown reservation is rejected.
-    let bench = Bench::new(ROOM).reservation("r", "", "cpu=1", json!({}));
+    let bench = PluginBench::new(ROOM).reservation("r", "", "cpu=1", json!({}));
     let stray = bench.engine.queued("r").unwrap().clone();
-    let other = Bench::new(ROOM);
+    let other = PluginBench::new(ROOM);
     let got = other.judge_in(&Cycle::new(&stray, other.view()), &[]);
     assert!(got.starts_with("cannot get reservation"), "{got}");
 }
 
 #[test]
-fn who_may_use_which_reservation() {
+fn upstream_matching() {
     let term = |key: &str, value: &str| {
         let expression = json!({"key": key, "operator": "In", "values": [value]});
         let terms = json!([{"matchExpressions": [expression]}]);
@@ -421,45 +429,45 @@ fn who_may_use_which_reservation() {
     #[rustfmt::skip]
     let rows = [
         ("no wish", json!({}), "a"),
-        ("by label", wants(term("is-a", "true")), "a"),
-        ("by a label of no reservation", wants(term("is-a", "false")), "refused"),
-        ("by a label, not exact", exact(wants(term("is-a", "false"))), "refused"),
-        ("by name", wants(json!({"name": "a"})), "a"),
-        ("by another name", wants(json!({"name": "x"})), "refused"),
-        ("by name, not exact", exact(wants(json!({"name": "a"}))), "refused"),
-        ("closed", wants(term("is-b", "true")), "refused"),
-        ("closed, and tolerated", wants(tolerating(term("is-b", "true"))), "b"),
-        ("by selector of no reservation", wants(json!({"reservationSelector": {"is-c": "true"}})), "refused"),
+        ("by label", with_affinity(term("is-a", "true")), "a"),
+        ("by a label of no reservation", with_affinity(term("is-a", "false")), "refused"),
+        ("by a label, not exact", exact(with_affinity(term("is-a", "false"))), "refused"),
+        ("by name", with_affinity(json!({"name": "a"})), "a"),
+        ("by another name", with_affinity(json!({"name": "x"})), "refused"),
+        ("by name, not exact", exact(with_affinity(json!({"name": "a"}))), "refused"),
+        ("closed", with_affinity(term("is-b", "true")), "refused"),
+        ("closed, and tolerated", with_affinity(tolerating(term("is-b", "true"))), "b"),
+        ("by selector of no reservation", with_affinity(json!({"reservationSelector": {"is-c": "true"}})), "refused"),
         ("takes no notice", ignoring, "-"),
     ];
     for (name, change, expected) in rows {
-        let bench = Bench::new("cpu=32 memory=64Gi pods=100")
+        let bench = PluginBench::new("cpu=32 memory=64Gi pods=100")
             .reservation("a", "", "cpu=8 memory=16Gi", open("is-a", false))
             .reservation("b", "", "cpu=8 memory=16Gi", open("is-b", true))
-            .settle();
+            .sync_plugin();
         let (_, got) = bench.choice(pod_value("p", "cpu=4 memory=8Gi", change));
         assert_eq!(got, expected, "{name}");
     }
 }
 
 #[test]
-fn the_reservation_that_is_filled_best_is_taken() {
-    let large = |bench: Bench| bench.open("large", "", "cpu=4 memory=8Gi");
-    let small = |bench: Bench| bench.open("small", "", "cpu=2 memory=4Gi");
-    let restricted = |bench: Bench| bench.open("small", "Restricted", "cpu=2 memory=4Gi");
-    let node = || Bench::new("cpu=16 memory=128Gi pods=100 ephemeral-storage=100Gi");
+fn fullest_reservation_is_nominated() {
+    let large = |bench: PluginBench| bench.open("large", "", "cpu=4 memory=8Gi");
+    let small = |bench: PluginBench| bench.open("small", "", "cpu=2 memory=4Gi");
+    let restricted = |bench: PluginBench| bench.open("small", "Restricted", "cpu=2 memory=4Gi");
+    let node = || PluginBench::new("cpu=16 memory=128Gi pods=100 ephemeral-storage=100Gi");
     let first = || {
         let order = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_ORDER: "100"}},
             "status": {"phase": "Available", "nodeName": "n"}});
         small(node()).reservation("first", "", "cpu=2 memory=4Gi", order)
     };
-    let once = |bench: Bench| {
+    let once = |bench: PluginBench| {
         let once = json!({"spec": {"allocateOnce": true}, "status": {"phase": "Available", "nodeName": "n"}});
         bench
             .reservation("once", "", "cpu=2 memory=4Gi", once)
-            .there("owner", "cpu=2 memory=4Gi", "once")
+            .pod_in("owner", "cpu=2 memory=4Gi", "once")
     };
-    let used = |bench: Bench| restricted(bench).there("owner", "cpu=2 memory=3Gi", "small");
+    let used = |bench: PluginBench| restricted(bench).pod_in("owner", "cpu=2 memory=3Gi", "small");
     let ask = "cpu=2 memory=4Gi";
     #[rustfmt::skip]
     let rows = [
@@ -474,22 +482,22 @@ fn the_reservation_that_is_filled_best_is_taken() {
         ("may be used once, and was", once(large(node())), "cpu=2", 25, "large"),
     ];
     for (name, bench, asked, score, expected) in rows {
-        let got = bench.settle().choice(pod_value("p", asked, json!({})));
+        let got = bench.sync_plugin().choice(pod_value("p", asked, json!({})));
         assert_eq!(got, (score, expected.to_owned()), "{name}");
     }
-    let (_, got) = first().settle().choice(pod_value("p", ask, json!({})));
+    let (_, got) = first().sync_plugin().choice(pod_value("p", ask, json!({})));
     assert_eq!(got, "first", "orders come before all scores");
 }
 
 #[test]
-fn resources_can_be_left_out_of_the_fit() {
+fn ignored_resources_are_not_checked() {
     let gpu = "example.com/gpu";
     let names = |name: &str| json!({"ignoredResources": [name]});
     let groups = |name: &str| json!({"ignoredResourceGroups": [name]});
     let fits = |args: Value, node: &str, reserved: &str, asked: &str| {
-        let bench = Bench::with(node, args).there("others", "cpu=4", "");
-        let bench = bench.open("r", "Restricted", reserved).settle();
-        bench.judge(pod_value("p", asked, wants(json!({}))), &[])
+        let bench = PluginBench::with(node, args).pod_in("others", "cpu=4", "");
+        let bench = bench.open("r", "Restricted", reserved).sync_plugin();
+        bench.judge(pod_value("p", asked, with_affinity(json!({}))), &[])
     };
     let node = "cpu=16 memory=16Gi pods=100 example.com/gpu=1 other.io/fpga=1";
     let full = "Reservation(s) Insufficient example.com/gpu";
@@ -537,23 +545,23 @@ fn resources_can_be_left_out_of_the_fit() {
 }
 
 #[test]
-fn conditions_count_reservations_by_what_kept_them() {
-    use super::super::fit::Counts;
-    use super::super::side::{PodSide, Unmatched};
-    let taint = || Unmatched::Taint("{node.kubernetes.io/unreachable: }".to_owned());
+fn conditions_count_reservations_by_reason() {
+    use super::super::fit::ReservationCounts;
+    use super::super::pod_state::{MismatchReason, PodReservationState};
+    let taint = || MismatchReason::Taint("{node.kubernetes.io/unreachable: }".to_owned());
     let side = |name: bool| {
         let change = if name {
-            wants(json!({"name": "x"}))
+            with_affinity(json!({"name": "x"}))
         } else {
             json!({})
         };
         let pod = serde_json::from_value(pod_value("p", "", change)).unwrap();
         let table = koord_model::resources::ResourceTable::new();
         let pod = PodInfo::new(Arc::new(pod), &table).unwrap();
-        PodSide::new(&pod, vec![1], &table).unwrap()
+        PodReservationState::new(&pod, vec![1], &table).unwrap()
     };
     const OTHER: &[&str] = &["node(s) didn't match the requested node name"];
-    type Judged = Vec<(usize, Result<(), Unmatched>)>;
+    type Judged = Vec<(usize, Result<(), MismatchReason>)>;
     type Row<'a> = (
         &'a str,
         bool,
@@ -566,30 +574,30 @@ fn conditions_count_reservations_by_what_kept_them() {
     let rows: Vec<Row<'_>> = vec![
         ("nothing to say", false, false, vec![], &[], ""),
         ("required", true, false, vec![], &[], "0 Reservation(s) matched owner total"),
-        ("closed", false, false, vec![(4, Err(Unmatched::Unschedulable))], &[],
+        ("closed", false, false, vec![(4, Err(MismatchReason::Unschedulable))], &[],
             "4 Reservation(s) is unschedulable, 4 Reservation(s) matched owner total"),
-        ("another name", false, true, vec![(4, Err(Unmatched::Name))], &[],
+        ("another name", false, true, vec![(4, Err(MismatchReason::Name))], &[],
             "4 Reservation(s) didn't match the requested reservation name, 4 Reservation(s) matched owner total"),
         ("tainted", false, false, vec![(4, Err(taint()))], &[],
             "4 Reservation(s) had untolerated taint {node.kubernetes.io/unreachable: }, 4 Reservation(s) matched owner total"),
         ("closed or not exact", false, false,
-            vec![(1, Err(Unmatched::Unschedulable)), (4, Err(Unmatched::Exact))], &[],
+            vec![(1, Err(MismatchReason::Unschedulable)), (4, Err(MismatchReason::Exact))], &[],
             "1 Reservation(s) is unschedulable, 4 Reservation(s) is not exact matched, 5 Reservation(s) matched owner total"),
         ("closed or not wanted", false, false,
-            vec![(1, Err(Unmatched::Unschedulable)), (4, Err(Unmatched::Affinity))], &[],
+            vec![(1, Err(MismatchReason::Unschedulable)), (4, Err(MismatchReason::Affinity))], &[],
             "4 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 5 Reservation(s) matched owner total"),
-        ("named, and not exact", false, true, vec![(4, Err(Unmatched::Name)), (1, Err(Unmatched::Exact))], &[],
+        ("named, and not exact", false, true, vec![(4, Err(MismatchReason::Name)), (1, Err(MismatchReason::Exact))], &[],
             "1 Reservation(s) exactly matches the requested reservation name, 4 Reservation(s) didn't match the requested reservation name, 1 Reservation(s) is not exact matched, 5 Reservation(s) matched owner total"),
         ("the node refuses", false, false,
-            vec![(3, Err(Unmatched::Affinity)), (1, Err(Unmatched::Unschedulable)), (2, Ok(()))], &[(2, OTHER)],
+            vec![(3, Err(MismatchReason::Affinity)), (1, Err(MismatchReason::Unschedulable)), (2, Ok(()))], &[(2, OTHER)],
             "3 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 2 Reservation(s) for node reason that node(s) didn't match the requested node name, 6 Reservation(s) matched owner total"),
         ("reservations and the node refuse", false, false,
-            vec![(1, Err(Unmatched::Affinity)), (1, Err(Unmatched::Unschedulable)), (4, Ok(()))],
+            vec![(1, Err(MismatchReason::Affinity)), (1, Err(MismatchReason::Unschedulable)), (4, Ok(()))],
             &[(2, &["Reservation(s) Insufficient nvidia.com/gpu", "Reservation(s) Insufficient koordinator.sh/gpu-mem-ratio"]), (2, &["Reservation(s) Insufficient cpu", "Insufficient memory"])],
             "1 Reservation(s) didn't match affinity rules, 1 Reservation(s) is unschedulable, 1 Reservation(s) for node reason that Insufficient memory, 6 Reservation(s) matched owner total"),
     ];
     for (name, required, named, found, refused, expected) in rows {
-        let mut counts = Counts::default();
+        let mut counts = ReservationCounts::default();
         let side = side(named);
         for (count, checked) in found {
             (0..count).for_each(|_| counts.add(&side, checked.clone()));

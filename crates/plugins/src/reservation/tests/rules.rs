@@ -10,9 +10,16 @@ fn affinity(value: Value) -> Value {
 }
 
 /// Creates a node of 8 cores with a pod of `used`, a reservation of `cpu` with `spec`, and an owner of
-/// `owned` if that is not zero. Returns the result of a pod that requests `asked`.
-fn fate(spec: Value, cpu: i64, used: i64, owned: i64, asked: &str, change: Value) -> String {
-    let mut world = World::new();
+/// `owned` if that is not zero. Returns the result of a pod that requests `requests`.
+fn owner_result(
+    spec: Value,
+    cpu: i64,
+    used: i64,
+    owned: i64,
+    requests: &str,
+    change: Value,
+) -> String {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     if used > 0 {
         world.pod("used", &used.to_string(), "any", json!({}));
@@ -23,9 +30,9 @@ fn fate(spec: Value, cpu: i64, used: i64, owned: i64, asked: &str, change: Value
         world.pod("first", &owned.to_string(), "web", json!({}));
         world.run();
     }
-    world.pod("p", asked, "web", change);
+    world.pod("p", requests, "web", change);
     world.run();
-    world.fate("p")
+    world.result_of("p")
 }
 
 #[test]
@@ -38,7 +45,7 @@ fn how_owners_draw_follows_the_policy() {
     let tail = "1 Reservation(s) matched owner total";
     let fit_reason = "1 Reservation(s) for node reason that Insufficient cpu";
     let node_reason = "1 Reservation(s) for node reason that Insufficient cpu by node";
-    for (name, spec, cpu, used, owned, asked, expected) in [
+    for (name, spec, cpu, used, owned, requests, expected) in [
         ("within", default(), 4, 2, 0, "4", "n (r)".to_owned()),
         (
             "the rest from the node",
@@ -104,19 +111,19 @@ fn how_owners_draw_follows_the_policy() {
             format!("{node} {node_reason}, {tail}"),
         ),
     ] {
-        let found = fate(spec, cpu, used, owned, asked, json!({}));
-        assert_eq!(found, expected, "{name}");
+        let result = owner_result(spec, cpu, used, owned, requests, json!({}));
+        assert_eq!(result, expected, "{name}");
     }
 }
 
 #[test]
-fn who_insists_on_a_reservation_gets_nothing_else() {
+fn required_reservation_is_the_only_choice() {
     let restricted = || json!({"allocatePolicy": "Restricted"});
     let any = || affinity(json!({}));
     let named = || affinity(json!({"name": "r"}));
     let total = "1 Reservation(s) matched owner total";
     let exactly = "1 Reservation(s) exactly matches the requested reservation name";
-    for (name, spec, cpu, owned, asked, change, expected) in [
+    for (name, spec, cpu, owned, requests, change, expected) in [
         (
             "any, within",
             restricted(),
@@ -225,13 +232,17 @@ fn who_insists_on_a_reservation_gets_nothing_else() {
             ),
         ),
     ] {
-        assert_eq!(fate(spec, cpu, 0, owned, asked, change), expected, "{name}");
+        assert_eq!(
+            owner_result(spec, cpu, 0, owned, requests, change),
+            expected,
+            "{name}"
+        );
     }
 }
 
 #[test]
-fn restricted_options_amounts_set_aside_and_limits_of_pods_count() {
-    let mut world = World::new();
+fn restricted_options_and_set_aside_amounts_count() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     let restricted = json!({"allocatePolicy": "Restricted"});
     let note = |key: &str, value: Value| json!({"annotations": {key: value.to_string()}});
@@ -278,9 +289,9 @@ fn restricted_options_amounts_set_aside_and_limits_of_pods_count() {
         world.pod(name, cpu, app, affinity(json!({"name": app})));
         world.run();
         assert!(
-            world.fate(name).contains(expected),
+            world.result_of(name).contains(expected),
             "{name}: {}",
-            world.fate(name)
+            world.result_of(name)
         );
     }
     // What is set aside stays held: 1 (aside) + 2 + 1 + 0.5 in use + 0.5 of the limited one.
@@ -288,7 +299,7 @@ fn restricted_options_amounts_set_aside_and_limits_of_pods_count() {
 }
 
 #[test]
-fn of_several_reservations_the_ordered_then_the_fullest_is_taken() {
+fn ordered_then_fullest_reservation_is_nominated() {
     let order = |order: &str| json!({"metadata": {"labels": {koord_api::labels::RESERVATION_ORDER: order}}});
     let none = || json!({});
     for (name, reservations, expected) in [
@@ -325,7 +336,7 @@ fn of_several_reservations_the_ordered_then_the_fullest_is_taken() {
             "n (c)",
         ),
     ] {
-        let mut world = World::new();
+        let mut world = ReservationWorld::new();
         world.node("n", 16);
         for (name, cpu, change) in reservations {
             let mut change = change;
@@ -338,7 +349,7 @@ fn of_several_reservations_the_ordered_then_the_fullest_is_taken() {
         world.run();
         world.pod("p", "2", "web", json!({}));
         world.run();
-        assert_eq!(world.fate("p"), expected, "{name}");
+        assert_eq!(world.result_of("p"), expected, "{name}");
     }
 }
 
@@ -359,7 +370,7 @@ fn the_node_with_the_best_reservation_wins() {
             "n3 (r3)",
         ),
     ] {
-        let mut world = World::new();
+        let mut world = ReservationWorld::new();
         for node in ["n1", "n2", "n3", "n4"] {
             world.node(node, 8);
         }
@@ -371,13 +382,13 @@ fn the_node_with_the_best_reservation_wins() {
         world.run();
         world.pod("p", "2", "web", json!({}));
         world.run();
-        assert_eq!(world.fate("p"), expected, "{name}");
+        assert_eq!(world.result_of("p"), expected, "{name}");
     }
 }
 
 #[test]
 fn reservations_keep_to_their_node_and_their_kind() {
-    let mut world = World::new();
+    let mut world = ReservationWorld::new();
     world.node("n1", 8);
     let fixed = |node: &str| json!({"template": {"spec": {"nodeName": node}}});
     let mut aligned = fixed("n1");
@@ -387,8 +398,8 @@ fn reservations_keep_to_their_node_and_their_kind() {
     world.run();
     world.reserve("aligned", "1", "web", json!({ "spec": aligned }));
     world.run();
-    assert!(world.word("elsewhere").contains(OTHER_NODE));
-    assert!(world.word("aligned").contains(POLICY_CONFLICT));
+    assert!(world.last_message("elsewhere").contains(OTHER_NODE));
+    assert!(world.last_message("aligned").contains(POLICY_CONFLICT));
     world.unreserve("default");
     world.later(60);
     assert_eq!(world.status("aligned")["phase"], "Available");
@@ -400,21 +411,21 @@ fn reservations_keep_to_their_node_and_their_kind() {
 }
 
 #[test]
-fn who_ignores_reservations_may_use_what_they_hold() {
-    let mut world = World::new();
+fn ignoring_pod_uses_reserved_resources() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     world.reserve("r", "6", "web", json!({}));
     world.run();
     let label = json!({"metadata": {"labels": {koord_api::labels::RESERVATION_IGNORED: "true"}}});
     world.pod("p", "5", "web", label);
     world.run();
-    assert_eq!(world.fate("p"), "n");
+    assert_eq!(world.result_of("p"), "n");
     assert_eq!(world.booked("n"), 11_000);
     assert_eq!(world.status("r").get("currentOwners"), None);
 }
 
 #[test]
-fn what_pods_sign_changes_only_with_who_may_use_what() {
+fn signature_follows_owner_match() {
     let mut plugin = Reservations {
         args: PerProfile::new(Args::default()),
         node_labels: true,
@@ -422,10 +433,10 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
         expire_pending: false,
         budgets: budgets::Looks::of(&BuildContext::default()),
         controls: true,
-        table: Table::default(),
-        crowds: Crowds::default(),
-        agenda: Agenda::default(),
-        shown: None,
+        table: ReservationTable::default(),
+        pre_allocatable: PreAllocatableIndex::default(),
+        checks: CheckQueue::default(),
+        metrics_exported: None,
     };
     let (nodes, resources) = (NodeStore::default(), ResourceTable::new());
     let view = View {
@@ -480,20 +491,22 @@ fn what_pods_sign_changes_only_with_who_may_use_what() {
 
 /// Returns the explained reservations of a pod: name, node, whether it is usable, why not, and the remaining
 /// CPU.
-fn told(world: &mut World, pod: &str) -> Vec<String> {
-    let told = world
+fn explained(world: &mut ReservationWorld, pod: &str) -> Vec<String> {
+    let explanation = world
         .engine
         .inspector()
         .explain_pod("ns", pod, world.now)
         .unwrap();
-    let listed = told["plugins"][NAME]["reservations"].as_array().cloned();
+    let listed = explanation["plugins"][NAME]["reservations"]
+        .as_array()
+        .cloned();
     let mut lines: Vec<String> = listed
         .unwrap_or_default()
         .iter()
-        .map(|one| {
-            let text = |key: &str| one[key].as_str().unwrap_or("-").to_owned();
-            let cpu = one["remaining"]["cpu"].as_str().unwrap_or("-");
-            let usable = &one["usable"];
+        .map(|item| {
+            let text = |key: &str| item[key].as_str().unwrap_or("-").to_owned();
+            let cpu = item["remaining"]["cpu"].as_str().unwrap_or("-");
+            let usable = &item["usable"];
             let (name, node, why) = (text("name"), text("node"), text("why"));
             format!("{name} on {node}: {usable}, {why}, cpu {cpu}")
         })
@@ -503,8 +516,8 @@ fn told(world: &mut World, pod: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
-    let mut world = World::new();
+fn explain_lists_owned_reservations_and_reasons() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     let taint = json!({"spec": {"taints": [
         {"key": "team", "value": "a", "effect": "NoSchedule"}]}});
@@ -520,7 +533,7 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     world.run();
     world.pod("first", "1", "web", affinity(json!({"name": "open"})));
     world.run();
-    assert_eq!(world.fate("first"), "n (open)");
+    assert_eq!(world.result_of("first"), "n (open)");
     let used = world
         .engine
         .inspector()
@@ -564,7 +577,7 @@ fn a_pending_pod_is_told_which_reservations_it_owns_and_why_it_uses_none() {
     ] {
         world.pod("p", "20", "web", change);
         world.run();
-        assert_eq!(told(&mut world, "p"), expected, "{case}");
+        assert_eq!(explained(&mut world, "p"), expected, "{case}");
         world.pod_gone("p");
     }
     world.pod("stranger", "20", "none", json!({}));

@@ -1,7 +1,7 @@
 //! Reservations in explanations of pods and in the inspection API.
 
-use super::side::PodSide;
-use super::table::Record;
+use super::pod_state::PodReservationState;
+use super::table::ReservationRecord;
 use super::{Reservations, pod};
 use koord_model::resources::Amounts;
 use koord_scheduler::framework::View;
@@ -11,21 +11,25 @@ use serde_json::{Value, json};
 
 impl Reservations {
     /// Returns the reservation that a pod uses, or those it owns and why it cannot use them.
-    pub(super) fn story(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
+    pub(super) fn explain_pod(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         if let Some(uid) = self.table.used_by(&pod.uid) {
-            let record = self.table.find(uid).and_then(|at| self.table.record(at));
+            let record = self
+                .table
+                .find(uid)
+                .and_then(|index| self.table.record(index));
             let name = record.map(|record| record.name.to_string());
             return Some(json!({"uses": {"uid": &**uid, "name": name}}));
         }
-        let side = match PodSide::new(pod, self.table.matching(pod), view.resources) {
-            Ok(side) => side,
-            Err(message) => return Some(json!({"error": message})),
-        };
+        let pod_state =
+            match PodReservationState::new(pod, self.table.matching_lists(pod), view.resources) {
+                Ok(pod_state) => pod_state,
+                Err(message) => return Some(json!({"error": message})),
+            };
         let mut listed = Vec::new();
-        for record in self.table.owned(&side).take(20) {
+        for record in self.table.owned(&pod_state).take(20) {
             let checked = self
                 .table
-                .check(pod, &side, record, view.nodes, self.node_labels);
+                .check(pod, &pod_state, record, view.nodes, self.node_labels);
             listed.push(json!({
                 "name": &*record.name,
                 "node": record.terms.node.as_deref(),
@@ -38,9 +42,9 @@ impl Reservations {
     }
 
     /// Returns the reservations on the node with this name.
-    pub(super) fn on_node_named(&self, node: &str, view: View<'_>) -> Value {
+    pub(super) fn node_reservations(&self, node: &str, view: View<'_>) -> Value {
         let row = view.nodes.find(node);
-        let listed = row.into_iter().flat_map(|row| self.table.on(row));
+        let listed = row.into_iter().flat_map(|row| self.table.on_node(row));
         let items: Vec<Value> = listed
             .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
             .map(|(_, record)| self.item(record, view))
@@ -52,7 +56,7 @@ impl Reservations {
     }
 
     /// Returns a reservation in the form of the inspection API.
-    fn item(&self, record: &Record, view: View<'_>) -> Value {
+    fn item(&self, record: &ReservationRecord, view: View<'_>) -> Value {
         let list = |amounts: &Amounts| json!(pod::resource_list(amounts, view.resources));
         let restricted = |(id, _): &(_, i64)| record.terms.resources.contains(id);
         let allocated: Amounts = record.taken.iter().filter(restricted).collect();
@@ -86,8 +90,8 @@ impl Reservations {
             "allocatablePorts": some(inspection::host_ports(std::iter::once(&record.terms.pod))),
             "allocatedPorts": some(inspection::host_ports(assigned.iter().copied())),
             "availableResource": inspection::amounts(view.resources, |id| {
-                let left = record.terms.allocatable.get(id).saturating_sub(allocated.get(id));
-                left.saturating_sub(record.terms.reserved.get(id)).max(0)
+                let unallocated = record.terms.allocatable.get(id).saturating_sub(allocated.get(id));
+                unallocated.saturating_sub(record.terms.reserved.get(id)).max(0)
             }),
             "allocatedResource": inspection::amounts(view.resources, |id| allocated.get(id)),
             "owners": record.object.spec.owners,

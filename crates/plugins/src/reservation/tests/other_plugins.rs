@@ -6,8 +6,8 @@ use koord_api::scheduling::{ElasticQuota, PodGroup};
 use koord_api::slo::NodeMetric;
 
 /// Applies an object that another plugin watches.
-fn seen<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
-    world: &mut World,
+fn add_object<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
+    world: &mut ReservationWorld,
     kind: &'static str,
     object: Value,
 ) {
@@ -22,8 +22,8 @@ fn seen<T: serde::de::DeserializeOwned + Send + Sync + 'static>(
 }
 
 /// Creates a node of 32 cores of which 2 are used, with a threshold of 65 %: 20.8 cores.
-fn measured() -> World {
-    let mut world = World::beside(&["LoadAwareScheduling"]);
+fn node_with_usage() -> ReservationWorld {
+    let mut world = ReservationWorld::with_plugins(&["LoadAwareScheduling"]);
     world.node("n", 32);
     let report = json!({
         "metadata": {"name": "n"},
@@ -32,7 +32,7 @@ fn measured() -> World {
             "nodeMetric": {"nodeUsage": {"resources": {"cpu": "2", "memory": "1Gi"}}}
         }
     });
-    seen::<NodeMetric>(
+    add_object::<NodeMetric>(
         &mut world,
         "nodemetrics.v1alpha1.slo.koordinator.sh",
         report,
@@ -41,14 +41,14 @@ fn measured() -> World {
 }
 
 #[test]
-fn what_is_reserved_is_no_load() {
+fn reserved_resources_are_no_load() {
     for pods in [
         &[("a", "16", "web", "n (r)")][..],
         &[("a", "8", "web", "n (r)"), ("b", "8", "web", "n (r)")],
         &[("a", "12", "other", "n")],
     ] {
         for cached in [true, false] {
-            let mut world = measured();
+            let mut world = node_with_usage();
             world.caching(cached);
             world.reserve("r", "16", "web", json!({}));
             world.run();
@@ -56,7 +56,7 @@ fn what_is_reserved_is_no_load() {
             for (name, cpu, app, fate) in pods {
                 world.pod(name, cpu, app, json!({}));
                 world.run();
-                assert_eq!(world.fate(name), *fate, "{name} of {pods:?}");
+                assert_eq!(world.result_of(name), *fate, "{name} of {pods:?}");
             }
         }
     }
@@ -65,73 +65,73 @@ fn what_is_reserved_is_no_load() {
 /// Places a reservation only where its owners would fit by usage, although the reservation itself uses
 /// nothing.
 #[test]
-fn a_reservation_goes_where_its_owner_may() {
+fn reservation_follows_load_thresholds() {
     // 85 % of the requested amount is expected to be used.
     for (cpu, placed) in [("20", true), ("24", false)] {
-        let mut world = measured();
+        let mut world = node_with_usage();
         world.reserve("r", cpu, "web", json!({}));
         world.run();
         assert_eq!(world.status("r")["phase"] == "Available", placed, "{cpu}");
         if !placed {
-            let said = world.word("r");
-            assert!(said.contains("cpu usage exceed threshold"), "{said}");
+            let message = world.last_message("r");
+            assert!(message.contains("cpu usage exceed threshold"), "{message}");
         }
     }
 }
 
-fn of_quota() -> Value {
+fn quota_labels() -> Value {
     json!({"metadata": {"labels": {labels::POD_QUOTA_NAME: "team"}}})
 }
 
 #[test]
-fn no_quota_is_asked_for_a_reservation() {
-    let mut world = World::beside(&["ElasticQuota"]);
+fn reservation_needs_no_quota() {
+    let mut world = ReservationWorld::with_plugins(&["ElasticQuota"]);
     world.node("n", 32);
     let quota = json!({
         "metadata": {"name": "team", "namespace": "quotas", "uid": "team"},
         "spec": {"max": {"cpu": "4"}, "min": {"cpu": "4"}}
     });
-    seen::<ElasticQuota>(
+    add_object::<ElasticQuota>(
         &mut world,
         "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
         quota,
     );
     // As a migration creates it: for the pod that fills the quota, with the labels of that pod.
-    world.pod("old", "4", "any", of_quota());
+    world.pod("old", "4", "any", quota_labels());
     world.run();
-    assert_eq!(world.fate("old"), "n");
-    let change = json!({"spec": {"template": of_quota()}});
+    assert_eq!(world.result_of("old"), "n");
+    let change = json!({"spec": {"template": quota_labels()}});
     world.reserve("r", "4", "web", change);
     world.run();
     assert_eq!(
         world.status("r")["phase"],
         "Available",
         "{}",
-        world.word("r")
+        world.last_message("r")
     );
     // The quota is checked for the owner, and it is full.
-    world.pod("new", "4", "web", of_quota());
+    world.pod("new", "4", "web", quota_labels());
     world.run();
     assert!(
-        world.word("new").contains("Insufficient quotas"),
+        world.last_message("new").contains("Insufficient quotas"),
         "{}",
-        world.word("new")
+        world.last_message("new")
     );
     world.pod_gone("old");
     world.later(30);
-    assert_eq!(world.fate("new"), "n (r)");
+    assert_eq!(world.result_of("new"), "n (r)");
 }
 
 /// Checks that reservations with a gang's label are placed together, as in Koordinator.
 #[test]
 fn reservations_of_a_gang_are_placed_together() {
-    let mut world = World::beside(&["Coscheduling"]);
+    let mut world = ReservationWorld::with_plugins(&["Coscheduling"]);
     world.node("n", 8);
     let group = json!({
         "metadata": {"name": "g", "namespace": "default", "uid": "g"},
         "spec": {"minMember": 2}
     });
-    seen::<PodGroup>(
+    add_object::<PodGroup>(
         &mut world,
         "podgroups.v1alpha1.scheduling.sigs.k8s.io",
         group,
@@ -147,12 +147,12 @@ fn reservations_of_a_gang_are_placed_together() {
         world.status("a")["phase"],
         "Available",
         "{}",
-        world.word("a")
+        world.last_message("a")
     );
     assert_eq!(
         world.status("b")["phase"],
         "Available",
         "{}",
-        world.word("b")
+        world.last_message("b")
     );
 }

@@ -1,24 +1,24 @@
 //! Pre-allocation: upstream's tables on the plugin alone, then the effects that users see.
 
+mod failed;
 mod random;
-mod told;
 
-use super::rows::Bench;
+use super::rows::PluginBench;
 use super::*;
-use crate::reservation::ahead::NO_POD;
+use crate::reservation::pre_allocation::NO_POD;
 use koord_api::labels::{POD_PRE_ALLOCATABLE, RESERVATION_PRE_ALLOCATION_REQUIRED};
 use koord_scheduler::framework::Overlay;
 
 /// Adds pods to the node: `name=cpu/memory`, with `@priority` for those that are pre-allocatable.
-fn crowd(mut bench: Bench, pods: &str, cluster: bool) -> Bench {
-    for word in pods.split_whitespace() {
-        let Some((name, rest)) = word.split_once('=') else {
-            bench = bench.on_node(word, "batch-cpu=1", json!({}));
+fn with_pods(mut bench: PluginBench, pods: &str, cluster: bool) -> PluginBench {
+    for token in pods.split_whitespace() {
+        let Some((name, columns)) = token.split_once('=') else {
+            bench = bench.on_node(token, "batch-cpu=1", json!({}));
             continue;
         };
-        let (amounts, offer) = match rest.split_once('@') {
+        let (amounts, offer) = match columns.split_once('@') {
             Some((amounts, priority)) => (amounts, Some(priority)),
-            None => (rest, None),
+            None => (columns, None),
         };
         let (cpu, memory) = amounts.split_once('/').unwrap();
         let change = match offer {
@@ -34,7 +34,7 @@ fn crowd(mut bench: Bench, pods: &str, cluster: bool) -> Bench {
     bench
 }
 
-fn wish(cluster: bool, several: bool, required: bool) -> Value {
+fn spec_of(cluster: bool, several: bool, required: bool) -> Value {
     let mode = if cluster { "Cluster" } else { "Default" };
     let policy = json!({"mode": mode, "enableMultiple": several});
     let label = json!({RESERVATION_PRE_ALLOCATION_REQUIRED: required.to_string()});
@@ -43,7 +43,7 @@ fn wish(cluster: bool, several: bool, required: bool) -> Value {
 }
 
 /// Returns why reservation `r` does not fit, or the pods that it absorbs and the score.
-fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
+fn outcome_of(bench: &PluginBench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
     let pod = bench.engine.queued("r").unwrap().clone();
     let cycle = Cycle::new(&pod, bench.view());
     let row = bench.row();
@@ -96,7 +96,7 @@ fn said_of(bench: &Bench, victims: &[&str], more: &[Arc<PodInfo>]) -> String {
 }
 
 #[test]
-fn nodes_are_judged_with_the_pods_that_may_be_taken_in() {
+fn nodes_are_filtered_with_absorbable_pods() {
     const NODE: &str = "cpu=16 memory=32Gi pods=100";
     const CPU: &str = "Insufficient cpu by node";
     const BOTH: &str = "Insufficient cpu by node, Insufficient memory by node";
@@ -138,32 +138,34 @@ fn nodes_are_judged_with_the_pods_that_may_be_taken_in() {
         (default, one, big, little, CPU, CPU),
         (default, one, big, three, "[pod4] 18", "[pod4] 18"),
     ];
-    for (cluster, several, asked, pods, plain, sparing) in rows {
+    for (cluster, several, requests, pods, plain, sparing) in rows {
         for (prefers, expected) in [(false, plain), (true, sparing)] {
             let args = json!({"preAllocationConfig":
                 {"enableClusterMode": cluster, "preferNoPreAllocatedPods": prefers}});
-            let bench = crowd(Bench::with(NODE, args), pods, cluster);
-            let wish = wish(cluster, several, false);
-            let bench = bench.reservation("r", "Restricted", asked, wish).settle();
-            let got = said_of(&bench, &[], &[]);
-            let what = format!("cluster {cluster} several {several} spares {prefers}: {pods}");
-            assert_eq!(got, expected, "{what}");
+            let bench = with_pods(PluginBench::with(NODE, args), pods, cluster);
+            let spec = spec_of(cluster, several, false);
+            let bench = bench
+                .reservation("r", "Restricted", requests, spec)
+                .sync_plugin();
+            let got = outcome_of(&bench, &[], &[]);
+            let case = format!("cluster {cluster} several {several} spares {prefers}: {pods}");
+            assert_eq!(got, expected, "{case}");
         }
     }
     let args = json!({"preAllocationConfig": {"enableClusterMode": true}});
-    let bench = crowd(Bench::with(NODE, args), odd, true);
-    let bench = bench.reservation("r", "Restricted", small, wish(true, false, true));
+    let bench = with_pods(PluginBench::with(NODE, args), odd, true);
+    let bench = bench.reservation("r", "Restricted", small, spec_of(true, false, true));
     let all =
         format!("{BOTH}, Reservation(s) Insufficient memory, Reservation(s) Insufficient cpu");
-    assert_eq!(said_of(&bench.settle(), &[], &[]), all);
+    assert_eq!(outcome_of(&bench.sync_plugin(), &[], &[]), all);
 }
 
 #[test]
-fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
+fn pod_is_absorbed_if_node_and_reservation_fit() {
     const NODE: &str = "cpu=32 memory=64Gi pods=100";
     let unfit = "unfit=8/32@1 fit=4/16@1 others=20/16";
     let half = "unfit=8/8@1 fit=2/8@1 others=20/1 goes=2/4";
-    let rest = "unfit=8/8@1 fit=4/8@1 others=20/1";
+    let columns = "unfit=8/8@1 fit=4/8@1 others=20/1";
     let none: &[&str] = &[];
     let (nobody, nothing_meets) = (
         NO_POD,
@@ -178,14 +180,14 @@ fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
         ("who is there has nothing of it", true, "others=12/16 odd", none, "", nothing_meets),
         ("the second fits", true, unfit, none, "", "[fit] 100"),
         ("with a victim", true, half, &["goes"], "", "[fit] 50"),
-        ("beside a nominated pod", true, rest, none, "cpu=4 memory=4Gi",
+        ("beside a nominated pod", true, columns, none, "cpu=4 memory=4Gi",
             "Insufficient cpu by node, Reservation(s) Insufficient cpu"),
     ];
     for (name, required, pods, victims, more, expected) in rows {
-        let bench = crowd(Bench::new(NODE), pods, false);
-        let asked = "cpu=4 memory=16Gi";
-        let bench = bench.reservation("r", "Restricted", asked, wish(false, false, required));
-        let bench = bench.settle();
+        let bench = with_pods(PluginBench::new(NODE), pods, false);
+        let requests = "cpu=4 memory=16Gi";
+        let bench = bench.reservation("r", "Restricted", requests, spec_of(false, false, required));
+        let bench = bench.sync_plugin();
         let more: Vec<Arc<PodInfo>> = if more.is_empty() {
             Vec::new()
         } else {
@@ -195,30 +197,32 @@ fn a_pod_is_taken_in_if_node_and_reservation_have_room() {
                 PodInfo::new(Arc::new(pod), bench.engine.cluster().resources()).unwrap(),
             )]
         };
-        assert_eq!(said_of(&bench, victims, &more), expected, "{name}");
+        assert_eq!(outcome_of(&bench, victims, &more), expected, "{name}");
     }
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn impossible_pre_allocations_are_rejected() {
     let judged = |args: Value, policy: &str, change: Value| {
-        let bench = Bench::with("cpu=8 pods=9", args).there("p", "cpu=4", "");
-        let bench = bench.reservation("r", policy, "cpu=6", change).settle();
-        said_of(&bench, &[], &[])
+        let bench = PluginBench::with("cpu=8 pods=9", args).pod_in("p", "cpu=4", "");
+        let bench = bench
+            .reservation("r", policy, "cpu=6", change)
+            .sync_plugin();
+        outcome_of(&bench, &[], &[])
     };
     let none = || json!({});
     let unsupported = "node(s) reservation pre allocation is unsupported with current attributes";
     for policy in ["", "Aligned"] {
         assert_eq!(
-            judged(none(), policy, wish(false, false, false)),
+            judged(none(), policy, spec_of(false, false, false)),
             unsupported
         );
     }
     assert_eq!(
-        judged(none(), "Restricted", wish(true, false, false)),
+        judged(none(), "Restricted", spec_of(true, false, false)),
         "reservation requires cluster mode pre-allocation which is disabled"
     );
-    let mut broken = wish(false, false, false);
+    let mut broken = spec_of(false, false, false);
     let term = json!({"key": "a", "operator": "Near", "values": ["b"]});
     broken["spec"]["owners"] = json!([{"labelSelector": {"matchExpressions": [term]}}]);
     let got = judged(none(), "Restricted", broken);
@@ -230,19 +234,19 @@ fn what_cannot_be_done_is_said() {
     // With configured label and annotation keys.
     let config = json!({"enableClusterMode": true, "clusterLabelKey": "app",
         "clusterPriorityAnnotationKey": "first"});
-    let offered = |bench: Bench, name: &str, first: &str| {
+    let offered = |bench: PluginBench, name: &str, first: &str| {
         let change =
             json!({"metadata": {"labels": {"app": "true"}, "annotations": {"first": first}}});
         bench.on_node(name, "cpu=2", change)
     };
-    let bench = Bench::with("cpu=8 pods=9", json!({ "preAllocationConfig": config }));
+    let bench = PluginBench::with("cpu=8 pods=9", json!({ "preAllocationConfig": config }));
     let bench = offered(offered(offered(bench, "a", "x"), "b", "2"), "c", "-1");
-    let bench = bench.reservation("r", "Restricted", "cpu=6", wish(true, true, false));
-    assert_eq!(said_of(&bench.settle(), &[], &[]), "[b, a] 33");
+    let bench = bench.reservation("r", "Restricted", "cpu=6", spec_of(true, true, false));
+    assert_eq!(outcome_of(&bench.sync_plugin(), &[], &[]), "[b, a] 33");
 }
 
 #[test]
-fn who_says_otherwise_is_not_taken_in() {
+fn pods_with_other_affinity_are_not_absorbed() {
     let wants = |affinity: Value| json!({annotations::RESERVATION_AFFINITY: affinity.to_string()});
     let exact = json!({"resourceNames": ["cpu"]}).to_string();
     let label = |key: &str| wants(json!({"reservationSelector": {"team": key}}));
@@ -262,19 +266,19 @@ fn who_says_otherwise_is_not_taken_in() {
         ("has who knows what", json!({annotations::RESERVATION_ALLOCATED: "{"}), "[] 0"),
     ];
     for (name, notes, expected) in rows {
-        let bench = Bench::new("cpu=16 pods=9");
+        let bench = PluginBench::new("cpu=16 pods=9");
         let metadata = match notes == "goes" {
             true => json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}),
             false => json!({"annotations": notes}),
         };
         let bench = bench.on_node("p", "cpu=4", json!({"metadata": metadata}));
-        let mut change = wish(false, false, false);
+        let mut change = spec_of(false, false, false);
         change["metadata"]["labels"]["team"] = json!("a");
         // That the reservation is closed to new owners does not matter.
         change["spec"]["unschedulable"] = json!(true);
         let bench = bench.reservation("r", "Restricted", "cpu=6", change);
         let bench = bench.reservation("s", "Restricted", "cpu=1", json!({}));
-        let mut bench = bench.settle();
+        let mut bench = bench.sync_plugin();
         let row = bench.row();
         let mut fx = Effects::default();
         let pods: Vec<_> = bench.engine.cluster().nodes().pods(row).cloned().collect();
@@ -289,7 +293,7 @@ fn who_says_otherwise_is_not_taken_in() {
                 .on_assigned(pod, row, bench.view(), &mut fx);
         }
         bench.plugin = plugin;
-        let got = said_of(&bench, &[], &[]);
+        let got = outcome_of(&bench, &[], &[]);
         // The score is that of the absorbed pod.
         assert_eq!(got, expected, "{name}");
     }
@@ -297,38 +301,38 @@ fn who_says_otherwise_is_not_taken_in() {
 
 /// Upstream's case: the owners are the pods of a controller, and another controller created the pod.
 #[test]
-fn pods_of_another_controller_are_not_taken_in() {
+fn pods_of_another_controller_are_not_absorbed() {
     for (of, taken) in [("rs", "[p] 66"), ("other", "[] 0")] {
         let made = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": of, "uid": of,
             "controller": true}]);
-        let bench = Bench::new("cpu=16 pods=9");
+        let bench = PluginBench::new("cpu=16 pods=9");
         let pod = json!({"metadata": {"ownerReferences": made}});
         let bench = bench.on_node("p", "cpu=4", pod);
-        let mut change = wish(false, false, false);
+        let mut change = spec_of(false, false, false);
         let wanted = json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "",
             "controller": true});
         change["spec"]["owners"] = json!([{"controller": wanted}]);
         let bench = bench.reservation("r", "Restricted", "cpu=6", change);
-        assert_eq!(said_of(&bench.settle(), &[], &[]), taken, "{of}");
+        assert_eq!(outcome_of(&bench.sync_plugin(), &[], &[]), taken, "{of}");
     }
 }
 
 /// Creates a reservation of `cpu` that may be placed over pods of `app`.
-fn ahead(world: &mut World, name: &str, cpu: &str, app: &str, mut change: Value) {
+fn pre_allocate(world: &mut ReservationWorld, name: &str, cpu: &str, app: &str, mut change: Value) {
     let mut all = json!({"spec": {"preAllocation": true, "allocatePolicy": "Restricted"}});
     merge(&mut all, &change.take());
     world.reserve(name, cpu, app, all);
 }
 
-fn running(world: &mut World, name: &str, cpu: &str, app: &str) {
+fn running(world: &mut ReservationWorld, name: &str, cpu: &str, app: &str) {
     world.pod(name, cpu, app, json!({"spec": {"nodeName": "n"}}));
 }
 
 #[test]
-fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
-    for slow in [false, true] {
-        let mut world = World::new();
-        world.slow = slow;
+fn running_pod_becomes_owner() {
+    for decide_all_first in [false, true] {
+        let mut world = ReservationWorld::new();
+        world.decide_all_first = decide_all_first;
         world.node("n", 8);
         running(&mut world, "p", "4", "web");
         world.reserve(
@@ -340,24 +344,24 @@ fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
         world.run();
         assert_eq!(world.status("plain")["phase"], Value::Null);
         world.unreserve("plain");
-        ahead(&mut world, "r", "6", "web", json!({}));
+        pre_allocate(&mut world, "r", "6", "web", json!({}));
         world.run();
         let status = world.status("r");
         assert_eq!(status["phase"], "Available");
         assert_eq!(status["nodeName"], "n");
         assert_eq!(status["currentOwners"][0]["name"], "p");
         assert_eq!(status["allocated"]["cpu"], "4");
-        assert_eq!(world.fate("p"), "n (r)");
+        assert_eq!(world.result_of("p"), "n (r)");
         // Two cores are left in the reservation, and two outside of it.
         assert_eq!(world.booked("n"), 6_000);
         world.pod("owner", "2", "web", json!({}));
         world.pod("stranger", "2", "other", json!({}));
         world.pod("late", "1", "other", json!({}));
         world.run();
-        assert_eq!(world.fate("owner"), "n (r)");
-        assert_eq!(world.fate("stranger"), "n");
+        assert_eq!(world.result_of("owner"), "n (r)");
+        assert_eq!(world.result_of("stranger"), "n");
         assert_eq!(world.booked("n"), 8_000);
-        assert!(world.word("late").contains("Insufficient cpu"));
+        assert!(world.last_message("late").contains("Insufficient cpu"));
         // The resources of the deleted pod return to the reservation.
         world.pod_gone("p");
         world.later(60);
@@ -371,11 +375,11 @@ fn a_running_pod_becomes_an_owner_of_what_is_reserved_around_it() {
 }
 
 #[test]
-fn who_is_taken_in_may_use_the_reservation_up() {
-    let mut world = World::new();
+fn absorbed_pod_may_use_up_reservation() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     running(&mut world, "p", "4", "web");
-    ahead(
+    pre_allocate(
         &mut world,
         "r",
         "6",
@@ -384,31 +388,31 @@ fn who_is_taken_in_may_use_the_reservation_up() {
     );
     world.run();
     assert_eq!(world.status("r")["phase"], "Succeeded");
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
     assert_eq!(world.booked("n"), 4_000);
 }
 
 #[test]
-fn a_pod_is_taken_in_once() {
-    for slow in [false, true] {
-        let mut world = World::new();
-        world.slow = slow;
+fn pod_is_absorbed_once() {
+    for decide_all_first in [false, true] {
+        let mut world = ReservationWorld::new();
+        world.decide_all_first = decide_all_first;
         world.node("n", 8);
         running(&mut world, "p", "4", "web");
         running(&mut world, "q", "3", "web");
         for (name, cpu) in [("a", "4"), ("b", "5")] {
-            ahead(&mut world, name, cpu, "web", json!({}));
+            pre_allocate(&mut world, name, cpu, "web", json!({}));
         }
         world.run();
         // One absorbs `p`; the second does not fit with only `q` absorbed.
         let phases = ["a", "b"].map(|name| world.status(name)["phase"].clone());
         assert_eq!(phases, [json!("Available"), Value::Null]);
         assert_eq!(
-            (world.fate("p"), world.fate("q")),
+            (world.result_of("p"), world.result_of("q")),
             ("n (a)".to_owned(), "n".to_owned())
         );
         assert_eq!(
-            world.word("b"),
+            world.last_message("b"),
             "0/1 nodes are available: 1 Insufficient cpu. \
              1 Reservation(s) for node reason that Insufficient cpu by node, \
              1 Reservation(s) matched owner total"
@@ -418,38 +422,44 @@ fn a_pod_is_taken_in_once() {
 }
 
 #[test]
-fn several_pods_are_taken_in_together() {
-    let mut world = World::new();
+fn several_pods_are_absorbed_together() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     for (name, cpu) in [("a", "2"), ("b", "2"), ("c", "3")] {
         running(&mut world, name, cpu, "web");
     }
     let several = json!({"spec": {"preAllocationPolicy": {"enableMultiple": true}}});
-    ahead(&mut world, "one", "6", "web", json!({}));
+    pre_allocate(&mut world, "one", "6", "web", json!({}));
     world.run();
     assert!(
-        world.word("one").contains("Insufficient cpu by node"),
+        world
+            .last_message("one")
+            .contains("Insufficient cpu by node"),
         "{}",
-        world.word("one")
+        world.last_message("one")
     );
     world.unreserve("one");
-    ahead(&mut world, "r", "6", "web", several);
+    pre_allocate(&mut world, "r", "6", "web", several);
     world.run();
     assert_eq!(world.status("r")["phase"], "Available");
-    let fates: Vec<String> = ["a", "b", "c"].iter().map(|p| world.fate(p)).collect();
+    let fates: Vec<String> = ["a", "b", "c"].iter().map(|p| world.result_of(p)).collect();
     assert_eq!(fates, ["n (r)", "n", "n (r)"]);
     assert_eq!(world.status("r")["allocated"]["cpu"], "5");
     assert_eq!(world.booked("n"), 8_000);
 }
 
 #[test]
-fn a_reservation_waits_for_somebody_to_take_in() {
-    let mut world = World::new();
+fn required_pre_allocation_waits_for_a_pod() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
-    ahead(&mut world, "r", "2", "web", must);
+    pre_allocate(&mut world, "r", "2", "web", must);
     world.run();
-    assert!(world.word("r").contains(NO_POD), "{}", world.word("r"));
+    assert!(
+        world.last_message("r").contains(NO_POD),
+        "{}",
+        world.last_message("r")
+    );
     running(&mut world, "other", "1", "other");
     world.later(1);
     assert_eq!(world.status("r")["phase"], Value::Null);
@@ -461,53 +471,59 @@ fn a_reservation_waits_for_somebody_to_take_in() {
         world.pods.get_mut("other").unwrap(),
         &json!({"metadata": {"labels": {"app": "web"}}}),
     );
-    world.see("other");
+    world.deliver("other");
     world.later(20);
     assert_eq!(world.status("r")["phase"], "Available");
-    assert_eq!(world.fate("other"), "n (r)");
+    assert_eq!(world.result_of("other"), "n (r)");
     let must = json!({"metadata": {"labels": {RESERVATION_PRE_ALLOCATION_REQUIRED: "true"}}});
-    ahead(&mut world, "s", "2", "db", must);
+    pre_allocate(&mut world, "s", "2", "db", must);
     world.run();
     world.pod("fresh", "1", "db", json!({}));
     world.later(20);
-    assert_eq!(world.fate("fresh"), "n (s)");
+    assert_eq!(world.result_of("fresh"), "n (s)");
 }
 
 #[test]
-fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
+fn reservation_that_does_not_fit_waits_for_a_pod() {
     // No pod can be absorbed, so only the node's own fit check reports the shortage.
-    let refused = |world: &World| world.word("r").contains("Insufficient cpu");
-    let mut world = World::new();
+    let refused = |world: &ReservationWorld| world.last_message("r").contains("Insufficient cpu");
+    let mut world = ReservationWorld::new();
     world.node("n", 4);
     running(&mut world, "p", "3", "other");
-    ahead(&mut world, "r", "4", "web", json!({}));
+    pre_allocate(&mut world, "r", "4", "web", json!({}));
     world.run();
-    assert!(refused(&world), "{}", world.word("r"));
+    assert!(refused(&world), "{}", world.last_message("r"));
     merge(
         world.pods.get_mut("p").unwrap(),
         &json!({"metadata": {"labels": {"app": "web"}}}),
     );
-    world.see("p");
+    world.deliver("p");
     world.later(20);
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
 
     // A pod that was just placed is not bound yet.
-    let mut world = World::new();
-    world.slow = true;
+    let mut world = ReservationWorld::new();
+    world.decide_all_first = true;
     world.node("n", 4);
     world.pod("p", "3", "web", json!({}));
     assert!(world.engine.schedule_one(world.now).is_some());
-    ahead(&mut world, "r", "4", "web", json!({}));
+    pre_allocate(&mut world, "r", "4", "web", json!({}));
     assert!(world.engine.schedule_one(world.now).is_some());
     world.run();
-    assert!(refused(&world), "{}", world.word("r"));
+    assert!(refused(&world), "{}", world.last_message("r"));
     world.later(20);
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
 
     // A pod that cannot be absorbed wakes no reservation.
-    ahead(&mut world, "s", "4", "db", json!({}));
+    pre_allocate(&mut world, "s", "4", "db", json!({}));
     world.run();
-    let attempts = |world: &World| world.said.iter().filter(|(name, _)| name == "s").count();
+    let attempts = |world: &ReservationWorld| {
+        world
+            .messages
+            .iter()
+            .filter(|(name, _)| name == "s")
+            .count()
+    };
     let before = attempts(&world);
     world.node("m", 1);
     world.later(20);
@@ -517,22 +533,22 @@ fn a_reservation_that_has_no_room_waits_for_somebody_to_take_in_too() {
 }
 
 #[test]
-fn what_fails_half_way_is_tried_again() {
-    let mut world = World::new();
+fn half_failed_placement_is_retried() {
+    let mut world = ReservationWorld::new();
     world.node("n", 8);
     running(&mut world, "p", "4", "web");
     world.broken = true;
-    ahead(&mut world, "r", "6", "web", json!({}));
+    pre_allocate(&mut world, "r", "6", "web", json!({}));
     world.run();
     assert_eq!(world.status("r")["phase"], Value::Null);
     assert_eq!(world.booked("n"), 4_000);
-    assert_eq!(world.fate("p"), "n");
+    assert_eq!(world.result_of("p"), "n");
     // The pod was annotated, but the reservation was not placed.
     let uid = world.reservations["r"]["metadata"]["uid"].clone();
     let text = json!({"name": "r", "uid": uid}).to_string();
     let note = json!({"metadata": {"annotations": {annotations::RESERVATION_ALLOCATED: text}}});
     merge(world.pods.get_mut("p").unwrap(), &note);
-    world.see("p");
+    world.deliver("p");
     world.broken = false;
     world.later(60);
     assert_eq!(world.status("r")["phase"], "Available");
@@ -541,21 +557,21 @@ fn what_fails_half_way_is_tried_again() {
 }
 
 #[test]
-fn a_pod_that_was_not_told_yet_stays_taken() {
-    let mut world = World::new();
+fn absorbed_pod_without_annotation_stays_taken() {
+    let mut world = ReservationWorld::new();
     world.node("n", 20);
     running(&mut world, "p", "4", "web");
-    ahead(&mut world, "r", "6", "web", json!({}));
+    pre_allocate(&mut world, "r", "6", "web", json!({}));
     while world.engine.schedule_one(world.now).is_some() {}
     // The pod's kubelet updates its status, and another reservation arrives.
     merge(
         world.pods.get_mut("p").unwrap(),
         &json!({"status": {"phase": "Running"}}),
     );
-    world.see("p");
-    ahead(&mut world, "s", "6", "web", json!({}));
+    world.deliver("p");
+    pre_allocate(&mut world, "s", "6", "web", json!({}));
     world.run();
-    assert_eq!(world.fate("p"), "n (r)");
+    assert_eq!(world.result_of("p"), "n (r)");
     assert_eq!(world.status("r")["phase"], "Available");
     // It also fits without absorbing the pod.
     assert_eq!(world.status("s")["phase"], "Available");

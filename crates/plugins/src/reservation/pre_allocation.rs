@@ -5,11 +5,11 @@
 //! The set of pods is computed from the same state at every step, so all steps agree on it.
 
 use super::args::Args;
-use super::crowd::{Mark, says_true};
 use super::owners::{self, is_owner};
-use super::side::{self, PodSide, Unmatched};
-use super::table::{Owner, Record, Table};
-use super::{Reservations, says_of};
+use super::pod_state::{self, MismatchReason, PodReservationState};
+use super::pre_allocatable::{PodCriterion, has_true_label};
+use super::table::{OwnerPod, ReservationRecord, ReservationTable};
+use super::{Reservations, annotation_write};
 use crate::common::restricted::{self, is_restricted};
 use koord_api::scheduling::PreAllocationMode;
 use koord_api::{annotations, labels};
@@ -31,21 +31,25 @@ const CLUSTER_MODE_OFF: &str = "reservation requires cluster mode pre-allocation
 
 /// The running pods that a reservation may absorb.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct PreAllocationCandidates {
     /// True if the reservation must absorb at least one pod.
     required: bool,
     /// Candidate pods by node, in the order in which they are tried.
-    on: BTreeMap<NodeIndex, Vec<Arc<PodInfo>>>,
+    by_node: BTreeMap<NodeIndex, Vec<Arc<PodInfo>>>,
 }
 
-impl Ahead {
+impl PreAllocationCandidates {
     pub(super) fn candidates(&self, node: NodeIndex) -> &[Arc<PodInfo>] {
-        self.on.get(&node).map(Vec::as_slice).unwrap_or_default()
+        self.by_node
+            .get(&node)
+            .map(Vec::as_slice)
+            .unwrap_or_default()
     }
 
     /// Returns the only feasible nodes if a pod must be absorbed; `None` if any node may do.
     pub(super) fn only(&self) -> Option<Vec<NodeIndex>> {
-        self.required.then(|| self.on.keys().copied().collect())
+        self.required
+            .then(|| self.by_node.keys().copied().collect())
     }
 }
 
@@ -54,39 +58,45 @@ pub(super) fn is_required(pod: &PodInfo) -> bool {
     pod.label(labels::RESERVATION_PRE_ALLOCATION_REQUIRED) == Some("true")
 }
 
-fn mode(record: &Record) -> PreAllocationMode {
+fn mode(record: &ReservationRecord) -> PreAllocationMode {
     let policy = record.object.spec.pre_allocation_policy.as_ref();
     policy
         .and_then(|policy| policy.mode.clone())
         .unwrap_or(PreAllocationMode::Default)
 }
 
-fn takes_several(record: &Record) -> bool {
+fn allows_multiple(record: &ReservationRecord) -> bool {
     let policy = record.object.spec.pre_allocation_policy.as_ref();
     policy.and_then(|policy| policy.enable_multiple) == Some(true)
 }
 
 /// Returns true if `record` may be placed over running pods.
-pub(super) fn is_ahead(record: &Record) -> bool {
+pub(super) fn is_pre_allocation(record: &ReservationRecord) -> bool {
     record.object.spec.pre_allocation == Some(true)
 }
 
 /// Returns true if `record` may be placed over `pod`, apart from the pod's own affinity. A pod that uses
 /// another reservation is excluded, and so is one whose reservation annotation is invalid. Annotations left
 /// by a failed placement do not count.
-fn offers_itself(table: &Table, args: &Args, record: &Record, pod: &PodInfo) -> bool {
+fn is_pre_allocatable(
+    table: &ReservationTable,
+    args: &Args,
+    record: &ReservationRecord,
+    pod: &PodInfo,
+) -> bool {
     let node = pod.node.as_deref().unwrap_or_default();
-    let void = |uid: &str| *uid == *record.uid || table.is_void(uid, node);
+    let void = |uid: &str| *uid == *record.uid || table.is_stale_reference(uid, node);
     let used = table.used_by(&pod.uid);
-    let free = || match side::given(pod, annotations::RESERVATION_ALLOCATED) {
+    let free = || match pod_state::annotation(pod, annotations::RESERVATION_ALLOCATED) {
         None => used.is_none_or(|uid| *uid == record.uid),
         Some(_) => {
-            let said = restricted::allocated(pod).ok().flatten();
-            said.is_some_and(|said| void(&said.uid)) && used.is_none_or(|uid| void(uid))
+            let allocated = restricted::allocated(pod).ok().flatten();
+            allocated.is_some_and(|allocated| void(&allocated.uid))
+                && used.is_none_or(|uid| void(uid))
         }
     };
     let chosen = || match mode(record) {
-        PreAllocationMode::Cluster => says_true(pod, args.pre_allocation_config.label()),
+        PreAllocationMode::Cluster => has_true_label(pod, args.pre_allocation_config.label()),
         _ => is_owner(&record.object.spec.owners, pod),
     };
     pod.node.is_some() && !pod.deleting && !pod.is_holder() && chosen() && free()
@@ -100,13 +110,13 @@ fn priority(args: &Args, pod: &PodInfo) -> i64 {
 
 impl Reservations {
     /// Returns the pods that `record` may be placed over; `None` if it is placed without pre-allocation.
-    pub(super) fn ahead(
+    pub(super) fn pre_allocation_candidates(
         &self,
         cycle: &Cycle<'_>,
-        record: &Record,
-    ) -> Result<Option<Ahead>, Rejection> {
+        record: &ReservationRecord,
+    ) -> Result<Option<PreAllocationCandidates>, Rejection> {
         let required = is_required(cycle.pod);
-        if !is_ahead(record) {
+        if !is_pre_allocation(record) {
             // It must absorb a pod, but is not allowed to.
             return match required {
                 true => Err(Rejection::unresolvable(NO_POD)),
@@ -128,20 +138,20 @@ impl Reservations {
             return Err(Rejection::unresolvable(CLUSTER_MODE_OFF));
         }
         debug_assert!(
-            self.crowds.is_exact(record, cycle.view),
+            self.pre_allocatable.is_exact(record, cycle.view),
             "the index of pre-allocatable pods is exact"
         );
-        let mut on = BTreeMap::new();
-        for node in self.crowds.nodes(&record.uid, cycle.view) {
-            let found = self.candidates(args, cycle.view, record, node);
-            if !found.is_empty() {
-                on.insert(node, found);
+        let mut by_node = BTreeMap::new();
+        for node in self.pre_allocatable.nodes(&record.uid, cycle.view) {
+            let candidates = self.candidates(args, cycle.view, record, node);
+            if !candidates.is_empty() {
+                by_node.insert(node, candidates);
             }
         }
-        if required && on.is_empty() {
+        if required && by_node.is_empty() {
             return Err(Rejection::unresolvable(NO_POD));
         }
-        Ok(Some(Ahead { required, on }))
+        Ok(Some(PreAllocationCandidates { required, by_node }))
     }
 
     /// Returns the pods on `node` that `record` may be placed over, in the order in which they are tried.
@@ -149,84 +159,89 @@ impl Reservations {
         &self,
         args: &Args,
         view: View<'_>,
-        record: &Record,
+        record: &ReservationRecord,
         node: NodeIndex,
     ) -> Vec<Arc<PodInfo>> {
-        let crowd = self.crowds.pods(&record.uid, node, view);
-        let mut found: Vec<Arc<PodInfo>> = crowd
-            .filter(|pod| offers_itself(&self.table, args, record, pod))
-            .filter(|pod| self.wants(view, record, pod, node).is_ok())
+        let pods = self.pre_allocatable.pods(&record.uid, node, view);
+        let mut candidates: Vec<Arc<PodInfo>> = pods
+            .filter(|pod| is_pre_allocatable(&self.table, args, record, pod))
+            .filter(|pod| self.check_pod(view, record, pod, node).is_ok())
             .cloned()
             .collect();
         match mode(record) {
             PreAllocationMode::Cluster => {
-                found.sort_by_cached_key(|pod| (Reverse(priority(args, pod)), pod.uid.clone()));
+                candidates
+                    .sort_by_cached_key(|pod| (Reverse(priority(args, pod)), pod.uid.clone()));
             }
-            _ => found.sort_by_cached_key(|pod| {
+            _ => candidates.sort_by_cached_key(|pod| {
                 let names = (pod.namespace.clone(), pod.name.clone());
                 (Reverse(fullness(record, pod)), names)
             }),
         }
-        found
+        candidates
     }
 
     /// Checks whether the pod's annotations allow `record`. That the reservation is closed to new owners does
     /// not matter.
-    fn wants(
+    fn check_pod(
         &self,
         view: View<'_>,
-        record: &Record,
+        record: &ReservationRecord,
         pod: &PodInfo,
         node: NodeIndex,
-    ) -> Result<(), Unmatched> {
-        let Ok(side) = PodSide::new(pod, Vec::new(), view.resources) else {
-            return Err(Unmatched::Affinity);
+    ) -> Result<(), MismatchReason> {
+        let Ok(pod_state) = PodReservationState::new(pod, Vec::new(), view.resources) else {
+            return Err(MismatchReason::Affinity);
         };
         let info = view.nodes.info(node).filter(|_| self.node_labels);
         let info = info.map(|info| &**info);
-        side.suits(pod, &record.name, &record.terms, info, false)
+        pod_state.suits(pod, &record.name, &record.terms, info, false)
     }
 
     /// Starts or stops tracking the pods that the reservation with this uid may be placed over, depending on
     /// whether it still is to be placed.
     pub(super) fn follow(&mut self, uid: &str, view: View<'_>) {
         let record = self.table.find(uid).and_then(|at| self.table.record(at));
-        let mark = record.and_then(|record| {
+        let criterion = record.and_then(|record| {
             let list = record.spec?;
-            if !is_ahead(record) || !record.may_still_come() {
+            if !is_pre_allocation(record) || !record.is_pending() {
                 return None;
             }
-            let mark = match mode(record) {
+            let criterion = match mode(record) {
                 PreAllocationMode::Cluster => {
                     let args = self.args.of(&record.terms.pod);
-                    Mark::Label(args.pre_allocation_config.label().into())
+                    PodCriterion::Label(args.pre_allocation_config.label().into())
                 }
-                _ => Mark::Owners(list),
+                _ => PodCriterion::Owners(list),
             };
-            Some((mark, record))
+            Some((criterion, record))
         });
-        self.crowds.follow(uid, mark, view);
+        self.pre_allocatable.set_criterion(uid, criterion, view);
     }
 
     /// Counts, for the condition, why candidate pods cannot be absorbed by `record`.
-    pub(super) fn count_ahead(&self, cycle: &Cycle<'_>, ahead: &Ahead) -> super::Counts {
-        let mut counts = super::Counts::default();
+    pub(super) fn pre_allocation_counts(
+        &self,
+        cycle: &Cycle<'_>,
+        candidates_by_node: &PreAllocationCandidates,
+    ) -> super::ReservationCounts {
+        let mut counts = super::ReservationCounts::default();
         let Some(record) = self.record_of(cycle.pod) else {
             return counts;
         };
         let args = self.args.of(cycle.pod);
         // Other plugins report their own rejections.
         let serves = |_: &[Arc<PodInfo>]| true;
-        for node in self.crowds.nodes(&record.uid, cycle.view) {
-            let crowd = self.crowds.pods(&record.uid, node, cycle.view);
-            for pod in crowd.filter(|pod| offers_itself(&self.table, args, record, pod)) {
-                let plain = PodSide::default();
-                counts.add(&plain, self.wants(cycle.view, record, pod, node));
+        for node in self.pre_allocatable.nodes(&record.uid, cycle.view) {
+            let pods = self.pre_allocatable.pods(&record.uid, node, cycle.view);
+            for pod in pods.filter(|pod| is_pre_allocatable(&self.table, args, record, pod)) {
+                let plain = PodReservationState::default();
+                counts.add(&plain, self.check_pod(cycle.view, record, pod, node));
             }
-            let candidates = ahead.candidates(node);
+            let candidates = candidates_by_node.candidates(node);
             if !candidates.is_empty()
                 && let Err(reasons) = self
-                    .taking(cycle, record, ahead.required, node, candidates)
+                    .selection(cycle, record, candidates_by_node.required, node, candidates)
                     .choose(&serves)
             {
                 counts.refused(candidates.len(), &reasons);
@@ -236,37 +251,43 @@ impl Reservations {
     }
 
     /// Returns the filter's verdict on `node`; the cycle already knows the absorbed pods.
-    pub(super) fn verdict_ahead(
+    pub(super) fn filter_pre_allocation(
         &self,
         cycle: &Cycle<'_>,
-        ahead: &Ahead,
+        candidates_by_node: &PreAllocationCandidates,
         node: NodeIndex,
     ) -> Verdict {
         let Some(record) = self.record_of(cycle.pod) else {
             return Ok(());
         };
-        let all = ahead.candidates(node);
-        let is_inside = |pod: &Arc<PodInfo>| cycle.taken_in().iter().any(|one| one.uid == pod.uid);
+        let all = candidates_by_node.candidates(node);
+        let is_inside = |pod: &Arc<PodInfo>| {
+            cycle
+                .taken_in()
+                .iter()
+                .any(|absorbed| absorbed.uid == pod.uid)
+        };
         let stays = |pod: &&Arc<PodInfo>| is_inside(pod) || !cycle.overlay.removes(&pod.uid);
-        let left: Vec<Arc<PodInfo>>;
+        let remaining: Vec<Arc<PodInfo>>;
         let candidates = match cycle.taken_in {
             // All candidates count as removed here.
             None => all,
             Some(_) => {
-                left = all.iter().filter(stays).cloned().collect();
-                &left
+                remaining = all.iter().filter(stays).cloned().collect();
+                &remaining
             }
         };
-        let taking = self.taking(cycle, record, ahead.required, node, candidates);
+        let selection =
+            self.selection(cycle, record, candidates_by_node.required, node, candidates);
         // The pods were chosen without the nominated pods that may take precedence.
         if let Some(pods) = cycle.taken_in
-            && !(pods.is_empty() && ahead.required)
-            && taking.lacks(pods).is_empty()
+            && !(pods.is_empty() && candidates_by_node.required)
+            && selection.node_shortage(pods).is_empty()
         {
             return Ok(());
         }
         // If any pod could be absorbed, it would have been.
-        let chosen = taking.choose(&|_| false);
+        let chosen = selection.choose(&|_| false);
         chosen.map(drop).map_err(|reasons| Rejection {
             code: Code::Unschedulable,
             reasons: Reasons::Many(reasons.into()),
@@ -277,10 +298,10 @@ impl Reservations {
     /// checks what other plugins require of the node ([`Release::takes_in`]).
     ///
     /// [`Release::takes_in`]: koord_scheduler::framework::Release::takes_in
-    pub(super) fn chosen(
+    pub(super) fn select_absorbed(
         &self,
         cycle: &Cycle<'_>,
-        ahead: &Ahead,
+        candidates_by_node: &PreAllocationCandidates,
         node: NodeIndex,
         serves: Serves<'_>,
     ) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
@@ -288,22 +309,28 @@ impl Reservations {
             return Ok(Vec::new());
         };
         // Pods that are evicted anyway are not absorbed.
-        let all = ahead.candidates(node).iter();
+        let all = candidates_by_node.candidates(node).iter();
         let stay = all.filter(|pod| !cycle.overlay.removes(&pod.uid));
         let candidates: Vec<Arc<PodInfo>> = stay.cloned().collect();
-        let taking = self.taking(cycle, record, ahead.required, node, &candidates);
-        taking.choose(serves)
+        let selection = self.selection(
+            cycle,
+            record,
+            candidates_by_node.required,
+            node,
+            &candidates,
+        );
+        selection.choose(serves)
     }
 
-    fn taking<'a>(
+    fn selection<'a>(
         &'a self,
         cycle: &'a Cycle<'a>,
-        record: &'a Record,
+        record: &'a ReservationRecord,
         required: bool,
         node: NodeIndex,
         candidates: &'a [Arc<PodInfo>],
-    ) -> Taking<'a> {
-        Taking {
+    ) -> AbsorbedPodSelection<'a> {
+        AbsorbedPodSelection {
             args: self.args.of(cycle.pod),
             cycle,
             record,
@@ -315,11 +342,11 @@ impl Reservations {
 
     /// Returns the node's score: fewer absorbed pods are better, or a single pod that fills the reservation
     /// best.
-    pub(super) fn score_ahead(&self, cycle: &Cycle<'_>) -> i64 {
+    pub(super) fn score_pre_allocation(&self, cycle: &Cycle<'_>) -> i64 {
         let Some(record) = self.record_of(cycle.pod) else {
             return 0;
         };
-        if takes_several(record) {
+        if allows_multiple(record) {
             let pods = i64::try_from(cycle.taken_in().len()).unwrap_or(i64::MAX);
             return koord_model::reservation::MAX_SCORE / pods.saturating_add(1);
         }
@@ -328,58 +355,77 @@ impl Reservations {
     }
 
     /// Makes the absorbed pods owners of the reservation.
-    pub(super) fn take_ahead(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) {
+    pub(super) fn add_absorbed_owners(
+        &mut self,
+        cycle: &Cycle<'_>,
+        node: NodeIndex,
+        fx: &mut Effects,
+    ) {
         let pod = cycle.pod;
-        if !self.record_of(pod).is_some_and(is_ahead) {
+        if !self.record_of(pod).is_some_and(is_pre_allocation) {
             return;
         }
         let chosen = cycle.taken_in();
-        let told = self
+        let annotated = self
             .table
             .confirmed_on(&pod.uid, cycle.view.nodes.name(node));
-        let is_chosen = |told: &PodInfo| chosen.iter().any(|taken| *taken.uid == *told.uid);
-        let left_out: Vec<_> = told.filter(|told| !is_chosen(told)).cloned().collect();
-        if left_out.is_empty() {
-            self.table.left_out.remove(&pod.uid);
+        let is_chosen =
+            |annotated: &PodInfo| chosen.iter().any(|taken| *taken.uid == *annotated.uid);
+        let stale_annotated: Vec<_> = annotated
+            .filter(|annotated| !is_chosen(annotated))
+            .cloned()
+            .collect();
+        if stale_annotated.is_empty() {
+            self.table.stale_annotated.remove(&pod.uid);
         } else {
-            self.table.left_out.insert(pod.uid.clone(), left_out);
+            self.table
+                .stale_annotated
+                .insert(pod.uid.clone(), stale_annotated);
         }
         for taken in chosen.iter().cloned() {
             // The pod is annotated already, since a binding that failed half-way.
             if self.table.is_confirmed(&pod.uid, &taken.uid) {
                 continue;
             }
-            let owner = Owner {
+            let owner = OwnerPod {
                 node: cycle.view.nodes.name(node).clone(),
                 pod: taken,
                 confirmed: false,
-                ahead: true,
+                pre_allocated: true,
             };
-            self.table.own(&pod.uid, owner, fx);
+            self.table.add_owner(&pod.uid, owner, fx);
         }
     }
 
     /// Returns the writes that annotate the absorbed pods, and that remove the annotation from pods of a
     /// failed attempt.
-    pub(super) fn writes_ahead(&self, record: &Record) -> Vec<Write> {
-        let taken = self.table.owners(&record.uid).filter(|owner| owner.ahead);
+    pub(super) fn absorbed_annotation_writes(&self, record: &ReservationRecord) -> Vec<Write> {
+        let taken = self
+            .table
+            .owners(&record.uid)
+            .filter(|owner| owner.pre_allocated);
         let Ok(text) = super::allocated_text(record) else {
             return Vec::new();
         };
         let mut writes: Vec<Write> = taken
-            .map(|owner| says_of(&owner.pod, Some(&text)))
+            .map(|owner| annotation_write(&owner.pod, Some(&text)))
             .collect();
-        let left_out = self.table.left_out.get(&record.uid).into_iter().flatten();
-        writes.extend(left_out.map(|pod| says_of(pod, None)));
+        let stale_annotated = self
+            .table
+            .stale_annotated
+            .get(&record.uid)
+            .into_iter()
+            .flatten();
+        writes.extend(stale_annotated.map(|pod| annotation_write(pod, None)));
         writes.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         writes
     }
 
-    /// Undoes [`Self::take_ahead`] for a reservation that is not placed. Pods whose annotation was already
+    /// Undoes [`Self::add_absorbed_owners`] for a reservation that is not placed. Pods whose annotation was already
     /// written stay owners, because a retry finds it there.
-    pub(super) fn give_back_ahead(&mut self, uid: &str, fx: &mut Effects) {
-        self.table.left_out.remove(uid);
-        let assumed = |owner: &&Owner| owner.ahead && !owner.confirmed;
+    pub(super) fn remove_absorbed_owners(&mut self, uid: &str, fx: &mut Effects) {
+        self.table.stale_annotated.remove(uid);
+        let assumed = |owner: &&OwnerPod| owner.pre_allocated && !owner.confirmed;
         let taken: Vec<Arc<str>> = self
             .table
             .owners(uid)
@@ -387,21 +433,22 @@ impl Reservations {
             .map(|owner| owner.pod.uid.clone())
             .collect();
         for pod in taken {
-            self.table.disown(&pod, fx);
+            self.table.remove_owner(&pod, fx);
         }
     }
 
     /// Returns true if the reservation that `holder` stands for may be placed over `pod`.
-    pub(super) fn may_take(&self, holder: &PodInfo, pod: &PodInfo) -> bool {
+    pub(super) fn may_absorb(&self, holder: &PodInfo, pod: &PodInfo) -> bool {
         holder.is_holder()
             && self.record_of(holder).is_some_and(|record| {
-                is_ahead(record) && offers_itself(&self.table, self.args.of(holder), record, pod)
+                is_pre_allocation(record)
+                    && is_pre_allocatable(&self.table, self.args.of(holder), record, pod)
             })
     }
 }
 
 /// Returns how full the reservation gets with only this pod in it.
-fn fullness(record: &Record, pod: &PodInfo) -> i64 {
+fn fullness(record: &ReservationRecord, pod: &PodInfo) -> i64 {
     score(&record.terms.allocatable, &Amounts::new(), &pod.requests)
 }
 
@@ -409,36 +456,36 @@ fn fullness(record: &Record, pod: &PodInfo) -> i64 {
 pub(super) type Serves<'a> = &'a dyn Fn(&[Arc<PodInfo>]) -> bool;
 
 /// The pods to absorb, or else the shortage of the node and that of the reservation.
-type Tried = Result<Vec<Arc<PodInfo>>, (Vec<ResourceId>, Vec<Reason>)>;
+type AbsorbResult = Result<Vec<Arc<PodInfo>>, (Vec<ResourceId>, Vec<Reason>)>;
 
 /// Selection of the pods on one node that a reservation absorbs.
-struct Taking<'a> {
+struct AbsorbedPodSelection<'a> {
     args: &'a Args,
     cycle: &'a Cycle<'a>,
-    record: &'a Record,
+    record: &'a ReservationRecord,
     required: bool,
     node: NodeIndex,
     candidates: &'a [Arc<PodInfo>],
 }
 
-impl Taking<'_> {
+impl AbsorbedPodSelection<'_> {
     fn choose(&self, serves: Serves<'_>) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
         let mut alone: Option<Vec<ResourceId>> = None;
         if !self.required && self.args.pre_allocation_config.prefer_no_pre_allocated_pods {
-            let lacking = self.lacks(&[]);
+            let lacking = self.node_shortage(&[]);
             if lacking.is_empty() && serves(&[]) {
                 return Ok(Vec::new());
             }
             alone = Some(lacking);
         }
-        let tried = if takes_several(self.record) {
-            self.several(serves)
+        let absorb_result = if allows_multiple(self.record) {
+            self.select_several(serves)
         } else {
-            self.one(serves)
+            self.select_one(serves)
         };
-        let (by_node, by_reservation) = match tried {
+        let (by_node, by_reservation) = match absorb_result {
             Ok(chosen) => return Ok(chosen),
-            Err(tried) => tried,
+            Err(absorb_result) => absorb_result,
         };
         let mut reasons = self.node_reasons(&by_node);
         if self.required {
@@ -453,7 +500,7 @@ impl Taking<'_> {
         if reasons.is_empty()
             && let Some(lacking) = alone.or_else(|| {
                 let any = !self.candidates.is_empty();
-                any.then(|| self.lacks(&[]))
+                any.then(|| self.node_shortage(&[]))
             })
         {
             reasons = self.node_reasons(&lacking);
@@ -466,11 +513,15 @@ impl Taking<'_> {
     }
 
     /// Selects the one pod to absorb, or else returns the shortage of the node and the reservation.
-    fn one(&self, serves: Serves<'_>) -> Tried {
+    fn select_one(&self, serves: Serves<'_>) -> AbsorbResult {
         let mut best: Option<(i64, &Arc<PodInfo>)> = None;
         let (mut by_node, mut by_reservation) = (BTreeSet::new(), Vec::new());
-        for pod in self.candidates.iter().filter(|pod| self.concerns(pod)) {
-            let lacking = self.lacks(std::slice::from_ref(pod));
+        for pod in self
+            .candidates
+            .iter()
+            .filter(|pod| self.uses_reserved_resource(pod))
+        {
+            let lacking = self.node_shortage(std::slice::from_ref(pod));
             let reasons = self.shortages(&pod.requests, 0);
             if lacking.is_empty() && reasons.is_empty() {
                 let score = fullness(self.record, pod);
@@ -490,14 +541,18 @@ impl Taking<'_> {
 
     /// Adds pods one by one until the node has enough of every resource. A pod that does not fit into the
     /// reservation together with those before is skipped.
-    fn several(&self, serves: Serves<'_>) -> Tried {
+    fn select_several(&self, serves: Serves<'_>) -> AbsorbResult {
         let mut taken = Vec::new();
         let mut sum = Amounts::new();
         let (mut by_node, mut by_reservation) = (Vec::new(), Vec::new());
-        for pod in self.candidates.iter().filter(|pod| self.concerns(pod)) {
+        for pod in self
+            .candidates
+            .iter()
+            .filter(|pod| self.uses_reserved_resource(pod))
+        {
             taken.push(pod.clone());
             sum.add_all(&pod.requests);
-            by_node = self.lacks(&taken);
+            by_node = self.node_shortage(&taken);
             let reasons = self.shortages(&sum, taken.len() - 1);
             if reasons.is_empty() && by_node.is_empty() && serves(&taken) {
                 return Ok(taken);
@@ -512,14 +567,14 @@ impl Taking<'_> {
     }
 
     /// Returns true if the pod uses any resource of the reservation.
-    fn concerns(&self, pod: &PodInfo) -> bool {
+    fn uses_reserved_resource(&self, pod: &PodInfo) -> bool {
         let mut resources = self.record.terms.resources.iter();
         resources.any(|id| pod.requests.contains(*id))
     }
 
-    /// Returns what the reservation is short of for pods with the summed `requests`, next to `beside` other
+    /// Returns what the reservation is short of for pods with the summed `requests`, next to `other_pods` other
     /// pods.
-    fn shortages(&self, requests: &Amounts, beside: usize) -> Vec<Reason> {
+    fn shortages(&self, requests: &Amounts, other_pods: usize) -> Vec<Reason> {
         let (table, terms) = (self.cycle.view.resources, &self.record.terms);
         let resources: Vec<ResourceId> = terms
             .resources
@@ -532,7 +587,7 @@ impl Taking<'_> {
             reserved: &terms.reserved,
             allocated: &Amounts::new(),
             resources: &resources,
-            pods: i64::try_from(beside).unwrap_or(i64::MAX),
+            pods: i64::try_from(other_pods).unwrap_or(i64::MAX),
         };
         let text = |resource: ResourceId| match resource {
             PODS => Reason::Static("Reservation(s) Too many pods"),
@@ -542,11 +597,11 @@ impl Taking<'_> {
         shortages.into_iter().map(|s| text(s.resource)).collect()
     }
 
-    /// Returns the resources that the node is short of for the reservation with the pods `away` absorbed.
-    fn lacks(&self, away: &[Arc<PodInfo>]) -> Vec<ResourceId> {
+    /// Returns the resources that the node is short of for the reservation with the pods `absorbed` absorbed.
+    fn node_shortage(&self, absorbed: &[Arc<PodInfo>]) -> Vec<ResourceId> {
         let Self { cycle, node, .. } = self;
         let nodes = cycle.view.nodes;
-        // For other plugins all candidates count as removed; here each one counts, except for `away`.
+        // For other plugins all candidates count as removed; here each one counts, except for `absorbed`.
         let back: Vec<&Arc<PodInfo>> = self
             .candidates
             .iter()
@@ -558,10 +613,10 @@ impl Taking<'_> {
                 pods.map(|pod| pod.requests.get(id)).sum()
             };
             let used = cycle.requested(*node, id) + sum(&mut back.iter().copied());
-            nodes.allocatable(*node, id) - (used - sum(&mut away.iter()))
+            nodes.allocatable(*node, id) - (used - sum(&mut absorbed.iter()))
         };
         let mut out = Vec::new();
-        let pods = cycle.requested(*node, PODS) + count(back.len()) - count(away.len());
+        let pods = cycle.requested(*node, PODS) + count(back.len()) - count(absorbed.len());
         if pods + 1 > nodes.allocatable(*node, PODS) {
             out.push(PODS);
         }

@@ -18,7 +18,7 @@ enum Move {
 /// Applies random changes of pods of two applications, some of them pre-allocatable, and of nodes and
 /// reservations. Builds with assertions compare the index with a scan of all pods at every attempt.
 #[test]
-fn who_may_be_taken_in_is_known_whatever_happens() {
+fn pre_allocatable_index_stays_exact() {
     use proptest::prelude::*;
     let step = || {
         let (pod, app, on) = (0..6_u8, 0..2_u8, any::<bool>());
@@ -38,13 +38,13 @@ fn who_may_be_taken_in_is_known_whatever_happens() {
     let steps = prop::collection::vec(step(), 1..50);
     let ended = runner.run(&steps, |steps| {
         let args = json!({"preAllocationConfig": {"enableClusterMode": true}});
-        let mut world = World::with(&args, &[]);
+        let mut world = ReservationWorld::with(&args, &[]);
         for node in 0..3 {
             world.node(&format!("n{node}"), 8);
         }
         let labels = |app: u8, offers: bool| json!({"metadata": {"labels": {"app": format!("a{app}"), POD_PRE_ALLOCATABLE: offers.to_string()}}});
-        let want = |world: &mut World, r: u8, app: u8, cluster: bool| {
-            let mut change = wish(cluster, false, true);
+        let want = |world: &mut ReservationWorld, r: u8, app: u8, cluster: bool| {
+            let mut change = spec_of(cluster, false, true);
             change["spec"]["allocatePolicy"] = json!("Restricted");
             world.reserve(&format!("r{r}"), "4", &format!("a{app}"), change);
         };
@@ -61,7 +61,7 @@ fn who_may_be_taken_in_is_known_whatever_happens() {
                 Move::Relabel(p, app, offers) => {
                     if let Some(pod) = world.pods.get_mut(&format!("p{p}")) {
                         merge(pod, &labels(app, offers));
-                        world.see(&format!("p{p}"));
+                        world.deliver(&format!("p{p}"));
                     }
                 }
                 Move::Gone(p) => world.pod_gone(&format!("p{p}")),
@@ -83,7 +83,7 @@ fn who_may_be_taken_in_is_known_whatever_happens() {
             world.later(20);
             prop_assert!(world.engine.cluster().nodes().books_balance());
         }
-        let owned = |pod: &Value| World::owned_by(pod).is_some();
+        let owned = |pod: &Value| ReservationWorld::owned_by(pod).is_some();
         let owners = world.pods.values().filter(|pod| owned(pod)).count();
         taken.set(taken.get() + owners);
         Ok(())

@@ -1,8 +1,8 @@
 //! A pod's reservation annotations, and the check of a reservation against them.
 
-use super::ahead::Ahead;
-use super::owners::SpecId;
-use super::pod::Terms;
+use super::owners::OwnerListId;
+use super::pod::ReservationTerms;
+use super::pre_allocation::PreAllocationCandidates;
 use crate::common::restricted::AllocatePolicy;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Taint, Toleration};
 use koord_api::extension::{ExactMatchReservationSpec, ReservationAffinity};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The reason why a pod cannot use a reservation.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Unmatched {
+pub(super) enum MismatchReason {
     /// The pod is no owner.
     Owner,
     /// The pod names another reservation.
@@ -31,7 +31,7 @@ pub(super) enum Unmatched {
     Exact,
 }
 
-impl std::fmt::Display for Unmatched {
+impl std::fmt::Display for MismatchReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Owner => "the pod is no owner",
@@ -46,11 +46,11 @@ impl std::fmt::Display for Unmatched {
 
 /// A pod's relation to reservations.
 #[derive(Debug, Default)]
-pub(super) struct PodSide {
+pub(super) struct PodReservationState {
     /// True if the pod ignores reservations and may use what they hold.
     pub(super) ignores: bool,
     /// Ids of the owner lists that the pod matches.
-    pub(super) owner_of: Vec<SpecId>,
+    pub(super) owner_of: Vec<OwnerListId>,
     /// Affinity that its reservation must match; `None` if the pod may also run without a reservation.
     pub(super) affinity: Option<Arc<Affinity>>,
     /// Resources whose requested and reserved amounts must be equal.
@@ -70,7 +70,7 @@ pub(super) struct Affinity {
 
 /// The subject of a scheduling cycle: a pod, or a reservation that is to be placed.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(super) enum CycleSubject {
     /// A reservation.
     Reserve {
         /// The node its template names.
@@ -78,30 +78,33 @@ pub(super) enum Incoming {
         /// Its allocate policy.
         policy: AllocatePolicy,
         /// The running pods that it may be placed over; `None` if it is placed without pre-allocation.
-        ahead: Option<Ahead>,
+        candidates: Option<PreAllocationCandidates>,
     },
     /// A pod.
-    Pod(PodSide),
+    Pod(PodReservationState),
 }
 
-impl PodSide {
+impl PodReservationState {
     /// Parses the pod's annotations.
     ///
     /// # Errors
     /// Returns a message that names the invalid annotation and its value.
     pub(super) fn new(
         pod: &PodInfo,
-        owner_of: Vec<SpecId>,
+        owner_of: Vec<OwnerListId>,
         table: &ResourceTable,
     ) -> Result<Self, String> {
         let mut out = Self {
-            ignores: ignores(pod),
+            ignores: ignores_reservations(pod),
             owner_of,
             ..Self::default()
         };
-        let said = pod.facet(Said::read).as_ref().map_err(Clone::clone)?;
-        out.affinity.clone_from(&said.affinity);
-        let exact = said.exact.iter();
+        let parsed = pod
+            .facet(ReservationAnnotations::read)
+            .as_ref()
+            .map_err(Clone::clone)?;
+        out.affinity.clone_from(&parsed.affinity);
+        let exact = parsed.exact.iter();
         out.exact = exact.map(|name| table.intern(name)).collect();
         Ok(out)
     }
@@ -122,9 +125,9 @@ impl PodSide {
         &self,
         pod: &PodInfo,
         name: &str,
-        terms: &Terms,
+        terms: &ReservationTerms,
         node: Option<&NodeInfo>,
-    ) -> Result<(), Unmatched> {
+    ) -> Result<(), MismatchReason> {
         self.suits(pod, name, terms, node, terms.unschedulable)
     }
 
@@ -133,21 +136,21 @@ impl PodSide {
         &self,
         pod: &PodInfo,
         name: &str,
-        terms: &Terms,
+        terms: &ReservationTerms,
         node: Option<&NodeInfo>,
         closed: bool,
-    ) -> Result<(), Unmatched> {
+    ) -> Result<(), MismatchReason> {
         let exact = || {
             if exact_match(&self.exact, &pod.requests, &terms.allocatable) {
                 Ok(())
             } else {
-                Err(Unmatched::Exact)
+                Err(MismatchReason::Exact)
             }
         };
         let Some(affinity) = &self.affinity else {
             // Taints apply only to pods that have a reservation affinity.
             return if closed {
-                Err(Unmatched::Unschedulable)
+                Err(MismatchReason::Unschedulable)
             } else {
                 exact()
             };
@@ -156,17 +159,17 @@ impl PodSide {
             return if wanted == name {
                 exact()
             } else {
-                Err(Unmatched::Name)
+                Err(MismatchReason::Name)
             };
         }
         if closed && !affinity.tolerates_unschedulable {
-            return Err(Unmatched::Unschedulable);
+            return Err(MismatchReason::Unschedulable);
         }
         let hard = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         let mut taints = terms.taints.iter().filter(hard);
         if let Some(taint) = taints.find(|taint| !tolerates(&affinity.tolerations, taint)) {
             let value = taint.value.as_deref().unwrap_or_default();
-            return Err(Unmatched::Taint(format!("{{{}: {value}}}", taint.key)));
+            return Err(MismatchReason::Taint(format!("{{{}: {value}}}", taint.key)));
         }
         let label = |key: &str| {
             let own = terms.labels.get(key).map(String::as_str);
@@ -175,19 +178,19 @@ impl PodSide {
         if affinity.matches(name, label) {
             exact()
         } else {
-            Err(Unmatched::Affinity)
+            Err(MismatchReason::Affinity)
         }
     }
 }
 
 /// The pod's reservation annotations, parsed once.
-struct Said {
+struct ReservationAnnotations {
     affinity: Option<Arc<Affinity>>,
     /// Names of resources whose requested and reserved amounts must be equal.
     exact: Vec<String>,
 }
 
-impl Said {
+impl ReservationAnnotations {
     /// Parses the annotations.
     ///
     /// # Errors
@@ -197,7 +200,7 @@ impl Said {
             pod: &PodInfo,
             key: &'static str,
         ) -> Result<Option<T>, String> {
-            let Some((key, text)) = given(pod, key) else {
+            let Some((key, text)) = annotation(pod, key) else {
                 return Ok(None);
             };
             let malformed = |error| format!("annotation {key} is malformed: {error}: {text:?}");
@@ -253,12 +256,15 @@ fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) 
 }
 
 /// Returns true if the pod's label says that it ignores reservations.
-pub(super) fn ignores(pod: &PodInfo) -> bool {
+pub(super) fn ignores_reservations(pod: &PodInfo) -> bool {
     pod.label(labels::RESERVATION_IGNORED) == Some("true")
 }
 
 /// Returns an annotation's key and value if the pod has it and it is not empty.
-pub(super) fn given<'a>(pod: &'a PodInfo, key: &'static str) -> Option<(&'static str, &'a str)> {
+pub(super) fn annotation<'a>(
+    pod: &'a PodInfo,
+    key: &'static str,
+) -> Option<(&'static str, &'a str)> {
     pod.annotation(key)
         .filter(|text| !text.is_empty())
         .map(|text| (key, text))
@@ -290,7 +296,7 @@ mod tests {
 
     static TABLE: std::sync::LazyLock<ResourceTable> = std::sync::LazyLock::new(ResourceTable::new);
 
-    fn check(spec: Value, affinity: &Value, exact: &Value) -> Result<(), Unmatched> {
+    fn check(spec: Value, affinity: &Value, exact: &Value) -> Result<(), MismatchReason> {
         let mut value = json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
             "metadata": {"name": "r1", "uid": "u", "labels": {"team": "a", "zone": "own"}},
@@ -301,19 +307,19 @@ mod tests {
             value["spec"][key] = part.clone();
         }
         let object: Reservation = serde_json::from_value(value).unwrap();
-        let terms = Terms::new(&object, &TABLE).unwrap();
+        let terms = ReservationTerms::new(&object, &TABLE).unwrap();
         let node = serde_json::from_value(json!({"metadata": {"name": "n", "labels":
             {"zone": "nodes", "arch": "arm64"}}}))
         .unwrap();
         let (node, _) = NodeInfo::new(Arc::new(node), None, &TABLE);
         let pod = pod(affinity, exact);
-        PodSide::new(&pod, vec![1], &TABLE)
+        PodReservationState::new(&pod, vec![1], &TABLE)
             .unwrap()
             .check(&pod, "r1", &terms, Some(&node))
     }
 
     #[test]
-    fn name_closure_taints_affinity_and_amounts_are_checked_in_this_order() {
+    fn checks_run_in_fixed_order() {
         let none = Value::Null;
         let closed = || json!({"unschedulable": true});
         let tainted = || json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]});
@@ -325,7 +331,7 @@ mod tests {
         };
         let no_terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": {}});
         let tolerating = |key: &str| json!({"tolerations": [{"key": key, "operator": "Exists"}]});
-        let taint = Err(Unmatched::Taint("{k: v}".to_owned()));
+        let taint = Err(MismatchReason::Taint("{k: v}".to_owned()));
         let cases = [
             ("plain", json!({}), none.clone(), none.clone(), Ok(())),
             ("empty affinity", json!({}), json!({}), none.clone(), Ok(())),
@@ -334,7 +340,7 @@ mod tests {
                 closed(),
                 none.clone(),
                 none.clone(),
-                Err(Unmatched::Unschedulable),
+                Err(MismatchReason::Unschedulable),
             ),
             (
                 "closed, tolerated",
@@ -355,14 +361,14 @@ mod tests {
                 json!({}),
                 json!({"name": "r2"}),
                 none.clone(),
-                Err(Unmatched::Name),
+                Err(MismatchReason::Name),
             ),
             (
                 "by name, amounts differ",
                 json!({}),
                 json!({"name": "r1"}),
                 json!(["memory"]),
-                Err(Unmatched::Exact),
+                Err(MismatchReason::Exact),
             ),
             (
                 "taints without affinity",
@@ -399,7 +405,7 @@ mod tests {
                 json!({}),
                 selector("team", "b"),
                 none.clone(),
-                Err(Unmatched::Affinity),
+                Err(MismatchReason::Affinity),
             ),
             (
                 "label of the node",
@@ -413,7 +419,7 @@ mod tests {
                 json!({}),
                 selector("zone", "nodes"),
                 none.clone(),
-                Err(Unmatched::Affinity),
+                Err(MismatchReason::Affinity),
             ),
             (
                 "term",
@@ -427,14 +433,14 @@ mod tests {
                 json!({}),
                 term("team", "NotIn", json!(["a"])),
                 none.clone(),
-                Err(Unmatched::Affinity),
+                Err(MismatchReason::Affinity),
             ),
             (
                 "no terms",
                 json!({}),
                 no_terms,
                 none.clone(),
-                Err(Unmatched::Affinity),
+                Err(MismatchReason::Affinity),
             ),
             (
                 "equal amount",
@@ -448,14 +454,14 @@ mod tests {
                 json!({}),
                 none.clone(),
                 json!(["cpu", "memory"]),
-                Err(Unmatched::Exact),
+                Err(MismatchReason::Exact),
             ),
             (
                 "absent on both sides goes on",
                 json!({}),
                 none.clone(),
                 json!(["a.com/x", "memory"]),
-                Err(Unmatched::Exact),
+                Err(MismatchReason::Exact),
             ),
         ];
         for (name, spec, affinity, exact, expected) in cases {
@@ -470,7 +476,7 @@ mod tests {
             let broken = [(key.to_owned(), "{x".to_owned())].into();
             let object = Arc::make_mut(&mut pod.object);
             object.annotations = Arc::new(Texts::of(Some(&broken), String::as_str));
-            PodSide::new(&pod, Vec::new(), &TABLE).unwrap_err()
+            PodReservationState::new(&pod, Vec::new(), &TABLE).unwrap_err()
         };
         for key in [
             annotations::RESERVATION_AFFINITY,

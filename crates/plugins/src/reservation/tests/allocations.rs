@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum ReservationStep {
     Reserve {
         name: u8,
         cpu: u8,
@@ -38,42 +38,42 @@ enum Step {
     Restart(bool),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ReservationStep> {
     prop_oneof![
         8 => (0..6_u8, 1..5_u8, 0..3_u8, 0..3_u8, prop::bool::weighted(0.25)).prop_map(
-            |(name, cpu, app, policy, once)| Step::Reserve { name, cpu, app, policy, once }
+            |(name, cpu, app, policy, once)| ReservationStep::Reserve { name, cpu, app, policy, once }
         ),
-        2 => (0..6_u8).prop_map(Step::Unreserve),
+        2 => (0..6_u8).prop_map(ReservationStep::Unreserve),
         8 => (1..5_u8, 0..4_u8, prop::bool::weighted(0.2), 0..9_u8, any::<bool>())
-            .prop_map(|(cpu, app, insists, hint, twins)| Step::Pod { cpu, app, insists, hint, twins }),
-        4 => any::<u8>().prop_map(Step::PodGone),
+            .prop_map(|(cpu, app, insists, hint, twins)| ReservationStep::Pod { cpu, app, insists, hint, twins }),
+        4 => any::<u8>().prop_map(ReservationStep::PodGone),
         // Mostly to less than its owners use.
         6 => (0..6_u8, prop_oneof![3 => Just(1), 1 => 1..5_u8])
-            .prop_map(|(name, cpu)| Step::Resize(name, cpu)),
-        1 => (0..6_u8).prop_map(Step::Expire),
-        1 => (0..3_u8).prop_map(Step::NodeGone),
-        1 => (0..3_u8).prop_map(Step::Node),
-        1 => any::<bool>().prop_map(Step::Broken),
-        1 => any::<bool>().prop_map(Step::Slow),
-        2 => (1..40_u8).prop_map(Step::Wait),
-        1 => any::<bool>().prop_map(Step::Restart),
+            .prop_map(|(name, cpu)| ReservationStep::Resize(name, cpu)),
+        1 => (0..6_u8).prop_map(ReservationStep::Expire),
+        1 => (0..3_u8).prop_map(ReservationStep::NodeGone),
+        1 => (0..3_u8).prop_map(ReservationStep::Node),
+        1 => any::<bool>().prop_map(ReservationStep::Broken),
+        1 => any::<bool>().prop_map(ReservationStep::Slow),
+        2 => (1..40_u8).prop_map(ReservationStep::Wait),
+        1 => any::<bool>().prop_map(ReservationStep::Restart),
     ]
 }
 
 /// State of the last check, by uid of the reservation.
 #[derive(Default)]
-struct Before {
+struct CheckState {
     owners: BTreeMap<String, BTreeSet<String>>,
     /// Counts of the cases that a run is meant to cover.
-    reached: Reached,
+    reached: ReservationCoverage,
 }
 
 #[derive(Debug, Default)]
-struct Reached {
+struct ReservationCoverage {
     /// Owners that joined a restricted reservation and filled it.
     full: u32,
     /// Owners that used more than was left in the reservation.
-    beside: u32,
+    over_size: u32,
     /// Reservations resized to less than their owners use.
     shrunk: u32,
     used_up: u32,
@@ -81,11 +81,11 @@ struct Reached {
     failed_writes: u32,
 }
 
-impl Reached {
+impl ReservationCoverage {
     fn counts(&self) -> [u32; 6] {
         [
             self.full,
-            self.beside,
+            self.over_size,
             self.shrunk,
             self.used_up,
             self.insisted,
@@ -94,10 +94,10 @@ impl Reached {
     }
 }
 
-impl World {
-    fn step(&mut self, step: &Step) {
+impl ReservationWorld {
+    fn step(&mut self, step: &ReservationStep) {
         match step {
-            Step::Reserve {
+            ReservationStep::Reserve {
                 name,
                 cpu,
                 app,
@@ -115,8 +115,8 @@ impl World {
                     self.reserve(&name, &cpu, &app, json!({ "spec": spec }));
                 }
             }
-            Step::Unreserve(name) => self.unreserve(&format!("r{name}")),
-            Step::Pod {
+            ReservationStep::Unreserve(name) => self.unreserve(&format!("r{name}")),
+            ReservationStep::Pod {
                 cpu,
                 app,
                 insists,
@@ -139,13 +139,13 @@ impl World {
                     self.pod(&name, &cpu, &format!("a{app}"), change.clone());
                 }
             }
-            Step::PodGone(at) => {
+            ReservationStep::PodGone(at) => {
                 let names: Vec<String> = self.pods.keys().cloned().collect();
                 if !names.is_empty() {
                     self.pod_gone(&names[usize::from(*at) % names.len()]);
                 }
             }
-            Step::Resize(name, cpu) => {
+            ReservationStep::Resize(name, cpu) => {
                 let name = format!("r{name}");
                 let open = |r: &Value| r["status"]["phase"] == "Available";
                 // Only smaller: nothing checks a larger size against the node.
@@ -164,13 +164,13 @@ impl World {
                     );
                 }
             }
-            Step::Expire(name) => {
+            ReservationStep::Expire(name) => {
                 let name = format!("r{name}");
                 if self.reservations.contains_key(&name) {
                     self.edit(&name, json!({"spec": {"ttl": "1s"}}));
                 }
             }
-            Step::NodeGone(at) => {
+            ReservationStep::NodeGone(at) => {
                 let name = format!("n{at}");
                 self.node_gone(&name);
                 let on = |pod: &Value| pod["spec"]["nodeName"] == *name;
@@ -179,15 +179,15 @@ impl World {
                     self.pod_gone(&pod);
                 }
             }
-            Step::Node(at) => {
+            ReservationStep::Node(at) => {
                 if !self.nodes.contains_key(&format!("n{at}")) {
                     self.node(&format!("n{at}"), 6);
                 }
             }
-            Step::Slow(slow) => self.slow = *slow,
-            Step::Broken(broken) => self.broken = *broken,
-            Step::Wait(seconds) => self.later(i64::from(*seconds)),
-            Step::Restart(pods_first) => self.restart(*pods_first),
+            ReservationStep::Slow(decide_all_first) => self.decide_all_first = *decide_all_first,
+            ReservationStep::Broken(broken) => self.broken = *broken,
+            ReservationStep::Wait(seconds) => self.later(i64::from(*seconds)),
+            ReservationStep::Restart(pods_first) => self.restart(*pods_first),
         }
     }
 
@@ -199,7 +199,7 @@ impl World {
     }
 
     /// Compares the allocations that follow from the API objects with those of the engine.
-    fn check(&self, before: &mut Before) -> Result<(), TestCaseError> {
+    fn check(&self, state: &mut CheckState) -> Result<(), TestCaseError> {
         let nodes = self.engine.cluster().nodes();
         prop_assert!(nodes.books_balance());
         let milli = |pod: &Value| {
@@ -209,21 +209,21 @@ impl World {
             cpu.strip_suffix('m').unwrap().parse::<i64>().unwrap()
         };
         let mut owners: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        let mut held: FxHashMap<String, i64> = FxHashMap::default();
+        let mut expected: FxHashMap<String, i64> = FxHashMap::default();
         for (name, pod) in &self.pods {
             let Some(node) = pod["spec"]["nodeName"].as_str() else {
                 continue;
             };
-            *held.entry(node.to_owned()).or_default() += milli(pod);
+            *expected.entry(node.to_owned()).or_default() += milli(pod);
             let uid = Self::owned_by(pod);
             let insists = &pod["metadata"]["annotations"][annotations::RESERVATION_AFFINITY];
             prop_assert!(insists.is_null() || uid.is_some(), "{pod} goes without");
-            before.reached.insisted += u32::from(!insists.is_null());
+            state.reached.insisted += u32::from(!insists.is_null());
             if let Some(uid) = uid {
                 owners.entry(uid).or_default().insert(name.clone());
             }
         }
-        before.reached.failed_writes += u32::from(self.broken);
+        state.reached.failed_writes += u32::from(self.broken);
         for r in self.reservations.values() {
             let status = &r["status"];
             let uid = r["metadata"]["uid"].as_str().unwrap();
@@ -231,7 +231,7 @@ impl World {
             let mine = owners.get(uid).unwrap_or(&none);
             let once = r["spec"]["allocateOnce"] == true;
             prop_assert!(!once || mine.len() <= 1, "{r} has {mine:?}");
-            before.reached.used_up += u32::from(once && !mine.is_empty());
+            state.reached.used_up += u32::from(once && !mine.is_empty());
             let wanted = &r["spec"]["owners"][0]["labelSelector"]["matchLabels"]["app"];
             for name in mine {
                 let pod = &self.pods[name];
@@ -243,11 +243,11 @@ impl World {
             let node = status["nodeName"].as_str().unwrap();
             let cores = |value: &Value| value.as_str().unwrap().parse::<i64>().unwrap() * 1000;
             let template = &r["spec"]["template"]["spec"]["containers"][0];
-            let asked = cores(&template["resources"]["requests"]["cpu"]);
+            let requested = cores(&template["resources"]["requests"]["cpu"]);
             // The user's size counts; a user makes a reservation smaller in its status.
             let resized = &r["metadata"]["annotations"][RESIZED];
             let reserved = if resized.is_null() {
-                asked
+                requested
             } else {
                 cores(resized)
             };
@@ -256,22 +256,22 @@ impl World {
             for name in mine {
                 prop_assert_eq!(&self.pods[name]["spec"]["nodeName"], node, "{}", r);
             }
-            let left = (reserved - used).max(0);
-            *held.entry(node.to_owned()).or_default() += left;
+            let remaining = (reserved - used).max(0);
+            *expected.entry(node.to_owned()).or_default() += remaining;
             let row = nodes.find(node).unwrap();
             let stands = nodes.booked(row).find(|pod| *pod.uid == *uid);
-            prop_assert_eq!(stands.map(|pod| pod.requests.get(CPU)), Some(left));
-            let joined = before.owners.get(uid);
+            prop_assert_eq!(stands.map(|pod| pod.requests.get(CPU)), Some(remaining));
+            let joined = state.owners.get(uid);
             let joined = mine
                 .iter()
                 .any(|name| joined.is_none_or(|old| !old.contains(name)));
-            before.reached.shrunk += u32::from(used > reserved && !resized.is_null());
+            state.reached.shrunk += u32::from(used > reserved && !resized.is_null());
             if joined {
                 // A new owner must fit; existing owners stay when the reservation becomes smaller.
                 let restricted = r["spec"]["allocatePolicy"] == "Restricted";
                 prop_assert!(!restricted || used <= reserved, "{used} of {r}");
-                before.reached.full += u32::from(restricted && used + 400 > reserved);
-                before.reached.beside += u32::from(used > reserved);
+                state.reached.full += u32::from(restricted && used + 400 > reserved);
+                state.reached.over_size += u32::from(used > reserved);
             }
             if !self.broken {
                 prop_assert!(!once || used == 0, "used up and not over: {r}");
@@ -280,11 +280,11 @@ impl World {
                 prop_assert_eq!(says.milli_value(), used, "{}", r);
             }
         }
-        before.owners = owners;
+        state.owners = owners;
         for name in self.nodes.keys() {
             let row = nodes.find(name).unwrap();
             let booked = nodes.requested(row, CPU);
-            prop_assert_eq!(booked, held.get(name).copied().unwrap_or(0), "{}", name);
+            prop_assert_eq!(booked, expected.get(name).copied().unwrap_or(0), "{}", name);
             prop_assert!(
                 booked <= nodes.allocatable(row, CPU),
                 "{} holds {}",
@@ -299,17 +299,17 @@ impl World {
 /// Annotation in which the test stores a user's resize of a reservation.
 const RESIZED: &str = "example.com/resized";
 
-fn world() -> World {
-    let mut world = World::new();
+fn world() -> ReservationWorld {
+    let mut world = ReservationWorld::new();
     for node in ["n0", "n1", "n2"] {
         world.node(node, 6);
     }
     world
 }
 
-fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
+fn run(steps: &[ReservationStep]) -> Result<ReservationCoverage, TestCaseError> {
     let mut world = world();
-    let mut before = Before::default();
+    let mut state = CheckState::default();
     for step in steps {
         world.step(step);
         world.run();
@@ -317,7 +317,7 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
         if !world.broken {
             world.later(16);
         }
-        world.check(&mut before)?;
+        world.check(&mut state)?;
     }
     world.broken = false;
     for name in world.pods.keys().cloned().collect::<Vec<_>>() {
@@ -330,11 +330,11 @@ fn run(steps: &[Step]) -> Result<Reached, TestCaseError> {
     for name in world.nodes.keys() {
         prop_assert_eq!(world.booked(name), 0);
     }
-    Ok(before.reached)
+    Ok(state.reached)
 }
 
 #[test]
-fn nothing_leaks_and_nothing_is_given_twice() {
+fn allocations_are_exact_and_exclusive() {
     let mut runner = TestRunner::new(ProptestConfig::with_cases(128));
     let total = RefCell::new([0; 6]);
     let steps = prop::collection::vec(step(), 1..60);
@@ -368,7 +368,7 @@ proptest! {
             let [a, b] = &worlds;
             prop_assert_eq!(&a.pods, &b.pods);
             prop_assert_eq!(&a.reservations, &b.reservations);
-            prop_assert_eq!(&a.said, &b.said);
+            prop_assert_eq!(&a.messages, &b.messages);
             prop_assert_eq!(a.engine.classes().mismatches(), 0, "every signature is complete");
         }
     }
