@@ -20,7 +20,7 @@ use crate::common::patches::take_back;
 use crate::common::restricted;
 use allocations::{DeviceRecord, NodeDevices};
 use args::Args;
-pub(crate) use device_object::DeviceObject;
+pub(crate) use device_object::SeenDevice;
 use koord_api::{annotations, labels, scheduling};
 use koord_model::device::{
     DeviceResource, DeviceType, Holding, Quirks, Rules, Scorer, numa_hints, score_node,
@@ -184,8 +184,8 @@ impl DeviceShare {
     fn device_changed(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         self.last_event_matters = false;
         let full = || change.new_as::<scheduling::Device>().cloned();
-        let full = full().map(DeviceObject::from);
-        let Some(object) = change.new_as::<DeviceObject>().or(full.as_ref()) else {
+        let full = full().map(SeenDevice::from);
+        let Some(object) = change.new_as::<SeenDevice>().or(full.as_ref()) else {
             return;
         };
         let name = object.name.clone();
@@ -282,7 +282,7 @@ impl Sign for DeviceShare {
 impl Inputs for DeviceShare {
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of_kept::<scheduling::Device, DeviceObject>(DEVICES)
+            Watch::of_kept::<scheduling::Device, SeenDevice>(DEVICES)
                 .counted_as(event_names!("devices.v1alpha1.scheduling.koordinator.sh")),
             restricted::watch(),
         ]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A Device object, reduced to the node's devices.
 #[derive(Debug, PartialEq)]
-pub(crate) struct DeviceObject {
+pub(crate) struct SeenDevice {
     /// The node's name, which is also the object's.
     pub(super) name: Arc<str>,
     pub(super) uid: Option<Box<str>>,
@@ -19,7 +19,7 @@ pub(crate) struct DeviceObject {
     pub(super) not_well_planned: bool,
 }
 
-impl From<scheduling::Device> for DeviceObject {
+impl From<scheduling::Device> for SeenDevice {
     fn from(object: scheduling::Device) -> Self {
         let (inventory, problems) = Inventory::new(&object);
         let meta = object.metadata;
@@ -36,7 +36,7 @@ impl From<scheduling::Device> for DeviceObject {
     }
 }
 
-impl Mirrored for DeviceObject {
+impl Mirrored for SeenDevice {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }

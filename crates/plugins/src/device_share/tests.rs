@@ -278,7 +278,7 @@ fn model_partitions_apply_if_node_honors_them() {
         assert_eq!(
             place(&mut engine, gpu("b", 200)),
             "n: gpu 2 3",
-            "beside what is used"
+            "next to what is used"
         );
         assert_eq!(place(&mut engine, gpu("c", 200)), "n: gpu 4 5");
         assert_eq!(place(&mut engine, gpu("d", 300)), third, "{policy}");

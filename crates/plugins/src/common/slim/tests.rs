@@ -2,7 +2,7 @@
 //! is listed here from the rules, and not from what is dropped.
 
 use crate::common::topologies::SeenTopology;
-use crate::device_share::DeviceObject;
+use crate::device_share::SeenDevice;
 use crate::volumes::{SeenAttachment, SeenClaim, SeenVolume};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -357,7 +357,7 @@ fn of_devices() {
             "resources": {"koordinator.sh/gpu-core": "100"}});
         json!({"spec": {"devices": [merged(&base, change)]}})
     };
-    check::<koord_api::scheduling::Device, DeviceObject>(
+    check::<koord_api::scheduling::Device, SeenDevice>(
         "devices.v1alpha1.scheduling.koordinator.sh",
         &device(&json!({})),
         &[

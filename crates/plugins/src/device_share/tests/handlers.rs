@@ -86,7 +86,7 @@ fn free_share_follows_events() {
         ("update: on its way", vec![Holds("")], ALL),
         ("delete", vec![Holds("n"), Gone("n")], ALL),
         ("delete: no devices", vec![Plain("n"), Gone("n")], ALL),
-        ("delete: nobody knew it", vec![Gone("n")], ALL),
+        ("delete: unknown pod", vec![Gone("n")], ALL),
         (
             "delete: its node is not known",
             vec![Holds("x"), Gone("x")],

@@ -298,7 +298,7 @@ fn upstream_reservation_allocations() {
     // to it and what it asks for; where it is put.
     #[rustfmt::skip]
     let rows = [
-        ("nobody reserved anything", "", NONE, NONE, NONE, may, HALF, "gpu 0"),
+        ("nothing is reserved", "", NONE, NONE, NONE, may, HALF, "gpu 0"),
         ("more than is reserved", "", &[(0, 25)], NONE, NONE, may, HALF, "gpu 0"),
         ("it insists", "", &[(0, 75)], &[(0, 25)], NONE, must, HALF, "gpu 0"),
         ("nothing is left of it", "", &[(0, 50)], &[(0, 50)], &[(0, 50)], must, HALF, "gpu 1"),

@@ -182,7 +182,7 @@ fn amplified_cpu_is_counted() {
     let shared = |name: &str, cpu: &str| pod(name, cpu, json!({}));
     for (name, topology, on_node, new, expected) in [
         (
-            "shared beside shared",
+            "shared next to shared",
             true,
             shared("a", "32"),
             shared("b", "32"),
@@ -196,7 +196,7 @@ fn amplified_cpu_is_counted() {
             "n -",
         ),
         (
-            "shared beside bound",
+            "shared next to bound",
             true,
             lsr("a", "32", ""),
             shared("b", "2"),
@@ -210,14 +210,14 @@ fn amplified_cpu_is_counted() {
             "n -",
         ),
         (
-            "bound beside shared",
+            "bound next to shared",
             true,
             shared("a", "32"),
             lsr("b", "32", ""),
             full,
         ),
         (
-            "bound beside some shared",
+            "bound next to some shared",
             true,
             shared("a", "32"),
             lsr("b", "16", ""),

@@ -93,9 +93,9 @@ fn amplified_cpu_of_a_node() {
         ("not amplified", 1, false, (0, false), (32, false), "n -"),
         ("no topology", 2, false, (32, false), (32, false), "n -"),
         ("full", 2, false, (64, false), (32, false), full),
-        ("shared beside bound", 2, true, (32, true), (32, false), full),
-        ("bound beside shared", 2, true, (32, false), (32, true), full),
-        ("bound beside bound", 2, true, (32, true), (32, true), full),
+        ("shared next to bound", 2, true, (32, true), (32, false), full),
+        ("bound next to shared", 2, true, (32, false), (32, true), full),
+        ("bound next to bound", 2, true, (32, true), (32, true), full),
     ];
     for (name, ratio, topology, running, comes, expected) in rows {
         let mut engine = engine(json!({}));

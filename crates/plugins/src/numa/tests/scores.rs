@@ -140,8 +140,8 @@ fn by_the_numa_nodes_that_would_be_used() {
     let rows: Vec<Row<'_>> = vec![
         ("single", pair(single), &[], false, sized_pod("p", 21, 40, false), "n1 35, n2 31"),
         ("restricted", pair("Restricted"), &[], false, sized_pod("p", 50, 40, false), "n1 63, n2 54"),
-        ("beside others", three().into(), &shared, false, sized_pod("p", 4, 40, false), "n1 19, n2 19, n3 19"),
-        ("bound, beside others", three().into(), &bound, true, sized_pod("p", 4, 40, true), "n1 23, n2 27, n3 34"),
+        ("next to others", three().into(), &shared, false, sized_pod("p", 4, 40, false), "n1 19, n2 19, n3 19"),
+        ("bound, next to others", three().into(), &bound, true, sized_pod("p", 4, 40, true), "n1 23, n2 27, n3 34"),
     ];
     for (name, nodes, there, twice, pod, expected) in rows {
         let mut engine = engine(strategy("MostAllocated", &BOTH));
@@ -230,13 +230,13 @@ fn amplified_nodes_score_bound_cpus_amplified() {
     let rows = [
         ("shared", most, &three, false, None, false, "n1 32, n2 16, n3 26"),
         ("bound", most, &three, true, None, true, "n1 32, n2 19, n3 32"),
-        ("shared beside bound", most, &two, true, bound, false, "n1 68, n2 35"),
-        ("bound beside shared", most, &two, true, shared, true, "n1 68, n2 30"),
-        ("bound beside bound", most, &two, true, bound, true, "n1 68, n2 38"),
-        ("shared beside shared", least, &two, false, shared, false, "n1 31, n2 72"),
-        ("shared beside bound", least, &two, true, bound, false, "n1 31, n2 64"),
-        ("bound beside shared", least, &two, true, shared, true, "n1 31, n2 68"),
-        ("bound beside bound", least, &two, true, bound, true, "n1 31, n2 61"),
+        ("shared next to bound", most, &two, true, bound, false, "n1 68, n2 35"),
+        ("bound next to shared", most, &two, true, shared, true, "n1 68, n2 30"),
+        ("bound next to bound", most, &two, true, bound, true, "n1 68, n2 38"),
+        ("shared next to shared", least, &two, false, shared, false, "n1 31, n2 72"),
+        ("shared next to bound", least, &two, true, bound, false, "n1 31, n2 64"),
+        ("bound next to shared", least, &two, true, shared, true, "n1 31, n2 68"),
+        ("bound next to bound", least, &two, true, bound, true, "n1 31, n2 61"),
     ];
     for (name, kind, nodes, topology, there, comes, expected) in rows {
         let mut engine = engine(strategy(kind, &BOTH));

@@ -388,11 +388,7 @@ fn opened_reservation_wakes_owners_only() {
     world.edit("r", json!({"status": {"phase": "Available"}}));
     world.run();
     assert_eq!(world.result_of("web"), "n1 (r)");
-    assert_eq!(
-        tries(&world, "db"),
-        1,
-        "what owners take is room for nobody"
-    );
+    assert_eq!(tries(&world, "db"), 1, "owners free nothing for other pods");
     // What a reservation frees is available to others.
     world.edit("r", json!({"status": {"allocatable": {"cpu": "4"}}}));
     world.run();

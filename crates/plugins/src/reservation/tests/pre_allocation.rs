@@ -167,20 +167,20 @@ fn pod_is_absorbed_if_node_and_reservation_fit() {
     let half = "unfit=8/8@1 fit=2/8@1 others=20/1 goes=2/4";
     let columns = "unfit=8/8@1 fit=4/8@1 others=20/1";
     let none: &[&str] = &[];
-    let (nobody, nothing_meets) = (
+    let (no_pod, nothing_meets) = (
         NO_POD,
         "node(s) no pod(s) to meet the pre-allocation requirements",
     );
     #[rustfmt::skip]
     let rows = [
-        ("nobody is needed", false, "others=12/16", none, "", "[] 0"),
-        ("the node's own fit says that it is full", false, "others=30/16", none, "", "[] 0"),
-        ("who is there does not help", false, "others=29/16 pod=1/1@1", none, "", "Insufficient cpu by node"),
-        ("somebody is needed, nobody is there", true, "others=12/16", none, "", nobody),
-        ("who is there has nothing of it", true, "others=12/16 odd", none, "", nothing_meets),
+        ("no pod is needed", false, "others=12/16", none, "", "[] 0"),
+        ("the node's own fit check fails", false, "others=30/16", none, "", "[] 0"),
+        ("the only candidate does not help", false, "others=29/16 pod=1/1@1", none, "", "Insufficient cpu by node"),
+        ("required, without candidates", true, "others=12/16", none, "", no_pod),
+        ("the only candidate uses none of it", true, "others=12/16 odd", none, "", nothing_meets),
         ("the second fits", true, unfit, none, "", "[fit] 100"),
         ("with a victim", true, half, &["goes"], "", "[fit] 50"),
-        ("beside a nominated pod", true, columns, none, "cpu=4 memory=4Gi",
+        ("with a nominated pod", true, columns, none, "cpu=4 memory=4Gi",
             "Insufficient cpu by node, Reservation(s) Insufficient cpu"),
     ];
     for (name, required, pods, victims, more, expected) in rows {

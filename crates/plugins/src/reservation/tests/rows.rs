@@ -357,13 +357,13 @@ fn reservations_find_their_node() {
         ("no node asked for", "-", "", none(), "fits"),
         ("this node", "-", "", on_template_node("n"), "fits"),
         ("another node", "-", "", on_template_node("other"), elsewhere),
-        ("default beside aligned", "Aligned", "", on_template_node("n"), conflict),
-        ("default beside restricted", "Restricted", "", on_template_node("n"), conflict),
-        ("aligned beside restricted", "Restricted", "Aligned", none(), "fits"),
-        ("restricted beside aligned", "Aligned", "Restricted", none(), "fits"),
-        ("pre-allocation, with nobody to take in", "Restricted", "Restricted", pre(), "fits"),
-        ("pre-allocation, with nobody to take in and no room", "Restricted", "Restricted", large, "fits"),
-        ("pre-allocation that must be one", "-", "Restricted", required, crate::reservation::pre_allocation::NO_POD),
+        ("default next to aligned", "Aligned", "", on_template_node("n"), conflict),
+        ("default next to restricted", "Restricted", "", on_template_node("n"), conflict),
+        ("aligned next to restricted", "Restricted", "Aligned", none(), "fits"),
+        ("restricted next to aligned", "Aligned", "Restricted", none(), "fits"),
+        ("pre-allocation without candidates", "Restricted", "Restricted", pre(), "fits"),
+        ("pre-allocation without candidates, node too small", "Restricted", "Restricted", large, "fits"),
+        ("required pre-allocation", "-", "Restricted", required, crate::reservation::pre_allocation::NO_POD),
     ];
     for (name, there, policy, change, expected) in rows {
         let mut bench = PluginBench::new("cpu=32 memory=64Gi pods=100");

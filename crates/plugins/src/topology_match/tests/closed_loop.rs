@@ -327,7 +327,7 @@ fn without_reports_nothing_is_given_twice() {
             }
         }
     }
-    println!("{placed} placed beside {foreign} of others, {nowhere} nowhere");
+    println!("{placed} placed next to {foreign} foreign ones, {nowhere} nowhere");
     assert!(placed > 100 && nowhere > 100 && foreign > 150);
 }
 
@@ -350,7 +350,7 @@ fn ten_thousand_random_nodes_refuse_nothing() {
         }
         world.report(name);
     }
-    let (mut placed, mut beside, mut misled) = (0, 0, 0);
+    let (mut placed, mut shared, mut misled) = (0, 0, 0);
     for burst in 0..8 {
         let mut touched = BTreeSet::new();
         for index in 0..50 {
@@ -358,7 +358,7 @@ fn ten_thousand_random_nodes_refuse_nothing() {
             let containers = drawn(&mut random, containers());
             let wanted = sized(&name, &containers);
             if let Ok(node) = place(&mut world.engine, wanted.clone()) {
-                beside += usize::from(world.on.get(&node).is_some_and(|on| !on.is_empty()));
+                shared += usize::from(world.on.get(&node).is_some_and(|on| !on.is_empty()));
                 misled += world.misled(&wanted, &containers);
                 let admitted = world.run(&name, &wanted, &node);
                 assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
@@ -374,8 +374,8 @@ fn ten_thousand_random_nodes_refuse_nothing() {
             world.report(&node);
         }
     }
-    println!("{placed} placed, {beside} beside others; sums mislead {misled} times");
-    assert!(placed > 300 && beside > 100 && misled > 200);
+    println!("{placed} placed, {shared} next to others; sums mislead {misled} times");
+    assert!(placed > 300 && shared > 100 && misled > 200);
 }
 
 /// Generates one value of the strategy.
