@@ -1,9 +1,9 @@
 //! `NodeNUMAResource`: binds pods to CPUs and NUMA nodes.
 //!
-//! Each node has a [`NodeAllocations`]: the machine as the NodeResourceTopology describes it, and the CPUs and NUMA
-//! resources that are allocated to each pod. Allocations are written to the pod's annotations before it is
-//! bound and are read back from there after a restart. A book holds exactly the allocations of the pods on
-//! the node plus the reservations for pods that are about to be bound.
+//! Each node has a [`NodeAllocations`]: the machine as the NodeResourceTopology describes it, and the CPUs
+//! and NUMA resources that are allocated to each pod. Allocations are written to the pod's annotations before
+//! it is bound and are read back from there after a restart. They are exactly those of the pods on the node
+//! plus those reserved for pods that are about to be bound.
 
 mod allocate;
 mod args;

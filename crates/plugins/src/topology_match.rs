@@ -3,7 +3,8 @@
 //!
 //! An exporter reports the free resources of each NUMA node; the kubelet chooses a NUMA node after the
 //! binding. The plugin predicts that choice. Pods placed between two reports are subtracted from every NUMA
-//! node until a report has counted them, which the report's fingerprint of the node's pods shows ([`NodeTopologyState`]).
+//! node until a report has counted them, which the report's fingerprint of the node's pods shows
+//! ([`NodeTopologyState`]).
 
 mod args;
 mod node_state;

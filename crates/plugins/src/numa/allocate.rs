@@ -47,13 +47,13 @@ pub(super) struct FreeResources {
     pub(super) allocated: AllocatedResources,
 }
 
-/// One source from which a pod can be served: the node, or the node with one reservation released.
+/// A source from which a pod can be served: the node, or the node with one reservation released.
 #[derive(Debug)]
 pub(super) struct AllocationSource {
     pub(super) free: FreeResources,
     /// True if the source is a reservation.
     reservation: bool,
-    /// What the reservation has left, if the whole allocation must come from it (restricted policy).
+    /// Remaining resources of the reservation, if the whole allocation must come from it (restricted policy).
     only: Option<FreeResources>,
     /// Resources that must be part of the allocation.
     absorbed: AbsorbedResources,

@@ -66,7 +66,7 @@ fn one() -> i64 {
     1
 }
 
-/// One profile's settings, computed from the plugin arguments.
+/// Settings of one profile, computed from the plugin arguments.
 #[derive(Debug, Clone)]
 pub(super) struct NumaSettings {
     /// Bind policy of CPU-bound pods that do not name one; `None` means that they are not bound.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// The allocations on one node, by pod uid.
 pub(super) type Allocations = FxHashMap<Arc<str>, Arc<Allocation>>;
 
-/// One node's topology, its allocations, and their sum.
+/// Topology, allocations and their sum of one node.
 #[derive(Debug, Default)]
 pub(super) struct NodeAllocations {
     /// The node's topology; `None` while the node does not exist.

@@ -19,7 +19,7 @@ const NOT_BY_PREEMPTION: &str = "node(s) preemption failed due to insufficient r
 /// The engine's text for nodes that a plugin excluded in PreFilter.
 const OUTSIDE: &str = "node(s) didn't satisfy plugin(s) [Reservation]";
 
-/// One node as seen by one pod, with the reservations that the pod may use.
+/// A node as seen by one pod, with the reservations that the pod may use.
 pub(super) struct NodeFit<'a> {
     pub(super) table: &'a ReservationTable,
     pub(super) args: &'a Args,

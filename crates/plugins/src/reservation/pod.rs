@@ -56,7 +56,7 @@ pub(super) struct ReservationTerms {
     pub(super) resources: Vec<ResourceId>,
     /// The holder pod, with all of its requests.
     pub(super) pod: PodInfo,
-    /// What could not be parsed; no pod matches as an owner then.
+    /// Message about what could not be parsed; no pod matches as an owner then.
     pub(super) error: Option<String>,
     /// Messages about parts that were ignored.
     pub(super) ignored: Vec<String>,

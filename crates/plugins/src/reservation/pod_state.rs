@@ -255,7 +255,7 @@ fn exact_match(names: &[ResourceId], requests: &Amounts, allocatable: &Amounts) 
     })
 }
 
-/// Returns true if the pod's label says that it ignores reservations.
+/// Returns true if the pod has the label to ignore reservations.
 pub(super) fn ignores_reservations(pod: &PodInfo) -> bool {
     pod.label(labels::RESERVATION_IGNORED) == Some("true")
 }

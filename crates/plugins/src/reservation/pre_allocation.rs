@@ -250,7 +250,7 @@ impl Reservations {
         counts
     }
 
-    /// Returns the filter's verdict on `node`; the cycle already knows the absorbed pods.
+    /// Returns the filter's verdict on `node`; `cycle` lists the absorbed pods.
     pub(super) fn filter_pre_allocation(
         &self,
         cycle: &Cycle<'_>,
@@ -421,8 +421,8 @@ impl Reservations {
         writes
     }
 
-    /// Undoes [`Self::add_absorbed_owners`] for a reservation that is not placed. Pods whose annotation was already
-    /// written stay owners, because a retry finds it there.
+    /// Undoes [`Self::add_absorbed_owners`] for a reservation that is not placed. Pods whose annotation was
+    /// already written stay owners, because a retry finds it there.
     pub(super) fn remove_absorbed_owners(&mut self, uid: &str, fx: &mut Effects) {
         self.table.stale_annotated.remove(uid);
         let assumed = |owner: &&OwnerPod| owner.pre_allocated && !owner.confirmed;

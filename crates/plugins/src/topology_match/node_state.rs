@@ -78,8 +78,8 @@ impl NodeTopologyState {
         self.newest.as_deref()
     }
 
-    /// Returns the zones' free resources less `uncounted`, which is [`NodeTopologyState::uncounted_sum`] or smaller; `None` without a
-    /// report.
+    /// Returns the zones' free resources less `uncounted`, which is [`NodeTopologyState::uncounted_sum`] or
+    /// smaller; `None` without a report.
     pub(super) fn free<'a>(&'a self, uncounted: &'a Amounts) -> Option<Free<'a>> {
         let report = self.report.as_deref()?;
         Some(Free::new(&report.zones, uncounted))

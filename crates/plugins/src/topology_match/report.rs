@@ -6,7 +6,7 @@ use koord_model::alignment::{Config, MAX_ZONES, UNKNOWN_COST, Zone, fingerprint}
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, amount};
 use koord_scheduler::framework::Problem;
 
-/// One report of an exporter about a node.
+/// An exporter's report about a node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Report {
     pub(super) config: Config,
