@@ -129,10 +129,10 @@ impl DeviceShare {
             .unwrap_or_else(|| pod::resource_ids(table))
     }
 
-    fn incoming(&self, cycle: &Cycle<'_>) -> Result<Option<DevicePod>, Rejection> {
+    fn device_pod(&self, cycle: &Cycle<'_>) -> Result<Option<DevicePod>, Rejection> {
         let templated = &self.settings.of(cycle.pod).templated;
         let resource_ids = self.resource_ids(cycle.view.resources);
-        let read = pod::incoming(cycle.pod, templated, &resource_ids);
+        let read = pod::device_pod(cycle.pod, templated, &resource_ids);
         read.map_err(Rejection::unresolvable)
     }
 
@@ -294,7 +294,7 @@ impl Inputs for DeviceShare {
 
 impl PreFilter for DeviceShare {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        match self.incoming(cycle) {
+        match self.device_pod(cycle) {
             Ok(Some(pod)) => PreFilterResult::ready(pod),
             Ok(None) => PreFilterResult::Skip,
             Err(rejection) => PreFilterResult::Reject(rejection),
@@ -340,7 +340,7 @@ impl Filter for DeviceShare {
 
 impl PreScore for DeviceShare {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        match self.incoming(cycle) {
+        match self.device_pod(cycle) {
             Ok(Some(pod)) => PreScoreResult::Ready(State::of(pod)),
             _ => PreScoreResult::Skip,
         }
@@ -352,7 +352,7 @@ impl Score for DeviceShare {
         let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return 0;
         };
-        let Some(inventory) = row.managed() else {
+        let Some(inventory) = row.managed_devices() else {
             return 0;
         };
         let without;
@@ -427,7 +427,7 @@ impl Insight for DeviceShare {
         let (Some(pod), Some(row)) = (state.get::<DevicePod>(), self.rows.get(node.row())) else {
             return;
         };
-        let Some(inventory) = row.managed() else {
+        let Some(inventory) = row.managed_devices() else {
             return;
         };
         let used = row.allocations.without(|uid| cycle.overlay.removes(uid));
@@ -453,7 +453,7 @@ impl Insight for DeviceShare {
         _query: &BTreeMap<String, String>,
         _view: View<'_>,
     ) -> Result<Value, NotShown> {
-        let managed = |row: &&NodeDevices| row.managed().is_some();
+        let managed = |row: &&NodeDevices| row.managed_devices().is_some();
         match path {
             ["nodeDeviceSummaries"] => {
                 let rows = self.rows.iter().filter(managed);
@@ -546,7 +546,7 @@ impl PodEvents for DeviceShare {
 
 impl Reserve for DeviceShare {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, fx: &mut Effects) -> Verdict {
-        let Some(pod) = self.incoming(cycle)? else {
+        let Some(pod) = self.device_pod(cycle)? else {
             return Ok(());
         };
         let mode = PlacementMode {
@@ -584,7 +584,7 @@ impl Alignment for DeviceShare {
             return Ok(Offers::new());
         };
         let aligns = !self.settings.of(cycle.pod).args.disable_alignment();
-        let Some(inventory) = row.managed().filter(|_| aligns) else {
+        let Some(inventory) = row.managed_devices().filter(|_| aligns) else {
             return Ok(Offers::new());
         };
         let place = |mask| {

@@ -98,7 +98,7 @@ impl Numa {
         &mut self.allocations[node.row()]
     }
 
-    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<NumaPod>, String> {
+    fn numa_pod(&self, pod: &PodInfo, view: View<'_>) -> Result<Option<NumaPod>, String> {
         NumaPod::new(pod, self.settings.of(pod), view.resources)
     }
 
@@ -240,7 +240,7 @@ impl Inputs for Numa {
 
 impl PreFilter for Numa {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        match self.incoming(cycle.pod, cycle.view) {
+        match self.numa_pod(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreFilterResult::ready(incoming),
             Ok(None) => PreFilterResult::Skip,
             Err(message) => PreFilterResult::Reject(Rejection::unresolvable(message)),
@@ -305,7 +305,7 @@ impl Filter for Numa {
         };
         for position in self.non_plain_positions(incoming, nodes) {
             if let Err(rejection) = Filter::filter(self, cycle, state, nodes[position]) {
-                refuse(position, rejection);
+                reject(position, rejection);
             }
         }
     }
@@ -313,7 +313,7 @@ impl Filter for Numa {
 
 impl PreScore for Numa {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        match self.incoming(cycle.pod, cycle.view) {
+        match self.numa_pod(cycle.pod, cycle.view) {
             Ok(Some(incoming)) => PreScoreResult::Ready(State::of(incoming)),
             _ => PreScoreResult::Skip,
         }
@@ -326,7 +326,7 @@ impl Score for Numa {
         let incoming = match state.get::<NumaPod>() {
             Some(incoming) => incoming,
             // Profiles may enable the plugin for scoring only.
-            None => match self.incoming(cycle.pod, cycle.view) {
+            None => match self.numa_pod(cycle.pod, cycle.view) {
                 Ok(Some(incoming)) => {
                     own = incoming;
                     &own
@@ -353,7 +353,7 @@ impl Score for Numa {
         }
         let bound = |cpus: usize| amplify(to_milli(cpus), node_topology.ratio);
         let Some(policy) = plan.policy else {
-            return allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
+            return allocate::score(incoming, plan.amplification(), settings.nodes, |id| {
                 let (allocatable, mut used) = whole_node(id);
                 if id == CPU && incoming.cpu() > 0 && node_topology.ratio > 1.0 {
                     let cpus = node_allocations.allocated.cpus.len();
@@ -371,7 +371,7 @@ impl Score for Numa {
         let Ok(allocation) = self.serve_from(&cycle, &plan, &sources) else {
             return 0;
         };
-        allocate::score(incoming, plan.amplifies(), settings.nodes, |id| {
+        allocate::score(incoming, plan.amplification(), settings.nodes, |id| {
             let sum = |zones: &[(u8, koord_model::resources::Amounts)]| -> i64 {
                 let used = |zone: u8| allocation.zones.iter().any(|(id, _)| *id == zone);
                 let zones = zones.iter().filter(|(zone, _)| used(*zone));
@@ -398,8 +398,10 @@ impl Score for Numa {
     ) {
         let strategy = self.settings.of(cycle.pod).nodes;
         let incoming = state.get::<NumaPod>();
-        let weighed = incoming.into_iter().flat_map(|incoming| &incoming.weighed);
-        let columns: Vec<_> = weighed
+        let scored_resources = incoming
+            .into_iter()
+            .flat_map(|incoming| &incoming.scored_resources);
+        let columns: Vec<_> = scored_resources
             .map(|(id, weight)| (cycle.view.nodes.column(*id), *id, *weight))
             .collect();
         for (score, node) in scores.iter_mut().zip(nodes) {
@@ -460,7 +462,7 @@ impl PreBind for Numa {
             return Ok(());
         };
         let failed = |error: serde_json::Error| Rejection::error(error.to_string());
-        if let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view)
+        if let Ok(Some(incoming)) = self.numa_pod(cycle.pod, cycle.view)
             && let Ok(plan) = self.plan(&incoming, node_topology)
             && let Some((bind, required)) = plan.bind
             && let Some(spec) = complete_spec(cycle.pod, bind, required)
@@ -614,7 +616,7 @@ impl PodEvents for Numa {
 
 impl Reserve for Numa {
     fn reserve(&mut self, cycle: &Cycle<'_>, node: NodeIndex, _fx: &mut Effects) -> Verdict {
-        let Ok(Some(incoming)) = self.incoming(cycle.pod, cycle.view) else {
+        let Ok(Some(incoming)) = self.numa_pod(cycle.pod, cycle.view) else {
             return Ok(());
         };
         let Some((node_allocations, node_topology)) = self.node(node) else {

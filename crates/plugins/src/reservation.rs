@@ -68,7 +68,7 @@ pub(crate) struct Reservations {
     budgets: budgets::Looks,
     /// True if this process runs the reservation controller: it updates statuses, expires reservations and
     /// deletes old ones.
-    controls: bool,
+    is_controller: bool,
     table: ReservationTable,
     pre_allocatable: PreAllocatableIndex,
     checks: CheckQueue,
@@ -81,16 +81,16 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<BoxedPlugin, BuildError> {
-    let args = Args::read(value)?;
+    let args = Args::parse(value)?;
     let gate = |name: &str| context.gates.get(name).copied().unwrap_or(false);
-    let controls = context.controllers.enabled(NAME);
+    let is_controller = context.controllers.enabled(NAME);
     Ok(Box::new(Reservations {
         args: PerProfile::new(args),
         node_labels: !gate("OmitNodeLabelsForReservation"),
-        clean_owners: controls && gate("CleanExpiredReservationAllocated"),
+        clean_owners: is_controller && gate("CleanExpiredReservationAllocated"),
         expire_pending: gate("ExpirePendingReservations"),
         budgets: budgets::Looks::of(context),
-        controls,
+        is_controller,
         table: ReservationTable::default(),
         pre_allocatable: PreAllocatableIndex::default(),
         checks: CheckQueue::default(),
@@ -126,7 +126,7 @@ impl Reservations {
     }
 
     /// Returns true if any profile allows preemption for reservations.
-    fn preempts(&self) -> bool {
+    fn has_preemption(&self) -> bool {
         self.args.all().any(|args| args.enable_preemption)
     }
 
@@ -147,7 +147,7 @@ impl Reservations {
 
     /// Returns true if any reservation, on any node, is open to the pod.
     fn any_match(&self, cycle: &Cycle<'_>, pod_state: &PodReservationState) -> bool {
-        self.table.owned(pod_state).any(|record| {
+        self.table.owned_reservations(pod_state).any(|record| {
             self.table
                 .check(
                     cycle.pod,
@@ -176,7 +176,7 @@ impl Reservations {
         }
         let mut counts = ReservationCounts::default();
         let mut usable: BTreeMap<NodeIndex, usize> = BTreeMap::new();
-        for record in self.table.owned(&pod_state) {
+        for record in self.table.owned_reservations(&pod_state) {
             let checked = self.table.check(
                 cycle.pod,
                 &pod_state,
@@ -190,7 +190,7 @@ impl Reservations {
             counts.add(&pod_state, checked);
         }
         for (row, usable) in usable {
-            counts.refused(
+            counts.add_rejected(
                 usable,
                 &self.node_fit(cycle, &pod_state, row).rejection_reasons(),
             );
@@ -302,7 +302,7 @@ impl Plugin for Reservations {
         args: Option<&Value>,
         _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let args = Args::read(args).map(|args| {
+        let args = Args::parse(args).map(|args| {
             args.warn_about_other_profiles(self.args.first(), profile);
             self.args.join(profile, args);
         });
@@ -352,7 +352,7 @@ impl Sign for Reservations {
 impl Inputs for Reservations {
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![restricted::watch()];
-        if self.preempts() {
+        if self.has_preemption() {
             watches.extend(self.budgets.watch());
         }
         watches
@@ -360,7 +360,7 @@ impl Inputs for Reservations {
 
     fn indexes(&self) -> Vec<IndexKind> {
         let mut indexes = vec![restricted::index()];
-        indexes.extend(self.budgets.index().filter(|_| self.preempts()));
+        indexes.extend(self.budgets.index().filter(|_| self.has_preemption()));
         indexes
     }
 }
@@ -379,11 +379,13 @@ impl PreFilter for Reservations {
                 return PreFilterResult::Reject(Rejection::unresolvable(NO_MATCH));
             }
             if affinity.name.is_some() && !pod_state.ignores {
-                nodes = Some(self.table.named_row(affinity).into_iter().collect());
+                nodes = Some(self.table.affinity_node(affinity).into_iter().collect());
             }
         }
         if let CycleSubject::Reservation { candidates, .. } = &subject {
-            nodes = candidates.as_ref().and_then(PreAllocationCandidates::only);
+            nodes = candidates
+                .as_ref()
+                .and_then(PreAllocationCandidates::required_nodes);
         }
         PreFilterResult::Ready {
             state: State::of(subject),
@@ -507,13 +509,13 @@ impl QueueHints for Reservations {
         };
         let old = change::old_state(change);
         // The ended reservation's owners may now be absorbed by another one.
-        let ended = change.action.meets(Action::DELETE) || change::ends(old, new);
+        let ended = change.action.meets(Action::DELETE) || change::is_ended(old, new);
         if ended && self.record_of(pod).is_some_and(is_pre_allocation) {
             return Helps::Queue;
         }
         // Resources freed by an ended or deleted reservation cause an event of their own.
-        let useful = change::opens(old, new) && owners::is_owner(&new.spec.owners, pod);
-        if useful || change::shrinks(old, new) {
+        let useful = change::is_opened(old, new) && owners::is_owner(&new.spec.owners, pod);
+        if useful || change::is_shrunk(old, new) {
             Helps::Queue
         } else {
             Helps::Skip
@@ -532,7 +534,7 @@ impl QueueHints for Reservations {
             let old = change::old_state(change);
             change
                 .new_as::<Reservation>()
-                .is_some_and(|new| change::opens(old, new) || change::shrinks(old, new))
+                .is_some_and(|new| change::is_opened(old, new) || change::is_shrunk(old, new))
         })
     }
 }
@@ -666,23 +668,23 @@ impl ObjectEvents for Reservations {
                 self.write_ignored_condition(&object, &why, view.now, fx);
             }
             if let Some(before) = before.filter(|before| **before != *uid) {
-                self.follow(&before, view);
+                self.update_criterion(&before, view);
             }
-            self.follow(uid, view);
+            self.update_criterion(uid, view);
             let record = self
                 .table
                 .find(uid)
                 .and_then(|index| self.table.record(index));
             // Pods may have been annotated for a node on which the reservation was then not placed.
             if let Some(record) =
-                record.filter(|record| self.controls && was_pending && !record.is_pending())
+                record.filter(|record| self.is_controller && was_pending && !record.is_pending())
             {
                 let node = record.terms.node.clone();
                 self.remove_owner_annotations(uid, node.as_deref(), fx);
             }
             return;
         }
-        if self.clean_owners || (self.controls && was_pending) {
+        if self.clean_owners || (self.is_controller && was_pending) {
             self.remove_owner_annotations(uid, None, fx);
         }
         if let Some(record) = self
@@ -694,7 +696,7 @@ impl ObjectEvents for Reservations {
         }
         self.table.clear_problems(uid);
         self.table.delete(uid, fx);
-        self.follow(uid, view);
+        self.update_criterion(uid, view);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if view.nodes.info(node).is_none() {
@@ -855,7 +857,12 @@ impl Release for Reservations {
     fn special_rows(&self, _cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
         match state.get::<CycleSubject>()? {
             CycleSubject::Pod(pod_state) if !pod_state.ignores && pod_state.affinity.is_none() => {
-                Some(self.table.owned(pod_state).filter_map(|r| r.row).collect())
+                Some(
+                    self.table
+                        .owned_reservations(pod_state)
+                        .filter_map(|r| r.row)
+                        .collect(),
+                )
             }
             _ => None,
         }

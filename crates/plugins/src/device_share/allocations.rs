@@ -42,7 +42,7 @@ impl NodeDevices {
     }
 
     /// Returns the node's devices; `None` if no device of it is known, so that they are left to the kubelet.
-    pub(super) fn managed(&self) -> Option<&Inventory> {
+    pub(super) fn managed_devices(&self) -> Option<&Inventory> {
         match &self.inventory {
             Some(inventory) => Some(inventory),
             // A Device object existed once, and pods still hold its devices.

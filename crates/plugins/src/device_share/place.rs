@@ -51,7 +51,7 @@ impl DeviceShare {
         let Some(row) = self.rows.get(node.row()) else {
             return Ok(None);
         };
-        let Some(inventory) = row.managed() else {
+        let Some(inventory) = row.managed_devices() else {
             return Ok(None);
         };
         let overlay = cycle.overlay;
@@ -61,7 +61,7 @@ impl DeviceShare {
         let reserves = |uid: &str| {
             row.allocations
                 .get(uid)
-                .is_some_and(|absorbed| absorbed.reserves)
+                .is_some_and(|holding| holding.reserves)
         };
         // The pods that a reservation absorbs count as removed before Reserve; in Reserve they are still
         // present.

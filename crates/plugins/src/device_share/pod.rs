@@ -65,7 +65,7 @@ pub(super) fn requests_devices(pod: &PodInfo, resource_ids: &DeviceResourceIds) 
 ///
 /// # Errors
 /// Returns the message that rejects the pod on every node: an invalid annotation or an impossible request.
-pub(super) fn incoming(
+pub(super) fn device_pod(
     pod: &PodInfo,
     templated: &[DeviceResource],
     resource_ids: &DeviceResourceIds,
@@ -103,7 +103,7 @@ pub(super) fn incoming(
     }))
 }
 
-/// Adds everything that [`incoming`] reads to the pod's signature.
+/// Adds everything that [`device_pod`] reads to the pod's signature.
 pub(super) fn sign(pod: &PodInfo, resource_ids: &DeviceResourceIds, signature: &mut Signature) {
     let allocated = pod.annotation(annotations::DEVICE_ALLOCATED);
     signature.text(allocated.unwrap_or_default());

@@ -26,13 +26,13 @@ pub(super) struct Plan<'a> {
 impl Plan<'_> {
     /// Returns true if the kubelet takes the first NUMA node with enough free resources, whichever is chosen
     /// here.
-    fn takes_first(&self) -> bool {
+    fn kubelet_takes_first(&self) -> bool {
         let single = self.policy == Some(NumaPolicyKind::SingleNumaNode);
         single && self.bind.is_none() && self.incoming.whole_cpus && self.node_topology.is_static()
     }
 
     /// Returns the amplification ratio of the node's CPUs if the pod is bound to CPUs.
-    pub(super) fn amplifies(&self) -> Option<f64> {
+    pub(super) fn amplification(&self) -> Option<f64> {
         self.bind.map(|_| self.node_topology.ratio)
     }
 }
@@ -410,7 +410,7 @@ impl FreeResources {
         let needed = plan.incoming.cpus();
         let refuse = |error: NotEnough| Rejection::unschedulable(error.to_string());
         if available.len() < needed {
-            return Err(refuse(NotEnough));
+            return Err(reject(NotEnough));
         }
         let cpu_request = plan.incoming.cpu_request;
         let want = |available, needed| Want {
@@ -445,7 +445,7 @@ impl FreeResources {
             taken.add(&take(&want(from, *count)).map_err(refuse)?);
         }
         if taken.len() != needed {
-            return Err(refuse(NotEnough));
+            return Err(reject(NotEnough));
         }
         let cores = topology.cores_of(&taken);
         let satisfied = match bind {
@@ -561,14 +561,14 @@ fn zone_score(
     free: &[(u8, Amounts)],
     mask: NumaMask,
 ) -> i64 {
-    if plan.takes_first() {
+    if plan.kubelet_takes_first() {
         return 0;
     }
     let inside = |zones: &[(u8, Amounts)], id| -> i64 {
         let zones = zones.iter().filter(|(zone, _)| mask.has(*zone));
         zones.map(|(_, zone)| zone.get(id)).sum()
     };
-    score(plan.incoming, plan.amplifies(), settings.numa, |id| {
+    score(plan.incoming, plan.amplification(), settings.numa, |id| {
         let allocatable = inside(&plan.node_topology.zones, id);
         (allocatable, (allocatable - inside(free, id)).max(0))
     })
@@ -582,7 +582,7 @@ pub(super) fn score(
     strategy: koord_model::cpuset::Strategy,
     place: impl Fn(ResourceId) -> (i64, i64),
 ) -> i64 {
-    let usages = incoming.weighed.iter().map(|(id, weight)| {
+    let usages = incoming.scored_resources.iter().map(|(id, weight)| {
         let mut own = incoming.requests.get(*id);
         if let Some(ratio) = ratio.filter(|_| *id == CPU) {
             own = amplify(own, ratio);

@@ -58,11 +58,11 @@ enum NumaStrategy {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NumaResourceSpec {
     name: String,
-    #[serde(default = "one")]
+    #[serde(default = "default_weight")]
     weight: i64,
 }
 
-fn one() -> i64 {
+fn default_weight() -> i64 {
     1
 }
 
@@ -81,7 +81,7 @@ pub(super) struct NumaSettings {
 
 impl NumaSettings {
     /// Returns the resources that are scored for a pod with these requests, and their weights.
-    pub(super) fn weighed(
+    pub(super) fn scored_resources(
         &self,
         requests: &Amounts,
         table: &ResourceTable,
@@ -112,7 +112,7 @@ impl Args {
             "SpreadByPCPUs" => Some(BindPolicy::SpreadByPCpus),
             other => {
                 let message = format!("{other:?} is not one of FullPCPUs, SpreadByPCPUs");
-                return refuse("defaultCPUBindPolicy", &message);
+                return reject("defaultCPUBindPolicy", &message);
             }
         };
         let strategies = [
@@ -123,7 +123,7 @@ impl Args {
             for spec in &strategy.resources {
                 if !(1..=100).contains(&spec.weight) {
                     let field = format!("{field}.resources[{}].weight", spec.name);
-                    return refuse(&field, &format!("{} is not within 1 and 100", spec.weight));
+                    return reject(&field, &format!("{} is not within 1 and 100", spec.weight));
                 }
             }
         }
@@ -150,6 +150,6 @@ impl Args {
     }
 }
 
-fn refuse<T>(field: &str, message: &str) -> Result<T, BuildError> {
+fn reject<T>(field: &str, message: &str) -> Result<T, BuildError> {
     Err(invalid(super::NAME, format!("args.{field}: {message}")))
 }

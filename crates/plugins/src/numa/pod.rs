@@ -33,7 +33,7 @@ pub(super) struct NumaPod {
     /// The pod's requests without zeros.
     pub(super) requests: Amounts,
     /// The scored resources, with their weights.
-    pub(super) weighed: Vec<(ResourceId, i64)>,
+    pub(super) scored_resources: Vec<(ResourceId, i64)>,
     /// CPU binding that the pod requests on every node; `None` if it requests none.
     pub(super) cpu_request: Option<CpuRequest>,
     pub(super) policy: Option<NumaPolicyKind>,
@@ -98,7 +98,7 @@ impl NumaPod {
             whole_cpus: parsed.whole_cpus,
             reserved_only,
             ignores_reservations: pod.label(labels::RESERVATION_IGNORED) == Some("true"),
-            weighed: settings.weighed(&requests, table),
+            scored_resources: settings.scored_resources(&requests, table),
             preassigned: parsed.preassigned.clone()?,
             requests,
         }))

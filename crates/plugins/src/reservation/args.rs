@@ -87,7 +87,7 @@ struct SelectorIndex {
 
 impl Args {
     /// Parses and validates the arguments, and logs unsupported settings.
-    pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
+    pub(super) fn parse(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
         let args: Self = crate::common::args::decode(NAME, value)?;
         args.validate()?;
         for setting in args.unsupported() {

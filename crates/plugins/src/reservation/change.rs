@@ -24,13 +24,13 @@ fn is_over(object: &Reservation) -> bool {
 
 /// Returns true if the reservation is over now and was not before, so that pods it is named on are free
 /// again.
-pub(super) fn ends(old: Option<&Reservation>, new: &Reservation) -> bool {
+pub(super) fn is_ended(old: Option<&Reservation>, new: &Reservation) -> bool {
     is_over(new) && old.is_some_and(|old| !is_over(old))
 }
 
 /// Returns true if the change may let a pod use the reservation that could not before. New owners change only
 /// the status, and condition messages do not matter.
-pub(super) fn opens(old: Option<&Reservation>, new: &Reservation) -> bool {
+pub(super) fn is_opened(old: Option<&Reservation>, new: &Reservation) -> bool {
     if !is_available(new) || new.metadata.deletion_timestamp.is_some() {
         return false;
     }
@@ -52,7 +52,7 @@ fn placing(object: &Reservation) -> Option<(&str, &ResourceList)> {
 
 /// Returns true if the reservation may hold less on its node than before. One that was placed over running
 /// pods does: until then these counted in addition to it.
-pub(super) fn shrinks(old: Option<&Reservation>, new: &Reservation) -> bool {
+pub(super) fn is_shrunk(old: Option<&Reservation>, new: &Reservation) -> bool {
     match old.filter(|old| is_available(old)) {
         Some(old) => is_available(new) && placing(old) != placing(new),
         None => is_available(new) && new.spec.pre_allocation == Some(true),

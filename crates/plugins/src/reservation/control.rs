@@ -50,7 +50,7 @@ impl CheckQueue {
     /// Removes the expiry check of a deleted reservation.
     pub(super) fn remove(&mut self, record: &ReservationRecord) {
         if let Some(end) = expiry(record) {
-            self.due.remove(&(after(end, 1), record.uid.clone()));
+            self.due.remove(&(add_seconds(end, 1), record.uid.clone()));
         }
     }
 
@@ -62,7 +62,7 @@ impl CheckQueue {
 impl Reservations {
     /// Writes changed statuses, expires reservations, and deletes those that ended long ago.
     pub(super) fn run_controller(&mut self, view: View<'_>, fx: &mut Effects) {
-        if !self.controls {
+        if !self.is_controller {
             // Another process is the controller, and this one sees its writes.
             self.table.dirty.clear();
             return;
@@ -95,7 +95,7 @@ impl Reservations {
         };
         if record.terms.phase == Phase::Over {
             if self.checks.gc.is_none() && !self.args.first().disable_garbage_collection {
-                self.checks.gc = Some(after(
+                self.checks.gc = Some(add_seconds(
                     view.now,
                     self.args.first().gc_interval_seconds.max(1),
                 ));
@@ -108,9 +108,9 @@ impl Reservations {
             match expiry(record) {
                 Some(end) if end < view.now => {
                     let status = expired_status(&record.object, view.now);
-                    return self.write(at, status, view.now, fx);
+                    return self.write_status(at, status, view.now, fx);
                 }
-                Some(end) => self.checks.add(after(end, 1), uid),
+                Some(end) => self.checks.add(add_seconds(end, 1), uid),
                 None => {}
             }
         }
@@ -119,28 +119,28 @@ impl Reservations {
         };
         if !node_exists(view, node) {
             let status = expired_status(&record.object, view.now);
-            return self.write(at, status, view.now, fx);
+            return self.write_status(at, status, view.now, fx);
         }
         if let Some(status) = usage_status(record, &self.table, view) {
-            self.write(at, status, view.now, fx);
+            self.write_status(at, status, view.now, fx);
         } else if let Some(record) = self.table.record_mut(at) {
-            record.sent.status = None;
+            record.pending_status.status = None;
         }
     }
 
-    fn write(&mut self, at: u32, status: Value, now: Timestamp, fx: &mut Effects) {
+    fn write_status(&mut self, at: u32, status: Value, now: Timestamp, fx: &mut Effects) {
         let Some(record) = self.table.record_mut(at) else {
             return;
         };
-        let retry_at = after(now, RETRY_INTERVAL.as_secs());
+        let retry_at = add_seconds(now, RETRY_INTERVAL.as_secs());
         self.checks.due.insert((retry_at, record.uid.clone()));
         let pending = |(sent, when): &(Value, Timestamp)| {
             same_but_for_times(sent, &status) && now.duration_since(*when) < RETRY_INTERVAL
         };
-        if record.sent.status.as_ref().is_some_and(pending) {
+        if record.pending_status.status.as_ref().is_some_and(pending) {
             return;
         }
-        record.sent.status = Some((status.clone(), now));
+        record.pending_status.status = Some((status.clone(), now));
         fx.writes.push(status_write(record, status));
     }
 
@@ -163,7 +163,7 @@ impl Reservations {
         let (Some(name), Some(uid)) = (&object.metadata.name, &object.metadata.uid) else {
             return;
         };
-        if placed || !self.controls {
+        if placed || !self.is_controller {
             return;
         }
         if let Some(conditions) = unscheduled_conditions(conditions(object), why, now) {
@@ -187,12 +187,12 @@ impl Reservations {
         else {
             return;
         };
-        if record.sent.last_message.as_ref() == Some(&message) {
+        if record.pending_status.last_message.as_ref() == Some(&message) {
             return;
         }
         let conditions = unscheduled_conditions(conditions(&record.object), &message, now);
         if let Some(conditions) = conditions {
-            record.sent.last_message = Some(message);
+            record.pending_status.last_message = Some(message);
             let write = status_write(record, json!({"conditions": conditions}));
             fx.writes.push(write);
         }
@@ -220,8 +220,8 @@ impl Reservations {
                 ..reservation_write(&record.name)
             });
         }
-        self.checks.gc =
-            any_finished.then(|| after(view.now, self.args.first().gc_interval_seconds.max(1)));
+        self.checks.gc = any_finished
+            .then(|| add_seconds(view.now, self.args.first().gc_interval_seconds.max(1)));
     }
 }
 
@@ -364,7 +364,7 @@ fn usage_status(
     let mut out = json!({});
     out["currentOwners"] = owners;
     out["allocated"] = amounts;
-    if record.terms.once {
+    if record.terms.allocate_once {
         let mut conditions = conditions(&record.object);
         let ready = conditions
             .iter()
@@ -500,7 +500,7 @@ fn node_exists(view: View<'_>, node: &str) -> bool {
         .is_some_and(|row| view.nodes.info(row).is_some())
 }
 
-fn after(time: Timestamp, seconds: i64) -> Timestamp {
+fn add_seconds(time: Timestamp, seconds: i64) -> Timestamp {
     time.saturating_add(SignedDuration::from_secs(seconds))
         .unwrap_or(Timestamp::MAX)
 }

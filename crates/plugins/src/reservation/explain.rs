@@ -26,7 +26,7 @@ impl Reservations {
                 Err(message) => return Some(json!({"error": message})),
             };
         let mut listed = Vec::new();
-        for record in self.table.owned(&pod_state).take(20) {
+        for record in self.table.owned_reservations(&pod_state).take(20) {
             let checked = self
                 .table
                 .check(pod, &pod_state, record, view.nodes, self.node_labels);
@@ -47,7 +47,7 @@ impl Reservations {
         let listed = row.into_iter().flat_map(|row| self.table.on_node(row));
         let items: Vec<Value> = listed
             .filter(|(_, record)| record.terms.phase == pod::Phase::Available)
-            .map(|(_, record)| self.item(record, view))
+            .map(|(_, record)| self.reservation_json(record, view))
             .collect();
         if items.is_empty() {
             return json!({});
@@ -56,7 +56,7 @@ impl Reservations {
     }
 
     /// Returns a reservation in the form of the inspection API.
-    fn item(&self, record: &ReservationRecord, view: View<'_>) -> Value {
+    fn reservation_json(&self, record: &ReservationRecord, view: View<'_>) -> Value {
         let list = |amounts: &Amounts| json!(pod::resource_list(amounts, view.resources));
         let restricted = |(id, _): &(_, i64)| record.terms.resources.contains(id);
         let allocated: Amounts = record.taken.iter().filter(restricted).collect();
@@ -82,7 +82,7 @@ impl Reservations {
             "uid": &*record.uid,
             "kind": "Reservation",
             "available": true,
-            "allocateOnce": record.terms.once,
+            "allocateOnce": record.terms.allocate_once,
             "allocatable": list(&record.terms.allocatable),
             "reserved": list(&record.terms.reserved),
             "allocated": list(&allocated),

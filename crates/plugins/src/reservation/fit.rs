@@ -206,7 +206,7 @@ impl<'a> NodeFit<'a> {
         let mut reasons = Vec::new();
         if is_restricted(self.cycle.view, &record.uid) {
             let mut allocated = record.allocated();
-            let mut pods = record.pods;
+            let mut pods = record.owner_count;
             if let Some((victims, victim_count)) = self.victims.get(&index) {
                 allocated.to_mut().sub_all(victims);
                 pods -= victim_count;
@@ -347,7 +347,7 @@ pub(super) fn node_reasons(table: &ResourceTable, lacking: &[ResourceId]) -> Vec
 pub(super) struct ReservationCounts {
     owned: usize,
     named: usize,
-    why_not: std::collections::BTreeMap<MismatchReason, usize>,
+    mismatches: std::collections::BTreeMap<MismatchReason, usize>,
     node_reasons: std::collections::BTreeMap<String, usize>,
 }
 
@@ -368,12 +368,12 @@ impl ReservationCounts {
             );
         }
         if let Err(why) = checked {
-            *self.why_not.entry(why).or_default() += 1;
+            *self.mismatches.entry(why).or_default() += 1;
         }
     }
 
     /// Counts the node's reasons against `usable` reservations on it.
-    pub(super) fn refused(&mut self, usable: usize, reasons: &[Reason]) {
+    pub(super) fn add_rejected(&mut self, usable: usize, reasons: &[Reason]) {
         let own = |reason: &&Reason| reason.as_str().starts_with("Reservation(s) ");
         let remaining = usable.saturating_sub(reasons.iter().filter(own).count());
         for reason in reasons.iter().filter(|reason| !own(reason)) {
@@ -394,7 +394,7 @@ impl ReservationCounts {
                 parts.push(format!("{count} Reservation(s) {text}"));
             }
         };
-        let why = |why: &MismatchReason| self.why_not.get(why).copied().unwrap_or(0);
+        let why = |why: &MismatchReason| self.mismatches.get(why).copied().unwrap_or(0);
         part(self.named, "exactly matches the requested reservation name");
         part(
             why(&MismatchReason::Name),
@@ -406,7 +406,7 @@ impl ReservationCounts {
         );
         part(why(&MismatchReason::Unschedulable), "is unschedulable");
         part(why(&MismatchReason::Exact), "is not exact matched");
-        for (why, count) in &self.why_not {
+        for (why, count) in &self.mismatches {
             if let MismatchReason::Taint(taint) = why {
                 part(*count, &format!("had untolerated taint {taint}"));
             }

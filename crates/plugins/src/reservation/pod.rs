@@ -40,7 +40,7 @@ pub(super) struct ReservationTerms {
     pub(super) phase: Phase,
     /// `status.nodeName`.
     pub(super) node: Option<Arc<str>>,
-    pub(super) once: bool,
+    pub(super) allocate_once: bool,
     /// True if it is closed to new owners or being deleted.
     pub(super) unschedulable: bool,
     pub(super) taints: Vec<Taint>,
@@ -170,7 +170,7 @@ impl ReservationTerms {
         Ok(Self {
             phase,
             node,
-            once: object.spec.allocate_once.unwrap_or(true),
+            allocate_once: object.spec.allocate_once.unwrap_or(true),
             unschedulable: object.spec.unschedulable.unwrap_or(false)
                 || meta.deletion_timestamp.is_some(),
             taints: object.spec.taints.clone(),

@@ -128,11 +128,11 @@ impl PodReservationState {
         terms: &ReservationTerms,
         node: Option<&NodeInfo>,
     ) -> Result<(), MismatchReason> {
-        self.suits(pod, name, terms, node, terms.unschedulable)
+        self.check_closed(pod, name, terms, node, terms.unschedulable)
     }
 
     /// Like [`Self::check`], with `closed` in place of the reservation's own `unschedulable` flag.
-    pub(super) fn suits(
+    pub(super) fn check_closed(
         &self,
         pod: &PodInfo,
         name: &str,

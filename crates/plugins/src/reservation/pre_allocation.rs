@@ -47,7 +47,7 @@ impl PreAllocationCandidates {
     }
 
     /// Returns the only feasible nodes if a pod must be absorbed; `None` if any node may do.
-    pub(super) fn only(&self) -> Option<Vec<NodeIndex>> {
+    pub(super) fn required_nodes(&self) -> Option<Vec<NodeIndex>> {
         self.required
             .then(|| self.by_node.keys().copied().collect())
     }
@@ -195,12 +195,12 @@ impl Reservations {
         };
         let info = view.nodes.info(node).filter(|_| self.node_labels);
         let info = info.map(|info| &**info);
-        pod_state.suits(pod, &record.name, &record.terms, info, false)
+        pod_state.check_closed(pod, &record.name, &record.terms, info, false)
     }
 
     /// Starts or stops tracking the pods that the reservation with this uid may be placed over, depending on
     /// whether it still is to be placed.
-    pub(super) fn follow(&mut self, uid: &str, view: View<'_>) {
+    pub(super) fn update_criterion(&mut self, uid: &str, view: View<'_>) {
         let record = self.table.find(uid).and_then(|at| self.table.record(at));
         let criterion = record.and_then(|record| {
             let list = record.spec?;
@@ -242,9 +242,9 @@ impl Reservations {
             if !candidates.is_empty()
                 && let Err(reasons) = self
                     .selection(cycle, record, candidates_by_node.required, node, candidates)
-                    .choose(&serves)
+                    .select(&serves)
             {
-                counts.refused(candidates.len(), &reasons);
+                counts.add_rejected(candidates.len(), &reasons);
             }
         }
         counts
@@ -287,7 +287,7 @@ impl Reservations {
             return Ok(());
         }
         // If any pod could be absorbed, it would have been.
-        let chosen = selection.choose(&|_| false);
+        let chosen = selection.select(&|_| false);
         chosen.map(drop).map_err(|reasons| Rejection {
             code: Code::Unschedulable,
             reasons: Reasons::Many(reasons.into()),
@@ -319,7 +319,7 @@ impl Reservations {
             node,
             &candidates,
         );
-        selection.choose(serves)
+        selection.select(serves)
     }
 
     fn selection<'a>(
@@ -469,7 +469,7 @@ struct AbsorbedPodSelection<'a> {
 }
 
 impl AbsorbedPodSelection<'_> {
-    fn choose(&self, serves: Serves<'_>) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
+    fn select(&self, serves: Serves<'_>) -> Result<Vec<Arc<PodInfo>>, Vec<Reason>> {
         let mut alone: Option<Vec<ResourceId>> = None;
         if !self.required && self.args.pre_allocation_config.prefer_no_pre_allocated_pods {
             let lacking = self.node_shortage(&[]);
@@ -522,7 +522,7 @@ impl AbsorbedPodSelection<'_> {
             .filter(|pod| self.uses_reserved_resource(pod))
         {
             let lacking = self.node_shortage(std::slice::from_ref(pod));
-            let reasons = self.shortages(&pod.requests, 0);
+            let reasons = self.reservation_shortages(&pod.requests, 0);
             if lacking.is_empty() && reasons.is_empty() {
                 let score = fullness(self.record, pod);
                 let serves = || serves(std::slice::from_ref(pod));
@@ -553,7 +553,7 @@ impl AbsorbedPodSelection<'_> {
             taken.push(pod.clone());
             sum.add_all(&pod.requests);
             by_node = self.node_shortage(&taken);
-            let reasons = self.shortages(&sum, taken.len() - 1);
+            let reasons = self.reservation_shortages(&sum, taken.len() - 1);
             if reasons.is_empty() && by_node.is_empty() && serves(&taken) {
                 return Ok(taken);
             }
@@ -574,7 +574,7 @@ impl AbsorbedPodSelection<'_> {
 
     /// Returns what the reservation is short of for pods with the summed `requests`, next to `other_pods` other
     /// pods.
-    fn shortages(&self, requests: &Amounts, other_pods: usize) -> Vec<Reason> {
+    fn reservation_shortages(&self, requests: &Amounts, other_pods: usize) -> Vec<Reason> {
         let (table, terms) = (self.cycle.view.resources, &self.record.terms);
         let resources: Vec<ResourceId> = terms
             .resources

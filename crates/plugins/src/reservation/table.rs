@@ -32,9 +32,9 @@ pub(super) struct ReservationRecord {
     /// Sum of the owners' requests.
     pub(super) taken: Amounts,
     /// Number of owners.
-    pub(super) pods: i64,
+    pub(super) owner_count: i64,
     /// The last status this process wrote, until the informer delivers it.
-    pub(super) sent: super::control::PendingStatus,
+    pub(super) pending_status: super::control::PendingStatus,
     /// The last valid `spec.ttl`.
     pub(super) ttl: Option<GoDuration>,
     /// When this process first saw the reservation. It was created no later, even if the creator's clock is
@@ -49,7 +49,7 @@ impl ReservationRecord {
     pub(super) fn is_matchable(&self) -> bool {
         self.terms.phase == Phase::Available
             && self.spec.is_some()
-            && !(self.terms.once && self.pods > 0)
+            && !(self.terms.allocate_once && self.owner_count > 0)
     }
 
     /// Returns true if the reservation is not placed and may still be.
@@ -137,7 +137,7 @@ impl ReservationTable {
         node: NodeIndex,
     ) -> impl Iterator<Item = (u32, &ReservationRecord)> {
         let listed = self.by_row.get(node.row()).into_iter().flatten();
-        listed.filter_map(|seat| Some((seat.index, self.record(seat.index)?)))
+        listed.filter_map(|slot| Some((slot.index, self.record(slot.index)?)))
     }
 
     /// Returns the reservations on `node` that `pod` may use now.
@@ -150,15 +150,15 @@ impl ReservationTable {
         node_labels: bool,
     ) -> Vec<(u32, &'a ReservationRecord)> {
         let mut out = Vec::new();
-        for seat in self.by_row.get(node.row()).into_iter().flatten() {
-            if seat.spec == 0 || !(pod_state.ignores || pod_state.owner_of.contains(&seat.spec)) {
+        for slot in self.by_row.get(node.row()).into_iter().flatten() {
+            if slot.spec == 0 || !(pod_state.ignores || pod_state.owner_of.contains(&slot.spec)) {
                 continue;
             }
             // For most pods the owner list and this flag are all that matters.
-            if pod_state.is_simple() && seat.closed && !pod_state.ignores {
+            if pod_state.is_simple() && slot.closed && !pod_state.ignores {
                 continue;
             }
-            let Some(record) = self.record(seat.index) else {
+            let Some(record) = self.record(slot.index) else {
                 continue;
             };
             let usable = pod_state.ignores
@@ -167,13 +167,13 @@ impl ReservationTable {
                     .check(pod, pod_state, record, view.nodes, node_labels)
                     .is_ok();
             if usable {
-                out.push((seat.index, record));
+                out.push((slot.index, record));
             }
         }
         out
     }
 
-    /// Updates the seat of a reservation from its record.
+    /// Updates the slot of a reservation from its record.
     fn update_slot(&mut self, index: u32) {
         let Some(record) = self.record(index) else {
             return;
@@ -185,8 +185,8 @@ impl ReservationTable {
             closed: record.terms.unschedulable,
         };
         let listed = self.by_row.get_mut(row.row()).into_iter().flatten();
-        for seat in listed.filter(|seat| seat.index == index) {
-            *seat = updated;
+        for slot in listed.filter(|slot| slot.index == index) {
+            *slot = updated;
         }
     }
 
@@ -240,7 +240,7 @@ impl ReservationTable {
     }
 
     /// Returns the open reservations, on any node, whose owner lists the pod of `pod_state` matches.
-    pub(super) fn owned<'a>(
+    pub(super) fn owned_reservations<'a>(
         &'a self,
         pod_state: &'a PodReservationState,
     ) -> impl Iterator<Item = &'a ReservationRecord> {
@@ -274,7 +274,7 @@ impl ReservationTable {
     }
 
     /// Returns the node of the reservation that the affinity names.
-    pub(super) fn named_row(&self, affinity: &Affinity) -> Option<NodeIndex> {
+    pub(super) fn affinity_node(&self, affinity: &Affinity) -> Option<NodeIndex> {
         self.find_by_name(affinity.name.as_deref()?)?.row
     }
 
@@ -366,8 +366,8 @@ impl ReservationTable {
             row,
             pod: Arc::new(terms.pod.clone()),
             taken: Amounts::new(),
-            pods: 0,
-            sent: old.map(|old| old.sent).unwrap_or_default(),
+            owner_count: 0,
+            pending_status: old.map(|old| old.pending_status).unwrap_or_default(),
             object,
             terms,
         };
@@ -380,7 +380,7 @@ impl ReservationTable {
             {
                 if owner.node == *node {
                     record.taken.add_all(&owner.pod.requests);
-                    record.pods += 1;
+                    record.owner_count += 1;
                 }
             }
         }
@@ -470,7 +470,7 @@ impl ReservationTable {
 
     fn remove_from_node(&mut self, index: u32, row: NodeIndex) {
         if let Some(listed) = self.by_row.get_mut(row.row()) {
-            listed.retain(|seat| seat.index != index);
+            listed.retain(|slot| slot.index != index);
         }
     }
 
@@ -532,7 +532,7 @@ impl ReservationTable {
         if record.terms.node.as_ref() != Some(node) {
             return;
         }
-        record.pods += sign;
+        record.owner_count += sign;
         if sign > 0 {
             record.taken.add_all(requests);
         } else {

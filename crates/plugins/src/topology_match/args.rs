@@ -66,7 +66,7 @@ pub(super) enum ForeignPods {
 /// Selects the pods that a fingerprint covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum ResyncMethod {
-    /// The pods that the report names, else all.
+    /// The pods that the report states its fingerprint covers, else all.
     #[default]
     Autodetect,
     All,

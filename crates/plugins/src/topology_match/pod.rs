@@ -55,10 +55,10 @@ fn containers<'p>(
         _ => Role::Main,
     };
     let all = pod.object.containers.iter();
-    all.map(move |container| (role(container), wants(container, table)))
+    all.map(move |container| (role(container), container_requests(container, table)))
 }
 
-fn wants(container: &ContainerInfo, table: &ResourceTable) -> Vec<Want> {
+fn container_requests(container: &ContainerInfo, table: &ResourceTable) -> Vec<Want> {
     let wants = container.requests.iter().filter_map(|(name, text)| {
         // Pods with invalid amounts are rejected before they get here.
         let read = text.parse().ok()?;

@@ -59,7 +59,7 @@ impl Report {
 
     /// Returns true if a pod that does not fit this report may fit `other`. `None` means no report, which
     /// rejects no pod.
-    pub(super) fn leaves_less_than(&self, other: Option<&Self>) -> bool {
+    pub(super) fn may_improve_with(&self, other: Option<&Self>) -> bool {
         let Some(other) = other else {
             return true;
         };

@@ -1,7 +1,7 @@
 //! Pre-allocation over pods that have CPUs, NUMA nodes or devices: these become part of the reservation's
 //! allocation.
 
-use super::hardware::{both, bound};
+use super::hardware::{bound, merged};
 use super::*;
 use koord_api::labels::RESERVATION_PRE_ALLOCATION_REQUIRED;
 

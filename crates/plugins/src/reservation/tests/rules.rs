@@ -432,7 +432,7 @@ fn signature_follows_owner_match() {
         clean_owners: false,
         expire_pending: false,
         budgets: budgets::Looks::of(&BuildContext::default()),
-        controls: true,
+        is_controller: true,
         table: ReservationTable::default(),
         pre_allocatable: PreAllocatableIndex::default(),
         checks: CheckQueue::default(),

@@ -1,6 +1,6 @@
 //! Upstream's end-to-end tests of devices, NUMA nodes, ports, preemption and reservations.
 
-use super::hardware::{both, bound};
+use super::hardware::{bound, merged};
 use super::*;
 
 fn with_policy(policy: &str) -> Value {
