@@ -702,7 +702,7 @@ impl ObjectEvents for Reservations {
         if view.nodes.info(node).is_none() {
             let deleted: Vec<Arc<str>> = self
                 .table
-                .on(node)
+                .on_node(node)
                 .map(|(_, record)| record.uid.clone())
                 .collect();
             self.table.dirty.extend(deleted);

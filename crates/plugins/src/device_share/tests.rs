@@ -220,12 +220,12 @@ fn whole_gpus_are_given_once_with_their_ids() {
         place(&mut engine, gpu("d", 1)),
         refused("Insufficient GPU Devices")
     );
-    // A pod that asks for no device is not concerned.
+    // A pod that requests no device is not affected.
     assert_eq!(
         place(&mut engine, pod("e", json!({"cpu": "1"}), json!({}))),
         "n:"
     );
-    // The first one leaves: the one that waits gets its GPU.
+    // The first pod leaves, and the waiting one gets its GPU.
     engine.pod_applied(bound(&bind), now());
     engine.pod_deleted(&bound(&bind), now());
     let later = Timestamp::from_second(1_700_000_100).unwrap();
@@ -322,7 +322,7 @@ fn unhealthy_or_withdrawn_devices_stay_booked_only() {
         place(&mut engine, gpu("b", 100)),
         refused("Insufficient GPU Devices")
     );
-    // The object goes: nothing is given, what is held stays held.
+    // After the object is deleted nothing is allocated, and existing allocations stay.
     let deletion = device_change(Action::DELETE, "n", devices(2), json!({}));
     engine.object_changed(&deletion, now());
     assert_eq!(
@@ -351,7 +351,7 @@ fn a_pod_that_waits_is_tried_when_its_device_recovers() {
         place(&mut engine, gpu("a", 100)),
         refused("Insufficient GPU Devices")
     );
-    // The same again, with a new time stamp of a condition, is no news.
+    // The same object with only a new condition timestamp wakes no pod.
     let condition = json!({"type": "Healthy", "status": "False", "reason": "Xid",
         "message": "", "lastTransitionTime": "2023-11-14T22:13:20Z"});
     let sick = changed(
@@ -377,7 +377,7 @@ fn a_restart_finds_every_device_where_it_was() {
         first.pod_applied(object(pod), now());
         pods.push(bound(&decide(&mut first).unwrap()));
     }
-    // In whatever order things are seen again.
+    // The events may arrive in any order.
     let node = node("n", json!({}));
     let device = device("n", devices(2));
     for order in ["pnd", "pdn", "npd", "dpn"] {
@@ -398,7 +398,7 @@ fn a_restart_finds_every_device_where_it_was() {
         );
         assert_eq!(place(&mut second, gpu("d", 50)), "n: gpu 0", "{order}");
     }
-    // Devices are held, but the Device object is not there (any more): nothing is given.
+    // Devices are held, but their Device object does not exist (any more): nothing is allocated.
     let mut third = engine(json!({}));
     third.node_applied(node, now());
     pods.iter()
@@ -437,7 +437,7 @@ fn a_node_without_a_device_object_is_left_to_the_kubelet() {
 fn failed_binding_annotation_is_ignored() {
     let mut engine = one_node(1, json!({}));
     engine.pod_applied(object(gpu("a", 100)), now());
-    // The patch arrived, the binding did not.
+    // The patch was applied, but the binding failed.
     let mut pod = (*bound(&decide(&mut engine).unwrap())).clone();
     pod.spec.as_mut().unwrap().node_name = None;
     let mut engine = super::tests::engine(json!({}));

@@ -227,7 +227,7 @@ pub(super) fn sources(
     }
     for (uid, restricted) in &assumptions.open {
         let Some(share) = share_of(uid) else { continue };
-        let away = |other: &str| gone(other) || other == *uid;
+        let away = |other: &str| removed(other) || other == *uid;
         let allocated = node_allocations.without(away, &assumptions.added);
         let free = FreeResources::new(node_topology, allocated, share.cpus.clone());
         let only = restricted.then(|| FreeResources {

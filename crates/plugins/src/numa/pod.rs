@@ -169,7 +169,7 @@ fn is_whole(pod: &PodInfo) -> bool {
         Some(cpu.milli_value() % 1000 == 0)
     };
     let mut all = pod.object.containers.iter();
-    pod.qos == KubeQos::Guaranteed && all.all(|it| whole(it) == Some(true))
+    pod.qos == KubeQos::Guaranteed && all.all(|it| whole_cpus(it) == Some(true))
 }
 
 /// The pod's annotations, parsed once; errors describe what is invalid.

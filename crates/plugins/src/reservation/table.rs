@@ -298,7 +298,7 @@ impl ReservationTable {
         };
         // A Reservation may be deleted and created again under its name between two events.
         let stale = self
-            .named(name)
+            .find_by_name(name)
             .filter(|old| *old.uid != *uid)
             .map(|old| old.uid.clone());
         if let Some(stale) = stale {

@@ -64,7 +64,7 @@ fn gpus_come_from_the_numa_nodes_of_the_cpus() {
         "n: gpu 0 1 2 3 4"
     );
 
-    // GPUs that are not aligned go where they like.
+    // GPUs without alignment may be on any NUMA node.
     let off = json!({"disableDeviceNUMATopologyAlignment": true});
     let mut engine = aligned(off, "SingleNUMANode");
     assert_eq!(

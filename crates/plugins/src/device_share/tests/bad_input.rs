@@ -110,14 +110,14 @@ fn unknown_devices_block_allocation_on_node() {
             place(&mut engine, pod("plain", json!({"cpu": "1"}), json!({}))),
             "n:"
         );
-        // Repaired, or gone: the rest can be given.
+        // Once the pod is repaired or deleted, the rest can be allocated.
         let whole = r#"{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"100","koordinator.sh/gpu-memory-ratio":"100"}}]}"#;
         engine.pod_applied(on_node(gpu("bad", 100), whole), now());
         assert_eq!(place(&mut engine, gpu("b", 100)), "n: gpu 1");
         engine.pod_deleted(&on_node(gpu("bad", 100), whole), now());
         assert_eq!(place(&mut engine, gpu("c", 100)), "n: gpu 0");
     }
-    // A pod that asks for no devices can say what it wants.
+    // Device annotations of a pod without device requests do not matter.
     let mut engine = one_node(1, json!({}));
     engine.pod_applied(
         on_node(pod("odd", json!({"cpu": "1"}), json!({})), "{x"),

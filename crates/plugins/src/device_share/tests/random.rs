@@ -377,7 +377,8 @@ impl Twins {
             let name = bind.pod.name.to_string();
             let shape = self.shapes[&name];
             if self.bare.contains(&*bind.node) {
-                // What a node without a Device lists is for NodeResourcesFit, which is not here.
+                // NodeResourcesFit, which checks the resources of a node without a Device, is not enabled
+                // here.
                 assert_eq!(annotation, Value::Null, "{name}");
             } else {
                 check_allocation(&name, shape, &annotation);

@@ -294,8 +294,8 @@ fn upstream_reservation_allocations() {
     let lacks = "Insufficient gpu devices";
     let lacks_there = "Reservation(s) Insufficient gpu devices";
     let (may, must, ignores) = ("may", "must", "ignores");
-    // The policy and what is reserved, what owners have of it, what others have; how the pod stands
-    // to it and what it asks for; where it is put.
+    // (policy and what is reserved, what owners have of it, what others have, the pod's relation to it and
+    // its requests, expected placement)
     #[rustfmt::skip]
     let rows = [
         ("nothing is reserved", "", NONE, NONE, NONE, may, HALF, "gpu 0"),

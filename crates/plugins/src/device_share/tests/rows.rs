@@ -220,7 +220,7 @@ fn upstream_node_allocations() {
     let duo = || huawei("Ascend-310P3-300I-DUO");
     let duo_text =
         "model \"Ascend-310P3-300I-DUO\" of vendor \"huawei\" does not support GPU Share";
-    // (case, labels, devices, what is taken, requests, what is given)
+    // (case, labels, devices, what is taken, requests, expected allocation)
     #[rustfmt::skip]
     let rows = [
         ("no device asked for", plain(), "gpu", "", "", ""),

@@ -215,7 +215,7 @@ fn pods_within_a_numa_node_and_pods_across_keep_apart() {
         place(&mut engine, with_spec("a", "2", SINGLE)),
         "n 0-1 | 0: cpu 2, memory 1Gi"
     );
-    // Across both, although one of them has a pod of its own: not by default.
+    // A pod across both NUMA nodes is rejected by default if one of them has an exclusive pod.
     let apart =
         "1 Unaligned NUMA Hint cause cpu prefer [11] among [11] & memory prefer [11] among [11]";
     assert_eq!(place(&mut engine, with_spec("b", "10", RESTRICTED)), apart);

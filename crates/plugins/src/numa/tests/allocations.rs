@@ -81,7 +81,7 @@ fn failed_binding_frees_allocation() {
 fn failed_binding_annotation_is_ignored() {
     let policy = json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"});
     let bind = try_bind(&mut one(policy), pod("a", "3", json!({}))).unwrap();
-    // The patch arrived, the binding did not.
+    // The patch was applied, but the binding failed.
     let mut pod = bound(&bind);
     pod.spec.as_mut().unwrap().node_name = None;
     let plain = json!({"metadata": {"name": "plain", "uid": "plain"},
@@ -132,7 +132,7 @@ fn invalid_annotations_are_reported_and_free_nothing() {
     engine.pod_applied(Arc::new(twin.clone()), now());
     engine.pod_deleted(&twin, now());
     assert_eq!(table(&mut engine, "n")["availableCPUs"], "4-15");
-    // A pod that cannot be understood is refused, by name of what is wrong.
+    // A pod with an invalid annotation is rejected with a message that names it.
     let got = place(
         &mut engine,
         lsr("c", "2", r#"{"preferredCPUBindPolicy":7}"#),
@@ -399,7 +399,7 @@ fn check_decision(
         }
     }
     if policy == 3 {
-        // Restricted takes several where one could do, as upstream (Q7).
+        // Restricted may use several NUMA nodes where one suffices, as upstream (Q7).
         let bound_pod = bound_pod.zones.values().filter(|milli| **milli > 0);
         prop_assert_eq!(bound_pod.count(), 1, "policy {}", policy);
     }
@@ -610,7 +610,7 @@ fn cpu_that_is_listed_twice_is_reported_once() {
     let problems = "NodeResourceTopology n: invalid value \"3\" for detail of annotation \
                 node.koordinator.sh/cpu-topology: expected each CPU once; the last entry of a CPU counts";
     assert_eq!(messages, [problems]);
-    // Sixteen CPUs all the same.
+    // The topology still has sixteen usable CPUs.
     let placement = place(&mut engine, lsr("all", "16", FULL));
     assert!(placement.starts_with("n 0-15"), "{placement}");
 }

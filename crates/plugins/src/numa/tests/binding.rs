@@ -9,7 +9,7 @@ fn a_pod_gets_whole_cores_or_single_threads_as_it_asks() {
     assert_eq!(place(&mut engine, lsr("b", "4", SPREAD)), "n 8,10,12,14");
     let preferred = r#"{"preferredCPUBindPolicy":"SpreadByPCPUs"}"#;
     assert_eq!(place(&mut engine, lsr("c", "2", preferred)), "n 4,6");
-    // Without a wish: the arguments' policy, whole cores, as far as it goes.
+    // Without a requested policy the arguments' policy applies: whole cores where possible.
     assert_eq!(place(&mut engine, lsr("d", "2", "")), "n 9,11");
     assert_eq!(
         place(&mut engine, lsr("e", "2", FULL)),
@@ -63,7 +63,7 @@ fn exclusive_pods_keep_apart() {
     let node = r#"{"preferredCPUExclusivePolicy":"NUMANodeLevel"}"#;
     assert_eq!(place(&mut engine, lsr("a", "2", node)), "n 0-1");
     assert_eq!(place(&mut engine, lsr("b", "2", node)), "n 8-9");
-    // A wish: where there is no other way, they share.
+    // A preference: the pods share if there is no other way.
     assert_eq!(place(&mut engine, lsr("c", "2", node)), "n 2-3");
 }
 
@@ -123,13 +123,13 @@ fn without_a_topology_only_pods_that_need_none_fit() {
         place(&mut engine, aligned("c", "4", spec)),
         "1 node(s) missing NUMA resources"
     );
-    // It arrives: the waiting pod is woken and placed.
+    // The topology arrives: the waiting pod is woken and placed.
     engine.object_changed(&TWO.topology("n", json!([]), json!({})), now());
     let later = now() + jiff::SignedDuration::from_secs(60);
     engine.take_outputs();
     let placed: Vec<_> = std::iter::from_fn(|| engine.schedule_one(later)).collect();
     assert!(placed.iter().all(|outcome| outcome.node.is_some()) && placed.len() == 2);
-    // It goes: as at the start.
+    // The topology is deleted: the same result as at the start.
     let mut deleted = TWO.topology("n", json!([]), json!({}));
     deleted.action = Action::DELETE;
     engine.object_changed(&deleted, now());
@@ -248,7 +248,7 @@ fn lower_priority_gives_up_its_cpus() {
         let bind = try_bind(&mut engine, lsr(name, cpus, "")).unwrap();
         engine.pod_applied(Arc::new(bound(&bind)), now());
     }
-    // There is plain CPU enough, but no CPU to be bound to.
+    // There is enough CPU, but no free CPU to be bound to.
     let mut urgent = lsr("urgent", "4", FULL);
     if let Some(spec) = &mut urgent.spec {
         spec.priority = Some(9900);

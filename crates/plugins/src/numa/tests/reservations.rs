@@ -145,7 +145,7 @@ fn reserved_cpus_serve_owners_only() {
         "14-15",
         "nothing is counted twice"
     );
-    // What is left of it comes first, the rest from the node.
+    // The rest of the reservation is used first, then the node.
     let more = try_bind(&mut engine, owner("b", "6", "r")).unwrap();
     assert_eq!(status(&more), "4-7,14-15");
     engine.pod_applied(Arc::new(owned(&bind, "r")), now());

@@ -196,7 +196,7 @@ fn upstream_allocations() {
         assert_eq!(place(&mut engine, pod), expected, "{name}");
     }
 
-    let status = |cpus: &str, zone: u32, cpu: u32| {
+    let reserved_status = |cpus: &str, zone: u32, cpu: u32| {
         let zones =
             json!([{"node": zone, "resources": {"cpu": cpu.to_string(), "memory": "32Gi"}}]);
         match cpus {

@@ -607,7 +607,7 @@ fn conditions_count_reservations_by_reason() {
                 .iter()
                 .map(|text| (*text).to_owned().into())
                 .collect();
-            counts.refused(*usable, &reasons);
+            counts.add_rejected(*usable, &reasons);
         }
         assert_eq!(counts.text(required), expected, "{name}");
     }
