@@ -13,12 +13,14 @@ use serde_json::Value;
 
 const NAME: &str = "NodeResourcesBalancedAllocation";
 
+/// Arguments of `NodeResourcesBalancedAllocation`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
     resources: Vec<BalancedResourceSpec>,
 }
 
+/// A resource to balance; the only allowed weight is 1.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct BalancedResourceSpec {

@@ -13,12 +13,14 @@ use std::collections::BTreeMap;
 
 const NAME: &str = "NodeResourcesFitPlus";
 
+/// Arguments of `NodeResourcesFitPlus`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
     resources: BTreeMap<String, Preference>,
 }
 
+/// A resource's strategy and weight.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Preference {
@@ -28,6 +30,7 @@ struct Preference {
     weight: i64,
 }
 
+/// A strategy for scoring the utilization of one resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 enum FitPlusStrategy {
     LeastAllocated,

@@ -305,7 +305,7 @@ impl Filter for Numa {
         };
         for position in self.non_plain_positions(incoming, nodes) {
             if let Err(rejection) = Filter::filter(self, cycle, state, nodes[position]) {
-                reject(position, rejection);
+                refuse(position, rejection);
             }
         }
     }

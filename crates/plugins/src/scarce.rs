@@ -12,6 +12,7 @@ use serde_json::Value;
 
 const NAME: &str = "ScarceResourceAvoidance";
 
+/// Arguments of `ScarceResourceAvoidance`: names of the scarce resources.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 const NAME: &str = "SchedulingHint";
 
+/// Arguments of `SchedulingHint`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {

@@ -182,6 +182,7 @@ fn zone_amounts(
     zones.filter_map(move |(due_at, zone)| Some((zone, free.get(due_at, id)?)))
 }
 
+/// The reason why a node is rejected.
 enum TopologyRefusal {
     /// Pods of other schedulers came or went, and no report has counted that yet.
     Doubtful,

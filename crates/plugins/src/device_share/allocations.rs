@@ -33,6 +33,7 @@ pub(super) struct NodeDevices {
 }
 
 impl NodeDevices {
+    /// Creates the state of a node without allocations.
     pub(super) fn new(name: Arc<str>, inventory: Option<Arc<Inventory>>) -> Self {
         Self {
             name,
@@ -51,11 +52,13 @@ impl NodeDevices {
         }
     }
 
+    /// Records a pod's allocation, replacing an earlier one.
     pub(super) fn put(&mut self, pod: &PodInfo, holding: Holding) {
         self.names.insert(pod.uid.clone(), pod.to_string());
         self.allocations.put(pod.uid.clone(), holding);
     }
 
+    /// Removes a pod and its allocation.
     pub(super) fn remove(&mut self, uid: &str) {
         self.names.remove(uid);
         self.unknown.remove(uid);

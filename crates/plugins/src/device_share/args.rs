@@ -22,6 +22,7 @@ pub(super) struct Args {
     unsupported: Vec<GpuModel>,
 }
 
+/// The scoring strategy and the resources it scores.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct DeviceScoringStrategy {
@@ -30,6 +31,7 @@ struct DeviceScoringStrategy {
     resources: Vec<DeviceWeight>,
 }
 
+/// A device resource and its weight, 1 to 100.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct DeviceWeight {
@@ -37,6 +39,7 @@ struct DeviceWeight {
     weight: i64,
 }
 
+/// Location of the templates for shared GPUs, and the resources that need one.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct TemplatesConfig {
@@ -45,6 +48,7 @@ struct TemplatesConfig {
     matched_resources: Option<Vec<String>>,
 }
 
+/// A GPU model that cannot be shared.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct GpuModel {
@@ -97,6 +101,7 @@ impl Args {
         Ok(Scorer { most, weights })
     }
 
+    /// Returns true if devices are not aligned to the NUMA nodes of the pod.
     pub(super) fn disable_alignment(&self) -> bool {
         self.disable_alignment
     }

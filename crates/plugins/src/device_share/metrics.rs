@@ -11,6 +11,7 @@ static NOT_WELL_PLANNED: Family = Family {
 };
 
 impl DeviceShare {
+    /// Exports the nodes whose secondary devices are not well planned.
     pub(super) fn export_metrics(&self, out: &mut Readings) {
         out.renew(&NOT_WELL_PLANNED);
         for (node, record) in &self.records {

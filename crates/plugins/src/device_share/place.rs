@@ -215,6 +215,7 @@ impl DeviceShare {
         allocate(&pod.need, &site(inventory, used, cycle.view, node), &rules)
     }
 
+    /// Returns the allocation rules of the pod's profile.
     pub(super) fn rules(&self, pod: &PodInfo, mode: PlacementMode) -> Rules<'_> {
         let DeviceShareSettings { args, scorer, .. } = self.settings.of(pod);
         Rules {

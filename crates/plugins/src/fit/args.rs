@@ -41,6 +41,7 @@ impl Default for ScoringStrategy {
     }
 }
 
+/// A strategy for scoring the utilization of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub(super) enum FitStrategy {
     #[default]
@@ -62,6 +63,7 @@ fn default_weight() -> i64 {
     1
 }
 
+/// The utilization shape of the RequestedToCapacityRatio strategy.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Ratio {
@@ -77,6 +79,7 @@ impl Args {
         }
     }
 
+    /// Returns true if the resource is ignored by name or by group.
     pub(super) fn ignores(&self, name: &str) -> bool {
         if self.ignored_resources.iter().any(|ignored| ignored == name) {
             return true;
@@ -89,6 +92,7 @@ impl Args {
             .any(|ignored| ignored == group)
     }
 
+    /// Checks weights and the utilization shape.
     pub(super) fn validate(&self) -> Result<(), BuildError> {
         let reject = |field: &str, message: String| {
             Err(invalid(

@@ -68,6 +68,7 @@ pub(super) struct AbsorbedResources {
 }
 
 impl AbsorbedResources {
+    /// Adds the allocation of an absorbed pod.
     pub(super) fn add(&mut self, allocation: &Allocation) {
         self.cpus.add(&allocation.cpus);
         for (id, amounts) in &allocation.zones {
@@ -142,10 +143,12 @@ impl FreeResources {
         }
     }
 
+    /// Returns the free amounts by NUMA node, ascending, amplified.
     pub(super) fn zones(&self) -> &[(u8, Amounts)] {
         &self.zones
     }
 
+    /// Returns the free CPUs.
     pub(super) fn cpus(&self) -> &CpuSet {
         &self.cpus
     }
@@ -408,7 +411,7 @@ impl FreeResources {
             self.cpus.clone()
         };
         let needed = plan.incoming.cpus();
-        let refuse = |error: NotEnough| Rejection::unschedulable(error.to_string());
+        let reject = |error: NotEnough| Rejection::unschedulable(error.to_string());
         if available.len() < needed {
             return Err(reject(NotEnough));
         }
@@ -442,7 +445,7 @@ impl FreeResources {
         };
         let mut taken = CpuSet::new();
         for (count, from) in &parts {
-            taken.add(&take(&want(from, *count)).map_err(refuse)?);
+            taken.add(&take(&want(from, *count)).map_err(reject)?);
         }
         if taken.len() != needed {
             return Err(reject(NotEnough));

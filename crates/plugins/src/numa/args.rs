@@ -26,6 +26,7 @@ impl Default for Args {
     }
 }
 
+/// A scoring strategy and the resources it scores.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct NumaScoring {
@@ -47,6 +48,7 @@ impl Default for NumaScoring {
     }
 }
 
+/// A strategy for scoring utilization.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 enum NumaStrategy {
     #[default]
@@ -54,6 +56,7 @@ enum NumaStrategy {
     MostAllocated,
 }
 
+/// A resource and its weight; the weight defaults to 1.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct NumaResourceSpec {

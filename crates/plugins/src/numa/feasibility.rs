@@ -193,6 +193,7 @@ impl Numa {
         assumptions
     }
 
+    /// Returns the sources from which the pod can be served, and the largest free resources of the node.
     pub(super) fn sources(
         &self,
         cycle: &Cycle<'_>,
@@ -222,6 +223,7 @@ impl Numa {
         self.serve_from(cycle, plan, &sources)
     }
 
+    /// Serves the pod from the first of `sources` that can, on the NUMA nodes of the cycle.
     pub(super) fn serve_from(
         &self,
         cycle: &Cycle<'_>,

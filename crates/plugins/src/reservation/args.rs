@@ -75,6 +75,7 @@ impl PreAllocationConfig {
     }
 }
 
+/// Upstream's label index of reservations; accepted but not needed.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct SelectorIndex {

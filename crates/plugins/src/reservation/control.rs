@@ -38,6 +38,7 @@ pub(super) struct CheckQueue {
 }
 
 impl CheckQueue {
+    /// Returns the time of the next check or garbage collection.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.due
             .first()

@@ -34,6 +34,7 @@ pub(super) struct NodeFit<'a> {
 }
 
 impl<'a> NodeFit<'a> {
+    /// Collects the usable reservations of the node and the assumed victims in them.
     pub(super) fn new(
         table: &'a ReservationTable,
         args: &'a Args,

@@ -25,6 +25,7 @@ const FULL_REFRESH_LIMIT: usize = 200;
 const REFRESH_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 impl Reservations {
+    /// Exports phase and resources of all reservations, at most once a minute if there are many.
     pub(super) fn export_metrics(&mut self, now: Timestamp, out: &mut Readings) {
         let many = self.table.iter().nth(FULL_REFRESH_LIMIT).is_some();
         let lately = |shown| now.duration_since(shown) < REFRESH_INTERVAL;

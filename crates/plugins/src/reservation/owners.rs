@@ -23,6 +23,7 @@ enum Key {
     Any,
 }
 
+/// A list of owner terms, its index keys, and the reservations that use it.
 #[derive(Debug)]
 struct OwnerList {
     text: Arc<str>,

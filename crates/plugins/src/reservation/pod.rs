@@ -336,6 +336,7 @@ pub(super) fn resource_list(amounts: &Amounts, table: &ResourceTable) -> Resourc
         .collect()
 }
 
+/// Value of the annotation that replaces reserved amounts when a reservation is placed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Resize {

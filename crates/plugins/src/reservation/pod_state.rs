@@ -72,7 +72,7 @@ pub(super) struct Affinity {
 #[derive(Debug)]
 pub(super) enum CycleSubject {
     /// A reservation.
-    Reserve {
+    Reservation {
         /// The node its template names.
         fixed: Option<String>,
         /// Its allocate policy.

@@ -41,6 +41,7 @@ pub(super) fn has_true_label(pod: &PodInfo, key: &str) -> bool {
     pod.label(key) == Some("true")
 }
 
+/// The pods that one criterion selects.
 #[derive(Debug, Default)]
 struct PreAllocatablePods {
     /// Uids of the reservations that use it.

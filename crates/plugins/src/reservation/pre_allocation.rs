@@ -39,6 +39,7 @@ pub(super) struct PreAllocationCandidates {
 }
 
 impl PreAllocationCandidates {
+    /// Returns the candidate pods on `node`, in the order in which they are tried.
     pub(super) fn candidates(&self, node: NodeIndex) -> &[Arc<PodInfo>] {
         self.by_node
             .get(&node)

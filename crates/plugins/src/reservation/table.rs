@@ -111,22 +111,27 @@ pub(super) struct ReservationTable {
 }
 
 impl ReservationTable {
+    /// Returns the index of the reservation with this uid.
     pub(super) fn find(&self, uid: &str) -> Option<u32> {
         self.by_uid.get(uid).copied()
     }
 
+    /// Returns the reservation with this name.
     pub(super) fn find_by_name(&self, name: &str) -> Option<&ReservationRecord> {
         self.record(*self.by_name.get(name)?)
     }
 
+    /// Returns the reservation at `index`.
     pub(super) fn record(&self, index: u32) -> Option<&ReservationRecord> {
         self.records.get(index as usize)?.as_ref()
     }
 
+    /// Returns the reservation at `index`.
     pub(super) fn record_mut(&mut self, index: u32) -> Option<&mut ReservationRecord> {
         self.records.get_mut(index as usize)?.as_mut()
     }
 
+    /// Returns all reservations.
     pub(super) fn iter(&self) -> impl Iterator<Item = &ReservationRecord> {
         self.records.iter().flatten()
     }

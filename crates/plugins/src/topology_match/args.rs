@@ -19,6 +19,7 @@ pub(super) struct Args {
     preemption_mode: PreemptionMode,
 }
 
+/// A scoring strategy and the weights of resources.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct TopologyScoring {
@@ -27,6 +28,7 @@ struct TopologyScoring {
     resources: Vec<TopologyResourceSpec>,
 }
 
+/// A strategy for scoring NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize)]
 enum TopologyStrategy {
     #[default]
@@ -37,6 +39,7 @@ enum TopologyStrategy {
     LeastNumaNodes,
 }
 
+/// A resource and its weight; values below 1 count as 1.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct TopologyResourceSpec {
@@ -45,6 +48,7 @@ struct TopologyResourceSpec {
     weight: i64,
 }
 
+/// Arguments of the over-reserve cache.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Cache {
@@ -93,6 +97,7 @@ pub(super) enum ResyncScope {
     OnlyResources,
 }
 
+/// Upstream's preemption mode; `Enabled` is accepted but has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 enum PreemptionMode {
     #[default]

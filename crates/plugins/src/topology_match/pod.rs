@@ -106,6 +106,7 @@ pub(super) struct PodFingerprint {
 }
 
 impl PodFingerprint {
+    /// Computes the hash and the exclusive resources of `pod`.
     pub(super) fn from_pod(pod: &PodInfo, table: &ResourceTable) -> Self {
         let guaranteed = pod.qos == KubeQos::Guaranteed;
         let staying = containers(pod, table).filter(|(role, _)| *role != Role::Init);

@@ -64,6 +64,7 @@ impl TopologyMatch {
         }
     }
 
+    /// Schedules a check for unmatched reports, unless one is scheduled.
     pub(super) fn schedule_check(&mut self, mode: OverReserve, view: View<'_>) {
         if self.next_check.is_none() {
             self.next_check = Some(deadline(view.now, mode));

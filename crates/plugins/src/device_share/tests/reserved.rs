@@ -32,7 +32,7 @@ impl Plugin for Holder {
 
 impl Sign for Holder {
     fn sign(&self, _: &PodInfo, _: &ResourceTable, _: &mut Signature) -> Signable {
-        Signable::NodeRejection
+        Signable::No
     }
 }
 

@@ -65,7 +65,7 @@ fn failed_binding_frees_allocation() {
         "a",
         Err(BindError {
             message,
-            deleted: true,
+            gone: true,
         }),
         now(),
     );
@@ -471,7 +471,7 @@ fn run(steps: Vec<NumaStep>, reached: &mut NumaCoverage) -> Result<(), TestCaseE
                     if placed.is_some_and(|(_, assumed)| assumed) {
                         let error = BindError {
                             message: String::new(),
-                            deleted: true,
+                            gone: true,
                         };
                         for engine in &mut engines {
                             engine.bind_finished(&uid, Err(error.clone()), now());

@@ -284,12 +284,12 @@ fn a_designated_allocation_is_given_or_nothing() {
     };
     let mut engine = one(json!({}));
     assert_eq!(
-        place(&mut engine, designated("a", "2-3,12,15")),
+        place(&mut engine, preassigned("a", "2-3,12,15")),
         "n 2-3,12,15"
     );
     let taken = "1 not enough cpus available to satisfy request";
-    assert_eq!(place(&mut engine, designated("b", "12-15")), taken);
-    assert_eq!(place(&mut engine, designated("c", "8-11")), "n 8-11");
+    assert_eq!(place(&mut engine, preassigned("b", "12-15")), taken);
+    assert_eq!(place(&mut engine, preassigned("c", "8-11")), "n 8-11");
 
     let mut engine = one(json!({"node.koordinator.sh/numa-topology-policy": "SingleNUMANode"}));
     let mut pod = pod("d", "4", json!({}));

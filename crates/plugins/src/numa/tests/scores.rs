@@ -173,7 +173,7 @@ fn by_the_numa_nodes_that_would_be_used() {
 
 #[test]
 fn by_the_cpus_that_would_be_bound() {
-    let cpu_request = |cpu: &str, policy: &str| {
+    let bound_pod = |cpu: &str, policy: &str| {
         lsr(
             "p",
             cpu,

@@ -311,8 +311,8 @@ fn without_reports_nothing_is_given_twice() {
             let wanted = sized(&name, &drawn(&mut random, containers()));
             if drawn(&mut random, any::<bool>()) {
                 let node = format!("n{}", drawn(&mut random, 0..shapes.len()));
-                let foreign = super::cache::foreign_pod(wanted, "default");
-                foreign += usize::from(world.run(&name, &foreign, &node).is_ok());
+                let foreign_spec = super::cache::foreign_pod(wanted, "default");
+                foreign += usize::from(world.run(&name, &foreign_spec, &node).is_ok());
             } else if let Ok(node) = place(&mut world.engine, wanted.clone()) {
                 let admitted = world.run(&name, &wanted, &node);
                 assert!(admitted.is_ok(), "{admitted:?} on {node}: {wanted}");
