@@ -1,7 +1,7 @@
-//! koord-plugins: every scheduling rule, one module each, and the explicit list of them.
+//! Scheduler plugins of koord: one module per plugin, and the registry that lists them.
 //!
-//! Invariant: no plugin imports another plugin, which `cargo xtask tidy` checks; what several need stands in
-//! `common`. [`registry`] is the only place that lists them.
+//! Invariant: no plugin imports another plugin (checked by `cargo xtask tidy`); shared code is in `common`.
+//! [`registry`] is the only place that lists plugins.
 
 mod balanced;
 mod basic;
@@ -31,8 +31,8 @@ use koord_scheduler::framework::{BoxedPlugin, Factory, Order, Registry};
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// All plugins of this build, in the order in which they run by default, with kube-scheduler's
-/// weights and the weights of the profile that is used without a configuration file.
+/// Returns the registry of all plugins in this build, in their default order, with the weights of
+/// kube-scheduler and those of the built-in profile, which is used when there is no configuration file.
 #[must_use]
 pub fn registry() -> Registry {
     let both = |name, weight, build| Factory {
@@ -41,14 +41,14 @@ pub fn registry() -> Registry {
         koord_weight: Some(weight),
         build,
     };
-    // On only in the profile that is used without a configuration file.
+    // Enabled only in the built-in profile.
     let koord = |name, build| Factory {
         name,
         default_weight: None,
         koord_weight: Some(1),
         build,
     };
-    // On only where a configuration says so.
+    // Enabled only by a configuration.
     let named = |name, build| Factory {
         name,
         default_weight: None,
@@ -109,7 +109,7 @@ pub fn registry() -> Registry {
         koord(pre_bind::NAME, |_, _| {
             Ok(Box::new(pre_bind::DefaultPreBind))
         }),
-        // The last that looks for room: the others know better whom to ask.
+        // Last in PostFilter: the other plugins choose victims with more specific knowledge.
         both("DefaultPreemption", 1, preemption::build),
         both("DefaultBinder", 1, |_, _| {
             Ok(Box::new(basic::DefaultBinder))
@@ -150,9 +150,9 @@ pub fn registry() -> Registry {
     }
 }
 
-/// [`registry`], where the profile that is used without a configuration file also keeps pods off nodes
-/// whose kubelet would refuse them: NodeResourceTopologyMatch with the cache that counts what reports
-/// have not.
+/// Returns [`registry`] with NodeResourceTopologyMatch enabled in the built-in profile, so that pods stay off
+/// nodes whose kubelet would reject them. Its cache is on: it accounts for pods that node reports do not
+/// include yet.
 #[must_use]
 pub fn registry_with_topology_match() -> Registry {
     let mut all = registry();
@@ -160,7 +160,7 @@ pub fn registry_with_topology_match() -> Registry {
     for factory in all.factories.iter_mut().filter(|it| it.name == name) {
         factory.koord_weight = Some(1);
     }
-    // Elsewhere all run that extend the point.
+    // At all other extension points, every plugin that implements the point runs.
     for order in all.koord_order.values_mut().filter(|order| !order.alone) {
         order.plugins.push(name);
     }
@@ -169,7 +169,7 @@ pub fn registry_with_topology_match() -> Registry {
     all
 }
 
-/// Where Koordinator's plugins run without a configuration file, and in which order: as in the
+/// Returns the order of Koordinator's plugins at each extension point in the built-in profile. It matches the
 /// configuration that upstream installs.
 fn koord_order() -> BTreeMap<&'static str, Order> {
     let after = |plugins: &[&'static str]| Order {

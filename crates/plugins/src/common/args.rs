@@ -1,11 +1,11 @@
-//! Decoding plugin arguments: strict, with errors that name the field.
+//! Strict decoding of plugin arguments. Errors name the invalid field.
 
 use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// `apiVersion` and `kind`, which every args object may carry.
+/// Type information (`apiVersion`, `kind`) that any plugin args object may carry.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct TypeMeta {
@@ -13,7 +13,7 @@ struct TypeMeta {
     kind: String,
 }
 
-/// Decodes `args`, or takes the defaults when there are none.
+/// Decodes `args` of `plugin`; returns the defaults when `args` is absent or null.
 pub(crate) fn decode<T: DeserializeOwned + Default>(
     plugin: &str,
     args: Option<&Value>,
@@ -49,7 +49,7 @@ pub(crate) fn decode<T: DeserializeOwned + Default>(
         .map_err(|error| invalid(plugin, format!("args.{error}")))
 }
 
-/// An error about `plugin`'s arguments.
+/// Builds an error about the arguments of `plugin`.
 pub(crate) fn invalid(plugin: &str, message: String) -> BuildError {
     BuildError {
         plugin: plugin.to_owned(),
@@ -57,13 +57,14 @@ pub(crate) fn invalid(plugin: &str, message: String) -> BuildError {
     }
 }
 
-/// Says that `setting` is about all profiles' pods together, and that another profile came first.
+/// Logs that `setting` of `profile` has no effect: the setting applies to the pods of all profiles, so the
+/// first profile with this plugin sets it.
 pub(crate) fn decided_by_first(plugin: &'static str, profile: &str, setting: &str) {
     tracing::warn!(
         plugin,
         profile,
         setting,
-        "has no effect: it is about the pods of all profiles together, and the first profile with \
-         this plugin decides it"
+        "setting has no effect: it applies to the pods of all profiles, and the first profile with \
+         this plugin sets it"
     );
 }

@@ -1,4 +1,4 @@
-//! Who is spared when room is made: disruption budgets, and a label.
+//! Pods protected from preemption: PodDisruptionBudgets and the labels that disable preemption.
 
 use crate::common::slim::Slim;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -15,58 +15,58 @@ use std::sync::Arc;
 
 pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 
-/// The id of a budget that never runs out.
+/// Id of a budget that is never exhausted, because it already counts the pod as disrupted.
 const ENDLESS: u64 = u64::MAX;
 
-/// Whether the pod's label spares it from every preemption.
+/// Returns true if a label protects `pod` from every preemption.
 pub(crate) fn is_spared(pod: &PodInfo) -> bool {
     pod.label(DISABLE_PREEMPTIBLE) == Some("true")
 }
 
-/// Whether the pod takes what its quota guarantees, and is not to be preempted for pods of that quota or of
-/// gangs.
+/// Returns true if `pod` uses the guaranteed part (min) of its quota, so that neither pods of that quota nor
+/// gangs may preempt it.
 pub(crate) fn is_non_preemptible(pod: &PodInfo) -> bool {
     pod.label(POD_PREEMPTIBLE) == Some("false")
 }
 
-/// Whether preemption looks at disruption budgets.
+/// Setting that makes preemption respect PodDisruptionBudgets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Looks(bool);
 
 impl Looks {
-    /// What the feature gates say.
+    /// Reads the setting from the feature gates.
     pub(crate) fn of(context: &BuildContext) -> Self {
         let gate = |name: &str, default| context.gates.get(name).copied().unwrap_or(default);
         let off = gate("DisablePodDisruptionBudgetInformer", false);
         Self(gate("PodDisruptionBudget", true) && !off)
     }
 
-    /// The kind, if it is to be watched.
+    /// Returns the watch of PodDisruptionBudgets, if preemption respects them.
     pub(crate) fn watch(self) -> Option<Watch> {
         self.0
             .then(|| Watch::of_trimmed::<PodDisruptionBudget, Slim>(BUDGETS))
     }
 
-    /// The index of budgets, if it is read.
+    /// Returns the index of PodDisruptionBudgets, if preemption respects them.
     pub(crate) fn index(self) -> Option<IndexKind> {
         self.0.then(IndexKind::of::<Budgets>)
     }
 }
 
-/// Per budget that covers `pod`: an id, and how many more evictions it allows. One that has counted
-/// the pod as disrupted already has no end; one without a selector says nothing.
+/// Returns the id and the remaining evictions of each budget that covers `pod`. A budget that already counts
+/// the pod as disrupted has no limit (`i64::MAX`); budgets without a selector are ignored.
 pub(crate) fn covering(view: View<'_>, pod: &PodInfo) -> Vec<(u64, i64)> {
     let budgets = view.index::<Budgets>();
     budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
 }
 
-/// Changes with what [`covering`] may say.
+/// Returns a version that changes whenever the result of [`covering`] may change.
 pub(crate) fn version(view: View<'_>) -> RulesVersion {
     let budgets = view.index::<Budgets>();
     budgets.map_or_else(RulesVersion::default, |budgets| budgets.version)
 }
 
-/// Disruption budgets, as the informer shows them.
+/// PodDisruptionBudgets, as received from the informer.
 #[derive(Debug, Default)]
 struct Budgets {
     version: RulesVersion,
@@ -83,7 +83,7 @@ impl Index for Budgets {
 }
 
 impl Budgets {
-    /// Takes note of a change; says what cannot be understood.
+    /// Applies a change of a budget. Returns a problem if its selector is invalid.
     fn apply(
         &mut self,
         change: &ObjectChange,

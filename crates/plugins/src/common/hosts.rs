@@ -1,4 +1,4 @@
-//! Nodes by the label with which volumes and pods name theirs.
+//! Index of nodes by their hostname label, which node affinities of volumes and pods use.
 
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
@@ -6,16 +6,16 @@ use rustc_hash::FxHashMap;
 
 pub(crate) const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// See the module documentation.
+/// Nodes by their `kubernetes.io/hostname` label.
 #[derive(Debug, Default)]
 pub(crate) struct Hosts {
-    /// More than one node may have one name.
+    /// Several nodes may have the same hostname.
     by_name: FxHashMap<String, Vec<NodeIndex>>,
     names: FxHashMap<NodeIndex, String>,
 }
 
 impl Hosts {
-    /// Reads a node anew.
+    /// Updates the hostname of a node; `None` removes the node.
     pub(crate) fn set(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
         let name = info.and_then(|info| info.label(HOSTNAME));
         if self.names.get(&node).map(String::as_str) == name {
@@ -35,12 +35,13 @@ impl Hosts {
         }
     }
 
-    /// The nodes of this host.
+    /// Returns the nodes with this hostname.
     pub(crate) fn named(&self, name: &str) -> &[NodeIndex] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The only nodes that can match one of `terms`, where every term names its hosts or nodes.
+    /// Returns the only nodes that can match one of `terms`, or `None` if some term requires neither a
+    /// hostname nor a node name.
     pub(crate) fn of_terms(
         &self,
         terms: &[NodeSelectorTerm],

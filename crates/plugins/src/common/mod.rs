@@ -1,4 +1,5 @@
-//! What several plugins read, sign or write alike.
+//! Code that several plugins share: argument decoding, label and node selectors, signatures, object trimming,
+//! pod patches.
 
 pub(crate) mod args;
 pub(crate) mod budgets;
@@ -13,5 +14,5 @@ pub(crate) mod tolerations;
 pub(crate) mod topologies;
 pub(crate) mod topology;
 
-/// Why a rule refuses a pod for which its books were not prepared.
+/// Error text for a pod whose plugin state was not prepared before its scheduling cycle.
 pub(crate) const UNPREPARED: &str = "the books were not prepared for the pod";

@@ -1,4 +1,4 @@
-//! A pod's node selector and required node affinity: which nodes match, and how they are signed.
+//! A pod's node selector and required node affinity: matching and signatures.
 
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::nodes;
@@ -6,14 +6,14 @@ use koord_scheduler::framework::Signature;
 use koord_scheduler::state::{NodeInfo, PodInfo};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The pod's side, taken once per cycle.
+/// A pod's node selector and required node affinity, copied once per scheduling cycle.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Wanted {
     pub(crate) selector: BTreeMap<String, String>,
     pub(crate) required: Option<Vec<NodeSelectorTerm>>,
 }
 
-/// Writes a pod's `nodeSelector`.
+/// Writes a pod's `nodeSelector` to `signature`.
 pub(crate) fn sign_selector(
     selector: Option<&BTreeMap<String, String>>,
     signature: &mut Signature,
@@ -25,7 +25,7 @@ pub(crate) fn sign_selector(
     }
 }
 
-/// Writes terms of which one has to match.
+/// Writes node selector terms, of which one has to match, to `signature`.
 pub(crate) fn sign_terms(terms: &[NodeSelectorTerm], signature: &mut Signature) {
     signature.count(terms.len());
     for term in terms {
@@ -59,7 +59,8 @@ impl Wanted {
         }
     }
 
-    /// The only nodes that can match, where every term names its nodes, as those of daemon pods do.
+    /// Returns the names of the only nodes that can match, or `None` if some term does not require a node
+    /// name. The terms of DaemonSet pods do.
     pub(crate) fn names(&self) -> Option<BTreeSet<&str>> {
         let mut all = BTreeSet::new();
         for term in self.required.as_ref().filter(|terms| !terms.is_empty())? {
@@ -97,7 +98,7 @@ pub(crate) fn affinity(pod: &PodInfo) -> Option<&Affinity> {
     pod.spec()?.affinity.as_ref()?.node_affinity.as_ref()
 }
 
-/// Whether one of `terms` matches; a term without requirements matches nothing.
+/// Returns true if `node` matches one of `terms`; a term without requirements matches nothing.
 pub(crate) fn any_term(terms: &[NodeSelectorTerm], node: &NodeInfo) -> bool {
     nodes::any_term(terms, &node.name, |key| node.label(key))
 }

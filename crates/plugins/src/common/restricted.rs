@@ -1,4 +1,4 @@
-//! How owners draw from reservations: known once, for all plugins that hand out what is reserved.
+//! Allocate policies of reservations, indexed once for all plugins that allocate reserved resources.
 
 use crate::common::slim::Slim;
 use koord_api::annotations;
@@ -11,31 +11,31 @@ use rustc_hash::FxHashMap;
 
 pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 
-/// The kind, for all that watch it.
+/// Returns the watch of reservations, shared by all plugins that need them.
 pub(crate) fn watch() -> Watch {
     Watch::of_trimmed::<Reservation, Slim>(RESERVATIONS).counted_as(event_names!(
         "reservations.v1alpha1.scheduling.koordinator.sh"
     ))
 }
 
-/// The index, for those that ask for a [`policy`].
+/// Returns the index that [`policy`] reads.
 pub(crate) fn index() -> IndexKind {
     IndexKind::of::<Policies>()
 }
 
-/// How owners draw from a reservation.
+/// Allocate policy of a reservation: where its owner pods get their resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AllocatePolicy {
-    /// From it and from the node; not beside reservations of another policy.
+    /// Resources come from the reservation and the node. Cannot be combined with reservations of another policy.
     Default,
-    /// From it and from the node.
+    /// Resources come from the reservation and the node.
     Aligned,
-    /// The restricted resources from it alone.
+    /// Restricted resources come from the reservation only.
     Restricted,
 }
 
 impl AllocatePolicy {
-    /// What the reservation says.
+    /// Returns the allocate policy of `object`.
     pub(crate) fn of(object: &Reservation) -> Self {
         match &object.spec.allocate_policy {
             Some(ReservationAllocatePolicy::Aligned) => Self::Aligned,
@@ -45,25 +45,26 @@ impl AllocatePolicy {
     }
 }
 
-/// How owners draw from the reservation with this uid; as by default from one that is not known.
+/// Returns the allocate policy of the reservation with this uid; `Default` if the reservation is unknown.
 pub(crate) fn policy(view: View<'_>, uid: &str) -> AllocatePolicy {
     let policies = view.index::<Policies>();
     let known = policies.and_then(|policies| policies.by_uid.get(uid));
     known.copied().unwrap_or(AllocatePolicy::Default)
 }
 
-/// Whether the owners of the reservation with this uid get what it reserves from it alone.
+/// Returns true if owners of the reservation with this uid get the resources it reserves only from it.
 pub(crate) fn is_restricted(view: View<'_>, uid: &str) -> bool {
     policy(view, uid) == AllocatePolicy::Restricted
 }
 
-/// The reservation that a pod says it uses, as it was read once.
+/// Parsed annotation that names the reservation a pod uses. Cached per pod.
 struct Allocated(Result<Option<ReservationAllocated>, AnnotationError>);
 
-/// The reservation that `pod` says it uses, by its annotation; one without a uid is none.
+/// Returns the reservation that `pod` uses according to its annotation; an entry without a uid counts as
+/// none.
 ///
 /// # Errors
-/// The annotation is malformed.
+/// The annotation is invalid.
 pub(crate) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, &AnnotationError> {
     let key = annotations::RESERVATION_ALLOCATED;
     if pod.annotation(key).is_none_or(str::is_empty) {
@@ -78,7 +79,7 @@ pub(crate) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, 
     said.0.as_ref().map(Option::as_ref)
 }
 
-/// The policies of reservations.
+/// Allocate policies by reservation uid.
 #[derive(Debug, Default)]
 struct Policies {
     by_uid: FxHashMap<String, AllocatePolicy>,
@@ -96,20 +97,20 @@ impl Index for Policies {
         let before = before.and_then(|old| old.metadata.uid.as_deref());
         if let Some(before) = before.filter(|before| object.metadata.uid.as_deref() != Some(before))
         {
-            // Deleted and made again under the same name between two looks.
+            // Deleted and recreated under the same name between two updates.
             self.by_uid.remove(before);
         }
         let Some(uid) = object.metadata.uid.as_deref() else {
             return;
         };
         if change.action == Action::DELETE {
-            // What it held goes with it, which touches its node.
+            // The pods it holds go with it, and their removal touches its node.
             self.by_uid.remove(uid);
             return;
         }
         let policy = AllocatePolicy::of(object);
         let before = self.by_uid.insert(uid.to_owned(), policy);
-        // It may be on any node, with pods of the same shape asking for it.
+        // The reservation may be on any node, and pods of one equivalence class may request it there.
         fx.touch_all |= before.is_some_and(|before| before != policy);
     }
 }

@@ -1,4 +1,4 @@
-//! Broken lines that turn utilization into scores.
+//! Piecewise linear functions from utilization to score.
 
 use serde::Deserialize;
 
@@ -15,7 +15,7 @@ struct Point {
 }
 
 impl Shape {
-    /// From all to nothing: what is empty scores best.
+    /// Returns the line from score 10 at utilization 0 to score 0 at 100: empty nodes score best.
     pub(crate) fn falling() -> Self {
         let point = |utilization, score| Point { utilization, score };
         Self(vec![point(0, 10), point(100, 0)])
@@ -25,8 +25,10 @@ impl Shape {
         self.0.is_empty()
     }
 
+    /// Checks that there is a point, that values are in range and that utilization rises.
+    ///
     /// # Errors
-    /// The points cannot be used; the text says why.
+    /// Returns the reason as text.
     pub(crate) fn validate(&self) -> Result<(), String> {
         if self.0.is_empty() {
             return Err("must have at least one point".to_owned());
@@ -46,7 +48,7 @@ impl Shape {
         }
     }
 
-    /// 0 to 100: piecewise linear between the points, flat outside them.
+    /// Returns the score (0 to 100) at `utilization`: linear between the points, constant outside them.
     pub(crate) fn at(&self, utilization: i64) -> i64 {
         let mut before: Option<Point> = None;
         for point in &self.0 {

@@ -1,6 +1,6 @@
-//! What informers drop of objects that plugins keep as they are: notes of tools and controllers, and
-//! what no rule reads. Objects that there are many of, and of which little is read, are kept as types of
-//! their own: see `Seen*`.
+//! Trimming of API objects that informers store: managed fields, copies by tools and fields that no rule
+//! reads are dropped. Kinds with many objects of which little is read have a type of their own instead, such
+//! as `SeenClaim`.
 
 #[cfg(test)]
 mod tests;
@@ -14,14 +14,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
 use koord_scheduler::Trim;
 
-/// The annotation in which `kubectl apply` keeps a copy of the object.
+/// Annotation in which `kubectl apply` stores a copy of the object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Drops what nobody reads.
+/// Drops fields that no plugin reads.
 #[derive(Debug)]
 pub(crate) struct Slim;
 
-/// Names, times, labels and annotations stay, without copies of the object.
+/// Keeps names, times, labels and annotations, except for kubectl's copy of the object.
 fn meta(meta: &mut ObjectMeta) {
     let all = std::mem::take(meta);
     let mut annotations = all.annotations;
@@ -41,7 +41,7 @@ fn meta(meta: &mut ObjectMeta) {
     };
 }
 
-/// Only names and times stay.
+/// Keeps only names and times.
 fn bare(of: &mut ObjectMeta) {
     meta(of);
     of.labels = None;
@@ -58,7 +58,7 @@ impl Trim<StorageClass> for Slim {
 
 impl Trim<CSINode> for Slim {
     fn trim(node: &mut CSINode) {
-        // An annotation says which plugins drivers have taken over.
+        // An annotation lists the in-tree plugins that migrated to CSI drivers.
         meta(&mut node.metadata);
         node.metadata.labels = None;
         for driver in &mut node.spec.drivers {
@@ -114,7 +114,7 @@ impl Trim<Reservation> for Slim {
         meta(&mut reservation.metadata);
         let template = &mut reservation.spec.template;
         if let Some(of) = &mut template.metadata {
-            // Who owns pods like it tells which controller's they are.
+            // The owner references of the template identify the controller of such pods.
             let owners = of.owner_references.take();
             meta(of);
             of.owner_references = owners;

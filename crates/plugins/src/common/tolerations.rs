@@ -1,9 +1,9 @@
-//! How tolerations are signed.
+//! Signature of tolerations.
 
 use k8s_openapi::api::core::v1::Toleration;
 use koord_scheduler::framework::Signature;
 
-/// Writes everything that is read of `tolerations`.
+/// Writes the fields of `tolerations` that the scheduler reads to `signature`.
 pub(crate) fn sign(tolerations: &[Toleration], signature: &mut Signature) {
     signature.count(tolerations.len());
     for toleration in tolerations {
@@ -12,7 +12,7 @@ pub(crate) fn sign(tolerations: &[Toleration], signature: &mut Signature) {
             key,
             operator,
             value,
-            // How long it holds matters to who evicts.
+            // Only the taint eviction controller reads the duration.
             toleration_seconds: _,
         } = toleration;
         for text in [effect, key, operator, value] {

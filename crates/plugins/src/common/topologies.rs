@@ -1,5 +1,5 @@
-//! A NodeResourceTopology as informers keep it. The annotations in which koordlet lists the CPUs of the
-//! machine are most of the object; they are read where it is decoded, and not kept as text.
+//! Trimmed form of a NodeResourceTopology for informers. The annotations in which koordlet lists the
+//! machine's CPUs are most of the object; they are parsed at decoding and not kept as text.
 
 mod annotations;
 
@@ -12,13 +12,14 @@ use koord_scheduler::{Mirrored, Watch, event_names};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// The kind.
+/// Kind of NodeResourceTopology.
 pub(crate) const TOPOLOGIES: &str = "noderesourcetopologies.v1alpha2.topology.node.k8s.io";
 
-/// The annotation in which old exporters leave the fingerprint of the pods that they counted.
+/// Annotation in which old exporters store the fingerprint of the pods they counted.
 const LEGACY: &str = "topology.node.k8s.io/fingerprint";
 
-/// The kind, for all that watch it; also where only its older version is served.
+/// Returns the watch of NodeResourceTopologies, shared by all plugins that need it. Falls back to v1alpha1
+/// where only that is served.
 pub(crate) fn watch() -> Watch {
     type Older = v1alpha1::NodeResourceTopology;
     Watch::of_either::<NodeResourceTopology, Older, SeenTopology>(TOPOLOGIES).counted_as(
@@ -26,34 +27,34 @@ pub(crate) fn watch() -> Watch {
     )
 }
 
-/// See the module documentation.
+/// NodeResourceTopology without the fields that no plugin reads.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SeenTopology {
-    /// The node's.
+    /// Name of the object, which is the node's.
     pub(crate) name: Box<str>,
     pub(crate) uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     pub(crate) policies: Box<[String]>,
     pub(crate) attributes: Box<[AttributeInfo]>,
-    /// Without what is said of their capacity, which nobody reads, and without their attributes.
+    /// Zones without their attributes and the capacity of their resources, which no plugin reads.
     pub(crate) zones: Box<[Zone]>,
-    /// The fingerprint of old exporters.
+    /// Pod fingerprint in the annotation of old exporters.
     pub(crate) legacy: Option<Box<str>>,
-    /// What the annotations say.
+    /// Parsed annotations.
     pub(crate) said: Arc<Said>,
-    /// What of the annotations was ignored.
+    /// Problems of annotations that were ignored.
     pub(crate) problems: Box<[Problem]>,
 }
 
 impl SeenTopology {
-    /// What `change` is about, if that is one.
+    /// Returns the object of `change` if it is a NodeResourceTopology, trimmed or whole.
     pub(crate) fn of(change: &ObjectChange) -> Option<Cow<'_, Self>> {
         let whole = || change.new_as::<NodeResourceTopology>().cloned();
         let kept = change.new_as::<Self>().map(Cow::Borrowed);
         kept.or_else(|| whole().map(|whole| Cow::Owned(whole.into())))
     }
 
-    /// Something of it that is ignored.
+    /// Builds a problem about a part of the object that is ignored.
     pub(crate) fn problem(&self, message: String) -> Problem {
         Problem {
             kind: "NodeResourceTopology",

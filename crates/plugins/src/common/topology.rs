@@ -1,8 +1,8 @@
-//! Pods counted by the domains of a node label, kept up to date pod by pod.
+//! Counters of pods per topology domain (value of a node label), updated pod by pod.
 //!
-//! What spread and affinity rules ask is always the same: how many pods that match some terms are
-//! in the domain of this node. A [`Census`] holds one counter per question that was asked, so that
-//! a placement costs one addition per counter that the pod matches, and a question costs nothing.
+//! Spread and affinity rules need the number of pods that match some terms in the domain of a node. A
+//! [`Census`] holds one counter per distinct set of terms: a placement costs one addition per counter that
+//! the pod matches, and a lookup needs no scan.
 
 mod domains;
 mod selector;
@@ -18,52 +18,53 @@ use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// Names a counter. A counter that was dropped is not found any more.
+/// Id of a counter. The id of a dropped counter is never valid again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CounterId {
     slot: usize,
     birth: u64,
 }
 
-/// Pods, or their weights, by domain.
+/// Number of matching pods, or sum of their weights, per domain.
 #[derive(Debug)]
 pub(crate) struct Counter {
     key: ShapeId,
-    /// All of them must match.
+    /// Terms that a pod must match, all of them.
     terms: Vec<Term>,
-    /// Whether pods that are being deleted do not count.
+    /// True if terminating pods do not count.
     live_only: bool,
     frame: FrameId,
     by_row: FxHashMap<u32, i32>,
     counts: Vec<i32>,
-    /// How many domains have each count other than 0.
+    /// Number of domains per count, without count 0.
     levels: BTreeMap<i32, usize>,
     birth: u64,
     used: u64,
 }
 
-/// Counters over one set of nodes.
+/// Topology counters over one set of nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Census {
     domains: Domains,
     counters: Vec<Option<Counter>>,
     by_key: FxHashMap<ShapeId, usize>,
-    /// Counters by a label that a pod must have to match, and those that need none.
+    /// Slots of counters by a label that a pod must have to match; counters without such a label are in
+    /// `broad`.
     by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
     broad: Vec<usize>,
-    /// Of each label by which a counter was found: how many pods each row has with each value.
+    /// Number of pods by label, value and row, for each label with which a counter was built.
     labelled: FxHashMap<String, FxHashMap<String, FxHashMap<u32, i32>>>,
     clock: u64,
 }
 
-/// So many counters are kept whatever they take.
+/// Number of counters that are kept regardless of their size.
 const KEPT: usize = 1024;
-/// Beyond them, those that nothing has asked for lately are dropped when all take more bytes than
-/// this: a counter that is made again looks at every pod.
+/// Size in bytes above which the least recently used counters beyond [`KEPT`] are dropped. Rebuilding a
+/// counter visits every pod that has its label.
 const BUDGET: usize = 64 << 20;
 
 impl Census {
-    /// The counter named `key`, if it exists.
+    /// Returns the counter with `key`, if it exists, and marks it as used.
     pub(crate) fn find(&mut self, key: ShapeId) -> Option<CounterId> {
         let slot = *self.by_key.get(&key)?;
         self.clock += 1;
@@ -73,7 +74,7 @@ impl Census {
         Some(CounterId { slot, birth })
     }
 
-    /// Makes a counter with nothing in it.
+    /// Creates an empty counter.
     pub(crate) fn insert(
         &mut self,
         key: ShapeId,
@@ -115,8 +116,8 @@ impl Census {
         CounterId { slot, birth }
     }
 
-    /// As [`Self::insert`], with all booked pods that match counted. Drops a counter that was not
-    /// asked for in a long time when there are many.
+    /// Creates a counter like [`Self::insert`] and counts all matching pods that are on nodes, assumed ones
+    /// included. When there are many counters, the least recently used one is dropped first.
     pub(crate) fn count(
         &mut self,
         key: ShapeId,
@@ -152,7 +153,7 @@ impl Census {
         id
     }
 
-    /// The rows on which pods that match `terms` can be.
+    /// Returns the rows that can have pods that match `terms`.
     fn rows_with(&mut self, terms: &[Term], nodes: &NodeStore) -> Vec<u32> {
         let all = 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX);
         let Some((label, values)) = terms.iter().find_map(|term| term.selector.pick()) else {
@@ -185,7 +186,7 @@ impl Census {
         rows
     }
 
-    /// Keeps [`Self::labelled`] true.
+    /// Updates [`Self::labelled`] for a pod that was added to or removed from `node`.
     fn relabel(&mut self, pod: &PodInfo, node: NodeIndex, amount: i32) {
         for (label, by_value) in &mut self.labelled {
             let Some(value) = pod.label(label) else {
@@ -207,13 +208,13 @@ impl Census {
         }
     }
 
-    /// How many bytes the counters take, about.
+    /// Returns the approximate size of all counters in bytes.
     fn bytes(&self) -> usize {
         let counters = self.counters.iter().flatten();
         counters.map(Counter::bytes).sum()
     }
 
-    /// The counters whose terms `pod` matches.
+    /// Returns the counters whose terms match `pod`.
     pub(crate) fn matching(
         &self,
         pod: &PodInfo,
@@ -241,12 +242,12 @@ impl Census {
         out
     }
 
-    /// Whether there is no counter.
+    /// Returns true if there is no counter.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
 
-    /// Adds to a counter at a row.
+    /// Adds `amount` to a counter on the row of `node`.
     pub(crate) fn add(&mut self, id: CounterId, node: NodeIndex, amount: i32) {
         let Some(Some(counter)) = self.counters.get_mut(id.slot) else {
             return;
@@ -263,7 +264,7 @@ impl Census {
         counter.shift(domain, amount);
     }
 
-    /// Adds to all counters whose terms `pod` matches.
+    /// Adds `amount` to all counters whose terms match `pod`.
     pub(crate) fn add_pod(
         &mut self,
         pod: &PodInfo,
@@ -280,7 +281,7 @@ impl Census {
         }
     }
 
-    /// Drops a counter that counts nothing.
+    /// Drops a counter if no row counts anything.
     pub(crate) fn drop_if_unused(&mut self, id: CounterId) {
         if self
             .get(id)
@@ -290,7 +291,7 @@ impl Census {
         }
     }
 
-    /// Drops the counters that depend on the labels of namespaces.
+    /// Drops counters whose terms depend on namespace labels.
     pub(crate) fn drop_by_namespace_labels(&mut self) {
         let reads = |counter: &Counter| counter.terms.iter().any(|term| term.namespaces.is_open());
         for slot in 0..self.counters.len() {
@@ -326,7 +327,7 @@ impl Census {
         }
     }
 
-    /// A node appeared, changed or went: what is on it may be in another domain now.
+    /// Updates a node that was added, changed or removed, and moves its counts if its domain changed.
     pub(crate) fn node_changed(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
         let before: Vec<u32> = self.domains.everywhere(node);
         self.domains.set_node(node, info);
@@ -343,21 +344,20 @@ impl Census {
         }
     }
 
-    /// A counter.
+    /// Returns a counter, or `None` if it was dropped.
     pub(crate) fn get(&self, id: CounterId) -> Option<&Counter> {
         let counter = self.counters.get(id.slot)?.as_ref()?;
         (counter.birth == id.birth).then_some(counter)
     }
 
-    /// By row: the domain of `counter`'s label, [`NONE`] without that label, whether or not the
-    /// node is one of those that count.
+    /// Returns the domain of each row by `counter`'s label, [`NONE`] for nodes without the label. Includes
+    /// nodes that do not count.
     pub(crate) fn domains_of(&self, counter: &Counter) -> &[u32] {
         self.domains.column(counter.frame)
     }
 
-    /// The nodes that are like each other by the counts of `counter`, added to those that are `alike` by
-    /// other things. Where each domain is one node, all are but those that count anything; those
-    /// without the label count nothing.
+    /// Refines `alike`, groups of equivalent nodes, by the counts of `counter`. If each domain is one node,
+    /// only nodes with a nonzero count are split off; nodes without the label count nothing.
     pub(crate) fn alike(
         &self,
         counter: &Counter,
@@ -370,42 +370,42 @@ impl Census {
         alike.also_by(self.label(counter)?)
     }
 
-    /// The nodes by the label that makes `counter`'s domains.
+    /// Returns the label that defines `counter`'s domains, with its values by row.
     pub(crate) fn label(&self, counter: &Counter) -> Option<Label> {
         self.domains.values(counter.frame)
     }
 
-    /// Whether every node has the label that makes `counter`'s domains.
+    /// Returns true if every node has the label that defines `counter`'s domains.
     pub(crate) fn is_everywhere(&self, counter: &Counter, nodes: &NodeStore) -> bool {
         self.domains.labelled(counter.frame) == nodes.len()
     }
 
-    /// The domain in which pods on `node` count for `counter`; [`NONE`] when they do not.
+    /// Returns the domain in which pods on `node` count for `counter`, or [`NONE`] if they do not count.
     pub(crate) fn counted_in(&self, counter: &Counter, node: NodeIndex) -> u32 {
         self.domains.domain(counter.frame, node)
     }
 
-    /// The label that makes `counter`'s domains.
+    /// Returns the key of the label that defines `counter`'s domains.
     pub(crate) fn label_of(&self, counter: &Counter) -> &str {
         self.domains.label(counter.frame)
     }
 
-    /// How many domains have a node that counts.
+    /// Returns the number of domains with at least one node that counts.
     pub(crate) fn domain_count(&self, counter: &Counter) -> usize {
         self.domains.present(counter.frame)
     }
 
-    /// Whether pods on a node that counts are in `domain`.
+    /// Returns true if `domain` has at least one node that counts.
     pub(crate) fn is_counted(&self, counter: &Counter, domain: u32) -> bool {
         self.domains.is_present(counter.frame, domain)
     }
 
-    /// Whether each domain is one node, and every node with the label counts.
+    /// Returns true if each domain is one node and every node with the label counts.
     pub(crate) fn is_plain(&self, counter: &Counter) -> bool {
         self.domains.is_plain(counter.frame)
     }
 
-    /// The smallest count of a domain other than `but`, if there is any such domain.
+    /// Returns the smallest count of all domains other than `but`, or `None` if there is no other domain.
     pub(crate) fn min_but(&self, counter: &Counter, but: u32) -> Option<i32> {
         let mut domains = self.domains.present(counter.frame);
         let own = counter.at(but);
@@ -427,32 +427,32 @@ impl Census {
 }
 
 impl Counter {
-    /// The count of a domain.
+    /// Returns the count of a domain.
     pub(crate) fn at(&self, domain: u32) -> i32 {
         self.counts.get(domain as usize).copied().unwrap_or(0)
     }
 
-    /// The counts by domain; those beyond the end are 0.
+    /// Returns the counts by domain; domains beyond the end have count 0.
     pub(crate) fn counts(&self) -> &[i32] {
         &self.counts
     }
 
-    /// The count on one row, whether or not its node counts for domains.
+    /// Returns the count on one row, whether or not its node counts for domains.
     pub(crate) fn on(&self, node: NodeIndex) -> i32 {
         self.by_row.get(&node.0).copied().unwrap_or(0)
     }
 
-    /// The rows that count anything, in no particular order.
+    /// Returns the rows with a nonzero count, in no particular order.
     pub(crate) fn counting(&self) -> impl ExactSizeIterator<Item = NodeIndex> + '_ {
         self.by_row.keys().map(|row| NodeIndex(*row))
     }
 
-    /// Whether no domain counts anything.
+    /// Returns true if the count of every domain is 0.
     pub(crate) fn is_zero(&self) -> bool {
         self.levels.is_empty()
     }
 
-    /// Whether `pod` is one that is counted.
+    /// Returns true if the counter counts `pod`.
     pub(crate) fn matches(
         &self,
         pod: &PodInfo,
@@ -462,19 +462,19 @@ impl Counter {
             && self.terms.iter().all(|term| term.matches(pod, labels_of))
     }
 
-    /// The sum over all domains.
+    /// Returns the sum over all domains.
     pub(crate) fn total(&self) -> i32 {
         self.counts.iter().sum()
     }
 
-    /// Whether `pod`'s labels are those of pods that are counted.
+    /// Returns true if `pod`'s labels match the selectors of all terms.
     pub(crate) fn selects(&self, pod: &PodInfo) -> bool {
         let labels = pod.labels();
         self.terms.iter().all(|term| term.selector.matches(labels))
     }
 
     fn bytes(&self) -> usize {
-        // Key, terms and their places in the indexes come on top of the figures.
+        // 2048 bytes stand for the key, the terms and their index entries.
         2048 + 4 * self.counts.capacity() + 16 * self.by_row.capacity() + 32 * self.levels.len()
     }
 

@@ -1,4 +1,4 @@
-//! The annotations in which koordlet and operators describe a machine's CPUs.
+//! Parser of the annotations in which koordlet and operators describe a machine's CPUs.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::annotations;
@@ -9,18 +9,18 @@ use koord_model::cpuset::{Cpu, CpuSet, Topology};
 use koord_scheduler::framework::Problem;
 use serde::de::DeserializeOwned;
 
-/// What the annotations of a NodeResourceTopology say.
+/// Parsed annotations of a NodeResourceTopology.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Said {
     pub(crate) topology: Topology,
-    /// CPUs that no pod is bound to.
+    /// CPUs to which no pod is bound.
     pub(crate) reserved: CpuSet,
     pub(crate) kubelet: Option<KubeletCpuManagerPolicy>,
-    /// When given here, the amounts are amplified already.
+    /// Amplification ratios. If set here, the reported amounts are already amplified.
     pub(crate) ratios: Option<AmplificationRatios>,
 }
 
-/// Collects what could not be understood of one object.
+/// Reads annotations of one object and collects the problems of invalid ones.
 pub(crate) struct Reader<'a> {
     kind: &'static str,
     meta: &'a ObjectMeta,
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         });
     }
 
-    /// The JSON annotation `key`; ignored, with a problem, when malformed.
+    /// Returns the JSON annotation `key`; an invalid one is ignored and recorded as a problem.
     pub(crate) fn read<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
         match extension::read(self.meta.annotations.as_ref(), key) {
             Ok(value) => value,
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A CPU list out of annotation `key`; ignored, with a problem, when malformed.
+    /// Parses the CPU list `text` of annotation `key`; an invalid one is ignored and recorded as a problem.
     fn cpus(&mut self, key: &str, text: &str) -> CpuSet {
         text.parse().unwrap_or_else(|error| {
             self.problem(format!("annotation {key}: {error}; it is ignored"));
@@ -68,7 +68,8 @@ impl<'a> Reader<'a> {
 }
 
 impl Said {
-    /// Reads the annotations of a NodeResourceTopology. Also returns what was ignored.
+    /// Parses the annotations of a NodeResourceTopology. Also returns the problems of those that were
+    /// ignored.
     pub(crate) fn new(meta: &ObjectMeta) -> (Self, Vec<Problem>) {
         let mut reader = Reader::new("NodeResourceTopology", meta);
         let said = Self {
@@ -97,7 +98,7 @@ fn topology(reader: &mut Reader<'_>) -> Topology {
                 cpus.push(Cpu::new(id, core, cpu.socket, node));
             }
             _ => {
-                // Half a machine would be worse than none: pods would get wrong neighbours.
+                // A partial topology would be worse than none: pods would get wrong neighbors.
                 reader.problem(format!("annotation {key} is ignored: impossible {cpu:?}"));
                 return Topology::default();
             }
@@ -121,7 +122,7 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
         }
     }
     let key = annotations::KUBELET_CPU_MANAGER_POLICY;
-    // Reported where the whole of it is read.
+    // A parse error is reported where the annotation as a whole is read.
     let annotations = reader.meta.annotations.as_ref();
     if let Ok(Some(policy)) = extension::read::<KubeletCpuManagerPolicy>(annotations, key) {
         reserved.add(&reader.cpus(key, &policy.reserved_cpus));
@@ -143,7 +144,7 @@ fn reserved(reader: &mut Reader<'_>) -> CpuSet {
     reserved
 }
 
-/// The amplification annotation; `None` when malformed, `Some(None)` when absent.
+/// Returns the amplification annotation: `None` if invalid, `Some(None)` if absent.
 pub(crate) fn ratios(reader: &mut Reader<'_>) -> Option<Option<AmplificationRatios>> {
     let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
     let Some(text) = reader

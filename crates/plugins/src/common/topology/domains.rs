@@ -1,4 +1,4 @@
-//! Which node is in which domain, and which nodes count.
+//! Assignment of nodes to topology domains, and the nodes that count.
 
 use crate::common::node_selector::Wanted;
 use k8s_openapi::api::core::v1::Toleration;
@@ -8,19 +8,19 @@ use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// No domain.
+/// Marker for a node without a domain.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The label that makes domains, and which nodes count.
+/// Definition of domains: the label whose values are the domains, and the nodes that count.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Frame {
-    /// The label.
+    /// Key of the label.
     pub(crate) key: String,
-    /// Labels that a node must have to count, beside `key`.
+    /// Labels that a node must have to count, in addition to `key`.
     pub(crate) needs: Vec<String>,
-    /// What a node must match to count.
+    /// Node selector and affinity that a node must match to count.
     pub(crate) affinity: Option<Wanted>,
-    /// A node counts if its taints are tolerated by these.
+    /// Tolerations that must tolerate a node's taints for it to count.
     pub(crate) tolerations: Option<Vec<Toleration>>,
 }
 
@@ -45,19 +45,20 @@ impl Frame {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FrameId(pub(super) usize);
 
-/// One label: its values, numbered, and each row's value.
+/// Values of one label: a number per value, and the number of each row.
 #[derive(Debug, Default)]
 struct Column {
     key: String,
     numbers: FxHashMap<String, u32>,
-    /// How many rows have each value.
+    /// Number of rows per value.
     rows_with: Vec<u32>,
-    /// Values that several rows have.
+    /// Number of values that several rows have.
     shared: usize,
-    /// How many rows have a value.
+    /// Number of rows that have a value.
     labelled: usize,
     free: Vec<u32>,
-    /// Shared with whoever arranged something by it: another list as soon as a value changes.
+    /// Value of each row. Handed out by clone of the `Arc`, so a change copies the list and holders keep the
+    /// old one.
     rows: Arc<Vec<u32>>,
 }
 
@@ -115,9 +116,9 @@ impl Column {
 struct Framed {
     frame: Frame,
     column: usize,
-    /// Whether each row counts; not kept where all rows with the label do.
+    /// True for each row that counts; `None` if all rows with the label do.
     admitted: Option<Vec<bool>>,
-    /// How many rows that count each domain has.
+    /// Number of counting rows per domain.
     nodes: Vec<u32>,
     present: usize,
     users: usize,
@@ -152,7 +153,7 @@ impl Framed {
     }
 }
 
-/// The labels that anybody asked about, and the frames over them.
+/// Label columns in use, and the domain definitions over them.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     columns: Vec<Column>,
@@ -160,7 +161,7 @@ pub(crate) struct Domains {
 }
 
 impl Domains {
-    /// A frame, shared by all that are equal; to be given back with [`Self::release`].
+    /// Returns the id of `frame`; equal frames share one. Release it with [`Self::release`].
     pub(super) fn frame(&mut self, frame: Frame, nodes: &NodeStore) -> FrameId {
         let equal = |known: &Option<Framed>| known.as_ref().is_some_and(|k| k.frame == frame);
         if let Some(at) = self.frames.iter().position(equal) {
@@ -222,7 +223,7 @@ impl Domains {
         self.columns.len() - 1
     }
 
-    /// Reads a node anew.
+    /// Updates the labels of a node, and whether it counts.
     pub(super) fn set_node(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
         let row = node.row();
         for framed in self.frames.iter_mut().flatten() {
@@ -248,7 +249,7 @@ impl Domains {
         }
     }
 
-    /// The domain in which pods on `node` count, by frame.
+    /// Returns, by frame, the domain in which pods on `node` count.
     pub(super) fn everywhere(&self, node: NodeIndex) -> Vec<u32> {
         (0..self.frames.len())
             .map(|at| self.domain(FrameId(at), node))
@@ -267,7 +268,7 @@ impl Domains {
         framed.map_or(&[], |framed| &self.columns[framed.column].rows)
     }
 
-    /// The same, to be kept.
+    /// Returns the label of frame `id` with the value of each row.
     pub(super) fn values(&self, id: FrameId) -> Option<Label> {
         let column = &self.columns[self.frames[id.0].as_ref()?.column];
         Some(Label {

@@ -1,4 +1,4 @@
-//! Label selectors and terms over pods, parsed once.
+//! Label selectors and pod terms in parsed form.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::texts::Lookup;
@@ -16,11 +16,11 @@ enum Rule {
     NotIn(Vec<String>),
     Exists,
     Absent,
-    /// An operator that does not exist.
+    /// An operator that does not exist: matches nothing.
     Never,
 }
 
-/// A label selector.
+/// Parsed label selector.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Selector {
     rules: Vec<(String, Rule)>,
@@ -28,7 +28,7 @@ pub(crate) struct Selector {
 }
 
 impl Selector {
-    /// No selector selects nothing; an empty one, everything.
+    /// Parses an API selector. `None` matches nothing; an empty selector matches everything.
     pub(crate) fn of(selector: Option<&LabelSelector>) -> Self {
         let Some(selector) = selector else {
             return Self {
@@ -53,7 +53,7 @@ impl Selector {
         out
     }
 
-    /// The labels as given.
+    /// Builds a selector that requires exactly these labels.
     pub(crate) fn equal_to<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
         let rule = |(key, value): (&String, &String)| (key.clone(), Rule::In(vec![value.clone()]));
         Self {
@@ -62,7 +62,7 @@ impl Selector {
         }
     }
 
-    /// Adds `key = value`, or `key != value`.
+    /// Adds the requirement `key = value`, or `key != value`.
     pub(crate) fn and(&mut self, key: &str, value: &str, equal: bool) {
         let values = vec![value.to_owned()];
         let rule = if equal {
@@ -73,18 +73,18 @@ impl Selector {
         self.rules.push((key.to_owned(), rule));
     }
 
-    /// Adds all of `other`'s rules.
+    /// Adds all requirements of `other`.
     pub(crate) fn and_all(&mut self, other: Self) {
         self.rules.extend(other.rules);
         self.nothing |= other.nothing;
     }
 
-    /// Whether there is no rule at all.
+    /// Returns true if there is no requirement.
     pub(crate) fn is_empty(&self) -> bool {
         self.rules.is_empty() && !self.nothing
     }
 
-    /// Writes the selector.
+    /// Writes the selector to `signature`.
     pub(crate) fn sign(&self, signature: &mut Signature) {
         signature.number(i64::from(self.nothing));
         for (key, rule) in &self.rules {
@@ -105,7 +105,7 @@ impl Selector {
         signature.number(-2);
     }
 
-    /// Whether `labels` are selected.
+    /// Returns true if the selector matches `labels`.
     pub(crate) fn matches(&self, labels: &impl Lookup) -> bool {
         !self.nothing
             && self.rules.iter().all(|(key, rule)| {
@@ -121,7 +121,7 @@ impl Selector {
             })
     }
 
-    /// A label and values of which one must be present.
+    /// Returns a label and values, one of which a match must have.
     pub(super) fn pick(&self) -> Option<(&str, &[String])> {
         self.rules.iter().find_map(|(key, rule)| match rule {
             Rule::In(values) => Some((key.as_str(), values.as_slice())),
@@ -130,7 +130,7 @@ impl Selector {
     }
 }
 
-/// Writes a selector as the API has it.
+/// Writes an API selector to `signature`.
 pub(crate) fn sign_selector(selector: Option<&LabelSelector>, signature: &mut Signature) {
     let Some(selector) = selector else {
         return signature.number(-1);
@@ -151,17 +151,17 @@ pub(crate) fn sign_selector(selector: Option<&LabelSelector>, signature: &mut Si
     signature.number(-4);
 }
 
-/// Namespaces, by name or by their labels.
+/// Set of namespaces, by name or by label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Namespaces {
-    /// By name.
+    /// Names of namespaces.
     pub(crate) named: Vec<String>,
-    /// By labels.
+    /// Selector over namespace labels.
     pub(crate) selected: Option<Selector>,
 }
 
 impl Namespaces {
-    /// Whether labels of namespaces matter.
+    /// Returns true if the set depends on namespace labels.
     pub(super) fn is_open(&self) -> bool {
         self.selected.as_ref().is_some_and(|s| !s.is_empty())
     }
@@ -174,17 +174,17 @@ impl Namespaces {
     }
 }
 
-/// Some pods.
+/// Condition on pods: their namespace and labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Term {
-    /// Of these namespaces.
+    /// Namespaces of matching pods.
     pub(crate) namespaces: Namespaces,
-    /// With these labels.
+    /// Labels of matching pods.
     pub(crate) selector: Selector,
 }
 
 impl Term {
-    /// Whether `pod` is one of them. `labels_of` knows the labels of namespaces.
+    /// Returns true if `pod` matches. `labels_of` returns the labels of a namespace.
     pub(crate) fn matches(
         &self,
         pod: &PodInfo,
