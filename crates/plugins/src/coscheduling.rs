@@ -1,9 +1,10 @@
-//! `Coscheduling`: pods of a gang start together or not at all.
+//! `Coscheduling`: gang scheduling, which starts the pods of a gang together or not at all.
 //!
-//! The rules are in [`koord_model::gang`]; here they are fed with pods and PodGroups, and what
-//! follows is handed to the engine. While a gang is being tried, [`Grouping::next_pod`] names its
-//! members, so that no other decision comes in between and everything can be rolled back. A group that
-//! asks for a network topology is planned as a whole first ([`Planning`]): then each member has one node.
+//! The rules are in [`koord_model::gang`]; this plugin passes them pods and PodGroups and hands their
+//! decisions to the engine. While a gang is being tried, [`Grouping::next_pod`] returns its members one after
+//! the other, so that no other pod is scheduled in between and everything can be rolled back. For a gang
+//! group that requests a network topology, nodes of all members are planned first ([`Planning`]); then each
+//! member has one node.
 
 mod args;
 mod metrics;
@@ -42,23 +43,23 @@ const NAME: &str = "Coscheduling";
 const POD_GROUPS: &str = "podgroups.v1alpha1.scheduling.sigs.k8s.io";
 const TOPOLOGIES: &str = "clusternetworktopologies.v1alpha1.scheduling.koordinator.sh";
 const UNAWARE: &str = "awareNetworkTopology of CoschedulingArgs is off";
-/// Whether members that are not tried get a condition that says why.
+/// Feature gate: members that are not tried get a condition with the reason.
 const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
 
-/// See the module documentation.
+/// State of the `Coscheduling` plugin.
 #[derive(Debug)]
 pub(crate) struct Coscheduling {
     settings: PerProfile<Settings>,
     explain_skipped: bool,
     gangs: Gangs,
-    /// `None`: the network topology is not kept.
+    /// Network topology; `None` if its feature is off.
     topology: Option<Topology>,
-    /// Of the gang group that is tried.
+    /// Network plan of the gang group that is being tried.
     plan: Option<Plan>,
     budgets: budgets::Looks,
-    /// The attempt in which room was looked for, and what its other members are told.
+    /// Number of the attempt in which preemption ran, and the message for the other members.
     made_room: Option<(u64, String)>,
-    /// `None`: another process keeps their statuses true.
+    /// PodGroup status controller; `None` if another process runs it.
     pod_groups: Option<PodGroups>,
     reported: ReportedProblems,
     orphans: Orphans,
@@ -88,7 +89,7 @@ pub(crate) fn build(
     }))
 }
 
-/// Hands over what follows for other pods.
+/// Passes the effects of gang decisions on other pods to the engine.
 fn carry_out(moves: Moves, fx: &mut Effects) {
     let reason = |text: Arc<str>| Reason::Shared(text);
     fx.withdraw.extend(moves.withdraw);
@@ -120,7 +121,7 @@ fn owners(pod: &PodInfo) -> String {
 }
 
 impl Coscheduling {
-    /// Reports values that are not used, once each.
+    /// Reports ignored values of `object`, each once.
     fn report(&mut self, object: &Problem, ignored: Vec<Ignored>, fx: &mut Effects) {
         let problem = |Ignored { key, value, why }| Problem {
             message: format!("{key}: {value:?}: {why}"),
@@ -164,13 +165,14 @@ impl Coscheduling {
         self.report(&object, ignored, fx);
     }
 
-    /// What of its gang a pod finds in the network topology, where that counts.
+    /// Returns the placed members of `pod`'s gang in the network topology, if the pod's profile uses that.
     fn settled(&self, pod: &PodInfo) -> Option<Settled> {
         let settled = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
         settled.filter(|_| self.settings.of(pod).aware)
     }
 
-    /// What is left to a member that is placed alone: where its mates are, if they have to be together.
+    /// Restricts a member that is scheduled alone to the topology domain of its placed gang members, if they
+    /// have to be together.
     fn joining(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let topology = self.topology.as_ref().zip(self.settled(cycle.pod));
         match topology.and_then(|(topology, settled)| topology.home_nodes(&settled)) {
@@ -182,7 +184,7 @@ impl Coscheduling {
         }
     }
 
-    /// What is left to a member whose gang asks for a network topology.
+    /// Restricts a member whose gang requests a network topology to its planned node.
     fn gathered(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let reject = |text: String| PreFilterResult::Reject(Rejection::unresolvable(text));
         let tree = self.topology.as_ref().and_then(Topology::tree);
@@ -195,8 +197,8 @@ impl Coscheduling {
         let gathering = self.gangs.gathering(&cycle.pod.uid);
         let group = gathering.as_ref().map(|g| &g.group);
         let Some(plan) = self.plan.as_ref().filter(|plan| Some(&plan.group) == group) else {
-            // While its group is tried, a member goes where the plan says or nowhere: a gang that is
-            // not strict tries the others even when it got none.
+            // While its group is tried, a member goes to its planned node or nowhere: a gang that is not
+            // strict tries its other members even if the first got no node.
             return match gathering.is_some_and(|g| g.trying) {
                 true => reject("no planned pods".to_owned()),
                 false => PreFilterResult::Skip,
@@ -213,7 +215,7 @@ impl Coscheduling {
     }
 }
 
-/// The id of a pod's gang; it may not be known any more.
+/// Returns the id of a pod's gang, which may no longer exist.
 fn gang_of(pod: &PodInfo) -> Option<Arc<str>> {
     let name = spec::name_of(pod)?;
     Some(spec::id(&pod.namespace, name))
@@ -357,7 +359,8 @@ impl Score for Coscheduling {
 }
 
 impl QueueHints for Coscheduling {
-    /// In another topology, gangs that ask for it may find a place; late members may where their mates are.
+    /// A changed network topology may admit gangs that request it; a pod's assignment may admit late members
+    /// of its gang.
     fn interests(&self) -> Vec<Interest> {
         let interests = [
             (Subject::Node, Action::ADD.or(Action::NODE_LABEL)),
@@ -368,7 +371,7 @@ impl QueueHints for Coscheduling {
         kept.map(|(subject, actions)| Interest { subject, actions })
             .collect()
     }
-    /// Where a pod goes matters to members of its own gangs alone, if they want to be gathered.
+    /// The placement of a pod matters only to members of its gangs, and only if they request a topology.
     fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
         let gang = event.pod.and_then(gang_of);
         let matters = gang.is_some_and(|gang| self.gangs.asks_for_topology(&gang));
@@ -384,7 +387,7 @@ impl QueueHints for Coscheduling {
         if self.gangs.gathering(&pod.uid).is_none() && !late() {
             return Helps::Skip;
         }
-        // Its status is our own word.
+        // This plugin writes the status itself; only the spec matters.
         let same = event.object.is_some_and(|change| {
             let old = change.old.as_ref();
             let old = old.and_then(|old| old.downcast_ref::<ClusterNetworkTopology>());
@@ -395,11 +398,11 @@ impl QueueHints for Coscheduling {
     }
 }
 
-/// Where others are that a pod belongs near changes with each of them.
+/// Distances to related pods change with every placement, so scores are not cached.
 impl Volatile for Coscheduling {
     fn score_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], scores: &mut [i64]) {
         scores.fill(0);
-        // One is the best there is.
+        // A single node needs no rank.
         let topology = self.topology.as_ref().filter(|_| rows.len() > 1);
         if let Some((topology, drawn)) = topology.zip(state.get()) {
             let ranks = topology.ranks(drawn, rows, cycle.view);
@@ -575,7 +578,7 @@ impl PodEvents for Coscheduling {
         if !spec::has_pod_group(&**pod) {
             let (described, ignored) = spec::of_pod(&**pod, &gang, &self.settings.of(pod).defaults);
             own = described;
-            // One member that describes the gang well is enough.
+            // It suffices that one member describes the gang correctly.
             let ignored = if self.gangs.is_described(&gang) && own.is_none() {
                 Vec::new()
             } else {
@@ -690,7 +693,7 @@ impl PostFilterTransformer for Coscheduling {
         let room = std::mem::take(&mut diagnosis.post_filter_message);
         let fit = match &*diagnosis.pre_filter_message {
             "" => diagnosis.message(),
-            // Told to the others, it counts for every node.
+            // For the other members, a rejection by PreFilter counts for every node.
             text => {
                 let nodes = diagnosis.total_nodes;
                 format!("0/{nodes} nodes are available: {nodes} {text}.")

@@ -8,13 +8,13 @@ use koord_model::gang::Defaults;
 use koord_scheduler::framework::{BuildContext, BuildError};
 use serde::Deserialize;
 
-/// Arguments with upstream's names and defaults.
+/// CoschedulingArgs, with upstream's names and defaults.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub(crate) struct Args {
     default_timeout: GoDuration,
     controller_workers: i64,
-    /// Accepted; upstream does not read it any more either.
+    /// Accepted and ignored; upstream no longer reads it either.
     #[serde(rename = "skipCheckScheduleCycle")]
     _skip_check_schedule_cycle: bool,
     enable_preemption: bool,
@@ -35,14 +35,14 @@ impl Default for Args {
     }
 }
 
-/// What one profile says.
+/// Settings of one profile.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
-    /// What applies to gangs that do not say.
+    /// Values for gangs that do not set them.
     pub(super) defaults: Defaults,
-    /// Whether gangs that ask for a network topology are placed in it.
+    /// True if gangs that request a network topology are placed by it.
     pub(super) aware: bool,
-    /// Whether pods of lower priority go for gangs that find no place.
+    /// True if gangs that do not fit may preempt pods of lower priority.
     pub(super) preempts: bool,
 }
 
@@ -73,12 +73,14 @@ impl Args {
         })
     }
 
-    /// What is asked for and not done.
+    /// Logs a setting that has no effect.
     pub(super) fn warn(&self, context: &BuildContext) {
         if self.aware_network_topology && !context.network_topology {
             tracing::warn!(
-                "{NAME}: awareNetworkTopology has no effect without \
-                 --enable-network-topology-manager: gangs that ask for a network topology wait"
+                plugin = NAME,
+                setting = "awareNetworkTopology",
+                "setting has no effect without --enable-network-topology-manager, gangs that request \
+                 a network topology stay pending"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! How gangs fare, as metrics.
+//! Metrics of gang scheduling attempts.
 
 use super::Coscheduling;
 use jiff::Timestamp;
@@ -22,12 +22,12 @@ static CYCLE: Family = Family {
     }),
 };
 
-/// How an attempt ended, in upstream's words.
+/// Reasons for the end of an attempt, with upstream's texts.
 pub(super) const PLACED: &str = "gang is already succeed";
 pub(super) const ALL_TRIED: &str = "all pending pods is already been attempted";
 const GONE: &str = "gang is nil, may be already deleted";
 
-/// So many ends of attempts are kept until they are read.
+/// Maximum number of finished attempts that are stored until the metrics are read.
 const KEEP: usize = 4096;
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ struct Open {
     tried: usize,
 }
 
-/// Attempts, as they come and go.
+/// Running attempt and finished attempts.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
     open: Option<Open>,
@@ -45,8 +45,8 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// The attempt under way has `number` and tried so many members. If that is another one than
-    /// before, that one ended; `how`, if that is known.
+    /// Records the running attempt as (number, members tried). If it is not the one recorded before, that one
+    /// ended with reason `how`, or [`GONE`] if `None`.
     pub(super) fn now(
         &mut self,
         under_way: Option<(u64, usize)>,
@@ -73,7 +73,7 @@ impl Attempts {
     }
 }
 
-/// Sizes in steps of a hundred, so that there are few.
+/// Returns the size as a range of a hundred, which bounds the number of label values.
 fn size(tried: usize) -> String {
     match tried {
         0 => "0".to_owned(),
@@ -86,7 +86,7 @@ fn size(tried: usize) -> String {
 }
 
 impl Coscheduling {
-    /// Looks whether an attempt began or ended.
+    /// Records whether an attempt began or ended, with reason `how` if it ended.
     pub(super) fn follow(&mut self, how: Option<&'static str>, now: Timestamp) {
         self.attempts.now(self.gangs.under_way(), how, now);
     }
@@ -113,7 +113,7 @@ mod tests {
         attempts.now(Some((1, 101)), None, at(2));
         attempts.now(None, Some(PLACED), at(4));
         attempts.now(Some((2, 1)), None, at(5));
-        // Its gang is gone, and another is tried.
+        // Its gang disappears, and another gang is tried.
         attempts.now(Some((3, 1)), None, at(7));
         attempts.now(None, Some(ALL_TRIED), at(8));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Members of gangs that nothing describes: they are not tried, and their condition has to say why.
+//! Gang members whose gang has no description: they are not scheduled, and get a condition with the reason.
 
 use super::Coscheduling;
 use jiff::{SignedDuration, Timestamp};
@@ -7,21 +7,21 @@ use koord_scheduler::framework::Effects;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// How long a PodGroup may come after its pods before they say that it is missing.
+/// Delay before a pod's condition reports a missing PodGroup, which may be created after its pods.
 const GRACE: SignedDuration = SignedDuration::from_secs(1);
 
-/// Members to look at again, by uid, in order of time.
+/// Members to check again, by uid, in order of time.
 #[derive(Debug, Default)]
 pub(super) struct Orphans(VecDeque<(Timestamp, Arc<str>)>);
 
 impl Orphans {
-    /// Notes a member whose gang is missing.
+    /// Schedules a check of a member whose gang is missing.
     pub(super) fn add(&mut self, uid: &Arc<str>, now: Timestamp) {
         let due = now.saturating_add(GRACE).unwrap_or(Timestamp::MAX);
         self.0.push_back((due, uid.clone()));
     }
 
-    /// When members are looked at next.
+    /// Returns the time of the next check.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.0.front().map(|(due, _)| *due)
     }
@@ -38,7 +38,7 @@ impl Coscheduling {
         .then_some(blocked)
     }
 
-    /// Gives members whose gang is still missing a condition that says so.
+    /// Sets a condition on members whose gang is still missing.
     pub(super) fn explain_orphans(&mut self, now: Timestamp, fx: &mut Effects) {
         while let Some((_, uid)) = self.orphans.0.pop_front_if(|(due, _)| *due <= now) {
             if let Some(blocked) = self.gang_is_missing(&uid) {

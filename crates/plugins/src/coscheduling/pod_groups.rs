@@ -1,4 +1,4 @@
-//! Keeps the status of PodGroup objects true: one write at a time per object, and only changes.
+//! Controller of PodGroup statuses: writes only changes, one at a time per object.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,7 +11,7 @@ use serde_json::json;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// A write whose effect has not been seen after this long is sent again.
+/// Timeout after which a write whose effect was not observed is sent again.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(5);
 
 #[derive(Debug)]
@@ -24,15 +24,15 @@ struct Known {
     status: PodGroupStatus,
 }
 
-/// See the module documentation.
+/// PodGroups with the state of their status writes.
 #[derive(Debug, Default)]
 pub(super) struct PodGroups {
     known: FxHashMap<Arc<str>, Known>,
-    /// Writes whose effect has not been seen yet, and when to doubt them.
+    /// Deadlines of writes whose effect was not observed yet, by PodGroup id.
     asked: FxHashMap<Arc<str>, Timestamp>,
-    /// The same in order of time; entries that `asked` does not have are of writes that were seen.
+    /// Deadlines in order of time. Entries that `asked` does not have belong to writes that were observed.
     doubts: VecDeque<(Timestamp, Arc<str>)>,
-    /// To be looked at.
+    /// PodGroups to compare with their gang.
     dirty: BTreeSet<Arc<str>>,
 }
 
@@ -56,12 +56,12 @@ impl PodGroups {
         self.asked.remove(id);
     }
 
-    /// When a write is to be doubted.
+    /// Returns the next deadline of a write.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.doubts.front().map(|(until, _)| *until)
     }
 
-    /// The writes that are due.
+    /// Appends the status writes that are due.
     pub(super) fn sync(&mut self, gangs: &mut Gangs, now: Timestamp, writes: &mut Vec<Write>) {
         self.dirty.append(&mut gangs.take_changed());
         while let Some((until, id)) = self.doubts.pop_front_if(|(until, _)| *until <= now) {
@@ -71,7 +71,7 @@ impl PodGroups {
             }
         }
         for id in std::mem::take(&mut self.dirty) {
-            // What the last write did is seen first; that marks the object again.
+            // The effect of the last write has to be observed first; that marks the object dirty again.
             if self.asked.contains_key(&id) {
                 continue;
             }

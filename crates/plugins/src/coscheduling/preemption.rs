@@ -1,4 +1,4 @@
-//! Room for gangs that find no place: who may go for them, and how often it is looked for.
+//! Preemption for gangs that do not fit: allowed victims, and one attempt per gang attempt.
 
 use super::Coscheduling;
 use crate::common::budgets::{self, is_non_preemptible, is_spared};
@@ -10,12 +10,12 @@ use koord_scheduler::state::PodInfo;
 use std::sync::Arc;
 
 impl Coscheduling {
-    /// Whether any profile wants pods to go for gangs.
+    /// Returns true if any profile allows preemption for gangs.
     pub(super) fn preempts(&self) -> bool {
         self.settings.all().any(|settings| settings.preempts)
     }
 
-    /// Who may go for pods of `group`, or for a pod that goes alone.
+    /// Returns the preemption rules for pods of `group`, or for a pod that is scheduled alone if `None`.
     fn rules<'a>(&'a self, view: View<'a>, group: Option<Arc<str>>) -> Preemption<'a> {
         Preemption {
             prefix: "preemption: ",
@@ -37,13 +37,13 @@ impl Coscheduling {
         }
     }
 
-    /// What members are told when room was looked for in the attempt under way.
+    /// Returns the message for further members if preemption already ran in the current attempt.
     fn decided(&self, job: &Job) -> Option<&str> {
         let (attempt, told) = self.made_room.as_ref()?;
         (job.attempt == Some(*attempt)).then_some(told)
     }
 
-    /// Room was looked for: what members are told that are tried after this one, if any are.
+    /// Records that preemption ran in the current attempt, with the message for members that are tried later.
     pub(super) fn note_attempt(&mut self, uid: &str, told: &str) {
         if let Some(group) = self.gangs.group_of(uid).cloned() {
             self.gangs.promise(&group);

@@ -1,5 +1,5 @@
-//! The network topology: the tree of the ClusterNetworkTopology `default`, its status, and the plan for the
-//! gang group that is tried.
+//! Network topology: the tree of the ClusterNetworkTopology `default`, its status, and the plan of the gang
+//! group that is being tried.
 
 use jiff::{SignedDuration, Timestamp};
 use koord_api::annotations;
@@ -13,9 +13,9 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The only object that counts.
+/// Name of the only ClusterNetworkTopology that is used.
 pub(super) const DEFAULT: &str = "default";
-/// The least time between two writes of the status.
+/// Minimum time between two writes of the status.
 const PACE: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Debug)]
@@ -25,31 +25,31 @@ struct Known {
     shown: Vec<NetworkTopologyDetail>,
 }
 
-/// See the module documentation.
+/// Network topology tree with the placement of gang members and related pods.
 #[derive(Debug, Default)]
 pub(super) struct Topology {
     known: Option<Known>,
-    /// By node, where it hangs; nodes that hang nowhere are not in it.
+    /// Path of each node in the tree, by name; nodes outside the tree are missing.
     paths: BTreeMap<Arc<str>, Vec<Arc<str>>>,
-    /// The nodes in `paths` by row: one that went has no name any more.
+    /// Name of each node in `paths` by row: a removed node has no name in the view any more.
     rows: FxHashMap<usize, Arc<str>>,
     tree: Option<Tree>,
-    /// The tree is not that of `paths`.
+    /// True if `tree` does not match `paths` yet.
     stale: bool,
-    /// The status is to be compared with the tree, at the earliest then.
+    /// Earliest time to compare the status with the tree; `None` if not needed.
     due: Option<Timestamp>,
-    /// When the status was last written.
+    /// Time of the last status write.
     written: Option<Timestamp>,
     near: Near,
-    /// The row of each member of a gang that has a node, by uid.
+    /// Row of each gang member that has a node, by uid.
     members: FxHashMap<Arc<str>, usize>,
 }
 
-/// Pods that another one belongs near: nodes in the topology with how many are there.
+/// Pods that a pod should be close to: nodes in the topology with the number of such pods.
 #[derive(Debug, Default)]
 pub(super) struct Drawn(Vec<(Arc<str>, usize)>);
 
-/// How many pods with the same selector there are, by selector and row; none where there are none.
+/// Number of pods by topology selector and row, without zero entries.
 #[derive(Debug, Default)]
 struct Near(FxHashMap<Arc<str>, FxHashMap<usize, usize>>);
 
@@ -81,7 +81,7 @@ impl Near {
         self.0.get(selector)
     }
 
-    /// Whether it says what is on the nodes.
+    /// Returns true if the counts match the pods on the nodes.
     #[cfg(test)]
     fn balances(&self, view: View<'_>) -> bool {
         let mut all = Self::default();
@@ -94,12 +94,13 @@ impl Near {
     }
 }
 
-/// What the pod is counted under: reservations keep room, and talk to nobody.
+/// Returns the selector under which a pod is counted. Reservations only hold resources and have no traffic,
+/// so they do not count.
 fn counted(pod: &PodInfo) -> Option<&str> {
     selector(pod).filter(|_| !pod.is_holder())
 }
 
-/// Where the members of a gang group go, by uid.
+/// Planned nodes of the members of a gang group, by uid.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) group: Arc<str>,
@@ -107,7 +108,7 @@ pub(super) struct Plan {
 }
 
 impl Topology {
-    /// The object appeared or changed.
+    /// Updates the tree after the object was added or changed.
     pub(super) fn applied(
         &mut self,
         object: &ClusterNetworkTopology,
@@ -143,7 +144,7 @@ impl Topology {
         };
     }
 
-    /// A pod, perhaps a `member` of a gang, is on a node now.
+    /// Records a pod that was placed on a node; `member` if it belongs to a gang.
     pub(super) fn joined(&mut self, pod: &PodInfo, node: NodeIndex, member: bool) {
         self.near.add(pod, node);
         if member {
@@ -151,13 +152,13 @@ impl Topology {
         }
     }
 
-    /// A pod is on a node no more.
+    /// Removes a pod from its node.
     pub(super) fn left(&mut self, pod: &PodInfo, node: NodeIndex) {
         self.near.remove(pod, node);
         self.members.remove(&pod.uid);
     }
 
-    /// A node appeared, changed or went.
+    /// Updates a node that was added, changed or removed.
     pub(super) fn node(&mut self, node: NodeIndex, view: View<'_>) {
         let layers = self.known.as_ref().and_then(|known| known.layers.as_ref());
         let Some(layers) = layers else { return };
@@ -183,18 +184,18 @@ impl Topology {
         self.look(view.now);
     }
 
-    /// Has the status compared with the tree, not too soon after the last write.
+    /// Schedules a comparison of the status with the tree, at least [`PACE`] after the last write.
     fn look(&mut self, now: Timestamp) {
         let earliest = self.written.and_then(|at| at.checked_add(PACE).ok());
         self.due = Some(earliest.map_or(now, |at| at.max(now)));
     }
 
-    /// When the status is to be looked at.
+    /// Returns the time of the next comparison of the status.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.due
     }
 
-    /// Brings the tree up to date, and the status if that is due.
+    /// Rebuilds a stale tree, and writes the status if a comparison is due.
     pub(super) fn sync(&mut self, now: Timestamp, writes: &mut Vec<Write>) {
         let Some(known) = &self.known else { return };
         if std::mem::take(&mut self.stale) {
@@ -225,29 +226,29 @@ impl Topology {
             timed: None,
         });
         self.written = Some(now);
-        // A write whose effect is not seen is sent again.
+        // A write whose effect is not observed is sent again.
         self.look(now);
     }
 
-    /// The tree, if there is a topology.
+    /// Returns the tree, if there is a topology.
     pub(super) fn tree(&self) -> Option<&Tree> {
         self.tree.as_ref()
     }
 
-    /// Where the mates of a late member are.
+    /// Returns the nodes of the placed gang members of a late member.
     fn mates<'a>(&'a self, settled: &'a Settled) -> impl Iterator<Item = &'a Arc<str>> {
         let rows = settled.mates.iter().filter_map(|uid| self.members.get(uid));
         rows.filter_map(|row| self.rows.get(row))
     }
 
-    /// Where a late member has to go to be with them.
+    /// Returns the part of the tree to which a late member is restricted.
     fn home(&self, settled: &Settled) -> Option<(Home, &Tree)> {
         let tree = self.tree.as_ref()?;
         let mates = self.mates(settled).map(|node| &**node);
         Some((Home::of(&settled.spec, mates, tree)?, tree))
     }
 
-    /// The nodes there; none where it may go anywhere.
+    /// Returns the nodes to which a late member is restricted; `None` if any node will do.
     pub(super) fn home_nodes(&self, settled: &Settled) -> Option<Vec<NodeIndex>> {
         let (home, tree) = self.home(settled)?;
         let there = self.rows.iter().filter(|(_, name)| home.has(name, tree));
@@ -255,7 +256,8 @@ impl Topology {
         Some(rows.map(NodeIndex).collect())
     }
 
-    /// Whom the pod belongs near, if anybody: those with its selector, else mates that have a node already.
+    /// Returns the pods that `pod` should be close to, if any: those with its selector, or placed members of
+    /// its gang.
     pub(super) fn drawn(&self, pod: &PodInfo, settled: Option<Settled>) -> Option<Drawn> {
         self.tree.as_ref()?;
         let Some(near) = selector(pod) else {
@@ -268,7 +270,7 @@ impl Topology {
         Some(Drawn(nodes.collect()))
     }
 
-    /// For each of `nodes` how many are better for a pod that belongs near others.
+    /// Returns, for each of `nodes`, the number of nodes that are closer to the related pods `drawn`.
     pub(super) fn ranks(&self, drawn: &Drawn, nodes: &[NodeIndex], view: View<'_>) -> Vec<usize> {
         #[cfg(test)]
         assert!(self.near.balances(view));
@@ -279,7 +281,7 @@ impl Topology {
         tree.ranks(nodes, drawn.0.iter().map(|(node, pods)| (&**node, *pods)))
     }
 
-    /// The node of each of `members`, in this order; `settled` is what of their group has one.
+    /// Returns the node of each of `members`, in this order; `settled` is the placed part of their group.
     pub(super) fn plan(
         &self,
         gathering: &Gathering,
@@ -321,13 +323,15 @@ impl Topology {
     }
 }
 
-/// Pods with the same word belong near each other, whatever gangs they are of.
+/// Returns the topology selector of a pod. Pods with equal selectors should be close to each other, whatever
+/// their gang.
 fn selector(pod: &PodInfo) -> Option<&str> {
     let said = pod.annotation(annotations::NETWORK_TOPOLOGY_SELECTOR);
     said.filter(|word| !word.is_empty())
 }
 
-/// Sorts pods as nodes are dealt to them: by their index, those without one last, then by name.
+/// Sorts pods in the order in which nodes are assigned to them: by index, those without an index last, then
+/// by name.
 pub(super) fn arrange(members: &mut [Arc<PodInfo>]) {
     members.sort_by_cached_key(|pod| {
         let said = pod.annotation(annotations::GANG_NETWORK_TOPOLOGY_INDEX);
