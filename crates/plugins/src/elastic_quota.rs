@@ -1,9 +1,9 @@
-//! `ElasticQuota`: quotas that lend each other what they do not use.
+//! `ElasticQuota`: hierarchical quotas that lend each other what they do not use.
 //!
-//! Every pod is charged to one quota: its request from when it appears, its use from when it is
-//! placed. A pod is let in when its quota's share, divided anew whenever requests or the cluster
-//! change, has room for it. The verdict is about the pod alone, so pods of any quota share what is
-//! known of nodes.
+//! Every pod is charged to one quota: its request as soon as the pod exists, its use once it is placed. A pod
+//! is admitted if it fits the runtime quota, which is divided again whenever requests or the cluster change.
+//! The decision depends only on the pod's quota, not on nodes, so pods of different quotas share cached node
+//! results.
 
 mod admission;
 mod args;
@@ -48,41 +48,42 @@ use totals::Totals;
 const NAME: &str = "ElasticQuota";
 const ELASTIC_QUOTAS: &str = "elasticquotas.v1alpha1.scheduling.sigs.k8s.io";
 
-/// Between two looks whether pods that were refused would be let in now.
+/// Minimum time between two checks of rejected pods against their quotas.
 const RETRY_EVERY: SignedDuration = SignedDuration::from_secs(1);
 
-/// See the module documentation.
+/// State of the `ElasticQuota` plugin.
 #[derive(Debug)]
 pub(crate) struct ElasticQuotas {
-    /// What holds for the trees, and so for the pods of all profiles.
+    /// Arguments for the quota trees, which apply to the pods of all profiles.
     args: Args,
     manners: PerProfile<Manners>,
     objects: Objects,
     ledger: Ledger,
     budgets: budgets::Looks,
     started: bool,
-    /// Shares are divided for those who are about to be judged or shown; rules find them as they are.
+    /// Runtime quotas are divided on demand, for quotas that are about to be checked or displayed; rules read
+    /// them as they are.
     trees: Forest,
-    /// What nodes and root quotas have.
+    /// Total resources of nodes and root quotas.
     totals: Totals,
     writer: Writer,
     revoker: Revoker,
-    /// Whether the objects are kept showing what is used.
+    /// True if this process writes statuses and annotations of the ElasticQuota objects.
     controls: bool,
-    /// Pods that were refused for want of quota.
+    /// Pods that were rejected because of their quota.
     refused: FxHashSet<Arc<str>>,
-    /// Something changed since they were looked at.
+    /// True if requests, use or quotas changed since rejected pods were last checked.
     moved: bool,
     retried: Timestamp,
     reports: invalid::Reports,
     times: metrics::Times,
 }
 
-/// How the pods of a profile are judged.
+/// Quota rules for the pods of one profile.
 #[derive(Debug, Clone, Copy)]
 struct Manners {
     rules: Rules,
-    /// Whether pods of the default quota are not evicted for others.
+    /// True if pods of the default quota are not preempted for each other.
     spare_default: bool,
 }
 
@@ -131,14 +132,15 @@ pub(crate) fn build(
 }
 
 impl ElasticQuotas {
-    /// Notes that requests, use or quotas changed.
+    /// Marks requests, use or quotas as changed.
     fn moved(&mut self) {
         self.moved = true;
         self.writer.dirty = true;
         self.revoker.dirty = true;
     }
 
-    /// What quota `name` may have, as far as anyone says.
+    /// Returns the spec of quota `name`: from its object, or from the arguments for built-in quotas. `None`
+    /// if there is neither.
     fn spec(&self, name: &str, table: &ResourceTable) -> Option<Spec> {
         if let Some(object) = self.objects.of(name) {
             return Some(object.spec.clone());
@@ -157,7 +159,7 @@ impl ElasticQuotas {
         })
     }
 
-    /// Brings quota `name` of its tree in line with the objects.
+    /// Updates quota `name` in its tree from the objects.
     fn settle(&mut self, name: &str, table: &ResourceTable) {
         let spec = self.spec(name, table);
         let object = self.objects.of(name);
@@ -179,7 +181,7 @@ impl ElasticQuotas {
         }
     }
 
-    /// Gives the built-in quotas what the arguments say, before anything is charged.
+    /// Creates the built-in quotas from the arguments, before anything is charged.
     fn start(&mut self, table: &ResourceTable) {
         if !std::mem::replace(&mut self.started, true) {
             for name in [SYSTEM_QUOTA, DEFAULT_QUOTA] {
@@ -188,7 +190,8 @@ impl ElasticQuotas {
         }
     }
 
-    /// Whether the quota of `pod` has room for it; if not, why. Its share was divided before.
+    /// Returns whether `quota` has enough free for `pod`, with the reason if it has not. Its runtime must
+    /// have been divided before.
     fn admit(&self, pod: &PodInfo, quota: &str, shift: &Shift, table: &ResourceTable) -> Verdict {
         let amounts = self.ledger.amounts(pod, table);
         let request = Request {
@@ -200,7 +203,7 @@ impl ElasticQuotas {
         rules.admit(&request, shift, &self.trees, Some(table))
     }
 
-    /// The same without the reason, of a pod in the books.
+    /// Returns true if `quota` has enough free for a charged pod. Like [`Self::admit`], without the reason.
     fn fits(&self, charge: &Charge, quota: &str, shift: &Shift) -> bool {
         let request = Request {
             quota,
@@ -211,7 +214,8 @@ impl ElasticQuotas {
         rules.admit(&request, shift, &self.trees, None).is_ok()
     }
 
-    /// As if `victims` were gone, those of other quotas, too.
+    /// Returns the change of `quota`'s use when `victims` are evicted, including victims of other quotas
+    /// below the same ancestors.
     fn without(&self, quota: &str, victims: &[Arc<PodInfo>]) -> Shift {
         let mut shift = Shift::of(quota, victims, &[], &self.ledger);
         let charges = victims.iter().filter_map(|pod| self.ledger.get(&pod.uid));
@@ -223,7 +227,7 @@ impl ElasticQuotas {
         shift
     }
 
-    /// Whether the pods of any profile are judged by what quotas share.
+    /// Returns true if any profile limits pods by the runtime quota.
     fn divides(&self) -> bool {
         self.manners.all().any(|manners| manners.rules.runtime)
     }
@@ -235,7 +239,8 @@ impl ElasticQuotas {
         }
     }
 
-    /// Who may go for a pod of `quota`; perhaps none of the default quota.
+    /// Returns the pods that may be preempted for a pod of `quota`: none for the default quota if that is
+    /// protected. `None` if they are not indexed.
     fn pool(&self, quota: Option<Arc<str>>, spare_default: bool) -> Option<Pool<'_>> {
         let quota = quota?;
         if spare_default && *quota == *DEFAULT_QUOTA {
@@ -249,7 +254,7 @@ impl ElasticQuotas {
         }))
     }
 
-    /// Wakes the refused pods that fit now, as many as fit together, the most important first.
+    /// Activates rejected pods that fit now, as many as fit together, highest priority first.
     fn retry(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.moved || view.now.duration_since(self.retried) < RETRY_EVERY {
             return;
@@ -390,7 +395,7 @@ impl QueueHints for ElasticQuotas {
     }
     fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         if self.refused.contains(&pod.uid) {
-            // The next tick wakes as many as there is room for.
+            // The next tick activates as many pods as fit.
             return Helps::Skip;
         }
         Helps::Queue
@@ -439,7 +444,8 @@ impl PostFilter for ElasticQuotas {
     }
 }
 
-/// Upstream looks at one pod of a gang at a time, with its own post-filter alone.
+/// Quota check for groups of pods. Upstream checks one pod of a gang at a time, and only in its own
+/// PostFilter.
 impl Admission for ElasticQuotas {
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool {
         let table = view.resources;
@@ -491,7 +497,7 @@ impl Insight for ElasticQuotas {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
         let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
-        // A quota that nobody set up is worth a word only when it is in the way.
+        // A built-in quota is only worth showing when it rejects the pod.
         if verdict.is_ok() && [DEFAULT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
             return None;
         }

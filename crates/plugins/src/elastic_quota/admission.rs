@@ -1,4 +1,4 @@
-//! Whether a quota has room for a pod, and the words for when it has not.
+//! Quota check of a pod, and the messages for rejections.
 
 use super::ledger::Ledger;
 use crate::common::UNPREPARED;
@@ -11,16 +11,16 @@ use koord_scheduler::state::PodInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// How quotas are enforced.
+/// Limits that quotas enforce.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// Whether a quota is limited by its share rather than by its maximum.
+    /// True if a quota is limited by its runtime rather than by its max.
     pub runtime: bool,
-    /// Whether all ancestors must have room too.
+    /// True if all ancestors must have enough free, too.
     pub ancestors: bool,
 }
 
-/// A pod that asks to be let in.
+/// Request of a pod to its quota.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub quota: &'a str,
@@ -28,18 +28,18 @@ pub(super) struct Request<'a> {
     pub non_preemptible: bool,
 }
 
-/// What to imagine away from the books, or into them.
+/// Hypothetical change of a quota's use.
 #[derive(Debug, Default)]
 pub(super) struct Shift {
     used: Amounts,
     non_preemptible: Amounts,
-    /// By quota, what those in it have besides that are of other quotas.
+    /// Change of each ancestor quota by pods of other quotas, by quota name.
     above: BTreeMap<String, Amounts>,
 }
 
 impl Shift {
-    /// `removed` are treated as if they were not, `added` as if they were; others than those of
-    /// `quota` do not matter.
+    /// Computes the change of `quota` when `removed` pods are removed and `added` pods are placed. Pods of
+    /// other quotas are ignored.
     pub(super) fn of(
         quota: &str,
         removed: &[Arc<PodInfo>],
@@ -78,7 +78,7 @@ impl Shift {
 }
 
 impl Shift {
-    /// Counts a change in another quota: those above both have it, too.
+    /// Adds a change in another quota, which also changes the ancestors it has in common with this quota.
     pub(super) fn add_beside(
         &mut self,
         quota: &str,
@@ -105,21 +105,21 @@ impl Shift {
     }
 }
 
-/// The quota above `name`, whether it exists or not; none where that is the root.
+/// Returns the name of `name`'s parent, whether or not that exists; `None` if it is the root.
 fn parent_name(name: &str, trees: &Forest) -> Option<String> {
     let parent = &trees.quota(name)?.spec.parent;
     let top = parent.is_empty() || parent == ROOT_QUOTA || name == ROOT_QUOTA;
     (!top).then(|| parent.clone())
 }
 
-/// `sum` changed by `shift`, without zeros.
+/// Returns `sum` changed by `shift`, without entries that are not positive.
 fn shifted(sum: &Amounts, shift: &Amounts, keys: &Amounts) -> Amounts {
     let mut out = sum.clone();
     out.add_all(&masked(shift, keys));
     out.iter().filter(|(_, amount)| *amount > 0).collect()
 }
 
-/// A refusal. Its words cost more than the verdict: without a table there are none.
+/// Builds a rejection. Formatting costs more than the check, so without `table` the message is generic.
 fn refuse(table: Option<&ResourceTable>, words: impl FnOnce(&ResourceTable) -> String) -> Verdict {
     Err(match table {
         Some(table) => Rejection::unschedulable(words(table)),
@@ -128,7 +128,7 @@ fn refuse(table: Option<&ResourceTable>, words: impl FnOnce(&ResourceTable) -> S
 }
 
 impl Rules {
-    /// Has what [`Self::admit`] compares with divided for pods of `quota`.
+    /// Divides the quotas that [`Self::admit`] reads for pods of `quota`.
     pub(super) fn refresh(self, quota: &str, trees: &mut Forest) {
         if self.runtime {
             trees.refresh(quota);
@@ -137,7 +137,7 @@ impl Rules {
         }
     }
 
-    /// Whether there is room for `request`; with `table`, why not.
+    /// Checks whether `request` fits; a detailed message needs `table`.
     pub(super) fn admit(
         self,
         request: &Request<'_>,
@@ -206,7 +206,7 @@ impl Rules {
             let Some(wanted) = parent_name(&below, trees) else {
                 return Ok(());
             };
-            // The runtime is fresh: it was divided down this very path for the pod's own quota.
+            // The runtime is up to date: it was divided along this path for the pod's own quota.
             let Some(parent) = trees.parent(&below) else {
                 path.insert(0, wanted.clone());
                 return Err(Rejection::error(format!(
@@ -249,7 +249,7 @@ fn sum(a: &Amounts, b: &Amounts) -> Amounts {
     out
 }
 
-/// An amount as people write it.
+/// Returns `amount` of a resource in its usual unit.
 pub(super) fn quantity(id: ResourceId, name: &str, amount: i64) -> Quantity {
     if id == CPU {
         Quantity::from_milli(amount)
@@ -263,7 +263,7 @@ pub(super) fn quantity(id: ResourceId, name: &str, amount: i64) -> Quantity {
     }
 }
 
-/// Resource names and amounts as texts.
+/// Returns resource names and amounts as text.
 pub(super) fn quantities(amounts: &Amounts, table: &ResourceTable) -> BTreeMap<String, String> {
     amounts
         .iter()

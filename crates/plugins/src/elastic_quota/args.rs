@@ -8,7 +8,7 @@ use koord_scheduler::framework::{BuildContext, BuildError};
 use serde::Deserialize;
 use std::time::Duration;
 
-/// The plugin's arguments, with upstream's defaults.
+/// ElasticQuotaArgs, with upstream's defaults.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -22,16 +22,16 @@ pub(super) struct Args {
     pub enable_runtime_quota: bool,
     pub enable_min_quota_scale: bool,
     pub disable_default_quota_preemption: bool,
-    /// Accepted; refused pods are always tried again only when their quota has room.
+    /// Accepted and ignored: rejected pods are always retried only when their quota has enough free.
     #[allow(dead_code, reason = "accepted for compatibility")]
     pub enable_queue_hint: bool,
-    /// Accepted; there are no snapshots.
+    /// Accepted and ignored: there are no snapshots.
     #[allow(dead_code, reason = "accepted for compatibility")]
     pub quota_snapshot_update_interval: GoDuration,
     pub hook_plugins: Vec<HookPlugin>,
 }
 
-/// A hook that upstream would load.
+/// Hook plugin that upstream would load.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct HookPlugin {
@@ -67,7 +67,7 @@ impl Default for Args {
 }
 
 impl Args {
-    /// Reads the arguments, and says what is asked for and not done.
+    /// Decodes, completes and validates the arguments, and logs those without effect.
     pub(super) fn read(value: Option<&serde_json::Value>) -> Result<Self, BuildError> {
         let args: Self = crate::common::args::decode(NAME, value)?;
         let args = args.complete();
@@ -76,8 +76,8 @@ impl Args {
         Ok(args)
     }
 
-    /// Says which of these arguments, given for one more profile, the first profile decides: there is
-    /// one tree for all pods.
+    /// Logs the arguments of a further profile that differ from those of the first: there is one quota tree
+    /// for all pods, so the first profile's arguments apply.
     pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
         let tree = [
             (
@@ -114,7 +114,7 @@ impl Args {
         }
     }
 
-    /// Fills in what was left out.
+    /// Fills in missing values.
     pub(super) fn complete(mut self) -> Self {
         let boundless = Quantity::from_value(i64::MAX / 5);
         for max in [
@@ -133,7 +133,7 @@ impl Args {
         self
     }
 
-    /// Checks a completed value.
+    /// Validates completed arguments.
     pub(super) fn validate(&self) -> Result<(), BuildError> {
         for (field, max) in [
             ("defaultQuotaGroupMax", &self.default_quota_group_max),
@@ -158,30 +158,32 @@ impl Args {
         Ok(())
     }
 
-    /// Says what is asked for and not done.
+    /// Logs arguments that have no effect.
     pub(super) fn warn(&self) {
         if self.monitor_all_quotas && !self.enable_runtime_quota {
             tracing::warn!(
-                "{NAME}: args.monitorAllQuotas has no effect while enableRuntimeQuota is off: there is no share to exceed"
+                plugin = NAME,
+                setting = "monitorAllQuotas",
+                "setting has no effect while enableRuntimeQuota is off: there is no runtime to exceed"
             );
         }
         for hook in &self.hook_plugins {
             let key = &hook.key;
-            tracing::warn!("{NAME}: args.hookPlugins: hook {key:?} does not exist");
+            tracing::warn!(plugin = NAME, hook = %key, "ignoring unknown hook in hookPlugins");
         }
     }
 }
 
-/// The feature gates that matter here.
+/// Feature gates of elastic quotas.
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub(super) struct Gates {
     pub no_default_quota: bool,
     pub guarantee_used: bool,
     pub ignore_overhead: bool,
-    /// Pods whose time to end is over count no more.
+    /// Pods whose termination grace period is over do not count.
     pub ignore_terminating: bool,
-    /// Pods that are being deleted count no more.
+    /// Terminating pods do not count.
     pub ignore_deleted: bool,
     pub multi_tree: bool,
 }

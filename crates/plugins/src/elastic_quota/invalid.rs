@@ -1,5 +1,5 @@
-//! What ElasticQuotas say that cannot be meant. Upstream's webhook refuses most of it, and a cluster need
-//! not have that webhook: the quota stays in force as far as it can, and an event names the value.
+//! Validation of ElasticQuota objects. Upstream's webhook rejects most invalid values, but a cluster need not
+//! have that webhook: the quota stays in force as far as possible, and an event names the value.
 
 use super::objects::{Key, Object, Objects, problem};
 use super::{ElasticQuotas, RETRY_EVERY};
@@ -11,29 +11,29 @@ use koord_api::{annotations, labels};
 use koord_scheduler::framework::{Effects, Problem, ReportedProblems};
 use rustc_hash::FxHashMap;
 
-/// What was reported of quotas.
+/// Problems of quotas that were reported.
 #[derive(Debug, Default)]
 pub(super) struct Reports {
     values: ReportedProblems,
     parents: ReportedProblems,
-    /// When parents are looked through: a moment after they changed, as quotas are often made together.
+    /// Time of the next check of parents: a moment after a change, because quotas are often created together.
     parents_due: Option<Timestamp>,
 }
 
 impl Reports {
-    /// When parents are looked through next.
+    /// Returns the time of the next check of parents.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.parents_due
     }
 
-    /// Notes that quotas came, went or moved.
+    /// Schedules a check after quotas were added, removed or moved.
     pub(super) fn parents_changed(&mut self, now: Timestamp) {
         let due = now.saturating_add(RETRY_EVERY).unwrap_or(Timestamp::MAX);
         self.parents_due.get_or_insert(due);
     }
 
-    /// Reports values of `object` that are not used as they are.
-    /// What is said of trees is read where there are several.
+    /// Reports values of `object` that are not used as written. Values about trees are checked only if
+    /// `trees`, that is, if there are several.
     pub(super) fn values(&mut self, object: &ElasticQuota, trees: bool, fx: &mut Effects) {
         let found = invalid_values(object, trees).into_iter();
         let found = found.map(|message| problem(object, message)).collect();
@@ -49,7 +49,7 @@ impl Reports {
 }
 
 impl ElasticQuotas {
-    /// Reports quotas without a usable parent, when that is due.
+    /// Reports quotas without a usable parent, when a check is due.
     pub(super) fn report_parents(&mut self, now: Timestamp, fx: &mut Effects) {
         if self.reports.parents_due.is_none_or(|due| due > now) {
             return;
@@ -66,7 +66,7 @@ impl ElasticQuotas {
     }
 }
 
-/// The texts for values that are not used as they are.
+/// Returns the messages for values that are not used as written.
 fn invalid_values(object: &ElasticQuota, trees: bool) -> Vec<String> {
     let total = trees.then_some(annotations::QUOTA_TOTAL_RESOURCE);
     let lists = || {
@@ -143,13 +143,13 @@ fn invalid_values(object: &ElasticQuota, trees: bool) -> Vec<String> {
     out
 }
 
-/// The quota above, where another one is named.
+/// Returns the parent of a quota if that is not the root.
 fn named_parent(object: &Object) -> Option<&str> {
     let parent = object.spec.parent.as_str();
     (!parent.is_empty() && parent != ROOT_QUOTA).then_some(parent)
 }
 
-/// The text for a parent that cannot be used.
+/// Returns the message for a parent that cannot be used.
 fn invalid_parent(
     key: &Key,
     object: &Object,
@@ -179,7 +179,7 @@ fn invalid_parent(
     Some(Problem::invalid(&field, parent, &expected))
 }
 
-/// The quotas whose parents are in a circle, with the way around; in time linear in their number.
+/// Returns the quotas whose parents form a cycle, with its path. Takes time linear in the number of quotas.
 fn circles(objects: &Objects) -> FxHashMap<&str, String> {
     let mut walks: FxHashMap<&str, usize> = FxHashMap::default();
     let mut out = FxHashMap::default();
@@ -199,7 +199,7 @@ fn circles(objects: &Objects) -> FxHashMap<&str, String> {
         };
         let mut around = walk[from..].to_vec();
         around.push(walk[from]);
-        // Long ones need not be spelled out.
+        // Long cycles are cut.
         let shown = around.iter().take(8).copied().collect::<Vec<_>>();
         let more = if shown.len() < around.len() {
             " -> …"

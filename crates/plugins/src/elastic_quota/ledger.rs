@@ -1,4 +1,4 @@
-//! What every pod is charged, and to which quota.
+//! Charges of pods to quotas.
 
 use super::args::Gates;
 use super::objects::Objects;
@@ -14,33 +14,33 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-/// A pod and what it is charged.
+/// A pod with the amounts it is charged.
 #[derive(Debug, Clone)]
 pub(super) struct Charge {
     pub info: Arc<PodInfo>,
     pub amounts: Amounts,
     pub non_preemptible: bool,
-    /// `None`: it belongs to no quota.
+    /// Quota of the pod; `None` if it belongs to none.
     pub quota: Option<Arc<str>>,
-    /// Whether it is on a node.
+    /// True if the pod is on a node.
     pub placed: bool,
 }
 
-/// All pods.
+/// Charges of all pods, indexed by quota, quota label and namespace.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     gates: Gates,
     pods: FxHashMap<Arc<str>, Charge>,
     by_label: FxHashMap<String, FxHashSet<Arc<str>>>,
-    /// Pods on nodes by quota.
+    /// Uids of pods on nodes, by quota.
     placed: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
-    /// Pods that name no quota.
+    /// Uids of pods without a quota label, by namespace.
     by_namespace: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
-    /// When pods that are being deleted cease to count.
+    /// Times at which terminating pods stop counting.
     endings: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
 }
 
-/// The quota that a pod names.
+/// Returns the quota in the pod's label.
 fn named(pod: &PodInfo) -> Option<&str> {
     let name = pod.label(labels::POD_QUOTA_NAME)?;
     (!name.is_empty()).then_some(name)
@@ -58,25 +58,26 @@ impl Ledger {
         self.pods.get(uid)
     }
 
-    /// The pods of one quota.
+    /// Returns the charges of one quota's pods.
     pub(super) fn of<'a>(&'a self, quota: &'a str) -> impl Iterator<Item = &'a Charge> {
         let of = move |charge: &&Charge| charge.quota.as_deref() == Some(quota);
         self.pods.values().filter(of)
     }
 
-    /// The pods of one quota that are on nodes, by uid; `None` when some may not be known.
+    /// Returns the uids of one quota's pods that are on nodes; `None` if some may be missing because
+    /// terminating pods are not charged.
     pub(super) fn placed(&self, quota: &str) -> Option<Option<&FxHashSet<Arc<str>>>> {
         let all = !self.gates.ignore_deleted && !self.gates.ignore_terminating;
         all.then(|| self.placed.get(quota))
     }
 
-    /// What the pods of one quota that are on nodes are charged.
+    /// Returns the charges of one quota's pods that are on nodes.
     pub(super) fn on_nodes(&self, quota: &str) -> impl Iterator<Item = &Charge> {
         let placed = self.placed.get(quota).into_iter().flatten();
         placed.filter_map(|uid| self.pods.get(uid))
     }
 
-    /// What `pod` is charged wherever it belongs.
+    /// Returns the amounts that `pod` is charged.
     pub(super) fn amounts(&self, pod: &PodInfo, table: &ResourceTable) -> Amounts {
         let mut amounts = pod.requests.clone();
         if self.gates.ignore_overhead {
@@ -94,7 +95,7 @@ impl Ledger {
             .collect()
     }
 
-    /// The quota that `pod` belongs to.
+    /// Returns the quota to which `pod` belongs.
     pub(super) fn resolve(
         &self,
         pod: &PodInfo,
@@ -112,7 +113,7 @@ impl Ledger {
         (!self.gates.no_default_quota).then(|| DEFAULT_QUOTA.into())
     }
 
-    /// A pod appeared or changed.
+    /// Adds or updates a pod. Returns true if its charge changed.
     pub(super) fn apply(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -162,7 +163,7 @@ impl Ledger {
         true
     }
 
-    /// A pod is gone, or counts no more.
+    /// Removes a pod that was deleted or stopped counting. Returns true if it was charged.
     pub(super) fn remove(&mut self, uid: &str, trees: &mut Forest) -> bool {
         let Some(charge) = self.pods.remove(uid) else {
             return false;
@@ -185,7 +186,7 @@ impl Ledger {
         true
     }
 
-    /// A pod was placed, or taken off its node.
+    /// Records that a pod was placed on a node or removed from it. Returns true if that changed its charge.
     pub(super) fn place(&mut self, uid: &str, placed: bool, trees: &mut Forest) -> bool {
         let Some(charge) = self.pods.get_mut(uid) else {
             return false;
@@ -208,8 +209,7 @@ impl Ledger {
         true
     }
 
-    /// Looks up again where pods belong: those that name `quota`, and those in `namespaces` that
-    /// name none.
+    /// Resolves the quota again for pods that name `quota` and for pods in `namespaces` that name none.
     pub(super) fn move_pods<'a>(
         &mut self,
         quota: &str,
@@ -245,7 +245,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a pod that is being deleted is not charged any more.
+    /// Returns true if a terminating pod is no longer charged; otherwise schedules the time at which it stops
+    /// counting.
     fn counts_no_more(&mut self, pod: &PodInfo, now: Timestamp) -> bool {
         if !pod.deleting {
             return false;
@@ -268,7 +269,7 @@ impl Ledger {
         end < now
     }
 
-    /// When the next pod ceases to count.
+    /// Returns the time at which the next pod stops counting.
     pub(super) fn next_ending(&self) -> Option<Timestamp> {
         let Reverse((end, _)) = self.endings.peek()?;
         Some(
@@ -277,7 +278,7 @@ impl Ledger {
         )
     }
 
-    /// Drops the pods that have ceased to count.
+    /// Removes pods that have stopped counting. Returns true if any was removed.
     pub(super) fn end(&mut self, trees: &mut Forest, now: Timestamp) -> bool {
         let mut changed = false;
         while self
@@ -306,7 +307,7 @@ fn book(charge: &Charge, back: bool, trees: &mut Forest) {
     }
 }
 
-/// Lists a pod on a node under its quota, or strikes it off.
+/// Adds a pod on a node to the index of its quota, or removes it if `off`.
 fn note(charge: &Charge, off: bool, placed: &mut FxHashMap<Arc<str>, FxHashSet<Arc<str>>>) {
     let Some(quota) = charge.quota.as_ref().filter(|_| charge.placed) else {
         return;

@@ -1,4 +1,4 @@
-//! What quotas show as metrics, and how long their books take.
+//! Metrics of quotas and of the time that quota updates take.
 
 use super::ElasticQuotas;
 use super::objects::SHOWN;
@@ -13,7 +13,8 @@ static STATUS: Family = Family {
     labels: &["name", "resource", "tree", "is_parent", "parent", "field"],
     kind: Kind::Gauge,
 };
-/// Upstream registers it and never sets it; its dashboard selects quotas by it.
+/// Spec values of quotas. Upstream registers this metric and never sets it, but its dashboard selects quotas
+/// by it.
 static SPEC: Family = Family {
     name: "scheduler_elastic_quota_spec",
     help: "What quotas are guaranteed and may use at most; CPU in thousandths.",
@@ -26,7 +27,7 @@ static LATENCY: Family = Family {
     labels: &["operation"],
     kind: Kind::Histogram(|| (-7..24).map(|n| 0.000_01 * 2_f64.powi(n)).collect()),
 };
-/// Of writes of what quotas show.
+/// Duration of status writes.
 pub(super) static WRITTEN: Family = Family {
     name: "scheduler_update_elastic_quota_status_duration_seconds",
     help: "Time to write what an ElasticQuota shows.",
@@ -34,14 +35,14 @@ pub(super) static WRITTEN: Family = Family {
     kind: Kind::Histogram(|| (0..15).map(|n| 0.001 * 2_f64.powi(n)).collect()),
 };
 
-/// What the annotations of quotas start with; the rest names the field.
+/// Common prefix of quota annotations; the rest is the name of the field.
 const PREFIX: &str = "quota.scheduling.koordinator.sh/";
-/// Of changes by pods, one in so many is timed.
+/// Sampling rate: one in this many changes by pods is timed.
 const EVERY: u32 = 16;
-/// So many times are kept until they are read.
+/// Maximum number of samples that are stored until the metrics are read.
 const KEEP: usize = 4096;
 
-/// Times of operations, by upstream's names of them.
+/// Durations of operations in seconds, by upstream's operation names.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     turn: u32,
@@ -49,13 +50,13 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// A change that is frequent begins.
+    /// Returns the start time of a frequent operation if this one is sampled.
     pub(super) fn sometimes(&mut self) -> Option<Instant> {
         self.turn = (self.turn + 1) % EVERY;
         (self.turn == 1).then(Instant::now)
     }
 
-    /// It is over.
+    /// Records the end of an operation that started at `began`, if it is sampled.
     pub(super) fn done(&mut self, operation: &'static str, began: Option<Instant>) {
         if let Some(began) = began
             && self.taken.len() < KEEP
@@ -116,7 +117,7 @@ impl ElasticQuotas {
             let unschedulable = unschedulable.map(|amounts| ("unschedulable-resource", amounts));
             let all = fields.into_iter().zip(shown).chain(others);
             for (field, amounts) in all.chain(unschedulable) {
-                // What a quota limits is shown where it is nothing, too: a graph needs the zero.
+                // Resources that a quota limits are reported even at zero: a graph needs the zero.
                 let listed = [&spec.max, &spec.min, amounts];
                 let ids = listed.into_iter().flat_map(|amounts| amounts.iter());
                 let mut ids: Vec<_> = ids.map(|(id, _)| id).collect();
@@ -140,7 +141,7 @@ impl ElasticQuotas {
     }
 }
 
-/// What the root of a tree says that its nodes cannot give.
+/// Returns the annotated resources of a root quota that its nodes cannot provide.
 fn unschedulable(
     object: &koord_api::scheduling::ElasticQuota,
     table: &ResourceTable,

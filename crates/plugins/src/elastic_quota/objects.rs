@@ -1,4 +1,4 @@
-//! The ElasticQuota objects: what they say, and which quota a pod belongs to because of them.
+//! ElasticQuota objects in parsed form, and the mapping from namespaces to quotas.
 
 use super::totals::Root;
 use koord_api::quantity::ResourceList;
@@ -12,18 +12,18 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Namespace and name.
+/// Namespace and name of an ElasticQuota.
 pub(super) type Key = (String, String);
 
-/// What the status annotations and the status of an object show.
+/// Current values in the status annotations and the status of an object.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Shown {
-    /// In order of [`SHOWN`]; `None`: missing or unreadable.
+    /// Amounts in the order of [`SHOWN`]; `None` if missing or invalid.
     pub annotations: [Option<Amounts>; SHOWN.len()],
     pub used: Amounts,
 }
 
-/// The annotations that show what goes on in a quota.
+/// Annotations that report the state of a quota.
 pub(super) const SHOWN: [&str; 7] = [
     annotations::QUOTA_RUNTIME,
     annotations::QUOTA_REQUEST,
@@ -34,30 +34,30 @@ pub(super) const SHOWN: [&str; 7] = [
     annotations::QUOTA_NON_PREEMPTIBLE_USED,
 ];
 
-/// One object, read.
+/// Parsed ElasticQuota object.
 #[derive(Debug, Clone)]
 pub(super) struct Object {
     pub object: Arc<ElasticQuota>,
     pub spec: Spec,
-    /// The id of its tree; empty where there is only one.
+    /// Id of its tree; empty if there is only one tree.
     pub tree: String,
-    /// What its tree has, if it says so.
+    /// Total resources of its tree, if it is a root that sets them.
     pub root: Option<Root>,
-    /// Namespaces whose pods belong to it, if they name no quota.
+    /// Namespaces whose pods belong to the quota unless they name another.
     pub namespaces: Vec<String>,
     pub shown: Shown,
 }
 
-/// All of them. Names should be unique across namespaces: where they are not, the oldest object
-/// speaks for the name.
+/// All ElasticQuota objects. Names should be unique across namespaces; where they are not, the oldest object
+/// is the one in force.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    /// Whether there are several trees.
+    /// True if there are several quota trees.
     multi_tree: bool,
     all: BTreeMap<Key, Object>,
-    /// The namespaces, with creation time for the order, of the objects of each name.
+    /// Creation time and namespace of the objects with each name, oldest first.
     by_name: FxHashMap<String, BTreeSet<(i64, String)>>,
-    /// The quotas that claim each namespace, by name.
+    /// Quotas that claim each namespace, ordered by quota name.
     claims: FxHashMap<String, BTreeSet<Key>>,
 }
 
@@ -74,8 +74,8 @@ impl Objects {
         }
     }
 
-    /// Takes in a new state of an object. Returns its key and the namespaces that it claimed before
-    /// or claims now.
+    /// Stores a new version of an object. Returns its key and the namespaces that it claimed before or claims
+    /// now.
     pub(super) fn apply(
         &mut self,
         object: &Arc<ElasticQuota>,
@@ -113,7 +113,7 @@ impl Objects {
         (key, namespaces)
     }
 
-    /// Forgets an object.
+    /// Removes an object.
     pub(super) fn remove(&mut self, key: &Key) -> Option<Object> {
         let last = self.all.remove(key)?;
         if let Some(same) = self.by_name.get_mut(&key.1) {
@@ -133,24 +133,24 @@ impl Objects {
         Some(last)
     }
 
-    /// Whether there are several trees.
+    /// Returns true if there are several quota trees.
     pub(super) fn has_trees(&self) -> bool {
         self.multi_tree
     }
 
-    /// The parent and the tree that an object names.
+    /// Returns the parent and the tree of an object.
     pub(super) fn place_of(&self, key: &Key) -> Option<(String, String)> {
         let object = self.all.get(key)?;
         Some((object.spec.parent.clone(), object.tree.clone()))
     }
 
-    /// The object that speaks for quota `name`.
+    /// Returns the object in force for quota `name`.
     pub(super) fn of(&self, name: &str) -> Option<&Object> {
         let (_, namespace) = self.by_name.get(name)?.first()?;
         self.all.get(&(namespace.clone(), name.to_owned()))
     }
 
-    /// Whether the object speaks for its name.
+    /// Returns true if this object is the one in force for its name.
     pub(super) fn speaks(&self, key: &Key) -> bool {
         let first = self.by_name.get(&key.1).and_then(BTreeSet::first);
         first.is_some_and(|(_, namespace)| *namespace == key.0)
@@ -160,7 +160,7 @@ impl Objects {
         self.all.iter()
     }
 
-    /// The quota of pods in `namespace` that name none.
+    /// Returns the quota of pods in `namespace` that name none.
     pub(super) fn of_namespace(&self, namespace: &str) -> &str {
         let own = (namespace.to_owned(), namespace.to_owned());
         if let Some((key, _)) = self.all.get_key_value(&own) {
@@ -179,7 +179,7 @@ pub(super) fn key_of(object: &ElasticQuota) -> Key {
     )
 }
 
-/// Amounts of a resource list.
+/// Converts a resource list to amounts.
 pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
     list.iter()
         .map(|(name, quantity)| {
@@ -189,7 +189,7 @@ pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
         .collect()
 }
 
-/// Reads an object. Of what cannot be read, the last valid value stays; see [`super::invalid`].
+/// Parses an object. For invalid values the last valid value is kept, see [`super::invalid`].
 fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable) -> Object {
     let meta = &object.metadata;
     let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
@@ -245,7 +245,7 @@ fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable
     }
 }
 
-/// Reads what an object says of its tree.
+/// Parses the tree of an object: its id, and the total resources if it is a root.
 fn plant(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
     let quota = object.object.clone();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
@@ -264,7 +264,7 @@ fn plant(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
         return;
     };
     let total = match serde_json::from_str::<ResourceList>(text) {
-        // Less than nothing would give the other trees what no node has.
+        // A negative total would give the other trees more than the nodes have.
         Ok(list) => amounts(&list, table)
             .iter()
             .map(|(id, amount)| (id, amount.max(0)))

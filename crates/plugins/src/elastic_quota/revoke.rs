@@ -1,7 +1,7 @@
-//! Overuse: pods of a quota that uses more than its share for long are evicted.
+//! Overuse eviction: pods of a quota that exceeds its runtime for long are evicted.
 //!
-//! Use can come to exceed a share: what was lent is asked back, or the cluster shrinks. Admission does
-//! not heal that, as nobody is let in and nobody goes.
+//! A quota can exceed its runtime when lent resources are reclaimed or the cluster shrinks. Admission alone
+//! does not resolve that: it admits no new pods, but evicts none either.
 
 use super::ElasticQuotas;
 use super::admission::text;
@@ -16,26 +16,26 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// Looks are at least so far apart, whatever the arguments say.
+/// Minimum interval between two checks, whatever the arguments.
 const LEAST: SignedDuration = SignedDuration::from_millis(100);
 
-/// Which quotas use more than their share, and since when.
+/// Quotas that exceed their runtime, and for how long.
 #[derive(Debug, Default)]
 pub(super) struct Revoker {
-    /// `None`: nobody is evicted.
+    /// Timing of evictions; `None` if they are off.
     pace: Option<Pace>,
-    /// Since when, or since the last evictions.
+    /// Quotas over their runtime with the time since when, or of the last evictions.
     over: FxHashMap<Arc<str>, Timestamp>,
-    /// Something changed since the last look.
+    /// True if something changed since the last check.
     pub dirty: bool,
     looked: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// How long a quota may use more than its share.
+    /// Time for which a quota may exceed its runtime.
     patience: SignedDuration,
-    /// Between two looks.
+    /// Interval between two checks.
     every: SignedDuration,
 }
 
@@ -55,7 +55,7 @@ impl Revoker {
         }
     }
 
-    /// When to look again.
+    /// Returns the time of the next check.
     pub(super) fn next(&self) -> Option<Timestamp> {
         let pace = self.pace?;
         let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
@@ -69,7 +69,7 @@ impl Revoker {
 }
 
 impl ElasticQuotas {
-    /// Evicts pods of the quotas that have used more than their share for too long.
+    /// Evicts pods of quotas that exceeded their runtime for too long.
     pub(super) fn revoke(&mut self, view: View<'_>, fx: &mut Effects) {
         let now = view.now;
         let Some(pace) = self.revoker.pace else {
@@ -88,8 +88,8 @@ impl ElasticQuotas {
                 continue;
             }
             trees.refresh(&name);
-            // Nobody divides anything for a quota that hangs under none: its share is what it is
-            // guaranteed, which is no reason to take what it was given while it had a parent.
+            // A quota without a parent is not part of a tree: its runtime is its guarantee. That is no reason
+            // to evict pods that were admitted while it had a parent.
             if !trees.hangs(&name) {
                 continue;
             }
@@ -118,7 +118,7 @@ impl ElasticQuotas {
             for at in revoke(used, share, &holdings) {
                 let pod = &pods[at].info;
                 let (used, share) = (text(used, view.resources), text(share, view.resources));
-                tracing::info!(%pod, quota = %name, used, runtime = share, "evicted: its quota uses too much");
+                tracing::info!(%pod, quota = %name, used, runtime = share, "evicting pod, its quota exceeds the runtime");
                 fx.writes.push(Write {
                     group: "",
                     version: "v1",
@@ -135,7 +135,7 @@ impl ElasticQuotas {
     }
 }
 
-/// Sorts the more important pod first: by priority, then by how long it runs.
+/// Sort key by importance, most important first: by priority, then by start time.
 fn importance(charge: &Charge) -> (Reverse<i32>, Timestamp, &str) {
     let pod = &charge.info;
     let started = pod.started.unwrap_or(Timestamp::MAX);

@@ -1,4 +1,4 @@
-//! What quotas show of themselves: annotations and status of their objects, and answers to people.
+//! Status of quotas: annotations and status of their objects, and summaries for the HTTP service.
 
 use super::ElasticQuotas;
 use super::admission::quantities;
@@ -14,25 +14,25 @@ use koord_scheduler::framework::{Effects, Timed, Verb, View, Write};
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-/// Between two looks at what objects show.
+/// Interval between two checks of object statuses.
 const EVERY: SignedDuration = SignedDuration::from_secs(1);
-/// How long a write has before it is sent again, if the object still shows something else.
+/// Timeout after which a write is sent again if the object still has other values.
 const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
-/// Between two attempts to create the built-in quotas.
+/// Interval between two attempts to create the built-in quotas.
 const CREATE_EVERY: SignedDuration = SignedDuration::from_mins(1);
 
-/// What was written when.
+/// Status writes with their times.
 #[derive(Debug, Default)]
 pub(super) struct Writer {
     sent: FxHashMap<Key, (Timestamp, Shown)>,
-    /// Something changed since the last look.
+    /// True if something changed since the last check.
     pub dirty: bool,
     looked: Timestamp,
     created: Option<Timestamp>,
 }
 
 impl Writer {
-    /// When to look again.
+    /// Returns the time of the next check; `missing` if a built-in quota has no object.
     pub(super) fn next(&self, missing: bool) -> Option<Timestamp> {
         let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
         let create = match self.created {
@@ -46,14 +46,14 @@ impl Writer {
 }
 
 impl ElasticQuotas {
-    /// Whether one of the built-in quotas has no object.
+    /// Returns true if a built-in quota has no object.
     pub(super) fn lacks_built_ins(&self) -> bool {
         [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA]
             .iter()
             .any(|name| self.objects.of(name).is_none())
     }
 
-    /// Creates the objects of the built-in quotas, where they are missing.
+    /// Creates the objects of built-in quotas where they are missing.
     pub(super) fn create_built_ins(&mut self, now: Timestamp, fx: &mut Effects) {
         if let Some(last) = self.writer.created
             && (now.duration_since(last) < CREATE_EVERY || !self.lacks_built_ins())
@@ -95,7 +95,7 @@ impl ElasticQuotas {
         }
     }
 
-    /// Writes what objects should show and do not.
+    /// Writes annotations and statuses that are out of date.
     pub(super) fn show(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.controls {
             self.writer.dirty = false;
@@ -142,7 +142,7 @@ impl ElasticQuotas {
         self.writer.sent = keep;
     }
 
-    /// The summary that the HTTP service gives of a quota, whose share was divided before.
+    /// Returns the summary of a quota for the HTTP service. The runtime must have been divided before.
     pub(super) fn summary(&self, name: &str, pods: bool, table: &ResourceTable) -> Option<Value> {
         let trees = &self.trees;
         let tree = trees.tree_of(name).to_owned();
@@ -200,7 +200,7 @@ impl ElasticQuotas {
 }
 
 impl Shown {
-    /// Equal but for zeros. What is missing equals nothing at all.
+    /// Returns true if both are equal, with missing amounts counted as zero.
     fn same(&self, other: &Self) -> bool {
         let pairs = self.annotations.iter().zip(&other.annotations);
         let some = |amounts: &Option<Amounts>| amounts.clone().unwrap_or_default();
@@ -236,7 +236,7 @@ fn shown(quota: &Quota) -> Shown {
     }
 }
 
-/// A merge patch that makes `object` show `wanted`: only what differs.
+/// Returns a merge patch with the fields of `object` that differ from `wanted`.
 fn patch(wanted: &Shown, object: &Object, table: &ResourceTable) -> Value {
     let mut out = json!({});
     let differs = |a: &Amounts, b: &Amounts| {

@@ -1,11 +1,11 @@
-//! What there is to divide: what all nodes have together, kept as nodes come, change and go, and what
-//! root quotas say that their trees have.
+//! Total resources of quota trees: the sum over all nodes, updated as nodes change, and the totals that root
+//! quotas set for their trees.
 
 use koord_model::resources::{Amounts, ResourceId};
 use koord_scheduler::state::NodeIndex;
 use std::collections::BTreeMap;
 
-/// A sum of amounts, which may be more than an amount can say, and how many list each resource.
+/// Sum of amounts in 128 bits, with the number of addends per resource.
 #[derive(Debug, Default)]
 struct Sum(BTreeMap<ResourceId, (i128, usize)>);
 
@@ -43,34 +43,34 @@ fn amount(sum: i128) -> i64 {
     i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX })
 }
 
-/// What a root quota says of its tree.
+/// Settings of a root quota for its tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Root {
-    /// The tree's id, not empty.
+    /// Id of the tree, not empty.
     pub tree: String,
-    /// What the tree has.
+    /// Total resources of the tree.
     pub total: Amounts,
-    /// Whether the tree without an id has this, too.
+    /// True if the total is not subtracted from the tree without an id.
     pub apart: bool,
 }
 
-/// See the module documentation.
+/// Totals of nodes and of trees.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    /// By node index.
+    /// Allocatable of each node, by row.
     nodes: Vec<Option<Amounts>>,
-    /// Theirs.
+    /// Sum over `nodes`.
     sum: Sum,
-    /// By quota.
+    /// Root settings by quota name.
     roots: BTreeMap<String, Root>,
-    /// By tree: several roots of one tree add up.
+    /// Total by tree; several roots of one tree add up.
     trees: BTreeMap<String, Sum>,
-    /// What of the nodes' sum belongs to trees with an id.
+    /// Part of the nodes' sum that belongs to trees with an id.
     taken: Sum,
 }
 
 impl Totals {
-    /// Node `node` has `amounts` now; `None`: it is gone. Whether that is new.
+    /// Sets the amounts of a node; `None` removes it. Returns true if they changed.
     pub(super) fn set(&mut self, node: NodeIndex, amounts: Option<&Amounts>) -> bool {
         if self.nodes.len() <= node.row() {
             self.nodes.resize(node.row() + 1, None);
@@ -88,7 +88,7 @@ impl Totals {
         true
     }
 
-    /// What quota `name` says of its tree, if it is a root. Whether that is new.
+    /// Sets the tree settings of quota `name`; `None` if it is no root. Returns true if they changed.
     pub(super) fn set_root(&mut self, name: &str, root: Option<Root>) -> bool {
         if self.roots.get(name) == root.as_ref() {
             return false;
@@ -115,8 +115,8 @@ impl Totals {
         true
     }
 
-    /// What the tree `id` has. The one without an id has what nodes have and no other tree. Of
-    /// resources that nobody lists, nothing is listed.
+    /// Returns the total of the tree `id`. The tree without an id has what the nodes have minus what belongs
+    /// to other trees. Resources that no node lists are missing.
     pub(super) fn of(&self, id: &str) -> Amounts {
         if !id.is_empty() {
             let sum = self.trees.get(id);
