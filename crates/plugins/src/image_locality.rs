@@ -1,8 +1,8 @@
-//! `ImageLocality`: prefers nodes that have the pod's images already.
+//! `ImageLocality`: prefers nodes that already have the pod's images.
 //!
-//! An image counts by its size and by the share of nodes that have it, so that one node with an
-//! image does not attract all pods. That share moves with every node, hence a volatile plugin; but
-//! an image that few nodes have cannot reach a point, and such pods cost nothing.
+//! An image counts by its size and by the share of nodes that have it, so that a single node with an image
+//! does not attract all pods. The share changes with every node, so the plugin is volatile. Images that few
+//! nodes have cannot reach a score of 1, and are skipped early.
 
 use koord_model::resources;
 use koord_scheduler::framework::{
@@ -14,16 +14,16 @@ use rustc_hash::FxHashMap;
 use serde_json::Value;
 
 const MIB: i64 = 1024 * 1024;
-/// Less than this is no advantage.
+/// Minimum weighted image size that counts, in bytes.
 const LEAST: i64 = 23 * MIB;
-/// As much as this per container is all the advantage there can be.
+/// Weighted image size per container at which the score reaches its maximum, in bytes.
 const MOST: i64 = 1000 * MIB;
 
 #[derive(Debug, Default)]
 struct Image {
     size: i64,
     nodes: usize,
-    /// By row, 64 to a word.
+    /// Bit set of the rows that have the image, 64 per word.
     on: Vec<u64>,
 }
 
@@ -60,11 +60,11 @@ impl Image {
     }
 }
 
-/// See the module documentation.
+/// State of the `ImageLocality` plugin: images with the nodes that have them.
 #[derive(Debug, Default)]
 pub(crate) struct ImageLocality {
     images: FxHashMap<String, Image>,
-    /// The names of the images on each row.
+    /// Image names by row.
     rows: Vec<Vec<String>>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn build(
     Ok(Box::<ImageLocality>::default())
 }
 
-/// Images of the pod, defaulted to `:latest`, and how many containers there are.
+/// Returns the images of the pod, with the tag defaulted to `latest`, and the number of containers.
 fn wanted(pod: &PodInfo) -> (Vec<String>, i64) {
     let spec = pod.spec();
     let init = spec.and_then(|spec| spec.init_containers.as_ref());
@@ -104,7 +104,7 @@ fn points(sum: i64, containers: i64) -> i64 {
 }
 
 impl ImageLocality {
-    /// Images of the pod that some node has, with what they are worth, and the containers.
+    /// Returns the pod's images that some node has with their weighted sizes, and the number of containers.
     fn known(&self, cycle: &Cycle<'_>) -> (Vec<(&Image, i64)>, i64) {
         let (names, containers) = wanted(cycle.pod);
         let total = cycle.view.nodes.len();

@@ -1,7 +1,7 @@
-//! `LoadAwareScheduling`: places by what nodes really use, not by what pods ask for.
+//! `LoadAwareScheduling`: places pods by the actual usage of nodes instead of the pods' requests.
 //!
-//! A node's load is its NodeMetric report plus an estimate of every pod that the report does not
-//! cover yet, so that a burst of placements between two reports does not pile onto one node.
+//! The load of a node is its NodeMetric report plus an estimate for each pod that the report does not cover
+//! yet. So a burst of placements between two reports does not pile up on one node.
 
 mod args;
 mod load;
@@ -37,38 +37,38 @@ use std::sync::Arc;
 const NAME: &str = "LoadAwareScheduling";
 const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 
-/// See the module documentation.
+/// State of the `LoadAwareScheduling` plugin.
 #[derive(Debug)]
 pub(crate) struct LoadAware {
     args: Args,
     dims: Dims,
-    /// By resource, as `dims`.
+    /// Score weight of each resource in `dims`.
     weights: Vec<i64>,
-    /// Reports by node name; a report may be here before its node.
+    /// Reports by node name; a report may arrive before its node.
     reports: FxHashMap<Arc<str>, Known>,
-    /// By node index.
+    /// Load of each node, by row.
     loads: Vec<Load>,
-    /// By node index: whether there is a report. Without one, a node says nothing.
+    /// True for rows with a report. A node without one is neither rejected nor scored.
     reported_on: Vec<bool>,
-    /// When reports expire: their verdicts change then without any event.
+    /// Expiry times of reports: filter results change at that time without an event.
     expiries: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
-    /// The node that was reported on last, as it was taken to be before, and whether it was
-    /// [`Load::eased`].
+    /// Node of the last report with its usage before that report, and whether it was [`Load::eased`].
+    /// Queueing hints compare it with the current state.
     reported: Option<(NodeIndex, Standing, bool)>,
 }
 
-/// A node's report.
+/// Report of one node.
 #[derive(Debug)]
 struct Known {
     seen: Arc<SeenMetric>,
-    /// The first of the times in `expiries` for this node. A report that takes the place of another
-    /// leaves it there, so that each node has one, as a rule.
+    /// Earliest time in `expiries` for this node. A newer report leaves that entry in place, so a node
+    /// usually has only one.
     looked_at: Option<Timestamp>,
-    /// Whether the time of the report was refused, and that was reported.
+    /// True if the time of the report was rejected as too far ahead and that was reported.
     is_ahead: bool,
 }
 
-/// The pod's side of a cycle.
+/// Properties of the pod that is being scheduled.
 #[derive(Debug)]
 struct Incoming {
     estimate: Row,
@@ -112,7 +112,7 @@ impl LoadAware {
         }
     }
 
-    /// What is known of `node`, and by what rules.
+    /// Returns the load of `node`, and the settings that its methods need.
     fn load(&mut self, node: NodeIndex) -> (&mut Load, (&Args, &Dims)) {
         while self.loads.len() <= node.row() {
             self.loads.push(Load::new(&self.dims));
@@ -131,7 +131,7 @@ impl LoadAware {
         self.expires(report).is_none_or(|at| at <= now)
     }
 
-    /// Reads the node's side anew: allocatable, thresholds, pods, report.
+    /// Rebuilds the load of a node from its allocatable, thresholds, pods and report.
     fn rebuild(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
         let mut load = Load::new(&self.dims);
         if let Some(info) = view.nodes.info(node) {
@@ -154,7 +154,7 @@ impl LoadAware {
         self.note(node);
     }
 
-    /// Keeps [`Self::reported_on`] true.
+    /// Updates [`Self::reported_on`] for `node`.
     fn note(&mut self, node: NodeIndex) {
         let row = node.row();
         if self.reported_on.len() <= row {
@@ -164,7 +164,7 @@ impl LoadAware {
         self.reported_on[row] = load.is_some_and(|load| load.standing.report.is_some());
     }
 
-    /// Those of `nodes` that there is a report on, with their positions.
+    /// Returns the loads of those of `nodes` that have a report, with their positions in `nodes`.
     fn with_report<'a>(
         &'a self,
         nodes: &'a [NodeIndex],
@@ -175,7 +175,8 @@ impl LoadAware {
         those.filter_map(|(at, node)| Some((at, self.loads.get(node.row())?)))
     }
 
-    /// Files a report. Until now the node was taken to be as [`LoadAware::reported`] says.
+    /// Stores a report, or removes it if `gone`. The node's previous usage is saved in
+    /// [`LoadAware::reported`].
     fn report(&mut self, seen: Arc<SeenMetric>, gone: bool, view: View<'_>, fx: &mut Effects) {
         let (seen, is_ahead) = match gone {
             true => (seen, false),
@@ -246,7 +247,7 @@ impl LoadAware {
         row
     }
 
-    /// The first threshold that `used` exceeds.
+    /// Returns the first resource whose usage exceeds its threshold.
     fn exceeded(&self, limits: &Limits, used: impl Fn(usize) -> i64, load: &Load) -> Option<&str> {
         let over = |(at, threshold): &&(usize, i64)| {
             estimate::exceeds(used(*at), load.allocatable[*at], *threshold)
@@ -255,7 +256,7 @@ impl LoadAware {
         self.dims.names.get(*at).map(String::as_str)
     }
 
-    /// What the node says to a pod, being taken to stand like this.
+    /// Returns the filter result of a node for `incoming`, with usage `standing`.
     fn judge(
         &self,
         load: &Load,
@@ -294,7 +295,7 @@ impl LoadAware {
         refuse(exceeded, "aggregated ")
     }
 
-    /// What a node scores for a pod.
+    /// Returns the score of a node for `incoming`.
     fn points(&self, load: &Load, incoming: &Incoming, now: Timestamp) -> i64 {
         let standing = &load.standing;
         let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
@@ -320,7 +321,7 @@ impl LoadAware {
             &standing.node_delta
         };
         let dominant = self.args.dominant_resource_weight;
-        // The scarcest resource may be one without a weight of its own.
+        // The dominant resource may be one without a weight of its own.
         let counted = self.weights.iter().enumerate();
         let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
         let scores = counted.map(|(at, weight)| {
@@ -492,10 +493,10 @@ impl QueueHints for LoadAware {
             },
         ]
     }
-    /// A report helps those whom its node refused before and takes now. On all other nodes nothing has
-    /// changed for them. Where places were given back since the last report nobody was told, as their own
-    /// pods would hear of it first: a gang that did not fit was refused beside its own members, and
-    /// each of them fits.
+    /// A report queues pods that its node rejected before and admits now; for all other nodes nothing
+    /// changed. If usage was released since the last report, any pod that fits now is queued: that release
+    /// caused no event of its own. For example, a gang that did not fit was rejected because of its own
+    /// members, although each of them fits.
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, view: View<'_>) -> Helps {
         if event.subject != Subject::Object(NODE_METRICS) {
             return Helps::Queue;
@@ -611,7 +612,7 @@ impl Tick for LoadAware {
             let expires = expires.map(|at| at.saturating_add(life).unwrap_or(Timestamp::MAX));
             match expires {
                 Some(later) if later > view.now => {
-                    // Another report came meanwhile.
+                    // A newer report arrived.
                     if known.looked_at == Some(at) {
                         known.looked_at = Some(later);
                         self.expiries.push(Reverse((later, name)));

@@ -28,7 +28,7 @@ struct Args {
     added_affinity: Option<Affinity>,
 }
 
-/// See the module documentation.
+/// State of the `NodeAffinity` plugin.
 #[derive(Debug, Default)]
 pub(crate) struct NodeAffinity {
     /// Affinity that the profile adds to every pod.
@@ -57,7 +57,7 @@ impl NodeAffinity {
         Some(&required.node_selector_terms)
     }
 
-    /// Weights and terms of all preferences.
+    /// Returns the weight and the term of each preference.
     fn preferences(&self, pod: &PodInfo) -> Vec<(i64, NodeSelectorTerm)> {
         let sources = affinity(pod).into_iter().chain(&self.added);
         sources
@@ -106,7 +106,7 @@ impl Sign for NodeAffinity {
             return Signable::Yes;
         };
         let required = &affinity.required_during_scheduling_ignored_during_execution;
-        // No terms match nothing, and none given match everything.
+        // An empty list of terms matches nothing; a missing one matches everything.
         signature.flag(required.is_some());
         let terms = required.as_ref().map(|all| &all.node_selector_terms[..]);
         sign_terms(terms.unwrap_or_default(), signature);

@@ -1,4 +1,4 @@
-//! `NodePorts`: no two pods share a port of their host.
+//! `NodePorts`: keeps pods off nodes on which one of their host ports is in use.
 
 use k8s_openapi::api::core::v1::ContainerPort;
 use koord_model::resources::ResourceTable;
@@ -14,10 +14,10 @@ use std::sync::Arc;
 const TAKEN: &str = "node(s) didn't have free ports for the requested pod ports";
 const ANY_ADDRESS: &str = "0.0.0.0";
 
-/// See the module documentation.
+/// State of the `NodePorts` plugin.
 #[derive(Debug, Default)]
 pub(crate) struct NodePorts {
-    /// By row: how many pods with host ports are there.
+    /// Number of pods with host ports, by row.
     users: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn build(
     Ok(Box::<NodePorts>::default())
 }
 
-/// A port of the host, with the pod's own words defaulted.
+/// Host port of a container, with address and protocol defaulted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HostPort {
     address: String,
@@ -60,7 +60,7 @@ impl HostPort {
     }
 }
 
-/// The ports that containers, and init containers that keep running, take of the host.
+/// Returns the host ports of containers and sidecars; other init containers do not keep theirs.
 fn ports(pod: &PodInfo) -> impl Iterator<Item = HostPort> {
     let containers = pod.object.containers.iter();
     containers

@@ -1,6 +1,6 @@
-//! `DefaultPreemption`: a pod that fits nowhere may take the place of pods of lower priority.
+//! `DefaultPreemption`: evicts pods of lower priority for a pod that does not fit.
 //!
-//! The search for victims is the engine's; here are its limits and the disruption budgets.
+//! The engine searches for victims; this plugin provides the limits and the disruption budgets.
 
 use crate::common::args::invalid;
 use crate::common::budgets::{self, is_spared};
@@ -15,7 +15,7 @@ use serde_json::Value;
 
 pub(crate) const NAME: &str = "DefaultPreemption";
 
-/// The plugin's arguments.
+/// DefaultPreemptionArgs.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
@@ -56,7 +56,7 @@ impl Args {
     }
 }
 
-/// See the module documentation.
+/// State of the `DefaultPreemption` plugin.
 #[derive(Debug)]
 pub(crate) struct DefaultPreemption {
     args: Args,

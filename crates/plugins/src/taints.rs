@@ -1,4 +1,4 @@
-//! `TaintToleration`: pods stay off nodes whose taints they do not tolerate.
+//! `TaintToleration`: keeps pods off nodes with taints that they do not tolerate.
 
 use crate::common::tolerations;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
@@ -12,10 +12,10 @@ use koord_scheduler::framework::{
 use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
 
-/// See the module documentation.
+/// State of the `TaintToleration` plugin.
 #[derive(Debug)]
 pub(crate) struct TaintToleration {
-    /// Whether tolerations may compare numbers.
+    /// True if tolerations may use the operators `Lt` and `Gt`.
     compares: bool,
 }
 
@@ -48,7 +48,7 @@ fn keeps_off<'a>(
 
 fn taints_of<'a>(cycle: &Cycle<'a>, node: NodeIndex) -> &'a [Taint] {
     let nodes = cycle.view.nodes;
-    // Most nodes have none, and need not be looked at for that.
+    // Most nodes have no taints; the bit avoids loading their info.
     let info = nodes.is_tainted(node).then(|| nodes.info(node)).flatten();
     info.map(|info| info.taints()).unwrap_or_default()
 }

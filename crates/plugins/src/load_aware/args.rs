@@ -1,4 +1,4 @@
-//! `LoadAwareSchedulingArgs`, and the thresholds a node can set for itself.
+//! `LoadAwareSchedulingArgs`, and the thresholds that a node can override.
 
 use super::load::{Dims, Limits};
 use crate::common::args::invalid;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// Percentages or weights by resource.
 pub(super) type ByResource = BTreeMap<String, i64>;
 
-/// The plugin's arguments, with upstream's defaults.
+/// LoadAwareSchedulingArgs, with upstream's defaults.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -29,12 +29,12 @@ pub(super) struct Args {
     pub estimated_seconds_after_initialized: Option<i64>,
     pub allow_customize_estimation: bool,
     pub aggregated: Option<Aggregated>,
-    /// Accepted; estimates cover every resource that has a factor.
+    /// Accepted and ignored: estimates cover every resource that has a scaling factor.
     #[allow(dead_code, reason = "accepted for compatibility")]
     pub supported_resources: Vec<String>,
 }
 
-/// Percentiles in place of means.
+/// Thresholds and scores by percentiles instead of means.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Aggregated {
@@ -73,7 +73,7 @@ fn pair(cpu: i64, memory: i64) -> ByResource {
 }
 
 impl Args {
-    /// Fills in what was left out.
+    /// Fills in missing values.
     pub(super) fn complete(mut self) -> Self {
         if self.resource_weights.is_empty() && self.dominant_resource_weight == 0 {
             self.resource_weights = pair(1, 1);
@@ -87,7 +87,7 @@ impl Args {
         self
     }
 
-    /// Checks a completed value.
+    /// Validates completed arguments.
     pub(super) fn validate(&self) -> Result<(), BuildError> {
         let within = |field: &str, values: &ByResource, low: i64| {
             for (name, value) in values {
@@ -175,7 +175,7 @@ fn refuse<T>(message: String) -> Result<T, BuildError> {
     Err(invalid(super::NAME, format!("args.{message}")))
 }
 
-/// What annotation `scheduling.koordinator.sh/usage-thresholds` may say.
+/// Content of the node annotation `scheduling.koordinator.sh/usage-thresholds`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeThresholds {
@@ -184,7 +184,7 @@ pub(super) struct NodeThresholds {
     pub aggregated_usage: Option<NodeAggregated>,
 }
 
-/// The annotation's `aggregatedUsage`.
+/// Field `aggregatedUsage` of the annotation.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct NodeAggregated {
@@ -193,26 +193,26 @@ pub(super) struct NodeAggregated {
     pub usage_aggregated_duration: Option<GoDuration>,
 }
 
-/// Aggregated thresholds that apply.
+/// Thresholds for aggregated usage.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct AggregatedThresholds {
     pub limits: Limits,
     pub kind: String,
-    /// Zero: the longest there is.
+    /// Aggregation window; zero selects the longest one in the report.
     pub duration: GoDuration,
 }
 
-/// The thresholds that apply to one node.
+/// Thresholds of one node.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Thresholds {
     pub usage: Limits,
-    /// `None`: production pods are held against `usage`, or the aggregated ones.
+    /// Thresholds for production pods; `None` applies `usage` or `aggregated` to them, too.
     pub prod: Option<Limits>,
     pub aggregated: Option<AggregatedThresholds>,
 }
 
 impl Thresholds {
-    /// The arguments', each part replaced by the node's own where it has one.
+    /// Returns the thresholds of a node: its own where it sets them, otherwise those of the arguments.
     pub(super) fn resolve(args: &Args, own: Option<&NodeThresholds>, dims: &Dims) -> Self {
         let given = |list: &ByResource| (!list.is_empty()).then(|| dims.limits(list));
         let own_usage = own.and_then(|own| given(&own.usage_thresholds));

@@ -1,4 +1,4 @@
-//! What a node uses, by its report and by what was placed since.
+//! Load of a node: usage from its report, plus estimates for pods placed since.
 
 use super::args::{Args, ByResource, Thresholds};
 use super::seen::{Amounts, SeenMetric, amount};
@@ -16,18 +16,18 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Amounts in the order of [`Dims`]. Few configurations name more than four resources; those that do
-/// cost an allocation for each row.
+/// Amounts in the order of [`Dims`]. Up to four resources are stored inline; more cost one allocation per
+/// row.
 pub(super) type Row = SmallVec<[i64; 4]>;
 
-/// Thresholds in percent, by position in [`Dims`], without those that are switched off.
+/// Thresholds in percent by position in [`Dims`], without disabled ones.
 pub(super) type Limits = SmallVec<[(usize, i64); 4]>;
 
-/// The resources that are estimated or compared, and their scaling factors.
+/// Resources that are estimated or compared, with their scaling factors.
 #[derive(Debug, Clone)]
 pub(super) struct Dims {
     pub names: Vec<String>,
-    /// Percent; none for a resource that only has a threshold.
+    /// Scaling factors in percent; `None` for a resource that only has a threshold.
     factors: Vec<Option<i64>>,
 }
 
@@ -64,7 +64,7 @@ impl Dims {
         SmallVec::from_elem(0, self.names.len())
     }
 
-    /// The listed amounts of these resources.
+    /// Returns the amounts of these resources in `list`.
     pub(super) fn read(&self, list: &ResourceList) -> Row {
         let of = |name: &String| {
             let listed = list.get(name);
@@ -73,12 +73,12 @@ impl Dims {
         self.names.iter().map(of).collect()
     }
 
-    /// What a report says of these resources.
+    /// Returns the reported amounts of these resources.
     fn seen(&self, amounts: &Amounts) -> Row {
         self.names.iter().map(|name| amounts.get(name)).collect()
     }
 
-    /// Thresholds by resource, in the order of names. A threshold of 0 refuses nothing.
+    /// Converts thresholds to [`Limits`], in the order of resource names. A threshold of 0 is disabled.
     pub(super) fn limits(&self, thresholds: &ByResource) -> Limits {
         let limits = thresholds.iter().filter(|(_, threshold)| **threshold != 0);
         limits
@@ -86,7 +86,7 @@ impl Dims {
             .collect()
     }
 
-    /// The amounts of `row` with their names.
+    /// Returns `row` as a JSON resource list.
     fn list(&self, row: &Row) -> Value {
         let amounts = self.names.iter().zip(row).map(|(name, amount)| {
             let quantity = match name.as_str() {
@@ -99,8 +99,9 @@ impl Dims {
         amounts.collect()
     }
 
-    /// What `pod` will probably use: of each resource, the variant of the pod's priority class is
-    /// looked at (batch pods ask for `batch-cpu`), and counted as the resource itself.
+    /// Returns the estimated usage of `pod`. For each resource, the variant of the pod's priority class is
+    /// read (batch pods request `batch-cpu`) and counted as the resource itself. If `custom`, the pod's own
+    /// scaling factors apply.
     pub(super) fn estimate(&self, pod: &PodInfo, table: &ResourceTable, custom: bool) -> Row {
         let own = custom.then(|| own_factors(pod)).flatten();
         let one = |(name, factor): (&String, &Option<i64>)| {
@@ -120,7 +121,7 @@ impl Dims {
             };
             let id = table.get(real);
             let of = |amounts: &resources::Amounts| id.map_or(0, |id| amounts.get(id));
-            // A pod may name a factor of its own.
+            // The factor may come from a pod annotation, so the result is clamped.
             let estimate = estimate::estimate(of(&pod.requests), of(&pod.limits), factor, fallback);
             estimate.clamp(-resources::MOST, resources::MOST)
         };
@@ -128,50 +129,50 @@ impl Dims {
     }
 }
 
-/// One pod on a node.
+/// A pod on a node, with its estimate.
 #[derive(Debug)]
 struct Share {
     pod: Arc<PodInfo>,
     assigned: Timestamp,
-    /// When its kubelet had run its init containers.
+    /// Time at which the pod's init containers had completed.
     initialized: Option<Timestamp>,
     estimate: Row,
 }
 
-/// What a pod adds to its node's sums.
+/// Contribution of a pod to the sums of its node.
 struct Parts {
     node_delta: Row,
     prod_delta: Row,
     prod_usage: Row,
 }
 
-/// What a node is taken to use.
+/// Usage of a node that filter and score read.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Standing {
     pub report: Option<Arc<SeenMetric>>,
-    /// What the report says; `None` without a report or where it has no node part.
+    /// Reported usage; `None` without a report or if the report has no node usage.
     pub usage: Option<Row>,
-    /// The same as the aggregated thresholds and scores want it, where there are such.
+    /// Usage for aggregated thresholds; `None` if not configured or not reported.
     pub filtered: Option<Row>,
     pub scored: Option<Row>,
-    /// Σ of what the report does not show yet.
+    /// Sum of estimates that the report does not cover yet.
     pub node_delta: Row,
-    /// The same for production pods.
+    /// As [`Self::node_delta`], for production pods only.
     pub prod_delta: Row,
-    /// Σ of reported usage of production pods, and the system's if so configured.
+    /// Sum of reported usage of production pods, and of the system if so configured.
     pub prod_usage: Row,
-    /// Σ of all estimates.
+    /// Sum of all estimates.
     pub estimated: Row,
 }
 
-/// What is known of one node's load.
+/// Load of one node.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     pub standing: Standing,
     pub thresholds: Thresholds,
     pub allocatable: Row,
-    /// Whether it may have come to take more since the last report without an event that says so: a
-    /// place was given back, a pod asks for less, the report ran out.
+    /// True if usage may have fallen since the last report without an event: a pod was removed, a pod
+    /// requests less, or the report expired.
     pub eased: bool,
     shares: FxHashMap<Arc<str>, Share>,
 }
@@ -192,9 +193,9 @@ impl Load {
         }
     }
 
-    /// Adds `pod`, assigned at `assigned` unless its condition says when. Times that other machines
-    /// wrote count as `now` where they lie ahead: else an estimate would count for as long as another
-    /// clock is ahead.
+    /// Adds `pod`. Its assignment time is taken from its PodScheduled condition, else it is `assigned`. Times
+    /// of other machines that lie in the future are limited to `now`: otherwise an estimate would count for
+    /// as long as that clock is ahead.
     pub(super) fn add(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -214,7 +215,7 @@ impl Load {
         self.shares.insert(pod.uid.clone(), share);
     }
 
-    /// Replaces `pod`; keeps its time of assignment unless its condition says when.
+    /// Replaces `pod`. Keeps its assignment time unless its condition has one.
     pub(super) fn update(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -229,7 +230,7 @@ impl Load {
         self.add(pod, estimate, rules, assigned, now);
     }
 
-    /// When the pod with this uid was assigned.
+    /// Returns the assignment time of the pod with this uid.
     pub(super) fn assigned_at(&self, uid: &str) -> Option<Timestamp> {
         self.shares.get(uid).map(|share| share.assigned)
     }
@@ -240,7 +241,7 @@ impl Load {
         }
     }
 
-    /// Takes a new report, or none, and sums anew.
+    /// Sets or removes the report, and recomputes all sums.
     pub(super) fn set_report(
         &mut self,
         report: Option<Arc<SeenMetric>>,
@@ -276,7 +277,7 @@ impl Load {
         }
     }
 
-    /// The node in the form of the inspection API: sums only when there is a report.
+    /// Returns the load as JSON for the inspection API; sums only if there is a report.
     pub(super) fn show(&self, rules: (&Args, &Dims)) -> Value {
         let (_, dims) = rules;
         let mut shares: Vec<&Share> = self.shares.values().collect();
@@ -308,7 +309,7 @@ impl Load {
 }
 
 impl Standing {
-    /// What a pod adds: the same as long as the report is.
+    /// Returns the contribution of a pod, which is constant for a given report.
     fn parts(&self, share: &Share, (args, dims): (&Args, &Dims)) -> Parts {
         let mut parts = Parts {
             node_delta: dims.zero(),
@@ -369,7 +370,7 @@ fn counts(row: &Row) -> bool {
     row.iter().any(|amount| *amount != 0)
 }
 
-/// Until when the estimate counts whatever the report says, in milliseconds.
+/// Returns the time until which the estimate counts regardless of the report, in milliseconds.
 pub(super) fn deadline(
     pod: &PodInfo,
     assigned: Timestamp,
@@ -403,7 +404,7 @@ pub(super) fn deadline(
     scheduled.map(|seconds| after(assigned, seconds))
 }
 
-/// The pod's own factors by resource, as they were read once; none where they are malformed.
+/// Scaling factors by resource from the pod's annotation, parsed once; empty if invalid.
 struct Factors(BTreeMap<String, i64>);
 
 fn own_factors(pod: &PodInfo) -> Option<&BTreeMap<String, i64>> {

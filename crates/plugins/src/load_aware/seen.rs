@@ -1,7 +1,7 @@
-//! A NodeMetric as an informer keeps it: what is read of it, in the scheduler's units.
+//! Trimmed form of a NodeMetric for informers, in the scheduler's units.
 //!
-//! Reports come from every node each minute, and each of them lists the node's pods. They are taken apart
-//! where they are decoded, so that the task that decides only looks amounts up.
+//! Every node sends a report each minute, with all of its pods. Reports are converted at decoding, so that
+//! the engine task only looks up amounts.
 
 use jiff::Timestamp;
 use koord_api::duration::GoDuration;
@@ -12,10 +12,10 @@ use koord_model::resources::MOST;
 use koord_scheduler::Mirrored;
 use std::sync::Arc;
 
-/// Reports come this often when they do not say, in milliseconds.
+/// Report interval in milliseconds, if the NodeMetric sets none.
 const DEFAULT_INTERVAL: i64 = 60_000;
 
-/// Amounts by resource name, in the order of names: milli-cores for `cpu`, else the resource's unit.
+/// Amounts by resource name, sorted by name: in milli-cores for `cpu`, otherwise in the resource's unit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Amounts(Box<[(Box<str>, i64)]>);
 
@@ -33,7 +33,7 @@ impl Amounts {
         map.map_or_else(Self::default, |map| Self::of(&map.resources))
     }
 
-    /// The amount of resource `name`; 0 when it is not listed.
+    /// Returns the amount of resource `name`; 0 if it is not listed.
     pub(super) fn get(&self, name: &str) -> i64 {
         let named = self.0.iter().find(|(known, _)| **known == *name);
         named.map_or(0, |(_, amount)| *amount)
@@ -44,8 +44,8 @@ impl Amounts {
     }
 }
 
-/// `quantity` of resource `name`: in milli-cores for `cpu`, else in the resource's unit, rounded up; of a node
-/// or a pod, so never beyond [`MOST`].
+/// Converts `quantity` of resource `name` to milli-cores for `cpu`, otherwise to the resource's unit, rounded
+/// up. The result is at most [`MOST`], because it is of one node or pod.
 pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
     let amount = match name {
         "cpu" => quantity.milli_value(),
@@ -54,10 +54,10 @@ pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
     amount.clamp(-MOST, MOST)
 }
 
-/// Amounts by kind, like `p95`.
+/// Amounts by aggregation type, such as `p95`.
 type Kinds = Vec<(Box<str>, Amounts)>;
 
-/// What a report says of one pod.
+/// Reported usage of one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodUsage {
     namespace: Box<str>,
@@ -72,23 +72,23 @@ impl PodUsage {
     }
 }
 
-/// See the module documentation.
+/// NodeMetric without the fields that the plugin does not read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SeenMetric {
-    /// The node's.
+    /// Name of the object, which is the node's.
     pub(super) name: Arc<str>,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
-    /// `status.updateTime`.
+    /// Value of `status.updateTime`.
     pub(super) updated: Option<Timestamp>,
-    /// How often reports come, in milliseconds.
+    /// Report interval in milliseconds.
     pub(super) interval: i64,
-    /// `None` when the report has no node part.
+    /// Usage of the node; `None` if the report has none.
     pub(super) usage: Option<Amounts>,
     pub(super) system: Amounts,
-    /// By duration.
+    /// Aggregated usage of the node, by window.
     aggregated: Vec<(GoDuration, Kinds)>,
-    /// By namespace and name.
+    /// Usage of pods, sorted by namespace and name.
     pods: Vec<PodUsage>,
 }
 
@@ -122,7 +122,7 @@ impl From<&NodeMetric> for SeenMetric {
             prod: pod.priority == PriorityClass::Prod,
         });
         let mut pods: Vec<PodUsage> = pods.filter(|pod| !pod.usage.is_empty()).collect();
-        // What is said last of a pod counts.
+        // The last entry of a pod counts.
         pods.sort_by(|a, b| a.key().cmp(&b.key()));
         pods.dedup_by(|later, kept| {
             let same = later.key() == kept.key();
@@ -160,7 +160,7 @@ impl Mirrored for SeenMetric {
 }
 
 impl SeenMetric {
-    /// The same without a time, so that it counts as expired.
+    /// Returns a copy without update time, which counts as expired.
     pub(super) fn without_time(&self) -> Self {
         Self {
             updated: None,
@@ -168,7 +168,7 @@ impl SeenMetric {
         }
     }
 
-    /// What it says of a pod.
+    /// Returns the reported usage of a pod.
     pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<&PodUsage> {
         let at = self
             .pods
@@ -176,8 +176,8 @@ impl SeenMetric {
         at.ok().and_then(|at| self.pods.get(at))
     }
 
-    /// Usage by `kind` over `duration`; zero means the longest that has it, or the mean when none
-    /// has. `None` when an explicit duration is missing.
+    /// Returns the usage aggregated by `kind` over `duration`. Zero selects the longest window that has
+    /// `kind`, or the mean if none has. `None` if an explicit duration is missing.
     pub(super) fn aggregated(&self, kind: &str, duration: GoDuration) -> Option<&Amounts> {
         let having = self.aggregated.iter().filter_map(|(over, kinds)| {
             let mut kinds = kinds.iter();

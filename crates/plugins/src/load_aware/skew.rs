@@ -1,4 +1,4 @@
-//! Reports of nodes whose clock is ahead.
+//! Reports from nodes whose clock is ahead.
 
 use super::LoadAware;
 use super::seen::SeenMetric;
@@ -8,8 +8,8 @@ use koord_scheduler::framework::{Effects, Problem, View};
 use std::sync::Arc;
 
 impl LoadAware {
-    /// Refuses the time of a report that is dated too far ahead: the report counts as expired, until
-    /// another takes its place. The clock of a node is reported once, until it is right again.
+    /// Removes the time of a report that is too far ahead, so that it counts as expired until the next
+    /// report. Returns whether it did. A problem is reported once per node, until its clock is right again.
     pub(super) fn bound_time(
         &self,
         seen: Arc<SeenMetric>,
