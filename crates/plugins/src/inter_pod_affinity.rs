@@ -1,8 +1,8 @@
-//! `InterPodAffinity`: pods that want to be near some pods, and away from others.
+//! `InterPodAffinity`: places pods close to some pods and away from others.
 //!
-//! Three censuses are kept. `wanted` counts the pods that match terms of pods that were placed.
-//! `kept_away` and `drawn` count, per term of the pods that are there, its owners: a pod that
-//! matches such a term is kept away from, or drawn to, the domains of the owners.
+//! The plugin has three sets of counters. `wanted` counts pods that match the terms of pods that were
+//! scheduled. `kept_away` and `drawn` count, per term of placed pods, the owners of the term: a pod that
+//! matches such a term is rejected from the owners' domains, or prefers or avoids them.
 
 mod terms;
 #[cfg(test)]
@@ -47,7 +47,7 @@ impl Default for Args {
     }
 }
 
-/// See the module documentation.
+/// State of the `InterPodAffinity` plugin.
 #[derive(Debug)]
 pub(crate) struct InterPodAffinity {
     args: Args,
@@ -58,30 +58,31 @@ pub(crate) struct InterPodAffinity {
     own: Own,
 }
 
-/// The counters of `wanted` for the terms of the pod that the rules are asked about.
+/// Counters of `wanted` for the terms of the pod that is being scheduled.
 #[derive(Debug, Default)]
 struct Own {
     pod: Option<Arc<PodInfo>>,
-    /// One per topology key; pods count that match all terms.
+    /// Counters of the affinity terms, one per topology key, of pods that match all terms.
     affinity: Vec<CounterId>,
     anti_affinity: Vec<CounterId>,
-    /// With weights.
+    /// Counters with the weights of their terms, negative for anti-affinity.
     preferred: Vec<(CounterId, i64)>,
 }
 
-/// What the pod that is placed asks for, and what is asked of it.
+/// Counters that decide the filter result of a pod: for its own terms, and for anti-affinity terms of placed
+/// pods.
 #[derive(Debug, Default)]
 struct Asked {
-    /// One counter per topology key; pods count that match all terms.
+    /// Counters of the affinity terms, one per topology key, of pods that match all terms.
     affinity: Vec<CounterId>,
-    /// Whether the pod matches its own terms of affinity.
+    /// True if the pod matches its own affinity terms.
     matches_itself: bool,
     anti_affinity: Vec<CounterId>,
-    /// Counters of `kept_away`.
+    /// Counters of `kept_away` whose terms match the pod.
     existing: Vec<CounterId>,
 }
 
-/// Counters with the weight of what they count.
+/// Counters that decide the score of a pod, with weights.
 #[derive(Debug, Default)]
 struct Preferred {
     wanted: Vec<(CounterId, i64)>,
@@ -110,7 +111,7 @@ pub(crate) fn build(
 }
 
 impl InterPodAffinity {
-    /// What was prepared for the cycle's pod.
+    /// Returns the counters that were prepared for the cycle's pod.
     fn own(&self, cycle: &Cycle<'_>) -> Option<&Own> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
         self.own
@@ -120,7 +121,8 @@ impl InterPodAffinity {
             .then_some(&self.own)
     }
 
-    /// The counter with this key, of the pods that match all of `terms`, by the domains of `frame`.
+    /// Returns the counter `key` of pods that match all of `terms`, by the domains of `frame`; creates it if
+    /// necessary.
     fn counter<'a>(
         &mut self,
         key: ShapeId,
@@ -139,8 +141,8 @@ impl InterPodAffinity {
             .count(key, terms, false, frame, nodes, &labels_of)
     }
 
-    /// Counts, or no longer counts, a pod at a node: as one that others want, and as the owner of
-    /// terms.
+    /// Adds `pod` to all counters on `node`, or removes it if `sign` is -1: as a match of terms, and as the
+    /// owner of terms.
     fn book(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, sign: i32) {
         let namespaces = &self.namespaces;
         let labels_of = |name: &str| namespaces.get(name).cloned();
@@ -168,7 +170,7 @@ impl InterPodAffinity {
         }
     }
 
-    /// What is imagined of `node`, as additions to a counter of `wanted`.
+    /// Returns the change of a counter of `wanted` by the pods that the cycle's overlay adds or removes.
     fn imagined(&self, counter: &crate::common::topology::Counter, cycle: &Cycle<'_>) -> i32 {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let matching = |pods: &[Arc<PodInfo>]| {
@@ -178,7 +180,7 @@ impl InterPodAffinity {
         matching(cycle.overlay.added) - matching(cycle.overlay.removed)
     }
 
-    /// How many terms of anti-affinity of `pods` the cycle's pod matches, by topology key.
+    /// Returns how many anti-affinity terms of `pods` the cycle's pod matches, by topology key.
     fn kept_away_by<'a>(
         &self,
         pods: &'a [Arc<PodInfo>],
@@ -223,7 +225,8 @@ impl InterPodAffinity {
         by_key.values().any(|owners| *owners > 0)
     }
 
-    /// Whether nothing, anywhere, matches the pod's affinity but the pod itself does.
+    /// Returns true if no pod in the cluster matches the pod's affinity and the pod itself does. Such a pod
+    /// may be the first of its group.
     fn is_first(asked: &Asked, census: &Census) -> bool {
         asked.matches_itself
             && asked
@@ -234,7 +237,7 @@ impl InterPodAffinity {
     }
 }
 
-/// Adds to the counter of the owners of `term`.
+/// Adds `amount` to the counter of the owners of `term`.
 fn tally(
     census: &mut Census,
     term: &PodAffinityTerm,
@@ -243,7 +246,7 @@ fn tally(
     view: View<'_>,
     amount: i32,
 ) {
-    // Those that are there are many: nothing more is kept of them.
+    // Placed pods are many, so nothing else is stored per pod.
     let key = terms::key(term, [term].into_iter(), owner);
     let id = match census.find(key) {
         Some(known) => known,
@@ -340,7 +343,7 @@ impl Filter for InterPodAffinity {
             let counts: Vec<_> = near.iter().map(|counter| here(counter)).collect();
             let labelled = counts.iter().all(Option::is_some);
             let all = counts.iter().flatten().all(|count| *count > 0);
-            // Imagining may leave no match anywhere, or make one.
+            // The overlay may remove the last match, or add the first.
             let imagined = near
                 .first()
                 .map_or(0, |counter| self.imagined(counter, cycle));
@@ -497,7 +500,7 @@ impl ObjectEvents for InterPodAffinity {
             self.namespaces.insert(name, Arc::new(labels.clone()))
         };
         if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
-            // Counted again when asked for.
+            // The counters are rebuilt on demand.
             self.wanted.drop_by_namespace_labels();
         }
     }
@@ -551,7 +554,7 @@ impl Volatile for InterPodAffinity {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
             let terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
-            // Who is to be away from one node does not mind the others.
+            // Anti-affinity by host does not depend on other nodes.
             let mut terms =
                 terms.filter(|one| !anti || one.label() != crate::common::hosts::HOSTNAME);
             terms.any(|one| one.term.matches(other, &labels_of))
@@ -591,7 +594,7 @@ impl Volatile for InterPodAffinity {
         let census = &self.wanted;
         let mut groups = Groups::default();
         for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
-            // A node without the label is refused, and may be unlike one that counts nothing.
+            // A node without the label is rejected, so it may differ from nodes that count nothing.
             if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
@@ -653,7 +656,8 @@ impl Volatile for InterPodAffinity {
     }
 }
 
-/// Keeps the rows on which the count of their domain passes `keep`.
+/// Clears `fits` for rows on which `keep`, called with whether the node has the label and the count of its
+/// domain, returns false.
 fn each(
     census: &Census,
     counter: &crate::common::topology::Counter,

@@ -1,4 +1,4 @@
-//! `PodTopologySpread`: pods that belong together are spread over zones, hosts and the like.
+//! `PodTopologySpread`: spreads pods that belong together over zones, hosts and other topology domains.
 
 mod args;
 mod owners;
@@ -32,18 +32,18 @@ const NO_MATCH: &str = "node(s) didn't match pod topology spread constraints";
 const NO_LABEL: &str =
     "node(s) didn't match pod topology spread constraints (missing required label)";
 
-/// See the module documentation.
+/// State of the `PodTopologySpread` plugin.
 #[derive(Debug)]
 pub(crate) struct TopologySpread {
     defaults: Vec<TopologySpreadConstraint>,
-    /// Whether the defaults are the built-in ones: they let nodes without a zone take part.
+    /// True if the defaults are the built-in ones, for which nodes without a zone label count, too.
     system: bool,
     owners: Owners,
     census: Census,
     asked: Asked,
 }
 
-/// The constraints of the pod that the rules are asked about; their counters exist.
+/// Constraints of the pod that is being scheduled, with existing counters.
 #[derive(Debug, Default)]
 struct Asked {
     pod: Option<Arc<PodInfo>>,
@@ -51,26 +51,26 @@ struct Asked {
     soft: Vec<Constraint>,
 }
 
-/// One constraint of the pod that is placed.
+/// Spread constraint of a pod, with its counter.
 #[derive(Debug, Clone, Copy)]
 struct Constraint {
     counter: CounterId,
     max_skew: i32,
     min_domains: usize,
-    /// 1 if the pod itself counts.
+    /// 1 if the pod itself matches the constraint, otherwise 0.
     own: i32,
     per_host: bool,
 }
 
-/// The pod's hard constraints.
+/// Hard constraints (`DoNotSchedule`) of a pod.
 #[derive(Debug)]
 struct Hard(Vec<Constraint>);
 
-/// The pod's soft constraints.
+/// Soft constraints (`ScheduleAnyway`) of a pod.
 #[derive(Debug)]
 struct Soft {
     constraints: Vec<Constraint>,
-    /// Whether nodes that lack one of the labels get no score.
+    /// True if nodes without one of the labels get no score.
     all_labels: bool,
 }
 
@@ -95,7 +95,7 @@ fn listed(pod: &PodInfo) -> &[TopologySpreadConstraint] {
         .unwrap_or_default()
 }
 
-/// The pods that count for `constraint` of `pod`.
+/// Returns the selector of the pods that count for `constraint` of `pod`.
 fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
     let mut selector = Selector::of(constraint.label_selector.as_ref());
     for key in constraint.match_label_keys.iter().flatten() {
@@ -111,7 +111,7 @@ fn no_labels(_: &str) -> Option<crate::common::topology::Labels> {
 }
 
 impl TopologySpread {
-    /// What was prepared for the cycle's pod.
+    /// Returns the constraints that were prepared for the cycle's pod.
     fn asked(&self, cycle: &Cycle<'_>) -> Option<&Asked> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
         self.asked
@@ -121,7 +121,8 @@ impl TopologySpread {
             .then_some(&self.asked)
     }
 
-    /// The constraints of the cycle's pod with this action, its own or else the default ones.
+    /// Returns the constraints of the cycle's pod with this action: its own, or the default ones if it has
+    /// none.
     fn constraints(&mut self, cycle: &Cycle<'_>, action: &str) -> Vec<Constraint> {
         let pod = cycle.pod;
         let own = listed(pod);
@@ -153,7 +154,7 @@ impl TopologySpread {
             .map(|constraint| {
                 let counter = counter(census, constraint, belongs.as_ref(), &needs, cycle);
                 let counts = |counter: &crate::common::topology::Counter| {
-                    // The pod counts by its labels, whatever else is said of it.
+                    // The pod counts by its labels only, even when it is terminating.
                     counter.selects(pod)
                 };
                 Constraint {
@@ -313,7 +314,7 @@ impl Filter for TopologySpread {
             if domain == NONE {
                 return Err(Rejection::unresolvable(NO_LABEL));
             }
-            // What is imagined of the node counts if pods on the node do.
+            // Overlay pods count only on nodes that count.
             let imagined = if census.counted_in(counter, node) == NONE {
                 0
             } else {
@@ -409,7 +410,7 @@ impl QueueHints for TopologySpread {
             .iter()
             .filter(|constraint| constraint.when_unsatisfiable == DO_NOT_SCHEDULE);
         let helps = match (event.subject, event.pod, event.node) {
-            // A changed label may have made the pod one that counts, or no longer one.
+            // A changed label can add the pod to the counted ones or remove it.
             (Subject::AssignedPod, Some(other), _) => {
                 other.namespace == pod.namespace
                     && (event.action.meets(Action::POD_LABEL)
@@ -489,7 +490,7 @@ impl Volatile for TopologySpread {
             Some(belongs) => !belongs.is_empty() && belongs.matches(labels),
             None => selector(constraint, pod).matches(labels),
         };
-        // One more on another node leaves this one at least as good as it was.
+        // One more pod on another host cannot make this host worse.
         let hard = |constraint: &&TopologySpreadConstraint| {
             constraint.when_unsatisfiable == DO_NOT_SCHEDULE && constraint.topology_key != HOSTNAME
         };
@@ -507,7 +508,7 @@ impl Volatile for TopologySpread {
             } else {
                 census.min_but(counter, NONE).unwrap_or(i32::MAX)
             };
-            // The largest count that a domain may have for the pod to go there.
+            // Maximum count of a domain that may take the pod.
             let room = constraint.max_skew.saturating_add(min) - constraint.own;
             let (domains, counts) = (census.domains_of(counter), counter.counts());
             for (node, fits) in rows.iter().zip(&mut *fits) {
@@ -517,7 +518,8 @@ impl Volatile for TopologySpread {
             }
         }
     }
-    /// More matching pods, more points: reversed when normalised. Nodes that are left out get -1.
+    /// More matching pods give a higher value, which normalization reverses. Nodes without a required label
+    /// get -1.
     fn score_rows(
         &self,
         _cycle: &Cycle<'_>,
@@ -543,14 +545,15 @@ impl Volatile for TopologySpread {
         let sizes: Vec<usize> = sizes.collect();
         soft.score(census, &counters, &sizes, &left_out, rows, scores);
     }
-    /// By zone, or whatever the one label that is not the host's is; hosts with pods that count are apart.
+    /// Groups nodes by zone, or by the only label other than the hostname; hosts with counted pods are
+    /// separate.
     fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let census = &self.census;
         let constraints = state.get::<Hard>()?.0.iter();
         let counters = constraints.filter_map(|constraint| census.get(constraint.counter));
         let mut groups = Groups::default();
         for counter in counters {
-            // A node without the label is refused, and like no host that has it.
+            // A node without the label is rejected, so it differs from all hosts that have it.
             if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
@@ -558,7 +561,7 @@ impl Volatile for TopologySpread {
         }
         Some(groups)
     }
-    /// As [`Volatile::filter_groups`] here.
+    /// Groups nodes like [`Volatile::filter_groups`] of this plugin.
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
         let census = &self.census;
         let counters = state.get::<Soft>()?.counters(census);
@@ -568,7 +571,7 @@ impl Volatile for TopologySpread {
                 groups = groups.also_by(census.label(counter)?)?;
                 continue;
             }
-            // A node without the label is like no other.
+            // A node without the label is equivalent to no other.
             if !census.is_everywhere(counter, cycle.view.nodes) {
                 return None;
             }
@@ -608,7 +611,7 @@ impl Volatile for TopologySpread {
     }
 }
 
-/// A constraint with what it counts.
+/// A constraint and its counter.
 type Counted<'a> = (&'a Constraint, &'a Counter);
 
 impl Soft {
@@ -618,7 +621,7 @@ impl Soft {
         self.constraints.iter().filter_map(counted).collect()
     }
 
-    /// The nodes that get no score.
+    /// Returns, for each row, whether the node gets no score.
     fn left_out(&self, census: &Census, counters: &[Counted<'_>], rows: &[NodeIndex]) -> Vec<bool> {
         let mut out = vec![false; rows.len()];
         if self.all_labels {
@@ -632,7 +635,7 @@ impl Soft {
         out
     }
 
-    /// `sizes` says of each constraint how many domains take part.
+    /// Computes scores; `sizes` has the number of domains of each constraint.
     fn score(
         &self,
         census: &Census,
@@ -647,7 +650,7 @@ impl Soft {
             let domains = census.domains_of(counter);
             let weight = weight(*size);
             let base = f64::from(constraint.max_skew.saturating_sub(1));
-            // Hosts are counted one by one even where several share a name, or do not count.
+            // Hosts are counted one by one even if several share a name or do not count.
             let exactly = constraint.per_host && !census.is_plain(counter);
             for (node, sum) in rows.iter().zip(&mut sums) {
                 let domain = at(domains, *node);
@@ -672,7 +675,7 @@ fn at(domains: &[u32], node: NodeIndex) -> u32 {
     domains.get(node.row()).copied().unwrap_or(NONE)
 }
 
-/// How many different domains there are, no domain being one.
+/// Returns the number of different domains; nodes without a domain count as one more.
 fn distinct(domains: impl Iterator<Item = u32>) -> usize {
     let mut seen: Vec<u64> = Vec::new();
     let (mut found, mut none) = (0, 0);
@@ -691,7 +694,7 @@ fn distinct(domains: impl Iterator<Item = u32>) -> usize {
     found + none
 }
 
-/// The more domains, the more a pod in one of them matters.
+/// Returns the weight of a constraint, which grows with the number of domains.
 #[allow(clippy::cast_precision_loss, reason = "numbers of domains are small")]
 fn weight(domains: usize) -> f64 {
     ((domains + 2) as f64).ln()

@@ -1,11 +1,11 @@
-//! The terms of a pod's affinity to other pods, named so that equal ones are counted once.
+//! Affinity terms of a pod in parsed form, with keys by which equal terms share a counter.
 
 use crate::common::topology::{Frame, Namespaces, Selector, Term, sign_selector};
 use k8s_openapi::api::core::v1::{PodAffinityTerm, WeightedPodAffinityTerm};
 use koord_scheduler::framework::{ShapeId, Signature};
 use koord_scheduler::state::PodInfo;
 
-/// Required terms of affinity, or of anti-affinity.
+/// Returns the required terms of the pod's affinity, or anti-affinity if `anti`.
 pub(super) fn required(pod: &PodInfo, anti: bool) -> &[PodAffinityTerm] {
     let affinity = pod.spec().and_then(|spec| spec.affinity.as_ref());
     let terms = if anti {
@@ -26,7 +26,7 @@ pub(super) fn required(pod: &PodInfo, anti: bool) -> &[PodAffinityTerm] {
     terms.unwrap_or_default()
 }
 
-/// Preferred terms of affinity, or of anti-affinity.
+/// Returns the preferred terms of the pod's affinity, or anti-affinity if `anti`.
 pub(super) fn preferred(pod: &PodInfo, anti: bool) -> &[WeightedPodAffinityTerm] {
     let affinity = pod.spec().and_then(|spec| spec.affinity.as_ref());
     let terms = if anti {
@@ -47,31 +47,32 @@ pub(super) fn preferred(pod: &PodInfo, anti: bool) -> &[WeightedPodAffinityTerm]
     terms.unwrap_or_default()
 }
 
-/// What a pod says of other pods, as it was read once.
+/// Parsed affinity terms of a pod, cached per pod.
 #[derive(Debug)]
 pub(super) struct Said {
-    /// Required terms of affinity.
+    /// Required affinity terms.
     pub(super) affinity: Vec<One>,
-    /// Of pods that match all of `affinity`: a counter for each topology key, as the term that has it first.
+    /// One entry per topology key: the index of the first term that has it, and the key of the counter of
+    /// pods that match all of `affinity`.
     pub(super) together: Vec<(usize, ShapeId)>,
-    /// Required terms of anti-affinity.
+    /// Required anti-affinity terms.
     pub(super) anti_affinity: Vec<One>,
-    /// With weights, which are negative where it is anti-affinity.
+    /// Preferred terms with their weights, negative for anti-affinity.
     pub(super) preferred: Vec<(One, i64)>,
 }
 
-/// One term.
+/// Parsed affinity term.
 #[derive(Debug)]
 pub(super) struct One {
     pub(super) term: Term,
-    /// What its domains are made of.
+    /// Definition of its topology domains.
     pub(super) frame: Frame,
-    /// Names the counter of the pods that match it.
+    /// Key of the counter of pods that match the term.
     pub(super) key: ShapeId,
 }
 
 impl Said {
-    /// What `pod` says; most pods say nothing, and nothing is kept of these.
+    /// Returns the terms of `pod`; `None` for pods without affinity to pods, for which nothing is cached.
     pub(super) fn of(pod: &PodInfo) -> Option<&Self> {
         has_any(pod).then(|| pod.facet(Self::read))
     }
@@ -85,7 +86,7 @@ impl Said {
         let raw = required(pod, false);
         let mut together: Vec<(usize, ShapeId)> = Vec::new();
         for (at, term) in raw.iter().enumerate() {
-            // The same pods for each of the keys; they match all terms.
+            // For each topology key, the counted pods are those that match all terms.
             let mut before = raw[..at].iter();
             if !before.any(|other| other.topology_key == term.topology_key) {
                 let others = raw.iter().enumerate().filter(|(i, _)| *i != at);
@@ -109,7 +110,7 @@ impl Said {
         }
     }
 
-    /// Required terms of affinity, or of anti-affinity.
+    /// Returns the required affinity terms, or anti-affinity terms if `anti`.
     pub(super) fn required(&self, anti: bool) -> &[One] {
         if anti {
             &self.anti_affinity
@@ -128,13 +129,13 @@ impl One {
         }
     }
 
-    /// The label of nodes that makes its domains.
+    /// Returns the node label that defines its domains.
     pub(super) fn label(&self) -> &str {
         &self.frame.key
     }
 }
 
-/// Names the counter of the pods that match all of `terms` of `owner`, by the domains of `first`.
+/// Returns the key of the counter of pods that match all of `terms` of `owner`, by the domains of `first`.
 pub(super) fn key<'a>(
     first: &PodAffinityTerm,
     terms: impl Iterator<Item = &'a PodAffinityTerm>,
@@ -148,7 +149,7 @@ pub(super) fn key<'a>(
     key.finish()
 }
 
-/// Whether the pod says anything of other pods.
+/// Returns true if the pod has affinity or anti-affinity to pods.
 pub(super) fn has_any(pod: &PodInfo) -> bool {
     pod.spec()
         .and_then(|spec| spec.affinity.as_ref())
@@ -157,7 +158,8 @@ pub(super) fn has_any(pod: &PodInfo) -> bool {
         })
 }
 
-/// Keys that count for `term` with the owner's own values: equal to them, or different from them.
+/// Returns the requirements from `matchLabelKeys` and `mismatchLabelKeys` with the owner's values, as (key,
+/// value, equal).
 fn merged<'a>(
     term: &'a PodAffinityTerm,
     owner: &'a PodInfo,
@@ -171,7 +173,7 @@ fn merged<'a>(
     with(&term.match_label_keys, true).chain(with(&term.mismatch_label_keys, false))
 }
 
-/// Writes `term` of `owner`, without its topology key.
+/// Writes `term` of `owner` to `key`, without its topology key.
 pub(super) fn sign(term: &PodAffinityTerm, owner: &PodInfo, key: &mut Signature) {
     match (&term.namespaces, &term.namespace_selector) {
         (None, None) => key.text(&owner.namespace),
@@ -194,7 +196,7 @@ pub(super) fn sign(term: &PodAffinityTerm, owner: &PodInfo, key: &mut Signature)
     key.number(-3);
 }
 
-/// `term` of `owner`, parsed.
+/// Parses `term` of `owner`.
 pub(super) fn parse(term: &PodAffinityTerm, owner: &PodInfo) -> Term {
     let mut named = term.namespaces.clone().unwrap_or_default();
     if named.is_empty() && term.namespace_selector.is_none() {
@@ -214,7 +216,7 @@ pub(super) fn parse(term: &PodAffinityTerm, owner: &PodInfo) -> Term {
     }
 }
 
-/// All nodes with the term's label count.
+/// Returns the domains of `term`: all nodes with its label count.
 pub(super) fn frame(term: &PodAffinityTerm) -> Frame {
     Frame {
         key: term.topology_key.clone(),

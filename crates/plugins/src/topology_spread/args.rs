@@ -1,4 +1,4 @@
-//! Arguments of `PodTopologySpread`.
+//! `PodTopologySpreadArgs`.
 
 use super::NAME;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
@@ -6,17 +6,17 @@ use koord_scheduler::framework::BuildError;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Where default constraints come from.
+/// Source of the default constraints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 pub(super) enum Defaulting {
-    /// Hostnames and zones, preferred.
+    /// Built-in constraints: hosts and zones, preferred.
     #[default]
     System,
     /// The list in the arguments.
     List,
 }
 
-/// As in configuration files.
+/// PodTopologySpreadArgs, with kube-scheduler's defaults.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Args {
@@ -36,7 +36,7 @@ impl Args {
         self.defaulting_type == Defaulting::System
     }
 
-    /// The constraints of pods that have none.
+    /// Returns the constraints of pods that have none.
     pub(super) fn constraints(&self) -> Vec<TopologySpreadConstraint> {
         if !self.is_system() {
             return self.default_constraints.clone();

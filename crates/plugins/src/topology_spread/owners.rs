@@ -1,4 +1,4 @@
-//! The objects whose selectors tell which pods belong together: services and controllers.
+//! Selectors of services and controllers, which define the pods that belong together.
 
 use crate::common::topology::Selector;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
@@ -16,7 +16,7 @@ const REPLICA_SETS: &str = "replicasets.v1.apps";
 const STATEFUL_SETS: &str = "statefulsets.v1.apps";
 const REPLICATION_CONTROLLERS: &str = "replicationcontrollers.v1.";
 
-/// Selectors by namespace and name.
+/// Selectors of services and controllers, by namespace and name.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
     services: FxHashMap<Box<str>, Services>,
@@ -31,8 +31,8 @@ enum Kind {
     ReplicationController,
 }
 
-/// What is kept of such an object: a template of pods is most of what a controller is, old ones are kept
-/// by the dozen, and nothing of either is read.
+/// Trimmed form of a service or controller for informers. Most of a controller is its pod template, which is
+/// not read, and there are dozens of old ReplicaSets.
 #[derive(Debug)]
 pub(super) struct SeenOwner {
     kind: Kind,
@@ -40,9 +40,9 @@ pub(super) struct SeenOwner {
     name: Box<str>,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
-    /// A service's.
+    /// Selector of a service.
     labels: Option<BTreeMap<String, String>>,
-    /// A controller's.
+    /// Selector of a controller.
     selector: Option<Selector>,
 }
 
@@ -113,7 +113,7 @@ impl Mirrored for SeenOwner {
     }
 }
 
-/// The services of a namespace, by name, and their names by one label that each selects.
+/// Services of a namespace: selectors by service name, and names by one label of each selector.
 #[derive(Debug, Default)]
 struct Services {
     selectors: BTreeMap<String, BTreeMap<String, String>>,
@@ -132,7 +132,7 @@ impl Services {
             }
         }
         if let Some(selector) = selector {
-            // One that selects by no label adds nothing to what belongs together.
+            // A service without labels in its selector groups no pods.
             if let Some((label, value)) = selector.iter().next() {
                 let by_value = self.by_label.entry(label.clone()).or_default();
                 by_value
@@ -144,7 +144,7 @@ impl Services {
         }
     }
 
-    /// Those that select `labels`, by name.
+    /// Returns the services that select `labels`, by name.
     fn of(&self, labels: &Texts) -> BTreeMap<&String, &BTreeMap<String, String>> {
         let named = labels
             .iter()
@@ -195,7 +195,7 @@ impl Owners {
         };
     }
 
-    /// What selects the pods that belong together with `pod`; empty when nothing does.
+    /// Returns the selector of the pods that belong together with `pod`; empty if there is none.
     pub(super) fn selector(&self, pod: &PodInfo) -> Selector {
         let mut merged: BTreeMap<&String, &String> = BTreeMap::new();
         let services = self.services.get(&*pod.namespace);
