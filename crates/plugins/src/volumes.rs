@@ -1,10 +1,10 @@
-//! The volume plugins: `VolumeBinding`, `VolumeZone`, `VolumeRestrictions`, `NodeVolumeLimits`.
+//! Volume plugins: `VolumeBinding`, `VolumeZone`, `VolumeRestrictions` and `NodeVolumeLimits`.
 //!
-//! Pods whose claims are of one kind share what is found on nodes: a plugin signs what its rules read
-//! of claims and of what they name (places, classes, requests, drivers), and not how they are called.
-//! Where the rules tell a claim from others of its kind, because a pod uses it already, because a volume
-//! is meant for it or its volume is attached somewhere, it signs that, too. What changes on a
-//! node is told by touching it: free volumes of its host, volumes that it has attached.
+//! Pods with equivalent claims share cached node results: each plugin adds to the signature what its rules
+//! read of claims and of the objects they name (topology, class, request, driver), but not their names. A
+//! claim is signed individually where the rules treat it individually: if another pod uses it, if a volume is
+//! reserved for it, or if its volume is attached somewhere. Changes on a node, such as free volumes of its
+//! host or attached volumes, are handled by touching the node.
 
 mod attached;
 mod binding;
@@ -43,24 +43,24 @@ const CSI_DRIVERS: &str = "csidrivers.v1.storage.k8s.io";
 const CAPACITIES: &str = "csistoragecapacities.v1.storage.k8s.io";
 const ATTACHMENTS: &str = "volumeattachments.v1.storage.k8s.io";
 
-/// The annotation by which older clients name the class of a claim or volume.
+/// Annotation in which older clients set the storage class of a claim or volume.
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 
-/// `namespace/name`.
+/// Key of a namespaced object, `namespace/name`.
 type Key = String;
 
-/// The pod's volumes; of a bound pod, those that are no claim with a name. A reservation has none: these plugins
-/// ignore holders.
+/// Returns the pod's volumes; for a bound pod, only those other than named claims. A reservation has none,
+/// because these plugins ignore reservations.
 fn volumes(pod: &PodInfo) -> &[Volume] {
     pod.object.volumes()
 }
 
-/// A claim that a pod uses.
+/// Reference of a pod to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Used {
     name: String,
     key: Key,
-    /// Whether it is made for this pod and must be owned by it.
+    /// True if the claim is created for this pod (generic ephemeral volume) and must be owned by it.
     ephemeral: bool,
 }
 
@@ -84,7 +84,7 @@ impl Used {
         }
     }
 
-    /// Why `claim` is not this pod's, if it must be.
+    /// Returns a message if `claim` must be owned by this pod and is not.
     fn foreign(&self, pod: &PodInfo, claim: &SeenClaim) -> Option<String> {
         let owned = claim.controllers.iter().any(|uid| **uid == *pod.uid);
         (self.ephemeral && !owned).then(|| {
@@ -94,11 +94,11 @@ impl Used {
     }
 }
 
-/// The claims of a pod, in order of its volumes.
+/// Claims of a pod in the order of its volumes. Cached per pod.
 #[derive(Debug)]
 struct Claims(Vec<Used>);
 
-/// The claims that `pod` uses, in order of its volumes.
+/// Returns the claims that `pod` uses, in the order of its volumes.
 fn claims(pod: &PodInfo) -> &[Used] {
     if !uses_claims(pod) {
         return &[];
@@ -113,7 +113,7 @@ fn claims(pod: &PodInfo) -> &[Used] {
     &pod.facet(read).0
 }
 
-/// Those of them that are not made for this pod alone.
+/// Returns the claims of `pod` that exist independently of it.
 fn standing(pod: &PodInfo) -> impl Iterator<Item = &Used> {
     claims(pod).iter().filter(|used| !used.ephemeral)
 }
@@ -125,18 +125,18 @@ fn uses_claims(pod: &PodInfo) -> bool {
             .any(|volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some())
 }
 
-/// Under which name pods that use it are found, for an event that is about a claim.
+/// Returns the key of the claim in `event`, by which the queue finds pods that use it.
 fn claim_told(event: &ClusterEvent<'_>) -> Option<String> {
     let claim: &SeenClaim = event.object?.new_as()?;
     Some(claim.names.key())
 }
 
-/// The names of the claims that `pod` uses.
+/// Returns the keys of the claims that `pod` uses.
 fn claim_names(pod: &PodInfo) -> Vec<&str> {
     claims(pod).iter().map(|used| &*used.key).collect()
 }
 
-/// Whether `pod` uses this claim.
+/// Returns true if `pod` uses this claim.
 fn uses(pod: &PodInfo, claim: &SeenClaim) -> bool {
     *claim.names.namespace == *pod.namespace
         && claims(pod)
@@ -148,7 +148,7 @@ fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Claims, volumes and what describes them, which all of these plugins read.
+/// Returns the index of claims, volumes and related objects, which all volume plugins read.
 fn storage(view: View<'_>) -> &Storage {
     static NONE: LazyLock<Storage> = LazyLock::new(Storage::default);
     view.index().unwrap_or(&NONE)

@@ -1,5 +1,5 @@
-//! How many volumes of which driver each node has attached: kept as pods and attachments come and go, so
-//! that a verdict costs what the pod asks for, and not what is on the node.
+//! Number of attached volumes per node and driver, updated as pods and attachments change. A filter call then
+//! costs in proportion to the pod's volumes, not to those on the node.
 
 use super::claims;
 use super::limits::{Source, migrated};
@@ -10,10 +10,10 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Driver and handle: what makes a volume one volume.
+/// Driver and volume handle, which identify a volume.
 pub(super) type Handle = (String, String);
 
-/// Volumes by driver and handle, with how often each is there.
+/// Volumes by driver and handle, with the number of uses of each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Attached(BTreeMap<String, BTreeMap<String, usize>>);
 
@@ -38,13 +38,13 @@ impl Attached {
         }
     }
 
-    /// How many volumes there are, by driver.
+    /// Returns the number of volumes per driver.
     pub(super) fn counts(&self) -> impl Iterator<Item = (&str, usize)> {
         let drivers = self.0.iter();
         drivers.map(|(driver, handles)| (driver.as_str(), handles.len()))
     }
 
-    /// How many volumes of the driver there are.
+    /// Returns the number of volumes of a driver.
     pub(super) fn count(&self, driver: &str) -> usize {
         self.0.get(driver).map_or(0, BTreeMap::len)
     }
@@ -55,13 +55,13 @@ impl Attached {
     }
 }
 
-/// What is known of one node.
+/// Volumes and limits of one node.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct OnNode {
-    /// The most volumes of each driver that says so.
+    /// Maximum number of volumes per driver, for drivers that report one.
     limits: BTreeMap<String, i64>,
     pub(super) volumes: Attached,
-    /// The pods that use claims, by uid.
+    /// Uids of the pods that use claims.
     pods: BTreeSet<Arc<str>>,
 }
 
@@ -82,13 +82,14 @@ struct Placed {
     volumes: Vec<Handle>,
 }
 
-/// See the module documentation. Nodes are known by name: volumes may be attached before a node is seen.
+/// Volumes of all nodes. Nodes are keyed by name, because volumes may be attached before the node is
+/// received.
 #[derive(Debug, Default)]
 pub(super) struct Books {
     nodes: FxHashMap<String, OnNode>,
     pods: FxHashMap<Arc<str>, Placed>,
     attachments: FxHashMap<String, (String, Option<Handle>)>,
-    /// On how many nodes a driver has a limit.
+    /// Number of nodes that have a limit, per driver.
     limited: FxHashMap<String, usize>,
 }
 
@@ -101,7 +102,8 @@ fn limits(node: Option<&CSINode>) -> BTreeMap<String, i64> {
     limits.collect()
 }
 
-/// The volumes of a pod that is on a node: what is there is there, whatever its claims look like now.
+/// Returns the volumes of a pod that is on a node. Claims that are missing or not owned by the pod are
+/// skipped.
 pub(super) fn volumes_of(
     storage: &Storage,
     pod: &PodInfo,
@@ -122,14 +124,15 @@ impl Books {
         self.nodes.get(name)
     }
 
-    /// What a pod that is on a node has there.
+    /// Returns the volumes of a pod that is on a node.
     pub(super) fn volumes(&self, uid: &str) -> &[Handle] {
         self.pods
             .get(uid)
             .map_or(&[], |placed| placed.volumes.as_slice())
     }
 
-    /// Whether any node has a limit for the driver, or for the one that took over for this plugin.
+    /// Returns true if any node has a limit for the driver, or for the CSI driver that replaced this in-tree
+    /// plugin.
     pub(super) fn is_limited(&self, name: &str) -> bool {
         let limited = |driver: &str| self.limited.contains_key(driver);
         limited(name) || migrated(name).is_some_and(limited)
@@ -163,7 +166,7 @@ impl Books {
         Some((placed.pod, placed.node))
     }
 
-    /// Reads a pod's claims anew. Its node, if that makes a difference there.
+    /// Updates the volumes of a pod from its claims. Returns its node if they changed.
     pub(super) fn review_pod(&mut self, storage: &Storage, uid: &str) -> Option<String> {
         let placed = self.pods.get(uid)?;
         let csi_node = storage.csi_nodes.get(&placed.node).map(|node| &**node);
@@ -176,7 +179,7 @@ impl Books {
         Some(node)
     }
 
-    /// Reads an attachment anew. The nodes where that makes a difference.
+    /// Updates an attachment. Returns the nodes whose volumes may have changed.
     pub(super) fn review_attachment(&mut self, storage: &Storage, name: &str) -> Vec<String> {
         let now = storage.attachments.get(name).map(|attachment| {
             let node = attachment.node.to_string();
@@ -213,7 +216,7 @@ impl Books {
         touched
     }
 
-    /// Reads what a node says of its drivers, and so all that is there, anew.
+    /// Updates the limits of a node, and all volumes on it, from its CSINode.
     pub(super) fn review_node(&mut self, storage: &Storage, name: &str) {
         let csi_node = storage.csi_nodes.get(name);
         let on = self.nodes.entry(name.to_owned()).or_default();
@@ -241,7 +244,7 @@ impl Books {
         self.forget_empty(name);
     }
 
-    /// Whether the pod is on a node.
+    /// Returns true if the pod is on a node.
     pub(super) fn has(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
     }

@@ -1,8 +1,8 @@
-//! `VolumeBinding`: a pod goes where its claims' volumes are, or where they can be had.
+//! `VolumeBinding`: places a pod where the volumes of its claims are, or where they can be provisioned.
 //!
-//! A claim whose class waits for its first consumer gets its volume here: an existing one that suits
-//! is given to it, or the node is written to the claim so that a volume is made there. The pod keeps
-//! what it booked and is bound when the claims are.
+//! A claim whose class waits for its first consumer gets its volume here: either a suitable existing volume
+//! is bound to it, or the selected node is written to the claim so that a volume is provisioned there. The
+//! pod keeps its reservation of volumes, and is bound once its claims are.
 
 use super::matching::ClaimId;
 use super::metrics::Failures;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const NAME: &str = "VolumeBinding";
-/// Writes that the informer has not shown by then are sent again.
+/// Timeout after which writes that the informer has not shown are sent again.
 const RESEND: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Debug, Clone, Deserialize)]
@@ -76,11 +76,11 @@ pub(crate) fn build(
     }))
 }
 
-/// What the arguments come down to.
+/// Settings of one profile.
 #[derive(Debug)]
 struct Settings {
     timeout: Duration,
-    /// How full storage scores; none, in every profile: it does not.
+    /// Score by storage utilization; `None` in every profile if scoring is off.
     shape: Option<Shape>,
 }
 
@@ -115,49 +115,50 @@ impl Settings {
     }
 }
 
-/// See the module documentation.
+/// State of the `VolumeBinding` plugin.
 #[derive(Debug)]
 pub(crate) struct VolumeBinding {
     settings: PerProfile<Settings>,
-    /// Whether the room that drivers report is looked at.
+    /// True if the storage capacity that CSI drivers report is checked.
     pub(super) capacities: bool,
-    /// Volumes given to claims by plans, by name.
+    /// Volumes that plans assign to claims, by volume name.
     given: FxHashMap<String, Given>,
-    /// Nodes chosen for claims by plans, and how many pods rely on it.
+    /// Nodes that plans selected for claims, with the number of pods that depend on each selection.
     selected: FxHashMap<Key, (String, usize)>,
-    /// What is under way, by pod uid.
+    /// Plans in progress, by pod uid.
     plans: FxHashMap<Arc<str>, Plan>,
-    /// The pods whose plans have to do with a claim.
+    /// Uids of the pods whose plans involve a claim.
     by_claim: FxHashMap<Key, BTreeSet<Arc<str>>>,
-    /// When plans were written last, in order; those written again since, or done, are passed over.
+    /// Times of the last writes of plans, in order. Entries of plans that were written again or finished are
+    /// skipped.
     resend: VecDeque<(Timestamp, Arc<str>)>,
-    /// Counts how often volumes that are not of single hosts were given, or given back.
+    /// Counts assignments and releases of volumes that are reachable from more than single hosts.
     pub(super) handed: u64,
     pub(super) failures: Failures,
     hosts: Hosts,
 }
 
-/// A volume that plans give to a claim.
+/// Volume that plans assign to a claim.
 #[derive(Debug)]
 struct Given {
     to: ClaimId,
-    /// The pods whose plans do so.
+    /// Uids of the pods whose plans do so.
     by: BTreeSet<Arc<str>>,
 }
 
 impl VolumeBinding {
-    /// The node that plans chose for a claim.
+    /// Returns the node that plans selected for a claim.
     pub(super) fn chosen_for(&self, claim: &str) -> Option<&str> {
         let (node, _) = self.selected.get(claim)?;
         Some(node)
     }
 
-    /// The claim that plans give a volume to.
+    /// Returns the claim to which plans assign a volume.
     pub(super) fn given(&self, volume: &str) -> Option<&ClaimId> {
         self.given.get(volume).map(|given| &given.to)
     }
 
-    /// The volumes that plans give to a claim.
+    /// Returns the volumes that plans assign to a claim.
     pub(super) fn given_to(&self, claim: &str) -> impl Iterator<Item = &String> {
         let uids = self.by_claim.get(claim).into_iter().flatten();
         let steps = uids
@@ -167,8 +168,8 @@ impl VolumeBinding {
         steps.filter_map(|step| step.volume.as_ref())
     }
 
-    /// A volume was given, or given back: says so to the nodes of its hosts, or notes that it may be
-    /// reached from any.
+    /// Handles the assignment or release of a volume: touches the nodes of its hosts, or counts it in
+    /// [`Self::handed`] if any node may reach it.
     fn hand(&mut self, volume: &SeenVolume, fx: &mut Effects) {
         match hosts_of(volume) {
             Some(hosts) => {
@@ -179,7 +180,7 @@ impl VolumeBinding {
         }
     }
 
-    /// Books what the plan gives away.
+    /// Records the assignments and selected nodes of a plan.
     fn hold(&mut self, storage: &Storage, uid: &Arc<str>, plan: &Plan, fx: &mut Effects) {
         for step in &plan.steps {
             let pods = self.by_claim.entry(step.claim.clone()).or_default();
@@ -215,7 +216,7 @@ impl VolumeBinding {
                 }
             }
             if let Some(name) = &step.volume {
-                // Another pod may rely on the same claim getting the same volume.
+                // Another pod may depend on the same assignment.
                 if let Some(given) = self.given.get_mut(name) {
                     given.by.remove(uid);
                     if given.by.is_empty() {
@@ -234,7 +235,7 @@ impl VolumeBinding {
         }
     }
 
-    /// Looks at the plans that have to do with a claim or volume again.
+    /// Checks the progress of plans that involve a changed claim or volume.
     fn review(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let mut uids = BTreeSet::new();
         let of_claim = |claim: &str| self.by_claim.get(claim).into_iter().flatten().cloned();
@@ -266,7 +267,7 @@ impl VolumeBinding {
         }
     }
 
-    /// Whether this is when the plan of the pod was written last.
+    /// Returns true if `sent` is the time of the last write of the pod's plan.
     fn is_last(&self, sent: Timestamp, uid: &str) -> bool {
         let plan = self.plans.get(uid);
         plan.is_some_and(|plan| plan.sent.is_some_and(|(_, last)| last == sent))
@@ -361,7 +362,8 @@ impl PreFilter for VolumeBinding {
             Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
-    /// Those of the local volume that the fewest nodes have, or the node that was chosen before.
+    /// Returns the nodes of the local volume that the fewest nodes reach, or the node that was selected
+    /// before.
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
         let wanted = state.get::<Wanted>()?;
         let (nodes, storage) = (cycle.view.nodes, storage(cycle.view));
@@ -575,7 +577,7 @@ impl Reserve for VolumeBinding {
         Ok(())
     }
     fn unreserve(&mut self, cycle: &Cycle<'_>, _node: NodeIndex, fx: &mut Effects) {
-        // What was done is forgotten when it has succeeded.
+        // A plan is removed when it succeeds, so an existing one that was sent has failed.
         let plan = self.plans.get(&cycle.pod.uid);
         if plan.is_some_and(|plan| plan.sent.is_some()) {
             Failures::count(&self.failures.bind);

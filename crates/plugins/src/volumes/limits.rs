@@ -1,4 +1,4 @@
-//! `NodeVolumeLimits`: a node takes no more volumes of a CSI driver than the driver says it can.
+//! `NodeVolumeLimits`: limits the volumes per CSI driver on a node to the number that the driver reports.
 
 use super::attached::{Attached, Books, Handle, volumes_of};
 use super::seen::{Disk, SeenAttachment, SeenClaim, SeenVolume};
@@ -21,9 +21,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 const TOO_MANY: &str = "node(s) exceed max volume count";
-/// Lists the in-tree plugins whose volumes the node handles through CSI.
+/// Annotation that lists the in-tree plugins whose volumes the node handles through CSI.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-/// In-tree plugins and the CSI drivers that took over.
+/// In-tree plugins and the CSI drivers that replaced them.
 const DRIVERS: [(&str, &str); 6] = [
     ("kubernetes.io/aws-ebs", "ebs.csi.aws.com"),
     ("kubernetes.io/gce-pd", "pd.csi.storage.gke.io"),
@@ -33,13 +33,13 @@ const DRIVERS: [(&str, &str); 6] = [
     ("kubernetes.io/portworx-volume", "pxd.portworx.com"),
 ];
 
-/// See the module documentation.
+/// State of the `NodeVolumeLimits` plugin.
 #[derive(Debug, Default)]
 pub(crate) struct NodeVolumeLimits {
     books: Books,
 }
 
-/// The in-tree plugin and the handle of a volume that is not a CSI volume.
+/// Returns the in-tree plugin and the handle of a volume that is not a CSI volume.
 pub(super) fn in_tree(spec: &PersistentVolumeSpec) -> Option<Disk> {
     let disk = |plugin, handle: &String| {
         let handle = handle.as_str().into();
@@ -64,13 +64,13 @@ pub(super) fn in_tree(spec: &PersistentVolumeSpec) -> Option<Disk> {
     disk("kubernetes.io/portworx-volume", &portworx.volume_id)
 }
 
-/// The CSI driver that took over for an in-tree plugin.
+/// Returns the CSI driver that replaced an in-tree plugin.
 pub(super) fn migrated(plugin: &str) -> Option<&'static str> {
     let (_, driver) = DRIVERS.iter().find(|(name, _)| *name == plugin)?;
     Some(driver)
 }
 
-/// The CSI driver that handles an in-tree plugin's volumes on this node.
+/// Returns the CSI driver that handles an in-tree plugin's volumes on this node.
 fn migrated_on(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
     let listed = annotation(&node?.metadata, MIGRATED)?;
     let driver = migrated(plugin)?;
@@ -80,7 +80,8 @@ fn migrated_on(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
         .then_some(driver)
 }
 
-/// What a volume is to its driver, or to the one that took over, whatever nodes say of that.
+/// Returns the identity of a volume with its CSI driver, or the driver that replaced its in-tree plugin,
+/// whether or not nodes migrated.
 pub(super) fn identity(volume: &SeenVolume) -> Option<Identity> {
     let (driver, handle) = match volume.disk.as_ref()? {
         Disk::Csi { driver, handle } => (&**driver, handle),
@@ -89,23 +90,23 @@ pub(super) fn identity(volume: &SeenVolume) -> Option<Identity> {
     Some((driver.to_owned(), handle.to_string()))
 }
 
-/// A volume that counts, before it is known on which node.
+/// Volume that counts toward a limit, independent of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source<'a> {
-    /// Of a CSI driver, or of an in-tree plugin.
+    /// Name of the CSI driver or in-tree plugin.
     name: &'a str,
     handle: Cow<'a, str>,
-    /// Whether it counts only where a CSI driver has taken over.
+    /// True for in-tree volumes, which count only where a CSI driver replaced the plugin.
     moves: bool,
 }
 
 impl<'a> Source<'a> {
-    /// The claim's volume, made or not.
+    /// Returns the volume of a claim, provisioned or not.
     pub(super) fn of(storage: &'a Storage, claim: &'a SeenClaim) -> Option<Self> {
         if let Some(volume) = storage.volumes.get(&*claim.volume) {
             return Self::of_volume(volume);
         }
-        // Not made yet: it will be one more volume of the class's driver.
+        // Not provisioned yet: it will be one more volume of the class's driver.
         let class = storage.classes.get(&*claim.class)?;
         Some(Self {
             name: &class.provisioner,
@@ -126,7 +127,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// Its driver on this node, if it counts there.
+    /// Returns the driver on this node if the volume counts there.
     fn driver(&self, node: Option<&CSINode>) -> Option<&'a str> {
         match migrated_on(self.name, node) {
             Some(driver) => Some(driver),
@@ -140,8 +141,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The volumes of a new pod, whose claims must exist, and whether each may be known elsewhere: in use by
-/// another pod, attached, or the volume of another claim, too.
+/// Returns the volumes of a new pod, whose claims must exist. The flag is true if the volume may already be
+/// on a node: used by another pod, attached, or the volume of another claim.
 fn sources<'a>(
     storage: &'a Storage,
     pod: &'a PodInfo,
@@ -168,22 +169,22 @@ fn sources<'a>(
     Ok(out)
 }
 
-/// One of the volumes that the pod brings, before it is known to which node.
+/// Volume of the pod that is being scheduled, independent of the node.
 #[derive(Debug)]
 struct Volume {
     name: String,
     handle: String,
     moves: bool,
-    /// Whether it may be on a node already.
+    /// True if it may already be on a node.
     known: bool,
 }
 
-/// The volumes that the pod brings.
+/// Volumes of the pod that is being scheduled.
 #[derive(Debug)]
 struct Brought(Result<Vec<Volume>, Rejection>);
 
 impl NodeVolumeLimits {
-    /// What is attached on a node, with pods imagined away and there.
+    /// Returns the volumes on a node with the pods of the cycle's overlay removed and added.
     fn imagined(&self, cycle: &Cycle<'_>, volumes: &Attached, node: Option<&CSINode>) -> Attached {
         let mut out = volumes.clone();
         for pod in cycle.overlay.removed {
@@ -205,7 +206,7 @@ impl NodeVolumeLimits {
             .extend(names.filter_map(|name| view.nodes.find(&name)));
     }
 
-    /// Reads the volumes of the pods with one of these claims anew.
+    /// Updates the volumes of all pods that use one of these claims.
     fn review<'a>(
         &mut self,
         claims: impl IntoIterator<Item = &'a String>,
@@ -220,7 +221,7 @@ impl NodeVolumeLimits {
         }
     }
 
-    /// The same for one pod, which may be on a node or be imagined on one.
+    /// Updates the volumes of one pod, which may be on a node or in an overlay.
     fn review_pod(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
         if self.books.has(uid) {
             Self::touch(self.books.review_pod(storage(view), uid), view, fx);
@@ -320,8 +321,8 @@ impl Filter for NodeVolumeLimits {
                 handle: brought.handle.as_str().into(),
                 moves: brought.moves,
             };
-            // What nobody else has is new wherever the pod goes, and, to pods that share the verdict,
-            // also where this one is nominated to.
+            // A volume that nothing else uses is new on every node. Pods that share this result see it as new
+            // also on the node for which this pod is nominated.
             if let Some((driver, handle)) = source.on(csi_node)
                 && !(brought.known && attached.has(&driver, &handle))
             {

@@ -1,4 +1,4 @@
-//! Which volume a claim can have on a node: pure functions of objects.
+//! Matching of volumes and claims, as pure functions of the objects.
 
 use super::seen::{SeenClaim, SeenVolume};
 use crate::common::node_selector::any_term;
@@ -7,7 +7,7 @@ use koord_scheduler::framework::Signature;
 use koord_scheduler::state::NodeInfo;
 use std::collections::BTreeMap;
 
-/// A claim as a volume refers to it.
+/// Claim in the form in which a volume refers to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ClaimId {
     pub(super) namespace: Box<str>,
@@ -25,13 +25,14 @@ impl ClaimId {
     }
 }
 
-/// Whether the node is one on which the volume can be reached.
+/// Returns true if `node` can reach the volume.
 pub(super) fn reachable(volume: &SeenVolume, node: &NodeInfo) -> bool {
     let terms = volume.reachable.as_deref();
     terms.is_none_or(|terms| any_term(terms, node))
 }
 
-/// Whether the volume is meant for this claim; `assumed` stands in for what the object says.
+/// Returns whether the volume is reserved for `claim`, or `None` if it is not reserved. An `assumed` claim
+/// overrides the one in the object.
 pub(super) fn meant_for(
     volume: &SeenVolume,
     assumed: Option<&ClaimId>,
@@ -48,7 +49,7 @@ pub(super) fn meant_for(
     )
 }
 
-/// Whether the volume offers what the claim asks for, apart from where it is.
+/// Returns true if the volume meets the claim's requirements, regardless of where it is.
 pub(super) fn suits(volume: &SeenVolume, claim: &SeenClaim) -> bool {
     volume.capacity >= claim.request.unwrap_or(0)
         && volume.mode == claim.mode
@@ -56,7 +57,7 @@ pub(super) fn suits(volume: &SeenVolume, claim: &SeenClaim) -> bool {
         && !volume.leaving
 }
 
-/// Whether a volume that is nobody's yet may become the claim's.
+/// Returns true if a free volume may be bound to the claim.
 fn available(volume: &SeenVolume, claim: &SeenClaim) -> bool {
     let selects =
         |selector| koord_api::selector::matches(selector, &volume.labels).unwrap_or(false);
@@ -67,12 +68,12 @@ fn available(volume: &SeenVolume, claim: &SeenClaim) -> bool {
         && asked.all(|mode| volume.access_modes.contains(mode))
 }
 
-/// Whether the volume, which is nobody's, is one for `claim` on `node`.
+/// Returns true if a free volume can serve `claim` on `node`.
 pub(super) fn serves(volume: &SeenVolume, claim: &SeenClaim, node: &NodeInfo) -> bool {
     suits(volume, claim) && reachable(volume, node) && available(volume, claim)
 }
 
-/// Writes what [`serves`] reads of a claim, its class and request apart.
+/// Writes the fields of a claim that [`serves`] reads to `signature`, except for class and request.
 pub(super) fn sign(claim: &SeenClaim, signature: &mut Signature) {
     signature.text(claim.mode.as_deref().unwrap_or_default());
     signature.text(&claim.attributes_class);
@@ -94,7 +95,7 @@ pub(super) fn sign(claim: &SeenClaim, signature: &mut Signature) {
     }
 }
 
-/// Whether the class makes volumes that are reachable from the node.
+/// Returns true if volumes that the class provisions can be reached from `node`.
 pub(super) fn topology_allows(class: &StorageClass, node: &NodeInfo) -> bool {
     let terms = class.allowed_topologies.as_deref().unwrap_or_default();
     terms.is_empty()

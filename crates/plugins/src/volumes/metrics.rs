@@ -1,4 +1,4 @@
-//! What goes wrong with volumes, as metrics.
+//! Metrics of volume scheduling errors.
 
 use koord_scheduler::framework::{Family, Kind, Readings};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,8 @@ static ERRORS: Family = Family {
     kind: Kind::Counter,
 };
 
-/// Failures since the last reading. Rules count them, which change nothing else: nobody decides by them.
+/// Failures since the last reading. Filter calls count them through a shared reference; no decision depends
+/// on them.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     pub(super) predicate: AtomicU32,

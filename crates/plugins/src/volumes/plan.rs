@@ -1,4 +1,4 @@
-//! What has to happen to a pod's claims before it can be bound to its node.
+//! Plan of a pod: the steps for its claims before it can be bound to its node.
 
 use super::Key;
 use super::matching::{ClaimId, reachable};
@@ -12,23 +12,23 @@ use koord_scheduler::state::NodeInfo;
 use serde_json::json;
 use std::collections::BTreeMap;
 
-/// Says that the claim of a volume was chosen by a controller, not by its maker.
+/// Annotation of a volume whose claim was set by a controller instead of by the volume's creator.
 const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
-/// One claim of a plan.
+/// Step of a plan for one claim.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) claim: Key,
     pub(super) id: ClaimId,
-    /// The volume it gets; none when one is to be made.
+    /// Volume that is bound to the claim; `None` if one is to be provisioned.
     pub(super) volume: Option<String>,
-    /// How full its storage gets; none where nobody says how much there is.
+    /// Storage utilization after this step; `None` if the capacity is unknown.
     fill: Option<Fill>,
-    /// The informer has shown what was written.
+    /// True if the informer has shown the write of this step.
     seen: bool,
 }
 
-/// What a claim takes of the storage of its class.
+/// Storage that a claim takes from its class, in bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Fill {
     class: Box<str>,
@@ -37,7 +37,7 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// Of a volume that exists.
+    /// Returns the utilization of an existing volume.
     pub(super) fn of_volume(claim: &SeenClaim, volume: &SeenVolume) -> Self {
         Self {
             class: claim.class.clone(),
@@ -46,7 +46,7 @@ impl Fill {
         }
     }
 
-    /// Of what is left for new volumes.
+    /// Returns the utilization of the capacity for new volumes.
     pub(super) fn of_class(claim: &SeenClaim, room: &CSIStorageCapacity) -> Self {
         Self {
             class: claim.class.clone(),
@@ -56,8 +56,8 @@ impl Fill {
     }
 }
 
-/// How well these steps use storage: the mean over classes. Where volumes are found, those that
-/// would be made do not count.
+/// Scores storage utilization of these steps: the mean over storage classes. If existing volumes are used,
+/// volumes to be provisioned do not count.
 pub(super) fn score(steps: &[Step], shape: &Shape) -> i64 {
     let found = steps.iter().any(|step| step.volume.is_some());
     let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
@@ -65,7 +65,7 @@ pub(super) fn score(steps: &[Step], shape: &Shape) -> i64 {
         let Some(fill) = &step.fill else { continue };
         let (asked, capacity) = classes.entry(&fill.class).or_default();
         *asked = asked.saturating_add(fill.asked);
-        // New volumes of one class share its room.
+        // New volumes of one class share its capacity.
         let others = if found { *capacity } else { 0 };
         *capacity = others.saturating_add(fill.capacity);
     }
@@ -85,7 +85,7 @@ fn mean(classes: impl ExactSizeIterator<Item = (i64, i64)>, shape: &Shape) -> i6
         shape.at(i64::try_from(percent).unwrap_or(100))
     };
     let sum: i64 = classes.map(of).sum();
-    // Halves away from zero; scores are never negative.
+    // Rounds half up; scores are never negative.
     (2 * sum + count) / (2 * count)
 }
 
@@ -101,7 +101,7 @@ impl Step {
     }
 }
 
-/// How far a plan is.
+/// State of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Progress {
     Done,
@@ -109,17 +109,17 @@ pub(super) enum Progress {
     Failed(String),
 }
 
-/// The claims of one pod that wait for volumes on one node.
+/// Claims of one pod that wait for volumes on one node.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) node: String,
     pub(super) steps: Vec<Step>,
-    /// When the writes were sent first, and last.
+    /// Times of the first and the last write; `None` before the first.
     pub(super) sent: Option<(Timestamp, Timestamp)>,
 }
 
 impl Plan {
-    /// The writes that the informer has not shown yet.
+    /// Returns the writes that the informer has not shown yet.
     pub(super) fn writes(&self, storage: &Storage) -> Vec<Write> {
         let steps = self.steps.iter().filter(|step| !step.seen);
         steps
@@ -141,7 +141,7 @@ impl Plan {
             .collect()
     }
 
-    /// How far the claims are, as the informers show it.
+    /// Returns the state of the plan according to the informers, and updates its steps.
     pub(super) fn progress(&mut self, storage: &Storage, node: Option<&NodeInfo>) -> Progress {
         let Some(node) = node else {
             return Progress::Failed(format!("node {:?} is gone", self.node));
@@ -199,7 +199,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
         None => {
             match claim.selected_node.as_deref() {
                 Some(selected) if *selected == *node.name => step.seen = true,
-                // The provisioner takes the annotation away when it could not make the volume.
+                // The provisioner removes the annotation if it failed to provision the volume.
                 _ if step.seen => {
                     let name = &step.id.name;
                     return Progress::Failed(format!("provisioning failed for PVC {name:?}"));
@@ -218,7 +218,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
     }
 }
 
-/// The write that gives the volume to the claim; none when the volume says so already.
+/// Returns the write that binds the volume to the claim; `None` if it already is.
 fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
     let volume = storage.volumes.get(name)?;
     let of = volume.claim.as_ref();
@@ -226,7 +226,7 @@ fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
         return None;
     }
     let mut body = json!({
-        // Whoever changed the volume since may have given it away.
+        // Guards against a concurrent change that assigned the volume to another claim.
         "metadata": {"uid": volume.names.uid, "resourceVersion": volume.names.resource_version},
         "spec": {"claimRef": {
             "kind": "PersistentVolumeClaim",
@@ -259,7 +259,7 @@ mod tests {
         let rising = json!([{"utilization": 0, "score": 0}, {"utilization": 100, "score": 10}]);
         let bent = json!([{"utilization": 50, "score": 0}, {"utilization": 80, "score": 3},
             {"utilization": 100, "score": 5}]);
-        // Asked of 100, per class, and the score.
+        // Requested share of capacity 100, per class, and the score.
         for (shape, asked, expected) in [
             (&rising, &[0][..], 0),
             (&rising, &[30], 30),

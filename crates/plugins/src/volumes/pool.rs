@@ -1,22 +1,22 @@
-//! Volumes that are nobody's yet, by where they can be reached.
+//! Free volumes of a class, indexed by the hosts that can reach them.
 
 use super::seen::SeenVolume;
 use crate::common::hosts::HOSTNAME;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// The free volumes of one class, by name.
+/// Free volumes of one class, by name.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
-    /// Those of which every node selector term names the hosts, by host.
+    /// Volumes whose node selector terms all name hosts, by host.
     by_host: FxHashMap<String, BTreeSet<String>>,
-    /// All others.
+    /// Names of all other volumes.
     elsewhere: BTreeSet<String>,
-    /// Changes whenever `elsewhere` does; never repeats.
+    /// Version of `elsewhere`; never repeats.
     version: u64,
 }
 
-/// The hosts that alone can reach the volume, where it says so.
+/// Returns the only hosts that can reach the volume, or `None` if it does not name them.
 pub(super) fn hosts_of(volume: &SeenVolume) -> Option<Vec<&str>> {
     let terms = volume.reachable.as_deref()?;
     let mut out = Vec::new();
@@ -61,12 +61,12 @@ impl Pool {
         self.by_host.is_empty() && self.elsewhere.is_empty()
     }
 
-    /// The version of what is not of single hosts, if there is any.
+    /// Returns the version of the volumes without specific hosts, or `None` if there are none.
     pub(super) fn elsewhere(&self) -> Option<u64> {
         (!self.elsewhere.is_empty()).then_some(self.version)
     }
 
-    /// The volumes that nodes of this host may reach.
+    /// Returns the volumes that nodes with this hostname may reach.
     pub(super) fn near(&self, host: Option<&str>) -> impl Iterator<Item = &String> {
         let own = host.and_then(|host| self.by_host.get(host));
         own.into_iter().flatten().chain(&self.elsewhere)

@@ -1,4 +1,4 @@
-//! `VolumeRestrictions`: disks that only one pod may write to, claims that only one pod may use.
+//! `VolumeRestrictions`: prevents conflicts on disks with a single writer and on ReadWriteOncePod claims.
 
 use super::storage::Storage;
 use super::{CLAIMS, Key, indexes, interest, standing, storage, uses, volumes};
@@ -17,15 +17,15 @@ use std::sync::Arc;
 const DISK: &str = "node(s) had no available disk";
 const ONE_POD: &str = "node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod";
 
-/// See the module documentation.
+/// State of the `VolumeRestrictions` plugin.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeRestrictions {
-    /// The pods on nodes that use a claim, by uid.
+    /// Uids of the pods on nodes that use a claim.
     users: FxHashMap<Key, FxHashSet<Arc<str>>>,
 }
 
-/// The pod's claims that only one pod may use and others want, too, with how many pods on nodes use
-/// them now.
+/// ReadWriteOncePod claims of a pod that other pods use, too, and the number of pods on nodes that use them
+/// now.
 #[derive(Debug)]
 struct Exclusive {
     claims: Vec<Key>,
@@ -43,7 +43,7 @@ fn is_disk(volume: &Volume) -> bool {
         || volume.iscsi.is_some()
 }
 
-/// Writes what [`conflict`] reads.
+/// Writes what [`conflict`] reads to `signature`.
 fn sign_disk(volume: &Volume, signature: &mut Signature) {
     let mut disk = |kind: &str, ids: &[&str], read_only: Option<bool>| {
         signature.text(kind);
@@ -66,7 +66,7 @@ fn sign_disk(volume: &Volume, signature: &mut Signature) {
     }
 }
 
-/// Whether two pods cannot have these at the same time on one node.
+/// Returns true if two pods on one node cannot use these volumes at the same time.
 fn conflict(a: &Volume, b: &Volume) -> bool {
     let writes = |a: Option<bool>, b: Option<bool>| !(a == Some(true) && b == Some(true));
     if let (Some(a), Some(b)) = (&a.gce_persistent_disk, &b.gce_persistent_disk)
@@ -141,7 +141,7 @@ impl Sign for VolumeRestrictions {
         let Ok(claims) = Self::exclusive(storage, pod) else {
             return Signable::No;
         };
-        // What nobody else uses, and nobody else may be about to use, keeps the pod from no node.
+        // A claim that no other pod uses or requests excludes no node.
         for key in claims.iter().filter(|key| storage.is_shared(key, &pod.uid)) {
             let users = self.users.get(key).map_or(0, FxHashSet::len);
             signature.text(key);

@@ -1,4 +1,4 @@
-//! How much room drivers report, by class and by where.
+//! Storage capacity that CSI drivers report, by class and topology.
 
 use super::Key;
 use super::storage::{bytes, key};
@@ -9,27 +9,27 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// One report.
+/// Storage capacity in one CSIStorageCapacity object.
 #[derive(Debug)]
 struct Room {
     object: Arc<CSIStorageCapacity>,
-    /// The largest volume that it has room for, in bytes.
+    /// Largest volume that fits, in bytes.
     limit: Option<i64>,
-    /// Changes with the nodes that it is about; never repeats.
+    /// Version of the object's class and topology; never repeats.
     place: u64,
 }
 
-/// The reports of one class.
+/// Storage capacities of one class.
 #[derive(Debug, Default)]
 struct OfClass {
     all: BTreeMap<Key, Room>,
-    /// Those whose nodes have a label of one value, by label and value.
+    /// Keys of objects whose nodes have a common label value, by label and value.
     by_label: BTreeMap<String, FxHashMap<String, BTreeSet<Key>>>,
-    /// All others.
+    /// Keys of all other objects.
     rest: BTreeSet<Key>,
 }
 
-/// See the module documentation.
+/// Storage capacities of all classes.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     by_class: FxHashMap<String, OfClass>,
@@ -37,7 +37,7 @@ pub(super) struct Rooms {
     places: u64,
 }
 
-/// A label that all nodes of the report have.
+/// Returns a label that all nodes of the object have.
 fn label(object: &CSIStorageCapacity) -> Option<(&String, &String)> {
     let topology = object.node_topology.as_ref()?;
     topology.match_labels.as_ref()?.iter().next()
@@ -116,8 +116,8 @@ impl Rooms {
         room
     }
 
-    /// The first report, by name, of room for a volume of `size` bytes of the class where the node can
-    /// reach it.
+    /// Returns the first object, by name, with capacity for a volume of `size` bytes of the class that the
+    /// node can reach.
     pub(super) fn find(
         &self,
         class: &str,
@@ -139,7 +139,7 @@ impl Rooms {
         Some(&of_class.all.get(found)?.object)
     }
 
-    /// Writes which reports have room for `size` bytes; `amounts`: also how much.
+    /// Writes which objects have capacity for `size` bytes to `signature`; with `amounts`, also how much.
     pub(super) fn sign(&self, class: &str, size: i64, amounts: bool, signature: &mut Signature) {
         let all = self.by_class.get(class).into_iter();
         for room in all.flat_map(|of_class| of_class.all.values()) {

@@ -1,4 +1,4 @@
-//! Which nodes can reach a pod's volumes, or get them: what [`VolumeBinding`] judges by.
+//! Search for volumes on a node: filter and plan of [`VolumeBinding`].
 
 use super::binding::VolumeBinding;
 use super::claims;
@@ -21,25 +21,25 @@ const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bin
 const NO_ROOM: &str = "node(s) did not have enough free storage";
 const NO_SUCH_VOLUME: &str =
     "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
-/// The provisioner of classes whose volumes are made by hand.
+/// Provisioner of classes whose volumes are created manually.
 const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
-/// A claim that waits for its first consumer.
+/// Claim that waits for its first consumer.
 #[derive(Debug)]
 pub(super) struct Delayed {
     claim: Arc<SeenClaim>,
     key: Key,
-    /// The node that was chosen for it before.
+    /// Node that was selected for it before.
     pub(super) selected: Option<String>,
-    /// The volume that is for it and nobody else.
+    /// Volume that is reserved for it.
     meant: Option<Arc<SeenVolume>>,
 }
 
-/// The pod's claims, as they are this cycle.
+/// Claims of the pod that is being scheduled.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     pub(super) bound: Vec<Arc<SeenClaim>>,
-    /// Smallest first.
+    /// Claims that wait for this pod, smallest first.
     pub(super) delayed: Vec<Delayed>,
 }
 
@@ -51,7 +51,7 @@ fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
     }
 }
 
-/// Why a pod cannot use a claim, whatever the node.
+/// Returns the reason why a pod cannot use a claim on any node.
 fn problem(pod: &PodInfo, used: &Used, claim: &SeenClaim) -> Option<String> {
     let (name, volume) = (&used.name, &claim.volume);
     if claim.lost {
@@ -65,14 +65,14 @@ fn problem(pod: &PodInfo, used: &Used, claim: &SeenClaim) -> Option<String> {
     }
 }
 
-/// Writes where a volume can be reached.
+/// Writes the node affinity of a volume to `signature`.
 fn sign_place(volume: &SeenVolume, signature: &mut Signature) {
     signature.flag(volume.reachable.is_some());
     let terms = volume.reachable.as_deref();
     sign_terms(terms.unwrap_or_default(), signature);
 }
 
-/// Writes a number that never repeats.
+/// Writes a version number to `signature`.
 fn sign_version(version: u64, signature: &mut Signature) {
     signature.number(i64::try_from(version).unwrap_or(i64::MAX));
 }
@@ -131,7 +131,7 @@ impl VolumeBinding {
         }
     }
 
-    /// The volume that is for this claim and nobody else; the first by name.
+    /// Returns the first volume, by name, that is reserved for this claim.
     fn meant(&self, storage: &Storage, claim: &SeenClaim, key: &str) -> Option<Arc<SeenVolume>> {
         let id = ClaimId::of(claim);
         let mut names: Vec<&String> = storage.naming(key).chain(self.given_to(key)).collect();
@@ -145,7 +145,7 @@ impl VolumeBinding {
         volumes.next().cloned()
     }
 
-    /// Whether the node can reach or get all volumes; how it gets them, to `steps`.
+    /// Returns whether the node can reach or get all volumes; appends the necessary steps to `steps`.
     pub(super) fn answer(
         &self,
         storage: &Storage,
@@ -180,7 +180,7 @@ impl VolumeBinding {
         }
     }
 
-    /// Volumes for claims that have none; why not, if not.
+    /// Finds volumes for claims that have none. Returns the reason if there are not enough.
     fn find(
         &self,
         storage: &Storage,
@@ -236,8 +236,8 @@ impl VolumeBinding {
         Ok(None)
     }
 
-    /// The volume that a claim gets on the node: one that is meant for it, else the smallest that is
-    /// nobody's. Of equal ones, the first by name.
+    /// Returns the volume for a claim on the node: the one reserved for it, or the smallest free one. Among
+    /// equals, the first by name.
     fn volume_for<'a>(
         &self,
         storage: &'a Storage,
@@ -260,7 +260,7 @@ impl VolumeBinding {
         Some(best.1)
     }
 
-    /// The room that a volume for the claim needs, where its driver says how much it has.
+    /// Returns the capacity in bytes that a new volume for the claim needs, if its driver reports capacity.
     fn asks(&self, storage: &Storage, class: &StorageClass, claim: &SeenClaim) -> Option<i64> {
         let driver = storage.csi_drivers.get(&class.provisioner);
         let asks = self.capacities
@@ -268,8 +268,8 @@ impl VolumeBinding {
         claim.request.filter(|_| asks)
     }
 
-    /// Writes what verdicts, and scores, if it is `scored`, read of the claims, beside what is on the
-    /// node.
+    /// Writes what filter results (and scores, if `scored`) depend on to `signature`, except for what is
+    /// specific to a node.
     pub(super) fn sign_wanted(
         &self,
         storage: &Storage,

@@ -1,6 +1,6 @@
-//! Claims, volumes and attachments as informers keep them: what the rules read of them. Most of what
-//! such objects are, the sources of thirty kinds of storage before all, is read by nobody here, and
-//! there are as many of them as there are pods with data.
+//! Trimmed forms of claims, volumes and attachments for informers. The plugins read only a small part of
+//! these objects, for example not the sources of about thirty storage types, and there are as many objects as
+//! pods with data.
 
 use super::limits::in_tree;
 use super::storage::{bytes, class_of};
@@ -11,9 +11,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use koord_scheduler::Mirrored;
 use std::collections::BTreeMap;
 
-/// Names the node for which a claim's volume is to be made.
+/// Annotation with the node for which a claim's volume is to be provisioned.
 pub(super) const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// Says that the controller has finished binding the claim.
+/// Annotation that marks a claim as bound completely by the controller.
 const COMPLETE: &str = "pv.kubernetes.io/bind-completed";
 
 fn text(text: Option<String>) -> Box<str> {
@@ -25,15 +25,15 @@ fn texts(texts: Option<Vec<String>>) -> Box<[Box<str>]> {
     texts.map(Box::from).collect()
 }
 
-/// `None` for `Filesystem`, which is what is meant when nothing is said.
+/// Returns the volume mode; `None` for the default, `Filesystem`.
 fn mode(mode: Option<String>) -> Option<Box<str>> {
     mode.filter(|mode| mode != "Filesystem").map(Box::from)
 }
 
-/// What an object is called, and which state of it this is.
+/// Name, uid and version of an object.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Names {
-    /// Empty of what has no namespace.
+    /// Empty for cluster-scoped objects.
     pub(super) namespace: Box<str>,
     pub(super) name: Box<str>,
     pub(super) uid: Option<Box<str>>,
@@ -50,7 +50,7 @@ impl Names {
         }
     }
 
-    /// `namespace/name`, or the name of what has no namespace.
+    /// Returns `namespace/name`, or the name of a cluster-scoped object.
     pub(super) fn key(&self) -> Key {
         if self.namespace.is_empty() {
             return self.name.to_string();
@@ -77,31 +77,31 @@ macro_rules! mirrored {
 
 mirrored!(SeenClaim, SeenVolume, SeenAttachment);
 
-/// A PersistentVolumeClaim.
+/// Trimmed PersistentVolumeClaim.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SeenClaim {
     pub(super) names: Names,
-    /// It is being deleted.
+    /// True if it is being deleted.
     pub(super) leaving: bool,
-    /// The uids of those that control it.
+    /// Uids of its controllers.
     pub(super) controllers: Box<[Box<str>]>,
-    /// Empty when it names none.
+    /// Storage class; empty if it names none.
     pub(super) class: Box<str>,
-    /// The volume that it names; empty when it names none.
+    /// Name of its volume; empty if it names none.
     pub(super) volume: Box<str>,
-    /// The storage that it asks for in bytes, if it says.
+    /// Requested storage in bytes, if set.
     pub(super) request: Option<i64>,
     pub(super) access_modes: Box<[Box<str>]>,
-    /// `None` for `Filesystem`.
+    /// Volume mode; `None` for `Filesystem`.
     pub(super) mode: Option<Box<str>>,
-    /// Of its attributes; empty when it names none.
+    /// Volume attributes class; empty if it names none.
     pub(super) attributes_class: Box<str>,
     pub(super) selector: Option<LabelSelector>,
-    /// The node for which its volume is to be made.
+    /// Node for which its volume is to be provisioned.
     pub(super) selected_node: Option<Box<str>>,
-    /// The controller has finished binding it.
+    /// True if the controller has finished binding it.
     pub(super) complete: bool,
-    /// Its volume is gone.
+    /// True if its volume was lost.
     pub(super) lost: bool,
 }
 
@@ -132,53 +132,53 @@ impl From<PersistentVolumeClaim> for SeenClaim {
 }
 
 impl SeenClaim {
-    /// Whether the controller has finished binding it.
+    /// Returns true if the controller has finished binding it.
     pub(super) fn is_fully_bound(&self) -> bool {
         !self.volume.is_empty() && self.complete
     }
 }
 
-/// The claim that a volume names.
+/// Claim that a volume names.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct ClaimRef {
     pub(super) namespace: Box<str>,
     pub(super) name: Box<str>,
-    /// Empty when it does not say.
+    /// Empty if the volume does not set it.
     pub(super) uid: Box<str>,
 }
 
-/// Where the data of a volume is.
+/// Location of a volume's data.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Disk {
-    /// With a CSI driver.
+    /// Managed by a CSI driver.
     Csi { driver: Box<str>, handle: Box<str> },
-    /// With a plugin in the tree of Kubernetes, of those that moved to drivers.
+    /// Managed by one of the in-tree plugins that CSI drivers replaced.
     InTree {
         plugin: &'static str,
         handle: Box<str>,
     },
 }
 
-/// A PersistentVolume.
+/// Trimmed PersistentVolume.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SeenVolume {
     pub(super) names: Names,
-    /// It is being deleted.
+    /// True if it is being deleted.
     pub(super) leaving: bool,
     pub(super) labels: BTreeMap<String, String>,
-    /// Empty when it names none.
+    /// Storage class; empty if it names none.
     pub(super) class: Box<str>,
-    /// In bytes.
+    /// Capacity in bytes.
     pub(super) capacity: i64,
     pub(super) access_modes: Box<[Box<str>]>,
-    /// `None` for `Filesystem`.
+    /// Volume mode; `None` for `Filesystem`.
     pub(super) mode: Option<Box<str>>,
-    /// Of its attributes; empty when it names none.
+    /// Volume attributes class; empty if it names none.
     pub(super) attributes_class: Box<str>,
-    /// Which nodes can reach it; all, when it does not say.
+    /// Terms that match the nodes that can reach it; `None` if all can.
     pub(super) reachable: Option<Box<[NodeSelectorTerm]>>,
     pub(super) claim: Option<Box<ClaimRef>>,
-    /// Its phase is `Available`.
+    /// True if its phase is `Available`.
     pub(super) available: bool,
     pub(super) disk: Option<Disk>,
 }
@@ -219,24 +219,24 @@ impl From<PersistentVolume> for SeenVolume {
 }
 
 impl SeenVolume {
-    /// Whether it is nobody's, and can become somebody's.
+    /// Returns true if no claim is set and the volume can be bound to one.
     pub(super) fn is_free(&self) -> bool {
         self.claim.is_none() && self.available
     }
 
-    /// The claim that it names, if it names one.
+    /// Returns the key of the claim that it names, if any.
     pub(super) fn claim_key(&self) -> Option<Key> {
         let claim = self.claim.as_ref()?;
         Some(format!("{}/{}", claim.namespace, claim.name))
     }
 }
 
-/// A VolumeAttachment.
+/// Trimmed VolumeAttachment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SeenAttachment {
     pub(super) names: Names,
     pub(super) node: Box<str>,
-    /// The PersistentVolume, where it is one.
+    /// Name of the PersistentVolume; `None` for an inline volume.
     pub(super) volume: Option<Box<str>>,
 }
 

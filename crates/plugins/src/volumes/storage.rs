@@ -1,4 +1,4 @@
-//! Claims, volumes and what describes them, as the informers show them.
+//! Index of claims, volumes and related objects from the informers.
 
 use super::limits::identity;
 use super::pool::{Pool, hosts_of};
@@ -22,11 +22,10 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What tells a volume from all others: the driver, whether or not the node has moved to it, and its
-/// handle there.
+/// Identity of a volume: its CSI driver (whether or not the node migrated to it) and its handle there.
 pub(super) type Identity = (String, String);
 
-/// The objects that the volume plugins watch, by name, or by `namespace/name`.
+/// Objects that the volume plugins watch, by name or by `namespace/name`.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
     pub(super) claims: FxHashMap<Key, Arc<SeenClaim>>,
@@ -36,23 +35,23 @@ pub(super) struct Storage {
     pub(super) csi_drivers: FxHashMap<String, Arc<CSIDriver>>,
     pub(super) rooms: Rooms,
     pub(super) attachments: FxHashMap<String, Arc<SeenAttachment>>,
-    /// Volumes that are nobody's, by class.
+    /// Free volumes by class.
     pools: FxHashMap<String, Pool>,
-    /// The hosts at which the last change added or took such volumes.
+    /// Hosts at which the last change added or removed free volumes.
     moved: Vec<String>,
-    /// Volumes by the claim that they name.
+    /// Names of volumes by the claim that they name.
     meant: FxHashMap<Key, BTreeSet<String>>,
-    /// Volumes by what they are to their driver.
+    /// Names of volumes by identity.
     by_identity: FxHashMap<Identity, BTreeSet<String>>,
-    /// Claims by the volume that they name.
+    /// Keys of claims by the volume that they name.
     of_volume: FxHashMap<String, BTreeSet<Key>>,
-    /// Attachments by node, and by volume.
+    /// Names of attachments by node, and by volume.
     by_node: FxHashMap<String, BTreeSet<String>>,
     by_volume: FxHashMap<String, BTreeSet<String>>,
-    /// When classes changed, as numbers that never repeat.
+    /// Version of the last change of each class, from a counter that never repeats.
     class_versions: FxHashMap<String, u64>,
     versions: u64,
-    /// All pods, on nodes or not, that use a claim, by uid; and their claims.
+    /// Uids of all pods that use a claim, on nodes or not; and the claims of each pod.
     users: FxHashMap<Key, Vec<Arc<str>>>,
     claims_of: FxHashMap<Arc<str>, Vec<Key>>,
 }
@@ -77,7 +76,7 @@ fn leave<K: std::hash::Hash + Eq, V: Ord>(map: &mut FxHashMap<K, BTreeSet<V>>, k
     }
 }
 
-/// `namespace/name`, or the name of what has no namespace.
+/// Returns `namespace/name`, or the name of a cluster-scoped object.
 pub(super) fn key(meta: &ObjectMeta) -> Key {
     let name = meta.name.as_deref().unwrap_or_default();
     match meta.namespace.as_deref() {
@@ -86,13 +85,13 @@ pub(super) fn key(meta: &ObjectMeta) -> Key {
     }
 }
 
-/// The class of a claim or volume whose spec says `field`; empty when it names none.
+/// Returns the storage class of a claim or volume with spec field `field`; empty if it names none.
 pub(super) fn class_of(meta: &ObjectMeta, field: Option<String>) -> Box<str> {
     let beta = annotation(meta, BETA_CLASS).map(Box::from);
     beta.or(field.map(Box::from)).unwrap_or_default()
 }
 
-/// Bytes; 0 for what cannot be read.
+/// Converts a quantity to bytes; 0 if missing or invalid.
 pub(super) fn bytes(quantity: Option<&Quantity>) -> i64 {
     quantity
         .and_then(|quantity| koord_api::quantity::parse(quantity).ok())
@@ -120,7 +119,7 @@ impl Index for Storage {
         if pod.terminal {
             return self.on_pod_gone(&pod.uid);
         }
-        // A pod's volumes never change.
+        // The volumes of a pod are immutable.
         if self.claims_of.contains_key(&pod.uid) {
             return;
         }
@@ -147,7 +146,7 @@ impl Index for Storage {
 }
 
 impl Storage {
-    /// How to watch these kinds.
+    /// Returns the watches of these kinds.
     pub(super) fn watches(kinds: &[&str]) -> Vec<Watch> {
         let all = [
             Watch::of_kept::<PersistentVolumeClaim, SeenClaim>(CLAIMS)
@@ -279,57 +278,58 @@ impl Storage {
         self.volumes.insert(name, volume);
     }
 
-    /// The free volumes of a class, if there are any.
+    /// Returns the free volumes of a class, if there are any.
     pub(super) fn pool(&self, class: &str) -> Option<&Pool> {
         self.pools.get(class).filter(|pool| !pool.is_empty())
     }
 
-    /// The hosts at which the last change added or took free volumes.
+    /// Returns the hosts at which the last change added or removed free volumes.
     pub(super) fn moved(&self) -> &[String] {
         &self.moved
     }
 
-    /// The volumes that name the claim, by name.
+    /// Returns the names of the volumes that name the claim, sorted.
     pub(super) fn naming(&self, claim: &str) -> impl Iterator<Item = &String> {
         list(&self.meant, claim)
     }
 
-    /// The claims that name the volume.
+    /// Returns the keys of the claims that name the volume.
     pub(super) fn claims_on(&self, volume: &str) -> impl Iterator<Item = &Key> {
         list(&self.of_volume, volume)
     }
 
-    /// The attachments of a node.
+    /// Returns the names of the attachments on a node.
     pub(super) fn attached(&self, node: &str) -> impl Iterator<Item = &String> {
         list(&self.by_node, node)
     }
 
-    /// The attachments of a volume.
+    /// Returns the names of the attachments of a volume.
     pub(super) fn attachments_of(&self, volume: &str) -> impl Iterator<Item = &String> {
         list(&self.by_volume, volume)
     }
 
-    /// Changes with a class; never repeats.
+    /// Returns the version of a class; 0 if it never existed.
     pub(super) fn class_version(&self, class: &str) -> u64 {
         self.class_versions.get(class).copied().unwrap_or(0)
     }
 
-    /// The pods, on nodes or not, that use a claim, by uid.
+    /// Returns the uids of all pods that use a claim, on nodes or not.
     pub(super) fn users(&self, claim: &str) -> &[Arc<str>] {
         self.users.get(claim).map_or(&[], Vec::as_slice)
     }
 
-    /// All pods, on nodes or not, that use claims, by uid.
+    /// Returns the uids of all pods that use claims, on nodes or not.
     pub(super) fn pods(&self) -> impl Iterator<Item = &Arc<str>> {
         self.claims_of.keys()
     }
 
-    /// Whether a pod other than this one uses the claim.
+    /// Returns true if a pod other than `uid` uses the claim.
     pub(super) fn is_shared(&self, claim: &str, uid: &str) -> bool {
         self.users(claim).iter().any(|user| **user != *uid)
     }
 
-    /// Whether the volume is attached somewhere, or the same as another volume or claim has.
+    /// Returns true if the volume is attached somewhere, or is the same volume as another object's or another
+    /// claim's.
     pub(super) fn is_elsewhere(&self, volume: &SeenVolume) -> bool {
         let name = &*volume.names.name;
         let same = identity(volume);
@@ -339,10 +339,10 @@ impl Storage {
             || self.claims_on(name).nth(1).is_some()
     }
 
-    /// Whether a claim's volume is chosen only when a pod that uses it is placed.
+    /// Returns true if a claim's volume is chosen only when a pod that uses it is placed.
     ///
     /// # Errors
-    /// Its class does not say.
+    /// The volume binding mode of its class is not set.
     pub(super) fn delayed(&self, claim: &SeenClaim) -> Result<bool, String> {
         let name = &*claim.class;
         let Some(class) = self.classes.get(name).filter(|_| !name.is_empty()) else {

@@ -1,4 +1,4 @@
-//! `VolumeZone`: a pod goes where the zone and region labels of its volumes say.
+//! `VolumeZone`: places a pod in the zones and regions of its volumes' labels.
 
 use super::seen::SeenVolume;
 use super::storage::Storage;
@@ -20,18 +20,18 @@ const OLD_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
 const OLD_REGION: &str = "failure-domain.beta.kubernetes.io/region";
 const LABELS: [&str; 4] = [OLD_ZONE, OLD_REGION, ZONE, REGION];
 
-/// See the module documentation.
+/// State of the `VolumeZone` plugin, which has none.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeZone;
 
-/// A label that nodes must have, with one of these values.
+/// Zone or region label that nodes must have, with one of these values.
 #[derive(Debug, PartialEq)]
 struct Place {
     label: &'static str,
     values: BTreeSet<String>,
 }
 
-/// What a volume's labels demand; a label that cannot be read demands nothing.
+/// Returns the requirements of a volume's labels; invalid label values are ignored.
 fn places(volume: &SeenVolume) -> impl Iterator<Item = Place> + '_ {
     LABELS.into_iter().filter_map(|label| {
         let text = volume.labels.get(label)?;
@@ -83,7 +83,7 @@ impl VolumeZone {
     }
 }
 
-/// What the pod's volumes demand of nodes.
+/// Requirements of all volumes of a pod.
 #[derive(Debug)]
 struct Places(Vec<Place>);
 
@@ -155,7 +155,7 @@ impl Filter for VolumeZone {
             return Ok(());
         };
         if LABELS.iter().all(|label| info.label(label).is_none()) {
-            // A cluster in one place need not say so.
+            // A cluster in a single zone need not label its nodes.
             return Ok(());
         }
         let here = |place: &Place| {
