@@ -71,7 +71,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The rows of kube-scheduler's table.
+    /// Checks the rows of kube-scheduler's table.
     #[test]
     fn lines_are_straight_between_points_and_flat_outside() {
         let shape = |points: &[(i64, i64)]| -> Shape {

@@ -1,4 +1,4 @@
-//! The plugin in an engine with resource fit as the only other opinion.
+//! Tests of `Coscheduling` in an engine with resource fit as the only other filter.
 
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -20,37 +20,37 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(NOW + seconds).unwrap()
 }
 
-/// An engine, and what it said since the last look.
+/// Engine with its outputs since the last `run`.
 struct World {
     engine: Engine,
     now: i64,
-    /// Pods to nodes, bound in the API.
+    /// Nodes of pods that are bound in the API, by pod.
     bound: BTreeMap<String, String>,
-    /// Pods to the texts of their conditions.
+    /// Condition messages, by pod.
     conditions: BTreeMap<String, String>,
-    /// Conditions of pods that were not tried.
+    /// Condition messages of pods that were not tried, by pod.
     explained: BTreeMap<String, String>,
-    /// The annotations and the labels that pods get with their nodes.
+    /// Annotations and labels that pods get with their bindings.
     patches: BTreeMap<String, BTreeMap<String, String>>,
     labels: BTreeMap<String, BTreeMap<String, String>>,
     problems: Vec<String>,
-    /// Whose eviction was asked for and did not happen yet.
+    /// Pods with a pending eviction.
     evicted: Vec<Arc<PodInfo>>,
-    /// Pods that are not bound to the nodes that their statuses name.
+    /// Nominated nodes of pods that are not bound, by pod.
     nominated: BTreeMap<String, String>,
     writes: Vec<Write>,
-    /// How many cycles were run.
+    /// Number of scheduling cycles.
     cycles: usize,
-    /// The API refuses the binding of these.
+    /// Pods whose binding the API rejects.
     refuse: BTreeSet<String>,
-    /// Whether bindings are answered at once.
+    /// True if bindings are answered immediately.
     answer: bool,
     pending: Vec<(Arc<PodInfo>, String)>,
-    /// The pods that are in the API, by name.
+    /// Pods in the API, by name.
     pods: BTreeMap<String, Pod>,
-    /// Whether the engine sees at once what it writes to pods' statuses.
+    /// True if the engine receives its status writes immediately.
     echo: bool,
-    /// What it has not seen yet of the nodes that statuses name: pods with nodes, in order.
+    /// Nominations that the engine has not received yet: pods with nodes, in order.
     echoes: VecDeque<(String, String)>,
 }
 
@@ -66,12 +66,12 @@ fn built_world(args: Value, context: &BuildContext) -> World {
     world_with(&[], args, context)
 }
 
-/// With other plugins besides, in the order of the sample configuration.
+/// Builds a world with other plugins, in the order of the sample configuration.
 fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
     world_given(others, &[(NAME, args)], context)
 }
 
-/// The same with arguments for several.
+/// Builds a world like [`world_with`], with arguments for several plugins.
 fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) -> World {
     let first = [
         "SchedulingGates",
@@ -121,7 +121,7 @@ fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) 
     }
 }
 
-/// A pod of one core. `change` is merged into its metadata and spec.
+/// Builds a pod of one core. `change` is merged into its metadata and spec.
 fn pod(name: &str, change: Value) -> Pod {
     let mut value = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name},
@@ -138,7 +138,7 @@ fn pod(name: &str, change: Value) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-/// A pod that describes its gang itself.
+/// Builds a pod with annotations that describe its gang.
 fn annotated(name: &str, gang: &str, min: usize, more: Value) -> Pod {
     let mut annotations = json!({
         "gang.scheduling.koordinator.sh/name": gang,
@@ -150,7 +150,7 @@ fn annotated(name: &str, gang: &str, min: usize, more: Value) -> Pod {
     pod(name, json!({"metadata": {"annotations": annotations}}))
 }
 
-/// A pod of a PodGroup.
+/// Builds a pod of a PodGroup.
 fn member(name: &str, group: &str) -> Pod {
     let labels = json!({"pod-group.scheduling.sigs.k8s.io": group});
     pod(name, json!({"metadata": {"labels": labels}}))
@@ -198,7 +198,7 @@ impl World {
         self.engine.pod_deleted(pod, at(self.now));
     }
 
-    /// The engine sees the first status that it wrote and has not seen. Returns whether there was one.
+    /// Shows the engine the next nomination that it wrote. Returns false if there is none.
     fn one_echo(&mut self) -> bool {
         let Some((name, node)) = self.echoes.pop_front() else {
             return false;
@@ -225,7 +225,7 @@ impl World {
         self.engine.object_changed(&change, at(self.now));
     }
 
-    /// Decides until nothing is ready, and answers bindings.
+    /// Runs scheduling cycles until no pod is ready, and answers bindings.
     fn run(&mut self) {
         for _ in 0..20_000 {
             let more = self.engine.schedule_one(at(self.now)).is_some();
@@ -242,7 +242,7 @@ impl World {
         panic!("the engine does not come to rest");
     }
 
-    /// As `run`, `seconds` later.
+    /// Advances the time by `seconds`, then behaves like [`Self::run`].
     fn later(&mut self, seconds: i64) {
         self.now += seconds;
         self.run();
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// How many pods are booked, and how many of them only assumed.
+    /// Returns the number of pods on nodes, and how many of them are only assumed.
     fn booked(&self) -> (usize, usize) {
         self.engine.cluster().booked()
     }
@@ -324,7 +324,7 @@ impl World {
     }
 }
 
-/// Why the pod may not enter the queue, asked of a plugin that is told the same as the engine's.
+/// Builds a plugin with the same input as the engine, to check why a pod may not enter the queue.
 fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
     let table = koord_model::resources::ResourceTable::new();
     let nodes = koord_scheduler::state::NodeStore::default();

@@ -23,7 +23,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(NOW + seconds).unwrap()
 }
 
-/// An engine with quotas and plain resources.
+/// Builds an engine with quotas and resource fit.
 fn engine_with(args: &Value, gates: &[&str]) -> Engine {
     let gates = gates.iter().map(|gate| ((*gate).to_owned(), true));
     engine_in(args, &BuildContext::with_gates(gates.collect()))
@@ -48,7 +48,7 @@ fn engine_in(args: &Value, context: &BuildContext) -> Engine {
     Engine::new(&config, profiles, EngineOptions::default())
 }
 
-/// As above with one node of so many cores and GiB.
+/// Builds an engine like [`engine_with`], with one node of this many cores and GiB.
 fn engine(args: &Value, cpu: i64, memory: i64) -> Engine {
     let mut engine = engine_with(args, &[]);
     engine.node_applied(node("n", cpu, memory), at(0));
@@ -69,7 +69,7 @@ fn list(cpu: i64, memory: i64) -> Value {
     json!({"cpu": cpu.to_string(), "memory": format!("{memory}Gi")})
 }
 
-/// A quota in namespace `quotas`; cores and GiB.
+/// Builds a quota in namespace `quotas`, in cores and GiB.
 fn quota(name: &str, parent: &str, max: (i64, i64), min: (i64, i64)) -> Value {
     json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
@@ -95,7 +95,7 @@ fn apply(engine: &mut Engine, object: &Value, seconds: i64) {
     engine.object_changed(&change(object, Action::UPDATE), at(seconds));
 }
 
-/// A pod of a quota, in namespace `team`; cores and GiB.
+/// Builds a pod of a quota in namespace `team`, in cores and GiB.
 fn pod(name: &str, quota: &str, cpu: i64, memory: i64) -> Value {
     let mut labels = json!({});
     if !quota.is_empty() {
@@ -110,7 +110,7 @@ fn pod(name: &str, quota: &str, cpu: i64, memory: i64) -> Value {
     })
 }
 
-/// The same pod, which must not be preempted.
+/// Returns `pod` with the label that makes it non-preemptible.
 fn firm(mut pod: Value) -> Value {
     pod["metadata"]["labels"][labels::POD_PREEMPTIBLE] = json!("false");
     pod
@@ -131,7 +131,7 @@ fn delete(engine: &mut Engine, pod: &Value, seconds: i64) {
     engine.pod_deleted(&pod, at(seconds));
 }
 
-/// Tries every ready pod; where each goes, or what its condition says.
+/// Schedules every ready pod. Returns the node of each, or the message of its condition.
 fn schedule(engine: &mut Engine, seconds: i64) -> Vec<(String, String)> {
     engine.take_outputs();
     while engine.schedule_one(at(seconds)).is_some() {}
@@ -148,7 +148,7 @@ fn schedule(engine: &mut Engine, seconds: i64) -> Vec<(String, String)> {
     out
 }
 
-/// Where the one pod goes, or what its condition says, without what came of preemption.
+/// Schedules a single pod. Returns its node or its condition message, without the part about preemption.
 fn place(engine: &mut Engine, pod: &Value, seconds: i64) -> String {
     add(engine, pod, seconds);
     let mut out = schedule(engine, seconds);
@@ -158,7 +158,7 @@ fn place(engine: &mut Engine, pod: &Value, seconds: i64) -> String {
     message[..end].to_owned()
 }
 
-/// What the condition says of a refused pod on a cluster of one node.
+/// Returns the condition message of a pod that was rejected on a cluster of one node.
 fn refused(text: &str) -> String {
     format!("0/1 nodes are available: {text}.")
 }
@@ -178,7 +178,7 @@ fn summary(engine: &mut Engine, name: &str) -> Value {
     answer.unwrap_or_else(|why| panic!("{name}: {why:?}"))
 }
 
-/// Writes since the last call.
+/// Returns the writes since the last call.
 fn writes(engine: &mut Engine, seconds: i64) -> Vec<Write> {
     engine.schedule_one(at(seconds));
     let outputs = engine.take_outputs().into_iter();
@@ -190,7 +190,7 @@ fn writes(engine: &mut Engine, seconds: i64) -> Vec<Write> {
         .collect()
 }
 
-/// Takes in a write of the plugin as the API server would, and shows the result.
+/// Applies a write of the plugin like the API server, and shows the engine the result.
 fn written(engine: &mut Engine, object: &mut Value, write: &Write, seconds: i64) {
     let Verb::Patch(patch) = &write.verb else {
         panic!("{write:?}")

@@ -182,7 +182,7 @@ mod tests {
         let mut totals = Totals::default();
         let nodes = amounts(&[(CPU, 300), (MEMORY, 1)]);
         totals.set(NodeIndex(0), Some(&nodes));
-        // Quota, what it says, and what the trees have then: without an id, `s`, `t`.
+        // Quota, its tree settings, and the resulting totals without an id, of `s` and of `t`.
         for (quota, says, expected) in [
             ("a", root("t", 200, false), [100, 0, 200]),
             ("a", root("t", 250, false), [50, 0, 250]),
@@ -203,7 +203,7 @@ mod tests {
         }
         assert_eq!(totals.of(""), nodes);
         assert_eq!(totals.of("t"), Amounts::new());
-        // No node lists it: the tree without an id has none, and less than that.
+        // No node lists the resource: the tree without an id gets a negative amount.
         let odd = Root {
             tree: "t".to_owned(),
             total: amounts(&[(PODS, 5), (MEMORY, 0)]),

@@ -52,7 +52,7 @@ fn required_affinity_follows_the_pods_it_names() {
     let mut cluster = cluster(json!({}));
     cluster.bound("a", "n3", &plain("a"));
     assert_eq!(cluster.place("p", &near), "n3");
-    // All terms must be met by one and the same pod.
+    // All terms must be matched by the same pod.
     let mut both = near.clone();
     both["spec"]["affinity"]["podAffinity"][REQUIRED] = json!([term(ZONE, "a"), term(HOST, "b")]);
     assert_eq!(
@@ -122,7 +122,7 @@ fn preferences_attract_and_repel() {
     };
     assert!(same_zone(&with(json!({}), &plain("a"), &near)), "drawn");
     assert_eq!(with(json!({}), &plain("a"), &far), "n3", "repelled");
-    // What pods that are there want of new ones counts too.
+    // Preferences of placed pods for new ones count, too.
     let wants_b = pod("a", "podAffinity", PREFERRED, &term(ZONE, "b"));
     let shuns_b = pod("a", "podAntiAffinity", PREFERRED, &term(ZONE, "b"));
     assert!(same_zone(&with(json!({}), &wants_b, &plain("b"))));

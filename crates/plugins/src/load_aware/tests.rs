@@ -18,12 +18,12 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(NOW + seconds).unwrap()
 }
 
-/// An engine whose only opinion is the plugin's.
+/// Builds an engine with this plugin as the only filter and score.
 fn engine(args: Value) -> Engine {
     engine_beside(&[], args)
 }
 
-/// The same, but for other plugins.
+/// Builds an engine like [`engine`], with other plugins.
 fn engine_beside(others: &[&str], args: Value) -> Engine {
     let all = [NAME, "DefaultBinder"].iter().chain(others);
     let all: Vec<Value> = all.map(|name| json!({"name": name})).collect();
@@ -101,7 +101,7 @@ fn pod(name: &str, change: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// Where the pod goes, or what its condition says.
+/// Schedules a pod. Returns its node or the message of its condition.
 fn place(engine: &mut Engine, pod: Arc<Pod>, seconds: i64) -> String {
     engine.take_outputs();
     engine.pod_applied(pod, at(seconds));
@@ -118,7 +118,7 @@ const HOT: &str = "0/1 nodes are available: 1 node(s) cpu usage exceed threshold
 const HOT_AGGREGATED: &str =
     "0/1 nodes are available: 1 node(s) cpu aggregated usage exceed threshold.";
 
-/// One node with this report; the answer for one pod that is estimated at 8.5 cores.
+/// Returns the result for one pod, estimated at 8.5 cores, on one node with this report.
 fn answer(args: Value, annotations: Value, report: ObjectChange, seconds: i64) -> String {
     let mut engine = engine(args);
     engine.node_applied(node("n", annotations), at(0));
@@ -167,7 +167,7 @@ fn a_report_of_more_than_there_can_be_is_a_full_node() {
         json!({"nodeMetric": {"aggregatedNodeUsages": window}}),
     );
     assert_eq!(answer(aggregated, json!({}), report, 10), HOT_AGGREGATED);
-    // A pod that says of itself that it uses all there is.
+    // The pod's own scaling factor makes it use the whole node.
     let mut engine = engine(json!({"allowCustomizeEstimation": true}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "1", json!({})), at(0));
@@ -225,7 +225,7 @@ fn production_pods_are_held_against_production_usage() {
     ]}});
     engine.pod_applied(pod("prod", scheduled), at(-1000));
     engine.object_changed(&metric("n", "90", usage), at(0));
-    // 12 + 8.5 = 20.5 % rounds to 21: only pods that are here and production count.
+    // 12 + 8.5 = 20.5 % rounds to 21: only production pods on the node count.
     assert_eq!(place(&mut engine, pod("p", json!({})), 1), HOT);
     let small = json!({"spec": {"containers": [
         {"name": "c", "resources": {"requests": {"cpu": "9", "memory": "1Gi"}}}
@@ -233,7 +233,7 @@ fn production_pods_are_held_against_production_usage() {
     assert_eq!(place(&mut engine, pod("q", small), 1), "n");
 }
 
-/// What runs beside pods counts as production only where that is asked for; upstream's row has 2 of both.
+/// System usage counts as production usage only if configured; upstream's row has 2 of both.
 #[test]
 fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
     let of = |args: Value, cpu: &str| {
@@ -251,7 +251,7 @@ fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
         json!({"prodUsageThresholds": {"cpu": 20}, "prodUsageIncludeSys": with,
             "estimatedScalingFactors": {"cpu": 100, "memory": 70}})
     };
-    // Of 100 cores, with what is estimated for the pod.
+    // In cores of 100, including the estimate of the pod.
     for (with, fits, exceeds) in [(false, "20", "21"), (true, "18", "19")] {
         assert_eq!(
             (of(args(with), fits), of(args(with), exceeds)),
@@ -305,8 +305,8 @@ fn placements_between_two_reports_count_by_their_estimate() {
     assert_eq!(place(&mut engine, pod("a", json!({})), 1), "n"); // 48.5
     assert_eq!(place(&mut engine, pod("b", json!({})), 2), "n"); // 57
     assert_eq!(place(&mut engine, pod("c", json!({})), 3), HOT); // 65.5
-    // A report that lists the pods, but was made within an interval of their assignment, covers
-    // what it shows of them and no more.
+    // A report that lists the pods, but was taken within one interval of their assignment, covers only the
+    // usage that it shows for them.
     let listed = |updated: i64| {
         json!({"updateTime": at(updated).to_string(), "podsMetric": [
             {"name": "a", "namespace": "ns", "podUsage": {"resources": {"cpu": "3"}}},
@@ -417,7 +417,7 @@ fn a_report_wakes_those_whom_its_node_takes_now_and_did_not_before() {
     for (name, cpu) in [
         ("hot", "70"),
         ("warm", "58"),
-        // It took the pod before as far as its load goes.
+        // The node admitted the pod before, as far as its load is concerned.
         ("cordoned", "20"),
         ("nobody", "0"),
     ] {
@@ -439,12 +439,12 @@ fn a_report_that_comes_after_the_last_ran_out_wakes() {
     let fresh = json!({"updateTime": at(41).to_string()});
     engine.object_changed(&metric("n", "10", fresh), at(41));
     assert!(engine.schedule_one(at(41)).unwrap().node.is_some());
-    // It is looked at again when it runs out itself, whatever came of the one before.
+    // The pod is retried when the report itself expires, whatever happened to the one before.
     let refused = place(&mut engine, pod("q", json!({})), 72);
     assert!(refused.contains("nodeMetric expired"), "{refused}");
 }
 
-/// Their own places are given back when members do not fit beside each other, without an event.
+/// When members do not fit together, their places are released without an event.
 #[test]
 fn a_report_wakes_a_gang_whose_members_fit_each_alone() {
     let mut engine = engine_beside(&["Coscheduling"], json!({}));
@@ -471,7 +471,7 @@ fn a_report_wakes_a_gang_whose_members_fit_each_alone() {
         let bound = outputs.iter().filter(|out| matches!(out, Output::Bind(_)));
         bound.count()
     };
-    // One of 25.5 beside 30 is within 65, two are not.
+    // One pod of 25.5 in addition to 30 is within 65, two are not.
     assert_eq!(bound(&mut engine, 1), 0);
     engine.object_changed(&metric("n", "10", json!({})), at(30));
     assert_eq!(bound(&mut engine, 60), 2);

@@ -13,12 +13,12 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + seconds).unwrap()
 }
 
-/// Room, taints and preemption.
+/// Builds an engine with resource fit, taints and preemption.
 fn engine(args: Value, gates: &[(&str, bool)]) -> Engine {
     engine_with(&[], args, gates)
 }
 
-/// The same with other plugins before them.
+/// Builds an engine like [`engine`], with other plugins before them.
 fn engine_with(first: &[&str], args: Value, gates: &[(&str, bool)]) -> Engine {
     let names = [
         "NodeUnschedulable",
@@ -53,7 +53,7 @@ fn field<'a>(words: &[&'a str], key: &str) -> Option<&'a str> {
         .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
-/// `name cpu=4 [cordoned]`
+/// Parses a node, such as `name cpu=4 [cordoned]`.
 fn node(text: &str) -> Arc<Node> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let value = json!({
@@ -64,7 +64,8 @@ fn node(text: &str) -> Arc<Node> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// `name [on=NODE] cpu=1 [prio=5] [start=60] [app=A] [never] [deleting] [keep] [nominated=NODE]`
+/// Parses a pod, such as `name [on=NODE] cpu=1 [prio=5] [start=60] [app=A] [never] [deleting] [keep]
+/// [nominated=NODE]`.
 fn pod(text: &str) -> Arc<Pod> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let number = |key| field(&words, key).map_or(0, |text| text.parse::<i64>().unwrap());
@@ -104,7 +105,7 @@ fn pod(text: &str) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-/// `app=A allowed=1`
+/// Parses a budget, such as `app=A allowed=1`.
 fn budget(text: &str) -> ObjectChange {
     let words: Vec<&str> = text.split_whitespace().collect();
     let disrupted =
@@ -141,7 +142,8 @@ fn setup(nodes: &[&str], pods: &[&str], budgets: &[&str]) -> Engine {
     engine
 }
 
-/// Schedules what is ready; in a line: `bind P N`, `evict N: V V`, `nominated N`, messages.
+/// Schedules ready pods. Returns the outputs as lines: `bind P N`, `evict N: V V`, `nominated N`, or
+/// messages.
 fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
     let mut out = Vec::new();
     for _ in 0..20 {
@@ -159,7 +161,7 @@ fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
                     out.push(format!("evict {node}: {}", names.join(" ")));
                 }
                 Output::Failed(failure) => match failure.nominated.as_deref() {
-                    // Who keeps what it was promised says why it waits.
+                    // A pod that keeps its nomination reports why it waits.
                     Some(node)
                         if !node.is_empty() && !failure.message.contains("preemption: not") =>
                     {
@@ -179,7 +181,7 @@ fn run(engine: &mut Engine, seconds: i64) -> Vec<String> {
 
 const TWO: &[&str] = &["n1 cpu=4", "n2 cpu=4"];
 
-/// Name, nodes, pods, budgets, preemptor, the first thing that happens.
+/// Name, nodes, pods, budgets, preemptor, first output.
 type Case<'a> = (
     &'a str,
     &'a [&'a str],
@@ -411,7 +413,7 @@ fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
     let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=4 prio=1"], &[]);
     engine.pod_applied(pod("x cpu=3 prio=10"), at(1));
     assert_eq!(run(&mut engine, 1), ["evict n1: a", "nominated n1"]);
-    // Tried again before the victim is gone, and when the API says that it is going.
+    // Retried before the victim is deleted, and when the API shows it terminating.
     let terminating = "0/1 nodes are available: 1 Insufficient cpu. preemption: not eligible due to \
                        a terminating pod on the nominated node.";
     engine.pod_applied(pod("x cpu=3 prio=10 nominated=n1 app=changed"), at(10));
@@ -419,7 +421,7 @@ fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
     engine.pod_applied(pod("a on=n1 cpu=4 prio=1 deleting"), at(30));
     engine.pod_applied(pod("x cpu=3 prio=10 nominated=n1"), at(30));
     assert_eq!(run(&mut engine, 40), [terminating]);
-    // The room is not for pods of the same or a lower priority.
+    // The released resources are not for pods of the same or lower priority.
     engine.pod_deleted(&pod("a on=n1 cpu=4 prio=1"), at(50));
     engine.pod_applied(pod("thief cpu=2 prio=10"), at(50));
     engine.pod_applied(pod("small cpu=1 prio=1"), at(50));
@@ -469,7 +471,7 @@ fn room_is_kept_from_equals_and_not_from_betters() {
         engine.pod_applied(pod("blocker on=n1 cpu=4 prio=99"), at(0));
         engine.pod_applied(pod(nominated), at(0));
         assert_eq!(run(&mut engine, 0).len(), 1, "{name}");
-        // Freed in two steps, so that the nominated pod does not fit before the other one came.
+        // Released in two steps, so that the nominated pod does not fit before the other pod arrives.
         let blocker = pod("blocker on=n1 cpu=2 prio=99");
         engine.pod_applied(blocker, at(1));
         let out: Vec<String> = run(&mut engine, 1);
@@ -480,7 +482,7 @@ fn room_is_kept_from_equals_and_not_from_betters() {
         engine.pod_applied(pod(other), at(2));
         let out = run(&mut engine, 2);
         let bound = out.iter().any(|line| line.starts_with("bind y"));
-        // Two CPUs are free, three are promised: nobody below fits beside the promise.
+        // Two CPUs are free and three are nominated: no pod of lower priority fits in addition.
         let expected = placed && name != "beside it";
         assert_eq!(bound, expected, "{name}: {out:?}");
     }
@@ -492,7 +494,8 @@ fn a_higher_preemptor_takes_the_promise_of_a_lower_one() {
     engine.pod_applied(pod("x cpu=4 prio=10"), at(1));
     assert_eq!(run(&mut engine, 1), ["evict n1: a", "nominated n1"]);
     engine.pod_applied(pod("y cpu=4 prio=20"), at(2));
-    // The victim is going already, but it is evicted again in y's name: it may be spared by then.
+    // The victim's eviction is pending, but it is evicted again for y, because the first eviction may not
+    // happen.
     let out = run(&mut engine, 2);
     assert_eq!(
         out,
@@ -550,7 +553,7 @@ fn hopeless_attempts_give_up_the_nomination() {
 
 #[test]
 fn a_promise_that_ends_is_news_to_those_who_kept_away() {
-    // How it ends: the pod goes, or the API withdraws its nomination.
+    // The nomination ends because the pod is deleted, or because the API withdraws it.
     for withdrawn in [false, true] {
         let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=2 prio=99"], &[]);
         engine.pod_applied(pod("x cpu=4 prio=10 nominated=n1 never"), at(0));

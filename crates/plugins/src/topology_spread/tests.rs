@@ -24,7 +24,7 @@ fn constraint(key: &str, when: &str, more: &[(&str, Value)]) -> Value {
     json!({"spec": {"topologySpreadConstraints": [constraint]}})
 }
 
-/// Two zones of one node each, with pods on them as given, and the answer for a pod that spreads.
+/// Returns the result for a pod with a spread constraint, on two zones of one node each with these pods.
 fn answer(pods: &[(&str, Value)], more: &[(&str, Value)]) -> String {
     let mut cluster = cluster();
     cluster.node("n1", "x", &json!({}));
@@ -140,7 +140,7 @@ fn nodes_without_the_label_are_refused_for_good() {
 
 #[test]
 fn inclusion_policies_decide_which_nodes_make_domains() {
-    // A third zone that the pod cannot use: it is empty, and holds the minimum down if it counts.
+    // A third zone that the pod cannot use: it is empty, and lowers the minimum if it counts.
     let only = json!({"nodeSelector": {"kind": "good"}});
     for (name, node, policy, pod, expected) in [
         ("affinity is honoured", json!({}), vec![], &only, "n1"),
@@ -175,7 +175,7 @@ fn inclusion_policies_decide_which_nodes_make_domains() {
         for (key, value) in pod.as_object().unwrap() {
             new["spec"][key] = value.clone();
         }
-        // Node selectors are not checked by this profile: n3 must be out by skew alone.
+        // This profile does not check node selectors: n3 must be excluded by skew alone.
         let answer = cluster.place("new", &new);
         match expected {
             "n1" => assert!(answer == "n1" || answer == "n3", "{name}: {answer}"),
@@ -250,7 +250,7 @@ fn pods_of_a_service_or_a_controller_spread_by_default() {
         };
         let spread = ["n1", "n1", "n1", "n1", "n2", "n2", "n2", "n2"];
         assert_eq!(there(Action::ADD, 0), spread, "{kind}");
-        // Nothing says any more that they belong together; chance decides.
+        // Nothing groups the pods any more, so the choice is random.
         assert_ne!(there(Action::DELETE, 1), spread, "{kind}");
     }
 }

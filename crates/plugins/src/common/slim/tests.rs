@@ -1,5 +1,5 @@
-//! What informers keep of each kind: of what rules read, everything; of the rest, nothing. What is read
-//! is listed here from the rules, and not from what is dropped.
+//! Tests of what informers keep of each kind: every field that rules read and nothing else. The expected
+//! fields are listed here independently of the trimming code.
 
 use crate::common::topologies::SeenTopology;
 use crate::device_share::SeenDevice;
@@ -16,7 +16,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// `patch` over `base`: objects are merged, everything else replaced.
+/// Returns `base` with `patch` merged in: objects are merged, other values replaced.
 fn merged(base: &Value, patch: &Value) -> Value {
     let (Value::Object(base), Value::Object(patch)) = (base, patch) else {
         return patch.clone();
@@ -30,7 +30,7 @@ fn merged(base: &Value, patch: &Value) -> Value {
     Value::Object(out)
 }
 
-/// How `kind` is watched.
+/// Returns the watch of `kind`.
 fn watch(kind: &str) -> Watch {
     let plugins = crate::registry().factories;
     let watches = plugins.into_iter().filter_map(|factory| {
@@ -57,8 +57,8 @@ where
     watch(kind).kept(change).new.downcast().unwrap()
 }
 
-/// Checks that what is kept of `base` changes with each of `read`, and with none of `unread` nor with
-/// what tools leave in the metadata of every object.
+/// Checks that the trimmed form of `base` changes with each patch in `read`, and with none in `unread` nor
+/// with metadata that tools add to every object.
 fn check<K, V>(kind: &'static str, base: &Value, unread: &[Value], read: &[Value])
 where
     K: DeserializeOwned + Any + Send + Sync,
@@ -375,7 +375,7 @@ fn of_devices() {
             device(&json!({"labels": {"a": "b"}})),
             device(&json!({"resources": {"koordinator.sh/gpu-core": "50"}})),
             device(&json!({"topology": {"socketID": 0, "nodeID": 1, "pcieID": "0", "busID": "x"}})),
-            // Not understood, which is told.
+            // An invalid device, which is reported.
             device(&json!({"minor": -1})),
             json!({"metadata": {"labels": {"node.koordinator.sh/gpu-partition-policy": "Honor"}}}),
             json!({"metadata": {"labels": {"node.koordinator.sh/secondary-device-well-planned": "true"}}}),
@@ -411,7 +411,7 @@ fn of_node_resource_topologies() {
             zone(&json!({"attributes": [{"name": "a", "value": "b"}]})),
             json!({"metadata": {"labels": {"a": "b"}}}),
             noted("node.koordinator.sh/cpu-shared-pools", "[]"),
-            // The same CPUs in other words.
+            // The same CPUs in another notation.
             noted(topology, &format!(" {} ", cpus(0))),
         ],
         &[

@@ -1,4 +1,4 @@
-//! A small cluster for the tests of the plugins that count by domain, and the counting itself.
+//! Small cluster for tests of plugins with topology counters, and a property test of the counters.
 
 use super::{Census, Labels, NONE};
 use jiff::Timestamp;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 impl Census {
-    /// Whether every counter is what counting from scratch gives; `owners` are not recounted.
+    /// Returns true if every counter matches a count from scratch; counters of term owners are not checked.
     pub(crate) fn balances(
         &self,
         nodes: &NodeStore,
@@ -25,7 +25,7 @@ impl Census {
             let mut present = std::collections::BTreeSet::new();
             let rows = (0..u32::try_from(nodes.rows()).unwrap()).map(NodeIndex);
             let same = rows.clone().all(|node| {
-                // Holders count: what is reserved is as if it were there.
+                // Reservations count like the pods they are for.
                 let found = nodes
                     .booked(node)
                     .filter(|pod| counter.matches(pod, labels_of));
@@ -51,7 +51,7 @@ impl Census {
     }
 }
 
-/// An engine with a few plugins, fed by hand.
+/// Engine with a few plugins, driven by hand.
 pub(crate) struct Cluster {
     pub(crate) engine: Engine,
     pub(crate) now: Timestamp,
@@ -86,7 +86,7 @@ impl Cluster {
         }
     }
 
-    /// `name` in `zone`; no zone label when that is empty.
+    /// Adds node `name` in `zone`; without a zone label if that is empty.
     pub(crate) fn node(&mut self, name: &str, zone: &str, change: &Value) {
         let mut labels = json!({"kubernetes.io/hostname": name});
         if !zone.is_empty() {
@@ -101,14 +101,14 @@ impl Cluster {
         self.engine.node_applied(Arc::new(node), self.now);
     }
 
-    /// A pod that is bound already.
+    /// Adds a bound pod.
     pub(crate) fn bound(&mut self, name: &str, node: &str, change: &Value) {
         let mut pod = pod(name, change);
         pod.spec.as_mut().unwrap().node_name = Some(node.to_owned());
         self.engine.pod_applied(Arc::new(pod), self.now);
     }
 
-    /// Where a new pod goes, or what its condition says.
+    /// Schedules a new pod. Returns its node or the message of its condition.
     pub(crate) fn place(&mut self, name: &str, change: &Value) -> String {
         self.engine.take_outputs();
         self.engine
@@ -169,7 +169,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Spread constraints and affinity terms of several forms.
+/// Returns spread constraints and affinity terms of several forms.
 pub(crate) fn shape(app: u8, shape: u8) -> Value {
     let mine = json!({"matchLabels": {"app": format!("{app}")}});
     let zone = "topology.kubernetes.io/zone";
@@ -202,7 +202,7 @@ pub(crate) fn shape(app: u8, shape: u8) -> Value {
     json!({"metadata": {"labels": {"app": format!("{app}")}}, "spec": spec})
 }
 
-/// Every pre-filter of a test build compares the counters with the books.
+/// Runs `steps`; in test builds, each PreFilter call checks the counters against the pods on nodes.
 fn walk(plugin: &str, steps: Vec<Step>) {
     let mut cluster = Cluster::new(plugin, json!({}));
     let mut known: Vec<(String, u8, Value, Option<String>)> = Vec::new();

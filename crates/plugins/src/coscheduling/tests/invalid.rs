@@ -1,4 +1,4 @@
-//! Groups that cannot be meant, and members of groups that are not there.
+//! Invalid PodGroups, and members of PodGroups that do not exist.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn pod_group_without_a_minimum_is_reported_once() {
             format!("spec.minMember: \"{min}\": expected 1 or more: members are placed one by one");
         assert_eq!(world.problems, [said]);
         assert_eq!(world.bound(), ["m"], "as upstream");
-        // Another value is another report.
+        // Another value is reported again.
         world.object(group("a", -9, json!({}), json!({})), Action::UPDATE);
         world.object(group("a", 1, json!({}), json!({})), Action::UPDATE);
         world.run();
@@ -61,7 +61,7 @@ fn member_of_a_missing_gang_has_a_condition() {
     world.declare(group("a", 1, json!({}), json!({})));
     world.run();
     assert_eq!(world.bound(), ["m", "other"]);
-    // One whose PodGroup goes while it waits.
+    // A member whose PodGroup is deleted while it waits.
     world.declare(group("b", 2, json!({}), json!({})));
     world.apply(member("late", "b"));
     world.later(10);

@@ -1,4 +1,4 @@
-//! Room for gangs: pods of lower priority go from several nodes at once, or nobody goes.
+//! Preemption for gangs: pods of lower priority are evicted from several nodes at once, or not at all.
 
 mod limits;
 mod promises;
@@ -8,14 +8,14 @@ use super::*;
 
 const ATTEMPTED: &str = "preemption: preemption already attempted by ns/";
 
-/// With whoever evicts for single pods behind it, and quotas.
+/// Builds a world with quotas, and with preemption for single pods behind that for gangs.
 fn evicting() -> World {
     let others = ["ElasticQuota", "DefaultPreemption"];
     let context = BuildContext::default();
     world_with(&others, json!({"enablePreemption": true}), &context)
 }
 
-/// A pod of so many cores and this priority, on a node or not.
+/// Returns `pod` with this number of cores and this priority.
 fn sized(mut pod: Pod, cpu: usize, priority: i32) -> Pod {
     let spec = pod.spec.get_or_insert_default();
     spec.priority = Some(priority);
@@ -38,7 +38,7 @@ fn mentions<'a>(said: impl IntoIterator<Item = &'a String>, text: &str) -> usize
     said.into_iter().filter(|said| said.contains(text)).count()
 }
 
-/// Members `m1` … of gang `a`.
+/// Builds members `m1`, `m2` … of gang `a`.
 fn members(count: usize, min: usize, cpu: usize, more: &Value) -> Vec<Pod> {
     let member = |nth| annotated(&format!("m{nth}"), "a", min, more.clone());
     (1..=count)
@@ -53,7 +53,7 @@ impl World {
         names
     }
 
-    /// The first of those that are to go is gone.
+    /// Deletes the first victim.
     fn one_leaves(&mut self) {
         let victim = self.evicted.remove(0);
         self.delete(&victim.named_object());
@@ -89,7 +89,7 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
     let nodes: BTreeSet<&String> = world.nominated.values().collect();
     assert_eq!(nodes.len(), 3, "each its own");
     assert!(world.bound.is_empty());
-    // Nobody takes the place meanwhile who is not more important.
+    // Until then, only pods of higher priority may take the place.
     let left: BTreeSet<String> = (1..=4).map(|n| format!("n{n}")).collect();
     let promised = world.nominated.clone();
     world.one_leaves();
@@ -147,7 +147,7 @@ fn nobody_goes_for_a_gang_that_would_not_fit() {
         let said = &world.explained[other];
         assert!(said.ends_with(&told), "{said}");
     }
-    // Who came last may be too much.
+    // The last member may be one too many.
     let mut world = World::full(3, 2, 1);
     for pod in members(4, 3, 2, &json!({})) {
         world.apply(pod);
@@ -159,12 +159,12 @@ fn nobody_goes_for_a_gang_that_would_not_fit() {
     assert_eq!(world.bound().len(), 3);
 }
 
-/// Upstream: `Test_preemptionEvaluatorImpl_preempt`. Nodes of 32 cores, pods of 16.
+/// Rows of upstream's `Test_preemptionEvaluatorImpl_preempt`. Nodes have 32 cores, pods 16.
 #[test]
 fn whether_and_for_whom_a_gang_evicts() {
     struct Row {
         name: &'static str,
-        /// Node and priority.
+        /// Node and priority of each pod on the nodes.
         there: &'static [(&'static str, i32)],
         change: fn(Pod) -> Pod,
         victims: usize,
@@ -229,7 +229,7 @@ fn whether_and_for_whom_a_gang_evicts() {
             if row.victims > 0 { 2 } else { 0 },
             "{name}"
         );
-        // The one that failed is told what became of it, the other one who asked.
+        // The member that failed has the result in its condition; the other one names the preemptor.
         let mut failed = ["m1", "m2"].map(|pod| (world.condition(pod).to_owned(), pod));
         failed.sort_by_key(|(said, _)| said.is_empty() || said.contains("gets rejected"));
         let [(said, trigger), (_, other)] = failed;
@@ -240,7 +240,7 @@ fn whether_and_for_whom_a_gang_evicts() {
             ),
             _ => assert!(!said.contains("preemption"), "{name}: {said}"),
         }
-        // Who waited is told that it was rejected.
+        // A waiting member reports that it was rejected.
         if row.victims != 1 {
             let told = &world.explained[other];
             let expected = format!("{ATTEMPTED}{trigger} with message {}", row.says);
@@ -292,7 +292,7 @@ fn who_is_spared() {
             |pod| pod,
             false,
         ),
-        // The least important member decides, whoever is tried first.
+        // The least important member decides, whichever is tried first.
         (
             "more important than one of them",
             |pod| sized(pod, 2, 7),
@@ -325,7 +325,7 @@ fn who_is_spared() {
             assert_eq!(said, usize::from(!evicts), "{name}: {:?}", world.conditions);
         }
     }
-    // Nor does a gang evict its own members.
+    // A gang does not evict its own members either.
     let mut world = evicting();
     world.node("n1", 2);
     let policy = json!({"match-policy": "only-waiting"});

@@ -1,5 +1,5 @@
-//! Whatever happens in whatever order: no gang is started by halves, the books balance, nothing
-//! waits that should not, and what can start does.
+//! Property test: whatever the order of events, no gang starts partially, resources are accounted correctly,
+//! no member waits without a reason, and every gang that can start does.
 
 use super::*;
 use koord_model::resources::CPU;
@@ -16,14 +16,14 @@ enum Step {
     Node(usize),
     Declare(usize, i32),
     Undeclare(usize),
-    /// Decide this many times.
+    /// Runs this many scheduling cycles.
     Decide(usize),
-    /// Let the API answer all bindings; those of gang `.0` fail if `.1`.
+    /// Answers all bindings; those of gang `.0` fail if `.1`.
     Answer(usize, bool),
-    /// Let the informer show what is bound.
+    /// Shows the informer what is bound.
     Echo,
     Wait(i64),
-    /// Another leader starts from what the API has.
+    /// Starts another leader from the state in the API.
     Restart,
 }
 
@@ -31,7 +31,7 @@ enum Step {
 struct Shape {
     mode: usize,
     policy: usize,
-    /// Whether the first two gangs start together.
+    /// True if the first two gangs form a gang group.
     paired: bool,
 }
 
@@ -50,18 +50,18 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the API server would hold.
+/// Simulated content of the API server.
 struct Api {
     world: World,
     shape: Shape,
     nodes: Vec<usize>,
-    /// Name to gang and node.
+    /// Gang and node of each pod, by name.
     pods: BTreeMap<String, (usize, Option<String>)>,
-    /// Bound, and not yet shown by the informer.
+    /// Bound pods that the informer has not shown yet.
     unseen: BTreeSet<String>,
-    /// Least members per declared gang.
+    /// Minimum number of members, by gang.
     minimum: BTreeMap<usize, i32>,
-    /// Gangs of which a member was bound, as far as this leader knows.
+    /// Gangs with at least one member that this leader has seen bound.
     began: BTreeSet<usize>,
     created: usize,
 }
@@ -103,7 +103,7 @@ impl Api {
         }
     }
 
-    /// The gangs that start together with `gang`.
+    /// Returns the gangs in the gang group of `gang`.
     fn together(&self, gang: usize) -> Vec<usize> {
         if self.shape.paired && gang < 2 && [0, 1].iter().all(|g| self.minimum.contains_key(g)) {
             vec![0, 1]
@@ -170,7 +170,7 @@ impl Api {
 
     fn answer(&mut self, failing: Option<usize>) {
         for (pod, node) in std::mem::take(&mut self.world.pending) {
-            // Deleted meanwhile: the API knows no such pod.
+            // Deleted in the meantime: the API has no such pod.
             let Some((gang, bound)) = self.pods.get_mut(&*pod.name) else {
                 let (message, gone) = ("not found".to_owned(), true);
                 let result = Err(BindError { message, gone });
@@ -225,7 +225,7 @@ impl Api {
         }
     }
 
-    /// Takes what the engine said, and checks it.
+    /// Processes and checks the outputs of the engine.
     fn look(&mut self) {
         let before: BTreeSet<String> = self.on_the_way();
         self.world.collect();
@@ -299,7 +299,7 @@ impl Api {
         self.look();
     }
 
-    /// Nothing is ready: then strict gangs hold nothing that is not on its way.
+    /// Checks that, with no pod ready, strict gangs hold nothing that is not being bound.
     fn nothing_waits(&self) {
         if MODES[self.shape.mode] != "Strict" {
             return;
@@ -312,7 +312,7 @@ impl Api {
         }
     }
 
-    /// With room for all and time, every complete gang runs.
+    /// Checks that, with enough nodes and time, every complete gang runs.
     fn all_run(&mut self) {
         self.take(Step::Node(1000));
         for _ in 0..8 {

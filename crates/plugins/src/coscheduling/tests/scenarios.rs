@@ -2,7 +2,7 @@ use super::*;
 
 const STRICT: fn() -> Value = || json!({});
 
-/// `count` pods `a0`, `a1`, … of gang `a`.
+/// Builds `count` pods `a0`, `a1`, … of gang `a`.
 fn gang(count: usize, min: usize, more: Value) -> Vec<Pod> {
     (0..count)
         .map(|at| annotated(&format!("a{at}"), "a", min, more.clone()))
@@ -208,8 +208,7 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
     let nodes = world.engine.cluster().nodes();
     let row = nodes.find("n").unwrap();
     assert_eq!(nodes.requested(row, koord_model::resources::CPU), 0);
-    // The third was refused for its own reason: it was the one that completed the gang, or the
-    // next in order.
+    // The third member reports its own reason: it completed the gang, or was next in order.
     let own = "0/1 nodes are available: 1 Insufficient cpu.";
     let gang = |nodes: &str, trigger: &str, waiting: usize| {
         format!(
@@ -413,7 +412,7 @@ fn the_match_policy_says_who_counts_for_a_late_member() {
                     world.condition("late"),
                     "0/1 nodes are available: 1 all pending pods is already been attempted."
                 );
-                // A second late one makes two that wait.
+                // With a second late member, two wait.
                 world.apply(member("later", "a"));
                 world.run();
                 assert!(world.bound.contains_key("late") && world.bound.contains_key("later"));
@@ -431,7 +430,7 @@ fn members_beyond_the_minimum_follow() {
         world.apply(pod);
     }
     world.run();
-    // Two were let go together; the third follows while they are on their way; nobody is undone.
+    // Two were released together; the third follows while they are being bound; nothing is rolled back.
     assert_eq!(world.pending.len(), 3);
     let key = "internal.scheduling.koordinator.sh/bind-gang-member-count";
     let counts = world.pending.iter().map(|(pod, _)| {
@@ -449,7 +448,7 @@ fn members_beyond_the_minimum_follow() {
     assert_eq!(world.bound.len(), 5);
 }
 
-/// Upstream: `TestPatchGangPendingPodsCondition`, "no patches when all others are attempted".
+/// Row "no patches when all others are attempted" of upstream's `TestPatchGangPendingPodsCondition`.
 #[test]
 fn when_the_last_member_fails_all_have_been_tried_and_nobody_else_is_told() {
     let mut world = world(json!({}));
@@ -462,7 +461,7 @@ fn when_the_last_member_fails_all_have_been_tried_and_nobody_else_is_told() {
     assert!(world.explained.is_empty(), "{:?}", world.explained);
 }
 
-/// Upstream: `TestPostFilter`, "resourceSatisfied but matchPolicy is only-waiting, reject the gang".
+/// Row "resourceSatisfied but matchPolicy is only-waiting, reject the gang" of upstream's `TestPostFilter`.
 #[test]
 fn a_gang_that_has_begun_fails_together_only_where_waiting_members_alone_count() {
     for (policy, bound) in [("only-waiting", 2), ("once-satisfied", 3)] {
@@ -515,7 +514,7 @@ fn after_a_restart_bound_members_count_and_assumed_ones_do_not() {
         ("waiting-and-running", true),
         ("only-waiting", false),
     ] {
-        // The leader died when one of three was bound. The new one sees pods in any order, and the
+        // The leader stopped when one of three was bound. The new one receives pods in any order, and the
         // PodGroup last.
         let mut world = world(json!({}));
         world.node("n", 10);
@@ -562,7 +561,7 @@ fn a_member_that_cannot_be_tried_does_not_count() {
     }
 }
 
-/// A finalizer keeps the object of a member that was being bound when it was deleted.
+/// The member is deleted while it is being bound; a finalizer keeps its object.
 #[test]
 fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
     for goes in 0..3 {
@@ -622,7 +621,7 @@ fn the_representative_is_replaced_when_it_goes() {
     for pod in &pods {
         world.apply(pod.clone());
     }
-    // Completed by a2, which stands for all. Nothing has been tried yet: no node.
+    // The gang was completed by a2, which represents it. Nothing was tried yet, because there is no node.
     world.delete(&pods[2]);
     world.node("n", 10);
     world.run();
@@ -685,7 +684,7 @@ fn malformed_values_are_reported_and_replaced() {
         );
         assert!(world.problems[0].contains(said), "{:?}", world.problems);
         assert_eq!(world.bound.len(), if starts { 2 } else { 0 }, "{said}");
-        // A member that describes the gang well helps all of them.
+        // One member that describes the gang correctly is enough for all.
         world.apply(annotated("good", "a", 2, json!({})));
         world.run();
         assert_eq!(world.bound.len(), 3, "{said}");

@@ -1,4 +1,4 @@
-//! Gangs that ask for a network topology; the clusters are those of upstream's
+//! Gangs that request a network topology; the clusters are those of upstream's
 //! `network_topology_workflow_test.go`.
 
 use super::*;
@@ -9,7 +9,7 @@ const MUST: &str = r#"{"gatherStrategy":[{"layer":"SpineLayer","strategy":"MustG
 const PREFER: &str = r#"{"gatherStrategy":[{"layer":"BlockLayer","strategy":"PreferGather"},
     {"layer":"SpineLayer","strategy":"PreferGather"}]}"#;
 
-/// Node, spine, block.
+/// Node, spine and block of each node.
 const EIGHT: [(&str, &str, &str); 8] = [
     ("node-8", "s1", "b1"),
     ("node-1", "s1", "b1"),
@@ -71,7 +71,7 @@ impl World {
     }
 }
 
-/// Upstream: `TestNetworkTopology`, the rows "schedule failure, preempt success" and "…, preempt failure".
+/// Rows "schedule failure, preempt success" and "…, preempt failure" of upstream's `TestNetworkTopology`.
 #[test]
 fn a_gang_makes_room_in_one_place() {
     let none = "no candidate topology nodes can accommodate job, desiredOfferSlot: 4, topology topologyNode \
@@ -88,7 +88,7 @@ fn a_gang_makes_room_in_one_place() {
             world.hang(name, spine, block, 1);
         }
         world.topology("default", layers(), Value::Null, Action::ADD);
-        // In each spine one; who is less important goes.
+        // One in each spine; the less important one is evicted.
         for (name, node, priority) in [("old-1", "node-1", priority), ("old-4", "node-4", 1000)] {
             let mut pod = on_node(pod(name, json!({})), node);
             pod.spec.as_mut().unwrap().priority = Some(priority);
@@ -133,7 +133,7 @@ fn empty(aware: bool) -> World {
     built_world(json!({"awareNetworkTopology": aware}), &context)
 }
 
-/// The cluster with so many cores per node.
+/// Builds the cluster with this number of cores per node.
 fn eight(cpu: impl Fn(&str) -> usize) -> World {
     let mut world = empty(true);
     for (name, spine, block) in EIGHT {
@@ -161,7 +161,7 @@ fn a_gang_goes_to_one_place_member_by_member() {
             |node| if node == "node-4" { 4 } else { 1 },
             ["node-4"; 4],
         ),
-        // Only the second spine has four.
+        // Only the second spine has four cores.
         (
             MUST,
             |node| usize::from(node != "node-1"),
@@ -190,7 +190,7 @@ fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
     let why = "0/8 nodes are available: no candidate topology nodes can accommodate job, \
                desiredOfferSlot: 4, topology topologyNode SpineLayer/s1: 3;topology topologyNode \
                SpineLayer/s2: 3, 0/8 nodes are available: 8 Insufficient cpu..";
-    // The one that completed the gang was tried.
+    // The member that completed the gang was tried.
     assert_eq!(world.condition("p4"), why);
     let told = &world.explained["p3"];
     assert!(
@@ -199,7 +199,7 @@ fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
     );
     assert_eq!((world.bound.len(), world.booked()), (0, (0, 0)));
     assert_eq!(world.cycles, 1, "no member is tried without a plan");
-    // Six pods would fit, but not in one spine; a core more in the second is enough.
+    // Six pods would fit, but not in one spine; one more core in the second is enough.
     world.hang("node-4", "s2", "b4", 1);
     world.later(60);
     let expected = ["node-3", "node-6", "node-4", "node-5"];
@@ -213,7 +213,7 @@ fn a_gang_that_is_not_strict_is_gathered_all_the_same() {
         let more = json!({SPEC: MUST, "mode": "NonStrict"});
         world.apply(annotated(name, "a", 3, more));
     }
-    // No spine has room for all; three of them anywhere would do for the gang's minimum.
+    // No spine has enough cores for all; three members anywhere would meet the gang's minimum.
     world.run();
     world.later(60);
     assert_eq!((world.bound.len(), world.booked()), (0, (0, 0)));
@@ -232,7 +232,7 @@ fn pods_that_are_there_count_and_places_move_with_labels() {
         world.nodes_of(&names),
         ["node-3", "node-6", "node-4", "node-5"]
     );
-    // A node that moves to the other spine makes room there, and wakes who waits for that.
+    // A node that moves to the other spine adds cores there and activates the waiting gang.
     let mut world = eight(|node| usize::from(!["node-7", "node-5"].contains(&node)));
     for pod in four(MUST) {
         world.apply(pod);
@@ -245,7 +245,7 @@ fn pods_that_are_there_count_and_places_move_with_labels() {
     assert_eq!(world.nodes_of(&names), expected);
 }
 
-/// Upstream: `RunFilterPluginsWithNominatedPods`, "same-job nominated pod is excluded".
+/// Row "same-job nominated pod is excluded" of upstream's `RunFilterPluginsWithNominatedPods`.
 #[test]
 fn what_a_member_was_promised_is_room_for_its_mates() {
     // Only the first spine has four cores.
@@ -264,7 +264,7 @@ fn what_a_member_was_promised_is_room_for_its_mates() {
     let names = ["p1", "p2", "p3", "p4"];
     let nodes = ["node-1", "node-8", "node-2", "node-7"];
     assert_eq!(world.nodes_of(&names), nodes, "{:?}", world.conditions);
-    // To others it is not.
+    // For pods of other gangs, the nominated node is taken.
     let mut world = eight(|node| usize::from(node == "node-1"));
     world.apply(single);
     world.apply(pod("other", json!({})));
@@ -285,12 +285,12 @@ fn members_are_dealt_nodes_by_their_index() {
         world.apply(annotated(name, "a", 4, more));
     }
     world.run();
-    // 0, 2, 10, and last the one without.
+    // Indexes 0, 2, 10, then the member without an index.
     let expected = ["node-1", "node-8", "node-2", "node-7"];
     assert_eq!(world.nodes_of(&["p3", "p1", "p4", "p2"]), expected);
 }
 
-/// With the selector `word`.
+/// Returns `pod` with topology selector `word`.
 fn drawn(mut pod: Pod, word: &str) -> Pod {
     let key = annotations::NETWORK_TOPOLOGY_SELECTOR.to_owned();
     let all = pod.metadata.annotations.get_or_insert_default();
@@ -302,7 +302,7 @@ fn near(pod: Pod) -> Pod {
     drawn(pod, "job")
 }
 
-/// Upstream: `TestPodGroupManager_PreScore`; each of them changes what the next one finds.
+/// Rows of upstream's `TestPodGroupManager_PreScore`; each changes the state for the next one.
 #[test]
 fn single_pods_go_near_those_with_their_selector() {
     let names = ["p1", "p2", "p3", "p4", "p5", "p6"];
@@ -313,7 +313,7 @@ fn single_pods_go_near_those_with_their_selector() {
             world.apply(near(on_node(pod(&format!("on-{node}"), json!({})), node)));
         }
         for name in names {
-            // Members of a gang without a topology spec are no other pods here.
+            // Members of a gang without a topology spec behave like single pods.
             let own = match of_gang {
                 true => annotated(name, "a", 6, json!({})),
                 false => pod(name, json!({})),
@@ -324,7 +324,7 @@ fn single_pods_go_near_those_with_their_selector() {
         world.run();
         let mut nodes = world.nodes_of(&names);
         if of_gang {
-            // The one that completed it is the first.
+            // The member that completed the gang is the first.
             nodes.rotate_right(1);
         }
         let expected = ["node-2", "node-1", "node-9", "node-3", "node-4", "node-5"];
@@ -332,7 +332,8 @@ fn single_pods_go_near_those_with_their_selector() {
     }
 }
 
-/// A gang in the first spine, one of whose members has gone and left its node to somebody else.
+/// Builds a world with a gang in the first spine, one of whose members was deleted and whose node another pod
+/// uses.
 fn torn(spec: &str, policy: &str) -> World {
     let mut world = eight(|_| 1);
     let names = ["p1", "p2", "p3", "p4"];
@@ -364,7 +365,7 @@ fn who_takes_the_place_of_a_member_goes_where_the_others_are() {
         world.later(60);
         assert_eq!(world.nodes_of(&["p5"]), ["node-9"], "{policy}");
     }
-    // When nobody is there any more, there is nobody to be with.
+    // Without any placed member there is no restriction.
     let mut world = torn(MUST, "once-satisfied");
     for (mate, node) in [("p2", "node-8"), ("p3", "node-2"), ("p4", "node-7")] {
         assert_eq!(world.nodes_of(&["p5"]), [""]);
@@ -380,7 +381,7 @@ fn who_takes_the_place_of_a_member_goes_where_the_others_are() {
 #[test]
 fn a_late_member_goes_as_near_as_it_can() {
     let mut world = torn(PREFER, "once-satisfied");
-    // Their spine is full.
+    // The spine of the other members is full.
     assert_eq!(world.nodes_of(&["p5"]), ["node-3"]);
     world.delete(&annotated("p5", "a", 4, json!({})));
     world.delete(&annotated("p2", "a", 4, json!({})));
@@ -403,7 +404,7 @@ fn who_goes_or_changes_its_selector_draws_nobody() {
     mates.iter().cloned().for_each(|mate| world.apply(mate));
     world.apply(near(pod("first", json!({}))));
     world.run();
-    // Two in s2; b3 and b4 are alike.
+    // Two are in s2; b3 and b4 are equivalent.
     assert_eq!(world.nodes_of(&["first"]), ["node-3"]);
     world.delete(&near(pod("first", json!({}))));
     world.delete(&mates[1]);
@@ -412,7 +413,7 @@ fn who_goes_or_changes_its_selector_draws_nobody() {
     world.apply(drawn(pod("third", json!({})), "other"));
     world.run();
     assert_eq!(world.nodes_of(&["second", "third"]), ["node-2", "node-5"]);
-    // The tree may go and come back: who is where is still known.
+    // The tree may be deleted and created again: placements are still stored.
     world.delete(&near(pod("second", json!({}))));
     world.topology("default", layers(), Value::Null, Action::DELETE);
     world.run();
@@ -430,7 +431,7 @@ fn pods_join_those_with_the_same_selector() {
         world.apply(near(pod));
     }
     world.run();
-    // The mate's node, then its block, then its spine.
+    // Nodes of the other member, then of its block, then of its spine.
     let expected = ["node-5", "node-4", "node-3", "node-6"];
     assert_eq!(world.nodes_of(&["p1", "p2", "p3", "p4"]), expected);
 }
@@ -445,7 +446,7 @@ fn without_tree_or_argument_the_gang_waits_and_says_why() {
     world.run();
     let none = "0/1 nodes are available: no cluster network topology.";
     assert_eq!(world.condition("p4"), none);
-    // Another object than `default` says nothing.
+    // Only the object `default` counts.
     world.topology("other", layers(), Value::Null, Action::ADD);
     world.later(60);
     assert_eq!(world.bound.len(), 0);
@@ -475,7 +476,7 @@ fn the_status_follows_the_nodes_no_faster_than_its_pace() {
     let shown = json!({"detailStatus": written[0]});
     world.topology("default", layers(), shown.clone(), Action::UPDATE);
     world.later(60);
-    // A heartbeat is no news.
+    // A heartbeat does not change the status.
     world.hang("node-1", "s1", "b1", 1);
     world.later(60);
     assert_eq!(world.statuses(), [Value::Null; 0]);
@@ -487,7 +488,7 @@ fn the_status_follows_the_nodes_no_faster_than_its_pace() {
     assert_eq!(world.statuses(), [Value::Null; 0], "too soon");
     world.later(10);
     assert_eq!(world.statuses()[0][0]["nodeNum"], 10);
-    // What nobody saw is written again; a node that goes is one less.
+    // A write that was not observed is sent again; a deleted node is subtracted.
     world.later(10);
     assert_eq!(world.statuses().len(), 1);
     world.engine.node_deleted("node-10", at(world.now));

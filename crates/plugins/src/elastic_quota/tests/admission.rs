@@ -1,4 +1,4 @@
-//! Which pods are let in, and what is said of the others.
+//! Admission of pods by quota, and the messages for rejected pods.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn a_quota_borrows_what_its_sibling_does_not_ask_for_and_gives_it_back() {
             "n"
         );
     }
-    // The lender asks: the borrower keeps what it uses, and gets no more.
+    // The lender requests resources: the borrower keeps what it uses and gets no more.
     assert_eq!(place(&mut engine, &pod("b0", "b", 20, 1), 0), "n");
     assert_eq!(
         place(&mut engine, &pod("a8", "a", 10, 1), 0),
@@ -29,7 +29,7 @@ fn a_quota_borrows_what_its_sibling_does_not_ask_for_and_gives_it_back() {
         "its quota has room, the node has not"
     );
     assert_eq!(summary(&mut engine, "a")["runtime"]["cpu"], "50");
-    // Borrowed pods go: the lender's pod comes in as soon as there is room.
+    // When borrowing pods end, the lender's pod is admitted as soon as it fits.
     for at in 0..3 {
         delete(&mut engine, &pod(&format!("a{at}"), "a", 10, 1), 5);
     }
@@ -63,7 +63,7 @@ fn the_maximum_is_never_exceeded() {
     );
 }
 
-/// The gate `SupportParentQuotaSubmitPod` is the webhook's: whoever is let in there is charged here.
+/// The gate `SupportParentQuotaSubmitPod` belongs to the webhook: pods that it admits are charged here.
 #[test]
 fn a_quota_with_children_has_pods_of_its_own() {
     for gates in [&[][..], &["SupportParentQuotaSubmitPod"]] {
@@ -89,7 +89,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
         }
         assert_eq!(is["isParent"], true);
         assert_eq!(summary(&mut engine, "p-a")["used"], list(20, 2));
-        // What its children use is in the way of its own pods.
+        // The use of its children limits its own pods.
         assert_eq!(
             place(&mut engine, &pod("more", "p", 11, 1), 0),
             refused(
@@ -97,7 +97,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
                  pod's request: cpu:11,memory:1Gi, exceedDimensions: [cpu]"
             )
         );
-        // It keeps its pods when its children go, and when it is a parent no more.
+        // It keeps its pods when its children are deleted, and when it is no longer a parent.
         let child = quota("p-a", "p", (40, 40), (5, 5));
         engine.object_changed(&change(&child, Action::DELETE), at(1));
         apply(&mut engine, &quota("p", "", (40, 40), (10, 10)), 1);
@@ -107,7 +107,8 @@ fn a_quota_with_children_has_pods_of_its_own() {
 
 #[test]
 fn without_shares_a_small_share_is_in_nobodys_way() {
-    // Upstream's row: a pod of 1 core and 3 GiB, and a share of 1 and 2: the nodes have no more.
+    // Upstream's row: a pod of 1 core and 3 GiB, and a runtime of 1 core and 2 GiB, because the nodes have no
+    // more.
     for (shares, expected) in [(true, ""), (false, "n")] {
         let mut engine = engine_with(&json!({"enableRuntimeQuota": shares}), &[]);
         engine.node_applied(node("n", 2, 4), at(0));
@@ -171,13 +172,13 @@ fn nested_quotas_are_limited_by_their_parent_and_checked_on_request() {
              used: cpu:7,memory:1Gi, pod's request: cpu:4,memory:3Gi, exceedDimensions: [cpu]"
         )
     );
-    // Runtimes come down the tree: no check of the parent is needed.
+    // The runtime is limited along the tree, so no check of the parent is needed.
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("p", "", (10, 30), (0, 0)), 0);
     apply(&mut engine, &quota("p-a", "p", (20, 30), (0, 0)), 0);
     let is = place(&mut engine, &pod("y", "p-a", 11, 3), 0);
     assert!(is.contains("quotaName: p-a, runtime: cpu:10,"), "{is}");
-    // No parent, or parents in a circle: what it is guaranteed and no more.
+    // A quota without a parent, or with a cycle of parents, has its guarantee and no more.
     let args = json!({"enableCheckParentQuota": true});
     let mut lost = super::engine(&args, 100, 100);
     for (name, parent) in [("lost", "nowhere"), ("a", "b"), ("b", "a")] {
@@ -200,7 +201,7 @@ fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
         name: &'static str,
         max: (i64, i64),
         total: (i64, i64),
-        /// Cores, GiB, non-preemptible.
+        /// Cores, GiB and whether non-preemptible.
         before: [(i64, i64, bool); 3],
         pod: (i64, i64),
         expected: &'static str,
@@ -273,7 +274,7 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     let used = |engine: &mut Engine, name| summary(engine, name)["used"]["cpu"].clone();
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
 
-    // The quota appears: its pods leave the default quota at once.
+    // The quota is created: its pods leave the default quota immediately.
     apply(&mut engine, &quota("q", "", (10, 10), (0, 0)), 0);
     assert_eq!(of(&mut engine, "labelled"), ["q"]);
     assert_eq!(
@@ -286,7 +287,7 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     apply(&mut engine, &claimed, 0);
     assert_eq!(of(&mut engine, "plain"), ["claims"]);
 
-    // A quota named like its namespace comes first.
+    // A quota with the name of its namespace takes precedence.
     let mut own = quota("team", "", (10, 10), (0, 0));
     own["metadata"]["namespace"] = json!("team");
     apply(&mut engine, &own, 0);
@@ -297,7 +298,7 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     apply(&mut engine, &claimed, 0);
     assert_eq!(of(&mut engine, "plain"), [DEFAULT_QUOTA]);
 
-    // A deleted quota leaves its pods to the default quota.
+    // The pods of a deleted quota move to the default quota.
     engine.object_changed(
         &change(&quota("q", "", (10, 10), (0, 0)), Action::DELETE),
         at(0),
@@ -373,7 +374,7 @@ fn refused_pods_come_in_as_many_as_there_is_room_for() {
     );
     delete(&mut engine, &pod("p0", "a", 10, 1), 20);
     assert_eq!(names(schedule(&mut engine, 20)), ["p3"]);
-    // A sibling's waiting pod asks no more: what it asked for is free again.
+    // A waiting pod of a sibling is deleted: its request is available again.
     let mut engine = super::engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (100, 100), (0, 0)), 0);
     apply(&mut engine, &quota("b", "", (100, 100), (60, 60)), 0);

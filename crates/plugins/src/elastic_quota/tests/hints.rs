@@ -1,10 +1,10 @@
-//! Upstream's rows of queueing hints: after which events a refused pod is tried again. Where upstream
-//! asks whether an event might help, here a pod is tried when it is let in, and only then: what is
-//! expected is whether it is tried and placed.
+//! Upstream's rows of queueing hints: the events after which a rejected pod is retried. Upstream checks
+//! whether an event might help; here a pod is retried exactly when its quota admits it. So the expected value
+//! is whether the pod is tried and placed.
 
 use super::*;
 
-/// What happens while pod `p` waits.
+/// Event while pod `p` waits.
 #[derive(Debug, Clone)]
 enum Event {
     Quota(Value),
@@ -16,9 +16,9 @@ struct Row {
     args: Value,
     gates: &'static [&'static str],
     quotas: Vec<Value>,
-    /// On the node.
+    /// Pods on the node.
     pods: Vec<Value>,
-    /// Waits beside `p`.
+    /// Pod that waits in addition to `p`.
     waits: Option<Value>,
     p: Value,
     event: Event,
@@ -26,7 +26,7 @@ struct Row {
 }
 
 impl Row {
-    /// Quota `q` may use 10 cores, and pod `x` uses 8 of them, when `p` asks for 5.
+    /// Builds a row in which quota `q` may use 10 cores and pod `x` uses 8 of them when `p` requests 5.
     fn new(name: &'static str, event: Event, tried: bool) -> Self {
         Self {
             name,
@@ -42,7 +42,7 @@ impl Row {
     }
 }
 
-/// `a` and `b` below `parent`, of which `a` has room enough and the parent has not.
+/// Builds quotas `a` and `b` below `parent`, where `a` has enough free and the parent has not.
 fn family(check: bool) -> (Value, Vec<Value>) {
     let args = json!({"enableCheckParentQuota": check, "enableRuntimeQuota": false});
     let quotas = vec![
@@ -53,7 +53,7 @@ fn family(check: bool) -> (Value, Vec<Value>) {
     (args, quotas)
 }
 
-/// Of no quota, refused by the node, which has nothing of what it asks for.
+/// Builds a pod without a quota that the node rejects, because it has none of the requested resource.
 fn unlucky() -> Value {
     let mut pod = pod("p", "", 0, 0);
     pod["spec"]["containers"][0]["resources"]["requests"] = json!({"example.com/none": "1"});

@@ -1,8 +1,8 @@
-//! Values that cannot be meant.
+//! Invalid values of quotas.
 
 use super::*;
 
-/// What was reported since the last look, as `name: message`.
+/// Returns the problems since the last call, as `name: message`.
 fn told(engine: &mut Engine, seconds: i64) -> Vec<String> {
     engine.schedule_one(at(seconds));
     let outputs = engine.take_outputs().into_iter();
@@ -156,7 +156,7 @@ fn quota_without_a_usable_parent_is_reported_and_gets_its_minimum() {
         assert!(is.contains("runtime: cpu:2,"), "{name}: {is}");
     }
     assert_eq!(told(&mut engine, 5), [""; 0]);
-    // A parent that appears, and one that goes.
+    // One parent is created, and one is deleted.
     apply(&mut engine, &quota("nowhere", "", (20, 30), (2, 2)), 6);
     engine.object_changed(
         &change(&quota("fine", "", (20, 30), (2, 2)), Action::DELETE),
@@ -170,7 +170,7 @@ fn quota_without_a_usable_parent_is_reported_and_gets_its_minimum() {
     );
 }
 
-/// Two thousand quotas in one circle are looked through in linear time, and named in short.
+/// Two thousand quotas in one cycle are checked in linear time, and the message is cut.
 #[test]
 fn quotas_in_a_long_circle_are_reported_in_short() {
     let mut engine = engine(&json!({}), 100, 100);

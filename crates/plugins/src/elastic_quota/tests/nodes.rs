@@ -1,10 +1,10 @@
-//! Upstream's rows of node handlers: what there is to divide after nodes came, changed and went.
+//! Upstream's rows of node handlers: the total to divide after nodes were added, changed and removed.
 
 use super::*;
 
-/// Node, cores and GiB; `None`: it is gone.
+/// Node with cores and GiB; `None` if it was deleted.
 type Step = (&'static str, Option<(i64, i64)>);
-/// Name, what was there, what happens, and the sum then.
+/// Name, initial nodes, changes, and the resulting total.
 type Row<'a> = (&'static str, &'a [Step], &'a [Step], (i64, i64));
 
 #[test]

@@ -1,4 +1,4 @@
-//! Making room within a quota.
+//! Preemption within a quota.
 
 use super::*;
 use crate::common::budgets::BUDGETS;
@@ -9,7 +9,7 @@ fn with(mut pod: Value, priority: i64) -> Value {
     pod
 }
 
-/// Who is evicted for the pod, and what its condition says.
+/// Returns the pods that are evicted for `pod`, and its condition message.
 fn evicted(engine: &mut Engine, pod: &Value) -> (Vec<String>, String) {
     add(engine, pod, 0);
     engine.take_outputs();
@@ -29,7 +29,7 @@ fn evicted(engine: &mut Engine, pod: &Value) -> (Vec<String>, String) {
     (out, message)
 }
 
-/// A cluster of 100 cores; quota `a` and `b` may use 10 each.
+/// Builds a cluster of 100 cores in which quotas `a` and `b` may use 10 each.
 fn cluster(args: &Value) -> Engine {
     let mut engine = engine(args, 100, 100);
     for name in ["a", "b"] {
@@ -43,9 +43,9 @@ fn a_full_quota_makes_room_from_its_own_pods_of_lower_priority() {
     struct Row {
         name: &'static str,
         args: Value,
-        /// Name, quota, cores, priority, non-preemptible.
+        /// Name, quota, cores, priority and whether non-preemptible.
         pods: &'static [(&'static str, &'static str, i64, i64, bool)],
-        /// Quota and cores; its priority is 10.
+        /// Quota and cores; the priority is 10.
         pod: (&'static str, i64),
         victims: &'static [&'static str],
     }
@@ -172,17 +172,17 @@ fn pods_with_a_disruption_budget_are_spared_where_others_can_go() {
     assert_eq!(victims, ["y"], "although it is the more important one");
 }
 
-/// Upstream's rows: a pod that was promised a node, on which it does not fit yet.
+/// Upstream's rows for a pod with a nominated node on which it does not fit yet.
 #[test]
 fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
     struct Row {
         name: &'static str,
-        /// The node that was promised, and its cores.
+        /// Nominated node with its cores.
         promised: (&'static str, i64),
-        /// Who is leaving it: quota, cores, priority.
+        /// Terminating pod on it: quota, cores, priority.
         leaving: Option<(&'static str, i64, i64)>,
         never: bool,
-        /// Whether others may be evicted.
+        /// True if other pods may be evicted.
         eligible: bool,
     }
     let rows = [
@@ -246,7 +246,7 @@ fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
     for row in rows {
         let mut engine = cluster(&json!({}));
         engine.node_applied(node("m", row.promised.1, 100), at(0));
-        // Quota `a` is full, and `victim` could go for the pod.
+        // Quota `a` is full, and `victim` may be evicted for the pod.
         let left = row.leaving.filter(|(quota, ..)| *quota == "a");
         let left = 10 - left.map_or(0, |(_, cpu, _)| cpu);
         add(&mut engine, &bound(with(pod("victim", "a", left, 1), 1)), 0);
@@ -277,8 +277,7 @@ fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
     }
 }
 
-/// Upstream's rows of victims on one node: who is on it, and who goes for a pod of 2 cores and
-/// priority 10.
+/// Upstream's rows of victims on one node: its pods, and those evicted for a pod of 2 cores and priority 10.
 #[test]
 fn only_those_go_without_whom_the_pod_does_not_come_in() {
     let rows: [(&str, i64, bool, i64, &[&str]); 4] = [
@@ -297,8 +296,8 @@ fn only_those_go_without_whom_the_pod_does_not_come_in() {
     }
 }
 
-/// Upstream's rows of budgets: whose eviction would break one. `v` to `z` use a core each of a full
-/// quota, the later ones more important; the pod needs `cores`.
+/// Upstream's rows of budgets: pods whose eviction would violate one. `v` to `z` use one core each of a full
+/// quota, with rising priority; the pod needs `cores`.
 #[test]
 fn who_is_covered_by_a_budget_that_is_used_up_goes_last() {
     let app = || json!({"matchLabels": {"app": "precious"}});
@@ -307,9 +306,9 @@ fn who_is_covered_by_a_budget_that_is_used_up_goes_last() {
         namespace: &'static str,
         selector: Value,
         allowed: i64,
-        /// Who was disrupted already.
+        /// Pods that are already disrupted.
         disrupted: &'static [&'static str],
-        /// Who has the label.
+        /// Pods with the label.
         precious: &'static [&'static str],
         cores: i64,
         victims: &'static [&'static str],

@@ -1,14 +1,14 @@
-//! Whatever happened in whatever order: the state is what a restart would find.
+//! Property test: after any sequence of events, the state equals that after a restart.
 
 use super::*;
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Quota, parent, maximum, minimum, lends, what it claims, tree.
+    /// Quota, parent, max, min, whether it lends, claimed namespaces, tree.
     Quota(usize, usize, i64, i64, bool, u8, u8),
     NoQuota(usize),
-    /// Pod, quota by label, cores, non-preemptible.
+    /// Pod, quota in its label, cores, whether non-preemptible.
     Pod(usize, usize, i64, bool),
     Bind(usize),
     NoPod(usize),
@@ -38,7 +38,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..50)
 }
 
-/// What the API holds.
+/// Simulated content of the API server.
 #[derive(Debug, Default)]
 struct World {
     quotas: BTreeMap<usize, Value>,
@@ -89,7 +89,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
                     let notes = &mut object["metadata"]["annotations"];
                     notes[annotations::QUOTA_NAMESPACES] = json!("[\"team\", \"x\"]");
                 }
-                // Every second one of a tree with an id says what the tree has.
+                // Every second quota of a tree with an id sets the total of the tree.
                 object["metadata"]["labels"][labels::QUOTA_TREE_ID] =
                     json!(["", "", "t", "u", "t", "u"][usize::from(tree)]);
                 if tree > 3 {
@@ -141,7 +141,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
             }
             Step::Schedule => {
                 for (name, answer) in schedule(&mut live, 0) {
-                    // Bindings succeed or fail by turns.
+                    // Bindings succeed and fail alternately.
                     if !answer.starts_with('n') || answer.len() > 2 {
                         continue;
                     }
@@ -178,7 +178,7 @@ fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
             engine.node_applied(node(&format!("n{n}"), *cpu, *cpu), at(0));
         }));
     }
-    // A stride that is prime to any number of events there can be.
+    // The stride is coprime to any possible number of events.
     let count = events.len();
     for at in 0..count {
         events[(at * 101 + order) % count](&mut fresh);

@@ -1,9 +1,9 @@
-//! Pods of a quota that uses too much for too long.
+//! Eviction of pods whose quota exceeds its runtime for too long.
 
 use super::*;
 
-/// 100 cores, of which quota `b` is guaranteed 60 and lends them to `a`: `a` holds `a0` to `a7`, 10
-/// cores each, the later ones more important.
+/// Builds a cluster of 100 cores, of which quota `b` is guaranteed 60 and lends them to `a`: `a` has `a0` to
+/// `a7` with 10 cores each and rising priority.
 fn cluster(args: &Value) -> Engine {
     fill(engine_with(args, &[]))
 }
@@ -24,7 +24,7 @@ fn on() -> Value {
     json!({"monitorAllQuotas": true})
 }
 
-/// Who was evicted since the last call.
+/// Returns the pods evicted since the last call.
 fn evicted(engine: &mut Engine, seconds: i64) -> Vec<String> {
     let writes = writes(engine, seconds).into_iter();
     let evicted = writes.filter_map(|write| match write.verb {
@@ -41,7 +41,7 @@ fn evicted(engine: &mut Engine, seconds: i64) -> Vec<String> {
     evicted.collect()
 }
 
-/// The lender asks for all that it is guaranteed: 40 cores are left for `a`, which uses 80.
+/// Makes the lender request its whole guarantee: 40 cores remain for `a`, which uses 80.
 fn ask_back(engine: &mut Engine, seconds: i64) {
     add(engine, &pod("b0", "b", 60, 1), seconds);
 }
@@ -58,14 +58,14 @@ fn what_is_asked_back_is_taken_back_after_a_while() {
     );
     assert_eq!(evicted(&mut engine, 319), [""; 0], "not yet two minutes");
     assert_eq!(evicted(&mut engine, 320), ["a0", "a1", "a2", "a3"]);
-    // They take their time: nobody else goes, nobody goes twice.
+    // While they terminate, no other pod is evicted, and none twice.
     assert_eq!(evicted(&mut engine, 321), [""; 0]);
     for number in 0..3 {
         let mut pod = bound(pod(&format!("a{number}"), "a", 10, 1));
         pod["metadata"]["deletionTimestamp"] = json!(at(350).to_string());
         add(&mut engine, &pod, 321);
     }
-    // One did not go, as when a budget forbids it: it is asked again, and no earlier.
+    // One pod remains, as when a budget forbids its eviction: it is evicted again after the delay.
     assert_eq!(evicted(&mut engine, 439), [""; 0]);
     assert_eq!(evicted(&mut engine, 440), ["a3"]);
     for number in 0..4 {
@@ -106,7 +106,7 @@ fn arguments_say_whether_when_and_how_often() {
     });
     assert_eq!((over(&rarely, 59), over(&rarely, 60)), (0, 4));
 
-    // No delay and no interval is no reason to look all the time.
+    // Without delay and interval, checks still have a minimum interval.
     let restless = json!({
         "monitorAllQuotas": true, "delayEvictTime": "0s", "revokePodInterval": "0s"
     });
@@ -138,7 +138,7 @@ fn who_goes_is_of_this_quota_and_may_be_preempted() {
     add(&mut engine, &firm(bound(pod("firm", "a", 10, 1))), 0);
     add(&mut engine, &pod("waits", "a", 10, 1), 0);
     evicted(&mut engine, 0);
-    // 30 of 20 cores in use: of two as important, the one that runs for less time goes.
+    // 30 of 20 cores are in use: of two equally important pods, the one that started later is evicted.
     assert_eq!(evicted(&mut engine, 200), ["young"]);
 }
 
@@ -164,7 +164,7 @@ fn a_quota_without_its_parent_gives_nothing_back() {
     apply(&mut engine, &quota("leaf", "top", (100, 1000), (0, 0)), 0);
     add(&mut engine, &bound(pod("p", "leaf", 10, 1)), 0);
     assert_eq!(evicted(&mut engine, 200), [""; 0]);
-    // Nothing is guaranteed to it, and nobody divides anything: upstream evicts all of it.
+    // Its guarantee is zero, and it takes part in no division: upstream evicts all of its pods.
     let gone = change(&quota("top", "", (100, 1000), (0, 0)), Action::DELETE);
     engine.object_changed(&gone, at(300));
     assert_eq!(evicted(&mut engine, 301), [""; 0]);

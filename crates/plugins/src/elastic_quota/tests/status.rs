@@ -1,4 +1,4 @@
-//! What quotas show of themselves.
+//! Status annotations and summaries of quotas.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn objects_show_requests_use_and_share_once_a_second() {
         (to_a[0].group, to_a[0].version, to_a[0].plural),
         ("scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas")
     );
-    // Not sent twice while the answer is on its way; again when it does not come.
+    // A write is not repeated while the answer is pending, but if it does not arrive.
     assert_eq!(of(&writes(&mut engine, 2), "a"), []);
     assert_eq!(of(&writes(&mut engine, 11), "a"), to_a);
     written(&mut engine, &mut a, &to_a[0], 12);
@@ -55,7 +55,7 @@ fn objects_show_requests_use_and_share_once_a_second() {
     let zero = json!({"cpu": "0", "memory": "0"});
     assert_eq!(a["status"]["used"], zero);
     assert_eq!(shows(&a, annotations::QUOTA_RUNTIME), zero);
-    // Zeros and nothing at all are the same.
+    // Zero and missing amounts are equal.
     a["status"] = json!({});
     a["metadata"]["annotations"] = json!({});
     apply(&mut engine, &a, 90);
@@ -282,12 +282,12 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
         (&json!(true), &json!("a"))
     );
 
-    // Room comes: nothing refuses it any more.
+    // With a larger max, nothing rejects it any more.
     apply(&mut engine, &quota("a", "", (9, 40), (4, 10)), 3);
     assert_eq!(told(&mut engine, "y")["refusal"], Value::Null);
 }
 
-/// Upstream's rows of the controller: quotas named like their namespaces, pods, and what these ask for.
+/// Upstream's rows of the controller: quotas named like their namespaces, pods, and the requests of these.
 #[test]
 fn what_pods_ask_for_is_shown_by_the_quota_of_their_namespace() {
     let own = |name: &str| {

@@ -1,10 +1,10 @@
-//! Several trees: who is in which, what each has, and what that means for pods.
+//! Several quota trees: their quotas, their totals, and the effect on pods.
 
 use super::*;
 
 const GATE: &str = "MultiQuotaTree";
 
-/// Three nodes of 100 cores and 1000 GiB.
+/// Builds three nodes of 100 cores and 1000 GiB.
 fn cluster(gates: &[&str]) -> Engine {
     let mut engine = engine_with(&json!({}), gates);
     for name in ["n", "n1", "n2"] {
@@ -18,7 +18,7 @@ fn planted(mut quota: Value, tree: &str) -> Value {
     quota
 }
 
-/// A root quota as the controller of profiles writes it.
+/// Builds a root quota like the quota profile controller.
 fn root(name: &str, tree: &str, total: (i64, i64)) -> Value {
     let mut root = planted(quota(name, "", (9000, 90_000), total), tree);
     root["metadata"]["labels"][labels::QUOTA_IS_ROOT] = json!("true");
@@ -28,7 +28,7 @@ fn root(name: &str, tree: &str, total: (i64, i64)) -> Value {
     root
 }
 
-/// Adds a quota that asks for everything: its runtime is what its tree has to give.
+/// Adds a quota that requests everything: its runtime is what its tree can provide.
 fn probe(engine: &mut Engine, name: &str, tree: &str, parent: &str) {
     let probe = planted(quota(name, parent, (5000, 50_000), (0, 0)), tree);
     apply(engine, &probe, 0);
@@ -55,18 +55,18 @@ fn a_root_quota_says_what_its_tree_has_and_the_rest_is_the_others() {
     apply(&mut engine, &root("a", "tree-a", (250, 2500)), 0);
     assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
     assert_eq!(runtime(&mut engine, "main"), list(50, 500));
-    // Nodes come and go without it.
+    // Nodes that change do not affect it.
     engine.node_deleted("n2", at(1));
     engine.node_applied(node("n3", 200, 1500), at(1));
     assert_eq!(runtime(&mut engine, "main"), list(150, 1000));
     assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
-    // It need not be taken from the others.
+    // The total may be independent of the other trees.
     let mut apart = root("a", "tree-a", (250, 2500));
     apart["metadata"]["labels"][labels::QUOTA_IGNORE_DEFAULT_TREE] = json!("true");
     apply(&mut engine, &apart, 2);
     assert_eq!(runtime(&mut engine, "main"), list(400, 3500));
     apply(&mut engine, &root("a", "tree-a", (250, 2500)), 2);
-    // The nodes of a second profile of the same tree belong to it, too.
+    // The nodes of a second profile of the same tree add to it.
     apply(&mut engine, &root("b", "tree-a", (20, 100)), 2);
     probe(&mut engine, "b-1", "tree-a", "b");
     assert_eq!(runtime(&mut engine, "a-1"), list(250, 2500));
@@ -122,7 +122,7 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
         &[("a-123", 40, 100), ("t1-a", 40, 100), ("t1", 80, 200)],
     );
     shows(&mut engine, &others);
-    // Upstream's scenario: a quota gets another parent, and goes.
+    // Upstream's scenario: a quota gets another parent, and is deleted.
     let moved = planted(quota("b-123", "t1-a", (100, 200), (50, 80)), "tree-a");
     apply(&mut engine, &moved, 0);
     shows(
@@ -160,7 +160,8 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
 #[test]
 fn a_pod_is_let_in_as_far_as_its_tree_has_room() {
     let mut engine = cluster(&[GATE]);
-    // It is not guaranteed what its tree has, as it would be in practice: that would hide the total.
+    // Unlike in practice, its guarantee is less than the tree's total: otherwise the total would have no
+    // effect.
     let sized = |cpu| {
         let mut root = root("a", "tree-a", (cpu, 100));
         root["spec"]["min"] = list(0, 0);
@@ -173,21 +174,21 @@ fn a_pod_is_let_in_as_far_as_its_tree_has_room() {
         0,
     );
     add(&mut engine, &bound(pod("x", "a-1", 40, 10)), 0);
-    // What the default quota uses is not this tree's.
+    // The use of the default quota does not count in this tree.
     add(&mut engine, &bound(pod("y", "", 30, 10)), 0);
     assert_eq!(
         place(&mut engine, &pod("p", "a-1", 20, 10), 0),
         "0/3 nodes are available: Insufficient quotas, quotaName: a-1, runtime: cpu:50,memory:20Gi, \
          used: cpu:40,memory:10Gi, pod's request: cpu:20,memory:10Gi, exceedDimensions: [cpu]."
     );
-    // More nodes do not help: the tree has what its root says.
+    // More nodes do not help: the root sets the total of the tree.
     engine.node_applied(node("n3", 100, 1000), at(10));
     assert_eq!(schedule(&mut engine, 10), []);
     apply(&mut engine, &sized(60), 20);
     let placed = schedule(&mut engine, 20);
     assert_eq!(placed.len(), 1);
     assert_eq!(placed[0].0, "p");
-    // Until its root says so, a tree has nothing but what is guaranteed.
+    // Until its root sets a total, a tree has only its guarantees.
     for (name, min, expected) in [("b", 0, "runtime: cpu:0,"), ("c", 5, "runtime: cpu:5,")] {
         let quota = planted(quota(name, "", (200, 200), (min, 200)), name);
         apply(&mut engine, &quota, 30);
@@ -256,14 +257,14 @@ fn a_total_that_cannot_be_read_is_named_and_the_last_one_stays() {
     });
     assert!(told);
     assert_eq!(runtime(&mut engine, "main"), list(100, 1000));
-    // Nor is there less than nothing.
+    // A negative total counts as zero.
     let mut less = root("a", "tree-a", (1, 1));
     less["metadata"]["annotations"][annotations::QUOTA_TOTAL_RESOURCE] =
         json!("{\"cpu\":\"-50\",\"memory\":\"2000Gi\"}");
     apply(&mut engine, &less, 2);
     assert_eq!(runtime(&mut engine, "main"), list(300, 1000));
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 2);
-    // Built-in quotas have a tree whatever they say.
+    // Built-in quotas have a tree whatever their labels.
     for name in [DEFAULT_QUOTA, SYSTEM_QUOTA, ROOT_QUOTA] {
         apply(&mut engine, &root(name, "tree-a", (7, 7)), 2);
         assert_eq!(summary(&mut engine, name)["tree"], "", "{name}");

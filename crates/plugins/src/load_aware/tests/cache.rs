@@ -1,9 +1,9 @@
-//! What of the pods on a node counts beside its report: upstream's cache of assigned pods, seen by what
+//! Estimates of pods on a node in addition to its report: upstream's cache of assigned pods, tested by what
 //! still fits.
 
 use super::*;
 
-/// `spec.nodeName`, phase, and more.
+/// Builds a pod with this `spec.nodeName` and phase, and more changes.
 fn there(name: &str, node: &str, phase: &str, change: Value) -> Arc<Pod> {
     let mut value = json!({
         "metadata": {"name": name, "namespace": "default", "uid": "123456789"},
@@ -40,8 +40,8 @@ fn scheduled(more: bool) -> Value {
     json!({"status": {"conditions": out}})
 }
 
-/// Whether a pod of so many milli-cores still fits, of ten cores to be half used at most, beside these
-/// pods, each told in turn.
+/// Returns true if a pod of this many milli-cores still fits on a node of ten cores with a threshold of 50 %,
+/// after these pod updates in turn.
 fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
     let threshold = if prod {
         "prodUsageThresholds"
@@ -74,8 +74,8 @@ fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
 fn what_is_new_on_a_node_counts_once_as_it_is_now() {
     let bare = || there("test", "a", "Running", json!({}));
     let one = || asks(json!({"cpu": "1", "memory": "4Gi"}));
-    // A pod that asks for nothing is estimated at 250 milli-cores.
-    // What is told in turn, then milli-cores on a, of production on a, and on b.
+    // A pod without requests is estimated at 250 milli-cores. Columns: the updates in turn, then the
+    // milli-cores on a, those of production on a, and those on b.
     let rows = [
         (
             "pending",

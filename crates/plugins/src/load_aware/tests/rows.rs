@@ -1,4 +1,4 @@
-//! Filter, Score and the estimator: the rows of upstream's tables. Nodes have 96 cores and 512 GiB.
+//! Rows of upstream's tables for filter, score and estimator. Nodes have 96 cores and 512 GiB.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn usage((cpu, memory): Load) -> Value {
     json!({"resources": {"cpu": cpu.to_string(), "memory": format!("{memory}Gi")}})
 }
 
-/// A pod with these requests; priority 0: none.
+/// Builds a pod with these requests; priority 0 means none.
 fn asks(name: &str, priority: i32, requests: Value, limits: Value) -> Value {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name},
@@ -31,7 +31,7 @@ fn mid(cpu: i64, memory: i64) -> Value {
         "kubernetes.io/mid-memory": format!("{memory}Gi")})
 }
 
-/// `pod` on the node since `seconds`.
+/// Puts `pod` on the node, assigned at `seconds`.
 fn on_node(mut pod: Value, seconds: i64) -> Arc<Pod> {
     pod["spec"]["nodeName"] = json!("n");
     pod["status"] = json!({"conditions": [{"type": "PodScheduled", "status": "True",
@@ -39,17 +39,17 @@ fn on_node(mut pod: Value, seconds: i64) -> Arc<Pod> {
     Arc::new(serde_json::from_value(pod).unwrap())
 }
 
-/// A node, and the report about it.
+/// A node and its report.
 struct World {
     args: Value,
     own: Value,
     used: Option<Load>,
-    /// Over five minutes.
+    /// 95th percentile over five minutes.
     p95: Option<Load>,
     updated: Option<i64>,
-    /// What the report says of pods.
+    /// Reported usage of pods.
     pods: Vec<(&'static str, &'static str, Load)>,
-    /// Who is there.
+    /// Pods on the node.
     there: Vec<Arc<Pod>>,
 }
 
@@ -346,7 +346,7 @@ fn pods_and_nodes_are_estimated() {
         assert_eq!(estimate(args, pod, allowed), expected, "{name}");
     }
 
-    // What a node has is what it had before it was amplified.
+    // The node's capacity is the one before amplification.
     let raw = r#"{"cpu":28,"memory":"32Gi"}"#;
     for (raw, allocatable, cpu, expected) in [
         (None, 32, 20, "n"),
@@ -381,7 +381,7 @@ fn estimates_hold_until_a_deadline() {
         "estimatedSecondsAfterInitialized": 10});
     let initialized = json!({"estimatedSecondsAfterInitialized": 180});
     let own = json!({"allowCustomizeEstimation": true});
-    // Arguments, the pod's annotation, since when it is initialized; assigned a minute ago.
+    // Arguments, the pod's annotation, its initialization time; it was assigned a minute ago.
     let rows = [
         ("disabled", &plain, None, None, None),
         (

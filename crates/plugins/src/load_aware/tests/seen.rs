@@ -1,4 +1,4 @@
-//! What an informer makes of a report.
+//! Conversion of NodeMetric reports to their trimmed form.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn a_report_is_read_by_name() {
         "podsMetric": [
             listed("b", "2", "koord-prod"),
             listed("a", "1", "koord-batch"),
-            // Said twice: the last counts.
+            // Listed twice: the last entry counts.
             listed("b", "3", "koord-batch"),
             {"namespace": "ns", "name": "c"},
         ],
@@ -48,7 +48,7 @@ fn a_report_is_read_by_name() {
         ("p95", 5, Some(5000)),
         ("p95", 0, Some(15_000)),
         ("p95", 10, None),
-        // Nobody has it: the mean, where any duration will do.
+        // No window has it: the mean is used if any window will do.
         ("p99", 0, Some(10_000)),
         ("p99", 30, None),
     ] {

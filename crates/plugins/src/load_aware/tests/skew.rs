@@ -1,8 +1,8 @@
-//! Times of other machines that lie ahead.
+//! Times from other machines that are ahead of the scheduler's clock.
 
 use super::*;
 
-/// The problems among what an engine was asked to do.
+/// Returns the problems among the outputs of an engine.
 fn problems(engine: &mut Engine) -> Vec<String> {
     let outputs = engine.take_outputs().into_iter();
     let problems = outputs.filter_map(|output| match output {
@@ -19,7 +19,7 @@ fn report(seconds: i64) -> ObjectChange {
     metric("n", "90", json!({"updateTime": at(seconds).to_string()}))
 }
 
-/// A life of 180 s is the bound ahead, too.
+/// Reports are valid for 180 s, which also limits how far they may be ahead.
 #[test]
 fn report_from_ahead_counts_as_expired() {
     let pass = || json!({"enableScheduleWhenNodeMetricsExpired": true});
@@ -34,7 +34,7 @@ fn report_from_ahead_counts_as_expired() {
     }
 }
 
-/// Once the scheduler's clock has caught up, the old report looks current.
+/// When the scheduler's clock catches up, the old report looks current.
 #[test]
 fn report_from_ahead_stays_expired_until_the_next_one() {
     let mut engine = engine(json!({"enableScheduleWhenNodeMetricsExpired": true}));
@@ -63,13 +63,13 @@ fn clock_skew_is_reported_once_per_node() {
     }
     engine.object_changed(&report(3660), at(60));
     assert_eq!(problems(&mut engine), [""; 0]);
-    // Right again, and then not.
+    // The clock is correct again, then ahead once more.
     engine.object_changed(&report(120), at(120));
     engine.object_changed(&report(7200), at(180));
     assert_eq!(problems(&mut engine).len(), 1);
 }
 
-/// The kubelet's word of when a pod was initialized, and another scheduler's of when it was placed.
+/// The initialization time is the kubelet's, the assignment time another scheduler's.
 #[test]
 fn times_of_pods_ahead_extend_no_estimate() {
     for (kind, args) in [
@@ -90,7 +90,7 @@ fn times_of_pods_ahead_extend_no_estimate() {
         engine.pod_applied(pod("a", bound), at(0));
         let usage = json!({"podsMetric": [{"name": "a", "namespace": "ns", "priority": "koord-prod",
             "podUsage": {"resources": {"cpu": "1"}}}], "updateTime": at(200).to_string()});
-        // With the estimate of 8.5 cores for the pod that is there, it would be 65.5 %.
+        // With the estimate of 8.5 cores for the existing pod, it would be 65.5 %.
         engine.object_changed(&metric("n", "49500m", usage), at(200));
         assert_eq!(place(&mut engine, pod("p", json!({})), 200), "n", "{kind}");
     }

@@ -1,8 +1,8 @@
-//! Disruption budgets and quotas, over several nodes.
+//! Disruption budgets and quotas over several nodes.
 
 use super::*;
 
-/// Of the pods labelled with this app, so many may be disrupted.
+/// Builds a budget that allows this many disruptions of pods with this app.
 fn budget(app: &str, allowed: i32) -> ObjectChange {
     let budget: k8s_openapi::api::policy::v1::PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": app, "namespace": "ns", "uid": app},
@@ -25,13 +25,13 @@ fn budgets_are_kept_over_several_nodes() {
         world.node(node, 2);
         for app in ["db", "web"] {
             let name = format!("{app}-{node}");
-            // Were it not for the budget, the database would go.
+            // Without the budget, the database would be evicted.
             let priority = if app == "db" { 1 } else { 2 };
             world.apply(labelled(plain(&name, node, 1, priority), "app", app));
         }
     }
     world.engine.object_changed(&budget("db", 1), at(0));
-    // One on each node: they do not share one.
+    // One per node: members cannot share a node.
     let mut pods = members(2, 2, 1, &json!({}));
     for pod in &mut pods {
         let ports = json!([{"containerPort": 80, "hostPort": 80}]);
@@ -98,9 +98,10 @@ fn quota_below(parent: &str, name: &str, cpu: usize) -> ObjectChange {
 fn a_gang_makes_room_in_its_quota_too() {
     struct Row {
         name: &'static str,
-        /// Members, of two cores each, and how many are needed.
+        /// Number of members, of two cores each, and the minimum.
         gang: (usize, usize),
-        /// Cores of the one node. Its pods of two cores: two of the gang's quota, one of another.
+        /// Cores of the only node. It has two pods of two cores of the gang's quota, and one of another
+        /// quota.
         cores: usize,
         change: fn(Pod) -> Pod,
         victims: &'static [&'static str],
@@ -201,14 +202,14 @@ fn a_gang_makes_room_in_its_quota_too() {
     }
 }
 
-/// Members of two quotas, which have one above them: what one of them takes, the other has not.
+/// Members belong to two quotas with a common parent: what one of them uses is not available to the other.
 #[test]
 fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
     struct Row {
         name: &'static str,
-        /// Cores of the quota above, of the two below, and of the node.
+        /// Cores of the parent quota, of its two children, and of the node.
         cores: [usize; 3],
-        /// Pods of two cores, with their quotas.
+        /// Names and quotas of pods of two cores.
         pods: &'static [(&'static str, &'static str)],
         victims: &'static [&'static str],
     }
@@ -294,7 +295,7 @@ fn a_gang_awaits_those_of_its_quota_on_other_nodes() {
     world.run();
     assert_eq!(world.victims(), ["q2"]);
     assert_eq!(world.nominated["m1"], "n1");
-    // It terminates, and its budget is used up: the other one would be less harmful.
+    // It is terminating and its budget is exhausted: evicting the other pod would do less harm.
     world.engine.object_changed(&budget("q2", 0), at(0));
     let mut going = world.evicted[0].named_object();
     let since = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(0));

@@ -1,4 +1,4 @@
-//! What members were promised: who may take it, and when it is forgotten.
+//! Nominated nodes of gang members: which pods may use them, and when nominations end.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn what_is_left_of_a_gang_keeps_nobody_out() {
     assert!(!world.nominated.contains_key("m2"), "{:?}", world.nominated);
 }
 
-/// The engine sees late what it wrote: a member was promised room, and then was not any more.
+/// The engine receives its own writes late: a nomination of a member, then its removal.
 #[test]
 fn what_was_taken_back_does_not_come_back_with_an_old_status() {
     let mut world = World::full(2, 2, 1);
@@ -40,7 +40,7 @@ fn what_was_taken_back_does_not_come_back_with_an_old_status() {
     let expected = ["m2", "m2"].map(str::to_owned);
     let said: Vec<String> = world.echoes.iter().map(|(pod, _)| pod.clone()).collect();
     assert_eq!(said, expected, "{:?}", world.echoes);
-    // First comes the promise.
+    // The nomination arrives first.
     assert!(world.one_echo());
     let never = json!({"spec": {"preemptionPolicy": "Never"}});
     for name in ["x", "y"] {
@@ -50,7 +50,7 @@ fn what_was_taken_back_does_not_come_back_with_an_old_status() {
     assert_eq!(world.bound(), ["x", "y"], "{:?}", world.conditions);
 }
 
-/// A leader before this one promised members room.
+/// The previous leader nominated nodes for members.
 #[test]
 fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
     let promised = |pod: &Pod, node: &str| {
@@ -61,7 +61,7 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
     let pods = members(2, 2, 2, &json!({}));
     for is_whole in [false, true] {
         let mut world = World::full(2, 2, 1);
-        // One of the victims is still there.
+        // One of the victims still exists.
         world.delete(&plain("v1", "n1", 2, 1));
         world.apply(promised(&pods[0], "n1"));
         let never = json!({"spec": {"preemptionPolicy": "Never"}});
@@ -110,7 +110,7 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
         world.node(node, cores);
         world.apply(plain(&format!("v-{node}"), node, cores, 1));
     }
-    // The larger one is tried first, and fails alone.
+    // The larger member is tried first, and only it fails.
     let mut pods = members(2, 2, 2, &json!({}));
     pods[1] = sized(pods[1].clone(), 4, 1001);
     for pod in pods {
@@ -128,12 +128,12 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
     world.apply(sized(pod("x", never), 2, 0));
     world.later(5);
     assert!(world.bound.is_empty(), "n1 is promised: {:?}", world.bound);
-    // Now that one may not go any more, and the gang is tried because the member has changed.
+    // The victim is now protected, and the gang is retried because the member changed.
     let key = "scheduling.koordinator.sh/disable-preemptible";
     world.apply(labelled(stays.named_object(), key, "true"));
     let changed = labelled(world.pods["m2"].clone(), "changed", "yes");
     world.apply(changed);
-    // What is written now is seen late: who waits is woken by what was decided.
+    // Writes are received late from here on: waiting pods are activated by the decision itself.
     world.echo = false;
     world.later(60);
     let said = (&world.nominated, &world.conditions, &world.explained);
@@ -144,7 +144,7 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
 #[test]
 fn members_do_not_outrank_each_other() {
     let mut world = World::full(1, 6, 1);
-    // Who was promised room there and is less important loses it.
+    // A less important pod that was nominated there loses its nomination.
     let mut low = sized(pod("low", json!({})), 1, 2);
     low.status.get_or_insert_default().nominated_node_name = Some("n1".to_owned());
     world.apply(low);
@@ -188,7 +188,7 @@ fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
     let rows: [(&str, Rule<'_>, &str, usize); 5] = [
         ("InterPodAffinity", &affinity, "zone", 0),
         ("InterPodAffinity", &affinity, "kubernetes.io/hostname", 2),
-        // Both in zone a, and nobody in b.
+        // Both in zone a, and none in zone b.
         ("PodTopologySpread", &hard, "zone", 0),
         ("PodTopologySpread", &hard, "kubernetes.io/hostname", 2),
         ("PodTopologySpread", &soft, "zone", 2),

@@ -1,11 +1,11 @@
-//! Plans for little clusters, beside all ways to place pods on them.
+//! Plans for small clusters, compared with an exhaustive search of all placements.
 
 use super::*;
 
 struct Dice(u64);
 
 impl Dice {
-    /// Below `sides`.
+    /// Returns a number below `sides`.
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self
             .0
@@ -15,11 +15,11 @@ impl Dice {
     }
 }
 
-/// A cluster of little nodes: cores, and the pods there by cores, priority and whether they may go.
+/// Small nodes: their cores, and their pods as cores, priority and whether they may be evicted.
 type Cluster = Vec<(usize, Vec<(usize, usize, bool)>)>;
 
-/// How many of the wanted sizes, from the first on or in any order, can be placed on nodes with so many
-/// cores, all ways tried.
+/// Returns how many of `sizes` fit on nodes with these free cores, by trying all placements: a prefix of
+/// `sizes` if `strict`, otherwise any subset.
 fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
     let Some((size, rest)) = sizes.split_first() else {
         return 0;
@@ -35,7 +35,7 @@ fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
     placed.max().unwrap_or(0).max(without)
 }
 
-/// Free cores where all have gone that may go, up to a priority.
+/// Returns the free cores after all evictable pods up to a priority were evicted.
 fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
     let nodes = cluster.iter().map(|(cores, pods)| {
         let stay = pods
@@ -48,7 +48,8 @@ fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
 
 #[test]
 fn plans_are_those_that_a_plain_search_allows() {
-    // Nobody went; all fit anyway; some had to go; on several nodes; not all of them; too many asked.
+    // Cases reached: no victims; all fit without victims; some victims; on several nodes; not all of them;
+    // more requested than fit.
     let mut seen = [0; 6];
     for seed in 0..1000 {
         let mut dice = Dice(seed);
@@ -113,7 +114,7 @@ fn plans_are_those_that_a_plain_search_allows() {
                 victims.is_empty() && world.bound.is_empty(),
                 "{case}: {victims:?}"
             );
-            // Those of a lenient gang that have a place wait in it.
+            // Placed members of a gang that is not strict keep their places.
             assert_eq!(world.nominated.len(), world.booked().1, "{case}");
             continue;
         }
@@ -124,14 +125,14 @@ fn plans_are_those_that_a_plain_search_allows() {
         }
         assert!(world.bound.is_empty(), "{case}");
         if victims.is_empty() {
-            // Of unlike ones, the first may take what the last needs.
+            // With members of different sizes, the first may take what the last needs.
             assert!(!alike, "{case}: a place was overlooked");
             seen[5] += 1;
             continue;
         }
         assert!(!(now && alike), "{case}: {victims:?} went for nothing");
         assert_eq!(world.nominated.len(), count, "{case}");
-        // On each node: who was placed there fits without the victims, and with any one of them does not.
+        // On each node, the placed members fit without the victims, and do not fit if any victim stays.
         let mut nodes = BTreeSet::new();
         let mut highest = None;
         for (nth, (cores, pods)) in cluster.iter().enumerate() {
@@ -171,7 +172,8 @@ fn plans_are_those_that_a_plain_search_allows() {
             assert_eq!(world.bound, promised, "{case}: {:?}", world.conditions);
             continue;
         }
-        // With some gone, members may swap places: nobody else has to go, and nobody is left out.
+        // When some victims are gone, members may swap places: no further pod is evicted, and no member is
+        // left out.
         for _ in 0..victims.len() {
             world.one_leaves();
             world.later(60);
