@@ -1,4 +1,4 @@
-//! The scheduler against the embedded API server, in process.
+//! Runs the scheduler against the embedded API server, in one process.
 
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use koord_api::scheduling::Reservation;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Nothing here takes longer unless it is broken.
+/// Timeout for every wait; only a broken test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Cluster {
@@ -24,7 +24,7 @@ pub(crate) struct Cluster {
     clock: Clock,
 }
 
-/// A running scheduler.
+/// Running scheduler.
 pub(crate) struct Scheduler {
     pub(crate) stop: CancellationToken,
     pub(crate) debug: DebugHandle,
@@ -46,13 +46,13 @@ impl Cluster {
         cluster
     }
 
-    /// Koordinator's custom resources become known.
+    /// Installs Koordinator's custom resource definitions.
     pub(crate) async fn install(&self) {
         let definitions = koord_api::crd_values();
         self.server.install_crds(definitions).await.unwrap();
     }
 
-    /// NodeResourceTopology is known in this version alone, as Koordinator's chart 0.5 has it.
+    /// Starts a cluster that serves NodeResourceTopology only in this version, like Koordinator's chart 0.5.
     pub(crate) async fn start_with_topologies_in(version: &str) -> Self {
         let cluster = Self::bare().await;
         let mut definitions = koord_api::crd_values();
@@ -66,7 +66,7 @@ impl Cluster {
         cluster
     }
 
-    /// Whose clock, and that of its schedulers, goes as tokio's.
+    /// Starts a cluster whose clock, and that of its schedulers, follows tokio's virtual time.
     pub(crate) async fn start_virtual() -> Self {
         let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
         let cluster = Self::with(Clock::following_tokio(epoch)).await;
@@ -74,7 +74,7 @@ impl Cluster {
         cluster
     }
 
-    /// As [`Cluster::start_virtual`], with the controllers of Kubernetes.
+    /// Starts a cluster like [`Cluster::start_virtual`], with the Kubernetes controllers.
     pub(crate) async fn start_virtual_with_controllers() -> Self {
         let epoch = "2026-01-01T00:00:00Z".parse().unwrap();
         let controllers = koord_app::flags::Selection::all();
@@ -83,12 +83,12 @@ impl Cluster {
         cluster
     }
 
-    /// For another component of this cluster.
+    /// Returns the context for another component of this cluster.
     pub(crate) fn context(&self) -> Context {
         Context::with_clock(self.clock.clone())
     }
 
-    /// Without custom resources.
+    /// Starts a cluster without custom resources.
     pub(crate) async fn bare() -> Self {
         Self::with(Clock::system()).await
     }
@@ -124,7 +124,7 @@ impl Cluster {
         };
         let mut options = Options::new(koord_plugins::registry());
         options.leader_elect = false;
-        // The text that upstream writes, alone.
+        // Only the text that upstream writes.
         options.nearest_in_conditions = false;
         change(&mut options);
         let (stop, metrics) = (context.shutdown.clone(), context.metrics.clone());
@@ -173,7 +173,7 @@ impl Cluster {
             .unwrap();
     }
 
-    /// The first object, as it is or becomes, for which `pick` has an answer.
+    /// Waits for an object, existing or future, for which `pick` returns a value.
     pub(crate) async fn until<K, T>(&self, what: &str, mut pick: impl FnMut(&K) -> Option<T>) -> T
     where
         K: Resource<DynamicType = ()> + koord_kube::Decode + Send + Sync + 'static,
@@ -203,7 +203,7 @@ impl Cluster {
             .await
     }
 
-    /// Reason and message of the pod's condition, once it has one that `pick` likes.
+    /// Waits until the pod's condition satisfies `pick`. Returns its reason and message.
     pub(crate) async fn refused(
         &self,
         name: &str,
@@ -295,7 +295,7 @@ async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
         "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: \
          1 No preemption victims found for incoming pod."
     );
-    // The first pod goes: the second one's turn.
+    // When the first pod is deleted, the second one is scheduled.
     let gone = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()

@@ -1,4 +1,4 @@
-//! Configurations that upstream ships, as facts: they load, and mean what they mean upstream.
+//! Configurations that upstream ships: they load and mean the same as upstream.
 
 mod args;
 
@@ -17,7 +17,7 @@ fn args(plugin: &str, fields: Value) -> Value {
     json!({"name": plugin, "args": args})
 }
 
-/// Plugins of a point: `Name` or `Name=weight`; a leading `*` switches the defaults off.
+/// Builds the plugins of extension points: `Name` or `Name=weight`; a leading `*` disables the defaults.
 fn plugins(points: &[(&str, &str)]) -> Value {
     let mut out = json!({});
     for (point, list) in points {
@@ -82,7 +82,7 @@ fn quota() -> Value {
     )
 }
 
-/// Per point, what `config/manager/scheduler-config.yaml` enables.
+/// Plugins that `config/manager/scheduler-config.yaml` enables, per extension point.
 const SAMPLE: [(&str, &str); 12] = [
     ("preEnqueue", "Coscheduling"),
     ("queueSort", "* PrioritySort"),
@@ -121,7 +121,7 @@ fn sample() -> Value {
     file("koordinator-system", plugins(&SAMPLE), args)
 }
 
-/// The configuration of the 1.8.0 Helm chart; `preemption` is its value `enableJobPreemption`.
+/// Returns the configuration of the 1.8.0 Helm chart; `preemption` is its value `enableJobPreemption`.
 fn chart(preemption: bool) -> Value {
     let mut points = BTreeMap::from(SAMPLE);
     points.insert(
@@ -157,7 +157,7 @@ fn build(config: &Value, koord: bool) -> Result<Profiles, String> {
     Profiles::build(&config, &koord_plugins::registry(), &context, koord).map_err(|e| e.to_string())
 }
 
-/// Names per point; with weights at `score`.
+/// Returns plugin names per extension point, with weights at `score`.
 fn resolved(profiles: &Profiles) -> BTreeMap<&'static str, Vec<String>> {
     let name = |at: &usize| profiles.instances[*at].name().to_owned();
     let list = |of: &[usize]| of.iter().map(name).collect::<Vec<_>>();
@@ -184,7 +184,7 @@ fn resolved(profiles: &Profiles) -> BTreeMap<&'static str, Vec<String>> {
     .into()
 }
 
-/// Whether the words of `listed` that are in `all` stand there in the same order.
+/// Returns true if the words of `listed` that are in `all` have the same order there.
 fn in_order(listed: &str, all: &[String]) -> bool {
     let at: Vec<usize> = listed
         .split_whitespace()
@@ -227,7 +227,7 @@ fn upstreams_charts_load() {
         let profiles = build(&config, false).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(profiles.profiles[0].name, "koord-scheduler", "{name}");
     }
-    // A plugin that filters and scores is prepared for both, named there or not.
+    // A plugin that filters and scores is prepared for both, whether or not it is named there.
     let profiles = build(&chart(false), false).unwrap();
     let points = resolved(&profiles);
     for point in ["preFilter", "preScore"] {
@@ -235,7 +235,7 @@ fn upstreams_charts_load() {
     }
 }
 
-/// What upstream takes, by rows of docs/compat.md.
+/// Rows of docs/compat.md that upstream accepts.
 #[test]
 fn settings_that_cannot_be_meant_are_refused_by_name() {
     let good = file("x", json!({}), Vec::new());
@@ -273,7 +273,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name() {
     }
 }
 
-/// Upstream decodes the arguments of all plugins when it starts, of those that run nowhere, too.
+/// Upstream decodes the arguments of all plugins when it starts, including plugins that no profile enables.
 #[test]
 fn arguments_of_a_plugin_that_runs_nowhere_are_checked() {
     let off = json!({"multiPoint": {"disabled": [{"name": "*"}], "enabled": [{"name": "DefaultBinder"}]}});
@@ -329,7 +329,7 @@ fn arguments_of_a_plugin_that_runs_nowhere_are_checked() {
         2,
         "DefaultBinder and DefaultPreBind"
     );
-    // Another profile runs the plugin, with arguments that are valid.
+    // Another profile enables the plugin, with valid arguments.
     let mut two = file("x", json!({}), Vec::new());
     let mut other = file(
         "y",

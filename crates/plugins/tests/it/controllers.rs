@@ -1,4 +1,4 @@
-//! `--controller-plugins`: the parts of plugins that keep objects true can run elsewhere.
+//! `--controller-plugins`: the controllers in plugins can run in another process.
 
 use crate::small::{engine_with, node};
 use jiff::Timestamp;
@@ -31,8 +31,8 @@ fn add<K: serde::de::DeserializeOwned + Any + Send + Sync>(
     engine.object_changed(&change, at(0));
 }
 
-/// What the plugin changes, in a minute, of the object it cares for: a group with a member that
-/// runs, a quota with a pod that uses it, a reservation that is over.
+/// Returns the number of writes of the plugin's controller in a minute, for a PodGroup with a running member,
+/// a quota with a pod, and an expired reservation.
 fn writes(plugin: &str, controllers: &str) -> usize {
     let context = BuildContext {
         controllers: koord_app::flags::selection(controllers).unwrap(),

@@ -1,4 +1,4 @@
-//! The manifests in `deploy/scheduler`: the rights they give are those that the scheduler uses.
+//! Manifests in `deploy/scheduler`: they grant exactly the permissions that the scheduler uses.
 
 use crate::api::{Cluster, room};
 use http::{Method, Request, Response};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt, service_fn};
 
-/// Rights that nothing below uses, and what does.
+/// Permissions that this test does not use, with the reason for each.
 const OTHERWISE_USED: &[(&str, &str)] = &[
     (
         "get reservations.scheduling.koordinator.sh",
@@ -57,12 +57,12 @@ fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
     serde_json::from_value(object).unwrap()
 }
 
-/// A request as the API server judges it.
+/// Attributes of a request that authorization reads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Asked {
     verb: &'static str,
     group: String,
-    /// With the subresource.
+    /// Resource with its subresource.
     resource: String,
     namespace: String,
     name: String,
@@ -124,7 +124,7 @@ fn asked<B>(request: &Request<B>) -> Asked {
     }
 }
 
-/// The rules, each with the namespace it is limited to.
+/// Returns the policy rules with the namespace of each, or empty for a cluster role.
 fn rules() -> Vec<(String, PolicyRule)> {
     let everywhere: ClusterRole = only("rbac.yaml", "ClusterRole");
     let here: Role = only("rbac.yaml", "Role");
@@ -166,14 +166,14 @@ fn given(rules: &[(String, PolicyRule)]) -> BTreeSet<String> {
     out
 }
 
-/// What was asked, and what of that the rules do not allow; that was refused.
+/// Requests by permission, and requests that were rejected because no rule allows them.
 #[derive(Default)]
 struct Record {
     used: BTreeSet<String>,
     refused: BTreeSet<Asked>,
 }
 
-/// A client with the rights of the manifests.
+/// Returns a client with the permissions of the manifests.
 fn limited(cluster: &Cluster) -> (Client, Arc<Mutex<Record>>) {
     let record = Arc::new(Mutex::new(Record::default()));
     let (kept, rules, router) = (record.clone(), Arc::new(rules()), cluster.server.service());
@@ -305,8 +305,7 @@ async fn reservations(cluster: &Cluster) {
             .cloned()
     };
     cluster.until("a reserved GPU", has_gpu).await;
-    // It says that it wants the reservation, or it runs beside one that the scheduler does not
-    // know as available yet.
+    // It uses the reservation only, or runs next to one that the scheduler does not see as available yet.
     let mut owner = pod("owner", "1", json!({"owns": "kept"}), json!({}));
     let affinity = json!({"name": "kept"}).to_string();
     owner["metadata"]["annotations"] =
@@ -370,7 +369,7 @@ async fn groups_and_quotas(cluster: &Cluster) {
         .await;
 }
 
-/// A quota uses more than it may from now on, and its pod goes.
+/// Makes a quota exceed its runtime, and waits for the eviction of its pod.
 async fn overuse(cluster: &Cluster) {
     let quota = json!({"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
         "metadata": {"name": "over"}, "spec": {"max": {"cpu": "4"}, "min": {"cpu": "0"}}});
@@ -392,7 +391,7 @@ async fn overuse(cluster: &Cluster) {
     .await;
 }
 
-/// The status of the topology is written.
+/// Waits for the status of the network topology.
 async fn topology(cluster: &Cluster) {
     let object = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1",
         "kind": "ClusterNetworkTopology", "metadata": {"name": "default"},
@@ -414,7 +413,7 @@ async fn topology(cluster: &Cluster) {
         .await;
 }
 
-/// A pod takes the place of another; one that fits nowhere says so twice.
+/// Creates a pod that preempts another, and one that fits on no node and reports that twice.
 async fn refusals(cluster: &Cluster) {
     for (class, value) in [("low", 1), ("high", 1000)] {
         let object = json!({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
@@ -457,8 +456,8 @@ fn machine() -> Value {
     out
 }
 
-/// The configuration in the ConfigMap, but for reservations that are removed at once, and quotas that
-/// are held to their shares at once.
+/// Returns the configuration in the ConfigMap, with immediate removal of expired reservations and immediate
+/// eviction for quota overuse.
 fn configuration() -> Configuration {
     let map: ConfigMap = only("config.yaml", "ConfigMap");
     let text = &map.data.unwrap()["koord-scheduler-config"];

@@ -1,5 +1,5 @@
-//! GPUs against the embedded API server: from the Device object to the pod's annotation, and again
-//! after a restart.
+//! GPUs against the embedded API server: from the Device object to the pod's annotation, also after a
+//! restart.
 
 use crate::api::Cluster;
 use k8s_openapi::api::core::v1::Pod;
@@ -48,7 +48,7 @@ async fn gpus_are_given_once_also_across_a_restart() {
     let percent = |share: &str| json!({"koordinator.sh/gpu-core": share, "koordinator.sh/gpu-memory-ratio": share});
     cluster.pod("half", percent("50")).await;
     assert_eq!(minors(&cluster, "half").await, [0]);
-    // The other GPU is unhealthy, although the node's allocatable has room for it.
+    // The other GPU is unhealthy, although the node's allocatable includes it.
     cluster.pod("whole", percent("100")).await;
     let (reason, message) = cluster.refused("whole", |_| true).await;
     assert_eq!(reason, "Unschedulable");

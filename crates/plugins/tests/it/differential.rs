@@ -1,4 +1,4 @@
-//! The cached engine decides as the exhaustive one does, whatever happens in between.
+//! Compares the engine with caches to the exhaustive one: both decide the same after any sequence of events.
 
 pub(crate) mod preemption;
 mod profiles;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 const KIND: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 
-/// Every plugin on, thresholds biting, node preferences and aggregation in play.
+/// Builds an engine with every plugin enabled, low thresholds, node preferences and aggregation.
 fn engine(cached: bool, aggregated: bool) -> Engine {
     let mut load = json!({
         "usageThresholds": {"cpu": 60, "memory": 80},
@@ -47,12 +47,12 @@ fn engine(cached: bool, aggregated: bool) -> Engine {
             seed: 7,
             max_classes: 3,
             class_bytes: 4000,
-            // One of the twins asks several threads.
+            // One of the two engines filters in several threads.
             parallel_rows: if cached { 2 } else { usize::MAX },
         },
     );
     engine.set_caching(cached);
-    // Pods of these shapes have no constraints of their own: they are spread by default.
+    // Pods of these shapes have no own constraints, so the default spread constraints apply.
     for shape in [25, 26] {
         let service: Service = serde_json::from_value(json!({
             "metadata": {"name": format!("s{shape}"), "namespace": "ns"},
@@ -122,7 +122,7 @@ fn node(name: u8, cpu: u8, zone: u8, taint: u8, cordoned: bool) -> Arc<Node> {
     };
     let name = format!("n{name}");
     let mut labels = json!({"kubernetes.io/hostname": name});
-    // Some nodes are in no zone.
+    // Some nodes have no zone.
     if zone < 3 {
         labels["zone"] = json!(format!("z{zone}"));
         labels["topology.kubernetes.io/zone"] = json!(format!("z{zone}"));
@@ -255,7 +255,7 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
                     [term("zone", "28"), term("kubernetes.io/hostname", "27")]}});
         }
         18..=20 => {
-            // As daemon pods have it; some of the nodes do not exist.
+            // Like DaemonSet pods; some of the nodes do not exist.
             let count = [1, 3, 10][usize::from(shape) - 18];
             let names: Vec<String> = (0..count)
                 .map(|at| format!("n{}", (number + at) % 10))
@@ -286,7 +286,7 @@ fn pod(number: usize, shape: u8, priority: u8) -> Pod {
     serde_json::from_value(value).unwrap()
 }
 
-/// What both engines did, as text.
+/// Returns the outputs of an engine as text.
 fn drain(engine: &mut Engine, now: Timestamp, placed: &mut Vec<(Pod, String)>) -> Vec<String> {
     let mut out = Vec::new();
     for _ in 0..200 {
@@ -377,7 +377,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Many pods that are only spread, gathered or kept apart, on nodes of which some are in no zone.
+    /// Many pods with only spread or affinity constraints, on nodes of which some have no zone.
     #[test]
     fn candidates_of_zones_decide_as_all_nodes_do(
         zones in prop::collection::vec(0..4_u8, 4..9),

@@ -1,4 +1,4 @@
-//! Extenders that are real servers, honest and otherwise, against the embedded API server.
+//! Extenders as real servers, correct and faulty ones, against the embedded API server.
 
 mod server;
 
@@ -70,7 +70,7 @@ async fn an_extender_over_https_filters_scores_and_binds() {
     cluster.pod("p", json!({"cpu": "1"})).await;
     assert_eq!(cluster.bound("p").await, "c");
 
-    // What it is asked has the names of Go's types, and everything that it could want to know.
+    // The request has the field names of the Go types, and the whole pod and nodes.
     let filter = &extender.asked("filter")[0];
     let mut names: Vec<&String> = filter.as_object().unwrap().keys().collect();
     names.sort();
@@ -125,8 +125,8 @@ async fn an_extender_that_knows_the_nodes_is_told_names_and_its_reasons_are_show
     scheduler.stop().await;
 }
 
-/// While an extender keeps its answer to itself, pods that do not concern it are placed; those that
-/// do wait no longer than it may take, and say for whom.
+/// While an extender does not answer, pods that it is not configured for are scheduled. Pods that need it
+/// wait no longer than its timeout, and their condition names it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
     let cluster = Cluster::start().await;
@@ -227,7 +227,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
         ),
         ("error", 200, text(json!({"Error": "no idea"})), "no idea"),
     ];
-    // Nobody but the extender knows how much of the resource there is.
+    // Only the extender accounts for this resource.
     let wants = json!({"cpu": "100m", "example.com/x": "1"});
     for (name, code, body, expected) in rows {
         *said.lock() = (code, body);
@@ -241,7 +241,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
         cluster.pod(&other, json!({"cpu": "100m"})).await;
         assert_eq!(cluster.bound(&other).await, "a");
     }
-    // As soon as it tells the truth, all of them go.
+    // As soon as its answers are valid, all pods are placed.
     *said.lock() = (200, text(json!({"NodeNames": ["a"]})));
     for name in ["stranger", "huge", "error"] {
         assert_eq!(cluster.bound(name).await, "a");
@@ -249,7 +249,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
     scheduler.stop().await;
 }
 
-/// One that is gone and may be ignored keeps nobody; what it would have scored is missing.
+/// An ignorable extender that is down blocks no pod; its scores are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_that_died_counts_only_where_it_must() {
     let cluster = Cluster::start().await;
@@ -269,7 +269,7 @@ async fn an_extender_that_died_counts_only_where_it_must() {
         alive.entry(&json!({"prioritizeVerb": "score", "weight": 3, "nodeCacheCapable": true})),
     ];
     let scheduler = schedule(&cluster, &entries);
-    // One that is spread finds its best node by groups of nodes where no extender is concerned.
+    // The best node of a pod with spread constraints is searched by groups of nodes if it needs no extender.
     let spread: Pod = serde_json::from_value(json!({
         "metadata": {"name": "p", "namespace": "default", "labels": {"app": "x"}},
         "spec": {"schedulerName": "koord-scheduler", "containers": [{"name": "c", "image": "i"}],
@@ -299,8 +299,8 @@ async fn an_extender_that_died_counts_only_where_it_must() {
     drop(gone);
 }
 
-/// What is decided after the answer holds then: a node that was taken meanwhile is not booked twice,
-/// and nodes that nobody was asked about are asked about.
+/// The decision after the answer uses the current state: a node that was filled in the meantime is not used
+/// again, and the extender is called for nodes that it has not seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     let cluster = Cluster::start().await;
@@ -328,7 +328,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     asked.acquire().await.unwrap().forget();
     cluster.pod("quick", json!({"cpu": "2"})).await;
     assert_eq!(cluster.bound("quick").await, "a");
-    // These are known by the time of the answer: one is full, the other has room.
+    // These exist by the time of the answer: one is full, the other has enough free.
     cluster.node("b", with.clone(), json!([])).await;
     cluster.pod("witness", json!({"cpu": "2"})).await;
     assert_eq!(cluster.bound("witness").await, "b");
@@ -340,7 +340,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     assert_eq!(cluster.bound("slow").await, "c");
     let lists: Vec<Vec<String>> = extender.asked("filter").iter().map(nodes_of).collect();
     assert_eq!(lists, [vec!["a"], vec!["c"]]);
-    // All in one go: it was never refused.
+    // In one attempt: it was never rejected.
     cluster.event("Scheduled", "slow").await;
     let events = koord_kube::Api::<Event>::all(cluster.client.clone());
     for event in events.list(&Default::default()).await.unwrap() {
@@ -373,7 +373,7 @@ async fn a_binder_that_only_says_so_is_found_out() {
     scheduler.stop().await;
 }
 
-/// Members of a gang that an extender has to agree with still start together.
+/// Members of a gang that needs an extender still start together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_asks_one_after_another_and_starts_together() {
     let cluster = Cluster::start().await;
@@ -437,14 +437,14 @@ async fn important(cluster: &Cluster, name: &str, priority: i32, cpu: &str, node
     cluster.pods().create(&params, &pod).await.unwrap();
 }
 
-/// Extenders see who would have to go, in either form, and what they leave is what happens.
+/// Extenders receive the victims in either form, and the victims that they return are evicted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victims_are_those_that_extenders_agree_with() {
     let cluster = Cluster::start().await;
     for name in ["a", "b"] {
         cluster.node(name, room("2"), json!([])).await;
     }
-    // Left to itself, the scheduler would evict the less important one.
+    // Without extenders, the scheduler would evict the least important pod.
     important(&cluster, "least", 1, "2", Some("a")).await;
     important(&cluster, "less", 2, "2", Some("b")).await;
     important(&cluster, "chief", 2000, "0", Some("a")).await;
@@ -480,7 +480,7 @@ async fn victims_are_those_that_extenders_agree_with() {
     let waits = |text: &'static str| move |message: &str| message.contains(text);
     let (pods, tries) = (cluster.pods(), std::sync::atomic::AtomicUsize::new(0));
     let try_again = async || {
-        // Something new about the pod.
+        // Changes the pod, so that it is retried.
         let number = tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let labels = json!({"metadata": {"labels": {"try": number.to_string()}}});
         let patch = koord_kube::api::Patch::Merge(&labels);
@@ -504,7 +504,7 @@ async fn victims_are_those_that_extenders_agree_with() {
     assert_eq!(second.asked("preempt")[0]["NodeNameToMetaVictims"], told);
     assert_eq!(second.asked("preempt")[0]["NodeNameToVictims"], Value::Null);
 
-    // None of these has anybody evicted.
+    // Each of these answers evicts no pod.
     for (lie, expected) in [
         (meta("z", &least), "which it was not asked about"),
         (meta("a", &less), "but the pod is not found on that node"),
@@ -552,7 +552,7 @@ async fn victims_are_those_that_extenders_agree_with() {
     scheduler.stop().await;
 }
 
-/// As in kube-scheduler, an extender hears of a pod when those before it have their places.
+/// Like kube-scheduler, calls an extender for a pod only after earlier pods were placed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
     let cluster = Cluster::start().await;
@@ -600,7 +600,7 @@ async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
             .await
             .unwrap();
     }
-    // Both have been seen when a later one that concerns nobody has its place.
+    // Both were received when a later pod that needs no extender was placed.
     cluster.pod("plain", json!({"cpu": "1"})).await;
     cluster.bound("plain").await;
     assert_eq!(extender.asked("filter").len(), 1);

@@ -1,7 +1,6 @@
-//! Leaders die at any point of a run, with requests under way, or lose their lease; the next one,
-//! which stood by all the time, takes over what is there. Checked against the API alone: nothing is
-//! over-allocated, no CPU and no share of a GPU has two owners, gangs are whole or not there, quotas
-//! and reservations count what is bound.
+//! Failover: leaders stop at any point of a run, with requests in flight, or lose their lease; a standby
+//! takes over. Checked against the API only: nothing is over-allocated, no CPU or GPU share has two owners,
+//! gangs are complete or absent, and the statuses of quotas and reservations match the bound pods.
 
 mod checks;
 mod contender;
@@ -15,15 +14,15 @@ use std::time::Duration;
 use wire::{Fuse, Which, any_write, gang_binding, of_reservations, rival_binding};
 use world::World;
 
-/// Virtual time; only a run that hangs takes that long.
+/// Timeout in virtual time; only a run that hangs reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A world's.
+/// Returns a clock for a test world.
 fn clock() -> Clock {
     Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap())
 }
 
-/// A number drawn from `seed` (SplitMix64).
+/// Returns a pseudorandom number for `seed` (SplitMix64).
 pub(crate) fn draw(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,13 +30,14 @@ pub(crate) fn draw(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// One run in which the first leader dies with the `at`th of its writes that are `counted`; how many
-/// there were when it lived to the end.
+/// Runs once; the first leader stops at write number `at` of those that `counted` selects. Returns how many
+/// such writes there were.
 async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
     run_with(at, counted, arrives, true).await
 }
 
-/// The next leader stands by, or starts when the first one is dead.
+/// Runs like [`run`]; the next leader is a standby if `stands_by`, otherwise it starts when the first one has
+/// stopped.
 async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i64 {
     let what = format!("dead at write {at}, which arrives: {arrives}, stands by: {stands_by}");
     let world = World::start().await;
@@ -54,10 +54,10 @@ async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i6
     let used = fuse.used();
     first.kill(&fuse).await;
     let second = second.unwrap_or_else(|| world.schedule("two", Fuse::endless()));
-    // Its lease runs out: it could not be given back.
+    // Its lease expires: it could not be released.
     pods.settled(&what).await;
     world.check(&what).await;
-    // What is decided now is decided on rebuilt state.
+    // Decisions from here on use rebuilt state.
     world.create_late().await;
     pods.late(&what).await;
     world.check(&what).await;
@@ -78,7 +78,7 @@ async fn whenever_the_leader_dies_the_next_one_carries_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_gang_is_made_whole_whichever_of_its_members_was_bound_last() {
-    // Two gangs of four; whether the binding arrives is drawn.
+    // Two gangs of four; whether the last binding arrives is random.
     for at in 1..=8_i64 {
         let arrives = draw(at.unsigned_abs()) & 1 == 0;
         run(at, gang_binding, arrives).await;

@@ -1,7 +1,7 @@
-//! Situations that users of this kind of software reported, each from the API server to the API server.
+//! Situations that users of this kind of software reported, tested against the API server.
 //!
-//! The source of each is named at its test; inputs are our own. Time is virtual: what has to stay away is
-//! waited for through many retries of the scheduling queue.
+//! The source of each is named at its test; inputs are our own. Time is virtual: to show that something does
+//! not happen, a test waits for many retries of the scheduling queue.
 
 use crate::api::{Cluster, Scheduler};
 use k8s_openapi::api::core::v1::Pod;
@@ -21,7 +21,7 @@ const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
 const CPU_TOPOLOGY: &str = "node.koordinator.sh/cpu-topology";
 const NUMA_POLICY: &str = "node.koordinator.sh/numa-topology-policy";
 
-/// A cluster in virtual time with its scheduler.
+/// Cluster in virtual time with its scheduler.
 struct Field {
     cluster: Cluster,
     scheduler: Option<Scheduler>,
@@ -86,7 +86,7 @@ impl Field {
         }
     }
 
-    /// The kubelet reports the pod as running and ready.
+    /// Reports the pod as running and ready, like the kubelet.
     async fn run(&self, name: &str) {
         let status = json!({"status": {"phase": "Running", "startTime": "2026-01-01T00:00:00Z",
             "conditions": [{"type": "Ready", "status": "True"}]}});
@@ -162,7 +162,7 @@ impl Field {
     }
 }
 
-/// Lets virtual time pass: longer than any back-off of the queue.
+/// Advances virtual time, by more than any backoff of the queue.
 async fn pass(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
@@ -176,7 +176,7 @@ fn merge(into: &mut Value, more: &Value) {
     }
 }
 
-/// A pod of one container with these requests as limits; `more` is merged into it.
+/// Builds a pod of one container with these requests as limits; `more` is merged into it.
 fn pod(name: &str, requests: Value, more: Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
@@ -196,7 +196,7 @@ fn lsr(app: &str) -> Value {
     json!({"app": app, "koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord-prod"})
 }
 
-/// A Reservation for pods with `app`; `spec` is merged into its specification.
+/// Builds a Reservation for pods with label `app`; `spec` is merged into its spec.
 fn reservation(name: &str, app: &str, requests: Value, spec: Value) -> Value {
     let mut object = json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
@@ -236,7 +236,8 @@ fn in_quota(name: &str) -> Value {
     labeled(json!({"quota.scheduling.koordinator.sh/name": name}))
 }
 
-/// The NodeResourceTopology that koordlet writes: `count` NUMA nodes of `cpus` CPUs, two threads a core.
+/// Builds the NodeResourceTopology that koordlet writes: `count` NUMA nodes of `cpus` CPUs, two threads per
+/// core.
 fn topology(name: &str, count: u32, cpus: u32) -> Value {
     let detail: Vec<Value> = (0..count * cpus)
         .map(|id| json!({"id": id, "core": id / 2, "socket": id / cpus, "node": id / cpus}))
@@ -253,7 +254,7 @@ fn topology(name: &str, count: u32, cpus: u32) -> Value {
     })
 }
 
-/// A zone with name, capacity and what is available of each resource.
+/// Builds a zone with name, capacity and available amount of each resource.
 fn zone(id: u32, resources: &[(&str, &str, &str)]) -> Value {
     let list: Vec<Value> = resources
         .iter()
@@ -282,7 +283,7 @@ fn cpus(text: &Value) -> Vec<u32> {
         .collect()
 }
 
-/// koordinator-sh/koordinator#1247: the port stays taken after the Reservation that held it was used.
+/// koordinator-sh/koordinator#1247: the host port stays in use after the Reservation that held it was used.
 #[tokio::test(start_paused = true)]
 async fn host_port_stays_taken_after_its_reservation() {
     let field = Field::start().await;
@@ -349,7 +350,7 @@ async fn owner_larger_than_reservation_gets_unreserved_cpus() {
     assert_eq!(cpus(&small["cpuset"]), held);
 }
 
-/// koordinator-sh/koordinator#468, #474: the owner goes while no scheduler runs.
+/// koordinator-sh/koordinator#468, #474: the owner is deleted while no scheduler runs.
 #[tokio::test(start_paused = true)]
 async fn reservation_status_is_corrected_after_restart() {
     let mut field = Field::start().await;
@@ -382,7 +383,7 @@ async fn reservation_status_is_corrected_after_restart() {
     assert_eq!(status["allocated"]["cpu"], "4");
 }
 
-/// koordinator-sh/koordinator#564: scoring does not divide by a Reservation of nothing.
+/// koordinator-sh/koordinator#564: scoring does not divide by zero for a Reservation without resources.
 #[tokio::test(start_paused = true)]
 async fn reservation_of_nothing_is_placed_and_used() {
     let field = Field::start().await;
@@ -404,7 +405,7 @@ async fn reservation_of_nothing_is_placed_and_used() {
         .await;
 }
 
-/// koordinator-sh/koordinator#439: a Reservation without owners is refused or states what is wrong.
+/// koordinator-sh/koordinator#439: a Reservation without owners is rejected or reports what is wrong.
 #[tokio::test(start_paused = true)]
 async fn reservation_without_owners_is_reported() {
     let field = Field::start().await;
@@ -424,7 +425,7 @@ async fn reservation_without_owners_is_reported() {
     assert!(status.to_lowercase().contains("owner"), "{status}");
 }
 
-/// koordinator-sh/koordinator#872: groups whose members come cross-wise do not lock each other out.
+/// koordinator-sh/koordinator#872: gang groups whose members arrive in mixed order do not block each other.
 #[tokio::test(start_paused = true)]
 async fn gang_groups_arriving_crosswise_start_one_by_one() {
     let field = Field::start().await;
@@ -468,7 +469,7 @@ async fn gang_groups_arriving_crosswise_start_one_by_one() {
     field.all_bound(&rest).await;
 }
 
-/// koordinator-sh/koordinator#2148: a member that is deleted and created again belongs to its gang.
+/// koordinator-sh/koordinator#2148: a member that is deleted and recreated belongs to its gang.
 #[tokio::test(start_paused = true)]
 async fn recreated_member_still_belongs_to_its_gang() {
     let field = Field::start().await;
@@ -488,7 +489,7 @@ async fn recreated_member_still_belongs_to_its_gang() {
     field.all_bound(&names).await;
 }
 
-/// koordinator-sh/koordinator#874: members before their PodGroup, and a PodGroup that is created again.
+/// koordinator-sh/koordinator#874: members before their PodGroup, and a PodGroup that is recreated.
 #[tokio::test(start_paused = true)]
 async fn members_before_their_pod_group_start_soon_after_it() {
     let field = Field::start().await;
@@ -554,7 +555,7 @@ async fn pod_group_counts_members_above_its_minimum() {
     assert_eq!(group["status"]["running"], 6, "{group}");
 }
 
-/// koordinator-sh/koordinator#3185: a pod that is deleted as its attempt fails leaves the queue.
+/// koordinator-sh/koordinator#3185: a pod that is deleted while its attempt fails leaves the queue.
 #[tokio::test(start_paused = true)]
 async fn pod_deleted_while_unschedulable_leaves_the_queue() {
     let field = Field::start().await;
@@ -593,7 +594,7 @@ async fn pod_deleted_while_unschedulable_leaves_the_queue() {
     );
 }
 
-/// koordinator-sh/koordinator#2393: a quota below its min is served from what others lend.
+/// koordinator-sh/koordinator#2393: a quota below its min gets what others lend.
 #[tokio::test(start_paused = true)]
 async fn quota_below_min_is_served_when_minimums_exceed_the_cluster() {
     let field = Field::start().await;
@@ -615,7 +616,7 @@ async fn quota_below_min_is_served_when_minimums_exceed_the_cluster() {
     field.all_bound(&names).await;
 }
 
-/// kubernetes/kubernetes#131835: a pod that is resized in place counts with its present size.
+/// kubernetes/kubernetes#131835: a pod that is resized in place counts with its current size.
 #[tokio::test(start_paused = true)]
 async fn resized_pod_counts_in_its_quota_with_its_new_size() {
     let field = Field::start().await;
@@ -654,7 +655,7 @@ async fn resized_pod_counts_in_its_quota_with_its_new_size() {
     field.cluster.bound("second").await;
 }
 
-/// koordinator-sh/koordinator#1030: a prod pod evicts no batch pod of a quota that has room for both.
+/// koordinator-sh/koordinator#1030: a prod pod preempts no batch pod of a quota that has enough for both.
 #[tokio::test(start_paused = true)]
 async fn quota_with_room_for_both_preempts_no_pod() {
     let field = Field::start().await;
@@ -698,7 +699,8 @@ async fn node_that_joins_again_counts_for_quotas() {
     field.all_bound(&["p1".to_owned(), "p2".to_owned()]).await;
 }
 
-/// koordinator-sh/koordinator#1682: CPUs for a bound pod come from what shared pods leave on each NUMA node.
+/// koordinator-sh/koordinator#1682: CPUs for a bound pod come from what shared pods leave free on each NUMA
+/// node.
 #[tokio::test(start_paused = true)]
 async fn bound_cpus_leave_room_for_shared_pods_of_each_numa_node() {
     let field = Field::start().await;
@@ -736,7 +738,7 @@ async fn bound_cpus_leave_room_for_shared_pods_of_each_numa_node() {
     assert!(!set.iter().any(taken), "{status}");
 }
 
-/// koordinator-sh/koordinator#3081: allocations go by the number of a NUMA node, not by its place in a list.
+/// koordinator-sh/koordinator#3081: allocations use the number of a NUMA node, not its position in a list.
 #[tokio::test(start_paused = true)]
 async fn numa_allocations_go_by_the_number_of_the_node() {
     let field = Field::start().await;
@@ -768,7 +770,7 @@ async fn numa_allocations_go_by_the_number_of_the_node() {
     assert!(placed == [1] || placed == [2], "{placed:?}");
 }
 
-/// koordinator-sh/koordinator#1613: an owner of a reserved GPU gets an RDMA device in addition to it.
+/// koordinator-sh/koordinator#1613: an owner of a reserved GPU also gets an RDMA device.
 #[tokio::test(start_paused = true)]
 async fn owner_of_a_reserved_gpu_gets_an_rdma_device_too() {
     let field = Field::start().await;

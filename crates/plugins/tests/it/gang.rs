@@ -1,4 +1,4 @@
-//! Gangs from the API server to the API server.
+//! Gangs against the embedded API server.
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -46,7 +46,7 @@ impl Cluster {
         api.create(&PostParams::default(), &group).await.unwrap();
     }
 
-    /// The status of the PodGroup, once it has this phase.
+    /// Waits until the PodGroup has this phase, and returns its status.
     async fn phase(&self, wanted: &str) -> Value {
         self.until(wanted, |group: &PodGroup| {
             let status = serde_json::to_value(group.status.as_ref()?).ok()?;
@@ -79,7 +79,7 @@ async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
     for name in names {
         cluster.member(name, "gang", json!({})).await;
     }
-    // The PodGroup comes after its pods.
+    // The PodGroup is created after its pods.
     cluster.pod_group("gang", 3).await;
     let (mut own_words, mut of_the_gang) = (0, 0);
     for name in names {
@@ -139,7 +139,7 @@ async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
     let cluster = Cluster::start().await;
     cluster.node("n", room("4"), json!([])).await;
     cluster.pod_group("gang", 3).await;
-    // The leader before had bound one of three.
+    // The previous leader bound one of three.
     cluster.member("a", "gang", json!({"nodeName": "n"})).await;
     cluster.member("b", "gang", json!({})).await;
     cluster.member("c", "gang", json!({})).await;
@@ -154,7 +154,7 @@ async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
 async fn a_gang_is_gathered_in_the_network_topology() {
     let cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    // The second rack alone has room for three.
+    // Only the second rack has enough for three.
     for (name, rack, cpu) in [("a", "r1", "2"), ("b", "r2", "2"), ("c", "r2", "1")] {
         cluster.node(name, room(cpu), json!([])).await;
         let labels = json!({"metadata": {"labels": {"example.com/rack": rack}}});
@@ -244,7 +244,7 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
             "schedulerName": "koord-scheduler",
             "plugins": {
                 "multiPoint": {"enabled": [{"name": "Coscheduling"}]},
-                // As in upstream's sample, before whoever evicts for one pod.
+                // Like in upstream's sample, it runs before the plugins that preempt for single pods.
                 "postFilter": {
                     "disabled": [{"name": "*"}],
                     "enabled": [{"name": "Coscheduling"}, {"name": "DefaultPreemption"}]
@@ -280,7 +280,7 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
             .await;
         cluster.bound(name).await;
     }
-    // Four have no place, whoever goes.
+    // Four do not fit, whichever pods are evicted.
     cluster.pod_group("large", 4).await;
     for name in ["l1", "l2", "l3", "l4"] {
         cluster
@@ -294,7 +294,7 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
             .await;
         said.push((name, text));
     }
-    // One failed, whichever it was; the others are told what became of that.
+    // One member failed, whichever it was; the conditions of the others report its result.
     let why = "0/3 nodes are available: 3 Insufficient cpu.";
     let room = format!("preemption: {why}");
     let failed: Vec<&str> = said
@@ -313,7 +313,7 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
         let pod = cluster.pods().get(name).await.unwrap();
         assert!(pod.metadata.deletion_timestamp.is_none(), "{name} stays");
     }
-    // Two have, once those who go are gone.
+    // Two fit once the victims are deleted.
     let hold = async |name: &str, by: Value| {
         let finalizers = json!({"metadata": {"finalizers": by}});
         let patch = Patch::Merge(&finalizers);
@@ -329,7 +329,8 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
             .member(name, "gang", of("much", cores.clone()))
             .await;
     }
-    // Who failed first, and who was told that there is room: both are promised a node, and get it.
+    // The member that failed first, and the one after the preemption: both get a nominated node and are bound
+    // there.
     let mut promised = BTreeMap::new();
     cluster
         .until("two promises", |pod: &Pod| {

@@ -1,4 +1,4 @@
-//! Objects that cannot be meant, and pods that have to wait, against an API server: what their owners see.
+//! Invalid objects, and pods that have to wait, against an API server: the events that their owners see.
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::{Event, Pod};
@@ -36,7 +36,7 @@ fn reservation(name: &str, change: impl FnOnce(&mut Value)) -> Value {
     value
 }
 
-/// One that is read and refused, and one that cannot be read at all.
+/// One reservation decodes and is rejected, the other cannot be decoded at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_reservations_get_an_event_and_no_node() {
     let cluster = Cluster::start().await;
@@ -75,7 +75,7 @@ async fn invalid_reservations_get_an_event_and_no_node() {
             assert!(message.contains(part), "{name}: {message}");
         }
     }
-    // All others go on.
+    // All other reservations work.
     cluster.create_any(reservation("good", |_| {})).await;
     let available = |name: &'static str| {
         move |object: &koord_api::scheduling::Reservation| {
@@ -158,7 +158,7 @@ async fn invalid_quotas_and_pod_groups_get_events() {
             assert!(message.contains(part), "{name}: {message}");
         }
     }
-    // A pod of a group that does not exist says so.
+    // A pod of a PodGroup that does not exist gets an event.
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "orphan", "namespace": "default",
             "labels": {"pod-group.scheduling.sigs.k8s.io": "missing"}},

@@ -1,5 +1,5 @@
-//! Pods that a kubelet refuses for their NUMA nodes: what becomes of a Deployment without a word of
-//! the topology, and with it. Simulated nodes, controllers and scheduler in one process, paused time.
+//! Pods that a kubelet rejects because of their NUMA nodes: behavior of a Deployment with and without
+//! NodeResourceTopologies. Simulated nodes, controllers and scheduler in one process, in paused time.
 
 use crate::api::{Cluster, Scheduler};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -16,20 +16,20 @@ use tokio::time::timeout;
 
 const MATCH: &str = "NodeResourceTopologyMatch";
 
-/// How pods are placed.
+/// Plugin chain that places pods.
 #[derive(Clone, Copy, PartialEq)]
 enum Chain {
-    /// As kube-scheduler does: by sums over the node.
+    /// Like kube-scheduler: by the sums of nodes.
     Default,
-    /// By what an exporter says is free in each NUMA node, and what came since.
+    /// By the free resources that an exporter reports per NUMA node, and placements since.
     Community,
-    /// By the scheduler's own books of NUMA nodes.
+    /// By the scheduler's own accounting of NUMA nodes.
     Koordinator,
 }
 
 impl Chain {
     fn profile(self) -> Configuration {
-        // Without a word about plugins a profile has those of kube-scheduler.
+        // Without plugins in the configuration, a profile has those of kube-scheduler.
         let enabled = match self {
             Self::Default => json!([]),
             Self::Community => json!([{"name": MATCH}]),
@@ -92,7 +92,7 @@ impl Stage {
         }
     }
 
-    /// Pods of one container with so many CPUs for itself.
+    /// Creates a Deployment whose pods have one container with this many exclusive CPUs.
     async fn deploy(&self, replicas: u32, cpu: &str) {
         let amounts = json!({"cpu": cpu, "memory": "1Gi"});
         let labels = json!({"app": "web"});
@@ -121,14 +121,14 @@ impl Stage {
         self.pods().await.iter().filter(|pod| of(pod)).count()
     }
 
-    /// Waits for at most an hour of the cluster's time.
+    /// Waits for at most an hour of virtual time.
     async fn until(&self, what: &str, at_least: usize, of: impl Fn(&Pod) -> bool + Copy) {
         let check = async || {
             let pods = self.pods().await;
             if pods.iter().filter(|pod| of(pod)).count() >= at_least {
                 return Some(());
             }
-            // A runaway takes no time, and would not end.
+            // A Deployment whose pods always fail creates them in no time, and would never end.
             let failed: Vec<&Pod> = pods.iter().filter(|pod| refused(pod)).collect();
             assert!(
                 failed.len() < 200,
@@ -163,7 +163,7 @@ fn runs(pod: &Pod) -> bool {
     pod.status.as_ref().unwrap().phase.as_deref() == Some("Running")
 }
 
-/// Why the pod waits.
+/// Returns why the pod waits.
 fn waits(pod: &Pod) -> Option<String> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     let condition = conditions.iter().find(|c| c.type_ == "PodScheduled")?;
@@ -175,7 +175,7 @@ fn waits(pod: &Pod) -> Option<String> {
 async fn without_a_word_of_the_topology_a_deployment_runs_away() {
     let stage = Stage::set(Chain::Default, "container", 2).await;
     stage.deploy(5, "5").await;
-    // One pod after the other, for ever.
+    // Pods are created one after the other, without end.
     stage.until("refused pods", 50, refused).await;
     assert_eq!(stage.count(runs).await, 4);
     stage.stop().await;

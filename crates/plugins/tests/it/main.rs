@@ -1,4 +1,5 @@
-//! koord-scheduler with its real plugins: against an exhaustive twin, and against an API server.
+//! Integration tests of koord-scheduler with its plugins: against an exhaustive engine, and against an API
+//! server.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What `/metrics` of a scheduler shows that has had something to do.
+//! Content of `/metrics` of a scheduler that has handled every kind of object.
 
 use crate::api::{Cluster, Scheduler, room};
 use crate::preemption::ask;
@@ -21,7 +21,8 @@ const COUNTER: &str = "counter";
 const GAUGE: &str = "gauge";
 const HISTOGRAM: &str = "histogram";
 
-/// Name, type, labels, and what some series of it says. All of upstream's that have a meaning here.
+/// Name, type and labels of each metric, and a sample that some series has. Includes all metrics of upstream
+/// that make sense here.
 #[rustfmt::skip]
 const SHOWN: &[(&str, &str, &str, &str)] = &[
     // kube-scheduler 1.35.
@@ -79,14 +80,14 @@ const SHOWN: &[(&str, &str, &str, &str)] = &[
     ("scheduler_async_api_call_execution_total", COUNTER, "call_type result", r#"call_type="pod_status_patch",result="success""#),
     ("scheduler_async_api_call_execution_duration_seconds", HISTOGRAM, "call_type result", r#"call_type="pod_binding""#),
     ("scheduler_pending_async_api_calls", GAUGE, "call_type", r#"call_type="pod_binding"} 0"#),
-    // Every component of Kubernetes.
+    // Every component of Kubernetes has these.
     ("leader_election_master_status", GAUGE, "name", r#"name="koord-scheduler"} 1"#),
     ("kubernetes_build_info", GAUGE, "build_date compiler git_commit git_tree_state git_version go_version major minor platform", r#"compiler="rustc""#),
     ("kubernetes_feature_enabled", GAUGE, "name stage", r#"name="GangPendingPodsConditionPatch",stage="BETA"} 1"#),
     ("process_cpu_seconds_total", COUNTER, "", ""),
     ("process_resident_memory_bytes", GAUGE, "", ""),
     ("process_start_time_seconds", GAUGE, "", ""),
-    // Koordinator's.
+    // These are Koordinator's.
     ("scheduler_reservation_status_phase", GAUGE, "name phase", r#"name="r",phase="Available"} 1"#),
     ("scheduler_reservation_status_phase", GAUGE, "name phase", r#"name="r",phase="Pending"} 0"#),
     ("scheduler_reservation_resource", GAUGE, "name resource type unit", r#"name="r",resource="cpu",type="allocatable",unit="core"} 1"#),
@@ -105,7 +106,7 @@ const SHOWN: &[(&str, &str, &str, &str)] = &[
     ("scheduler_gang_schedule_cycle_duration_seconds", HISTOGRAM, "job_size reason", r#"job_size="1-100",reason="gang is already succeed""#),
 ];
 
-/// What is missing of a row in the text of `/metrics`.
+/// Returns what is missing in the text of `/metrics` for a row.
 fn missing(text: &str, row: &(&str, &str, &str, &str)) -> Option<String> {
     let (name, kind, labels, says) = row;
     if !text.contains(&format!("\n# TYPE {name} {kind}\n")) {
@@ -125,7 +126,7 @@ fn missing(text: &str, row: &(&str, &str, &str, &str)) -> Option<String> {
     };
     let shown = line.rsplit_once(' ').map_or("", |(labels, _)| labels);
     let shown = shown.trim_matches(['{', '}']);
-    // No value in this test holds a comma.
+    // No value in this test contains a comma.
     let shown: Vec<&str> = shown
         .split(',')
         .filter_map(|label| Some(label.split_once('=')?.0))
@@ -145,7 +146,7 @@ impl Cluster {
         api.create(&PostParams::default(), &object).await.unwrap();
     }
 
-    /// A pod with labels and a priority class, which may be empty.
+    /// Creates a pod with labels and a priority class, which may be empty.
     async fn work(&self, name: &str, cpu: &str, labels: Value, class: &str) {
         let pod = json!({
             "metadata": {"name": name, "namespace": "default", "labels": labels},
@@ -160,7 +161,7 @@ impl Cluster {
     }
 }
 
-/// How to reach objects of a kind.
+/// API access to objects of a kind.
 trait Scoped: Sized {
     fn api(cluster: &Cluster, namespace: &str) -> Api<Self>;
 }
@@ -189,7 +190,7 @@ where
 
 scoped!(cluster: PriorityClass, Device, Reservation; namespace: Pod, PodGroup, ElasticQuota);
 
-/// The text of `/metrics`, once `wanted` finds nothing missing in it.
+/// Waits until `wanted` finds nothing missing in the text of `/metrics`, and returns the text.
 async fn shows(scheduler: &Scheduler, wanted: impl Fn(&str) -> Vec<String>) -> String {
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let mut lacks = Vec::new();
@@ -235,11 +236,11 @@ async fn busy() -> (Cluster, Scheduler) {
         options.leader_elect = true;
         options.gauge_period = Duration::from_millis(20);
     });
-    // Bound, of a quota.
+    // A bound pod of a quota.
     let of_quota = json!({labels::POD_QUOTA_NAME: "q"});
     cluster.work("a", "1", of_quota, "").await;
     assert_eq!(cluster.bound("a").await, "n");
-    // A gang.
+    // Pods of a gang.
     let of_gang = json!({"pod-group.scheduling.sigs.k8s.io": "gang"});
     for member in 0..30 {
         let name = format!("member-{member}");
@@ -263,12 +264,12 @@ async fn busy() -> (Cluster, Scheduler) {
             (!status.node_name.is_empty()).then_some(())
         })
         .await;
-    // One that makes room for itself.
+    // A pod that preempts another.
     cluster.work("low", "4", json!({}), "low").await;
     assert_eq!(cluster.bound("low").await, "n");
     cluster.work("high", "4", json!({}), "high").await;
     assert_eq!(cluster.bound("high").await, "n");
-    // Refused, and tried again because of an event; kept back.
+    // A pod that is rejected and retried because of an event, and one with a scheduling gate.
     cluster.work("big", "100", json!({}), "").await;
     cluster.refused("big", |_| true).await;
     let gone = koord_kube::api::DeleteParams {
@@ -294,7 +295,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
         SHOWN.iter().filter_map(|row| missing(text, row)).collect()
     })
     .await;
-    // Nothing else, but what is said here: a new metric is an entry above.
+    // There are no other metrics: a new one needs a row above.
     let known: BTreeMap<&str, ()> = SHOWN.iter().map(|row| (row.0, ())).collect();
     let own = [
         "koord_scheduler_class_mismatches_total",
@@ -307,7 +308,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     for name in types.filter_map(|rest| rest.split(' ').next()) {
         assert!(known.contains_key(name) || own.contains(&name), "{name}");
     }
-    // Where upstream promises something about a metric, so do we.
+    // The stability level matches upstream's.
     for (name, level) in [
         ("scheduler_pending_pods", "STABLE"),
         ("scheduler_pod_scheduling_sli_duration_seconds", "BETA"),
@@ -335,7 +336,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     ] {
         assert!(!text.contains(gone), "{gone} in {text}");
     }
-    // As upstream: what has no labels stays, and what was set once.
+    // Like upstream, metrics without labels stay, and values that are set once.
     for kept in [
         "scheduler_preemption_victims_count 1\n",
         "kubernetes_build_info{",
@@ -343,7 +344,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
         assert!(text.contains(kept), "no {kept} in {text}");
     }
     assert!(!text.contains("scheduler_preemption_attempts_total 0\n"));
-    // How things are now is said again.
+    // Gauges of the current state are set again.
     shows(&scheduler, |text| {
         let rows = SHOWN.iter().filter(|row| {
             let now = ["scheduler_cache_size", "scheduler_elastic_quota_status"];

@@ -1,5 +1,5 @@
-//! Amounts that no machine has, in every kind of object that others write: nobody's arithmetic breaks over
-//! them, and when they are gone the books are what they were.
+//! Absurd amounts in every kind of object that other components write: no computation overflows, and once
+//! they are corrected, the scheduler's accounting is as before.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -28,7 +28,7 @@ fn read<K: DeserializeOwned>(value: Value) -> K {
     serde_json::from_value(value).unwrap()
 }
 
-/// All plugins, on nodes `n` and `other`, which differ in nothing but what objects say of `n`.
+/// Engine with all plugins, and nodes `n` and `other`, which differ only in objects about `n`.
 struct Scene(Engine);
 
 impl Scene {
@@ -84,7 +84,7 @@ impl Scene {
         self.0.object_changed(&change, now());
     }
 
-    /// Pods of every kind are tried, and what came of each.
+    /// Schedules pods of every kind. Returns the results.
     fn all_kinds(&mut self, from: usize) -> Vec<String> {
         let annotated = |key: &str, value: &str| json!({"annotations": {key: value}});
         let aligned = |policy: &str| {
@@ -222,10 +222,10 @@ fn quota(name: &str, parent: &str, amount: &str) -> Value {
     })
 }
 
-/// What it writes, and how.
+/// Name of an object kind, and a function that writes it.
 type Writer = (&'static str, fn(&mut Scene));
 
-/// What is written, by what it is called here.
+/// Returns functions that write absurd amounts, by name.
 fn writers() -> Vec<Writer> {
     vec![
         ("a NodeMetric", |s| {
@@ -328,7 +328,7 @@ fn writers() -> Vec<Writer> {
     ]
 }
 
-/// What a sane cluster says, all of it.
+/// Writes all objects with normal amounts.
 fn furnish(scene: &mut Scene) {
     scene.object::<NodeMetric>(METRICS, metric("1", "1Gi"));
     scene.object::<NodeResourceTopology>(TOPOLOGIES, topology("4", "32Gi", json!({})));
@@ -371,7 +371,7 @@ fn amounts_that_no_machine_has_break_nobodys_arithmetic() {
                     .any(|text| text.starts_with(&format!("p{at} on ")))
             };
             assert!(on(0), "{named:?}: {said:#?}");
-            // It is over, and everything is as it was.
+            // The amounts are corrected, and everything is as before.
             for name in ["many0", "many1"] {
                 scene.0.pod_left(name, now());
             }

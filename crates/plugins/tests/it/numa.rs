@@ -26,7 +26,7 @@ fn pod_spec(cpu: &str) -> Value {
 }
 
 impl Cluster {
-    /// A node with one socket per NUMA node, two cores each, two threads per core.
+    /// Creates a node with one socket per NUMA node, two cores each, two threads per core.
     async fn numa_node(&self, name: &str) {
         self.node(name, room("8"), json!([])).await;
         let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": id / 4, "node": id / 4});
@@ -95,7 +95,7 @@ async fn bound_cpus_are_written_down_and_survive_a_restart() {
     second.stop().await;
 }
 
-/// Also by a replica that stood by.
+/// Holds for a standby, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zones_are_known_where_only_the_older_version_is_served() {
     let cluster = Cluster::start_with_topologies_in("v1alpha1").await;

@@ -1,5 +1,5 @@
-//! What is written to place a pod or a reservation: in one write or two, and never to one that goes, or
-//! to another one of its name.
+//! Writes that place a pod or a reservation: one write or two, never to an object that is being deleted or to
+//! a new one of the same name.
 
 use crate::api::{Cluster, room};
 use futures::FutureExt;
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Notes the writes to pods and reservations, loses the first bindings, and holds a write back.
+/// Records the writes to pods and reservations, drops the first bindings, and can hold back a write.
 #[derive(Debug, Default)]
 struct Notes {
     writes: Vec<String>,
@@ -25,7 +25,7 @@ struct Notes {
     hold: Option<Hold>,
 }
 
-/// A write that is on its way.
+/// Write that is held back.
 #[derive(Debug, Clone)]
 struct Hold {
     arrived: Arc<Semaphore>,
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// A node of four CPUs that pods are bound to, a scheduler, and what it writes.
+/// Node of four CPUs for bound pods, a scheduler, and its writes.
 struct Run {
     cluster: Cluster,
     notes: Arc<Mutex<Notes>>,
@@ -125,7 +125,7 @@ impl Run {
         }
     }
 
-    /// A pod that is bound to CPUs.
+    /// Creates a pod that is bound to CPUs.
     async fn create(&self, name: &str, cpu: &str, more: Value) {
         let pod = pod(name, cpu, more);
         let params = PostParams::default();
@@ -133,7 +133,7 @@ impl Run {
         created.unwrap();
     }
 
-    /// The annotations of the pod the first time that it is seen bound.
+    /// Returns the annotations of the pod when it is first seen bound.
     async fn bound(&self, name: &str) -> std::collections::BTreeMap<String, String> {
         let pod = self.cluster.until(name, |pod: &Pod| {
             let bound = pod.spec.as_ref()?.node_name.is_some();
@@ -147,7 +147,7 @@ impl Run {
     }
 }
 
-/// A pod that is bound to CPUs.
+/// Builds a pod that is bound to CPUs.
 fn pod(name: &str, cpu: &str, more: Value) -> Pod {
     let mut labels = json!({"koordinator.sh/qosClass": "LSR",
         "koordinator.sh/priority-class": "koord-prod"});
@@ -183,7 +183,7 @@ async fn annotations_come_with_the_binding_or_before_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_binding_that_is_lost_gives_back_what_it_held_and_leaves_no_annotation() {
     let run = Run::start(true, 1).await;
-    // All CPUs: the second attempt finds them only if the first gave them back.
+    // It needs all CPUs: the second attempt fits only if the first released them.
     run.create("a", "4", json!({})).await;
     let annotations = run.bound("a").await;
     assert_eq!(annotations[STATUS], r#"{"cpuset":"0-3"}"#);
@@ -220,7 +220,7 @@ async fn members_of_a_gang_are_bound_with_its_annotations() {
     run.scheduler.stop().await;
 }
 
-/// Holds the next write back.
+/// Holds back the next write.
 fn hold(run: &Run) -> Hold {
     let hold = Hold {
         arrived: Arc::new(Semaphore::new(0)),
@@ -240,8 +240,8 @@ impl Hold {
 
 const KEPT: &str = "test.koordinator.sh/kept";
 
-/// `DefaultPreBind` and `DynamicSchedulerCheck` upstream: a pod that is being deleted, and one of the
-/// name that another scheduler is to place. Nothing that was booked for the first may stay booked.
+/// Upstream's `DefaultPreBind` and `DynamicSchedulerCheck`: a pod that is being deleted, and one of the same
+/// name for another scheduler. Nothing that was reserved for the first may stay reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name() {
     let rows = [

@@ -1,9 +1,9 @@
-//! The engine against a scheduler that knows only the rules (`rules.rs`): which nodes can take each
-//! pod that waits, where the best of them is, who is evicted for whom. The runs are fixed by their
-//! seeds, and assert that they came to what they are about.
+//! Compares the engine with a plain implementation of the rules (`rules.rs`): the nodes that can take each
+//! pending pod, the best of them, and the victims of each preemption. The runs are fixed by their seeds, and
+//! assert that they reach the situations they are for.
 //!
-//! In some of them an extender has a say, which agrees with everything: it is shown the nodes that the
-//! engine decides among, whatever is remembered of them, and they are held against the rules too.
+//! In some runs, an extender agrees with everything: it receives the nodes among which the engine decides,
+//! which are compared with the rules, too, whether or not they come from a cache.
 
 mod aligned;
 mod draw;
@@ -23,18 +23,18 @@ use std::sync::Arc;
 
 const START: i64 = 1_700_000_000;
 
-/// How often the runs came to what they are about.
+/// Number of times that each situation was reached.
 #[derive(Debug, Default)]
 struct Reached {
-    /// Feasible sets compared that were neither empty nor all, judged for the comparison.
+    /// Compared sets of feasible nodes that were neither empty nor complete, computed for the comparison.
     sets: u32,
-    /// The same of those from which a pod was decided.
+    /// Such sets from which the engine chose a node.
     offers: u32,
     best: u32,
     refused: u32,
     over_quota: u32,
     into_reservation: u32,
-    /// Of those, on a node that has room for the pod only as what is reserved is restored to it.
+    /// Pods in a reservation on a node where they fit only because the reserved amounts are restored.
     restored: u32,
     beside_reservation: u32,
     preempted: u32,
@@ -47,7 +47,7 @@ struct Reached {
     busy: u32,
 }
 
-/// How many there are of them.
+/// Number of these counters.
 const STATES: usize = 16;
 
 impl Reached {
@@ -73,7 +73,7 @@ impl Reached {
     }
 }
 
-/// All of Koordinator's plugins filter; three of the scores whose figures the rules state.
+/// Builds an engine with all of Koordinator's filters, and the three scores that the rules compute.
 fn engine(cached: bool, shows: bool) -> Engine {
     let extender = json!({
         "urlPrefix": "http://nobody.invalid", "filterVerb": "filter", "nodeCacheCapable": true
@@ -113,12 +113,12 @@ fn engine(cached: bool, shows: bool) -> Engine {
     engine
 }
 
-/// An engine, and what users see.
+/// Engine with the cluster as users see it.
 struct Run {
     engine: Engine,
     cluster: Cluster,
     draw: Draw,
-    /// Assumed and not confirmed.
+    /// Nodes of pods that are assumed and not confirmed.
     assumed: BTreeMap<String, String>,
     bound: BTreeSet<String>,
     reached: Reached,
@@ -142,8 +142,8 @@ impl Run {
         Arc::new(serde_json::from_value(value).unwrap())
     }
 
-    /// The nodes that the engine would let take the pod; `None` when it is refused before any node is
-    /// looked at.
+    /// Returns the nodes on which the engine would place the pod; `None` if it is rejected before any node is
+    /// checked.
     fn feasible(
         engine: &mut Engine,
         cluster: &Cluster,
@@ -161,11 +161,11 @@ impl Run {
         )
     }
 
-    /// Every pod that waits, against the rules.
+    /// Compares every pending pod with the rules.
     fn compare(&mut self) {
         let now = self.now();
         for (name, pod) in &self.cluster.pods {
-            // Those are refused before any node is looked at, or may be.
+            // Some of these are rejected before any node is checked.
             if self.cluster.placed.contains_key(name)
                 || !self.cluster.quota_admits(pod)
                 || pod.gang.is_some()
@@ -193,7 +193,7 @@ impl Run {
         }
     }
 
-    /// Decides until nothing is left to decide.
+    /// Runs scheduling cycles until none is left.
     fn decide(&mut self) {
         for _ in 0..200 {
             self.compare();
@@ -213,7 +213,7 @@ impl Run {
                     self.placed(&pod, &node, &fits);
                 }
                 None if !admitted => self.reached.over_quota += 1,
-                // A gang is refused whole, whatever one member could have.
+                // A gang is rejected as a whole, even if one member fits.
                 None if pod.gang.is_some() => {}
                 None => {
                     assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.what);
@@ -225,14 +225,14 @@ impl Run {
         panic!("{}: no end of decisions", self.what);
     }
 
-    /// A pod was given a node.
+    /// Checks a pod that was assigned to a node.
     fn placed(&mut self, pod: &Pod, node: &str, fits: &BTreeMap<String, Fit>) {
         let name = &pod.name;
         let fit = fits.get(node);
         let fit = fit.unwrap_or_else(|| panic!("{}: {pod:?} on {node}, not {fits:?}", self.what));
         let reserving = fits.values().any(|fit| !fit.from.is_empty());
         if reserving {
-            // What is reserved for it is used first.
+            // What is reserved for the pod is used first.
             assert!(
                 !fit.from.is_empty(),
                 "{}: {pod:?} on {node} of {fits:?}",
@@ -264,7 +264,7 @@ impl Run {
         self.cluster.placed.insert(name.clone(), node.to_owned());
         self.assumed.insert(name.clone(), node.to_owned());
         if reserving {
-            // Which one, the binding says; one that waits for its gang says it later.
+            // The binding names the reservation; a pod that waits for its gang reports it later.
             let only = fit.from.iter().next().cloned().unwrap();
             self.cluster.owns.insert(name.clone(), only);
             self.reached.into_reservation += 1;
@@ -274,7 +274,7 @@ impl Run {
         }
     }
 
-    /// The nodes that a pod is decided among.
+    /// Checks the nodes among which the engine decides.
     fn shown(&mut self, consultation: &Consultation) {
         let Question::Nodes(nodes) = &consultation.question else {
             panic!("{}: {consultation:?}", self.what);
@@ -285,7 +285,7 @@ impl Run {
         let fits = self.cluster.feasible(pod);
         let fits: BTreeSet<&str> = fits.keys().map(String::as_str).collect();
         let nominated = self.cluster.nominated.get(&name).map(String::as_str);
-        // Where room was made for it, nothing else is looked at.
+        // With a nominated node that fits, no other node is checked.
         if let Some(node) = nominated.filter(|node| fits.contains(node)) {
             assert_eq!(is, BTreeSet::from([node]), "{}: {pod:?}", self.what);
         } else {
@@ -298,8 +298,8 @@ impl Run {
         self.engine.consulted(&name, consultation.ticket, advice);
     }
 
-    /// What came out beside the decision, and what became of pods that waited for their gang. Whether
-    /// anybody asked for advice, and got it.
+    /// Processes other outputs, and pods that waited for their gang. Returns true if an extender was called
+    /// and answered.
     fn outputs(&mut self) -> bool {
         let mut asked = false;
         for output in self.engine.take_outputs() {
@@ -338,7 +338,7 @@ impl Run {
             .cloned()
             .collect();
         for name in gone {
-            // Its gang could not be whole.
+            // Its gang could not be completed.
             assert!(
                 self.cluster.pods[&name].gang.is_some(),
                 "{}: {name}",
@@ -354,7 +354,7 @@ impl Run {
         asked
     }
 
-    /// Nobody is bound before so many of its gang have a place.
+    /// Checks that no pod is bound before enough members of its gang have a node.
     fn gangs(&mut self) {
         let mut gangs: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
         for (name, pod) in &self.cluster.pods {
@@ -381,7 +381,8 @@ impl Run {
         }
     }
 
-    /// Room is made: just enough, of the less important, where the pod fits then and not before.
+    /// Checks a preemption: the victims are just enough and less important, and the pod fits only without
+    /// them.
     fn evicted(
         &mut self,
         preemptor: &str,
@@ -444,7 +445,7 @@ impl Run {
         self.bound.remove(name);
     }
 
-    /// The API shows the pod on its node.
+    /// Shows the pod on its node, as from the API.
     fn confirm(&mut self, name: &str) {
         let object = self.object(&self.cluster.pods[name], true);
         let now = self.now();
@@ -453,7 +454,7 @@ impl Run {
         self.assumed.remove(name);
     }
 
-    /// Somebody else changed the pod.
+    /// Simulates a conflicting write to the pod.
     fn conflict(&mut self, name: &str) {
         let error = BindError {
             message: "conflict".to_owned(),
@@ -492,7 +493,7 @@ fn run(seed: u64, cached: bool, shows: bool) -> Reached {
     run.reached
 }
 
-/// The engine that remembers, and the one that does not.
+/// Runs the engine with and without caches.
 #[test]
 fn pods_go_where_the_rules_say() {
     let mut total = [0; STATES];

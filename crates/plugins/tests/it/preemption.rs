@@ -1,4 +1,4 @@
-//! Preemption, explanations and the HTTP interface against the embedded API server.
+//! Preemption, explanations and the HTTP service against the embedded API server.
 
 use crate::api::{Cluster, Scheduler, room};
 use k8s_openapi::api::core::v1::Pod;
@@ -39,7 +39,7 @@ async fn create(cluster: &Cluster, name: &str, cpu: &str, priority: i32, app: &s
     cluster.pods().create(&params, &pod).await.unwrap();
 }
 
-/// Code and body of a request.
+/// Sends a request. Returns its status code and body.
 pub(crate) async fn ask(
     address: SocketAddr,
     method: &str,
@@ -92,7 +92,7 @@ async fn an_important_pod_takes_the_place_of_the_right_ones() {
         .await
         .unwrap();
     let scheduler = cluster.schedule(|_| {});
-    // Two nodes full: one with the protected pod, one with more important ones.
+    // Two nodes are full: one with the protected pod, one with more important pods.
     create(&cluster, "protected", "3", 0, "db").await;
     let guarded = cluster.bound("protected").await;
     create(&cluster, "plain", "3", 5, "web").await;
@@ -202,7 +202,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     let (code, listed) = ask(address, "GET", "/debug/flags", "").await;
     assert!(code == "200" && listed.contains("db"), "{listed}");
 
-    // One that does not lead has nothing to say.
+    // A standby has no explanations.
     let waiting = koord_scheduler::DebugHandle::default();
     let admin = Admin::new(prometheus::Registry::new()).with_routes(waiting.router());
     let any = "127.0.0.1:0".parse().unwrap();
@@ -221,7 +221,7 @@ async fn a_victim_says_who_disrupts_it_before_it_goes() {
     let cluster = Cluster::start().await;
     cluster.node("n", room("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
-    // It has its grace period to end in.
+    // It has its grace period to terminate.
     cluster.pod("victim", json!({"cpu": "3"})).await;
     assert_eq!(cluster.bound("victim").await, "n");
     create(&cluster, "urgent", "3", 1000, "urgent").await;

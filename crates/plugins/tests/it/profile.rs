@@ -1,4 +1,4 @@
-//! The registry as profiles see it.
+//! Registry of plugins, as profiles use it.
 
 use koord_scheduler::config::Configuration;
 use koord_scheduler::framework::{BuildContext, Profiles};

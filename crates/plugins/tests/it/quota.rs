@@ -51,7 +51,7 @@ impl Cluster {
             .unwrap();
     }
 
-    /// The quota, once it shows this much use and this share.
+    /// Waits until the quota shows this use and this runtime, and returns it.
     async fn shows(&self, name: &str, used: &str, runtime: &str) -> ElasticQuota {
         let cpu = |list: &Value| list["cpu"].as_str().unwrap_or("0").to_owned();
         self.until(name, |object: &ElasticQuota| {
@@ -89,7 +89,7 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
             })
             .await;
     }
-    // Borrowed: more than its minimum, up to its maximum.
+    // Borrowed: more than its min, up to its max.
     cluster.quota_pod("a-1", "a", "7", "").await;
     assert_eq!(cluster.bound("a-1").await, "n");
     cluster.shows("a", "7", "7").await;
@@ -103,7 +103,7 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
         ),
         "{message}"
     );
-    // The more important pod takes the place of its own quota's.
+    // The more important pod preempts one of its own quota.
     cluster.quota_pod("a-3", "a", "8", "urgent").await;
     assert_eq!(cluster.bound("a-3").await, "n");
     assert!(cluster.pods().get_opt("a-1").await.unwrap().is_none());
@@ -114,7 +114,7 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
     cluster.quota_pod("a-4", "a", "1", "").await;
     let full = |message: &str| message.contains("used: cpu:8, pod's request: cpu:1,");
     cluster.refused("a-4", full).await;
-    // A larger maximum lets in the one that waits longest, and nobody else.
+    // A larger max admits the pod that has waited longest, and no other.
     let larger = json!({"spec": {"max": {"cpu": "10"}}});
     cluster
         .quotas()
@@ -174,13 +174,13 @@ async fn malformed_annotations_are_told_in_events_of_their_objects() {
             "{message}"
         );
     }
-    // And nobody else suffers.
+    // No other quota is affected.
     cluster.quota_pod("fine", "bent-quota", "1", "").await;
     assert_eq!(cluster.bound("fine").await, "n");
     scheduler.stop().await;
 }
 
-/// Arguments of the plugin in the built-in configuration.
+/// Returns the built-in configuration with these arguments of the plugin.
 fn configured(args: &Value) -> Configuration {
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -206,7 +206,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
         let name = format!("a-{number}");
         cluster.quota_pod(&name, "a", "2", "").await;
         cluster.bound(&name).await;
-        // Budgets are about pods that run and are ready.
+        // Budgets count pods that are running and ready.
         let running = json!({"status": {
             "phase": "Running", "startTime": format!("2026-01-01T00:00:0{number}Z"),
             "conditions": [{"type": "Ready", "status": "True"}]
@@ -245,7 +245,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
         .await
         .unwrap();
 
-    // The lender wants its six cores: three of `a`'s five pods have to go.
+    // The lender requests its six cores: three of `a`'s five pods have to be evicted.
     let asked = tokio::time::Instant::now();
     cluster.quota_pod("b-0", "b", "6", "").await;
     let left = || async {
@@ -271,7 +271,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
     );
     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
     assert_eq!(left().await.len(), 3, "however often it is asked");
-    // Without the budget the next attempt succeeds, and the lender's pod has its place.
+    // Without the budget, the next attempt succeeds, and the lender's pod is placed.
     budgets.delete("b", &DeleteParams::default()).await.unwrap();
     assert_eq!(cluster.bound("b-0").await, "n");
     assert_eq!(left().await.len(), 2);
@@ -283,7 +283,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
 async fn a_tree_has_what_its_root_quota_says_also_after_a_restart() {
     let cluster = Cluster::start().await;
     cluster.node("n", room("10"), json!([])).await;
-    // As koord-manager writes it for a profile.
+    // Like koord-manager writes it for a profile.
     let root: ElasticQuota = serde_json::from_value(json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
         "metadata": {

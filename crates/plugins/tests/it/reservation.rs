@@ -1,4 +1,4 @@
-//! Reservations against the embedded API server: placed, used, counted, over, across a restart.
+//! Reservations against the embedded API server: placement, use, status, expiry, a restart.
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::Pod;
@@ -106,7 +106,7 @@ async fn a_reservation_is_placed_used_and_over() {
     scheduler.stop().await;
 }
 
-/// Its definition lets pass any text for `ttl`, and anything for `template`.
+/// Its CRD schema accepts any text for `ttl`, and any object for `template`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_that_cannot_be_read_stops_nobody() {
     let cluster = Cluster::start().await;
@@ -124,7 +124,7 @@ async fn a_reservation_that_cannot_be_read_stops_nobody() {
     let available = in_phase(ReservationPhase::Available);
     cluster.reserved("first", &available).await;
 
-    // One that is known stays as it was, and the others are heard of.
+    // An invalid update leaves the known version in force, and other reservations work.
     let change = Patch::Merge(json!({"spec": {"ttl": "5 minutes"}}));
     let params = PatchParams::default();
     any.patch("first", &params, &change).await.unwrap();

@@ -1,4 +1,4 @@
-//! The small Koordinator plugins, each as the only opinion of a profile.
+//! Small Koordinator plugins, each alone in a profile.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -12,7 +12,7 @@ pub(crate) fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-/// An engine with these plugins and nothing else.
+/// Builds an engine with only these plugins.
 pub(crate) fn engine(plugins: &[&str], args: Value) -> Engine {
     engine_with(plugins, args, &BuildContext::default())
 }
@@ -54,7 +54,7 @@ fn pod(name: &str, requests: Value, annotations: Value, node: Option<&str>) -> A
     )
 }
 
-/// Where the pod goes, or what its condition says.
+/// Schedules a pod. Returns its node or the message of its condition.
 pub(crate) fn place(engine: &mut Engine, pod: Arc<Pod>) -> String {
     engine.take_outputs();
     engine.pod_applied(pod, now());
@@ -128,7 +128,7 @@ fn pods_that_need_no_gpu_leave_gpu_nodes_alone() {
 fn hints_restrict_and_prefer() {
     const KEY: &str = "internal.scheduling.koordinator.sh/scheduling-hint";
     const OLD: &str = "scheduling.koordinator.sh/scheduling-hint";
-    // (annotation, value, maxHintNodes, where it goes or what the message must contain)
+    // Columns: annotation, value, maxHintNodes, the chosen node or a part of the message.
     let rows = [
         ("required", KEY, json!({"nodeNames": ["n2"]}), 100, "n2"),
         (
@@ -206,7 +206,7 @@ fn hints_restrict_and_prefer() {
         let args = json!({"maxHintNodes": most});
         let mut engine = engine(&["SchedulingHint", "NodeResourcesFit"], args);
         node(&mut engine, "full", json!({"cpu": "1", "pods": "10"}));
-        // By what is free, n1 is the best.
+        // By free resources, n1 is the best.
         for (name, cpu) in [("n1", "32"), ("n2", "16"), ("n3", "8")] {
             node(&mut engine, name, json!({"cpu": cpu, "pods": "10"}));
         }

@@ -1,5 +1,5 @@
-//! PodTopologySpread against its rules written down plainly: at each pod all pods are counted anew, over the nodes
-//! that count for its constraints. Which nodes can take the pod, and which of them are best.
+//! PodTopologySpread compared with a plain implementation of its rules, which counts all pods on the nodes
+//! that count for each constraint: the nodes that can take a pod, and the best of them.
 
 use crate::failover::draw;
 use crate::small::{engine, now};
@@ -24,7 +24,7 @@ struct Constraint {
     hard: bool,
     max_skew: i64,
     min_domains: Option<usize>,
-    /// `nodeAffinityPolicy`, `nodeTaintsPolicy`; `None` is not given.
+    /// `nodeAffinityPolicy` and `nodeTaintsPolicy`; `None` if not set.
     affinity: Option<bool>,
     taints: Option<bool>,
     by_version: bool,
@@ -81,7 +81,7 @@ impl World {
         i64::try_from(here.count()).unwrap()
     }
 
-    /// The nodes that count for `by`, one of the pod's `all` constraints of the same kind.
+    /// Returns the nodes that count for `by`, one of the pod's `all` constraints of the same kind.
     fn counted(&self, wish: &Wish, all: &[&Constraint], by: &Constraint) -> Vec<&str> {
         let nodes = self.nodes.iter().filter(|(_, node)| {
             all.iter().all(|one| node.labels.contains_key(one.key))
@@ -109,7 +109,7 @@ impl World {
                         return false;
                     };
                     let here = domains.get(own.as_str()).copied().unwrap_or(0);
-                    // The pod itself counts: its labels are those that it looks for.
+                    // The pod itself counts, because its labels match its own selector.
                     here + 1 - least <= one.max_skew
                 })
         };
@@ -117,7 +117,7 @@ impl World {
         nodes.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Of `feasible`, those with the best score; `None` without soft constraints.
+    /// Returns the nodes of `feasible` with the best score; `None` without soft constraints.
     fn best(&self, wish: &Wish, feasible: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         let soft: Vec<_> = wish.constraints.iter().filter(|one| !one.hard).collect();
         if soft.is_empty() {
@@ -168,7 +168,7 @@ impl World {
             }
             (100.0 * (most + least - rounded(score)) / most).trunc()
         };
-        // A node without one of the labels has 0.
+        // A node without one of the labels has score 0.
         let all = feasible.iter().map(|name| {
             let score = scores.get(name.as_str()).map_or(0.0, normal);
             (name, score)
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-/// Numbers drawn from a seed.
+/// Pseudorandom numbers from a seed.
 struct Dice(u64, u64);
 
 impl Dice {
@@ -292,16 +292,16 @@ fn pod(name: &str, wish: &Wish, on: Option<&str>, deleting: bool) -> Arc<Pod> {
     Arc::new(serde_json::from_value(object).unwrap())
 }
 
-/// How often runs came to what they are about.
+/// Number of times that each situation was reached.
 #[derive(Debug, Default)]
 struct Reached {
-    /// Some nodes can take the pod and others that are chosen and tolerated cannot.
+    /// Some nodes can take the pod, and others that match and are tolerated cannot.
     apart: u32,
-    /// None can.
+    /// No node can take the pod.
     refused: u32,
-    /// Some are better than others.
+    /// Some nodes score higher than others.
     better: u32,
-    /// What only `minDomains`, a policy or `matchLabelKeys` decided.
+    /// Results that depend on `minDomains`, a policy or `matchLabelKeys` alone.
     min_domains: u32,
     affinity: u32,
     taints: u32,
@@ -405,7 +405,7 @@ fn pods_are_spread_as_counting_anew_says() {
                     }
                 }
                 _ if !world.nodes.is_empty() => {
-                    // One that waits would be tried in the place of the new one.
+                    // A pending pod would be tried in place of the new one.
                     for (name, wish) in std::mem::take(&mut waiting) {
                         engine.pod_deleted(&pod(&name, &wish, None, false), now());
                     }

@@ -1,5 +1,5 @@
-//! Two profiles in one scheduler, which say different things to every plugin that gives away what can be
-//! given once. Whatever is decided before the informers show the decision before it.
+//! Two profiles in one scheduler, with different arguments for every plugin that allocates exclusive
+//! resources. Decisions are made before the informers show the previous decision.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -23,8 +23,8 @@ fn now() -> Timestamp {
     Timestamp::from_second(1_700_000_000).unwrap()
 }
 
-/// Profiles `a` and `b`, of which the second has arguments for all that keep books. `divide`: whose pods are
-/// judged by what quotas share.
+/// Builds profiles `a` and `b`; the second has arguments for all stateful plugins. `divide` sets for each
+/// profile whether the runtime quota limits its pods.
 fn profiles(divide: [bool; 2]) -> (Configuration, Profiles) {
     let args = |plugin: &str, args: Value| json!({"name": plugin, "args": args});
     let quota = divide.map(|on| args("ElasticQuota", json!({"enableRuntimeQuota": on})));
@@ -49,7 +49,7 @@ fn profiles(divide: [bool; 2]) -> (Configuration, Profiles) {
 struct Scene(Engine);
 
 impl Scene {
-    /// One node with 8 CPUs and two GPUs.
+    /// Builds a scene with one node of 8 CPUs and two GPUs.
     fn new() -> Self {
         Self::with([true, false])
     }
@@ -82,7 +82,7 @@ impl Scene {
         self.0.object_changed(&change, now());
     }
 
-    /// A pod of a profile is created and tried; everything that is to be bound because of it.
+    /// Creates and schedules a pod of a profile. Returns all resulting bindings.
     fn pod(&mut self, profile: &str, name: &str, requests: Value, more: Value) -> Vec<BindRequest> {
         let limits = requests.clone();
         let resources = json!({"requests": requests, "limits": limits});
@@ -109,7 +109,7 @@ impl Scene {
         bound.collect()
     }
 
-    /// The same of a pod that needs nobody else: what is written on it, if it goes anywhere.
+    /// Schedules a pod that needs no other pod, like [`Self::pod`]. Returns its annotations if it was placed.
     fn one(&mut self, profile: &str, name: &str, requests: Value, more: Value) -> Option<Notes> {
         let mut bound = self.pod(profile, name, requests, more);
         assert!(bound.len() <= 1);
@@ -208,7 +208,7 @@ fn a_quota_counts_the_pods_of_all_profiles() {
     }
 }
 
-/// What quotas share is shown as it is, whichever profile asks for it to be divided.
+/// Runtime quotas are shown correctly, whichever profile needs them divided.
 #[test]
 fn shares_are_shown_where_any_profile_goes_by_them() {
     let shown = |divide| {
@@ -222,7 +222,7 @@ fn shares_are_shown_where_any_profile_goes_by_them() {
                 "spec": {"min": {"cpu": "2"}, "max": {"cpu": "6"}}
             }),
         );
-        // More than there is: it waits, and asks for the share.
+        // More than there is: it stays pending, and its request counts.
         let of_quota =
             json!({"metadata": {"labels": {"quota.scheduling.koordinator.sh/name": "q"}}});
         for name in ["p0", "p1"] {
@@ -236,7 +236,7 @@ fn shares_are_shown_where_any_profile_goes_by_them() {
             .inspect("ElasticQuota", &path, &query, now());
         shown.unwrap()["runtime"]["cpu"].clone()
     };
-    // The least of what is asked for, the most it may have, and what there is.
+    // The minimum of its request, its max and the total.
     assert_eq!(shown([true, false]), "6");
     assert_eq!(shown([false, true]), "6");
     assert_ne!(shown([false, false]), "6");
@@ -336,7 +336,7 @@ fn a_volume_is_given_to_one_claim() {
     assert_eq!(given.len(), 2);
 }
 
-/// What keeps no books is built once per arguments; what does is there once.
+/// Stateless plugins are built once per set of arguments, stateful ones once.
 #[test]
 fn who_keeps_books_is_there_once() {
     let (_, profiles) = profiles([true, false]);

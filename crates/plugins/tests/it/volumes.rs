@@ -1,4 +1,4 @@
-//! The volume plugins: which nodes they allow, and how claims get their volumes.
+//! Volume plugins: the nodes that they allow, and the volumes of claims.
 
 mod nodes;
 mod scores;
@@ -22,7 +22,7 @@ const ALL: [&str; 4] = [
     "VolumeZone",
 ];
 
-/// Kind and content.
+/// Kind and content of objects.
 type Objects = Vec<(&'static str, Value)>;
 
 fn at(seconds: i64) -> Timestamp {
@@ -82,7 +82,7 @@ fn merge(mut base: Value, change: &Value) -> Value {
     base
 }
 
-/// A claim of 1Gi; `change` is merged in.
+/// Builds a claim of 1Gi; `change` is merged in.
 fn claim(name: &str, class: &str, change: Value) -> Value {
     let base = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": format!("claim-{name}")},
@@ -93,7 +93,7 @@ fn claim(name: &str, class: &str, change: Value) -> Value {
     merge(base, &change)
 }
 
-/// A claim that is bound to volume `volume`.
+/// Builds a claim that is bound to `volume`.
 fn bound(name: &str, volume: &str) -> Value {
     let change = json!({
         "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},
@@ -112,7 +112,7 @@ fn volume(name: &str, class: &str, change: Value) -> Value {
     merge(base, &change)
 }
 
-/// Reachable only from nodes of this zone.
+/// Returns node affinity for nodes of this zone.
 fn in_zone(zone: &str) -> Value {
     json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
         {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}
@@ -140,8 +140,8 @@ fn pod(name: &str, volumes: Value, node: Option<&str>) -> Arc<Pod> {
     )
 }
 
-/// Node `a` in zone a and node `b` in zone b; classes `late` and `static` wait for their first
-/// consumer, `made` binds at once.
+/// Builds a cluster with node `a` in zone a and node `b` in zone b; classes `late` and `static` wait for
+/// their first consumer, `made` binds immediately.
 fn cluster() -> Engine {
     let mut engine = crate::small::engine(&ALL, json!({}));
     for name in ["a", "b"] {
@@ -176,7 +176,7 @@ fn node(engine: &mut Engine, name: &str, labels: Value) {
     engine.node_applied(Arc::new(node), at(0));
 }
 
-/// What the engine wants done: a node to bind to, a message, or what it writes.
+/// Returns the outputs of the engine: a node to bind to, a message, or a write.
 fn outputs(engine: &mut Engine) -> Vec<String> {
     let text = |output| match output {
         Output::Bind(bind) => format!("bind {}", bind.node),
@@ -199,7 +199,7 @@ fn place(engine: &mut Engine, pod: Arc<Pod>) -> Vec<String> {
     outputs(engine)
 }
 
-/// `0/2 nodes are available: …` for a reason that all nodes share.
+/// Returns `0/2 nodes are available: …` for a reason that applies to all nodes.
 fn both(reason: &str) -> String {
     format!("0/2 nodes are available: 2 {reason}.")
 }
@@ -231,7 +231,7 @@ fn where_claims_allow_a_pod_to_go() {
         {"key": "topology.kubernetes.io/zone", "values": ["b"]}]}]});
     let wait = "WaitForFirstConsumer";
     let selected = |node: &str| json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}});
-    // (case, objects, the pod's volumes, the message, or the start of the first output)
+    // Columns: case, objects, the pod's volumes, the message or the start of the first output.
     let rows: Vec<(&str, Objects, Value, String)> = vec![
         ("no volumes", vec![], json!([]), "bind".into()),
         ("volumes without claims", vec![], json!([{"name": "x", "emptyDir": {}}]), "bind".into()),
@@ -338,7 +338,7 @@ fn where_claims_allow_a_pod_to_go() {
         let out = place(&mut engine, pod("p", volumes, None));
         assert!(out[0].starts_with(&expected), "{case}: {out:?}");
     }
-    // A volume that does not exist is VolumeBinding's to report when VolumeZone is not there.
+    // Without VolumeZone, VolumeBinding reports a volume that does not exist.
     let mut engine = crate::small::engine(&["VolumeBinding"], json!({}));
     node(&mut engine, "a", json!({}));
     set(&mut engine, "pvc", bound("c", "v"));
@@ -370,7 +370,7 @@ fn a_pod_is_bound_when_its_claim_is() {
     ] {
         assert!(out[0].contains(part), "{part}: {out:?}");
     }
-    // Meanwhile the volume is nobody else's.
+    // In the meantime, no other claim gets the volume.
     set(&mut engine, "pvc", claim("d", "static", json!({})));
     let other = place(&mut engine, pod("q", uses(&["d"]), None));
     assert_eq!(other, [both(NONE)]);
@@ -389,7 +389,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
         json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "a"}}});
     let start = |engine: &mut Engine, class: &str| {
         set(engine, "pvc", claim("c", class, json!({})));
-        // The pod goes where its other claim is.
+        // The pod is placed where its other claim is.
         set(engine, "pvc", bound("here", "w"));
         set(engine, "pv", volume("w", "made", in_zone("a")));
         if class == "static" {
@@ -432,7 +432,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
         "binding volumes: ClaimRef got reset for pv \"v\"",
     );
 
-    // Writes that are not seen are sent again; after ten minutes the pod is tried anew.
+    // Writes that are not observed are sent again; after ten minutes, the pod is retried.
     let mut engine = cluster();
     start(&mut engine, "late");
     assert_eq!(engine.next_deadline(), Some(at(10)));
@@ -451,7 +451,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
     assert_eq!(errors(&mut engine), []);
 }
 
-/// What is counted of failures since the last call.
+/// Returns the failures that were counted since the last call.
 fn errors(engine: &mut Engine) -> Vec<(String, f64)> {
     let (_, values) = engine.inspector().read(at(0)).into_parts();
     let errors = values

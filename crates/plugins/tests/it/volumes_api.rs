@@ -1,5 +1,5 @@
-//! A claim that waits for its first consumer, against the embedded API server: the test plays the
-//! controllers that make and bind volumes.
+//! Claim that waits for its first consumer, against the embedded API server: the test acts as the controllers
+//! that provision and bind volumes.
 
 use crate::api::{Cluster, room};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -34,7 +34,7 @@ impl Cluster {
         api.create(&PostParams::default(), &class).await.unwrap();
     }
 
-    /// Creates a volume that only `node` reaches.
+    /// Creates a volume that only `node` can reach.
     async fn volume(&self, name: &str, class: &str, node: &str) {
         let volume: PersistentVolume = serde_json::from_value(json!({
             "metadata": {"name": name},
@@ -55,7 +55,7 @@ impl Cluster {
             .unwrap();
     }
 
-    /// A node with the label that the kubelet gives it.
+    /// Creates a node with the hostname label that the kubelet sets.
     async fn host(&self, name: &str) {
         self.node(name, room("4"), json!([])).await;
         let label = json!({"metadata": {"labels": {"kubernetes.io/hostname": name}}});
@@ -65,7 +65,7 @@ impl Cluster {
         patched.unwrap();
     }
 
-    /// What the volume controller does at last.
+    /// Completes a binding like the volume controller.
     async fn finish(&self, claim: &str, volume: &str) {
         let done = json!({
             "metadata": {"annotations": {"pv.kubernetes.io/bind-completed": "yes"}},

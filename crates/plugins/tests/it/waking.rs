@@ -1,4 +1,4 @@
-//! What wakes a pod that waits for room.
+//! Events that activate a pod that waits for free resources.
 
 use crate::small;
 use jiff::{SignedDuration, Timestamp};
@@ -26,12 +26,12 @@ fn pod(name: &str, requests: Value, node: Option<&str>) -> Arc<Pod> {
 }
 
 impl World {
-    /// Nodes with a pod each, and `waits`, which has room on none; `small` could never hold it.
+    /// Builds nodes with a pod each, and `waits`, which fits on none of them; `small` could never hold it.
     fn new() -> Self {
         Self::with(json!({}), json!({"cpu": "3"}))
     }
 
-    /// The same with these arguments of the plugin, and what `waits` asks for.
+    /// Builds a world like [`Self::new`], with these arguments of the plugin and these requests of `waits`.
     fn with(args: Value, asked: Value) -> Self {
         let mut world = Self {
             engine: small::engine(&["NodeResourcesFit"], args),
@@ -51,9 +51,9 @@ impl World {
         world
     }
 
-    /// Where `waits` went, if it was tried.
+    /// Returns the node of `waits` if it was tried.
     fn tried(&mut self) -> Option<String> {
-        // Longer than anyone stays away, shorter than who waits is tried without a reason.
+        // Longer than any backoff, and shorter than the time after which a pod is retried without an event.
         self.now = self
             .now
             .saturating_add(SignedDuration::from_secs(20))
@@ -81,7 +81,7 @@ fn room_on_a_node_that_is_too_small_wakes_nobody() {
     assert_eq!(world.tried().as_deref(), Some("large"));
 }
 
-/// What no node says it has, and the filter does not ask for either, keeps nobody asleep.
+/// Resources that no node lists and the filter ignores do not prevent activation.
 #[test]
 fn resources_that_are_left_to_others_keep_nobody_asleep() {
     let asked = json!({"cpu": "3", "example.com/mem": "1"});
@@ -106,7 +106,7 @@ fn resources_that_are_left_to_others_keep_nobody_asleep() {
     assert_eq!(world.tried(), None, "it is asked for here");
 }
 
-/// A pod that turns up elsewhere gives back what it was assumed to have.
+/// A pod that appears on another node releases what it was assumed to use.
 #[test]
 fn room_that_was_only_assumed_wakes_whom_it_helps() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! Whom news of a claim may help: those who are found by its name, and nobody else.
+//! Queueing hints of claims: events of a claim concern only the pods that name it.
 
 use super::*;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -17,7 +17,7 @@ fn news_of_a_claim_is_for_those_who_name_it() {
     let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
     let ephemeral =
         |name: &str| json!({"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": {}}}});
-    // Of claim `data` in `ns`.
+    // Events of claim `data` in `ns`.
     let rows = [
         ("its claim", pod("p", "ns", json!([claim("data")])), true),
         (
@@ -86,7 +86,7 @@ fn news_of_a_claim_is_for_those_who_name_it() {
             assert_eq!((found, helps), (*expected, *expected), "{plugin}: {name}");
         }
     }
-    // A claim that is made for a pod has the names of both.
+    // The claim of a generic ephemeral volume is named after pod and volume.
     let alone = Alone::new("VolumeBinding", json!({}));
     let hints = alone.plugin.queue_hints().unwrap();
     let pod = pod("p", "ns", json!([ephemeral("data")]));

@@ -1,10 +1,10 @@
-//! What NodeResourcesFit and VolumeZone refuse.
+//! Filter results of NodeResourcesFit and VolumeZone.
 
 use super::*;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-/// `1/2 a=3`: milli-cores, bytes, and others by letter.
+/// Parses amounts such as `1/2 a=3`: milli-cores, bytes, and other resources by letter.
 fn amounts(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -28,8 +28,8 @@ fn amounts(text: &str) -> Value {
     out
 }
 
-/// Containers, init containers (`~` before one that goes on running), overhead and what the pod as a
-/// whole asks for, divided by `|`; containers are divided by `+`.
+/// Parses a pod: containers, init containers (sidecars start with `~`), overhead and pod-level requests,
+/// separated by `|`; containers are separated by `+`.
 fn pod(text: &str) -> Value {
     let parts: Vec<&str> = text.split('|').map(str::trim).collect();
     let part = |at: usize| parts.get(at).copied().unwrap_or_default();
@@ -167,7 +167,7 @@ fn pods_are_counted_and_side_containers_go_on() {
     }
 }
 
-/// `zone=a`, with `beta-zone` and `beta-region` for the labels of old.
+/// Parses zone labels such as `zone=a`, with `beta-zone` and `beta-region` for the old labels.
 fn places(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -190,7 +190,7 @@ fn volumes_keep_pods_in_their_zone() {
     let not_here = "!storageclass.storage.k8s.io \"none\" not found";
     let nameless = "!PersistentVolumeClaim had no pv name and storageClass name";
     let modeless = "!VolumeBindingMode not set for StorageClass \"now\"";
-    // Labels of the volume; `class:` names the class of a claim that has none yet.
+    // Labels of the volume; `class:` is the class of an unbound claim.
     #[rustfmt::skip]
     let rows = [
         ("no volume", "-", "beta-zone=a", "fits"),

@@ -1,4 +1,4 @@
-//! Scores and filters of kube-scheduler 1.35, each plugin alone: the rows of its tables.
+//! Scores and filters of kube-scheduler 1.35, one plugin at a time: the rows of its tables.
 
 #![allow(
     clippy::unwrap_used,
@@ -39,12 +39,12 @@ fn built(name: &str, args: &Value, gates: &[&str]) -> Result<BoxedPlugin, String
     (factory.build)(Some(args), &context).map_err(|error| error.to_string())
 }
 
-/// A plugin, beside an engine that keeps the books.
+/// Plugin next to an engine that keeps the node state.
 struct Alone {
     engine: Engine,
     indexes: Indexes,
     plugin: BoxedPlugin,
-    /// Every pod on a node needs a name of its own.
+    /// Number of pods, for unique names.
     pods: usize,
 }
 
@@ -119,7 +119,7 @@ impl Alone {
         });
     }
 
-    /// A change as informers hand it over.
+    /// Returns a change in the form in which informers deliver it.
     fn kept(&self, change: ObjectChange) -> ObjectChange {
         let inputs = self.plugin.inputs();
         let watches = inputs.map(|inputs| inputs.watches()).unwrap_or_default();
@@ -145,7 +145,7 @@ impl Alone {
         });
     }
 
-    /// A pod on a node.
+    /// Adds a pod to a node.
     fn there(&mut self, node: &str, mut pod: Value) {
         self.pods += 1;
         let name = format!("there-{}", self.pods);
@@ -182,7 +182,7 @@ impl Alone {
         look(self, &Cycle::new(&pod, self.view()))
     }
 
-    /// The scores of these nodes, 0 to 100; all 0 when the plugin scores nothing.
+    /// Returns the scores of these nodes, 0 to 100; all 0 if the plugin does not score.
     fn scores(&mut self, pod: Value, nodes: &str) -> String {
         let rows: Vec<NodeIndex> = nodes
             .split_whitespace()
@@ -194,7 +194,7 @@ impl Alone {
                 return scores;
             };
             if let Some(volatile) = this.plugin.volatile() {
-                // In order of index, as the engine asks.
+                // In order of index, like the engine.
                 let mut order: Vec<usize> = (0..rows.len()).collect();
                 order.sort_by_key(|at| rows[*at]);
                 let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
@@ -227,7 +227,7 @@ impl Alone {
         texts.join(" ")
     }
 
-    /// `fits`, or why the pod may not go to the node; `!` where nothing on it can be done.
+    /// Returns `fits`, or why the pod may not be placed on the node; `!` if the reason is unresolvable.
     fn judge(&mut self, pod: Value, node: &str) -> String {
         let text = |rejection: Rejection| match rejection.code {
             Code::Unresolvable => format!("!{}", rejection.message()),
@@ -247,7 +247,7 @@ impl Alone {
     }
 }
 
-/// Fills in what every pod has.
+/// Fills in required fields of a pod.
 fn complete(mut pod: Value) -> Value {
     if pod["metadata"]["namespace"].is_null() {
         pod["metadata"]["namespace"] = json!("");
@@ -270,7 +270,7 @@ fn who_counts_is_prepared_for_the_very_pod() {
         let pod = json!({"metadata": {}, "spec": spec});
         assert_eq!(alone.judge(pod.clone(), "a"), "fits", "{name}");
         let asked_unprepared = alone.cycle(pod, |this, cycle| {
-            // The same in all but identity: its counters may be gone by now.
+            // A copy with another identity: its counters may be dropped by now.
             let other = Arc::new((**cycle.pod).clone());
             this.pre_filter(&Cycle::new(&other, cycle.view))
         });
@@ -298,7 +298,7 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
         }
     });
     assert_eq!(asked(&alone), None);
-    // Whatever happens may change it.
+    // Any event may change it.
     alone.node(
         "a",
         json!({}),

@@ -1,8 +1,8 @@
-//! TaintToleration, NodeAffinity and ImageLocality.
+//! Rows of TaintToleration, NodeAffinity and ImageLocality.
 
 use super::*;
 
-/// `key=value:effect` with the effects N (NoSchedule) and P (PreferNoSchedule); none is left out.
+/// Parses an effect: N is NoSchedule, P is PreferNoSchedule, empty means no effect.
 fn effect(letter: &str) -> Option<&'static str> {
     match letter {
         "N" => Some("NoSchedule"),
@@ -20,7 +20,7 @@ fn taints(text: &str) -> Value {
     text.split_whitespace().map(one).collect()
 }
 
-/// `key operator value effect`, separated by commas; `-` where a part is left out.
+/// Parses tolerations `key operator value effect`, separated by commas; `-` for a missing part.
 fn tolerating(text: &str) -> Value {
     let one = |words: &str| {
         let part = |at: usize| words.split_whitespace().nth(at).filter(|word| *word != "-");

@@ -1,17 +1,17 @@
-//! What NodeAffinity, PodTopologySpread and InterPodAffinity refuse.
+//! Filter results of NodeAffinity, PodTopologySpread and InterPodAffinity.
 
 use super::*;
 use k8s_openapi::api::core::v1::Namespace;
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 
-/// `key=value other=`.
+/// Parses labels such as `key=value other=`.
 fn labels(text: &str) -> Value {
     let pairs = text.split_whitespace().filter_map(|w| w.split_once('='));
     pairs.map(|(k, v)| (k.to_owned(), json!(v))).collect()
 }
 
-/// `key operator value,value`, divided by `&`.
+/// Parses expressions `key operator value,value`, separated by `&`.
 fn expressions<'a>(parts: impl Iterator<Item = &'a str>) -> Value {
     let one = |text: &str| {
         let mut words = text.split_whitespace();
@@ -29,7 +29,7 @@ fn expressions<'a>(parts: impl Iterator<Item = &'a str>) -> Value {
     parts.map(one).collect()
 }
 
-/// Terms divided by `|`, their expressions by `&`; those about `metadata.name` are of the fields.
+/// Parses terms separated by `|`, with expressions separated by `&`; `metadata.name` is a field.
 fn node_terms(text: &str) -> Value {
     let term = |text: &str| {
         let parts: Vec<&str> = text.split('&').filter(|p| !p.trim().is_empty()).collect();
@@ -54,7 +54,7 @@ fn nodes_are_selected() {
     let added = |terms: &str| json!({"addedAffinity": node_terms(terms)});
     let none = || json!({});
     let gpu = "GPU=NVIDIA-GRID-K1";
-    // The arguments, the selector, the terms, the node and its labels.
+    // Columns: arguments, selector, terms, node name and labels.
     #[rustfmt::skip]
     let rows = [
         ("no label", none(), "foo=bar", String::new(), "n", "", no),
@@ -96,8 +96,8 @@ fn nodes_are_selected() {
     }
 }
 
-/// `skew key label`, then `min=2`, `affinity=Ignore` or `taints=Honor`; divided by commas. The label `-`
-/// stands for no selector.
+/// Parses constraints `skew key label`, then `min=2`, `affinity=Ignore` or `taints=Honor`; separated by
+/// commas. The label `-` stands for no selector.
 fn constraints(text: &str) -> Value {
     let one = |text: &str| {
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -119,13 +119,13 @@ fn constraints(text: &str) -> Value {
     text.split(',').map(one).collect()
 }
 
-/// `foo,bar`: labels without values.
+/// Parses labels without values, such as `foo,bar`.
 fn bare(text: &str) -> Value {
     let names = text.split(',');
     names.map(|name| (name.to_owned(), json!(""))).collect()
 }
 
-/// `a:foo b:foo,bar`; `other/` before a namespace, `!` before one that is going.
+/// Adds pods such as `a:foo b:foo,bar`; `other/` is a namespace, `!` marks a terminating pod.
 fn crowd(alone: &mut Alone, text: &str) {
     for word in text.split_whitespace() {
         let (space, rest) = word.split_once('/').unwrap_or(("", word));
@@ -149,8 +149,8 @@ fn spread_holds() {
     let mixed = "a:foo,bar a:foo b:foo,bar y:foo y:foo,bar y:foo";
     let selector = "selector foo=";
     let term = "foo Exists";
-    // The pod's labels and what it wants of nodes, the constraints, nodes (with their zones; `+`: the
-    // label foo, `~`: no label node, `!`: a taint), pods, and by node: fits, no, or a label is missing.
+    // Columns: the pod's labels and node requirements, constraints, nodes (with their zones; `+`: label foo,
+    // `~`: no label node, `!`: a taint), pods, and the result per node: fits, no, or missing label.
     #[rustfmt::skip]
     let rows = [
         ("no pods", "foo", "", "1 zone foo", zones, "", "...."),
@@ -237,8 +237,8 @@ fn spread_holds() {
     }
 }
 
-/// `namespace; labels; terms`. A term is `+` (to) or `-` (away), a key, `@` and a namespace or `~` and a
-/// team (`~*` for all namespaces), a colon and expressions.
+/// Parses `namespace; labels; terms`. A term is `+` (affinity) or `-` (anti-affinity), a key, `@` and a
+/// namespace or `~` and a team (`~*` for all namespaces), a colon and expressions.
 fn social(text: &str) -> Value {
     let parts: Vec<&str> = text.split(';').map(str::trim).collect();
     let mut spec = json!({});
@@ -274,7 +274,8 @@ fn social(text: &str) -> Value {
     json!({"metadata": {"namespace": parts[0], "labels": labels(parts[1])}, "spec": spec})
 }
 
-/// For each node: fits, `+` (no pod to be with), `-` (a pod to be away from) or `^` (a pod keeps it away).
+/// Returns the result per node: fits, `+` (affinity not met), `-` (own anti-affinity) or `^` (anti-affinity
+/// of an existing pod).
 fn company(comes: &str, there: &[&str], nodes: &[&str]) -> String {
     let mut alone = Alone::new("InterPodAffinity", json!({}));
     for (name, team) in [

@@ -1,11 +1,11 @@
-//! PodTopologySpread and InterPodAffinity.
+//! Scores of PodTopologySpread and InterPodAffinity.
 
 use super::*;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 
 const HOST: &str = "kubernetes.io/hostname";
 
-/// `foo,bar`: labels without values.
+/// Parses labels without values, such as `foo,bar`.
 fn labels(text: &str) -> Value {
     let names = text.split(',').filter(|name| !name.is_empty());
     names.map(|name| (name.to_owned(), json!(""))).collect()
@@ -25,7 +25,7 @@ fn constraint(skew: i64, key: &str, selects: &str, more: Value) -> Value {
     out
 }
 
-/// `a/1 b/1 c`: nodes with their zones; a `!` keeps the host name off.
+/// Adds nodes such as `a/1 b/1 c` with their zones; `!` omits the hostname label.
 fn nodes(alone: &mut Alone, text: &str) {
     for word in text.split_whitespace() {
         let (name, zone) = word
@@ -43,7 +43,8 @@ fn nodes(alone: &mut Alone, text: &str) {
     }
 }
 
-/// `a:foo a:foo,bar`: pods with their labels; `other/` names a namespace, `!` one that is going.
+/// Adds pods such as `a:foo a:foo,bar` with their labels; `other/` is a namespace, `!` marks a terminating
+/// pod.
 fn there(alone: &mut Alone, text: &str) {
     for word in text.split_whitespace() {
         let (space, rest) = word.split_once('/').map_or(("", word), |(s, r)| (s, r));
@@ -56,7 +57,7 @@ fn there(alone: &mut Alone, text: &str) {
     }
 }
 
-/// `count` times `word`.
+/// Repeats each `word` `count` times.
 fn times(list: &[(usize, &str)]) -> String {
     let one = |(count, word): &(usize, &str)| format!("{word} ").repeat(*count);
     list.iter().map(one).collect()
@@ -175,7 +176,7 @@ fn wrong() -> Value {
     json!({"key": "wrongkey", "operator": "DoesNotExist"})
 }
 
-/// By name, as the rows below use them.
+/// Returns an affinity by the name that the rows below use.
 fn affinity(name: &str) -> Value {
     let preferred =
         |terms: Value| json!({"preferredDuringSchedulingIgnoredDuringExecution": terms});
@@ -223,7 +224,7 @@ fn affinity(name: &str) -> Value {
     }
 }
 
-/// `security=S1` and a namespace, and an affinity by name.
+/// Label such as `security=S1`, namespace, and name of an affinity.
 type Who<'a> = (&'a str, &'a str, &'a str);
 
 fn pod((label, namespace, wants): Who<'_>) -> Value {
@@ -235,7 +236,7 @@ fn pod((label, namespace, wants): Who<'_>) -> Value {
     json!({"metadata": {"labels": labels, "namespace": namespace}, "spec": {"affinity": affinity(wants)}})
 }
 
-/// `C`, `I`, `1`, `2`, `C1`: regions China and India, zones az1 and az2.
+/// Adds nodes by place: `C`, `I`, `1`, `2`, `C1` stand for regions China and India and zones az1 and az2.
 fn place(alone: &mut Alone, places: &str) -> String {
     let mut names = Vec::new();
     for (at, place) in places.split_whitespace().enumerate() {

@@ -1,5 +1,5 @@
-//! `DefaultPreemption`: who would go from which node, which node is taken, and what is said when none
-//! is. Victims of every candidate are seen as an extender sees them.
+//! Rows of `DefaultPreemption`: the victims on each node, the chosen node, and the message if there is none.
+//! The victims of every candidate are captured by an extender.
 
 use super::*;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 const NAME: &str = "DefaultPreemption";
 
-/// Filters and preemption, with an extender that is shown victims.
+/// Builds an engine with filters and preemption, and an extender that receives victims.
 fn engine(args: &Value, seed: u64, asks: bool) -> Engine {
     let names = [
         "NodeUnschedulable",
@@ -53,7 +53,7 @@ fn priority(word: &str) -> Option<i32> {
     })
 }
 
-/// Milli-cores, and bytes.
+/// Returns the milli-cores of a size, which are also its bytes.
 fn size(word: &str) -> Option<u32> {
     Some(match word {
         "s" => 100,
@@ -128,8 +128,8 @@ fn pod(text: &str) -> Value {
     })
 }
 
-/// `node-a/zone1`, with room for five small pods; `:one` is room for one pod without requests, `:half`
-/// for 200 milli-cores; `!` is cordoned.
+/// Parses a node such as `node-a/zone1`, with space for five small pods; `:one` has space for one pod without
+/// requests, `:half` for 200 milli-cores; `!` is cordoned.
 fn node(text: &str) -> Value {
     let (text, cordoned) = text.strip_prefix('!').map_or((text, false), |t| (t, true));
     let (text, room) = text
@@ -149,7 +149,8 @@ fn node(text: &str) -> Value {
         "spec": {"unschedulable": cordoned}, "status": {"allocatable": room}})
 }
 
-/// `app=1`: how many pods of an app may be disrupted; `app=1:gone` counts one that went already.
+/// Parses a budget: `app=1` allows one disruption of the app's pods; `app=1:gone` counts one disruption that
+/// already happened.
 fn budget(text: &str) -> ObjectChange {
     let (app, allowed) = text.split_once('=').unwrap();
     let (allowed, gone) = allowed
@@ -174,14 +175,14 @@ fn budget(text: &str) -> ObjectChange {
     }
 }
 
-/// One attempt of a pod.
+/// Result of one scheduling attempt.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Per candidate node, those who would go; `!1` is how many of them break a budget.
+    /// Victims on each candidate node; `!1` is the number of budget violations.
     proposals: Vec<String>,
-    /// The node whose victims are evicted.
+    /// Node whose victims are evicted.
     node: Option<String>,
-    /// What the pod is told about preemption.
+    /// Message about preemption in the pod's condition.
     message: String,
 }
 
@@ -206,14 +207,14 @@ impl Case<'_> {
         }
     }
 
-    /// Without an extender.
+    /// Runs without an extender.
     fn alone(&self) -> Seen {
         let mut engine = engine(&json!({}), 0, false);
         self.fill(&mut engine);
         tried(&mut engine, self.pod, |_| true)
     }
 
-    /// With an extender that agrees for some nodes.
+    /// Runs with an extender that agrees for some nodes.
     fn shown(&self, agrees: impl Fn(&str) -> bool) -> Seen {
         let mut engine = engine(&json!({}), 0, true);
         self.fill(&mut engine);
@@ -301,7 +302,7 @@ fn victims_of_every_candidate() {
             &["p1.1@node1 low s start=5", "p1.2@node1 low s start=4", "p1.3@node1 mid m start=3",
               "p1.4@node1 high s start=2", "p2@node2 high l start=1"], &[],
             "p high l", &["node1: p1.1 p1.3"]),
-        // Upstream gives node2 no pod that matches: here it is refused for its size.
+        // Upstream gives node2 no matching pod: here it is rejected because of its size.
         ("required anti-affinity of the victim", two,
             &["p1.1@node1 low s foo anti", "p1.2@node1 mid s", "p1.3@node1 high s", "p2@node2 high xl"], &[],
             "p high s foo", &["node1: p1.1"]),
@@ -387,7 +388,7 @@ fn the_best_candidate() {
     }
 }
 
-/// Upstream begins at a random node, which its test fixes by a seed; here every offset is seen.
+/// Upstream starts at a random node, which its test fixes by a seed; here every offset is checked.
 #[test]
 fn only_so_many_candidates_are_looked_for() {
     let victim = |at: usize, word: &str| format!("p{at}@node{at} {word} l");
@@ -449,13 +450,13 @@ fn only_so_many_candidates_are_looked_for() {
             );
         }
         assert_eq!(found, expected, "{name}");
-        // One engine begins elsewhere with every attempt, and goes round.
+        // A single engine starts at another node with every attempt, round-robin.
         let mut engine = engine(&args, 0, true);
         case.fill(&mut engine);
         let mut found = BTreeSet::new();
         for attempt in 0..40 {
             let pod = format!("p{attempt}-x high l");
-            // Refused in the end, so that nothing changes.
+            // The extender rejects all nodes, so that nothing changes.
             let seen = tried(&mut engine, &pod, |_| false);
             let nodes: Vec<String> = seen.proposals.iter().map(short).collect();
             found.insert(nodes.join(" "));
@@ -485,8 +486,8 @@ fn what_is_said_and_who_is_nominated() {
         ("the lowest of the highest priorities, budgets broken on both", "node1:one node2:one",
             &["p1@node1 high app=open", "p2@node1 low app=shut", "p3@node2 mid app=shut"], &["shut=0", "open=2147483647"],
             "p top", "node2"),
-        // The same texts, where a more important pod leaves too little: what no eviction helps with is
-        // told apart by Filter.
+        // The same texts if a more important pod leaves too little: what no eviction can help is reported
+        // separately by Filter.
         ("too little room without victims", "node1:half node2:half", &["p1@node1 low", "p2@node2 low",
             "a@node1 high s", "b@node2 high s"], &[], "p high m", "0/2 nodes are available: 2 Insufficient cpu."),
         ("mixed", "node1:one node2:half node3:one", &["p1@node1 high", "p2@node2 low", "a@node2 high s", "p3@node3 high"],
@@ -518,7 +519,7 @@ fn one_attempt_from_its_filters_to_the_evictions() {
         "p3.1@node3 mid m",
     ];
     let cheap: &[&str] = &["p1.1@node1 mid s", "p1.2@node1 low s", "p2.1@node3 mid l"];
-    // Upstream's third node has nobody: here its room is taken.
+    // Upstream's third node has no pods: here it is filled.
     let full = |pods: &[&'static str]| [pods, &["a@node2 high s"]].concat();
     type Agrees = fn(&str) -> bool;
     type Row<'a> = (
@@ -553,7 +554,8 @@ fn one_attempt_from_its_filters_to_the_evictions() {
     }
 }
 
-/// Room that is being made is waited for; what only goes is not, nor a node that cannot be had.
+/// A pod waits for victims on its nominated node. It does not wait for pods that terminate for other reasons,
+/// nor on a node that it cannot use.
 #[test]
 fn who_may_look_for_victims_again() {
     let other = "p2@node2 low xl";

@@ -1,8 +1,8 @@
-//! NodeResourcesFit and NodeResourcesBalancedAllocation.
+//! Scores of NodeResourcesFit and NodeResourcesBalancedAllocation.
 
 use super::*;
 
-/// `4000/10000`, and maybe `foo=4 bar=8`: cpu, memory, and others.
+/// Parses amounts such as `4000/10000` and optionally `foo=4 bar=8`: CPU, memory and others.
 fn amounts(text: &str) -> Value {
     let mut out = json!({});
     for word in text.split_whitespace() {
@@ -16,7 +16,8 @@ fn amounts(text: &str) -> Value {
     out
 }
 
-/// A container per part; an empty text is a pod without containers, `-` one that asks for nothing.
+/// Builds one container per part; an empty text is a pod without containers, `-` a container without
+/// requests.
 fn pod(containers: &str) -> Value {
     let one = |text: &str| json!({"name": "c", "resources": {"requests": amounts(text)}});
     let parts = containers.split('+').filter(|part| !part.trim().is_empty());
@@ -47,7 +48,7 @@ const BOTH: &[(&str, i64)] = &[("cpu", 1), ("memory", 1)];
 const MEMORY: &[(&str, i64)] = &[("memory", 2), ("cpu", 1)];
 const FOO: &[(&str, i64)] = &[("intel.com/foo", 1), ("cpu", 1), ("memory", 1)];
 const TWICE: &[(&str, i64)] = &[("intel.com/foo", 2), ("cpu", 1), ("memory", 1)];
-/// Two containers that ask for 3000 and 5000 together.
+/// Two containers that request 3000 and 5000 together.
 const ASKS: &str = "1000/2000 + 2000/3000";
 
 #[test]
@@ -160,7 +161,7 @@ fn evenly_used_nodes() {
     };
     let both = || args(&["cpu", "memory"]);
     let three = || args(&["cpu", "memory", "intel.com/gpu"]);
-    // Milli-cores, as upstream's nodes have them.
+    // In milli-cores, like upstream's nodes.
     let (all, cpu) = ("1/2000 + 2/3000", "1/0 + 2/0");
     let gpu = "1/2000 + 2/3000 gpu=3";
     let there = &[("a", cpu), ("b", all)][..];
@@ -180,7 +181,7 @@ fn evenly_used_nodes() {
     }
 }
 
-/// What a pod takes: its containers together with its sidecars, or the largest step before them.
+/// Amounts that a pod uses: its containers and sidecars together, or the largest init step.
 #[test]
 fn init_containers_and_sidecars_count_as_the_kubelet_runs_them() {
     let container = |name: &str, cpu: &str, sidecar: bool| {
@@ -192,8 +193,8 @@ fn init_containers_and_sidecars_count_as_the_kubelet_runs_them() {
     };
     let (sidecar, init) = (container("s", "1", true), |cpu| container("i", cpu, false));
     let (two, three) = (container("a", "2", false), container("b", "3", false));
-    // Of 20 CPUs, 5, 10, 3 and 6 are taken; the free share is the score. Upstream has 5 for the last: it
-    // leaves out that the sidecar runs already beside the step after it.
+    // 5, 10, 3 and 6 of 20 CPUs are used; the score is the free share. Upstream has 5 for the last row: it
+    // ignores that the sidecar is already running during the step after it.
     let rows = [
         ("containers only", json!([]), json!([two, three]), "75"),
         (

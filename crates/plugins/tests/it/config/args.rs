@@ -1,15 +1,16 @@
-//! Upstream's tables of arguments, accepted and refused.
+//! Upstream's tables of valid and invalid plugin arguments.
 
 use koord_scheduler::framework::BuildContext;
 use serde_json::{Value, json};
 
-/// One row per case of upstream's validation tables: plugin, args, and what an error must name.
+/// Rows of upstream's validation tables: plugin, case, args, and what an error must name. This value means no
+/// error.
 const VALID: &str = "";
 
 fn check(rows: &[(&str, &str, Value, &str)]) {
     let registry = koord_plugins::registry();
     for (plugin, case, fields, names) in rows {
-        // Args of plugins that are not here yet are nobody's to check.
+        // Plugins that do not exist yet are skipped.
         let Some(factory) = registry.find(plugin) else {
             continue;
         };
@@ -271,7 +272,7 @@ fn numa_args() {
             json!({"defaultCPUBindPolicy": "Nope"}),
             "Nope",
         ),
-        // Left out, the strategies are defaulted before they are checked.
+        // Missing strategies are defaulted before the check.
         (name, "no strategies", json!({}), VALID),
         (
             name,

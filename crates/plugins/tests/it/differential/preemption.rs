@@ -1,5 +1,5 @@
-//! What is remembered of dry runs never changes who is evicted: the engine that remembers and the
-//! one that looks at everything anew choose the same victims on the same nodes, with all plugins on.
+//! Cached preemption dry runs: an engine with caches and one without choose the same victims on the same
+//! nodes, with all plugins enabled.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -22,7 +22,7 @@ const APPS: [&str; 3] = ["a", "b", "c"];
 pub(super) const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const PRIORITIES: [i32; 6] = [-10, 0, 0, 5, 50, 9100];
 
-/// `few`: only a few candidates are tried.
+/// Builds an engine; with `few`, preemption tries only a few candidates.
 fn engine(cached: bool, few: bool) -> Engine {
     let args = json!({"minCandidateNodesPercentage": 20, "minCandidateNodesAbsolute": 1});
     let mut config = json!({
@@ -56,7 +56,7 @@ enum Step {
         cordoned: bool,
     },
     NodeGone(u8),
-    /// Found on a node, or to be placed.
+    /// Pod that is on a node or pending.
     Pod {
         shape: u8,
         priority: u8,
@@ -65,7 +65,7 @@ enum Step {
         start: u8,
         on: Option<u8>,
     },
-    /// Several equal ones at a time.
+    /// Several equal pods at once.
     Pods {
         priority: u8,
         count: u8,
@@ -73,16 +73,16 @@ enum Step {
     },
     Starts(u8, u8),
     Relabelled(u8),
-    /// What it took of a reservation is written on it, or struck off.
+    /// Adds or removes the annotation about the reservation that a pod uses.
     Owns(u8, u8),
     Terminates(u8),
     Gone(u8),
     Stays(u8),
-    /// A waiting pod is deleted.
+    /// Deletes a pending pod.
     Withdrawn(u8),
     Confirmed(u8),
     BindFails(u8),
-    /// The API shows the nomination of a waiting pod, or that it was withdrawn.
+    /// Shows the nomination of a pending pod, or its removal.
     Echo(u8, bool),
     Budget {
         app: u8,
@@ -253,7 +253,7 @@ fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
     change(RESERVATIONS, reservation, gone)
 }
 
-/// What the API server holds, as far as both engines agree on it.
+/// Simulated content of the API server, as far as both engines agree.
 #[derive(Debug, Default)]
 pub(super) struct World {
     pub(super) pods: BTreeMap<String, Value>,
@@ -262,7 +262,7 @@ pub(super) struct World {
     pub(super) waiting: Vec<String>,
     pub(super) evicting: Vec<String>,
     evictions: usize,
-    /// Nodes of reservations that were placed, by uid.
+    /// Nodes of placed reservations, by uid.
     pub(super) reserved: BTreeMap<String, String>,
 }
 
@@ -298,7 +298,7 @@ impl World {
     }
 }
 
-/// What is left of outputs to be compared, and what the world makes of them.
+/// Returns the outputs to compare, and applies them to the world.
 pub(super) fn drain(
     engine: &mut Engine,
     now: Timestamp,
@@ -356,7 +356,7 @@ pub(super) fn object(pod: &Value) -> Arc<Pod> {
     Arc::new(parsed(pod))
 }
 
-/// Brings a step to both engines. Steps about pods name one that exists.
+/// Applies a step to both engines. Steps about pods choose an existing one.
 fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestamp) {
     let show = |engines: &mut [Engine; 2], pod: &Value| {
         for engine in engines {
@@ -446,7 +446,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             });
         }
         Step::Gone(number) => {
-            // Those that were evicted first.
+            // Evicted pods first.
             let from = if world.evicting.is_empty() {
                 &bound
             } else {
@@ -557,7 +557,7 @@ proptest! {
         let mut engines = [engine(true, few), engine(false, few)];
         let mut world = World::default();
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
-        // Full nodes to begin with, so that there is always somebody to evict.
+        // The nodes are full at first, so that there is always a victim.
         for number in 0..6 {
             let step = Step::Node { name: number, cpu: 4, zone: number % 2, cordoned: false };
             play(&step, &mut engines, &mut world, now);

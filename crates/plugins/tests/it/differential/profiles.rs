@@ -1,6 +1,5 @@
-//! What is remembered never changes a placement, with everything that Koordinator adds in play:
-//! gangs, quotas, reservations, hints, devices and CPUs, in the profile that is used without a
-//! configuration file and in one that packs.
+//! Caches never change a placement, with everything that Koordinator adds: gangs, quotas, reservations,
+//! hints, devices and CPUs, in the built-in profile and in one that packs pods.
 
 use super::metric;
 use super::preemption::{
@@ -24,7 +23,7 @@ const HINT: &str = "internal.scheduling.koordinator.sh/scheduling-hint";
 const OWNERS: [&str; 3] = ["x", "y", "z"];
 const PRIORITIES: [i32; 4] = [5500, 5500, 9100, 9500];
 
-/// Profiles `koord-scheduler`, as without a file, and `packer`, whose args are its own.
+/// Builds an engine with profile `koord-scheduler` as without a file, and `packer` with its own args.
 fn engine(cached: bool, ratio: bool) -> Engine {
     let mut strategy = json!({"type": "MostAllocated",
         "resources": [{"name": "cpu", "weight": 2}, {"name": "memory", "weight": 1}]});
@@ -76,7 +75,7 @@ enum Step {
     },
     NodeGone(u8),
     Metric(u8, u8),
-    /// `count` equal ones, of a gang when there are several of them.
+    /// `count` equal pods; more than one form a gang.
     Pods {
         shape: u8,
         priority: u8,
@@ -86,9 +85,9 @@ enum Step {
         hint: u8,
         packed: bool,
     },
-    /// A pod that was placed is deleted.
+    /// Deletes a placed pod.
     Gone(u8),
-    /// A pod that waits is deleted.
+    /// Deletes a pending pod.
     Withdrawn(u8),
     Confirmed(u8),
     BindFails(u8),
@@ -96,7 +95,7 @@ enum Step {
         name: u8,
         max: u8,
     },
-    /// To be placed; once it was, available there.
+    /// Pending reservation; once placed, it is available there.
     Reservation {
         name: u8,
         cpu: u8,
@@ -173,7 +172,7 @@ fn devices(node: u8, gpus: u8) -> ObjectChange {
     change(DEVICES, device, false)
 }
 
-/// Two NUMA nodes, two threads per core.
+/// Builds a topology of two NUMA nodes with two threads per core.
 fn topology(node: u8, cpus: u8) -> ObjectChange {
     let half = cpus.div_ceil(2).max(1);
     let cpu = |id: u8| {
@@ -241,7 +240,7 @@ fn pod(name: &str, shape: u8, priority: u8, quota: u8, owner: u8, packed: bool) 
                 "kubernetes.io/batch-memory": "512Mi"});
         }
         9 => {
-            // CPUs of its own.
+            // It gets exclusive CPUs.
             requests["cpu"] = json!("2");
             spec["priority"] = json!(9100);
             labels["koordinator.sh/qosClass"] = json!("LSR");
@@ -263,7 +262,7 @@ fn pod(name: &str, shape: u8, priority: u8, quota: u8, owner: u8, packed: bool) 
     })
 }
 
-/// For two of the owners.
+/// Builds a reservation for two of the owners.
 fn reservation(
     name: u8,
     cpu: u8,
@@ -306,7 +305,7 @@ fn tell(engines: &mut [Engine; 2], change: &ObjectChange, now: Timestamp) {
     }
 }
 
-/// Brings a step to both engines.
+/// Applies a step to both engines.
 fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestamp) {
     let deleted = |engines: &mut [Engine; 2], world: &mut World, name: Option<String>| {
         let Some(name) = name else { return };
@@ -352,7 +351,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
                     annotations[HINT] = json!(hint.to_string());
                 }
                 if count > 1 {
-                    // Some members let the others go without them.
+                    // Some gangs are not strict.
                     let mode = if first.is_multiple_of(3) {
                         "NonStrict"
                     } else {
@@ -375,7 +374,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             }
         }
         Step::Gone(number) => {
-            // Those that were evicted first.
+            // Evicted pods first.
             let from = if world.evicting.is_empty() {
                 &world.placed
             } else {

@@ -1,4 +1,4 @@
-//! An extender that answers as a test says.
+//! Fake extender whose answers a test defines.
 
 use crate::api::{Cluster, Scheduler};
 use axum::body::Bytes;
@@ -18,12 +18,12 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) type Answer = Arc<dyn Fn(String, Value) -> BoxFuture<'static, Response> + Send + Sync>;
 
-/// A server that answers as it is told, and remembers what it was asked.
+/// HTTP server that returns defined answers and records the requests.
 pub(super) struct Extender {
     pub(super) url: String,
     asked: Arc<Mutex<Vec<(String, Value)>>>,
     stop: CancellationToken,
-    /// In base64.
+    /// CA certificate in base64.
     pub(super) authority: String,
 }
 
@@ -86,7 +86,7 @@ impl Extender {
         }
     }
 
-    /// The entry of a configuration, with `more`.
+    /// Returns the configuration entry of this extender, with `more` merged in.
     pub(super) fn entry(&self, more: &Value) -> Value {
         let mut entry = json!({"urlPrefix": self.url});
         let fields = more.as_object().unwrap().clone();
@@ -101,7 +101,7 @@ impl Extender {
     }
 }
 
-/// The configuration that is used without a file, with extenders.
+/// Starts a scheduler with the built-in configuration and these extenders.
 pub(super) fn schedule(cluster: &Cluster, extenders: &[Value]) -> Scheduler {
     let mut config = serde_json::to_value(Configuration::default()).unwrap();
     config["extenders"] = json!(extenders);
@@ -112,7 +112,7 @@ pub(super) fn schedule(cluster: &Cluster, extenders: &[Value]) -> Scheduler {
     cluster.schedule(|options| options.config = Some(config))
 }
 
-/// The names in a question, by whichever list it has.
+/// Returns the node names in a request, from either form of the list.
 pub(super) fn nodes_of(args: &Value) -> Vec<String> {
     if let Some(names) = args["NodeNames"].as_array() {
         return names

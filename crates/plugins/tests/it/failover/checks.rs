@@ -1,4 +1,4 @@
-//! What must hold of the API's objects, whoever wrote them.
+//! Invariants of the API's objects, whichever scheduler wrote them.
 
 use super::world::{name_of, node_of};
 use k8s_openapi::api::core::v1::Pod;
@@ -36,7 +36,7 @@ fn quantity(value: &Value) -> i64 {
     parsed.milli_value()
 }
 
-/// The owners of a reservation, by its uid.
+/// Returns the owner pods of a reservation, by its uid.
 fn owners<'a>(pods: &'a [&'a Pod], uid: &'a str) -> impl Iterator<Item = &'a Pod> {
     let owns = move |pod: &&&Pod| {
         annotation(pod, ALLOCATED).is_some_and(|allocated| allocated["uid"] == *uid)
@@ -48,7 +48,7 @@ fn as_json<K: Serialize>(object: &K) -> Value {
     serde_json::to_value(object).unwrap()
 }
 
-/// What a node has of the resources that are counted, in thousandths.
+/// Amount of each counted resource on a node, in thousandths.
 const ROOM: [(&str, i64); 6] = [
     ("cpu", 16_000),
     ("memory", 64 << 30),
@@ -58,7 +58,7 @@ const ROOM: [(&str, i64); 6] = [
     ("koordinator.sh/gpu-memory-ratio", 200),
 ];
 
-/// Pods and what reservations hold beside their owners fit their nodes.
+/// Checks that pods, and what reservations hold in addition to their owners, fit their nodes.
 pub(super) fn capacity(bound: &[&Pod], reservations: &[Reservation], what: &str) {
     for (resource, room) in ROOM {
         let room = if resource == "cpu" { room } else { room * 1000 };
@@ -89,12 +89,12 @@ fn used(
         }
         let uid = reservation.metadata.uid.clone().unwrap();
         let taken: i64 = owners(bound, &uid).map(|pod| milli(pod, resource)).sum();
-        // The size is what its user wrote; nobody resizes here.
+        // The size is the one in the spec; nothing resizes reservations here.
         let held = size(&object, resource);
         let told = &object["status"]["allocatable"][resource];
         let told = if told.is_null() { 0 } else { quantity(told) };
         assert_eq!(told, held, "{what}: {resource} of {object}");
-        // Other policies let owners take the rest of what they need from the node.
+        // With other policies, owners get the remainder from the node.
         let closed = object["spec"]["allocatePolicy"] == "Restricted";
         assert!(
             !closed || held == 0 || taken <= held,
@@ -109,7 +109,7 @@ fn used(
     used
 }
 
-/// What a reservation's template asks for.
+/// Returns the requests in a reservation's template.
 fn size(reservation: &Value, resource: &str) -> i64 {
     let containers = reservation["spec"]["template"]["spec"]["containers"].as_array();
     let asked = containers
@@ -119,14 +119,14 @@ fn size(reservation: &Value, resource: &str) -> i64 {
     asked.filter(|asked| !asked.is_null()).map(quantity).sum()
 }
 
-/// What may not be broken for a moment, of pods as an informer shows them.
+/// Checks invariants that must hold at any time, on pods from an informer.
 pub(super) fn always(bound: &[&Pod], what: &str) {
     cpus(bound, what);
     gpus(bound, what);
     let group = |pod: &Pod| pod.metadata.labels.as_ref()?.get(GROUP).cloned();
     let begun: BTreeSet<String> = bound.iter().filter_map(|pod| group(pod)).collect();
     assert!(!begun.contains("hopeless"), "{what}: a member of no gang");
-    // There is room for one of them, and for the beginning of the other.
+    // Only one of the two gangs fits, and the beginning of the other.
     let rivals = ["rivala", "rivalb"].map(|gang| begun.contains(gang));
     assert!(rivals != [true; 2], "{what}: one gang in another's room");
     for (resource, max) in [("cpu", 4_000), ("memory", (8 << 30) * 1000)] {
@@ -146,7 +146,7 @@ fn of_quota<'a>(bound: &'a [&'a Pod]) -> impl Iterator<Item = &'a Pod> {
     bound.iter().filter(of).copied()
 }
 
-/// CPUs as the annotations give them away, whoever has them.
+/// Checks that no CPU is allocated twice in pod annotations.
 pub(super) fn cpus(bound: &[&Pod], what: &str) {
     let mut owned: BTreeMap<(String, u32), String> = BTreeMap::new();
     for pod in bound {
@@ -171,7 +171,7 @@ pub(super) fn cpus(bound: &[&Pod], what: &str) {
     }
 }
 
-/// GPUs as the annotations give them away, whoever has them.
+/// Checks that no GPU is over-allocated in pod annotations.
 pub(super) fn gpus(bound: &[&Pod], what: &str) {
     let mut used: BTreeMap<(String, i64, &str), i64> = BTreeMap::new();
     for pod in bound {
@@ -213,7 +213,7 @@ pub(super) fn gangs(bound: &[&Pod], what: &str) {
     }
 }
 
-/// What a quota or a reservation counts wrong.
+/// Returns the statuses of quotas and reservations that do not match the bound pods.
 pub(super) fn counted(
     pods: &[Pod],
     quotas: &[ElasticQuota],

@@ -1,4 +1,4 @@
-//! Schedulers in this process, which die by being forgotten.
+//! Schedulers in this process that can be killed by dropping them.
 
 use super::PATIENCE;
 use super::wire::{Fuse, Wire};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A scheduler that contends for leadership.
+/// Scheduler that takes part in leader election.
 pub(super) struct Contender {
     stop: CancellationToken,
     task: JoinHandle<Result<(), koord_scheduler::Error>>,
 }
 
 impl Contender {
-    /// The process is gone, and says goodbye to nobody.
+    /// Kills the scheduler without a graceful shutdown.
     pub(super) async fn kill(self, fuse: &Fuse) {
         fuse.blow();
         self.stop.cancel();
@@ -30,7 +30,7 @@ impl Contender {
         self.task.await.unwrap().unwrap();
     }
 
-    /// Ends by itself, because somebody else may lead now.
+    /// Waits until it ends by itself because it lost the lease.
     pub(super) async fn loses(self) {
         let ended = self.task.await.unwrap();
         assert!(
@@ -41,14 +41,14 @@ impl Contender {
 }
 
 impl World {
-    /// A leader, and a second one that stands by.
+    /// Starts a leader and a standby.
     pub(super) async fn pair(&self, fuse: &Arc<Fuse>) -> (Contender, Contender) {
         let first = self.schedule("one", fuse.clone());
         self.leader("one").await;
         (first, self.schedule("two", Fuse::endless()))
     }
 
-    /// Waits until `identity` leads.
+    /// Waits until `identity` is the leader.
     pub(super) async fn leader(&self, identity: &str) {
         let leads = async || self.holder().await.filter(|holder| holder == identity);
         eventually_within(PATIENCE, identity, leads).await;

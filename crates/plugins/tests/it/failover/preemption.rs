@@ -1,4 +1,4 @@
-//! Leaders that die while they make room.
+//! Leaders that stop during preemption.
 
 use super::contender::Contender;
 use super::draw;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const MACHINES: usize = 4;
 
-/// Every machine is full with two pods of low priority.
+/// Creates machines that are full with two pods of low priority each.
 async fn full(machines: usize, grace: i64) -> World {
     let world = World::bare(machines).await;
     for (name, value) in [("low", 1), ("middle", 500), ("high", 1000)] {
@@ -37,7 +37,7 @@ fn classed(name: &str, class: &str, cpu: &str) -> Value {
     pod
 }
 
-/// One run in which four pods each take the place of another.
+/// Runs once with four pods that preempt one pod each.
 async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
     let what = format!("dead at write {at} while room is made, which arrives: {arrives}");
     let world = full(MACHINES, 0).await;
@@ -84,7 +84,7 @@ async fn nominated(world: &World, name: &str) -> Option<String> {
     api.get(name).await.unwrap().status?.nominated_node_name
 }
 
-/// Waits, in virtual time, until the pod's nomination is as `wanted`.
+/// Waits, in virtual time, until the pod's nomination satisfies `wanted`.
 async fn until(world: &World, name: &str, wanted: impl Fn(Option<&str>) -> bool) {
     let what = format!("nomination of {name}");
     eventually_within(Duration::from_secs(1000), &what, async || {
@@ -105,7 +105,7 @@ where
     api.delete(name, &params).await.unwrap();
 }
 
-/// A pod for which room is being made when the leader dies: its victim takes its time.
+/// Stops the leader during a preemption, while the victim is terminating. Returns the pod that was nominated.
 async fn promised() -> (World, Pods, Contender, String) {
     let world = full(2, 3600).await;
     let fuse = Fuse::endless();
@@ -128,7 +128,7 @@ async fn promised() -> (World, Pods, Contender, String) {
 #[tokio::test(start_paused = true)]
 async fn a_promise_outlives_the_leader_that_made_it() {
     let (world, mut pods, second, node) = promised().await;
-    // It would fit into the room that is being made, and may not have it.
+    // It would fit on the node with the nomination, but must not use it.
     world.put::<Pod>(classed("middle-0", "low", "4")).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     let going = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
@@ -153,7 +153,7 @@ async fn a_promise_outlives_the_leader_that_made_it() {
 #[tokio::test(start_paused = true)]
 async fn a_promise_is_given_up_when_it_cannot_be_kept() {
     let (world, _pods, second, _) = promised().await;
-    // No machine is left on which anybody could make room.
+    // No machine remains on which preemption is possible.
     let nodes: Api<Node> = Api::all(world.client());
     for machine in ["n0", "n1"] {
         delete(&nodes, machine).await;

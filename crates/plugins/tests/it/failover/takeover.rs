@@ -1,4 +1,4 @@
-//! What happens around the moment at which leaders change.
+//! Behavior at the change of leaders.
 
 use super::wire::{Fuse, Lost, Which, any_write};
 use super::world::{World, name_of, node_of, pod};
@@ -21,7 +21,7 @@ const MODE: &str = "gang.scheduling.koordinator.sh/mode";
 async fn a_leader_without_its_lease_writes_nothing_any_more() {
     let what = "lease lost";
     let world = World::start().await;
-    // Four writes at a time, two seconds each: there is a queue of them when the lease is lost.
+    // Four writes at a time take two seconds each, so writes are queued when the lease is lost.
     let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(2))]);
     let (first, second) = world.pair(&fuse).await;
     let mut pods = world.pods().await;
@@ -56,7 +56,7 @@ async fn a_leader_that_leaves_ends_its_writes_and_makes_way_at_once() {
     let left = Instant::now();
     assert!(left - asked < Duration::from_secs(5), "{:?}", left - asked);
     world.leader("two").await;
-    // No lease had to run out.
+    // No lease had to expire.
     assert!(
         left.elapsed() < Duration::from_secs(5),
         "{:?}",
@@ -125,7 +125,7 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
     let fuse = Fuse::endless();
     let (first, second) = world.pair(&fuse).await;
     let mut pods = world.pods().await;
-    // Two members hold 12 of 16 CPUs, and the third fits nowhere.
+    // Two members hold 12 of 16 CPUs, and the third fits on no node.
     for (number, cpu) in ["6", "6", "12"].into_iter().enumerate() {
         let labels = json!({"labels": {GROUP: "loose"}});
         let member = pod(&format!("loose-{number}"), labels, json!({"cpu": cpu}));
@@ -136,7 +136,7 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
     world.leader("two").await;
     let took_over = Instant::now();
     tokio::time::sleep(Duration::from_secs(5)).await;
-    // The first to take what they give back, and it may not take it before.
+    // This pod is the first to use what they release, and must not use it before.
     let class: PriorityClass = serde_json::from_value(json!({
         "metadata": {"name": "patient"}, "value": 1000, "preemptionPolicy": "Never"
     }))
@@ -164,7 +164,7 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
-    // What becomes of the lists with which it asks how old its view is.
+    // Failures of the lists by which the standby checks the age of its view.
     let rows: [(&str, &[Lost]); 3] = [
         ("answered", &[]),
         ("reset", &[Lost::Reset; 3]),
@@ -172,7 +172,7 @@ async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
     ];
     for (what, lists) in rows {
         let world = World::bare(1).await;
-        // The leader's bindings take their time, so that the standby sees both pods waiting.
+        // The leader's bindings are slow, so that the standby sees both pods pending.
         let leaders = Fuse::slow(vec![(
             |_, path| path.ends_with("/binding"),
             Duration::from_secs(3),
@@ -200,7 +200,7 @@ async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
         tokio::time::sleep(Duration::from_secs(120)).await;
         world.fits(what).await;
         assert!(standbys.has_lost_all(), "{what}");
-        // It listens again.
+        // The watch works again.
         let api: Api<Pod> = Api::namespaced(world.client(), "default");
         api.delete("first-0", &DeleteParams::default().grace_period(0))
             .await

@@ -1,5 +1,5 @@
-//! A client whose process can die: from one of its writes on, nothing gets through. Or it can lose
-//! its lease, be slow, or be kept waiting for what it reads.
+//! Client whose process can be killed: from one of its writes on, no request gets through. It can also lose
+//! its lease, be slow, or have stalled watches.
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -14,65 +14,65 @@ use tokio_util::sync::CancellationToken;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Which requests are meant.
+/// Selects requests by method and path.
 pub(super) type Which = fn(&Method, &str) -> bool;
 
-/// Elections and events are not what the runs are about.
+/// Selects all writes except those of leader election and events.
 pub(super) fn any_write(method: &Method, path: &str) -> bool {
     method != Method::GET && !path.contains("/leases") && !path.contains("/events")
 }
 
-/// A binding of a member of gang `a` or `b`.
+/// Selects bindings of members of gang `a` or `b`.
 pub(super) fn gang_binding(method: &Method, path: &str) -> bool {
     any_write(method, path) && path.contains("/pods/gang") && path.ends_with("/binding")
 }
 
-/// A binding of a member of one of two gangs that there is no room for together.
+/// Selects bindings of members of the two gangs of which only one fits.
 pub(super) fn rival_binding(method: &Method, path: &str) -> bool {
     any_write(method, path) && path.contains("/pods/rival") && path.ends_with("/binding")
 }
 
-/// A write to a reservation or its status, or to a pod that owns one.
+/// Selects writes to a reservation or its status, or to a pod that owns one.
 pub(super) fn of_reservations(method: &Method, path: &str) -> bool {
     any_write(method, path) && (path.contains("/reservations/") || path.contains("/pods/web-"))
 }
 
-/// The end of a victim.
+/// Selects the deletion of a victim.
 pub(super) fn eviction(method: &Method, path: &str) -> bool {
     method == Method::DELETE && path.contains("/pods/")
 }
 
-/// How a request is lost.
+/// Way in which a request fails.
 #[derive(Clone, Copy)]
 pub(super) enum Lost {
     /// The connection is reset.
     Reset,
-    /// There is never an answer.
+    /// No answer ever arrives.
     Silence,
 }
 
-/// What becomes of requests; blows with a certain one.
+/// Fault injection for requests; from a certain request on, all of them fail.
 pub(super) struct Fuse {
     at: i64,
     counted: Which,
     used: AtomicI64,
-    /// Whether the last write reaches the server; its answer never comes.
+    /// True if the last write reaches the server; its answer is lost.
     arrives: bool,
     blown: CancellationToken,
-    /// Whether requests about leases fail.
+    /// True if requests about leases fail.
     pub(super) leaseless: AtomicBool,
-    /// How long requests take to reach the server.
+    /// Delays before requests reach the server.
     delays: Vec<(Which, Duration)>,
-    /// Of which objects, by the end of the path, the first watch never shows anything.
+    /// End of the path of objects whose first watch never delivers anything.
     stalls: Mutex<Option<&'static str>>,
-    /// What becomes of the lists of those objects after that, the last first.
+    /// Failures of the lists of those objects after that, the last first.
     lists: Mutex<(&'static str, Vec<Lost>)>,
-    /// When the first and the last write reached the server.
+    /// Times at which the first and the last write reached the server.
     written: Mutex<Option<[Instant; 2]>>,
 }
 
 impl Fuse {
-    /// Blows with the `at`th request of those that are `counted`.
+    /// Creates a fuse that blows with request number `at` of those that `counted` selects.
     pub(super) fn new(at: i64, counted: Which, arrives: bool) -> Arc<Self> {
         Arc::new(Self::plain(at, counted, arrives))
     }
@@ -96,7 +96,7 @@ impl Fuse {
         Self::new(i64::MAX, any_write, true)
     }
 
-    /// Never blows; the first of the `delays` that is meant applies.
+    /// Creates a fuse that never blows; the first of `delays` that selects a request applies.
     pub(super) fn slow(delays: Vec<(Which, Duration)>) -> Arc<Self> {
         Arc::new(Self {
             delays,
@@ -104,8 +104,8 @@ impl Fuse {
         })
     }
 
-    /// Never blows; the first watch of the objects whose path ends so shows nothing, as if its
-    /// connection were half open, and then as many of their lists as `lists` has are lost.
+    /// Creates a fuse that never blows; the first watch of the objects whose path ends in `plural` delivers
+    /// nothing, like a half-open connection, and their next lists fail as in `lists`.
     pub(super) fn stalled(plural: &'static str, lists: &[Lost]) -> Arc<Self> {
         Arc::new(Self {
             stalls: Mutex::new(Some(plural)),
@@ -114,7 +114,7 @@ impl Fuse {
         })
     }
 
-    /// Whether the first watch has been asked for.
+    /// Returns true if the first watch was requested.
     pub(super) fn has_stalled(&self) -> bool {
         self.stalls.lock().unwrap().is_none()
     }
@@ -125,7 +125,7 @@ impl Fuse {
         stalls.take_if(meant).is_some()
     }
 
-    /// Whether a list of the objects whose watch stalls is lost, and how.
+    /// Returns how a list of the objects with the stalled watch fails, if it does.
     fn loses(&self, path: &str, query: &str) -> Option<Lost> {
         let (plural, lists) = &mut *self.lists.lock().unwrap();
         let meant = !query.contains("watch=true") && path.ends_with(*plural);
@@ -135,7 +135,7 @@ impl Fuse {
         None
     }
 
-    /// Whether all lists were lost that were to be.
+    /// Returns true if all lists that were to fail have failed.
     pub(super) fn has_lost_all(&self) -> bool {
         self.lists.lock().unwrap().1.is_empty()
     }
@@ -148,17 +148,17 @@ impl Fuse {
         self.blown.cancel();
     }
 
-    /// How many of the counted requests there were.
+    /// Returns the number of counted requests.
     pub(super) fn used(&self) -> i64 {
         self.used.load(Ordering::SeqCst)
     }
 
-    /// When the first and the last write reached the server.
+    /// Returns the times at which the first and the last write reached the server.
     pub(super) fn written(&self) -> Option<[Instant; 2]> {
         *self.written.lock().unwrap()
     }
 
-    /// Whether a request gets through, and whether its answer does.
+    /// Returns whether a request gets through, and whether its answer does.
     fn pass(&self, method: &Method, path: &str) -> (bool, bool) {
         let refused = self.leaseless.load(Ordering::SeqCst) && path.contains("/leases");
         if self.blown.is_cancelled() || refused {
@@ -186,7 +186,7 @@ impl Fuse {
     }
 }
 
-/// A service behind a fuse.
+/// Service behind a fuse.
 #[derive(Clone)]
 pub(super) struct Wire<S> {
     pub(super) inner: S,

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 const QUOTA: &str = "quota.scheduling.koordinator.sh/name";
 const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
 
-/// Kind of pod (the part of its name before the dash), how many there are, how many find a place.
+/// Kind of pod (its name before the dash), number of pods, and number that fit.
 pub(super) const PODS: [(&str, usize, usize); 9] = [
     ("batch", 6, 4),
     ("cpuset", 6, 6),
@@ -41,7 +41,7 @@ pub(super) struct World {
     client: Client,
 }
 
-/// The pods as an informer shows them.
+/// Pods from an informer.
 pub(super) struct Pods {
     changes: tokio::sync::mpsc::Receiver<Change<Pod>>,
     all: BTreeMap<String, Arc<Pod>>,
@@ -56,7 +56,7 @@ pub(super) fn node_of(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone()
 }
 
-/// What a pod is told of why it waits.
+/// Returns the condition messages of a pod.
 fn told(pod: &Pod) -> String {
     let conditions = pod.status.iter().flat_map(|status| &status.conditions);
     let messages = conditions.flatten().filter_map(|one| one.message.clone());
@@ -71,8 +71,8 @@ impl Pods {
             .count()
     }
 
-    /// So many of each kind are bound, at least; the first number does not matter. What must always
-    /// hold is held against every change on the way.
+    /// Waits until this many pods of each kind are bound; the first number is ignored. Checks the invariants
+    /// on every change.
     pub(super) async fn until(&mut self, what: &str, kinds: &[(&str, usize, usize)]) {
         let wait = async {
             while kinds.iter().any(|(kind, _, want)| self.bound(kind) < *want) {
@@ -102,12 +102,12 @@ impl Pods {
         }
     }
 
-    /// Every pod that can have a place has one.
+    /// Waits until every pod that fits is bound.
     pub(super) async fn settled(&mut self, what: &str) {
         self.until(what, &PODS).await;
     }
 
-    /// So have the late ones.
+    /// Waits until the late pods are bound, too.
     pub(super) async fn late(&mut self, what: &str) {
         self.until(what, &[("late", 4, 4)]).await;
     }
@@ -133,7 +133,7 @@ pub(super) fn pod(name: &str, metadata: Value, requests: Value) -> Value {
     value
 }
 
-/// A pod with CPUs of its own.
+/// Builds a pod with exclusive CPUs.
 fn exclusive(name: &str) -> Value {
     let metadata = json!({
         "labels": {"koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord-prod"},
@@ -172,7 +172,7 @@ fn build(kind: &str, number: usize) -> Value {
 }
 
 impl World {
-    /// An API server with so many machines.
+    /// Starts an API server with this many machines.
     pub(super) async fn bare(machines: usize) -> Self {
         let clock = super::clock();
         let mut config = Config::memory(clock.clone());
@@ -219,7 +219,7 @@ impl World {
         world
     }
 
-    /// 16 logical CPUs on two NUMA nodes, and two GPUs.
+    /// Creates a machine with 16 logical CPUs on two NUMA nodes, and two GPUs.
     async fn machine(&self, name: &str) {
         let node: Node =
             serde_json::from_value(json!({"metadata": {"name": name, "labels": {}}})).unwrap();
@@ -278,7 +278,7 @@ impl World {
         api.create(&PostParams::default(), &object).await.unwrap();
     }
 
-    /// What users ask for, all at once.
+    /// Creates all objects of users at once.
     pub(super) async fn create(&self) {
         for (number, policy) in ["Aligned", "Restricted"].into_iter().enumerate() {
             let reservation: Reservation = serde_json::from_value(json!({
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// More pods, for the second leader.
+    /// Creates more pods, for the second leader.
     pub(super) async fn create_late(&self) {
         for number in 0..2 {
             self.put::<Pod>(exclusive(&format!("late-cpu{number}")))
@@ -329,19 +329,19 @@ impl World {
         }
     }
 
-    /// Who leads.
+    /// Returns the holder of the lease.
     pub(super) async fn holder(&self) -> Option<String> {
         let api: Api<Lease> = Api::namespaced(self.client.clone(), "kube-system");
         let lease = api.get_opt("koord-scheduler").await.unwrap();
         lease?.spec?.holder_identity
     }
 
-    /// The server's clock.
+    /// Returns the server's clock.
     pub(super) fn clock(&self) -> Clock {
         self.clock.clone()
     }
 
-    /// The server itself, for those who stand in its way.
+    /// Returns the server, for fault injection.
     pub(super) fn server(&self) -> &ApiServer {
         &self.server
     }
@@ -358,15 +358,15 @@ impl World {
         self.client.clone()
     }
 
-    /// Nothing is over-allocated or owned twice.
+    /// Checks that nothing is over-allocated or owned twice.
     pub(super) async fn fits(&self, what: &str) {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
         capacity(&bound, &self.list::<Reservation>().await, what);
     }
 
-    /// Holds the API's objects against each other. What controllers write follows the pods: it is
-    /// waited for, the rest must hold at once.
+    /// Checks the consistency of the API's objects. Statuses from controllers may lag behind the pods, so
+    /// they are waited for; everything else must hold immediately.
     pub(super) async fn check(&self, what: &str) {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
@@ -383,7 +383,7 @@ impl World {
             );
             wrong.is_none().then_some(())
         };
-        // The controllers run meanwhile.
+        // The controllers run in the meantime.
         let right = tokio::time::timeout(PATIENCE, poll_until(check)).await;
         assert!(right.is_ok(), "{what}: {wrong:?}");
     }

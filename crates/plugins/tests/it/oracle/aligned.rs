@@ -1,6 +1,6 @@
-//! CPUs that are bound, also amplified ones and those that pods keep their like off, NUMA nodes, GPUs, RDMA
-//! adapters, and reservations that hold any of them: the nodes that can take each pod that waits are those
-//! of the rules, and what is written on a pod is what the rules allow.
+//! CPU binding (also with amplification and exclusive policies), NUMA nodes, GPUs, RDMA devices, and
+//! reservations of any of them: the feasible nodes of each pending pod match the rules, and the allocations
+//! in pod annotations obey them.
 
 mod objects;
 mod rules;
@@ -13,16 +13,16 @@ use rules::{Bind, Cluster, Exclusive, GPU, Node, Pod, Policy, RDMA, Reservation}
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often the runs came to what they are about.
+/// Number of times that each situation was reached.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Reached {
-    /// Feasible sets compared that were neither empty nor all.
+    /// Compared sets of feasible nodes that were neither empty nor complete.
     sets: u32,
-    /// Nodes that refuse what their sums would allow, by policy.
+    /// Nodes that reject a pod although the sums would fit, by policy.
     apart: BTreeMap<&'static str, u32>,
-    /// Pods placed, by what they have.
+    /// Placed pods by what they were allocated.
     placed: BTreeMap<&'static str, u32>,
-    /// What reservations and those who keep their like off came to.
+    /// Situations with reservations and exclusive policies.
     kept: BTreeMap<&'static str, u32>,
     refused: u32,
     conflicts: u32,
@@ -55,7 +55,7 @@ struct Run {
     engine: Engine,
     cached: bool,
     cluster: Cluster,
-    /// Bound, and what the API will show.
+    /// Pods that are bound but not yet shown by the API.
     sent: BTreeSet<String>,
     seed: u64,
     numbers: u64,
@@ -80,7 +80,7 @@ impl Run {
             let Some(info) = self.engine.queued(name).cloned() else {
                 continue;
             };
-            // It is refused before any node is looked at.
+            // It is rejected before any node is checked.
             let there = |name: &String| self.cluster.reservations.contains_key(name);
             if pod.into.as_ref().is_some_and(|name| !there(name)) {
                 continue;
@@ -112,7 +112,7 @@ impl Run {
             };
             let kept = &mut self.reached.kept;
             match &pod.into {
-                // It would fit beside what is reserved.
+                // It would fit in addition to what is reserved.
                 Some(into) => {
                     let node = &self.cluster.reservations[into].held.node;
                     let plain = Pod {
@@ -211,7 +211,7 @@ impl Run {
         self.show(&name);
     }
 
-    /// The engine is shown a node and what belongs to it.
+    /// Shows the engine a node and its objects.
     fn show(&mut self, name: &str) {
         let node = &self.cluster.nodes[name];
         let now = objects::at(self.now);
@@ -236,14 +236,14 @@ impl Run {
             _ if into.is_some() => Exclusive::No,
             _ => self.of(&[Exclusive::No, Exclusive::Core, Exclusive::Numa]),
         };
-        // Those who keep others off ask for little else, so that there are some of them together.
+        // Pods with an exclusive policy request little else, so that several of them fit.
         let devices = if exclusive == Exclusive::No {
             let gpu = self.of(&[0, 0, 0, 30, 60, 100, 200]);
             [gpu, self.of(&[0, 0, 0, 20, 50, 100, 200])]
         } else {
             [0; 2]
         };
-        // Owners are small, as what is reserved is.
+        // Owners are small, like reservations.
         let small = into.is_some() || exclusive != Exclusive::No;
         let pod = Pod {
             name: format!("p{}", self.numbers),
@@ -269,8 +269,8 @@ impl Run {
         self.engine.pod_applied(object, objects::at(self.now));
     }
 
-    /// A reservation that has its place, where there is room for it: with CPUs or NUMA nodes, or neither, and
-    /// maybe with devices.
+    /// Adds a placed reservation where it fits: with CPUs or NUMA nodes, or neither, and possibly with
+    /// devices.
     fn reserved(&mut self) {
         let plain: Vec<String> = self.cluster.nodes.keys().cloned().collect();
         let name = self.of(&plain);
@@ -332,7 +332,7 @@ impl Run {
         self.reached.conflicts += 1;
     }
 
-    /// One is deleted. Its owners keep what they have.
+    /// Deletes a reservation. Its owners keep their allocations.
     fn reservation_ends(&mut self) {
         let names: Vec<String> = self.cluster.reservations.keys().cloned().collect();
         if names.is_empty() {
@@ -345,7 +345,7 @@ impl Run {
         self.engine.object_changed(&change, objects::at(self.now));
     }
 
-    /// Another engine goes on with what is written.
+    /// Starts another engine from the annotations.
     fn restart(&mut self) {
         for name in self.sent.clone() {
             self.confirm(&name);
@@ -436,7 +436,7 @@ fn run(seed: u64, cached: bool) -> Reached {
     }
     for step in 0..70 {
         run.what = format!("seed {seed}, step {step}");
-        // Longer than who was refused waits before it is tried again.
+        // Longer than a rejected pod waits for its retry.
         run.now += 20;
         run.step();
         run.decide();
@@ -449,7 +449,7 @@ fn run(seed: u64, cached: bool) -> Reached {
     run.reached
 }
 
-/// The engine that remembers, and the one that does not.
+/// Runs the engine with and without caches.
 #[test]
 fn cpus_and_devices_go_where_the_rules_say() {
     let mut total = Reached::default();

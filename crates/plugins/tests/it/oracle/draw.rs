@@ -1,4 +1,4 @@
-//! What happens in a run, drawn from its seed.
+//! Random events of a run, from its seed.
 
 pub(super) mod render;
 
@@ -16,7 +16,7 @@ pub(super) struct Draw {
     seed: u64,
     numbers: u64,
     names: u32,
-    /// Gangs of which somebody was bound: later members go alone.
+    /// Gangs with a bound member: later members are scheduled alone.
     pub(super) begun: BTreeSet<String>,
 }
 
@@ -124,7 +124,7 @@ impl Run {
         let name = format!("n{number}");
         let mut node = self.draw.node();
         if let Some(old) = self.cluster.nodes.get(&name) {
-            // Where pods are, a node keeps its place and grows.
+            // A node with pods keeps its zone and only grows.
             (node.zone, node.usage) = (old.zone, old.usage);
             node.cpu = node.cpu.max(old.cpu);
             node.memory = node.memory.max(old.memory);
@@ -163,7 +163,7 @@ impl Run {
         bound.cloned().collect()
     }
 
-    /// One thing that happens.
+    /// Makes one random event happen.
     pub(super) fn step(&mut self) {
         match self.draw.below(24) {
             0 => {
@@ -244,7 +244,7 @@ impl Run {
         }
     }
 
-    /// A reservation that has its place, where there is room for it.
+    /// Adds a placed reservation where it fits.
     fn reserve(&mut self) {
         let (cpu, memory) = (
             1000 * self.draw.between(1, 4),
@@ -279,7 +279,7 @@ impl Run {
         let now = self.now();
         let change = render::reservation(name, &reservation, true);
         self.engine.object_changed(&change, now);
-        // Its owners stay, as plain pods.
+        // Its owners stay as ordinary pods.
         self.cluster.owns.retain(|_, of| of != name);
     }
 }

@@ -1,38 +1,38 @@
-//! The rules as Kubernetes and Koordinator state them, asked of every node and every pod anew: no
-//! classes, no signatures, no sums that are kept. Only for small clusters.
+//! Rules as Kubernetes and Koordinator define them, evaluated for every node and every pod without
+//! equivalence classes, signatures or incremental sums. Only for small clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A pod as it is asked for.
+/// Pod with its requests and constraints.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Pod {
     pub(super) name: String,
     pub(super) app: &'static str,
-    /// Milli-CPUs and MiB asked for; 0: not asked for.
+    /// Requested milli-CPUs and MiB; 0 if not requested.
     pub(super) cpu: i64,
     pub(super) memory: i64,
     pub(super) priority: i32,
-    /// TCP port 80 of the host.
+    /// True if it needs host port TCP 80.
     pub(super) port: bool,
     pub(super) selects_zone: Option<&'static str>,
-    /// Zone that is required not to be, by node affinity.
+    /// Zone excluded by required node affinity.
     pub(super) shuns_zone: Option<&'static str>,
-    /// Zones preferred, with their weights.
+    /// Preferred zones with weights.
     pub(super) prefers: Vec<(i64, &'static str)>,
-    /// Keys of taints that are tolerated whatever their value.
+    /// Keys of taints that are tolerated with any value.
     pub(super) tolerates: Vec<&'static str>,
-    /// Topology key and `maxSkew` of a hard constraint over pods of its own app.
+    /// Topology key and `maxSkew` of a hard spread constraint over pods of its own app.
     pub(super) spread: Option<(&'static str, i64)>,
-    /// Topology key and app of a required affinity.
+    /// Topology key and app of required pod affinity.
     pub(super) near: Option<(&'static str, &'static str)>,
-    /// The same of an anti-affinity.
+    /// Topology key and app of required pod anti-affinity.
     pub(super) apart: Option<(&'static str, &'static str)>,
     pub(super) quota: Option<&'static str>,
-    /// Gang and its minimum.
+    /// Gang with its minimum.
     pub(super) gang: Option<(String, usize)>,
-    /// Label that owners of reservations have.
+    /// Label that matches the owners of reservations.
     pub(super) owner: Option<&'static str>,
-    /// Only into a reservation.
+    /// True if it may be placed in a reservation only.
     pub(super) insists: bool,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Node {
     pub(super) cpu: i64,
     pub(super) memory: i64,
     pub(super) cordoned: bool,
-    /// Key and effect.
+    /// Key and effect of the taint.
     pub(super) taint: Option<(&'static str, &'static str)>,
-    /// Usage in milli-CPUs and MiB, and when it was reported, in seconds.
+    /// Usage in milli-CPUs and MiB, and report time in seconds.
     pub(super) usage: Option<(i64, i64, i64)>,
 }
 
@@ -57,41 +57,41 @@ pub(super) struct Reservation {
     pub(super) restricted: bool,
 }
 
-/// Pods that a node holds at most.
+/// Maximum number of pods per node.
 pub(super) const PODS: usize = 8;
-/// Percent of the node, and seconds after which a report is too old.
+/// Usage thresholds in percent of the node, and seconds after which a report expires.
 pub(super) const CPU_THRESHOLD: i64 = 60;
 pub(super) const MEMORY_THRESHOLD: i64 = 80;
 pub(super) const EXPIRES: i64 = 100;
 
-/// Everything there is, as users see it.
+/// State of the cluster as users see it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cluster {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
-    /// Where pods are.
+    /// Node of each placed pod.
     pub(super) placed: BTreeMap<String, String>,
-    /// Where room is being made for pods.
+    /// Nominated node of each pod with a preemption in progress.
     pub(super) nominated: BTreeMap<String, String>,
     pub(super) reservations: BTreeMap<String, Reservation>,
-    /// The reservation that a placed pod has a part of.
+    /// Reservation that each placed owner pod uses.
     pub(super) owns: BTreeMap<String, String>,
-    /// Most milli-CPUs by quota.
+    /// Maximum milli-CPUs by quota.
     pub(super) quotas: BTreeMap<&'static str, i64>,
     pub(super) now: i64,
 }
 
-/// Whom a node could take a pod's room from.
+/// Sources from which a node can provide the resources for a pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Fit {
-    /// Whether the node itself has room beside all reservations.
+    /// True if the node has enough free in addition to all reservations.
     pub(super) plain: bool,
-    /// The reservations that would do.
+    /// Reservations that fit the pod.
     pub(super) from: BTreeSet<String>,
 }
 
 impl Cluster {
-    /// Placed pods with their nodes.
+    /// Returns placed pods with their nodes.
     fn there(&self) -> impl Iterator<Item = (&Pod, &String)> {
         let placed = self.placed.iter();
         placed.map(|(name, node)| (&self.pods[name], node))
@@ -102,7 +102,7 @@ impl Cluster {
         here.map(|(pod, _)| pod)
     }
 
-    /// The value of a topology key.
+    /// Returns the value of a topology key.
     fn domain<'a>(&'a self, node: &'a str, key: &str) -> &'a str {
         if key == "zone" {
             self.nodes[node].zone
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the pod's quota has room for it.
+    /// Returns true if the pod's quota admits it.
     pub(super) fn quota_admits(&self, pod: &Pod) -> bool {
         let Some(quota) = pod.quota else { return true };
         let of = self.there().filter(|(other, _)| other.quota == Some(quota));
@@ -119,16 +119,15 @@ impl Cluster {
         used + pod.cpu <= self.quotas[quota]
     }
 
-    /// Whether any reservation is for the pod.
+    /// Returns true if any reservation matches the pod.
     pub(super) fn has_reservation(&self, pod: &Pod) -> bool {
         let mut all = self.reservations.values();
         all.any(|held| pod.owner == Some(held.owner))
     }
 
-    /// The nodes that can take the pod, and how.
+    /// Returns the nodes that can take the pod, and from which source.
     pub(super) fn feasible(&self, pod: &Pod) -> BTreeMap<String, Fit> {
-        // Room that is being made for the equally or more important is theirs; but it may turn out
-        // that they never come.
+        // Nominated pods of equal or higher priority count as placed, but the pod must also fit without them.
         let mut with = self.clone();
         for (name, node) in &self.nominated {
             let other = &self.pods[name];
@@ -163,7 +162,7 @@ impl Cluster {
         out
     }
 
-    /// NodeUnschedulable and TaintToleration.
+    /// Checks NodeUnschedulable and TaintToleration.
     fn ready(&self, pod: &Pod, node: &Node) -> bool {
         let hard = node
             .taint
@@ -171,12 +170,12 @@ impl Cluster {
         !node.cordoned && hard.is_none_or(|(key, _)| pod.tolerates.contains(&key))
     }
 
-    /// NodePorts.
+    /// Checks NodePorts.
     fn port_free(&self, pod: &Pod, node: &str) -> bool {
         !pod.port || !self.on(node).any(|other| other.port)
     }
 
-    /// PodTopologySpread: domains of the nodes that the pod's own node affinity allows.
+    /// Checks PodTopologySpread, over the domains of the nodes that the pod's node affinity allows.
     fn spread(&self, pod: &Pod, node: &str) -> bool {
         let Some((key, most)) = pod.spread else {
             return true;
@@ -191,7 +190,7 @@ impl Cluster {
         here.is_some_and(|here| here + 1 - least <= most)
     }
 
-    /// InterPodAffinity, what the pod requires.
+    /// Checks InterPodAffinity for the pod's required affinity.
     fn near(&self, pod: &Pod, node: &str) -> bool {
         let Some((key, app)) = pod.near else {
             return true;
@@ -201,14 +200,14 @@ impl Cluster {
             .there()
             .filter(|(other, _)| other.app == app)
             .peekable();
-        // The first of a group that wants to be together may begin anywhere.
+        // The first pod of a group with affinity to itself may be placed anywhere.
         if friends.peek().is_none() {
             return pod.app == app;
         }
         friends.any(|(_, at)| self.domain(at, key) == here)
     }
 
-    /// InterPodAffinity, what the pod and those that are there shun.
+    /// Checks InterPodAffinity for anti-affinity of the pod and of placed pods.
     fn apart(&self, pod: &Pod, node: &str) -> bool {
         let shuns = |from: &Pod, other: &Pod, at: &str| {
             let same = |key| self.domain(node, key) == self.domain(at, key);
@@ -220,8 +219,8 @@ impl Cluster {
             .any(|(other, at)| shuns(pod, other, at) || shuns(other, pod, at))
     }
 
-    /// LoadAwareScheduling: what is used, and what those that are there and the pod are estimated to
-    /// use. The reports name no pods.
+    /// Checks LoadAwareScheduling: reported usage, and estimates for placed pods and the pod. The reports
+    /// list no pods.
     fn idle(&self, pod: &Pod, name: &str, node: &Node) -> bool {
         let Some((cpu, memory, reported)) = node.usage else {
             return true;
@@ -235,7 +234,7 @@ impl Cluster {
         percent(cpu, node.cpu) <= CPU_THRESHOLD && percent(memory, node.memory) <= MEMORY_THRESHOLD
     }
 
-    /// What owners left of a reservation.
+    /// Returns the part of a reservation that its owners do not use.
     fn left(&self, name: &str) -> [i64; 2] {
         let reservation = &self.reservations[name];
         let owners = self.owns.iter().filter(|(_, owned)| *owned == name);
@@ -247,7 +246,7 @@ impl Cluster {
         left.map(|left| left.max(0))
     }
 
-    /// NodeResourcesFit and Reservation.
+    /// Checks NodeResourcesFit and Reservation.
     fn fit(&self, pod: &Pod, name: &str, node: &Node) -> Fit {
         let mut free = [node.cpu, node.memory];
         for other in self.on(name) {
@@ -259,7 +258,7 @@ impl Cluster {
             .iter()
             .filter(|(_, held)| held.node == *name);
         let here: Vec<&String> = here.map(|(name, _)| name).collect();
-        // A reservation stands on the node like a pod.
+        // A reservation counts as a pod on the node.
         let count = self.on(name).count() + here.len();
         for held in &here {
             let left = self.left(held);
@@ -287,8 +286,8 @@ impl Cluster {
         fit
     }
 
-    /// NodeResourcesFit (least allocated), TaintToleration ×3 and NodeAffinity ×2, of the nodes that
-    /// can take the pod. Knows no reservations.
+    /// Computes NodeResourcesFit (least allocated), TaintToleration ×3 and NodeAffinity ×2 for the nodes that
+    /// can take the pod. Ignores reservations.
     pub(super) fn scores(&self, pod: &Pod, nodes: &BTreeMap<String, Fit>) -> BTreeMap<String, i64> {
         let soft = |node: &Node| {
             let soft = node
@@ -330,13 +329,14 @@ impl Cluster {
     }
 }
 
-/// NodeAffinity, with the node selector.
+/// Checks NodeAffinity with the node selector.
 fn selected(pod: &Pod, node: &Node) -> bool {
     pod.selects_zone.is_none_or(|zone| node.zone == zone)
         && pod.shuns_zone.is_none_or(|zone| node.zone != zone)
 }
 
-/// Requests and limits are equal: an estimate is capped by the limit, and never reaches it.
+/// Returns the estimated usage. Requests and limits are equal here: an estimate is capped by the limit, but
+/// never reaches it.
 fn estimate(asked: i64, factor: i64, nothing: i64) -> i64 {
     if asked == 0 {
         nothing

@@ -1,4 +1,4 @@
-//! Zones, disks, claims for one pod, limits of drivers.
+//! Zones, disks, ReadWriteOncePod claims, and volume limits of drivers.
 
 use super::*;
 
@@ -145,7 +145,7 @@ fn a_node_takes_as_many_volumes_as_its_driver_says() {
             json!({"spec": {"awsElasticBlockStore": {"volumeID": name}}}),
         )
     };
-    // (case, objects, claims of the pod on the node, claims of the new pod, expected)
+    // Columns: case, objects, claims of the pod on the node, claims of the new pod, expected result.
     type Row = (
         &'static str,
         Objects,

@@ -1,4 +1,4 @@
-//! How full storage weighs in, behind its gate: rows of kube-scheduler 1.35.
+//! Scores by storage utilization, with their feature gate: rows of kube-scheduler 1.35.
 
 use super::*;
 use koord_scheduler::framework::BuildContext;
@@ -21,7 +21,7 @@ fn scoring(args: Value) -> Engine {
     engine
 }
 
-/// What is on which node, and how much.
+/// Creates volumes on nodes, with their capacities.
 fn volumes(engine: &mut Engine, class: &str, list: &[(&str, u32)]) {
     for (at, (zone, gib)) in list.iter().enumerate() {
         let size = json!({"spec": {"capacity": {"storage": format!("{gib}Gi")}}});
@@ -40,7 +40,7 @@ fn rooms(engine: &mut Engine, list: &[(&str, u32)]) {
     }
 }
 
-/// `node score` of the chosen node and the next two, best first.
+/// Returns `node score` of the chosen node and the next two, best first.
 fn scores(engine: &mut Engine, asks: &[(&str, &str, u32)]) -> Vec<String> {
     for (name, class, gib) in asks {
         let size = json!({"spec": {"resources": {"requests": {"storage": format!("{gib}Gi")}}}});
@@ -78,7 +78,7 @@ fn the_node_whose_storage_fills_best_wins() {
         &'a [(&'a str, &'a str, u32)],
         &'a [&'a str],
     );
-    // (case, arguments, volumes of class ssd and hdd, room for new ones, claims, scores)
+    // Columns: case, arguments, volumes of class ssd and hdd, capacity for new ones, claims, scores.
     let rows: &[Row<'_>] = &[
         (
             "local volumes of close size",
@@ -162,7 +162,7 @@ fn the_node_whose_storage_fills_best_wins() {
 
 #[test]
 fn zones_and_bent_shapes() {
-    // Two nodes to a zone; the third zone has no volumes.
+    // Two nodes per zone; the third zone has no volumes.
     let bent = json!({"shape": [{"utilization": 0, "score": 0}, {"utilization": 50, "score": 3},
         {"utilization": 100, "score": 5}]});
     for (case, shape, expected) in [

@@ -1,5 +1,4 @@
-//! Pods whose claims are of one kind share what is found on nodes; each is told what it would be told
-//! alone.
+//! Pods with equivalent claims share cached node results; each gets the same result as without the cache.
 
 mod world;
 
@@ -20,8 +19,8 @@ proptest! {
         prop_assert_eq!(engines[0].classes().mismatches(), 0, "every signature is complete");
     }
 
-    /// What is counted as pods and attachments come and go is what somebody counts who is shown the
-    /// outcome.
+    /// Incremental counts of volumes, updated as pods and attachments change, match a count of the final
+    /// state.
     #[test]
     fn volumes_on_nodes_are_counted_as_they_come_and_go(
         steps in prop::collection::vec(step(), 1..90),
@@ -81,7 +80,7 @@ proptest! {
     }
 }
 
-/// The rules that tell a claim from others of its kind, one by one.
+/// Checks one by one the rules that distinguish a claim from other claims of its kind.
 #[test]
 fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     let claim = |name: u8, mode: u8| Step::Bound {
@@ -97,7 +96,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
         times: 1,
         nominated: 99,
     };
-    // Two pods share a claim for one pod; a third has a claim of its own.
+    // Two pods share a ReadWriteOncePod claim; a third has a claim of its own.
     let once = [claim(0, 1), claim(1, 1), pod(0), pod(0), pod(1)];
     let (engines, [said, alone]) = run(&once);
     assert_eq!(said, alone);
@@ -105,7 +104,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     assert_eq!(placed(&said), 2, "{said:?}");
     assert_eq!(engines[0].classes().mismatches(), 0);
 
-    // A claim is bound, elsewhere than others of its class can be, between two pods.
+    // Between two pods, a claim is bound where other claims of its class cannot be.
     let late = |name| Step::Claim {
         name,
         class: 0,
@@ -124,7 +123,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     assert_eq!(said, alone);
     assert!(said.contains(&"p2 -> n1".to_owned()), "{said:?}");
 
-    // Four nodes take two volumes each; all pods are of one kind.
+    // Four nodes take two volumes each; all pods are equivalent.
     let mut fill: Vec<Step> = (0..CLAIMS).map(|name| claim(name, 0)).collect();
     fill.push(Step::Limit { node: 0, count: 1 });
     fill.extend((0..CLAIMS).map(pod));
@@ -138,7 +137,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     assert_eq!(engines[0].classes().mismatches(), 0);
 }
 
-/// What changes on nodes while pods of one kind come, and what must be said then.
+/// Changes on nodes between equivalent pods, and the expected outputs.
 #[test]
 fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
     let bound = |name| Step::Bound {
@@ -237,8 +236,8 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
     }
 }
 
-/// A pod that room is kept for on a node is counted there with the volumes that it has now, whatever
-/// it had when others of the same kind were last judged.
+/// A nominated pod counts on its node with the volumes that it has now, whatever it had when equivalent pods
+/// were last checked.
 #[test]
 fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind() {
     // Zone z1 has one node, n1.
@@ -262,8 +261,8 @@ fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind(
         mode: 0,
         selected: 1,
     };
-    // The node takes one volume. What the nominated pod is to have there is one, but its disk is in use
-    // until the evicted pod has gone.
+    // The node takes one volume. The nominated pod will have one there, but its disk is in use until the
+    // evicted pod is deleted.
     let kept_for = |nominated: Step| {
         vec![
             Step::Limit { node: 1, count: 1 },
@@ -303,7 +302,7 @@ fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind(
         steps.extend([change, pod(2, 9, 0)]);
         let (engines, [said, alone]) = run(&steps);
         assert_eq!(said, alone, "{case}");
-        // The one that was refused or the new one.
+        // Either the rejected pod or the new one.
         let taken = said
             .iter()
             .filter(|said| *said == "p3 -> n1" || *said == "p4 -> n1");

@@ -1,4 +1,4 @@
-//! Objects of the API from what a run made up, and what is written on pods.
+//! Conversion of a run's model to API objects, and of pod annotations back to the model.
 
 use super::super::START;
 use super::rules::{
@@ -26,7 +26,7 @@ pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(START + seconds).unwrap()
 }
 
-/// The label's value, or what a node without it is called here.
+/// Returns the label's value, or the name for a node without the label.
 pub(super) fn policy(policy: Policy) -> &'static str {
     match policy {
         Policy::None => "none",
@@ -203,7 +203,7 @@ fn requests(cpu: i64, memory: i64, [gpu, adapter]: [i64; 2]) -> Value {
     out
 }
 
-/// One that has its place.
+/// Builds a reservation that has a node.
 pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectChange {
     let room = requests(all.cpu, all.memory, all.amounts);
     let time = at(0).to_string();
@@ -238,7 +238,7 @@ pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectCh
     )
 }
 
-/// Reads `0-3,8`.
+/// Parses a CPU list such as `0-3,8`.
 fn cpus(text: &str) -> impl Iterator<Item = u32> {
     let parts = text.split(',').filter(|part| !part.is_empty());
     parts.flat_map(|part| {
@@ -247,7 +247,7 @@ fn cpus(text: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Thousandths.
+/// Converts a quantity to thousandths.
 fn milli(value: &Value) -> i64 {
     let Some(text) = value.as_str() else { return 0 };
     let quantity: koord_api::quantity::Quantity = text.parse().unwrap();

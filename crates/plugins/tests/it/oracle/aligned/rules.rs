@@ -1,13 +1,13 @@
-//! The rules of `NodeNUMAResource` and `DeviceShare` (and of what a node has in all), asked of every
-//! node anew from what is written on pods and reservations.
+//! Rules of `NodeNUMAResource` and `DeviceShare`, and of node totals, evaluated for every node from the
+//! annotations of pods and reservations.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// NUMA nodes of every node, and threads of every core.
+/// NUMA nodes per node, and threads per core.
 pub(super) const NUMAS: u32 = 2;
 pub(super) const THREADS: u32 = 2;
 
-/// Types of devices.
+/// Index of each device type.
 pub(super) const GPU: usize = 0;
 pub(super) const RDMA: usize = 1;
 
@@ -19,54 +19,54 @@ pub(super) enum Policy {
     Single,
 }
 
-/// How CPUs that are bound lie.
+/// CPU bind policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bind {
     No,
-    /// Whole cores, if there are any.
+    /// Whole cores if possible.
     Prefer,
-    /// Whole cores.
+    /// Whole cores only.
     Full,
-    /// One CPU of a core.
+    /// One CPU per core.
     Spread,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Node {
     pub(super) policy: Policy,
-    /// What its CPUs are said to be worth, in percent of what they are; 100 or more.
+    /// CPU amplification in percent, 100 or more.
     pub(super) percent: i64,
-    /// Binds the CPUs of every pod, as whole cores.
+    /// True if the node binds the CPUs of every pod, as whole cores.
     pub(super) whole_cores: bool,
     pub(super) cpus: u32,
-    /// MiB of each NUMA node.
+    /// Memory of each NUMA node in MiB.
     pub(super) memory: i64,
-    /// CPUs that the kubelet keeps.
+    /// CPUs reserved by the kubelet.
     pub(super) reserved: BTreeSet<u32>,
-    /// By type, whether each device is well; the first half is on NUMA node 0.
+    /// Health of each device by type; the first half of them is on NUMA node 0.
     pub(super) devices: [Vec<bool>; 2],
 }
 
-/// What a pod that is bound wants to keep of its like off, where it can.
+/// Exclusive policy of a bound pod toward similar pods, applied where possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Exclusive {
     No,
-    /// Off their cores.
+    /// Exclusive cores.
     Core,
-    /// Off their NUMA nodes.
+    /// Exclusive NUMA nodes.
     Numa,
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Pod {
     pub(super) name: String,
-    /// Milli-CPUs, MiB (0: not asked for) and, by type, percent of a device (above 100: whole ones).
+    /// Milli-CPUs, MiB (0 if not requested) and, by type, percent of a device (above 100: whole devices).
     pub(super) cpu: i64,
     pub(super) memory: i64,
     pub(super) devices: [i64; 2],
     pub(super) bind: Bind,
     pub(super) exclusive: Exclusive,
-    /// The reservation that it goes into, or nowhere.
+    /// Reservation that the pod must use, if any.
     pub(super) into: Option<String>,
 }
 
@@ -76,26 +76,26 @@ impl Pod {
     }
 }
 
-/// What is written on a pod that has a node, or a reservation.
+/// Allocation in the annotations of a pod or reservation that has a node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Held {
     pub(super) node: String,
     pub(super) cpus: BTreeSet<u32>,
     /// Milli-CPUs and MiB by NUMA node.
     pub(super) numas: BTreeMap<u32, [i64; 2]>,
-    /// By type, percent by device.
+    /// Percent of each device, by type.
     pub(super) devices: [BTreeMap<u32, i64>; 2],
 }
 
-/// Amounts that only its owners may have, and nothing beside them: of what it holds any of, they get
-/// nothing else. Those are on nodes that are not amplified.
+/// Restricted reservation: of each resource that it holds, its owners get only what it holds. Such
+/// reservations are on nodes without amplification.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reservation {
     pub(super) cpu: i64,
     pub(super) memory: i64,
     pub(super) amounts: [i64; 2],
     pub(super) held: Held,
-    /// Whether it holds CPUs or NUMA nodes; else its owners get those of the node.
+    /// True if it holds CPUs or NUMA nodes; otherwise its owners get those of the node.
     pub(super) fine: bool,
 }
 
@@ -105,9 +105,9 @@ pub(super) struct Cluster {
     pub(super) pods: BTreeMap<String, Pod>,
     pub(super) held: BTreeMap<String, Held>,
     pub(super) reservations: BTreeMap<String, Reservation>,
-    /// By pod, the reservation that it is in.
+    /// Reservation of each pod that uses one.
     pub(super) owns: BTreeMap<String, String>,
-    /// All that there is: what is left of this reservation.
+    /// If set, only the remainder of this reservation is available.
     pub(super) only: Option<Reservation>,
 }
 
@@ -120,12 +120,12 @@ impl Node {
         minor * NUMAS / u32::try_from(self.devices[kind].len()).unwrap()
     }
 
-    /// Milli-CPUs that are bound, as what they would have given others; rounded up.
+    /// Returns bound milli-CPUs in amplified units, rounded up.
     pub(super) fn amplified(&self, milli: i64) -> i64 {
         (milli * self.percent + 99) / 100
     }
 
-    /// How CPUs are bound here.
+    /// Returns the CPU bind policy of `pod` on this node.
     pub(super) fn bind(&self, pod: &Pod) -> Bind {
         if self.whole_cores && pod.cpu > 0 {
             Bind::Full
@@ -135,7 +135,7 @@ impl Node {
     }
 }
 
-/// So many CPUs can be bound of these.
+/// Returns how many of these CPUs can be bound.
 fn usable(free: &BTreeSet<u32>, bind: Bind) -> i64 {
     let mut cores: BTreeMap<u32, i64> = BTreeMap::new();
     for cpu in free {
@@ -158,7 +158,7 @@ impl Cluster {
         pods.cloned().chain(left)
     }
 
-    /// What its owners have not taken of a reservation.
+    /// Returns the part of a reservation that its owners do not use.
     pub(super) fn left(&self, name: &str) -> Reservation {
         let mut left = self.reservations[name].clone();
         for (owner, _) in self.owns.iter().filter(|(_, of)| *of == name) {
@@ -196,7 +196,7 @@ impl Cluster {
         nodes.cloned().collect()
     }
 
-    /// The same where there is nothing but what is left of a reservation.
+    /// Returns a cluster with only the remainder of a reservation available.
     pub(super) fn within(&self, name: &str) -> Self {
         Self {
             only: Some(self.left(name)),
@@ -204,7 +204,7 @@ impl Cluster {
         }
     }
 
-    /// What this says of a pod that goes into a reservation.
+    /// Returns the cluster as `pod` sees it, limited to its reservation if it has one.
     fn world_of(&self, pod: &Pod) -> Self {
         match &pod.into {
             Some(name) => self.within(name),
@@ -212,7 +212,7 @@ impl Cluster {
         }
     }
 
-    /// Amounts of the whole node.
+    /// Returns true if the totals of the node fit the pod.
     pub(super) fn has_room(&self, pod: &Pod, name: &str) -> bool {
         let node = &self.nodes[name];
         let bound = |cpus: usize| 1000 * cpus as i64;
@@ -269,7 +269,7 @@ impl Cluster {
         if bind != Bind::No {
             let whole = pod.cpu % 1000 == 0;
             let cores = bind != Bind::Full || pod.cpu / 1000 % i64::from(THREADS) == 0;
-            // What the node wants is not what the pod must have.
+            // The node's bind policy must not contradict the pod's.
             let agree = !node.whole_cores || pod.bind != Bind::Spread;
             if !(whole && cores && agree) {
                 return false;
@@ -291,7 +291,7 @@ impl Cluster {
                 single
                     .any(|mask| self.aligned(pod, name, mask) && self.devices_fit(pod, name, mask))
             }
-            // Any NUMA nodes that those concerned agree on; for devices, as few as will do for all of them.
+            // Any NUMA nodes on which all resources agree; for devices, as few as suffice for all of them.
             Policy::Restricted => {
                 let least = masks
                     .iter()
@@ -309,7 +309,7 @@ impl Cluster {
         }
     }
 
-    /// CPUs that nobody has, of some NUMA nodes.
+    /// Returns the free CPUs of some NUMA nodes.
     fn free_cpus(&self, name: &str, mask: &[u32]) -> BTreeSet<u32> {
         let node = &self.nodes[name];
         if let Some(only) = self.only.as_ref().filter(|only| only.fine) {
@@ -326,7 +326,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Milli-CPUs and MiB of one NUMA node that nobody has; of the CPUs, those that can be bound so.
+    /// Returns the free milli-CPUs and MiB of one NUMA node, with only CPUs that can be bound by `bind`.
     fn free(&self, name: &str, numa: u32, bind: Bind) -> [i64; 2] {
         let node = &self.nodes[name];
         let only = self.only.as_ref().filter(|only| only.fine);
@@ -347,9 +347,9 @@ impl Cluster {
         if let Some(only) = only {
             free = only.held.numas.get(&numa).copied().unwrap_or_default();
         }
-        // What is bound counts for more than it is.
+        // Bound CPUs count amplified.
         let room = free[0];
-        // What must lie in some way can use only CPUs that do.
+        // A required bind policy can use only CPUs in that layout.
         if matches!(bind, Bind::Full | Bind::Spread) {
             free[0] = free[0].min(1000 * usable(&self.free_cpus(name, &[numa]), bind));
         }
@@ -361,8 +361,8 @@ impl Cluster {
         free
     }
 
-    /// Whether CPUs and memory can come from these NUMA nodes. CPUs are laid out evenly, where there is
-    /// least of them first, in CPUs if they are bound and in cores if these must be whole.
+    /// Returns true if CPUs and memory can come from these NUMA nodes. CPUs are distributed evenly, starting
+    /// with the NUMA node that has least; in CPUs if they are bound, in cores if these must be whole.
     fn aligned(&self, pod: &Pod, name: &str, mask: &[u32]) -> bool {
         let bind = self.nodes[name].bind(pod);
         let mut free: Vec<[i64; 2]> = mask
@@ -385,7 +385,7 @@ impl Cluster {
         rest == 0 && bound && (pod.memory == 0 || pod.memory <= memory)
     }
 
-    /// Each of them has some of what is asked for.
+    /// Returns true if each of these NUMA nodes has some of the requested resources.
     fn none_is_empty(&self, pod: &Pod, name: &str, mask: &[u32]) -> bool {
         let bind = self.nodes[name].bind(pod);
         mask.iter().all(|numa| {
@@ -394,7 +394,7 @@ impl Cluster {
         })
     }
 
-    /// Percent of a device that nobody has; none of one that fails.
+    /// Returns the free percentage of a device; 0 if it is unhealthy.
     fn device_free(&self, name: &str, kind: usize, minor: u32) -> i64 {
         if !self.nodes[name].devices[kind][minor as usize] {
             return 0;
@@ -423,7 +423,7 @@ impl Cluster {
         })
     }
 
-    /// CPUs of those of the node that keep the pod's like off, by what it wants of them.
+    /// Returns the CPUs of other pods on the node with the same exclusive policy as `pod`.
     fn owned(&self, pod: &Pod, name: &str) -> Vec<u32> {
         let alike = self.held.iter().filter(|(other, held)| {
             let other = &self.pods[*other];
@@ -434,9 +434,8 @@ impl Cluster {
             .collect()
     }
 
-    /// Whether the pod is kept off its like where CPUs are free that are not theirs: so many cores of one
-    /// NUMA node, or whole ones. Nothing is said where NUMA nodes are agreed on first. None when it
-    /// could not be kept off.
+    /// Returns whether the pod's CPUs are apart from those of pods with the same exclusive policy. `None` if
+    /// that was not possible on one NUMA node, or if the node has a NUMA policy, which selects NUMA nodes first.
     pub(super) fn keeps_off(&self, pod: &Pod, held: &Held) -> Option<bool> {
         let node = &self.nodes[&held.node];
         let bind = node.bind(pod);
@@ -460,8 +459,8 @@ impl Cluster {
         could.then(|| !held.cpus.iter().any(|cpu| theirs(*cpu)))
     }
 
-    /// Any place on the node for what a reservation is to hold, of one NUMA node; none where there is none.
-    /// With `fine`, CPUs if it is bound, and NUMA nodes where the node has a policy.
+    /// Returns some allocation on one NUMA node for a reservation; `None` if there is none. With `fine`, it
+    /// includes CPUs if the pod is bound, and NUMA nodes if the node has a policy.
     pub(super) fn somewhere(&self, pod: &Pod, name: &str, fine: bool) -> Option<Held> {
         let node = &self.nodes[name];
         (0..NUMAS).find_map(|numa| {
@@ -503,12 +502,12 @@ impl Cluster {
         })
     }
 
-    /// Whether its like has CPUs where the pod is.
+    /// Returns true if another pod with the same exclusive policy has CPUs on the node.
     pub(super) fn has_alike(&self, pod: &Pod, node: &str) -> bool {
         !self.owned(pod, node).is_empty()
     }
 
-    /// What is written on a pod is what it asked for, is free, and lies as it must.
+    /// Checks that an allocation is what the pod requested, is free, and has the required layout.
     pub(super) fn check(&self, pod: &Pod, held: &Held) {
         let world = self.world_of(pod);
         let node = &self.nodes[&held.node];
@@ -569,7 +568,8 @@ impl Cluster {
         for cpu in &held.cpus {
             assert!(held.numas.contains_key(&node.numa_of_cpu(*cpu)), "{what}");
         }
-        // Devices lie with the CPUs: where one NUMA node must do, or will do for all of them.
+        // Devices are on the NUMA nodes of the CPUs where one NUMA node is required, or suffices for all
+        // resources.
         let mut used: BTreeSet<u32> = held.numas.keys().copied().collect();
         for kind in [GPU, RDMA] {
             let minors = held.devices[kind].keys();

@@ -1,4 +1,4 @@
-//! Objects of the API from what a run made up.
+//! Conversion of a run's model to API objects.
 
 use super::super::START;
 use super::super::rules::{Node, PODS, Pod, Reservation};

@@ -1,4 +1,4 @@
-//! What happens to a cluster whose pods have claims, and what two engines make of it.
+//! Random events of a cluster whose pods have claims, and the outputs of two engines.
 
 use super::super::*;
 use koord_scheduler::engine::BindError;
@@ -16,7 +16,7 @@ pub(super) enum Step {
         zone: u8,
     },
     NodeGone(u8),
-    /// How many volumes of the driver a node takes; none: it does not say.
+    /// Maximum number of volumes of the driver on a node; `None` if not reported.
     Limit {
         node: u8,
         count: u8,
@@ -30,14 +30,14 @@ pub(super) enum Step {
         selected: u8,
     },
     ClaimGone(u8),
-    /// The claim gets the volume of its number.
+    /// The claim is bound to the volume of its number.
     Bound {
         name: u8,
         mode: u8,
         place: u8,
         driver: u8,
     },
-    /// A volume that is nobody's, or one claim's.
+    /// A volume that is free, or reserved for one claim.
     Volume {
         name: u8,
         class: u8,
@@ -58,7 +58,7 @@ pub(super) enum Step {
     Driver {
         asks: bool,
     },
-    /// Volumes of class `late` are made by another driver, or by the usual one again.
+    /// Class `late` gets another provisioner, or its first one again.
     Class {
         moved: bool,
     },
@@ -72,7 +72,7 @@ pub(super) enum Step {
     PodGone(u8),
     BindFails(u8),
     Confirm(u8),
-    /// A write of the scheduler is done, and the claim bound.
+    /// A write of the scheduler is applied, and the claim bound.
     Served(u8),
     Wait(u8),
 }
@@ -111,7 +111,7 @@ pub(super) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// In a zone, on one host, on hosts of two, or anywhere.
+/// Returns node affinity for a zone, one host, two hosts, or none.
 fn place(place: u8) -> Value {
     let label = |key: &str, values: &[String]| {
         json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
@@ -146,11 +146,11 @@ fn bound_to(mut claim: Value, volume: &str) -> Value {
     claim
 }
 
-/// A volume of driver `driver`, that belongs to the claim.
+/// Builds a volume of driver `driver` that belongs to the claim.
 fn volume_of(name: &str, class: &str, claim: &str, at: u8, driver: u8) -> Value {
     let source = match driver {
         0 => json!({"local": {"path": "/x"}}),
-        // Two volumes may be one to the driver.
+        // Two objects may be one volume to the driver.
         1 => json!({"csi": {"driver": "csi.example", "volumeHandle": name.len().to_string()}}),
         _ => json!({"csi": {"driver": "csi.example", "volumeHandle": name}}),
     };
@@ -186,7 +186,7 @@ pub(super) fn pod_of(number: usize, claims: [u8; 2], disk: u8, priority: u8, nom
     pod
 }
 
-/// The objects as the API has them; both engines are told the same.
+/// Objects in the API; both engines receive the same ones.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) objects: BTreeMap<(&'static str, String), Value>,
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// What the API shows once a write is done, and its claim bound.
+    /// Shows the result of a write in the API, and binds its claim.
     fn serve(&mut self, engines: &mut [Engine], write: &Write, now: Timestamp) {
         let Verb::Patch(patch) = &write.verb else {
             return;
@@ -394,7 +394,7 @@ fn twin(cached: bool) -> Engine {
     engine
 }
 
-/// What an engine did, and what is pending of it.
+/// Outputs of an engine, and its pending bindings and writes.
 #[derive(Default)]
 struct Side {
     placed: Vec<(Pod, String)>,
