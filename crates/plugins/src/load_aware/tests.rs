@@ -419,7 +419,7 @@ fn a_report_wakes_those_whom_its_node_takes_now_and_did_not_before() {
         ("warm", "58"),
         // The node admitted the pod before, as far as its load is concerned.
         ("cordoned", "20"),
-        ("nobody", "0"),
+        ("absent", "0"),
     ] {
         engine.object_changed(&metric(name, cpu, json!({})), at(2));
         assert!(engine.schedule_one(at(2)).is_none(), "{name} at {cpu}");

@@ -373,7 +373,7 @@ fn victims_are_chosen_as_kube_scheduler_does() {
              2 Preemption is not helpful for scheduling.",
         ),
         (
-            "nobody is below",
+            "no pod of lower priority",
             &["n1 cpu=1"],
             &["a on=n1 cpu=1 prio=3"],
             &[],
@@ -464,7 +464,7 @@ fn room_is_kept_from_equals_and_not_from_betters() {
         ("lower", "y cpu=2 prio=1 never", false),
         ("equal", "y cpu=2 prio=10 never", false),
         ("higher", "y cpu=2 prio=11 never", true),
-        ("beside it", "y cpu=1 prio=1 never", true),
+        ("in addition", "y cpu=1 prio=1 never", true),
     ];
     for (name, other, placed) in table {
         let mut engine = setup(&["n1 cpu=4"], &[], &[]);
@@ -483,7 +483,7 @@ fn room_is_kept_from_equals_and_not_from_betters() {
         let out = run(&mut engine, 2);
         let bound = out.iter().any(|line| line.starts_with("bind y"));
         // Two CPUs are free and three are nominated: no pod of lower priority fits in addition.
-        let expected = placed && name != "beside it";
+        let expected = placed && name != "in addition";
         assert_eq!(bound, expected, "{name}: {out:?}");
     }
 }
@@ -559,7 +559,7 @@ fn a_promise_that_ends_is_news_to_those_who_kept_away() {
         engine.pod_applied(pod("x cpu=4 prio=10 nominated=n1 never"), at(0));
         engine.pod_applied(pod("y cpu=1 prio=10 never"), at(0));
         engine.pod_applied(pod("z cpu=1 prio=1 never"), at(0));
-        assert_eq!(run(&mut engine, 1).len(), 3, "nobody goes there");
+        assert_eq!(run(&mut engine, 1).len(), 3, "no pod is placed there");
         assert_eq!(run(&mut engine, 20), [""; 0]);
         if withdrawn {
             engine.pod_applied(pod("x cpu=4 prio=10 never"), at(30));

@@ -508,7 +508,7 @@ async fn victims_are_those_that_extenders_agree_with() {
     for (lie, expected) in [
         (meta("z", &least), "which it was not asked about"),
         (meta("a", &less), "but the pod is not found on that node"),
-        (meta("a", "nobody"), "but the pod is not found on that node"),
+        (meta("a", "absent"), "but the pod is not found on that node"),
         (meta("a", &chief), "which is not less important"),
         (
             json!({"NodeNameToMetaVictims": {"a": {"Pods": []}}}),

@@ -388,7 +388,7 @@ async fn requests_over_the_network_are_counted_by_client_gos_names() {
     let client = from_kubeconfig(Some(&kubeconfig), &options).await.unwrap();
     let nodes: Api<Node> = Api::all(client);
     nodes.list(&Default::default()).await.unwrap();
-    assert!(nodes.get_opt("nobody").await.unwrap().is_none());
+    assert!(nodes.get_opt("absent").await.unwrap().is_none());
     let text = koord_app::metrics::encode(&registry).unwrap();
     let host = text
         .split_once("host=\"127.0.0.1:")

@@ -76,7 +76,7 @@ impl Reached {
 /// Builds an engine with all of Koordinator's filters, and the three scores that the rules compute.
 fn engine(cached: bool, shows: bool) -> Engine {
     let extender = json!({
-        "urlPrefix": "http://nobody.invalid", "filterVerb": "filter", "nodeCacheCapable": true
+        "urlPrefix": "http://extender.invalid", "filterVerb": "filter", "nodeCacheCapable": true
     });
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1",

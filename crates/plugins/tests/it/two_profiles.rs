@@ -148,7 +148,7 @@ fn a_cpu_is_given_once() {
         let status: Value = serde_json::from_str(&notes.unwrap()[STATUS]).unwrap();
         let cpus: koord_model::cpuset::CpuSet = status["cpuset"].as_str().unwrap().parse().unwrap();
         for cpu in cpus.iter() {
-            assert!(given.insert(cpu), "{name}: CPU {cpu} is somebody else's");
+            assert!(given.insert(cpu), "{name}: CPU {cpu} is allocated twice");
         }
     }
     assert_eq!(given.len(), 8);

@@ -259,7 +259,7 @@ fn where_claims_allow_a_pod_to_go() {
             no("persistentvolumeclaim \"c\" is being deleted")),
         ("ephemeral, not made yet", vec![], ephemeral.clone(),
             no("waiting for ephemeral volume controller to create the persistentvolumeclaim \"p-scratch\"")),
-        ("ephemeral, somebody else's", vec![("pvc", bound("p-scratch", "v"))], ephemeral.clone(),
+        ("ephemeral, of another pod", vec![("pvc", bound("p-scratch", "v"))], ephemeral.clone(),
             no("PVC \"ns/p-scratch\" was not created for pod \"ns/p\" (pod is not owner)")),
         ("ephemeral, own",
             vec![("pvc", claim("p-scratch", "made", owned)), ("pv", volume("v", "made", in_zone("b")))],

@@ -93,7 +93,7 @@ fn taints_keep_pods_off() {
         ("no number", "sla Gt 950 N", "sla=high:N", true, off),
         ("above, without the gate", "sla Gt 750 N", "sla=950:N", false, off),
         ("below, without the gate", "sla Lt 950 N", "sla=800:N", false, off),
-        ("equal beside above, without the gate", mixed, "dedicated=user1:N", false, "fits"),
+        ("equal and above, without the gate", mixed, "dedicated=user1:N", false, "fits"),
         ("both needed, without the gate", mixed, "dedicated=user1:N sla=950:N", false, off),
     ];
     for (name, tolerations, taints, gate, expected) in rows {

@@ -327,7 +327,7 @@ fn company_on_one_node() {
     let teams = "service In securityscan,value2";
     #[rustfmt::skip]
     let rows = [
-        ("nobody there", ";".to_owned() + ";", String::new(), "."),
+        ("no pod", ";".to_owned() + ";", String::new(), "."),
         ("In", s1(to), scan.into(), "."),
         ("NotIn", s1("+region: service NotIn securityscan3,value3"), scan.into(), "."),
         ("another namespace", s1("+ @DiffNameSpace: service In securityscan,value2"), format!("n1=ns; {SCAN}"), "+"),

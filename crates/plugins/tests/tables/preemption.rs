@@ -292,7 +292,7 @@ fn victims_of_every_candidate() {
         ("another filter refuses in any case", two,
             &["p1@node1 top port", "p2@node2 top port", "p3@node1 mid", "p4@node2 mid"], &[], "p high port", &[]),
         ("both nodes", two, &["p1@node1 mid l", "p2@node2 mid l"], &[], "p high l", &["node1: p1", "node2: p2"]),
-        ("who runs is more important", two, &["p1@node1 mid l", "p2@node2 mid l"], &[], "p low l", &[]),
+        ("running pods are more important", two, &["p1@node1 mid l", "p2@node2 mid l"], &[], "p low l", &[]),
         ("the less important one is small and stays", two,
             &["p1.1@node1 low s", "p1.2@node1 mid l", "p2@node2 mid l"], &[], "p high l", &["node1: p1.2", "node2: p2"]),
         ("mixed priorities", two,
@@ -561,14 +561,14 @@ fn who_may_look_for_victims_again() {
     let other = "p2@node2 low xl";
     let rows = [
         (
-            "nobody was promised anything",
+            "no nomination",
             "node1",
             "p1@node1 low xl",
             "p high xl",
             true,
         ),
         (
-            "the node is refused for ever",
+            "the node is unresolvable",
             "!node1",
             "p1@node1 low xl victim",
             "p high xl nominated=node1",
@@ -582,14 +582,14 @@ fn who_may_look_for_victims_again() {
             false,
         ),
         (
-            "its victim is going",
+            "its victim is terminating",
             "node1",
             "p1@node1 low xl victim",
             "p high xl nominated=node1",
             false,
         ),
         (
-            "somebody is going by itself",
+            "a pod terminates by itself",
             "node1",
             "p1@node1 low xl deleting",
             "p high xl nominated=node1",

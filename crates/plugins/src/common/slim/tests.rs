@@ -75,7 +75,7 @@ where
         let other = kept::<K, V>(kind, &merged(&base, patch));
         assert_eq!(
             other, first,
-            "{kind}: kept, though nobody reads it: {patch}"
+            "{kind}: kept, although no rule reads it: {patch}"
         );
     }
     let named = [

@@ -117,7 +117,7 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
     assert_eq!(
         world.victims().len(),
         1,
-        "nobody else goes: {:?}",
+        "no other pod is evicted: {:?}",
         world.victims()
     );
     world.one_leaves();
@@ -279,7 +279,7 @@ fn members_of_a_lenient_gang_are_told_that_it_was_decided() {
 fn who_is_spared() {
     type Change = fn(Pod) -> Pod;
     let rows: [(&str, Change, Change, bool); 5] = [
-        ("anybody", |pod| pod, |pod| pod, true),
+        ("any pod", |pod| pod, |pod| pod, true),
         (
             "not to be preempted",
             |pod| labelled(pod, "scheduling.koordinator.sh/disable-preemptible", "true"),

@@ -225,9 +225,9 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
         gang("", "a1", 2),
         "not tried, but told"
     );
-    assert_eq!(world.cycles, 3, "the others are not tried in vain");
+    assert_eq!(world.cycles, 3, "the others are not tried");
     world.run();
-    assert_eq!(world.cycles, 3, "its own rollback wakes nobody");
+    assert_eq!(world.cycles, 3, "its own rollback activates no pod");
 
     world.node("m", 2);
     world.later(20);

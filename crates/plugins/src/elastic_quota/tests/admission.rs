@@ -370,7 +370,7 @@ fn refused_pods_come_in_as_many_as_there_is_room_for() {
     assert_eq!(
         names(schedule(&mut engine, 10)),
         ["p1", "p2"],
-        "and nobody else is tried"
+        "and no other pod is tried"
     );
     delete(&mut engine, &pod("p0", "a", 10, 1), 20);
     assert_eq!(names(schedule(&mut engine, 20)), ["p3"]);

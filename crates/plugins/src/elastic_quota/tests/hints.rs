@@ -128,7 +128,7 @@ fn after_quotas() -> Vec<Row> {
             quotas: family_of.clone(),
             pods: vec![pod("x", "a", 48, 1)],
             p: pod("p", "a", 5, 1),
-            ..Row::new("an ancestor's, which nobody asks", larger, false)
+            ..Row::new("an ancestor's, which is not checked", larger, false)
         },
         Row {
             quotas: vec![
@@ -172,7 +172,7 @@ fn after_pods() -> Vec<Row> {
             pods: vec![pod("x", "parent", 8, 1), pod("y", "a", 48, 1)],
             p: pod("p", "a", 5, 1),
             ..Row::new(
-                "of its parent, which nobody asks",
+                "of its parent, which is not checked",
                 gone("x", "parent", 8),
                 false,
             )

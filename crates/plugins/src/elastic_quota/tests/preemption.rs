@@ -87,14 +87,14 @@ fn a_full_quota_makes_room_from_its_own_pods_of_lower_priority() {
             victims: &["y"],
         },
         Row {
-            name: "nobody goes in vain",
+            name: "no eviction without effect",
             args: off(),
             pods: &[("x", "a", 5, 1, true), ("y", "a", 5, 1, false)],
             pod: ("a", 6),
             victims: &[],
         },
         Row {
-            name: "nobody of the default quota",
+            name: "no pod of the default quota",
             args: off(),
             pods: &[("x", "", 98, 1, false)],
             pod: ("", 5),
@@ -208,7 +208,7 @@ fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
             eligible: true,
         },
         Row {
-            name: "nobody is on the promised node",
+            name: "no pod is on the nominated node",
             promised: ("m", 20),
             leaving: None,
             never: false,

@@ -141,7 +141,7 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
     assert_eq!(
         used(&mut engine, DEFAULT_QUOTA),
         list(40, 100),
-        "nobody else takes its pod"
+        "no other quota gets its pod"
     );
 
     let mut names = |tree: &str| -> Vec<String> {
@@ -232,7 +232,7 @@ fn labels_mean_nothing_without_the_gate() {
     apply(&mut engine, &bent, 0);
     let complaints = engine.take_outputs().into_iter();
     let complaints = complaints.filter(|output| matches!(output, Output::Problem(_)));
-    assert_eq!(complaints.count(), 0, "nobody reads it");
+    assert_eq!(complaints.count(), 0, "it is not read");
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 0);
     probe(&mut engine, "main", "", "");
     probe(&mut engine, "x", "tree-x", "main");

@@ -239,7 +239,7 @@ fn usage_is_held_against_thresholds() {
         ("production memory with what comes", half(limits_of_both(), 300, PROD), prod(plain(1, 165)), MEMORY),
         ("memory with a mid pod that comes", half(limits_of_both(), 300, ""),
             asks("p", 7999, mid(1, 200), json!({})), MEMORY),
-        ("production memory with who has just come",
+        ("production memory with a pod just assigned",
             first((53, 300)).holds(asks("two", 9999, plain(1, 200), json!({})), -10), prod(plain(1, 200)),
             MEMORY),
         ("cpu with a mid pod that has just come",

@@ -41,7 +41,7 @@ fn a_report_is_read_by_name() {
     };
     assert_eq!(pod("a"), Some((1000, false)));
     assert_eq!(pod("b"), Some((3000, false)));
-    assert_eq!(pod("c"), None, "nothing is said of its use");
+    assert_eq!(pod("c"), None, "its usage is not reported");
     assert!(seen.pod("other", "a").is_none());
     let minutes = |minutes: i64| koord_api::duration::GoDuration::from_secs(60 * minutes);
     for (kind, over, expected) in [

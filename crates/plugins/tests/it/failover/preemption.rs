@@ -58,11 +58,7 @@ async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
     pods.until(&what, &placed).await;
     world.fits(&what).await;
     let left = world.list::<Pod>().await;
-    assert_eq!(
-        left.len(),
-        2 * MACHINES,
-        "{what}: one goes for each that comes"
-    );
+    assert_eq!(left.len(), 2 * MACHINES, "{what}: one victim per preemptor");
     second.stop().await;
     used
 }
@@ -134,7 +130,7 @@ async fn a_promise_outlives_the_leader_that_made_it() {
     let going = |pod: &&Pod| pod.metadata.deletion_timestamp.is_some();
     let all = world.list::<Pod>().await;
     let victims: Vec<String> = all.iter().filter(going).map(name_of).collect();
-    assert_eq!(victims.len(), 1, "nobody else is evicted: {victims:?}");
+    assert_eq!(victims.len(), 1, "no other pod is evicted: {victims:?}");
     assert_eq!(nominated(&world, "high-0").await.as_ref(), Some(&node));
     let api: Api<Pod> = Api::namespaced(world.client(), "default");
     delete(&api, &victims[0]).await;

@@ -30,7 +30,7 @@ async fn a_leader_without_its_lease_writes_nothing_any_more() {
     first.loses().await;
     let lost = Instant::now();
     world.leader("two").await;
-    assert!(lost < Instant::now(), "it knew before anybody else led");
+    assert!(lost < Instant::now(), "it stopped before another one led");
     pods.settled(what).await;
     world.check(what).await;
     let [begun, ended] = fuse.written().unwrap();
@@ -149,7 +149,7 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
     let waited = took_over.elapsed();
     assert!(
         wait <= waited && waited < wait + Duration::from_secs(10),
-        "{waited:?}: their time began anew, and ended"
+        "{waited:?}: their timeout restarted, and ended"
     );
     world.fits(what).await;
     let bound = world.list::<Pod>().await;

@@ -214,7 +214,7 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
             "v9 Patch",
         ),
         (
-            "a volume of two hosts is given away",
+            "a volume of two hosts is assigned",
             vec![
                 Step::Node { name: 4, zone: 1 },
                 by_hand(0),

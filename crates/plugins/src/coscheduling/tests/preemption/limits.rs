@@ -227,7 +227,7 @@ fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
             victims: &["v1"],
         },
         Row {
-            name: "the one above is too small for both, so nobody leaves the node",
+            name: "the one above is too small for both, so no pod is evicted",
             cores: [2, 4, 4],
             pods: &[("v1", ""), ("v2", "")],
             victims: &[],

@@ -97,7 +97,7 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
                     .as_ref()
                     .unwrap()
                     .nominated_node_name;
-                assert_eq!(*said, None, "it is told");
+                assert_eq!(*said, None, "the nomination is removed");
             }
         }
     }
