@@ -16,7 +16,7 @@ mod tests;
 mod topology;
 
 use crate::common::budgets;
-use args::{Args, Settings};
+use args::{Args, GangSettings};
 use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
@@ -49,7 +49,7 @@ const EXPLAIN_GATE: &str = "GangPendingPodsConditionPatch";
 /// State of the `Coscheduling` plugin.
 #[derive(Debug)]
 pub(crate) struct Coscheduling {
-    settings: PerProfile<Settings>,
+    settings: PerProfile<GangSettings>,
     explain_skipped: bool,
     gangs: Gangs,
     /// Network topology; `None` if its feature is off.
@@ -58,7 +58,7 @@ pub(crate) struct Coscheduling {
     plan: Option<Plan>,
     budgets: budgets::Looks,
     /// Number of the attempt in which preemption ran, and the message for the other members.
-    made_room: Option<(u64, String)>,
+    preempted: Option<(u64, String)>,
     /// PodGroup status controller; `None` if another process runs it.
     pod_groups: Option<PodGroups>,
     reported: ReportedProblems,
@@ -81,7 +81,7 @@ pub(crate) fn build(
         topology: context.network_topology.then(Topology::default),
         plan: None,
         budgets: budgets::Looks::of(context),
-        made_room: None,
+        preempted: None,
         pod_groups: context.controllers.enabled(NAME).then(PodGroups::default),
         reported: ReportedProblems::default(),
         orphans: Orphans::default(),
@@ -90,7 +90,7 @@ pub(crate) fn build(
 }
 
 /// Passes the effects of gang decisions on other pods to the engine.
-fn carry_out(moves: Moves, fx: &mut Effects) {
+fn apply_moves(moves: Moves, fx: &mut Effects) {
     let reason = |text: Arc<str>| Reason::Shared(text);
     fx.withdraw.extend(moves.withdraw);
     fx.regate.extend(moves.regate);
@@ -111,13 +111,13 @@ fn phase(pod: &PodInfo) -> Phase {
     }
 }
 
-fn owners(pod: &PodInfo) -> String {
+fn owner_names(pod: &PodInfo) -> String {
     let owners = pod.object.owners.iter();
-    let mut owners: Vec<String> = owners
+    let mut names: Vec<String> = owners
         .map(|owner| format!("{}/{}", pod.namespace, owner.name))
         .collect();
-    owners.sort_unstable();
-    owners.join(",")
+    names.sort_unstable();
+    names.join(",")
 }
 
 impl Coscheduling {
@@ -127,8 +127,8 @@ impl Coscheduling {
             message: format!("{key}: {value:?}: {why}"),
             ..object.clone()
         };
-        let found = ignored.into_iter().map(problem).collect();
-        self.reported.update(&object.uid, found, fx);
+        let problems = ignored.into_iter().map(problem).collect();
+        self.reported.update(&object.uid, problems, fx);
     }
 }
 
@@ -147,8 +147,8 @@ impl Coscheduling {
         let uid = object.metadata.uid.clone().unwrap_or_default();
         let mut ignored = Vec::new();
         if change.action == Action::DELETE {
-            topology.deleted();
-        } else if let Err(bad) = topology.applied(object, view) {
+            topology.remove_object();
+        } else if let Err(bad) = topology.apply_object(object, view) {
             ignored.push(Ignored {
                 key: "spec.networkTopologySpec",
                 value: bad.to_string(),
@@ -166,16 +166,16 @@ impl Coscheduling {
     }
 
     /// Returns the placed members of `pod`'s gang in the network topology, if the pod's profile uses that.
-    fn settled(&self, pod: &PodInfo) -> Option<Settled> {
-        let settled = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
-        settled.filter(|_| self.settings.of(pod).aware)
+    fn placed_members(&self, pod: &PodInfo) -> Option<Settled> {
+        let placed_members = self.topology.as_ref().and(self.gangs.settled(&pod.uid));
+        placed_members.filter(|_| self.settings.of(pod).aware)
     }
 
     /// Restricts a member that is scheduled alone to the topology domain of its placed gang members, if they
     /// have to be together.
-    fn joining(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        let topology = self.topology.as_ref().zip(self.settled(cycle.pod));
-        match topology.and_then(|(topology, settled)| topology.home_nodes(&settled)) {
+    fn restrict_late_member(&self, cycle: &Cycle<'_>) -> PreFilterResult {
+        let topology = self.topology.as_ref().zip(self.placed_members(cycle.pod));
+        match topology.and_then(|(topology, placed_members)| topology.home_nodes(&placed_members)) {
             Some(nodes) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: Some(nodes),
@@ -185,7 +185,7 @@ impl Coscheduling {
     }
 
     /// Restricts a member whose gang requests a network topology to its planned node.
-    fn gathered(&self, cycle: &Cycle<'_>) -> PreFilterResult {
+    fn restrict_to_plan(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let reject = |text: String| PreFilterResult::Reject(Rejection::unresolvable(text));
         let tree = self.topology.as_ref().and_then(Topology::tree);
         if tree.is_none() {
@@ -243,8 +243,8 @@ impl Planning for Coscheduling {
             .and_then(|pod| self.gangs.gathering(&pod.uid));
         let topology = self.topology.as_ref().zip(gathering);
         let (topology, gathering) = topology.ok_or_else(|| Blocked::NoTopology.to_string())?;
-        let settled = members.first().and_then(|pod| self.gangs.settled(&pod.uid));
-        topology.plan(&gathering, settled, members, offers, fit, view)
+        let placed_members = members.first().and_then(|pod| self.gangs.settled(&pod.uid));
+        topology.plan(&gathering, placed_members, members, offers, fit, view)
     }
 }
 
@@ -305,10 +305,10 @@ impl Plugin for Coscheduling {
 
 impl Inputs for Coscheduling {
     fn watches(&self) -> Vec<Watch> {
-        let groups = Watch::of_trimmed::<PodGroup, crate::common::slim::Slim>(POD_GROUPS)
+        let groups = Watch::of_trimmed::<PodGroup, crate::common::trim::Trimmer>(POD_GROUPS)
             .counted_as(event_names!("podgroups.v1alpha1.scheduling.sigs.k8s.io"));
         let topologies = self.topology.is_some().then(|| {
-            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::slim::Slim>(TOPOLOGIES)
+            Watch::of_trimmed::<ClusterNetworkTopology, crate::common::trim::Trimmer>(TOPOLOGIES)
         });
         let budgets = self.budgets.watch().filter(|_| self.preempts());
         [Some(groups), topologies, budgets]
@@ -332,8 +332,8 @@ impl PreEnqueue for Coscheduling {
 impl PreFilter for Coscheduling {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         match self.gangs.check(&cycle.pod.uid) {
-            Ok(()) => self.joining(cycle),
-            Err(Blocked::NoTopology) => self.gathered(cycle),
+            Ok(()) => self.restrict_late_member(cycle),
+            Err(Blocked::NoTopology) => self.restrict_to_plan(cycle),
             Err(blocked) => PreFilterResult::Reject(Rejection::unresolvable(blocked.to_string())),
         }
     }
@@ -345,8 +345,8 @@ impl PreScore for Coscheduling {
         let planned = |plan: &Plan| plan.nodes.contains_key(&pod.uid);
         let topology = self.topology.as_ref();
         let topology = topology.filter(|_| !self.plan.as_ref().is_some_and(planned));
-        match topology.and_then(|topology| topology.drawn(pod, self.settled(pod))) {
-            Some(drawn) => PreScoreResult::Ready(State::of(drawn)),
+        match topology.and_then(|topology| topology.related_pods(pod, self.placed_members(pod))) {
+            Some(related_pods) => PreScoreResult::Ready(State::of(related_pods)),
             None => PreScoreResult::Skip,
         }
     }
@@ -367,8 +367,9 @@ impl QueueHints for Coscheduling {
             (Subject::Object(TOPOLOGIES), Action::ADD.or(Action::UPDATE)),
             (Subject::AssignedPod, Action::ADD.or(Action::DELETE)),
         ];
-        let kept = interests.into_iter().filter(|_| self.topology.is_some());
-        kept.map(|(subject, actions)| Interest { subject, actions })
+        let interests = interests.into_iter().filter(|_| self.topology.is_some());
+        interests
+            .map(|(subject, actions)| Interest { subject, actions })
             .collect()
     }
     /// The placement of a pod matters only to members of its gangs, and only if they request a topology.
@@ -383,8 +384,8 @@ impl QueueHints for Coscheduling {
             let mate = gang.is_some_and(|gang| self.gangs.starts_with(&pod.uid, &gang));
             return if mate { Helps::Queue } else { Helps::Skip };
         }
-        let late = || self.gangs.settled(&pod.uid).is_some();
-        if self.gangs.gathering(&pod.uid).is_none() && !late() {
+        let is_late_member = || self.gangs.settled(&pod.uid).is_some();
+        if self.gangs.gathering(&pod.uid).is_none() && !is_late_member() {
             return Helps::Skip;
         }
         // This plugin writes the status itself; only the spec matters.
@@ -404,8 +405,8 @@ impl Volatile for Coscheduling {
         scores.fill(0);
         // A single node needs no rank.
         let topology = self.topology.as_ref().filter(|_| rows.len() > 1);
-        if let Some((topology, drawn)) = topology.zip(state.get()) {
-            let ranks = topology.ranks(drawn, rows, cycle.view);
+        if let Some((topology, related_pods)) = topology.zip(state.get()) {
+            let ranks = topology.ranks(related_pods, rows, cycle.view);
             for (score, rank) in scores.iter_mut().zip(ranks) {
                 *score = i64::try_from(rank).unwrap_or(i64::MAX);
             }
@@ -415,15 +416,15 @@ impl Volatile for Coscheduling {
 
 impl Grouping for Coscheduling {
     fn next_pod(&mut self, view: View<'_>, fx: &mut Effects) -> Option<Arc<str>> {
-        self.follow(None, view.now);
+        self.track_attempt(None, view.now);
         if !self.gangs.is_trying() {
             self.plan = None;
             return None;
         }
         let mut moves = Moves::default();
         let next = self.gangs.next(&mut moves);
-        self.follow(Some(metrics::ALL_TRIED), view.now);
-        carry_out(moves, fx);
+        self.track_attempt(Some(metrics::ALL_TRIED), view.now);
+        apply_moves(moves, fx);
         next
     }
     fn is_grouped(&self, pod: &PodInfo) -> bool {
@@ -446,8 +447,8 @@ impl Permit for Coscheduling {
         }
         let mut moves = Moves::default();
         let permission = self.gangs.permit(uid, &mut moves);
-        self.follow(Some(metrics::PLACED), cycle.view.now);
-        carry_out(moves, fx);
+        self.track_attempt(Some(metrics::PLACED), cycle.view.now);
+        apply_moves(moves, fx);
         match permission {
             Permission::Go => PermitResult::Allow,
             Permission::Wait(longest) => PermitResult::Wait(longest),
@@ -510,7 +511,7 @@ impl Insight for Coscheduling {
 
 impl Metered for Coscheduling {
     fn read(&mut self, _view: View<'_>, out: &mut Readings) {
-        self.measured(out);
+        self.report_metrics(out);
     }
 }
 
@@ -538,7 +539,7 @@ impl ObjectEvents for Coscheduling {
         let mut moves = Moves::default();
         if change.action == Action::DELETE {
             if let Some(groups) = &mut self.pod_groups {
-                groups.deleted(&id);
+                groups.remove(&id);
             }
             self.reported.forget(&object.uid);
             self.gangs.declare(&id, None, &mut moves);
@@ -547,18 +548,18 @@ impl ObjectEvents for Coscheduling {
             }
         } else {
             if let Some(groups) = &mut self.pod_groups {
-                groups.applied(&id, group);
+                groups.apply(&id, group);
             }
             let (described, ignored) =
                 spec::of_pod_group(group, &id, &self.settings.first().defaults);
             self.report(&object, ignored, fx);
             self.gangs.declare(&id, Some(described), &mut moves);
         }
-        carry_out(moves, fx);
+        apply_moves(moves, fx);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         if let Some(topology) = &mut self.topology {
-            topology.node(node, view);
+            topology.update_node(node, view);
         }
     }
 }
@@ -569,7 +570,7 @@ impl PodEvents for Coscheduling {
         let Some(name) = spec::name_of(&**pod) else {
             if self.gangs.knows(&pod.uid) {
                 self.gangs.vanish(&pod.uid, &mut moves);
-                carry_out(moves, fx);
+                apply_moves(moves, fx);
             }
             return;
         };
@@ -593,7 +594,7 @@ impl PodEvents for Coscheduling {
             };
             self.report(&object, ignored, fx);
         }
-        let seen = Seen {
+        let observation = Seen {
             uid: pod.uid.clone(),
             key: spec::id(&pod.namespace, &pod.name),
             gang,
@@ -602,12 +603,12 @@ impl PodEvents for Coscheduling {
             promised: self.settings.of(pod).preempts && pod.nominated.is_some(),
             ready: !pod.terminal && !pod.deleting && pod.gates.is_empty(),
             phase: phase(pod),
-            owners: owners(pod),
+            owners: owner_names(pod),
         };
-        let waits = !seen.bound && seen.ready;
-        self.gangs.observe(seen, &mut moves);
-        carry_out(moves, fx);
-        if waits && self.gang_is_missing(&pod.uid).is_some() {
+        let waits = !observation.bound && observation.ready;
+        self.gangs.observe(observation, &mut moves);
+        apply_moves(moves, fx);
+        if waits && self.missing_gang(&pod.uid).is_some() {
             self.orphans.add(&pod.uid, view.now);
         }
     }
@@ -618,7 +619,7 @@ impl PodEvents for Coscheduling {
         let mut moves = Moves::default();
         self.gangs.vanish(uid, &mut moves);
         self.reported.forget(uid);
-        carry_out(moves, fx);
+        apply_moves(moves, fx);
     }
     fn on_assigned(
         &mut self,
@@ -628,7 +629,7 @@ impl PodEvents for Coscheduling {
         _fx: &mut Effects,
     ) {
         if let Some(topology) = &mut self.topology {
-            topology.joined(pod, node, self.gangs.knows(&pod.uid));
+            topology.pod_added(pod, node, self.gangs.knows(&pod.uid));
         }
     }
     fn on_updated(
@@ -640,8 +641,8 @@ impl PodEvents for Coscheduling {
         _fx: &mut Effects,
     ) {
         if let Some(topology) = &mut self.topology {
-            topology.left(old, node);
-            topology.joined(new, node, self.gangs.knows(&new.uid));
+            topology.pod_removed(old, node);
+            topology.pod_added(new, node, self.gangs.knows(&new.uid));
         }
     }
     fn on_unassigned(
@@ -652,7 +653,7 @@ impl PodEvents for Coscheduling {
         _fx: &mut Effects,
     ) {
         if let Some(topology) = &mut self.topology {
-            topology.left(pod, node);
+            topology.pod_removed(pod, node);
         }
     }
 }
@@ -661,7 +662,7 @@ impl Tick for Coscheduling {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         self.gangs.settle_promises(&mut moves);
-        carry_out(moves, fx);
+        apply_moves(moves, fx);
         self.explain_orphans(view.now, fx);
         match &mut self.pod_groups {
             Some(groups) => groups.sync(&mut self.gangs, view.now, &mut fx.writes),
@@ -672,9 +673,9 @@ impl Tick for Coscheduling {
         }
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        let groups = self.pod_groups.as_ref().and_then(PodGroups::next);
-        let topology = self.topology.as_ref().and_then(Topology::next);
-        let orphans = self.orphans.next();
+        let groups = self.pod_groups.as_ref().and_then(PodGroups::next_deadline);
+        let topology = self.topology.as_ref().and_then(Topology::next_check);
+        let orphans = self.orphans.next_check();
         groups.into_iter().chain(topology).chain(orphans).min()
     }
 }
@@ -690,7 +691,7 @@ impl PostFilterTransformer for Coscheduling {
         if !self.gangs.knows(uid) {
             return;
         }
-        let room = std::mem::take(&mut diagnosis.post_filter_message);
+        let own_message = std::mem::take(&mut diagnosis.post_filter_message);
         let fit = match &*diagnosis.pre_filter_message {
             "" => diagnosis.message(),
             // For the other members, a rejection by PreFilter counts for every node.
@@ -699,28 +700,28 @@ impl PostFilterTransformer for Coscheduling {
                 format!("0/{nodes} nodes are available: {nodes} {text}.")
             }
         };
-        let told = diagnosis.for_group.take().map(|said| {
+        let group_message = diagnosis.for_group.take().map(|message| {
             let pod = cycle.pod;
-            format!("preemption: preemption already attempted by {pod} with message {said}")
+            format!("preemption: preemption already attempted by {pod} with message {message}")
         });
         let mut moves = Moves::default();
         let failure = self.gangs.failed(uid, &fit, &mut moves);
-        self.follow(Some(metrics::ALL_TRIED), cycle.view.now);
-        if let Some(told) = &told {
-            self.note_attempt(uid, told);
+        self.track_attempt(Some(metrics::ALL_TRIED), cycle.view.now);
+        if let Some(group_message) = &group_message {
+            self.record_preemption(uid, group_message);
         }
         let skipped = std::mem::take(&mut moves.skipped);
         if let Some(failure) = failure.filter(|_| self.explain_skipped && !skipped.is_empty()) {
             let mut text = Diagnosis::default();
             text.total_nodes = diagnosis.total_nodes;
             text.pre_filter_message = failure.to_string();
-            text.post_filter_message = told.unwrap_or_else(|| room.clone());
+            text.post_filter_message = group_message.unwrap_or_else(|| own_message.clone());
             let text = text.message();
             fx.explain
                 .extend(skipped.into_iter().map(|uid| (uid, text.clone())));
         }
-        diagnosis.post_filter_message = room;
-        carry_out(moves, fx);
+        diagnosis.post_filter_message = own_message;
+        apply_moves(moves, fx);
     }
 }
 
@@ -732,7 +733,7 @@ impl Reserve for Coscheduling {
         }
         let mut moves = Moves::default();
         self.gangs.released(uid, &mut moves);
-        carry_out(moves, fx);
+        apply_moves(moves, fx);
     }
 }
 
@@ -740,6 +741,6 @@ impl PostBind for Coscheduling {
     fn post_bind(&mut self, pod: &Arc<PodInfo>, _node: &str, _view: View<'_>, fx: &mut Effects) {
         let mut moves = Moves::default();
         self.gangs.bound(&pod.uid, &mut moves);
-        carry_out(moves, fx);
+        apply_moves(moves, fx);
     }
 }

@@ -18,7 +18,7 @@ mod tests;
 mod totals;
 
 use crate::common::budgets::{self, is_non_preemptible, is_spared};
-use admission::{Request, Rules, Shift};
+use admission::{QuotaDelta, Request, Rules};
 use args::{Args, Gates};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
@@ -40,7 +40,7 @@ use objects::{Objects, key_of};
 use revoke::Revoker;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Value, json};
-use status::Writer;
+use status::StatusWriter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use totals::Totals;
@@ -56,7 +56,7 @@ const RETRY_EVERY: SignedDuration = SignedDuration::from_secs(1);
 pub(crate) struct ElasticQuotas {
     /// Arguments for the quota trees, which apply to the pods of all profiles.
     args: Args,
-    manners: PerProfile<Manners>,
+    profile_rules: PerProfile<ProfileRules>,
     objects: Objects,
     ledger: Ledger,
     budgets: budgets::Looks,
@@ -66,35 +66,35 @@ pub(crate) struct ElasticQuotas {
     trees: Forest,
     /// Total resources of nodes and root quotas.
     totals: Totals,
-    writer: Writer,
+    writer: StatusWriter,
     revoker: Revoker,
     /// True if this process writes statuses and annotations of the ElasticQuota objects.
     controls: bool,
     /// Pods that were rejected because of their quota.
-    refused: FxHashSet<Arc<str>>,
+    rejected: FxHashSet<Arc<str>>,
     /// True if requests, use or quotas changed since rejected pods were last checked.
-    moved: bool,
+    changed: bool,
     retried: Timestamp,
     reports: invalid::Reports,
-    times: metrics::Times,
+    times: metrics::OperationTimes,
 }
 
 /// Quota rules for the pods of one profile.
 #[derive(Debug, Clone, Copy)]
-struct Manners {
+struct ProfileRules {
     rules: Rules,
     /// True if pods of the default quota are not preempted for each other.
-    spare_default: bool,
+    protect_default: bool,
 }
 
-impl Manners {
-    fn of(args: &Args) -> Self {
+impl ProfileRules {
+    fn from_args(args: &Args) -> Self {
         Self {
             rules: Rules {
                 runtime: args.enable_runtime_quota,
                 ancestors: args.enable_check_parent_quota,
             },
-            spare_default: args.disable_default_quota_preemption,
+            protect_default: args.disable_default_quota_preemption,
         }
     }
 }
@@ -104,7 +104,7 @@ pub(crate) fn build(
     value: Option<&Value>,
     context: &BuildContext,
 ) -> Result<BoxedPlugin, BuildError> {
-    let gates = Gates::of(context);
+    let gates = Gates::from_context(context);
     let args = Args::read(value)?;
     let trees = Forest::new(Options {
         scale_min: args.enable_min_quota_scale,
@@ -112,8 +112,8 @@ pub(crate) fn build(
     });
     let controls = context.controllers.enabled(NAME);
     Ok(Box::new(ElasticQuotas {
-        manners: PerProfile::new(Manners::of(&args)),
-        revoker: Revoker::of(&args, controls),
+        profile_rules: PerProfile::new(ProfileRules::from_args(&args)),
+        revoker: Revoker::from_args(&args, controls),
         args,
         objects: Objects::new(gates.multi_tree),
         budgets: budgets::Looks::of(context),
@@ -121,20 +121,20 @@ pub(crate) fn build(
         ledger: Ledger::new(gates),
         trees,
         totals: Totals::default(),
-        writer: Writer::default(),
+        writer: StatusWriter::default(),
         controls,
-        refused: FxHashSet::default(),
-        moved: false,
+        rejected: FxHashSet::default(),
+        changed: false,
         retried: Timestamp::UNIX_EPOCH,
         reports: invalid::Reports::default(),
-        times: metrics::Times::default(),
+        times: metrics::OperationTimes::default(),
     }))
 }
 
 impl ElasticQuotas {
     /// Marks requests, use or quotas as changed.
-    fn moved(&mut self) {
-        self.moved = true;
+    fn mark_changed(&mut self) {
+        self.changed = true;
         self.writer.dirty = true;
         self.revoker.dirty = true;
     }
@@ -142,7 +142,7 @@ impl ElasticQuotas {
     /// Returns the spec of quota `name`: from its object, or from the arguments for built-in quotas. `None`
     /// if there is neither.
     fn spec(&self, name: &str, table: &ResourceTable) -> Option<Spec> {
-        if let Some(object) = self.objects.of(name) {
+        if let Some(object) = self.objects.get(name) {
             return Some(object.spec.clone());
         }
         let max = match name {
@@ -160,9 +160,9 @@ impl ElasticQuotas {
     }
 
     /// Updates quota `name` in its tree from the objects.
-    fn settle(&mut self, name: &str, table: &ResourceTable) {
+    fn update_quota(&mut self, name: &str, table: &ResourceTable) {
         let spec = self.spec(name, table);
-        let object = self.objects.of(name);
+        let object = self.objects.get(name);
         let tree = object.map_or("", |object| &object.tree);
         let root = object.and_then(|object| object.root.clone());
         let trees = &mut self.trees;
@@ -172,11 +172,11 @@ impl ElasticQuotas {
             None => trees.remove(name),
         }
         if self.totals.set_root(name, root) {
-            trees.set_total("", self.totals.of(""));
+            trees.set_total("", self.totals.tree_total(""));
         }
         for id in [before.as_str(), tree] {
             if !id.is_empty() {
-                trees.set_total(id, self.totals.of(id));
+                trees.set_total(id, self.totals.tree_total(id));
             }
         }
     }
@@ -185,51 +185,59 @@ impl ElasticQuotas {
     fn start(&mut self, table: &ResourceTable) {
         if !std::mem::replace(&mut self.started, true) {
             for name in [SYSTEM_QUOTA, DEFAULT_QUOTA] {
-                self.settle(name, table);
+                self.update_quota(name, table);
             }
         }
     }
 
     /// Returns whether `quota` has enough free for `pod`, with the reason if it has not. Its runtime must
     /// have been divided before.
-    fn admit(&self, pod: &PodInfo, quota: &str, shift: &Shift, table: &ResourceTable) -> Verdict {
+    fn admit(
+        &self,
+        pod: &PodInfo,
+        quota: &str,
+        delta: &QuotaDelta,
+        table: &ResourceTable,
+    ) -> Verdict {
         let amounts = self.ledger.amounts(pod, table);
         let request = Request {
             quota,
             amounts: &amounts,
             non_preemptible: is_non_preemptible(pod),
         };
-        let Manners { rules, .. } = self.manners.of(pod);
-        rules.admit(&request, shift, &self.trees, Some(table))
+        let ProfileRules { rules, .. } = self.profile_rules.of(pod);
+        rules.admit(&request, delta, &self.trees, Some(table))
     }
 
     /// Returns true if `quota` has enough free for a charged pod. Like [`Self::admit`], without the reason.
-    fn fits(&self, charge: &Charge, quota: &str, shift: &Shift) -> bool {
+    fn fits(&self, charge: &Charge, quota: &str, delta: &QuotaDelta) -> bool {
         let request = Request {
             quota,
             amounts: &charge.amounts,
             non_preemptible: charge.non_preemptible,
         };
-        let Manners { rules, .. } = self.manners.of(&charge.info);
-        rules.admit(&request, shift, &self.trees, None).is_ok()
+        let ProfileRules { rules, .. } = self.profile_rules.of(&charge.info);
+        rules.admit(&request, delta, &self.trees, None).is_ok()
     }
 
     /// Returns the change of `quota`'s use when `victims` are evicted, including victims of other quotas
     /// below the same ancestors.
-    fn without(&self, quota: &str, victims: &[Arc<PodInfo>]) -> Shift {
-        let mut shift = Shift::of(quota, victims, &[], &self.ledger);
+    fn delta_without(&self, quota: &str, victims: &[Arc<PodInfo>]) -> QuotaDelta {
+        let mut delta = QuotaDelta::for_pods(quota, victims, &[], &self.ledger);
         let charges = victims.iter().filter_map(|pod| self.ledger.get(&pod.uid));
         for charge in charges.filter(|charge| charge.placed) {
             if let Some(other) = charge.quota.as_deref().filter(|other| *other != quota) {
-                shift.add_beside(other, &charge.amounts, true, &self.trees);
+                delta.add_other(other, &charge.amounts, true, &self.trees);
             }
         }
-        shift
+        delta
     }
 
     /// Returns true if any profile limits pods by the runtime quota.
-    fn divides(&self) -> bool {
-        self.manners.all().any(|manners| manners.rules.runtime)
+    fn uses_runtime(&self) -> bool {
+        self.profile_rules
+            .all()
+            .any(|profile| profile.rules.runtime)
     }
 
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
@@ -241,12 +249,12 @@ impl ElasticQuotas {
 
     /// Returns the pods that may be preempted for a pod of `quota`: none for the default quota if that is
     /// protected. `None` if they are not indexed.
-    fn pool(&self, quota: Option<Arc<str>>, spare_default: bool) -> Option<Pool<'_>> {
+    fn preemptable_pods(&self, quota: Option<Arc<str>>, protect_default: bool) -> Option<Pool<'_>> {
         let quota = quota?;
-        if spare_default && *quota == *DEFAULT_QUOTA {
+        if protect_default && *quota == *DEFAULT_QUOTA {
             return Some(Box::new(|_| {}));
         }
-        let placed = self.ledger.placed(&quota)?;
+        let placed = self.ledger.placed_pods(&quota)?;
         Some(Box::new(move |name| {
             for uid in placed.into_iter().flatten() {
                 name(uid);
@@ -256,16 +264,16 @@ impl ElasticQuotas {
 
     /// Activates rejected pods that fit now, as many as fit together, highest priority first.
     fn retry(&mut self, view: View<'_>, fx: &mut Effects) {
-        if !self.moved || view.now.duration_since(self.retried) < RETRY_EVERY {
+        if !self.changed || view.now.duration_since(self.retried) < RETRY_EVERY {
             return;
         }
-        self.moved = false;
+        self.changed = false;
         self.retried = view.now;
         let ledger = &self.ledger;
-        self.refused
+        self.rejected
             .retain(|uid| ledger.get(uid).is_some_and(|charge| !charge.placed));
         let mut pods: Vec<&Charge> = self
-            .refused
+            .rejected
             .iter()
             .filter_map(|uid| self.ledger.get(uid))
             .collect();
@@ -278,25 +286,25 @@ impl ElasticQuotas {
         });
         for charge in &pods {
             if let Some(quota) = &charge.quota {
-                let Manners { rules, .. } = self.manners.of(&charge.info);
+                let ProfileRules { rules, .. } = self.profile_rules.of(&charge.info);
                 rules.refresh(quota, &mut self.trees);
             }
         }
-        let mut planned: FxHashMap<&str, Shift> = FxHashMap::default();
+        let mut planned: FxHashMap<&str, QuotaDelta> = FxHashMap::default();
         let mut woken = Vec::new();
         for charge in pods {
             let Some(quota) = charge.quota.as_deref() else {
                 woken.push(charge.info.uid.clone());
                 continue;
             };
-            let shift = planned.entry(quota).or_default();
-            if self.fits(charge, quota, shift) {
-                shift.add(&charge.amounts, charge.non_preemptible, false);
+            let delta = planned.entry(quota).or_default();
+            if self.fits(charge, quota, delta) {
+                delta.add(&charge.amounts, charge.non_preemptible, false);
                 woken.push(charge.info.uid.clone());
             }
         }
         for uid in woken {
-            self.refused.remove(&uid);
+            self.rejected.remove(&uid);
             fx.activate.push(uid);
         }
     }
@@ -327,8 +335,9 @@ impl Plugin for ElasticQuotas {
         _context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
         let args = Args::read(args).map(|args| {
-            args.warn_beside(&self.args, profile);
-            self.manners.join(profile, Manners::of(&args));
+            args.warn_differences(&self.args, profile);
+            self.profile_rules
+                .join(profile, ProfileRules::from_args(&args));
         });
         Some(args)
     }
@@ -348,7 +357,7 @@ impl Sign for ElasticQuotas {
 impl Inputs for ElasticQuotas {
     fn watches(&self) -> Vec<Watch> {
         let mut watches = vec![
-            Watch::of_trimmed::<ElasticQuota, crate::common::slim::Slim>(ELASTIC_QUOTAS)
+            Watch::of_trimmed::<ElasticQuota, crate::common::trim::Trimmer>(ELASTIC_QUOTAS)
                 .counted_as(event_names!(
                     "elasticquotas.v1alpha1.scheduling.sigs.k8s.io"
                 )),
@@ -367,8 +376,8 @@ impl PreFilter for ElasticQuotas {
             return PreFilterResult::Skip;
         };
         let overlay = cycle.overlay;
-        let shift = Shift::of(&quota, overlay.removed, overlay.added, &self.ledger);
-        match self.admit(cycle.pod, &quota, &shift, cycle.view.resources) {
+        let delta = QuotaDelta::for_pods(&quota, overlay.removed, overlay.added, &self.ledger);
+        match self.admit(cycle.pod, &quota, &delta, cycle.view.resources) {
             Ok(()) => PreFilterResult::Ready {
                 state: State::default(),
                 nodes: None,
@@ -394,7 +403,7 @@ impl QueueHints for ElasticQuotas {
         .into()
     }
     fn hint(&self, pod: &PodInfo, _event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        if self.refused.contains(&pod.uid) {
+        if self.rejected.contains(&pod.uid) {
             // The next tick activates as many pods as fit.
             return Helps::Skip;
         }
@@ -410,27 +419,27 @@ impl PostFilter for ElasticQuotas {
     ) -> PostFilterResult<'a> {
         let quota = self.quota_of(cycle.pod);
         let (same, own) = (quota.clone(), quota.clone());
-        let spare_default = self.manners.of(cycle.pod).spare_default;
-        let pool = self.pool(quota.clone(), spare_default);
+        let protect_default = self.profile_rules.of(cycle.pod).protect_default;
+        let pool = self.preemptable_pods(quota.clone(), protect_default);
         let (pod, view, table) = (cycle.pod, cycle.view, cycle.view.resources);
         PostFilterResult::Preempt(Preemption {
             prefix: "preemption: ",
             min_candidate_percentage: 100,
             min_candidate_absolute: 0,
             may_evict: Box::new(move |victim| {
-                let theirs = self.quota_of(victim);
-                let spared = spare_default && theirs.as_deref() == Some(DEFAULT_QUOTA);
-                !is_spared(victim) && !is_non_preemptible(victim) && !spared && theirs == same
+                let victim_quota = self.quota_of(victim);
+                let spared = protect_default && victim_quota.as_deref() == Some(DEFAULT_QUOTA);
+                !is_spared(victim) && !is_non_preemptible(victim) && !spared && victim_quota == same
             }),
             awaits: Some(Box::new(move |other| {
                 other.deleting && self.quota_of(other) == own
             })),
             suffices: Box::new(move |victims| {
                 let Some(quota) = &quota else { return true };
-                let shift = Shift::of(quota, victims, &[], &self.ledger);
+                let delta = QuotaDelta::for_pods(quota, victims, &[], &self.ledger);
                 match self.ledger.get(&pod.uid) {
-                    Some(charge) => self.fits(charge, quota, &shift),
-                    None => self.admit(pod, quota, &shift, table).is_ok(),
+                    Some(charge) => self.fits(charge, quota, &delta),
+                    None => self.admit(pod, quota, &delta, table).is_ok(),
                 }
             }),
             budgets: Box::new(move |pod| budgets::covering(view, pod)),
@@ -449,44 +458,44 @@ impl PostFilter for ElasticQuotas {
 impl Admission for ElasticQuotas {
     fn admits(&self, pods: &[Arc<PodInfo>], victims: &[Arc<PodInfo>], view: View<'_>) -> bool {
         let table = view.resources;
-        let mut shifts: BTreeMap<Arc<str>, Shift> = BTreeMap::new();
+        let mut deltas: BTreeMap<Arc<str>, QuotaDelta> = BTreeMap::new();
         for quota in pods.iter().filter_map(|pod| self.quota_of(pod)) {
-            shifts
+            deltas
                 .entry(quota.clone())
-                .or_insert_with(|| self.without(&quota, victims));
+                .or_insert_with(|| self.delta_without(&quota, victims));
         }
         pods.iter().all(|pod| {
             let Some(quota) = self.quota_of(pod) else {
                 return true;
             };
-            let Some(shift) = shifts.get(&quota) else {
+            let Some(delta) = deltas.get(&quota) else {
                 return false;
             };
             let admitted = match self.ledger.get(&pod.uid) {
-                Some(charge) => self.fits(charge, &quota, shift),
-                None => self.admit(pod, &quota, shift, table).is_ok(),
+                Some(charge) => self.fits(charge, &quota, delta),
+                None => self.admit(pod, &quota, delta, table).is_ok(),
             };
             let amounts = self.ledger.amounts(pod, table);
-            for (other, shift) in &mut shifts {
+            for (other, delta) in &mut deltas {
                 match *other == quota {
-                    true => shift.add(&amounts, is_non_preemptible(pod), false),
-                    false => shift.add_beside(&quota, &amounts, false, &self.trees),
+                    true => delta.add(&amounts, is_non_preemptible(pod), false),
+                    false => delta.add_other(&quota, &amounts, false, &self.trees),
                 }
             }
             admitted
         })
     }
     fn in_the_way(&self, pods: &[Arc<PodInfo>], _view: View<'_>, name: &mut dyn FnMut(&str)) {
-        let spares = |pod: &PodInfo| self.manners.of(pod).spare_default;
+        let spares = |pod: &PodInfo| self.profile_rules.of(pod).protect_default;
         let quotas: BTreeMap<Arc<str>, bool> = pods
             .iter()
             .filter_map(|pod| Some((self.quota_of(pod)?, spares(pod))))
             .collect();
-        for (quota, spare_default) in quotas {
-            if spare_default && *quota == *DEFAULT_QUOTA {
+        for (quota, protect_default) in quotas {
+            if protect_default && *quota == *DEFAULT_QUOTA {
                 continue;
             }
-            for charge in self.ledger.on_nodes(&quota) {
+            for charge in self.ledger.placed_charges(&quota) {
                 name(&charge.info.uid);
             }
         }
@@ -496,7 +505,7 @@ impl Admission for ElasticQuotas {
 impl Insight for ElasticQuotas {
     fn explain(&self, pod: &PodInfo, view: View<'_>) -> Option<Value> {
         let name = self.quota_of(pod)?;
-        let verdict = self.admit(pod, &name, &Shift::default(), view.resources);
+        let verdict = self.admit(pod, &name, &QuotaDelta::default(), view.resources);
         // A built-in quota is only worth showing when it rejects the pod.
         if verdict.is_ok() && [DEFAULT_QUOTA, SYSTEM_QUOTA].contains(&&*name) {
             return None;
@@ -545,20 +554,20 @@ impl Insight for ElasticQuotas {
 
 impl Metered for ElasticQuotas {
     fn read(&mut self, view: View<'_>, out: &mut Readings) {
-        self.measured(view.resources, out);
+        self.report_metrics(view.resources, out);
     }
 }
 
 impl Preparation for ElasticQuotas {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
         if let Some(quota) = self.quota_of(cycle.pod) {
-            let Manners { rules, .. } = self.manners.of(cycle.pod);
+            let ProfileRules { rules, .. } = self.profile_rules.of(cycle.pod);
             rules.refresh(&quota, &mut self.trees);
         }
     }
     fn prepare_to_show(&mut self, _view: View<'_>) {
         self.trees.settle();
-        if self.divides() {
+        if self.uses_runtime() {
             for name in self.trees.names() {
                 self.trees.refresh(&name);
             }
@@ -574,20 +583,20 @@ impl ObjectEvents for ElasticQuotas {
         let table = view.resources;
         self.start(table);
         let began = Some(std::time::Instant::now());
-        let before = self.objects.place_of(&key_of(&object));
+        let before = self.objects.parent_and_tree(&key_of(&object));
         let (key, mut namespaces) = if change.action == Action::DELETE {
             let key = key_of(&object);
             let last = self.objects.remove(&key);
-            self.reports.forget(&object);
+            self.reports.remove(&object);
             (key, last.map_or_else(Vec::new, |last| last.namespaces))
         } else {
             self.reports.values(&object, self.objects.has_trees(), fx);
             self.objects.apply(&object, table, &mut fx.problems)
         };
-        if self.objects.place_of(&key) != before {
+        if self.objects.parent_and_tree(&key) != before {
             self.reports.parents_changed(view.now);
         }
-        self.settle(&key.1, table);
+        self.update_quota(&key.1, table);
         if key.0 == key.1 {
             namespaces.push(key.0);
         }
@@ -595,19 +604,19 @@ impl ObjectEvents for ElasticQuotas {
         let namespaces = namespaces.iter().map(String::as_str);
         self.ledger
             .move_pods(&key.1, namespaces, &self.objects, trees);
-        self.moved();
+        self.mark_changed();
         let operation = if change.action == Action::DELETE {
             "DeleteQuota"
         } else {
             "UpdateQuota"
         };
-        self.times.done(operation, began);
+        self.times.record(operation, began);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let now = view.nodes.info(node).map(|info| &info.allocatable);
-        if self.totals.set(node, now) {
-            self.trees.set_total("", self.totals.of(""));
-            self.moved();
+        if self.totals.set_node(node, now) {
+            self.trees.set_total("", self.totals.tree_total(""));
+            self.mark_changed();
         }
     }
 }
@@ -615,7 +624,7 @@ impl ObjectEvents for ElasticQuotas {
 impl PodEvents for ElasticQuotas {
     fn on_pod(&mut self, pod: &Arc<PodInfo>, view: View<'_>, _fx: &mut Effects) {
         self.start(view.resources);
-        let began = self.times.sometimes();
+        let began = self.times.sample();
         let operation = if began.is_some() && self.ledger.get(&pod.uid).is_some() {
             "OnPodUpdate"
         } else {
@@ -625,19 +634,19 @@ impl PodEvents for ElasticQuotas {
         let changed = self
             .ledger
             .apply(pod, view.resources, &self.objects, trees, view.now);
-        self.times.done(operation, began);
+        self.times.record(operation, began);
         if changed {
-            self.moved();
+            self.mark_changed();
         }
     }
     fn on_pod_gone(&mut self, uid: &str, _view: View<'_>, _fx: &mut Effects) {
-        self.refused.remove(uid);
-        let began = self.times.sometimes();
+        self.rejected.remove(uid);
+        let began = self.times.sample();
         let trees = &mut self.trees;
         let removed = self.ledger.remove(uid, trees);
-        self.times.done("OnPodDelete", began);
+        self.times.record("OnPodDelete", began);
         if removed {
-            self.moved();
+            self.mark_changed();
         }
     }
     fn on_assigned(
@@ -647,13 +656,13 @@ impl PodEvents for ElasticQuotas {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.refused.remove(&pod.uid);
-        let began = self.times.sometimes();
+        self.rejected.remove(&pod.uid);
+        let began = self.times.sample();
         let trees = &mut self.trees;
-        let placed = self.ledger.place(&pod.uid, true, trees);
-        self.times.done("ReservePod", began);
+        let placed = self.ledger.set_placed(&pod.uid, true, trees);
+        self.times.record("ReservePod", began);
         if placed {
-            self.moved();
+            self.mark_changed();
         }
     }
     fn on_unassigned(
@@ -663,12 +672,12 @@ impl PodEvents for ElasticQuotas {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        let began = self.times.sometimes();
+        let began = self.times.sample();
         let trees = &mut self.trees;
-        let released = self.ledger.place(&pod.uid, false, trees);
-        self.times.done("UnreservePod", began);
+        let released = self.ledger.set_placed(&pod.uid, false, trees);
+        self.times.record("UnreservePod", began);
         if released {
-            self.moved();
+            self.mark_changed();
         }
     }
 }
@@ -677,25 +686,25 @@ impl Tick for ElasticQuotas {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         self.start(view.resources);
         let trees = &mut self.trees;
-        if self.ledger.end(trees, view.now) {
-            self.moved();
+        if self.ledger.remove_ended(trees, view.now) {
+            self.mark_changed();
         }
         self.report_parents(view.now, fx);
         self.create_built_ins(view.now, fx);
-        self.show(view, fx);
+        self.write_statuses(view, fx);
         self.revoke(view, fx);
         self.retry(view, fx);
     }
     fn next_tick(&self) -> Option<Timestamp> {
-        let retry = self.moved && !self.refused.is_empty();
+        let retry = self.changed && !self.rejected.is_empty();
         let retry = retry.then(|| {
             let next = self.retried.saturating_add(RETRY_EVERY);
             next.unwrap_or(Timestamp::MAX)
         });
-        let write = self.writer.next(self.lacks_built_ins());
-        let end = self.ledger.next_ending();
-        let revoke = self.revoker.next();
-        let report = self.reports.next();
+        let write = self.writer.next_check(self.is_missing_built_ins());
+        let end = self.ledger.next_end();
+        let revoke = self.revoker.next_check();
+        let report = self.reports.next_check();
         let all = retry.into_iter().chain(write).chain(end).chain(revoke);
         all.chain(report).min()
     }
@@ -710,7 +719,7 @@ impl PostFilterTransformer for ElasticQuotas {
     ) {
         let uid = &cycle.pod.uid;
         if diagnosis.plugins.contains(&NAME) && self.ledger.get(uid).is_some() {
-            self.refused.insert(cycle.pod.uid.clone());
+            self.rejected.insert(cycle.pod.uid.clone());
         }
     }
 }

@@ -15,9 +15,9 @@ use serde_json::Value;
 
 const MIB: i64 = 1024 * 1024;
 /// Minimum weighted image size that counts, in bytes.
-const LEAST: i64 = 23 * MIB;
+const MIN_SIZE: i64 = 23 * MIB;
 /// Weighted image size per container at which the score reaches its maximum, in bytes.
-const MOST: i64 = 1000 * MIB;
+const MAX_SIZE: i64 = 1000 * MIB;
 
 #[derive(Debug, Default)]
 struct Image {
@@ -54,7 +54,7 @@ impl Image {
         clippy::cast_possible_truncation,
         reason = "the published formula, in floating point"
     )]
-    fn worth(&self, total: usize) -> i64 {
+    fn weighted_size(&self, total: usize) -> i64 {
         let share = self.nodes as f64 / total.max(1) as f64;
         (self.size as f64 * share) as i64
     }
@@ -77,7 +77,7 @@ pub(crate) fn build(
 }
 
 /// Returns the images of the pod, with the tag defaulted to `latest`, and the number of containers.
-fn wanted(pod: &PodInfo) -> (Vec<String>, i64) {
+fn requested_images(pod: &PodInfo) -> (Vec<String>, i64) {
     let spec = pod.spec();
     let init = spec.and_then(|spec| spec.init_containers.as_ref());
     let containers = spec.into_iter().flat_map(|spec| &spec.containers);
@@ -98,19 +98,21 @@ fn full_name(name: &str) -> String {
     }
 }
 
-fn points(sum: i64, containers: i64) -> i64 {
-    let most = MOST.saturating_mul(containers.max(1));
-    100 * (sum.clamp(LEAST, most) - LEAST) / (most - LEAST)
+fn score_of(sum: i64, containers: i64) -> i64 {
+    let max = MAX_SIZE.saturating_mul(containers.max(1));
+    100 * (sum.clamp(MIN_SIZE, max) - MIN_SIZE) / (max - MIN_SIZE)
 }
 
 impl ImageLocality {
     /// Returns the pod's images that some node has with their weighted sizes, and the number of containers.
-    fn known(&self, cycle: &Cycle<'_>) -> (Vec<(&Image, i64)>, i64) {
-        let (names, containers) = wanted(cycle.pod);
+    fn available_images(&self, cycle: &Cycle<'_>) -> (Vec<(&Image, i64)>, i64) {
+        let (names, containers) = requested_images(cycle.pod);
         let total = cycle.view.nodes.len();
         let images = names.iter().filter_map(|name| self.images.get(name));
-        let known = images.map(|image| (image, image.worth(total))).collect();
-        (known, containers)
+        let available_images = images
+            .map(|image| (image, image.weighted_size(total)))
+            .collect();
+        (available_images, containers)
     }
 }
 
@@ -133,9 +135,12 @@ impl PreScore for ImageLocality {
         if self.images.is_empty() {
             return PreScoreResult::Skip;
         }
-        let (known, containers) = self.known(cycle);
-        let most = known.iter().map(|(_, worth)| worth).sum();
-        if points(most, containers) == 0 {
+        let (available_images, containers) = self.available_images(cycle);
+        let total = available_images
+            .iter()
+            .map(|(_, weighted_size)| weighted_size)
+            .sum();
+        if score_of(total, containers) == 0 {
             return PreScoreResult::Skip;
         }
         PreScoreResult::Ready(State::default())
@@ -154,20 +159,20 @@ impl ObjectEvents for ImageLocality {
         if self.rows.len() <= row {
             self.rows.resize_with(row + 1, Vec::new);
         }
-        let listed = view
+        let images = view
             .nodes
             .info(node)
             .and_then(|info| info.object.status.as_ref())
             .and_then(|status| status.images.as_deref())
             .unwrap_or_default();
         let mut now = Vec::new();
-        for image in listed {
+        for image in images {
             for name in image.names.iter().flatten() {
-                let known = self.images.entry(name.clone()).or_default();
-                if known.nodes == 0 {
-                    known.size = image.size_bytes.unwrap_or(0).clamp(0, resources::MOST);
+                let entry = self.images.entry(name.clone()).or_default();
+                if entry.nodes == 0 {
+                    entry.size = image.size_bytes.unwrap_or(0).clamp(0, resources::MOST);
                 }
-                known.set(row, true);
+                entry.set(row, true);
                 now.push(name.clone());
             }
         }
@@ -193,10 +198,15 @@ impl Volatile for ImageLocality {
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let (known, containers) = self.known(cycle);
+        let (available_images, containers) = self.available_images(cycle);
         for (node, score) in rows.iter().zip(scores) {
-            let here = known.iter().filter(|(image, _)| image.is_on(node.row()));
-            *score = points(here.map(|(_, worth)| worth).sum(), containers);
+            let present = available_images
+                .iter()
+                .filter(|(image, _)| image.is_on(node.row()));
+            *score = score_of(
+                present.map(|(_, weighted_size)| weighted_size).sum(),
+                containers,
+            );
         }
     }
 }
@@ -233,7 +243,11 @@ mod tests {
             for row in 0..nodes {
                 image.set(row, true);
             }
-            assert_eq!(points(image.worth(total), containers), expected, "{name}");
+            assert_eq!(
+                score_of(image.weighted_size(total), containers),
+                expected,
+                "{name}"
+            );
         }
     }
 }

@@ -1,15 +1,15 @@
 //! `InterPodAffinity`: places pods close to some pods and away from others.
 //!
-//! The plugin has three sets of counters. `wanted` counts pods that match the terms of pods that were
-//! scheduled. `kept_away` and `drawn` count, per term of placed pods, the owners of the term: a pod that
-//! matches such a term is rejected from the owners' domains, or prefers or avoids them.
+//! The plugin has three sets of counters. `matching_pods` counts pods that match the terms of pods that were
+//! scheduled. `anti_affinity_owners` and `preference_owners` count, per term of placed pods, the owners of
+//! the term: a pod that matches such a term is rejected from the owners' domains, or prefers or avoids them.
 
 mod terms;
 #[cfg(test)]
 mod tests;
 
 use crate::common::UNPREPARED;
-use crate::common::topology::{Census, CounterId, Frame, Labels, NONE};
+use crate::common::topology::{CounterId, DomainSpec, Labels, NO_DOMAIN, TopologyCounters};
 use k8s_openapi::api::core::v1::{Namespace, PodAffinityTerm};
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -23,7 +23,7 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
-use terms::{One, Said};
+use terms::{AffinityTerm, AffinityTerms};
 
 const NAME: &str = "InterPodAffinity";
 const NAMESPACES: &str = "namespaces.v1.";
@@ -52,15 +52,15 @@ impl Default for Args {
 pub(crate) struct InterPodAffinity {
     args: Args,
     namespaces: FxHashMap<String, Labels>,
-    wanted: Census,
-    kept_away: Census,
-    drawn: Census,
-    own: Own,
+    matching_pods: TopologyCounters,
+    anti_affinity_owners: TopologyCounters,
+    preference_owners: TopologyCounters,
+    prepared: PreparedCounters,
 }
 
-/// Counters of `wanted` for the terms of the pod that is being scheduled.
+/// Counters of `matching_pods` for the terms of the pod that is being scheduled.
 #[derive(Debug, Default)]
-struct Own {
+struct PreparedCounters {
     pod: Option<Arc<PodInfo>>,
     /// Counters of the affinity terms, one per topology key, of pods that match all terms.
     affinity: Vec<CounterId>,
@@ -72,21 +72,21 @@ struct Own {
 /// Counters that decide the filter result of a pod: for its own terms, and for anti-affinity terms of placed
 /// pods.
 #[derive(Debug, Default)]
-struct Asked {
+struct FilterCounters {
     /// Counters of the affinity terms, one per topology key, of pods that match all terms.
     affinity: Vec<CounterId>,
     /// True if the pod matches its own affinity terms.
     matches_itself: bool,
     anti_affinity: Vec<CounterId>,
-    /// Counters of `kept_away` whose terms match the pod.
+    /// Counters of `anti_affinity_owners` whose terms match the pod.
     existing: Vec<CounterId>,
 }
 
 /// Counters that decide the score of a pod, with weights.
 #[derive(Debug, Default)]
-struct Preferred {
-    wanted: Vec<(CounterId, i64)>,
-    drawn: Vec<CounterId>,
+struct ScoreCounters {
+    own_terms: Vec<(CounterId, i64)>,
+    owners: Vec<CounterId>,
 }
 
 /// Builds the plugin.
@@ -103,60 +103,67 @@ pub(crate) fn build(
     Ok(Box::new(InterPodAffinity {
         args,
         namespaces: FxHashMap::default(),
-        wanted: Census::default(),
-        kept_away: Census::default(),
-        drawn: Census::default(),
-        own: Own::default(),
+        matching_pods: TopologyCounters::default(),
+        anti_affinity_owners: TopologyCounters::default(),
+        preference_owners: TopologyCounters::default(),
+        prepared: PreparedCounters::default(),
     }))
 }
 
 impl InterPodAffinity {
     /// Returns the counters that were prepared for the cycle's pod.
-    fn own(&self, cycle: &Cycle<'_>) -> Option<&Own> {
+    fn prepared(&self, cycle: &Cycle<'_>) -> Option<&PreparedCounters> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
-        self.own
+        self.prepared
             .pod
             .as_ref()
             .is_some_and(is_it)
-            .then_some(&self.own)
+            .then_some(&self.prepared)
     }
 
-    /// Returns the counter `key` of pods that match all of `terms`, by the domains of `frame`; creates it if
+    /// Returns the counter `key` of pods that match all of `terms`, by the domains of `domain_spec`; creates it if
     /// necessary.
-    fn counter<'a>(
+    fn find_or_count<'a>(
         &mut self,
         key: ShapeId,
-        terms: impl Iterator<Item = &'a One>,
-        frame: &Frame,
+        terms: impl Iterator<Item = &'a AffinityTerm>,
+        domain_spec: &DomainSpec,
         cycle: &Cycle<'_>,
     ) -> CounterId {
-        if let Some(known) = self.wanted.find(key) {
-            return known;
+        if let Some(counter) = self.matching_pods.find(key) {
+            return counter;
         }
-        let terms = terms.map(|one| one.term.clone()).collect();
+        let terms = terms.map(|term| term.term.clone()).collect();
         let namespaces = &self.namespaces;
         let labels_of = |name: &str| namespaces.get(name).cloned();
-        let (frame, nodes) = (frame.clone(), cycle.view.nodes);
-        self.wanted
-            .count(key, terms, false, frame, nodes, &labels_of)
+        let (domain_spec, nodes) = (domain_spec.clone(), cycle.view.nodes);
+        self.matching_pods
+            .insert_counted(key, terms, false, domain_spec, nodes, &labels_of)
     }
 
     /// Adds `pod` to all counters on `node`, or removes it if `sign` is -1: as a match of terms, and as the
     /// owner of terms.
-    fn book(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, sign: i32) {
+    fn update_pod(&mut self, pod: &PodInfo, node: NodeIndex, view: View<'_>, sign: i32) {
         let namespaces = &self.namespaces;
         let labels_of = |name: &str| namespaces.get(name).cloned();
-        self.wanted.add_pod(pod, node, sign, &labels_of);
-        if !terms::has_any(pod) {
+        self.matching_pods.add_pod(pod, node, sign, &labels_of);
+        if !terms::has_affinity(pod) {
             return;
         }
         for term in terms::required(pod, true) {
-            tally(&mut self.kept_away, term, pod, node, view, sign);
+            add_owner(&mut self.anti_affinity_owners, term, pod, node, view, sign);
         }
         let hard = self.args.hard_pod_affinity_weight;
         if hard > 0 {
             for term in terms::required(pod, false) {
-                tally(&mut self.drawn, term, pod, node, view, sign * hard);
+                add_owner(
+                    &mut self.preference_owners,
+                    term,
+                    pod,
+                    node,
+                    view,
+                    sign * hard,
+                );
             }
         }
         for (anti, direction) in [(false, 1), (true, -1)] {
@@ -164,14 +171,14 @@ impl InterPodAffinity {
                 let amount = sign * direction * term.weight;
                 if amount != 0 {
                     let term = &term.pod_affinity_term;
-                    tally(&mut self.drawn, term, pod, node, view, amount);
+                    add_owner(&mut self.preference_owners, term, pod, node, view, amount);
                 }
             }
         }
     }
 
-    /// Returns the change of a counter of `wanted` by the pods that the cycle's overlay adds or removes.
-    fn imagined(&self, counter: &crate::common::topology::Counter, cycle: &Cycle<'_>) -> i32 {
+    /// Returns the change of a counter of `matching_pods` by the pods that the cycle's overlay adds or removes.
+    fn overlay_change(&self, counter: &crate::common::topology::Counter, cycle: &Cycle<'_>) -> i32 {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let matching = |pods: &[Arc<PodInfo>]| {
             let matching = pods.iter().filter(|pod| counter.matches(pod, &labels_of));
@@ -181,29 +188,39 @@ impl InterPodAffinity {
     }
 
     /// Returns how many anti-affinity terms of `pods` the cycle's pod matches, by topology key.
-    fn kept_away_by<'a>(
+    fn violated_anti_affinity<'a>(
         &self,
         pods: &'a [Arc<PodInfo>],
         cycle: &Cycle<'_>,
     ) -> FxHashMap<&'a str, i32> {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let mut out = FxHashMap::default();
-        for said in pods.iter().filter_map(|owner| Said::of(owner)) {
-            for one in &said.anti_affinity {
-                if one.term.matches(cycle.pod, &labels_of) {
-                    *out.entry(one.label()).or_default() += 1;
+        for terms in pods
+            .iter()
+            .filter_map(|owner| AffinityTerms::from_pod(owner))
+        {
+            for term in &terms.anti_affinity {
+                if term.term.matches(cycle.pod, &labels_of) {
+                    *out.entry(term.label()).or_default() += 1;
                 }
             }
         }
         out
     }
 
-    fn existing_refuse(&self, asked: &Asked, cycle: &Cycle<'_>, node: NodeIndex) -> bool {
+    fn violates_existing(
+        &self,
+        filter_counters: &FilterCounters,
+        cycle: &Cycle<'_>,
+        node: NodeIndex,
+    ) -> bool {
         let mut by_key: FxHashMap<&str, i32> = FxHashMap::default();
-        for id in &asked.existing {
-            if let Some(counter) = self.kept_away.get(*id) {
-                let domain = self.kept_away.counted_in(counter, node);
-                *by_key.entry(self.kept_away.label_of(counter)).or_default() += counter.at(domain);
+        for id in &filter_counters.existing {
+            if let Some(counter) = self.anti_affinity_owners.get(*id) {
+                let domain = self.anti_affinity_owners.counted_in(counter, node);
+                *by_key
+                    .entry(self.anti_affinity_owners.label_of(counter))
+                    .or_default() += counter.at(domain);
             }
         }
         if !cycle.overlay.is_empty() {
@@ -211,12 +228,12 @@ impl InterPodAffinity {
                 let info = cycle.view.nodes.info(node);
                 info.is_some_and(|info| info.label(key).is_some())
             };
-            for (key, owners) in self.kept_away_by(cycle.overlay.removed, cycle) {
+            for (key, owners) in self.violated_anti_affinity(cycle.overlay.removed, cycle) {
                 if has(key) {
                     *by_key.entry(key).or_default() -= owners;
                 }
             }
-            for (key, owners) in self.kept_away_by(cycle.overlay.added, cycle) {
+            for (key, owners) in self.violated_anti_affinity(cycle.overlay.added, cycle) {
                 if has(key) {
                     *by_key.entry(key).or_default() += owners;
                 }
@@ -227,19 +244,19 @@ impl InterPodAffinity {
 
     /// Returns true if no pod in the cluster matches the pod's affinity and the pod itself does. Such a pod
     /// may be the first of its group.
-    fn is_first(asked: &Asked, census: &Census) -> bool {
-        asked.matches_itself
-            && asked
+    fn is_first(filter_counters: &FilterCounters, all_counters: &TopologyCounters) -> bool {
+        filter_counters.matches_itself
+            && filter_counters
                 .affinity
                 .iter()
-                .filter_map(|id| census.get(*id))
+                .filter_map(|id| all_counters.get(*id))
                 .all(crate::common::topology::Counter::is_zero)
     }
 }
 
 /// Adds `amount` to the counter of the owners of `term`.
-fn tally(
-    census: &mut Census,
+fn add_owner(
+    all_counters: &mut TopologyCounters,
     term: &PodAffinityTerm,
     owner: &PodInfo,
     node: NodeIndex,
@@ -247,16 +264,16 @@ fn tally(
     amount: i32,
 ) {
     // Placed pods are many, so nothing else is stored per pod.
-    let key = terms::key(term, [term].into_iter(), owner);
-    let id = match census.find(key) {
-        Some(known) => known,
+    let key = terms::counter_key(term, [term].into_iter(), owner);
+    let id = match all_counters.find(key) {
+        Some(counter) => counter,
         None => {
             let parsed = vec![terms::parse(term, owner)];
-            census.insert(key, parsed, false, terms::frame(term), view.nodes)
+            all_counters.insert(key, parsed, false, terms::domain_spec(term), view.nodes)
         }
     };
-    census.add(id, node, amount);
-    census.drop_if_unused(id);
+    all_counters.add(id, node, amount);
+    all_counters.drop_if_unused(id);
 }
 
 impl Plugin for InterPodAffinity {
@@ -288,9 +305,7 @@ impl Plugin for InterPodAffinity {
 
 impl Inputs for InterPodAffinity {
     fn watches(&self) -> Vec<Watch> {
-        vec![Watch::of_trimmed::<Namespace, crate::common::slim::Slim>(
-            NAMESPACES,
-        )]
+        vec![Watch::of_trimmed::<Namespace, crate::common::trim::Trimmer>(NAMESPACES)]
     }
 }
 
@@ -300,71 +315,88 @@ impl PreFilter for InterPodAffinity {
         #[cfg(test)]
         {
             let nodes = cycle.view.nodes;
-            assert!(self.wanted.balances(nodes, true, &labels_of));
-            assert!(self.kept_away.balances(nodes, false, &labels_of));
-            assert!(self.drawn.balances(nodes, false, &labels_of));
+            assert!(self.matching_pods.is_consistent(nodes, true, &labels_of));
+            assert!(
+                self.anti_affinity_owners
+                    .is_consistent(nodes, false, &labels_of)
+            );
+            assert!(
+                self.preference_owners
+                    .is_consistent(nodes, false, &labels_of)
+            );
         }
-        let mut asked = Asked {
-            existing: self.kept_away.matching(cycle.pod, &labels_of),
-            ..Asked::default()
+        let mut filter_counters = FilterCounters {
+            existing: self.anti_affinity_owners.matching(cycle.pod, &labels_of),
+            ..FilterCounters::default()
         };
-        if let Some(said) = Said::of(cycle.pod) {
-            let Some(own) = self.own(cycle) else {
+        if let Some(terms) = AffinityTerms::from_pod(cycle.pod) {
+            let Some(prepared) = self.prepared(cycle) else {
                 return PreFilterResult::Reject(Rejection::error(UNPREPARED));
             };
-            asked.affinity.clone_from(&own.affinity);
-            asked.anti_affinity.clone_from(&own.anti_affinity);
-            let mut affinity = said.affinity.iter();
-            asked.matches_itself = !said.affinity.is_empty()
-                && affinity.all(|one| one.term.matches(cycle.pod, &labels_of));
+            filter_counters.affinity.clone_from(&prepared.affinity);
+            filter_counters
+                .anti_affinity
+                .clone_from(&prepared.anti_affinity);
+            let mut affinity = terms.affinity.iter();
+            filter_counters.matches_itself = !terms.affinity.is_empty()
+                && affinity.all(|term| term.term.matches(cycle.pod, &labels_of));
         }
-        if asked.existing.is_empty() && asked.affinity.is_empty() && asked.anti_affinity.is_empty()
+        if filter_counters.existing.is_empty()
+            && filter_counters.affinity.is_empty()
+            && filter_counters.anti_affinity.is_empty()
         {
             return PreFilterResult::Skip;
         }
-        PreFilterResult::ready(asked)
+        PreFilterResult::ready(filter_counters)
     }
 }
 
 impl Filter for InterPodAffinity {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(asked) = state.get::<Asked>() else {
+        let Some(filter_counters) = state.get::<FilterCounters>() else {
             return Ok(());
         };
-        let census = &self.wanted;
-        let counters =
-            |ids: &[CounterId]| -> Vec<_> { ids.iter().filter_map(|id| census.get(*id)).collect() };
-        let near = counters(&asked.affinity);
-        let here = |counter: &crate::common::topology::Counter| {
-            let domain = census.counted_in(counter, node);
-            (domain != NONE).then(|| counter.at(domain) + self.imagined(counter, cycle))
+        let all_counters = &self.matching_pods;
+        let counters = |ids: &[CounterId]| -> Vec<_> {
+            ids.iter().filter_map(|id| all_counters.get(*id)).collect()
         };
-        if !near.is_empty() {
-            let counts: Vec<_> = near.iter().map(|counter| here(counter)).collect();
+        let affinity_counters = counters(&filter_counters.affinity);
+        let here = |counter: &crate::common::topology::Counter| {
+            let domain = all_counters.counted_in(counter, node);
+            (domain != NO_DOMAIN).then(|| counter.at(domain) + self.overlay_change(counter, cycle))
+        };
+        if !affinity_counters.is_empty() {
+            let counts: Vec<_> = affinity_counters
+                .iter()
+                .map(|counter| here(counter))
+                .collect();
             let labelled = counts.iter().all(Option::is_some);
             let all = counts.iter().flatten().all(|count| *count > 0);
             // The overlay may remove the last match, or add the first.
-            let imagined = near
+            let change = affinity_counters
                 .first()
-                .map_or(0, |counter| self.imagined(counter, cycle));
-            let is_first = if imagined == 0 {
-                Self::is_first(asked, census)
+                .map_or(0, |counter| self.overlay_change(counter, cycle));
+            let is_first = if change == 0 {
+                Self::is_first(filter_counters, all_counters)
             } else {
-                asked.matches_itself
-                    && near
+                filter_counters.matches_itself
+                    && affinity_counters
                         .iter()
                         .zip(&counts)
-                        .all(|(counter, here)| counter.total() + here.map_or(0, |_| imagined) == 0)
+                        .all(|(counter, here)| counter.total() + here.map_or(0, |_| change) == 0)
             };
             if !labelled || !(all || is_first) {
                 return Err(Rejection::unresolvable(NO_AFFINITY));
             }
         }
-        let away = counters(&asked.anti_affinity);
-        if away.iter().any(|counter| here(counter).unwrap_or(0) > 0) {
+        let anti_affinity_counters = counters(&filter_counters.anti_affinity);
+        if anti_affinity_counters
+            .iter()
+            .any(|counter| here(counter).unwrap_or(0) > 0)
+        {
             return Err(Rejection::unschedulable(ANTI_AFFINITY));
         }
-        if self.existing_refuse(asked, cycle, node) {
+        if self.violates_existing(filter_counters, cycle, node) {
             return Err(Rejection::unschedulable(EXISTING));
         }
         Ok(())
@@ -373,25 +405,25 @@ impl Filter for InterPodAffinity {
 
 impl PreScore for InterPodAffinity {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        let own = [(false, 1), (true, -1)];
-        let constrained = own
+        let directions = [(false, 1), (true, -1)];
+        let constrained = directions
             .iter()
             .any(|(anti, _)| !terms::preferred(cycle.pod, *anti).is_empty());
         if self.args.ignore_preferred_terms_of_existing_pods && !constrained {
             return PreScoreResult::Skip;
         }
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
-        let mut preferred = Preferred {
-            drawn: self.drawn.matching(cycle.pod, &labels_of),
-            ..Preferred::default()
+        let mut score_counters = ScoreCounters {
+            owners: self.preference_owners.matching(cycle.pod, &labels_of),
+            ..ScoreCounters::default()
         };
-        if let Some(own) = self.own(cycle).filter(|_| constrained) {
-            preferred.wanted.clone_from(&own.preferred);
+        if let Some(prepared) = self.prepared(cycle).filter(|_| constrained) {
+            score_counters.own_terms.clone_from(&prepared.preferred);
         }
-        if preferred.drawn.is_empty() && preferred.wanted.is_empty() {
+        if score_counters.owners.is_empty() && score_counters.own_terms.is_empty() {
             return PreScoreResult::Skip;
         }
-        PreScoreResult::Ready(State::of(preferred))
+        PreScoreResult::Ready(State::of(score_counters))
     }
 }
 
@@ -437,8 +469,10 @@ impl QueueHints for InterPodAffinity {
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
-            let mut terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
-            terms.any(|one| one.term.matches(other, &labels_of))
+            let mut terms = AffinityTerms::from_pod(owner)
+                .into_iter()
+                .flat_map(|it| it.required(anti));
+            terms.any(|term| term.term.matches(other, &labels_of))
         };
         let helps = match (event.subject, event.pod, event.node) {
             (Subject::AssignedPod, Some(other), _) => {
@@ -462,28 +496,28 @@ impl QueueHints for InterPodAffinity {
 
 impl Preparation for InterPodAffinity {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
-        let Some(said) = Said::of(cycle.pod) else {
+        let Some(terms) = AffinityTerms::from_pod(cycle.pod) else {
             return;
         };
-        let mut own = Own {
+        let mut prepared = PreparedCounters {
             pod: Some(cycle.pod.clone()),
-            ..Own::default()
+            ..PreparedCounters::default()
         };
-        for (first, key) in &said.together {
-            let frame = &said.affinity[*first].frame;
-            let counter = self.counter(*key, said.affinity.iter(), frame, cycle);
-            own.affinity.push(counter);
+        for (first, key) in &terms.counter_keys {
+            let domain_spec = &terms.affinity[*first].domain_spec;
+            let counter = self.find_or_count(*key, terms.affinity.iter(), domain_spec, cycle);
+            prepared.affinity.push(counter);
         }
-        let alone = |this: &mut Self, one: &One| {
-            this.counter(one.key, [one].into_iter(), &one.frame, cycle)
+        let alone = |this: &mut Self, term: &AffinityTerm| {
+            this.find_or_count(term.key, [term].into_iter(), &term.domain_spec, cycle)
         };
-        for one in &said.anti_affinity {
-            own.anti_affinity.push(alone(self, one));
+        for term in &terms.anti_affinity {
+            prepared.anti_affinity.push(alone(self, term));
         }
-        for (one, weight) in &said.preferred {
-            own.preferred.push((alone(self, one), *weight));
+        for (term, weight) in &terms.preferred {
+            prepared.preferred.push((alone(self, term), *weight));
         }
-        self.own = own;
+        self.prepared = prepared;
     }
 }
 
@@ -501,14 +535,14 @@ impl ObjectEvents for InterPodAffinity {
         };
         if old.is_none_or(|old| *old != labels) || change.action == Action::DELETE {
             // The counters are rebuilt on demand.
-            self.wanted.drop_by_namespace_labels();
+            self.matching_pods.drop_by_namespace_labels();
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node).map(|info| &**info);
-        self.wanted.node_changed(node, info);
-        self.kept_away.node_changed(node, info);
-        self.drawn.node_changed(node, info);
+        self.matching_pods.node_changed(node, info);
+        self.anti_affinity_owners.node_changed(node, info);
+        self.preference_owners.node_changed(node, info);
     }
 }
 
@@ -520,7 +554,7 @@ impl PodEvents for InterPodAffinity {
         view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.book(pod, node, view, 1);
+        self.update_pod(pod, node, view, 1);
     }
     fn on_updated(
         &mut self,
@@ -532,10 +566,11 @@ impl PodEvents for InterPodAffinity {
     ) {
         let affinity = |pod: &PodInfo| pod.spec().and_then(|spec| spec.affinity.clone());
         if old.labels() != new.labels()
-            || (terms::has_any(old) || terms::has_any(new)) && affinity(old) != affinity(new)
+            || (terms::has_affinity(old) || terms::has_affinity(new))
+                && affinity(old) != affinity(new)
         {
-            self.book(old, node, view, -1);
-            self.book(new, node, view, 1);
+            self.update_pod(old, node, view, -1);
+            self.update_pod(new, node, view, 1);
         }
     }
     fn on_unassigned(
@@ -545,7 +580,7 @@ impl PodEvents for InterPodAffinity {
         view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.book(pod, node, view, -1);
+        self.update_pod(pod, node, view, -1);
     }
 }
 
@@ -553,11 +588,13 @@ impl Volatile for InterPodAffinity {
     fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
         let labels_of = |name: &str| self.namespaces.get(name).cloned();
         let meets = |owner: &PodInfo, other: &PodInfo, anti: bool| {
-            let terms = Said::of(owner).into_iter().flat_map(|it| it.required(anti));
+            let terms = AffinityTerms::from_pod(owner)
+                .into_iter()
+                .flat_map(|it| it.required(anti));
             // Anti-affinity by host does not depend on other nodes.
-            let mut terms =
-                terms.filter(|one| !anti || one.label() != crate::common::hosts::HOSTNAME);
-            terms.any(|one| one.term.matches(other, &labels_of))
+            let mut terms = terms
+                .filter(|term| !anti || term.label() != crate::common::hostname_index::HOSTNAME);
+            terms.any(|term| term.term.matches(other, &labels_of))
         };
         meets(pod, mate, false) || meets(pod, mate, true) || meets(mate, pod, true)
     }
@@ -568,44 +605,70 @@ impl Volatile for InterPodAffinity {
         rows: &[NodeIndex],
         fits: &mut [bool],
     ) {
-        let Some(asked) = state.get::<Asked>() else {
+        let Some(filter_counters) = state.get::<FilterCounters>() else {
             return;
         };
-        let census = &self.wanted;
-        let is_first = Self::is_first(asked, census);
-        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
-            each(census, counter, rows, fits, |labelled, count| {
+        let all_counters = &self.matching_pods;
+        let is_first = Self::is_first(filter_counters, all_counters);
+        for counter in filter_counters
+            .affinity
+            .iter()
+            .filter_map(|id| all_counters.get(*id))
+        {
+            retain_rows(all_counters, counter, rows, fits, |labelled, count| {
                 labelled && (count > 0 || is_first)
             });
         }
-        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
-            each(census, counter, rows, fits, |_, count| count <= 0);
+        for counter in filter_counters
+            .anti_affinity
+            .iter()
+            .filter_map(|id| all_counters.get(*id))
+        {
+            retain_rows(all_counters, counter, rows, fits, |_, count| count <= 0);
         }
-        for counter in asked
+        for counter in filter_counters
             .existing
             .iter()
-            .filter_map(|id| self.kept_away.get(*id))
+            .filter_map(|id| self.anti_affinity_owners.get(*id))
         {
-            each(&self.kept_away, counter, rows, fits, |_, count| count <= 0);
+            retain_rows(
+                &self.anti_affinity_owners,
+                counter,
+                rows,
+                fits,
+                |_, count| count <= 0,
+            );
         }
     }
     fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let asked = state.get::<Asked>()?;
-        let census = &self.wanted;
+        let filter_counters = state.get::<FilterCounters>()?;
+        let all_counters = &self.matching_pods;
         let mut groups = Groups::default();
-        for counter in asked.affinity.iter().filter_map(|id| census.get(*id)) {
+        for counter in filter_counters
+            .affinity
+            .iter()
+            .filter_map(|id| all_counters.get(*id))
+        {
             // A node without the label is rejected, so it may differ from nodes that count nothing.
-            if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
+            if all_counters.is_plain(counter)
+                && !all_counters.is_on_every_node(counter, cycle.view.nodes)
+            {
                 return None;
             }
-            groups = census.alike(counter, groups, cycle.view.nodes)?;
+            groups = all_counters.refine_groups(counter, groups, cycle.view.nodes)?;
         }
-        for counter in asked.anti_affinity.iter().filter_map(|id| census.get(*id)) {
-            groups = census.alike(counter, groups, cycle.view.nodes)?;
+        for counter in filter_counters
+            .anti_affinity
+            .iter()
+            .filter_map(|id| all_counters.get(*id))
+        {
+            groups = all_counters.refine_groups(counter, groups, cycle.view.nodes)?;
         }
-        let existing = asked.existing.iter();
-        for counter in existing.filter_map(|id| self.kept_away.get(*id)) {
-            groups = self.kept_away.alike(counter, groups, cycle.view.nodes)?;
+        let existing = filter_counters.existing.iter();
+        for counter in existing.filter_map(|id| self.anti_affinity_owners.get(*id)) {
+            groups = self
+                .anti_affinity_owners
+                .refine_groups(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }
@@ -617,40 +680,46 @@ impl Volatile for InterPodAffinity {
         scores: &mut [i64],
     ) {
         scores.fill(0);
-        let Some(preferred) = state.get::<Preferred>() else {
+        let Some(score_counters) = state.get::<ScoreCounters>() else {
             return;
         };
-        let census = &self.wanted;
-        let mut add = |census: &Census, id: CounterId, weight: i64| {
-            let Some(counter) = census.get(id).filter(|counter| !counter.is_zero()) else {
+        let all_counters = &self.matching_pods;
+        let mut add = |all_counters: &TopologyCounters, id: CounterId, weight: i64| {
+            let Some(counter) = all_counters.get(id).filter(|counter| !counter.is_zero()) else {
                 return;
             };
-            let domains = census.domains_of(counter);
+            let domains = all_counters.domains_of(counter);
             for (node, score) in rows.iter().zip(&mut *scores) {
-                let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+                let domain = domains.get(node.row()).copied().unwrap_or(NO_DOMAIN);
                 *score += weight * i64::from(counter.at(domain));
             }
         };
-        for (id, weight) in &preferred.wanted {
-            add(census, *id, *weight);
+        for (id, weight) in &score_counters.own_terms {
+            add(all_counters, *id, *weight);
         }
-        for id in &preferred.drawn {
-            add(&self.drawn, *id, 1);
+        for id in &score_counters.owners {
+            add(&self.preference_owners, *id, 1);
         }
     }
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let preferred = state.get::<Preferred>()?;
-        let census = &self.wanted;
+        let score_counters = state.get::<ScoreCounters>()?;
+        let all_counters = &self.matching_pods;
         let mut groups = Groups::default();
-        for counter in preferred
-            .wanted
+        for counter in score_counters
+            .own_terms
             .iter()
-            .filter_map(|(id, _)| census.get(*id))
+            .filter_map(|(id, _)| all_counters.get(*id))
         {
-            groups = census.alike(counter, groups, cycle.view.nodes)?;
+            groups = all_counters.refine_groups(counter, groups, cycle.view.nodes)?;
         }
-        for counter in preferred.drawn.iter().filter_map(|id| self.drawn.get(*id)) {
-            groups = self.drawn.alike(counter, groups, cycle.view.nodes)?;
+        for counter in score_counters
+            .owners
+            .iter()
+            .filter_map(|id| self.preference_owners.get(*id))
+        {
+            groups = self
+                .preference_owners
+                .refine_groups(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }
@@ -658,17 +727,17 @@ impl Volatile for InterPodAffinity {
 
 /// Clears `fits` for rows on which `keep`, called with whether the node has the label and the count of its
 /// domain, returns false.
-fn each(
-    census: &Census,
+fn retain_rows(
+    all_counters: &TopologyCounters,
     counter: &crate::common::topology::Counter,
     rows: &[NodeIndex],
     fits: &mut [bool],
     keep: impl Fn(bool, i32) -> bool,
 ) {
-    let (domains, counts) = (census.domains_of(counter), counter.counts());
+    let (domains, counts) = (all_counters.domains_of(counter), counter.counts());
     for (node, fits) in rows.iter().zip(fits) {
-        let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+        let domain = domains.get(node.row()).copied().unwrap_or(NO_DOMAIN);
         let count = counts.get(domain as usize).copied().unwrap_or(0);
-        *fits &= keep(domain != NONE, count);
+        *fits &= keep(domain != NO_DOMAIN, count);
     }
 }

@@ -5,10 +5,10 @@
 
 mod args;
 mod load;
-mod seen;
 mod skew;
 #[cfg(test)]
 mod tests;
+mod trimmed;
 
 use args::{Args, NodeThresholds, Thresholds};
 use jiff::{SignedDuration, Timestamp};
@@ -26,13 +26,13 @@ use koord_scheduler::framework::{
 };
 use koord_scheduler::state::{NodeIndex, NodeInfo, PodInfo};
 use koord_scheduler::{Watch, event_names};
-use load::{Dims, Limits, Load, Row, Standing};
+use load::{Dimensions, Limits, NodeLoad, NodeUsage, ResourceRow};
 use rustc_hash::FxHashMap;
-use seen::SeenMetric;
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
+use trimmed::TrimmedNodeMetric;
 
 const NAME: &str = "LoadAwareScheduling";
 const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
@@ -41,37 +41,37 @@ const NODE_METRICS: &str = "nodemetrics.v1alpha1.slo.koordinator.sh";
 #[derive(Debug)]
 pub(crate) struct LoadAware {
     args: Args,
-    dims: Dims,
-    /// Score weight of each resource in `dims`.
+    dimensions: Dimensions,
+    /// Score weight of each resource in `dimensions`.
     weights: Vec<i64>,
     /// Reports by node name; a report may arrive before its node.
-    reports: FxHashMap<Arc<str>, Known>,
+    reports: FxHashMap<Arc<str>, NodeReport>,
     /// Load of each node, by row.
-    loads: Vec<Load>,
+    loads: Vec<NodeLoad>,
     /// True for rows with a report. A node without one is neither rejected nor scored.
-    reported_on: Vec<bool>,
+    has_report: Vec<bool>,
     /// Expiry times of reports: filter results change at that time without an event.
     expiries: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
-    /// Node of the last report with its usage before that report, and whether it was [`Load::eased`].
+    /// Node of the last report with its usage before that report, and whether it was [`NodeLoad::eased`].
     /// Queueing hints compare it with the current state.
-    reported: Option<(NodeIndex, Standing, bool)>,
+    last_report: Option<(NodeIndex, NodeUsage, bool)>,
 }
 
 /// Report of one node.
 #[derive(Debug)]
-struct Known {
-    seen: Arc<SeenMetric>,
+struct NodeReport {
+    metric: Arc<TrimmedNodeMetric>,
     /// Earliest time in `expiries` for this node. A newer report leaves that entry in place, so a node
     /// usually has only one.
-    looked_at: Option<Timestamp>,
+    first_expiry: Option<Timestamp>,
     /// True if the time of the report was rejected as too far ahead and that was reported.
     is_ahead: bool,
 }
 
 /// Properties of the pod that is being scheduled.
 #[derive(Debug)]
-struct Incoming {
-    estimate: Row,
+struct PodLoad {
+    estimate: ResourceRow,
     prod: bool,
 }
 
@@ -89,182 +89,195 @@ impl LoadAware {
     fn new(args: Args) -> Result<Self, BuildError> {
         let args = args.complete();
         args.validate()?;
-        let dims = Dims::of(&args);
+        let dimensions = Dimensions::from_args(&args);
         let weight = |name: &String| args.resource_weights.get(name).copied().unwrap_or(0);
-        let weights = dims.names.iter().map(weight).collect();
+        let weights = dimensions.names.iter().map(weight).collect();
         Ok(Self {
             args,
-            dims,
+            dimensions,
             weights,
             reports: FxHashMap::default(),
             loads: Vec::new(),
-            reported_on: Vec::new(),
+            has_report: Vec::new(),
             expiries: BinaryHeap::new(),
-            reported: None,
+            last_report: None,
         })
     }
 
-    fn incoming(&self, pod: &PodInfo, view: View<'_>) -> Incoming {
+    fn pod_load(&self, pod: &PodInfo, view: View<'_>) -> PodLoad {
         let custom = self.args.allow_customize_estimation;
-        Incoming {
-            estimate: self.dims.estimate(pod, view.resources, custom),
+        PodLoad {
+            estimate: self.dimensions.estimate(pod, view.resources, custom),
             prod: pod.priority_class == PriorityClass::Prod,
         }
     }
 
     /// Returns the load of `node`, and the settings that its methods need.
-    fn load(&mut self, node: NodeIndex) -> (&mut Load, (&Args, &Dims)) {
+    fn load_mut(&mut self, node: NodeIndex) -> (&mut NodeLoad, (&Args, &Dimensions)) {
         while self.loads.len() <= node.row() {
-            self.loads.push(Load::new(&self.dims));
+            self.loads.push(NodeLoad::new(&self.dimensions));
         }
-        (&mut self.loads[node.row()], (&self.args, &self.dims))
+        (&mut self.loads[node.row()], (&self.args, &self.dimensions))
     }
 
-    fn expires(&self, report: &SeenMetric) -> Option<Timestamp> {
+    fn expires(&self, report: &TrimmedNodeMetric) -> Option<Timestamp> {
         let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
         report
             .updated
             .map(|updated| updated.saturating_add(life).unwrap_or(Timestamp::MAX))
     }
 
-    fn is_expired(&self, report: &SeenMetric, now: Timestamp) -> bool {
+    fn is_expired(&self, report: &TrimmedNodeMetric, now: Timestamp) -> bool {
         self.expires(report).is_none_or(|at| at <= now)
     }
 
     /// Rebuilds the load of a node from its allocatable, thresholds, pods and report.
     fn rebuild(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
-        let mut load = Load::new(&self.dims);
+        let mut load = NodeLoad::new(&self.dimensions);
         if let Some(info) = view.nodes.info(node) {
             load.allocatable = self.allocatable(info, view, fx);
             let own = node_thresholds(info, fx);
-            load.thresholds = Thresholds::resolve(&self.args, own.as_ref(), &self.dims);
+            load.thresholds = Thresholds::resolve(&self.args, own.as_ref(), &self.dimensions);
             let report = self.reports.get(&info.name);
-            let report = report.map(|known| known.seen.clone());
-            load.set_report(report, (&self.args, &self.dims));
+            let report = report.map(|node_report| node_report.metric.clone());
+            load.set_report(report, (&self.args, &self.dimensions));
         }
-        let old = std::mem::take(self.load(node).0);
+        let old = std::mem::take(self.load_mut(node).0);
         load.eased = old.eased;
         let custom = self.args.allow_customize_estimation;
         for pod in view.nodes.pods(node) {
             let at = old.assigned_at(&pod.uid).unwrap_or(view.now);
-            let estimate = self.dims.estimate(pod, view.resources, custom);
-            load.add(pod, estimate, (&self.args, &self.dims), at, view.now);
+            let estimate = self.dimensions.estimate(pod, view.resources, custom);
+            load.add(pod, estimate, (&self.args, &self.dimensions), at, view.now);
         }
-        *self.load(node).0 = load;
-        self.note(node);
+        *self.load_mut(node).0 = load;
+        self.update_reported(node);
     }
 
-    /// Updates [`Self::reported_on`] for `node`.
-    fn note(&mut self, node: NodeIndex) {
+    /// Updates [`Self::has_report`] for `node`.
+    fn update_reported(&mut self, node: NodeIndex) {
         let row = node.row();
-        if self.reported_on.len() <= row {
-            self.reported_on.resize(row + 1, false);
+        if self.has_report.len() <= row {
+            self.has_report.resize(row + 1, false);
         }
         let load = self.loads.get(row);
-        self.reported_on[row] = load.is_some_and(|load| load.standing.report.is_some());
+        self.has_report[row] = load.is_some_and(|load| load.node_usage.report.is_some());
     }
 
     /// Returns the loads of those of `nodes` that have a report, with their positions in `nodes`.
-    fn with_report<'a>(
+    fn reported_loads<'a>(
         &'a self,
         nodes: &'a [NodeIndex],
-    ) -> impl Iterator<Item = (usize, &'a Load)> {
-        let is_reported = |node: &NodeIndex| self.reported_on.get(node.row()) == Some(&true);
+    ) -> impl Iterator<Item = (usize, &'a NodeLoad)> {
+        let is_reported = |node: &NodeIndex| self.has_report.get(node.row()) == Some(&true);
         let nodes = nodes.iter().enumerate();
         let those = nodes.filter(move |(_, node)| is_reported(node));
         those.filter_map(|(at, node)| Some((at, self.loads.get(node.row())?)))
     }
 
-    /// Stores a report, or removes it if `gone`. The node's previous usage is saved in
-    /// [`LoadAware::reported`].
-    fn report(&mut self, seen: Arc<SeenMetric>, gone: bool, view: View<'_>, fx: &mut Effects) {
-        let (seen, is_ahead) = match gone {
-            true => (seen, false),
-            false => self.bound_time(seen, view, fx),
+    /// Stores a report, or removes it if `deleted`. The node's previous usage is saved in
+    /// [`LoadAware::last_report`].
+    fn apply_report(
+        &mut self,
+        metric: Arc<TrimmedNodeMetric>,
+        deleted: bool,
+        view: View<'_>,
+        fx: &mut Effects,
+    ) {
+        let (metric, is_ahead) = match deleted {
+            true => (metric, false),
+            false => self.reject_future_time(metric, view, fx),
         };
-        let node = view.nodes.find(&seen.name);
-        self.reported = node.map(|node| {
-            let load = self.load(node).0;
+        let node = view.nodes.find(&metric.name);
+        self.last_report = node.map(|node| {
+            let load = self.load_mut(node).0;
             let eased = std::mem::take(&mut load.eased);
-            (node, load.standing.clone(), eased)
+            (node, load.node_usage.clone(), eased)
         });
-        let expires = self.expires(&seen);
-        let filed = (!gone).then(|| seen.clone());
-        match self.reports.get_mut(&seen.name) {
-            _ if gone => drop(self.reports.remove(&seen.name)),
-            Some(known) => {
-                known.seen = seen;
-                known.is_ahead = is_ahead;
-                let looked_at = known.looked_at.unwrap_or(Timestamp::MAX);
-                if let Some(at) = expires.filter(|at| *at < looked_at) {
-                    known.looked_at = Some(at);
-                    let name = known.seen.name.clone();
+        let expires = self.expires(&metric);
+        let stored = (!deleted).then(|| metric.clone());
+        match self.reports.get_mut(&metric.name) {
+            _ if deleted => drop(self.reports.remove(&metric.name)),
+            Some(node_report) => {
+                node_report.metric = metric;
+                node_report.is_ahead = is_ahead;
+                let first_expiry = node_report.first_expiry.unwrap_or(Timestamp::MAX);
+                if let Some(at) = expires.filter(|at| *at < first_expiry) {
+                    node_report.first_expiry = Some(at);
+                    let name = node_report.metric.name.clone();
                     self.expiries.push(Reverse((at, name)));
                 }
             }
             None => {
-                let (name, looked_at) = (seen.name.clone(), expires);
+                let (name, first_expiry) = (metric.name.clone(), expires);
                 if let Some(at) = expires {
                     self.expiries.push(Reverse((at, name.clone())));
                 }
-                let known = Known {
-                    seen,
-                    looked_at,
+                let node_report = NodeReport {
+                    metric,
+                    first_expiry,
                     is_ahead,
                 };
-                self.reports.insert(name, known);
+                self.reports.insert(name, node_report);
             }
         }
         if let Some(node) = node {
-            let (load, rules) = self.load(node);
-            load.set_report(filed, rules);
-            self.note(node);
+            let (load, rules) = self.load_mut(node);
+            load.set_report(stored, rules);
+            self.update_reported(node);
             fx.touched.push(node);
         }
     }
 
-    fn allocatable(&self, info: &NodeInfo, view: View<'_>, fx: &mut Effects) -> Row {
+    fn allocatable(&self, info: &NodeInfo, view: View<'_>, fx: &mut Effects) -> ResourceRow {
         let amount = |name: &String| {
             view.resources
                 .get(name)
                 .map_or(0, |id| info.allocatable.get(id))
         };
-        let mut row: Row = self.dims.names.iter().map(amount).collect();
+        let mut row: ResourceRow = self.dimensions.names.iter().map(amount).collect();
         let key = annotations::NODE_RAW_ALLOCATABLE;
         if let Some(text) = info.annotation(key) {
             match serde_json::from_str::<ResourceList>(text) {
                 Ok(raw) => {
-                    let values = self.dims.read(&raw);
-                    for (at, name) in self.dims.names.iter().enumerate() {
+                    let values = self.dimensions.row_from_list(&raw);
+                    for (at, name) in self.dimensions.names.iter().enumerate() {
                         if raw.contains_key(name) {
                             row[at] = values[at];
                         }
                     }
                 }
-                Err(error) => fx.problems.push(malformed(info, key, text, &error)),
+                Err(error) => fx
+                    .problems
+                    .push(invalid_annotation(info, key, text, &error)),
             }
         }
         row
     }
 
     /// Returns the first resource whose usage exceeds its threshold.
-    fn exceeded(&self, limits: &Limits, used: impl Fn(usize) -> i64, load: &Load) -> Option<&str> {
+    fn exceeded(
+        &self,
+        limits: &Limits,
+        used: impl Fn(usize) -> i64,
+        load: &NodeLoad,
+    ) -> Option<&str> {
         let over = |(at, threshold): &&(usize, i64)| {
             estimate::exceeds(used(*at), load.allocatable[*at], *threshold)
         };
         let (at, _) = limits.iter().find(over)?;
-        self.dims.names.get(*at).map(String::as_str)
+        self.dimensions.names.get(*at).map(String::as_str)
     }
 
-    /// Returns the filter result of a node for `incoming`, with usage `standing`.
-    fn judge(
+    /// Returns the filter result of a node for `pod_load`, with usage `node_usage`.
+    fn check(
         &self,
-        load: &Load,
-        standing: &Standing,
-        incoming: &Incoming,
+        load: &NodeLoad,
+        node_usage: &NodeUsage,
+        pod_load: &PodLoad,
         now: Timestamp,
     ) -> Verdict {
-        let Some(report) = &standing.report else {
+        let Some(report) = &node_usage.report else {
             return Ok(());
         };
         if self.args.filter_expired_node_metrics && self.is_expired(report, now) {
@@ -273,60 +286,61 @@ impl LoadAware {
             }
             return Err(Rejection::unschedulable("node(s) nodeMetric expired"));
         }
-        let Some(usage) = &standing.usage else {
+        let Some(usage) = &node_usage.usage else {
             return Ok(());
         };
-        let plus =
-            |at: usize, base: &Row, delta: &Row| base[at] + delta[at] + incoming.estimate[at];
+        let plus = |at: usize, base: &ResourceRow, delta: &ResourceRow| {
+            base[at] + delta[at] + pod_load.estimate[at]
+        };
         let thresholds = &load.thresholds;
-        if let Some(prod) = thresholds.prod.as_ref().filter(|_| incoming.prod) {
-            let used = |at: usize| plus(at, &standing.prod_usage, &standing.prod_delta);
-            return refuse(self.exceeded(prod, used, load), "");
+        if let Some(prod) = thresholds.prod.as_ref().filter(|_| pod_load.prod) {
+            let used = |at: usize| plus(at, &node_usage.prod_usage, &node_usage.prod_delta);
+            return reject_exceeded(self.exceeded(prod, used, load), "");
         }
         let Some(aggregated) = &thresholds.aggregated else {
-            let used = |at: usize| plus(at, usage, &standing.node_delta);
-            return refuse(self.exceeded(&thresholds.usage, used, load), "");
+            let used = |at: usize| plus(at, usage, &node_usage.node_delta);
+            return reject_exceeded(self.exceeded(&thresholds.usage, used, load), "");
         };
-        let used = |at: usize| match &standing.filtered {
-            Some(base) => plus(at, base, &standing.node_delta),
-            None => standing.estimated[at] + incoming.estimate[at],
+        let used = |at: usize| match &node_usage.filtered {
+            Some(base) => plus(at, base, &node_usage.node_delta),
+            None => node_usage.estimated[at] + pod_load.estimate[at],
         };
         let exceeded = self.exceeded(&aggregated.limits, used, load);
-        refuse(exceeded, "aggregated ")
+        reject_exceeded(exceeded, "aggregated ")
     }
 
-    /// Returns the score of a node for `incoming`.
-    fn points(&self, load: &Load, incoming: &Incoming, now: Timestamp) -> i64 {
-        let standing = &load.standing;
-        let (Some(report), Some(usage)) = (&standing.report, &standing.usage) else {
+    /// Returns the score of a node for `pod_load`.
+    fn score_node(&self, load: &NodeLoad, pod_load: &PodLoad, now: Timestamp) -> i64 {
+        let node_usage = &load.node_usage;
+        let (Some(report), Some(usage)) = (&node_usage.report, &node_usage.usage) else {
             return 0;
         };
         if self.is_expired(report, now) {
             return 0;
         }
-        let prod = incoming.prod && self.args.score_according_prod_usage;
+        let prod = pod_load.prod && self.args.score_according_prod_usage;
         let aggregated = self
             .args
             .aggregated
             .as_ref()
             .filter(|aggregated| !aggregated.score_aggregation_type.is_empty());
         let base = match aggregated {
-            _ if prod => Some(&standing.prod_usage),
-            Some(_) => standing.scored.as_ref(),
+            _ if prod => Some(&node_usage.prod_usage),
+            Some(_) => node_usage.scored.as_ref(),
             None => Some(usage),
         };
         let delta = if prod {
-            &standing.prod_delta
+            &node_usage.prod_delta
         } else {
-            &standing.node_delta
+            &node_usage.node_delta
         };
         let dominant = self.args.dominant_resource_weight;
         // The dominant resource may be one without a weight of its own.
         let counted = self.weights.iter().enumerate();
         let counted = counted.filter(|(_, weight)| **weight > 0 || dominant > 0);
         let scores = counted.map(|(at, weight)| {
-            let used = base.map_or(standing.estimated[at], |base| base[at] + delta[at]);
-            let used = used.saturating_add(incoming.estimate[at]);
+            let used = base.map_or(node_usage.estimated[at], |base| base[at] + delta[at]);
+            let used = used.saturating_add(pod_load.estimate[at]);
             let score = estimate::least_used_score(used, load.allocatable[at]);
             (*weight, score)
         });
@@ -334,7 +348,12 @@ impl LoadAware {
     }
 }
 
-fn malformed(info: &NodeInfo, key: &str, text: &str, error: &serde_json::Error) -> Problem {
+fn invalid_annotation(
+    info: &NodeInfo,
+    key: &str,
+    text: &str,
+    error: &serde_json::Error,
+) -> Problem {
     Problem {
         kind: "Node",
         namespace: String::new(),
@@ -350,7 +369,8 @@ fn node_thresholds(info: &NodeInfo, fx: &mut Effects) -> Option<NodeThresholds> 
     match serde_json::from_str(text) {
         Ok(thresholds) => Some(thresholds),
         Err(error) => {
-            fx.problems.push(malformed(info, key, text, &error));
+            fx.problems
+                .push(invalid_annotation(info, key, text, &error));
             None
         }
     }
@@ -402,7 +422,7 @@ impl Sign for LoadAware {
 impl Inputs for LoadAware {
     fn watches(&self) -> Vec<Watch> {
         vec![
-            Watch::of_kept::<NodeMetric, SeenMetric>(NODE_METRICS)
+            Watch::of_kept::<NodeMetric, TrimmedNodeMetric>(NODE_METRICS)
                 .counted_as(event_names!("nodemetrics.v1alpha1.slo.koordinator.sh")),
         ]
     }
@@ -413,17 +433,17 @@ impl PreFilter for LoadAware {
         if cycle.pod.daemon {
             return PreFilterResult::Skip;
         }
-        PreFilterResult::ready(self.incoming(cycle.pod, cycle.view))
+        PreFilterResult::ready(self.pod_load(cycle.pod, cycle.view))
     }
 }
 
 impl Filter for LoadAware {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(incoming), Some(load)) = (state.get::<Incoming>(), self.loads.get(node.row()))
+        let (Some(pod_load), Some(load)) = (state.get::<PodLoad>(), self.loads.get(node.row()))
         else {
             return Ok(());
         };
-        self.judge(load, &load.standing, incoming, cycle.view.now)
+        self.check(load, &load.node_usage, pod_load, cycle.view.now)
     }
 
     fn filter_each(
@@ -433,12 +453,12 @@ impl Filter for LoadAware {
         nodes: &[NodeIndex],
         refuse: &mut dyn FnMut(usize, Rejection),
     ) {
-        let Some(incoming) = state.get::<Incoming>() else {
+        let Some(pod_load) = state.get::<PodLoad>() else {
             return;
         };
-        for (at, load) in self.with_report(nodes) {
-            if let Err(no) = self.judge(load, &load.standing, incoming, cycle.view.now) {
-                refuse(at, no);
+        for (at, load) in self.reported_loads(nodes) {
+            if let Err(rejection) = self.check(load, &load.node_usage, pod_load, cycle.view.now) {
+                refuse(at, rejection);
             }
         }
     }
@@ -446,15 +466,15 @@ impl Filter for LoadAware {
 
 impl PreScore for LoadAware {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        PreScoreResult::Ready(State::of(self.incoming(cycle.pod, cycle.view)))
+        PreScoreResult::Ready(State::of(self.pod_load(cycle.pod, cycle.view)))
     }
 }
 
 impl Score for LoadAware {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
-        let (incoming, load) = (state.get::<Incoming>(), self.loads.get(node.row()));
-        let of = |(incoming, load)| self.points(load, incoming, cycle.view.now);
-        incoming.zip(load).map_or(0, of)
+        let (pod_load, load) = (state.get::<PodLoad>(), self.loads.get(node.row()));
+        let score_of = |(pod_load, load)| self.score_node(load, pod_load, cycle.view.now);
+        pod_load.zip(load).map_or(0, score_of)
     }
     fn score_each(
         &self,
@@ -463,11 +483,11 @@ impl Score for LoadAware {
         nodes: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let Some(incoming) = state.get::<Incoming>() else {
+        let Some(pod_load) = state.get::<PodLoad>() else {
             return;
         };
-        for (at, load) in self.with_report(nodes) {
-            scores[at] = self.points(load, incoming, cycle.view.now);
+        for (at, load) in self.reported_loads(nodes) {
+            scores[at] = self.score_node(load, pod_load, cycle.view.now);
         }
     }
 }
@@ -501,13 +521,14 @@ impl QueueHints for LoadAware {
         if event.subject != Subject::Object(NODE_METRICS) {
             return Helps::Queue;
         }
-        let reported = self.reported.as_ref();
-        let helps = reported.is_some_and(|(node, before, eased)| {
-            let incoming = self.incoming(pod, view);
+        let last_report = self.last_report.as_ref();
+        let helps = last_report.is_some_and(|(node, before, eased)| {
+            let pod_load = self.pod_load(pod, view);
             self.loads.get(node.row()).is_some_and(|load| {
-                let fits =
-                    |standing: &Standing| self.judge(load, standing, &incoming, view.now).is_ok();
-                fits(&load.standing) && (*eased || !fits(before))
+                let fits = |node_usage: &NodeUsage| {
+                    self.check(load, node_usage, &pod_load, view.now).is_ok()
+                };
+                fits(&load.node_usage) && (*eased || !fits(before))
             })
         });
         if helps { Helps::Queue } else { Helps::Skip }
@@ -529,7 +550,10 @@ impl Insight for LoadAware {
         };
         let node = view.nodes.find(name);
         let load = node.and_then(|node| self.loads.get(node.row()));
-        Ok(load.map_or_else(|| json!({}), |load| load.show((&self.args, &self.dims))))
+        Ok(load.map_or_else(
+            || json!({}),
+            |load| load.to_json((&self.args, &self.dimensions)),
+        ))
     }
 }
 
@@ -538,10 +562,10 @@ impl ObjectEvents for LoadAware {
         if change.kind != NODE_METRICS {
             return;
         }
-        let seen = change.new.clone().downcast::<SeenMetric>().ok();
-        let object = || change.new_as::<NodeMetric>().map(SeenMetric::from);
-        if let Some(seen) = seen.or_else(|| object().map(Arc::new)) {
-            self.report(seen, change.action == Action::DELETE, view, fx);
+        let metric = change.new.clone().downcast::<TrimmedNodeMetric>().ok();
+        let object = || change.new_as::<NodeMetric>().map(TrimmedNodeMetric::from);
+        if let Some(metric) = metric.or_else(|| object().map(Arc::new)) {
+            self.apply_report(metric, change.action == Action::DELETE, view, fx);
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, fx: &mut Effects) {
@@ -558,8 +582,8 @@ impl PodEvents for LoadAware {
         _fx: &mut Effects,
     ) {
         let custom = self.args.allow_customize_estimation;
-        let estimate = self.dims.estimate(pod, view.resources, custom);
-        let (load, rules) = self.load(node);
+        let estimate = self.dimensions.estimate(pod, view.resources, custom);
+        let (load, rules) = self.load_mut(node);
         load.add(pod, estimate, rules, view.now, view.now);
     }
     fn on_updated(
@@ -577,8 +601,8 @@ impl PodEvents for LoadAware {
             return;
         }
         let custom = self.args.allow_customize_estimation;
-        let estimate = self.dims.estimate(new, view.resources, custom);
-        let (load, rules) = self.load(node);
+        let estimate = self.dimensions.estimate(new, view.resources, custom);
+        let (load, rules) = self.load_mut(node);
         load.update(new, estimate, rules, view.now);
         load.eased = true;
         fx.touched.push(node);
@@ -590,7 +614,7 @@ impl PodEvents for LoadAware {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        let (load, rules) = self.load(node);
+        let (load, rules) = self.load_mut(node);
         load.remove(&pod.uid, rules);
         load.eased = true;
     }
@@ -605,23 +629,23 @@ impl Tick for LoadAware {
                 return;
             };
             let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
-            let Some(known) = self.reports.get_mut(&name) else {
+            let Some(node_report) = self.reports.get_mut(&name) else {
                 continue;
             };
-            let expires = known.seen.updated;
+            let expires = node_report.metric.updated;
             let expires = expires.map(|at| at.saturating_add(life).unwrap_or(Timestamp::MAX));
             match expires {
                 Some(later) if later > view.now => {
                     // A newer report arrived.
-                    if known.looked_at == Some(at) {
-                        known.looked_at = Some(later);
+                    if node_report.first_expiry == Some(at) {
+                        node_report.first_expiry = Some(later);
                         self.expiries.push(Reverse((later, name)));
                     }
                 }
                 _ => {
-                    known.looked_at = None;
+                    node_report.first_expiry = None;
                     if let Some(node) = view.nodes.find(&name) {
-                        self.load(node).0.eased = true;
+                        self.load_mut(node).0.eased = true;
                         fx.touched.push(node);
                     }
                 }
@@ -630,7 +654,7 @@ impl Tick for LoadAware {
     }
 }
 
-fn refuse(exceeded: Option<&str>, kind: &str) -> Verdict {
+fn reject_exceeded(exceeded: Option<&str>, kind: &str) -> Verdict {
     match exceeded {
         None => Ok(()),
         Some(resource) => {

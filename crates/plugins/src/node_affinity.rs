@@ -1,9 +1,9 @@
 //! `NodeAffinity`: node selectors, required and preferred node affinity.
 
 use crate::common::args;
-use crate::common::hosts::Hosts;
+use crate::common::hostname_index::HostnameIndex;
 use crate::common::node_selector::{
-    Wanted, affinity, any_term, sign_selector, sign_terms, term_matches,
+    RequiredNodeAffinity, affinity, any_term, sign_selector, sign_terms, term_matches,
 };
 use k8s_openapi::api::core::v1::{NodeAffinity as Affinity, NodeSelectorTerm};
 use koord_model::resources::ResourceTable;
@@ -20,7 +20,7 @@ use serde_json::Value;
 const NAME: &str = "NodeAffinity";
 const NO_MATCH: &str = "node(s) didn't match Pod's node affinity/selector";
 const CONFLICT: &str = "pod affinity terms conflict";
-const NOT_ADDED: &str = "node(s) didn't match scheduler-enforced node affinity";
+const NO_ADDED_MATCH: &str = "node(s) didn't match scheduler-enforced node affinity";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -33,7 +33,7 @@ struct Args {
 pub(crate) struct NodeAffinity {
     /// Affinity that the profile adds to every pod.
     added: Option<Affinity>,
-    hosts: Hosts,
+    hosts: HostnameIndex,
 }
 
 /// Builds the plugin.
@@ -44,7 +44,7 @@ pub(crate) fn build(
     let args: Args = args::decode(NAME, value)?;
     Ok(Box::new(NodeAffinity {
         added: args.added_affinity,
-        hosts: Hosts::default(),
+        hosts: HostnameIndex::default(),
     }))
 }
 
@@ -111,9 +111,9 @@ impl Sign for NodeAffinity {
         let terms = required.as_ref().map(|all| &all.node_selector_terms[..]);
         sign_terms(terms.unwrap_or_default(), signature);
         let preferred = &affinity.preferred_during_scheduling_ignored_during_execution;
-        for one in preferred.iter().flatten() {
-            signature.number(one.weight.into());
-            sign_terms(std::slice::from_ref(&one.preference), signature);
+        for term in preferred.iter().flatten() {
+            signature.number(term.weight.into());
+            sign_terms(std::slice::from_ref(&term.preference), signature);
         }
         Signable::Yes
     }
@@ -121,30 +121,30 @@ impl Sign for NodeAffinity {
 
 impl PreFilter for NodeAffinity {
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        let wanted = state.get::<Wanted>()?;
-        if let Some(name) = wanted.selector.get("kubernetes.io/hostname") {
-            return Some(self.hosts.named(name).to_vec());
+        let required_affinity = state.get::<RequiredNodeAffinity>()?;
+        if let Some(name) = required_affinity.selector.get("kubernetes.io/hostname") {
+            return Some(self.hosts.nodes(name).to_vec());
         }
-        let terms = wanted.required.as_ref()?;
-        self.hosts.of_terms(terms, cycle.view.nodes)
+        let terms = required_affinity.required.as_ref()?;
+        self.hosts.candidate_nodes(terms, cycle.view.nodes)
     }
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        let wanted = Wanted::of(cycle.pod);
-        if wanted.is_empty() && self.added_terms().is_none() {
+        let required_affinity = RequiredNodeAffinity::from_pod(cycle.pod);
+        if required_affinity.is_empty() && self.added_terms().is_none() {
             return PreFilterResult::Skip;
         }
-        let nodes = match wanted.names() {
+        let nodes = match required_affinity.names() {
             Some(names) if names.is_empty() => {
                 return PreFilterResult::Reject(Rejection::unresolvable(CONFLICT));
             }
             Some(names) => {
-                let found = names.iter().filter_map(|name| cycle.view.nodes.find(name));
-                Some(found.collect())
+                let nodes = names.iter().filter_map(|name| cycle.view.nodes.find(name));
+                Some(nodes.collect())
             }
             None => None,
         };
         PreFilterResult::Ready {
-            state: State::of(wanted),
+            state: State::of(required_affinity),
             nodes,
         }
     }
@@ -159,11 +159,11 @@ impl Filter for NodeAffinity {
             .added_terms()
             .is_some_and(|terms| !any_term(terms, info))
         {
-            return Err(Rejection::unresolvable(NOT_ADDED));
+            return Err(Rejection::unresolvable(NO_ADDED_MATCH));
         }
         if state
-            .get::<Wanted>()
-            .is_some_and(|wanted| !wanted.matches(info))
+            .get::<RequiredNodeAffinity>()
+            .is_some_and(|required_affinity| !required_affinity.matches(info))
         {
             return Err(Rejection::unresolvable(NO_MATCH));
         }
@@ -214,7 +214,7 @@ impl QueueHints for NodeAffinity {
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         match event.node {
-            Some(node) if !Wanted::of(pod).matches(node) => Helps::Skip,
+            Some(node) if !RequiredNodeAffinity::from_pod(pod).matches(node) => Helps::Skip,
             _ => Helps::Queue,
         }
     }

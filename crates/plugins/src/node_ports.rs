@@ -11,7 +11,7 @@ use koord_scheduler::state::{NodeIndex, PodInfo};
 use serde_json::Value;
 use std::sync::Arc;
 
-const TAKEN: &str = "node(s) didn't have free ports for the requested pod ports";
+const PORT_IN_USE: &str = "node(s) didn't have free ports for the requested pod ports";
 const ANY_ADDRESS: &str = "0.0.0.0";
 
 /// State of the `NodePorts` plugin.
@@ -38,7 +38,7 @@ struct HostPort {
 }
 
 impl HostPort {
-    fn of(port: &ContainerPort) -> Option<Self> {
+    fn from_container_port(port: &ContainerPort) -> Option<Self> {
         let number = port.host_port.filter(|number| *number > 0)?;
         let or = |text: &Option<String>, fallback: &str| match text.as_deref() {
             None | Some("") => fallback.to_owned(),
@@ -66,15 +66,15 @@ fn ports(pod: &PodInfo) -> impl Iterator<Item = HostPort> {
     containers
         .filter(|container| !container.init || container.is_sidecar())
         .flat_map(|container| &container.ports)
-        .filter_map(HostPort::of)
+        .filter_map(HostPort::from_container_port)
 }
 
-fn collide(wanted: &[HostPort], pod: &PodInfo) -> bool {
-    ports(pod).any(|port| wanted.iter().any(|wanted| wanted.collides(&port)))
+fn collide(host_ports: &[HostPort], pod: &PodInfo) -> bool {
+    ports(pod).any(|port| host_ports.iter().any(|own| own.collides(&port)))
 }
 
 impl NodePorts {
-    fn book(&mut self, pod: &PodInfo, node: NodeIndex, come: bool) {
+    fn update_users(&mut self, pod: &PodInfo, node: NodeIndex, added: bool) {
         if ports(pod).next().is_none() {
             return;
         }
@@ -82,7 +82,7 @@ impl NodePorts {
             self.users.resize(node.row() + 1, 0);
         }
         let users = &mut self.users[node.row()];
-        *users = if come {
+        *users = if added {
             users.saturating_add(1)
         } else {
             users.saturating_sub(1)
@@ -122,25 +122,25 @@ impl Sign for NodePorts {
 
 impl PreFilter for NodePorts {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        let wanted: Vec<HostPort> = ports(cycle.pod).collect();
-        if wanted.is_empty() {
+        let host_ports: Vec<HostPort> = ports(cycle.pod).collect();
+        if host_ports.is_empty() {
             return PreFilterResult::Skip;
         }
-        PreFilterResult::ready(wanted)
+        PreFilterResult::ready(host_ports)
     }
 }
 
 impl Filter for NodePorts {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(wanted) = state.get::<Vec<HostPort>>() else {
+        let Some(host_ports) = state.get::<Vec<HostPort>>() else {
             return Ok(());
         };
         let users = self.users.get(node.row()).copied().unwrap_or(0);
         if users == 0 && cycle.overlay.added.is_empty() {
             return Ok(());
         }
-        if cycle.booked(node).any(|pod| collide(wanted, pod)) {
-            return Err(Rejection::unschedulable(TAKEN));
+        if cycle.booked(node).any(|pod| collide(host_ports, pod)) {
+            return Err(Rejection::unschedulable(PORT_IN_USE));
         }
         Ok(())
     }
@@ -160,9 +160,9 @@ impl QueueHints for NodePorts {
         ]
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let wanted: Vec<HostPort> = ports(pod).collect();
+        let host_ports: Vec<HostPort> = ports(pod).collect();
         match event.pod {
-            Some(other) if !collide(&wanted, other) => Helps::Skip,
+            Some(other) if !collide(&host_ports, other) => Helps::Skip,
             _ => Helps::Queue,
         }
     }
@@ -176,7 +176,7 @@ impl PodEvents for NodePorts {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.book(pod, node, true);
+        self.update_users(pod, node, true);
     }
     fn on_unassigned(
         &mut self,
@@ -185,7 +185,7 @@ impl PodEvents for NodePorts {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.book(pod, node, false);
+        self.update_users(pod, node, false);
     }
 }
 
@@ -202,7 +202,7 @@ mod tests {
                 host_port: Some(number),
                 ..ContainerPort::default()
             };
-            HostPort::of(&port).unwrap()
+            HostPort::from_container_port(&port).unwrap()
         };
         let web = port("", "", 80);
         for (name, other, expected) in [
@@ -216,6 +216,6 @@ mod tests {
         }
         let (a, b) = (port("10.0.0.1", "TCP", 80), port("10.0.0.2", "TCP", 80));
         assert!(!a.collides(&b), "two addresses");
-        assert!(HostPort::of(&ContainerPort::default()).is_none());
+        assert!(HostPort::from_container_port(&ContainerPort::default()).is_none());
     }
 }

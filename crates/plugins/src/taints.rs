@@ -29,13 +29,13 @@ pub(crate) fn build(
     Ok(Box::new(TaintToleration { compares }))
 }
 
-fn of(pod: &PodInfo) -> &[Toleration] {
+fn tolerations_of(pod: &PodInfo) -> &[Toleration] {
     pod.spec()
         .and_then(|spec| spec.tolerations.as_deref())
         .unwrap_or_default()
 }
 
-fn keeps_off<'a>(
+fn find_untolerated<'a>(
     tolerations: &[Toleration],
     taints: &'a [Taint],
     compares: bool,
@@ -74,14 +74,18 @@ impl Plugin for TaintToleration {
 
 impl Sign for TaintToleration {
     fn sign(&self, pod: &PodInfo, _: &ResourceTable, signature: &mut Signature) -> Signable {
-        tolerations::sign(of(pod), signature);
+        tolerations::sign(tolerations_of(pod), signature);
         Signable::Yes
     }
 }
 
 impl Filter for TaintToleration {
     fn filter(&self, cycle: &Cycle<'_>, _state: &State, node: NodeIndex) -> Verdict {
-        match keeps_off(of(cycle.pod), taints_of(cycle, node), self.compares) {
+        match find_untolerated(
+            tolerations_of(cycle.pod),
+            taints_of(cycle, node),
+            self.compares,
+        ) {
             None => Ok(()),
             Some(_) => Err(Rejection::unresolvable("node(s) had untolerated taint(s)")),
         }
@@ -96,8 +100,12 @@ impl PreScore for TaintToleration {
                 None | Some("" | PREFER_NO_SCHEDULE)
             )
         };
-        let kept: Vec<Toleration> = of(cycle.pod).iter().filter(relevant).cloned().collect();
-        PreScoreResult::Ready(State::of(kept))
+        let relevant_tolerations: Vec<Toleration> = tolerations_of(cycle.pod)
+            .iter()
+            .filter(relevant)
+            .cloned()
+            .collect();
+        PreScoreResult::Ready(State::of(relevant_tolerations))
     }
 }
 
@@ -111,12 +119,12 @@ impl Score for TaintToleration {
             .get::<Vec<Toleration>>()
             .map(Vec::as_slice)
             .unwrap_or_default();
-        let disliked = taints
+        let untolerated_count = taints
             .iter()
             .filter(|taint| taint.effect == PREFER_NO_SCHEDULE)
             .filter(|taint| !tolerates_comparing(tolerations, taint, self.compares))
             .count();
-        i64::try_from(disliked).unwrap_or(i64::MAX)
+        i64::try_from(untolerated_count).unwrap_or(i64::MAX)
     }
     fn normalization(&self) -> Normalize {
         Normalize::MaxReversed
@@ -138,7 +146,12 @@ impl QueueHints for TaintToleration {
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         match event.node {
-            Some(node) if keeps_off(of(pod), node.taints(), self.compares).is_some() => Helps::Skip,
+            Some(node)
+                if find_untolerated(tolerations_of(pod), node.taints(), self.compares)
+                    .is_some() =>
+            {
+                Helps::Skip
+            }
             _ => Helps::Queue,
         }
     }

@@ -6,9 +6,10 @@ mod owners;
 mod tests;
 
 use crate::common::UNPREPARED;
-use crate::common::node_selector::{self, Wanted};
+use crate::common::node_selector::{self, RequiredNodeAffinity};
 use crate::common::topology::{
-    Census, Counter, CounterId, Frame, NONE, Namespaces, Selector, Term, sign_selector,
+    Counter, CounterId, DomainSpec, NO_DOMAIN, Namespaces, Selector, Term, TopologyCounters,
+    sign_selector,
 };
 use args::Args;
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
@@ -20,7 +21,7 @@ use koord_scheduler::framework::{
     Rejection, Roles, Score, Signature, State, Subject, Surroundings, Verdict, View, Volatile,
 };
 use koord_scheduler::state::{NodeIndex, PodInfo};
-use owners::Owners;
+use owners::OwnerSelectors;
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -38,22 +39,22 @@ pub(crate) struct TopologySpread {
     defaults: Vec<TopologySpreadConstraint>,
     /// True if the defaults are the built-in ones, for which nodes without a zone label count, too.
     system: bool,
-    owners: Owners,
-    census: Census,
-    asked: Asked,
+    owners: OwnerSelectors,
+    all_counters: TopologyCounters,
+    prepared: SpreadConstraints,
 }
 
 /// Constraints of the pod that is being scheduled, with existing counters.
 #[derive(Debug, Default)]
-struct Asked {
+struct SpreadConstraints {
     pod: Option<Arc<PodInfo>>,
-    hard: Vec<Constraint>,
-    soft: Vec<Constraint>,
+    hard: Vec<SpreadConstraint>,
+    soft: Vec<SpreadConstraint>,
 }
 
 /// Spread constraint of a pod, with its counter.
 #[derive(Debug, Clone, Copy)]
-struct Constraint {
+struct SpreadConstraint {
     counter: CounterId,
     max_skew: i32,
     min_domains: usize,
@@ -64,12 +65,12 @@ struct Constraint {
 
 /// Hard constraints (`DoNotSchedule`) of a pod.
 #[derive(Debug)]
-struct Hard(Vec<Constraint>);
+struct HardConstraints(Vec<SpreadConstraint>);
 
 /// Soft constraints (`ScheduleAnyway`) of a pod.
 #[derive(Debug)]
-struct Soft {
-    constraints: Vec<Constraint>,
+struct SoftConstraints {
+    constraints: Vec<SpreadConstraint>,
     /// True if nodes without one of the labels get no score.
     all_labels: bool,
 }
@@ -83,13 +84,13 @@ pub(crate) fn build(
     Ok(Box::new(TopologySpread {
         defaults: args.constraints(),
         system: args.is_system(),
-        owners: Owners::default(),
-        census: Census::default(),
-        asked: Asked::default(),
+        owners: OwnerSelectors::default(),
+        all_counters: TopologyCounters::default(),
+        prepared: SpreadConstraints::default(),
     }))
 }
 
-fn listed(pod: &PodInfo) -> &[TopologySpreadConstraint] {
+fn spread_constraints(pod: &PodInfo) -> &[TopologySpreadConstraint] {
     pod.spec()
         .and_then(|spec| spec.topology_spread_constraints.as_deref())
         .unwrap_or_default()
@@ -97,7 +98,7 @@ fn listed(pod: &PodInfo) -> &[TopologySpreadConstraint] {
 
 /// Returns the selector of the pods that count for `constraint` of `pod`.
 fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
-    let mut selector = Selector::of(constraint.label_selector.as_ref());
+    let mut selector = Selector::parse(constraint.label_selector.as_ref());
     for key in constraint.match_label_keys.iter().flatten() {
         if let Some(value) = pod.label(key) {
             selector.and(key, value, true);
@@ -112,29 +113,29 @@ fn no_labels(_: &str) -> Option<crate::common::topology::Labels> {
 
 impl TopologySpread {
     /// Returns the constraints that were prepared for the cycle's pod.
-    fn asked(&self, cycle: &Cycle<'_>) -> Option<&Asked> {
+    fn prepared(&self, cycle: &Cycle<'_>) -> Option<&SpreadConstraints> {
         let is_it = |pod: &Arc<PodInfo>| Arc::ptr_eq(pod, cycle.pod);
-        self.asked
+        self.prepared
             .pod
             .as_ref()
             .is_some_and(is_it)
-            .then_some(&self.asked)
+            .then_some(&self.prepared)
     }
 
     /// Returns the constraints of the cycle's pod with this action: its own, or the default ones if it has
     /// none.
-    fn constraints(&mut self, cycle: &Cycle<'_>, action: &str) -> Vec<Constraint> {
+    fn constraints(&mut self, cycle: &Cycle<'_>, action: &str) -> Vec<SpreadConstraint> {
         let pod = cycle.pod;
-        let own = listed(pod);
-        let (all, belongs) = if own.is_empty() {
+        let own = spread_constraints(pod);
+        let (all, group_selector) = if own.is_empty() {
             if self.defaults.iter().all(|c| c.when_unsatisfiable != action) {
                 return Vec::new();
             }
-            let belongs = self.owners.selector(pod);
-            if belongs.is_empty() {
+            let group_selector = self.owners.selector(pod);
+            if group_selector.is_empty() {
                 return Vec::new();
             }
-            (&self.defaults[..], Some(belongs))
+            (&self.defaults[..], Some(group_selector))
         } else {
             (own, None)
         };
@@ -148,20 +149,26 @@ impl TopologySpread {
         } else {
             Vec::new()
         };
-        let census = &mut self.census;
+        let all_counters = &mut self.all_counters;
         chosen
             .iter()
             .map(|constraint| {
-                let counter = counter(census, constraint, belongs.as_ref(), &needs, cycle);
-                let counts = |counter: &crate::common::topology::Counter| {
+                let counter = find_or_count(
+                    all_counters,
+                    constraint,
+                    group_selector.as_ref(),
+                    &needs,
+                    cycle,
+                );
+                let counts = |counter: &Counter| {
                     // The pod counts by its labels only, even when it is terminating.
                     counter.selects(pod)
                 };
-                Constraint {
+                SpreadConstraint {
                     counter,
                     max_skew: constraint.max_skew,
                     min_domains: usize::try_from(constraint.min_domains.unwrap_or(1)).unwrap_or(1),
-                    own: i32::from(census.get(counter).is_some_and(counts)),
+                    own: i32::from(all_counters.get(counter).is_some_and(counts)),
                     per_host: constraint.topology_key == HOSTNAME,
                 }
             })
@@ -169,10 +176,10 @@ impl TopologySpread {
     }
 }
 
-fn counter(
-    census: &mut Census,
+fn find_or_count(
+    all_counters: &mut TopologyCounters,
     constraint: &TopologySpreadConstraint,
-    belongs: Option<&Selector>,
+    group_selector: Option<&Selector>,
     needs: &[String],
     cycle: &Cycle<'_>,
 ) -> CounterId {
@@ -197,7 +204,7 @@ fn counter(
     let mut key = Signature::default();
     key.text(&pod.namespace);
     key.text(&constraint.topology_key);
-    match belongs {
+    match group_selector {
         Some(selector) => selector.sign(&mut key),
         None => sign_selector(constraint.label_selector.as_ref(), &mut key),
     }
@@ -224,18 +231,18 @@ fn counter(
         crate::common::tolerations::sign(tolerations.unwrap_or_default(), &mut key);
     }
     let key = key.finish();
-    if let Some(known) = census.find(key) {
-        return known;
+    if let Some(counter) = all_counters.find(key) {
+        return counter;
     }
-    let wanted = Wanted::of(pod);
-    let frame = Frame {
+    let required_affinity = RequiredNodeAffinity::from_pod(pod);
+    let domain_spec = DomainSpec {
         key: constraint.topology_key.clone(),
         needs: needs
             .iter()
             .filter(|need| **need != constraint.topology_key)
             .cloned()
             .collect(),
-        affinity: (by_affinity && !wanted.is_empty()).then_some(wanted),
+        affinity: (by_affinity && !required_affinity.is_empty()).then_some(required_affinity),
         tolerations: by_taints.then(|| {
             spec.and_then(|spec| spec.tolerations.clone())
                 .unwrap_or_default()
@@ -246,12 +253,19 @@ fn counter(
             named: vec![pod.namespace.to_string()],
             selected: None,
         },
-        selector: match belongs {
+        selector: match group_selector {
             Some(selector) => selector.clone(),
             None => selector(constraint, pod),
         },
     };
-    census.count(key, vec![term], true, frame, cycle.view.nodes, &no_labels)
+    all_counters.insert_counted(
+        key,
+        vec![term],
+        true,
+        domain_spec,
+        cycle.view.nodes,
+        &no_labels,
+    )
 }
 
 impl Plugin for TopologySpread {
@@ -286,17 +300,20 @@ impl Inputs for TopologySpread {
         if self.defaults.is_empty() {
             return Vec::new();
         }
-        Owners::watches()
+        OwnerSelectors::watches()
     }
 }
 
 impl PreFilter for TopologySpread {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         #[cfg(test)]
-        assert!(self.census.balances(cycle.view.nodes, true, &no_labels));
-        match self.asked(cycle) {
-            Some(asked) if asked.hard.is_empty() => PreFilterResult::Skip,
-            Some(asked) => PreFilterResult::ready(Hard(asked.hard.clone())),
+        assert!(
+            self.all_counters
+                .is_consistent(cycle.view.nodes, true, &no_labels)
+        );
+        match self.prepared(cycle) {
+            Some(prepared) if prepared.hard.is_empty() => PreFilterResult::Skip,
+            Some(prepared) => PreFilterResult::ready(HardConstraints(prepared.hard.clone())),
             None => PreFilterResult::Reject(Rejection::error(UNPREPARED)),
         }
     }
@@ -304,18 +321,22 @@ impl PreFilter for TopologySpread {
 
 impl Filter for TopologySpread {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let census = &self.census;
-        for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
-            let Some(counter) = census.get(constraint.counter) else {
+        let all_counters = &self.all_counters;
+        for constraint in state
+            .get::<HardConstraints>()
+            .into_iter()
+            .flat_map(|hard| &hard.0)
+        {
+            let Some(counter) = all_counters.get(constraint.counter) else {
                 continue;
             };
-            let domains = census.domains_of(counter);
-            let domain = domains.get(node.row()).copied().unwrap_or(NONE);
-            if domain == NONE {
+            let domains = all_counters.domains_of(counter);
+            let domain = domains.get(node.row()).copied().unwrap_or(NO_DOMAIN);
+            if domain == NO_DOMAIN {
                 return Err(Rejection::unresolvable(NO_LABEL));
             }
             // Overlay pods count only on nodes that count.
-            let imagined = if census.counted_in(counter, node) == NONE {
+            let change = if all_counters.counted_in(counter, node) == NO_DOMAIN {
                 0
             } else {
                 let matching = |pods: &[Arc<PodInfo>]| {
@@ -324,12 +345,12 @@ impl Filter for TopologySpread {
                 };
                 matching(cycle.overlay.added) - matching(cycle.overlay.removed)
             };
-            let count = counter.at(domain) + imagined;
-            let mut min = census.min_but(counter, domain).unwrap_or(i32::MAX);
-            if census.is_counted(counter, domain) {
+            let count = counter.at(domain) + change;
+            let mut min = all_counters.min_except(counter, domain).unwrap_or(i32::MAX);
+            if all_counters.is_counted(counter, domain) {
                 min = min.min(count);
             }
-            if census.domain_count(counter) < constraint.min_domains {
+            if all_counters.domain_count(counter) < constraint.min_domains {
                 min = 0;
             }
             let skew = i64::from(count) + i64::from(constraint.own) - i64::from(min);
@@ -343,12 +364,14 @@ impl Filter for TopologySpread {
 
 impl PreScore for TopologySpread {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
-        let asked = self.asked(cycle).filter(|asked| !asked.soft.is_empty());
-        let Some(constraints) = asked.map(|asked| asked.soft.clone()) else {
+        let prepared = self
+            .prepared(cycle)
+            .filter(|prepared| !prepared.soft.is_empty());
+        let Some(constraints) = prepared.map(|prepared| prepared.soft.clone()) else {
             return PreScoreResult::Skip;
         };
-        let all_labels = !self.system || !listed(cycle.pod).is_empty();
-        PreScoreResult::Ready(State::of(Soft {
+        let all_labels = !self.system || !spread_constraints(cycle.pod).is_empty();
+        PreScoreResult::Ready(State::of(SoftConstraints {
             constraints,
             all_labels,
         }))
@@ -369,7 +392,7 @@ impl Score for TopologySpread {
         for score in scores {
             if last.0 != *score {
                 let normal = match *score {
-                    left_out if left_out < 0 => 0,
+                    unscored if unscored < 0 => 0,
                     _ if max == 0 => 100,
                     score => 100 * (max + min - score) / max,
                 };
@@ -402,7 +425,7 @@ impl QueueHints for TopologySpread {
         ]
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
-        let own = listed(pod);
+        let own = spread_constraints(pod);
         if own.is_empty() {
             return Helps::Queue;
         }
@@ -428,7 +451,7 @@ impl QueueHints for TopologySpread {
 
 impl Preparation for TopologySpread {
     fn prepare(&mut self, cycle: &Cycle<'_>) {
-        self.asked = Asked {
+        self.prepared = SpreadConstraints {
             pod: Some(cycle.pod.clone()),
             hard: self.constraints(cycle, DO_NOT_SCHEDULE),
             soft: self.constraints(cycle, SCHEDULE_ANYWAY),
@@ -438,11 +461,11 @@ impl Preparation for TopologySpread {
 
 impl ObjectEvents for TopologySpread {
     fn on_object(&mut self, change: &ObjectChange, _view: View<'_>, _fx: &mut Effects) {
-        self.owners.changed(change);
+        self.owners.apply(change);
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
         let info = view.nodes.info(node).map(|info| &**info);
-        self.census.node_changed(node, info);
+        self.all_counters.node_changed(node, info);
     }
 }
 
@@ -454,7 +477,7 @@ impl PodEvents for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.census.add_pod(pod, node, 1, &no_labels);
+        self.all_counters.add_pod(pod, node, 1, &no_labels);
     }
     fn on_updated(
         &mut self,
@@ -465,8 +488,8 @@ impl PodEvents for TopologySpread {
         _fx: &mut Effects,
     ) {
         if old.labels() != new.labels() || old.deleting != new.deleting {
-            self.census.add_pod(old, node, -1, &no_labels);
-            self.census.add_pod(new, node, 1, &no_labels);
+            self.all_counters.add_pod(old, node, -1, &no_labels);
+            self.all_counters.add_pod(new, node, 1, &no_labels);
         }
     }
     fn on_unassigned(
@@ -476,18 +499,18 @@ impl PodEvents for TopologySpread {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.census.add_pod(pod, node, -1, &no_labels);
+        self.all_counters.add_pod(pod, node, -1, &no_labels);
     }
 }
 
 impl Volatile for TopologySpread {
     fn minds_afar(&self, pod: &PodInfo, mate: &PodInfo) -> bool {
-        let own = listed(pod);
-        let belongs = own.is_empty().then(|| self.owners.selector(pod));
+        let own = spread_constraints(pod);
+        let group_selector = own.is_empty().then(|| self.owners.selector(pod));
         let all = if own.is_empty() { &self.defaults } else { own };
         let labels = mate.labels();
-        let counts = |constraint: &TopologySpreadConstraint| match &belongs {
-            Some(belongs) => !belongs.is_empty() && belongs.matches(labels),
+        let counts = |constraint: &TopologySpreadConstraint| match &group_selector {
+            Some(group_selector) => !group_selector.is_empty() && group_selector.matches(labels),
             None => selector(constraint, pod).matches(labels),
         };
         // One more pod on another host cannot make this host worse.
@@ -498,23 +521,29 @@ impl Volatile for TopologySpread {
     }
     fn filter_rows(&self, cycle: &Cycle<'_>, state: &State, rows: &[NodeIndex], fits: &mut [bool]) {
         debug_assert!(cycle.overlay.is_empty());
-        let census = &self.census;
-        for constraint in state.get::<Hard>().into_iter().flat_map(|hard| &hard.0) {
-            let Some(counter) = census.get(constraint.counter) else {
+        let all_counters = &self.all_counters;
+        for constraint in state
+            .get::<HardConstraints>()
+            .into_iter()
+            .flat_map(|hard| &hard.0)
+        {
+            let Some(counter) = all_counters.get(constraint.counter) else {
                 continue;
             };
-            let min = if census.domain_count(counter) < constraint.min_domains {
+            let min = if all_counters.domain_count(counter) < constraint.min_domains {
                 0
             } else {
-                census.min_but(counter, NONE).unwrap_or(i32::MAX)
+                all_counters
+                    .min_except(counter, NO_DOMAIN)
+                    .unwrap_or(i32::MAX)
             };
             // Maximum count of a domain that may take the pod.
-            let room = constraint.max_skew.saturating_add(min) - constraint.own;
-            let (domains, counts) = (census.domains_of(counter), counter.counts());
+            let max_count = constraint.max_skew.saturating_add(min) - constraint.own;
+            let (domains, counts) = (all_counters.domains_of(counter), counter.counts());
             for (node, fits) in rows.iter().zip(&mut *fits) {
-                let domain = domains.get(node.row()).copied().unwrap_or(NONE);
+                let domain = domains.get(node.row()).copied().unwrap_or(NO_DOMAIN);
                 let count = counts.get(domain as usize).copied().unwrap_or(0);
-                *fits &= domain != NONE && count <= room;
+                *fits &= domain != NO_DOMAIN && count <= max_count;
             }
         }
     }
@@ -527,55 +556,57 @@ impl Volatile for TopologySpread {
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let census = &self.census;
-        let Some(soft) = state.get::<Soft>() else {
+        let all_counters = &self.all_counters;
+        let Some(soft) = state.get::<SoftConstraints>() else {
             return scores.fill(0);
         };
-        let counters = soft.counters(census);
-        let left_out = soft.left_out(census, &counters, rows);
-        let number = left_out.iter().filter(|out| **out).count();
+        let counters = soft.counters(all_counters);
+        let unscored = soft.unscored(all_counters, &counters, rows);
+        let number = unscored.iter().filter(|out| **out).count();
         let sizes = counters.iter().map(|(constraint, counter)| {
             if constraint.per_host {
                 return rows.len() - number;
             }
-            let domains = census.domains_of(counter);
-            let taking_part = rows.iter().zip(&left_out).filter(|(_, out)| !**out);
-            distinct(taking_part.map(|(node, _)| at(domains, *node)))
+            let domains = all_counters.domains_of(counter);
+            let taking_part = rows.iter().zip(&unscored).filter(|(_, out)| !**out);
+            count_distinct(taking_part.map(|(node, _)| domain_of(domains, *node)))
         });
         let sizes: Vec<usize> = sizes.collect();
-        soft.score(census, &counters, &sizes, &left_out, rows, scores);
+        soft.score(all_counters, &counters, &sizes, &unscored, rows, scores);
     }
     /// Groups nodes by zone, or by the only label other than the hostname; hosts with counted pods are
     /// separate.
     fn filter_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let census = &self.census;
-        let constraints = state.get::<Hard>()?.0.iter();
-        let counters = constraints.filter_map(|constraint| census.get(constraint.counter));
+        let all_counters = &self.all_counters;
+        let constraints = state.get::<HardConstraints>()?.0.iter();
+        let counters = constraints.filter_map(|constraint| all_counters.get(constraint.counter));
         let mut groups = Groups::default();
         for counter in counters {
             // A node without the label is rejected, so it differs from all hosts that have it.
-            if census.is_plain(counter) && !census.is_everywhere(counter, cycle.view.nodes) {
+            if all_counters.is_plain(counter)
+                && !all_counters.is_on_every_node(counter, cycle.view.nodes)
+            {
                 return None;
             }
-            groups = census.alike(counter, groups, cycle.view.nodes)?;
+            groups = all_counters.refine_groups(counter, groups, cycle.view.nodes)?;
         }
         Some(groups)
     }
     /// Groups nodes like [`Volatile::filter_groups`] of this plugin.
     fn score_groups(&self, cycle: &Cycle<'_>, state: &State) -> Option<Groups> {
-        let census = &self.census;
-        let counters = state.get::<Soft>()?.counters(census);
+        let all_counters = &self.all_counters;
+        let counters = state.get::<SoftConstraints>()?.counters(all_counters);
         let mut groups = Groups::default();
         for (constraint, counter) in counters {
             if !constraint.per_host {
-                groups = groups.also_by(census.label(counter)?)?;
+                groups = groups.also_by(all_counters.label(counter)?)?;
                 continue;
             }
             // A node without the label is equivalent to no other.
-            if !census.is_everywhere(counter, cycle.view.nodes) {
+            if !all_counters.is_on_every_node(counter, cycle.view.nodes) {
                 return None;
             }
-            groups = groups.also_apart(counter.counting(), cycle.view.nodes.rows())?;
+            groups = groups.also_apart(counter.nonzero_nodes(), cycle.view.nodes.rows())?;
         }
         Some(groups)
     }
@@ -587,12 +618,12 @@ impl Volatile for TopologySpread {
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
-        let census = &self.census;
-        let Some(soft) = state.get::<Soft>() else {
+        let all_counters = &self.all_counters;
+        let Some(soft) = state.get::<SoftConstraints>() else {
             return scores.fill(0);
         };
-        let counters = soft.counters(census);
-        let left_out = soft.left_out(census, &counters, rows);
+        let counters = soft.counters(all_counters);
+        let unscored = soft.unscored(all_counters, &counters, rows);
         let sizes = counters.iter().map(|(constraint, _)| {
             let Surroundings {
                 fitting,
@@ -607,28 +638,34 @@ impl Volatile for TopologySpread {
             }
         });
         let sizes: Vec<usize> = sizes.collect();
-        soft.score(census, &counters, &sizes, &left_out, rows, scores);
+        soft.score(all_counters, &counters, &sizes, &unscored, rows, scores);
     }
 }
 
 /// A constraint and its counter.
-type Counted<'a> = (&'a Constraint, &'a Counter);
+type CountedConstraint<'a> = (&'a SpreadConstraint, &'a Counter);
 
-impl Soft {
-    fn counters<'a>(&'a self, census: &'a Census) -> Vec<Counted<'a>> {
-        let counted =
-            |constraint: &'a Constraint| Some((constraint, census.get(constraint.counter)?));
+impl SoftConstraints {
+    fn counters<'a>(&'a self, all_counters: &'a TopologyCounters) -> Vec<CountedConstraint<'a>> {
+        let counted = |constraint: &'a SpreadConstraint| {
+            Some((constraint, all_counters.get(constraint.counter)?))
+        };
         self.constraints.iter().filter_map(counted).collect()
     }
 
     /// Returns, for each row, whether the node gets no score.
-    fn left_out(&self, census: &Census, counters: &[Counted<'_>], rows: &[NodeIndex]) -> Vec<bool> {
+    fn unscored(
+        &self,
+        all_counters: &TopologyCounters,
+        counters: &[CountedConstraint<'_>],
+        rows: &[NodeIndex],
+    ) -> Vec<bool> {
         let mut out = vec![false; rows.len()];
         if self.all_labels {
             for (_, counter) in counters {
-                let domains = census.domains_of(counter);
+                let domains = all_counters.domains_of(counter);
                 for (node, out) in rows.iter().zip(&mut out) {
-                    *out |= at(domains, *node) == NONE;
+                    *out |= domain_of(domains, *node) == NO_DOMAIN;
                 }
             }
         }
@@ -638,23 +675,23 @@ impl Soft {
     /// Computes scores; `sizes` has the number of domains of each constraint.
     fn score(
         &self,
-        census: &Census,
-        counters: &[Counted<'_>],
+        all_counters: &TopologyCounters,
+        counters: &[CountedConstraint<'_>],
         sizes: &[usize],
-        left_out: &[bool],
+        unscored: &[bool],
         rows: &[NodeIndex],
         scores: &mut [i64],
     ) {
         let mut sums = vec![0.0_f64; rows.len()];
         for ((constraint, counter), size) in counters.iter().zip(sizes) {
-            let domains = census.domains_of(counter);
+            let domains = all_counters.domains_of(counter);
             let weight = weight(*size);
             let base = f64::from(constraint.max_skew.saturating_sub(1));
             // Hosts are counted one by one even if several share a name or do not count.
-            let exactly = constraint.per_host && !census.is_plain(counter);
+            let exactly = constraint.per_host && !all_counters.is_plain(counter);
             for (node, sum) in rows.iter().zip(&mut sums) {
-                let domain = at(domains, *node);
-                if domain == NONE {
+                let domain = domain_of(domains, *node);
+                if domain == NO_DOMAIN {
                     continue;
                 }
                 let count = if exactly {
@@ -665,33 +702,33 @@ impl Soft {
                 *sum += f64::from(count) * weight + base;
             }
         }
-        for ((score, sum), out) in scores.iter_mut().zip(sums).zip(left_out) {
+        for ((score, sum), out) in scores.iter_mut().zip(sums).zip(unscored) {
             *score = if *out { -1 } else { rounded(sum) };
         }
     }
 }
 
-fn at(domains: &[u32], node: NodeIndex) -> u32 {
-    domains.get(node.row()).copied().unwrap_or(NONE)
+fn domain_of(domains: &[u32], node: NodeIndex) -> u32 {
+    domains.get(node.row()).copied().unwrap_or(NO_DOMAIN)
 }
 
 /// Returns the number of different domains; nodes without a domain count as one more.
-fn distinct(domains: impl Iterator<Item = u32>) -> usize {
-    let mut seen: Vec<u64> = Vec::new();
-    let (mut found, mut none) = (0, 0);
+fn count_distinct(domains: impl Iterator<Item = u32>) -> usize {
+    let mut bits: Vec<u64> = Vec::new();
+    let (mut count, mut none) = (0, 0);
     for domain in domains {
-        if domain == NONE {
+        if domain == NO_DOMAIN {
             none = 1;
             continue;
         }
         let (word, bit) = (domain as usize / 64, 1_u64 << (domain % 64));
-        if seen.len() <= word {
-            seen.resize(word + 1, 0);
+        if bits.len() <= word {
+            bits.resize(word + 1, 0);
         }
-        found += usize::from(seen[word] & bit == 0);
-        seen[word] |= bit;
+        count += usize::from(bits[word] & bit == 0);
+        bits[word] |= bit;
     }
-    found + none
+    count + none
 }
 
 /// Returns the weight of a constraint, which grows with the number of domains.

@@ -8,32 +8,32 @@
 
 mod attached;
 mod binding;
+mod capacity;
 mod limits;
 mod matching;
 mod metrics;
 mod plan;
 mod pool;
 mod restrictions;
-mod rooms;
 mod search;
-mod seen;
 mod storage;
+mod trimmed;
 mod zone;
 
 pub(crate) use binding::build as build_binding;
 pub(crate) use limits::NodeVolumeLimits;
 pub(crate) use restrictions::VolumeRestrictions;
 #[cfg(test)]
-pub(crate) use seen::{SeenAttachment, SeenVolume};
+pub(crate) use trimmed::{TrimmedAttachment, TrimmedVolume};
 pub(crate) use zone::VolumeZone;
 
 use k8s_openapi::api::core::v1::Volume;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_scheduler::framework::{Action, ClusterEvent, IndexKind, Interest, Subject, View};
 use koord_scheduler::state::PodInfo;
-pub(crate) use seen::SeenClaim;
 use std::sync::LazyLock;
 use storage::Storage;
+pub(crate) use trimmed::TrimmedClaim;
 
 const CLAIMS: &str = "persistentvolumeclaims.v1.";
 const VOLUMES: &str = "persistentvolumes.v1.";
@@ -57,14 +57,14 @@ fn volumes(pod: &PodInfo) -> &[Volume] {
 
 /// Reference of a pod to a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Used {
+struct ClaimUse {
     name: String,
     key: Key,
     /// True if the claim is created for this pod (generic ephemeral volume) and must be owned by it.
     ephemeral: bool,
 }
 
-impl Used {
+impl ClaimUse {
     fn new(pod: &PodInfo, name: String, ephemeral: bool) -> Self {
         Self {
             key: format!("{}/{name}", pod.namespace),
@@ -73,7 +73,7 @@ impl Used {
         }
     }
 
-    fn of(pod: &PodInfo, volume: &Volume) -> Option<Self> {
+    fn from_volume(pod: &PodInfo, volume: &Volume) -> Option<Self> {
         match (&volume.persistent_volume_claim, &volume.ephemeral) {
             (Some(claim), _) => Some(Self::new(pod, claim.claim_name.clone(), false)),
             (None, Some(_)) => {
@@ -85,7 +85,7 @@ impl Used {
     }
 
     /// Returns a message if `claim` must be owned by this pod and is not.
-    fn foreign(&self, pod: &PodInfo, claim: &SeenClaim) -> Option<String> {
+    fn ownership_problem(&self, pod: &PodInfo, claim: &TrimmedClaim) -> Option<String> {
         let owned = claim.controllers.iter().any(|uid| **uid == *pod.uid);
         (self.ephemeral && !owned).then(|| {
             let key = &self.key;
@@ -96,25 +96,25 @@ impl Used {
 
 /// Claims of a pod in the order of its volumes. Cached per pod.
 #[derive(Debug)]
-struct Claims(Vec<Used>);
+struct CachedClaims(Vec<ClaimUse>);
 
 /// Returns the claims that `pod` uses, in the order of its volumes.
-fn claims(pod: &PodInfo) -> &[Used] {
+fn claims(pod: &PodInfo) -> &[ClaimUse] {
     if !uses_claims(pod) {
         return &[];
     }
-    let read = |pod: &PodInfo| {
+    let parse = |pod: &PodInfo| {
         let apart = pod.object.claims_apart();
-        let apart = apart.map(|name| Used::new(pod, name.to_owned(), false));
+        let apart = apart.map(|name| ClaimUse::new(pod, name.to_owned(), false));
         let used = volumes(pod).iter();
-        let used = used.filter_map(|volume| Used::of(pod, volume));
-        Claims(apart.chain(used).collect())
+        let used = used.filter_map(|volume| ClaimUse::from_volume(pod, volume));
+        CachedClaims(apart.chain(used).collect())
     };
-    &pod.facet(read).0
+    &pod.facet(parse).0
 }
 
 /// Returns the claims of `pod` that exist independently of it.
-fn standing(pod: &PodInfo) -> impl Iterator<Item = &Used> {
+fn independent_claims(pod: &PodInfo) -> impl Iterator<Item = &ClaimUse> {
     claims(pod).iter().filter(|used| !used.ephemeral)
 }
 
@@ -126,18 +126,18 @@ fn uses_claims(pod: &PodInfo) -> bool {
 }
 
 /// Returns the key of the claim in `event`, by which the queue finds pods that use it.
-fn claim_told(event: &ClusterEvent<'_>) -> Option<String> {
-    let claim: &SeenClaim = event.object?.new_as()?;
+fn event_claim_key(event: &ClusterEvent<'_>) -> Option<String> {
+    let claim: &TrimmedClaim = event.object?.new_as()?;
     Some(claim.names.key())
 }
 
 /// Returns the keys of the claims that `pod` uses.
-fn claim_names(pod: &PodInfo) -> Vec<&str> {
+fn used_claim_keys(pod: &PodInfo) -> Vec<&str> {
     claims(pod).iter().map(|used| &*used.key).collect()
 }
 
 /// Returns true if `pod` uses this claim.
-fn uses(pod: &PodInfo, claim: &SeenClaim) -> bool {
+fn uses(pod: &PodInfo, claim: &TrimmedClaim) -> bool {
     *claim.names.namespace == *pod.namespace
         && claims(pod)
             .iter()

@@ -1,6 +1,6 @@
 //! Pods protected from preemption: PodDisruptionBudgets and the labels that disable preemption.
 
-use crate::common::slim::Slim;
+use crate::common::trim::Trimmer;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use koord_api::labels::{DISABLE_PREEMPTIBLE, POD_PREEMPTIBLE};
 use koord_api::selector;
@@ -44,7 +44,7 @@ impl Looks {
     /// Returns the watch of PodDisruptionBudgets, if preemption respects them.
     pub(crate) fn watch(self) -> Option<Watch> {
         self.0
-            .then(|| Watch::of_trimmed::<PodDisruptionBudget, Slim>(BUDGETS))
+            .then(|| Watch::of_trimmed::<PodDisruptionBudget, Trimmer>(BUDGETS))
     }
 
     /// Returns the index of PodDisruptionBudgets, if preemption respects them.
@@ -57,7 +57,7 @@ impl Looks {
 /// the pod as disrupted has no limit (`i64::MAX`); budgets without a selector are ignored.
 pub(crate) fn covering(view: View<'_>, pod: &PodInfo) -> Vec<(u64, i64)> {
     let budgets = view.index::<Budgets>();
-    budgets.map_or_else(Vec::new, |budgets| budgets.of(pod))
+    budgets.map_or_else(Vec::new, |budgets| budgets.covering(pod))
 }
 
 /// Returns a version that changes whenever the result of [`covering`] may change.
@@ -99,8 +99,8 @@ impl Budgets {
             return None;
         }
         let selector = |budget: &PodDisruptionBudget| Some(budget.spec.as_ref()?.selector.clone());
-        let known = all.get(&name);
-        if known.is_some_and(|known| selector(known) == selector(budget)) {
+        let existing = all.get(&name);
+        if existing.is_some_and(|existing| selector(existing) == selector(budget)) {
             self.version.allowances += 1;
         } else {
             self.version.rules += 1;
@@ -124,7 +124,7 @@ impl Budgets {
         })
     }
 
-    fn of(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
+    fn covering(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
         let labels = pod.labels();
         let budgets = self.by_namespace.get(&*pod.namespace);
         let Some(budgets) = budgets.filter(|_| !labels.is_empty()) else {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A pod's node selector and required node affinity, copied once per scheduling cycle.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Wanted {
+pub(crate) struct RequiredNodeAffinity {
     pub(crate) selector: BTreeMap<String, String>,
     pub(crate) required: Option<Vec<NodeSelectorTerm>>,
 }
@@ -41,8 +41,8 @@ pub(crate) fn sign_terms(terms: &[NodeSelectorTerm], signature: &mut Signature) 
     }
 }
 
-impl Wanted {
-    pub(crate) fn of(pod: &PodInfo) -> Self {
+impl RequiredNodeAffinity {
+    pub(crate) fn from_pod(pod: &PodInfo) -> Self {
         let Some(spec) = pod.spec() else {
             return Self::default();
         };
@@ -175,12 +175,12 @@ mod tests {
             ),
         ];
         for (case, terms, expected) in cases {
-            let wanted = Wanted {
+            let required_affinity = RequiredNodeAffinity {
                 required: Some(terms.into_iter().map(term).collect()),
-                ..Wanted::default()
+                ..RequiredNodeAffinity::default()
             };
             let expected = expected.map(|names| names.iter().copied().collect());
-            assert_eq!(wanted.names(), expected, "{case}");
+            assert_eq!(required_affinity.names(), expected, "{case}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Allocate policies of reservations, indexed once for all plugins that allocate reserved resources.
 
-use crate::common::slim::Slim;
+use crate::common::trim::Trimmer;
 use koord_api::annotations;
 use koord_api::extension::{self, AnnotationError, ReservationAllocated};
 use koord_api::scheduling::{Reservation, ReservationAllocatePolicy};
@@ -13,14 +13,14 @@ pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordina
 
 /// Returns the watch of reservations, shared by all plugins that need them.
 pub(crate) fn watch() -> Watch {
-    Watch::of_trimmed::<Reservation, Slim>(RESERVATIONS).counted_as(event_names!(
+    Watch::of_trimmed::<Reservation, Trimmer>(RESERVATIONS).counted_as(event_names!(
         "reservations.v1alpha1.scheduling.koordinator.sh"
     ))
 }
 
 /// Returns the index that [`policy`] reads.
 pub(crate) fn index() -> IndexKind {
-    IndexKind::of::<Policies>()
+    IndexKind::of::<AllocatePolicies>()
 }
 
 /// Allocate policy of a reservation: where its owner pods get their resources.
@@ -47,9 +47,9 @@ impl AllocatePolicy {
 
 /// Returns the allocate policy of the reservation with this uid; `Default` if the reservation is unknown.
 pub(crate) fn policy(view: View<'_>, uid: &str) -> AllocatePolicy {
-    let policies = view.index::<Policies>();
-    let known = policies.and_then(|policies| policies.by_uid.get(uid));
-    known.copied().unwrap_or(AllocatePolicy::Default)
+    let policies = view.index::<AllocatePolicies>();
+    let policy = policies.and_then(|policies| policies.by_uid.get(uid));
+    policy.copied().unwrap_or(AllocatePolicy::Default)
 }
 
 /// Returns true if owners of the reservation with this uid get the resources it reserves only from it.
@@ -58,7 +58,7 @@ pub(crate) fn is_restricted(view: View<'_>, uid: &str) -> bool {
 }
 
 /// Parsed annotation that names the reservation a pod uses. Cached per pod.
-struct Allocated(Result<Option<ReservationAllocated>, AnnotationError>);
+struct AllocatedReservation(Result<Option<ReservationAllocated>, AnnotationError>);
 
 /// Returns the reservation that `pod` uses according to its annotation; an entry without a uid counts as
 /// none.
@@ -70,22 +70,22 @@ pub(crate) fn allocated(pod: &PodInfo) -> Result<Option<&ReservationAllocated>, 
     if pod.annotation(key).is_none_or(str::is_empty) {
         return Ok(None);
     }
-    let said = pod.facet(|pod| {
-        let read = extension::parse(key, pod.annotation(key));
-        Allocated(
-            read.map(|said: Option<ReservationAllocated>| said.filter(|it| !it.uid.is_empty())),
-        )
+    let allocated = pod.facet(|pod| {
+        let parsed = extension::parse(key, pod.annotation(key));
+        AllocatedReservation(parsed.map(|allocated: Option<ReservationAllocated>| {
+            allocated.filter(|it| !it.uid.is_empty())
+        }))
     });
-    said.0.as_ref().map(Option::as_ref)
+    allocated.0.as_ref().map(Option::as_ref)
 }
 
 /// Allocate policies by reservation uid.
 #[derive(Debug, Default)]
-struct Policies {
+struct AllocatePolicies {
     by_uid: FxHashMap<String, AllocatePolicy>,
 }
 
-impl Index for Policies {
+impl Index for AllocatePolicies {
     fn on_object(&mut self, change: &ObjectChange, fx: &mut Effects) {
         let Some(object) = change.new_as::<Reservation>() else {
             return;
@@ -123,13 +123,13 @@ mod tests {
 
     #[test]
     fn one_that_was_made_again_under_its_name_is_another() {
-        let mut policies = Policies::default();
+        let mut policies = AllocatePolicies::default();
         let object = |uid: &str| {
-            let said = json!({"metadata": {"name": "r", "uid": uid},
+            let object = json!({"metadata": {"name": "r", "uid": uid},
                 "spec": {"allocatePolicy": "Restricted", "owners": [], "template": {}}});
-            Arc::new(serde_json::from_value::<Reservation>(said).unwrap())
+            Arc::new(serde_json::from_value::<Reservation>(object).unwrap())
         };
-        let mut say = |action, old: Option<&str>, new: &str| {
+        let mut apply = |action, old: Option<&str>, new: &str| {
             let change = ObjectChange {
                 kind: RESERVATIONS,
                 action,
@@ -137,19 +137,19 @@ mod tests {
                 new: object(new),
             };
             policies.on_object(&change, &mut Effects::default());
-            let mut known: Vec<_> = policies.by_uid.keys().cloned().collect();
-            known.sort_unstable();
-            known
+            let mut uids: Vec<_> = policies.by_uid.keys().cloned().collect();
+            uids.sort_unstable();
+            uids
         };
-        assert_eq!(say(Action::ADD, None, "u"), ["u"]);
-        assert_eq!(say(Action::UPDATE, Some("u"), "u"), ["u"]);
-        assert_eq!(say(Action::UPDATE, Some("u"), "v"), ["v"]);
+        assert_eq!(apply(Action::ADD, None, "u"), ["u"]);
+        assert_eq!(apply(Action::UPDATE, Some("u"), "u"), ["u"]);
+        assert_eq!(apply(Action::UPDATE, Some("u"), "v"), ["v"]);
     }
 
     #[test]
     fn a_policy_that_changes_touches_what_was_found_with_the_other() {
-        let mut policies = Policies::default();
-        let mut say = |action, policy: &str| {
+        let mut policies = AllocatePolicies::default();
+        let mut apply = |action, policy: &str| {
             let object: Reservation = serde_json::from_value(json!({
                 "metadata": {"name": "r", "uid": "u"},
                 "spec": {"allocatePolicy": policy, "owners": [], "template": {}}
@@ -166,7 +166,7 @@ mod tests {
             (policies.by_uid.get("u").copied(), fx.touch_all)
         };
         use AllocatePolicy::{Aligned, Default as Plain, Restricted};
-        for (action, policy, known, touches) in [
+        for (action, policy, stored, touches) in [
             (Action::ADD, "Aligned", Some(Aligned), false),
             (Action::UPDATE, "Restricted", Some(Restricted), true),
             (Action::UPDATE, "Restricted", Some(Restricted), false),
@@ -175,7 +175,11 @@ mod tests {
             (Action::ADD, "Restricted", Some(Restricted), false),
             (Action::UPDATE, "", Some(Plain), true),
         ] {
-            assert_eq!(say(action, policy), (known, touches), "{action:?} {policy}");
+            assert_eq!(
+                apply(action, policy),
+                (stored, touches),
+                "{action:?} {policy}"
+            );
         }
     }
 }

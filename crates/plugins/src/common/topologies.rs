@@ -50,8 +50,8 @@ impl SeenTopology {
     /// Returns the object of `change` if it is a NodeResourceTopology, trimmed or whole.
     pub(crate) fn of(change: &ObjectChange) -> Option<Cow<'_, Self>> {
         let whole = || change.new_as::<NodeResourceTopology>().cloned();
-        let kept = change.new_as::<Self>().map(Cow::Borrowed);
-        kept.or_else(|| whole().map(|whole| Cow::Owned(whole.into())))
+        let trimmed = change.new_as::<Self>().map(Cow::Borrowed);
+        trimmed.or_else(|| whole().map(|whole| Cow::Owned(whole.into())))
     }
 
     /// Builds a problem about a part of the object that is ignored.

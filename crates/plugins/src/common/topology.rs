@@ -1,18 +1,18 @@
 //! Counters of pods per topology domain (value of a node label), updated pod by pod.
 //!
 //! Spread and affinity rules need the number of pods that match some terms in the domain of a node. A
-//! [`Census`] holds one counter per distinct set of terms: a placement costs one addition per counter that
-//! the pod matches, and a lookup needs no scan.
+//! [`TopologyCounters`] holds one counter per distinct set of terms: a placement costs one addition per
+//! counter that the pod matches, and a lookup needs no scan.
 
 mod domains;
 mod selector;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use domains::{Domains, Frame, NONE};
+pub(crate) use domains::{DomainSpec, Domains, NO_DOMAIN};
 pub(crate) use selector::{Labels, Namespaces, Selector, Term, sign_selector};
 
-use domains::FrameId;
+use domains::DomainSpecId;
 use koord_scheduler::framework::{Groups, Label, ShapeId};
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore, PodInfo};
 use rustc_hash::FxHashMap;
@@ -33,7 +33,7 @@ pub(crate) struct Counter {
     terms: Vec<Term>,
     /// True if terminating pods do not count.
     live_only: bool,
-    frame: FrameId,
+    domain_spec: DomainSpecId,
     by_row: FxHashMap<u32, i32>,
     counts: Vec<i32>,
     /// Number of domains per count, without count 0.
@@ -44,7 +44,7 @@ pub(crate) struct Counter {
 
 /// Topology counters over one set of nodes.
 #[derive(Debug, Default)]
-pub(crate) struct Census {
+pub(crate) struct TopologyCounters {
     domains: Domains,
     counters: Vec<Option<Counter>>,
     by_key: FxHashMap<ShapeId, usize>,
@@ -58,12 +58,12 @@ pub(crate) struct Census {
 }
 
 /// Number of counters that are kept regardless of their size.
-const KEPT: usize = 1024;
-/// Size in bytes above which the least recently used counters beyond [`KEPT`] are dropped. Rebuilding a
+const MIN_COUNTERS: usize = 1024;
+/// Size in bytes above which the least recently used counters beyond [`MIN_COUNTERS`] are dropped. Rebuilding a
 /// counter visits every pod that has its label.
-const BUDGET: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
-impl Census {
+impl TopologyCounters {
     /// Returns the counter with `key`, if it exists, and marks it as used.
     pub(crate) fn find(&mut self, key: ShapeId) -> Option<CounterId> {
         let slot = *self.by_key.get(&key)?;
@@ -80,11 +80,11 @@ impl Census {
         key: ShapeId,
         terms: Vec<Term>,
         live_only: bool,
-        frame: Frame,
+        domain_spec: DomainSpec,
         nodes: &NodeStore,
     ) -> CounterId {
         self.clock += 1;
-        let (frame, birth) = (self.domains.frame(frame, nodes), self.clock);
+        let (domain_spec, birth) = (self.domains.acquire(domain_spec, nodes), self.clock);
         let slot = match self.counters.iter().position(Option::is_none) {
             Some(slot) => slot,
             None => {
@@ -92,7 +92,7 @@ impl Census {
                 self.counters.len() - 1
             }
         };
-        match terms.iter().find_map(|term| term.selector.pick()) {
+        match terms.iter().find_map(|term| term.selector.required_label()) {
             Some((label, values)) => {
                 let by_value = self.by_label.entry(label.to_owned()).or_default();
                 for value in values {
@@ -106,7 +106,7 @@ impl Census {
             key,
             terms,
             live_only,
-            frame,
+            domain_spec,
             by_row: FxHashMap::default(),
             counts: Vec::new(),
             levels: BTreeMap::new(),
@@ -118,16 +118,16 @@ impl Census {
 
     /// Creates a counter like [`Self::insert`] and counts all matching pods that are on nodes, assumed ones
     /// included. When there are many counters, the least recently used one is dropped first.
-    pub(crate) fn count(
+    pub(crate) fn insert_counted(
         &mut self,
         key: ShapeId,
         terms: Vec<Term>,
         live_only: bool,
-        frame: Frame,
+        domain_spec: DomainSpec,
         nodes: &NodeStore,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) -> CounterId {
-        if self.by_key.len() >= KEPT && self.bytes() > BUDGET {
+        if self.by_key.len() >= MIN_COUNTERS && self.bytes() > MAX_BYTES {
             let used = |counter: &Option<Counter>| counter.as_ref().map_or(u64::MAX, |c| c.used);
             let oldest = (0..self.counters.len()).min_by_key(|slot| used(&self.counters[*slot]));
             if let Some(slot) = oldest {
@@ -135,19 +135,19 @@ impl Census {
             }
         }
         let rows = self.rows_with(&terms, nodes);
-        let id = self.insert(key, terms, live_only, frame, nodes);
+        let id = self.insert(key, terms, live_only, domain_spec, nodes);
         let Some(counter) = &self.counters[id.slot] else {
             return id;
         };
-        let mut found: Vec<(u32, i32)> = Vec::new();
+        let mut counts_by_row: Vec<(u32, i32)> = Vec::new();
         for row in rows {
             let pods = nodes.booked(NodeIndex(row));
             let matching = pods.filter(|pod| counter.matches(pod, labels_of)).count();
             if matching > 0 {
-                found.push((row, i32::try_from(matching).unwrap_or(i32::MAX)));
+                counts_by_row.push((row, i32::try_from(matching).unwrap_or(i32::MAX)));
             }
         }
-        for (row, matching) in found {
+        for (row, matching) in counts_by_row {
             self.add(id, NodeIndex(row), matching);
         }
         id
@@ -156,7 +156,8 @@ impl Census {
     /// Returns the rows that can have pods that match `terms`.
     fn rows_with(&mut self, terms: &[Term], nodes: &NodeStore) -> Vec<u32> {
         let all = 0..u32::try_from(nodes.rows()).unwrap_or(u32::MAX);
-        let Some((label, values)) = terms.iter().find_map(|term| term.selector.pick()) else {
+        let Some((label, values)) = terms.iter().find_map(|term| term.selector.required_label())
+        else {
             return all.collect();
         };
         if !self.labelled.contains_key(label) {
@@ -187,7 +188,7 @@ impl Census {
     }
 
     /// Updates [`Self::labelled`] for a pod that was added to or removed from `node`.
-    fn relabel(&mut self, pod: &PodInfo, node: NodeIndex, amount: i32) {
+    fn update_labelled(&mut self, pod: &PodInfo, node: NodeIndex, amount: i32) {
         for (label, by_value) in &mut self.labelled {
             let Some(value) = pod.label(label) else {
                 continue;
@@ -260,7 +261,7 @@ impl Census {
         if *at_row == 0 {
             counter.by_row.remove(&node.0);
         }
-        let domain = self.domains.domain(counter.frame, node);
+        let domain = self.domains.domain(counter.domain_spec, node);
         counter.shift(domain, amount);
     }
 
@@ -272,7 +273,7 @@ impl Census {
         amount: i32,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) {
-        self.relabel(pod, node, amount);
+        self.update_labelled(pod, node, amount);
         if self.is_empty() {
             return;
         }
@@ -306,8 +307,12 @@ impl Census {
             return;
         };
         self.by_key.remove(&counter.key);
-        self.domains.release(counter.frame);
-        match counter.terms.iter().find_map(|term| term.selector.pick()) {
+        self.domains.release(counter.domain_spec);
+        match counter
+            .terms
+            .iter()
+            .find_map(|term| term.selector.required_label())
+        {
             Some((label, values)) => {
                 if let Some(by_value) = self.by_label.get_mut(label) {
                     for value in values {
@@ -329,14 +334,17 @@ impl Census {
 
     /// Updates a node that was added, changed or removed, and moves its counts if its domain changed.
     pub(crate) fn node_changed(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
-        let before: Vec<u32> = self.domains.everywhere(node);
+        let before: Vec<u32> = self.domains.domains_by_spec(node);
         self.domains.set_node(node, info);
         for counter in self.counters.iter_mut().flatten() {
             let Some(amount) = counter.by_row.get(&node.0).copied() else {
                 continue;
             };
-            let old = before.get(counter.frame.0).copied().unwrap_or(NONE);
-            let new = self.domains.domain(counter.frame, node);
+            let old = before
+                .get(counter.domain_spec.0)
+                .copied()
+                .unwrap_or(NO_DOMAIN);
+            let new = self.domains.domain(counter.domain_spec, node);
             if old != new {
                 counter.shift(old, -amount);
                 counter.shift(new, amount);
@@ -350,66 +358,66 @@ impl Census {
         (counter.birth == id.birth).then_some(counter)
     }
 
-    /// Returns the domain of each row by `counter`'s label, [`NONE`] for nodes without the label. Includes
+    /// Returns the domain of each row by `counter`'s label, [`NO_DOMAIN`] for nodes without the label. Includes
     /// nodes that do not count.
     pub(crate) fn domains_of(&self, counter: &Counter) -> &[u32] {
-        self.domains.column(counter.frame)
+        self.domains.column(counter.domain_spec)
     }
 
-    /// Refines `alike`, groups of equivalent nodes, by the counts of `counter`. If each domain is one node,
+    /// Refines `groups` of equivalent nodes by the counts of `counter`. If each domain is one node,
     /// only nodes with a nonzero count are split off; nodes without the label count nothing.
-    pub(crate) fn alike(
+    pub(crate) fn refine_groups(
         &self,
         counter: &Counter,
-        alike: Groups,
+        groups: Groups,
         nodes: &NodeStore,
     ) -> Option<Groups> {
         if self.is_plain(counter) {
-            return alike.also_apart(counter.counting(), nodes.rows());
+            return groups.also_apart(counter.nonzero_nodes(), nodes.rows());
         }
-        alike.also_by(self.label(counter)?)
+        groups.also_by(self.label(counter)?)
     }
 
     /// Returns the label that defines `counter`'s domains, with its values by row.
     pub(crate) fn label(&self, counter: &Counter) -> Option<Label> {
-        self.domains.values(counter.frame)
+        self.domains.values(counter.domain_spec)
     }
 
     /// Returns true if every node has the label that defines `counter`'s domains.
-    pub(crate) fn is_everywhere(&self, counter: &Counter, nodes: &NodeStore) -> bool {
-        self.domains.labelled(counter.frame) == nodes.len()
+    pub(crate) fn is_on_every_node(&self, counter: &Counter, nodes: &NodeStore) -> bool {
+        self.domains.labelled(counter.domain_spec) == nodes.len()
     }
 
-    /// Returns the domain in which pods on `node` count for `counter`, or [`NONE`] if they do not count.
+    /// Returns the domain in which pods on `node` count for `counter`, or [`NO_DOMAIN`] if they do not count.
     pub(crate) fn counted_in(&self, counter: &Counter, node: NodeIndex) -> u32 {
-        self.domains.domain(counter.frame, node)
+        self.domains.domain(counter.domain_spec, node)
     }
 
     /// Returns the key of the label that defines `counter`'s domains.
     pub(crate) fn label_of(&self, counter: &Counter) -> &str {
-        self.domains.label(counter.frame)
+        self.domains.label(counter.domain_spec)
     }
 
     /// Returns the number of domains with at least one node that counts.
     pub(crate) fn domain_count(&self, counter: &Counter) -> usize {
-        self.domains.present(counter.frame)
+        self.domains.present(counter.domain_spec)
     }
 
     /// Returns true if `domain` has at least one node that counts.
     pub(crate) fn is_counted(&self, counter: &Counter, domain: u32) -> bool {
-        self.domains.is_present(counter.frame, domain)
+        self.domains.is_present(counter.domain_spec, domain)
     }
 
     /// Returns true if each domain is one node and every node with the label counts.
     pub(crate) fn is_plain(&self, counter: &Counter) -> bool {
-        self.domains.is_plain(counter.frame)
+        self.domains.is_plain(counter.domain_spec)
     }
 
     /// Returns the smallest count of all domains other than `but`, or `None` if there is no other domain.
-    pub(crate) fn min_but(&self, counter: &Counter, but: u32) -> Option<i32> {
-        let mut domains = self.domains.present(counter.frame);
+    pub(crate) fn min_except(&self, counter: &Counter, but: u32) -> Option<i32> {
+        let mut domains = self.domains.present(counter.domain_spec);
         let own = counter.at(but);
-        let counts = but != NONE && self.domains.is_present(counter.frame, but);
+        let counts = but != NO_DOMAIN && self.domains.is_present(counter.domain_spec, but);
         domains -= usize::from(counts);
         if domains == 0 {
             return None;
@@ -443,7 +451,7 @@ impl Counter {
     }
 
     /// Returns the rows with a nonzero count, in no particular order.
-    pub(crate) fn counting(&self) -> impl ExactSizeIterator<Item = NodeIndex> + '_ {
+    pub(crate) fn nonzero_nodes(&self) -> impl ExactSizeIterator<Item = NodeIndex> + '_ {
         self.by_row.keys().map(|row| NodeIndex(*row))
     }
 
@@ -479,7 +487,7 @@ impl Counter {
     }
 
     fn shift(&mut self, domain: u32, amount: i32) {
-        if domain == NONE || amount == 0 {
+        if domain == NO_DOMAIN || amount == 0 {
             return;
         }
         let at = domain as usize;

@@ -37,7 +37,7 @@ impl Default for Args {
 
 /// Settings of one profile.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
+pub(super) struct GangSettings {
     /// Values for gangs that do not set them.
     pub(super) defaults: Defaults,
     /// True if gangs that request a network topology are placed by it.
@@ -47,7 +47,7 @@ pub(super) struct Settings {
 }
 
 impl Args {
-    pub(super) fn settings(&self) -> Result<Settings, BuildError> {
+    pub(super) fn settings(&self) -> Result<GangSettings, BuildError> {
         let wait = self.default_timeout.to_std().ok_or_else(|| {
             let value = self.default_timeout;
             invalid(NAME, format!("args.defaultTimeout: {value} is negative"))
@@ -66,7 +66,7 @@ impl Args {
             );
             return Err(invalid(NAME, message));
         }
-        Ok(Settings {
+        Ok(GangSettings {
             defaults: Defaults { wait, policy },
             aware: self.aware_network_topology,
             preempts: self.enable_preemption,

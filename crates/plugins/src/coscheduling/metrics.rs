@@ -28,10 +28,10 @@ pub(super) const ALL_TRIED: &str = "all pending pods is already been attempted";
 const GONE: &str = "gang is nil, may be already deleted";
 
 /// Maximum number of finished attempts that are stored until the metrics are read.
-const KEEP: usize = 4096;
+const MAX_ENDED: usize = 4096;
 
 #[derive(Debug)]
-struct Open {
+struct OpenAttempt {
     number: u64,
     since: Timestamp,
     tried: usize,
@@ -40,30 +40,30 @@ struct Open {
 /// Running attempt and finished attempts.
 #[derive(Debug, Default)]
 pub(super) struct Attempts {
-    open: Option<Open>,
+    open: Option<OpenAttempt>,
     ended: Vec<(&'static str, String, f64)>,
 }
 
 impl Attempts {
     /// Records the running attempt as (number, members tried). If it is not the one recorded before, that one
-    /// ended with reason `how`, or [`GONE`] if `None`.
-    pub(super) fn now(
+    /// ended with reason `reason`, or [`GONE`] if `None`.
+    pub(super) fn track(
         &mut self,
-        under_way: Option<(u64, usize)>,
-        how: Option<&'static str>,
+        current: Option<(u64, usize)>,
+        reason: Option<&'static str>,
         now: Timestamp,
     ) {
         if let Some(open) = self
             .open
-            .take_if(|open| under_way.is_none_or(|(number, _)| number != open.number))
-            && self.ended.len() < KEEP
+            .take_if(|open| current.is_none_or(|(number, _)| number != open.number))
+            && self.ended.len() < MAX_ENDED
         {
-            let took = now.duration_since(open.since).as_secs_f64().max(0.0);
-            let how = how.unwrap_or(GONE);
-            self.ended.push((how, size(open.tried), took));
+            let seconds = now.duration_since(open.since).as_secs_f64().max(0.0);
+            let reason = reason.unwrap_or(GONE);
+            self.ended.push((reason, size(open.tried), seconds));
         }
-        if let Some((number, tried)) = under_way {
-            let open = self.open.get_or_insert(Open {
+        if let Some((number, tried)) = current {
+            let open = self.open.get_or_insert(OpenAttempt {
                 number,
                 since: now,
                 tried,
@@ -86,16 +86,16 @@ fn size(tried: usize) -> String {
 }
 
 impl Coscheduling {
-    /// Records whether an attempt began or ended, with reason `how` if it ended.
-    pub(super) fn follow(&mut self, how: Option<&'static str>, now: Timestamp) {
-        self.attempts.now(self.gangs.under_way(), how, now);
+    /// Records whether an attempt began or ended, with reason `reason` if it ended.
+    pub(super) fn track_attempt(&mut self, reason: Option<&'static str>, now: Timestamp) {
+        self.attempts.track(self.gangs.under_way(), reason, now);
     }
 
-    pub(super) fn measured(&mut self, out: &mut Readings) {
+    pub(super) fn report_metrics(&mut self, out: &mut Readings) {
         #[allow(clippy::cast_precision_loss, reason = "a count of gangs")]
         out.add(&WAITING, &[], self.gangs.waiting_groups() as f64);
-        for (how, size, took) in self.attempts.ended.drain(..) {
-            out.add(&CYCLE, &[how, &size], took);
+        for (reason, size, seconds) in self.attempts.ended.drain(..) {
+            out.add(&CYCLE, &[reason, &size], seconds);
         }
     }
 }
@@ -108,14 +108,14 @@ mod tests {
     fn attempts_are_timed_from_their_first_member_to_their_end() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut attempts = Attempts::default();
-        attempts.now(None, None, at(0));
-        attempts.now(Some((1, 1)), None, at(1));
-        attempts.now(Some((1, 101)), None, at(2));
-        attempts.now(None, Some(PLACED), at(4));
-        attempts.now(Some((2, 1)), None, at(5));
+        attempts.track(None, None, at(0));
+        attempts.track(Some((1, 1)), None, at(1));
+        attempts.track(Some((1, 101)), None, at(2));
+        attempts.track(None, Some(PLACED), at(4));
+        attempts.track(Some((2, 1)), None, at(5));
         // Its gang disappears, and another gang is tried.
-        attempts.now(Some((3, 1)), None, at(7));
-        attempts.now(None, Some(ALL_TRIED), at(8));
+        attempts.track(Some((3, 1)), None, at(7));
+        attempts.track(None, Some(ALL_TRIED), at(8));
         assert_eq!(
             attempts.ended,
             [

@@ -22,14 +22,14 @@ impl Orphans {
     }
 
     /// Returns the time of the next check.
-    pub(super) fn next(&self) -> Option<Timestamp> {
+    pub(super) fn next_check(&self) -> Option<Timestamp> {
         self.0.front().map(|(due, _)| *due)
     }
 }
 
 impl Coscheduling {
     /// Returns why a member waits, where that is because nothing describes its gang.
-    pub(super) fn gang_is_missing(&self, uid: &str) -> Option<Blocked> {
+    pub(super) fn missing_gang(&self, uid: &str) -> Option<Blocked> {
         let blocked = self.gangs.admit(uid).err()?;
         matches!(
             blocked,
@@ -41,7 +41,7 @@ impl Coscheduling {
     /// Sets a condition on members whose gang is still missing.
     pub(super) fn explain_orphans(&mut self, now: Timestamp, fx: &mut Effects) {
         while let Some((_, uid)) = self.orphans.0.pop_front_if(|(due, _)| *due <= now) {
-            if let Some(blocked) = self.gang_is_missing(&uid) {
+            if let Some(blocked) = self.missing_gang(&uid) {
                 let text = format!(
                     "{blocked}: expected a PodGroup of that name, or a member that sets the minimum"
                 );

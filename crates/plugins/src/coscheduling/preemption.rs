@@ -23,8 +23,8 @@ impl Coscheduling {
             min_candidate_absolute: 100,
             may_evict: Box::new(move |pod| {
                 let mate = || {
-                    let theirs = self.gangs.group_of(&pod.uid);
-                    group.is_some() && theirs == group.as_ref()
+                    let victim_group = self.gangs.group_of(&pod.uid);
+                    group.is_some() && victim_group == group.as_ref()
                 };
                 !is_spared(pod) && !is_non_preemptible(pod) && !mate()
             }),
@@ -38,18 +38,18 @@ impl Coscheduling {
     }
 
     /// Returns the message for further members if preemption already ran in the current attempt.
-    fn decided(&self, job: &Job) -> Option<&str> {
-        let (attempt, told) = self.made_room.as_ref()?;
-        (job.attempt == Some(*attempt)).then_some(told)
+    fn earlier_result(&self, job: &Job) -> Option<&str> {
+        let (attempt, message) = self.preempted.as_ref()?;
+        (job.attempt == Some(*attempt)).then_some(message)
     }
 
     /// Records that preemption ran in the current attempt, with the message for members that are tried later.
-    pub(super) fn note_attempt(&mut self, uid: &str, told: &str) {
+    pub(super) fn record_preemption(&mut self, uid: &str, message: &str) {
         if let Some(group) = self.gangs.group_of(uid).cloned() {
             self.gangs.promise(&group);
         }
         let attempt = self.gangs.under_way();
-        self.made_room = attempt.map(|(number, _)| (number, told.to_owned()));
+        self.preempted = attempt.map(|(number, _)| (number, message.to_owned()));
     }
 }
 
@@ -69,8 +69,8 @@ impl PostFilter for Coscheduling {
         let Some(job) = self.gangs.job(uid) else {
             return PostFilterResult::Unhelpful(String::new());
         };
-        if let Some(told) = self.decided(&job) {
-            return PostFilterResult::Decided(told.to_owned());
+        if let Some(message) = self.earlier_result(&job) {
+            return PostFilterResult::Decided(message.to_owned());
         }
         let group = job.group.clone();
         PostFilterResult::PreemptForGroup(Box::new(GroupPreemption {
@@ -87,7 +87,7 @@ impl PostFilter for Coscheduling {
     fn company(&self, pod: &PodInfo) -> Vec<Arc<str>> {
         let preempts = self.settings.of(pod).preempts;
         let job = preempts.then(|| self.gangs.job(&pod.uid)).flatten();
-        let open = job.filter(|job| self.decided(job).is_none());
+        let open = job.filter(|job| self.earlier_result(job).is_none());
         open.map(|job| job.pending).unwrap_or_default()
     }
     fn preemption_state(&self, view: View<'_>) -> Option<RulesVersion> {

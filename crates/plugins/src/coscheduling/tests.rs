@@ -341,7 +341,7 @@ fn plugin(objects: &[PodGroup], pods: &[Pod]) -> Coscheduling {
         topology: None,
         plan: None,
         budgets: budgets::Looks::of(&BuildContext::default()),
-        made_room: None,
+        preempted: None,
         pod_groups: Some(PodGroups::default()),
         reported: ReportedProblems::default(),
         orphans: Orphans::default(),

@@ -16,19 +16,19 @@ use std::sync::Arc;
 /// Name of the only ClusterNetworkTopology that is used.
 pub(super) const DEFAULT: &str = "default";
 /// Minimum time between two writes of the status.
-const PACE: SignedDuration = SignedDuration::from_secs(10);
+const STATUS_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 
 #[derive(Debug)]
-struct Known {
+struct TopologyObject {
     uid: String,
     layers: Option<Layers>,
-    shown: Vec<NetworkTopologyDetail>,
+    reported: Vec<NetworkTopologyDetail>,
 }
 
 /// Network topology tree with the placement of gang members and related pods.
 #[derive(Debug, Default)]
 pub(super) struct Topology {
-    known: Option<Known>,
+    object: Option<TopologyObject>,
     /// Path of each node in the tree, by name; nodes outside the tree are missing.
     paths: BTreeMap<Arc<str>, Vec<Arc<str>>>,
     /// Name of each node in `paths` by row: a removed node has no name in the view any more.
@@ -40,30 +40,32 @@ pub(super) struct Topology {
     due: Option<Timestamp>,
     /// Time of the last status write.
     written: Option<Timestamp>,
-    near: Near,
+    related_counts: SelectorCounts,
     /// Row of each gang member that has a node, by uid.
     members: FxHashMap<Arc<str>, usize>,
 }
 
 /// Pods that a pod should be close to: nodes in the topology with the number of such pods.
 #[derive(Debug, Default)]
-pub(super) struct Drawn(Vec<(Arc<str>, usize)>);
+pub(super) struct RelatedPods(Vec<(Arc<str>, usize)>);
 
 /// Number of pods by topology selector and row, without zero entries.
 #[derive(Debug, Default)]
-struct Near(FxHashMap<Arc<str>, FxHashMap<usize, usize>>);
+struct SelectorCounts(FxHashMap<Arc<str>, FxHashMap<usize, usize>>);
 
-impl Near {
+impl SelectorCounts {
     fn add(&mut self, pod: &PodInfo, node: NodeIndex) {
-        if let Some(said) = counted(pod) {
-            let rows = self.0.entry(said.into()).or_default();
+        if let Some(text) = counted_selector(pod) {
+            let rows = self.0.entry(text.into()).or_default();
             *rows.entry(node.row()).or_default() += 1;
         }
     }
 
     fn remove(&mut self, pod: &PodInfo, node: NodeIndex) {
-        let Some(said) = counted(pod) else { return };
-        let Some(rows) = self.0.get_mut(said) else {
+        let Some(text) = counted_selector(pod) else {
+            return;
+        };
+        let Some(rows) = self.0.get_mut(text) else {
             return;
         };
         if let Some(pods) = rows.get_mut(&node.row()) {
@@ -73,7 +75,7 @@ impl Near {
             }
         }
         if rows.is_empty() {
-            self.0.remove(said);
+            self.0.remove(text);
         }
     }
 
@@ -83,7 +85,7 @@ impl Near {
 
     /// Returns true if the counts match the pods on the nodes.
     #[cfg(test)]
-    fn balances(&self, view: View<'_>) -> bool {
+    fn is_consistent(&self, view: View<'_>) -> bool {
         let mut all = Self::default();
         for node in view.nodes.indices() {
             for pod in view.nodes.pods(node) {
@@ -96,7 +98,7 @@ impl Near {
 
 /// Returns the selector under which a pod is counted. Reservations only hold resources and have no traffic,
 /// so they do not count.
-fn counted(pod: &PodInfo) -> Option<&str> {
+fn counted_selector(pod: &PodInfo) -> Option<&str> {
     selector(pod).filter(|_| !pod.is_holder())
 }
 
@@ -109,58 +111,61 @@ pub(super) struct Plan {
 
 impl Topology {
     /// Updates the tree after the object was added or changed.
-    pub(super) fn applied(
+    pub(super) fn apply_object(
         &mut self,
         object: &ClusterNetworkTopology,
         view: View<'_>,
     ) -> Result<(), BadLayers> {
         let layers = Layers::of(&object.spec.network_topology_spec);
         let status = object.status.clone().unwrap_or_default();
-        let before = self.known.take().and_then(|known| known.layers);
+        let before = self.object.take().and_then(|object| object.layers);
         let now_layers = layers.as_ref().ok();
         let changed = before.as_ref() != now_layers;
-        self.known = Some(Known {
+        self.object = Some(TopologyObject {
             uid: object.metadata.uid.clone().unwrap_or_default(),
             layers: now_layers.cloned(),
-            shown: status.detail_status,
+            reported: status.detail_status,
         });
         if changed {
             self.paths.clear();
             self.rows.clear();
             self.stale = true;
             for node in view.nodes.indices() {
-                self.node(node, view);
+                self.update_node(node, view);
             }
         }
-        self.look(view.now);
+        self.schedule_check(view.now);
         layers.map(drop)
     }
 
-    pub(super) fn deleted(&mut self) {
+    pub(super) fn remove_object(&mut self) {
         *self = Self {
-            near: std::mem::take(&mut self.near),
+            related_counts: std::mem::take(&mut self.related_counts),
             members: std::mem::take(&mut self.members),
             ..Self::default()
         };
     }
 
     /// Records a pod that was placed on a node; `member` if it belongs to a gang.
-    pub(super) fn joined(&mut self, pod: &PodInfo, node: NodeIndex, member: bool) {
-        self.near.add(pod, node);
+    pub(super) fn pod_added(&mut self, pod: &PodInfo, node: NodeIndex, member: bool) {
+        self.related_counts.add(pod, node);
         if member {
             self.members.insert(pod.uid.clone(), node.row());
         }
     }
 
     /// Removes a pod from its node.
-    pub(super) fn left(&mut self, pod: &PodInfo, node: NodeIndex) {
-        self.near.remove(pod, node);
+    pub(super) fn pod_removed(&mut self, pod: &PodInfo, node: NodeIndex) {
+        self.related_counts.remove(pod, node);
         self.members.remove(&pod.uid);
     }
 
     /// Updates a node that was added, changed or removed.
-    pub(super) fn node(&mut self, node: NodeIndex, view: View<'_>) {
-        let layers = self.known.as_ref().and_then(|known| known.layers.as_ref());
+    pub(super) fn update_node(&mut self, node: NodeIndex, view: View<'_>) {
+        let layers = self
+            .object
+            .as_ref()
+            .and_then(|object| object.layers.as_ref());
         let Some(layers) = layers else { return };
         let info = view.nodes.info(node);
         let path = info.and_then(|info: &Arc<NodeInfo>| {
@@ -181,26 +186,28 @@ impl Topology {
             self.paths.insert(name, path);
         }
         self.stale = true;
-        self.look(view.now);
+        self.schedule_check(view.now);
     }
 
-    /// Schedules a comparison of the status with the tree, at least [`PACE`] after the last write.
-    fn look(&mut self, now: Timestamp) {
-        let earliest = self.written.and_then(|at| at.checked_add(PACE).ok());
+    /// Schedules a comparison of the status with the tree, at least [`STATUS_INTERVAL`] after the last write.
+    fn schedule_check(&mut self, now: Timestamp) {
+        let earliest = self
+            .written
+            .and_then(|at| at.checked_add(STATUS_INTERVAL).ok());
         self.due = Some(earliest.map_or(now, |at| at.max(now)));
     }
 
     /// Returns the time of the next comparison of the status.
-    pub(super) fn next(&self) -> Option<Timestamp> {
+    pub(super) fn next_check(&self) -> Option<Timestamp> {
         self.due
     }
 
     /// Rebuilds a stale tree, and writes the status if a comparison is due.
     pub(super) fn sync(&mut self, now: Timestamp, writes: &mut Vec<Write>) {
-        let Some(known) = &self.known else { return };
+        let Some(object) = &self.object else { return };
         if std::mem::take(&mut self.stale) {
             let paths = self.paths.values().map(Vec::as_slice);
-            self.tree = known.layers.clone().map(|layers| Tree::new(layers, paths));
+            self.tree = object.layers.clone().map(|layers| Tree::new(layers, paths));
         }
         if self.due.is_none_or(|due| due > now) {
             return;
@@ -209,12 +216,12 @@ impl Topology {
         let Some(status) = self.tree.as_ref().map(Tree::status) else {
             return;
         };
-        if status == known.shown {
+        if status == object.reported {
             return;
         }
         let mut body = json!({"status": {"detailStatus": status}});
-        if !known.uid.is_empty() {
-            body["metadata"] = json!({"uid": known.uid});
+        if !object.uid.is_empty() {
+            body["metadata"] = json!({"uid": object.uid});
         }
         writes.push(Write {
             group: "scheduling.koordinator.sh",
@@ -227,7 +234,7 @@ impl Topology {
         });
         self.written = Some(now);
         // A write whose effect is not observed is sent again.
-        self.look(now);
+        self.schedule_check(now);
     }
 
     /// Returns the tree, if there is a topology.
@@ -236,56 +243,71 @@ impl Topology {
     }
 
     /// Returns the nodes of the placed gang members of a late member.
-    fn mates<'a>(&'a self, settled: &'a Settled) -> impl Iterator<Item = &'a Arc<str>> {
-        let rows = settled.mates.iter().filter_map(|uid| self.members.get(uid));
+    fn member_nodes<'a>(
+        &'a self,
+        placed_members: &'a Settled,
+    ) -> impl Iterator<Item = &'a Arc<str>> {
+        let rows = placed_members
+            .mates
+            .iter()
+            .filter_map(|uid| self.members.get(uid));
         rows.filter_map(|row| self.rows.get(row))
     }
 
     /// Returns the part of the tree to which a late member is restricted.
-    fn home(&self, settled: &Settled) -> Option<(Home, &Tree)> {
+    fn home(&self, placed_members: &Settled) -> Option<(Home, &Tree)> {
         let tree = self.tree.as_ref()?;
-        let mates = self.mates(settled).map(|node| &**node);
-        Some((Home::of(&settled.spec, mates, tree)?, tree))
+        let nodes = self.member_nodes(placed_members).map(|node| &**node);
+        Some((Home::of(&placed_members.spec, nodes, tree)?, tree))
     }
 
     /// Returns the nodes to which a late member is restricted; `None` if any node will do.
-    pub(super) fn home_nodes(&self, settled: &Settled) -> Option<Vec<NodeIndex>> {
-        let (home, tree) = self.home(settled)?;
-        let there = self.rows.iter().filter(|(_, name)| home.has(name, tree));
-        let rows = there.filter_map(|(row, _)| u32::try_from(*row).ok());
+    pub(super) fn home_nodes(&self, placed_members: &Settled) -> Option<Vec<NodeIndex>> {
+        let (home, tree) = self.home(placed_members)?;
+        let matching = self.rows.iter().filter(|(_, name)| home.has(name, tree));
+        let rows = matching.filter_map(|(row, _)| u32::try_from(*row).ok());
         Some(rows.map(NodeIndex).collect())
     }
 
     /// Returns the pods that `pod` should be close to, if any: those with its selector, or placed members of
     /// its gang.
-    pub(super) fn drawn(&self, pod: &PodInfo, settled: Option<Settled>) -> Option<Drawn> {
+    pub(super) fn related_pods(
+        &self,
+        pod: &PodInfo,
+        placed_members: Option<Settled>,
+    ) -> Option<RelatedPods> {
         self.tree.as_ref()?;
-        let Some(near) = selector(pod) else {
-            let settled = settled?;
-            let mates = self.mates(&settled);
-            return Some(Drawn(mates.map(|node| (node.clone(), 1)).collect()));
+        let Some(selector) = selector(pod) else {
+            let placed_members = placed_members?;
+            let nodes = self.member_nodes(&placed_members);
+            return Some(RelatedPods(nodes.map(|node| (node.clone(), 1)).collect()));
         };
-        let rows = self.near.rows(near).into_iter().flatten();
+        let rows = self.related_counts.rows(selector).into_iter().flatten();
         let nodes = rows.filter_map(|(row, pods)| Some((self.rows.get(row)?.clone(), *pods)));
-        Some(Drawn(nodes.collect()))
+        Some(RelatedPods(nodes.collect()))
     }
 
-    /// Returns, for each of `nodes`, the number of nodes that are closer to the related pods `drawn`.
-    pub(super) fn ranks(&self, drawn: &Drawn, nodes: &[NodeIndex], view: View<'_>) -> Vec<usize> {
+    /// Returns, for each of `nodes`, the number of nodes that are closer to the related pods `related`.
+    pub(super) fn ranks(
+        &self,
+        related: &RelatedPods,
+        nodes: &[NodeIndex],
+        view: View<'_>,
+    ) -> Vec<usize> {
         #[cfg(test)]
-        assert!(self.near.balances(view));
+        assert!(self.related_counts.is_consistent(view));
         let Some(tree) = &self.tree else {
             return Vec::new();
         };
         let nodes = nodes.iter().map(|node| &**view.nodes.name(*node));
-        tree.ranks(nodes, drawn.0.iter().map(|(node, pods)| (&**node, *pods)))
+        tree.ranks(nodes, related.0.iter().map(|(node, pods)| (&**node, *pods)))
     }
 
-    /// Returns the node of each of `members`, in this order; `settled` is the placed part of their group.
+    /// Returns the node of each of `members`, in this order; `placed_members` is the placed part of their group.
     pub(super) fn plan(
         &self,
         gathering: &Gathering,
-        settled: Option<Settled>,
+        placed_members: Option<Settled>,
         members: &[Arc<PodInfo>],
         offers: &[Offer],
         fit: &str,
@@ -295,12 +317,16 @@ impl Topology {
             return Err("no cluster network topology".to_owned());
         };
         #[cfg(test)]
-        assert!(self.near.balances(view));
-        let wish = Wish::new(&gathering.spec, members.len(), tree.layers());
-        let home = settled.as_ref().and_then(|settled| self.home(settled));
-        let drawn = members.first().and_then(|pod| self.drawn(pod, settled));
+        assert!(self.related_counts.is_consistent(view));
+        let request = Wish::new(&gathering.spec, members.len(), tree.layers());
+        let home = placed_members
+            .as_ref()
+            .and_then(|placed_members| self.home(placed_members));
+        let related = members
+            .first()
+            .and_then(|pod| self.related_pods(pod, placed_members));
         let mut existing: FxHashMap<Arc<str>, usize> = FxHashMap::default();
-        for (node, pods) in drawn.unwrap_or_default().0 {
+        for (node, pods) in related.unwrap_or_default().0 {
             *existing.entry(node).or_default() += pods;
         }
         let offers = offers.iter().map(|offer| {
@@ -313,11 +339,11 @@ impl Topology {
             };
             (&**node, offered)
         });
-        let dealt = tree
-            .place(&wish, offers)
+        let placed = tree
+            .place(&request, offers)
             .map_err(|none| none.message(fit))?;
-        let dealt = dealt.into_iter();
-        Ok(dealt
+        let placed = placed.into_iter();
+        Ok(placed
             .flat_map(|(node, pods)| std::iter::repeat_n(node, pods))
             .collect())
     }
@@ -326,16 +352,16 @@ impl Topology {
 /// Returns the topology selector of a pod. Pods with equal selectors should be close to each other, whatever
 /// their gang.
 fn selector(pod: &PodInfo) -> Option<&str> {
-    let said = pod.annotation(annotations::NETWORK_TOPOLOGY_SELECTOR);
-    said.filter(|word| !word.is_empty())
+    let text = pod.annotation(annotations::NETWORK_TOPOLOGY_SELECTOR);
+    text.filter(|text| !text.is_empty())
 }
 
 /// Sorts pods in the order in which nodes are assigned to them: by index, those without an index last, then
 /// by name.
 pub(super) fn arrange(members: &mut [Arc<PodInfo>]) {
     members.sort_by_cached_key(|pod| {
-        let said = pod.annotation(annotations::GANG_NETWORK_TOPOLOGY_INDEX);
-        let index = said.and_then(|text| text.parse::<i64>().ok());
+        let text = pod.annotation(annotations::GANG_NETWORK_TOPOLOGY_INDEX);
+        let index = text.and_then(|text| text.parse::<i64>().ok());
         let index = index.filter(|index| *index >= 0);
         (
             index.is_none(),

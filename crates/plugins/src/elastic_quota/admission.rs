@@ -30,23 +30,23 @@ pub(super) struct Request<'a> {
 
 /// Hypothetical change of a quota's use.
 #[derive(Debug, Default)]
-pub(super) struct Shift {
+pub(super) struct QuotaDelta {
     used: Amounts,
     non_preemptible: Amounts,
     /// Change of each ancestor quota by pods of other quotas, by quota name.
     above: BTreeMap<String, Amounts>,
 }
 
-impl Shift {
+impl QuotaDelta {
     /// Computes the change of `quota` when `removed` pods are removed and `added` pods are placed. Pods of
     /// other quotas are ignored.
-    pub(super) fn of(
+    pub(super) fn for_pods(
         quota: &str,
         removed: &[Arc<PodInfo>],
         added: &[Arc<PodInfo>],
         ledger: &Ledger,
     ) -> Self {
-        let mut shift = Self::default();
+        let mut delta = Self::default();
         for (pods, placed) in [(removed, true), (added, false)] {
             for pod in pods {
                 let charge = ledger
@@ -56,15 +56,15 @@ impl Shift {
                 else {
                     continue;
                 };
-                shift.add(&charge.amounts, charge.non_preemptible, placed);
+                delta.add(&charge.amounts, charge.non_preemptible, placed);
             }
         }
-        shift
+        delta
     }
 
-    pub(super) fn add(&mut self, amounts: &Amounts, non_preemptible: bool, away: bool) {
+    pub(super) fn add(&mut self, amounts: &Amounts, non_preemptible: bool, removed: bool) {
         let change = |sum: &mut Amounts| {
-            if away {
+            if removed {
                 sum.sub_all(amounts);
             } else {
                 sum.add_all(amounts);
@@ -77,13 +77,13 @@ impl Shift {
     }
 }
 
-impl Shift {
+impl QuotaDelta {
     /// Adds a change in another quota, which also changes the ancestors it has in common with this quota.
-    pub(super) fn add_beside(
+    pub(super) fn add_other(
         &mut self,
         quota: &str,
         amounts: &Amounts,
-        away: bool,
+        removed: bool,
         trees: &Forest,
     ) {
         let Some(own) = trees.quota(quota) else {
@@ -95,7 +95,7 @@ impl Shift {
             && let Some(parent) = parent_name(&below, trees)
         {
             let sum = self.above.entry(parent.clone()).or_default();
-            if away {
+            if removed {
                 sum.sub_all(&amounts);
             } else {
                 sum.add_all(&amounts);
@@ -112,17 +112,20 @@ fn parent_name(name: &str, trees: &Forest) -> Option<String> {
     (!top).then(|| parent.clone())
 }
 
-/// Returns `sum` changed by `shift`, without entries that are not positive.
-fn shifted(sum: &Amounts, shift: &Amounts, keys: &Amounts) -> Amounts {
+/// Returns `sum` changed by `delta`, without entries that are not positive.
+fn with_delta(sum: &Amounts, delta: &Amounts, keys: &Amounts) -> Amounts {
     let mut out = sum.clone();
-    out.add_all(&masked(shift, keys));
+    out.add_all(&masked(delta, keys));
     out.iter().filter(|(_, amount)| *amount > 0).collect()
 }
 
 /// Builds a rejection. Formatting costs more than the check, so without `table` the message is generic.
-fn refuse(table: Option<&ResourceTable>, words: impl FnOnce(&ResourceTable) -> String) -> Verdict {
+fn reject(
+    table: Option<&ResourceTable>,
+    message: impl FnOnce(&ResourceTable) -> String,
+) -> Verdict {
     Err(match table {
-        Some(table) => Rejection::unschedulable(words(table)),
+        Some(table) => Rejection::unschedulable(message(table)),
         None => Rejection::unschedulable("Insufficient quotas"),
     })
 }
@@ -141,7 +144,7 @@ impl Rules {
     pub(super) fn admit(
         self,
         request: &Request<'_>,
-        shift: &Shift,
+        delta: &QuotaDelta,
         trees: &Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
@@ -155,39 +158,39 @@ impl Rules {
             ));
         };
         let keys = &quota.spec.max;
-        let asked = masked(request.amounts, keys);
-        let used = shifted(&quota.sums.used, &shift.used, keys);
+        let requested = masked(request.amounts, keys);
+        let used = with_delta(&quota.sums.used, &delta.used, keys);
         let limit = if self.runtime { &quota.runtime } else { keys };
-        let over = exceeded(&sum(&used, &asked), limit);
+        let over = exceeded(&sum(&used, &requested), limit);
         if !over.is_empty() {
-            return refuse(table, |table| {
+            return reject(table, |table| {
                 format!(
                     "Insufficient quotas, quotaName: {name}, runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
                     text(limit, table),
                     text(&used, table),
-                    text(&asked, table),
+                    text(&requested, table),
                     dimensions(&over, table)
                 )
             });
         }
         if request.non_preemptible {
             let used = &quota.sums.non_preemptible_used;
-            let used = shifted(used, &shift.non_preemptible, keys);
-            let over = exceeded(&sum(&used, &asked), &quota.spec.min);
+            let used = with_delta(used, &delta.non_preemptible, keys);
+            let over = exceeded(&sum(&used, &requested), &quota.spec.min);
             if !over.is_empty() {
-                return refuse(table, |table| {
+                return reject(table, |table| {
                     format!(
                         "Insufficient non-preemptible quotas, quotaName: {name}, min: {}, nonPreemptibleUsed: {}, pod's request: {}, exceedDimensions: {}",
                         text(&quota.spec.min, table),
                         text(&used, table),
-                        text(&asked, table),
+                        text(&requested, table),
                         dimensions(&over, table)
                     )
                 });
             }
         }
         if self.ancestors {
-            return self.admit_above(name, &asked, shift, trees, table);
+            return self.admit_above(name, &requested, delta, trees, table);
         }
         Ok(())
     }
@@ -195,46 +198,46 @@ impl Rules {
     fn admit_above(
         self,
         name: &str,
-        asked: &Amounts,
-        shift: &Shift,
+        requested: &Amounts,
+        delta: &QuotaDelta,
         trees: &Forest,
         table: Option<&ResourceTable>,
     ) -> Verdict {
         let mut path = vec![name.to_owned()];
         loop {
             let below = path[0].clone();
-            let Some(wanted) = parent_name(&below, trees) else {
+            let Some(name) = parent_name(&below, trees) else {
                 return Ok(());
             };
             // The runtime is up to date: it was divided along this path for the pod's own quota.
             let Some(parent) = trees.parent(&below) else {
-                path.insert(0, wanted.clone());
+                path.insert(0, parent_name.clone());
                 return Err(Rejection::error(format!(
-                    "Could not find the elasticQuota {wanted}, quotaNameTopo: [{}]",
+                    "Could not find the elasticQuota {parent_name}, quotaNameTopo: [{}]",
                     path.join(" ")
                 )));
             };
-            let mut change = shift.used.clone();
-            if let Some(others) = shift.above.get(&wanted) {
+            let mut change = delta.used.clone();
+            if let Some(others) = delta.above.get(&parent_name) {
                 change.add_all(others);
             }
-            path.insert(0, wanted);
+            path.insert(0, parent_name);
             let limit = if self.runtime {
                 &parent.runtime
             } else {
                 &parent.spec.max
             };
-            let used = shifted(&parent.sums.used, &change, &parent.spec.max);
-            let total = masked(&sum(&used, asked), asked);
+            let used = with_delta(&parent.sums.used, &change, &parent.spec.max);
+            let total = masked(&sum(&used, requested), requested);
             let over = exceeded(&total, limit);
             if !over.is_empty() {
-                return refuse(table, |table| {
+                return reject(table, |table| {
                     format!(
                         "Insufficient quotas, quotaNameTopo: [{}], runtime: {}, used: {}, pod's request: {}, exceedDimensions: {}",
                         path.join(" "),
                         text(limit, table),
                         text(&used, table),
-                        text(asked, table),
+                        text(requested, table),
                         dimensions(&over, table)
                     )
                 });

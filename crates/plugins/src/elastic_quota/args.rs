@@ -78,7 +78,7 @@ impl Args {
 
     /// Logs the arguments of a further profile that differ from those of the first: there is one quota tree
     /// for all pods, so the first profile's arguments apply.
-    pub(super) fn warn_beside(&self, first: &Self, profile: &str) {
+    pub(super) fn warn_differences(&self, first: &Self, profile: &str) {
         let tree = [
             (
                 self.default_quota_group_max != first.default_quota_group_max,
@@ -116,14 +116,14 @@ impl Args {
 
     /// Fills in missing values.
     pub(super) fn complete(mut self) -> Self {
-        let boundless = Quantity::from_value(i64::MAX / 5);
+        let unlimited = Quantity::from_value(i64::MAX / 5);
         for max in [
             &mut self.default_quota_group_max,
             &mut self.system_quota_group_max,
         ] {
             if max.is_empty() {
                 *max = ["cpu", "memory"]
-                    .map(|name| (name.to_owned(), boundless))
+                    .map(|name| (name.to_owned(), unlimited))
                     .into();
             }
         }
@@ -189,7 +189,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
-    pub(super) fn of(context: &BuildContext) -> Self {
+    pub(super) fn from_context(context: &BuildContext) -> Self {
         let on = |name: &str| context.gates.get(name) == Some(&true);
         Self {
             no_default_quota: on("DisableDefaultQuota"),

@@ -22,7 +22,7 @@ pub(super) struct Reports {
 
 impl Reports {
     /// Returns the time of the next check of parents.
-    pub(super) fn next(&self) -> Option<Timestamp> {
+    pub(super) fn next_check(&self) -> Option<Timestamp> {
         self.parents_due
     }
 
@@ -35,13 +35,13 @@ impl Reports {
     /// Reports values of `object` that are not used as written. Values about trees are checked only if
     /// `trees`, that is, if there are several.
     pub(super) fn values(&mut self, object: &ElasticQuota, trees: bool, fx: &mut Effects) {
-        let found = invalid_values(object, trees).into_iter();
-        let found = found.map(|message| problem(object, message)).collect();
+        let problems = invalid_values(object, trees).into_iter();
+        let problems = problems.map(|message| problem(object, message)).collect();
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
-        self.values.update(uid, found, fx);
+        self.values.update(uid, problems, fx);
     }
 
-    pub(super) fn forget(&mut self, object: &ElasticQuota) {
+    pub(super) fn remove(&mut self, object: &ElasticQuota) {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
         self.values.forget(uid);
         self.parents.forget(uid);
@@ -55,13 +55,13 @@ impl ElasticQuotas {
             return;
         }
         self.reports.parents_due = None;
-        let circles = circles(&self.objects);
+        let cycles = cycles(&self.objects);
         for (key, object) in self.objects.iter() {
-            let found = invalid_parent(key, object, &self.objects, &circles);
-            let found = found.map(|message| problem(&object.object, message));
+            let problems = invalid_parent(key, object, &self.objects, &cycles);
+            let problems = problems.map(|message| problem(&object.object, message));
             let uid = object.object.metadata.uid.as_deref().unwrap_or_default();
-            let found = found.into_iter().collect();
-            self.reports.parents.update(uid, found, fx);
+            let problems = problems.into_iter().collect();
+            self.reports.parents.update(uid, problems, fx);
         }
     }
 }
@@ -90,7 +90,7 @@ fn invalid_values(object: &ElasticQuota, trees: bool) -> Vec<String> {
             negative(&format!("annotation {key}"), &list);
         }
     }
-    let unreadable = |key: &str, error: &serde_json::Error, expected: &str| {
+    let invalid = |key: &str, error: &serde_json::Error, expected: &str| {
         let expected = format!("{expected} ({error}); the last valid value stays in force");
         Problem::invalid(
             &format!("annotation {key}"),
@@ -102,20 +102,20 @@ fn invalid_values(object: &ElasticQuota, trees: bool) -> Vec<String> {
         let text = object.annotation(key);
         let read = serde_json::from_str::<ResourceList>(text);
         if let Some(error) = read.err().filter(|_| !text.is_empty()) {
-            out.push(unreadable(key, &error, "a JSON object of resource amounts"));
+            out.push(invalid(key, &error, "a JSON object of resource amounts"));
         }
     }
     let key = annotations::QUOTA_NAMESPACES;
     let text = object.annotation(key);
     let read = serde_json::from_str::<Vec<String>>(text);
     if let Some(error) = read.err().filter(|_| !text.is_empty()) {
-        out.push(unreadable(key, &error, "a JSON list of namespaces"));
+        out.push(invalid(key, &error, "a JSON list of namespaces"));
     }
-    let most = |name: &str| max.get(name).map(Quantity::nanos);
+    let limit = |name: &str| max.get(name).map(Quantity::nanos);
     for (name, amount) in min {
-        if most(name).is_some_and(|most| amount.nanos() > most) {
-            let most = max.get(name).map(ToString::to_string).unwrap_or_default();
-            let expected = format!("at most spec.max[{name}], {most}, which limits it");
+        if limit(name).is_some_and(|limit| amount.nanos() > limit) {
+            let limit = max.get(name).map(ToString::to_string).unwrap_or_default();
+            let expected = format!("at most spec.max[{name}], {limit}, which limits it");
             let field = format!("spec.min[{name}]");
             out.push(Problem::invalid(&field, amount.to_string(), &expected));
         }
@@ -154,18 +154,18 @@ fn invalid_parent(
     key: &Key,
     object: &Object,
     objects: &Objects,
-    circles: &FxHashMap<&str, String>,
+    cycles: &FxHashMap<&str, String>,
 ) -> Option<String> {
     let name = key.1.as_str();
-    let parent = named_parent(object).filter(|_| objects.speaks(key) && !is_built_in(name))?;
+    let parent = named_parent(object).filter(|_| objects.is_in_force(key) && !is_built_in(name))?;
     let expected = if parent == name {
         "another quota than itself".to_owned()
     } else if is_built_in(parent) {
         "a quota that is not built in, or the root".to_owned()
-    } else if let Some(circle) = circles.get(name) {
-        format!("a quota that is not below this one ({circle})")
+    } else if let Some(cycle) = cycles.get(name) {
+        format!("a quota that is not below this one ({cycle})")
     } else {
-        match objects.of(parent) {
+        match objects.get(parent) {
             None => "the name of a quota that exists".to_owned(),
             Some(other) if other.tree != object.tree => {
                 format!("a quota of the same tree, {:?}", object.tree)
@@ -180,34 +180,34 @@ fn invalid_parent(
 }
 
 /// Returns the quotas whose parents form a cycle, with its path. Takes time linear in the number of quotas.
-fn circles(objects: &Objects) -> FxHashMap<&str, String> {
+fn cycles(objects: &Objects) -> FxHashMap<&str, String> {
     let mut walks: FxHashMap<&str, usize> = FxHashMap::default();
     let mut out = FxHashMap::default();
-    let names = objects.iter().filter(|(key, _)| objects.speaks(key));
+    let names = objects.iter().filter(|(key, _)| objects.is_in_force(key));
     for (number, (key, _)) in names.enumerate() {
         let mut walk: Vec<&str> = Vec::new();
         let mut at = Some(key.1.as_str());
         while let Some(name) = at.filter(|name| !walks.contains_key(name)) {
             walks.insert(name, number);
             walk.push(name);
-            at = objects.of(name).and_then(named_parent);
+            at = objects.get(name).and_then(named_parent);
         }
         let closing = at.filter(|name| walks.get(name) == Some(&number));
-        let Some(from) = closing.and_then(|name| walk.iter().position(|known| *known == name))
+        let Some(from) = closing.and_then(|name| walk.iter().position(|visited| *visited == name))
         else {
             continue;
         };
-        let mut around = walk[from..].to_vec();
-        around.push(walk[from]);
+        let mut path = walk[from..].to_vec();
+        path.push(walk[from]);
         // Long cycles are cut.
-        let shown = around.iter().take(8).copied().collect::<Vec<_>>();
-        let more = if shown.len() < around.len() {
+        let shown = path.iter().take(8).copied().collect::<Vec<_>>();
+        let more = if shown.len() < path.len() {
             " -> …"
         } else {
             ""
         };
-        let around = format!("{}{more}", shown.join(" -> "));
-        out.extend(walk[from..].iter().map(|name| (*name, around.clone())));
+        let path = format!("{}{more}", shown.join(" -> "));
+        out.extend(walk[from..].iter().map(|name| (*name, path.clone())));
     }
     out
 }

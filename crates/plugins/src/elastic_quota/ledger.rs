@@ -37,7 +37,7 @@ pub(super) struct Ledger {
     /// Uids of pods without a quota label, by namespace.
     by_namespace: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
     /// Times at which terminating pods stop counting.
-    endings: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
+    ends: BinaryHeap<Reverse<(Timestamp, Arc<str>)>>,
 }
 
 /// Returns the quota in the pod's label.
@@ -59,20 +59,20 @@ impl Ledger {
     }
 
     /// Returns the charges of one quota's pods.
-    pub(super) fn of<'a>(&'a self, quota: &'a str) -> impl Iterator<Item = &'a Charge> {
-        let of = move |charge: &&Charge| charge.quota.as_deref() == Some(quota);
-        self.pods.values().filter(of)
+    pub(super) fn quota_pods<'a>(&'a self, quota: &'a str) -> impl Iterator<Item = &'a Charge> {
+        let in_quota = move |charge: &&Charge| charge.quota.as_deref() == Some(quota);
+        self.pods.values().filter(in_quota)
     }
 
     /// Returns the uids of one quota's pods that are on nodes; `None` if some may be missing because
     /// terminating pods are not charged.
-    pub(super) fn placed(&self, quota: &str) -> Option<Option<&FxHashSet<Arc<str>>>> {
+    pub(super) fn placed_pods(&self, quota: &str) -> Option<Option<&FxHashSet<Arc<str>>>> {
         let all = !self.gates.ignore_deleted && !self.gates.ignore_terminating;
         all.then(|| self.placed.get(quota))
     }
 
     /// Returns the charges of one quota's pods that are on nodes.
-    pub(super) fn on_nodes(&self, quota: &str) -> impl Iterator<Item = &Charge> {
+    pub(super) fn placed_charges(&self, quota: &str) -> impl Iterator<Item = &Charge> {
         let placed = self.placed.get(quota).into_iter().flatten();
         placed.filter_map(|uid| self.pods.get(uid))
     }
@@ -105,7 +105,7 @@ impl Ledger {
         let name = match named(pod) {
             Some(name) => name,
             None if self.gates.no_default_quota => return None,
-            None => objects.of_namespace(&pod.namespace),
+            None => objects.namespace_quota(&pod.namespace),
         };
         if let Some(name) = trees.interned(name) {
             return Some(name);
@@ -122,7 +122,7 @@ impl Ledger {
         trees: &mut Forest,
         now: Timestamp,
     ) -> bool {
-        if pod.terminal || self.counts_no_more(pod, now) {
+        if pod.terminal || self.has_stopped_counting(pod, now) {
             return self.remove(&pod.uid, trees);
         }
         let mut charge = Charge {
@@ -145,8 +145,8 @@ impl Ledger {
             }
             self.remove(&pod.uid, trees);
         }
-        book(&charge, false, trees);
-        note(&charge, false, &mut self.placed);
+        charge_quota(&charge, false, trees);
+        index_placed(&charge, false, &mut self.placed);
         let uid = pod.uid.clone();
         match named(pod) {
             Some(name) => self
@@ -168,8 +168,8 @@ impl Ledger {
         let Some(charge) = self.pods.remove(uid) else {
             return false;
         };
-        book(&charge, true, trees);
-        note(&charge, true, &mut self.placed);
+        charge_quota(&charge, true, trees);
+        index_placed(&charge, true, &mut self.placed);
         if let Some(name) = named(&charge.info) {
             if let Some(same) = self.by_label.get_mut(name) {
                 same.remove(uid);
@@ -187,16 +187,16 @@ impl Ledger {
     }
 
     /// Records that a pod was placed on a node or removed from it. Returns true if that changed its charge.
-    pub(super) fn place(&mut self, uid: &str, placed: bool, trees: &mut Forest) -> bool {
+    pub(super) fn set_placed(&mut self, uid: &str, placed: bool, trees: &mut Forest) -> bool {
         let Some(charge) = self.pods.get_mut(uid) else {
             return false;
         };
         if charge.placed == placed {
             return false;
         }
-        note(charge, true, &mut self.placed);
+        index_placed(charge, true, &mut self.placed);
         charge.placed = placed;
-        note(charge, false, &mut self.placed);
+        index_placed(charge, false, &mut self.placed);
         if let Some(quota) = &charge.quota {
             trees.charge(
                 quota,
@@ -236,18 +236,18 @@ impl Ledger {
             if let Some(charge) = self.pods.get_mut(&uid)
                 && charge.quota != now
             {
-                book(charge, true, trees);
-                note(charge, true, &mut self.placed);
+                charge_quota(charge, true, trees);
+                index_placed(charge, true, &mut self.placed);
                 charge.quota = now;
-                book(charge, false, trees);
-                note(charge, false, &mut self.placed);
+                charge_quota(charge, false, trees);
+                index_placed(charge, false, &mut self.placed);
             }
         }
     }
 
     /// Returns true if a terminating pod is no longer charged; otherwise schedules the time at which it stops
     /// counting.
-    fn counts_no_more(&mut self, pod: &PodInfo, now: Timestamp) -> bool {
+    fn has_stopped_counting(&mut self, pod: &PodInfo, now: Timestamp) -> bool {
         if !pod.deleting {
             return false;
         }
@@ -264,14 +264,14 @@ impl Ledger {
         let grace = SignedDuration::from_secs(meta.deletion_grace_period_seconds.unwrap_or(0));
         let end = deleted.0.saturating_add(grace).unwrap_or(Timestamp::MAX);
         if end >= now {
-            self.endings.push(Reverse((end, pod.uid.clone())));
+            self.ends.push(Reverse((end, pod.uid.clone())));
         }
         end < now
     }
 
     /// Returns the time at which the next pod stops counting.
-    pub(super) fn next_ending(&self) -> Option<Timestamp> {
-        let Reverse((end, _)) = self.endings.peek()?;
+    pub(super) fn next_end(&self) -> Option<Timestamp> {
+        let Reverse((end, _)) = self.ends.peek()?;
         Some(
             end.saturating_add(SignedDuration::from_secs(1))
                 .unwrap_or(*end),
@@ -279,14 +279,10 @@ impl Ledger {
     }
 
     /// Removes pods that have stopped counting. Returns true if any was removed.
-    pub(super) fn end(&mut self, trees: &mut Forest, now: Timestamp) -> bool {
+    pub(super) fn remove_ended(&mut self, trees: &mut Forest, now: Timestamp) -> bool {
         let mut changed = false;
-        while self
-            .endings
-            .peek()
-            .is_some_and(|Reverse((end, _))| *end < now)
-        {
-            if let Some(Reverse((_, uid))) = self.endings.pop() {
+        while self.ends.peek().is_some_and(|Reverse((end, _))| *end < now) {
+            if let Some(Reverse((_, uid))) = self.ends.pop() {
                 let deleting = self
                     .pods
                     .get(&uid)
@@ -298,17 +294,17 @@ impl Ledger {
     }
 }
 
-fn book(charge: &Charge, back: bool, trees: &mut Forest) {
+fn charge_quota(charge: &Charge, back: bool, trees: &mut Forest) {
     let Some(quota) = &charge.quota else { return };
-    let (amounts, firm) = (&charge.amounts, charge.non_preemptible);
-    trees.charge(quota, Side::Request, amounts, firm, back);
+    let (amounts, non_preemptible) = (&charge.amounts, charge.non_preemptible);
+    trees.charge(quota, Side::Request, amounts, non_preemptible, back);
     if charge.placed {
-        trees.charge(quota, Side::Used, amounts, firm, back);
+        trees.charge(quota, Side::Used, amounts, non_preemptible, back);
     }
 }
 
 /// Adds a pod on a node to the index of its quota, or removes it if `off`.
-fn note(charge: &Charge, off: bool, placed: &mut FxHashMap<Arc<str>, FxHashSet<Arc<str>>>) {
+fn index_placed(charge: &Charge, off: bool, placed: &mut FxHashMap<Arc<str>, FxHashSet<Arc<str>>>) {
     let Some(quota) = charge.quota.as_ref().filter(|_| charge.placed) else {
         return;
     };

@@ -1,7 +1,7 @@
 //! Metrics of quotas and of the time that quota updates take.
 
 use super::ElasticQuotas;
-use super::objects::SHOWN;
+use super::objects::STATUS_ANNOTATIONS;
 use koord_api::quota::ROOT_QUOTA;
 use koord_model::resources::{Amounts, ResourceTable};
 use koord_scheduler::framework::{Family, Kind, Readings};
@@ -38,43 +38,44 @@ pub(super) static WRITTEN: Family = Family {
 /// Common prefix of quota annotations; the rest is the name of the field.
 const PREFIX: &str = "quota.scheduling.koordinator.sh/";
 /// Sampling rate: one in this many changes by pods is timed.
-const EVERY: u32 = 16;
+const SAMPLE_RATE: u32 = 16;
 /// Maximum number of samples that are stored until the metrics are read.
-const KEEP: usize = 4096;
+const MAX_SAMPLES: usize = 4096;
 
 /// Durations of operations in seconds, by upstream's operation names.
 #[derive(Debug, Default)]
-pub(super) struct Times {
-    turn: u32,
-    taken: Vec<(&'static str, f64)>,
+pub(super) struct OperationTimes {
+    counter: u32,
+    samples: Vec<(&'static str, f64)>,
 }
 
-impl Times {
+impl OperationTimes {
     /// Returns the start time of a frequent operation if this one is sampled.
-    pub(super) fn sometimes(&mut self) -> Option<Instant> {
-        self.turn = (self.turn + 1) % EVERY;
-        (self.turn == 1).then(Instant::now)
+    pub(super) fn sample(&mut self) -> Option<Instant> {
+        self.counter = (self.counter + 1) % SAMPLE_RATE;
+        (self.counter == 1).then(Instant::now)
     }
 
     /// Records the end of an operation that started at `began`, if it is sampled.
-    pub(super) fn done(&mut self, operation: &'static str, began: Option<Instant>) {
+    pub(super) fn record(&mut self, operation: &'static str, began: Option<Instant>) {
         if let Some(began) = began
-            && self.taken.len() < KEEP
+            && self.samples.len() < MAX_SAMPLES
         {
-            self.taken.push((operation, began.elapsed().as_secs_f64()));
+            self.samples
+                .push((operation, began.elapsed().as_secs_f64()));
         }
     }
 }
 
 impl ElasticQuotas {
-    pub(super) fn measured(&mut self, table: &ResourceTable, out: &mut Readings) {
+    pub(super) fn report_metrics(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
         out.renew(&SPEC);
-        let runtime = self.divides();
+        let runtime = self.uses_runtime();
         let trees = &mut self.trees;
         trees.settle();
         for (key, object) in self.objects.iter() {
-            if !self.objects.speaks(key) {
+            if !self.objects.is_in_force(key) {
                 continue;
             }
             let name = &key.1;
@@ -96,7 +97,7 @@ impl ElasticQuotas {
             };
             let is_parent = if spec.is_parent { "true" } else { "false" };
             let sums = &quota.sums;
-            let shown = [
+            let amounts_by_field = [
                 &quota.runtime,
                 &sums.request,
                 &quota.child_request,
@@ -105,8 +106,8 @@ impl ElasticQuotas {
                 &sums.non_preemptible_request,
                 &sums.non_preemptible_used,
             ];
-            let fields = SHOWN.map(|key| key.trim_start_matches(PREFIX));
-            let others = [
+            let fields = STATUS_ANNOTATIONS.map(|key| key.trim_start_matches(PREFIX));
+            let spec_fields = [
                 ("used", &sums.used),
                 ("min", &spec.min),
                 ("max", &spec.max),
@@ -115,7 +116,7 @@ impl ElasticQuotas {
             let unschedulable = unschedulable(&object.object, table);
             let unschedulable = unschedulable.iter();
             let unschedulable = unschedulable.map(|amounts| ("unschedulable-resource", amounts));
-            let all = fields.into_iter().zip(shown).chain(others);
+            let all = fields.into_iter().zip(amounts_by_field).chain(spec_fields);
             for (field, amounts) in all.chain(unschedulable) {
                 // Resources that a quota limits are reported even at zero: a graph needs the zero.
                 let listed = [&spec.max, &spec.min, amounts];
@@ -135,7 +136,7 @@ impl ElasticQuotas {
                 }
             }
         }
-        for (operation, seconds) in self.times.taken.drain(..) {
+        for (operation, seconds) in self.times.samples.drain(..) {
             out.add(&LATENCY, &[operation], seconds);
         }
     }

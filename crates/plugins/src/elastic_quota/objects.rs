@@ -1,6 +1,6 @@
 //! ElasticQuota objects in parsed form, and the mapping from namespaces to quotas.
 
-use super::totals::Root;
+use super::totals::TreeRoot;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA, SYSTEM_QUOTA};
 use koord_api::scheduling::ElasticQuota;
@@ -17,14 +17,14 @@ pub(super) type Key = (String, String);
 
 /// Current values in the status annotations and the status of an object.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Shown {
-    /// Amounts in the order of [`SHOWN`]; `None` if missing or invalid.
-    pub annotations: [Option<Amounts>; SHOWN.len()],
+pub(super) struct QuotaStatus {
+    /// Amounts in the order of [`STATUS_ANNOTATIONS`]; `None` if missing or invalid.
+    pub annotations: [Option<Amounts>; STATUS_ANNOTATIONS.len()],
     pub used: Amounts,
 }
 
 /// Annotations that report the state of a quota.
-pub(super) const SHOWN: [&str; 7] = [
+pub(super) const STATUS_ANNOTATIONS: [&str; 7] = [
     annotations::QUOTA_RUNTIME,
     annotations::QUOTA_REQUEST,
     annotations::QUOTA_CHILD_REQUEST,
@@ -42,10 +42,10 @@ pub(super) struct Object {
     /// Id of its tree; empty if there is only one tree.
     pub tree: String,
     /// Total resources of its tree, if it is a root that sets them.
-    pub root: Option<Root>,
+    pub root: Option<TreeRoot>,
     /// Namespaces whose pods belong to the quota unless they name another.
     pub namespaces: Vec<String>,
-    pub shown: Shown,
+    pub status: QuotaStatus,
 }
 
 /// All ElasticQuota objects. Names should be unique across namespaces; where they are not, the oldest object
@@ -84,9 +84,9 @@ impl Objects {
     ) -> (Key, Vec<String>) {
         let key = key_of(object);
         let last = self.remove(&key);
-        let mut object = read(object, last.as_ref(), table);
+        let mut object = parse(object, last.as_ref(), table);
         if self.multi_tree {
-            plant(&mut object, last.as_ref(), table);
+            parse_tree(&mut object, last.as_ref(), table);
         }
         let order = (created(&object.object), key.0.clone());
         let same = self.by_name.entry(key.1.clone()).or_default();
@@ -139,19 +139,19 @@ impl Objects {
     }
 
     /// Returns the parent and the tree of an object.
-    pub(super) fn place_of(&self, key: &Key) -> Option<(String, String)> {
+    pub(super) fn parent_and_tree(&self, key: &Key) -> Option<(String, String)> {
         let object = self.all.get(key)?;
         Some((object.spec.parent.clone(), object.tree.clone()))
     }
 
     /// Returns the object in force for quota `name`.
-    pub(super) fn of(&self, name: &str) -> Option<&Object> {
+    pub(super) fn get(&self, name: &str) -> Option<&Object> {
         let (_, namespace) = self.by_name.get(name)?.first()?;
         self.all.get(&(namespace.clone(), name.to_owned()))
     }
 
     /// Returns true if this object is the one in force for its name.
-    pub(super) fn speaks(&self, key: &Key) -> bool {
+    pub(super) fn is_in_force(&self, key: &Key) -> bool {
         let first = self.by_name.get(&key.1).and_then(BTreeSet::first);
         first.is_some_and(|(_, namespace)| *namespace == key.0)
     }
@@ -161,7 +161,7 @@ impl Objects {
     }
 
     /// Returns the quota of pods in `namespace` that name none.
-    pub(super) fn of_namespace(&self, namespace: &str) -> &str {
+    pub(super) fn namespace_quota(&self, namespace: &str) -> &str {
         let own = (namespace.to_owned(), namespace.to_owned());
         if let Some((key, _)) = self.all.get_key_value(&own) {
             return &key.1;
@@ -190,7 +190,7 @@ pub(super) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
 }
 
 /// Parses an object. For invalid values the last valid value is kept, see [`super::invalid`].
-fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable) -> Object {
+fn parse(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable) -> Object {
     let meta = &object.metadata;
     let annotation = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key));
     let max = amounts(&object.spec.max, table);
@@ -234,8 +234,8 @@ fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable
         tree: String::new(),
         root: None,
         namespaces,
-        shown: Shown {
-            annotations: SHOWN.map(|key| {
+        status: QuotaStatus {
+            annotations: STATUS_ANNOTATIONS.map(|key| {
                 let list: ResourceList = serde_json::from_str(annotation(key)?).ok()?;
                 Some(amounts(&list, table))
             }),
@@ -246,7 +246,7 @@ fn read(object: &Arc<ElasticQuota>, last: Option<&Object>, table: &ResourceTable
 }
 
 /// Parses the tree of an object: its id, and the total resources if it is a root.
-fn plant(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
+fn parse_tree(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
     let quota = object.object.clone();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
     let tree = quota.label(labels::QUOTA_TREE_ID);
@@ -274,10 +274,10 @@ fn plant(object: &mut Object, last: Option<&Object>, table: &ResourceTable) {
             None => return,
         },
     };
-    object.root = Some(Root {
+    object.root = Some(TreeRoot {
         tree: tree.to_owned(),
         total,
-        apart: quota.label(labels::QUOTA_IGNORE_DEFAULT_TREE) == "true",
+        independent: quota.label(labels::QUOTA_IGNORE_DEFAULT_TREE) == "true",
     });
 }
 

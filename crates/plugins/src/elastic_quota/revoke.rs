@@ -17,54 +17,54 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 /// Minimum interval between two checks, whatever the arguments.
-const LEAST: SignedDuration = SignedDuration::from_millis(100);
+const MIN_INTERVAL: SignedDuration = SignedDuration::from_millis(100);
 
 /// Quotas that exceed their runtime, and for how long.
 #[derive(Debug, Default)]
 pub(super) struct Revoker {
     /// Timing of evictions; `None` if they are off.
-    pace: Option<Pace>,
+    timing: Option<RevokeTiming>,
     /// Quotas over their runtime with the time since when, or of the last evictions.
     over: FxHashMap<Arc<str>, Timestamp>,
     /// True if something changed since the last check.
     pub dirty: bool,
-    looked: Timestamp,
+    last_check: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct RevokeTiming {
     /// Time for which a quota may exceed its runtime.
-    patience: SignedDuration,
+    delay: SignedDuration,
     /// Interval between two checks.
-    every: SignedDuration,
+    interval: SignedDuration,
 }
 
 impl Revoker {
-    pub(super) fn of(args: &Args, controls: bool) -> Self {
-        let wanted = args.monitor_all_quotas && args.enable_runtime_quota && controls;
+    pub(super) fn from_args(args: &Args, controls: bool) -> Self {
+        let enabled = args.monitor_all_quotas && args.enable_runtime_quota && controls;
         let signed = |duration: GoDuration| {
             let duration = duration.to_std().unwrap_or_default();
             SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX)
         };
         Self {
-            pace: wanted.then(|| Pace {
-                patience: signed(args.delay_evict_time),
-                every: signed(args.revoke_pod_interval).max(LEAST),
+            timing: enabled.then(|| RevokeTiming {
+                delay: signed(args.delay_evict_time),
+                interval: signed(args.revoke_pod_interval).max(MIN_INTERVAL),
             }),
             ..Self::default()
         }
     }
 
     /// Returns the time of the next check.
-    pub(super) fn next(&self) -> Option<Timestamp> {
-        let pace = self.pace?;
+    pub(super) fn next_check(&self) -> Option<Timestamp> {
+        let timing = self.timing?;
         let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
-        let soonest = after(self.looked, pace.every);
+        let soonest = after(self.last_check, timing.interval);
         if self.dirty {
             return Some(soonest);
         }
         let since = self.over.values().min()?;
-        Some(after(*since, pace.patience).max(soonest))
+        Some(after(*since, timing.delay).max(soonest))
     }
 }
 
@@ -72,14 +72,14 @@ impl ElasticQuotas {
     /// Evicts pods of quotas that exceeded their runtime for too long.
     pub(super) fn revoke(&mut self, view: View<'_>, fx: &mut Effects) {
         let now = view.now;
-        let Some(pace) = self.revoker.pace else {
+        let Some(timing) = self.revoker.timing else {
             return;
         };
-        if self.revoker.next().is_none_or(|next| now < next) {
+        if self.revoker.next_check().is_none_or(|next| now < next) {
             return;
         }
         self.revoker.dirty = false;
-        self.revoker.looked = now;
+        self.revoker.last_check = now;
         let mut before = std::mem::take(&mut self.revoker.over);
         let mut over = FxHashMap::default();
         let trees = &mut self.trees;
@@ -101,11 +101,11 @@ impl ElasticQuotas {
                 continue;
             }
             let since = before.remove(&name).unwrap_or(now);
-            if now.duration_since(since) < pace.patience {
+            if now.duration_since(since) < timing.delay {
                 over.insert(name, since);
                 continue;
             }
-            let mut pods: Vec<&Charge> = self.ledger.on_nodes(&name).collect();
+            let mut pods: Vec<&Charge> = self.ledger.placed_charges(&name).collect();
             pods.sort_by(|a, b| importance(b).cmp(&importance(a)));
             let holdings: Vec<Holding<'_>> = pods
                 .iter()

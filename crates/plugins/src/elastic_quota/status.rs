@@ -3,7 +3,7 @@
 use super::ElasticQuotas;
 use super::admission::quantities;
 use super::metrics::WRITTEN;
-use super::objects::{Key, Object, SHOWN, Shown};
+use super::objects::{Key, Object, QuotaStatus, STATUS_ANNOTATIONS};
 use jiff::{SignedDuration, Timestamp};
 use koord_api::labels;
 use koord_api::quantity::ResourceList;
@@ -15,48 +15,52 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 /// Interval between two checks of object statuses.
-const EVERY: SignedDuration = SignedDuration::from_secs(1);
+const CHECK_INTERVAL: SignedDuration = SignedDuration::from_secs(1);
 /// Timeout after which a write is sent again if the object still has other values.
-const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
+const WRITE_TIMEOUT: SignedDuration = SignedDuration::from_secs(10);
 /// Interval between two attempts to create the built-in quotas.
-const CREATE_EVERY: SignedDuration = SignedDuration::from_mins(1);
+const CREATE_INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
 /// Status writes with their times.
 #[derive(Debug, Default)]
-pub(super) struct Writer {
-    sent: FxHashMap<Key, (Timestamp, Shown)>,
+pub(super) struct StatusWriter {
+    sent: FxHashMap<Key, (Timestamp, QuotaStatus)>,
     /// True if something changed since the last check.
     pub dirty: bool,
-    looked: Timestamp,
+    last_check: Timestamp,
     created: Option<Timestamp>,
 }
 
-impl Writer {
+impl StatusWriter {
     /// Returns the time of the next check; `missing` if a built-in quota has no object.
-    pub(super) fn next(&self, missing: bool) -> Option<Timestamp> {
+    pub(super) fn next_check(&self, missing: bool) -> Option<Timestamp> {
         let after = |at: Timestamp, wait| at.saturating_add(wait).unwrap_or(Timestamp::MAX);
         let create = match self.created {
             None => Some(Timestamp::UNIX_EPOCH),
-            Some(at) => missing.then(|| after(at, CREATE_EVERY)),
+            Some(at) => missing.then(|| after(at, CREATE_INTERVAL)),
         };
-        let look = self.dirty.then(|| after(self.looked, EVERY));
-        let again = self.sent.values().map(|(at, _)| after(*at, PATIENCE)).min();
-        create.into_iter().chain(look).chain(again).min()
+        let look = self.dirty.then(|| after(self.last_check, CHECK_INTERVAL));
+        let retry = self
+            .sent
+            .values()
+            .map(|(at, _)| after(*at, WRITE_TIMEOUT))
+            .min();
+        create.into_iter().chain(look).chain(retry).min()
     }
 }
 
 impl ElasticQuotas {
     /// Returns true if a built-in quota has no object.
-    pub(super) fn lacks_built_ins(&self) -> bool {
+    pub(super) fn is_missing_built_ins(&self) -> bool {
         [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA]
             .iter()
-            .any(|name| self.objects.of(name).is_none())
+            .any(|name| self.objects.get(name).is_none())
     }
 
     /// Creates the objects of built-in quotas where they are missing.
     pub(super) fn create_built_ins(&mut self, now: Timestamp, fx: &mut Effects) {
         if let Some(last) = self.writer.created
-            && (now.duration_since(last) < CREATE_EVERY || !self.lacks_built_ins())
+            && (now.duration_since(last) < CREATE_INTERVAL || !self.is_missing_built_ins())
         {
             return;
         }
@@ -80,7 +84,7 @@ impl ElasticQuotas {
                 max(&self.args.default_quota_group_max),
             ),
         ] {
-            if self.objects.of(name).is_some() {
+            if self.objects.get(name).is_some() {
                 continue;
             }
             let namespace = self.args.quota_group_namespace.clone();
@@ -96,26 +100,28 @@ impl ElasticQuotas {
     }
 
     /// Writes annotations and statuses that are out of date.
-    pub(super) fn show(&mut self, view: View<'_>, fx: &mut Effects) {
+    pub(super) fn write_statuses(&mut self, view: View<'_>, fx: &mut Effects) {
         if !self.controls {
             self.writer.dirty = false;
             return;
         }
         let now = view.now;
-        let overdue = |(at, _): &(Timestamp, Shown)| now.duration_since(*at) >= PATIENCE;
-        let again = self.writer.sent.values().any(overdue);
-        if !again && (!self.writer.dirty || now.duration_since(self.writer.looked) < EVERY) {
+        let overdue = |(at, _): &(Timestamp, QuotaStatus)| now.duration_since(*at) >= WRITE_TIMEOUT;
+        let retry = self.writer.sent.values().any(overdue);
+        if !retry
+            && (!self.writer.dirty || now.duration_since(self.writer.last_check) < CHECK_INTERVAL)
+        {
             return;
         }
         self.writer.dirty = false;
-        self.writer.looked = now;
+        self.writer.last_check = now;
         let mut sent = std::mem::take(&mut self.writer.sent);
         let runtime = self.args.enable_runtime_quota;
         let trees = &mut self.trees;
         trees.settle();
-        let mut keep = FxHashMap::default();
+        let mut pending = FxHashMap::default();
         for (key, object) in self.objects.iter() {
-            if !self.objects.speaks(key) {
+            if !self.objects.is_in_force(key) {
                 continue;
             }
             if runtime {
@@ -124,22 +130,22 @@ impl ElasticQuotas {
             let Some(quota) = trees.quota(&key.1) else {
                 continue;
             };
-            let wanted = shown(quota);
-            if wanted.same(&object.shown) {
+            let desired = quota_status(quota);
+            if desired.is_equal(&object.status) {
                 continue;
             }
             if let Some((at, last)) = sent.remove(key)
-                && now.duration_since(at) < PATIENCE
-                && last.same(&wanted)
+                && now.duration_since(at) < WRITE_TIMEOUT
+                && last.is_equal(&desired)
             {
-                keep.insert(key.clone(), (at, last));
+                pending.insert(key.clone(), (at, last));
                 continue;
             }
-            let patch = patch(&wanted, object, view.resources);
+            let patch = patch(&desired, object, view.resources);
             fx.writes.push(write(key, Verb::Patch(patch)));
-            keep.insert(key.clone(), (now, wanted));
+            pending.insert(key.clone(), (now, desired));
         }
-        self.writer.sent = keep;
+        self.writer.sent = pending;
     }
 
     /// Returns the summary of a quota for the HTTP service. The runtime must have been divided before.
@@ -182,7 +188,7 @@ impl ElasticQuotas {
         });
         let cache: serde_json::Map<String, Value> = self
             .ledger
-            .of(name)
+            .quota_pods(name)
             .filter(|_| pods)
             .map(|charge| {
                 let pod = json!({
@@ -199,9 +205,9 @@ impl ElasticQuotas {
     }
 }
 
-impl Shown {
+impl QuotaStatus {
     /// Returns true if both are equal, with missing amounts counted as zero.
-    fn same(&self, other: &Self) -> bool {
+    fn is_equal(&self, other: &Self) -> bool {
         let pairs = self.annotations.iter().zip(&other.annotations);
         let some = |amounts: &Option<Amounts>| amounts.clone().unwrap_or_default();
         let mut pairs = pairs.map(|(a, b)| (some(a), some(b)));
@@ -214,14 +220,14 @@ impl Shown {
     }
 }
 
-fn shown(quota: &Quota) -> Shown {
+fn quota_status(quota: &Quota) -> QuotaStatus {
     let Sums {
         request,
         non_preemptible_request,
         used,
         non_preemptible_used,
     } = &quota.sums;
-    Shown {
+    QuotaStatus {
         annotations: [
             &quota.runtime,
             request,
@@ -236,29 +242,29 @@ fn shown(quota: &Quota) -> Shown {
     }
 }
 
-/// Returns a merge patch with the fields of `object` that differ from `wanted`.
-fn patch(wanted: &Shown, object: &Object, table: &ResourceTable) -> Value {
+/// Returns a merge patch with the fields of `object` that differ from `desired`.
+fn patch(desired: &QuotaStatus, object: &Object, table: &ResourceTable) -> Value {
     let mut out = json!({});
     let differs = |a: &Amounts, b: &Amounts| {
-        let one = |amounts: &Amounts| Shown {
+        let only_used = |amounts: &Amounts| QuotaStatus {
             used: amounts.clone(),
-            ..Shown::default()
+            ..QuotaStatus::default()
         };
-        !one(a).same(&one(b))
+        !only_used(a).is_equal(&only_used(b))
     };
-    let pairs = wanted.annotations.iter().zip(&object.shown.annotations);
-    for (key, (wanted, shown)) in SHOWN.iter().zip(pairs) {
-        let (wanted, shown) = (
-            wanted.clone().unwrap_or_default(),
+    let pairs = desired.annotations.iter().zip(&object.status.annotations);
+    for (key, (desired, shown)) in STATUS_ANNOTATIONS.iter().zip(pairs) {
+        let (desired, shown) = (
+            desired.clone().unwrap_or_default(),
             shown.clone().unwrap_or_default(),
         );
-        if differs(&wanted, &shown) {
-            let text = json!(quantities(&wanted, table)).to_string();
+        if differs(&desired, &shown) {
+            let text = json!(quantities(&desired, table)).to_string();
             out["metadata"]["annotations"][*key] = Value::String(text);
         }
     }
-    if differs(&wanted.used, &object.shown.used) {
-        let mut used = json!(quantities(&wanted.used, table));
+    if differs(&desired.used, &object.status.used) {
+        let mut used = json!(quantities(&desired.used, table));
         let status = object.object.status.as_ref();
         for name in status.iter().flat_map(|status| status.used.keys()) {
             if used.get(name).is_none() {

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 /// Sum of amounts in 128 bits, with the number of addends per resource.
 #[derive(Debug, Default)]
-struct Sum(BTreeMap<ResourceId, (i128, usize)>);
+struct ResourceSum(BTreeMap<ResourceId, (i128, usize)>);
 
-impl Sum {
+impl ResourceSum {
     fn add(&mut self, amounts: &Amounts) {
         for (id, amount) in amounts.iter() {
             let (sum, count) = self.0.entry(id).or_default();
@@ -45,13 +45,13 @@ fn amount(sum: i128) -> i64 {
 
 /// Settings of a root quota for its tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Root {
+pub(super) struct TreeRoot {
     /// Id of the tree, not empty.
     pub tree: String,
     /// Total resources of the tree.
     pub total: Amounts,
     /// True if the total is not subtracted from the tree without an id.
-    pub apart: bool,
+    pub independent: bool,
 }
 
 /// Totals of nodes and of trees.
@@ -60,26 +60,26 @@ pub(super) struct Totals {
     /// Allocatable of each node, by row.
     nodes: Vec<Option<Amounts>>,
     /// Sum over `nodes`.
-    sum: Sum,
+    sum: ResourceSum,
     /// Root settings by quota name.
-    roots: BTreeMap<String, Root>,
+    roots: BTreeMap<String, TreeRoot>,
     /// Total by tree; several roots of one tree add up.
-    trees: BTreeMap<String, Sum>,
+    trees: BTreeMap<String, ResourceSum>,
     /// Part of the nodes' sum that belongs to trees with an id.
-    taken: Sum,
+    assigned: ResourceSum,
 }
 
 impl Totals {
     /// Sets the amounts of a node; `None` removes it. Returns true if they changed.
-    pub(super) fn set(&mut self, node: NodeIndex, amounts: Option<&Amounts>) -> bool {
+    pub(super) fn set_node(&mut self, node: NodeIndex, amounts: Option<&Amounts>) -> bool {
         if self.nodes.len() <= node.row() {
             self.nodes.resize(node.row() + 1, None);
         }
-        let known = &mut self.nodes[node.row()];
-        if known.as_ref() == amounts {
+        let current = &mut self.nodes[node.row()];
+        if current.as_ref() == amounts {
             return false;
         }
-        if let Some(old) = std::mem::replace(known, amounts.cloned()) {
+        if let Some(old) = std::mem::replace(current, amounts.cloned()) {
             self.sum.sub(&old);
         }
         if let Some(new) = amounts {
@@ -89,7 +89,7 @@ impl Totals {
     }
 
     /// Sets the tree settings of quota `name`; `None` if it is no root. Returns true if they changed.
-    pub(super) fn set_root(&mut self, name: &str, root: Option<Root>) -> bool {
+    pub(super) fn set_root(&mut self, name: &str, root: Option<TreeRoot>) -> bool {
         if self.roots.get(name) == root.as_ref() {
             return false;
         }
@@ -100,15 +100,15 @@ impl Totals {
                     self.trees.remove(&old.tree);
                 }
             }
-            if !old.apart {
-                self.taken.sub(&old.total);
+            if !old.independent {
+                self.assigned.sub(&old.total);
             }
         }
         if let Some(new) = root {
             let sum = self.trees.entry(new.tree.clone()).or_default();
             sum.add(&new.total);
-            if !new.apart {
-                self.taken.add(&new.total);
+            if !new.independent {
+                self.assigned.add(&new.total);
             }
             self.roots.insert(name.to_owned(), new);
         }
@@ -117,15 +117,15 @@ impl Totals {
 
     /// Returns the total of the tree `id`. The tree without an id has what the nodes have minus what belongs
     /// to other trees. Resources that no node lists are missing.
-    pub(super) fn of(&self, id: &str) -> Amounts {
+    pub(super) fn tree_total(&self, id: &str) -> Amounts {
         if !id.is_empty() {
             let sum = self.trees.get(id);
-            let sum = sum.into_iter().flat_map(Sum::iter);
+            let sum = sum.into_iter().flat_map(ResourceSum::iter);
             return sum.map(|(id, sum)| (id, amount(sum))).collect();
         }
         let nodes = self.sum.iter();
-        let nodes = nodes.map(|(id, sum)| (id, amount(sum - self.taken.get(id))));
-        let missing = self.taken.iter();
+        let nodes = nodes.map(|(id, sum)| (id, amount(sum - self.assigned.get(id))));
+        let missing = self.assigned.iter();
         let missing = missing.filter(|(id, sum)| *sum != 0 && !self.sum.0.contains_key(id));
         let missing = missing.map(|(id, sum)| (id, amount(-sum)));
         nodes.chain(missing).collect()
@@ -146,7 +146,7 @@ mod tests {
         let full = amounts(&[(CPU, i64::MAX), (MEMORY, 7)]);
         let small = amounts(&[(CPU, 3), (PODS, 0)]);
         let mut totals = Totals::default();
-        let mut known: Vec<Option<Amounts>> = vec![None; 3];
+        let mut nodes: Vec<Option<Amounts>> = vec![None; 3];
         for (node, now) in [
             (0_u32, Some(&full)),
             (2, Some(&full)),
@@ -159,31 +159,31 @@ mod tests {
             (1, None),
         ] {
             let row = NodeIndex(node);
-            let changed = known[row.row()].as_ref() != now;
-            assert_eq!(totals.set(row, now), changed, "{node}");
-            known[row.row()] = now.cloned();
+            let changed = nodes[row.row()].as_ref() != now;
+            assert_eq!(totals.set_node(row, now), changed, "{node}");
+            nodes[row.row()] = now.cloned();
             let mut expected = Amounts::new();
-            for amounts in known.iter().flatten() {
+            for amounts in nodes.iter().flatten() {
                 expected.add_all(amounts);
             }
-            assert_eq!(totals.of(""), expected, "after {node}");
+            assert_eq!(totals.tree_total(""), expected, "after {node}");
         }
     }
 
     #[test]
     fn what_belongs_to_a_tree_is_taken_off_the_nodes_sum_unless_it_stands_apart() {
-        let root = |tree: &str, cpu, apart| {
-            Some(Root {
+        let root = |tree: &str, cpu, independent| {
+            Some(TreeRoot {
                 tree: tree.to_owned(),
                 total: amounts(&[(CPU, cpu)]),
-                apart,
+                independent,
             })
         };
         let mut totals = Totals::default();
         let nodes = amounts(&[(CPU, 300), (MEMORY, 1)]);
-        totals.set(NodeIndex(0), Some(&nodes));
+        totals.set_node(NodeIndex(0), Some(&nodes));
         // Quota, its tree settings, and the resulting totals without an id, of `s` and of `t`.
-        for (quota, says, expected) in [
+        for (quota, root, expected) in [
             ("a", root("t", 200, false), [100, 0, 200]),
             ("a", root("t", 250, false), [50, 0, 250]),
             ("b", root("t", 10, false), [40, 0, 260]),
@@ -195,21 +195,21 @@ mod tests {
             ("b", root("t", 400, false), [-100, 0, 400]),
             ("b", None, [300, 0, 0]),
         ] {
-            assert!(totals.set_root(quota, says.clone()), "{quota} {says:?}");
-            assert!(!totals.set_root(quota, says.clone()), "{quota} again");
-            let is = ["", "s", "t"].map(|tree| totals.of(tree).get(CPU));
-            assert_eq!(is, expected, "{quota} {says:?}");
-            assert_eq!(totals.of("").get(MEMORY), 1);
+            assert!(totals.set_root(quota, root.clone()), "{quota} {root:?}");
+            assert!(!totals.set_root(quota, root.clone()), "{quota} again");
+            let is = ["", "s", "t"].map(|tree| totals.tree_total(tree).get(CPU));
+            assert_eq!(is, expected, "{quota} {root:?}");
+            assert_eq!(totals.tree_total("").get(MEMORY), 1);
         }
-        assert_eq!(totals.of(""), nodes);
-        assert_eq!(totals.of("t"), Amounts::new());
+        assert_eq!(totals.tree_total(""), nodes);
+        assert_eq!(totals.tree_total("t"), Amounts::new());
         // No node lists the resource: the tree without an id gets a negative amount.
-        let odd = Root {
+        let odd = TreeRoot {
             tree: "t".to_owned(),
             total: amounts(&[(PODS, 5), (MEMORY, 0)]),
-            apart: false,
+            independent: false,
         };
         totals.set_root("a", Some(odd));
-        assert_eq!(totals.of("").get(PODS), -5);
+        assert_eq!(totals.tree_total("").get(PODS), -5);
     }
 }

@@ -1,6 +1,6 @@
 //! Affinity terms of a pod in parsed form, with keys by which equal terms share a counter.
 
-use crate::common::topology::{Frame, Namespaces, Selector, Term, sign_selector};
+use crate::common::topology::{DomainSpec, Namespaces, Selector, Term, sign_selector};
 use k8s_openapi::api::core::v1::{PodAffinityTerm, WeightedPodAffinityTerm};
 use koord_scheduler::framework::{ShapeId, Signature};
 use koord_scheduler::state::PodInfo;
@@ -49,69 +49,69 @@ pub(super) fn preferred(pod: &PodInfo, anti: bool) -> &[WeightedPodAffinityTerm]
 
 /// Parsed affinity terms of a pod, cached per pod.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct AffinityTerms {
     /// Required affinity terms.
-    pub(super) affinity: Vec<One>,
+    pub(super) affinity: Vec<AffinityTerm>,
     /// One entry per topology key: the index of the first term that has it, and the key of the counter of
     /// pods that match all of `affinity`.
-    pub(super) together: Vec<(usize, ShapeId)>,
+    pub(super) counter_keys: Vec<(usize, ShapeId)>,
     /// Required anti-affinity terms.
-    pub(super) anti_affinity: Vec<One>,
+    pub(super) anti_affinity: Vec<AffinityTerm>,
     /// Preferred terms with their weights, negative for anti-affinity.
-    pub(super) preferred: Vec<(One, i64)>,
+    pub(super) preferred: Vec<(AffinityTerm, i64)>,
 }
 
 /// Parsed affinity term.
 #[derive(Debug)]
-pub(super) struct One {
+pub(super) struct AffinityTerm {
     pub(super) term: Term,
     /// Definition of its topology domains.
-    pub(super) frame: Frame,
+    pub(super) domain_spec: DomainSpec,
     /// Key of the counter of pods that match the term.
     pub(super) key: ShapeId,
 }
 
-impl Said {
+impl AffinityTerms {
     /// Returns the terms of `pod`; `None` for pods without affinity to pods, for which nothing is cached.
-    pub(super) fn of(pod: &PodInfo) -> Option<&Self> {
-        has_any(pod).then(|| pod.facet(Self::read))
+    pub(super) fn from_pod(pod: &PodInfo) -> Option<&Self> {
+        has_affinity(pod).then(|| pod.facet(Self::parse))
     }
 
-    fn read(pod: &PodInfo) -> Self {
+    fn parse(pod: &PodInfo) -> Self {
         let all = |anti: bool| {
             let terms = required(pod, anti).iter();
-            terms.map(|term| One::of(term, pod)).collect()
+            terms.map(|term| AffinityTerm::parse(term, pod)).collect()
         };
-        let affinity: Vec<One> = all(false);
+        let affinity: Vec<AffinityTerm> = all(false);
         let raw = required(pod, false);
-        let mut together: Vec<(usize, ShapeId)> = Vec::new();
+        let mut counter_keys: Vec<(usize, ShapeId)> = Vec::new();
         for (at, term) in raw.iter().enumerate() {
             // For each topology key, the counted pods are those that match all terms.
             let mut before = raw[..at].iter();
             if !before.any(|other| other.topology_key == term.topology_key) {
-                let others = raw.iter().enumerate().filter(|(i, _)| *i != at);
-                let others = others.map(|(_, other)| other);
-                let key = key(term, std::iter::once(term).chain(others), pod);
-                together.push((at, key));
+                let other_terms = raw.iter().enumerate().filter(|(i, _)| *i != at);
+                let other_terms = other_terms.map(|(_, other)| other);
+                let key = counter_key(term, std::iter::once(term).chain(other_terms), pod);
+                counter_keys.push((at, key));
             }
         }
         let directions = [(false, 1), (true, -1)].into_iter();
         let preferred = directions.flat_map(|(anti, direction)| {
             preferred(pod, anti).iter().map(move |term| {
                 let weight = direction * i64::from(term.weight);
-                (One::of(&term.pod_affinity_term, pod), weight)
+                (AffinityTerm::parse(&term.pod_affinity_term, pod), weight)
             })
         });
         Self {
             affinity,
-            together,
+            counter_keys,
             anti_affinity: all(true),
             preferred: preferred.collect(),
         }
     }
 
     /// Returns the required affinity terms, or anti-affinity terms if `anti`.
-    pub(super) fn required(&self, anti: bool) -> &[One] {
+    pub(super) fn required(&self, anti: bool) -> &[AffinityTerm] {
         if anti {
             &self.anti_affinity
         } else {
@@ -120,23 +120,23 @@ impl Said {
     }
 }
 
-impl One {
-    fn of(term: &PodAffinityTerm, owner: &PodInfo) -> Self {
+impl AffinityTerm {
+    fn parse(term: &PodAffinityTerm, owner: &PodInfo) -> Self {
         Self {
             term: parse(term, owner),
-            frame: frame(term),
-            key: key(term, [term].into_iter(), owner),
+            domain_spec: domain_spec(term),
+            key: counter_key(term, [term].into_iter(), owner),
         }
     }
 
     /// Returns the node label that defines its domains.
     pub(super) fn label(&self) -> &str {
-        &self.frame.key
+        &self.domain_spec.key
     }
 }
 
 /// Returns the key of the counter of pods that match all of `terms` of `owner`, by the domains of `first`.
-pub(super) fn key<'a>(
+pub(super) fn counter_key<'a>(
     first: &PodAffinityTerm,
     terms: impl Iterator<Item = &'a PodAffinityTerm>,
     owner: &PodInfo,
@@ -150,7 +150,7 @@ pub(super) fn key<'a>(
 }
 
 /// Returns true if the pod has affinity or anti-affinity to pods.
-pub(super) fn has_any(pod: &PodInfo) -> bool {
+pub(super) fn has_affinity(pod: &PodInfo) -> bool {
     pod.spec()
         .and_then(|spec| spec.affinity.as_ref())
         .is_some_and(|affinity| {
@@ -160,7 +160,7 @@ pub(super) fn has_any(pod: &PodInfo) -> bool {
 
 /// Returns the requirements from `matchLabelKeys` and `mismatchLabelKeys` with the owner's values, as (key,
 /// value, equal).
-fn merged<'a>(
+fn label_key_requirements<'a>(
     term: &'a PodAffinityTerm,
     owner: &'a PodInfo,
 ) -> impl Iterator<Item = (&'a str, &'a str, bool)> {
@@ -188,7 +188,7 @@ pub(super) fn sign(term: &PodAffinityTerm, owner: &PodInfo, key: &mut Signature)
     }
     key.number(-2);
     sign_selector(term.label_selector.as_ref(), key);
-    for (name, value, equal) in merged(term, owner) {
+    for (name, value, equal) in label_key_requirements(term, owner) {
         key.text(name);
         key.text(value);
         key.number(i64::from(equal));
@@ -202,14 +202,14 @@ pub(super) fn parse(term: &PodAffinityTerm, owner: &PodInfo) -> Term {
     if named.is_empty() && term.namespace_selector.is_none() {
         named.push(owner.namespace.to_string());
     }
-    let mut selector = Selector::of(term.label_selector.as_ref());
-    for (key, value, equal) in merged(term, owner) {
+    let mut selector = Selector::parse(term.label_selector.as_ref());
+    for (key, value, equal) in label_key_requirements(term, owner) {
         selector.and(key, value, equal);
     }
     let selected = term
         .namespace_selector
         .as_ref()
-        .map(|selector| Selector::of(Some(selector)));
+        .map(|selector| Selector::parse(Some(selector)));
     Term {
         namespaces: Namespaces { named, selected },
         selector,
@@ -217,9 +217,9 @@ pub(super) fn parse(term: &PodAffinityTerm, owner: &PodInfo) -> Term {
 }
 
 /// Returns the domains of `term`: all nodes with its label count.
-pub(super) fn frame(term: &PodAffinityTerm) -> Frame {
-    Frame {
+pub(super) fn domain_spec(term: &PodAffinityTerm) -> DomainSpec {
+    DomainSpec {
         key: term.topology_key.clone(),
-        ..Frame::default()
+        ..DomainSpec::default()
     }
 }

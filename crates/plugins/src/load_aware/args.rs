@@ -1,6 +1,6 @@
 //! `LoadAwareSchedulingArgs`, and the thresholds that a node can override.
 
-use super::load::{Dims, Limits};
+use super::load::{Dimensions, Limits};
 use crate::common::args::invalid;
 use koord_api::duration::GoDuration;
 use koord_scheduler::framework::BuildError;
@@ -213,37 +213,41 @@ pub(super) struct Thresholds {
 
 impl Thresholds {
     /// Returns the thresholds of a node: its own where it sets them, otherwise those of the arguments.
-    pub(super) fn resolve(args: &Args, own: Option<&NodeThresholds>, dims: &Dims) -> Self {
-        let given = |list: &ByResource| (!list.is_empty()).then(|| dims.limits(list));
-        let own_usage = own.and_then(|own| given(&own.usage_thresholds));
-        let own_prod = own.and_then(|own| given(&own.prod_usage_thresholds));
+    pub(super) fn resolve(
+        args: &Args,
+        own: Option<&NodeThresholds>,
+        dimensions: &Dimensions,
+    ) -> Self {
+        let limits_of = |list: &ByResource| (!list.is_empty()).then(|| dimensions.limits(list));
+        let own_usage = own.and_then(|own| limits_of(&own.usage_thresholds));
+        let own_prod = own.and_then(|own| limits_of(&own.prod_usage_thresholds));
         let own_aggregated = own.and_then(|own| own.aggregated_usage.as_ref());
         let own_aggregated = own_aggregated.and_then(|own| {
             let over = own.usage_aggregated_duration.unwrap_or_default();
-            AggregatedThresholds::of(
-                given(&own.usage_thresholds),
+            AggregatedThresholds::new(
+                limits_of(&own.usage_thresholds),
                 &own.usage_aggregation_type,
                 over,
             )
         });
         let aggregated = || {
             let all = args.aggregated.as_ref()?;
-            AggregatedThresholds::of(
-                given(&all.usage_thresholds),
+            AggregatedThresholds::new(
+                limits_of(&all.usage_thresholds),
                 &all.usage_aggregation_type,
                 all.usage_aggregated_duration,
             )
         };
         Self {
-            usage: own_usage.unwrap_or_else(|| dims.limits(&args.usage_thresholds)),
-            prod: own_prod.or_else(|| given(&args.prod_usage_thresholds)),
+            usage: own_usage.unwrap_or_else(|| dimensions.limits(&args.usage_thresholds)),
+            prod: own_prod.or_else(|| limits_of(&args.prod_usage_thresholds)),
             aggregated: own_aggregated.or_else(aggregated),
         }
     }
 }
 
 impl AggregatedThresholds {
-    fn of(limits: Option<Limits>, kind: &str, duration: GoDuration) -> Option<Self> {
+    fn new(limits: Option<Limits>, kind: &str, duration: GoDuration) -> Option<Self> {
         let limits = limits.filter(|_| !kind.is_empty())?;
         Some(Self {
             limits,

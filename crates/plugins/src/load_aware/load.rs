@@ -1,7 +1,7 @@
 //! Load of a node: usage from its report, plus estimates for pods placed since.
 
 use super::args::{Args, ByResource, Thresholds};
-use super::seen::{Amounts, SeenMetric, amount};
+use super::trimmed::{ReportedAmounts, TrimmedNodeMetric, amount};
 use jiff::Timestamp;
 use koord_api::annotations;
 use koord_api::priority::PriorityClass;
@@ -16,23 +16,23 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Amounts in the order of [`Dims`]. Up to four resources are stored inline; more cost one allocation per
+/// Amounts in the order of [`Dimensions`]. Up to four resources are stored inline; more cost one allocation per
 /// row.
-pub(super) type Row = SmallVec<[i64; 4]>;
+pub(super) type ResourceRow = SmallVec<[i64; 4]>;
 
-/// Thresholds in percent by position in [`Dims`], without disabled ones.
+/// Thresholds in percent by position in [`Dimensions`], without disabled ones.
 pub(super) type Limits = SmallVec<[(usize, i64); 4]>;
 
 /// Resources that are estimated or compared, with their scaling factors.
 #[derive(Debug, Clone)]
-pub(super) struct Dims {
+pub(super) struct Dimensions {
     pub names: Vec<String>,
     /// Scaling factors in percent; `None` for a resource that only has a threshold.
     factors: Vec<Option<i64>>,
 }
 
-impl Dims {
-    pub(super) fn of(args: &Args) -> Self {
+impl Dimensions {
+    pub(super) fn from_args(args: &Args) -> Self {
         let mut all: BTreeMap<String, Option<i64>> = BTreeMap::new();
         let aggregated = args
             .aggregated
@@ -57,24 +57,26 @@ impl Dims {
     }
 
     pub(super) fn position(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|known| known == name)
+        self.names
+            .iter()
+            .position(|listed_name| listed_name == name)
     }
 
-    pub(super) fn zero(&self) -> Row {
+    pub(super) fn zero(&self) -> ResourceRow {
         SmallVec::from_elem(0, self.names.len())
     }
 
     /// Returns the amounts of these resources in `list`.
-    pub(super) fn read(&self, list: &ResourceList) -> Row {
-        let of = |name: &String| {
+    pub(super) fn row_from_list(&self, list: &ResourceList) -> ResourceRow {
+        let amount_of = |name: &String| {
             let listed = list.get(name);
             listed.map_or(0, |quantity| amount(name, quantity))
         };
-        self.names.iter().map(of).collect()
+        self.names.iter().map(amount_of).collect()
     }
 
     /// Returns the reported amounts of these resources.
-    fn seen(&self, amounts: &Amounts) -> Row {
+    fn row_from_report(&self, amounts: &ReportedAmounts) -> ResourceRow {
         self.names.iter().map(|name| amounts.get(name)).collect()
     }
 
@@ -87,7 +89,7 @@ impl Dims {
     }
 
     /// Returns `row` as a JSON resource list.
-    fn list(&self, row: &Row) -> Value {
+    fn row_to_json(&self, row: &ResourceRow) -> Value {
         let amounts = self.names.iter().zip(row).map(|(name, amount)| {
             let quantity = match name.as_str() {
                 "cpu" => Quantity::from_milli(*amount),
@@ -102,92 +104,106 @@ impl Dims {
     /// Returns the estimated usage of `pod`. For each resource, the variant of the pod's priority class is
     /// read (batch pods request `batch-cpu`) and counted as the resource itself. If `custom`, the pod's own
     /// scaling factors apply.
-    pub(super) fn estimate(&self, pod: &PodInfo, table: &ResourceTable, custom: bool) -> Row {
-        let own = custom.then(|| own_factors(pod)).flatten();
-        let one = |(name, factor): (&String, &Option<i64>)| {
-            let own = own.and_then(|own| own.get(name).copied());
+    pub(super) fn estimate(
+        &self,
+        pod: &PodInfo,
+        table: &ResourceTable,
+        custom: bool,
+    ) -> ResourceRow {
+        let custom_factors = custom.then(|| custom_factors(pod)).flatten();
+        let estimate_of = |(name, factor): (&String, &Option<i64>)| {
+            let own = custom_factors.and_then(|factors| factors.get(name).copied());
             let Some(factor) = own.or(*factor) else {
                 return 0;
             };
-            let real = match pod.priority_class {
+            let variant = match pod.priority_class {
                 PriorityClass::Prod | PriorityClass::None => Some(name.as_str()),
                 class => koord_api::priority::translate(class, name),
             };
-            let Some(real) = real else { return 0 };
-            let fallback = match real {
+            let Some(variant) = variant else { return 0 };
+            let fallback = match variant {
                 "cpu" | koord_api::resources::BATCH_CPU => Fallback::Cpu,
                 "memory" | koord_api::resources::BATCH_MEMORY => Fallback::Memory,
                 _ => Fallback::Zero,
             };
-            let id = table.get(real);
-            let of = |amounts: &resources::Amounts| id.map_or(0, |id| amounts.get(id));
+            let id = table.get(variant);
+            let amount_of = |amounts: &resources::Amounts| id.map_or(0, |id| amounts.get(id));
             // The factor may come from a pod annotation, so the result is clamped.
-            let estimate = estimate::estimate(of(&pod.requests), of(&pod.limits), factor, fallback);
+            let estimate = estimate::estimate(
+                amount_of(&pod.requests),
+                amount_of(&pod.limits),
+                factor,
+                fallback,
+            );
             estimate.clamp(-resources::MOST, resources::MOST)
         };
-        self.names.iter().zip(&self.factors).map(one).collect()
+        self.names
+            .iter()
+            .zip(&self.factors)
+            .map(estimate_of)
+            .collect()
     }
 }
 
 /// A pod on a node, with its estimate.
 #[derive(Debug)]
-struct Share {
+struct AssignedPod {
     pod: Arc<PodInfo>,
     assigned: Timestamp,
     /// Time at which the pod's init containers had completed.
     initialized: Option<Timestamp>,
-    estimate: Row,
+    estimate: ResourceRow,
 }
 
 /// Contribution of a pod to the sums of its node.
-struct Parts {
-    node_delta: Row,
-    prod_delta: Row,
-    prod_usage: Row,
+struct Contribution {
+    node_delta: ResourceRow,
+    prod_delta: ResourceRow,
+    prod_usage: ResourceRow,
 }
 
 /// Usage of a node that filter and score read.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Standing {
-    pub report: Option<Arc<SeenMetric>>,
+pub(super) struct NodeUsage {
+    pub report: Option<Arc<TrimmedNodeMetric>>,
     /// Reported usage; `None` without a report or if the report has no node usage.
-    pub usage: Option<Row>,
+    pub usage: Option<ResourceRow>,
     /// Usage for aggregated thresholds; `None` if not configured or not reported.
-    pub filtered: Option<Row>,
-    pub scored: Option<Row>,
+    pub filtered: Option<ResourceRow>,
+    pub scored: Option<ResourceRow>,
     /// Sum of estimates that the report does not cover yet.
-    pub node_delta: Row,
+    pub node_delta: ResourceRow,
     /// As [`Self::node_delta`], for production pods only.
-    pub prod_delta: Row,
+    pub prod_delta: ResourceRow,
     /// Sum of reported usage of production pods, and of the system if so configured.
-    pub prod_usage: Row,
+    pub prod_usage: ResourceRow,
     /// Sum of all estimates.
-    pub estimated: Row,
+    pub estimated: ResourceRow,
 }
 
 /// Load of one node.
 #[derive(Debug, Default)]
-pub(super) struct Load {
-    pub standing: Standing,
+pub(super) struct NodeLoad {
+    pub node_usage: NodeUsage,
     pub thresholds: Thresholds,
-    pub allocatable: Row,
+    pub allocatable: ResourceRow,
     /// True if usage may have fallen since the last report without an event: a pod was removed, a pod
     /// requests less, or the report expired.
     pub eased: bool,
-    shares: FxHashMap<Arc<str>, Share>,
+    assigned_pods: FxHashMap<Arc<str>, AssignedPod>,
 }
 
-impl Load {
-    pub(super) fn new(dims: &Dims) -> Self {
-        let zero = || dims.zero();
+impl NodeLoad {
+    pub(super) fn new(dimensions: &Dimensions) -> Self {
+        let zero = || dimensions.zero();
         Self {
             allocatable: zero(),
-            standing: Standing {
+            node_usage: NodeUsage {
                 node_delta: zero(),
                 prod_delta: zero(),
                 prod_usage: zero(),
                 estimated: zero(),
-                ..Standing::default()
+                ..NodeUsage::default()
             },
             ..Self::default()
         }
@@ -199,165 +215,183 @@ impl Load {
     pub(super) fn add(
         &mut self,
         pod: &Arc<PodInfo>,
-        estimate: Row,
-        (args, dims): (&Args, &Dims),
+        estimate: ResourceRow,
+        (args, dimensions): (&Args, &Dimensions),
         assigned: Timestamp,
         now: Timestamp,
     ) {
-        self.remove(&pod.uid, (args, dims));
-        let share = Share {
+        self.remove(&pod.uid, (args, dimensions));
+        let assigned_pod = AssignedPod {
             pod: pod.clone(),
             assigned: pod.scheduled_at.map_or(assigned, |time| time.min(now)),
             initialized: pod.initialized_at.map(|time| time.min(now)),
             estimate,
         };
-        self.standing.count(&share, (args, dims), 1);
-        self.shares.insert(pod.uid.clone(), share);
+        self.node_usage
+            .add_contribution(&assigned_pod, (args, dimensions), 1);
+        self.assigned_pods.insert(pod.uid.clone(), assigned_pod);
     }
 
     /// Replaces `pod`. Keeps its assignment time unless its condition has one.
     pub(super) fn update(
         &mut self,
         pod: &Arc<PodInfo>,
-        estimate: Row,
-        rules: (&Args, &Dims),
+        estimate: ResourceRow,
+        rules: (&Args, &Dimensions),
         now: Timestamp,
     ) {
         let assigned = self
-            .shares
+            .assigned_pods
             .get(&pod.uid)
-            .map_or(now, |share| share.assigned);
+            .map_or(now, |assigned_pod| assigned_pod.assigned);
         self.add(pod, estimate, rules, assigned, now);
     }
 
     /// Returns the assignment time of the pod with this uid.
     pub(super) fn assigned_at(&self, uid: &str) -> Option<Timestamp> {
-        self.shares.get(uid).map(|share| share.assigned)
+        self.assigned_pods
+            .get(uid)
+            .map(|assigned_pod| assigned_pod.assigned)
     }
 
-    pub(super) fn remove(&mut self, uid: &str, rules: (&Args, &Dims)) {
-        if let Some(share) = self.shares.remove(uid) {
-            self.standing.count(&share, rules, -1);
+    pub(super) fn remove(&mut self, uid: &str, rules: (&Args, &Dimensions)) {
+        if let Some(assigned_pod) = self.assigned_pods.remove(uid) {
+            self.node_usage.add_contribution(&assigned_pod, rules, -1);
         }
     }
 
     /// Sets or removes the report, and recomputes all sums.
     pub(super) fn set_report(
         &mut self,
-        report: Option<Arc<SeenMetric>>,
-        (args, dims): (&Args, &Dims),
+        report: Option<Arc<TrimmedNodeMetric>>,
+        (args, dimensions): (&Args, &Dimensions),
     ) {
-        let zero = || dims.zero();
-        let seen = report.as_deref();
-        let system = seen.filter(|_| args.prod_usage_include_sys);
+        let zero = || dimensions.zero();
+        let metric = report.as_deref();
+        let system = metric.filter(|_| args.prod_usage_include_sys);
         let aggregated = self.thresholds.aggregated.as_ref();
         let scored = args.aggregated.as_ref();
         let scored = scored.filter(|scored| !scored.score_aggregation_type.is_empty());
-        self.standing = Standing {
-            usage: seen
-                .and_then(|seen| seen.usage.as_ref())
-                .map(|usage| dims.seen(usage)),
-            filtered: seen.zip(aggregated).and_then(|(seen, by)| {
-                let amounts = seen.aggregated(&by.kind, by.duration)?;
-                Some(dims.seen(amounts))
+        self.node_usage = NodeUsage {
+            usage: metric
+                .and_then(|metric| metric.usage.as_ref())
+                .map(|usage| dimensions.row_from_report(usage)),
+            filtered: metric.zip(aggregated).and_then(|(metric, settings)| {
+                let amounts = metric.aggregated(&settings.kind, settings.duration)?;
+                Some(dimensions.row_from_report(amounts))
             }),
-            scored: seen.zip(scored).and_then(|(seen, by)| {
-                let over = by.score_aggregated_duration;
-                let amounts = seen.aggregated(&by.score_aggregation_type, over)?;
-                Some(dims.seen(amounts))
+            scored: metric.zip(scored).and_then(|(metric, settings)| {
+                let over = settings.score_aggregated_duration;
+                let amounts = metric.aggregated(&settings.score_aggregation_type, over)?;
+                Some(dimensions.row_from_report(amounts))
             }),
             node_delta: zero(),
             prod_delta: zero(),
-            prod_usage: system.map_or_else(zero, |seen| dims.seen(&seen.system)),
+            prod_usage: system
+                .map_or_else(zero, |metric| dimensions.row_from_report(&metric.system)),
             estimated: zero(),
             report,
         };
-        for share in self.shares.values() {
-            self.standing.count(share, (args, dims), 1);
+        for assigned_pod in self.assigned_pods.values() {
+            self.node_usage
+                .add_contribution(assigned_pod, (args, dimensions), 1);
         }
     }
 
     /// Returns the load as JSON for the inspection API; sums only if there is a report.
-    pub(super) fn show(&self, rules: (&Args, &Dims)) -> Value {
-        let (_, dims) = rules;
-        let mut shares: Vec<&Share> = self.shares.values().collect();
-        shares.sort_by(|a, b| (a.assigned, &a.pod.uid).cmp(&(b.assigned, &b.pod.uid)));
-        let pods = shares
+    pub(super) fn to_json(&self, rules: (&Args, &Dimensions)) -> Value {
+        let (_, dimensions) = rules;
+        let mut assigned_pods: Vec<&AssignedPod> = self.assigned_pods.values().collect();
+        assigned_pods.sort_by(|a, b| (a.assigned, &a.pod.uid).cmp(&(b.assigned, &b.pod.uid)));
+        let pods = assigned_pods
             .iter()
-            .map(|share| json!({"timestamp": share.assigned, "pod": share.pod.named_object()}));
+            .map(|assigned_pod| json!({"timestamp": assigned_pod.assigned, "pod": assigned_pod.pod.named_object()}));
         let mut out = json!({"pods": pods.collect::<Vec<_>>()});
-        let standing = &self.standing;
-        if standing.report.is_some() {
-            let names = |listed: fn(&Parts) -> bool| {
-                let counted = shares
+        let node_usage = &self.node_usage;
+        if node_usage.report.is_some() {
+            let names = |listed: fn(&Contribution) -> bool| {
+                let counted = assigned_pods
                     .iter()
-                    .filter(|share| listed(&standing.parts(share, rules)));
-                let mut names: Vec<String> = counted.map(|share| share.pod.to_string()).collect();
+                    .filter(|assigned_pod| listed(&node_usage.contribution(assigned_pod, rules)));
+                let mut names: Vec<String> = counted
+                    .map(|assigned_pod| assigned_pod.pod.to_string())
+                    .collect();
                 names.sort_unstable();
                 names
             };
-            out["prodUsage"] = dims.list(&standing.prod_usage);
-            out["nodeDelta"] = dims.list(&standing.node_delta);
-            out["prodDelta"] = dims.list(&standing.prod_delta);
-            out["nodeEstimated"] = dims.list(&standing.estimated);
-            out["nodeDeltaPods"] = json!(names(|parts| counts(&parts.node_delta)));
-            out["prodDeltaPods"] = json!(names(|parts| counts(&parts.prod_delta)));
+            out["prodUsage"] = dimensions.row_to_json(&node_usage.prod_usage);
+            out["nodeDelta"] = dimensions.row_to_json(&node_usage.node_delta);
+            out["prodDelta"] = dimensions.row_to_json(&node_usage.prod_delta);
+            out["nodeEstimated"] = dimensions.row_to_json(&node_usage.estimated);
+            out["nodeDeltaPods"] =
+                json!(names(|contribution| is_nonzero(&contribution.node_delta)));
+            out["prodDeltaPods"] =
+                json!(names(|contribution| is_nonzero(&contribution.prod_delta)));
             out["nodeEstimatedPods"] = json!(names(|_| true));
         }
         inspection::without_empty(out)
     }
 }
 
-impl Standing {
+impl NodeUsage {
     /// Returns the contribution of a pod, which is constant for a given report.
-    fn parts(&self, share: &Share, (args, dims): (&Args, &Dims)) -> Parts {
-        let mut parts = Parts {
-            node_delta: dims.zero(),
-            prod_delta: dims.zero(),
-            prod_usage: dims.zero(),
+    fn contribution(
+        &self,
+        assigned_pod: &AssignedPod,
+        (args, dimensions): (&Args, &Dimensions),
+    ) -> Contribution {
+        let mut contribution = Contribution {
+            node_delta: dimensions.zero(),
+            prod_delta: dimensions.zero(),
+            prod_usage: dimensions.zero(),
         };
         let Some(report) = &self.report else {
-            return parts;
+            return contribution;
         };
-        let (pod, estimate) = (&share.pod, &share.estimate);
+        let (pod, estimate) = (&assigned_pod.pod, &assigned_pod.estimate);
         let reported = report.pod(&pod.namespace, &pod.name);
-        let usage = reported.map(|reported| dims.seen(&reported.usage));
+        let usage = reported.map(|reported| dimensions.row_from_report(&reported.usage));
         let coverage = Coverage {
-            assigned: share.assigned.as_millisecond(),
-            deadline: deadline(pod, share.assigned, share.initialized, args),
+            assigned: assigned_pod.assigned.as_millisecond(),
+            deadline: deadline(pod, assigned_pod.assigned, assigned_pod.initialized, args),
             reported: report.updated.map_or(0, |time| time.as_millisecond()),
             interval: report.interval,
         };
-        let part = |usage: Option<&Row>| match usage {
+        let part = |usage: Option<&ResourceRow>| match usage {
             None => Some(estimate.clone()),
             Some(usage) if coverage.estimate_counts() => {
-                let both = estimate.iter().zip(usage);
-                Some(both.map(|(e, u)| estimate::unreported(*e, *u)).collect())
+                let pairs = estimate.iter().zip(usage);
+                Some(pairs.map(|(e, u)| estimate::unreported(*e, *u)).collect())
             }
             Some(_) => None,
         };
         if let Some(delta) = part(usage.as_ref()) {
-            parts.node_delta = delta;
+            contribution.node_delta = delta;
         }
         if pod.priority_class == PriorityClass::Prod {
             let prod = usage.filter(|_| reported.is_some_and(|reported| reported.prod));
             if let Some(delta) = part(prod.as_ref()) {
-                parts.prod_delta = delta;
+                contribution.prod_delta = delta;
             }
             if let Some(usage) = prod {
-                parts.prod_usage = usage;
+                contribution.prod_usage = usage;
             }
         }
-        parts
+        contribution
     }
 
-    fn count(&mut self, share: &Share, rules: (&Args, &Dims), sign: i64) {
-        let parts = self.parts(share, rules);
+    fn add_contribution(
+        &mut self,
+        assigned_pod: &AssignedPod,
+        rules: (&Args, &Dimensions),
+        sign: i64,
+    ) {
+        let contribution = self.contribution(assigned_pod, rules);
         for (sum, part) in [
-            (&mut self.node_delta, &parts.node_delta),
-            (&mut self.prod_delta, &parts.prod_delta),
-            (&mut self.prod_usage, &parts.prod_usage),
-            (&mut self.estimated, &share.estimate),
+            (&mut self.node_delta, &contribution.node_delta),
+            (&mut self.prod_delta, &contribution.prod_delta),
+            (&mut self.prod_usage, &contribution.prod_usage),
+            (&mut self.estimated, &assigned_pod.estimate),
         ] {
             for (sum, part) in sum.iter_mut().zip(part) {
                 *sum = sum.saturating_add(sign * part);
@@ -366,7 +400,7 @@ impl Standing {
     }
 }
 
-fn counts(row: &Row) -> bool {
+fn is_nonzero(row: &ResourceRow) -> bool {
     row.iter().any(|amount| *amount != 0)
 }
 
@@ -405,14 +439,14 @@ pub(super) fn deadline(
 }
 
 /// Scaling factors by resource from the pod's annotation, parsed once; empty if invalid.
-struct Factors(BTreeMap<String, i64>);
+struct ScalingFactors(BTreeMap<String, i64>);
 
-fn own_factors(pod: &PodInfo) -> Option<&BTreeMap<String, i64>> {
+fn custom_factors(pod: &PodInfo) -> Option<&BTreeMap<String, i64>> {
     let key = annotations::LOAD_ESTIMATED_SCALING_FACTORS;
     pod.annotation(key)?;
-    let read = |pod: &PodInfo| {
+    let parse = |pod: &PodInfo| {
         let text = pod.annotation(key).unwrap_or_default();
-        Factors(serde_json::from_str(text).unwrap_or_default())
+        ScalingFactors(serde_json::from_str(text).unwrap_or_default())
     };
-    Some(&pod.facet(read).0)
+    Some(&pod.facet(parse).0)
 }

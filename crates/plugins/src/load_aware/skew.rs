@@ -1,7 +1,7 @@
 //! Reports from nodes whose clock is ahead.
 
 use super::LoadAware;
-use super::seen::SeenMetric;
+use super::trimmed::TrimmedNodeMetric;
 use jiff::SignedDuration;
 use koord_model::report_time;
 use koord_scheduler::framework::{Effects, Problem, View};
@@ -10,27 +10,27 @@ use std::sync::Arc;
 impl LoadAware {
     /// Removes the time of a report that is too far ahead, so that it counts as expired until the next
     /// report. Returns whether it did. A problem is reported once per node, until its clock is right again.
-    pub(super) fn bound_time(
+    pub(super) fn reject_future_time(
         &self,
-        seen: Arc<SeenMetric>,
+        metric: Arc<TrimmedNodeMetric>,
         view: View<'_>,
         fx: &mut Effects,
-    ) -> (Arc<SeenMetric>, bool) {
+    ) -> (Arc<TrimmedNodeMetric>, bool) {
         let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
         let excess = |reported| report_time::excess(reported, view.now, life);
-        let Some((reported, ahead)) = seen.updated.and_then(|at| Some((at, excess(at)?))) else {
-            return (seen, false);
+        let Some((reported, ahead)) = metric.updated.and_then(|at| Some((at, excess(at)?))) else {
+            return (metric, false);
         };
-        let known = self.reports.get(&seen.name);
-        if known.is_none_or(|known| !known.is_ahead) {
-            let node = view.nodes.find(&seen.name);
+        let node_report = self.reports.get(&metric.name);
+        if node_report.is_none_or(|node_report| !node_report.is_ahead) {
+            let node = view.nodes.find(&metric.name);
             let node = node.and_then(|node| view.nodes.info(node));
             let uid = node.and_then(|node| node.object.metadata.uid.clone());
             let (ahead, limit) = (ahead.as_secs(), life.min(report_time::MAX_AHEAD).as_secs());
             fx.problems.push(Problem {
                 kind: "Node",
                 namespace: String::new(),
-                name: seen.name.to_string(),
+                name: metric.name.to_string(),
                 uid: uid.unwrap_or_default(),
                 message: format!(
                     "invalid value {:?} for status.updateTime of the NodeMetric: expected less than {limit} s \
@@ -39,6 +39,6 @@ impl LoadAware {
                 ),
             });
         }
-        (Arc::new(seen.without_time()), true)
+        (Arc::new(metric.without_time()), true)
     }
 }

@@ -1,9 +1,9 @@
 mod cache;
 mod rows;
-mod seen;
 mod skew;
+mod trimmed;
 
-use super::seen::SeenMetric;
+use super::trimmed::TrimmedNodeMetric;
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_model::resources::ResourceTable;
@@ -322,17 +322,17 @@ fn placements_between_two_reports_count_by_their_estimate() {
 #[test]
 fn a_batch_pod_is_estimated_by_its_batch_resources() {
     let table = ResourceTable::new();
-    let dims = Dims::of(&Args::default().complete());
+    let dimensions = Dimensions::from_args(&Args::default().complete());
     let estimate = |table: &ResourceTable, priority: i32, resources: Value| {
         let change = json!({"spec": {"priority": priority,
             "containers": [{"name": "c", "resources": resources}]}});
         let info = PodInfo::new(pod("p", change), table).unwrap();
-        dims.estimate(&info, table, false).to_vec()
+        dimensions.estimate(&info, table, false).to_vec()
     };
     let batch = json!({"requests": {
         "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "1000"
     }});
-    assert_eq!(dims.names, ["cpu", "memory"]);
+    assert_eq!(dimensions.names, ["cpu", "memory"]);
     assert_eq!(estimate(&table, 5500, batch.clone()), [1700, 700]);
     assert_eq!(
         estimate(&table, 9500, batch),

@@ -18,13 +18,13 @@ const REPLICATION_CONTROLLERS: &str = "replicationcontrollers.v1.";
 
 /// Selectors of services and controllers, by namespace and name.
 #[derive(Debug, Default)]
-pub(super) struct Owners {
-    services: FxHashMap<Box<str>, Services>,
-    controllers: FxHashMap<(Kind, Box<str>, Box<str>), Selector>,
+pub(super) struct OwnerSelectors {
+    services: FxHashMap<Box<str>, ServiceSelectors>,
+    controllers: FxHashMap<(OwnerKind, Box<str>, Box<str>), Selector>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum OwnerKind {
     Service,
     ReplicaSet,
     StatefulSet,
@@ -34,8 +34,8 @@ enum Kind {
 /// Trimmed form of a service or controller for informers. Most of a controller is its pod template, which is
 /// not read, and there are dozens of old ReplicaSets.
 #[derive(Debug)]
-pub(super) struct SeenOwner {
-    kind: Kind,
+pub(super) struct TrimmedOwner {
+    kind: OwnerKind,
     namespace: Box<str>,
     name: Box<str>,
     uid: Option<Box<str>>,
@@ -46,8 +46,8 @@ pub(super) struct SeenOwner {
     selector: Option<Selector>,
 }
 
-impl SeenOwner {
-    fn new(kind: Kind, meta: &ObjectMeta) -> Self {
+impl TrimmedOwner {
+    fn new(kind: OwnerKind, meta: &ObjectMeta) -> Self {
         let text = |text: &Option<String>| text.as_deref().map(Box::from);
         Self {
             kind,
@@ -61,47 +61,47 @@ impl SeenOwner {
     }
 }
 
-impl From<Service> for SeenOwner {
+impl From<Service> for TrimmedOwner {
     fn from(service: Service) -> Self {
         Self {
             labels: service.spec.and_then(|spec| spec.selector),
-            ..Self::new(Kind::Service, &service.metadata)
+            ..Self::new(OwnerKind::Service, &service.metadata)
         }
     }
 }
 
-impl From<ReplicaSet> for SeenOwner {
+impl From<ReplicaSet> for TrimmedOwner {
     fn from(set: ReplicaSet) -> Self {
-        let selector = set.spec.map(|spec| Selector::of(Some(&spec.selector)));
+        let selector = set.spec.map(|spec| Selector::parse(Some(&spec.selector)));
         Self {
             selector,
-            ..Self::new(Kind::ReplicaSet, &set.metadata)
+            ..Self::new(OwnerKind::ReplicaSet, &set.metadata)
         }
     }
 }
 
-impl From<StatefulSet> for SeenOwner {
+impl From<StatefulSet> for TrimmedOwner {
     fn from(set: StatefulSet) -> Self {
-        let selector = set.spec.map(|spec| Selector::of(Some(&spec.selector)));
+        let selector = set.spec.map(|spec| Selector::parse(Some(&spec.selector)));
         Self {
             selector,
-            ..Self::new(Kind::StatefulSet, &set.metadata)
+            ..Self::new(OwnerKind::StatefulSet, &set.metadata)
         }
     }
 }
 
-impl From<ReplicationController> for SeenOwner {
+impl From<ReplicationController> for TrimmedOwner {
     fn from(controller: ReplicationController) -> Self {
         let labels = controller.spec.and_then(|spec| spec.selector);
         let selector = labels.map(|labels| Selector::equal_to(labels.iter()));
         Self {
             selector,
-            ..Self::new(Kind::ReplicationController, &controller.metadata)
+            ..Self::new(OwnerKind::ReplicationController, &controller.metadata)
         }
     }
 }
 
-impl Mirrored for SeenOwner {
+impl Mirrored for TrimmedOwner {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
@@ -115,12 +115,12 @@ impl Mirrored for SeenOwner {
 
 /// Services of a namespace: selectors by service name, and names by one label of each selector.
 #[derive(Debug, Default)]
-struct Services {
+struct ServiceSelectors {
     selectors: BTreeMap<String, BTreeMap<String, String>>,
     by_label: FxHashMap<String, FxHashMap<String, BTreeSet<String>>>,
 }
 
-impl Services {
+impl ServiceSelectors {
     fn set(&mut self, name: String, selector: Option<BTreeMap<String, String>>) {
         if let Some((label, value)) = self.selectors.remove(&name).iter().flatten().next()
             && let Some(by_value) = self.by_label.get_mut(label)
@@ -145,33 +145,33 @@ impl Services {
     }
 
     /// Returns the services that select `labels`, by name.
-    fn of(&self, labels: &Texts) -> BTreeMap<&String, &BTreeMap<String, String>> {
+    fn matching(&self, labels: &Texts) -> BTreeMap<&String, &BTreeMap<String, String>> {
         let named = labels
             .iter()
             .filter_map(|(label, value)| self.by_label.get(label)?.get(value));
-        let known = |name| self.selectors.get_key_value(name);
-        let mut found: BTreeMap<_, _> = named.flatten().filter_map(known).collect();
-        found.retain(|_, selector| {
+        let with_name = |name| self.selectors.get_key_value(name);
+        let mut matching: BTreeMap<_, _> = named.flatten().filter_map(with_name).collect();
+        matching.retain(|_, selector| {
             selector
                 .iter()
                 .all(|(label, value)| labels.get(label) == Some(value.as_str()))
         });
-        found
+        matching
     }
 }
 
-impl Owners {
+impl OwnerSelectors {
     pub(super) fn watches() -> Vec<Watch> {
         vec![
-            Watch::of_kept::<Service, SeenOwner>(SERVICES),
-            Watch::of_kept::<ReplicaSet, SeenOwner>(REPLICA_SETS),
-            Watch::of_kept::<StatefulSet, SeenOwner>(STATEFUL_SETS),
-            Watch::of_kept::<ReplicationController, SeenOwner>(REPLICATION_CONTROLLERS),
+            Watch::of_kept::<Service, TrimmedOwner>(SERVICES),
+            Watch::of_kept::<ReplicaSet, TrimmedOwner>(REPLICA_SETS),
+            Watch::of_kept::<StatefulSet, TrimmedOwner>(STATEFUL_SETS),
+            Watch::of_kept::<ReplicationController, TrimmedOwner>(REPLICATION_CONTROLLERS),
         ]
     }
 
-    pub(super) fn changed(&mut self, change: &ObjectChange) {
-        let Some(seen) = change.new_as::<SeenOwner>() else {
+    pub(super) fn apply(&mut self, change: &ObjectChange) {
+        let Some(owner) = change.new_as::<TrimmedOwner>() else {
             let kinds = [
                 SERVICES,
                 REPLICA_SETS,
@@ -181,15 +181,15 @@ impl Owners {
             debug_assert!(!kinds.contains(&change.kind), "not what informers keep");
             return;
         };
-        let gone = change.action == Action::DELETE;
-        if seen.kind == Kind::Service {
-            let services = self.services.entry(seen.namespace.clone()).or_default();
-            let labels = seen.labels.clone().filter(|_| !gone);
-            services.set(seen.name.to_string(), labels);
+        let deleted = change.action == Action::DELETE;
+        if owner.kind == OwnerKind::Service {
+            let services = self.services.entry(owner.namespace.clone()).or_default();
+            let labels = owner.labels.clone().filter(|_| !deleted);
+            services.set(owner.name.to_string(), labels);
             return;
         }
-        let key = (seen.kind, seen.namespace.clone(), seen.name.clone());
-        match seen.selector.clone().filter(|_| !gone) {
+        let key = (owner.kind, owner.namespace.clone(), owner.name.clone());
+        match owner.selector.clone().filter(|_| !deleted) {
             Some(selector) => self.controllers.insert(key, selector),
             None => self.controllers.remove(&key),
         };
@@ -199,11 +199,11 @@ impl Owners {
     pub(super) fn selector(&self, pod: &PodInfo) -> Selector {
         let mut merged: BTreeMap<&String, &String> = BTreeMap::new();
         let services = self.services.get(&*pod.namespace);
-        for wanted in services
+        for labels in services
             .into_iter()
-            .flat_map(|all| all.of(pod.labels()).into_values())
+            .flat_map(|all| all.matching(pod.labels()).into_values())
         {
-            merged.extend(wanted);
+            merged.extend(labels);
         }
         let mut selector = Selector::equal_to(merged.into_iter());
         let owners = pod.object.owners.iter();
@@ -214,9 +214,9 @@ impl Owners {
             return selector;
         };
         let kind = match (owner.kind.as_str(), owner.api_version.as_str()) {
-            ("ReplicaSet", "apps/v1") => Kind::ReplicaSet,
-            ("StatefulSet", "apps/v1") => Kind::StatefulSet,
-            ("ReplicationController", "v1") => Kind::ReplicationController,
+            ("ReplicaSet", "apps/v1") => OwnerKind::ReplicaSet,
+            ("StatefulSet", "apps/v1") => OwnerKind::StatefulSet,
+            ("ReplicationController", "v1") => OwnerKind::ReplicationController,
             _ => return selector,
         };
         let key = (

@@ -2,7 +2,7 @@
 //! costs in proportion to the pod's volumes, not to those on the node.
 
 use super::claims;
-use super::limits::{Source, migrated};
+use super::limits::{CountedVolume, migrated};
 use super::storage::Storage;
 use k8s_openapi::api::storage::v1::CSINode;
 use koord_scheduler::state::PodInfo;
@@ -15,9 +15,9 @@ pub(super) type Handle = (String, String);
 
 /// Volumes by driver and handle, with the number of uses of each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Attached(BTreeMap<String, BTreeMap<String, usize>>);
+pub(super) struct VolumeCounts(BTreeMap<String, BTreeMap<String, usize>>);
 
-impl Attached {
+impl VolumeCounts {
     pub(super) fn add(&mut self, (driver, handle): &Handle) {
         let handles = self.0.entry(driver.clone()).or_default();
         *handles.entry(handle.clone()).or_default() += 1;
@@ -57,15 +57,15 @@ impl Attached {
 
 /// Volumes and limits of one node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct OnNode {
+pub(super) struct NodeVolumes {
     /// Maximum number of volumes per driver, for drivers that report one.
     limits: BTreeMap<String, i64>,
-    pub(super) volumes: Attached,
+    pub(super) volumes: VolumeCounts,
     /// Uids of the pods that use claims.
     pods: BTreeSet<Arc<str>>,
 }
 
-impl OnNode {
+impl NodeVolumes {
     pub(super) fn limit(&self, driver: &str) -> Option<i64> {
         self.limits.get(driver).copied()
     }
@@ -76,7 +76,7 @@ impl OnNode {
 }
 
 #[derive(Debug)]
-struct Placed {
+struct PlacedPod {
     pod: Arc<PodInfo>,
     node: String,
     volumes: Vec<Handle>,
@@ -85,9 +85,9 @@ struct Placed {
 /// Volumes of all nodes. Nodes are keyed by name, because volumes may be attached before the node is
 /// received.
 #[derive(Debug, Default)]
-pub(super) struct Books {
-    nodes: FxHashMap<String, OnNode>,
-    pods: FxHashMap<Arc<str>, Placed>,
+pub(super) struct AttachedVolumes {
+    nodes: FxHashMap<String, NodeVolumes>,
+    pods: FxHashMap<Arc<str>, PlacedPod>,
     attachments: FxHashMap<String, (String, Option<Handle>)>,
     /// Number of nodes that have a limit, per driver.
     limited: FxHashMap<String, usize>,
@@ -111,16 +111,18 @@ pub(super) fn volumes_of(
 ) -> BTreeSet<Handle> {
     let sources = claims(pod).iter().filter_map(|used| {
         let claim = storage.claims.get(&used.key)?;
-        if used.foreign(pod, claim).is_some() {
+        if used.ownership_problem(pod, claim).is_some() {
             return None;
         }
-        Source::of(storage, claim)
+        CountedVolume::from_claim(storage, claim)
     });
-    sources.filter_map(|source| source.on(node)).collect()
+    sources
+        .filter_map(|source| source.handle_on(node))
+        .collect()
 }
 
-impl Books {
-    pub(super) fn node(&self, name: &str) -> Option<&OnNode> {
+impl AttachedVolumes {
+    pub(super) fn node(&self, name: &str) -> Option<&NodeVolumes> {
         self.nodes.get(name)
     }
 
@@ -141,12 +143,12 @@ impl Books {
     pub(super) fn add_pod(&mut self, storage: &Storage, pod: &Arc<PodInfo>, node: &str) {
         let csi_node = storage.csi_nodes.get(node).map(|node| &**node);
         let volumes: Vec<Handle> = volumes_of(storage, pod, csi_node).into_iter().collect();
-        let on = self.nodes.entry(node.to_owned()).or_default();
-        on.pods.insert(pod.uid.clone());
+        let node_volumes = self.nodes.entry(node.to_owned()).or_default();
+        node_volumes.pods.insert(pod.uid.clone());
         for volume in &volumes {
-            on.volumes.add(volume);
+            node_volumes.volumes.add(volume);
         }
-        let placed = Placed {
+        let placed = PlacedPod {
             pod: pod.clone(),
             node: node.to_owned(),
             volumes,
@@ -156,18 +158,18 @@ impl Books {
 
     pub(super) fn remove_pod(&mut self, uid: &str) -> Option<(Arc<PodInfo>, String)> {
         let placed = self.pods.remove(uid)?;
-        if let Some(on) = self.nodes.get_mut(&placed.node) {
-            on.pods.remove(uid);
+        if let Some(node_volumes) = self.nodes.get_mut(&placed.node) {
+            node_volumes.pods.remove(uid);
             for volume in &placed.volumes {
-                on.volumes.remove(volume);
+                node_volumes.volumes.remove(volume);
             }
-            self.forget_empty(&placed.node);
+            self.remove_empty(&placed.node);
         }
         Some((placed.pod, placed.node))
     }
 
     /// Updates the volumes of a pod from its claims. Returns its node if they changed.
-    pub(super) fn review_pod(&mut self, storage: &Storage, uid: &str) -> Option<String> {
+    pub(super) fn update_pod(&mut self, storage: &Storage, uid: &str) -> Option<String> {
         let placed = self.pods.get(uid)?;
         let csi_node = storage.csi_nodes.get(&placed.node).map(|node| &**node);
         let now = volumes_of(storage, &placed.pod, csi_node);
@@ -180,15 +182,15 @@ impl Books {
     }
 
     /// Updates an attachment. Returns the nodes whose volumes may have changed.
-    pub(super) fn review_attachment(&mut self, storage: &Storage, name: &str) -> Vec<String> {
+    pub(super) fn update_attachment(&mut self, storage: &Storage, name: &str) -> Vec<String> {
         let now = storage.attachments.get(name).map(|attachment| {
             let node = attachment.node.to_string();
             let volume = attachment.volume.as_deref();
             let volume = volume.and_then(|name| storage.volumes.get(name));
             let csi_node = storage.csi_nodes.get(&node).map(|node| &**node);
             let handle = volume
-                .and_then(|volume| Source::of_volume(volume))
-                .and_then(|source| source.on(csi_node));
+                .and_then(|volume| CountedVolume::from_volume(volume))
+                .and_then(|source| source.handle_on(csi_node));
             (node, handle)
         });
         if self.attachments.get(name) == now.as_ref() {
@@ -196,9 +198,9 @@ impl Books {
         }
         let mut touched = Vec::new();
         if let Some((node, handle)) = self.attachments.remove(name) {
-            if let (Some(handle), Some(on)) = (handle, self.nodes.get_mut(&node)) {
-                on.volumes.remove(&handle);
-                self.forget_empty(&node);
+            if let (Some(handle), Some(node_volumes)) = (handle, self.nodes.get_mut(&node)) {
+                node_volumes.volumes.remove(&handle);
+                self.remove_empty(&node);
             }
             touched.push(node);
         }
@@ -217,12 +219,12 @@ impl Books {
     }
 
     /// Updates the limits of a node, and all volumes on it, from its CSINode.
-    pub(super) fn review_node(&mut self, storage: &Storage, name: &str) {
+    pub(super) fn update_node(&mut self, storage: &Storage, name: &str) {
         let csi_node = storage.csi_nodes.get(name);
-        let on = self.nodes.entry(name.to_owned()).or_default();
+        let node_volumes = self.nodes.entry(name.to_owned()).or_default();
         let now = limits(csi_node.map(|node| &**node));
-        let before = std::mem::replace(&mut on.limits, now);
-        for driver in on.limits.keys() {
+        let before = std::mem::replace(&mut node_volumes.limits, now);
+        for driver in node_volumes.limits.keys() {
             *self.limited.entry(driver.clone()).or_default() += 1;
         }
         for driver in before.keys() {
@@ -233,15 +235,15 @@ impl Books {
                 }
             }
         }
-        let pods: Vec<Arc<str>> = on.pods.iter().cloned().collect();
+        let pods: Vec<Arc<str>> = node_volumes.pods.iter().cloned().collect();
         for uid in pods {
-            self.review_pod(storage, &uid);
+            self.update_pod(storage, &uid);
         }
         let attachments: Vec<String> = storage.attached(name).cloned().collect();
         for attachment in attachments {
-            self.review_attachment(storage, &attachment);
+            self.update_attachment(storage, &attachment);
         }
-        self.forget_empty(name);
+        self.remove_empty(name);
     }
 
     /// Returns true if the pod is on a node.
@@ -249,11 +251,11 @@ impl Books {
         self.pods.contains_key(uid)
     }
 
-    fn forget_empty(&mut self, name: &str) {
+    fn remove_empty(&mut self, name: &str) {
         if self
             .nodes
             .get(name)
-            .is_some_and(|on| *on == OnNode::default())
+            .is_some_and(|node_volumes| *node_volumes == NodeVolumes::default())
         {
             self.nodes.remove(name);
         }

@@ -8,15 +8,15 @@ use super::matching::ClaimId;
 use super::metrics::Failures;
 use super::plan::{self, Plan, Progress};
 use super::pool::hosts_of;
-use super::search::Wanted;
-use super::seen::{SeenClaim, SeenVolume};
+use super::search::PodClaims;
 use super::storage::Storage;
+use super::trimmed::{TrimmedClaim, TrimmedVolume};
 use super::{
     CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, Key, VOLUMES, indexes, interest, storage, uses,
     uses_claims,
 };
 use crate::common::args::{decode, invalid};
-use crate::common::hosts::Hosts;
+use crate::common::hostname_index::HostnameIndex;
 use crate::common::shape::Shape;
 use jiff::{SignedDuration, Timestamp};
 use koord_model::resources::ResourceTable;
@@ -63,28 +63,28 @@ pub(crate) fn build(
 ) -> Result<BoxedPlugin, BuildError> {
     let gate = context.gates.get("DisableCSIStorageCapacityInformer");
     Ok(Box::new(VolumeBinding {
-        settings: PerProfile::new(Settings::new(value, context)?),
+        settings: PerProfile::new(BindingSettings::new(value, context)?),
         capacities: gate.is_none_or(|off| !off),
-        given: FxHashMap::default(),
+        assigned: FxHashMap::default(),
         selected: FxHashMap::default(),
         plans: FxHashMap::default(),
         by_claim: FxHashMap::default(),
         resend: VecDeque::new(),
-        handed: 0,
+        assignment_changes: 0,
         failures: Failures::default(),
-        hosts: Hosts::default(),
+        hosts: HostnameIndex::default(),
     }))
 }
 
 /// Settings of one profile.
 #[derive(Debug)]
-struct Settings {
+struct BindingSettings {
     timeout: Duration,
     /// Score by storage utilization; `None` in every profile if scoring is off.
     shape: Option<Shape>,
 }
 
-impl Settings {
+impl BindingSettings {
     fn new(value: Option<&Value>, context: &BuildContext) -> Result<Self, BuildError> {
         let args: Args = decode(NAME, value)?;
         let scores = context.gates.get("StorageCapacityScoring") == Some(&true);
@@ -118,11 +118,11 @@ impl Settings {
 /// State of the `VolumeBinding` plugin.
 #[derive(Debug)]
 pub(crate) struct VolumeBinding {
-    settings: PerProfile<Settings>,
+    settings: PerProfile<BindingSettings>,
     /// True if the storage capacity that CSI drivers report is checked.
     pub(super) capacities: bool,
     /// Volumes that plans assign to claims, by volume name.
-    given: FxHashMap<String, Given>,
+    assigned: FxHashMap<String, AssignedVolume>,
     /// Nodes that plans selected for claims, with the number of pods that depend on each selection.
     selected: FxHashMap<Key, (String, usize)>,
     /// Plans in progress, by pod uid.
@@ -133,14 +133,14 @@ pub(crate) struct VolumeBinding {
     /// skipped.
     resend: VecDeque<(Timestamp, Arc<str>)>,
     /// Counts assignments and releases of volumes that are reachable from more than single hosts.
-    pub(super) handed: u64,
+    pub(super) assignment_changes: u64,
     pub(super) failures: Failures,
-    hosts: Hosts,
+    hosts: HostnameIndex,
 }
 
 /// Volume that plans assign to a claim.
 #[derive(Debug)]
-struct Given {
+struct AssignedVolume {
     to: ClaimId,
     /// Uids of the pods whose plans do so.
     by: BTreeSet<Arc<str>>,
@@ -148,18 +148,18 @@ struct Given {
 
 impl VolumeBinding {
     /// Returns the node that plans selected for a claim.
-    pub(super) fn chosen_for(&self, claim: &str) -> Option<&str> {
+    pub(super) fn selected_node_for(&self, claim: &str) -> Option<&str> {
         let (node, _) = self.selected.get(claim)?;
         Some(node)
     }
 
     /// Returns the claim to which plans assign a volume.
-    pub(super) fn given(&self, volume: &str) -> Option<&ClaimId> {
-        self.given.get(volume).map(|given| &given.to)
+    pub(super) fn assigned_claim(&self, volume: &str) -> Option<&ClaimId> {
+        self.assigned.get(volume).map(|assigned| &assigned.to)
     }
 
     /// Returns the volumes that plans assign to a claim.
-    pub(super) fn given_to(&self, claim: &str) -> impl Iterator<Item = &String> {
+    pub(super) fn assigned_volumes(&self, claim: &str) -> impl Iterator<Item = &String> {
         let uids = self.by_claim.get(claim).into_iter().flatten();
         let steps = uids
             .filter_map(|uid| self.plans.get(uid))
@@ -169,31 +169,34 @@ impl VolumeBinding {
     }
 
     /// Handles the assignment or release of a volume: touches the nodes of its hosts, or counts it in
-    /// [`Self::handed`] if any node may reach it.
-    fn hand(&mut self, volume: &SeenVolume, fx: &mut Effects) {
+    /// [`Self::assignment_changes`] if any node may reach it.
+    fn on_assignment_changed(&mut self, volume: &TrimmedVolume, fx: &mut Effects) {
         match hosts_of(volume) {
             Some(hosts) => {
-                let nodes = hosts.into_iter().flat_map(|host| self.hosts.named(host));
+                let nodes = hosts.into_iter().flat_map(|host| self.hosts.nodes(host));
                 fx.touched.extend(nodes);
             }
-            None => self.handed += 1,
+            None => self.assignment_changes += 1,
         }
     }
 
     /// Records the assignments and selected nodes of a plan.
-    fn hold(&mut self, storage: &Storage, uid: &Arc<str>, plan: &Plan, fx: &mut Effects) {
+    fn record_plan(&mut self, storage: &Storage, uid: &Arc<str>, plan: &Plan, fx: &mut Effects) {
         for step in &plan.steps {
             let pods = self.by_claim.entry(step.claim.clone()).or_default();
             pods.insert(uid.clone());
             match &step.volume {
                 Some(name) => {
-                    let given = self.given.entry(name.clone()).or_insert_with(|| Given {
-                        to: step.id.clone(),
-                        by: BTreeSet::new(),
-                    });
-                    given.by.insert(uid.clone());
+                    let assigned =
+                        self.assigned
+                            .entry(name.clone())
+                            .or_insert_with(|| AssignedVolume {
+                                to: step.id.clone(),
+                                by: BTreeSet::new(),
+                            });
+                    assigned.by.insert(uid.clone());
                     if let Some(volume) = storage.volumes.get(name) {
-                        self.hand(volume, fx);
+                        self.on_assignment_changed(volume, fx);
                     }
                 }
                 None => {
@@ -204,7 +207,7 @@ impl VolumeBinding {
         }
     }
 
-    fn let_go(&mut self, storage: &Storage, uid: &str, fx: &mut Effects) {
+    fn drop_plan(&mut self, storage: &Storage, uid: &str, fx: &mut Effects) {
         let Some(plan) = self.plans.remove(uid) else {
             return;
         };
@@ -217,14 +220,14 @@ impl VolumeBinding {
             }
             if let Some(name) = &step.volume {
                 // Another pod may depend on the same assignment.
-                if let Some(given) = self.given.get_mut(name) {
-                    given.by.remove(uid);
-                    if given.by.is_empty() {
-                        self.given.remove(name);
+                if let Some(assigned) = self.assigned.get_mut(name) {
+                    assigned.by.remove(uid);
+                    if assigned.by.is_empty() {
+                        self.assigned.remove(name);
                     }
                 }
                 if let Some(volume) = storage.volumes.get(name) {
-                    self.hand(volume, fx);
+                    self.on_assignment_changed(volume, fx);
                 }
             } else if let Some((_, pods)) = self.selected.get_mut(&step.claim) {
                 *pods -= 1;
@@ -236,18 +239,18 @@ impl VolumeBinding {
     }
 
     /// Checks the progress of plans that involve a changed claim or volume.
-    fn review(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
+    fn check_plans(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let mut uids = BTreeSet::new();
         let of_claim = |claim: &str| self.by_claim.get(claim).into_iter().flatten().cloned();
-        if let Some(claim) = change.new_as::<SeenClaim>() {
+        if let Some(claim) = change.new_as::<TrimmedClaim>() {
             uids.extend(of_claim(&claim.names.key()));
         }
-        if let Some(volume) = change.new_as::<SeenVolume>() {
+        if let Some(volume) = change.new_as::<TrimmedVolume>() {
             if let Some(claim) = volume.claim_key() {
                 uids.extend(of_claim(&claim));
             }
-            if let Some(given) = self.given.get(&*volume.names.name) {
-                uids.extend(given.by.iter().cloned());
+            if let Some(assigned) = self.assigned.get(&*volume.names.name) {
+                uids.extend(assigned.by.iter().cloned());
             }
         }
         let storage = storage(view);
@@ -268,7 +271,7 @@ impl VolumeBinding {
     }
 
     /// Returns true if `sent` is the time of the last write of the pod's plan.
-    fn is_last(&self, sent: Timestamp, uid: &str) -> bool {
+    fn is_last_write(&self, sent: Timestamp, uid: &str) -> bool {
         let plan = self.plans.get(uid);
         plan.is_some_and(|plan| plan.sent.is_some_and(|(_, last)| last == sent))
     }
@@ -304,7 +307,7 @@ impl Plugin for VolumeBinding {
         args: Option<&Value>,
         context: &BuildContext,
     ) -> Option<Result<(), BuildError>> {
-        let settings = Settings::new(args, context);
+        let settings = BindingSettings::new(args, context);
         Some(settings.map(|settings| self.settings.join(profile, settings)))
     }
     fn points(&self) -> Points {
@@ -328,11 +331,11 @@ impl Sign for VolumeBinding {
             return Signable::Yes;
         }
         let storage = storage(view);
-        let Ok(wanted) = self.wanted(storage, pod) else {
+        let Ok(pod_claims) = self.pod_claims(storage, pod) else {
             return Signable::No;
         };
         let scored = self.settings.of(pod).shape.is_some();
-        self.sign_wanted(storage, &wanted, scored, signature);
+        self.sign_claims(storage, &pod_claims, scored, signature);
         Signable::Yes
     }
 }
@@ -357,23 +360,23 @@ impl PreFilter for VolumeBinding {
         if !uses_claims(cycle.pod) {
             return PreFilterResult::Skip;
         }
-        match self.wanted(storage(cycle.view), cycle.pod) {
-            Ok(wanted) => PreFilterResult::ready(wanted),
+        match self.pod_claims(storage(cycle.view), cycle.pod) {
+            Ok(pod_claims) => PreFilterResult::ready(pod_claims),
             Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
     /// Returns the nodes of the local volume that the fewest nodes reach, or the node that was selected
     /// before.
     fn only_nodes(&self, cycle: &Cycle<'_>, state: &State) -> Option<Vec<NodeIndex>> {
-        let wanted = state.get::<Wanted>()?;
+        let pod_claims = state.get::<PodClaims>()?;
         let (nodes, storage) = (cycle.view.nodes, storage(cycle.view));
-        let bound = wanted.bound.iter();
+        let bound = pod_claims.bound.iter();
         let volumes = bound.filter_map(|claim| storage.volumes.get(&*claim.volume));
         let local = volumes.filter_map(|volume| {
             let terms = volume.reachable.as_deref()?;
-            self.hosts.of_terms(terms, nodes)
+            self.hosts.candidate_nodes(terms, nodes)
         });
-        let chosen = wanted.delayed.iter().filter_map(|delayed| {
+        let chosen = pod_claims.delayed.iter().filter_map(|delayed| {
             let selected = delayed.selected.as_ref()?;
             Some(nodes.find(selected).into_iter().collect())
         });
@@ -383,21 +386,22 @@ impl PreFilter for VolumeBinding {
 
 impl Filter for VolumeBinding {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(wanted), Some(info)) = (state.get::<Wanted>(), cycle.view.nodes.info(node))
+        let (Some(pod_claims), Some(info)) =
+            (state.get::<PodClaims>(), cycle.view.nodes.info(node))
         else {
             return Ok(());
         };
-        self.answer(storage(cycle.view), wanted, info, None)
+        self.check_node(storage(cycle.view), pod_claims, info, None)
     }
 }
 
 impl PreScore for VolumeBinding {
     fn pre_score(&self, cycle: &Cycle<'_>) -> PreScoreResult {
         let shape = self.settings.of(cycle.pod).shape.as_ref();
-        let wanted = shape.map(|_| self.wanted(storage(cycle.view), cycle.pod));
-        match wanted {
-            Some(Ok(wanted)) if !wanted.delayed.is_empty() => {
-                PreScoreResult::Ready(State::of(wanted))
+        let pod_claims = shape.map(|_| self.pod_claims(storage(cycle.view), cycle.pod));
+        match pod_claims {
+            Some(Ok(pod_claims)) if !pod_claims.delayed.is_empty() => {
+                PreScoreResult::Ready(State::of(pod_claims))
             }
             _ => PreScoreResult::Skip,
         }
@@ -407,15 +411,15 @@ impl PreScore for VolumeBinding {
 impl Score for VolumeBinding {
     fn score(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> i64 {
         let shape = &self.settings.of(cycle.pod).shape;
-        let (Some(shape), Some(wanted)) = (shape, state.get::<Wanted>()) else {
+        let (Some(shape), Some(pod_claims)) = (shape, state.get::<PodClaims>()) else {
             return 0;
         };
         let Some(info) = cycle.view.nodes.info(node) else {
             return 0;
         };
         let mut steps = Vec::new();
-        let answer = self.answer(storage(cycle.view), wanted, info, Some(&mut steps));
-        if answer.is_err() {
+        let verdict = self.check_node(storage(cycle.view), pod_claims, info, Some(&mut steps));
+        if verdict.is_err() {
             steps.clear();
         }
         plan::score(&steps, shape)
@@ -442,10 +446,10 @@ impl QueueHints for VolumeBinding {
         }
     }
     fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
+        super::event_claim_key(event)
     }
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+        super::used_claim_keys(pod)
     }
 }
 
@@ -472,7 +476,7 @@ impl Permit for VolumeBinding {
         };
         match plan.progress(storage, node_info(&plan.node, cycle.view).as_deref()) {
             Progress::Done => {
-                self.let_go(storage, &cycle.pod.uid, fx);
+                self.drop_plan(storage, &cycle.pod.uid, fx);
                 PermitResult::Allow
             }
             Progress::Pending => {
@@ -499,8 +503,8 @@ impl ObjectEvents for VolumeBinding {
         if matches!(change.kind, CLAIMS | VOLUMES) {
             let hosts = storage(view).moved().iter();
             fx.touched
-                .extend(hosts.flat_map(|host| self.hosts.named(host)));
-            self.review(change, view, fx);
+                .extend(hosts.flat_map(|host| self.hosts.nodes(host)));
+            self.check_plans(change, view, fx);
         }
     }
     fn on_node(&mut self, node: NodeIndex, view: View<'_>, _fx: &mut Effects) {
@@ -517,21 +521,21 @@ impl PodEvents for VolumeBinding {
         view: View<'_>,
         fx: &mut Effects,
     ) {
-        self.let_go(storage(view), &pod.uid, fx);
+        self.drop_plan(storage(view), &pod.uid, fx);
     }
 }
 
 impl Tick for VolumeBinding {
     fn tick(&mut self, view: View<'_>, fx: &mut Effects) {
         while let Some((sent, uid)) = self.resend.front() {
-            let is_last = self.is_last(*sent, uid);
-            if is_last && view.now.duration_since(*sent) < RESEND {
+            let is_last_write = self.is_last_write(*sent, uid);
+            if is_last_write && view.now.duration_since(*sent) < RESEND {
                 break;
             }
             let Some((_, uid)) = self.resend.pop_front() else {
                 break;
             };
-            if let Some(plan) = self.plans.get_mut(&uid).filter(|_| is_last)
+            if let Some(plan) = self.plans.get_mut(&uid).filter(|_| is_last_write)
                 && let Some((_, last)) = &mut plan.sent
             {
                 *last = view.now;
@@ -542,7 +546,7 @@ impl Tick for VolumeBinding {
     }
     fn next_tick(&self) -> Option<Timestamp> {
         let mut sent = self.resend.iter();
-        let (sent, _) = sent.find(|(sent, uid)| self.is_last(*sent, uid))?;
+        let (sent, _) = sent.find(|(sent, uid)| self.is_last_write(*sent, uid))?;
         sent.saturating_add(RESEND).ok()
     }
 }
@@ -557,13 +561,13 @@ impl Reserve for VolumeBinding {
         };
         let storage = storage(cycle.view);
         let mut steps = Vec::new();
-        let answer = self
-            .wanted(storage, cycle.pod)
-            .and_then(|wanted| self.answer(storage, &wanted, info, Some(&mut steps)));
-        if answer.is_err() {
+        let verdict = self
+            .pod_claims(storage, cycle.pod)
+            .and_then(|pod_claims| self.check_node(storage, &pod_claims, info, Some(&mut steps)));
+        if verdict.is_err() {
             Failures::count(&self.failures.assume);
         }
-        answer?;
+        verdict?;
         if !steps.is_empty() {
             let node = info.name.to_string();
             let plan = Plan {
@@ -571,7 +575,7 @@ impl Reserve for VolumeBinding {
                 steps,
                 sent: None,
             };
-            self.hold(storage, &cycle.pod.uid, &plan, fx);
+            self.record_plan(storage, &cycle.pod.uid, &plan, fx);
             self.plans.insert(cycle.pod.uid.clone(), plan);
         }
         Ok(())
@@ -582,6 +586,6 @@ impl Reserve for VolumeBinding {
         if plan.is_some_and(|plan| plan.sent.is_some()) {
             Failures::count(&self.failures.bind);
         }
-        self.let_go(storage(cycle.view), &cycle.pod.uid, fx);
+        self.drop_plan(storage(cycle.view), &cycle.pod.uid, fx);
     }
 }

@@ -1,8 +1,8 @@
 //! `NodeVolumeLimits`: limits the volumes per CSI driver on a node to the number that the driver reports.
 
-use super::attached::{Attached, Books, Handle, volumes_of};
-use super::seen::{Disk, SeenAttachment, SeenClaim, SeenVolume};
+use super::attached::{AttachedVolumes, Handle, VolumeCounts, volumes_of};
 use super::storage::{Identity, Storage, key};
+use super::trimmed::{Disk, TrimmedAttachment, TrimmedClaim, TrimmedVolume};
 use super::{
     ATTACHMENTS, CLAIMS, CLASSES, CSI_NODES, VOLUMES, annotation, claims, indexes, interest,
     storage, uses, uses_claims,
@@ -36,7 +36,7 @@ const DRIVERS: [(&str, &str); 6] = [
 /// State of the `NodeVolumeLimits` plugin.
 #[derive(Debug, Default)]
 pub(crate) struct NodeVolumeLimits {
-    books: Books,
+    attached: AttachedVolumes,
 }
 
 /// Returns the in-tree plugin and the handle of a volume that is not a CSI volume.
@@ -82,7 +82,7 @@ fn migrated_on(plugin: &str, node: Option<&CSINode>) -> Option<&'static str> {
 
 /// Returns the identity of a volume with its CSI driver, or the driver that replaced its in-tree plugin,
 /// whether or not nodes migrated.
-pub(super) fn identity(volume: &SeenVolume) -> Option<Identity> {
+pub(super) fn identity(volume: &TrimmedVolume) -> Option<Identity> {
     let (driver, handle) = match volume.disk.as_ref()? {
         Disk::Csi { driver, handle } => (&**driver, handle),
         Disk::InTree { plugin, handle } => (migrated(plugin)?, handle),
@@ -92,38 +92,38 @@ pub(super) fn identity(volume: &SeenVolume) -> Option<Identity> {
 
 /// Volume that counts toward a limit, independent of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Source<'a> {
+pub(super) struct CountedVolume<'a> {
     /// Name of the CSI driver or in-tree plugin.
     name: &'a str,
     handle: Cow<'a, str>,
     /// True for in-tree volumes, which count only where a CSI driver replaced the plugin.
-    moves: bool,
+    in_tree_source: bool,
 }
 
-impl<'a> Source<'a> {
+impl<'a> CountedVolume<'a> {
     /// Returns the volume of a claim, provisioned or not.
-    pub(super) fn of(storage: &'a Storage, claim: &'a SeenClaim) -> Option<Self> {
+    pub(super) fn from_claim(storage: &'a Storage, claim: &'a TrimmedClaim) -> Option<Self> {
         if let Some(volume) = storage.volumes.get(&*claim.volume) {
-            return Self::of_volume(volume);
+            return Self::from_volume(volume);
         }
         // Not provisioned yet: it will be one more volume of the class's driver.
         let class = storage.classes.get(&*claim.class)?;
         Some(Self {
             name: &class.provisioner,
             handle: format!("claim {}", claim.names.key()).into(),
-            moves: false,
+            in_tree_source: false,
         })
     }
 
-    pub(super) fn of_volume(volume: &'a SeenVolume) -> Option<Self> {
-        let (name, handle, moves) = match volume.disk.as_ref()? {
+    pub(super) fn from_volume(volume: &'a TrimmedVolume) -> Option<Self> {
+        let (name, handle, in_tree_source) = match volume.disk.as_ref()? {
             Disk::Csi { driver, handle } => (&**driver, handle, false),
             Disk::InTree { plugin, handle } => (*plugin, handle, true),
         };
         Some(Self {
             name,
             handle: (&**handle).into(),
-            moves,
+            in_tree_source,
         })
     }
 
@@ -131,11 +131,11 @@ impl<'a> Source<'a> {
     fn driver(&self, node: Option<&CSINode>) -> Option<&'a str> {
         match migrated_on(self.name, node) {
             Some(driver) => Some(driver),
-            None => (!self.moves).then_some(self.name),
+            None => (!self.in_tree_source).then_some(self.name),
         }
     }
 
-    pub(super) fn on(&self, node: Option<&CSINode>) -> Option<Handle> {
+    pub(super) fn handle_on(&self, node: Option<&CSINode>) -> Option<Handle> {
         let driver = self.driver(node)?;
         Some((driver.to_owned(), self.handle.to_string()))
     }
@@ -146,24 +146,24 @@ impl<'a> Source<'a> {
 fn sources<'a>(
     storage: &'a Storage,
     pod: &'a PodInfo,
-) -> Result<Vec<(Source<'a>, bool)>, Rejection> {
-    let mut out: Vec<(Source<'_>, bool)> = Vec::new();
+) -> Result<Vec<(CountedVolume<'a>, bool)>, Rejection> {
+    let mut out: Vec<(CountedVolume<'_>, bool)> = Vec::new();
     for used in claims(pod) {
         let Some(claim) = storage.claims.get(&used.key) else {
             let text = format!("persistentvolumeclaim {:?} not found", used.name);
             return Err(Rejection::unresolvable(text));
         };
-        if let Some(problem) = used.foreign(pod, claim) {
+        if let Some(problem) = used.ownership_problem(pod, claim) {
             return Err(Rejection::error(problem));
         }
-        let Some(source) = Source::of(storage, claim) else {
+        let Some(source) = CountedVolume::from_claim(storage, claim) else {
             continue;
         };
         let volume = storage.volumes.get(&*claim.volume);
-        let known = storage.is_shared(&used.key, &pod.uid)
-            || volume.is_some_and(|volume| storage.is_elsewhere(volume));
+        let may_be_attached = storage.is_shared(&used.key, &pod.uid)
+            || volume.is_some_and(|volume| storage.may_be_attached(volume));
         if out.iter().all(|(other, _)| *other != source) {
-            out.push((source, known));
+            out.push((source, may_be_attached));
         }
     }
     Ok(out)
@@ -171,24 +171,29 @@ fn sources<'a>(
 
 /// Volume of the pod that is being scheduled, independent of the node.
 #[derive(Debug)]
-struct Volume {
+struct PodVolume {
     name: String,
     handle: String,
-    moves: bool,
+    in_tree_source: bool,
     /// True if it may already be on a node.
-    known: bool,
+    may_be_attached: bool,
 }
 
 /// Volumes of the pod that is being scheduled.
 #[derive(Debug)]
-struct Brought(Result<Vec<Volume>, Rejection>);
+struct PodVolumes(Result<Vec<PodVolume>, Rejection>);
 
 impl NodeVolumeLimits {
     /// Returns the volumes on a node with the pods of the cycle's overlay removed and added.
-    fn imagined(&self, cycle: &Cycle<'_>, volumes: &Attached, node: Option<&CSINode>) -> Attached {
+    fn with_overlay(
+        &self,
+        cycle: &Cycle<'_>,
+        volumes: &VolumeCounts,
+        node: Option<&CSINode>,
+    ) -> VolumeCounts {
         let mut out = volumes.clone();
         for pod in cycle.overlay.removed {
-            for volume in self.books.volumes(&pod.uid) {
+            for volume in self.attached.volumes(&pod.uid) {
                 out.remove(volume);
             }
         }
@@ -207,7 +212,7 @@ impl NodeVolumeLimits {
     }
 
     /// Updates the volumes of all pods that use one of these claims.
-    fn review<'a>(
+    fn update_claim_users<'a>(
         &mut self,
         claims: impl IntoIterator<Item = &'a String>,
         view: View<'_>,
@@ -216,15 +221,15 @@ impl NodeVolumeLimits {
         let storage = storage(view);
         for claim in claims {
             for uid in storage.users(claim) {
-                self.review_pod(uid, view, fx);
+                self.update_pod(uid, view, fx);
             }
         }
     }
 
     /// Updates the volumes of one pod, which may be on a node or in an overlay.
-    fn review_pod(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
-        if self.books.has(uid) {
-            Self::touch(self.books.review_pod(storage(view), uid), view, fx);
+    fn update_pod(&mut self, uid: &Arc<str>, view: View<'_>, fx: &mut Effects) {
+        if self.attached.has(uid) {
+            Self::touch(self.attached.update_pod(storage(view), uid), view, fx);
         } else {
             fx.imagined.push(uid.clone());
         }
@@ -254,14 +259,14 @@ impl Sign for NodeVolumeLimits {
         Signable::Yes
     }
     fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
-        let Ok(sources) = sources(storage(view), pod) else {
+        let Ok(counted) = counted_volumes(storage(view), pod) else {
             return Signable::No;
         };
-        for (source, known) in sources {
-            if self.books.is_limited(source.name) {
+        for (source, may_be_attached) in counted {
+            if self.attached.is_limited(source.name) {
                 signature.text(source.name);
-                signature.flag(source.moves);
-                signature.text(if known { &source.handle } else { "" });
+                signature.flag(source.in_tree_source);
+                signature.text(if may_be_attached { &source.handle } else { "" });
             }
         }
         Signable::Yes
@@ -282,56 +287,63 @@ impl PreFilter for NodeVolumeLimits {
         if !uses_claims(cycle.pod) {
             return PreFilterResult::Skip;
         }
-        let brought = sources(storage(cycle.view), cycle.pod).map(|sources| {
-            let own = |(source, known): (Source<'_>, bool)| Volume {
+        let pod_volumes = counted_volumes(storage(cycle.view), cycle.pod).map(|counted| {
+            let own = |(source, may_be_attached): (CountedVolume<'_>, bool)| PodVolume {
                 name: source.name.to_owned(),
                 handle: source.handle.into_owned(),
-                moves: source.moves,
-                known,
+                in_tree_source: source.in_tree_source,
+                may_be_attached,
             };
-            sources.into_iter().map(own).collect()
+            counted.into_iter().map(own).collect()
         });
-        PreFilterResult::ready(Brought(brought))
+        PreFilterResult::ready(PodVolumes(pod_volumes))
     }
 }
 
 impl Filter for NodeVolumeLimits {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(Brought(brought)) = state.get() else {
+        let Some(PodVolumes(pod_volumes)) = state.get() else {
             return Ok(());
         };
-        let brought = brought.as_ref().map_err(Clone::clone)?;
+        let pod_volumes = pod_volumes.as_ref().map_err(Clone::clone)?;
         let name = cycle.view.nodes.name(node);
-        let Some(on) = self.books.node(name).filter(|on| on.has_limits()) else {
+        let Some(node_volumes) = self
+            .attached
+            .node(name)
+            .filter(|node_volumes| node_volumes.has_limits())
+        else {
             return Ok(());
         };
         let csi_node = storage(cycle.view).csi_nodes.get(&**name);
         let csi_node = csi_node.map(|node| &**node);
-        let imagined;
+        let with_overlay;
         let attached = if cycle.overlay.is_empty() {
-            &on.volumes
+            &node_volumes.volumes
         } else {
-            imagined = self.imagined(cycle, &on.volumes, csi_node);
-            &imagined
+            with_overlay = self.with_overlay(cycle, &node_volumes.volumes, csi_node);
+            &with_overlay
         };
-        let mut new = Attached::default();
-        for brought in brought {
-            let source = Source {
-                name: &brought.name,
-                handle: brought.handle.as_str().into(),
-                moves: brought.moves,
+        let mut new = VolumeCounts::default();
+        for volume in pod_volumes {
+            let source = CountedVolume {
+                name: &volume.name,
+                handle: volume.handle.as_str().into(),
+                in_tree_source: volume.in_tree_source,
             };
-            // A volume that nothing else uses is new on every node. Pods that share this result see it as new
-            // also on the node for which this pod is nominated.
-            if let Some((driver, handle)) = source.on(csi_node)
-                && !(brought.known && attached.has(&driver, &handle))
+            // A volume that nothing else uses is new on every node. Pods that share this result see
+            // it as new also on the node for which this pod is nominated.
+            if let Some((driver, handle)) = source.handle_on(csi_node)
+                && !(volume.may_be_attached && attached.has(&driver, &handle))
             {
                 new.add(&(driver, handle));
             }
         }
         for (driver, count) in new.counts() {
             let total = i64::try_from(attached.count(driver) + count).unwrap_or(i64::MAX);
-            if on.limit(driver).is_some_and(|limit| total > limit) {
+            if node_volumes
+                .limit(driver)
+                .is_some_and(|limit| total > limit)
+            {
                 return Err(Rejection::unschedulable(TOO_MANY));
             }
         }
@@ -357,10 +369,10 @@ impl QueueHints for NodeVolumeLimits {
         if helps { Helps::Queue } else { Helps::Skip }
     }
     fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
+        super::event_claim_key(event)
     }
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+        super::used_claim_keys(pod)
     }
 }
 
@@ -369,36 +381,36 @@ impl ObjectEvents for NodeVolumeLimits {
         let storage = storage(view);
         match change.kind {
             CLAIMS => {
-                let claim = change.new_as::<SeenClaim>();
-                self.review(claim.map(|claim| claim.names.key()).iter(), view, fx);
+                let claim = change.new_as::<TrimmedClaim>();
+                self.update_claim_users(claim.map(|claim| claim.names.key()).iter(), view, fx);
             }
             VOLUMES => {
-                let Some(volume) = change.new_as::<SeenVolume>() else {
+                let Some(volume) = change.new_as::<TrimmedVolume>() else {
                     return;
                 };
                 let name = volume.names.key();
-                self.review(storage.claims_on(&name), view, fx);
+                self.update_claim_users(storage.claims_on(&name), view, fx);
                 for attachment in storage.attachments_of(&name) {
-                    let nodes = self.books.review_attachment(storage, attachment);
+                    let nodes = self.attached.update_attachment(storage, attachment);
                     Self::touch(nodes, view, fx);
                 }
             }
             CLASSES => {
                 for uid in storage.pods() {
-                    self.review_pod(uid, view, fx);
+                    self.update_pod(uid, view, fx);
                 }
             }
             CSI_NODES => {
                 if let Some(node) = change.new_as::<CSINode>() {
                     let name = key(&node.metadata);
-                    self.books.review_node(storage, &name);
+                    self.attached.update_node(storage, &name);
                     Self::touch([name], view, fx);
                 }
             }
             ATTACHMENTS => {
-                if let Some(attachment) = change.new_as::<SeenAttachment>() {
+                if let Some(attachment) = change.new_as::<TrimmedAttachment>() {
                     let name = attachment.names.key();
-                    let nodes = self.books.review_attachment(storage, &name);
+                    let nodes = self.attached.update_attachment(storage, &name);
                     Self::touch(nodes, view, fx);
                 }
             }
@@ -417,7 +429,7 @@ impl PodEvents for NodeVolumeLimits {
     ) {
         if uses_claims(pod) {
             let name = view.nodes.name(node);
-            self.books.add_pod(storage(view), pod, name);
+            self.attached.add_pod(storage(view), pod, name);
         }
     }
     fn on_unassigned(
@@ -427,6 +439,6 @@ impl PodEvents for NodeVolumeLimits {
         _view: View<'_>,
         _fx: &mut Effects,
     ) {
-        self.books.remove_pod(&pod.uid);
+        self.attached.remove_pod(&pod.uid);
     }
 }

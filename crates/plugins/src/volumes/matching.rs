@@ -1,6 +1,6 @@
 //! Matching of volumes and claims, as pure functions of the objects.
 
-use super::seen::{SeenClaim, SeenVolume};
+use super::trimmed::{TrimmedClaim, TrimmedVolume};
 use crate::common::node_selector::any_term;
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_scheduler::framework::Signature;
@@ -16,7 +16,7 @@ pub(super) struct ClaimId {
 }
 
 impl ClaimId {
-    pub(super) fn of(claim: &SeenClaim) -> Self {
+    pub(super) fn from_claim(claim: &TrimmedClaim) -> Self {
         Self {
             namespace: claim.names.namespace.clone(),
             name: claim.names.name.clone(),
@@ -26,55 +26,55 @@ impl ClaimId {
 }
 
 /// Returns true if `node` can reach the volume.
-pub(super) fn reachable(volume: &SeenVolume, node: &NodeInfo) -> bool {
+pub(super) fn is_reachable(volume: &TrimmedVolume, node: &NodeInfo) -> bool {
     let terms = volume.reachable.as_deref();
     terms.is_none_or(|terms| any_term(terms, node))
 }
 
 /// Returns whether the volume is reserved for `claim`, or `None` if it is not reserved. An `assumed` claim
 /// overrides the one in the object.
-pub(super) fn meant_for(
-    volume: &SeenVolume,
+pub(super) fn is_reserved_for(
+    volume: &TrimmedVolume,
     assumed: Option<&ClaimId>,
     claim: &ClaimId,
 ) -> Option<bool> {
     if let Some(assumed) = assumed {
         return Some(assumed == claim);
     }
-    let of = volume.claim.as_ref()?;
+    let reference = volume.claim.as_ref()?;
     Some(
-        of.namespace == claim.namespace
-            && of.name == claim.name
-            && (of.uid.is_empty() || of.uid == claim.uid),
+        reference.namespace == claim.namespace
+            && reference.name == claim.name
+            && (reference.uid.is_empty() || reference.uid == claim.uid),
     )
 }
 
 /// Returns true if the volume meets the claim's requirements, regardless of where it is.
-pub(super) fn suits(volume: &SeenVolume, claim: &SeenClaim) -> bool {
+pub(super) fn meets_claim(volume: &TrimmedVolume, claim: &TrimmedClaim) -> bool {
     volume.capacity >= claim.request.unwrap_or(0)
         && volume.mode == claim.mode
         && volume.attributes_class == claim.attributes_class
-        && !volume.leaving
+        && !volume.deleting
 }
 
 /// Returns true if a free volume may be bound to the claim.
-fn available(volume: &SeenVolume, claim: &SeenClaim) -> bool {
+fn can_bind(volume: &TrimmedVolume, claim: &TrimmedClaim) -> bool {
     let selects =
         |selector| koord_api::selector::matches(selector, &volume.labels).unwrap_or(false);
-    let mut asked = claim.access_modes.iter();
+    let mut modes = claim.access_modes.iter();
     volume.available
         && claim.selector.as_ref().is_none_or(selects)
         && volume.class == claim.class
-        && asked.all(|mode| volume.access_modes.contains(mode))
+        && modes.all(|mode| volume.access_modes.contains(mode))
 }
 
 /// Returns true if a free volume can serve `claim` on `node`.
-pub(super) fn serves(volume: &SeenVolume, claim: &SeenClaim, node: &NodeInfo) -> bool {
-    suits(volume, claim) && reachable(volume, node) && available(volume, claim)
+pub(super) fn can_serve(volume: &TrimmedVolume, claim: &TrimmedClaim, node: &NodeInfo) -> bool {
+    meets_claim(volume, claim) && is_reachable(volume, node) && can_bind(volume, claim)
 }
 
-/// Writes the fields of a claim that [`serves`] reads to `signature`, except for class and request.
-pub(super) fn sign(claim: &SeenClaim, signature: &mut Signature) {
+/// Writes the fields of a claim that [`can_serve`] reads to `signature`, except for class and request.
+pub(super) fn sign(claim: &TrimmedClaim, signature: &mut Signature) {
     signature.text(claim.mode.as_deref().unwrap_or_default());
     signature.text(&claim.attributes_class);
     signature.texts(&claim.access_modes);
@@ -101,10 +101,13 @@ pub(super) fn topology_allows(class: &StorageClass, node: &NodeInfo) -> bool {
     terms.is_empty()
         || terms.iter().any(|term| {
             let labels = term.match_label_expressions.as_deref().unwrap_or_default();
-            let met = |key: &str, values: &[String]| {
+            let matches = |key: &str, values: &[String]| {
                 node.label(key)
                     .is_some_and(|value| values.iter().any(|listed| listed == value))
             };
-            !labels.is_empty() && labels.iter().all(|label| met(&label.key, &label.values))
+            !labels.is_empty()
+                && labels
+                    .iter()
+                    .all(|label| matches(&label.key, &label.values))
         })
 }

@@ -1,9 +1,9 @@
 //! Plan of a pod: the steps for its claims before it can be bound to its node.
 
 use super::Key;
-use super::matching::{ClaimId, reachable};
-use super::seen::{SELECTED_NODE, SeenClaim, SeenVolume};
+use super::matching::{ClaimId, is_reachable};
 use super::storage::{Storage, bytes};
+use super::trimmed::{SELECTED_NODE, TrimmedClaim, TrimmedVolume};
 use crate::common::shape::Shape;
 use jiff::Timestamp;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
@@ -17,57 +17,62 @@ const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 
 /// Step of a plan for one claim.
 #[derive(Debug, Clone)]
-pub(super) struct Step {
+pub(super) struct BindStep {
     pub(super) claim: Key,
     pub(super) id: ClaimId,
     /// Volume that is bound to the claim; `None` if one is to be provisioned.
     pub(super) volume: Option<String>,
     /// Storage utilization after this step; `None` if the capacity is unknown.
-    fill: Option<Fill>,
+    utilization: Option<Utilization>,
     /// True if the informer has shown the write of this step.
-    seen: bool,
+    shown: bool,
 }
 
 /// Storage that a claim takes from its class, in bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Fill {
+pub(super) struct Utilization {
     class: Box<str>,
-    asked: i64,
+    requested: i64,
     capacity: i64,
 }
 
-impl Fill {
+impl Utilization {
     /// Returns the utilization of an existing volume.
-    pub(super) fn of_volume(claim: &SeenClaim, volume: &SeenVolume) -> Self {
+    pub(super) fn from_volume(claim: &TrimmedClaim, volume: &TrimmedVolume) -> Self {
         Self {
             class: claim.class.clone(),
-            asked: claim.request.unwrap_or(0),
+            requested: claim.request.unwrap_or(0),
             capacity: volume.capacity,
         }
     }
 
     /// Returns the utilization of the capacity for new volumes.
-    pub(super) fn of_class(claim: &SeenClaim, room: &CSIStorageCapacity) -> Self {
+    pub(super) fn from_capacity(claim: &TrimmedClaim, capacity: &CSIStorageCapacity) -> Self {
         Self {
             class: claim.class.clone(),
-            asked: claim.request.unwrap_or(0),
-            capacity: bytes(room.capacity.as_ref()),
+            requested: claim.request.unwrap_or(0),
+            capacity: bytes(capacity.capacity.as_ref()),
         }
     }
 }
 
 /// Scores storage utilization of these steps: the mean over storage classes. If existing volumes are used,
 /// volumes to be provisioned do not count.
-pub(super) fn score(steps: &[Step], shape: &Shape) -> i64 {
-    let found = steps.iter().any(|step| step.volume.is_some());
+pub(super) fn score(steps: &[BindStep], shape: &Shape) -> i64 {
+    let uses_existing = steps.iter().any(|step| step.volume.is_some());
     let mut classes: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
-    for step in steps.iter().filter(|step| step.volume.is_some() == found) {
-        let Some(fill) = &step.fill else { continue };
-        let (asked, capacity) = classes.entry(&fill.class).or_default();
-        *asked = asked.saturating_add(fill.asked);
+    for step in steps
+        .iter()
+        .filter(|step| step.volume.is_some() == uses_existing)
+    {
+        let Some(utilization) = &step.utilization else {
+            continue;
+        };
+        let (requested, capacity) = classes.entry(&utilization.class).or_default();
+        *requested = requested.saturating_add(utilization.requested);
         // New volumes of one class share its capacity.
-        let others = if found { *capacity } else { 0 };
-        *capacity = others.saturating_add(fill.capacity);
+        let counted = if uses_existing { *capacity } else { 0 };
+        *capacity = counted.saturating_add(utilization.capacity);
     }
     mean(classes.into_values(), shape)
 }
@@ -77,26 +82,31 @@ fn mean(classes: impl ExactSizeIterator<Item = (i64, i64)>, shape: &Shape) -> i6
     if count == 0 {
         return 0;
     }
-    let of = |(asked, capacity): (i64, i64)| {
-        if capacity <= 0 || asked > capacity {
+    let score_of = |(requested, capacity): (i64, i64)| {
+        if capacity <= 0 || requested > capacity {
             return shape.at(100);
         }
-        let percent = i128::from(asked) * 100 / i128::from(capacity);
+        let percent = i128::from(requested) * 100 / i128::from(capacity);
         shape.at(i64::try_from(percent).unwrap_or(100))
     };
-    let sum: i64 = classes.map(of).sum();
+    let sum: i64 = classes.map(score_of).sum();
     // Rounds half up; scores are never negative.
     (2 * sum + count) / (2 * count)
 }
 
-impl Step {
-    pub(super) fn new(claim: Key, id: ClaimId, volume: Option<String>, fill: Option<Fill>) -> Self {
+impl BindStep {
+    pub(super) fn new(
+        claim: Key,
+        id: ClaimId,
+        volume: Option<String>,
+        utilization: Option<Utilization>,
+    ) -> Self {
         Self {
             claim,
             id,
             volume,
-            fill,
-            seen: false,
+            utilization,
+            shown: false,
         }
     }
 }
@@ -113,7 +123,7 @@ pub(super) enum Progress {
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) node: String,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<BindStep>,
     /// Times of the first and the last write; `None` before the first.
     pub(super) sent: Option<(Timestamp, Timestamp)>,
 }
@@ -121,10 +131,10 @@ pub(super) struct Plan {
 impl Plan {
     /// Returns the writes that the informer has not shown yet.
     pub(super) fn writes(&self, storage: &Storage) -> Vec<Write> {
-        let steps = self.steps.iter().filter(|step| !step.seen);
+        let steps = self.steps.iter().filter(|step| !step.shown);
         steps
             .filter_map(|step| match &step.volume {
-                Some(volume) => pre_bind(storage, volume, &step.id),
+                Some(volume) => bind_write(storage, volume, &step.id),
                 None => Some(Write {
                     group: "",
                     version: "v1",
@@ -148,7 +158,7 @@ impl Plan {
         };
         let mut done = true;
         for step in &mut self.steps {
-            match look(step, storage, node) {
+            match check_step(step, storage, node) {
                 Progress::Done => {}
                 Progress::Pending => done = false,
                 failed => return failed,
@@ -162,7 +172,7 @@ impl Plan {
     }
 }
 
-fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
+fn check_step(step: &mut BindStep, storage: &Storage, node: &NodeInfo) -> Progress {
     let Some(claim) = storage.claims.get(&step.claim) else {
         return Progress::Failed(format!("persistentvolumeclaim {:?} is gone", step.claim));
     };
@@ -170,7 +180,7 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
     let elsewhere = |name: &str| {
         let volume = storage.volumes.get(name);
         volume
-            .is_some_and(|volume| !reachable(volume, node))
+            .is_some_and(|volume| !is_reachable(volume, node))
             .then(|| {
                 let node = &node.name;
                 format!("pv {name:?} node affinity doesn't match node \"{node}\"")
@@ -184,13 +194,13 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
             if let Some(problem) = elsewhere(name) {
                 return Progress::Failed(problem);
             }
-            let uid = volume.claim.as_ref().map(|of| &of.uid);
+            let uid = volume.claim.as_ref().map(|reference| &reference.uid);
             match uid {
-                Some(uid) if *uid == step.id.uid => step.seen = true,
+                Some(uid) if *uid == step.id.uid => step.shown = true,
                 Some(uid) if !uid.is_empty() => {
                     return Progress::Failed(format!("pv {name:?} went to another claim"));
                 }
-                _ if step.seen => {
+                _ if step.shown => {
                     return Progress::Failed(format!("ClaimRef got reset for pv {name:?}"));
                 }
                 _ => {}
@@ -198,9 +208,9 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
         }
         None => {
             match claim.selected_node.as_deref() {
-                Some(selected) if *selected == *node.name => step.seen = true,
+                Some(selected) if *selected == *node.name => step.shown = true,
                 // The provisioner removes the annotation if it failed to provision the volume.
-                _ if step.seen => {
+                _ if step.shown => {
                     let name = &step.id.name;
                     return Progress::Failed(format!("provisioning failed for PVC {name:?}"));
                 }
@@ -219,10 +229,10 @@ fn look(step: &mut Step, storage: &Storage, node: &NodeInfo) -> Progress {
 }
 
 /// Returns the write that binds the volume to the claim; `None` if it already is.
-fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
+fn bind_write(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
     let volume = storage.volumes.get(name)?;
-    let of = volume.claim.as_ref();
-    if of.is_some_and(|of| of.uid == claim.uid) {
+    let reference = volume.claim.as_ref();
+    if reference.is_some_and(|reference| reference.uid == claim.uid) {
         return None;
     }
     let mut body = json!({
@@ -236,7 +246,7 @@ fn pre_bind(storage: &Storage, name: &str, claim: &ClaimId) -> Option<Write> {
             "uid": claim.uid,
         }},
     });
-    if of.is_none() {
+    if reference.is_none() {
         body["metadata"]["annotations"] = json!({BOUND_BY_CONTROLLER: "yes"});
     }
     Some(Write {
@@ -260,7 +270,7 @@ mod tests {
         let bent = json!([{"utilization": 50, "score": 0}, {"utilization": 80, "score": 3},
             {"utilization": 100, "score": 5}]);
         // Requested share of capacity 100, per class, and the score.
-        for (shape, asked, expected) in [
+        for (shape, requested, expected) in [
             (&rising, &[0][..], 0),
             (&rising, &[30], 30),
             (&rising, &[50], 50),
@@ -284,8 +294,8 @@ mod tests {
             (&bent, &[100, 100], 50),
         ] {
             let shape: Shape = serde_json::from_value(shape.clone()).unwrap();
-            let classes = asked.iter().map(|asked| (*asked, 100));
-            assert_eq!(mean(classes, &shape), expected, "{asked:?}");
+            let classes = requested.iter().map(|requested| (*requested, 100));
+            assert_eq!(mean(classes, &shape), expected, "{requested:?}");
         }
     }
 }

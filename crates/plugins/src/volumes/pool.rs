@@ -1,23 +1,23 @@
 //! Free volumes of a class, indexed by the hosts that can reach them.
 
-use super::seen::SeenVolume;
-use crate::common::hosts::HOSTNAME;
+use super::trimmed::TrimmedVolume;
+use crate::common::hostname_index::HOSTNAME;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
 /// Free volumes of one class, by name.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct VolumePool {
     /// Volumes whose node selector terms all name hosts, by host.
     by_host: FxHashMap<String, BTreeSet<String>>,
     /// Names of all other volumes.
-    elsewhere: BTreeSet<String>,
-    /// Version of `elsewhere`; never repeats.
+    shared: BTreeSet<String>,
+    /// Version of `shared`; never repeats.
     version: u64,
 }
 
 /// Returns the only hosts that can reach the volume, or `None` if it does not name them.
-pub(super) fn hosts_of(volume: &SeenVolume) -> Option<Vec<&str>> {
+pub(super) fn hosts_of(volume: &TrimmedVolume) -> Option<Vec<&str>> {
     let terms = volume.reachable.as_deref()?;
     let mut out = Vec::new();
     for term in terms {
@@ -28,10 +28,10 @@ pub(super) fn hosts_of(volume: &SeenVolume) -> Option<Vec<&str>> {
     Some(out)
 }
 
-impl Pool {
+impl VolumePool {
     pub(super) fn put(&mut self, name: &str, hosts: Option<&[&str]>, version: u64) {
         let Some(hosts) = hosts else {
-            self.elsewhere.insert(name.to_owned());
+            self.shared.insert(name.to_owned());
             self.version = version;
             return;
         };
@@ -43,7 +43,7 @@ impl Pool {
 
     pub(super) fn take(&mut self, name: &str, hosts: Option<&[&str]>, version: u64) {
         let Some(hosts) = hosts else {
-            self.elsewhere.remove(name);
+            self.shared.remove(name);
             self.version = version;
             return;
         };
@@ -58,17 +58,17 @@ impl Pool {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.by_host.is_empty() && self.elsewhere.is_empty()
+        self.by_host.is_empty() && self.shared.is_empty()
     }
 
     /// Returns the version of the volumes without specific hosts, or `None` if there are none.
-    pub(super) fn elsewhere(&self) -> Option<u64> {
-        (!self.elsewhere.is_empty()).then_some(self.version)
+    pub(super) fn shared_version(&self) -> Option<u64> {
+        (!self.shared.is_empty()).then_some(self.version)
     }
 
     /// Returns the volumes that nodes with this hostname may reach.
-    pub(super) fn near(&self, host: Option<&str>) -> impl Iterator<Item = &String> {
+    pub(super) fn reachable_from(&self, host: Option<&str>) -> impl Iterator<Item = &String> {
         let own = host.and_then(|host| self.by_host.get(host));
-        own.into_iter().flatten().chain(&self.elsewhere)
+        own.into_iter().flatten().chain(&self.shared)
     }
 }

@@ -1,7 +1,7 @@
 //! `VolumeRestrictions`: prevents conflicts on disks with a single writer and on ReadWriteOncePod claims.
 
 use super::storage::Storage;
-use super::{CLAIMS, Key, indexes, interest, standing, storage, uses, volumes};
+use super::{CLAIMS, Key, independent_claims, indexes, interest, storage, uses, volumes};
 use k8s_openapi::api::core::v1::Volume;
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
@@ -27,13 +27,13 @@ pub(crate) struct VolumeRestrictions {
 /// ReadWriteOncePod claims of a pod that other pods use, too, and the number of pods on nodes that use them
 /// now.
 #[derive(Debug)]
-struct Exclusive {
+struct ExclusiveClaims {
     claims: Vec<Key>,
     users: i64,
 }
 
 fn claim_keys(pod: &PodInfo) -> impl Iterator<Item = &Key> {
-    standing(pod).map(|used| &used.key)
+    independent_claims(pod).map(|used| &used.key)
 }
 
 fn is_disk(volume: &Volume) -> bool {
@@ -95,9 +95,9 @@ fn conflict(a: &Volume, b: &Volume) -> bool {
 }
 
 impl VolumeRestrictions {
-    fn exclusive(storage: &Storage, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
+    fn exclusive_claims(storage: &Storage, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
         let mut out = Vec::new();
-        for used in standing(pod) {
+        for used in independent_claims(pod) {
             let Some(claim) = storage.claims.get(&used.key) else {
                 let name = &used.name;
                 let text = format!("persistentvolumeclaim {name:?} not found");
@@ -138,7 +138,7 @@ impl Sign for VolumeRestrictions {
             sign_disk(volume, signature);
         }
         let storage = storage(view);
-        let Ok(claims) = Self::exclusive(storage, pod) else {
+        let Ok(claims) = Self::exclusive_claims(storage, pod) else {
             return Signable::No;
         };
         // A claim that no other pod uses or requests excludes no node.
@@ -164,7 +164,7 @@ impl PreFilter for VolumeRestrictions {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
         let pod = cycle.pod;
         let storage = storage(cycle.view);
-        let mut claims = match Self::exclusive(storage, pod) {
+        let mut claims = match Self::exclusive_claims(storage, pod) {
             Ok(claims) => claims,
             Err(rejection) => return PreFilterResult::Reject(rejection),
         };
@@ -175,20 +175,22 @@ impl PreFilter for VolumeRestrictions {
         let users = claims.iter().filter_map(|key| self.users.get(key));
         let users: usize = users.map(FxHashSet::len).sum();
         let users = i64::try_from(users).unwrap_or(i64::MAX);
-        PreFilterResult::ready(Exclusive { claims, users })
+        PreFilterResult::ready(ExclusiveClaims { claims, users })
     }
 }
 
 impl Filter for VolumeRestrictions {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let Some(exclusive) = state.get::<Exclusive>() else {
+        let Some(exclusive) = state.get::<ExclusiveClaims>() else {
             return Ok(());
         };
         let own = volumes(cycle.pod);
         if own.iter().any(is_disk) {
             let clashes = |other: &Arc<PodInfo>| {
-                let theirs = volumes(other);
-                theirs.iter().any(|b| own.iter().any(|a| conflict(a, b)))
+                let other_volumes = volumes(other);
+                other_volumes
+                    .iter()
+                    .any(|b| own.iter().any(|a| conflict(a, b)))
             };
             if cycle.pods(node).any(clashes) {
                 return Err(Rejection::unschedulable(DISK));
@@ -220,10 +222,10 @@ impl QueueHints for VolumeRestrictions {
     }
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent<'_>, _view: View<'_>) -> Helps {
         let helps = match (event.pod, event.object) {
-            (Some(gone), _) => {
-                let shares = claim_keys(gone).any(|key| claim_keys(pod).any(|own| own == key));
+            (Some(deleted), _) => {
+                let shares = claim_keys(deleted).any(|key| claim_keys(pod).any(|own| own == key));
                 let disks = |a: &Volume| volumes(pod).iter().any(|b| conflict(a, b));
-                shares || volumes(gone).iter().any(disks)
+                shares || volumes(deleted).iter().any(disks)
             }
             (_, Some(change)) => change.new_as().is_none_or(|claim| uses(pod, claim)),
             _ => true,
@@ -231,10 +233,10 @@ impl QueueHints for VolumeRestrictions {
         if helps { Helps::Queue } else { Helps::Skip }
     }
     fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
+        super::event_claim_key(event)
     }
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+        super::used_claim_keys(pod)
     }
 }
 

@@ -2,13 +2,15 @@
 
 use super::binding::VolumeBinding;
 use super::claims;
-use super::matching::{self, ClaimId, meant_for, reachable, serves, suits, topology_allows};
+use super::matching::{
+    self, ClaimId, can_serve, is_reserved_for, meets_claim, reachable, topology_allows,
+};
 use super::metrics::Failures;
-use super::plan::{Fill, Step};
-use super::seen::{SeenClaim, SeenVolume};
+use super::plan::{BindStep, Utilization};
 use super::storage::Storage;
-use super::{Key, Used};
-use crate::common::hosts::HOSTNAME;
+use super::trimmed::{TrimmedClaim, TrimmedVolume};
+use super::{ClaimUse, Key};
+use crate::common::hostname_index::HOSTNAME;
 use crate::common::node_selector::sign_terms;
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_scheduler::framework::{Code, Reason, Reasons, Rejection, Signature, Verdict};
@@ -18,7 +20,7 @@ use std::sync::Arc;
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
 const ELSEWHERE: &str = "node(s) didn't match PersistentVolume's node affinity";
 const NO_VOLUME: &str = "node(s) didn't find available persistent volumes to bind";
-const NO_ROOM: &str = "node(s) did not have enough free storage";
+const NO_CAPACITY: &str = "node(s) did not have enough free storage";
 const NO_SUCH_VOLUME: &str =
     "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
 /// Provisioner of classes whose volumes are created manually.
@@ -26,21 +28,21 @@ const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// Claim that waits for its first consumer.
 #[derive(Debug)]
-pub(super) struct Delayed {
-    claim: Arc<SeenClaim>,
+pub(super) struct DelayedClaim {
+    claim: Arc<TrimmedClaim>,
     key: Key,
     /// Node that was selected for it before.
     pub(super) selected: Option<String>,
     /// Volume that is reserved for it.
-    meant: Option<Arc<SeenVolume>>,
+    reserved: Option<Arc<TrimmedVolume>>,
 }
 
 /// Claims of the pod that is being scheduled.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
-    pub(super) bound: Vec<Arc<SeenClaim>>,
+pub(super) struct PodClaims {
+    pub(super) bound: Vec<Arc<TrimmedClaim>>,
     /// Claims that wait for this pod, smallest first.
-    pub(super) delayed: Vec<Delayed>,
+    pub(super) delayed: Vec<DelayedClaim>,
 }
 
 fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
@@ -52,21 +54,21 @@ fn unresolvable(reasons: Vec<&'static str>) -> Rejection {
 }
 
 /// Returns the reason why a pod cannot use a claim on any node.
-fn problem(pod: &PodInfo, used: &Used, claim: &SeenClaim) -> Option<String> {
+fn claim_problem(pod: &PodInfo, used: &ClaimUse, claim: &TrimmedClaim) -> Option<String> {
     let (name, volume) = (&used.name, &claim.volume);
     if claim.lost {
         Some(format!(
             "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
         ))
-    } else if claim.leaving {
+    } else if claim.deleting {
         Some(format!("persistentvolumeclaim {name:?} is being deleted"))
     } else {
-        used.foreign(pod, claim)
+        used.ownership_problem(pod, claim)
     }
 }
 
 /// Writes the node affinity of a volume to `signature`.
-fn sign_place(volume: &SeenVolume, signature: &mut Signature) {
+fn sign_node_affinity(volume: &TrimmedVolume, signature: &mut Signature) {
     signature.flag(volume.reachable.is_some());
     let terms = volume.reachable.as_deref();
     sign_terms(terms.unwrap_or_default(), signature);
@@ -78,8 +80,12 @@ fn sign_version(version: u64, signature: &mut Signature) {
 }
 
 impl VolumeBinding {
-    pub(super) fn wanted(&self, storage: &Storage, pod: &PodInfo) -> Result<Wanted, Rejection> {
-        let mut out = Wanted::default();
+    pub(super) fn pod_claims(
+        &self,
+        storage: &Storage,
+        pod: &PodInfo,
+    ) -> Result<PodClaims, Rejection> {
+        let mut out = PodClaims::default();
         let mut immediate = false;
         for used in claims(pod) {
             let name = &used.name;
@@ -93,14 +99,14 @@ impl VolumeBinding {
                 };
                 return Err(Rejection::unresolvable(text));
             };
-            if let Some(problem) = problem(pod, used, claim) {
+            if let Some(problem) = claim_problem(pod, used, claim) {
                 return Err(Rejection::unresolvable(problem));
             }
             if claim.is_fully_bound() {
                 out.bound.push(claim.clone());
                 continue;
             }
-            let delayed = storage.delayed(claim).map_err(Rejection::error)?;
+            let delayed = storage.is_delayed(claim).map_err(Rejection::error)?;
             if delayed && claim.volume.is_empty() {
                 out.delayed.push(self.delayed(storage, claim, &used.key));
             } else {
@@ -110,54 +116,62 @@ impl VolumeBinding {
         if immediate {
             return Err(Rejection::unresolvable(UNBOUND));
         }
-        let size = |delayed: &Delayed| delayed.claim.request;
+        let size = |delayed: &DelayedClaim| delayed.claim.request;
         out.delayed
             .sort_by(|a, b| (size(a), &a.key).cmp(&(size(b), &b.key)));
         Ok(out)
     }
 
-    fn delayed(&self, storage: &Storage, claim: &Arc<SeenClaim>, key: &str) -> Delayed {
-        let selected = self.chosen_for(key);
+    fn delayed(&self, storage: &Storage, claim: &Arc<TrimmedClaim>, key: &str) -> DelayedClaim {
+        let selected = self.selected_node_for(key);
         let selected = selected.or(claim.selected_node.as_deref());
-        let meant = match selected {
+        let reserved = match selected {
             Some(_) => None,
-            None => self.meant(storage, claim, key),
+            None => self.reserved_volume(storage, claim, key),
         };
-        Delayed {
+        DelayedClaim {
             claim: claim.clone(),
             key: key.to_owned(),
             selected: selected.map(str::to_owned),
-            meant,
+            reserved,
         }
     }
 
     /// Returns the first volume, by name, that is reserved for this claim.
-    fn meant(&self, storage: &Storage, claim: &SeenClaim, key: &str) -> Option<Arc<SeenVolume>> {
-        let id = ClaimId::of(claim);
-        let mut names: Vec<&String> = storage.naming(key).chain(self.given_to(key)).collect();
+    fn reserved_volume(
+        &self,
+        storage: &Storage,
+        claim: &TrimmedClaim,
+        key: &str,
+    ) -> Option<Arc<TrimmedVolume>> {
+        let id = ClaimId::from_claim(claim);
+        let mut names: Vec<&String> = storage
+            .volumes_reserved_for(key)
+            .chain(self.assigned_volumes(key))
+            .collect();
         names.sort_unstable();
         let mut volumes = names.into_iter().filter_map(|name| {
             let volume = storage.volumes.get(name)?;
-            let fits = volume.class == claim.class && suits(volume, claim);
-            let meant = meant_for(volume, self.given(name), &id) == Some(true);
-            (fits && meant).then_some(volume)
+            let fits = volume.class == claim.class && meets_claim(volume, claim);
+            let reserved = is_reserved_for(volume, self.assigned_claim(name), &id) == Some(true);
+            (fits && reserved).then_some(volume)
         });
         volumes.next().cloned()
     }
 
     /// Returns whether the node can reach or get all volumes; appends the necessary steps to `steps`.
-    pub(super) fn answer(
+    pub(super) fn check_node(
         &self,
         storage: &Storage,
-        wanted: &Wanted,
+        pod_claims: &PodClaims,
         node: &NodeInfo,
-        steps: Option<&mut Vec<Step>>,
+        steps: Option<&mut Vec<BindStep>>,
     ) -> Verdict {
         let mut reasons = Vec::new();
         let mut missing = false;
-        for claim in &wanted.bound {
+        for claim in &pod_claims.bound {
             match storage.volumes.get(&*claim.volume) {
-                Some(volume) if reachable(volume, node) => {}
+                Some(volume) if is_reachable(volume, node) => {}
                 Some(_) => {
                     reasons.push(ELSEWHERE);
                     break;
@@ -168,8 +182,8 @@ impl VolumeBinding {
                 }
             }
         }
-        let found = self.find(storage, &wanted.delayed, node, steps)?;
-        reasons.extend(found);
+        let reason = self.find_volumes(storage, &pod_claims.delayed, node, steps)?;
+        reasons.extend(reason);
         if missing {
             reasons.push(NO_SUCH_VOLUME);
         }
@@ -181,112 +195,127 @@ impl VolumeBinding {
     }
 
     /// Finds volumes for claims that have none. Returns the reason if there are not enough.
-    fn find(
+    fn find_volumes(
         &self,
         storage: &Storage,
-        delayed: &[Delayed],
+        delayed: &[DelayedClaim],
         node: &NodeInfo,
-        mut steps: Option<&mut Vec<Step>>,
+        mut steps: Option<&mut Vec<BindStep>>,
     ) -> Result<Option<&'static str>, Rejection> {
-        let elsewhere = |delayed: &Delayed| {
+        let elsewhere = |delayed: &DelayedClaim| {
             let selected = delayed.selected.as_ref();
             selected.is_some_and(|selected| **selected != *node.name)
         };
         if delayed.iter().any(elsewhere) {
             return Ok(Some(NO_VOLUME));
         }
-        let mut note = |delayed: &Delayed, volume: Option<String>, fill: Option<Fill>| {
-            if let Some(steps) = &mut steps {
-                let id = ClaimId::of(&delayed.claim);
-                steps.push(Step::new(delayed.key.clone(), id, volume, fill));
-            }
-        };
-        let mut taken = Vec::new();
-        let mut make: Vec<&Delayed> = delayed.iter().filter(|d| d.selected.is_some()).collect();
-        for one in delayed.iter().filter(|d| d.selected.is_none()) {
-            match self.volume_for(storage, one, node, &taken) {
+        let mut add_step =
+            |delayed: &DelayedClaim, volume: Option<String>, utilization: Option<Utilization>| {
+                if let Some(steps) = &mut steps {
+                    let id = ClaimId::from_claim(&delayed.claim);
+                    steps.push(BindStep::new(delayed.key.clone(), id, volume, utilization));
+                }
+            };
+        let mut chosen = Vec::new();
+        let mut to_provision: Vec<&DelayedClaim> =
+            delayed.iter().filter(|d| d.selected.is_some()).collect();
+        for claim_to_bind in delayed.iter().filter(|d| d.selected.is_none()) {
+            match self.choose_volume(storage, claim_to_bind, node, &chosen) {
                 Some(volume) => {
                     let name = volume.names.name.to_string();
-                    taken.push(name.clone());
-                    let fill = Fill::of_volume(&one.claim, volume);
-                    note(one, Some(name), Some(fill));
+                    chosen.push(name.clone());
+                    let utilization = Utilization::from_volume(&claim_to_bind.claim, volume);
+                    add_step(claim_to_bind, Some(name), Some(utilization));
                 }
-                None => make.push(one),
+                None => to_provision.push(claim_to_bind),
             }
         }
-        for one in make {
-            let Some(class) = storage.classes.get(&*one.claim.class) else {
+        for claim_to_bind in to_provision {
+            let Some(class) = storage.classes.get(&*claim_to_bind.claim.class) else {
                 Failures::count(&self.failures.predicate);
-                let text = format!("failed to find storage class {:?}", one.claim.class);
+                let text = format!(
+                    "failed to find storage class {:?}",
+                    claim_to_bind.claim.class
+                );
                 return Err(Rejection::error(text));
             };
             let by_hand = matches!(class.provisioner.as_str(), "" | NO_PROVISIONER);
             if by_hand || !topology_allows(class, node) {
                 return Ok(Some(NO_VOLUME));
             }
-            let mut fill = None;
-            if let Some(size) = self.asks(storage, class, &one.claim) {
-                let Some(room) = storage.rooms.find(&one.claim.class, size, node) else {
-                    return Ok(Some(NO_ROOM));
+            let mut utilization = None;
+            if let Some(size) = self.needed_capacity(storage, class, &claim_to_bind.claim) {
+                let Some(capacity) =
+                    storage
+                        .storage_capacities
+                        .find(&claim_to_bind.claim.class, size, node)
+                else {
+                    return Ok(Some(NO_CAPACITY));
                 };
-                fill = Some(Fill::of_class(&one.claim, room));
+                utilization = Some(Utilization::from_capacity(&claim_to_bind.claim, capacity));
             }
-            note(one, None, fill);
+            add_step(claim_to_bind, None, utilization);
         }
         Ok(None)
     }
 
     /// Returns the volume for a claim on the node: the one reserved for it, or the smallest free one. Among
     /// equals, the first by name.
-    fn volume_for<'a>(
+    fn choose_volume<'a>(
         &self,
         storage: &'a Storage,
-        delayed: &'a Delayed,
+        delayed: &'a DelayedClaim,
         node: &NodeInfo,
-        taken: &[String],
-    ) -> Option<&'a Arc<SeenVolume>> {
-        if let Some(volume) = &delayed.meant {
-            return reachable(volume, node).then_some(volume);
+        chosen: &[String],
+    ) -> Option<&'a Arc<TrimmedVolume>> {
+        if let Some(volume) = &delayed.reserved {
+            return is_reachable(volume, node).then_some(volume);
         }
         let pool = storage.pool(&delayed.claim.class)?;
-        let free = pool
-            .near(node.label(HOSTNAME))
-            .filter(|name| self.given(name).is_none() && taken.iter().all(|taken| taken != *name));
+        let free = pool.reachable_from(node.label(HOSTNAME)).filter(|name| {
+            self.assigned_claim(name).is_none()
+                && chosen.iter().all(|name_chosen| name_chosen != *name)
+        });
         let volumes = free.filter_map(|name| {
             let volume = storage.volumes.get(name)?;
-            serves(volume, &delayed.claim, node).then_some((name, volume))
+            can_serve(volume, &delayed.claim, node).then_some((name, volume))
         });
         let best = volumes.min_by_key(|(name, volume)| (volume.capacity, *name))?;
         Some(best.1)
     }
 
     /// Returns the capacity in bytes that a new volume for the claim needs, if its driver reports capacity.
-    fn asks(&self, storage: &Storage, class: &StorageClass, claim: &SeenClaim) -> Option<i64> {
+    fn needed_capacity(
+        &self,
+        storage: &Storage,
+        class: &StorageClass,
+        claim: &TrimmedClaim,
+    ) -> Option<i64> {
         let driver = storage.csi_drivers.get(&class.provisioner);
-        let asks = self.capacities
+        let reports_capacity = self.capacities
             && driver.is_some_and(|driver| driver.spec.storage_capacity == Some(true));
-        claim.request.filter(|_| asks)
+        claim.request.filter(|_| reports_capacity)
     }
 
     /// Writes what filter results (and scores, if `scored`) depend on to `signature`, except for what is
     /// specific to a node.
-    pub(super) fn sign_wanted(
+    pub(super) fn sign_claims(
         &self,
         storage: &Storage,
-        wanted: &Wanted,
+        pod_claims: &PodClaims,
         scored: bool,
         signature: &mut Signature,
     ) {
-        signature.count(wanted.bound.len());
-        for claim in &wanted.bound {
+        signature.count(pod_claims.bound.len());
+        for claim in &pod_claims.bound {
             let volume = storage.volumes.get(&*claim.volume);
             signature.flag(volume.is_some());
             if let Some(volume) = volume {
-                sign_place(volume, signature);
+                sign_node_affinity(volume, signature);
             }
         }
-        signature.count(wanted.delayed.len());
-        for delayed in &wanted.delayed {
+        signature.count(pod_claims.delayed.len());
+        for delayed in &pod_claims.delayed {
             self.sign_delayed(storage, delayed, scored, signature);
         }
     }
@@ -294,7 +323,7 @@ impl VolumeBinding {
     fn sign_delayed(
         &self,
         storage: &Storage,
-        delayed: &Delayed,
+        delayed: &DelayedClaim,
         scored: bool,
         signature: &mut Signature,
     ) {
@@ -303,27 +332,29 @@ impl VolumeBinding {
         sign_version(storage.class_version(&claim.class), signature);
         signature.number(claim.request.unwrap_or(-1));
         signature.text(delayed.selected.as_deref().unwrap_or_default());
-        signature.flag(delayed.meant.is_some());
+        signature.flag(delayed.reserved.is_some());
         let pool = storage.pool(&delayed.claim.class);
         let pool = pool.filter(|_| delayed.selected.is_none());
-        if let Some(volume) = &delayed.meant {
+        if let Some(volume) = &delayed.reserved {
             signature.text(&volume.names.name);
-            sign_place(volume, signature);
+            sign_node_affinity(volume, signature);
             if scored {
                 signature.number(volume.capacity);
             }
         } else if let Some(pool) = pool {
             matching::sign(claim, signature);
-            if let Some(version) = pool.elsewhere() {
+            if let Some(version) = pool.shared_version() {
                 sign_version(version, signature);
-                sign_version(self.handed, signature);
+                sign_version(self.assignment_changes, signature);
             }
         }
         let class = storage.classes.get(&*claim.class);
-        let size = class.and_then(|class| self.asks(storage, class, claim));
+        let size = class.and_then(|class| self.needed_capacity(storage, class, claim));
         signature.flag(size.is_some());
         if let Some(size) = size {
-            storage.rooms.sign(&claim.class, size, scored, signature);
+            storage
+                .storage_capacities
+                .sign(&claim.class, size, scored, signature);
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Index of claims, volumes and related objects from the informers.
 
+use super::capacity::StorageCapacities;
 use super::limits::identity;
-use super::pool::{Pool, hosts_of};
-use super::rooms::Rooms;
-use super::seen::{SeenAttachment, SeenClaim, SeenVolume};
+use super::pool::{VolumePool, hosts_of};
+use super::trimmed::{TrimmedAttachment, TrimmedClaim, TrimmedVolume};
 use super::{
     ATTACHMENTS, BETA_CLASS, CAPACITIES, CLAIMS, CLASSES, CSI_DRIVERS, CSI_NODES, Key, VOLUMES,
     annotation, claims, uses_claims,
 };
-use crate::common::slim::Slim;
+use crate::common::trim::Trimmer;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment,
@@ -28,26 +28,26 @@ pub(super) type Identity = (String, String);
 /// Objects that the volume plugins watch, by name or by `namespace/name`.
 #[derive(Debug, Default)]
 pub(super) struct Storage {
-    pub(super) claims: FxHashMap<Key, Arc<SeenClaim>>,
-    pub(super) volumes: FxHashMap<String, Arc<SeenVolume>>,
+    pub(super) claims: FxHashMap<Key, Arc<TrimmedClaim>>,
+    pub(super) volumes: FxHashMap<String, Arc<TrimmedVolume>>,
     pub(super) classes: FxHashMap<String, Arc<StorageClass>>,
     pub(super) csi_nodes: FxHashMap<String, Arc<CSINode>>,
     pub(super) csi_drivers: FxHashMap<String, Arc<CSIDriver>>,
-    pub(super) rooms: Rooms,
-    pub(super) attachments: FxHashMap<String, Arc<SeenAttachment>>,
+    pub(super) storage_capacities: StorageCapacities,
+    pub(super) attachments: FxHashMap<String, Arc<TrimmedAttachment>>,
     /// Free volumes by class.
-    pools: FxHashMap<String, Pool>,
+    pools: FxHashMap<String, VolumePool>,
     /// Hosts at which the last change added or removed free volumes.
-    moved: Vec<String>,
+    changed_hosts: Vec<String>,
     /// Names of volumes by the claim that they name.
-    meant: FxHashMap<Key, BTreeSet<String>>,
+    reserved: FxHashMap<Key, BTreeSet<String>>,
     /// Names of volumes by identity.
     by_identity: FxHashMap<Identity, BTreeSet<String>>,
     /// Keys of claims by the volume that they name.
-    of_volume: FxHashMap<String, BTreeSet<Key>>,
+    claims_by_volume: FxHashMap<String, BTreeSet<Key>>,
     /// Names of attachments by node, and by volume.
-    by_node: FxHashMap<String, BTreeSet<String>>,
-    by_volume: FxHashMap<String, BTreeSet<String>>,
+    attachments_by_node: FxHashMap<String, BTreeSet<String>>,
+    attachments_by_volume: FxHashMap<String, BTreeSet<String>>,
     /// Version of the last change of each class, from a counter that never repeats.
     class_versions: FxHashMap<String, u64>,
     versions: u64,
@@ -63,11 +63,19 @@ fn list<'a>(
     map.get(key).into_iter().flatten()
 }
 
-fn enter<K: std::hash::Hash + Eq, V: Ord>(map: &mut FxHashMap<K, BTreeSet<V>>, key: K, value: V) {
+fn insert_value<K: std::hash::Hash + Eq, V: Ord>(
+    map: &mut FxHashMap<K, BTreeSet<V>>,
+    key: K,
+    value: V,
+) {
     map.entry(key).or_default().insert(value);
 }
 
-fn leave<K: std::hash::Hash + Eq, V: Ord>(map: &mut FxHashMap<K, BTreeSet<V>>, key: &K, value: &V) {
+fn remove_value<K: std::hash::Hash + Eq, V: Ord>(
+    map: &mut FxHashMap<K, BTreeSet<V>>,
+    key: &K,
+    value: &V,
+) {
     if let Some(values) = map.get_mut(key) {
         values.remove(value);
         if values.is_empty() {
@@ -102,8 +110,8 @@ fn apply<T: Send + Sync + 'static>(change: &ObjectChange, store: impl FnOnce(Opt
     let object = Arc::downcast::<T>(change.new.clone());
     debug_assert!(object.is_ok(), "{}: not what informers keep", change.kind);
     if let Ok(object) = object {
-        let kept = (change.action != Action::DELETE).then(|| object.clone());
-        store(kept, &object);
+        let current = (change.action != Action::DELETE).then(|| object.clone());
+        store(current, &object);
     }
 }
 
@@ -149,19 +157,19 @@ impl Storage {
     /// Returns the watches of these kinds.
     pub(super) fn watches(kinds: &[&str]) -> Vec<Watch> {
         let all = [
-            Watch::of_kept::<PersistentVolumeClaim, SeenClaim>(CLAIMS)
+            Watch::of_kept::<PersistentVolumeClaim, TrimmedClaim>(CLAIMS)
                 .counted_as(event_names!("PersistentVolumeClaim")),
-            Watch::of_kept::<PersistentVolume, SeenVolume>(VOLUMES)
+            Watch::of_kept::<PersistentVolume, TrimmedVolume>(VOLUMES)
                 .counted_as(event_names!("PersistentVolume")),
-            Watch::of_trimmed::<StorageClass, Slim>(CLASSES)
+            Watch::of_trimmed::<StorageClass, Trimmer>(CLASSES)
                 .counted_as(event_names!("storage.k8s.io/StorageClass")),
-            Watch::of_trimmed::<CSINode, Slim>(CSI_NODES)
+            Watch::of_trimmed::<CSINode, Trimmer>(CSI_NODES)
                 .counted_as(event_names!("storage.k8s.io/CSINode")),
-            Watch::of_trimmed::<CSIDriver, Slim>(CSI_DRIVERS)
+            Watch::of_trimmed::<CSIDriver, Trimmer>(CSI_DRIVERS)
                 .counted_as(event_names!("storage.k8s.io/CSIDriver")),
-            Watch::of_trimmed::<CSIStorageCapacity, Slim>(CAPACITIES)
+            Watch::of_trimmed::<CSIStorageCapacity, Trimmer>(CAPACITIES)
                 .counted_as(event_names!("storage.k8s.io/CSIStorageCapacity")),
-            Watch::of_kept::<VolumeAttachment, SeenAttachment>(ATTACHMENTS)
+            Watch::of_kept::<VolumeAttachment, TrimmedAttachment>(ATTACHMENTS)
                 .counted_as(event_names!("storage.k8s.io/VolumeAttachment")),
         ];
         all.into_iter()
@@ -170,142 +178,157 @@ impl Storage {
     }
 
     fn apply(&mut self, change: &ObjectChange) {
-        fn put<T>(map: &mut FxHashMap<Key, Arc<T>>, meta: &ObjectMeta, kept: Option<Arc<T>>) {
-            match kept {
+        fn put<T>(map: &mut FxHashMap<Key, Arc<T>>, meta: &ObjectMeta, current: Option<Arc<T>>) {
+            match current {
                 Some(object) => map.insert(key(meta), object),
                 None => map.remove(&key(meta)),
             };
         }
-        self.moved.clear();
+        self.changed_hosts.clear();
         match change.kind {
-            CLAIMS => apply(change, |kept, object: &SeenClaim| {
-                self.claim(kept, object);
+            CLAIMS => apply(change, |current, object: &TrimmedClaim| {
+                self.claim(current, object);
             }),
-            VOLUMES => apply(change, |kept, object: &SeenVolume| {
-                self.volume(kept, object);
+            VOLUMES => apply(change, |current, object: &TrimmedVolume| {
+                self.volume(current, object);
             }),
-            CLASSES => apply(change, |kept, object: &StorageClass| {
-                let version = self.next();
+            CLASSES => apply(change, |current, object: &StorageClass| {
+                let version = self.next_version();
                 self.class_versions.insert(key(&object.metadata), version);
-                put(&mut self.classes, &object.metadata, kept);
+                put(&mut self.classes, &object.metadata, current);
             }),
-            CSI_NODES => apply(change, |kept, object: &CSINode| {
-                put(&mut self.csi_nodes, &object.metadata, kept);
+            CSI_NODES => apply(change, |current, object: &CSINode| {
+                put(&mut self.csi_nodes, &object.metadata, current);
             }),
-            CSI_DRIVERS => apply(change, |kept, object: &CSIDriver| {
-                put(&mut self.csi_drivers, &object.metadata, kept);
+            CSI_DRIVERS => apply(change, |current, object: &CSIDriver| {
+                put(&mut self.csi_drivers, &object.metadata, current);
             }),
-            CAPACITIES => apply(change, |kept, object: &CSIStorageCapacity| match kept {
-                Some(kept) => self.rooms.put(kept),
-                None => self.rooms.remove_object(object),
-            }),
-            ATTACHMENTS => apply(change, |kept, object: &SeenAttachment| {
-                self.attachment(kept, object);
+            CAPACITIES => apply(
+                change,
+                |current, object: &CSIStorageCapacity| match current {
+                    Some(current) => self.storage_capacities.put(current),
+                    None => self.storage_capacities.remove_object(object),
+                },
+            ),
+            ATTACHMENTS => apply(change, |current, object: &TrimmedAttachment| {
+                self.attachment(current, object);
             }),
             _ => {}
         }
     }
 
-    fn next(&mut self) -> u64 {
+    fn next_version(&mut self) -> u64 {
         self.versions += 1;
         self.versions
     }
 
-    fn claim(&mut self, kept: Option<Arc<SeenClaim>>, object: &SeenClaim) {
+    fn claim(&mut self, current: Option<Arc<TrimmedClaim>>, object: &TrimmedClaim) {
         let name = object.names.key();
         if let Some(old) = self.claims.remove(&name) {
-            leave(&mut self.of_volume, &old.volume.to_string(), &name);
+            remove_value(&mut self.claims_by_volume, &old.volume.to_string(), &name);
         }
-        if let Some(claim) = kept {
+        if let Some(claim) = current {
             if !claim.volume.is_empty() {
-                enter(&mut self.of_volume, claim.volume.to_string(), name.clone());
+                insert_value(
+                    &mut self.claims_by_volume,
+                    claim.volume.to_string(),
+                    name.clone(),
+                );
             }
             self.claims.insert(name, claim);
         }
     }
 
-    fn attachment(&mut self, kept: Option<Arc<SeenAttachment>>, object: &SeenAttachment) {
+    fn attachment(&mut self, current: Option<Arc<TrimmedAttachment>>, object: &TrimmedAttachment) {
         let name = object.names.key();
         if let Some(old) = self.attachments.remove(&name) {
-            leave(&mut self.by_node, &old.node.to_string(), &name);
+            remove_value(&mut self.attachments_by_node, &old.node.to_string(), &name);
             if let Some(volume) = &old.volume {
-                leave(&mut self.by_volume, &volume.to_string(), &name);
+                remove_value(&mut self.attachments_by_volume, &volume.to_string(), &name);
             }
         }
-        if let Some(new) = kept {
-            enter(&mut self.by_node, new.node.to_string(), name.clone());
+        if let Some(new) = current {
+            insert_value(
+                &mut self.attachments_by_node,
+                new.node.to_string(),
+                name.clone(),
+            );
             if let Some(volume) = &new.volume {
-                enter(&mut self.by_volume, volume.to_string(), name.clone());
+                insert_value(
+                    &mut self.attachments_by_volume,
+                    volume.to_string(),
+                    name.clone(),
+                );
             }
             self.attachments.insert(name, new);
         }
     }
 
-    fn volume(&mut self, kept: Option<Arc<SeenVolume>>, object: &SeenVolume) {
+    fn volume(&mut self, current: Option<Arc<TrimmedVolume>>, object: &TrimmedVolume) {
         let name = object.names.key();
         if let Some(old) = self.volumes.remove(&name) {
             if old.is_free() {
-                let version = self.next();
+                let version = self.next_version();
                 let hosts = hosts_of(&old);
                 if let Some(pool) = self.pools.get_mut(&*old.class) {
                     pool.take(&name, hosts.as_deref(), version);
                 }
-                self.moved
+                self.changed_hosts
                     .extend(hosts.into_iter().flatten().map(str::to_owned));
             }
             if let Some(claim) = old.claim_key() {
-                leave(&mut self.meant, &claim, &name);
+                remove_value(&mut self.reserved, &claim, &name);
             }
             if let Some(identity) = identity(&old) {
-                leave(&mut self.by_identity, &identity, &name);
+                remove_value(&mut self.by_identity, &identity, &name);
             }
         }
-        let Some(volume) = kept else { return };
+        let Some(volume) = current else { return };
         if volume.is_free() {
-            let version = self.next();
+            let version = self.next_version();
             let hosts = hosts_of(&volume);
             let pool = self.pools.entry(volume.class.to_string()).or_default();
             pool.put(&name, hosts.as_deref(), version);
-            self.moved
+            self.changed_hosts
                 .extend(hosts.into_iter().flatten().map(str::to_owned));
         }
         if let Some(claim) = volume.claim_key() {
-            enter(&mut self.meant, claim, name.clone());
+            insert_value(&mut self.reserved, claim, name.clone());
         }
         if let Some(identity) = identity(&volume) {
-            enter(&mut self.by_identity, identity, name.clone());
+            insert_value(&mut self.by_identity, identity, name.clone());
         }
         self.volumes.insert(name, volume);
     }
 
     /// Returns the free volumes of a class, if there are any.
-    pub(super) fn pool(&self, class: &str) -> Option<&Pool> {
+    pub(super) fn pool(&self, class: &str) -> Option<&VolumePool> {
         self.pools.get(class).filter(|pool| !pool.is_empty())
     }
 
     /// Returns the hosts at which the last change added or removed free volumes.
-    pub(super) fn moved(&self) -> &[String] {
-        &self.moved
+    pub(super) fn changed_hosts(&self) -> &[String] {
+        &self.changed_hosts
     }
 
     /// Returns the names of the volumes that name the claim, sorted.
-    pub(super) fn naming(&self, claim: &str) -> impl Iterator<Item = &String> {
-        list(&self.meant, claim)
+    pub(super) fn volumes_reserved_for(&self, claim: &str) -> impl Iterator<Item = &String> {
+        list(&self.reserved, claim)
     }
 
     /// Returns the keys of the claims that name the volume.
     pub(super) fn claims_on(&self, volume: &str) -> impl Iterator<Item = &Key> {
-        list(&self.of_volume, volume)
+        list(&self.claims_by_volume, volume)
     }
 
     /// Returns the names of the attachments on a node.
     pub(super) fn attached(&self, node: &str) -> impl Iterator<Item = &String> {
-        list(&self.by_node, node)
+        list(&self.attachments_by_node, node)
     }
 
     /// Returns the names of the attachments of a volume.
     pub(super) fn attachments_of(&self, volume: &str) -> impl Iterator<Item = &String> {
-        list(&self.by_volume, volume)
+        list(&self.attachments_by_volume, volume)
     }
 
     /// Returns the version of a class; 0 if it never existed.
@@ -330,12 +353,12 @@ impl Storage {
 
     /// Returns true if the volume is attached somewhere, or is the same volume as another object's or another
     /// claim's.
-    pub(super) fn is_elsewhere(&self, volume: &SeenVolume) -> bool {
+    pub(super) fn may_be_attached(&self, volume: &TrimmedVolume) -> bool {
         let name = &*volume.names.name;
         let same = identity(volume);
         let same = same.and_then(|identity| self.by_identity.get(&identity));
         same.is_some_and(|same| same.len() > 1)
-            || self.by_volume.contains_key(name)
+            || self.attachments_by_volume.contains_key(name)
             || self.claims_on(name).nth(1).is_some()
     }
 
@@ -343,7 +366,7 @@ impl Storage {
     ///
     /// # Errors
     /// The volume binding mode of its class is not set.
-    pub(super) fn delayed(&self, claim: &SeenClaim) -> Result<bool, String> {
+    pub(super) fn is_delayed(&self, claim: &TrimmedClaim) -> Result<bool, String> {
         let name = &*claim.class;
         let Some(class) = self.classes.get(name).filter(|_| !name.is_empty()) else {
             return Ok(false);

@@ -1,8 +1,8 @@
 //! `VolumeZone`: places a pod in the zones and regions of its volumes' labels.
 
-use super::seen::SeenVolume;
 use super::storage::Storage;
-use super::{CLAIMS, CLASSES, VOLUMES, indexes, interest, standing, storage, uses};
+use super::trimmed::TrimmedVolume;
+use super::{CLAIMS, CLASSES, VOLUMES, independent_claims, indexes, interest, storage, uses};
 use koord_model::resources::ResourceTable;
 use koord_scheduler::Watch;
 use koord_scheduler::framework::{
@@ -26,57 +26,60 @@ pub(crate) struct VolumeZone;
 
 /// Zone or region label that nodes must have, with one of these values.
 #[derive(Debug, PartialEq)]
-struct Place {
+struct ZoneRequirement {
     label: &'static str,
     values: BTreeSet<String>,
 }
 
 /// Returns the requirements of a volume's labels; invalid label values are ignored.
-fn places(volume: &SeenVolume) -> impl Iterator<Item = Place> + '_ {
+fn zone_requirements(volume: &TrimmedVolume) -> impl Iterator<Item = ZoneRequirement> + '_ {
     LABELS.into_iter().filter_map(|label| {
         let text = volume.labels.get(label)?;
         let values = text.split("__").map(|value| value.trim().to_owned());
         let values: BTreeSet<String> = values.collect();
-        (!values.contains("")).then_some(Place { label, values })
+        (!values.contains("")).then_some(ZoneRequirement { label, values })
     })
 }
 
 impl VolumeZone {
-    fn places(storage: &Storage, pod: &PodInfo) -> Result<Vec<Place>, Rejection> {
-        let no = |text: String| Err(Rejection::unresolvable(text));
+    fn zone_requirements(
+        storage: &Storage,
+        pod: &PodInfo,
+    ) -> Result<Vec<ZoneRequirement>, Rejection> {
+        let reject = |text: String| Err(Rejection::unresolvable(text));
         let mut out = Vec::new();
-        for used in standing(pod) {
+        for used in independent_claims(pod) {
             let name = &used.name;
             if name.is_empty() {
-                return no("PersistentVolumeClaim had no name".to_owned());
+                return reject("PersistentVolumeClaim had no name".to_owned());
             }
             let Some(claim) = storage.claims.get(&used.key) else {
-                return no(format!("persistentvolumeclaim {name:?} not found"));
+                return reject(format!("persistentvolumeclaim {name:?} not found"));
             };
             let volume = &*claim.volume;
             if !volume.is_empty() {
                 let Some(volume) = storage.volumes.get(volume) else {
-                    return no(format!("persistentvolume {volume:?} not found"));
+                    return reject(format!("persistentvolume {volume:?} not found"));
                 };
-                out.extend(places(volume));
+                out.extend(zone_requirements(volume));
                 continue;
             }
             let class = &*claim.class;
             if class.is_empty() {
                 let text = "PersistentVolumeClaim had no pv name and storageClass name";
-                return no(text.to_owned());
+                return reject(text.to_owned());
             }
             let Some(object) = storage.classes.get(class) else {
-                return no(format!("storageclass.storage.k8s.io {class:?} not found"));
+                return reject(format!("storageclass.storage.k8s.io {class:?} not found"));
             };
             match object.volume_binding_mode.as_deref() {
                 None => {
-                    return no(format!(
+                    return reject(format!(
                         "VolumeBindingMode not set for StorageClass {class:?}"
                     ));
                 }
                 Some("WaitForFirstConsumer") => {}
-                Some(_) => return no("PersistentVolume had no name".to_owned()),
+                Some(_) => return reject("PersistentVolume had no name".to_owned()),
             }
         }
         Ok(out)
@@ -85,7 +88,7 @@ impl VolumeZone {
 
 /// Requirements of all volumes of a pod.
 #[derive(Debug)]
-struct Places(Vec<Place>);
+struct ZoneRequirements(Vec<ZoneRequirement>);
 
 impl Plugin for VolumeZone {
     const ROLES: Roles<Self> = Roles::none()
@@ -108,16 +111,16 @@ impl Sign for VolumeZone {
         Signable::Yes
     }
     fn sign_found(&self, pod: &PodInfo, view: View<'_>, signature: &mut Signature) -> Signable {
-        if standing(pod).next().is_none() {
+        if independent_claims(pod).next().is_none() {
             return Signable::Yes;
         }
-        let Ok(places) = Self::places(storage(view), pod) else {
+        let Ok(zone_requirements) = Self::zone_requirements(storage(view), pod) else {
             return Signable::No;
         };
-        for place in places {
-            signature.text(place.label);
-            signature.count(place.values.len());
-            for value in &place.values {
+        for requirement in zone_requirements {
+            signature.text(requirement.label);
+            signature.count(requirement.values.len());
+            for value in &requirement.values {
                 signature.text(value);
             }
         }
@@ -136,12 +139,12 @@ impl Inputs for VolumeZone {
 
 impl PreFilter for VolumeZone {
     fn pre_filter(&self, cycle: &Cycle<'_>) -> PreFilterResult {
-        if standing(cycle.pod).next().is_none() {
+        if independent_claims(cycle.pod).next().is_none() {
             return PreFilterResult::Skip;
         }
-        match Self::places(storage(cycle.view), cycle.pod) {
-            Ok(places) if places.is_empty() => PreFilterResult::Skip,
-            Ok(places) => PreFilterResult::ready(Places(places)),
+        match Self::zone_requirements(storage(cycle.view), cycle.pod) {
+            Ok(zone_requirements) if zone_requirements.is_empty() => PreFilterResult::Skip,
+            Ok(zone_requirements) => PreFilterResult::ready(ZoneRequirements(zone_requirements)),
             Err(rejection) => PreFilterResult::Reject(rejection),
         }
     }
@@ -149,8 +152,8 @@ impl PreFilter for VolumeZone {
 
 impl Filter for VolumeZone {
     fn filter(&self, cycle: &Cycle<'_>, state: &State, node: NodeIndex) -> Verdict {
-        let (Some(Places(places)), Some(info)) =
-            (state.get::<Places>(), cycle.view.nodes.info(node))
+        let (Some(ZoneRequirements(zone_requirements)), Some(info)) =
+            (state.get::<ZoneRequirements>(), cycle.view.nodes.info(node))
         else {
             return Ok(());
         };
@@ -158,17 +161,17 @@ impl Filter for VolumeZone {
             // A cluster in a single zone need not label its nodes.
             return Ok(());
         }
-        let here = |place: &Place| {
-            let current = match place.label {
+        let matches = |requirement: &ZoneRequirement| {
+            let current = match requirement.label {
                 OLD_ZONE => ZONE,
                 OLD_REGION => REGION,
                 label => label,
             };
-            info.label(place.label)
+            info.label(requirement.label)
                 .or_else(|| info.label(current))
-                .is_some_and(|value| place.values.contains(value))
+                .is_some_and(|value| requirement.values.contains(value))
         };
-        if places.iter().all(here) {
+        if zone_requirements.iter().all(matches) {
             Ok(())
         } else {
             Err(Rejection::unresolvable(CONFLICT))
@@ -191,17 +194,17 @@ impl QueueHints for VolumeZone {
             return Helps::Queue;
         };
         let old = change.old.as_ref().and_then(|old| old.downcast_ref());
-        let new = change.new_as::<SeenVolume>();
+        let new = change.new_as::<TrimmedVolume>();
         let helps = match (old, new) {
-            (Some(old), Some(new)) => places(old).ne(places(new)),
+            (Some(old), Some(new)) => zone_requirements(old).ne(zone_requirements(new)),
             _ => change.new_as().is_none_or(|claim| uses(pod, claim)),
         };
         if helps { Helps::Queue } else { Helps::Skip }
     }
     fn about(&self, event: &ClusterEvent<'_>) -> Option<String> {
-        super::claim_told(event)
+        super::event_claim_key(event)
     }
     fn names<'a>(&self, pod: &'a PodInfo) -> Vec<&'a str> {
-        super::claim_names(pod)
+        super::used_claim_keys(pod)
     }
 }

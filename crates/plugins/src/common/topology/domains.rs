@@ -1,6 +1,6 @@
 //! Assignment of nodes to topology domains, and the nodes that count.
 
-use crate::common::node_selector::Wanted;
+use crate::common::node_selector::RequiredNodeAffinity;
 use k8s_openapi::api::core::v1::Toleration;
 use koord_model::nodes::untolerated;
 use koord_scheduler::framework::Label;
@@ -9,28 +9,28 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Marker for a node without a domain.
-pub(crate) const NONE: u32 = u32::MAX;
+pub(crate) const NO_DOMAIN: u32 = u32::MAX;
 
 /// Definition of domains: the label whose values are the domains, and the nodes that count.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Frame {
+pub(crate) struct DomainSpec {
     /// Key of the label.
     pub(crate) key: String,
     /// Labels that a node must have to count, in addition to `key`.
     pub(crate) needs: Vec<String>,
     /// Node selector and affinity that a node must match to count.
-    pub(crate) affinity: Option<Wanted>,
+    pub(crate) affinity: Option<RequiredNodeAffinity>,
     /// Tolerations that must tolerate a node's taints for it to count.
     pub(crate) tolerations: Option<Vec<Toleration>>,
 }
 
-impl Frame {
+impl DomainSpec {
     fn admits(&self, node: &NodeInfo) -> bool {
         self.needs.iter().all(|key| node.label(key).is_some())
             && self
                 .affinity
                 .as_ref()
-                .is_none_or(|wanted| wanted.matches(node))
+                .is_none_or(|required_affinity| required_affinity.matches(node))
             && self
                 .tolerations
                 .as_ref()
@@ -43,7 +43,7 @@ impl Frame {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FrameId(pub(super) usize);
+pub(super) struct DomainSpecId(pub(super) usize);
 
 /// Values of one label: a number per value, and the number of each row.
 #[derive(Debug, Default)]
@@ -65,10 +65,10 @@ struct Column {
 impl Column {
     fn set(&mut self, row: usize, value: Option<&str>) {
         if self.rows.len() <= row {
-            Arc::make_mut(&mut self.rows).resize(row + 1, NONE);
+            Arc::make_mut(&mut self.rows).resize(row + 1, NO_DOMAIN);
         }
         let old = self.rows[row];
-        if old == NONE && value.is_none() {
+        if old == NO_DOMAIN && value.is_none() {
             return;
         }
         if let Some(value) = value
@@ -76,7 +76,7 @@ impl Column {
         {
             return;
         }
-        if old != NONE {
+        if old != NO_DOMAIN {
             let rows = &mut self.rows_with[old as usize];
             *rows -= 1;
             self.shared -= usize::from(*rows == 1);
@@ -85,9 +85,9 @@ impl Column {
                 self.free.push(old);
             }
         }
-        self.labelled -= usize::from(old != NONE);
+        self.labelled -= usize::from(old != NO_DOMAIN);
         self.labelled += usize::from(value.is_some());
-        let new = value.map_or(NONE, |value| self.number(value));
+        let new = value.map_or(NO_DOMAIN, |value| self.number(value));
         Arc::make_mut(&mut self.rows)[row] = new;
         if let Some(rows) = self.rows_with.get_mut(new as usize) {
             *rows += 1;
@@ -101,20 +101,20 @@ impl Column {
         }
         let number = self.free.pop().unwrap_or_else(|| {
             self.rows_with.push(0);
-            u32::try_from(self.rows_with.len() - 1).unwrap_or(NONE)
+            u32::try_from(self.rows_with.len() - 1).unwrap_or(NO_DOMAIN)
         });
         self.numbers.insert(value.to_owned(), number);
         number
     }
 
     fn at(&self, row: usize) -> u32 {
-        self.rows.get(row).copied().unwrap_or(NONE)
+        self.rows.get(row).copied().unwrap_or(NO_DOMAIN)
     }
 }
 
 #[derive(Debug)]
-struct Framed {
-    frame: Frame,
+struct DomainState {
+    domain_spec: DomainSpec,
     column: usize,
     /// True for each row that counts; `None` if all rows with the label do.
     admitted: Option<Vec<bool>>,
@@ -124,15 +124,15 @@ struct Framed {
     users: usize,
 }
 
-impl Framed {
+impl DomainState {
     fn counts(&self, row: usize) -> bool {
         self.admitted
             .as_ref()
             .is_none_or(|rows| rows.get(row).copied().unwrap_or(false))
     }
 
-    fn enter(&mut self, domain: u32) {
-        if domain == NONE {
+    fn add_node(&mut self, domain: u32) {
+        if domain == NO_DOMAIN {
             return;
         }
         let at = domain as usize;
@@ -143,8 +143,8 @@ impl Framed {
         self.present += usize::from(self.nodes[at] == 1);
     }
 
-    fn leave(&mut self, domain: u32) {
-        if domain == NONE {
+    fn remove_node(&mut self, domain: u32) {
+        if domain == NO_DOMAIN {
             return;
         }
         let nodes = &mut self.nodes[domain as usize];
@@ -157,23 +157,25 @@ impl Framed {
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
     columns: Vec<Column>,
-    frames: Vec<Option<Framed>>,
+    domain_specs: Vec<Option<DomainState>>,
 }
 
 impl Domains {
-    /// Returns the id of `frame`; equal frames share one. Release it with [`Self::release`].
-    pub(super) fn frame(&mut self, frame: Frame, nodes: &NodeStore) -> FrameId {
-        let equal = |known: &Option<Framed>| known.as_ref().is_some_and(|k| k.frame == frame);
-        if let Some(at) = self.frames.iter().position(equal) {
-            if let Some(known) = &mut self.frames[at] {
+    /// Returns the id of `domain_spec`; equal ones share one. Release it with [`Self::release`].
+    pub(super) fn acquire(&mut self, domain_spec: DomainSpec, nodes: &NodeStore) -> DomainSpecId {
+        let equal = |known: &Option<DomainState>| {
+            known.as_ref().is_some_and(|k| k.domain_spec == domain_spec)
+        };
+        if let Some(at) = self.domain_specs.iter().position(equal) {
+            if let Some(known) = &mut self.domain_specs[at] {
                 known.users += 1;
             }
-            return FrameId(at);
+            return DomainSpecId(at);
         }
-        let column = self.column_of(&frame.key, nodes);
-        let mut framed = Framed {
-            admitted: (!frame.is_open()).then(Vec::new),
-            frame,
+        let column = self.find_or_add_column(&domain_spec.key, nodes);
+        let mut domain_state = DomainState {
+            admitted: (!domain_spec.is_open()).then(Vec::new),
+            domain_spec,
             column,
             nodes: Vec::new(),
             present: 0,
@@ -181,33 +183,35 @@ impl Domains {
         };
         for row in 0..nodes.rows() {
             let index = NodeIndex(u32::try_from(row).unwrap_or(u32::MAX));
-            let admits = nodes.info(index).is_some_and(|n| framed.frame.admits(n));
-            if let Some(admitted) = &mut framed.admitted {
+            let admits = nodes
+                .info(index)
+                .is_some_and(|n| domain_state.domain_spec.admits(n));
+            if let Some(admitted) = &mut domain_state.admitted {
                 admitted.push(admits);
             }
             if admits {
-                framed.enter(self.columns[column].at(row));
+                domain_state.add_node(self.columns[column].at(row));
             }
         }
-        let slot = self.frames.iter().position(Option::is_none);
+        let slot = self.domain_specs.iter().position(Option::is_none);
         let slot = slot.unwrap_or_else(|| {
-            self.frames.push(None);
-            self.frames.len() - 1
+            self.domain_specs.push(None);
+            self.domain_specs.len() - 1
         });
-        self.frames[slot] = Some(framed);
-        FrameId(slot)
+        self.domain_specs[slot] = Some(domain_state);
+        DomainSpecId(slot)
     }
 
-    pub(super) fn release(&mut self, id: FrameId) {
-        if let Some(framed) = &mut self.frames[id.0] {
-            framed.users -= 1;
-            if framed.users == 0 {
-                self.frames[id.0] = None;
+    pub(super) fn release(&mut self, id: DomainSpecId) {
+        if let Some(domain_state) = &mut self.domain_specs[id.0] {
+            domain_state.users -= 1;
+            if domain_state.users == 0 {
+                self.domain_specs[id.0] = None;
             }
         }
     }
 
-    fn column_of(&mut self, key: &str, nodes: &NodeStore) -> usize {
+    fn find_or_add_column(&mut self, key: &str, nodes: &NodeStore) -> usize {
         if let Some(at) = self.columns.iter().position(|column| column.key == key) {
             return at;
         }
@@ -226,78 +230,80 @@ impl Domains {
     /// Updates the labels of a node, and whether it counts.
     pub(super) fn set_node(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
         let row = node.row();
-        for framed in self.frames.iter_mut().flatten() {
-            if framed.counts(row) {
-                framed.leave(self.columns[framed.column].at(row));
+        for domain_state in self.domain_specs.iter_mut().flatten() {
+            if domain_state.counts(row) {
+                domain_state.remove_node(self.columns[domain_state.column].at(row));
             }
         }
         for column in &mut self.columns {
             let value = info.and_then(|info| info.label(&column.key));
             column.set(row, value);
         }
-        for framed in self.frames.iter_mut().flatten() {
-            let admits = info.is_some_and(|info| framed.frame.admits(info));
-            if let Some(admitted) = &mut framed.admitted {
+        for domain_state in self.domain_specs.iter_mut().flatten() {
+            let admits = info.is_some_and(|info| domain_state.domain_spec.admits(info));
+            if let Some(admitted) = &mut domain_state.admitted {
                 if admitted.len() <= row {
                     admitted.resize(row + 1, false);
                 }
                 admitted[row] = admits;
             }
             if admits {
-                framed.enter(self.columns[framed.column].at(row));
+                domain_state.add_node(self.columns[domain_state.column].at(row));
             }
         }
     }
 
     /// Returns, by frame, the domain in which pods on `node` count.
-    pub(super) fn everywhere(&self, node: NodeIndex) -> Vec<u32> {
-        (0..self.frames.len())
-            .map(|at| self.domain(FrameId(at), node))
+    pub(super) fn domains_by_spec(&self, node: NodeIndex) -> Vec<u32> {
+        (0..self.domain_specs.len())
+            .map(|at| self.domain(DomainSpecId(at), node))
             .collect()
     }
 
-    pub(super) fn domain(&self, id: FrameId, node: NodeIndex) -> u32 {
-        match &self.frames[id.0] {
-            Some(framed) if framed.counts(node.row()) => self.columns[framed.column].at(node.row()),
-            _ => NONE,
+    pub(super) fn domain(&self, id: DomainSpecId, node: NodeIndex) -> u32 {
+        match &self.domain_specs[id.0] {
+            Some(domain_state) if domain_state.counts(node.row()) => {
+                self.columns[domain_state.column].at(node.row())
+            }
+            _ => NO_DOMAIN,
         }
     }
 
-    pub(super) fn column(&self, id: FrameId) -> &[u32] {
-        let framed = self.frames[id.0].as_ref();
-        framed.map_or(&[], |framed| &self.columns[framed.column].rows)
+    pub(super) fn column(&self, id: DomainSpecId) -> &[u32] {
+        let domain_state = self.domain_specs[id.0].as_ref();
+        domain_state.map_or(&[], |domain_state| &self.columns[domain_state.column].rows)
     }
 
     /// Returns the label of frame `id` with the value of each row.
-    pub(super) fn values(&self, id: FrameId) -> Option<Label> {
-        let column = &self.columns[self.frames[id.0].as_ref()?.column];
+    pub(super) fn values(&self, id: DomainSpecId) -> Option<Label> {
+        let column = &self.columns[self.domain_specs[id.0].as_ref()?.column];
         Some(Label {
             key: column.key.clone(),
             rows: column.rows.clone(),
         })
     }
 
-    pub(super) fn labelled(&self, id: FrameId) -> usize {
-        let framed = self.frames[id.0].as_ref();
-        framed.map_or(0, |framed| self.columns[framed.column].labelled)
+    pub(super) fn labelled(&self, id: DomainSpecId) -> usize {
+        let domain_state = self.domain_specs[id.0].as_ref();
+        domain_state.map_or(0, |domain_state| self.columns[domain_state.column].labelled)
     }
 
-    pub(super) fn label(&self, id: FrameId) -> &str {
-        let framed = self.frames[id.0].as_ref();
-        framed.map_or("", |framed| &framed.frame.key)
+    pub(super) fn label(&self, id: DomainSpecId) -> &str {
+        let domain_state = self.domain_specs[id.0].as_ref();
+        domain_state.map_or("", |domain_state| &domain_state.domain_spec.key)
     }
 
-    pub(super) fn present(&self, id: FrameId) -> usize {
-        self.frames[id.0].as_ref().map_or(0, |f| f.present)
+    pub(super) fn present(&self, id: DomainSpecId) -> usize {
+        self.domain_specs[id.0].as_ref().map_or(0, |f| f.present)
     }
 
-    pub(super) fn is_present(&self, id: FrameId, domain: u32) -> bool {
-        let framed = self.frames[id.0].as_ref();
-        framed.is_some_and(|f| f.nodes.get(domain as usize).is_some_and(|n| *n > 0))
+    pub(super) fn is_present(&self, id: DomainSpecId, domain: u32) -> bool {
+        let domain_state = self.domain_specs[id.0].as_ref();
+        domain_state.is_some_and(|f| f.nodes.get(domain as usize).is_some_and(|n| *n > 0))
     }
 
-    pub(super) fn is_plain(&self, id: FrameId) -> bool {
-        let framed = self.frames[id.0].as_ref();
-        framed.is_some_and(|f| f.admitted.is_none() && self.columns[f.column].shared == 0)
+    pub(super) fn is_plain(&self, id: DomainSpecId) -> bool {
+        let domain_state = self.domain_specs[id.0].as_ref();
+        domain_state.is_some_and(|f| f.admitted.is_none() && self.columns[f.column].shared == 0)
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) type Labels = Arc<BTreeMap<String, String>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Rule {
+enum Requirement {
     In(Vec<String>),
     NotIn(Vec<String>),
     Exists,
@@ -23,13 +23,13 @@ enum Rule {
 /// Parsed label selector.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Selector {
-    rules: Vec<(String, Rule)>,
+    rules: Vec<(String, Requirement)>,
     nothing: bool,
 }
 
 impl Selector {
     /// Parses an API selector. `None` matches nothing; an empty selector matches everything.
-    pub(crate) fn of(selector: Option<&LabelSelector>) -> Self {
+    pub(crate) fn parse(selector: Option<&LabelSelector>) -> Self {
         let Some(selector) = selector else {
             return Self {
                 rules: Vec::new(),
@@ -42,11 +42,11 @@ impl Selector {
             values.sort_unstable();
             values.dedup();
             let rule = match expression.operator.as_str() {
-                "In" => Rule::In(values),
-                "NotIn" => Rule::NotIn(values),
-                "Exists" => Rule::Exists,
-                "DoesNotExist" => Rule::Absent,
-                _ => Rule::Never,
+                "In" => Requirement::In(values),
+                "NotIn" => Requirement::NotIn(values),
+                "Exists" => Requirement::Exists,
+                "DoesNotExist" => Requirement::Absent,
+                _ => Requirement::Never,
             };
             out.rules.push((expression.key.clone(), rule));
         }
@@ -55,7 +55,8 @@ impl Selector {
 
     /// Builds a selector that requires exactly these labels.
     pub(crate) fn equal_to<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Self {
-        let rule = |(key, value): (&String, &String)| (key.clone(), Rule::In(vec![value.clone()]));
+        let rule =
+            |(key, value): (&String, &String)| (key.clone(), Requirement::In(vec![value.clone()]));
         Self {
             rules: labels.map(rule).collect(),
             nothing: false,
@@ -66,9 +67,9 @@ impl Selector {
     pub(crate) fn and(&mut self, key: &str, value: &str, equal: bool) {
         let values = vec![value.to_owned()];
         let rule = if equal {
-            Rule::In(values)
+            Requirement::In(values)
         } else {
-            Rule::NotIn(values)
+            Requirement::NotIn(values)
         };
         self.rules.push((key.to_owned(), rule));
     }
@@ -90,11 +91,11 @@ impl Selector {
         for (key, rule) in &self.rules {
             signature.text(key);
             let (code, values) = match rule {
-                Rule::In(values) => (0, values.as_slice()),
-                Rule::NotIn(values) => (1, values.as_slice()),
-                Rule::Exists => (2, &[][..]),
-                Rule::Absent => (3, &[][..]),
-                Rule::Never => (4, &[][..]),
+                Requirement::In(values) => (0, values.as_slice()),
+                Requirement::NotIn(values) => (1, values.as_slice()),
+                Requirement::Exists => (2, &[][..]),
+                Requirement::Absent => (3, &[][..]),
+                Requirement::Never => (4, &[][..]),
             };
             signature.number(code);
             for value in values {
@@ -112,19 +113,20 @@ impl Selector {
                 let value = labels.text(key);
                 let has = |values: &[String], value: &str| values.iter().any(|it| it == value);
                 match (rule, value) {
-                    (Rule::In(values), Some(value)) => has(values, value),
-                    (Rule::NotIn(values), Some(value)) => !has(values, value),
-                    (Rule::Exists, value) => value.is_some(),
-                    (Rule::Absent | Rule::NotIn(_), None) => true,
-                    (Rule::In(_) | Rule::Never, _) | (Rule::Absent, Some(_)) => false,
+                    (Requirement::In(values), Some(value)) => has(values, value),
+                    (Requirement::NotIn(values), Some(value)) => !has(values, value),
+                    (Requirement::Exists, value) => value.is_some(),
+                    (Requirement::Absent | Requirement::NotIn(_), None) => true,
+                    (Requirement::In(_) | Requirement::Never, _)
+                    | (Requirement::Absent, Some(_)) => false,
                 }
             })
     }
 
     /// Returns a label and values, one of which a match must have.
-    pub(super) fn pick(&self) -> Option<(&str, &[String])> {
+    pub(super) fn required_label(&self) -> Option<(&str, &[String])> {
         self.rules.iter().find_map(|(key, rule)| match rule {
-            Rule::In(values) => Some((key.as_str(), values.as_slice())),
+            Requirement::In(values) => Some((key.as_str(), values.as_slice())),
             _ => None,
         })
     }
@@ -166,7 +168,7 @@ impl Namespaces {
         self.selected.as_ref().is_some_and(|s| !s.is_empty())
     }
 
-    fn has(&self, name: &str, labels_of: &dyn Fn(&str) -> Option<Labels>) -> bool {
+    fn contains(&self, name: &str, labels_of: &dyn Fn(&str) -> Option<Labels>) -> bool {
         self.named.iter().any(|named| named == name)
             || self.selected.as_ref().is_some_and(|selector| {
                 selector.is_empty() || selector.matches(&labels_of(name).as_deref())
@@ -190,6 +192,6 @@ impl Term {
         pod: &PodInfo,
         labels_of: &dyn Fn(&str) -> Option<Labels>,
     ) -> bool {
-        self.selector.matches(pod.labels()) && self.namespaces.has(&pod.namespace, labels_of)
+        self.selector.matches(pod.labels()) && self.namespaces.contains(&pod.namespace, labels_of)
     }
 }

@@ -1,6 +1,6 @@
 //! Small cluster for tests of plugins with topology counters, and a property test of the counters.
 
-use super::{Census, Labels, NONE};
+use super::{Labels, NO_DOMAIN, TopologyCounters};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_scheduler::config::Configuration;
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-impl Census {
+impl TopologyCounters {
     /// Returns true if every counter matches a count from scratch; counters of term owners are not checked.
-    pub(crate) fn balances(
+    pub(crate) fn is_consistent(
         &self,
         nodes: &NodeStore,
         recount: bool,
@@ -30,12 +30,12 @@ impl Census {
                     .booked(node)
                     .filter(|pod| counter.matches(pod, labels_of));
                 let found = i32::try_from(found.count()).unwrap();
-                let domain = self.domains.domain(counter.frame, node);
+                let domain = self.domains.domain(counter.domain_spec, node);
                 *by_domain.entry(domain).or_default() += counter.on(node);
-                present.extend(Some(domain).filter(|domain| *domain != NONE));
+                present.extend(Some(domain).filter(|domain| *domain != NO_DOMAIN));
                 !recount || counter.on(node) == found
             });
-            by_domain.remove(&NONE);
+            by_domain.remove(&NO_DOMAIN);
             let mut levels: BTreeMap<i32, usize> = BTreeMap::new();
             for count in by_domain.values().filter(|count| **count != 0) {
                 *levels.entry(*count).or_default() += 1;
@@ -45,8 +45,8 @@ impl Census {
                 && by_domain
                     .iter()
                     .all(|(at, count)| counter.at(*at) == *count)
-                && present.len() == self.domains.present(counter.frame)
-                && (!recount || self.min_but(counter, NONE) == least)
+                && present.len() == self.domains.present(counter.domain_spec)
+                && (!recount || self.min_except(counter, NO_DOMAIN) == least)
         })
     }
 }

@@ -316,9 +316,10 @@ fn pods_and_nodes_are_estimated() {
     let estimate = |args: Value, pod: Value, allowed: bool| {
         let table = ResourceTable::new();
         let args: Args = serde_json::from_value(args).unwrap();
-        let dims = Dims::of(&args.complete());
+        let dimensions = Dimensions::from_args(&args.complete());
         let pod = Arc::new(serde_json::from_value::<Pod>(pod).unwrap());
-        dims.estimate(&PodInfo::new(pod, &table).unwrap(), &table, allowed)
+        dimensions
+            .estimate(&PodInfo::new(pod, &table).unwrap(), &table, allowed)
             .to_vec()
     };
     let same = |priority: i32, load: Value| asks("p", priority, load.clone(), load);

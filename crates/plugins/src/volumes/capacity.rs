@@ -11,30 +11,30 @@ use std::sync::Arc;
 
 /// Storage capacity in one CSIStorageCapacity object.
 #[derive(Debug)]
-struct Room {
+struct StorageCapacity {
     object: Arc<CSIStorageCapacity>,
     /// Largest volume that fits, in bytes.
     limit: Option<i64>,
     /// Version of the object's class and topology; never repeats.
-    place: u64,
+    version: u64,
 }
 
 /// Storage capacities of one class.
 #[derive(Debug, Default)]
-struct OfClass {
-    all: BTreeMap<Key, Room>,
+struct ClassCapacities {
+    all: BTreeMap<Key, StorageCapacity>,
     /// Keys of objects whose nodes have a common label value, by label and value.
     by_label: BTreeMap<String, FxHashMap<String, BTreeSet<Key>>>,
     /// Keys of all other objects.
-    rest: BTreeSet<Key>,
+    unlabelled: BTreeSet<Key>,
 }
 
 /// Storage capacities of all classes.
 #[derive(Debug, Default)]
-pub(super) struct Rooms {
-    by_class: FxHashMap<String, OfClass>,
+pub(super) struct StorageCapacities {
+    by_class: FxHashMap<String, ClassCapacities>,
     classes: FxHashMap<Key, String>,
-    places: u64,
+    last_version: u64,
 }
 
 /// Returns a label that all nodes of the object have.
@@ -43,7 +43,7 @@ fn label(object: &CSIStorageCapacity) -> Option<(&String, &String)> {
     topology.match_labels.as_ref()?.iter().next()
 }
 
-impl OfClass {
+impl ClassCapacities {
     fn keys(&mut self, object: &CSIStorageCapacity) -> &mut BTreeSet<Key> {
         match label(object) {
             Some((label, value)) => self
@@ -52,14 +52,14 @@ impl OfClass {
                 .or_default()
                 .entry(value.clone())
                 .or_default(),
-            None => &mut self.rest,
+            None => &mut self.unlabelled,
         }
     }
 
-    fn remove(&mut self, name: &str) -> Option<Room> {
-        let room = self.all.remove(name)?;
-        self.keys(&room.object).remove(name);
-        if let Some((label, value)) = label(&room.object)
+    fn remove(&mut self, name: &str) -> Option<StorageCapacity> {
+        let capacity = self.all.remove(name)?;
+        self.keys(&capacity.object).remove(name);
+        if let Some((label, value)) = label(&capacity.object)
             && let Some(values) = self.by_label.get_mut(label)
         {
             if values.get(value).is_some_and(BTreeSet::is_empty) {
@@ -69,11 +69,11 @@ impl OfClass {
                 self.by_label.remove(label);
             }
         }
-        Some(room)
+        Some(capacity)
     }
 }
 
-impl Rooms {
+impl StorageCapacities {
     pub(super) fn put(&mut self, object: Arc<CSIStorageCapacity>) {
         let name = key(&object.metadata);
         let old = self.remove(&name);
@@ -81,9 +81,9 @@ impl Rooms {
             old.object.node_topology == object.node_topology
                 && old.object.storage_class_name == object.storage_class_name
         });
-        let place = same.map(|old| old.place).unwrap_or_else(|| {
-            self.places += 1;
-            self.places
+        let version = same.map(|old| old.version).unwrap_or_else(|| {
+            self.last_version += 1;
+            self.last_version
         });
         let limit = object
             .maximum_volume_size
@@ -92,28 +92,28 @@ impl Rooms {
         let limit = limit.map(|limit| bytes(Some(limit)));
         let class = object.storage_class_name.clone();
         self.classes.insert(name.clone(), class.clone());
-        let of_class = self.by_class.entry(class).or_default();
-        of_class.keys(&object).insert(name.clone());
-        let room = Room {
+        let class_capacities = self.by_class.entry(class).or_default();
+        class_capacities.keys(&object).insert(name.clone());
+        let capacity = StorageCapacity {
             object,
             limit,
-            place,
+            version,
         };
-        of_class.all.insert(name, room);
+        class_capacities.all.insert(name, capacity);
     }
 
     pub(super) fn remove_object(&mut self, object: &CSIStorageCapacity) {
         self.remove(&key(&object.metadata));
     }
 
-    fn remove(&mut self, name: &str) -> Option<Room> {
+    fn remove(&mut self, name: &str) -> Option<StorageCapacity> {
         let class = self.classes.remove(name)?;
-        let of_class = self.by_class.get_mut(&class)?;
-        let room = of_class.remove(name);
-        if of_class.all.is_empty() {
+        let class_capacities = self.by_class.get_mut(&class)?;
+        let capacity = class_capacities.remove(name);
+        if class_capacities.all.is_empty() {
             self.by_class.remove(&class);
         }
-        room
+        capacity
     }
 
     /// Returns the first object, by name, with capacity for a volume of `size` bytes of the class that the
@@ -124,29 +124,30 @@ impl Rooms {
         size: i64,
         node: &NodeInfo,
     ) -> Option<&Arc<CSIStorageCapacity>> {
-        let of_class = self.by_class.get(class)?;
-        let labelled = of_class.by_label.iter();
+        let class_capacities = self.by_class.get(class)?;
+        let labelled = class_capacities.by_label.iter();
         let lists = labelled
             .filter_map(|(label, values)| values.get(node.label(label)?))
-            .chain([&of_class.rest]);
-        let has_room = |name: &&Key| {
-            let room = of_class.all.get(*name);
-            room.is_some_and(|room| {
-                room.limit.is_some_and(|limit| limit >= size) && is_about(&room.object, node)
+            .chain([&class_capacities.unlabelled]);
+        let fits = |name: &&Key| {
+            let capacity = class_capacities.all.get(*name);
+            capacity.is_some_and(|capacity| {
+                capacity.limit.is_some_and(|limit| limit >= size)
+                    && covers_node(&capacity.object, node)
             })
         };
-        let found = lists.filter_map(|keys| keys.iter().find(has_room)).min()?;
-        Some(&of_class.all.get(found)?.object)
+        let first = lists.filter_map(|keys| keys.iter().find(fits)).min()?;
+        Some(&class_capacities.all.get(first)?.object)
     }
 
     /// Writes which objects have capacity for `size` bytes to `signature`; with `amounts`, also how much.
     pub(super) fn sign(&self, class: &str, size: i64, amounts: bool, signature: &mut Signature) {
         let all = self.by_class.get(class).into_iter();
-        for room in all.flat_map(|of_class| of_class.all.values()) {
-            if room.limit.is_some_and(|limit| limit >= size) {
-                signature.number(i64::try_from(room.place).unwrap_or(i64::MAX));
+        for capacity in all.flat_map(|class_capacities| class_capacities.all.values()) {
+            if capacity.limit.is_some_and(|limit| limit >= size) {
+                signature.number(i64::try_from(capacity.version).unwrap_or(i64::MAX));
                 if amounts {
-                    signature.number(bytes(room.object.capacity.as_ref()));
+                    signature.number(bytes(capacity.object.capacity.as_ref()));
                 }
             }
         }
@@ -154,7 +155,7 @@ impl Rooms {
     }
 }
 
-fn is_about(object: &CSIStorageCapacity, node: &NodeInfo) -> bool {
+fn covers_node(object: &CSIStorageCapacity, node: &NodeInfo) -> bool {
     let nothing = BTreeMap::new();
     let labels = node.object.metadata.labels.as_ref().unwrap_or(&nothing);
     object

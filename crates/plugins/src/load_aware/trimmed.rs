@@ -17,10 +17,10 @@ const DEFAULT_INTERVAL: i64 = 60_000;
 
 /// Amounts by resource name, sorted by name: in milli-cores for `cpu`, otherwise in the resource's unit.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Amounts(Box<[(Box<str>, i64)]>);
+pub(super) struct ReportedAmounts(Box<[(Box<str>, i64)]>);
 
-impl Amounts {
-    fn of(list: &ResourceList) -> Self {
+impl ReportedAmounts {
+    fn from_list(list: &ResourceList) -> Self {
         let amounts = list.iter();
         Self(
             amounts
@@ -29,13 +29,13 @@ impl Amounts {
         )
     }
 
-    fn of_map(map: Option<&ResourceMap>) -> Self {
-        map.map_or_else(Self::default, |map| Self::of(&map.resources))
+    fn from_map(map: Option<&ResourceMap>) -> Self {
+        map.map_or_else(Self::default, |map| Self::from_list(&map.resources))
     }
 
     /// Returns the amount of resource `name`; 0 if it is not listed.
     pub(super) fn get(&self, name: &str) -> i64 {
-        let named = self.0.iter().find(|(known, _)| **known == *name);
+        let named = self.0.iter().find(|(listed, _)| **listed == *name);
         named.map_or(0, |(_, amount)| *amount)
     }
 
@@ -55,14 +55,14 @@ pub(super) fn amount(name: &str, quantity: &Quantity) -> i64 {
 }
 
 /// Amounts by aggregation type, such as `p95`.
-type Kinds = Vec<(Box<str>, Amounts)>;
+type UsageByKind = Vec<(Box<str>, ReportedAmounts)>;
 
 /// Reported usage of one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PodUsage {
     namespace: Box<str>,
     name: Box<str>,
-    pub(super) usage: Amounts,
+    pub(super) usage: ReportedAmounts,
     pub(super) prod: bool,
 }
 
@@ -74,7 +74,7 @@ impl PodUsage {
 
 /// NodeMetric without the fields that the plugin does not read.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct SeenMetric {
+pub(super) struct TrimmedNodeMetric {
     /// Name of the object, which is the node's.
     pub(super) name: Arc<str>,
     uid: Option<Box<str>>,
@@ -84,21 +84,21 @@ pub(super) struct SeenMetric {
     /// Report interval in milliseconds.
     pub(super) interval: i64,
     /// Usage of the node; `None` if the report has none.
-    pub(super) usage: Option<Amounts>,
-    pub(super) system: Amounts,
+    pub(super) usage: Option<ReportedAmounts>,
+    pub(super) system: ReportedAmounts,
     /// Aggregated usage of the node, by window.
-    aggregated: Vec<(GoDuration, Kinds)>,
+    aggregated: Vec<(GoDuration, UsageByKind)>,
     /// Usage of pods, sorted by namespace and name.
     pods: Vec<PodUsage>,
 }
 
-impl From<NodeMetric> for SeenMetric {
+impl From<NodeMetric> for TrimmedNodeMetric {
     fn from(metric: NodeMetric) -> Self {
         Self::from(&metric)
     }
 }
 
-impl From<&NodeMetric> for SeenMetric {
+impl From<&NodeMetric> for TrimmedNodeMetric {
     fn from(metric: &NodeMetric) -> Self {
         let meta = &metric.metadata;
         let text = |text: &Option<String>| text.as_deref().map(Box::from);
@@ -109,25 +109,30 @@ impl From<&NodeMetric> for SeenMetric {
         let windows = node.map(|node| node.aggregated_node_usages.as_slice());
         let aggregated = windows.unwrap_or_default().iter().map(|window| {
             let kinds = window.usage.iter();
-            let kinds =
-                kinds.map(|(kind, map)| (kind.as_str().into(), Amounts::of(&map.resources)));
-            let known = kinds.filter(|(_, amounts): &(Box<str>, Amounts)| !amounts.is_empty());
-            (window.duration.unwrap_or_default(), known.collect())
+            let kinds = kinds.map(|(kind, map)| {
+                (
+                    kind.as_str().into(),
+                    ReportedAmounts::from_list(&map.resources),
+                )
+            });
+            let listed =
+                kinds.filter(|(_, amounts): &(Box<str>, ReportedAmounts)| !amounts.is_empty());
+            (window.duration.unwrap_or_default(), listed.collect())
         });
         let pods = status.map(|status| status.pods_metric.as_slice());
         let pods = pods.unwrap_or_default().iter().map(|pod| PodUsage {
             namespace: pod.namespace.as_str().into(),
             name: pod.name.as_str().into(),
-            usage: Amounts::of_map(pod.pod_usage.as_ref()),
+            usage: ReportedAmounts::from_map(pod.pod_usage.as_ref()),
             prod: pod.priority == PriorityClass::Prod,
         });
         let mut pods: Vec<PodUsage> = pods.filter(|pod| !pod.usage.is_empty()).collect();
         // The last entry of a pod counts.
         pods.sort_by(|a, b| a.key().cmp(&b.key()));
-        pods.dedup_by(|later, kept| {
-            let same = later.key() == kept.key();
+        pods.dedup_by(|later, previous| {
+            let same = later.key() == previous.key();
             if same {
-                std::mem::swap(later, kept);
+                std::mem::swap(later, previous);
             }
             same
         });
@@ -139,15 +144,15 @@ impl From<&NodeMetric> for SeenMetric {
                 .and_then(|status| status.update_time.as_ref())
                 .map(|time| time.0),
             interval: seconds.map_or(DEFAULT_INTERVAL, |seconds| seconds.saturating_mul(1000)),
-            usage: node.map(|node| Amounts::of_map(node.node_usage.as_ref())),
-            system: Amounts::of_map(node.and_then(|node| node.system_usage.as_ref())),
+            usage: node.map(|node| ReportedAmounts::from_map(node.node_usage.as_ref())),
+            system: ReportedAmounts::from_map(node.and_then(|node| node.system_usage.as_ref())),
             aggregated: aggregated.collect(),
             pods,
         }
     }
 }
 
-impl Mirrored for SeenMetric {
+impl Mirrored for TrimmedNodeMetric {
     fn names(&self) -> (&str, &str) {
         ("", &self.name)
     }
@@ -159,7 +164,7 @@ impl Mirrored for SeenMetric {
     }
 }
 
-impl SeenMetric {
+impl TrimmedNodeMetric {
     /// Returns a copy without update time, which counts as expired.
     pub(super) fn without_time(&self) -> Self {
         Self {
@@ -178,18 +183,18 @@ impl SeenMetric {
 
     /// Returns the usage aggregated by `kind` over `duration`. Zero selects the longest window that has
     /// `kind`, or the mean if none has. `None` if an explicit duration is missing.
-    pub(super) fn aggregated(&self, kind: &str, duration: GoDuration) -> Option<&Amounts> {
-        let having = self.aggregated.iter().filter_map(|(over, kinds)| {
+    pub(super) fn aggregated(&self, kind: &str, duration: GoDuration) -> Option<&ReportedAmounts> {
+        let with_kind = self.aggregated.iter().filter_map(|(over, kinds)| {
             let mut kinds = kinds.iter();
-            let (_, amounts) = kinds.find(|(known, _)| **known == *kind)?;
+            let (_, amounts) = kinds.find(|(listed, _)| **listed == *kind)?;
             Some((*over, amounts))
         });
         if duration == GoDuration::ZERO {
-            let longest = having.max_by_key(|(over, _)| over.as_nanos());
+            let longest = with_kind.max_by_key(|(over, _)| over.as_nanos());
             return longest.map(|(_, amounts)| amounts).or(self.usage.as_ref());
         }
-        let mut having = having;
-        let found = having.find(|(over, _)| *over == duration);
-        found.map(|(_, amounts)| amounts)
+        let mut with_kind = with_kind;
+        let matching = with_kind.find(|(over, _)| *over == duration);
+        matching.map(|(_, amounts)| amounts)
     }
 }

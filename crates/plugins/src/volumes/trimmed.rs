@@ -32,7 +32,7 @@ fn mode(mode: Option<String>) -> Option<Box<str>> {
 
 /// Name, uid and version of an object.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Names {
+pub(super) struct ObjectNames {
     /// Empty for cluster-scoped objects.
     pub(super) namespace: Box<str>,
     pub(super) name: Box<str>,
@@ -40,8 +40,8 @@ pub(super) struct Names {
     pub(super) resource_version: Option<Box<str>>,
 }
 
-impl Names {
-    fn of(meta: &mut ObjectMeta) -> Self {
+impl ObjectNames {
+    fn take_from(meta: &mut ObjectMeta) -> Self {
         Self {
             namespace: text(meta.namespace.take()),
             name: text(meta.name.take()),
@@ -60,8 +60,8 @@ impl Names {
 }
 
 macro_rules! mirrored {
-    ($($kept:ty),*) => {$(
-        impl Mirrored for $kept {
+    ($($trimmed:ty),*) => {$(
+        impl Mirrored for $trimmed {
             fn names(&self) -> (&str, &str) {
                 (&self.names.namespace, &self.names.name)
             }
@@ -75,14 +75,14 @@ macro_rules! mirrored {
     )*};
 }
 
-mirrored!(SeenClaim, SeenVolume, SeenAttachment);
+mirrored!(TrimmedClaim, TrimmedVolume, TrimmedAttachment);
 
 /// Trimmed PersistentVolumeClaim.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct SeenClaim {
-    pub(super) names: Names,
+pub(crate) struct TrimmedClaim {
+    pub(super) names: ObjectNames,
     /// True if it is being deleted.
-    pub(super) leaving: bool,
+    pub(super) deleting: bool,
     /// Uids of its controllers.
     pub(super) controllers: Box<[Box<str>]>,
     /// Storage class; empty if it names none.
@@ -105,7 +105,7 @@ pub(crate) struct SeenClaim {
     pub(super) lost: bool,
 }
 
-impl From<PersistentVolumeClaim> for SeenClaim {
+impl From<PersistentVolumeClaim> for TrimmedClaim {
     fn from(claim: PersistentVolumeClaim) -> Self {
         let (mut meta, status) = (claim.metadata, claim.status);
         let spec = claim.spec.unwrap_or_default();
@@ -114,7 +114,7 @@ impl From<PersistentVolumeClaim> for SeenClaim {
         let requests = spec.resources.and_then(|resources| resources.requests);
         let storage = requests.and_then(|mut all| all.remove("storage"));
         Self {
-            leaving: meta.deletion_timestamp.is_some(),
+            deleting: meta.deletion_timestamp.is_some(),
             controllers: controllers.map(|owner| owner.uid.as_str().into()).collect(),
             class: class_of(&meta, spec.storage_class_name),
             volume: text(spec.volume_name),
@@ -126,12 +126,12 @@ impl From<PersistentVolumeClaim> for SeenClaim {
             selected_node: annotation(&meta, SELECTED_NODE).map(Box::from),
             complete: annotation(&meta, COMPLETE).is_some(),
             lost: status.is_some_and(|status| status.phase.as_deref() == Some("Lost")),
-            names: Names::of(&mut meta),
+            names: ObjectNames::take_from(&mut meta),
         }
     }
 }
 
-impl SeenClaim {
+impl TrimmedClaim {
     /// Returns true if the controller has finished binding it.
     pub(super) fn is_fully_bound(&self) -> bool {
         !self.volume.is_empty() && self.complete
@@ -161,10 +161,10 @@ pub(super) enum Disk {
 
 /// Trimmed PersistentVolume.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct SeenVolume {
-    pub(super) names: Names,
+pub(crate) struct TrimmedVolume {
+    pub(super) names: ObjectNames,
     /// True if it is being deleted.
-    pub(super) leaving: bool,
+    pub(super) deleting: bool,
     pub(super) labels: BTreeMap<String, String>,
     /// Storage class; empty if it names none.
     pub(super) class: Box<str>,
@@ -183,7 +183,7 @@ pub(crate) struct SeenVolume {
     pub(super) disk: Option<Disk>,
 }
 
-impl From<PersistentVolume> for SeenVolume {
+impl From<PersistentVolume> for TrimmedVolume {
     fn from(volume: PersistentVolume) -> Self {
         let (mut meta, status) = (volume.metadata, volume.status);
         let spec = volume.spec.unwrap_or_default();
@@ -202,7 +202,7 @@ impl From<PersistentVolume> for SeenVolume {
             uid: text(claim.uid),
         };
         Self {
-            leaving: meta.deletion_timestamp.is_some(),
+            deleting: meta.deletion_timestamp.is_some(),
             class: class_of(&meta, spec.storage_class_name),
             labels: meta.labels.take().unwrap_or_default(),
             capacity: bytes(storage),
@@ -210,15 +210,15 @@ impl From<PersistentVolume> for SeenVolume {
             mode: mode(spec.volume_mode),
             attributes_class: text(spec.volume_attributes_class_name),
             reachable: required.map(|required| required.node_selector_terms.into()),
-            claim: spec.claim_ref.map(|of| Box::new(claim(of))),
+            claim: spec.claim_ref.map(|reference| Box::new(claim(reference))),
             available: status.is_some_and(|status| status.phase.as_deref() == Some("Available")),
             disk,
-            names: Names::of(&mut meta),
+            names: ObjectNames::take_from(&mut meta),
         }
     }
 }
 
-impl SeenVolume {
+impl TrimmedVolume {
     /// Returns true if no claim is set and the volume can be bound to one.
     pub(super) fn is_free(&self) -> bool {
         self.claim.is_none() && self.available
@@ -233,18 +233,18 @@ impl SeenVolume {
 
 /// Trimmed VolumeAttachment.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct SeenAttachment {
-    pub(super) names: Names,
+pub(crate) struct TrimmedAttachment {
+    pub(super) names: ObjectNames,
     pub(super) node: Box<str>,
     /// Name of the PersistentVolume; `None` for an inline volume.
     pub(super) volume: Option<Box<str>>,
 }
 
-impl From<VolumeAttachment> for SeenAttachment {
+impl From<VolumeAttachment> for TrimmedAttachment {
     fn from(attachment: VolumeAttachment) -> Self {
         let (mut meta, spec) = (attachment.metadata, attachment.spec);
         Self {
-            names: Names::of(&mut meta),
+            names: ObjectNames::take_from(&mut meta),
             node: spec.node_name.into(),
             volume: spec.source.persistent_volume_name.map(Box::from),
         }

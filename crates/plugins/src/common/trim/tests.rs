@@ -3,7 +3,7 @@
 
 use crate::common::topologies::SeenTopology;
 use crate::device_share::SeenDevice;
-use crate::volumes::{SeenAttachment, SeenClaim, SeenVolume};
+use crate::volumes::{TrimmedAttachment, TrimmedClaim, TrimmedVolume};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
@@ -98,7 +98,7 @@ fn of_claims() {
         json!({"metadata": {"ownerReferences": [
             {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": controller}]}})
     };
-    check::<k8s_openapi::api::core::v1::PersistentVolumeClaim, SeenClaim>(
+    check::<k8s_openapi::api::core::v1::PersistentVolumeClaim, TrimmedClaim>(
         "persistentvolumeclaims.v1.",
         &json!({"metadata": {"namespace": "ns"}, "spec": {"storageClassName": "fast"}}),
         &[
@@ -155,7 +155,7 @@ fn of_volumes() {
         in_tree("awsElasticBlockStore", "volumeID", "d"),
     ];
     read.push(json!({"spec": {"azureDisk": {"diskName": "d", "diskURI": "d"}}}));
-    check::<k8s_openapi::api::core::v1::PersistentVolume, SeenVolume>(
+    check::<k8s_openapi::api::core::v1::PersistentVolume, TrimmedVolume>(
         "persistentvolumes.v1.",
         &json!({"spec": {"storageClassName": "fast"}}),
         &[
@@ -171,7 +171,7 @@ fn of_volumes() {
 
 #[test]
 fn of_what_describes_storage() {
-    check::<k8s_openapi::api::storage::v1::VolumeAttachment, SeenAttachment>(
+    check::<k8s_openapi::api::storage::v1::VolumeAttachment, TrimmedAttachment>(
         "volumeattachments.v1.storage.k8s.io",
         &json!({"spec": {"attacher": "d", "nodeName": "a", "source": {"persistentVolumeName": "v"}}}),
         &[

@@ -27,7 +27,7 @@ fn a_report_is_read_by_name() {
     });
     let change = metric("n", "10", rest);
     let object = change.new_as::<NodeMetric>().unwrap();
-    let seen = SeenMetric::from(object);
+    let seen = TrimmedNodeMetric::from(object);
     assert_eq!((&*seen.name, seen.interval), ("n", 60_000));
     assert_eq!(seen.updated, Some(at(0)));
     let usage = seen.usage.as_ref().unwrap();
@@ -63,10 +63,10 @@ fn informers_keep_what_is_read_and_the_plugin_takes_either() {
     let mut engine = engine(json!({}));
     let change = metric("n", "60", json!({}));
     let kept = engine.plugins().kept(change.clone());
-    let seen = kept.new_as::<SeenMetric>().unwrap();
+    let seen = kept.new_as::<TrimmedNodeMetric>().unwrap();
     assert_eq!(
         *seen,
-        SeenMetric::from(change.new_as::<NodeMetric>().unwrap())
+        TrimmedNodeMetric::from(change.new_as::<NodeMetric>().unwrap())
     );
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&kept, at(0));

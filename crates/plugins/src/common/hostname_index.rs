@@ -8,13 +8,13 @@ pub(crate) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Nodes by their `kubernetes.io/hostname` label.
 #[derive(Debug, Default)]
-pub(crate) struct Hosts {
+pub(crate) struct HostnameIndex {
     /// Several nodes may have the same hostname.
     by_name: FxHashMap<String, Vec<NodeIndex>>,
     names: FxHashMap<NodeIndex, String>,
 }
 
-impl Hosts {
+impl HostnameIndex {
     /// Updates the hostname of a node; `None` removes the node.
     pub(crate) fn set(&mut self, node: NodeIndex, info: Option<&NodeInfo>) {
         let name = info.and_then(|info| info.label(HOSTNAME));
@@ -36,13 +36,13 @@ impl Hosts {
     }
 
     /// Returns the nodes with this hostname.
-    pub(crate) fn named(&self, name: &str) -> &[NodeIndex] {
+    pub(crate) fn nodes(&self, name: &str) -> &[NodeIndex] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the only nodes that can match one of `terms`, or `None` if some term requires neither a
     /// hostname nor a node name.
-    pub(crate) fn of_terms(
+    pub(crate) fn candidate_nodes(
         &self,
         terms: &[NodeSelectorTerm],
         nodes: &NodeStore,
@@ -56,7 +56,7 @@ impl Hosts {
                 fields.filter(|rule| rule.operator == "In" && rule.key == "metadata.name");
             if let Some(rule) = labels.next() {
                 let names = rule.values.iter().flatten();
-                out.extend(names.flat_map(|name| self.named(name)));
+                out.extend(names.flat_map(|name| self.nodes(name)));
             } else if let Some(rule) = fields.next() {
                 let names = rule.values.iter().flatten();
                 out.extend(names.filter_map(|name| nodes.find(name)));

@@ -1,6 +1,6 @@
 //! Trimming of API objects that informers store: managed fields, copies by tools and fields that no rule
 //! reads are dropped. Kinds with many objects of which little is read have a type of their own instead, such
-//! as `SeenClaim`.
+//! as `TrimmedClaim`.
 
 #[cfg(test)]
 mod tests;
@@ -10,7 +10,7 @@ use k8s_openapi::api::policy::v1::{
     PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::trim_metadata::v1::ObjectMeta;
 use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
 use koord_scheduler::Trim;
 
@@ -19,16 +19,16 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Drops fields that no plugin reads.
 #[derive(Debug)]
-pub(crate) struct Slim;
+pub(crate) struct Trimmer;
 
 /// Keeps names, times, labels and annotations, except for kubectl's copy of the object.
-fn meta(meta: &mut ObjectMeta) {
-    let all = std::mem::take(meta);
+fn trim_metadata(metadata: &mut ObjectMeta) {
+    let all = std::mem::take(metadata);
     let mut annotations = all.annotations;
     if let Some(annotations) = &mut annotations {
         annotations.remove(LAST_APPLIED);
     }
-    *meta = ObjectMeta {
+    *metadata = ObjectMeta {
         name: all.name,
         namespace: all.namespace,
         uid: all.uid,
@@ -42,24 +42,24 @@ fn meta(meta: &mut ObjectMeta) {
 }
 
 /// Keeps only names and times.
-fn bare(of: &mut ObjectMeta) {
-    meta(of);
-    of.labels = None;
-    of.annotations = None;
+fn trim_to_names(metadata: &mut ObjectMeta) {
+    trim_metadata(metadata);
+    metadata.labels = None;
+    metadata.annotations = None;
 }
 
-impl Trim<StorageClass> for Slim {
+impl Trim<StorageClass> for Trimmer {
     fn trim(class: &mut StorageClass) {
-        bare(&mut class.metadata);
+        trim_to_names(&mut class.metadata);
         class.mount_options = None;
         class.parameters = None;
     }
 }
 
-impl Trim<CSINode> for Slim {
+impl Trim<CSINode> for Trimmer {
     fn trim(node: &mut CSINode) {
         // An annotation lists the in-tree plugins that migrated to CSI drivers.
-        meta(&mut node.metadata);
+        trim_metadata(&mut node.metadata);
         node.metadata.labels = None;
         for driver in &mut node.spec.drivers {
             driver.node_id = String::new();
@@ -68,32 +68,32 @@ impl Trim<CSINode> for Slim {
     }
 }
 
-impl Trim<CSIDriver> for Slim {
+impl Trim<CSIDriver> for Trimmer {
     fn trim(driver: &mut CSIDriver) {
-        bare(&mut driver.metadata);
+        trim_to_names(&mut driver.metadata);
         driver.spec.token_requests = None;
         driver.spec.volume_lifecycle_modes = None;
     }
 }
 
-impl Trim<CSIStorageCapacity> for Slim {
+impl Trim<CSIStorageCapacity> for Trimmer {
     fn trim(capacity: &mut CSIStorageCapacity) {
-        bare(&mut capacity.metadata);
+        trim_to_names(&mut capacity.metadata);
     }
 }
 
-impl Trim<Namespace> for Slim {
+impl Trim<Namespace> for Trimmer {
     fn trim(namespace: &mut Namespace) {
-        meta(&mut namespace.metadata);
+        trim_metadata(&mut namespace.metadata);
         namespace.metadata.annotations = None;
         namespace.spec = None;
         namespace.status = None;
     }
 }
 
-impl Trim<PodDisruptionBudget> for Slim {
+impl Trim<PodDisruptionBudget> for Trimmer {
     fn trim(budget: &mut PodDisruptionBudget) {
-        bare(&mut budget.metadata);
+        trim_to_names(&mut budget.metadata);
         budget.spec = budget.spec.take().map(|spec| PodDisruptionBudgetSpec {
             selector: spec.selector,
             ..PodDisruptionBudgetSpec::default()
@@ -109,15 +109,15 @@ impl Trim<PodDisruptionBudget> for Slim {
     }
 }
 
-impl Trim<Reservation> for Slim {
+impl Trim<Reservation> for Trimmer {
     fn trim(reservation: &mut Reservation) {
-        meta(&mut reservation.metadata);
+        trim_metadata(&mut reservation.metadata);
         let template = &mut reservation.spec.template;
-        if let Some(of) = &mut template.metadata {
+        if let Some(metadata) = &mut template.metadata {
             // The owner references of the template identify the controller of such pods.
-            let owners = of.owner_references.take();
-            meta(of);
-            of.owner_references = owners;
+            let owners = metadata.owner_references.take();
+            trim_metadata(metadata);
+            metadata.owner_references = owners;
         }
         if let Some(spec) = &mut template.spec {
             koord_scheduler::trim_pod_spec(spec);
@@ -125,20 +125,20 @@ impl Trim<Reservation> for Slim {
     }
 }
 
-impl Trim<ElasticQuota> for Slim {
+impl Trim<ElasticQuota> for Trimmer {
     fn trim(quota: &mut ElasticQuota) {
-        meta(&mut quota.metadata);
+        trim_metadata(&mut quota.metadata);
     }
 }
 
-impl Trim<PodGroup> for Slim {
+impl Trim<PodGroup> for Trimmer {
     fn trim(group: &mut PodGroup) {
-        meta(&mut group.metadata);
+        trim_metadata(&mut group.metadata);
     }
 }
 
-impl Trim<ClusterNetworkTopology> for Slim {
+impl Trim<ClusterNetworkTopology> for Trimmer {
     fn trim(topology: &mut ClusterNetworkTopology) {
-        meta(&mut topology.metadata);
+        trim_metadata(&mut topology.metadata);
     }
 }
