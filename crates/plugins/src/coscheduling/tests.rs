@@ -21,7 +21,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 /// Engine with its outputs since the last `run`.
-struct World {
+struct GangWorld {
     engine: Engine,
     now: i64,
     /// Nodes of pods that are bound in the API, by pod.
@@ -54,25 +54,25 @@ struct World {
     echoes: VecDeque<(String, String)>,
 }
 
-fn world(args: Value) -> World {
+fn world(args: Value) -> GangWorld {
     gated_world(args, BTreeMap::new())
 }
 
-fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> World {
+fn gated_world(args: Value, gates: BTreeMap<String, bool>) -> GangWorld {
     built_world(args, &BuildContext::with_gates(gates))
 }
 
-fn built_world(args: Value, context: &BuildContext) -> World {
+fn built_world(args: Value, context: &BuildContext) -> GangWorld {
     world_with(&[], args, context)
 }
 
 /// Builds a world with other plugins, in the order of the sample configuration.
-fn world_with(others: &[&str], args: Value, context: &BuildContext) -> World {
+fn world_with(others: &[&str], args: Value, context: &BuildContext) -> GangWorld {
     world_given(others, &[(NAME, args)], context)
 }
 
 /// Builds a world like [`world_with`], with arguments for several plugins.
-fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) -> World {
+fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) -> GangWorld {
     let first = [
         "SchedulingGates",
         "NodeResourcesFit",
@@ -99,7 +99,7 @@ fn world_given(others: &[&str], args: &[(&str, Value)], context: &BuildContext) 
     });
     let config = Configuration::parse(&config.to_string()).unwrap();
     let profiles = Profiles::build(&config, &crate::registry(), context, false).unwrap();
-    World {
+    GangWorld {
         engine: Engine::new(&config, profiles, EngineOptions::default()),
         now: 0,
         bound: BTreeMap::new(),
@@ -174,7 +174,7 @@ fn group(name: &str, min: i32, annotations: Value, status: Value) -> PodGroup {
     .unwrap()
 }
 
-impl World {
+impl GangWorld {
     fn node(&mut self, name: &str, cpu: usize) {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": name, "uid": name},
@@ -231,7 +231,7 @@ impl World {
             let more = self.engine.schedule_one(at(self.now)).is_some();
             self.cycles += usize::from(more);
             self.collect();
-            let mut seen = false;
+            let mut quiet = false;
             while self.echo && self.one_echo() {
                 seen = true;
             }

@@ -43,20 +43,21 @@ fn refused(reason: &str) -> String {
 
 #[test]
 fn required_affinity_follows_the_pods_it_names() {
-    let near = pod("b", "podAffinity", REQUIRED, &term(ZONE, "a"));
+    let with_affinity = pod("b", "podAffinity", REQUIRED, &term(ZONE, "a"));
     let mut empty = cluster(json!({}));
     assert_eq!(
-        empty.place("p", &near),
+        empty.place("p", &with_affinity),
         refused("didn't match pod affinity rules")
     );
     let mut cluster = cluster(json!({}));
     cluster.bound("a", "n3", &plain("a"));
-    assert_eq!(cluster.place("p", &near), "n3");
+    assert_eq!(cluster.place("p", &with_affinity), "n3");
     // All terms must be matched by the same pod.
-    let mut both = near.clone();
-    both["spec"]["affinity"]["podAffinity"][REQUIRED] = json!([term(ZONE, "a"), term(HOST, "b")]);
+    let mut with_two_terms = with_affinity.clone();
+    with_two_terms["spec"]["affinity"]["podAffinity"][REQUIRED] =
+        json!([term(ZONE, "a"), term(HOST, "b")]);
     assert_eq!(
-        cluster.place("q", &both),
+        cluster.place("q", &with_two_terms),
         refused("didn't match pod affinity rules")
     );
 }
@@ -103,25 +104,32 @@ fn a_pod_that_goes_makes_room_at_once() {
     cluster.bound("x", "n1", &away);
     cluster.bound("y", "n3", &away);
     assert!(cluster.place("p0", &plain("a")).starts_with('0'));
-    let gone = serde_json::from_value(json!({"metadata": {"name": "x", "uid": "x"}})).unwrap();
+    let deleted = serde_json::from_value(json!({"metadata": {"name": "x", "uid": "x"}})).unwrap();
     let now = cluster.now;
-    cluster.engine.pod_deleted(&gone, now);
+    cluster.engine.pod_deleted(&deleted, now);
     let node = cluster.place("p1", &plain("a"));
     assert!(node == "n1" || node == "n2", "{node}");
 }
 
 #[test]
 fn preferences_attract_and_repel() {
-    let near = pod("b", "podAffinity", PREFERRED, &term(ZONE, "a"));
-    let far = pod("b", "podAntiAffinity", PREFERRED, &term(ZONE, "a"));
+    let with_affinity = pod("b", "podAffinity", PREFERRED, &term(ZONE, "a"));
+    let with_anti_affinity = pod("b", "podAntiAffinity", PREFERRED, &term(ZONE, "a"));
     let same_zone = |node: &str| node == "n1" || node == "n2";
     let with = |args: Value, old: &Value, new: &Value| {
         let mut cluster = cluster(args);
         cluster.bound("old", "n1", old);
         cluster.place("new", new)
     };
-    assert!(same_zone(&with(json!({}), &plain("a"), &near)), "drawn");
-    assert_eq!(with(json!({}), &plain("a"), &far), "n3", "repelled");
+    assert!(
+        same_zone(&with(json!({}), &plain("a"), &with_affinity)),
+        "drawn"
+    );
+    assert_eq!(
+        with(json!({}), &plain("a"), &with_anti_affinity),
+        "n3",
+        "repelled"
+    );
     // Preferences of placed pods for new ones count, too.
     let wants_b = pod("a", "podAffinity", PREFERRED, &term(ZONE, "b"));
     let shuns_b = pod("a", "podAntiAffinity", PREFERRED, &term(ZONE, "b"));

@@ -236,7 +236,7 @@ fn production_pods_are_held_against_production_usage() {
 /// System usage counts as production usage only if configured; upstream's row has 2 of both.
 #[test]
 fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
-    let of = |args: Value, cpu: &str| {
+    let answer_with = |args: Value, cpu: &str| {
         let system =
             json!({"nodeMetric": {"systemUsage": {"resources": {"cpu": "2", "memory": "4Gi"}}}});
         let mut engine = engine(args);
@@ -254,7 +254,10 @@ fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
     // In cores of 100, including the estimate of the pod.
     for (with, fits, exceeds) in [(false, "20", "21"), (true, "18", "19")] {
         assert_eq!(
-            (of(args(with), fits), of(args(with), exceeds)),
+            (
+                answer_with(args(with), fits),
+                answer_with(args(with), exceeds)
+            ),
             ("n".to_owned(), HOT.to_owned())
         );
     }

@@ -47,19 +47,19 @@ fn engine_with(first: &[&str], args: Value, gates: &[(&str, bool)]) -> Engine {
     Engine::new(&config, profiles, EngineOptions::default())
 }
 
-fn field<'a>(words: &[&'a str], key: &str) -> Option<&'a str> {
-    words
+fn field<'a>(tokens: &[&'a str], key: &str) -> Option<&'a str> {
+    tokens
         .iter()
-        .find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+        .find_map(|token| token.strip_prefix(key)?.strip_prefix('='))
 }
 
 /// Parses a node, such as `name cpu=4 [cordoned]`.
 fn node(text: &str) -> Arc<Node> {
-    let words: Vec<&str> = text.split_whitespace().collect();
+    let tokens: Vec<&str> = text.split_whitespace().collect();
     let value = json!({
-        "metadata": {"name": words[0], "uid": words[0]},
-        "spec": {"unschedulable": words.contains(&"cordoned")},
-        "status": {"allocatable": {"cpu": field(&words, "cpu").unwrap(), "memory": "8Gi", "pods": "10"}}
+        "metadata": {"name": tokens[0], "uid": tokens[0]},
+        "spec": {"unschedulable": tokens.contains(&"cordoned")},
+        "status": {"allocatable": {"cpu": field(&tokens, "cpu").unwrap(), "memory": "8Gi", "pods": "10"}}
     });
     Arc::new(serde_json::from_value(value).unwrap())
 }
@@ -67,27 +67,27 @@ fn node(text: &str) -> Arc<Node> {
 /// Parses a pod, such as `name [on=NODE] cpu=1 [prio=5] [start=60] [app=A] [never] [deleting] [keep]
 /// [nominated=NODE]`.
 fn pod(text: &str) -> Arc<Pod> {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let number = |key| field(&words, key).map_or(0, |text| text.parse::<i64>().unwrap());
-    let has = |word| words.contains(&word);
+    let tokens: Vec<&str> = text.split_whitespace().collect();
+    let number = |key| field(&tokens, key).map_or(0, |text| text.parse::<i64>().unwrap());
+    let has = |token| tokens.contains(&token);
     let mut value = json!({
-        "metadata": {"name": words[0], "namespace": "ns", "uid": words[0], "labels": {}},
+        "metadata": {"name": tokens[0], "namespace": "ns", "uid": tokens[0], "labels": {}},
         "spec": {
             "schedulerName": "koord-scheduler",
             "priority": number("prio"),
             "containers": [{"name": "c", "resources": {"requests": {
-                "cpu": field(&words, "cpu").unwrap_or("1")
+                "cpu": field(&tokens, "cpu").unwrap_or("1")
             }}}]
         },
         "status": {"startTime": at(number("start")).to_string()}
     });
-    if let Some(node) = field(&words, "on") {
+    if let Some(node) = field(&tokens, "on") {
         value["spec"]["nodeName"] = json!(node);
     }
-    if let Some(app) = field(&words, "app") {
+    if let Some(app) = field(&tokens, "app") {
         value["metadata"]["labels"]["app"] = json!(app);
     }
-    if let Some(node) = field(&words, "nominated") {
+    if let Some(node) = field(&tokens, "nominated") {
         value["status"]["nominatedNodeName"] = json!(node);
     }
     if has("never") {
@@ -107,14 +107,14 @@ fn pod(text: &str) -> Arc<Pod> {
 
 /// Parses a budget, such as `app=A allowed=1`.
 fn budget(text: &str) -> ObjectChange {
-    let words: Vec<&str> = text.split_whitespace().collect();
+    let tokens: Vec<&str> = text.split_whitespace().collect();
     let disrupted =
-        field(&words, "disrupted").map_or(json!({}), |pod| json!({pod: at(0).to_string()}));
+        field(&tokens, "disrupted").map_or(json!({}), |pod| json!({pod: at(0).to_string()}));
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": text, "namespace": "ns"},
-        "spec": {"selector": {"matchLabels": {"app": field(&words, "app").unwrap()}}},
+        "spec": {"selector": {"matchLabels": {"app": field(&tokens, "app").unwrap()}}},
         "status": {
-            "disruptionsAllowed": field(&words, "allowed").unwrap().parse::<i64>().unwrap(),
+            "disruptionsAllowed": field(&tokens, "allowed").unwrap().parse::<i64>().unwrap(),
             "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1,
             "disruptedPods": disrupted
         }
@@ -450,8 +450,8 @@ fn a_plugin_that_finds_nobody_does_not_take_back_what_another_promised() {
     let node = nominated(&engine);
     assert!(node.is_some());
     for round in 1..4 {
-        let again = format!("x cpu=3 prio=10 app=changed-{round}");
-        engine.pod_applied(pod(&again), at(20 * round));
+        let changed = format!("x cpu=3 prio=10 app=changed-{round}");
+        engine.pod_applied(pod(&changed), at(20 * round));
         assert_eq!(evictions(&run(&mut engine, 20 * round)), 0, "round {round}");
         assert_eq!(nominated(&engine), node);
     }

@@ -234,7 +234,7 @@ fn pods_of_a_service_or_a_controller_spread_by_default() {
             _ => json!({"metadata": {"ownerReferences": owners}}),
         };
         let now = cluster.now;
-        let mut there = |action, number: usize| {
+        let mut spread_after = |action, number: usize| {
             let object = ObjectChange {
                 kind,
                 action,
@@ -249,9 +249,9 @@ fn pods_of_a_service_or_a_controller_spread_by_default() {
             nodes
         };
         let spread = ["n1", "n1", "n1", "n1", "n2", "n2", "n2", "n2"];
-        assert_eq!(there(Action::ADD, 0), spread, "{kind}");
+        assert_eq!(spread_after(Action::ADD, 0), spread, "{kind}");
         // Nothing groups the pods any more, so the choice is random.
-        assert_ne!(there(Action::DELETE, 1), spread, "{kind}");
+        assert_ne!(spread_after(Action::DELETE, 1), spread, "{kind}");
     }
 }
 

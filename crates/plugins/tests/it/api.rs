@@ -229,7 +229,7 @@ impl Cluster {
     }
 }
 
-pub(crate) fn room(cpu: &str) -> Value {
+pub(crate) fn allocatable(cpu: &str) -> Value {
     json!({"cpu": cpu, "memory": "8Gi", "pods": "110",
         "kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "4Gi"})
 }
@@ -237,7 +237,7 @@ pub(crate) fn room(cpu: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_is_bound_with_an_event() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let _scheduler = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1"})).await;
     assert_eq!(cluster.bound("a").await, "n");
@@ -249,9 +249,9 @@ async fn a_pod_is_bound_with_an_event() {
 async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
     let cluster = Cluster::start().await;
     let taint = json!([{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]);
-    cluster.node("full", room("4"), json!([])).await;
-    cluster.node("db-1", room("4"), taint.clone()).await;
-    cluster.node("db-2", room("4"), taint).await;
+    cluster.node("full", allocatable("4"), json!([])).await;
+    cluster.node("db-1", allocatable("4"), taint.clone()).await;
+    cluster.node("db-2", allocatable("4"), taint).await;
     let scheduler = cluster.schedule(|_| {});
     cluster
         .pod("be", json!({"kubernetes.io/batch-cpu": "3000"}))
@@ -271,7 +271,7 @@ async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
     let diagnosis = explained.diagnosis.clone().unwrap();
     assert_eq!(diagnosis.plugins, ["NodeResourcesFit", "TaintToleration"]);
 
-    let mut large = room("4");
+    let mut large = allocatable("4");
     large["kubernetes.io/batch-cpu"] = json!("8000");
     cluster.node("large", large, json!([])).await;
     assert_eq!(cluster.bound("be").await, "large");
@@ -281,7 +281,7 @@ async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("2"), json!([])).await;
+    cluster.node("n", allocatable("2"), json!([])).await;
     let first = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1500m"})).await;
     assert_eq!(cluster.bound("a").await, "n");
@@ -296,11 +296,11 @@ async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
          1 No preemption victims found for incoming pod."
     );
     // When the first pod is deleted, the second one is scheduled.
-    let gone = DeleteParams {
+    let grace = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()
     };
-    cluster.pods().delete("a", &gone).await.unwrap();
+    cluster.pods().delete("a", &grace).await.unwrap();
     assert_eq!(cluster.bound("b").await, "n");
     second.stop().await;
 }
@@ -308,7 +308,7 @@ async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_leader_schedules_and_another_takes_over() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let contend = |name: &'static str| {
         move |options: &mut Options| {
             options.leader_elect = true;
@@ -330,7 +330,7 @@ async fn measured_load_steers_the_choice() {
     let cluster = Cluster::start().await;
     let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
     for (name, cpu) in [("busy", "3"), ("calm", "500m")] {
-        cluster.node(name, room("4"), json!([])).await;
+        cluster.node(name, allocatable("4"), json!([])).await;
         let metric: NodeMetric = serde_json::from_value(json!({
             "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
             "metadata": {"name": name}, "spec": {}
@@ -360,7 +360,7 @@ async fn many_pods_are_bound_and_never_more_than_fit() {
     let cluster = Cluster::start().await;
     for number in 0..5 {
         cluster
-            .node(&format!("n{number}"), room("4"), json!([]))
+            .node(&format!("n{number}"), allocatable("4"), json!([]))
             .await;
     }
     let scheduler =
@@ -397,7 +397,7 @@ async fn pods_are_placed_without_custom_resources_and_these_count_once_they_appe
     let cluster = Cluster::bare().await;
     let unknown: Api<NodeMetric> = Api::all(cluster.client.clone());
     assert!(unknown.list(&ListParams::default()).await.is_err());
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.pod("a", json!({"cpu": "1"})).await;
     assert_eq!(cluster.bound("a").await, "n");

@@ -23,12 +23,12 @@ fn plugins(points: &[(&str, &str)]) -> Value {
     for (point, list) in points {
         let enabled: Vec<Value> = list
             .split_whitespace()
-            .filter(|word| *word != "*")
-            .map(|word| match word.split_once('=') {
+            .filter(|token| *token != "*")
+            .map(|token| match token.split_once('=') {
                 Some((name, weight)) => {
                     json!({"name": name, "weight": weight.parse::<i64>().unwrap()})
                 }
-                None => json!({"name": word}),
+                None => json!({"name": token}),
             })
             .collect();
         out[point] = json!({"enabled": enabled});
@@ -188,7 +188,7 @@ fn resolved(profiles: &Profiles) -> BTreeMap<&'static str, Vec<String>> {
 fn in_order(listed: &str, all: &[String]) -> bool {
     let at: Vec<usize> = listed
         .split_whitespace()
-        .filter_map(|word| all.iter().position(|name| name == word))
+        .filter_map(|token| all.iter().position(|name| name == token))
         .collect();
     at.is_sorted()
 }
@@ -310,8 +310,8 @@ fn arguments_of_a_plugin_that_runs_nowhere_are_checked() {
             "defaultCPUBindPolicy",
         ),
     ] {
-        let given = args(plugin, fields.clone());
-        let error = build(&file("x", off.clone(), vec![given]), false)
+        let profile_args = args(plugin, fields.clone());
+        let error = build(&file("x", off.clone(), vec![profile_args]), false)
             .err()
             .unwrap_or_default();
         assert!(

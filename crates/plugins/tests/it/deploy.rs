@@ -1,6 +1,6 @@
 //! Manifests in `deploy/scheduler`: they grant exactly the permissions that the scheduler uses.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use http::{Method, Request, Response};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{
@@ -51,15 +51,15 @@ fn documents(file: &str) -> Vec<Value> {
 }
 
 fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
-    let mut found = documents(file).into_iter().filter(|d| d["kind"] == kind);
-    let object = found.next().unwrap();
-    assert!(found.next().is_none(), "{file} has more than one {kind}");
+    let mut matching = documents(file).into_iter().filter(|d| d["kind"] == kind);
+    let object = matching.next().unwrap();
+    assert!(matching.next().is_none(), "{file} has more than one {kind}");
     serde_json::from_value(object).unwrap()
 }
 
 /// Attributes of a request that authorization reads.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Asked {
+struct ApiRequest {
     verb: &'static str,
     group: String,
     /// Resource with its subresource.
@@ -68,7 +68,7 @@ struct Asked {
     name: String,
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for ApiRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&right(self.verb, &self.resource, &self.group))
     }
@@ -79,7 +79,7 @@ fn right(verb: &str, resource: &str, group: &str) -> String {
     format!("{verb} {resource}{dot}{group}")
 }
 
-fn asked<B>(request: &Request<B>) -> Asked {
+fn request_attributes<B>(request: &Request<B>) -> ApiRequest {
     let mut parts: Vec<&str> = request.uri().path().split('/').skip(1).collect();
     let group = if parts.remove(0) == "api" {
         ""
@@ -115,7 +115,7 @@ fn asked<B>(request: &Request<B>) -> Asked {
         resource.push('/');
         resource.push_str(subresource);
     }
-    Asked {
+    ApiRequest {
         verb,
         group: group.to_owned(),
         resource,
@@ -137,19 +137,19 @@ fn rules() -> Vec<(String, PolicyRule)> {
         .collect()
 }
 
-fn covers((namespace, rule): &(String, PolicyRule), asked: &Asked) -> bool {
+fn covers((namespace, rule): &(String, PolicyRule), attributes: &ApiRequest) -> bool {
     let has =
         |list: &Option<Vec<String>>, what: &str| list.iter().flatten().any(|listed| listed == what);
     let named = rule.resource_names.as_ref().is_none_or(Vec::is_empty)
-        || has(&rule.resource_names, &asked.name);
-    has(&rule.api_groups, &asked.group)
-        && has(&rule.resources, &asked.resource)
-        && rule.verbs.iter().any(|verb| verb == asked.verb)
-        && (namespace.is_empty() || *namespace == asked.namespace)
+        || has(&rule.resource_names, &attributes.name);
+    has(&rule.api_groups, &attributes.group)
+        && has(&rule.resources, &attributes.resource)
+        && rule.verbs.iter().any(|verb| verb == attributes.verb)
+        && (namespace.is_empty() || *namespace == attributes.namespace)
         && named
 }
 
-fn given(rules: &[(String, PolicyRule)]) -> BTreeSet<String> {
+fn granted(rules: &[(String, PolicyRule)]) -> BTreeSet<String> {
     let mut out = BTreeSet::new();
     for (_, rule) in rules {
         for group in rule.api_groups.iter().flatten() {
@@ -170,27 +170,27 @@ fn given(rules: &[(String, PolicyRule)]) -> BTreeSet<String> {
 #[derive(Default)]
 struct Record {
     used: BTreeSet<String>,
-    refused: BTreeSet<Asked>,
+    refused: BTreeSet<ApiRequest>,
 }
 
 /// Returns a client with the permissions of the manifests.
 fn limited(cluster: &Cluster) -> (Client, Arc<Mutex<Record>>) {
     let record = Arc::new(Mutex::new(Record::default()));
-    let (kept, rules, router) = (record.clone(), Arc::new(rules()), cluster.server.service());
+    let (recorder, rules, router) = (record.clone(), Arc::new(rules()), cluster.server.service());
     let client = koord_kube::client::in_process(service_fn(
         move |request: Request<koord_kube::client::Body>| {
-            let (router, asked) = (router.clone(), asked(&request));
-            let allowed = rules.iter().any(|rule| covers(rule, &asked));
-            let mut record = kept.lock();
+            let (router, attributes) = (router.clone(), request_attributes(&request));
+            let allowed = rules.iter().any(|rule| covers(rule, &attributes));
+            let mut record = recorder.lock();
             if allowed {
-                record.used.insert(asked.to_string());
+                record.used.insert(attributes.to_string());
             } else {
-                record.refused.insert(asked.clone());
+                record.refused.insert(attributes.clone());
             }
             drop(record);
             async move {
                 if !allowed {
-                    return Err(BoxError::from(format!("forbidden: {asked:?}")));
+                    return Err(BoxError::from(format!("forbidden: {attributes:?}")));
                 }
                 let answer: Response<_> = router.oneshot(request).await?;
                 Ok(answer)
@@ -321,14 +321,14 @@ async fn reservations(cluster: &Cluster) {
     let _guard = stop.clone().drop_guard();
     let scope = Scope::default();
     let mut informer = Informer::<Reservation>::start(cluster.client.clone(), scope, stop);
-    let mut seen = false;
+    let mut observed = false;
     let over = async {
         while let Some(change) = informer.changes.recv().await {
             let brief = |r: &Reservation| r.metadata.name.as_deref() == Some("brief");
             match change {
-                Change::Applied { new, .. } => seen |= brief(&new),
+                Change::Applied { new, .. } => observed |= brief(&new),
                 Change::Deleted(old) if brief(&old) => return,
-                Change::Synced if !seen => return,
+                Change::Synced if !observed => return,
                 _ => {}
             }
         }
@@ -449,7 +449,7 @@ async fn refusals(cluster: &Cluster) {
 }
 
 fn machine() -> Value {
-    let mut out = room("16");
+    let mut out = allocatable("16");
     for gpu in ["gpu", "gpu-core", "gpu-memory-ratio"] {
         out[format!("koordinator.sh/{gpu}")] = json!("100");
     }
@@ -470,7 +470,7 @@ fn configuration() -> Configuration {
         .as_array_mut()
         .unwrap();
     args.push(quick);
-    let quotas = args.iter_mut().find(|of| of["name"] == "ElasticQuota");
+    let quotas = args.iter_mut().find(|args| args["name"] == "ElasticQuota");
     let quotas = &mut quotas.unwrap()["args"];
     quotas["monitorAllQuotas"] = json!(true);
     quotas["delayEvictTime"] = json!("0s");
@@ -509,11 +509,14 @@ async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
         BTreeSet::new(),
         "asked for, and no rule allows it"
     );
-    let given = given(&rules());
-    let unused: Vec<&str> = given.difference(&record.used).map(String::as_str).collect();
-    let mut known: Vec<&str> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
-    known.sort_unstable();
-    assert_eq!(unused, known, "given, and nothing uses it");
+    let granted = granted(&rules());
+    let unused: Vec<&str> = granted
+        .difference(&record.used)
+        .map(String::as_str)
+        .collect();
+    let mut expected: Vec<&str> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
+    expected.sort_unstable();
+    assert_eq!(unused, expected, "granted, and nothing uses it");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use koord_kube::Api;
 use koord_kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-fn room() -> Value {
+fn allocatable() -> Value {
     json!({"cpu": "16", "memory": "64Gi", "pods": "110", "koordinator.sh/gpu": "200",
         "koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory-ratio": "200"})
 }
@@ -31,14 +31,14 @@ async fn minors(cluster: &Cluster, name: &str) -> Vec<i32> {
     cluster.bound(name).await;
     let pod = cluster.pods().get(name).await.unwrap();
     let text = &pod.metadata.annotations.unwrap_or_default()[annotations::DEVICE_ALLOCATED];
-    let said: koord_api::extension::DeviceAllocations = serde_json::from_str(text).unwrap();
-    said["gpu"].iter().map(|grant| grant.minor).collect()
+    let allocated: koord_api::extension::DeviceAllocations = serde_json::from_str(text).unwrap();
+    allocated["gpu"].iter().map(|grant| grant.minor).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gpus_are_given_once_also_across_a_restart() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room(), json!([])).await;
+    cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());
     api.create(&PostParams::default(), &devices(false))
         .await
@@ -81,13 +81,13 @@ async fn gpus_are_given_once_also_across_a_restart() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reserved_gpu_is_kept_for_its_owner() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room(), json!([])).await;
+    cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());
     let object = devices(true);
     api.create(&PostParams::default(), &object).await.unwrap();
-    let whole = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"});
-    let container =
-        json!({"name": "c", "image": "i", "resources": {"requests": whole, "limits": whole}});
+    let whole_gpu =
+        json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"});
+    let container = json!({"name": "c", "image": "i", "resources": {"requests": whole_gpu, "limits": whole_gpu}});
     let spec = json!({"schedulerName": "koord-scheduler", "containers": [container]});
 
     let first = cluster.schedule(|_| {});
@@ -103,24 +103,24 @@ async fn a_reserved_gpu_is_kept_for_its_owner() {
         .create(&PostParams::default(), &reservation)
         .await
         .unwrap();
-    let said = cluster
+    let allocated = cluster
         .until(
             "device of the reservation",
             |r: &scheduling::Reservation| {
                 let placed = r.status.as_ref()?.phase.as_ref()?;
                 let notes = r.metadata.annotations.as_ref()?;
-                let said = notes.get(annotations::DEVICE_ALLOCATED)?;
-                (*placed == scheduling::ReservationPhase::Available).then(|| said.clone())
+                let allocated = notes.get(annotations::DEVICE_ALLOCATED)?;
+                (*placed == scheduling::ReservationPhase::Available).then(|| allocated.clone())
             },
         )
         .await;
-    assert!(said.contains("GPU-0"), "{said}");
-    cluster.pod("one", whole.clone()).await;
+    assert!(allocated.contains("GPU-0"), "{allocated}");
+    cluster.pod("one", whole_gpu.clone()).await;
     assert_eq!(minors(&cluster, "one").await, [1]);
     first.stop().await;
 
     let second = cluster.schedule(|_| {});
-    cluster.pod("two", whole.clone()).await;
+    cluster.pod("two", whole_gpu.clone()).await;
     let (_, message) = cluster
         .refused("two", |message| message.starts_with("0/1"))
         .await;

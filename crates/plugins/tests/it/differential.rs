@@ -387,14 +387,14 @@ proptest! {
         let mut engines = [engine(true, false), engine(false, false)];
         let mut placed: [Vec<(Pod, String)>; 2] = Default::default();
         let now = Timestamp::from_second(1_700_000_000).unwrap();
-        let mut said: [Vec<String>; 2] = Default::default();
-        for ((engine, placed), said) in engines.iter_mut().zip(&mut placed).zip(&mut said) {
+        let mut outputs: [Vec<String>; 2] = Default::default();
+        for ((engine, placed), outputs) in engines.iter_mut().zip(&mut placed).zip(&mut outputs) {
             for (name, zone) in (0..9).zip(&zones) {
                 engine.node_applied(node(name, 30, *zone, 6, false), now);
             }
             for (number, shape) in shapes.iter().enumerate() {
                 engine.pod_applied(Arc::new(pod(number, *shape, 0)), now);
-                said.extend(drain(engine, now, placed));
+                outputs.extend(drain(engine, now, placed));
                 if let Some(gone) = leaving.get(number) && !placed.is_empty() {
                     let at = usize::from(*gone) % placed.len();
                     engine.pod_deleted(&placed.swap_remove(at).0, now);
@@ -405,7 +405,7 @@ proptest! {
             placed.into_iter().map(|(pod, node)| (pod.metadata.name, node)).collect::<Vec<_>>()
         });
         prop_assert_eq!(a, b);
-        prop_assert_eq!(&said[0], &said[1]);
+        prop_assert_eq!(&outputs[0], &outputs[1]);
     }
 }
 

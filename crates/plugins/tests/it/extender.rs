@@ -2,7 +2,7 @@
 
 mod server;
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use futures::FutureExt as _;
@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 
 async fn three_nodes(cluster: &Cluster) {
     for name in ["a", "b", "c"] {
-        cluster.node(name, room("4"), json!([])).await;
+        cluster.node(name, allocatable("4"), json!([])).await;
     }
 }
 
@@ -32,11 +32,11 @@ async fn an_extender_over_https_filters_scores_and_binds() {
     let answer = move |verb: String, args: Value| {
         let client = client.clone();
         async move {
-            let said = match verb.as_str() {
+            let answer = match verb.as_str() {
                 "filter" => {
                     let items = args["Nodes"]["items"].as_array().unwrap();
-                    let left = items.iter().filter(|node| node["metadata"]["name"] != "a");
-                    json!({"Nodes": {"items": left.collect::<Vec<_>>()},
+                    let remaining = items.iter().filter(|node| node["metadata"]["name"] != "a");
+                    json!({"Nodes": {"items": remaining.collect::<Vec<_>>()},
                         "FailedNodes": {"a": "not this one"}, "Error": ""})
                 }
                 "prioritize" => json!([{"Host": "b", "Score": 1}, {"Host": "c", "Score": 9}]),
@@ -55,7 +55,7 @@ async fn an_extender_over_https_filters_scores_and_binds() {
                 }
                 other => panic!("{other}"),
             };
-            axum::Json(said).into_response()
+            axum::Json(answer).into_response()
         }
         .boxed()
     };
@@ -71,7 +71,7 @@ async fn an_extender_over_https_filters_scores_and_binds() {
     assert_eq!(cluster.bound("p").await, "c");
 
     // The request has the field names of the Go types, and the whole pod and nodes.
-    let filter = &extender.asked("filter")[0];
+    let filter = &extender.requests("filter")[0];
     let mut names: Vec<&String> = filter.as_object().unwrap().keys().collect();
     names.sort();
     assert_eq!(names, ["NodeNames", "Nodes", "Pod"]);
@@ -85,10 +85,10 @@ async fn an_extender_over_https_filters_scores_and_binds() {
         filter["Pod"]["spec"]["containers"][0]["resources"]["requests"]["cpu"],
         "1"
     );
-    assert_eq!(nodes_of(&extender.asked("prioritize")[0]), ["b", "c"]);
+    assert_eq!(nodes_of(&extender.requests("prioritize")[0]), ["b", "c"]);
     let uid = filter["Pod"]["metadata"]["uid"].clone();
     let bind = json!({"PodName": "p", "PodNamespace": "default", "PodUID": uid, "Node": "c"});
-    assert_eq!(extender.asked("bind"), [bind]);
+    assert_eq!(extender.requests("bind"), [bind]);
     scheduler.stop().await;
 }
 
@@ -120,7 +120,7 @@ async fn an_extender_that_knows_the_nodes_is_told_names_and_its_reasons_are_show
     let explained = scheduler.debug.explain("default", "p").unwrap();
     let diagnosis = explained.diagnosis.clone().unwrap();
     assert_eq!(diagnosis.plugins, ["Extender"]);
-    let filter = &extender.asked("filter")[0];
+    let filter = &extender.requests("filter")[0];
     assert_eq!(filter["Nodes"], Value::Null);
     scheduler.stop().await;
 }
@@ -130,11 +130,11 @@ async fn an_extender_that_knows_the_nodes_is_told_names_and_its_reasons_are_show
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
     let cluster = Cluster::start().await;
-    let mut with = room("4");
+    let mut with = allocatable("4");
     with["example.com/gpu"] = json!("8");
     cluster.node("a", with, json!([])).await;
-    let (asked, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let (arrived, released) = (asked.clone(), go_on.clone());
+    let (called, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (arrived, released) = (called.clone(), go_on.clone());
     let answer = move |_: String, args: Value| {
         let (arrived, released) = (arrived.clone(), released.clone());
         async move {
@@ -153,12 +153,12 @@ async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
     let scheduler = schedule(&cluster, &[entry("20s")]);
     let gpu = json!({"cpu": "1", "example.com/gpu": "1"});
     cluster.pod("waits", gpu.clone()).await;
-    asked.acquire().await.unwrap().forget();
+    called.acquire().await.unwrap().forget();
     cluster.pod("passes", json!({"cpu": "1"})).await;
     assert_eq!(cluster.bound("passes").await, "a");
     go_on.add_permits(1);
     assert_eq!(cluster.bound("waits").await, "a");
-    assert_eq!(extender.asked("filter").len(), 1);
+    assert_eq!(extender.requests("filter").len(), 1);
     scheduler.stop().await;
 
     let scheduler = schedule(&cluster, &[entry("100ms")]);
@@ -178,9 +178,9 @@ async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
     let cluster = Cluster::start().await;
-    cluster.node("a", room("8"), json!([])).await;
-    let said: Arc<Mutex<(u16, Vec<u8>)>> = Arc::default();
-    let say = said.clone();
+    cluster.node("a", allocatable("8"), json!([])).await;
+    let answer: Arc<Mutex<(u16, Vec<u8>)>> = Arc::default();
+    let say = answer.clone();
     let answer = move |_: String, _: Value| {
         let (code, body) = say.lock().clone();
         let response = (StatusCode::from_u16(code).unwrap(), body).into_response();
@@ -230,7 +230,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
     // Only the extender accounts for this resource.
     let wants = json!({"cpu": "100m", "example.com/x": "1"});
     for (name, code, body, expected) in rows {
-        *said.lock() = (code, body);
+        *answer.lock() = (code, body);
         cluster.pod(name, wants.clone()).await;
         let (reason, message) = cluster.refused(name, |_| true).await;
         assert_eq!(reason, "SchedulerError", "{name}: {message}");
@@ -242,7 +242,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
         assert_eq!(cluster.bound(&other).await, "a");
     }
     // As soon as its answers are valid, all pods are placed.
-    *said.lock() = (200, text(json!({"NodeNames": ["a"]})));
+    *answer.lock() = (200, text(json!({"NodeNames": ["a"]})));
     for name in ["stranger", "huge", "error"] {
         assert_eq!(cluster.bound(name).await, "a");
     }
@@ -254,7 +254,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
 async fn an_extender_that_died_counts_only_where_it_must() {
     let cluster = Cluster::start().await;
     three_nodes(&cluster).await;
-    let gone = Extender::start(|_, _| Value::Null).await;
+    let down = Extender::start(|_, _| Value::Null).await;
     let dead = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", dead.local_addr().unwrap());
     drop(dead);
@@ -296,7 +296,7 @@ async fn an_extender_that_died_counts_only_where_it_must() {
         "{message}"
     );
     scheduler.stop().await;
-    drop(gone);
+    drop(down);
 }
 
 /// The decision after the answer uses the current state: a node that was filled in the meantime is not used
@@ -304,11 +304,11 @@ async fn an_extender_that_died_counts_only_where_it_must() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     let cluster = Cluster::start().await;
-    let mut with = room("2");
+    let mut with = allocatable("2");
     with["example.com/gpu"] = json!("8");
     cluster.node("a", with.clone(), json!([])).await;
-    let (asked, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let (arrived, released) = (asked.clone(), go_on.clone());
+    let (called, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (arrived, released) = (called.clone(), go_on.clone());
     let answer = move |_: String, args: Value| {
         let (arrived, released) = (arrived.clone(), released.clone());
         async move {
@@ -325,7 +325,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     cluster
         .pod("slow", json!({"cpu": "2", "example.com/gpu": "1"}))
         .await;
-    asked.acquire().await.unwrap().forget();
+    called.acquire().await.unwrap().forget();
     cluster.pod("quick", json!({"cpu": "2"})).await;
     assert_eq!(cluster.bound("quick").await, "a");
     // These exist by the time of the answer: one is full, the other has enough free.
@@ -338,7 +338,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
     assert_eq!(cluster.bound("other").await, "c");
     go_on.add_permits(2);
     assert_eq!(cluster.bound("slow").await, "c");
-    let lists: Vec<Vec<String>> = extender.asked("filter").iter().map(nodes_of).collect();
+    let lists: Vec<Vec<String>> = extender.requests("filter").iter().map(nodes_of).collect();
     assert_eq!(lists, [vec!["a"], vec!["c"]]);
     // In one attempt: it was never rejected.
     cluster.event("Scheduled", "slow").await;
@@ -356,7 +356,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_binder_that_only_says_so_is_found_out() {
     let cluster = Cluster::start().await;
-    cluster.node("a", room("4"), json!([])).await;
+    cluster.node("a", allocatable("4"), json!([])).await;
     let extender = Extender::start(|_, _| json!({})).await;
     let entry = extender.entry(&json!({"bindVerb": "bind", "httpTimeout": "100ms"}));
     let scheduler = schedule(&cluster, &[entry]);
@@ -442,14 +442,14 @@ async fn important(cluster: &Cluster, name: &str, priority: i32, cpu: &str, node
 async fn victims_are_those_that_extenders_agree_with() {
     let cluster = Cluster::start().await;
     for name in ["a", "b"] {
-        cluster.node(name, room("2"), json!([])).await;
+        cluster.node(name, allocatable("2"), json!([])).await;
     }
     // Without extenders, the scheduler would evict the least important pod.
     important(&cluster, "least", 1, "2", Some("a")).await;
     important(&cluster, "less", 2, "2", Some("b")).await;
     important(&cluster, "chief", 2000, "0", Some("a")).await;
-    let said: Arc<Mutex<Value>> = Arc::default();
-    let say = said.clone();
+    let answer: Arc<Mutex<Value>> = Arc::default();
+    let say = answer.clone();
     let second = Extender::start(move |_, _| say.lock().clone()).await;
     let first = Extender::start(|_, args| {
         let victims = args["NodeNameToVictims"].as_object().unwrap().iter();
@@ -475,7 +475,7 @@ async fn victims_are_those_that_extenders_agree_with() {
     let (least, less, chief) = (uid("least").await, uid("less").await, uid("chief").await);
     let meta =
         |node: &str, uid: &str| json!({"NodeNameToMetaVictims": {node: {"Pods": [{"UID": uid}]}}});
-    *said.lock() = json!({"NodeNameToMetaVictims": {}});
+    *answer.lock() = json!({"NodeNameToMetaVictims": {}});
     important(&cluster, "p", 1000, "2", None).await;
     let waits = |text: &'static str| move |message: &str| message.contains(text);
     let (pods, tries) = (cluster.pods(), std::sync::atomic::AtomicUsize::new(0));
@@ -491,18 +491,24 @@ async fn victims_are_those_that_extenders_agree_with() {
         .refused("p", waits("no candidate node for preemption"))
         .await;
     assert_eq!(reason, "Unschedulable");
-    let shown = &first.asked("preempt")[0];
+    let shown = &first.requests("preempt")[0];
     assert_eq!(shown["NodeNameToMetaVictims"], Value::Null);
     assert_eq!(shown["NodeNameToVictims"]["a"]["NumPDBViolations"], 0);
     let victim = &shown["NodeNameToVictims"]["a"]["Pods"][0];
     assert_eq!(victim["metadata"]["name"], "least");
     assert_eq!(victim["spec"]["containers"][0]["args"][0], "kept");
-    let told = json!({
+    let expected = json!({
         "a": {"Pods": [{"UID": least}], "NumPDBViolations": 0},
         "b": {"Pods": [{"UID": less}], "NumPDBViolations": 0},
     });
-    assert_eq!(second.asked("preempt")[0]["NodeNameToMetaVictims"], told);
-    assert_eq!(second.asked("preempt")[0]["NodeNameToVictims"], Value::Null);
+    assert_eq!(
+        second.requests("preempt")[0]["NodeNameToMetaVictims"],
+        expected
+    );
+    assert_eq!(
+        second.requests("preempt")[0]["NodeNameToVictims"],
+        Value::Null
+    );
 
     // Each of these answers evicts no pod.
     for (lie, expected) in [
@@ -523,7 +529,7 @@ async fn victims_are_those_that_extenders_agree_with() {
             "its answer cannot be read",
         ),
     ] {
-        *said.lock() = lie.clone();
+        *answer.lock() = lie.clone();
         try_again().await;
         let (reason, message) = cluster.refused("p", waits(expected)).await;
         assert_eq!(reason, "Unschedulable", "{lie}");
@@ -544,7 +550,7 @@ async fn victims_are_those_that_extenders_agree_with() {
                 .is_none()
         );
     }
-    *said.lock() = meta("b", &less);
+    *answer.lock() = meta("b", &less);
     try_again().await;
     assert_eq!(cluster.bound("p").await, "b");
     assert!(cluster.pods().get_opt("less").await.unwrap().is_none());
@@ -556,9 +562,9 @@ async fn victims_are_those_that_extenders_agree_with() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
     let cluster = Cluster::start().await;
-    cluster.node("a", room("8"), json!([])).await;
-    let (asked, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let (arrived, released) = (asked.clone(), go_on.clone());
+    cluster.node("a", allocatable("8"), json!([])).await;
+    let (called, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (arrived, released) = (called.clone(), go_on.clone());
     let answer = move |_: String, args: Value| {
         let (arrived, released) = (arrived.clone(), released.clone());
         async move {
@@ -577,7 +583,7 @@ async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
     let scheduler = schedule(&cluster, &[small, entry]);
     let wants = json!({"cpu": "1", "example.com/y": "1"});
     cluster.pod("first", wants.clone()).await;
-    asked.acquire().await.unwrap().forget();
+    called.acquire().await.unwrap().forget();
     for (name, priority) in [("low", 1), ("high", 9)] {
         use k8s_openapi::api::scheduling::v1::PriorityClass;
         let object: PriorityClass =
@@ -603,13 +609,13 @@ async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
     // Both were received when a later pod that needs no extender was placed.
     cluster.pod("plain", json!({"cpu": "1"})).await;
     cluster.bound("plain").await;
-    assert_eq!(extender.asked("filter").len(), 1);
+    assert_eq!(extender.requests("filter").len(), 1);
     go_on.add_permits(3);
     for name in ["first", "low", "high"] {
         cluster.bound(name).await;
     }
-    let asked = extender.asked("filter");
-    let names: Vec<&str> = asked
+    let requests = extender.requests("filter");
+    let names: Vec<&str> = requests
         .iter()
         .map(|args| args["Pod"]["metadata"]["name"].as_str().unwrap())
         .collect();

@@ -11,8 +11,8 @@ mod world;
 
 use koord_app::Clock;
 use std::time::Duration;
-use wire::{Fuse, Which, any_write, gang_binding, of_reservations, rival_binding};
-use world::World;
+use wire::{Fuse, Which, any_write, gang_binding, reservation_write, rival_binding};
+use world::FailoverWorld;
 
 /// Timeout in virtual time; only a run that hangs reaches it.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -39,8 +39,8 @@ async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
 /// Runs like [`run`]; the next leader is a standby if `stands_by`, otherwise it starts when the first one has
 /// stopped.
 async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i64 {
-    let what = format!("dead at write {at}, which arrives: {arrives}, stands by: {stands_by}");
-    let world = World::start().await;
+    let case = format!("dead at write {at}, which arrives: {arrives}, stands by: {stands_by}");
+    let world = FailoverWorld::start().await;
     let fuse = Fuse::new(at, counted, arrives);
     let first = world.schedule("one", fuse.clone());
     world.leader("one").await;
@@ -49,29 +49,32 @@ async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i6
     world.create().await;
     tokio::select! {
         () = fuse.blown() => {}
-        () = pods.settled(&what) => {}
+        () = pods.wait_bound(&case) => {}
     }
     let used = fuse.used();
     first.kill(&fuse).await;
     let second = second.unwrap_or_else(|| world.schedule("two", Fuse::endless()));
     // Its lease expires: it could not be released.
-    pods.settled(&what).await;
-    world.check(&what).await;
+    pods.wait_bound(&case).await;
+    world.check(&case).await;
     // Decisions from here on use rebuilt state.
     world.create_late().await;
-    pods.late(&what).await;
-    world.check(&what).await;
+    pods.wait_late_bound(&case).await;
+    world.check(&case).await;
     second.stop().await;
     used
 }
 
 #[tokio::test(start_paused = true)]
 async fn whenever_the_leader_dies_the_next_one_carries_on() {
-    let whole = run(i64::MAX, any_write, true).await;
-    assert!(whole > 40, "{whole} writes are too few to die between");
+    let write_count = run(i64::MAX, any_write, true).await;
+    assert!(
+        write_count > 40,
+        "{write_count} writes are too few to die between"
+    );
     for round in 100..114 {
         let number = draw(round);
-        let at = i64::try_from(number % u64::try_from(whole).unwrap()).unwrap() + 1;
+        let at = i64::try_from(number % u64::try_from(write_count).unwrap()).unwrap() + 1;
         run(at, any_write, number & (1 << 40) == 0).await;
     }
 }
@@ -97,8 +100,8 @@ async fn a_gang_that_began_is_made_whole_before_its_rival_begins() {
 
 #[tokio::test(start_paused = true)]
 async fn reservations_hold_what_they_hold_wherever_they_were_left() {
-    let whole = run(i64::MAX, of_reservations, true).await;
-    for at in (1..=whole.min(10)).chain([whole]) {
-        run(at, of_reservations, draw(at.unsigned_abs()) & 1 == 0).await;
+    let write_count = run(i64::MAX, reservation_write, true).await;
+    for at in (1..=write_count.min(10)).chain([write_count]) {
+        run(at, reservation_write, draw(at.unsigned_abs()) & 1 == 0).await;
     }
 }

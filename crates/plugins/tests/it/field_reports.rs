@@ -333,9 +333,11 @@ async fn owner_larger_than_reservation_gets_unreserved_cpus() {
         .await;
     field.cluster.bound("big").await;
     let big = field.annotation("big", RESOURCE_STATUS).await;
-    let held = cpus(&reserved["cpuset"]);
+    let reserved_cpus = cpus(&reserved["cpuset"]);
     assert!(
-        cpus(&big["cpuset"]).iter().all(|cpu| !held.contains(cpu)),
+        cpus(&big["cpuset"])
+            .iter()
+            .all(|cpu| !reserved_cpus.contains(cpu)),
         "{big} {reserved}"
     );
     field
@@ -347,7 +349,7 @@ async fn owner_larger_than_reservation_gets_unreserved_cpus() {
         .await;
     field.cluster.bound("small").await;
     let small = field.annotation("small", RESOURCE_STATUS).await;
-    assert_eq!(cpus(&small["cpuset"]), held);
+    assert_eq!(cpus(&small["cpuset"]), reserved_cpus);
 }
 
 /// koordinator-sh/koordinator#468, #474: the owner is deleted while no scheduler runs.
@@ -461,12 +463,12 @@ async fn gang_groups_arriving_crosswise_start_one_by_one() {
     for name in &first {
         field.delete_pod(name).await;
     }
-    let rest: Vec<String> = ["a0", "a1", "b0", "b1", "c0", "c1", "d0", "d1"]
+    let remaining: Vec<String> = ["a0", "a1", "b0", "b1", "c0", "c1", "d0", "d1"]
         .map(str::to_owned)
         .into_iter()
         .filter(|name| !first.contains(name))
         .collect();
-    field.all_bound(&rest).await;
+    field.all_bound(&remaining).await;
 }
 
 /// koordinator-sh/koordinator#2148: a member that is deleted and recreated belongs to its gang.
@@ -662,7 +664,7 @@ async fn quota_with_room_for_both_preempts_no_pod() {
     field.node("n", json!({}), Value::Null).await;
     let (min, max) = (json!({"memory": "5Gi"}), json!({"memory": "10Gi"}));
     field.create(quota("q", min, max)).await;
-    let of = |name: &str, qos: &str, band: &str| {
+    let in_band = |name: &str, qos: &str, band: &str| {
         let mut more = in_quota("q");
         more["metadata"]["labels"]["koordinator.sh/qosClass"] = json!(qos);
         more["metadata"]["labels"]["koordinator.sh/priority-class"] = json!(band);
@@ -806,10 +808,10 @@ async fn owner_of_a_reserved_gpu_gets_an_rdma_device_too() {
         ))
         .await;
     let reserved = field.available("r").await;
-    let mut both = gpu;
-    both["koordinator.sh/rdma"] = json!("100");
+    let mut with_rdma = gpu;
+    with_rdma["koordinator.sh/rdma"] = json!("100");
     field
-        .create(pod("owner", both, labeled(json!({"app": "t"}))))
+        .create(pod("owner", with_rdma, labeled(json!({"app": "t"}))))
         .await;
     let node = field.cluster.bound("owner").await;
     assert_eq!(reserved["status"]["nodeName"], node.as_str());
@@ -817,8 +819,8 @@ async fn owner_of_a_reserved_gpu_gets_an_rdma_device_too() {
     let text = reserved["metadata"]["annotations"][DEVICES]
         .as_str()
         .unwrap();
-    let held: Value = serde_json::from_str(text).unwrap();
-    assert_eq!(devices["gpu"][0]["minor"], held["gpu"][0]["minor"]);
+    let reserved: Value = serde_json::from_str(text).unwrap();
+    assert_eq!(devices["gpu"][0]["minor"], reserved["gpu"][0]["minor"]);
     assert_eq!(
         devices["rdma"].as_array().map(Vec::len),
         Some(1),

@@ -1,6 +1,6 @@
 //! Gangs against the embedded API server.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::scheduling::{ClusterNetworkTopology, PodGroup};
@@ -73,7 +73,7 @@ impl Cluster {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
     let cluster = Cluster::start().await;
-    cluster.node("small", room("2"), json!([])).await;
+    cluster.node("small", allocatable("2"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let names = ["a", "b", "c"];
     for name in names {
@@ -111,7 +111,7 @@ async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
     assert_eq!(status["occupiedBy"], "default/train");
     assert!(status["scheduleStartTime"].is_string(), "{status}");
 
-    cluster.node("large", room("8"), json!([])).await;
+    cluster.node("large", allocatable("8"), json!([])).await;
     let pods = cluster.all_bound(&names).await;
     for pod in pods {
         let annotations = pod.metadata.annotations.unwrap();
@@ -137,7 +137,7 @@ async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     cluster.pod_group("gang", 3).await;
     // The previous leader bound one of three.
     cluster.member("a", "gang", json!({"nodeName": "n"})).await;
@@ -156,7 +156,7 @@ async fn a_gang_is_gathered_in_the_network_topology() {
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     // Only the second rack has enough for three.
     for (name, rack, cpu) in [("a", "r1", "2"), ("b", "r2", "2"), ("c", "r2", "1")] {
-        cluster.node(name, room(cpu), json!([])).await;
+        cluster.node(name, allocatable(cpu), json!([])).await;
         let labels = json!({"metadata": {"labels": {"example.com/rack": rack}}});
         let patch = Patch::Merge(&labels);
         nodes
@@ -236,7 +236,7 @@ async fn a_gang_is_gathered_in_the_network_topology() {
 async fn a_gang_evicts_on_several_nodes_or_nobody() {
     let cluster = Cluster::start().await;
     for name in ["n1", "n2", "n3"] {
-        cluster.node(name, room("2"), json!([])).await;
+        cluster.node(name, allocatable("2"), json!([])).await;
     }
     let config = json!({
         "apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
@@ -262,7 +262,7 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
         let api: Api<PriorityClass> = Api::all(cluster.client.clone());
         api.create(&PostParams::default(), &class).await.unwrap();
     }
-    let of = |class: &str, more: Value| {
+    let pod_of = |class: &str, more: Value| {
         let mut spec = json!({"priorityClassName": class, "terminationGracePeriodSeconds": 0});
         for (key, value) in more.as_object().into_iter().flatten() {
             spec[key] = value.clone();
@@ -287,28 +287,30 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
             .member(name, "large", of("much", cores.clone()))
             .await;
     }
-    let mut said = Vec::new();
+    let mut conditions = Vec::new();
     for name in ["l1", "l2", "l3", "l4"] {
         let (_, text) = cluster
             .refused(name, |text| text.contains(". preemption: "))
             .await;
-        said.push((name, text));
+        conditions.push((name, text));
     }
     // One member failed, whichever it was; the conditions of the others report its result.
     let why = "0/3 nodes are available: 3 Insufficient cpu.";
-    let room = format!("preemption: {why}");
-    let failed: Vec<&str> = said
+    let own_message = format!("preemption: {why}");
+    let failed: Vec<&str> = conditions
         .iter()
-        .filter(|(_, text)| text.ends_with(&room))
+        .filter(|(_, text)| text.ends_with(&own_message))
         .map(|(name, _)| *name)
         .collect();
-    assert_eq!(failed.len(), 1, "{said:?}");
-    let told = format!(
+    assert_eq!(failed.len(), 1, "{conditions:?}");
+    let group_message = format!(
         "preemption: preemption already attempted by default/{} with message {why}",
         failed[0]
     );
-    let others = said.iter().filter(|(_, text)| text.ends_with(&told));
-    assert_eq!(others.count(), 3, "{said:?}");
+    let other_members = conditions
+        .iter()
+        .filter(|(_, text)| text.ends_with(&group_message));
+    assert_eq!(other_members.count(), 3, "{conditions:?}");
     for name in ["w1", "w2", "w3"] {
         let pod = cluster.pods().get(name).await.unwrap();
         assert!(pod.metadata.deletion_timestamp.is_none(), "{name} stays");
@@ -349,13 +351,13 @@ async fn a_gang_evicts_on_several_nodes_or_nobody() {
         let name = pod.metadata.name.unwrap();
         assert_eq!(node, promised.get(&name), "{name}");
     }
-    let left = cluster.pods().list(&ListParams::default()).await.unwrap();
-    let left = left.iter().filter_map(|pod| pod.metadata.name.as_deref());
-    let left: Vec<&str> = left.filter(|name| name.starts_with('w')).collect();
-    assert_eq!(left.len(), 1, "{left:?}");
+    let pods = cluster.pods().list(&ListParams::default()).await.unwrap();
+    let names_left = pods.iter().filter_map(|pod| pod.metadata.name.as_deref());
+    let remaining: Vec<&str> = names_left.filter(|name| name.starts_with('w')).collect();
+    assert_eq!(remaining.len(), 1, "{remaining:?}");
     let names = ["w1", "w2", "w3"];
-    for gone in names.iter().filter(|name| **name != left[0]) {
-        let event = cluster.event("Preempted", gone).await;
+    for deleted in names.iter().filter(|name| **name != remaining[0]) {
+        let event = cluster.event("Preempted", deleted).await;
         assert!(event.starts_with("Preempted by pod "), "{event}");
     }
     scheduler.stop().await;

@@ -1,6 +1,6 @@
 //! The inspection API over HTTP, in upstream's form.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use crate::preemption::{ask, page, serve};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeMetric;
@@ -52,8 +52,8 @@ fn pod() -> Pod {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_plugins_are_shown_in_upstreams_form() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
-    let mut small = room("4");
+    cluster.node("n", allocatable("4"), json!([])).await;
+    let mut small = allocatable("4");
     small["kubernetes.io/batch-cpu"] = json!("0");
     cluster.node("other", small, json!([])).await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
@@ -215,7 +215,7 @@ async fn nodes_and_plugins_are_shown_in_upstreams_form() {
             json!({"enabled": false, "prefixes": null, "indexedReservations": 0}),
         ),
     ] {
-        let answer = ask(address, "GET", &format!("{plugins}/{path}"), "").await;
+        let answer = send_request(address, "GET", &format!("{plugins}/{path}"), "").await;
         let shown: Value = serde_json::from_str(&answer.1).unwrap();
         assert_eq!((answer.0.as_str(), shown), (code, body), "{path}");
     }

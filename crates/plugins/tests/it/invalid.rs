@@ -1,6 +1,6 @@
 //! Invalid objects, and pods that have to wait, against an API server: the events that their owners see.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use koord_kube::Api;
 use koord_kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
@@ -40,7 +40,7 @@ fn reservation(name: &str, change: impl FnOnce(&mut Value)) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_reservations_get_an_event_and_no_node() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("8"), json!([])).await;
+    cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     for (name, path, value, parts) in [
         (
@@ -91,7 +91,7 @@ async fn invalid_reservations_get_an_event_and_no_node() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pod_of_a_workload_waits_and_blocks_no_other() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("8"), json!([])).await;
+    cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let pod: Pod = serde_json::from_value(json!({
         "metadata": {"name": "grouped", "namespace": "default"},
@@ -110,8 +110,8 @@ async fn pod_of_a_workload_waits_and_blocks_no_other() {
         message.contains("spec.workloadRef names \"g\" of \"w\""),
         "{message}"
     );
-    let told = cluster.event("FailedScheduling", "grouped").await;
-    assert_eq!(told, message);
+    let event = cluster.event("FailedScheduling", "grouped").await;
+    assert_eq!(event, message);
     cluster.pod("other", json!({"cpu": "1"})).await;
     assert_eq!(cluster.bound("other").await, "n");
     scheduler.stop().await;
@@ -120,7 +120,7 @@ async fn pod_of_a_workload_waits_and_blocks_no_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_quotas_and_pod_groups_get_events() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("8"), json!([])).await;
+    cluster.node("n", allocatable("8"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let group = |kind: &str, name: &str, spec: Value, labels: Value| {
         json!({"apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": kind, "spec": spec,
@@ -175,10 +175,10 @@ async fn invalid_quotas_and_pod_groups_get_events() {
     assert!(message.contains("default/missing"), "{message}");
     let events: Api<Event> = Api::all(cluster.client.clone());
     let events = events.list(&Default::default()).await.unwrap();
-    let told = events
+    let reported = events
         .items
         .iter()
         .filter(|event| event.reason.as_deref() == Some("InvalidConfiguration"));
-    assert_eq!(told.count(), 3, "each once");
+    assert_eq!(reported.count(), 3, "each once");
     scheduler.stop().await;
 }

@@ -1,7 +1,7 @@
 //! Content of `/metrics` of a scheduler that has handled every kind of object.
 
-use crate::api::{Cluster, Scheduler, room};
-use crate::preemption::ask;
+use crate::api::{Cluster, Scheduler, allocatable};
+use crate::preemption::send_request;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_api::labels;
@@ -175,13 +175,13 @@ macro_rules! scoped {
         })*
         $(impl Scoped for $inside {
             fn api(cluster: &Cluster, namespace: &str) -> Api<Self> {
-                of_namespace(cluster, namespace)
+                namespaced_api(cluster, namespace)
             }
         })*
     };
 }
 
-fn of_namespace<K>(cluster: &Cluster, namespace: &str) -> Api<K>
+fn namespaced_api<K>(cluster: &Cluster, namespace: &str) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {
@@ -204,13 +204,13 @@ async fn shows(scheduler: &Scheduler, wanted: impl Fn(&str) -> Vec<String>) -> S
             }
         }
     };
-    let found = tokio::time::timeout(Duration::from_secs(30), look).await;
-    found.unwrap_or_else(|_| panic!("{lacks:#?}"))
+    let outcome = tokio::time::timeout(Duration::from_secs(30), look).await;
+    outcome.unwrap_or_else(|_| panic!("{lacks:#?}"))
 }
 
 async fn busy() -> (Cluster, Scheduler) {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("8"), json!([])).await;
+    cluster.node("n", allocatable("8"), json!([])).await;
     for (name, value) in [("low", 1), ("high", 100)] {
         let class = json!({"metadata": {"name": name}, "value": value});
         cluster.put::<PriorityClass>(None, class).await;
@@ -272,11 +272,11 @@ async fn busy() -> (Cluster, Scheduler) {
     // A pod that is rejected and retried because of an event, and one with a scheduling gate.
     cluster.work("big", "100", json!({}), "").await;
     cluster.refused("big", |_| true).await;
-    let gone = koord_kube::api::DeleteParams {
+    let grace = koord_kube::api::DeleteParams {
         grace_period_seconds: Some(0),
         ..Default::default()
     };
-    cluster.pods().delete("high", &gone).await.unwrap();
+    cluster.pods().delete("high", &grace).await.unwrap();
     let gated = json!({
         "metadata": {"name": "gated", "namespace": "default"},
         "spec": {
@@ -296,7 +296,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     })
     .await;
     // There are no other metrics: a new one needs a row above.
-    let known: BTreeMap<&str, ()> = SHOWN.iter().map(|row| (row.0, ())).collect();
+    let expected: BTreeMap<&str, ()> = SHOWN.iter().map(|row| (row.0, ())).collect();
     let own = [
         "koord_scheduler_class_mismatches_total",
         "process_max_fds",
@@ -306,7 +306,7 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     ];
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     for name in types.filter_map(|rest| rest.split(' ').next()) {
-        assert!(known.contains_key(name) || own.contains(&name), "{name}");
+        assert!(expected.contains_key(name) || own.contains(&name), "{name}");
     }
     // The stability level matches upstream's.
     for (name, level) in [
@@ -325,23 +325,23 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
         .serve(any, Exposure::Loopback, stop.clone())
         .await
         .unwrap();
-    let (code, body) = ask(address, "DELETE", "/metrics", "").await;
+    let (code, body) = send_request(address, "DELETE", "/metrics", "").await;
     assert_eq!((code.as_str(), body.as_str()), ("200", "metrics reset\n"));
-    let (_, text) = ask(address, "GET", "/metrics", "").await;
-    for gone in [
+    let (_, text) = send_request(address, "GET", "/metrics", "").await;
+    for name in [
         "scheduler_schedule_attempts_total{",
         "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"",
         "scheduler_permit_wait_duration_seconds_count{",
         "scheduler_plugin_evaluation_total{",
     ] {
-        assert!(!text.contains(gone), "{gone} in {text}");
+        assert!(!text.contains(name), "{name} in {text}");
     }
     // Like upstream, metrics without labels stay, and values that are set once.
-    for kept in [
+    for series in [
         "scheduler_preemption_victims_count 1\n",
         "kubernetes_build_info{",
     ] {
-        assert!(text.contains(kept), "no {kept} in {text}");
+        assert!(text.contains(series), "no {series} in {text}");
     }
     assert!(!text.contains("scheduler_preemption_attempts_total 0\n"));
     // Gauges of the current state are set again.
@@ -354,8 +354,8 @@ async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() 
     })
     .await;
     let (_, slis) = {
-        ask(address, "GET", "/healthz", "").await;
-        ask(address, "GET", "/metrics/slis", "").await
+        send_request(address, "GET", "/healthz", "").await;
+        send_request(address, "GET", "/metrics/slis", "").await
     };
     let line = "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1";
     assert!(slis.contains(line), "{slis}");

@@ -122,13 +122,13 @@ impl Scene {
             (much.clone(), aligned("Restricted")),
             (much, json!({"labels": {"app": "web"}})),
         ];
-        let mut said = Vec::new();
+        let mut results = Vec::new();
         for (at, (requests, meta)) in pods.into_iter().enumerate() {
             let name = format!("p{}", from + at);
             self.pod(&name, None, &requests, meta);
             while self.0.schedule_one(now()).is_some() {}
             let outputs = self.0.take_outputs();
-            said.extend(outputs.iter().filter_map(|output| match output {
+            results.extend(outputs.iter().filter_map(|output| match output {
                 Output::Bind(bind) => Some(format!("{} on {}", bind.pod.name, bind.node)),
                 Output::Failed(failure) => {
                     Some(format!("{}: {}", failure.pod.name, failure.message))
@@ -137,7 +137,7 @@ impl Scene {
             }));
             self.0.pod_left(&name, now());
         }
-        said
+        results
     }
 
     fn pod(&mut self, name: &str, node: Option<&str>, requests: &Value, meta: Value) {
@@ -199,26 +199,26 @@ fn device(amount: &str) -> Value {
 }
 
 fn reservation(name: &str, cpu: &str, memory: &str) -> Value {
-    let room = json!({"cpu": cpu, "memory": memory});
+    let amounts = json!({"cpu": cpu, "memory": memory});
     json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
         "metadata": {"name": name, "uid": name},
         "spec": {"ttl": "0s", "allocateOnce": false, "allocatePolicy": "Restricted",
             "owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
-            "template": {"spec": {"containers": [{"name": "c", "resources": {"requests": room}}]}}},
-        "status": {"phase": "Available", "nodeName": "n", "allocatable": room, "allocated": room}
+            "template": {"spec": {"containers": [{"name": "c", "resources": {"requests": amounts}}]}}},
+        "status": {"phase": "Available", "nodeName": "n", "allocatable": amounts, "allocated": amounts}
     })
 }
 
 fn quota(name: &str, parent: &str, amount: &str) -> Value {
-    let room = json!({"cpu": amount, "memory": amount});
+    let amounts = json!({"cpu": amount, "memory": amount});
     json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
         "metadata": {"name": name, "namespace": "default",
             "labels": {"quota.scheduling.koordinator.sh/parent": parent,
                 "quota.scheduling.koordinator.sh/is-parent": if name == "q" { "false" } else { "true" }},
-            "annotations": {"quota.scheduling.koordinator.sh/shared-weight": room.to_string()}},
-        "spec": {"min": room, "max": room}
+            "annotations": {"quota.scheduling.koordinator.sh/shared-weight": amounts.to_string()}},
+        "spec": {"min": amounts, "max": amounts}
     })
 }
 
@@ -361,40 +361,41 @@ fn amounts_that_no_machine_has_break_nobodys_arithmetic() {
             for (_, write) in writers {
                 write(&mut scene);
             }
-            let said = scene.all_kinds(0);
+            let results = scene.all_kinds(0);
             assert!(
-                !said.iter().any(|text| text.contains("panicked")),
-                "{named:?}: {said:#?}"
+                !results.iter().any(|text| text.contains("panicked")),
+                "{named:?}: {results:#?}"
             );
             let on = |at: usize| {
-                said.iter()
+                results
+                    .iter()
                     .any(|text| text.starts_with(&format!("p{at} on ")))
             };
-            assert!(on(0), "{named:?}: {said:#?}");
+            assert!(on(0), "{named:?}: {results:#?}");
             // The amounts are corrected, and everything is as before.
             for name in ["many0", "many1"] {
                 scene.0.pod_left(name, now());
             }
             scene.node("n", "8", "64Gi", json!({}));
             furnish(&mut scene);
-            let gone = |name: &str| {
+            let deleted = |name: &str| {
                 let mut value = reservation(name, "1", "1Gi");
                 value["status"]["phase"] = json!("Failed");
                 value
             };
             for name in ["r1", "r2"] {
-                scene.object::<Reservation>(RESERVATIONS, gone(name));
+                scene.object::<Reservation>(RESERVATIONS, deleted(name));
             }
             assert_eq!(booked(&scene), before, "{named:?}");
             assert!(scene.0.cluster().nodes().books_balance(), "{named:?}");
-            let said = scene.all_kinds(100);
+            let results = scene.all_kinds(100);
             assert!(
-                !said.iter().any(|text| text.contains("panicked")),
-                "{named:?}: {said:#?}"
+                !results.iter().any(|text| text.contains("panicked")),
+                "{named:?}: {results:#?}"
             );
             assert!(
-                said.iter().any(|text| text.starts_with("p103 on ")),
-                "{named:?}: {said:#?}"
+                results.iter().any(|text| text.starts_with("p103 on ")),
+                "{named:?}: {results:#?}"
             );
         }
     }

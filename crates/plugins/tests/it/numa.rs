@@ -1,6 +1,6 @@
 //! Pods bound to CPUs and NUMA nodes, against the embedded API server.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::Reservation;
 use koord_api::topology::v1alpha1::NodeResourceTopology;
@@ -28,7 +28,7 @@ fn pod_spec(cpu: &str) -> Value {
 impl Cluster {
     /// Creates a node with one socket per NUMA node, two cores each, two threads per core.
     async fn numa_node(&self, name: &str) {
-        self.node(name, room("8"), json!([])).await;
+        self.node(name, allocatable("8"), json!([])).await;
         let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": id / 4, "node": id / 4});
         let detail: Vec<Value> = (0..8).map(cpu).collect();
         let zone = |id: u32| {
@@ -131,14 +131,14 @@ async fn a_reservations_cpus_go_to_its_owners() {
     let api: Api<Reservation> = Api::all(cluster.client.clone());
     let created = api.create(&PostParams::default(), &reservation).await;
     created.unwrap();
-    let held = cluster
+    let reserved = cluster
         .until("the reserved CPUs", |object: &Reservation| {
             let placed = object.status.as_ref()?.node_name == "n";
             let text = object.metadata.annotations.as_ref()?.get(STATUS)?.clone();
             placed.then_some(text)
         })
         .await;
-    assert_eq!(held, r#"{"cpuset":"0-3"}"#);
+    assert_eq!(reserved, r#"{"cpuset":"0-3"}"#);
     let other = cluster.bound_pod("other", "2", json!({})).await;
     assert_eq!(annotation(&other, STATUS), json!({"cpuset": "4-5"}));
     let owner = cluster.bound_pod("owner", "2", json!({})).await;

@@ -1,7 +1,7 @@
 //! Writes that place a pod or a reservation: one write or two, never to an object that is being deleted or to
 //! a new one of the same name.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use http::{Method, Request};
@@ -33,12 +33,12 @@ struct Hold {
 }
 
 #[derive(Clone)]
-struct Noted<S> {
+struct RecordedService<S> {
     inner: S,
     notes: Arc<Mutex<Notes>>,
 }
 
-impl<S, B> tower::Service<Request<B>> for Noted<S>
+impl<S, B> tower::Service<Request<B>> for RecordedService<S>
 where
     S: tower::Service<Request<B>> + Clone + Send + 'static,
     S::Future: Send + 'static,
@@ -92,7 +92,7 @@ struct Run {
 impl Run {
     async fn start(together: bool, lose: usize) -> Self {
         let cluster = Cluster::start().await;
-        cluster.node("n", room("4"), json!([])).await;
+        cluster.node("n", allocatable("4"), json!([])).await;
         let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": 0, "node": 0});
         let detail: Vec<Value> = (0..4).map(cpu).collect();
         let object: NodeResourceTopology = serde_json::from_value(json!({
@@ -110,7 +110,7 @@ impl Run {
             ..Notes::default()
         }));
         let inner = cluster.server.service();
-        let wire = Noted {
+        let wire = RecordedService {
             inner,
             notes: notes.clone(),
         };
@@ -260,9 +260,9 @@ async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name
             "4",
         ),
     ];
-    for (name, annotated, again, cpu) in rows {
+    for (name, annotated, recreate, cpu) in rows {
         let run = Run::start(false, 0).await;
-        let held = hold(&run);
+        let held_write = hold(&run);
         let labels = |more: Value| {
             if annotated {
                 more
@@ -271,7 +271,7 @@ async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name
             }
         };
         run.create("p", cpu, labels(json!({}))).await;
-        held.arrives().await;
+        held_write.arrives().await;
         let first = if annotated {
             "PATCH p"
         } else {
@@ -283,43 +283,50 @@ async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name
             grace_period_seconds: Some(0),
             ..DeleteParams::default()
         };
-        if again {
+        if recreate {
             pods.delete("p", &at_once).await.unwrap();
             let mut other = pod("p", cpu, json!({}));
             other.spec.as_mut().unwrap().scheduler_name = Some("other".to_owned());
             pods.create(&PostParams::default(), &other).await.unwrap();
         } else {
-            let kept = json!({"metadata": {"finalizers": [KEPT]}});
+            let finalizers = json!({"metadata": {"finalizers": [KEPT]}});
             let params = PatchParams::default();
-            pods.patch("p", &params, &Patch::Merge(&kept))
+            pods.patch("p", &params, &Patch::Merge(&finalizers))
                 .await
                 .unwrap();
             pods.delete("p", &at_once).await.unwrap();
         }
-        held.go.add_permits(1);
+        held_write.go.add_permits(1);
         // All CPUs are free again.
         run.create("next", cpu, json!({})).await;
         assert!(run.bound("next").await.contains_key(STATUS), "{name}");
-        let left = pods.get("p").await.unwrap();
-        assert_eq!(left.spec.unwrap().node_name, None, "{name}");
-        assert_eq!(left.metadata.deletion_timestamp.is_some(), !again, "{name}");
-        let notes = left.metadata.annotations.unwrap_or_default();
-        assert!(!again || !notes.contains_key(STATUS), "{name}: {notes:?}");
+        let remaining = pods.get("p").await.unwrap();
+        assert_eq!(remaining.spec.unwrap().node_name, None, "{name}");
+        assert_eq!(
+            remaining.metadata.deletion_timestamp.is_some(),
+            !recreate,
+            "{name}"
+        );
+        let notes = remaining.metadata.annotations.unwrap_or_default();
+        assert!(
+            !recreate || !notes.contains_key(STATUS),
+            "{name}: {notes:?}"
+        );
         run.scheduler.stop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_that_goes_at_the_last_moment_is_not_placed_nor_another_of_its_name() {
-    for again in [false, true] {
+    for recreate in [false, true] {
         let run = Run::start(false, 0).await;
-        let reservation = |scheduler: &str, kept: &[&str]| -> Reservation {
+        let reservation = |scheduler: &str, finalizers: &[&str]| -> Reservation {
             let resources = json!({"requests": {"cpu": "4"}, "limits": {"cpu": "4"}});
             let template = json!({"spec": {"schedulerName": scheduler,
                 "containers": [{"name": "c", "image": "i", "resources": resources}]}});
             serde_json::from_value(json!({
                 "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
-                "metadata": {"name": "r", "finalizers": kept},
+                "metadata": {"name": "r", "finalizers": finalizers},
                 "spec": {"owners": [{"labelSelector": {"matchLabels": {"app": "web"}}}],
                     "template": template}
             }))
@@ -327,31 +334,31 @@ async fn a_reservation_that_goes_at_the_last_moment_is_not_placed_nor_another_of
         };
         let api: Api<Reservation> = Api::all(run.cluster.client.clone());
         let params = PostParams::default();
-        let kept: &[&str] = if again { &[] } else { &[KEPT] };
-        let held = hold(&run);
-        api.create(&params, &reservation("koord-scheduler", kept))
+        let finalizers: &[&str] = if recreate { &[] } else { &[KEPT] };
+        let held_write = hold(&run);
+        api.create(&params, &reservation("koord-scheduler", finalizers))
             .await
             .unwrap();
-        held.arrives().await;
+        held_write.arrives().await;
         assert_eq!(run.writes(), ["PATCH r/status"]);
         api.delete("r", &DeleteParams::default()).await.unwrap();
-        if again {
+        if recreate {
             api.create(&params, &reservation("other", &[]))
                 .await
                 .unwrap();
         }
-        held.go.add_permits(1);
+        held_write.go.add_permits(1);
         run.create("next", "4", json!({})).await;
         assert!(
             run.bound("next").await.contains_key(STATUS),
-            "again: {again}"
+            "again: {recreate}"
         );
-        let left = api.get("r").await.unwrap();
-        let node = left
+        let remaining = api.get("r").await.unwrap();
+        let node = remaining
             .status
             .map(|status| status.node_name)
             .unwrap_or_default();
-        assert_eq!(node, "", "again: {again}");
+        assert_eq!(node, "", "again: {recreate}");
         run.scheduler.stop().await;
     }
 }

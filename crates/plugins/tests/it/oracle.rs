@@ -122,7 +122,7 @@ struct Run {
     assumed: BTreeMap<String, String>,
     bound: BTreeSet<String>,
     reached: Reached,
-    what: String,
+    context: String,
 }
 
 impl Run {
@@ -152,7 +152,7 @@ impl Run {
     ) -> Option<BTreeSet<String>> {
         let info = engine.queued(name)?.clone();
         let refused = engine.inspector().nearest(&info, usize::MAX, now);
-        let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
+        let refused: BTreeSet<&str> = refused.iter().map(|rejection| &*rejection.node).collect();
         let all = cluster.nodes.keys();
         Some(
             all.filter(|node| !refused.contains(node.as_str()))
@@ -181,7 +181,7 @@ impl Run {
             assert_eq!(
                 is, expected,
                 "{}: {pod:?} in {:#?}",
-                self.what, self.cluster
+                self.context, self.cluster
             );
             let reached = &mut self.reached;
             if !is.is_empty() && is.len() < self.cluster.nodes.len() {
@@ -209,34 +209,35 @@ impl Run {
             let admitted = self.cluster.quota_admits(&pod);
             match outcome.node {
                 Some(node) => {
-                    assert!(admitted, "{}: {pod:?} is over its quota", self.what);
+                    assert!(admitted, "{}: {pod:?} is over its quota", self.context);
                     self.placed(&pod, &node, &fits);
                 }
                 None if !admitted => self.reached.over_quota += 1,
                 // A gang is rejected as a whole, even if one member fits.
                 None if pod.gang.is_some() => {}
                 None => {
-                    assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.what);
+                    assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.context);
                     self.reached.refused += 1;
                 }
             }
             self.outputs();
         }
-        panic!("{}: no end of decisions", self.what);
+        panic!("{}: no end of decisions", self.context);
     }
 
     /// Checks a pod that was assigned to a node.
     fn placed(&mut self, pod: &Pod, node: &str, fits: &BTreeMap<String, Fit>) {
         let name = &pod.name;
         let fit = fits.get(node);
-        let fit = fit.unwrap_or_else(|| panic!("{}: {pod:?} on {node}, not {fits:?}", self.what));
+        let fit =
+            fit.unwrap_or_else(|| panic!("{}: {pod:?} on {node}, not {fits:?}", self.context));
         let reserving = fits.values().any(|fit| !fit.from.is_empty());
         if reserving {
             // What is reserved for the pod is used first.
             assert!(
                 !fit.from.is_empty(),
                 "{}: {pod:?} on {node} of {fits:?}",
-                self.what
+                self.context
             );
         } else if self.cluster.reservations.is_empty() && !self.cluster.nominated.contains_key(name)
         {
@@ -246,7 +247,7 @@ impl Run {
                 &scores[node],
                 best,
                 "{}: {pod:?} on {node} of {scores:?} by {:?} in {:#?}",
-                self.what,
+                self.context,
                 self.engine.telemetry.decision(name),
                 self.cluster
             );
@@ -256,7 +257,7 @@ impl Run {
             && let Some(table) = &decision.table
             && decision.time == self.now()
         {
-            assert_eq!(table.feasible, fits.len(), "{}: {pod:?}", self.what);
+            assert_eq!(table.feasible, fits.len(), "{}: {pod:?}", self.context);
         }
         let busy = |node: &rules::Node| node.usage.is_some();
         self.reached.busy += u32::from(self.cluster.nodes.values().any(busy));
@@ -277,7 +278,7 @@ impl Run {
     /// Checks the nodes among which the engine decides.
     fn shown(&mut self, consultation: &Consultation) {
         let Question::Nodes(nodes) = &consultation.question else {
-            panic!("{}: {consultation:?}", self.what);
+            panic!("{}: {consultation:?}", self.context);
         };
         let name = consultation.pod.name.to_string();
         let pod = &self.cluster.pods[&name];
@@ -287,10 +288,10 @@ impl Run {
         let nominated = self.cluster.nominated.get(&name).map(String::as_str);
         // With a nominated node that fits, no other node is checked.
         if let Some(node) = nominated.filter(|node| fits.contains(node)) {
-            assert_eq!(is, BTreeSet::from([node]), "{}: {pod:?}", self.what);
+            assert_eq!(is, BTreeSet::from([node]), "{}: {pod:?}", self.context);
         } else {
-            let what = &self.what;
-            assert_eq!(is, fits, "{what}: {pod:?} in {:#?}", self.cluster);
+            let context = &self.context;
+            assert_eq!(is, fits, "{context}: {pod:?} in {:#?}", self.cluster);
             let some = is.len() < self.cluster.nodes.len();
             self.reached.offers += u32::from(some);
         }
@@ -301,24 +302,26 @@ impl Run {
     /// Processes other outputs, and pods that waited for their gang. Returns true if an extender was called
     /// and answered.
     fn outputs(&mut self) -> bool {
-        let mut asked = false;
+        let mut answered = false;
         for output in self.engine.take_outputs() {
             match output {
                 Output::Consult(consultation) => {
                     self.shown(&consultation);
-                    asked = true;
+                    answered = true;
                 }
                 Output::Bind(bind) => {
                     let name = bind.pod.name.to_string();
                     let annotations = &bind.patch.annotations;
-                    let said = annotations.get("scheduling.koordinator.sh/reservation-allocated");
-                    let owned: Option<Value> = said.map(|text| serde_json::from_str(text).unwrap());
+                    let annotation =
+                        annotations.get("scheduling.koordinator.sh/reservation-allocated");
+                    let owned: Option<Value> =
+                        annotation.map(|text| serde_json::from_str(text).unwrap());
                     let owned = owned.map(|owned| owned["uid"].as_str().unwrap().to_owned());
                     assert_eq!(
                         owned.as_ref(),
                         self.cluster.owns.get(&name),
                         "{}: {name} in {:#?}",
-                        self.what,
+                        self.context,
                         self.cluster
                     );
                     self.bound.insert(name);
@@ -331,27 +334,27 @@ impl Run {
                 _ => {}
             }
         }
-        let gone: Vec<String> = self
+        let evicted_names: Vec<String> = self
             .assumed
             .keys()
             .filter(|name| self.engine.cluster().placement(name).is_none())
             .cloned()
             .collect();
-        for name in gone {
+        for name in evicted_names {
             // Its gang could not be completed.
             assert!(
                 self.cluster.pods[&name].gang.is_some(),
                 "{}: {name}",
-                self.what
+                self.context
             );
-            assert!(!self.bound.contains(&name), "{}: {name}", self.what);
+            assert!(!self.bound.contains(&name), "{}: {name}", self.context);
             self.assumed.remove(&name);
             self.cluster.placed.remove(&name);
             self.cluster.owns.remove(&name);
             self.reached.partial_gangs += 1;
         }
         self.gangs();
-        asked
+        answered
     }
 
     /// Checks that no pod is bound before enough members of its gang have a node.
@@ -372,7 +375,7 @@ impl Run {
             assert!(
                 bound == 0 || placed >= min,
                 "{}: {bound} of {gang}",
-                self.what
+                self.context
             );
             if bound > 0 {
                 self.draw.begun.insert(gang.to_owned());
@@ -390,20 +393,20 @@ impl Run {
         victims: &[Arc<koord_scheduler::state::PodInfo>],
     ) {
         let pod = self.cluster.pods[preemptor].clone();
-        assert!(self.cluster.feasible(&pod).is_empty(), "{}", self.what);
+        assert!(self.cluster.feasible(&pod).is_empty(), "{}", self.context);
         let mut after = self.cluster.clone();
         for victim in victims {
             let name = victim.name.to_string();
             let lost = &self.cluster.pods[&name];
-            assert!(lost.priority < pod.priority, "{}: {name}", self.what);
-            assert_eq!(self.cluster.placed[&name], node, "{}", self.what);
+            assert!(lost.priority < pod.priority, "{}: {name}", self.context);
+            assert_eq!(self.cluster.placed[&name], node, "{}", self.context);
             after.placed.remove(&name);
             after.owns.remove(&name);
         }
         assert!(
             after.feasible(&pod).contains_key(node),
             "{}: {victims:?} on {node} do not help {pod:?} in {:#?}",
-            self.what,
+            self.context,
             self.cluster
         );
         for victim in victims {
@@ -416,7 +419,7 @@ impl Run {
             assert!(
                 !spared.feasible(&pod).contains_key(node),
                 "{}: {name} could stay",
-                self.what
+                self.context
             );
         }
         self.reached.preempted += 1;
@@ -433,12 +436,12 @@ impl Run {
         let object = self.object(&pod, self.cluster.placed.contains_key(name));
         let now = self.now();
         self.engine.pod_deleted(&object, now);
-        self.forget(name);
+        self.remove(name);
         self.cluster.pods.remove(name);
         self.cluster.nominated.remove(name);
     }
 
-    fn forget(&mut self, name: &str) {
+    fn remove(&mut self, name: &str) {
         self.cluster.placed.remove(name);
         self.cluster.owns.remove(name);
         self.assumed.remove(name);
@@ -462,7 +465,7 @@ impl Run {
         };
         let now = self.now();
         self.engine.bind_finished(name, Err(error), now);
-        self.forget(name);
+        self.remove(name);
         self.reached.conflicts += 1;
     }
 }
@@ -475,15 +478,19 @@ fn run(seed: u64, cached: bool, shows: bool) -> Reached {
         assumed: BTreeMap::new(),
         bound: BTreeSet::new(),
         reached: Reached::default(),
-        what: String::new(),
+        context: String::new(),
     };
     run.begin();
     for step in 0..80 {
-        run.what = format!("seed {seed}, step {step}");
+        run.context = format!("seed {seed}, step {step}");
         run.cluster.now += 1;
         run.step();
         run.decide();
-        assert!(run.engine.cluster().nodes().books_balance(), "{}", run.what);
+        assert!(
+            run.engine.cluster().nodes().books_balance(),
+            "{}",
+            run.context
+        );
     }
     assert_eq!(
         run.engine.classes().mismatches(),

@@ -1,6 +1,6 @@
 //! Preemption, explanations and the HTTP service against the embedded API server.
 
-use crate::api::{Cluster, Scheduler, room};
+use crate::api::{Cluster, Scheduler, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -40,7 +40,7 @@ async fn create(cluster: &Cluster, name: &str, cpu: &str, priority: i32, app: &s
 }
 
 /// Sends a request. Returns its status code and body.
-pub(crate) async fn ask(
+pub(crate) async fn send_request(
     address: SocketAddr,
     method: &str,
     path: &str,
@@ -67,7 +67,7 @@ pub(crate) async fn serve(scheduler: &Scheduler) -> SocketAddr {
 }
 
 pub(crate) async fn page(address: SocketAddr, path: &str) -> Value {
-    let (code, body) = ask(address, "GET", path, "").await;
+    let (code, body) = send_request(address, "GET", path, "").await;
     assert_eq!(code, "200", "{path}: {body}");
     serde_json::from_str(&body).unwrap()
 }
@@ -75,8 +75,8 @@ pub(crate) async fn page(address: SocketAddr, path: &str) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_important_pod_takes_the_place_of_the_right_ones() {
     let cluster = Cluster::start().await;
-    cluster.node("n1", room("4"), json!([])).await;
-    cluster.node("n2", room("4"), json!([])).await;
+    cluster.node("n1", allocatable("4"), json!([])).await;
+    cluster.node("n2", allocatable("4"), json!([])).await;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), "default");
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "db", "namespace": "default"},
@@ -111,14 +111,14 @@ async fn an_important_pod_takes_the_place_of_the_right_ones() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_are_explained_over_http_and_only_by_the_leader() {
     let cluster = Cluster::start().await;
-    cluster.node("n1", room("4"), json!([])).await;
-    cluster.node("n2", room("2"), json!([])).await;
+    cluster.node("n1", allocatable("4"), json!([])).await;
+    cluster.node("n2", allocatable("2"), json!([])).await;
     let scheduler = cluster.schedule(|options| options.nearest_in_conditions = true);
     let address = serve(&scheduler).await;
     create(&cluster, "small", "1", 0, "web").await;
     let home = cluster.bound("small").await;
     create(&cluster, "large", "6", 0, "web").await;
-    let said = cluster
+    let message = cluster
         .until("the condition", |pod: &Pod| {
             let conditions = pod.status.as_ref()?.conditions.as_ref()?;
             let message = conditions.iter().find_map(|c| c.message.clone())?;
@@ -126,10 +126,10 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
         })
         .await;
     assert!(
-        said.starts_with("0/2 nodes are available: 2 Insufficient cpu."),
-        "{said}"
+        message.starts_with("0/2 nodes are available: 2 Insufficient cpu."),
+        "{message}"
     );
-    assert!(said.contains("n1 (cpu: needs 6, free "), "{said}");
+    assert!(message.contains("n1 (cpu: needs 6, free "), "{message}");
 
     let large = page(address, "/debug/scheduler/pods/default/large").await;
     assert_eq!(large["state"], "pending");
@@ -141,7 +141,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     assert_eq!(small["decision"]["feasible"], 2);
     assert_eq!(small["decision"]["ranking"][0]["node"], home);
     assert_eq!(
-        ask(address, "GET", "/debug/scheduler/pods/default/none", "")
+        send_request(address, "GET", "/debug/scheduler/pods/default/none", "")
             .await
             .0,
         "404"
@@ -155,20 +155,20 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     );
     let shown = page(address, "/apis/v1/nodes/n1").await;
     assert_eq!(shown["node"]["metadata"]["name"], "n1");
-    let (code, body) = ask(address, "GET", "/apis/v1/nodes/none", "").await;
+    let (code, body) = send_request(address, "GET", "/apis/v1/nodes/none", "").await;
     assert_eq!(
         (code.as_str(), body.contains("cannot find node none")),
         ("404", true)
     );
     assert_eq!(
-        ask(address, "GET", "/apis/v1/plugins/NodeName/x", "")
+        send_request(address, "GET", "/apis/v1/plugins/NodeName/x", "")
             .await
             .0,
         "404"
     );
     let config = page(address, "/configz").await;
     assert_eq!(config["componentconfig"]["Parallelism"], 16, "{config}");
-    let (_, resources) = ask(address, "GET", "/metrics/resources", "").await;
+    let (_, resources) = send_request(address, "GET", "/metrics/resources", "").await;
     let line = format!(
         "kube_pod_resource_request{{namespace=\"default\",pod=\"small\",node=\"{home}\",\
          scheduler=\"koord-scheduler\",priority=\"0\",resource=\"cpu\",unit=\"cores\"}} 1"
@@ -193,13 +193,13 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
         ("x", "1", "404", "404 page not found"),
     ] {
         let path = format!("/debug/flags/{flag}");
-        let answer = ask(address, "PUT", &path, value).await;
+        let answer = send_request(address, "PUT", &path, value).await;
         assert_eq!(answer.0, code, "{flag}");
         assert!(answer.1.starts_with(text), "{flag}: {}", answer.1);
     }
-    let answer = ask(address, "GET", "/debug/flags/s", "").await;
+    let answer = send_request(address, "GET", "/debug/flags/s", "").await;
     assert_eq!(answer, ("406".into(), "unsupported http method".into()));
-    let (code, listed) = ask(address, "GET", "/debug/flags", "").await;
+    let (code, listed) = send_request(address, "GET", "/debug/flags", "").await;
     assert!(code == "200" && listed.contains("db"), "{listed}");
 
     // A standby has no explanations.
@@ -219,7 +219,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_victim_says_who_disrupts_it_before_it_goes() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     // It has its grace period to terminate.
     cluster.pod("victim", json!({"cpu": "3"})).await;
@@ -229,8 +229,8 @@ async fn a_victim_says_who_disrupts_it_before_it_goes() {
         .until("the victim's condition", |pod: &Pod| {
             let named = pod.metadata.name.as_deref() == Some("victim");
             let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-            let of = conditions.iter().find(|c| c.type_ == "DisruptionTarget")?;
-            (named && pod.metadata.deletion_timestamp.is_some()).then(|| of.clone())
+            let condition = conditions.iter().find(|c| c.type_ == "DisruptionTarget")?;
+            (named && pod.metadata.deletion_timestamp.is_some()).then(|| condition.clone())
         })
         .await;
     assert_eq!(condition.status, "True");

@@ -35,9 +35,9 @@ fn an_empty_configuration_is_kube_schedulers() {
 
 #[test]
 fn profiles_with_equal_arguments_share_instances() {
-    let one = build("profiles: [{schedulerName: a}]\n").unwrap();
+    let profiles = build("profiles: [{schedulerName: a}]\n").unwrap();
     let two = build("profiles: [{schedulerName: a}, {schedulerName: b}]\n").unwrap();
-    assert_eq!(one.instances.len(), two.instances.len());
+    assert_eq!(profiles.instances.len(), two.instances.len());
     assert_eq!(two.find("b"), Some(1));
 }
 

@@ -1,6 +1,6 @@
 //! Elastic quotas against the embedded API server: admission, status, preemption, a restart.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -69,7 +69,7 @@ impl Cluster {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn quotas_lend_refuse_show_and_survive_a_restart() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("10"), json!([])).await;
+    cluster.node("n", allocatable("10"), json!([])).await;
     let class: PriorityClass =
         serde_json::from_value(json!({"metadata": {"name": "urgent"}, "value": 100})).unwrap();
     let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
@@ -140,7 +140,7 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_annotations_are_told_in_events_of_their_objects() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let annotated = |meta: Value, key: &str| {
         let mut value = json!({"metadata": meta});
         value["metadata"]["namespace"] = json!("default");
@@ -197,7 +197,7 @@ fn configured(args: &Value) -> Configuration {
 #[tokio::test(start_paused = true)]
 async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allow() {
     let cluster = Cluster::start_virtual().await;
-    cluster.node("n", room("10"), json!([])).await;
+    cluster.node("n", allocatable("10"), json!([])).await;
     cluster.quota("a", "", "10", "4").await;
     cluster.quota("b", "", "10", "6").await;
     let args = json!({"monitorAllQuotas": true, "delayEvictTime": "20s"});
@@ -246,9 +246,9 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
         .unwrap();
 
     // The lender requests its six cores: three of `a`'s five pods have to be evicted.
-    let asked = tokio::time::Instant::now();
+    let requested_at = tokio::time::Instant::now();
     cluster.quota_pod("b-0", "b", "6", "").await;
-    let left = || async {
+    let remaining_pods = || async {
         let pods = cluster.pods().list(&Default::default()).await.unwrap();
         let names = pods.items.into_iter().filter_map(|pod| pod.metadata.name);
         let mut names: Vec<String> = names.filter(|name| name.starts_with("a-")).collect();
@@ -256,25 +256,25 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
         names
     };
     eventually("evictions", async || {
-        (left().await.len() <= 3).then_some(())
+        (remaining_pods().await.len() <= 3).then_some(())
     })
     .await;
-    let waited = asked.elapsed();
+    let waited = requested_at.elapsed();
     assert!(
         (20..23).contains(&waited.as_secs()),
         "{waited:?}: delayEvictTime and a second or two"
     );
     assert_eq!(
-        left().await,
+        remaining_pods().await,
         ["a-0", "a-1", "a-2"],
         "the budget spares three"
     );
     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
-    assert_eq!(left().await.len(), 3, "however often it is asked");
+    assert_eq!(remaining_pods().await.len(), 3, "however often it is asked");
     // Without the budget, the next attempt succeeds, and the lender's pod is placed.
     budgets.delete("b", &DeleteParams::default()).await.unwrap();
     assert_eq!(cluster.bound("b-0").await, "n");
-    assert_eq!(left().await.len(), 2);
+    assert_eq!(remaining_pods().await.len(), 2);
     cluster.shows("a", "4", "4").await;
     scheduler.stop().await;
 }
@@ -282,7 +282,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tree_has_what_its_root_quota_says_also_after_a_restart() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("10"), json!([])).await;
+    cluster.node("n", allocatable("10"), json!([])).await;
     // Like koord-manager writes it for a profile.
     let root: ElasticQuota = serde_json::from_value(json!({
         "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "ElasticQuota",
@@ -319,8 +319,8 @@ async fn a_tree_has_what_its_root_quota_says_also_after_a_restart() {
     let full = |message: &str| message.contains("quotaName: leaf, runtime: cpu:4, used: cpu:3,");
     cluster.refused("t-2", full).await;
     cluster.quota_pod("m-1", "main", "7", "").await;
-    let rest = |message: &str| message.contains("quotaName: main, runtime: cpu:6, ");
-    cluster.refused("m-1", rest).await;
+    let is_rest = |message: &str| message.contains("quotaName: main, runtime: cpu:6, ");
+    cluster.refused("m-1", is_rest).await;
     first.stop().await;
 
     let second = cluster.schedule(gated);

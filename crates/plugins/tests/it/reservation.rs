@@ -1,6 +1,6 @@
 //! Reservations against the embedded API server: placement, use, status, expiry, a restart.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{Reservation, ReservationPhase};
 use koord_kube::Api;
@@ -63,7 +63,7 @@ fn in_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_is_placed_used_and_over() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.reservation("once", "3", json!({})).await;
     let placed = cluster
@@ -110,7 +110,7 @@ async fn a_reservation_is_placed_used_and_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reservation_that_cannot_be_read_stops_nobody() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let kind = ApiResource::erase::<Reservation>(&());
     let any: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind);
     let odd = json!({
@@ -146,7 +146,7 @@ async fn a_reservation_that_cannot_be_read_stops_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_scheduler_goes_on_where_the_first_stopped() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     let spec = json!({"allocateOnce": false, "allocatePolicy": "Restricted"});
     cluster.reservation("r", "3", spec).await;
@@ -185,7 +185,7 @@ async fn another_scheduler_goes_on_where_the_first_stopped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_pod_is_told_that_it_is_an_owner_now() {
     let cluster = Cluster::start().await;
-    cluster.node("n", room("4"), json!([])).await;
+    cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
     cluster.app_pod("web", "3", "web").await;
     cluster.bound("web").await;

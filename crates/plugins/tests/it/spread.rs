@@ -31,7 +31,7 @@ struct Constraint {
 }
 
 #[derive(Debug, Clone)]
-struct Wish {
+struct SpreadPod {
     namespace: &'static str,
     app: &'static str,
     version: &'static str,
@@ -50,67 +50,73 @@ struct Placed {
 }
 
 #[derive(Debug, Default)]
-struct World {
+struct SpreadWorld {
     nodes: BTreeMap<String, Machine>,
     pods: BTreeMap<String, Placed>,
 }
 
 impl Machine {
-    fn takes(&self, wish: &Wish) -> bool {
-        self.chosen(wish) && self.tolerated(wish)
+    fn takes(&self, spread_pod: &SpreadPod) -> bool {
+        self.chosen(spread_pod) && self.tolerated(spread_pod)
     }
 
-    fn chosen(&self, wish: &Wish) -> bool {
+    fn chosen(&self, spread_pod: &SpreadPod) -> bool {
         let pool = self.labels.get("pool").map(String::as_str);
-        wish.pool.is_none() || wish.pool == pool
+        spread_pod.pool.is_none() || spread_pod.pool == pool
     }
 
-    fn tolerated(&self, wish: &Wish) -> bool {
-        !self.tainted || wish.tolerates
+    fn tolerated(&self, spread_pod: &SpreadPod) -> bool {
+        !self.tainted || spread_pod.tolerates
     }
 }
 
-impl World {
-    fn matching(&self, wish: &Wish, by: &Constraint, node: &str) -> i64 {
+impl SpreadWorld {
+    fn matching(&self, spread_pod: &SpreadPod, by: &Constraint, node: &str) -> i64 {
         let here = self.pods.values().filter(|pod| {
             pod.node == node
                 && !pod.deleting
-                && (pod.namespace, pod.app) == (wish.namespace, wish.app)
-                && (!by.by_version || pod.version == wish.version)
+                && (pod.namespace, pod.app) == (spread_pod.namespace, spread_pod.app)
+                && (!by.by_version || pod.version == spread_pod.version)
         });
         i64::try_from(here.count()).unwrap()
     }
 
     /// Returns the nodes that count for `by`, one of the pod's `all` constraints of the same kind.
-    fn counted(&self, wish: &Wish, all: &[&Constraint], by: &Constraint) -> Vec<&str> {
+    fn counted(&self, spread_pod: &SpreadPod, all: &[&Constraint], by: &Constraint) -> Vec<&str> {
         let nodes = self.nodes.iter().filter(|(_, node)| {
-            all.iter().all(|one| node.labels.contains_key(one.key))
-                && (by.affinity == Some(false) || node.chosen(wish))
-                && (by.taints != Some(true) || node.tolerated(wish))
+            all.iter()
+                .all(|constraint| node.labels.contains_key(constraint.key))
+                && (by.affinity == Some(false) || node.chosen(spread_pod))
+                && (by.taints != Some(true) || node.tolerated(spread_pod))
         });
         nodes.map(|(name, _)| name.as_str()).collect()
     }
 
-    fn feasible(&self, wish: &Wish) -> BTreeSet<String> {
-        let hard: Vec<_> = wish.constraints.iter().filter(|one| one.hard).collect();
+    fn feasible(&self, spread_pod: &SpreadPod) -> BTreeSet<String> {
+        let hard: Vec<_> = spread_pod
+            .constraints
+            .iter()
+            .filter(|constraint| constraint.hard)
+            .collect();
         let fits = |name: &str, node: &Machine| {
-            node.takes(wish)
-                && hard.iter().all(|one| {
+            node.takes(spread_pod)
+                && hard.iter().all(|constraint| {
                     let mut domains = BTreeMap::<&str, i64>::new();
-                    for at in self.counted(wish, &hard, one) {
-                        let domain = self.nodes[at].labels[one.key].as_str();
-                        *domains.entry(domain).or_default() += self.matching(wish, one, at);
+                    for at in self.counted(spread_pod, &hard, constraint) {
+                        let domain = self.nodes[at].labels[constraint.key].as_str();
+                        *domains.entry(domain).or_default() +=
+                            self.matching(spread_pod, constraint, at);
                     }
-                    let few = domains.len() < one.min_domains.unwrap_or(1);
+                    let few = domains.len() < constraint.min_domains.unwrap_or(1);
                     let least = domains.values().min().copied();
                     let least = if few { 0 } else { least.unwrap_or(0) };
                     let _ = name;
-                    let Some(own) = node.labels.get(one.key) else {
+                    let Some(own) = node.labels.get(constraint.key) else {
                         return false;
                     };
                     let here = domains.get(own.as_str()).copied().unwrap_or(0);
                     // The pod itself counts, because its labels match its own selector.
-                    here + 1 - least <= one.max_skew
+                    here + 1 - least <= constraint.max_skew
                 })
         };
         let nodes = self.nodes.iter().filter(|(name, node)| fits(name, node));
@@ -118,37 +124,47 @@ impl World {
     }
 
     /// Returns the nodes of `feasible` with the best score; `None` without soft constraints.
-    fn best(&self, wish: &Wish, feasible: &BTreeSet<String>) -> Option<BTreeSet<String>> {
-        let soft: Vec<_> = wish.constraints.iter().filter(|one| !one.hard).collect();
+    fn best(
+        &self,
+        spread_pod: &SpreadPod,
+        feasible: &BTreeSet<String>,
+    ) -> Option<BTreeSet<String>> {
+        let soft: Vec<_> = spread_pod
+            .constraints
+            .iter()
+            .filter(|constraint| !constraint.hard)
+            .collect();
         if soft.is_empty() {
             return None;
         }
         let labelled = |name: &&String| {
             let labels = &self.nodes[*name].labels;
-            soft.iter().all(|one| labels.contains_key(one.key))
+            soft.iter()
+                .all(|constraint| labels.contains_key(constraint.key))
         };
         let scored: Vec<&String> = feasible.iter().filter(labelled).collect();
         let mut scores = BTreeMap::<&str, f64>::new();
-        for one in &soft {
-            let value = |name: &str| self.nodes[name].labels[one.key].clone();
-            let size = if one.key == HOST {
+        for constraint in &soft {
+            let value = |name: &str| self.nodes[name].labels[constraint.key].clone();
+            let size = if constraint.key == HOST {
                 scored.len()
             } else {
                 let domains = scored.iter().map(|name| value(name));
                 domains.collect::<BTreeSet<_>>().len()
             };
             let weight = (f64::from(u32::try_from(size).unwrap()) + 2.0).ln();
-            let counted = self.counted(wish, &soft, one);
+            let counted = self.counted(spread_pod, &soft, constraint);
             for name in &scored {
-                let matching = if one.key == HOST {
-                    self.matching(wish, one, name)
+                let matching = if constraint.key == HOST {
+                    self.matching(spread_pod, constraint, name)
                 } else {
                     let domain = value(name);
                     let same = counted.iter().filter(|at| value(at) == domain);
-                    same.map(|at| self.matching(wish, one, at)).sum()
+                    same.map(|at| self.matching(spread_pod, constraint, at))
+                        .sum()
                 };
                 let matching = f64::from(i32::try_from(matching).unwrap());
-                let more = f64::from(i32::try_from(one.max_skew - 1).unwrap());
+                let more = f64::from(i32::try_from(constraint.max_skew - 1).unwrap());
                 *scores.entry(name).or_default() += matching * weight + more;
             }
         }
@@ -189,7 +205,7 @@ impl Dice {
         draw(self.0 << 32 | self.1) % end
     }
 
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::try_from(self.below(all.len() as u64)).unwrap()]
     }
 
@@ -200,7 +216,7 @@ impl Dice {
             ("rack", &["1", "2", "3", "4", ""]),
             ("pool", &["a", "b"]),
         ] {
-            let value = self.of(values);
+            let value = self.pick(values);
             if !value.is_empty() {
                 labels.insert(key, value.to_owned());
             }
@@ -211,7 +227,7 @@ impl Dice {
         }
     }
 
-    fn wish(&mut self) -> Wish {
+    fn spread_pod(&mut self) -> SpreadPod {
         let mut keys = KEYS.to_vec();
         let constraints = (0..=self.below(2)).map(|_| {
             let key = keys.remove(usize::try_from(self.below(keys.len() as u64)).unwrap());
@@ -222,18 +238,18 @@ impl Dice {
                 max_skew: i64::try_from(self.below(2)).unwrap() + 1,
                 min_domains: (hard && self.below(3) == 0)
                     .then(|| usize::try_from(self.below(4)).unwrap() + 1),
-                affinity: self.of(&[None, Some(true), Some(false)]),
-                taints: self.of(&[None, Some(true), Some(false)]),
+                affinity: self.pick(&[None, Some(true), Some(false)]),
+                taints: self.pick(&[None, Some(true), Some(false)]),
                 by_version: self.below(3) == 0,
             }
         });
         let constraints = constraints.collect();
-        Wish {
+        SpreadPod {
             constraints,
-            namespace: self.of(&["ns", "ns", "other"]),
-            app: self.of(&["a", "b"]),
-            version: self.of(&["1", "2"]),
-            pool: self.of(&[None, None, Some("a"), Some("b")]),
+            namespace: self.pick(&["ns", "ns", "other"]),
+            app: self.pick(&["a", "b"]),
+            version: self.pick(&["1", "2"]),
+            pool: self.pick(&[None, None, Some("a"), Some("b")]),
             tolerates: self.below(2) == 0,
         }
     }
@@ -250,40 +266,46 @@ fn node(name: &str, machine: &Machine) -> Arc<Node> {
     Arc::new(serde_json::from_value(object).unwrap())
 }
 
-fn pod(name: &str, wish: &Wish, on: Option<&str>, deleting: bool) -> Arc<Pod> {
+fn pod(name: &str, spread_pod: &SpreadPod, on: Option<&str>, deleting: bool) -> Arc<Pod> {
     let policy = |honor: bool| if honor { "Honor" } else { "Ignore" };
-    let constraints = wish.constraints.iter().map(|one| {
+    let constraints = spread_pod.constraints.iter().map(|constraint| {
         let mut out = json!({
-            "topologyKey": one.key, "maxSkew": one.max_skew,
-            "whenUnsatisfiable": if one.hard { "DoNotSchedule" } else { "ScheduleAnyway" },
-            "labelSelector": {"matchLabels": {"app": wish.app}},
+            "topologyKey": constraint.key, "maxSkew": constraint.max_skew,
+            "whenUnsatisfiable": if constraint.hard { "DoNotSchedule" } else { "ScheduleAnyway" },
+            "labelSelector": {"matchLabels": {"app": spread_pod.app}},
         });
         let mut set = |key: &str, value: Option<Value>| {
             if let Some(value) = value {
                 out[key] = value;
             }
         };
-        set("minDomains", one.min_domains.map(Value::from));
+        set("minDomains", constraint.min_domains.map(Value::from));
         set(
             "nodeAffinityPolicy",
-            one.affinity.map(policy).map(Value::from),
+            constraint.affinity.map(policy).map(Value::from),
         );
-        set("nodeTaintsPolicy", one.taints.map(policy).map(Value::from));
-        set("matchLabelKeys", one.by_version.then(|| json!(["version"])));
+        set(
+            "nodeTaintsPolicy",
+            constraint.taints.map(policy).map(Value::from),
+        );
+        set(
+            "matchLabelKeys",
+            constraint.by_version.then(|| json!(["version"])),
+        );
         out
     });
     let mut object = json!({
         "metadata": {
-            "name": name, "namespace": wish.namespace, "uid": name,
-            "labels": {"app": wish.app, "version": wish.version},
+            "name": name, "namespace": spread_pod.namespace, "uid": name,
+            "labels": {"app": spread_pod.app, "version": spread_pod.version},
         },
         "spec": {
             "containers": [{"name": "c"}], "nodeName": on,
             "topologySpreadConstraints": constraints.collect::<Vec<_>>(),
-            "nodeSelector": wish.pool.map(|pool| json!({"pool": pool})),
+            "nodeSelector": spread_pod.pool.map(|pool| json!({"pool": pool})),
         },
     });
-    if wish.tolerates {
+    if spread_pod.tolerates {
         object["spec"]["tolerations"] = json!([{"key": "k", "operator": "Exists"}]);
     }
     if deleting {
@@ -308,55 +330,61 @@ struct Reached {
     version: u32,
 }
 
-fn without(wish: &Wish, change: fn(&mut Constraint)) -> Wish {
-    let mut wish = wish.clone();
-    wish.constraints.iter_mut().for_each(change);
-    wish
+fn without(spread_pod: &SpreadPod, change: fn(&mut Constraint)) -> SpreadPod {
+    let mut spread_pod = spread_pod.clone();
+    spread_pod.constraints.iter_mut().for_each(change);
+    spread_pod
 }
 
 fn compare(
     engine: &mut Engine,
-    world: &World,
+    world: &SpreadWorld,
     name: &str,
-    wish: &Wish,
+    spread_pod: &SpreadPod,
     reached: &mut Reached,
 ) -> Option<String> {
-    let what = || format!("{name} {wish:#?} in {world:#?}");
-    let expected = world.feasible(wish);
+    let context = || format!("{name} {spread_pod:#?} in {world:#?}");
+    let expected = world.feasible(spread_pod);
     let info = engine.queued(name).unwrap().clone();
     let refused = engine.inspector().nearest(&info, usize::MAX, now());
-    let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
+    let refused: BTreeSet<&str> = refused.iter().map(|rejection| &*rejection.node).collect();
     let all = world.nodes.keys();
     let is: BTreeSet<String> = all
         .filter(|node| !refused.contains(node.as_str()))
         .cloned()
         .collect();
-    assert_eq!(is, expected, "{}", what());
-    let taken = world.nodes.values().filter(|node| node.takes(wish)).count();
+    assert_eq!(is, expected, "{}", context());
+    let taken = world
+        .nodes
+        .values()
+        .filter(|node| node.takes(spread_pod))
+        .count();
     reached.apart += u32::from(!expected.is_empty() && expected.len() < taken);
     let differs = |change: fn(&mut Constraint)| {
-        let plain = without(wish, change);
+        let plain = without(spread_pod, change);
         let fits = world.feasible(&plain);
-        u32::from(fits != expected || world.best(&plain, &fits) != world.best(wish, &expected))
+        u32::from(
+            fits != expected || world.best(&plain, &fits) != world.best(spread_pod, &expected),
+        )
     };
-    reached.min_domains += differs(|one| one.min_domains = None);
-    reached.affinity += differs(|one| one.affinity = None);
-    reached.taints += differs(|one| one.taints = None);
-    reached.version += differs(|one| one.by_version = false);
+    reached.min_domains += differs(|constraint| constraint.min_domains = None);
+    reached.affinity += differs(|constraint| constraint.affinity = None);
+    reached.taints += differs(|constraint| constraint.taints = None);
+    reached.version += differs(|constraint| constraint.by_version = false);
     engine.take_outputs();
     engine.schedule_one(now()).unwrap();
     match engine.take_outputs().remove(0) {
         Output::Bind(bind) => {
             let node = bind.node.to_string();
-            assert!(expected.contains(&node), "{node}: {}", what());
-            if let Some(best) = world.best(wish, &expected) {
-                assert!(best.contains(&node), "{node} of {best:?}: {}", what());
+            assert!(expected.contains(&node), "{node}: {}", context());
+            if let Some(best) = world.best(spread_pod, &expected) {
+                assert!(best.contains(&node), "{node} of {best:?}: {}", context());
                 reached.better += u32::from(best.len() < expected.len());
             }
             Some(node)
         }
         Output::Failed(_) => {
-            assert!(expected.is_empty(), "{}", what());
+            assert!(expected.is_empty(), "{}", context());
             reached.refused += 1;
             None
         }
@@ -373,8 +401,8 @@ fn pods_are_spread_as_counting_anew_says() {
         let args = json!({"defaultingType": "List"});
         let mut engine = engine(&plugins, args);
         engine.set_caching(seed % 3 != 0);
-        let mut world = World::default();
-        let mut waiting = BTreeMap::<String, Wish>::new();
+        let mut world = SpreadWorld::default();
+        let mut waiting = BTreeMap::<String, SpreadPod>::new();
         for number in 0..60 {
             let named = format!("n{}", dice.below(8));
             match dice.below(10) {
@@ -387,7 +415,7 @@ fn pods_are_spread_as_counting_anew_says() {
                     let names: Vec<_> = world.pods.keys().cloned().collect();
                     let name = &names[usize::try_from(dice.below(names.len() as u64)).unwrap()];
                     let placed = world.pods.get_mut(name).unwrap();
-                    let wish = Wish {
+                    let spread_pod = SpreadPod {
                         namespace: placed.namespace,
                         app: placed.app,
                         version: placed.version,
@@ -397,31 +425,31 @@ fn pods_are_spread_as_counting_anew_says() {
                     };
                     let node = placed.node.clone();
                     if placed.deleting {
-                        engine.pod_deleted(&pod(name, &wish, Some(&node), true), now());
+                        engine.pod_deleted(&pod(name, &spread_pod, Some(&node), true), now());
                         world.pods.remove(name);
                     } else {
                         placed.deleting = true;
-                        engine.pod_applied(pod(name, &wish, Some(&node), true), now());
+                        engine.pod_applied(pod(name, &spread_pod, Some(&node), true), now());
                     }
                 }
                 _ if !world.nodes.is_empty() => {
                     // A pending pod would be tried in place of the new one.
-                    for (name, wish) in std::mem::take(&mut waiting) {
-                        engine.pod_deleted(&pod(&name, &wish, None, false), now());
+                    for (name, spread_pod) in std::mem::take(&mut waiting) {
+                        engine.pod_deleted(&pod(&name, &spread_pod, None, false), now());
                     }
-                    let (name, wish) = (format!("p{number}"), dice.wish());
-                    engine.pod_applied(pod(&name, &wish, None, false), now());
-                    let Some(node) = compare(&mut engine, &world, &name, &wish, &mut reached)
+                    let (name, spread_pod) = (format!("p{number}"), dice.spread_pod());
+                    engine.pod_applied(pod(&name, &spread_pod, None, false), now());
+                    let Some(node) = compare(&mut engine, &world, &name, &spread_pod, &mut reached)
                     else {
-                        waiting.insert(name, wish);
+                        waiting.insert(name, spread_pod);
                         continue;
                     };
-                    engine.pod_applied(pod(&name, &wish, Some(&node), false), now());
+                    engine.pod_applied(pod(&name, &spread_pod, Some(&node), false), now());
                     let placed = Placed {
                         node,
-                        namespace: wish.namespace,
-                        app: wish.app,
-                        version: wish.version,
+                        namespace: spread_pod.namespace,
+                        app: spread_pod.app,
+                        version: spread_pod.version,
                         deleting: false,
                     };
                     world.pods.insert(name, placed);

@@ -57,11 +57,11 @@ impl Scene {
     fn with(divide: [bool; 2]) -> Self {
         let (config, profiles) = profiles(divide);
         let mut scene = Self(Engine::new(&config, profiles, EngineOptions::default()));
-        let room = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "koordinator.sh/gpu": "200",
+        let amounts = json!({"cpu": "8", "memory": "32Gi", "pods": "110", "koordinator.sh/gpu": "200",
             "koordinator.sh/gpu-core": "200", "koordinator.sh/gpu-memory-ratio": "200"});
         let node: Node = read(json!({
             "metadata": {"name": "n", "uid": "n", "labels": {"kubernetes.io/hostname": "n"}},
-            "status": {"allocatable": room}
+            "status": {"allocatable": amounts}
         }));
         scene.0.node_applied(Arc::new(node), now());
         scene
@@ -142,16 +142,19 @@ fn a_cpu_is_given_once() {
     );
     let exclusive = json!({"metadata": {"labels":
         {"koordinator.sh/qosClass": "LSR", "koordinator.sh/priority-class": "koord-prod"}}});
-    let mut given = BTreeSet::new();
+    let mut allocated = BTreeSet::new();
     for (profile, name) in [("a", "a0"), ("b", "b0"), ("a", "a1"), ("b", "b1")] {
         let notes = scene.one(profile, name, json!({"cpu": "2"}), exclusive.clone());
         let status: Value = serde_json::from_str(&notes.unwrap()[STATUS]).unwrap();
         let cpus: koord_model::cpuset::CpuSet = status["cpuset"].as_str().unwrap().parse().unwrap();
         for cpu in cpus.iter() {
-            assert!(given.insert(cpu), "{name}: CPU {cpu} is allocated twice");
+            assert!(
+                allocated.insert(cpu),
+                "{name}: CPU {cpu} is allocated twice"
+            );
         }
     }
-    assert_eq!(given.len(), 8);
+    assert_eq!(allocated.len(), 8);
 }
 
 #[test]
@@ -170,16 +173,19 @@ fn a_gpu_is_given_once() {
             "metadata": {"name": "n"}, "spec": {"devices": [gpu(0), gpu(1)]}
         }),
     );
-    let whole = json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"});
-    let mut given = Vec::new();
+    let whole_gpu =
+        json!({"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"});
+    let mut allocated = Vec::new();
     for (profile, name) in [("a", "a0"), ("b", "b0")] {
-        let notes = scene.one(profile, name, whole.clone(), json!({})).unwrap();
-        let said: DeviceAllocations = serde_json::from_str(&notes[DEVICES]).unwrap();
-        given.extend(said["gpu"].iter().map(|grant| grant.minor));
+        let notes = scene
+            .one(profile, name, whole_gpu.clone(), json!({}))
+            .unwrap();
+        let allocations: DeviceAllocations = serde_json::from_str(&notes[DEVICES]).unwrap();
+        allocated.extend(allocations["gpu"].iter().map(|grant| grant.minor));
     }
-    given.sort_unstable();
-    assert_eq!(given, [0, 1]);
-    assert_eq!(scene.one("a", "a1", whole, json!({})), None);
+    allocated.sort_unstable();
+    assert_eq!(allocated, [0, 1]);
+    assert_eq!(scene.one("a", "a1", whole_gpu, json!({})), None);
 }
 
 #[test]
@@ -253,9 +259,12 @@ fn a_gang_is_one_over_all_profiles() {
         }),
     );
     let member = json!({"metadata": {"labels": {"pod-group.scheduling.sigs.k8s.io": "g"}}});
-    let one = json!({"cpu": "1"});
-    assert_eq!(scene.pod("a", "a0", one.clone(), member.clone()).len(), 0);
-    let bound = scene.pod("b", "b0", one, member);
+    let one_core = json!({"cpu": "1"});
+    assert_eq!(
+        scene.pod("a", "a0", one_core.clone(), member.clone()).len(),
+        0
+    );
+    let bound = scene.pod("b", "b0", one_core, member);
     let names: BTreeSet<&str> = bound.iter().map(|request| &*request.pod.name).collect();
     assert_eq!(names, BTreeSet::from(["a0", "b0"]));
 }
@@ -303,7 +312,7 @@ fn a_volume_is_given_to_one_claim() {
                 "status": {"phase": "Available"}}),
         );
     }
-    let mut given = BTreeSet::new();
+    let mut allocated = BTreeSet::new();
     for (profile, name) in [("a", "a0"), ("b", "b0")] {
         scene.object::<PersistentVolumeClaim>(
             "persistentvolumeclaims.v1.",
@@ -326,14 +335,14 @@ fn a_volume_is_given_to_one_claim() {
             {
                 assert_eq!(write.plural, "persistentvolumes");
                 assert!(
-                    given.insert(write.name.clone()),
+                    allocated.insert(write.name.clone()),
                     "{}: given twice",
                     write.name
                 );
             }
         }
     }
-    assert_eq!(given.len(), 2);
+    assert_eq!(allocated.len(), 2);
 }
 
 /// Stateless plugins are built once per set of arguments, stateful ones once.

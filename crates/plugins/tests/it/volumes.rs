@@ -346,7 +346,7 @@ fn where_claims_allow_a_pod_to_go() {
     assert_eq!(out, [format!("0/1 nodes are available: 1 {GONE}.")]);
 }
 
-fn given(name: &str, claim: &str) -> Value {
+fn assigned(name: &str, claim: &str) -> Value {
     volume(
         name,
         "static",
@@ -375,7 +375,7 @@ fn a_pod_is_bound_when_its_claim_is() {
     let other = place(&mut engine, pod("q", uses(&["d"]), None));
     assert_eq!(other, [both(NONE)]);
 
-    set(&mut engine, "pv", merge(given("v", "c"), &in_zone("b")));
+    set(&mut engine, "pv", merge(assigned("v", "c"), &in_zone("b")));
     assert_eq!(outputs(&mut engine), [""; 0]);
     let mut done = bound("c", "v");
     done["spec"]["storageClassName"] = json!("static");
@@ -417,7 +417,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
 
     let mut engine = cluster();
     start(&mut engine, "static");
-    set(&mut engine, "pv", given("v", "stranger"));
+    set(&mut engine, "pv", assigned("v", "stranger"));
     failed(
         &outputs(&mut engine),
         "binding volumes: pv \"v\" went to another claim",
@@ -425,7 +425,7 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
 
     let mut engine = cluster();
     start(&mut engine, "static");
-    set(&mut engine, "pv", given("v", "c"));
+    set(&mut engine, "pv", assigned("v", "c"));
     set(&mut engine, "pv", volume("v", "static", json!({})));
     failed(
         &outputs(&mut engine),
@@ -445,8 +445,8 @@ fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
     outputs(&mut engine);
     engine.schedule_one(at(600));
     let out = outputs(&mut engine);
-    let late = "rejected due to timeout after waiting 10m0s at plugin VolumeBinding";
-    assert!(out.iter().any(|text| text.contains(late)), "{out:?}");
+    let timeout = "rejected due to timeout after waiting 10m0s at plugin VolumeBinding";
+    assert!(out.iter().any(|text| text.contains(timeout)), "{out:?}");
     assert_eq!(errors(&mut engine), [("bind".to_owned(), 1.0)]);
     assert_eq!(errors(&mut engine), []);
 }
@@ -478,9 +478,9 @@ fn a_pod_that_leaves_while_it_waits_is_not_bound_and_holds_nothing() {
         set(&mut engine, "pv", volume("v", "static", json!({})));
         let waiting = pod("p", uses(&["c"]), None);
         assert!(place(&mut engine, waiting.clone())[0].starts_with("persistentvolumes/v"));
-        let mut left = (*waiting).clone();
-        leave(&mut left);
-        engine.pod_applied(Arc::new(left), at(1));
+        let mut leaving = (*waiting).clone();
+        leave(&mut leaving);
+        engine.pod_applied(Arc::new(leaving), at(1));
         assert_eq!(engine.cluster().booked(), (0, 0));
         let other = place(&mut engine, pod("q", uses(&["d"]), None));
         assert!(other[0].starts_with("persistentvolumes/v"), "{other:?}");

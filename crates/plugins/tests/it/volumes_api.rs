@@ -1,7 +1,7 @@
 //! Claim that waits for its first consumer, against the embedded API server: the test acts as the controllers
 //! that provision and bind volumes.
 
-use crate::api::{Cluster, room};
+use crate::api::{Cluster, allocatable};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use koord_kube::Api;
@@ -57,7 +57,7 @@ impl Cluster {
 
     /// Creates a node with the hostname label that the kubelet sets.
     async fn host(&self, name: &str) {
-        self.node(name, room("4"), json!([])).await;
+        self.node(name, allocatable("4"), json!([])).await;
         let label = json!({"metadata": {"labels": {"kubernetes.io/hostname": name}}});
         let api: Api<Node> = Api::all(self.client.clone());
         let params = PatchParams::default();
@@ -132,7 +132,7 @@ async fn an_existing_volume_is_given_to_the_claim() {
     cluster.claim("data", "by-hand").await;
     let scheduler = cluster.schedule(|_| {});
     cluster.pod_with_claim("p", "data").await;
-    let given = cluster
+    let volume_assigned = cluster
         .until("the volume's claim", |volume: &PersistentVolume| {
             let claim: Value =
                 serde_json::to_value(volume.spec.as_ref()?.claim_ref.as_ref()?).ok()?;
@@ -142,11 +142,11 @@ async fn an_existing_volume_is_given_to_the_claim() {
         })
         .await;
     assert_eq!(
-        (&given["namespace"], &given["name"]),
+        (&volume_assigned["namespace"], &volume_assigned["name"]),
         (&json!("default"), &json!("data"))
     );
     let claim = cluster.claims().get("data").await.unwrap();
-    assert_eq!(given["uid"], json!(claim.metadata.uid));
+    assert_eq!(volume_assigned["uid"], json!(claim.metadata.uid));
     cluster.finish("data", "v").await;
     assert_eq!(cluster.bound("p").await, "b");
     scheduler.stop().await;

@@ -7,7 +7,7 @@ use koord_scheduler::engine::Engine;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-struct World {
+struct WakingWorld {
     engine: Engine,
     now: Timestamp,
 }
@@ -25,27 +25,27 @@ fn pod(name: &str, requests: Value, node: Option<&str>) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-impl World {
+impl WakingWorld {
     /// Builds nodes with a pod each, and `waits`, which fits on none of them; `small` could never hold it.
     fn new() -> Self {
         Self::with(json!({}), json!({"cpu": "3"}))
     }
 
     /// Builds a world like [`Self::new`], with these arguments of the plugin and these requests of `waits`.
-    fn with(args: Value, asked: Value) -> Self {
+    fn with(args: Value, requests: Value) -> Self {
         let mut world = Self {
             engine: small::engine(&["NodeResourcesFit"], args),
             now: small::now(),
         };
         for (name, cpu) in [("large", "3"), ("small", "1")] {
-            let room = json!({"cpu": cpu, "pods": "9"});
-            small::node(&mut world.engine, name, room);
-            let there = bound(&format!("on-{name}"), name);
-            world.engine.pod_applied(there, world.now);
+            let amounts = json!({"cpu": cpu, "pods": "9"});
+            small::node(&mut world.engine, name, amounts);
+            let existing = bound(&format!("on-{name}"), name);
+            world.engine.pod_applied(existing, world.now);
         }
         world
             .engine
-            .pod_applied(pod("waits", asked, None), world.now);
+            .pod_applied(pod("waits", requests, None), world.now);
         assert_eq!(world.tried().as_deref(), Some("nowhere"));
         assert_eq!(world.tried(), None, "once");
         world
@@ -70,11 +70,11 @@ impl World {
 
 #[test]
 fn room_on_a_node_that_is_too_small_wakes_nobody() {
-    let mut world = World::new();
-    let gone = bound("on-small", "small");
-    world.engine.pod_deleted(&gone, world.now);
+    let mut world = WakingWorld::new();
+    let deleted = bound("on-small", "small");
+    world.engine.pod_deleted(&deleted, world.now);
     assert_eq!(world.tried(), None);
-    let mut world = World::new();
+    let mut world = WakingWorld::new();
     world
         .engine
         .pod_deleted(&bound("on-large", "large"), world.now);
@@ -84,22 +84,22 @@ fn room_on_a_node_that_is_too_small_wakes_nobody() {
 /// Resources that no node lists and the filter ignores do not prevent activation.
 #[test]
 fn resources_that_are_left_to_others_keep_nobody_asleep() {
-    let asked = json!({"cpu": "3", "example.com/mem": "1"});
+    let requests = json!({"cpu": "3", "example.com/mem": "1"});
     for ignored in [
         json!({"ignoredResources": ["example.com/mem"]}),
         json!({"ignoredResourceGroups": ["example.com"]}),
     ] {
-        let mut world = World::with(ignored.clone(), asked.clone());
+        let mut world = WakingWorld::with(ignored.clone(), requests.clone());
         world
             .engine
             .pod_deleted(&bound("on-large", "large"), world.now);
         assert_eq!(world.tried().as_deref(), Some("large"), "{ignored}");
-        let mut world = World::with(ignored.clone(), asked.clone());
-        let room = json!({"cpu": "4", "pods": "9"});
-        small::node(&mut world.engine, "small", room);
+        let mut world = WakingWorld::with(ignored.clone(), requests.clone());
+        let amounts = json!({"cpu": "4", "pods": "9"});
+        small::node(&mut world.engine, "small", amounts);
         assert_eq!(world.tried().as_deref(), Some("small"), "{ignored}");
     }
-    let mut world = World::with(json!({}), asked);
+    let mut world = WakingWorld::with(json!({}), requests);
     world
         .engine
         .pod_deleted(&bound("on-large", "large"), world.now);
@@ -109,7 +109,7 @@ fn resources_that_are_left_to_others_keep_nobody_asleep() {
 /// A pod that appears on another node releases what it was assumed to use.
 #[test]
 fn room_that_was_only_assumed_wakes_whom_it_helps() {
-    let mut world = World::new();
+    let mut world = WakingWorld::new();
     world
         .engine
         .pod_deleted(&bound("on-large", "large"), world.now);

@@ -49,14 +49,14 @@ fn news_of_a_claim_is_for_those_who_name_it() {
     ];
     let object: PersistentVolumeClaim =
         serde_json::from_value(json!({"metadata": {"name": "data", "namespace": "ns"}})).unwrap();
-    let of = |kind: &'static str, new: Arc<dyn Any + Send + Sync>| ObjectChange {
+    let change_of = |kind: &'static str, new: Arc<dyn Any + Send + Sync>| ObjectChange {
         kind,
         action: Action::ADD,
         old: None,
         new,
     };
-    let change = of(CLAIMS, Arc::new(object));
-    let volume = of(VOLUMES, Arc::new(PersistentVolume::default()));
+    let change = change_of(CLAIMS, Arc::new(object));
+    let volume = change_of(VOLUMES, Arc::new(PersistentVolume::default()));
     fn event(change: &ObjectChange) -> ClusterEvent<'_> {
         ClusterEvent {
             subject: Subject::Object(CLAIMS),
@@ -81,9 +81,13 @@ fn news_of_a_claim_is_for_those_who_name_it() {
         for (name, pod, expected) in &rows {
             let pod = Arc::new(serde_json::from_value(pod.clone()).unwrap());
             let pod = PodInfo::new(pod, alone.engine.cluster().resources()).unwrap();
-            let found = hints.names(&pod).contains(&"ns/data");
+            let is_named = hints.names(&pod).contains(&"ns/data");
             let helps = hints.hint(&pod, &event(&change), alone.view()) == Helps::Queue;
-            assert_eq!((found, helps), (*expected, *expected), "{plugin}: {name}");
+            assert_eq!(
+                (is_named, helps),
+                (*expected, *expected),
+                "{plugin}: {name}"
+            );
         }
     }
     // The claim of a generic ephemeral volume is named after pod and volume.

@@ -7,11 +7,11 @@ use k8s_openapi::api::storage::v1::StorageClass;
 /// Parses amounts such as `1/2 a=3`: milli-cores, bytes, and other resources by letter.
 fn amounts(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        if let Some((cpu, memory)) = word.split_once('/') {
+    for token in text.split_whitespace() {
+        if let Some((cpu, memory)) = token.split_once('/') {
             out["cpu"] = json!(format!("{cpu}m"));
             out["memory"] = json!(memory);
-        } else if let Some((name, amount)) = word.split_once('=') {
+        } else if let Some((name, amount)) = token.split_once('=') {
             let name = match name {
                 "a" => "example.com/aaa",
                 "b" => "example.com/bbb",
@@ -62,7 +62,7 @@ fn fits(args: Value, room: &str, there: &str, asks: &str) -> String {
         json!({"status": {"allocatable": amounts(room)}}),
     );
     if !there.is_empty() {
-        alone.there("n", pod(there));
+        alone.add_pod("n", pod(there));
     }
     alone.judge(pod(asks), "n")
 }
@@ -170,8 +170,8 @@ fn pods_are_counted_and_side_containers_go_on() {
 /// Parses zone labels such as `zone=a`, with `beta-zone` and `beta-region` for the old labels.
 fn places(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        let (key, value) = word.split_once('=').unwrap();
+    for token in text.split_whitespace() {
+        let (key, value) = token.split_once('=').unwrap();
         let key = match key {
             "zone" => "topology.kubernetes.io/zone",
             "region" => "topology.kubernetes.io/region",

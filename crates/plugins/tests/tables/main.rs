@@ -96,7 +96,7 @@ impl Alone {
         }
     }
 
-    fn tell(&mut self, news: impl FnOnce(&mut BoxedPlugin, View<'_>, &mut Effects)) {
+    fn notify(&mut self, news: impl FnOnce(&mut BoxedPlugin, View<'_>, &mut Effects)) {
         let view = View {
             indexes: &self.indexes,
             ..self.engine.cluster().view(now())
@@ -112,7 +112,7 @@ impl Alone {
         let node: Node = serde_json::from_value(value).unwrap();
         self.engine.node_applied(Arc::new(node), now());
         let row = self.engine.cluster().nodes().find(name).unwrap();
-        self.tell(|plugin, view, fx| {
+        self.notify(|plugin, view, fx| {
             if let Some(role) = plugin.object_events() {
                 role.on_node(row, view, fx);
             }
@@ -138,7 +138,7 @@ impl Alone {
         };
         let change = self.kept(change);
         self.indexes.on_object(&change, &mut Effects::default());
-        self.tell(|plugin, view, fx| {
+        self.notify(|plugin, view, fx| {
             if let Some(role) = plugin.object_events() {
                 role.on_object(&change, view, fx);
             }
@@ -146,7 +146,7 @@ impl Alone {
     }
 
     /// Adds a pod to a node.
-    fn there(&mut self, node: &str, mut pod: Value) {
+    fn add_pod(&mut self, node: &str, mut pod: Value) {
         self.pods += 1;
         let name = format!("there-{}", self.pods);
         pod["metadata"]["name"] = json!(name);
@@ -158,7 +158,7 @@ impl Alone {
         let mut pods = self.engine.cluster().nodes().pods(row);
         let info = pods.find(|pod| *pod.name == *name).unwrap().clone();
         drop(pods);
-        self.tell(|plugin, view, fx| {
+        self.notify(|plugin, view, fx| {
             if let Some(role) = plugin.pod_events() {
                 role.on_assigned(&info, row, view, fx);
             }
@@ -174,7 +174,7 @@ impl Alone {
         pod["metadata"]["uid"] = json!("p");
         let pod = Arc::new(serde_json::from_value(complete(pod)).unwrap());
         let pod = Arc::new(PodInfo::new(pod, self.engine.cluster().resources()).unwrap());
-        self.tell(|plugin, view, _| {
+        self.notify(|plugin, view, _| {
             if let Some(role) = plugin.preparation() {
                 role.prepare(&Cycle::new(&pod, view));
             }
@@ -198,14 +198,14 @@ impl Alone {
                 let mut order: Vec<usize> = (0..rows.len()).collect();
                 order.sort_by_key(|at| rows[*at]);
                 let sorted: Vec<NodeIndex> = order.iter().map(|at| rows[*at]).collect();
-                let mut found = vec![0; rows.len()];
-                volatile.score_rows(cycle, &state, &sorted, &mut found);
+                let mut unsorted = vec![0; rows.len()];
+                volatile.score_rows(cycle, &state, &sorted, &mut unsorted);
                 if let Some(score) = this.plugin.score()
                     && score.normalization() == Normalize::Custom
                 {
-                    score.normalize(cycle, &mut found);
+                    score.normalize(cycle, &mut unsorted);
                 }
-                for (at, score) in order.into_iter().zip(found) {
+                for (at, score) in order.into_iter().zip(unsorted) {
                     scores[at] = score;
                 }
             } else {
@@ -262,9 +262,12 @@ fn complete(mut pod: Value) -> Value {
 fn who_counts_is_prepared_for_the_very_pod() {
     let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
         "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]});
-    let near = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+    let with_affinity = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
         [{"topologyKey": "zone", "labelSelector": {}}]}}});
-    for (name, spec) in [("PodTopologySpread", spread), ("InterPodAffinity", near)] {
+    for (name, spec) in [
+        ("PodTopologySpread", spread),
+        ("InterPodAffinity", with_affinity),
+    ] {
         let mut alone = Alone::new(name, json!({}));
         alone.node("a", json!({"zone": "z"}), json!({}));
         let pod = json!({"metadata": {}, "spec": spec});
@@ -287,24 +290,24 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
     let pod = complete(json!({"metadata": {"name": "p", "uid": "p"}, "spec": {}}));
     let pod = Arc::new(serde_json::from_value(pod).unwrap());
     let pod = Arc::new(PodInfo::new(pod, alone.engine.cluster().resources()).unwrap());
-    let asked = |alone: &Alone| match alone.pre_filter(&Cycle::new(&pod, alone.view())) {
+    let rejection_code = |alone: &Alone| match alone.pre_filter(&Cycle::new(&pod, alone.view())) {
         PreFilterResult::Reject(rejection) => Some(rejection.code),
         _ => None,
     };
-    assert_eq!(asked(&alone), Some(Code::Error));
-    alone.tell(|plugin, view, _| {
+    assert_eq!(rejection_code(&alone), Some(Code::Error));
+    alone.notify(|plugin, view, _| {
         if let Some(role) = plugin.preparation() {
             role.prepare(&Cycle::new(&pod, view));
         }
     });
-    assert_eq!(asked(&alone), None);
+    assert_eq!(rejection_code(&alone), None);
     // Any event may change it.
     alone.node(
         "a",
         json!({}),
         json!({"status": {"allocatable": {"cpu": "4"}}}),
     );
-    assert_eq!(asked(&alone), Some(Code::Error));
+    assert_eq!(rejection_code(&alone), Some(Code::Error));
 }
 
 #[test]
@@ -367,13 +370,13 @@ fn changes_of_objects_are_counted_under_upstreams_names() {
         .iter()
         .filter_map(|plugin| plugin.inputs())
         .flat_map(|inputs| inputs.watches());
-    let mut seen = 0;
+    let mut count = 0;
     for watch in watches {
         if let Some((kind, name)) = expected.iter().find(|(kind, _)| *kind == watch.kind()) {
-            let names = ["Add", "Update", "Delete"].map(|what| format!("{name}{what}"));
+            let names = ["Add", "Update", "Delete"].map(|verb| format!("{name}{verb}"));
             assert_eq!(watch.names().map(str::to_owned), names, "{kind}");
-            seen += 1;
+            count += 1;
         }
     }
-    assert!(seen >= expected.len());
+    assert!(count >= expected.len());
 }

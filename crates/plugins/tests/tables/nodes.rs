@@ -12,23 +12,28 @@ fn effect(letter: &str) -> Option<&'static str> {
 }
 
 fn taints(text: &str) -> Value {
-    let one = |word: &str| {
-        let (rest, letter) = word.split_once(':').unwrap();
+    let parse_one = |token: &str| {
+        let (rest, letter) = token.split_once(':').unwrap();
         let (key, value) = rest.split_once('=').unwrap();
         json!({"key": key, "value": value, "effect": effect(letter)})
     };
-    text.split_whitespace().map(one).collect()
+    text.split_whitespace().map(parse_one).collect()
 }
 
 /// Parses tolerations `key operator value effect`, separated by commas; `-` for a missing part.
 fn tolerating(text: &str) -> Value {
-    let one = |words: &str| {
-        let part = |at: usize| words.split_whitespace().nth(at).filter(|word| *word != "-");
+    let parse_one = |tokens: &str| {
+        let part = |at: usize| {
+            tokens
+                .split_whitespace()
+                .nth(at)
+                .filter(|token| *token != "-")
+        };
         json!({"key": part(0), "operator": part(1), "value": part(2),
             "effect": part(3).and_then(effect)})
     };
     let all = text.split(',').filter(|part| !part.trim().is_empty());
-    json!({"metadata": {}, "spec": {"tolerations": all.map(one).collect::<Value>()}})
+    json!({"metadata": {}, "spec": {"tolerations": all.map(parse_one).collect::<Value>()}})
 }
 
 fn tainted(nodes: &[&str], gates: &[&str]) -> (Alone, String) {
@@ -109,9 +114,9 @@ fn taints_keep_pods_off() {
 #[test]
 fn preferred_labels() {
     let term = |weight: i64, labels: &[(&str, &str)]| {
-        let one =
+        let parse_one =
             |(key, value): &(&str, &str)| json!({"key": key, "operator": "In", "values": [value]});
-        json!({"weight": weight, "preference": {"matchExpressions": labels.iter().map(one).collect::<Value>()}})
+        json!({"weight": weight, "preference": {"matchExpressions": labels.iter().map(parse_one).collect::<Value>()}})
     };
     let foo = ("foo", "bar");
     let preferring =
@@ -156,13 +161,13 @@ fn preferred_labels() {
 fn nodes_that_have_the_images() {
     const MB: i64 = 1024 * 1024;
     let images = |sizes: &[i64]| -> Value {
-        let one = |size: &i64| json!({"names": [format!("gcr.io/{size}:latest")], "sizeBytes": size * MB});
-        json!({"status": {"images": sizes.iter().map(one).collect::<Value>()}})
+        let parse_one = |size: &i64| json!({"names": [format!("gcr.io/{size}:latest")], "sizeBytes": size * MB});
+        json!({"status": {"images": sizes.iter().map(parse_one).collect::<Value>()}})
     };
     let pod = |sizes: &[i64], first: &[i64]| {
         let list = |sizes: &[i64]| -> Value {
-            let one = |size: &i64| json!({"name": "c", "image": format!("gcr.io/{size}")});
-            sizes.iter().map(one).collect()
+            let parse_one = |size: &i64| json!({"name": "c", "image": format!("gcr.io/{size}")});
+            sizes.iter().map(parse_one).collect()
         };
         json!({"metadata": {}, "spec": {"containers": list(sizes), "initContainers": list(first)}})
     };

@@ -14,9 +14,9 @@ fn labels(text: &str) -> Value {
 /// Parses expressions `key operator value,value`, separated by `&`.
 fn expressions<'a>(parts: impl Iterator<Item = &'a str>) -> Value {
     let one = |text: &str| {
-        let mut words = text.split_whitespace();
-        let (key, operator) = (words.next().unwrap(), words.next().unwrap());
-        let values: Vec<&str> = words
+        let mut tokens = text.split_whitespace();
+        let (key, operator) = (tokens.next().unwrap(), tokens.next().unwrap());
+        let values: Vec<&str> = tokens
             .next()
             .into_iter()
             .flat_map(|w| w.split(','))
@@ -100,14 +100,14 @@ fn nodes_are_selected() {
 /// commas. The label `-` stands for no selector.
 fn constraints(text: &str) -> Value {
     let one = |text: &str| {
-        let words: Vec<&str> = text.split_whitespace().collect();
-        let mut out = json!({"maxSkew": words[0].parse::<i32>().unwrap(), "topologyKey": words[1],
+        let tokens: Vec<&str> = text.split_whitespace().collect();
+        let mut out = json!({"maxSkew": tokens[0].parse::<i32>().unwrap(), "topologyKey": tokens[1],
             "whenUnsatisfiable": "DoNotSchedule"});
-        if words[2] != "-" {
-            let expression = json!({"key": words[2], "operator": "Exists"});
+        if tokens[2] != "-" {
+            let expression = json!({"key": tokens[2], "operator": "Exists"});
             out["labelSelector"] = json!({"matchExpressions": [expression]});
         }
-        for (key, value) in words[3..].iter().filter_map(|word| word.split_once('=')) {
+        for (key, value) in tokens[3..].iter().filter_map(|token| token.split_once('=')) {
             match key {
                 "min" => out["minDomains"] = json!(value.parse::<i32>().unwrap()),
                 "affinity" => out["nodeAffinityPolicy"] = json!(value),
@@ -127,14 +127,14 @@ fn bare(text: &str) -> Value {
 
 /// Adds pods such as `a:foo b:foo,bar`; `other/` is a namespace, `!` marks a terminating pod.
 fn crowd(alone: &mut Alone, text: &str) {
-    for word in text.split_whitespace() {
-        let (space, rest) = word.split_once('/').unwrap_or(("", word));
+    for token in text.split_whitespace() {
+        let (space, rest) = token.split_once('/').unwrap_or(("", token));
         let (rest, going) = rest.strip_prefix('!').map_or((rest, false), |r| (r, true));
         let (node, names) = rest.split_once(':').unwrap();
         let going = going.then_some("2024-01-01T00:00:00Z");
         let own = bare(names);
         let metadata = json!({"namespace": space, "labels": own, "deletionTimestamp": going});
-        alone.there(node, json!({"metadata": metadata, "spec": {}}));
+        alone.add_pod(node, json!({"metadata": metadata, "spec": {}}));
     }
 }
 
@@ -198,20 +198,20 @@ fn spread_holds() {
     for (name, own, wants, spread, places, pods, expected) in rows {
         let mut alone = Alone::new("PodTopologySpread", json!({"defaultingType": "List"}));
         let mut names = Vec::new();
-        for word in places.split_whitespace() {
-            let node = &word[..1];
+        for token in places.split_whitespace() {
+            let node = &token[..1];
             let mut labels = json!({});
-            if !word.contains('~') {
+            if !token.contains('~') {
                 labels["node"] = json!(node);
             }
-            if word.contains('+') {
+            if token.contains('+') {
                 labels["foo"] = json!("");
             }
-            if let Some(zone) = word.split_once('/') {
+            if let Some(zone) = token.split_once('/') {
                 labels["zone"] = json!(zone.1[..1]);
             }
             let taint = json!([{"key": "k", "value": "v", "effect": "NoSchedule"}]);
-            let taints = word.contains('!').then_some(taint);
+            let taints = token.contains('!').then_some(taint);
             alone.node(node, labels, json!({"spec": {"taints": taints}}));
             names.push(node);
         }
@@ -245,12 +245,12 @@ fn social(text: &str) -> Value {
     for sign in ["+", "-"] {
         let term = |text: &str| {
             let (head, wanted) = text.split_once(':').unwrap();
-            let mut words = head.split_whitespace();
-            let key = words.next().unwrap_or_default();
+            let mut tokens = head.split_whitespace();
+            let key = tokens.next().unwrap_or_default();
             let expressions = expressions(wanted.split('&'));
             let mut out =
                 json!({"topologyKey": key, "labelSelector": {"matchExpressions": expressions}});
-            match words.next().map(|word| word.split_at(1)) {
+            match tokens.next().map(|token| token.split_at(1)) {
                 Some(("@", space)) => out["namespaces"] = json!([space]),
                 Some((_, "*")) => out["namespaceSelector"] = json!({}),
                 Some((_, team)) => {
@@ -296,7 +296,7 @@ fn company(comes: &str, there: &[&str], nodes: &[&str]) -> String {
     }
     for text in there {
         let (node, pod) = text.split_once('=').unwrap();
-        alone.there(node, social(pod));
+        alone.add_pod(node, social(pod));
     }
     let verdict = |node: &String| match &*alone.judge(social(comes), node) {
         "fits" => '.',

@@ -27,10 +27,10 @@ fn constraint(skew: i64, key: &str, selects: &str, more: Value) -> Value {
 
 /// Adds nodes such as `a/1 b/1 c` with their zones; `!` omits the hostname label.
 fn nodes(alone: &mut Alone, text: &str) {
-    for word in text.split_whitespace() {
-        let (name, zone) = word
+    for token in text.split_whitespace() {
+        let (name, zone) = token
             .split_once('/')
-            .map_or((word, None), |(n, z)| (n, Some(z)));
+            .map_or((token, None), |(n, z)| (n, Some(z)));
         let (name, bare) = name.strip_prefix('!').map_or((name, false), |n| (n, true));
         let mut labels = json!({"node": name});
         if !bare {
@@ -45,21 +45,21 @@ fn nodes(alone: &mut Alone, text: &str) {
 
 /// Adds pods such as `a:foo a:foo,bar` with their labels; `other/` is a namespace, `!` marks a terminating
 /// pod.
-fn there(alone: &mut Alone, text: &str) {
-    for word in text.split_whitespace() {
-        let (space, rest) = word.split_once('/').map_or(("", word), |(s, r)| (s, r));
+fn add_pods(alone: &mut Alone, text: &str) {
+    for token in text.split_whitespace() {
+        let (space, rest) = token.split_once('/').map_or(("", token), |(s, r)| (s, r));
         let (rest, going) = rest.strip_prefix('!').map_or((rest, false), |r| (r, true));
         let (node, names) = rest.split_once(':').unwrap();
         let going = going.then_some("2024-01-01T00:00:00Z");
         let metadata =
             json!({"namespace": space, "labels": labels(names), "deletionTimestamp": going});
-        alone.there(node, json!({"metadata": metadata, "spec": {}}));
+        alone.add_pod(node, json!({"metadata": metadata, "spec": {}}));
     }
 }
 
-/// Repeats each `word` `count` times.
+/// Repeats each `token` `count` times.
 fn times(list: &[(usize, &str)]) -> String {
-    let one = |(count, word): &(usize, &str)| format!("{word} ").repeat(*count);
+    let one = |(count, token): &(usize, &str)| format!("{token} ").repeat(*count);
     list.iter().map(one).collect()
 }
 
@@ -117,7 +117,7 @@ fn spreading() {
             alone.object("services.v1.", Arc::new(service));
         }
         nodes(&mut alone, places);
-        there(&mut alone, pods);
+        add_pods(&mut alone, pods);
         let pod = json!({"metadata": {"labels": labels("foo,bar,baz")},
             "spec": {"topologySpreadConstraints": constraints}});
         assert_eq!(alone.scores(pod, candidates), expected, "{name}");
@@ -153,7 +153,7 @@ fn what_counts_as_a_domain() {
             }
             alone.node(name, labels, rest);
         }
-        there(&mut alone, "a:foo a:foo b:foo c:foo");
+        add_pods(&mut alone, "a:foo a:foo b:foo c:foo");
         let mut spec = spec.clone();
         spec["topologySpreadConstraints"] = json!([constraint(1, "node", "foo", policy)]);
         let pod = json!({"metadata": {"labels": labels("foo")}, "spec": spec});
@@ -270,7 +270,7 @@ fn attracted(args: Value, comes: Who<'_>, pods: &[(u8, Who<'_>)], places: &str) 
     }
     let names = place(&mut alone, places);
     for (node, who) in pods {
-        alone.there(&format!("n{node}"), pod(*who));
+        alone.add_pod(&format!("n{node}"), pod(*who));
     }
     alone.scores(pod(comes), &names)
 }
@@ -347,7 +347,7 @@ fn attraction_and_repulsion() {
 
 #[test]
 fn the_weight_of_requirements_of_pods_that_are_there() {
-    let there = [(1, ("", "", "service")), (2, ("", "", "service"))];
+    let pods = [(1, ("", "", "service")), (2, ("", "", "service"))];
     #[rustfmt::skip]
     let rows = [
         ("default", 1, "", "100 100 0"),

@@ -42,8 +42,8 @@ fn engine(args: &Value, seed: u64, asks: bool) -> Engine {
     Engine::new(&config, profiles, options)
 }
 
-fn priority(word: &str) -> Option<i32> {
-    Some(match word {
+fn priority(token: &str) -> Option<i32> {
+    Some(match token {
         "neg" => -100,
         "low" => 0,
         "mid" => 100,
@@ -54,8 +54,8 @@ fn priority(word: &str) -> Option<i32> {
 }
 
 /// Returns the milli-cores of a size, which are also its bytes.
-fn size(word: &str) -> Option<u32> {
-    Some(match word {
+fn size(token: &str) -> Option<u32> {
+    Some(match token {
         "s" => 100,
         "m" => 200,
         "l" => 300,
@@ -65,8 +65,8 @@ fn size(word: &str) -> Option<u32> {
 }
 
 fn pod(text: &str) -> Value {
-    let mut words = text.split_whitespace();
-    let first = words.next().unwrap();
+    let mut tokens = text.split_whitespace();
+    let first = tokens.next().unwrap();
     let (name, node) = first
         .split_once('@')
         .map_or((first, None), |(n, on)| (n, Some(on)));
@@ -77,22 +77,22 @@ fn pod(text: &str) -> Value {
     if let Some(node) = node {
         spec["nodeName"] = json!(node);
     }
-    for word in words {
-        if let Some(priority) = priority(word) {
+    for token in tokens {
+        if let Some(priority) = priority(token) {
             spec["priority"] = json!(priority);
-        } else if let Some(size) = size(word) {
+        } else if let Some(size) = size(token) {
             let requests = json!({"cpu": format!("{size}m"), "memory": size.to_string()});
             spec["containers"][0]["resources"] = json!({"requests": requests});
-        } else if let Some(seconds) = word.strip_prefix("start=") {
+        } else if let Some(seconds) = token.strip_prefix("start=") {
             let seconds: i64 = seconds.parse().unwrap();
             let start = Timestamp::from_second(seconds).unwrap();
             status["startTime"] = json!(start.to_string());
-        } else if let Some(node) = word.strip_prefix("nominated=") {
+        } else if let Some(node) = token.strip_prefix("nominated=") {
             status["nominatedNodeName"] = json!(node);
-        } else if let Some(app) = word.strip_prefix("app=") {
+        } else if let Some(app) = token.strip_prefix("app=") {
             labels["app"] = json!(app);
         } else {
-            match word {
+            match token {
                 "foo" => labels["foo"] = json!(""),
                 "never" => spec["preemptionPolicy"] = json!("Never"),
                 "port" => {
@@ -114,7 +114,7 @@ fn pod(text: &str) -> Value {
                 }
                 other => panic!("{other} in {text}"),
             }
-            if word == "victim" {
+            if token == "victim" {
                 status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True",
                     "reason": "PreemptionByScheduler"}]);
             }
@@ -132,21 +132,21 @@ fn pod(text: &str) -> Value {
 /// requests, `:half` for 200 milli-cores; `!` is cordoned.
 fn node(text: &str) -> Value {
     let (text, cordoned) = text.strip_prefix('!').map_or((text, false), |t| (t, true));
-    let (text, room) = text
+    let (text, capacity) = text
         .split_once(':')
-        .map_or((text, ""), |(t, room)| (t, room));
+        .map_or((text, ""), |(t, capacity)| (t, capacity));
     let (name, zone) = text.split_once('/').map_or((text, ""), |(n, z)| (n, z));
     let mut labels = json!({"hostname": name});
     if !zone.is_empty() {
         labels["zone"] = json!(zone);
     }
-    let room = match room {
+    let capacity = match capacity {
         "one" => json!({"pods": "1"}),
         "half" => json!({"cpu": "200m", "memory": "400", "pods": "32"}),
         _ => json!({"cpu": "500m", "memory": "500", "pods": "32"}),
     };
     json!({"metadata": {"name": name, "uid": name, "labels": labels},
-        "spec": {"unschedulable": cordoned}, "status": {"allocatable": room}})
+        "spec": {"unschedulable": cordoned}, "status": {"allocatable": capacity}})
 }
 
 /// Parses a budget: `app=1` allows one disruption of the app's pods; `app=1:gone` counts one disruption that
@@ -177,7 +177,7 @@ fn budget(text: &str) -> ObjectChange {
 
 /// Result of one scheduling attempt.
 #[derive(Debug, Default)]
-struct Seen {
+struct AttemptResult {
     /// Victims on each candidate node; `!1` is the number of budget violations.
     proposals: Vec<String>,
     /// Node whose victims are evicted.
@@ -208,49 +208,49 @@ impl Case<'_> {
     }
 
     /// Runs without an extender.
-    fn alone(&self) -> Seen {
+    fn alone(&self) -> AttemptResult {
         let mut engine = engine(&json!({}), 0, false);
         self.fill(&mut engine);
         tried(&mut engine, self.pod, |_| true)
     }
 
     /// Runs with an extender that agrees for some nodes.
-    fn shown(&self, agrees: impl Fn(&str) -> bool) -> Seen {
+    fn shown(&self, agrees: impl Fn(&str) -> bool) -> AttemptResult {
         let mut engine = engine(&json!({}), 0, true);
         self.fill(&mut engine);
         tried(&mut engine, self.pod, agrees)
     }
 }
 
-fn tried(engine: &mut Engine, text: &str, agrees: impl Fn(&str) -> bool) -> Seen {
+fn tried(engine: &mut Engine, text: &str, agrees: impl Fn(&str) -> bool) -> AttemptResult {
     engine.take_outputs();
     engine.pod_applied(Arc::new(serde_json::from_value(pod(text)).unwrap()), now());
-    let mut seen = Seen::default();
+    let mut result = AttemptResult::default();
     for _ in 0..2 {
         engine.schedule_one(now());
         for output in engine.take_outputs() {
             match output {
-                Output::Consult(asked) => {
-                    let (advice, proposals) = answer(&asked, &agrees);
-                    seen.proposals = proposals;
-                    engine.consulted(&asked.pod.uid, asked.ticket, advice);
+                Output::Consult(call) => {
+                    let (advice, proposals) = answer(&call, &agrees);
+                    result.proposals = proposals;
+                    engine.consulted(&call.pod.uid, call.ticket, advice);
                 }
-                Output::Evict { node, .. } => seen.node = Some(node.to_string()),
+                Output::Evict { node, .. } => result.node = Some(node.to_string()),
                 Output::Failed(failure) => {
-                    let said = failure.message.split_once("preemption: ");
-                    seen.message = said.map_or("", |(_, said)| said).to_owned();
+                    let message = failure.message.split_once("preemption: ");
+                    result.message = message.map_or("", |(_, message)| message).to_owned();
                 }
                 Output::Write(_) => {}
                 other => panic!("{text}: {other:?}"),
             }
         }
     }
-    seen
+    result
 }
 
-fn answer(asked: &Consultation, agrees: impl Fn(&str) -> bool) -> (Advice, Vec<String>) {
-    let Question::Victims(proposals) = &asked.question else {
-        panic!("{asked:?}");
+fn answer(call: &Consultation, agrees: impl Fn(&str) -> bool) -> (Advice, Vec<String>) {
+    let Question::Victims(proposals) = &call.question else {
+        panic!("{call:?}");
     };
     let (mut agreed, mut shown) = (Vec::new(), Vec::new());
     for proposal in proposals {
@@ -324,9 +324,9 @@ fn victims_of_every_candidate() {
             budgets,
             pod,
         };
-        let seen = case.shown(|_| true);
-        assert_eq!(seen.proposals, expected, "{name}");
-        assert_eq!(seen.node.is_some(), !expected.is_empty(), "{name}");
+        let result = case.shown(|_| true);
+        assert_eq!(result.proposals, expected, "{name}");
+        assert_eq!(result.node.is_some(), !expected.is_empty(), "{name}");
     }
 }
 
@@ -391,11 +391,11 @@ fn the_best_candidate() {
 /// Upstream starts at a random node, which its test fixes by a seed; here every offset is checked.
 #[test]
 fn only_so_many_candidates_are_looked_for() {
-    let victim = |at: usize, word: &str| format!("p{at}@node{at} {word} l");
-    let five = |words: [&str; 5]| {
+    let victim = |at: usize, token: &str| format!("p{at}@node{at} {token} l");
+    let five = |tokens: [&str; 5]| {
         (1..)
-            .zip(words)
-            .map(|(at, word)| victim(at, word))
+            .zip(tokens)
+            .map(|(at, token)| victim(at, token))
             .collect()
     };
     let pairs = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
@@ -429,7 +429,7 @@ fn only_so_many_candidates_are_looked_for() {
             pod: "p high l",
         };
         let args = json!({"minCandidateNodesPercentage": 40, "minCandidateNodesAbsolute": least});
-        let mut found = BTreeSet::new();
+        let mut reached = BTreeSet::new();
         let short = |text: &String| {
             let (node, victims) = text.split_once(": ").unwrap();
             let broken = if victims.ends_with("!1") { "!" } else { "" };
@@ -438,30 +438,30 @@ fn only_so_many_candidates_are_looked_for() {
         for seed in 0..40 {
             let mut engine = engine(&args, seed, true);
             case.fill(&mut engine);
-            let seen = tried(&mut engine, case.pod, |_| true);
-            let nodes: Vec<String> = seen.proposals.iter().map(short).collect();
-            found.insert(nodes.join(" "));
+            let result = tried(&mut engine, case.pod, |_| true);
+            let nodes: Vec<String> = result.proposals.iter().map(short).collect();
+            reached.insert(nodes.join(" "));
             assert!(
-                !seen
+                !result
                     .proposals
                     .iter()
-                    .any(|it| it.starts_with(seen.node.as_deref().unwrap()) && it.ends_with("!1")),
+                    .any(|it| it.starts_with(result.node.as_deref().unwrap()) && it.ends_with("!1")),
                 "{name}: the one that breaks no budget is taken"
             );
         }
-        assert_eq!(found, expected, "{name}");
+        assert_eq!(reached, expected, "{name}");
         // A single engine starts at another node with every attempt, round-robin.
         let mut engine = engine(&args, 0, true);
         case.fill(&mut engine);
-        let mut found = BTreeSet::new();
+        let mut reached = BTreeSet::new();
         for attempt in 0..40 {
             let pod = format!("p{attempt}-x high l");
             // The extender rejects all nodes, so that nothing changes.
-            let seen = tried(&mut engine, &pod, |_| false);
-            let nodes: Vec<String> = seen.proposals.iter().map(short).collect();
-            found.insert(nodes.join(" "));
+            let result = tried(&mut engine, &pod, |_| false);
+            let nodes: Vec<String> = result.proposals.iter().map(short).collect();
+            reached.insert(nodes.join(" "));
         }
-        assert_eq!(found, expected, "{name}: one engine");
+        assert_eq!(reached, expected, "{name}: one engine");
     }
 }
 
@@ -504,9 +504,9 @@ fn what_is_said_and_who_is_nominated() {
             budgets,
             pod,
         };
-        let seen = case.alone();
-        let said = seen.node.as_deref().unwrap_or(&seen.message);
-        assert_eq!(said, expected, "{name}");
+        let result = case.alone();
+        let message = result.node.as_deref().unwrap_or(&result.message);
+        assert_eq!(message, expected, "{name}");
     }
 }
 
@@ -549,8 +549,8 @@ fn one_attempt_from_its_filters_to_the_evictions() {
             budgets: &[],
             pod,
         };
-        let seen = agrees.map_or_else(|| case.alone(), |agrees| case.shown(agrees));
-        assert_eq!(seen.node.as_deref(), expected, "{name}");
+        let result = agrees.map_or_else(|| case.alone(), |agrees| case.shown(agrees));
+        assert_eq!(result.node.as_deref(), expected, "{name}");
     }
 }
 
@@ -604,7 +604,7 @@ fn who_may_look_for_victims_again() {
             budgets: &[],
             pod,
         };
-        let seen = case.shown(|_| true);
-        assert_eq!(!seen.proposals.is_empty(), expected, "{name}: {seen:?}");
+        let result = case.shown(|_| true);
+        assert_eq!(!result.proposals.is_empty(), expected, "{name}: {result:?}");
     }
 }

@@ -5,11 +5,11 @@ use super::*;
 /// Parses amounts such as `4000/10000` and optionally `foo=4 bar=8`: CPU, memory and others.
 fn amounts(text: &str) -> Value {
     let mut out = json!({});
-    for word in text.split_whitespace() {
-        if let Some((cpu, memory)) = word.split_once('/') {
+    for token in text.split_whitespace() {
+        if let Some((cpu, memory)) = token.split_once('/') {
             out["cpu"] = json!(cpu);
             out["memory"] = json!(memory);
-        } else if let Some((name, amount)) = word.split_once('=') {
+        } else if let Some((name, amount)) = token.split_once('=') {
             out[format!("intel.com/{name}")] = json!(amount);
         }
     }
@@ -27,13 +27,17 @@ fn pod(containers: &str) -> Value {
 fn scores(name: &str, args: Value, nodes: &[&str], there: &[(&str, &str)], asks: &str) -> String {
     let mut alone = Alone::new(name, args);
     let names = ["a", "b"];
-    for (name, room) in names.iter().zip(nodes) {
-        let mut room = amounts(room);
-        room["pods"] = json!("110");
-        alone.node(name, json!({}), json!({"status": {"allocatable": room}}));
+    for (name, capacity) in names.iter().zip(nodes) {
+        let mut capacity = amounts(capacity);
+        capacity["pods"] = json!("110");
+        alone.node(
+            name,
+            json!({}),
+            json!({"status": {"allocatable": capacity}}),
+        );
     }
     for (node, asked) in there {
-        alone.there(node, pod(asked));
+        alone.add_pod(node, pod(asked));
     }
     alone.scores(pod(asks), &names[..nodes.len()].join(" "))
 }
@@ -164,7 +168,7 @@ fn evenly_used_nodes() {
     // In milli-cores, like upstream's nodes.
     let (all, cpu) = ("1/2000 + 2/3000", "1/0 + 2/0");
     let gpu = "1/2000 + 2/3000 gpu=3";
-    let there = &[("a", cpu), ("b", all)][..];
+    let pods = &[("a", cpu), ("b", all)][..];
     #[rustfmt::skip]
     let rows = [
         ("nothing", both(), ["4/10000", "4/10000"], &[][..], "", "0 0"),
@@ -209,8 +213,9 @@ fn init_containers_and_sidecars_count_as_the_kubelet_runs_them() {
     for (name, init, containers, expected) in rows {
         let args = json!({"resources": {"cpu": {"type": "LeastAllocated", "weight": 1}}});
         let mut alone = Alone::new("NodeResourcesFitPlus", args);
-        let room = json!({"status": {"allocatable": {"cpu": "20", "memory": "1Gi", "pods": "10"}}});
-        alone.node("n", json!({}), room);
+        let capacity =
+            json!({"status": {"allocatable": {"cpu": "20", "memory": "1Gi", "pods": "10"}}});
+        alone.node("n", json!({}), capacity);
         let spec = json!({"initContainers": init, "containers": containers});
         assert_eq!(alone.scores(json!({"spec": spec}), "n"), expected, "{name}");
     }

@@ -26,14 +26,14 @@ impl TopologyCounters {
             let rows = (0..u32::try_from(nodes.rows()).unwrap()).map(NodeIndex);
             let same = rows.clone().all(|node| {
                 // Reservations count like the pods they are for.
-                let found = nodes
+                let matching = nodes
                     .booked(node)
                     .filter(|pod| counter.matches(pod, labels_of));
-                let found = i32::try_from(found.count()).unwrap();
+                let matching = i32::try_from(matching.count()).unwrap();
                 let domain = self.domains.domain(counter.domain_spec, node);
                 *by_domain.entry(domain).or_default() += counter.on(node);
                 present.extend(Some(domain).filter(|domain| *domain != NO_DOMAIN));
-                !recount || counter.on(node) == found
+                !recount || counter.on(node) == matching
             });
             by_domain.remove(&NO_DOMAIN);
             let mut levels: BTreeMap<i32, usize> = BTreeMap::new();
@@ -205,11 +205,11 @@ pub(crate) fn shape(app: u8, shape: u8) -> Value {
 /// Runs `steps`; in test builds, each PreFilter call checks the counters against the pods on nodes.
 fn walk(plugin: &str, steps: Vec<Step>) {
     let mut cluster = Cluster::new(plugin, json!({}));
-    let mut known: Vec<(String, u8, Value, Option<String>)> = Vec::new();
+    let mut pods: Vec<(String, u8, Value, Option<String>)> = Vec::new();
     for (number, step) in steps.into_iter().enumerate() {
         cluster.now += jiff::SignedDuration::from_secs(1);
         let name = format!("p{number}");
-        let pick = |n: u8, known: &[_]| (!known.is_empty()).then(|| usize::from(n) % known.len());
+        let pick = |n: u8, pods: &[_]| (!pods.is_empty()).then(|| usize::from(n) % pods.len());
         match step {
             Step::Node {
                 name,
@@ -232,7 +232,7 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                 let change = shape(app, form);
                 let node = cluster.place(&name, &change);
                 let node = Some(node).filter(|node| node.starts_with('n') && node.len() == 2);
-                known.push((name, app, change, node));
+                pods.push((name, app, change, node));
             }
             Step::Bound {
                 app,
@@ -241,11 +241,11 @@ fn walk(plugin: &str, steps: Vec<Step>) {
             } => {
                 let (change, node) = (shape(app, form), format!("n{node}"));
                 cluster.bound(&name, &node, &change);
-                known.push((name, app, change, Some(node)));
+                pods.push((name, app, change, Some(node)));
             }
             Step::Gone(n) => {
-                if let Some(at) = pick(n, &known) {
-                    let (name, _, change, _) = known.swap_remove(at);
+                if let Some(at) = pick(n, &pods) {
+                    let (name, _, change, _) = pods.swap_remove(at);
                     cluster
                         .engine
                         .pod_deleted(&pod(&name, &change), cluster.now);
@@ -256,8 +256,8 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                 app,
                 deleting,
             } => {
-                if let Some(at) = pick(n, &known) {
-                    let (name, _, change, node) = &mut known[at];
+                if let Some(at) = pick(n, &pods) {
+                    let (name, _, change, node) = &mut pods[at];
                     change["metadata"]["labels"]["app"] = json!(format!("{app}"));
                     if deleting {
                         change["metadata"]["deletionTimestamp"] = json!("2024-01-01T00:00:00Z");
@@ -268,15 +268,15 @@ fn walk(plugin: &str, steps: Vec<Step>) {
                 }
             }
             Step::BindFails(n) => {
-                if let Some(at) = pick(n, &known) {
+                if let Some(at) = pick(n, &pods) {
                     let message = "conflict".to_owned();
                     let error = koord_scheduler::engine::BindError {
                         message,
                         gone: true,
                     };
-                    let assumed = cluster.engine.cluster().placement(&known[at].0);
+                    let assumed = cluster.engine.cluster().placement(&pods[at].0);
                     if assumed.is_some_and(|(_, assumed)| assumed) {
-                        let (name, ..) = known.swap_remove(at);
+                        let (name, ..) = pods.swap_remove(at);
                         cluster.engine.bind_finished(&name, Err(error), cluster.now);
                     }
                 }

@@ -42,17 +42,17 @@ fn watch(kind: &str) -> Watch {
     watches.find(|watch| watch.kind() == kind).unwrap()
 }
 
-fn kept<K, V>(kind: &'static str, value: &Value) -> Arc<V>
+fn trimmed<K, V>(kind: &'static str, value: &Value) -> Arc<V>
 where
     K: DeserializeOwned + Any + Send + Sync,
     V: Any + Send + Sync,
 {
-    let whole: K = serde_json::from_value(value.clone()).unwrap();
+    let object: K = serde_json::from_value(value.clone()).unwrap();
     let change = ObjectChange {
         kind,
         action: Action::ADD,
         old: None,
-        new: Arc::new(whole),
+        new: Arc::new(object),
     };
     watch(kind).kept(change).new.downcast().unwrap()
 }
@@ -66,13 +66,13 @@ where
 {
     let names = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
     let base = merged(&names, base);
-    let first = kept::<K, V>(kind, &base);
+    let first = trimmed::<K, V>(kind, &base);
     let everywhere = json!({"metadata": {
         "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}"},
         "finalizers": ["kubernetes.io/protection"], "generateName": "n-", "generation": 3,
     }});
     for patch in unread.iter().chain([&everywhere]) {
-        let other = kept::<K, V>(kind, &merged(&base, patch));
+        let other = trimmed::<K, V>(kind, &merged(&base, patch));
         assert_eq!(
             other, first,
             "{kind}: kept, although no rule reads it: {patch}"
@@ -84,7 +84,7 @@ where
         json!({"metadata": {"resourceVersion": "2"}}),
     ];
     for patch in read.iter().chain(&named) {
-        let other = kept::<K, V>(kind, &merged(&base, patch));
+        let other = trimmed::<K, V>(kind, &merged(&base, patch));
         assert!(
             other != first,
             "{kind}: lost, though a rule reads it: {patch}"
@@ -93,7 +93,7 @@ where
 }
 
 #[test]
-fn of_claims() {
+fn claims_keep_what_rules_read() {
     let owner = |controller: bool| {
         json!({"metadata": {"ownerReferences": [
             {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": controller}]}})
@@ -129,7 +129,7 @@ fn of_claims() {
 }
 
 #[test]
-fn of_volumes() {
+fn volumes_keep_what_rules_read() {
     let in_tree = |source: &str, field: &str, id: &str| json!({"spec": {source: {field: id}}});
     let mut read = vec![
         json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -170,7 +170,7 @@ fn of_volumes() {
 }
 
 #[test]
-fn of_what_describes_storage() {
+fn storage_kinds_keep_what_rules_read() {
     check::<k8s_openapi::api::storage::v1::VolumeAttachment, TrimmedAttachment>(
         "volumeattachments.v1.storage.k8s.io",
         &json!({"spec": {"attacher": "d", "nodeName": "a", "source": {"persistentVolumeName": "v"}}}),
@@ -234,7 +234,7 @@ fn of_what_describes_storage() {
 }
 
 #[test]
-fn of_namespaces_and_budgets() {
+fn namespaces_and_budgets_keep_what_rules_read() {
     check::<Namespace, Namespace>(
         "namespaces.v1.",
         &json!({}),
@@ -262,7 +262,7 @@ fn of_namespaces_and_budgets() {
 }
 
 #[test]
-fn of_quotas_and_groups() {
+fn quotas_and_groups_keep_what_rules_read() {
     check::<ElasticQuota, ElasticQuota>(
         "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
         &json!({"spec": {}}),
@@ -292,7 +292,7 @@ fn of_quotas_and_groups() {
 }
 
 #[test]
-fn of_reservations() {
+fn reservations_keep_what_rules_read() {
     let container = |change: &Value| {
         let base = json!({"name": "c"});
         json!({"spec": {"template": {"spec": {"containers": [merged(&base, change)]}}}})
@@ -351,7 +351,7 @@ fn of_reservations() {
 }
 
 #[test]
-fn of_devices() {
+fn devices_keep_what_rules_read() {
     let device = |change: &Value| {
         let base = json!({"type": "gpu", "minor": 0, "health": true, "id": "g",
             "resources": {"koordinator.sh/gpu-core": "100"}});
@@ -386,7 +386,7 @@ fn of_devices() {
 }
 
 #[test]
-fn of_node_resource_topologies() {
+fn topologies_keep_what_rules_read() {
     let resources = |capacity: &str, allocatable: &str, available: &str| {
         json!({"resources": [{"name": "cpu", "capacity": capacity, "allocatable": allocatable,
             "available": available}]})

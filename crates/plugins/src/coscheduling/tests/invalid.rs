@@ -12,9 +12,9 @@ fn pod_group_without_a_minimum_is_reported_once() {
         }
         world.apply(member("m", "a"));
         world.run();
-        let said =
+        let problem =
             format!("spec.minMember: \"{min}\": expected 1 or more: members are placed one by one");
-        assert_eq!(world.problems, [said]);
+        assert_eq!(world.problems, [problem]);
         assert_eq!(world.bound(), ["m"], "as upstream");
         // Another value is reported again.
         world.object(group("a", -9, json!({}), json!({})), Action::UPDATE);

@@ -9,10 +9,10 @@ use super::*;
 const ATTEMPTED: &str = "preemption: preemption already attempted by ns/";
 
 /// Builds a world with quotas, and with preemption for single pods behind that for gangs.
-fn evicting() -> World {
-    let others = ["ElasticQuota", "DefaultPreemption"];
+fn evicting() -> GangWorld {
+    let plugins = ["ElasticQuota", "DefaultPreemption"];
     let context = BuildContext::default();
-    world_with(&others, json!({"enablePreemption": true}), &context)
+    world_with(&plugins, json!({"enablePreemption": true}), &context)
 }
 
 /// Returns `pod` with this number of cores and this priority.
@@ -34,8 +34,11 @@ fn labelled(mut pod: Pod, key: &str, value: &str) -> Pod {
     pod
 }
 
-fn mentions<'a>(said: impl IntoIterator<Item = &'a String>, text: &str) -> usize {
-    said.into_iter().filter(|said| said.contains(text)).count()
+fn mentions<'a>(messages: impl IntoIterator<Item = &'a String>, text: &str) -> usize {
+    messages
+        .into_iter()
+        .filter(|message| message.contains(text))
+        .count()
 }
 
 /// Builds members `m1`, `m2` … of gang `a`.
@@ -46,7 +49,7 @@ fn members(count: usize, min: usize, cpu: usize, more: &Value) -> Vec<Pod> {
         .collect()
 }
 
-impl World {
+impl GangWorld {
     fn victims(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.evicted.iter().map(|pod| &*pod.name).collect();
         names.sort_unstable();
@@ -78,7 +81,7 @@ impl World {
 
 #[test]
 fn a_gang_takes_the_place_of_others_on_several_nodes() {
-    let mut world = World::full(4, 2, 1);
+    let mut world = GangWorld::full(4, 2, 1);
     world.apply(plain("more", "n4", 0, 1));
     for pod in members(3, 3, 2, &json!({})) {
         world.apply(pod);
@@ -90,7 +93,7 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
     assert_eq!(nodes.len(), 3, "each its own");
     assert!(world.bound.is_empty());
     // Until then, only pods of higher priority may take the place.
-    let left: BTreeSet<String> = (1..=4).map(|n| format!("n{n}")).collect();
+    let expected_nodes: BTreeSet<String> = (1..=4).map(|n| format!("n{n}")).collect();
     let promised = world.nominated.clone();
     world.one_leaves();
     let never = json!({"spec": {"preemptionPolicy": "Never"}});
@@ -99,17 +102,17 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
     assert!(world.bound.is_empty(), "{:?}", world.bound);
     assert_eq!(world.nominated, promised, "one place is not the gang's");
     let waits = "preemption: not eligible due to terminating pod on the nominated node.";
-    let said = world
+    let messages = world
         .conditions
         .values()
-        .filter(|said| said.ends_with(waits));
-    assert_eq!(said.count(), 1, "{:?}", world.conditions);
+        .filter(|message| message.ends_with(waits));
+    assert_eq!(messages.count(), 1, "{:?}", world.conditions);
     let waits = "with message not eligible due to terminating pod on the nominated node.";
-    let said = world
+    let messages = world
         .explained
         .values()
-        .filter(|said| said.ends_with(waits));
-    assert!(said.count() > 0, "{:?}", world.explained);
+        .filter(|message| message.ends_with(waits));
+    assert!(messages.count() > 0, "{:?}", world.explained);
     world.one_leaves();
     world.later(60);
     assert!(world.bound.is_empty(), "{:?}", world.bound);
@@ -125,14 +128,16 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
     assert_eq!(world.bound(), ["m1", "m2", "m3"]);
     assert_eq!(world.bound, promised);
     assert_eq!(
-        left.difference(&promised.into_values().collect()).count(),
+        expected_nodes
+            .difference(&promised.into_values().collect())
+            .count(),
         1
     );
 }
 
 #[test]
 fn nobody_goes_for_a_gang_that_would_not_fit() {
-    let mut world = World::full(3, 2, 1);
+    let mut world = GangWorld::full(3, 2, 1);
     for pod in members(4, 4, 2, &json!({})) {
         world.apply(pod);
     }
@@ -140,15 +145,15 @@ fn nobody_goes_for_a_gang_that_would_not_fit() {
     assert!(world.victims().is_empty(), "{:?}", world.victims());
     assert!(world.nominated.is_empty());
     let why = "0/3 nodes are available: 3 Insufficient cpu.";
-    let room = format!("preemption: {why}");
-    assert_eq!(world.condition("m4"), format!("{why} {room}"));
-    let told = format!("{ATTEMPTED}m4 with message {why}");
+    let own_message = format!("preemption: {why}");
+    assert_eq!(world.condition("m4"), format!("{why} {own_message}"));
+    let group_message = format!("{ATTEMPTED}m4 with message {why}");
     for other in ["m1", "m2", "m3"] {
-        let said = &world.explained[other];
-        assert!(said.ends_with(&told), "{said}");
+        let message = &world.explained[other];
+        assert!(message.ends_with(&group_message), "{message}");
     }
     // The last member may be one too many.
-    let mut world = World::full(3, 2, 1);
+    let mut world = GangWorld::full(3, 2, 1);
     for pod in members(4, 3, 2, &json!({})) {
         world.apply(pod);
     }
@@ -231,20 +236,23 @@ fn whether_and_for_whom_a_gang_evicts() {
         );
         // The member that failed has the result in its condition; the other one names the preemptor.
         let mut failed = ["m1", "m2"].map(|pod| (world.condition(pod).to_owned(), pod));
-        failed.sort_by_key(|(said, _)| said.is_empty() || said.contains("gets rejected"));
-        let [(said, trigger), (_, other)] = failed;
+        failed.sort_by_key(|(message, _)| message.is_empty() || message.contains("gets rejected"));
+        let [(message, trigger), (_, other)] = failed;
         match row.victims {
             0 => assert!(
-                said.ends_with(&format!("preemption: {}", row.says)),
-                "{name}: {said}"
+                message.ends_with(&format!("preemption: {}", row.says)),
+                "{name}: {message}"
             ),
-            _ => assert!(!said.contains("preemption"), "{name}: {said}"),
+            _ => assert!(!message.contains("preemption"), "{name}: {message}"),
         }
         // A waiting member reports that it was rejected.
         if row.victims != 1 {
-            let told = &world.explained[other];
+            let group_message = &world.explained[other];
             let expected = format!("{ATTEMPTED}{trigger} with message {}", row.says);
-            assert!(told.ends_with(&expected), "{name}: {told}");
+            assert!(
+                group_message.ends_with(&expected),
+                "{name}: {group_message}"
+            );
         }
         world.all_leave();
         world.later(60);
@@ -254,16 +262,16 @@ fn whether_and_for_whom_a_gang_evicts() {
 
 #[test]
 fn members_of_a_lenient_gang_are_told_that_it_was_decided() {
-    let mut world = World::full(3, 2, 1);
+    let mut world = GangWorld::full(3, 2, 1);
     for pod in members(3, 3, 2, &json!({"mode": "NonStrict"})) {
         world.apply(pod);
     }
     world.run();
     assert_eq!(world.victims().len(), 3, "one plan for all");
     assert_eq!(world.nominated.len(), 3);
-    let told = "preemption: preemption already attempted by ns/m";
+    let group_message = "preemption: preemption already attempted by ns/m";
     assert_eq!(
-        mentions(world.conditions.values(), told),
+        mentions(world.conditions.values(), group_message),
         2,
         "{:?}",
         world.conditions
@@ -321,15 +329,20 @@ fn who_is_spared() {
             world.run();
             assert_eq!(world.victims().len(), 2 * usize::from(evicts), "{name}");
             let hopeless = "preemption: 0/2 nodes are available: 2 no potential victims.";
-            let said = mentions(world.conditions.values(), hopeless);
-            assert_eq!(said, usize::from(!evicts), "{name}: {:?}", world.conditions);
+            let count = mentions(world.conditions.values(), hopeless);
+            assert_eq!(
+                count,
+                usize::from(!evicts),
+                "{name}: {:?}",
+                world.conditions
+            );
         }
     }
     // A gang does not evict its own members either.
     let mut world = evicting();
     world.node("n1", 2);
     let policy = json!({"match-policy": "only-waiting"});
-    let there = sized(annotated("m0", "a", 2, policy.clone()), 2, 1);
+    let victim = sized(annotated("m0", "a", 2, policy.clone()), 2, 1);
     world.apply(on_node(there, "n1"));
     for pod in members(2, 2, 1, &policy) {
         world.apply(pod);

@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Simulated content of the API server.
 struct Api {
-    world: World,
+    world: GangWorld,
     shape: Shape,
     nodes: Vec<usize>,
     /// Gang and node of each pod, by name.
@@ -149,7 +149,7 @@ impl Api {
                 for _ in 0..count {
                     let now = at(self.world.now);
                     let going = self.world.engine.schedule_one(now).is_some();
-                    self.look();
+                    self.check_outputs();
                     if !going {
                         break;
                     }
@@ -165,7 +165,7 @@ impl Api {
             Step::Wait(seconds) => self.world.now += seconds,
             Step::Restart => self.restart(),
         }
-        self.look();
+        self.check_outputs();
     }
 
     fn answer(&mut self, failing: Option<usize>) {
@@ -226,7 +226,7 @@ impl Api {
     }
 
     /// Processes and checks the outputs of the engine.
-    fn look(&mut self) {
+    fn check_outputs(&mut self) {
         let before: BTreeSet<String> = self.on_the_way();
         self.world.collect();
         let now = self.on_the_way();
@@ -294,9 +294,9 @@ impl Api {
             if self.world.engine.schedule_one(at(self.world.now)).is_none() {
                 break;
             }
-            self.look();
+            self.check_outputs();
         }
-        self.look();
+        self.check_outputs();
     }
 
     /// Checks that, with no pod ready, strict gangs hold nothing that is not being bound.
@@ -332,8 +332,8 @@ impl Api {
                 let min = self.minimum.get(&gang).copied().unwrap_or(i32::MAX);
                 i32::try_from(members(gang).count()).unwrap() >= min
             });
-            let whole = !self.shape.paired || gang > 1 || self.together(gang).len() == 2;
-            if complete && whole {
+            let group_exists = !self.shape.paired || gang > 1 || self.together(gang).len() == 2;
+            if complete && group_exists {
                 assert!(
                     members(gang).all(|(_, node)| node.is_some()),
                     "gang {gang} could run: {:?} {:?}",

@@ -75,7 +75,7 @@ fn a_status_write_is_repeated_until_it_is_seen() {
     let mut world = world(json!({}));
     world.declare(group("a", 2, json!({}), json!({})));
     world.run();
-    let patch = |world: &mut World| -> Option<Value> {
+    let patch = |world: &mut GangWorld| -> Option<Value> {
         let write = world.writes.pop()?;
         assert!(world.writes.is_empty(), "one at a time");
         assert_eq!(
@@ -138,7 +138,7 @@ fn an_incomplete_gang_stays_out_of_the_queue_and_says_what_is_missing() {
         pods.iter().map(admit).collect()
     };
     let ab = json!({"groups": r#"["ns/b","ns/a"]"#});
-    for (what, objects, pods, expected) in [
+    for (case, objects, pods, expected) in [
         (
             "no PodGroup",
             vec![],
@@ -191,7 +191,7 @@ fn an_incomplete_gang_stays_out_of_the_queue_and_says_what_is_missing() {
         ),
         ("no gang", vec![], vec![pod("p", json!({}))], vec![""]),
     ] {
-        assert_eq!(texts(&objects, &pods), expected, "{what}");
+        assert_eq!(texts(&objects, &pods), expected, "{case}");
     }
 }
 
@@ -223,7 +223,7 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
     assert_eq!(
         world.explained["a3"],
         gang("", "a1", 2),
-        "not tried, but told"
+        "not tried, but explained"
     );
     assert_eq!(world.cycles, 3, "the others are not tried");
     world.run();
@@ -283,7 +283,7 @@ fn a_lenient_gang_keeps_what_it_has_until_its_time_is_over() {
 
 #[test]
 fn waiting_ends_with_the_gangs_time() {
-    for (what, args, more, longest) in [
+    for (case, args, more, longest) in [
         ("its own", json!({}), json!({"waiting-time": "60s"}), 60),
         (
             "the default",
@@ -318,14 +318,14 @@ fn waiting_ends_with_the_gangs_time() {
             world.apply(pod);
         }
         world.run();
-        assert_eq!(world.booked().1, 2, "{what}");
+        assert_eq!(world.booked().1, 2, "{case}");
         assert_eq!(
             world.engine.next_deadline().map(|d| d <= at(longest)),
             Some(true)
         );
         world.later(longest - 1);
         let before = world.booked().1;
-        assert_eq!(before, 2, "{what}");
+        assert_eq!(before, 2, "{case}");
         world.conditions.clear();
         world.now += 1;
         world.engine.schedule_one(at(world.now));
@@ -342,7 +342,7 @@ fn waiting_ends_with_the_gangs_time() {
         let texts: Vec<&String> = world.conditions.values().collect();
         assert!(
             texts.iter().any(|text| **text == timeout),
-            "{what}: {texts:?}"
+            "{case}: {texts:?}"
         );
     }
 }
@@ -480,8 +480,8 @@ fn a_gang_that_has_begun_fails_together_only_where_waiting_members_alone_count()
         world.run();
         assert_eq!(world.bound.len(), bound, "{policy}");
         assert_eq!(world.booked().0, bound, "{policy}");
-        let said = world.conditions.values().chain(world.explained.values());
-        let rejected = said.filter(|text| text.contains("gets rejected due to member Pod"));
+        let messages = world.conditions.values().chain(world.explained.values());
+        let rejected = messages.filter(|text| text.contains("gets rejected due to member Pod"));
         assert_eq!(
             rejected.count(),
             3 - bound,
@@ -531,7 +531,7 @@ fn after_a_restart_bound_members_count_and_assumed_ones_do_not() {
 
 #[test]
 fn a_member_that_cannot_be_tried_does_not_count() {
-    for (what, change) in [
+    for (case, change) in [
         (
             "gated",
             json!({"spec": {"schedulingGates": [{"name": "x"}]}}),
@@ -554,10 +554,10 @@ fn a_member_that_cannot_be_tried_does_not_count() {
         }
         world.apply(serde_json::from_value(value).unwrap());
         world.run();
-        assert_eq!(world.cycles, 0, "{what}");
+        assert_eq!(world.cycles, 0, "{case}");
         world.apply(pods[2].clone());
         world.run();
-        assert_eq!(world.bound.len(), 3, "{what}");
+        assert_eq!(world.bound.len(), 3, "{case}");
     }
 }
 
@@ -565,7 +565,7 @@ fn a_member_that_cannot_be_tried_does_not_count() {
 #[test]
 fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
     for goes in 0..3 {
-        let what = format!("a{goes} goes");
+        let case = format!("a{goes} goes");
         let mut world = world(json!({}));
         world.node("n", 10);
         let pods = gang(4, 3, STRICT());
@@ -574,7 +574,7 @@ fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
         }
         world.answer = false;
         world.run();
-        assert_eq!(world.pending.len(), 3, "{what}");
+        assert_eq!(world.pending.len(), 3, "{case}");
         let mut going = pods[goes].clone();
         going.metadata.finalizers = Some(vec!["batch.kubernetes.io/job-tracking".to_owned()]);
         going.metadata.deletion_timestamp =
@@ -585,12 +585,12 @@ fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
         world.answer();
         world.refuse.clear();
         world.later(20);
-        assert_eq!(world.bound(), [""; 0], "{what}: the other two are too few");
+        assert_eq!(world.bound(), [""; 0], "{case}: the other two are too few");
         world.apply(pods[3].clone());
         world.later(20);
-        let mut others = vec!["a0", "a1", "a2", "a3"];
-        others.remove(goes);
-        assert_eq!(world.bound(), others, "{what}");
+        let mut remaining = vec!["a0", "a1", "a2", "a3"];
+        remaining.remove(goes);
+        assert_eq!(world.bound(), remaining, "{case}");
     }
 }
 
@@ -644,7 +644,7 @@ fn a_changed_pod_group_counts_at_once() {
 
 #[test]
 fn malformed_values_are_reported_and_replaced() {
-    for (more, said, starts) in [
+    for (more, expected, starts) in [
         (
             json!({"min-available": "two"}),
             "gang.scheduling.koordinator.sh/min-available: \"two\"",
@@ -682,12 +682,12 @@ fn malformed_values_are_reported_and_replaced() {
             "once per pod: {:?}",
             world.problems
         );
-        assert!(world.problems[0].contains(said), "{:?}", world.problems);
-        assert_eq!(world.bound.len(), if starts { 2 } else { 0 }, "{said}");
+        assert!(world.problems[0].contains(expected), "{:?}", world.problems);
+        assert_eq!(world.bound.len(), if starts { 2 } else { 0 }, "{expected}");
         // One member that describes the gang correctly is enough for all.
         world.apply(annotated("good", "a", 2, json!({})));
         world.run();
-        assert_eq!(world.bound.len(), 3, "{said}");
+        assert_eq!(world.bound.len(), 3, "{expected}");
     }
 }
 

@@ -29,7 +29,7 @@ fn layers() -> Value {
     ])
 }
 
-impl World {
+impl GangWorld {
     fn hang(&mut self, name: &str, spine: &str, block: &str, cpu: usize) {
         let node: Node = serde_json::from_value(json!({
             "metadata": {"name": name, "uid": name, "labels": {"spine": spine, "block": block}},
@@ -102,13 +102,14 @@ fn a_gang_makes_room_in_one_place() {
         let evicted = world.evicted.iter().map(|pod| &*pod.name);
         assert_eq!(evicted.collect::<Vec<_>>(), victims);
         assert!(world.bound.is_empty(), "{:?}", world.bound);
-        let what = match victims.len() {
+        let outcome = match victims.len() {
             0 => none,
             _ => "preempt success, alreadyWaitingForBound: 0/4",
         };
-        let told = format!("preemption: preemption already attempted by ns/p4 with message {what}");
-        let said = &world.explained["p1"];
-        assert!(said.ends_with(&told), "{said}");
+        let expected_message =
+            format!("preemption: preemption already attempted by ns/p4 with message {outcome}");
+        let message = &world.explained["p1"];
+        assert!(message.ends_with(&expected_message), "{message}");
         let pods = ["p1", "p2", "p3", "p4"];
         let promised: BTreeSet<&str> = world.nominated.values().map(String::as_str).collect();
         let nodes = ["node-1", "node-2", "node-7", "node-8"];
@@ -120,12 +121,12 @@ fn a_gang_makes_room_in_one_place() {
         world.later(60);
         let nodes = ["node-1", "node-8", "node-2", "node-7"];
         let expected = if victims.is_empty() { [""; 4] } else { nodes };
-        let said = (&world.conditions, &world.explained, &world.nominated);
-        assert_eq!(world.nodes_of(&pods), expected, "{said:?}");
+        let message = (&world.conditions, &world.explained, &world.nominated);
+        assert_eq!(world.nodes_of(&pods), expected, "{message:?}");
     }
 }
 
-fn empty(aware: bool) -> World {
+fn empty(aware: bool) -> GangWorld {
     let context = BuildContext {
         network_topology: true,
         ..BuildContext::default()
@@ -134,7 +135,7 @@ fn empty(aware: bool) -> World {
 }
 
 /// Builds the cluster with this number of cores per node.
-fn eight(cpu: impl Fn(&str) -> usize) -> World {
+fn eight(cpu: impl Fn(&str) -> usize) -> GangWorld {
     let mut world = empty(true);
     for (name, spine, block) in EIGHT {
         world.hang(name, spine, block, cpu(name));
@@ -192,10 +193,10 @@ fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
                SpineLayer/s2: 3, 0/8 nodes are available: 8 Insufficient cpu..";
     // The member that completed the gang was tried.
     assert_eq!(world.condition("p4"), why);
-    let told = &world.explained["p3"];
+    let expected_message = &world.explained["p3"];
     assert!(
-        told.contains("gets rejected due to member Pod \"ns/p4\""),
-        "{told}"
+        expected_message.contains("gets rejected due to member Pod \"ns/p4\""),
+        "{expected_message}"
     );
     assert_eq!((world.bound.len(), world.booked()), (0, (0, 0)));
     assert_eq!(world.cycles, 1, "no member is tried without a plan");
@@ -334,7 +335,7 @@ fn single_pods_go_near_those_with_their_selector() {
 
 /// Builds a world with a gang in the first spine, one of whose members was deleted and whose node another pod
 /// uses.
-fn torn(spec: &str, policy: &str) -> World {
+fn torn(spec: &str, policy: &str) -> GangWorld {
     let mut world = eight(|_| 1);
     let names = ["p1", "p2", "p3", "p4"];
     let more = json!({SPEC: spec, "match-policy": policy});
@@ -359,8 +360,8 @@ fn who_takes_the_place_of_a_member_goes_where_the_others_are() {
     for (policy, why) in [("once-satisfied", alone), ("waiting-and-running", planned)] {
         let mut world = torn(MUST, policy);
         assert_eq!(world.nodes_of(&["p5"]), [""], "{policy}");
-        let said = world.condition("p5");
-        assert!(said.contains(why), "{policy}: {said}");
+        let message = world.condition("p5");
+        assert!(message.contains(why), "{policy}: {message}");
         world.hang("node-9", "s1", "b2", 1);
         world.later(60);
         assert_eq!(world.nodes_of(&["p5"]), ["node-9"], "{policy}");

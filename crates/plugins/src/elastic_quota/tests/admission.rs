@@ -253,7 +253,7 @@ fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
 #[test]
 fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     let mut engine = engine(&json!({}), 100, 100);
-    let of = |engine: &mut Engine, name: &str| -> Vec<String> {
+    let pods_of = |engine: &mut Engine, name: &str| -> Vec<String> {
         let all = engine.inspector().inspect(
             NAME,
             &["quotas"],
@@ -269,14 +269,14 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     };
     add(&mut engine, &bound(pod("labelled", "q", 1, 1)), 0);
     add(&mut engine, &bound(pod("plain", "", 1, 1)), 0);
-    assert_eq!(of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
-    assert_eq!(of(&mut engine, "plain"), [DEFAULT_QUOTA]);
+    assert_eq!(pods_of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
+    assert_eq!(pods_of(&mut engine, "plain"), [DEFAULT_QUOTA]);
     let used = |engine: &mut Engine, name| summary(engine, name)["used"]["cpu"].clone();
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
 
     // The quota is created: its pods leave the default quota immediately.
     apply(&mut engine, &quota("q", "", (10, 10), (0, 0)), 0);
-    assert_eq!(of(&mut engine, "labelled"), ["q"]);
+    assert_eq!(pods_of(&mut engine, "labelled"), ["q"]);
     assert_eq!(
         (used(&mut engine, DEFAULT_QUOTA), used(&mut engine, "q")),
         (json!("1"), json!("1"))
@@ -285,33 +285,33 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
     let mut claimed = quota("claims", "", (10, 10), (0, 0));
     claimed["metadata"]["annotations"][annotations::QUOTA_NAMESPACES] = json!("[\"team\"]");
     apply(&mut engine, &claimed, 0);
-    assert_eq!(of(&mut engine, "plain"), ["claims"]);
+    assert_eq!(pods_of(&mut engine, "plain"), ["claims"]);
 
     // A quota with the name of its namespace takes precedence.
     let mut own = quota("team", "", (10, 10), (0, 0));
     own["metadata"]["namespace"] = json!("team");
     apply(&mut engine, &own, 0);
-    assert_eq!(of(&mut engine, "plain"), ["team"]);
+    assert_eq!(pods_of(&mut engine, "plain"), ["team"]);
     engine.object_changed(&change(&own, Action::DELETE), at(0));
-    assert_eq!(of(&mut engine, "plain"), ["claims"]);
+    assert_eq!(pods_of(&mut engine, "plain"), ["claims"]);
     claimed["metadata"]["annotations"][annotations::QUOTA_NAMESPACES] = json!("[\"other\"]");
     apply(&mut engine, &claimed, 0);
-    assert_eq!(of(&mut engine, "plain"), [DEFAULT_QUOTA]);
+    assert_eq!(pods_of(&mut engine, "plain"), [DEFAULT_QUOTA]);
 
     // The pods of a deleted quota move to the default quota.
     engine.object_changed(
         &change(&quota("q", "", (10, 10), (0, 0)), Action::DELETE),
         at(0),
     );
-    assert_eq!(of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
+    assert_eq!(pods_of(&mut engine, "labelled"), [DEFAULT_QUOTA]);
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "2");
     delete(&mut engine, &pod("labelled", "q", 1, 1), 0);
     assert_eq!(used(&mut engine, DEFAULT_QUOTA), "1");
-    let gone = engine
+    let deleted = engine
         .inspector()
         .inspect(NAME, &["quotas", "q"], &query(&[]), at(0));
     assert_eq!(
-        gone,
+        deleted,
         Err(NotShown::Missing("cannot find quota q".to_owned()))
     );
 }
@@ -395,7 +395,7 @@ fn a_failed_binding_gives_the_quota_back() {
     assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "10");
     let error = koord_scheduler::engine::BindError {
         message: "no".to_owned(),
-        gone: false,
+        deleted: false,
     };
     engine.bind_finished("p", Err(error), at(1));
     assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "0");
@@ -413,9 +413,9 @@ fn gates_say_what_counts() {
         engine.node_applied(node("n", 100, 100), at(0));
         apply(&mut engine, &quota("a", "", (100, 100), (0, 0)), 0);
         add(&mut engine, &bound(pod.clone()), 0);
-        let early = summary(&mut engine, "a")["used"]["cpu"].clone();
+        let initial = summary(&mut engine, "a")["used"]["cpu"].clone();
         engine.schedule_one(at(100));
-        (early, summary(&mut engine, "a")["used"]["cpu"].clone())
+        (initial, summary(&mut engine, "a")["used"]["cpu"].clone())
     };
     let mut heavy = pod("p", "a", 4, 1);
     heavy["spec"]["overhead"] = json!({"cpu": "1"});

@@ -60,7 +60,7 @@ fn unlucky() -> Value {
     pod
 }
 
-fn of_tree(mut quota: Value, tree: &str) -> Value {
+fn in_tree(mut quota: Value, tree: &str) -> Value {
     quota["metadata"]["labels"][labels::QUOTA_TREE_ID] = json!(tree);
     quota
 }
@@ -108,11 +108,11 @@ fn after_quotas() -> Vec<Row> {
             gates: &["MultiQuotaTree"],
             quotas: vec![
                 quota("q", "", (10, 100), (0, 0)),
-                of_tree(quota("r", "", (10, 100), (0, 0)), "t"),
+                in_tree(quota("r", "", (10, 100), (0, 0)), "t"),
             ],
             ..Row::new(
                 "a quota of another tree",
-                Event::Quota(of_tree(quota("r", "", (99, 100), (0, 0)), "t")),
+                Event::Quota(in_tree(quota("r", "", (99, 100), (0, 0)), "t")),
                 false,
             )
         },
@@ -152,19 +152,23 @@ fn after_quotas() -> Vec<Row> {
 fn after_pods() -> Vec<Row> {
     let (checked, family_of) = family(true);
     let (unchecked, _) = family(false);
-    let gone = |name: &str, quota: &str, cpu| Event::Gone(pod(name, quota, cpu, 1));
+    let deleted = |name: &str, quota: &str, cpu| Event::Gone(pod(name, quota, cpu, 1));
     vec![
-        Row::new("of its quota", gone("x", "q", 8), true),
+        Row::new("of its quota", deleted("x", "q", 8), true),
         Row {
             waits: Some(pod("w", "q", 8, 1)),
-            ..Row::new("of its quota, which only waited", gone("w", "q", 8), false)
+            ..Row::new(
+                "of its quota, which only waited",
+                deleted("w", "q", 8),
+                false,
+            )
         },
         Row {
             args: checked,
             quotas: family_of.clone(),
             pods: vec![pod("x", "parent", 8, 1)],
             p: pod("p", "a", 5, 1),
-            ..Row::new("of its parent", gone("x", "parent", 8), true)
+            ..Row::new("of its parent", deleted("x", "parent", 8), true)
         },
         Row {
             args: unchecked.clone(),
@@ -173,7 +177,7 @@ fn after_pods() -> Vec<Row> {
             p: pod("p", "a", 5, 1),
             ..Row::new(
                 "of its parent, which is not checked",
-                gone("x", "parent", 8),
+                deleted("x", "parent", 8),
                 false,
             )
         },
@@ -181,22 +185,22 @@ fn after_pods() -> Vec<Row> {
             gates: &["MultiQuotaTree"],
             quotas: vec![
                 quota("q", "", (10, 100), (0, 0)),
-                of_tree(quota("r", "", (10, 100), (0, 0)), "t"),
+                in_tree(quota("r", "", (10, 100), (0, 0)), "t"),
             ],
             pods: vec![pod("x", "q", 8, 1), pod("y", "r", 8, 1)],
-            ..Row::new("of another tree", gone("y", "r", 8), false)
+            ..Row::new("of another tree", deleted("y", "r", 8), false)
         },
         Row {
             gates: &["DisableDefaultQuota"],
             pods: vec![pod("x", "q", 8, 1), pod("y", "", 8, 1)],
-            ..Row::new("of no quota", gone("y", "", 8), false)
+            ..Row::new("of no quota", deleted("y", "", 8), false)
         },
         Row {
             args: unchecked,
             quotas: family_of,
             pods: vec![pod("x", "b", 8, 1), pod("y", "a", 48, 1)],
             p: pod("p", "a", 5, 1),
-            ..Row::new("of a sibling", gone("x", "b", 8), false)
+            ..Row::new("of a sibling", deleted("x", "b", 8), false)
         },
     ]
 }

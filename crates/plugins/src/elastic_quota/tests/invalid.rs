@@ -3,10 +3,10 @@
 use super::*;
 
 /// Returns the problems since the last call, as `name: message`.
-fn told(engine: &mut Engine, seconds: i64) -> Vec<String> {
+fn problems(engine: &mut Engine, seconds: i64) -> Vec<String> {
     engine.schedule_one(at(seconds));
     let outputs = engine.take_outputs().into_iter();
-    let mut told: Vec<String> = outputs
+    let mut problems: Vec<String> = outputs
         .filter_map(|output| match output {
             Output::Problem(problem) => {
                 assert_eq!(
@@ -18,8 +18,8 @@ fn told(engine: &mut Engine, seconds: i64) -> Vec<String> {
             _ => None,
         })
         .collect();
-    told.sort();
-    told
+    problems.sort();
+    problems
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn quota_with_invalid_values_is_reported_once() {
         let mut engine = engine_with(&json!({}), &["MultiQuotaTree"]);
         let mut object = quota("a", "", (10, 10), (0, 0));
         apply(&mut engine, &object, 0);
-        assert_eq!(told(&mut engine, 2), [""; 0]);
+        assert_eq!(problems(&mut engine, 2), [""; 0]);
         let good = object.clone();
         for (part, fields) in change.as_object().unwrap() {
             for (key, inner) in fields.as_object().unwrap() {
@@ -89,22 +89,22 @@ fn quota_with_invalid_values_is_reported_once() {
             }
         }
         apply(&mut engine, &object, 3);
-        let said = told(&mut engine, 5);
+        let messages = problems(&mut engine, 5);
         assert!(
-            !said.is_empty() && said[0].starts_with("a: invalid value"),
-            "{said:?}"
+            !messages.is_empty() && messages[0].starts_with("a: invalid value"),
+            "{messages:?}"
         );
         assert!(
-            said.iter().any(|said| [field, value, expected]
+            messages.iter().any(|message| [field, value, expected]
                 .iter()
-                .all(|part| said.contains(part))),
-            "{field}: {said:?}"
+                .all(|part| message.contains(part))),
+            "{field}: {messages:?}"
         );
         apply(&mut engine, &object, 6);
-        assert_eq!(told(&mut engine, 8), [""; 0], "{field}");
+        assert_eq!(problems(&mut engine, 8), [""; 0], "{field}");
         apply(&mut engine, &good, 9);
         apply(&mut engine, &object, 10);
-        assert_eq!(told(&mut engine, 12), said, "{field}");
+        assert_eq!(problems(&mut engine, 12), messages, "{field}");
     }
 }
 
@@ -126,10 +126,10 @@ fn quota_without_a_usable_parent_is_reported_and_gets_its_minimum() {
     ] {
         apply(&mut engine, &quota(name, parent, (20, 30), (2, 2)), 0);
     }
-    let said = told(&mut engine, 2);
-    let starts: Vec<&str> = said
+    let messages = problems(&mut engine, 2);
+    let starts: Vec<&str> = messages
         .iter()
-        .filter_map(|said| said.split(" for label").next())
+        .filter_map(|message| message.split(" for label").next())
         .collect();
     let invalid = |name: &str, parent: &str| format!("{name}: invalid value \"{parent}\"");
     assert_eq!(
@@ -145,28 +145,31 @@ fn quota_without_a_usable_parent_is_reported_and_gets_its_minimum() {
             invalid("two-b", "two-a"),
         ]
     );
-    assert!(said[0].contains("a quota that exists"), "{said:?}");
-    assert!(said[1].contains("another quota than itself"), "{said:?}");
+    assert!(messages[0].contains("a quota that exists"), "{messages:?}");
     assert!(
-        said[3].contains("three-a -> three-b -> three-c -> three-a"),
-        "{said:?}"
+        messages[1].contains("another quota than itself"),
+        "{messages:?}"
+    );
+    assert!(
+        messages[3].contains("three-a -> three-b -> three-c -> three-a"),
+        "{messages:?}"
     );
     for name in ["self", "two-a", "three-c", "lost", "below"] {
         let is = place(&mut engine, &pod(name, name, 3, 1), 3);
         assert!(is.contains("runtime: cpu:2,"), "{name}: {is}");
     }
-    assert_eq!(told(&mut engine, 5), [""; 0]);
+    assert_eq!(problems(&mut engine, 5), [""; 0]);
     // One parent is created, and one is deleted.
     apply(&mut engine, &quota("nowhere", "", (20, 30), (2, 2)), 6);
     engine.object_changed(
         &change(&quota("fine", "", (20, 30), (2, 2)), Action::DELETE),
         at(6),
     );
-    let said = told(&mut engine, 8);
-    assert_eq!(said.len(), 1, "{said:?}");
+    let messages = problems(&mut engine, 8);
+    assert_eq!(messages.len(), 1, "{messages:?}");
     assert!(
-        said[0].starts_with(&invalid("fine-child", "fine")),
-        "{said:?}"
+        messages[0].starts_with(&invalid("fine-child", "fine")),
+        "{messages:?}"
     );
 }
 
@@ -182,7 +185,11 @@ fn quotas_in_a_long_circle_are_reported_in_short() {
             0,
         );
     }
-    let said = told(&mut engine, 2);
-    assert_eq!(said.len(), 2000);
-    assert!(said.iter().all(|said| said.len() < 400), "{}", said[0]);
+    let messages = problems(&mut engine, 2);
+    assert_eq!(messages.len(), 2000);
+    assert!(
+        messages.iter().all(|message| message.len() < 400),
+        "{}",
+        messages[0]
+    );
 }

@@ -247,9 +247,13 @@ fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
         let mut engine = cluster(&json!({}));
         engine.node_applied(node("m", row.promised.1, 100), at(0));
         // Quota `a` is full, and `victim` may be evicted for the pod.
-        let left = row.leaving.filter(|(quota, ..)| *quota == "a");
-        let left = 10 - left.map_or(0, |(_, cpu, _)| cpu);
-        add(&mut engine, &bound(with(pod("victim", "a", left, 1), 1)), 0);
+        let leaving = row.leaving.filter(|(quota, ..)| *quota == "a");
+        let remaining = 10 - leaving.map_or(0, |(_, cpu, _)| cpu);
+        add(
+            &mut engine,
+            &bound(with(pod("victim", "a", remaining, 1), 1)),
+            0,
+        );
         if let Some((quota, cpu, priority)) = row.leaving {
             let mut going = with(pod("going", quota, cpu, 1), priority);
             going["spec"]["nodeName"] = json!("m");

@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// Simulated content of the API server.
 #[derive(Debug, Default)]
-struct World {
+struct QuotaWorld {
     quotas: BTreeMap<usize, Value>,
     pods: BTreeMap<usize, Value>,
     nodes: BTreeMap<usize, i64>,
@@ -67,7 +67,7 @@ fn everything(engine: &mut Engine) -> Value {
 }
 
 fn run(steps: Vec<Step>, order: usize, args: &Value, gates: &[&str]) {
-    let mut world = World::default();
+    let mut world = QuotaWorld::default();
     let mut live = engine_with(args, gates);
     live.schedule_one(at(0));
     for step in steps {

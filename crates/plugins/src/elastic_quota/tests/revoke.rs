@@ -42,7 +42,7 @@ fn evicted(engine: &mut Engine, seconds: i64) -> Vec<String> {
 }
 
 /// Makes the lender request its whole guarantee: 40 cores remain for `a`, which uses 80.
-fn ask_back(engine: &mut Engine, seconds: i64) {
+fn reclaim(engine: &mut Engine, seconds: i64) {
     add(engine, &pod("b0", "b", 60, 1), seconds);
 }
 
@@ -50,7 +50,7 @@ fn ask_back(engine: &mut Engine, seconds: i64) {
 fn what_is_asked_back_is_taken_back_after_a_while() {
     let mut engine = cluster(&on());
     assert_eq!(evicted(&mut engine, 1), [""; 0]);
-    ask_back(&mut engine, 200);
+    reclaim(&mut engine, 200);
     assert_eq!(evicted(&mut engine, 200), [""; 0], "it begins now");
     assert_eq!(
         engine.next_deadline().map(|next| next <= at(320)),
@@ -92,7 +92,7 @@ fn a_quota_that_uses_its_share_in_between_begins_anew() {
 fn arguments_say_whether_when_and_how_often() {
     let over = |args: &Value, seconds: i64| {
         let mut engine = cluster(args);
-        ask_back(&mut engine, 0);
+        reclaim(&mut engine, 0);
         evicted(&mut engine, 0);
         evicted(&mut engine, seconds).len()
     };
@@ -111,7 +111,7 @@ fn arguments_say_whether_when_and_how_often() {
         "monitorAllQuotas": true, "delayEvictTime": "0s", "revokePodInterval": "0s"
     });
     let mut engine = cluster(&restless);
-    ask_back(&mut engine, 5);
+    reclaim(&mut engine, 5);
     assert_eq!(evicted(&mut engine, 5).len(), 4);
     assert!(engine.next_deadline().is_none_or(|next| next > at(5)));
 }
@@ -150,7 +150,7 @@ fn controllers_that_run_elsewhere_evict_elsewhere() {
             ..BuildContext::default()
         };
         let mut engine = fill(engine_in(&on(), &context));
-        ask_back(&mut engine, 0);
+        reclaim(&mut engine, 0);
         evicted(&mut engine, 0);
         assert_eq!(evicted(&mut engine, 200).len(), count, "{controllers}");
     }
@@ -165,8 +165,8 @@ fn a_quota_without_its_parent_gives_nothing_back() {
     add(&mut engine, &bound(pod("p", "leaf", 10, 1)), 0);
     assert_eq!(evicted(&mut engine, 200), [""; 0]);
     // Its guarantee is zero, and it takes part in no division: upstream evicts all of its pods.
-    let gone = change(&quota("top", "", (100, 1000), (0, 0)), Action::DELETE);
-    engine.object_changed(&gone, at(300));
+    let deleted = change(&quota("top", "", (100, 1000), (0, 0)), Action::DELETE);
+    engine.object_changed(&deleted, at(300));
     assert_eq!(evicted(&mut engine, 301), [""; 0]);
     assert_eq!(evicted(&mut engine, 900), [""; 0]);
 }

@@ -15,9 +15,9 @@ fn objects_show_requests_use_and_share_once_a_second() {
     add(&mut engine, &firm(bound(pod("x", "a", 4, 4))), 0);
     add(&mut engine, &pod("y", "a", 200, 2), 0);
     let first = writes(&mut engine, 0);
-    let of = |writes: &[Write], name: &str| -> Vec<Write> {
-        let of = |write: &&Write| write.name == name && matches!(write.verb, Verb::Patch(_));
-        writes.iter().filter(of).cloned().collect()
+    let writes_of = |writes: &[Write], name: &str| -> Vec<Write> {
+        let is_patch = |write: &&Write| write.name == name && matches!(write.verb, Verb::Patch(_));
+        writes.iter().filter(is_patch).cloned().collect()
     };
     let to_a = of(&first, "a");
     assert_eq!((to_a.len(), to_a[0].namespace.as_str()), (1, "quotas"));
@@ -26,8 +26,8 @@ fn objects_show_requests_use_and_share_once_a_second() {
         ("scheduling.sigs.k8s.io", "v1alpha1", "elasticquotas")
     );
     // A write is not repeated while the answer is pending, but if it does not arrive.
-    assert_eq!(of(&writes(&mut engine, 2), "a"), []);
-    assert_eq!(of(&writes(&mut engine, 11), "a"), to_a);
+    assert_eq!(writes_of(&writes(&mut engine, 2), "a"), []);
+    assert_eq!(writes_of(&writes(&mut engine, 11), "a"), to_a);
     written(&mut engine, &mut a, &to_a[0], 12);
     assert_eq!(shows(&a, annotations::QUOTA_RUNTIME), list(40, 6));
     assert_eq!(shows(&a, annotations::QUOTA_REQUEST), list(204, 6));
@@ -46,11 +46,15 @@ fn objects_show_requests_use_and_share_once_a_second() {
         "its gate is off"
     );
     assert_eq!(a["status"]["used"], list(4, 4));
-    assert_eq!(of(&writes(&mut engine, 60), "a"), [], "nothing changed");
+    assert_eq!(
+        writes_of(&writes(&mut engine, 60), "a"),
+        [],
+        "nothing changed"
+    );
 
     delete(&mut engine, &pod("x", "a", 4, 4), 70);
     delete(&mut engine, &pod("y", "a", 200, 2), 70);
-    let last = of(&writes(&mut engine, 80), "a");
+    let last = writes_of(&writes(&mut engine, 80), "a");
     written(&mut engine, &mut a, &last[0], 80);
     let zero = json!({"cpu": "0", "memory": "0"});
     assert_eq!(a["status"]["used"], zero);
@@ -59,7 +63,7 @@ fn objects_show_requests_use_and_share_once_a_second() {
     a["status"] = json!({});
     a["metadata"]["annotations"] = json!({});
     apply(&mut engine, &a, 90);
-    assert_eq!(of(&writes(&mut engine, 95), "a"), []);
+    assert_eq!(writes_of(&writes(&mut engine, 95), "a"), []);
 }
 
 #[test]
@@ -190,11 +194,11 @@ fn the_oldest_object_speaks_for_a_name() {
     apply(&mut engine, &dated("early", 5, 3), 0);
     assert_eq!(summary(&mut engine, "a")["max"]["cpu"], "5");
     apply(&mut engine, &dated("third", 6, 20), 0);
-    let told = engine.take_outputs().into_iter().any(|output| {
+    let reported = engine.take_outputs().into_iter().any(|output| {
         matches!(output, Output::Problem(problem)
             if problem.namespace == "third" && problem.message.contains("\"early\""))
     });
-    assert!(told);
+    assert!(reported);
     engine.object_changed(&change(&dated("third", 6, 20), Action::DELETE), at(1));
     assert_eq!(
         summary(&mut engine, "a")["max"]["cpu"],
@@ -256,11 +260,11 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     assert_eq!(place(&mut engine, &pod("x", "a", 7, 4), 0), "n");
     let why = place(&mut engine, &pod("y", "a", 2, 2), 1);
     assert!(why.contains("Insufficient quotas"), "{why}");
-    let told = |engine: &mut Engine, name: &str| {
-        let told = engine.inspector().explain_pod("team", name, at(2)).unwrap();
-        told["plugins"][NAME].clone()
+    let explain = |engine: &mut Engine, name: &str| {
+        let explanation = engine.inspector().explain_pod("team", name, at(2)).unwrap();
+        explanation["plugins"][NAME].clone()
     };
-    let y = told(&mut engine, "y");
+    let y = explain(&mut engine, "y");
     assert_eq!(y["quota"]["name"], "a");
     assert_eq!(y["quota"]["max"], list(8, 40));
     assert_eq!(y["quota"]["used"], list(7, 4));
@@ -276,7 +280,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
     ] {
         assert!(refusal.contains(piece), "{piece}: {refusal}");
     }
-    let x = told(&mut engine, "x");
+    let x = explain(&mut engine, "x");
     assert_eq!(
         (&x["placed"], &x["quota"]["name"]),
         (&json!(true), &json!("a"))
@@ -284,7 +288,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
 
     // With a larger max, nothing rejects it any more.
     apply(&mut engine, &quota("a", "", (9, 40), (4, 10)), 3);
-    assert_eq!(told(&mut engine, "y")["refusal"], Value::Null);
+    assert_eq!(explain(&mut engine, "y")["refusal"], Value::Null);
 }
 
 /// Upstream's rows of the controller: quotas named like their namespaces, pods, and the requests of these.

@@ -116,12 +116,12 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
             }
         }
     };
-    let others = [("t2-a", 20, 40), ("t2", 20, 40)];
+    let moved_sums = [("t2-a", 20, 40), ("t2", 20, 40)];
     shows(
         &mut engine,
         &[("a-123", 40, 100), ("t1-a", 40, 100), ("t1", 80, 200)],
     );
-    shows(&mut engine, &others);
+    shows(&mut engine, &moved_sums);
     // Upstream's scenario: a quota gets another parent, and is deleted.
     let moved = planted(quota("b-123", "t1-a", (100, 200), (50, 80)), "tree-a");
     apply(&mut engine, &moved, 0);
@@ -137,7 +137,7 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
     assert_eq!(used(&mut engine, "t1-b"), json!({}));
     engine.object_changed(&change(&moved, Action::DELETE), at(0));
     shows(&mut engine, &[("t1-a", 40, 100), ("t1", 40, 100)]);
-    shows(&mut engine, &others);
+    shows(&mut engine, &moved_sums);
     assert_eq!(
         used(&mut engine, DEFAULT_QUOTA),
         list(40, 100),
@@ -250,12 +250,12 @@ fn a_total_that_cannot_be_read_is_named_and_the_last_one_stays() {
     let mut bent = root("a", "tree-a", (1, 1));
     bent["metadata"]["annotations"][annotations::QUOTA_TOTAL_RESOURCE] = json!("{\"cpu\":\"3x\"}");
     apply(&mut engine, &bent, 1);
-    let told = engine.take_outputs().into_iter().any(|output| {
+    let reported = engine.take_outputs().into_iter().any(|output| {
         matches!(output, Output::Problem(problem) if problem.name == "a"
             && problem.message.contains(annotations::QUOTA_TOTAL_RESOURCE)
             && problem.message.contains("3x"))
     });
-    assert!(told);
+    assert!(reported);
     assert_eq!(runtime(&mut engine, "main"), list(100, 1000));
     // A negative total counts as zero.
     let mut less = root("a", "tree-a", (1, 1));

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Builds a pod with this `spec.nodeName` and phase, and more changes.
-fn there(name: &str, node: &str, phase: &str, change: Value) -> Arc<Pod> {
+fn assigned(name: &str, node: &str, phase: &str, change: Value) -> Arc<Pod> {
     let mut value = json!({
         "metadata": {"name": name, "namespace": "default", "uid": "123456789"},
         "spec": {"schedulerName": "another", "containers": [{"name": "c"}]},
@@ -21,12 +21,13 @@ fn there(name: &str, node: &str, phase: &str, change: Value) -> Arc<Pod> {
     Arc::new(serde_json::from_value(value).unwrap())
 }
 
-fn asks(requests: Value) -> Value {
+fn requesting(requests: Value) -> Value {
     json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
 }
 
 fn mid() -> Value {
-    let mut out = asks(json!({"kubernetes.io/mid-cpu": "1k", "kubernetes.io/mid-memory": "4Gi"}));
+    let mut out =
+        requesting(json!({"kubernetes.io/mid-cpu": "1k", "kubernetes.io/mid-memory": "4Gi"}));
     out["spec"]["priority"] = json!(7500);
     out
 }
@@ -66,48 +67,48 @@ fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
         engine.pod_applied(pod.clone(), at(1));
     }
     let requests = json!({"cpu": format!("{milli}m"), "memory": "1"});
-    let probe = pod("probe", asks(requests));
+    let probe = pod("probe", requesting(requests));
     place(&mut engine, probe, 2) == node_name
 }
 
 #[test]
 fn what_is_new_on_a_node_counts_once_as_it_is_now() {
-    let bare = || there("test", "a", "Running", json!({}));
-    let one = || asks(json!({"cpu": "1", "memory": "4Gi"}));
+    let bare = || assigned("test", "a", "Running", json!({}));
+    let one_core = || requesting(json!({"cpu": "1", "memory": "4Gi"}));
     // A pod without requests is estimated at 250 milli-cores. Columns: the updates in turn, then the
     // milli-cores on a, those of production on a, and those on b.
     let rows = [
         (
             "pending",
-            vec![there("test", "", "Pending", json!({}))],
+            vec![assigned("test", "", "Pending", json!({}))],
             [0, 0, 0],
         ),
         (
             "ended",
-            vec![there("test", "a", "Failed", json!({}))],
+            vec![assigned("test", "a", "Failed", json!({}))],
             [0, 0, 0],
         ),
         ("asks for nothing", vec![bare()], [250, 0, 0]),
         (
             "production",
-            vec![there("test", "a", "Pending", one())],
+            vec![assigned("test", "a", "Pending", one_core())],
             [1000, 1000, 0],
         ),
         (
             "not production",
-            vec![there("test", "a", "Pending", mid())],
+            vec![assigned("test", "a", "Pending", mid())],
             [1000, 0, 0],
         ),
         (
             "update: ended",
-            vec![bare(), there("test", "a", "Failed", json!({}))],
+            vec![bare(), assigned("test", "a", "Failed", json!({}))],
             [0, 0, 0],
         ),
         (
             "update: labels and annotations",
             vec![
                 bare(),
-                there(
+                assigned(
                     "test",
                     "a",
                     "Running",
@@ -119,29 +120,29 @@ fn what_is_new_on_a_node_counts_once_as_it_is_now() {
         (
             "update: conditions",
             vec![
-                there("test", "a", "Running", scheduled(false)),
-                there("test", "a", "Running", scheduled(true)),
+                assigned("test", "a", "Running", scheduled(false)),
+                assigned("test", "a", "Running", scheduled(true)),
             ],
             [250, 0, 0],
         ),
         (
             "update: resources",
             vec![
-                there("test", "a", "Running", scheduled(false)),
-                there("test", "a", "Running", one()),
+                assigned("test", "a", "Running", scheduled(false)),
+                assigned("test", "a", "Running", one_core()),
             ],
             [1000, 1000, 0],
         ),
         (
             "moved",
-            vec![bare(), there("test", "b", "Running", json!({}))],
+            vec![bare(), assigned("test", "b", "Running", json!({}))],
             [0, 0, 250],
         ),
         (
             "moved, with resources",
             vec![
-                there("test", "a", "Running", one()),
-                there("test", "b", "Running", one()),
+                assigned("test", "a", "Running", one_core()),
+                assigned("test", "b", "Running", one_core()),
             ],
             [0, 0, 1000],
         ),

@@ -10,7 +10,7 @@ fn usage((cpu, memory): Load) -> Value {
 }
 
 /// Builds a pod with these requests; priority 0 means none.
-fn asks(name: &str, priority: i32, requests: Value, limits: Value) -> Value {
+fn pod_with(name: &str, priority: i32, requests: Value, limits: Value) -> Value {
     let mut pod = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": name},
         "spec": {"schedulerName": "koord-scheduler", "containers":
@@ -40,7 +40,7 @@ fn on_node(mut pod: Value, seconds: i64) -> Arc<Pod> {
 }
 
 /// A node and its report.
-struct World {
+struct NodeWorld {
     args: Value,
     own: Value,
     used: Option<Load>,
@@ -50,11 +50,11 @@ struct World {
     /// Reported usage of pods.
     pods: Vec<(&'static str, &'static str, Load)>,
     /// Pods on the node.
-    there: Vec<Arc<Pod>>,
+    pods_on_node: Vec<Arc<Pod>>,
 }
 
-impl World {
-    fn of(used: Load) -> Self {
+impl NodeWorld {
+    fn with_usage(used: Load) -> Self {
         Self {
             args: json!({}),
             own: Value::Null,
@@ -62,7 +62,7 @@ impl World {
             p95: None,
             updated: Some(0),
             pods: Vec::new(),
-            there: Vec::new(),
+            pods_on_node: Vec::new(),
         }
     }
 
@@ -89,7 +89,7 @@ impl World {
     }
 
     fn holds(mut self, pod: Value, seconds: i64) -> Self {
-        self.there.push(on_node(pod, seconds));
+        self.pods_on_node.push(on_node(pod, seconds));
         self
     }
 
@@ -106,7 +106,7 @@ impl World {
         }))
         .unwrap();
         engine.node_applied(Arc::new(node), at(-1000));
-        for pod in self.there {
+        for pod in self.pods_on_node {
             engine.pod_applied(pod, at(-1000));
         }
         let Some(used) = self.used else { return engine };
@@ -148,10 +148,10 @@ impl World {
     fn score(self, pod: Value) -> i64 {
         let mut engine = self.engine();
         let pod = Arc::new(serde_json::from_value(pod).unwrap());
-        let found = place(&mut engine, pod, 0);
+        let outcome = place(&mut engine, pod, 0);
         let decision = engine.telemetry.decision("p");
         let Some(table) = decision.and_then(|decision| decision.table.clone()) else {
-            panic!("{found}");
+            panic!("{outcome}");
         };
         table.ranking[0].scores[0].raw
     }
@@ -170,10 +170,10 @@ fn both(mut base: Value, more: Value) -> Value {
 
 #[test]
 fn usage_is_held_against_thresholds() {
-    let empty = || asks("p", 0, json!({}), json!({}));
-    let prod = |requests: Value| asks("p", 9999, requests, json!({}));
+    let empty = || pod_with("p", 0, json!({}), json!({}));
+    let prod = |requests: Value| pod_with("p", 9999, requests, json!({}));
     let stale = |more: Value| both(json!({"filterExpiredNodeMetrics": false}), more);
-    let node = |used: Load| World::of(used).with(stale(json!({})));
+    let node = |used: Load| NodeWorld::with_usage(used).with(stale(json!({})));
     let p95 = || {
         json!({"usageThresholds": {"cpu": 60}, "usageAggregationType": "p95",
         "usageAggregatedDuration": "5m"})
@@ -182,26 +182,33 @@ fn usage_is_held_against_thresholds() {
     let limited = |all: Value, prod: Value| {
         stale(json!({"usageThresholds": all, "prodUsageThresholds": prod}))
     };
-    let pods = |world: World, one: Load, class: &'static str, two: Load| {
-        let quiet = |name: &str| asks(name, 9999, json!({}), json!({}));
+    let pods = |world: NodeWorld, one: Load, class: &'static str, two: Load| {
+        let quiet = |name: &str| pod_with(name, 9999, json!({}), json!({}));
         let reported = world.reported(&[("one", PROD, one), ("two", class, two)]);
         reported.holds(quiet("one"), -10).holds(quiet("two"), -10)
     };
-    let busy = |args: Value| pods(World::of((63, 500)).with(args), (30, 200), PROD, (33, 300));
+    let busy = |args: Value| {
+        pods(
+            NodeWorld::with_usage((63, 500)).with(args),
+            (30, 200),
+            PROD,
+            (33, 300),
+        )
+    };
     let half = |args: Value, memory: i64, class| {
         pods(
-            World::of((53, memory)).with(args),
+            NodeWorld::with_usage((53, memory)).with(args),
             (30, 100),
             class,
             (23, 200),
         )
     };
     let first = |used: Load| {
-        let one = asks("one", 9999, json!({}), json!({}));
-        let world = World::of(used).with(limited(limits(65, 85), limits(60, 70)));
+        let small_pod = pod_with("one", 9999, json!({}), json!({}));
+        let world = NodeWorld::with_usage(used).with(limited(limits(65, 85), limits(60, 70)));
         world.reported(&[("one", PROD, (30, 100))]).holds(one, -10)
     };
-    let mut daemon = asks("p", 9999, json!({}), json!({}));
+    let mut daemon = pod_with("p", 9999, json!({}), json!({}));
     daemon["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet",
         "name": "d", "uid": "d", "controller": true}]);
     let mut silent = node((0, 0));
@@ -213,7 +220,7 @@ fn usage_is_held_against_thresholds() {
         || limited(limits(65, 85), limits(60, 80)),
     );
     #[rustfmt::skip]
-    let rows: Vec<(&str, World, Value, &str)> = vec![
+    let rows: Vec<(&str, NodeWorld, Value, &str)> = vec![
         ("below", node((60, 256)), empty(), "n"),
         ("no report", silent, empty(), "n"),
         ("cpu", node((70, 256)), empty(), CPU),
@@ -234,17 +241,17 @@ fn usage_is_held_against_thresholds() {
             MEMORY),
         ("daemons go everywhere", node((70, 256)), daemon, "n"),
         ("production cpu with what comes", half(cpu_limits(), 500, PROD), prod(plain(20, 100)), CPU),
-        ("cpu with a mid pod that comes", half(cpu_limits(), 300, ""), asks("p", 7999, mid(12, 100), json!({})),
+        ("cpu with a mid pod that comes", half(cpu_limits(), 300, ""), pod_with("p", 7999, mid(12, 100), json!({})),
             CPU),
         ("production memory with what comes", half(limits_of_both(), 300, PROD), prod(plain(1, 165)), MEMORY),
         ("memory with a mid pod that comes", half(limits_of_both(), 300, ""),
-            asks("p", 7999, mid(1, 200), json!({})), MEMORY),
+            pod_with("p", 7999, mid(1, 200), json!({})), MEMORY),
         ("production memory with a pod just assigned",
-            first((53, 300)).holds(asks("two", 9999, plain(1, 200), json!({})), -10), prod(plain(1, 200)),
+            first((53, 300)).holds(pod_with("two", 9999, plain(1, 200), json!({})), -10), prod(plain(1, 200)),
             MEMORY),
         ("cpu with a mid pod that has just come",
-            first((33, 110)).holds(asks("two", 7999, mid(20, 200), json!({})), -10),
-            asks("p", 7999, mid(20, 200), json!({})), CPU),
+            first((33, 110)).holds(pod_with("two", 7999, mid(20, 200), json!({})), -10),
+            pod_with("p", 7999, mid(20, 200), json!({})), CPU),
     ];
     for (name, world, pod, expected) in rows {
         assert_eq!(world.place(pod), expected, "{name}");
@@ -264,30 +271,30 @@ fn old_reports_refuse_unless_told_otherwise() {
         ("never updated, disabled", when(false), None, OLD),
         ("old, disabled", when(false), Some(-180), OLD),
     ] {
-        let world = World::of((0, 0)).with(args).updated(updated);
-        let got = world.place(asks("p", 0, json!({}), json!({})));
+        let world = NodeWorld::with_usage((0, 0)).with(args).updated(updated);
+        let got = world.place(pod_with("p", 0, json!({}), json!({})));
         assert_eq!(got, expected, "{name}");
     }
 }
 
 #[test]
 fn nodes_score_by_estimated_use() {
-    let whole = |name: &str| asks(name, 0, plain(16, 32), plain(16, 32));
-    let mine = || whole("p");
+    let large_pod = |name: &str| pod_with(name, 0, plain(16, 32), plain(16, 32));
+    let mine = || large_pod("p");
     let p95 =
         || json!({"aggregated": {"scoreAggregationType": "p95", "scoreAggregatedDuration": "5m"}});
     let batch =
         || json!({"kubernetes.io/batch-cpu": "16000", "kubernetes.io/batch-memory": "32Gi"});
-    let prod = |name: &str, cpu: i64| asks(name, 9999, plain(cpu, 32), plain(cpu, 32));
-    let idle = || World::of((0, 0));
-    let busy = || World::of((32, 10));
+    let prod = |name: &str, cpu: i64| pod_with(name, 9999, plain(cpu, 32), plain(cpu, 32));
+    let idle = || NodeWorld::with_usage((0, 0));
+    let busy = || NodeWorld::with_usage((32, 10));
     let mut silent = idle();
     silent.used = None;
     let pass = json!({"enableScheduleWhenNodeMetricsExpired": true});
     let according =
         json!({"usageThresholds": {"cpu": 0, "memory": 0}, "scoreAccordingProdUsage": true});
     #[rustfmt::skip]
-    let rows: Vec<(&str, World, Value, i64)> = vec![
+    let rows: Vec<(&str, NodeWorld, Value, i64)> = vec![
         ("old report", idle().with(pass).updated(Some(-180)), mine(), 0),
         ("idle", idle(), mine(), 90),
         ("no report", silent, mine(), 0),
@@ -295,16 +302,16 @@ fn nodes_score_by_estimated_use() {
         ("p95", idle().p95((32, 10)).with(p95()), mine(), 72),
         ("p95 is not reported", idle().with(p95()), mine(), 90),
         ("p95 is not reported, a pod is there",
-            idle().with(p95()).reported(&[("a", "", (1, 1))]).holds(whole("a"), -600), mine(), 81),
-        ("a pod has just come", busy().holds(whole("a"), 0), mine(), 63),
-        ("a pod came after the report", busy().updated(Some(-10)).holds(whole("a"), 0), mine(), 63),
-        ("a pod came shortly before the report", busy().holds(whole("a"), -10), mine(), 63),
-        ("batch", idle(), asks("p", 5000, batch(), batch()), 90),
+            idle().with(p95()).reported(&[("a", "", (1, 1))]).holds(large_pod("a"), -600), mine(), 81),
+        ("a pod has just come", busy().holds(large_pod("a"), 0), mine(), 63),
+        ("a pod came after the report", busy().updated(Some(-10)).holds(large_pod("a"), 0), mine(), 63),
+        ("a pod came shortly before the report", busy().holds(large_pod("a"), -10), mine(), 63),
+        ("batch", idle(), pod_with("p", 5000, batch(), batch()), 90),
         ("production use", idle().with(according).reported(&[("a", PROD, (30, 100))]).holds(prod("a", 16), 0),
             prod("p", 16_000), 38),
-        ("limits count", idle(), asks("p", 0, plain(8, 16), plain(16, 32)), 90),
+        ("limits count", idle(), pod_with("p", 0, plain(8, 16), plain(16, 32)), 90),
         ("the dominant resource", idle().with(json!({"dominantResourceWeight": 10})), mine(), 85),
-        ("asks for nothing", idle(), asks("p", 0, json!({}), json!({})), 99),
+        ("asks for nothing", idle(), pod_with("p", 0, json!({}), json!({})), 99),
     ];
     for (name, world, pod, expected) in rows {
         assert_eq!(world.score(pod), expected, "{name}");
@@ -322,10 +329,10 @@ fn pods_and_nodes_are_estimated() {
             .estimate(&PodInfo::new(pod, &table).unwrap(), &table, allowed)
             .to_vec()
     };
-    let same = |priority: i32, load: Value| asks("p", priority, load.clone(), load);
+    let same = |priority: i32, load: Value| pod_with("p", priority, load.clone(), load);
     let batch = json!({"kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "8Gi"});
     let factors = |value: Value| json!({"estimatedScalingFactors": value});
-    let only = || asks("p", 9999, plain(4, 8), json!({}));
+    let only = || pod_with("p", 9999, plain(4, 8), json!({}));
     let mut own = only();
     own["metadata"]["annotations"] =
         json!({annotations::LOAD_ESTIMATED_SCALING_FACTORS: r#"{"cpu":100}"#});
@@ -335,7 +342,7 @@ fn pods_and_nodes_are_estimated() {
     let rows = [
         ("nothing", json!({}), same(0, json!({})), false, [250, 200 << 20]),
         ("guaranteed", json!({}), same(0, plain(4, 8)), false, [3400, SEVENTY]),
-        ("burstable", json!({}), asks("p", 0, plain(4, 8), plain(8, 8)), false, [6800, SEVENTY]),
+        ("burstable", json!({}), pod_with("p", 0, plain(4, 8), plain(8, 8)), false, [6800, SEVENTY]),
         ("more cpu than asked", factors(json!({"cpu": 110})), same(0, plain(4, 8)), false, [4000, SEVENTY]),
         ("more memory than asked", factors(json!({"memory": 110})), same(0, plain(4, 8)), false,
             [3400, 8 << 30]),
@@ -367,7 +374,7 @@ fn pods_and_nodes_are_estimated() {
         engine.node_applied(Arc::new(node), at(0));
         let report = metric("n", &cpu.to_string(), json!({}));
         engine.object_changed(&report, at(0));
-        let pod = serde_json::from_value(asks("p", 0, json!({}), json!({}))).unwrap();
+        let pod = serde_json::from_value(pod_with("p", 0, json!({}), json!({}))).unwrap();
         let text = place(&mut engine, Arc::new(pod), 0);
         assert!(text.contains(expected), "{raw:?} {cpu}: {text}");
     }
@@ -378,7 +385,7 @@ fn estimates_hold_until_a_deadline() {
     use annotations::LOAD_ESTIMATED_SECONDS_AFTER_INITIALIZED as INITIALIZED;
     use annotations::LOAD_ESTIMATED_SECONDS_AFTER_POD_SCHEDULED as SCHEDULED;
     let plain = json!({});
-    let both = json!({"estimatedSecondsAfterPodScheduled": 180,
+    let both_deadlines = json!({"estimatedSecondsAfterPodScheduled": 180,
         "estimatedSecondsAfterInitialized": 10});
     let initialized = json!({"estimatedSecondsAfterInitialized": 180});
     let own = json!({"allowCustomizeEstimation": true});
@@ -418,7 +425,7 @@ fn estimates_hold_until_a_deadline() {
         ("its own, not allowed", &plain, Some(SCHEDULED), None, None),
     ];
     for (name, args, annotation, since, expected) in rows {
-        let mut pod = asks("p", 0, json!({}), json!({}));
+        let mut pod = pod_with("p", 0, json!({}), json!({}));
         if let Some(key) = annotation {
             pod["metadata"]["annotations"] = json!({key: "180"});
         }

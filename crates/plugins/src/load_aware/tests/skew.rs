@@ -50,8 +50,8 @@ fn clock_skew_is_reported_once_per_node() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&report(3600), at(0));
-    let told = problems(&mut engine);
-    assert_eq!(told.len(), 1, "{told:?}");
+    let reported = problems(&mut engine);
+    assert_eq!(reported.len(), 1, "{reported:?}");
     for part in [
         "Node n: invalid value",
         &at(3600).to_string(),
@@ -59,7 +59,7 @@ fn clock_skew_is_reported_once_per_node() {
         "expected less than 180 s ahead",
         "3600 s ahead",
     ] {
-        assert!(told[0].contains(part), "{told:?}");
+        assert!(reported[0].contains(part), "{reported:?}");
     }
     engine.object_changed(&report(3660), at(60));
     assert_eq!(problems(&mut engine), [""; 0]);

@@ -27,22 +27,22 @@ fn a_report_is_read_by_name() {
     });
     let change = metric("n", "10", rest);
     let object = change.new_as::<NodeMetric>().unwrap();
-    let seen = TrimmedNodeMetric::from(object);
-    assert_eq!((&*seen.name, seen.interval), ("n", 60_000));
-    assert_eq!(seen.updated, Some(at(0)));
-    let usage = seen.usage.as_ref().unwrap();
+    let metric = TrimmedNodeMetric::from(object);
+    assert_eq!((&*metric.name, metric.interval), ("n", 60_000));
+    assert_eq!(metric.updated, Some(at(0)));
+    let usage = metric.usage.as_ref().unwrap();
     assert_eq!(usage.get("cpu"), 10_000);
     assert_eq!(usage.get("memory"), 10 << 30);
     assert_eq!(usage.get("example.com/gpu"), 0);
-    assert_eq!(seen.system.get("cpu"), 1500);
+    assert_eq!(metric.system.get("cpu"), 1500);
     let pod = |name: &str| {
-        let pod = seen.pod("ns", name)?;
+        let pod = metric.pod("ns", name)?;
         Some((pod.usage.get("cpu"), pod.prod))
     };
     assert_eq!(pod("a"), Some((1000, false)));
     assert_eq!(pod("b"), Some((3000, false)));
     assert_eq!(pod("c"), None, "its usage is not reported");
-    assert!(seen.pod("other", "a").is_none());
+    assert!(metric.pod("other", "a").is_none());
     let minutes = |minutes: i64| koord_api::duration::GoDuration::from_secs(60 * minutes);
     for (kind, over, expected) in [
         ("p95", 5, Some(5000)),
@@ -52,8 +52,8 @@ fn a_report_is_read_by_name() {
         ("p99", 0, Some(10_000)),
         ("p99", 30, None),
     ] {
-        let found = seen.aggregated(kind, minutes(over));
-        let cpu = found.map(|amounts| amounts.get("cpu"));
+        let usage = metric.aggregated(kind, minutes(over));
+        let cpu = usage.map(|amounts| amounts.get("cpu"));
         assert_eq!(cpu, expected, "{kind} over {over} minutes");
     }
 }
@@ -62,13 +62,13 @@ fn a_report_is_read_by_name() {
 fn informers_keep_what_is_read_and_the_plugin_takes_either() {
     let mut engine = engine(json!({}));
     let change = metric("n", "60", json!({}));
-    let kept = engine.plugins().kept(change.clone());
-    let seen = kept.new_as::<TrimmedNodeMetric>().unwrap();
+    let trimmed = engine.plugins().kept(change.clone());
+    let metric = trimmed.new_as::<TrimmedNodeMetric>().unwrap();
     assert_eq!(
-        *seen,
+        *metric,
         TrimmedNodeMetric::from(change.new_as::<NodeMetric>().unwrap())
     );
     engine.node_applied(node("n", json!({})), at(0));
-    engine.object_changed(&kept, at(0));
+    engine.object_changed(&trimmed, at(0));
     assert_eq!(place(&mut engine, pod("p", json!({})), 1), HOT);
 }

@@ -232,7 +232,7 @@ pub(super) fn quota(name: u8, max: u8) -> ObjectChange {
 
 fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
     let name = format!("r{name}");
-    let room = json!({"cpu": "1"});
+    let amounts = json!({"cpu": "1"});
     let time = at(0);
     let condition = |kind: &str, reason: &str| {
         json!({"type": kind, "status": "True", "reason": reason,
@@ -243,11 +243,11 @@ fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
         "metadata": {"name": name, "uid": name, "creationTimestamp": time},
         "spec": {
             "template": {"spec": {"schedulerName": "koord-scheduler", "containers": [
-                {"name": "c", "image": "i", "resources": {"requests": room}}]}},
+                {"name": "c", "image": "i", "resources": {"requests": amounts}}]}},
             "ttl": "0s", "allocateOnce": false,
             "owners": [{"labelSelector": {"matchLabels": {"owner": "r"}}}]
         },
-        "status": {"phase": "Available", "nodeName": format!("n{node}"), "allocatable": room,
+        "status": {"phase": "Available", "nodeName": format!("n{node}"), "allocatable": amounts,
             "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]}
     }));
     change(RESERVATIONS, reservation, gone)
@@ -255,7 +255,7 @@ fn reservation(name: u8, node: u8, gone: bool) -> ObjectChange {
 
 /// Simulated content of the API server, as far as both engines agree.
 #[derive(Debug, Default)]
-pub(super) struct World {
+pub(super) struct PreemptionWorld {
     pub(super) pods: BTreeMap<String, Value>,
     /// Names of pods on nodes, assumed or bound.
     pub(super) placed: Vec<String>,
@@ -266,13 +266,13 @@ pub(super) struct World {
     pub(super) reserved: BTreeMap<String, String>,
 }
 
-impl World {
+impl PreemptionWorld {
     pub(super) fn pick(names: &[String], number: u8) -> Option<String> {
         let at = usize::from(number).checked_rem(names.len())?;
         Some(names[at].clone())
     }
 
-    pub(super) fn forget(&mut self, name: &str) {
+    pub(super) fn remove(&mut self, name: &str) {
         for names in [&mut self.placed, &mut self.waiting, &mut self.evicting] {
             names.retain(|other| other != name);
         }
@@ -302,7 +302,7 @@ impl World {
 pub(super) fn drain(
     engine: &mut Engine,
     now: Timestamp,
-    mut world: Option<&mut World>,
+    mut world: Option<&mut PreemptionWorld>,
 ) -> Vec<String> {
     let mut out = Vec::new();
     for _ in 0..100 {
@@ -329,7 +329,7 @@ pub(super) fn drain(
                 Output::Write(write) => format!("{write:?}"),
                 Output::Expect { pod, node } => format!("{} expects {node}", pod.name),
                 Output::Explain { pod, message } => format!("{}: {message}", pod.name),
-                Output::Consult(asked) => format!("{} asks {:?}", asked.pod.name, asked.extenders),
+                Output::Consult(call) => format!("{} asks {:?}", call.pod.name, call.extenders),
                 Output::Problem(problem) => problem.message.clone(),
             });
             let Some(world) = world.as_deref_mut() else {
@@ -357,7 +357,7 @@ pub(super) fn object(pod: &Value) -> Arc<Pod> {
 }
 
 /// Applies a step to both engines. Steps about pods choose an existing one.
-fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestamp) {
+fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now: Timestamp) {
     let show = |engines: &mut [Engine; 2], pod: &Value| {
         for engine in engines {
             engine.pod_applied(object(pod), now);
@@ -452,23 +452,23 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             } else {
                 &world.evicting
             };
-            if let Some(name) = World::pick(from, number) {
+            if let Some(name) = PreemptionWorld::pick(from, number) {
                 for engine in engines {
                     engine.pod_deleted(&object(&world.pods[&name]), now);
                 }
-                world.forget(&name);
+                world.remove(&name);
             }
         }
         Step::Withdrawn(number) => {
-            if let Some(name) = World::pick(&world.waiting, number) {
+            if let Some(name) = PreemptionWorld::pick(&world.waiting, number) {
                 for engine in engines {
                     engine.pod_deleted(&object(&world.pods[&name]), now);
                 }
-                world.forget(&name);
+                world.remove(&name);
             }
         }
         Step::Stays(number) => {
-            if let Some(name) = World::pick(&world.evicting, number) {
+            if let Some(name) = PreemptionWorld::pick(&world.evicting, number) {
                 for engine in engines {
                     engine.eviction_failed(&name);
                 }
@@ -490,7 +490,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
                 .filter(|name| !bound.contains(name))
                 .cloned()
                 .collect();
-            if let Some(name) = World::pick(&assumed, number) {
+            if let Some(name) = PreemptionWorld::pick(&assumed, number) {
                 for engine in engines {
                     let error = BindError {
                         message: "conflict".to_owned(),
@@ -498,12 +498,12 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
                     };
                     engine.bind_finished(&name, Err(error), now);
                 }
-                world.forget(&name);
+                world.remove(&name);
                 world.waiting.push(name);
             }
         }
         Step::Echo(number, there) => {
-            if let Some(name) = World::pick(&world.waiting, number) {
+            if let Some(name) = PreemptionWorld::pick(&world.waiting, number) {
                 let nominated = engines[0]
                     .preemptor()
                     .nominated_node(&name)
@@ -518,25 +518,25 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             allowed,
             disrupted,
         } => {
-            let disrupted = World::pick(&world.placed, disrupted).unwrap_or_default();
-            tell(engines, &budget(app, allowed, &disrupted, false));
+            let disrupted = PreemptionWorld::pick(&world.placed, disrupted).unwrap_or_default();
+            notify(engines, &budget(app, allowed, &disrupted, false));
         }
-        Step::BudgetGone(app) => tell(engines, &budget(app, 0, "", true)),
-        Step::Quota { name, max } => tell(engines, &quota(name, max)),
-        Step::Reservation { name, node, gone } => tell(engines, &reservation(name, node, gone)),
+        Step::BudgetGone(app) => notify(engines, &budget(app, 0, "", true)),
+        Step::Quota { name, max } => notify(engines, &quota(name, max)),
+        Step::Reservation { name, node, gone } => notify(engines, &reservation(name, node, gone)),
         Step::Wait(_) => {}
     }
 }
 
 pub(super) fn change_pod(
     engines: &mut [Engine; 2],
-    world: &mut World,
+    world: &mut PreemptionWorld,
     from: &[String],
     number: u8,
     now: Timestamp,
     edit: impl Fn(&mut Value),
 ) {
-    let Some(name) = World::pick(from, number) else {
+    let Some(name) = PreemptionWorld::pick(from, number) else {
         return;
     };
     let pod = world.pods.get_mut(&name).unwrap();
@@ -555,7 +555,7 @@ proptest! {
         few in any::<bool>(),
     ) {
         let mut engines = [engine(true, few), engine(false, few)];
-        let mut world = World::default();
+        let mut world = PreemptionWorld::default();
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
         // The nodes are full at first, so that there is always a victim.
         for number in 0..6 {

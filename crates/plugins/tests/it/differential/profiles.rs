@@ -3,7 +3,7 @@
 
 use super::metric;
 use super::preemption::{
-    QUOTA, RESERVATIONS, World, at, change, change_pod, drain, object, parsed, quota,
+    PreemptionWorld, QUOTA, RESERVATIONS, at, change, change_pod, drain, object, parsed, quota,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Node;
@@ -274,7 +274,7 @@ fn reservation(
     let first = usize::from(name) % 3;
     let owner = |at: usize| json!({"labelSelector": {"matchLabels": {"owner": OWNERS[at % 3]}}});
     let name = format!("r{name}");
-    let room = json!({"cpu": cpu, "memory": "4Gi"});
+    let amounts = json!({"cpu": cpu, "memory": "4Gi"});
     let time = at(0);
     let condition = |kind: &str, reason: &str| {
         json!({"type": kind, "status": "True", "reason": reason,
@@ -285,7 +285,7 @@ fn reservation(
         "metadata": {"name": name, "uid": name, "creationTimestamp": time},
         "spec": {
             "template": {"spec": {"schedulerName": "koord-scheduler", "priority": 9100,
-                "containers": [{"name": "c", "image": "i", "resources": {"requests": room}}]}},
+                "containers": [{"name": "c", "image": "i", "resources": {"requests": amounts}}]}},
             "ttl": "0s", "allocateOnce": once, "owners": [owner(first), owner(first + 1)]
         }
     });
@@ -293,26 +293,26 @@ fn reservation(
         value["spec"]["allocatePolicy"] = json!(["Aligned", "Restricted"][usize::from(policy) - 1]);
     }
     if let Some(node) = node {
-        value["status"] = json!({"phase": "Available", "nodeName": node, "allocatable": room,
+        value["status"] = json!({"phase": "Available", "nodeName": node, "allocatable": amounts,
             "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]});
     }
     change(RESERVATIONS, parsed::<Reservation>(value), gone)
 }
 
-fn tell(engines: &mut [Engine; 2], change: &ObjectChange, now: Timestamp) {
+fn notify(engines: &mut [Engine; 2], change: &ObjectChange, now: Timestamp) {
     for engine in engines {
         engine.object_changed(change, now);
     }
 }
 
 /// Applies a step to both engines.
-fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestamp) {
-    let deleted = |engines: &mut [Engine; 2], world: &mut World, name: Option<String>| {
+fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now: Timestamp) {
+    let deleted = |engines: &mut [Engine; 2], world: &mut PreemptionWorld, name: Option<String>| {
         let Some(name) = name else { return };
         for engine in engines {
             engine.pod_deleted(&object(&world.pods[&name]), now);
         }
-        world.forget(&name);
+        world.remove(&name);
     };
     match *step {
         Step::Node {
@@ -324,15 +324,15 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             for engine in engines.iter_mut() {
                 engine.node_applied(node(name, cpu, gpus, cordoned), now);
             }
-            tell(engines, &devices(name, gpus), now);
-            tell(engines, &topology(name, cpu), now);
+            notify(engines, &devices(name, gpus), now);
+            notify(engines, &topology(name, cpu), now);
         }
         Step::NodeGone(name) => {
             for engine in engines {
                 engine.node_deleted(&format!("n{name}"), now);
             }
         }
-        Step::Metric(node, cpu) => tell(engines, &metric(node, cpu, now), now),
+        Step::Metric(node, cpu) => notify(engines, &metric(node, cpu, now), now),
         Step::Pods {
             shape,
             priority,
@@ -380,11 +380,11 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             } else {
                 &world.evicting
             };
-            let name = World::pick(from, number);
+            let name = PreemptionWorld::pick(from, number);
             deleted(engines, world, name);
         }
         Step::Withdrawn(number) => {
-            let name = World::pick(&world.waiting, number);
+            let name = PreemptionWorld::pick(&world.waiting, number);
             deleted(engines, world, name);
         }
         Step::Confirmed(number) => {
@@ -398,7 +398,8 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
         Step::BindFails(number) => {
             let assumed = world.placed.iter();
             let assumed = assumed.filter(|name| !world.pods[*name]["spec"]["nodeName"].is_string());
-            if let Some(name) = World::pick(&assumed.cloned().collect::<Vec<_>>(), number) {
+            if let Some(name) = PreemptionWorld::pick(&assumed.cloned().collect::<Vec<_>>(), number)
+            {
                 for engine in engines {
                     let error = BindError {
                         message: "conflict".to_owned(),
@@ -406,11 +407,11 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
                     };
                     engine.bind_finished(&name, Err(error), now);
                 }
-                world.forget(&name);
+                world.remove(&name);
                 world.waiting.push(name);
             }
         }
-        Step::Quota { name, max } => tell(engines, &quota(name, max), now),
+        Step::Quota { name, max } => notify(engines, &quota(name, max), now),
         Step::Reservation {
             name,
             cpu,
@@ -418,7 +419,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
             policy,
         } => {
             let node = world.reserved.get(&format!("r{name}"));
-            tell(
+            notify(
                 engines,
                 &reservation(name, cpu, once, policy, node, false),
                 now,
@@ -426,7 +427,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut World, now: Timestam
         }
         Step::ReservationGone(name) => {
             let node = world.reserved.remove(&format!("r{name}"));
-            tell(
+            notify(
                 engines,
                 &reservation(name, 1, false, 0, node.as_ref(), true),
                 now,
@@ -445,7 +446,7 @@ proptest! {
         ratio in any::<bool>(),
     ) {
         let mut engines = [engine(true, ratio), engine(false, ratio)];
-        let mut world = World::default();
+        let mut world = PreemptionWorld::default();
         let mut now = Timestamp::from_second(1_700_000_000).unwrap();
         for name in 0..4 {
             let step = Step::Node { name, cpu: 4 + name, gpus: name % 3, cordoned: false };

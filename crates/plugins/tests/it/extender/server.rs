@@ -21,7 +21,7 @@ pub(super) type Answer = Arc<dyn Fn(String, Value) -> BoxFuture<'static, Respons
 /// HTTP server that returns defined answers and records the requests.
 pub(super) struct Extender {
     pub(super) url: String,
-    asked: Arc<Mutex<Vec<(String, Value)>>>,
+    recorded: Arc<Mutex<Vec<(String, Value)>>>,
     stop: CancellationToken,
     /// CA certificate in base64.
     pub(super) authority: String,
@@ -38,25 +38,25 @@ impl Extender {
         answer: impl Fn(&str, &Value) -> Value + Send + Sync + 'static,
     ) -> Self {
         let answer = move |verb: String, body: Value| {
-            let said = axum::Json(answer(&verb, &body)).into_response();
-            futures::future::ready(said).boxed()
+            let response = axum::Json(answer(&verb, &body)).into_response();
+            futures::future::ready(response).boxed()
         };
         Self::serve(Arc::new(answer), None).await
     }
 
     pub(super) async fn serve(answer: Answer, tls: Option<Artifacts>) -> Self {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let handle = |State((asked, answer)): State<(Arc<Mutex<Vec<_>>>, Answer)>,
+        let recorded = Arc::new(Mutex::new(Vec::new()));
+        let handle = |State((recorded, answer)): State<(Arc<Mutex<Vec<_>>>, Answer)>,
                       Path(verb): Path<String>,
                       body: Bytes| async move {
             let body: Value = serde_json::from_slice(&body).unwrap();
-            asked.lock().push((verb.clone(), body.clone()));
+            recorded.lock().push((verb.clone(), body.clone()));
             answer(verb, body).await
         };
         let routes = axum::Router::new()
             .route("/extender/{verb}", post(handle))
             .layer(axum::extract::DefaultBodyLimit::disable())
-            .with_state((asked.clone(), answer));
+            .with_state((recorded.clone(), answer));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
@@ -80,7 +80,7 @@ impl Extender {
         }
         Self {
             url: format!("{scheme}://localhost:{port}/extender"),
-            asked,
+            recorded,
             stop,
             authority,
         }
@@ -94,9 +94,9 @@ impl Extender {
         entry
     }
 
-    pub(super) fn asked(&self, verb: &str) -> Vec<Value> {
-        let all = self.asked.lock();
-        let those = all.iter().filter(|(asked, _)| asked == verb);
+    pub(super) fn requests(&self, verb: &str) -> Vec<Value> {
+        let all = self.recorded.lock();
+        let those = all.iter().filter(|(recorded, _)| recorded == verb);
         those.map(|(_, body)| body.clone()).collect()
     }
 }

@@ -49,7 +49,7 @@ fn as_json<K: Serialize>(object: &K) -> Value {
 }
 
 /// Amount of each counted resource on a node, in thousandths.
-const ROOM: [(&str, i64); 6] = [
+const CAPACITY: [(&str, i64); 6] = [
     ("cpu", 16_000),
     ("memory", 64 << 30),
     ("kubernetes.io/batch-cpu", 4_000),
@@ -59,14 +59,18 @@ const ROOM: [(&str, i64); 6] = [
 ];
 
 /// Checks that pods, and what reservations hold in addition to their owners, fit their nodes.
-pub(super) fn capacity(bound: &[&Pod], reservations: &[Reservation], what: &str) {
-    for (resource, room) in ROOM {
-        let room = if resource == "cpu" { room } else { room * 1000 };
-        let used = used(bound, reservations, resource, what);
+pub(super) fn capacity(bound: &[&Pod], reservations: &[Reservation], case: &str) {
+    for (resource, capacity) in CAPACITY {
+        let capacity = if resource == "cpu" {
+            capacity
+        } else {
+            capacity * 1000
+        };
+        let used = used(bound, reservations, resource, case);
         for (node, used) in used {
             assert!(
-                used <= room,
-                "{what}: {node} has {used}m of {room}m {resource}"
+                used <= capacity,
+                "{case}: {node} has {used}m of {capacity}m {resource}"
             );
         }
     }
@@ -76,7 +80,7 @@ fn used(
     bound: &[&Pod],
     reservations: &[Reservation],
     resource: &str,
-    what: &str,
+    case: &str,
 ) -> BTreeMap<String, i64> {
     let mut used: BTreeMap<String, i64> = BTreeMap::new();
     for pod in bound {
@@ -90,21 +94,25 @@ fn used(
         let uid = reservation.metadata.uid.clone().unwrap();
         let taken: i64 = owners(bound, &uid).map(|pod| milli(pod, resource)).sum();
         // The size is the one in the spec; nothing resizes reservations here.
-        let held = size(&object, resource);
-        let told = &object["status"]["allocatable"][resource];
-        let told = if told.is_null() { 0 } else { quantity(told) };
-        assert_eq!(told, held, "{what}: {resource} of {object}");
+        let expected = size(&object, resource);
+        let reported = &object["status"]["allocatable"][resource];
+        let reported = if reported.is_null() {
+            0
+        } else {
+            quantity(reported)
+        };
+        assert_eq!(reported, expected, "{case}: {resource} of {object}");
         // With other policies, owners get the remainder from the node.
         let closed = object["spec"]["allocatePolicy"] == "Restricted";
         assert!(
-            !closed || held == 0 || taken <= held,
-            "{what}: owners take {taken} {resource} of {held}: {object}"
+            !closed || expected == 0 || taken <= expected,
+            "{case}: owners take {taken} {resource} of {expected}: {object}"
         );
         let node = object["status"]["nodeName"].as_str().unwrap().to_owned();
         for pod in owners(bound, &uid) {
-            assert_eq!(node_of(pod).unwrap(), node, "{what}: {}", name_of(pod));
+            assert_eq!(node_of(pod).unwrap(), node, "{case}: {}", name_of(pod));
         }
-        *used.entry(node).or_default() += (held - taken).max(0);
+        *used.entry(node).or_default() += (expected - taken).max(0);
     }
     used
 }
@@ -112,42 +120,45 @@ fn used(
 /// Returns the requests in a reservation's template.
 fn size(reservation: &Value, resource: &str) -> i64 {
     let containers = reservation["spec"]["template"]["spec"]["containers"].as_array();
-    let asked = containers
+    let requests = containers
         .unwrap()
         .iter()
         .map(|container| &container["resources"]["requests"][resource]);
-    asked.filter(|asked| !asked.is_null()).map(quantity).sum()
+    requests
+        .filter(|request| !request.is_null())
+        .map(quantity)
+        .sum()
 }
 
 /// Checks invariants that must hold at any time, on pods from an informer.
-pub(super) fn always(bound: &[&Pod], what: &str) {
-    cpus(bound, what);
-    gpus(bound, what);
+pub(super) fn always(bound: &[&Pod], case: &str) {
+    cpus(bound, case);
+    gpus(bound, case);
     let group = |pod: &Pod| pod.metadata.labels.as_ref()?.get(GROUP).cloned();
     let begun: BTreeSet<String> = bound.iter().filter_map(|pod| group(pod)).collect();
-    assert!(!begun.contains("hopeless"), "{what}: a member of no gang");
+    assert!(!begun.contains("hopeless"), "{case}: a member of no gang");
     // Only one of the two gangs fits, and the beginning of the other.
     let rivals = ["rivala", "rivalb"].map(|gang| begun.contains(gang));
-    assert!(rivals != [true; 2], "{what}: one gang in another's room");
+    assert!(rivals != [true; 2], "{case}: one gang in another's room");
     for (resource, max) in [("cpu", 4_000), ("memory", (8 << 30) * 1000)] {
-        let used: i64 = of_quota(bound).map(|pod| milli(pod, resource)).sum();
+        let used: i64 = quota_pods(bound).map(|pod| milli(pod, resource)).sum();
         assert!(
             used <= max,
-            "{what}: quota q uses {used}m of {max}m {resource}"
+            "{case}: quota q uses {used}m of {max}m {resource}"
         );
     }
 }
 
-fn of_quota<'a>(bound: &'a [&'a Pod]) -> impl Iterator<Item = &'a Pod> {
-    let of = |pod: &&&Pod| {
+fn quota_pods<'a>(bound: &'a [&'a Pod]) -> impl Iterator<Item = &'a Pod> {
+    let is_member = |pod: &&&Pod| {
         let labels = pod.metadata.labels.as_ref();
         labels.is_some_and(|labels| labels.get(QUOTA).is_some_and(|name| name == "q"))
     };
-    bound.iter().filter(of).copied()
+    bound.iter().filter(is_member).copied()
 }
 
 /// Checks that no CPU is allocated twice in pod annotations.
-pub(super) fn cpus(bound: &[&Pod], what: &str) {
+pub(super) fn cpus(bound: &[&Pod], case: &str) {
     let mut owned: BTreeMap<(String, u32), String> = BTreeMap::new();
     for pod in bound {
         let name = name_of(pod);
@@ -162,17 +173,17 @@ pub(super) fn cpus(bound: &[&Pod], what: &str) {
         let list = status["cpuset"].as_str().unwrap_or_default();
         let ids: CpuSet = list.parse().unwrap();
         let count = i64::try_from(ids.len()).unwrap();
-        assert_eq!(count, wanted, "{what}: {name} has {list:?}");
+        assert_eq!(count, wanted, "{case}: {name} has {list:?}");
         for id in ids.iter() {
-            assert!(id < 16, "{what}: there is no CPU {id}");
+            assert!(id < 16, "{case}: there is no CPU {id}");
             let before = owned.insert((node_of(pod).unwrap(), id), name.clone());
-            assert_eq!(before, None, "{what}: CPU {id} is also {name}'s");
+            assert_eq!(before, None, "{case}: CPU {id} is also {name}'s");
         }
     }
 }
 
 /// Checks that no GPU is over-allocated in pod annotations.
-pub(super) fn gpus(bound: &[&Pod], what: &str) {
+pub(super) fn gpus(bound: &[&Pod], case: &str) {
     let mut used: BTreeMap<(String, i64, &str), i64> = BTreeMap::new();
     for pod in bound {
         let name = name_of(pod);
@@ -181,22 +192,22 @@ pub(super) fn gpus(bound: &[&Pod], what: &str) {
             let mut got = 0;
             for gpu in devices["gpu"].as_array().into_iter().flatten() {
                 let minor = gpu["minor"].as_i64().unwrap();
-                assert!((0..2).contains(&minor), "{what}: {name} has no GPU {minor}");
+                assert!((0..2).contains(&minor), "{case}: {name} has no GPU {minor}");
                 let part = quantity(&gpu["resources"][share]);
                 got += part;
                 *used
                     .entry((node_of(pod).unwrap(), minor, share))
                     .or_default() += part;
             }
-            assert_eq!(got, milli(pod, share), "{what}: {share} of {name}");
+            assert_eq!(got, milli(pod, share), "{case}: {share} of {name}");
         }
     }
     for (gpu, used) in used {
-        assert!(used <= 100_000, "{what}: {gpu:?} is used to {used}");
+        assert!(used <= 100_000, "{case}: {gpu:?} is used to {used}");
     }
 }
 
-pub(super) fn gangs(bound: &[&Pod], what: &str) {
+pub(super) fn gangs(bound: &[&Pod], case: &str) {
     for (gang, members) in [
         ("ganga", 4),
         ("gangb", 4),
@@ -204,12 +215,12 @@ pub(super) fn gangs(bound: &[&Pod], what: &str) {
         ("rivala", 3),
         ("rivalb", 3),
     ] {
-        let of = |pod: &&&Pod| {
+        let is_member = |pod: &&&Pod| {
             let labels = pod.metadata.labels.as_ref();
             labels.is_some_and(|labels| labels.get(GROUP).is_some_and(|name| name == gang))
         };
-        let there = bound.iter().filter(of).count();
-        assert!(there == 0 || there == members, "{what}: {there} of {gang}");
+        let count = bound.iter().filter(is_member).count();
+        assert!(count == 0 || count == members, "{case}: {count} of {gang}");
     }
 }
 
@@ -225,7 +236,7 @@ pub(super) fn counted(
         .find(|quota| quota.metadata.name.as_deref() == Some("q"))?;
     let status = as_json(quota);
     for resource in ["cpu", "memory"] {
-        let expected: i64 = of_quota(&bound).map(|pod| milli(pod, resource)).sum();
+        let expected: i64 = quota_pods(&bound).map(|pod| milli(pod, resource)).sum();
         let used = &status["status"]["used"][resource];
         if used.is_null() || quantity(used) != expected {
             return Some(format!(
@@ -248,9 +259,13 @@ pub(super) fn counted(
         }
         for resource in ["cpu", "memory"] {
             let taken: i64 = owners(&bound, &uid).map(|pod| milli(pod, resource)).sum();
-            let told = &status["status"]["allocated"][resource];
-            let told = if told.is_null() { 0 } else { quantity(told) };
-            if told != taken {
+            let reported = &status["status"]["allocated"][resource];
+            let reported = if reported.is_null() {
+                0
+            } else {
+                quantity(reported)
+            };
+            if reported != taken {
                 return Some(format!("owners take {taken} {resource} of {status}"));
             }
         }

@@ -2,7 +2,7 @@
 
 use super::PATIENCE;
 use super::wire::{Fuse, Wire};
-use super::world::World;
+use super::world::FailoverWorld;
 use koord_app::Context;
 use koord_host::testing::eventually_within;
 use koord_scheduler::Options;
@@ -40,7 +40,7 @@ impl Contender {
     }
 }
 
-impl World {
+impl FailoverWorld {
     /// Starts a leader and a standby.
     pub(super) async fn pair(&self, fuse: &Arc<Fuse>) -> (Contender, Contender) {
         let first = self.schedule("one", fuse.clone());

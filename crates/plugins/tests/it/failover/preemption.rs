@@ -3,7 +3,7 @@
 use super::contender::Contender;
 use super::draw;
 use super::wire::{Fuse, Which, any_write, eviction};
-use super::world::{Pods, World, name_of, node_of, pod};
+use super::world::{FailoverWorld, Pods, name_of, node_of, pod};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use koord_host::testing::{eventually, eventually_within};
@@ -15,8 +15,8 @@ use std::time::Duration;
 const MACHINES: usize = 4;
 
 /// Creates machines that are full with two pods of low priority each.
-async fn full(machines: usize, grace: i64) -> World {
-    let world = World::bare(machines).await;
+async fn full(machines: usize, grace: i64) -> FailoverWorld {
+    let world = FailoverWorld::bare(machines).await;
     for (name, value) in [("low", 1), ("middle", 500), ("high", 1000)] {
         let class: PriorityClass =
             serde_json::from_value(json!({"metadata": {"name": name}, "value": value})).unwrap();
@@ -39,7 +39,7 @@ fn classed(name: &str, class: &str, cpu: &str) -> Value {
 
 /// Runs once with four pods that preempt one pod each.
 async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
-    let what = format!("dead at write {at} while room is made, which arrives: {arrives}");
+    let case = format!("dead at write {at} while room is made, which arrives: {arrives}");
     let world = full(MACHINES, 0).await;
     let fuse = Fuse::new(at, counted, arrives);
     let (first, second) = world.pair(&fuse).await;
@@ -51,23 +51,27 @@ async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
     let placed = [("high", 0, MACHINES)];
     tokio::select! {
         () = fuse.blown() => {}
-        () = pods.until(&what, &placed) => {}
+        () = pods.until(&case, &placed) => {}
     }
     let used = fuse.used();
     first.kill(&fuse).await;
-    pods.until(&what, &placed).await;
-    world.fits(&what).await;
-    let left = world.list::<Pod>().await;
-    assert_eq!(left.len(), 2 * MACHINES, "{what}: one victim per preemptor");
+    pods.until(&case, &placed).await;
+    world.fits(&case).await;
+    let remaining = world.list::<Pod>().await;
+    assert_eq!(
+        remaining.len(),
+        2 * MACHINES,
+        "{case}: one victim per preemptor"
+    );
     second.stop().await;
     used
 }
 
 #[tokio::test(start_paused = true)]
 async fn room_is_made_once_whoever_makes_it() {
-    let whole = run(i64::MAX, any_write, true).await;
-    assert!(whole >= 12, "{whole} writes");
-    for at in 1..=whole {
+    let write_count = run(i64::MAX, any_write, true).await;
+    assert!(write_count >= 12, "{write_count} writes");
+    for at in 1..=write_count {
         run(at, any_write, draw(at.unsigned_abs()) & 1 == 0).await;
     }
     for at in 1..=4 {
@@ -75,15 +79,15 @@ async fn room_is_made_once_whoever_makes_it() {
     }
 }
 
-async fn nominated(world: &World, name: &str) -> Option<String> {
+async fn nominated(world: &FailoverWorld, name: &str) -> Option<String> {
     let api: Api<Pod> = Api::namespaced(world.client(), "default");
     api.get(name).await.unwrap().status?.nominated_node_name
 }
 
 /// Waits, in virtual time, until the pod's nomination satisfies `wanted`.
-async fn until(world: &World, name: &str, wanted: impl Fn(Option<&str>) -> bool) {
-    let what = format!("nomination of {name}");
-    eventually_within(Duration::from_secs(1000), &what, async || {
+async fn until(world: &FailoverWorld, name: &str, wanted: impl Fn(Option<&str>) -> bool) {
+    let case = format!("nomination of {name}");
+    eventually_within(Duration::from_secs(1000), &case, async || {
         let node = nominated(world, name).await;
         wanted(node.as_deref()).then_some(())
     })
@@ -102,7 +106,7 @@ where
 }
 
 /// Stops the leader during a preemption, while the victim is terminating. Returns the pod that was nominated.
-async fn promised() -> (World, Pods, Contender, String) {
+async fn promised() -> (FailoverWorld, Pods, Contender, String) {
     let world = full(2, 3600).await;
     let fuse = Fuse::endless();
     let (first, second) = world.pair(&fuse).await;

@@ -1,7 +1,7 @@
 //! Behavior at the change of leaders.
 
 use super::wire::{Fuse, Lost, Which, any_write};
-use super::world::{World, name_of, node_of, pod};
+use super::world::{FailoverWorld, name_of, node_of, pod};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -19,8 +19,8 @@ const MODE: &str = "gang.scheduling.koordinator.sh/mode";
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_without_its_lease_writes_nothing_any_more() {
-    let what = "lease lost";
-    let world = World::start().await;
+    let case = "lease lost";
+    let world = FailoverWorld::start().await;
     // Four writes at a time take two seconds each, so writes are queued when the lease is lost.
     let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(2))]);
     let (first, second) = world.pair(&fuse).await;
@@ -31,8 +31,8 @@ async fn a_leader_without_its_lease_writes_nothing_any_more() {
     let lost = Instant::now();
     world.leader("two").await;
     assert!(lost < Instant::now(), "it stopped before another one led");
-    pods.settled(what).await;
-    world.check(what).await;
+    pods.wait_bound(case).await;
+    world.check(case).await;
     let [begun, ended] = fuse.written().unwrap();
     assert!(
         begun < ended && ended <= lost,
@@ -44,34 +44,38 @@ async fn a_leader_without_its_lease_writes_nothing_any_more() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_leaves_ends_its_writes_and_makes_way_at_once() {
-    let what = "handed over";
-    let world = World::start().await;
+    let case = "handed over";
+    let world = FailoverWorld::start().await;
     let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(1))]);
     let (first, second) = world.pair(&fuse).await;
     let mut pods = world.pods().await;
     world.create().await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let asked = Instant::now();
+    let requested = Instant::now();
     first.stop().await;
-    let left = Instant::now();
-    assert!(left - asked < Duration::from_secs(5), "{:?}", left - asked);
+    let stopped = Instant::now();
+    assert!(
+        stopped - requested < Duration::from_secs(5),
+        "{:?}",
+        stopped - requested
+    );
     world.leader("two").await;
     // No lease had to expire.
     assert!(
-        left.elapsed() < Duration::from_secs(5),
+        stopped.elapsed() < Duration::from_secs(5),
         "{:?}",
-        left.elapsed()
+        stopped.elapsed()
     );
-    pods.settled(what).await;
-    world.check(what).await;
+    pods.wait_bound(case).await;
+    world.check(case).await;
     let [_, ended] = fuse.written().unwrap();
-    assert!(ended <= left);
+    assert!(ended <= stopped);
     second.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_decided_before_everything_is_seen() {
-    let late = Duration::from_secs(20);
+    let delay = Duration::from_secs(20);
     let rows: [(&str, Which); 7] = [
         ("nodes", |method, path| {
             method == Method::GET && path.ends_with("/nodes")
@@ -96,25 +100,25 @@ async fn nothing_is_decided_before_everything_is_seen() {
         }),
     ];
     for (kind, which) in rows {
-        let world = World::bare(1).await;
+        let world = FailoverWorld::bare(1).await;
         let plain = pod("web-0", json!({}), json!({"cpu": "1"}));
         world.put::<Pod>(plain).await;
         let mut pods = world.pods().await;
-        let fuse = Fuse::slow(vec![(which, late)]);
+        let fuse = Fuse::slow(vec![(which, delay)]);
         let started = Instant::now();
         let only = world.schedule("one", fuse.clone());
         pods.until(kind, &[("web", 0, 1)]).await;
         let [begun, _] = fuse.written().unwrap();
-        assert!(begun - started >= late, "{kind}: {:?}", begun - started);
+        assert!(begun - started >= delay, "{kind}: {:?}", begun - started);
         only.stop().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
-    let what = "a gang that cannot be whole";
+    let case = "a gang that cannot be whole";
     let wait = Duration::from_secs(40);
-    let world = World::bare(1).await;
+    let world = FailoverWorld::bare(1).await;
     world
         .put::<PodGroup>(json!({
             "apiVersion": "scheduling.sigs.k8s.io/v1alpha1", "kind": "PodGroup",
@@ -145,20 +149,20 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
     let mut other = pod("other-0", json!({}), json!({"cpu": "8"}));
     other["spec"]["priorityClassName"] = json!("patient");
     world.put::<Pod>(other).await;
-    pods.until(what, &[("other", 0, 1)]).await;
+    pods.until(case, &[("other", 0, 1)]).await;
     let waited = took_over.elapsed();
     assert!(
         wait <= waited && waited < wait + Duration::from_secs(10),
         "{waited:?}: their timeout restarted, and ended"
     );
-    world.fits(what).await;
+    world.fits(case).await;
     let bound = world.list::<Pod>().await;
     let member = |pod: &&Pod| name_of(pod).starts_with("loose");
-    let there = bound
+    let count = bound
         .iter()
         .filter(member)
         .filter(|pod| node_of(pod).is_some());
-    assert_eq!(there.count(), 0, "half a gang");
+    assert_eq!(count.count(), 0, "half a gang");
     second.stop().await;
 }
 
@@ -170,8 +174,8 @@ async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
         ("reset", &[Lost::Reset; 3]),
         ("unanswered", &[Lost::Silence]),
     ];
-    for (what, lists) in rows {
-        let world = World::bare(1).await;
+    for (case, lists) in rows {
+        let world = FailoverWorld::bare(1).await;
         // The leader's bindings are slow, so that the standby sees both pods pending.
         let leaders = Fuse::slow(vec![(
             |_, path| path.ends_with("/binding"),
@@ -192,20 +196,20 @@ async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
         assert_eq!(
             bound(&world.list::<Pod>().await),
             0,
-            "{what}: it saw a binding"
+            "{case}: it saw a binding"
         );
-        pods.until(what, &[("first", 0, 1)]).await;
+        pods.until(case, &[("first", 0, 1)]).await;
         first.kill(&leaders).await;
         world.leader("two").await;
         tokio::time::sleep(Duration::from_secs(120)).await;
-        world.fits(what).await;
-        assert!(standbys.has_lost_all(), "{what}");
+        world.fits(case).await;
+        assert!(standbys.has_lost_all(), "{case}");
         // The watch works again.
         let api: Api<Pod> = Api::namespaced(world.client(), "default");
         api.delete("first-0", &DeleteParams::default().grace_period(0))
             .await
             .unwrap();
-        pods.until(what, &[("second", 0, 1)]).await;
+        pods.until(case, &[("second", 0, 1)]).await;
         second.stop().await;
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn rival_binding(method: &Method, path: &str) -> bool {
 }
 
 /// Selects writes to a reservation or its status, or to a pod that owns one.
-pub(super) fn of_reservations(method: &Method, path: &str) -> bool {
+pub(super) fn reservation_write(method: &Method, path: &str) -> bool {
     any_write(method, path) && (path.contains("/reservations/") || path.contains("/pods/web-"))
 }
 

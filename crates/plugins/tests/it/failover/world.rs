@@ -35,7 +35,7 @@ pub(super) const PODS: [(&str, usize, usize); 9] = [
     ("web", 8, 8),
 ];
 
-pub(super) struct World {
+pub(super) struct FailoverWorld {
     server: Arc<ApiServer>,
     clock: Clock,
     client: Client,
@@ -57,9 +57,11 @@ pub(super) fn node_of(pod: &Pod) -> Option<String> {
 }
 
 /// Returns the condition messages of a pod.
-fn told(pod: &Pod) -> String {
+fn condition_messages(pod: &Pod) -> String {
     let conditions = pod.status.iter().flat_map(|status| &status.conditions);
-    let messages = conditions.flatten().filter_map(|one| one.message.clone());
+    let messages = conditions
+        .flatten()
+        .filter_map(|condition| condition.message.clone());
     messages.collect::<Vec<_>>().join("; ")
 }
 
@@ -73,47 +75,49 @@ impl Pods {
 
     /// Waits until this many pods of each kind are bound; the first number is ignored. Checks the invariants
     /// on every change.
-    pub(super) async fn until(&mut self, what: &str, kinds: &[(&str, usize, usize)]) {
+    pub(super) async fn until(&mut self, case: &str, kinds: &[(&str, usize, usize)]) {
         let wait = async {
             while kinds.iter().any(|(kind, _, want)| self.bound(kind) < *want) {
                 match self.changes.recv().await {
                     Some(Change::Applied { new, .. }) => {
                         self.all.insert(name_of(&new), new);
                         let bound = self.all.values().filter(|pod| node_of(pod).is_some());
-                        always(&bound.map(AsRef::as_ref).collect::<Vec<_>>(), what);
+                        always(&bound.map(AsRef::as_ref).collect::<Vec<_>>(), case);
                     }
                     Some(Change::Deleted(last)) => {
                         self.all.remove(&name_of(&last));
                     }
                     Some(Change::Synced) => {}
-                    None => panic!("{what}: the informer ended"),
+                    None => panic!("{case}: the informer ended"),
                 }
             }
         };
         if tokio::time::timeout(PATIENCE, wait).await.is_err() {
-            let places = self
-                .all
-                .iter()
-                .map(|(name, pod)| (name, node_of(pod).unwrap_or_else(|| told(pod))));
+            let places = self.all.iter().map(|(name, pod)| {
+                (
+                    name,
+                    node_of(pod).unwrap_or_else(|| condition_messages(pod)),
+                )
+            });
             panic!(
-                "{what}: not all pods are bound: {:?}",
+                "{case}: not all pods are bound: {:?}",
                 places.collect::<Vec<_>>()
             );
         }
     }
 
     /// Waits until every pod that fits is bound.
-    pub(super) async fn settled(&mut self, what: &str) {
-        self.until(what, &PODS).await;
+    pub(super) async fn wait_bound(&mut self, case: &str) {
+        self.until(case, &PODS).await;
     }
 
     /// Waits until the late pods are bound, too.
-    pub(super) async fn late(&mut self, what: &str) {
-        self.until(what, &[("late", 4, 4)]).await;
+    pub(super) async fn wait_late_bound(&mut self, case: &str) {
+        self.until(case, &[("late", 4, 4)]).await;
     }
 }
 
-fn room() -> Value {
+fn allocatable() -> Value {
     json!({"cpu": "16", "memory": "64Gi", "pods": "110",
         "kubernetes.io/batch-cpu": "4000", "kubernetes.io/batch-memory": "4Gi",
         "koordinator.sh/gpu": "200",
@@ -171,7 +175,7 @@ fn build(kind: &str, number: usize) -> Value {
     }
 }
 
-impl World {
+impl FailoverWorld {
     /// Starts an API server with this many machines.
     pub(super) async fn bare(machines: usize) -> Self {
         let clock = super::clock();
@@ -225,7 +229,7 @@ impl World {
             serde_json::from_value(json!({"metadata": {"name": name, "labels": {}}})).unwrap();
         let api: Api<Node> = Api::all(self.client.clone());
         api.create(&PostParams::default(), &node).await.unwrap();
-        let status = json!({"status": {"allocatable": room(), "capacity": room()}});
+        let status = json!({"status": {"allocatable": allocatable(), "capacity": allocatable()}});
         api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status))
             .await
             .unwrap();
@@ -359,20 +363,20 @@ impl World {
     }
 
     /// Checks that nothing is over-allocated or owned twice.
-    pub(super) async fn fits(&self, what: &str) {
+    pub(super) async fn fits(&self, case: &str) {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
-        capacity(&bound, &self.list::<Reservation>().await, what);
+        capacity(&bound, &self.list::<Reservation>().await, case);
     }
 
     /// Checks the consistency of the API's objects. Statuses from controllers may lag behind the pods, so
     /// they are waited for; everything else must hold immediately.
-    pub(super) async fn check(&self, what: &str) {
+    pub(super) async fn check(&self, case: &str) {
         let pods = self.list::<Pod>().await;
         let bound: Vec<&Pod> = pods.iter().filter(|pod| node_of(pod).is_some()).collect();
-        capacity(&bound, &self.list::<Reservation>().await, what);
-        always(&bound, what);
-        gangs(&bound, what);
+        capacity(&bound, &self.list::<Reservation>().await, case);
+        always(&bound, case);
+        gangs(&bound, case);
         let mut wrong = None;
         let check = async || {
             let pods = self.list::<Pod>().await;
@@ -385,6 +389,6 @@ impl World {
         };
         // The controllers run in the meantime.
         let right = tokio::time::timeout(PATIENCE, poll_until(check)).await;
-        assert!(right.is_ok(), "{what}: {wrong:?}");
+        assert!(right.is_ok(), "{case}: {wrong:?}");
     }
 }

@@ -60,7 +60,7 @@ struct Run {
     seed: u64,
     numbers: u64,
     now: i64,
-    what: String,
+    context: String,
     reached: Reached,
 }
 
@@ -71,7 +71,7 @@ impl Run {
         usize::try_from(mix(self.seed << 32 | self.numbers) % end).unwrap()
     }
 
-    fn of<T: Clone>(&mut self, all: &[T]) -> T {
+    fn pick<T: Clone>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())].clone()
     }
 
@@ -81,29 +81,30 @@ impl Run {
                 continue;
             };
             // It is rejected before any node is checked.
-            let there = |name: &String| self.cluster.reservations.contains_key(name);
-            if pod.into.as_ref().is_some_and(|name| !there(name)) {
+            let exists = |name: &String| self.cluster.reservations.contains_key(name);
+            if pod.into.as_ref().is_some_and(|name| !exists(name)) {
                 continue;
             }
             let refused = self
                 .engine
                 .inspector()
                 .nearest(&info, usize::MAX, objects::at(self.now));
-            let refused: BTreeSet<&str> = refused.iter().map(|near| &*near.node).collect();
+            let refused: BTreeSet<&str> =
+                refused.iter().map(|rejection| &*rejection.node).collect();
             let nodes = self.cluster.nodes.keys();
             let is: BTreeSet<String> = nodes
                 .filter(|node| !refused.contains(node.as_str()))
                 .cloned()
                 .collect();
             let expected = self.cluster.feasible(pod);
-            let what = &self.what;
-            assert_eq!(is, expected, "{what}: {pod:?} in {:#?}", self.cluster);
+            let context = &self.context;
+            assert_eq!(is, expected, "{context}: {pod:?} in {:#?}", self.cluster);
             let nodes = &self.cluster.nodes;
             self.reached.sets += u32::from(!is.is_empty() && is.len() < nodes.len());
             for (name, node) in nodes {
                 if pod.into.is_none() && !is.contains(name) && self.cluster.has_room(pod, name) {
-                    let by = objects::policy(node.policy);
-                    *self.reached.apart.entry(by).or_default() += 1;
+                    let policy = objects::policy(node.policy);
+                    *self.reached.apart.entry(policy).or_default() += 1;
                 }
             }
             let open = Cluster {
@@ -114,7 +115,7 @@ impl Run {
             match &pod.into {
                 // It would fit in addition to what is reserved.
                 Some(into) => {
-                    let node = &self.cluster.reservations[into].held.node;
+                    let node = &self.cluster.reservations[into].allocation.node;
                     let plain = Pod {
                         into: None,
                         ..pod.clone()
@@ -139,50 +140,52 @@ impl Run {
             let pod = self.cluster.pods[&*outcome.pod.name].clone();
             let fits = self.cluster.feasible(&pod);
             if outcome.node.is_none() {
-                assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.what);
+                assert!(fits.is_empty(), "{}: {pod:?} fits {fits:?}", self.context);
                 self.reached.refused += 1;
             }
             for output in self.engine.take_outputs() {
                 let Output::Bind(bind) = output else { continue };
-                let held = objects::held(&bind.node, &bind.patch.annotations);
-                assert!(fits.contains(&held.node), "{}: {pod:?}", self.what);
-                self.cluster.check(&pod, &held);
-                let kept_off = self.cluster.keeps_off(&pod, &held) == Some(true);
-                let alike = kept_off && self.cluster.has_alike(&pod, &held.node);
+                let allocation = objects::allocation(&bind.node, &bind.patch.annotations);
+                assert!(fits.contains(&allocation.node), "{}: {pod:?}", self.context);
+                self.cluster.check(&pod, &allocation);
+                let kept_off = self.cluster.keeps_off(&pod, &allocation) == Some(true);
+                let alike = kept_off && self.cluster.has_alike(&pod, &allocation.node);
                 let into = pod.into.is_some();
-                for (what, is) in [
+                for (situation, is) in [
                     ("off cores", alike && pod.exclusive == Exclusive::Core),
                     ("off NUMA nodes", alike && pod.exclusive == Exclusive::Numa),
-                    ("reserved CPUs", into && !held.cpus.is_empty()),
-                    ("reserved NUMA nodes", into && !held.numas.is_empty()),
-                    ("reserved devices", into && pod.asks_for_devices()),
+                    ("reserved CPUs", into && !allocation.cpus.is_empty()),
+                    ("reserved NUMA nodes", into && !allocation.numas.is_empty()),
+                    ("reserved devices", into && pod.requests_devices()),
                 ] {
-                    *self.reached.kept.entry(what).or_default() += u32::from(is);
+                    *self.reached.kept.entry(situation).or_default() += u32::from(is);
                 }
                 let [gpu, rdma] = pod.devices;
-                let amplified = self.cluster.nodes[&held.node].percent > 100;
-                for (what, is) in [
-                    ("CPUs", !held.cpus.is_empty()),
-                    ("a NUMA node", held.numas.len() == 1),
-                    ("two NUMA nodes", held.numas.len() == 2),
+                let amplified = self.cluster.nodes[&allocation.node].percent > 100;
+                for (situation, is) in [
+                    ("CPUs", !allocation.cpus.is_empty()),
+                    ("a NUMA node", allocation.numas.len() == 1),
+                    ("two NUMA nodes", allocation.numas.len() == 2),
                     ("part of a GPU", gpu > 0 && gpu < 100),
                     ("GPUs", gpu > 100),
-                    ("GPU and CPUs", gpu > 0 && !held.cpus.is_empty()),
+                    ("GPU and CPUs", gpu > 0 && !allocation.cpus.is_empty()),
                     ("part of an adapter", rdma > 0 && rdma < 100),
                     ("adapters", rdma >= 100),
                     ("GPU and adapter", gpu > 0 && rdma > 0),
-                    ("amplified CPUs", amplified && !held.cpus.is_empty()),
+                    ("amplified CPUs", amplified && !allocation.cpus.is_empty()),
                 ] {
-                    *self.reached.placed.entry(what).or_default() += u32::from(is);
+                    *self.reached.placed.entry(situation).or_default() += u32::from(is);
                 }
                 self.sent.insert(pod.name.clone());
                 if let Some(into) = &pod.into {
                     self.cluster.owns.insert(pod.name.clone(), into.clone());
                 }
-                self.cluster.held.insert(pod.name.clone(), held);
+                self.cluster
+                    .allocations
+                    .insert(pod.name.clone(), allocation);
             }
         }
-        panic!("{}: no end of decisions", self.what);
+        panic!("{}: no end of decisions", self.context);
     }
 
     fn node(&mut self, number: usize) {
@@ -192,13 +195,13 @@ impl Run {
             Policy::Restricted,
             Policy::BestEffort,
         ][number % 4];
-        let (gpus, adapters) = (self.of(&[0, 2, 4]), self.of(&[0, 2, 2]));
+        let (gpus, adapters) = (self.pick(&[0, 2, 4]), self.pick(&[0, 2, 2]));
         let node = Node {
             policy,
-            percent: self.of(&[100, 100, 150, 200]),
+            percent: self.pick(&[100, 100, 150, 200]),
             whole_cores: self.below(6) == 0,
-            cpus: self.of(&[8, 12, 16]),
-            memory: self.of(&[3000, 5000, 8000]),
+            cpus: self.pick(&[8, 12, 16]),
+            memory: self.pick(&[3000, 5000, 8000]),
             reserved: if self.below(3) == 0 {
                 BTreeSet::from([0, 1, 2])
             } else {
@@ -225,21 +228,21 @@ impl Run {
     }
 
     fn arrives(&mut self) {
-        let bind = self.of(&[Bind::No, Bind::No, Bind::Prefer, Bind::Full, Bind::Spread]);
+        let bind = self.pick(&[Bind::No, Bind::No, Bind::Prefer, Bind::Full, Bind::Spread]);
         let names: Vec<String> = self.cluster.reservations.keys().cloned().collect();
         let into = match self.below(3) {
-            0 if !names.is_empty() => Some(self.of(&names)),
+            0 if !names.is_empty() => Some(self.pick(&names)),
             _ => None,
         };
         let exclusive = match bind {
             Bind::No => Exclusive::No,
             _ if into.is_some() => Exclusive::No,
-            _ => self.of(&[Exclusive::No, Exclusive::Core, Exclusive::Numa]),
+            _ => self.pick(&[Exclusive::No, Exclusive::Core, Exclusive::Numa]),
         };
         // Pods with an exclusive policy request little else, so that several of them fit.
         let devices = if exclusive == Exclusive::No {
-            let gpu = self.of(&[0, 0, 0, 30, 60, 100, 200]);
-            [gpu, self.of(&[0, 0, 0, 20, 50, 100, 200])]
+            let gpu = self.pick(&[0, 0, 0, 30, 60, 100, 200]);
+            [gpu, self.pick(&[0, 0, 0, 20, 50, 100, 200])]
         } else {
             [0; 2]
         };
@@ -248,13 +251,13 @@ impl Run {
         let pod = Pod {
             name: format!("p{}", self.numbers),
             cpu: if bind == Bind::No {
-                self.of(&[500, 1500, 2500, 6000])
+                self.pick(&[500, 1500, 2500, 6000])
             } else if small {
-                1000 * self.of(&[1, 2, 2])
+                1000 * self.pick(&[1, 2, 2])
             } else {
-                1000 * self.of(&[1, 2, 3, 4, 6])
+                1000 * self.pick(&[1, 2, 3, 4, 6])
             },
-            memory: self.of(if small {
+            memory: self.pick(if small {
                 &[0, 200, 700]
             } else {
                 &[0, 700, 2000, 5000]
@@ -273,14 +276,14 @@ impl Run {
     /// devices.
     fn reserved(&mut self) {
         let plain: Vec<String> = self.cluster.nodes.keys().cloned().collect();
-        let name = self.of(&plain);
+        let name = self.pick(&plain);
         let node = self.cluster.nodes[&name].clone();
         let fine = node.policy != Policy::None || self.below(2) == 0;
         let pod = Pod {
             name: format!("r{}", self.numbers),
-            cpu: 1000 * self.of(&[2, 4]),
-            memory: self.of(&[500, 1500]),
-            devices: [self.of(&[0, 50, 100, 200]), self.of(&[0, 50, 100])],
+            cpu: 1000 * self.pick(&[2, 4]),
+            memory: self.pick(&[500, 1500]),
+            devices: [self.pick(&[0, 50, 100, 200]), self.pick(&[0, 50, 100])],
             bind: if fine && self.below(3) > 0 {
                 Bind::Full
             } else {
@@ -289,22 +292,22 @@ impl Run {
             exclusive: Exclusive::No,
             into: None,
         };
-        let named = |held: &Reservation| held.held.node == name;
+        let named = |reservation: &Reservation| reservation.allocation.node == name;
         if node.percent > 100
             || self.cluster.reservations.values().any(named)
             || !self.cluster.has_room(&pod, &name)
         {
             return;
         }
-        let Some(held) = self.cluster.somewhere(&pod, &name, fine) else {
+        let Some(allocation) = self.cluster.somewhere(&pod, &name, fine) else {
             return;
         };
         let all = Reservation {
             cpu: pod.cpu,
             memory: pod.memory,
             amounts: pod.devices,
-            fine: !held.cpus.is_empty() || !held.numas.is_empty(),
-            held,
+            fine: !allocation.cpus.is_empty() || !allocation.numas.is_empty(),
+            allocation,
         };
         let change = objects::reservation(&pod.name, &all, false);
         self.engine.object_changed(&change, objects::at(self.now));
@@ -315,7 +318,7 @@ impl Run {
         self.sent.remove(name);
         let now = objects::at(self.now);
         self.engine.bind_finished(name, Ok(()), now);
-        let object = objects::pod(&self.cluster.pods[name], self.cluster.held.get(name));
+        let object = objects::pod(&self.cluster.pods[name], self.cluster.allocations.get(name));
         self.engine.pod_applied(object, now);
     }
 
@@ -325,7 +328,7 @@ impl Run {
             gone: false,
         };
         self.sent.remove(name);
-        self.cluster.held.remove(name);
+        self.cluster.allocations.remove(name);
         self.cluster.owns.remove(name);
         self.engine
             .bind_finished(name, Err(error), objects::at(self.now));
@@ -338,7 +341,7 @@ impl Run {
         if names.is_empty() {
             return;
         }
-        let name = self.of(&names);
+        let name = self.pick(&names);
         let all = self.cluster.reservations.remove(&name).unwrap();
         self.cluster.owns.retain(|_, of| *of != name);
         let change = objects::reservation(&name, &all, true);
@@ -353,7 +356,7 @@ impl Run {
         self.engine = engine(self.cached);
         let now = objects::at(self.now);
         for (name, pod) in &self.cluster.pods {
-            let object = objects::pod(pod, self.cluster.held.get(name));
+            let object = objects::pod(pod, self.cluster.allocations.get(name));
             self.engine.pod_applied(object, now);
         }
         let names: Vec<String> = self.cluster.nodes.keys().cloned().collect();
@@ -380,29 +383,29 @@ impl Run {
             2 => {
                 let sent: Vec<String> = self.sent.iter().cloned().collect();
                 if !sent.is_empty() {
-                    let name = self.of(&sent);
+                    let name = self.pick(&sent);
                     self.conflict(&name);
                 }
             }
             3..=6 => {
                 let pods: Vec<String> = self.cluster.pods.keys().cloned().collect();
                 if !pods.is_empty() {
-                    let name = self.of(&pods);
-                    let held = self.cluster.held.remove(&name);
+                    let name = self.pick(&pods);
+                    let allocation = self.cluster.allocations.remove(&name);
                     self.cluster.owns.remove(&name);
                     let pod = self.cluster.pods.remove(&name).unwrap();
-                    let object = objects::pod(&pod, held.as_ref());
+                    let object = objects::pod(&pod, allocation.as_ref());
                     self.sent.remove(&name);
                     self.engine.pod_deleted(&object, objects::at(self.now));
                 }
             }
             7 => {
-                let kind = self.of(&[GPU, RDMA]);
+                let kind = self.pick(&[GPU, RDMA]);
                 let with = self.cluster.nodes.iter();
                 let with = with.filter(|(_, node)| !node.devices[kind].is_empty());
                 let with: Vec<String> = with.map(|(name, _)| name.clone()).collect();
                 if !with.is_empty() {
-                    let name = self.of(&with);
+                    let name = self.pick(&with);
                     let count = self.cluster.nodes[&name].devices[kind].len();
                     let minor = self.below(count);
                     let node = self.cluster.nodes.get_mut(&name).unwrap();
@@ -428,14 +431,14 @@ fn run(seed: u64, cached: bool) -> Reached {
         seed,
         numbers: 0,
         now: 0,
-        what: String::new(),
+        context: String::new(),
         reached: Reached::default(),
     };
     for number in 0..4 {
         run.node(number);
     }
     for step in 0..70 {
-        run.what = format!("seed {seed}, step {step}");
+        run.context = format!("seed {seed}, step {step}");
         // Longer than a rejected pod waits for its retry.
         run.now += 20;
         run.step();
@@ -464,8 +467,8 @@ fn cpus_and_devices_go_where_the_rules_say() {
             (&mut total.placed, reached.placed),
             (&mut total.kept, reached.kept),
         ] {
-            for (what, count) in counts {
-                *sums.entry(what).or_default() += count;
+            for (situation, count) in counts {
+                *sums.entry(situation).or_default() += count;
             }
         }
     }

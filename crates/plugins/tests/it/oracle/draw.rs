@@ -44,7 +44,7 @@ impl Draw {
         from + i64::try_from(self.below(span)).unwrap()
     }
 
-    fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
+    fn pick<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
         let end = u64::try_from(all.len()).unwrap();
         all[usize::try_from(self.below(end)).unwrap()]
     }
@@ -57,33 +57,43 @@ impl Draw {
     fn pod(&mut self) -> Pod {
         let mut pod = Pod {
             name: self.name("p"),
-            app: self.of(&APPS),
+            app: self.pick(&APPS),
             cpu: [300, 700, 1500, 2500][usize::try_from(self.below(4)).unwrap()],
             memory: [0, 256, 1024, 3000][usize::try_from(self.below(4)).unwrap()],
             ..Pod::default()
         };
         match self.below(16) {
             0 => pod.port = true,
-            1 => pod.selects_zone = Some(self.of(&ZONES)),
-            2 => pod.shuns_zone = Some(self.of(&ZONES)),
-            3 => pod.prefers = vec![(10, self.of(&ZONES)), (3, self.of(&ZONES))],
-            4 => pod.tolerates = vec![self.of(&["dedicated", "slow"])],
+            1 => pod.selects_zone = Some(self.pick(&ZONES)),
+            2 => pod.shuns_zone = Some(self.pick(&ZONES)),
+            3 => pod.prefers = vec![(10, self.pick(&ZONES)), (3, self.pick(&ZONES))],
+            4 => pod.tolerates = vec![self.pick(&["dedicated", "slow"])],
             5 => {
                 pod.spread = Some((
-                    self.of(&["zone", "kubernetes.io/hostname"]),
+                    self.pick(&["zone", "kubernetes.io/hostname"]),
                     self.between(1, 3),
                 ))
             }
             6 => {
                 pod.spread = Some(("zone", 1));
-                pod.shuns_zone = Some(self.of(&ZONES));
+                pod.shuns_zone = Some(self.pick(&ZONES));
             }
-            7 => pod.near = Some((self.of(&["zone", "kubernetes.io/hostname"]), self.of(&APPS))),
-            8 => pod.apart = Some((self.of(&["zone", "kubernetes.io/hostname"]), self.of(&APPS))),
-            9 | 10 => pod.quota = Some(self.of(&QUOTAS)),
-            11 | 12 => pod.owner = Some(self.of(&OWNERS)),
+            7 => {
+                pod.near = Some((
+                    self.pick(&["zone", "kubernetes.io/hostname"]),
+                    self.pick(&APPS),
+                ))
+            }
+            8 => {
+                pod.apart = Some((
+                    self.pick(&["zone", "kubernetes.io/hostname"]),
+                    self.pick(&APPS),
+                ))
+            }
+            9 | 10 => pod.quota = Some(self.pick(&QUOTAS)),
+            11 | 12 => pod.owner = Some(self.pick(&OWNERS)),
             13 => {
-                pod.owner = Some(self.of(&OWNERS));
+                pod.owner = Some(self.pick(&OWNERS));
                 pod.insists = true;
             }
             14 => pod.priority = 1000,
@@ -100,7 +110,7 @@ impl Draw {
             _ => None,
         };
         Node {
-            zone: self.of(&ZONES),
+            zone: self.pick(&ZONES),
             cpu: 1000 * self.between(2, 8),
             memory: 1024 * self.between(4, 12),
             cordoned: self.one_in(12),
@@ -208,7 +218,7 @@ impl Run {
                 }
             }
             10 => {
-                let (name, max) = (self.draw.of(&QUOTAS), 1000 * self.draw.between(1, 8));
+                let (name, max) = (self.draw.pick(&QUOTAS), 1000 * self.draw.between(1, 8));
                 self.quota(name, max);
             }
             11 | 12 => self.reserve(),
@@ -262,7 +272,7 @@ impl Run {
             let name = self.draw.name("r");
             let reservation = Reservation {
                 node,
-                owner: self.draw.of(&OWNERS),
+                owner: self.draw.pick(&OWNERS),
                 cpu,
                 memory,
                 restricted: self.draw.one_in(2),

@@ -92,13 +92,13 @@ pub(super) struct Fit {
 
 impl Cluster {
     /// Returns placed pods with their nodes.
-    fn there(&self) -> impl Iterator<Item = (&Pod, &String)> {
+    fn placed_pods(&self) -> impl Iterator<Item = (&Pod, &String)> {
         let placed = self.placed.iter();
         placed.map(|(name, node)| (&self.pods[name], node))
     }
 
     fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = &'a Pod> {
-        let here = self.there().filter(move |(_, at)| *at == node);
+        let here = self.placed_pods().filter(move |(_, at)| *at == node);
         here.map(|(pod, _)| pod)
     }
 
@@ -114,15 +114,17 @@ impl Cluster {
     /// Returns true if the pod's quota admits it.
     pub(super) fn quota_admits(&self, pod: &Pod) -> bool {
         let Some(quota) = pod.quota else { return true };
-        let of = self.there().filter(|(other, _)| other.quota == Some(quota));
-        let used: i64 = of.map(|(other, _)| other.cpu).sum();
+        let quota_pods = self
+            .placed_pods()
+            .filter(|(other, _)| other.quota == Some(quota));
+        let used: i64 = quota_pods.map(|(other, _)| other.cpu).sum();
         used + pod.cpu <= self.quotas[quota]
     }
 
     /// Returns true if any reservation matches the pod.
     pub(super) fn has_reservation(&self, pod: &Pod) -> bool {
         let mut all = self.reservations.values();
-        all.any(|held| pod.owner == Some(held.owner))
+        all.any(|reservation| pod.owner == Some(reservation.owner))
     }
 
     /// Returns the nodes that can take the pod, and from which source.
@@ -235,15 +237,15 @@ impl Cluster {
     }
 
     /// Returns the part of a reservation that its owners do not use.
-    fn left(&self, name: &str) -> [i64; 2] {
+    fn remainder(&self, name: &str) -> [i64; 2] {
         let reservation = &self.reservations[name];
         let owners = self.owns.iter().filter(|(_, owned)| *owned == name);
-        let mut left = [reservation.cpu, reservation.memory];
+        let mut remainder = [reservation.cpu, reservation.memory];
         for (owner, _) in owners {
-            left[0] -= self.pods[owner].cpu;
-            left[1] -= self.pods[owner].memory;
+            remainder[0] -= self.pods[owner].cpu;
+            remainder[1] -= self.pods[owner].memory;
         }
-        left.map(|left| left.max(0))
+        remainder.map(|remainder| remainder.max(0))
     }
 
     /// Checks NodeResourcesFit and Reservation.
@@ -256,31 +258,32 @@ impl Cluster {
         let here = self
             .reservations
             .iter()
-            .filter(|(_, held)| held.node == *name);
+            .filter(|(_, reservation)| reservation.node == *name);
         let here: Vec<&String> = here.map(|(name, _)| name).collect();
         // A reservation counts as a pod on the node.
         let count = self.on(name).count() + here.len();
-        for held in &here {
-            let left = self.left(held);
-            free[0] -= left[0];
-            free[1] -= left[1];
+        for reservation_name in &here {
+            let remainder = self.remainder(reservation_name);
+            free[0] -= remainder[0];
+            free[1] -= remainder[1];
         }
-        let asked = [pod.cpu, pod.memory];
-        let enough = |free: [i64; 2]| (0..2).all(|at| asked[at] == 0 || asked[at] <= free[at]);
+        let requested = [pod.cpu, pod.memory];
+        let enough =
+            |free: [i64; 2]| (0..2).all(|at| requested[at] == 0 || requested[at] <= free[at]);
         let mut fit = Fit {
             plain: count < PODS && enough(free),
             ..Fit::default()
         };
-        for held in here {
-            let reservation = &self.reservations[held];
-            let left = self.left(held);
-            let with = [free[0] + left[0], free[1] + left[1]];
+        for reservation_name in here {
+            let reservation = &self.reservations[reservation_name];
+            let remainder = self.remainder(reservation_name);
+            let with = [free[0] + remainder[0], free[1] + remainder[1]];
             if pod.owner == Some(reservation.owner)
                 && count <= PODS
                 && enough(with)
-                && (!reservation.restricted || enough(left))
+                && (!reservation.restricted || enough(remainder))
             {
-                fit.from.insert(held.clone());
+                fit.from.insert(reservation_name.clone());
             }
         }
         fit
@@ -337,11 +340,11 @@ fn selected(pod: &Pod, node: &Node) -> bool {
 
 /// Returns the estimated usage. Requests and limits are equal here: an estimate is capped by the limit, but
 /// never reaches it.
-fn estimate(asked: i64, factor: i64, nothing: i64) -> i64 {
-    if asked == 0 {
+fn estimate(requested: i64, factor: i64, nothing: i64) -> i64 {
+    if requested == 0 {
         nothing
     } else {
-        rounded(asked * factor, 100)
+        rounded(requested * factor, 100)
     }
 }
 

@@ -31,12 +31,12 @@ fn volumes(engine: &mut Engine, class: &str, list: &[(&str, u32)]) {
     }
 }
 
-fn rooms(engine: &mut Engine, list: &[(&str, u32)]) {
+fn capacities(engine: &mut Engine, list: &[(&str, u32)]) {
     for (zone, gib) in list {
-        let room = json!({"metadata": {"name": format!("room-{zone}"), "namespace": "x"},
+        let capacity = json!({"metadata": {"name": format!("room-{zone}"), "namespace": "x"},
             "storageClassName": "made", "capacity": format!("{gib}Gi"),
             "nodeTopology": {"matchLabels": {"topology.kubernetes.io/zone": zone}}});
-        set(engine, "capacity", room);
+        set(engine, "capacity", capacity);
     }
 }
 
@@ -144,7 +144,7 @@ fn the_node_whose_storage_fills_best_wins() {
             &["a 90", "b 50", "c 0"],
         ),
     ];
-    for (case, args, ssd, hdd, room, asks, expected) in rows {
+    for (case, args, ssd, hdd, capacity, asks, expected) in rows {
         let mut engine = scoring(args.clone());
         for name in ["a", "b", "c"] {
             node(
@@ -155,7 +155,7 @@ fn the_node_whose_storage_fills_best_wins() {
         }
         volumes(&mut engine, "ssd", ssd);
         volumes(&mut engine, "hdd", hdd);
-        rooms(&mut engine, room);
+        capacities(&mut engine, capacity);
         assert_eq!(scores(&mut engine, asks), *expected, "{case}");
     }
 }
@@ -185,11 +185,11 @@ fn zones_and_bent_shapes() {
             "ssd",
             &[("a", 200), ("a", 200), ("b", 100), ("b", 100)],
         );
-        let found = scores(&mut engine, &[("c", "ssd", 50)]);
-        assert_eq!(found[..2], expected[..2], "{case}");
+        let outcome = scores(&mut engine, &[("c", "ssd", 50)]);
+        assert_eq!(outcome[..2], expected[..2], "{case}");
         assert!(
-            found[2].starts_with('a') && found[2].ends_with(expected[2]),
-            "{case}: {found:?}"
+            outcome[2].starts_with('a') && outcome[2].ends_with(expected[2]),
+            "{case}: {outcome:?}"
         );
     }
 }

@@ -67,15 +67,15 @@ proptest! {
         }
         engines.push(fresh);
         for claims in (0..CLAIMS).map(|claim| [claim, CLAIMS]).chain([[0, 1], [2, 3], [4, 5]]) {
-            let said: Vec<_> = engines.iter_mut().map(|engine| {
+            let shared: Vec<_> = engines.iter_mut().map(|engine| {
                 engine.pod_applied(Arc::new(pod_of(1_000, claims, 9, 0, 99)), now);
                 let pod = engine.queued("pod-p1000").unwrap().clone();
-                let near = engine.inspector().nearest(&pod, usize::MAX, now).into_iter();
-                let refused: BTreeMap<_, _> = near.map(|near| (near.node, near.lacks)).collect();
+                let rejected = engine.inspector().nearest(&pod, usize::MAX, now).into_iter();
+                let refused: BTreeMap<_, _> = rejected.map(|rejection| (rejection.node, rejection.lacks)).collect();
                 engine.pod_deleted(&pod.object.pod, now);
                 refused
             }).collect();
-            prop_assert_eq!(&said[0], &said[1], "{:?}", claims);
+            prop_assert_eq!(&shared[0], &shared[1], "{:?}", claims);
         }
     }
 }
@@ -98,14 +98,14 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
     };
     // Two pods share a ReadWriteOncePod claim; a third has a claim of its own.
     let once = [claim(0, 1), claim(1, 1), pod(0), pod(0), pod(1)];
-    let (engines, [said, alone]) = run(&once);
-    assert_eq!(said, alone);
-    let placed = |said: &[String]| said.iter().filter(|text| text.contains("->")).count();
-    assert_eq!(placed(&said), 2, "{said:?}");
+    let (engines, [shared, alone]) = run(&once);
+    assert_eq!(shared, alone);
+    let placed = |shared: &[String]| shared.iter().filter(|text| text.contains("->")).count();
+    assert_eq!(placed(&shared), 2, "{shared:?}");
     assert_eq!(engines[0].classes().mismatches(), 0);
 
     // Between two pods, a claim is bound where other claims of its class cannot be.
-    let late = |name| Step::Claim {
+    let late_claim = |name| Step::Claim {
         name,
         class: 0,
         size: 1,
@@ -118,20 +118,21 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
         place: 4,
         driver: 2,
     };
-    let between = [late(0), late(1), pod(0), here, pod(1)];
-    let (_, [said, alone]) = run(&between);
-    assert_eq!(said, alone);
-    assert!(said.contains(&"p2 -> n1".to_owned()), "{said:?}");
+    let between = [late_claim(0), late_claim(1), pod(0), here, pod(1)];
+    let (_, [shared, alone]) = run(&between);
+    assert_eq!(shared, alone);
+    assert!(shared.contains(&"p2 -> n1".to_owned()), "{shared:?}");
 
     // Four nodes take two volumes each; all pods are equivalent.
     let mut fill: Vec<Step> = (0..CLAIMS).map(|name| claim(name, 0)).collect();
     fill.push(Step::Limit { node: 0, count: 1 });
     fill.extend((0..CLAIMS).map(pod));
-    let (engines, [said, alone]) = run(&fill);
-    assert_eq!(said, alone);
-    assert_eq!(placed(&said), 7, "{said:?}");
+    let (engines, [shared, alone]) = run(&fill);
+    assert_eq!(shared, alone);
+    assert_eq!(placed(&shared), 7, "{shared:?}");
     assert!(
-        said.iter()
+        shared
+            .iter()
             .any(|text| text.contains("exceed max volume count"))
     );
     assert_eq!(engines[0].classes().mismatches(), 0);
@@ -169,7 +170,7 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
         nominated: 99,
     };
     // Only the first node takes a volume.
-    let mut one: Vec<Step> = (0..4)
+    let mut steps: Vec<Step> = (0..4)
         .map(|node| limit(node, u8::from(node == 0)))
         .collect();
     one.extend([bound(0), bound(1), bound(7)]);
@@ -228,10 +229,10 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
     ];
     for (case, mut steps, expected) in rows {
         steps.push(Step::Wait(9));
-        let (engines, [said, alone]) = run(&steps);
-        assert_eq!(said, alone, "{case}");
-        let found = said.iter().filter(|text| text.starts_with(expected));
-        assert_eq!(found.count(), 1, "{case}: {said:?}");
+        let (engines, [shared, alone]) = run(&steps);
+        assert_eq!(shared, alone, "{case}");
+        let matching = shared.iter().filter(|text| text.starts_with(expected));
+        assert_eq!(matching.count(), 1, "{case}: {shared:?}");
         assert_eq!(engines[0].classes().mismatches(), 0, "{case}");
     }
 }
@@ -287,26 +288,26 @@ fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind(
     ];
     for (case, before, change) in rows {
         let mut steps = kept_for(before);
-        let (_, [said, alone]) = run(&steps);
-        assert_eq!(said, alone, "{case}");
+        let (_, [shared, alone]) = run(&steps);
+        assert_eq!(shared, alone, "{case}");
         let is_kept = [
             "p2 evicts [\"p1\"] from n1",
             "p3: 0/4 nodes are available: 1 node(s) exceed max",
         ];
         for text in is_kept {
             assert!(
-                said.iter().any(|said| said.contains(text)),
-                "{case}: {text}: {said:?}"
+                shared.iter().any(|shared| shared.contains(text)),
+                "{case}: {text}: {shared:?}"
             );
         }
         steps.extend([change, pod(2, 9, 0)]);
-        let (engines, [said, alone]) = run(&steps);
-        assert_eq!(said, alone, "{case}");
+        let (engines, [shared, alone]) = run(&steps);
+        assert_eq!(shared, alone, "{case}");
         // Either the rejected pod or the new one.
-        let taken = said
+        let taken = shared
             .iter()
-            .filter(|said| *said == "p3 -> n1" || *said == "p4 -> n1");
-        assert_eq!(taken.count(), 1, "{case}: {said:?}");
+            .filter(|shared| *shared == "p3 -> n1" || *shared == "p4 -> n1");
+        assert_eq!(taken.count(), 1, "{case}: {shared:?}");
         assert_eq!(engines[0].classes().mismatches(), 0, "{case}");
     }
 }

@@ -181,12 +181,12 @@ fn a_gang_makes_room_in_its_quota_too() {
         for (quota_name, cpu) in [("q", 4), ("r", 20)] {
             world.engine.object_changed(&quota(quota_name, cpu), at(0));
         }
-        let of = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
+        let in_quota = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
         for (pod, quota, priority) in [("q1", "q", 1), ("q2", "q", 1), ("r1", "r", 0)] {
-            world.apply((row.change)(of(plain(pod, "n1", 2, priority), quota)));
+            world.apply((row.change)(in_quota(plain(pod, "n1", 2, priority), quota)));
         }
         for pod in members(row.gang.0, row.gang.1, 2, &json!({})) {
-            world.apply(of(pod, "q"));
+            world.apply(in_quota(pod, "q"));
         }
         world.run();
         let victims = world.victims();
@@ -259,12 +259,12 @@ fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
         for quota in quotas {
             world.engine.object_changed(&quota, at(0));
         }
-        let of = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
+        let in_quota = |pod, quota| labelled(pod, "quota.scheduling.koordinator.sh/name", quota);
         for (name, quota) in row.pods {
-            world.apply(of(plain(name, "n1", 2, 1), quota));
+            world.apply(in_quota(plain(name, "n1", 2, 1), quota));
         }
         for (pod, quota) in members(2, 2, 2, &json!({})).into_iter().zip(["a", "b"]) {
-            world.apply(of(pod, quota));
+            world.apply(in_quota(pod, quota));
         }
         world.run();
         let victims = world.victims();
@@ -272,8 +272,8 @@ fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
         let bound = if victims.is_empty() { 0 } else { 2 };
         world.all_leave();
         world.later(60);
-        let said = &world.conditions;
-        assert_eq!(world.bound().len(), bound, "{}: {said:?}", row.name);
+        let conditions = &world.conditions;
+        assert_eq!(world.bound().len(), bound, "{}: {conditions:?}", row.name);
     }
 }
 
@@ -282,15 +282,15 @@ fn a_gang_awaits_those_of_its_quota_on_other_nodes() {
     let mut world = evicting();
     world.engine.object_changed(&quota("q", 4), at(0));
     world.engine.object_changed(&budget("q2", 1), at(0));
-    let of = |pod| labelled(pod, "quota.scheduling.koordinator.sh/name", "q");
+    let in_quota = |pod| labelled(pod, "quota.scheduling.koordinator.sh/name", "q");
     world.node("n1", 2);
     for (name, node, priority) in [("q2", "n2", 1), ("q3", "n3", 2)] {
         world.node(node, 2);
-        let pod = labelled(of(plain(name, node, 2, priority)), "app", name);
+        let pod = labelled(in_quota(plain(name, node, 2, priority)), "app", name);
         world.apply(pod);
     }
     for pod in members(1, 1, 2, &json!({})) {
-        world.apply(of(pod));
+        world.apply(in_quota(pod));
     }
     world.run();
     assert_eq!(world.victims(), ["q2"]);

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn what_is_left_of_a_gang_keeps_nobody_out() {
-    let mut world = World::full(2, 2, 1);
+    let mut world = GangWorld::full(2, 2, 1);
     let pods = members(2, 2, 2, &json!({}));
     for pod in &pods {
         world.apply(pod.clone());
@@ -25,7 +25,7 @@ fn what_is_left_of_a_gang_keeps_nobody_out() {
 /// The engine receives its own writes late: a nomination of a member, then its removal.
 #[test]
 fn what_was_taken_back_does_not_come_back_with_an_old_status() {
-    let mut world = World::full(2, 2, 1);
+    let mut world = GangWorld::full(2, 2, 1);
     world.echo = false;
     let pods = members(2, 2, 2, &json!({}));
     for pod in &pods {
@@ -38,8 +38,8 @@ fn what_was_taken_back_does_not_come_back_with_an_old_status() {
     world.run();
     assert!(world.nominated.is_empty(), "{:?}", world.nominated);
     let expected = ["m2", "m2"].map(str::to_owned);
-    let said: Vec<String> = world.echoes.iter().map(|(pod, _)| pod.clone()).collect();
-    assert_eq!(said, expected, "{:?}", world.echoes);
+    let pods: Vec<String> = world.echoes.iter().map(|(pod, _)| pod.clone()).collect();
+    assert_eq!(pods, expected, "{:?}", world.echoes);
     // The nomination arrives first.
     assert!(world.one_echo());
     let never = json!({"spec": {"preemptionPolicy": "Never"}});
@@ -60,7 +60,7 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
     };
     let pods = members(2, 2, 2, &json!({}));
     for is_whole in [false, true] {
-        let mut world = World::full(2, 2, 1);
+        let mut world = GangWorld::full(2, 2, 1);
         // One of the victims still exists.
         world.delete(&plain("v1", "n1", 2, 1));
         world.apply(promised(&pods[0], "n1"));
@@ -92,12 +92,12 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
             }
             false => {
                 assert_eq!((world.bound(), node), (vec!["x"], None));
-                let said = &world.pods["m1"]
+                let nominated = &world.pods["m1"]
                     .status
                     .as_ref()
                     .unwrap()
                     .nominated_node_name;
-                assert_eq!(*said, None, "the nomination is removed");
+                assert_eq!(*nominated, None, "the nomination is removed");
             }
         }
     }
@@ -118,32 +118,32 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
     }
     world.run();
     assert_eq!(world.victims(), ["v-n1", "v-n2"], "{:?}", world.conditions);
-    let (gone, stays) = (world.evicted[0].clone(), world.evicted[1].clone());
-    let (gone, stays) = match &*gone.name {
-        "v-n1" => (gone, stays),
-        _ => (stays, gone),
+    let (deleted, remaining) = (world.evicted[0].clone(), world.evicted[1].clone());
+    let (deleted, remaining) = match &*deleted.name {
+        "v-n1" => (deleted, remaining),
+        _ => (remaining, deleted),
     };
-    world.delete(&gone.named_object());
+    world.delete(&deleted.named_object());
     let never = json!({"spec": {"preemptionPolicy": "Never"}});
     world.apply(sized(pod("x", never), 2, 0));
     world.later(5);
     assert!(world.bound.is_empty(), "n1 is promised: {:?}", world.bound);
     // The victim is now protected, and the gang is retried because the member changed.
     let key = "scheduling.koordinator.sh/disable-preemptible";
-    world.apply(labelled(stays.named_object(), key, "true"));
+    world.apply(labelled(remaining.named_object(), key, "true"));
     let changed = labelled(world.pods["m2"].clone(), "changed", "yes");
     world.apply(changed);
     // Writes are received late from here on: waiting pods are activated by the decision itself.
     world.echo = false;
     world.later(60);
-    let said = (&world.nominated, &world.conditions, &world.explained);
-    assert!(world.nominated.is_empty(), "{said:?}");
+    let state = (&world.nominated, &world.conditions, &world.explained);
+    assert!(world.nominated.is_empty(), "{state:?}");
     assert_eq!(world.bound(), ["x"]);
 }
 
 #[test]
 fn members_do_not_outrank_each_other() {
-    let mut world = World::full(1, 6, 1);
+    let mut world = GangWorld::full(1, 6, 1);
     // A less important pod that was nominated there loses its nomination.
     let mut low = sized(pod("low", json!({})), 1, 2);
     low.status.get_or_insert_default().nominated_node_name = Some("n1".to_owned());
@@ -209,16 +209,20 @@ fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
         }
         for pod in members(2, 2, 2, &json!({})) {
             let mut spec = serde_json::to_value(&pod.spec).unwrap();
-            for (field, said) in rule(key).as_object().unwrap() {
-                spec[field] = said.clone();
+            for (field, value) in rule(key).as_object().unwrap() {
+                spec[field] = value.clone();
             }
             let spec = serde_json::from_value(spec).unwrap();
             world.apply(labelled(Pod { spec, ..pod }, "app", "a"));
         }
         world.run();
-        let gone = world.victims();
-        let said = &world.conditions;
-        assert_eq!(gone.len(), victims, "{plugin} {key}: {gone:?} {said:?}");
+        let evicted = world.victims();
+        let conditions = &world.conditions;
+        assert_eq!(
+            evicted.len(),
+            victims,
+            "{plugin} {key}: {evicted:?} {conditions:?}"
+        );
         assert_eq!(world.nominated.len(), victims, "{plugin} {key}");
     }
 }

@@ -28,9 +28,9 @@ fn most(free: &[usize], sizes: &[usize], strict: bool) -> usize {
     let placed = (0..free.len())
         .filter(|node| free[*node] >= *size)
         .map(|node| {
-            let mut left = free.to_vec();
-            left[node] -= size;
-            1 + most(&left, rest, strict)
+            let mut remaining = free.to_vec();
+            remaining[node] -= size;
+            1 + most(&remaining, rest, strict)
         });
     placed.max().unwrap_or(0).max(without)
 }
@@ -50,18 +50,18 @@ fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
 fn plans_are_those_that_a_plain_search_allows() {
     // Cases reached: no victims; all fit without victims; some victims; on several nodes; not all of them;
     // more requested than fit.
-    let mut seen = [0; 6];
+    let mut reached = [0; 6];
     for seed in 0..1000 {
         let mut dice = Dice(seed);
         let cluster: Cluster = (0..1 + dice.roll(3))
             .map(|_| {
                 let cores = 2 + dice.roll(5);
-                let mut left = cores;
+                let mut remaining = cores;
                 let mut pods = Vec::new();
                 for _ in 0..dice.roll(4) {
-                    let size = (1 + dice.roll(3)).min(left);
+                    let size = (1 + dice.roll(3)).min(remaining);
                     if size > 0 {
-                        left -= size;
+                        remaining -= size;
                         pods.push((size, dice.roll(4), dice.roll(5) > 0));
                     }
                 }
@@ -109,7 +109,7 @@ fn plans_are_those_that_a_plain_search_allows() {
             .map(|name| (*name).to_owned())
             .collect();
         if !then {
-            seen[0] += 1;
+            reached[0] += 1;
             assert!(
                 victims.is_empty() && world.bound.is_empty(),
                 "{case}: {victims:?}"
@@ -119,7 +119,7 @@ fn plans_are_those_that_a_plain_search_allows() {
             continue;
         }
         if world.bound.len() == count {
-            seen[1] += 1;
+            reached[1] += 1;
             assert!(now && victims.is_empty(), "{case}");
             continue;
         }
@@ -127,7 +127,7 @@ fn plans_are_those_that_a_plain_search_allows() {
         if victims.is_empty() {
             // With members of different sizes, the first may take what the last needs.
             assert!(!alike, "{case}: a place was overlooked");
-            seen[5] += 1;
+            reached[5] += 1;
             continue;
         }
         assert!(!(now && alike), "{case}: {victims:?} went for nothing");
@@ -144,11 +144,14 @@ fn plans_are_those_that_a_plain_search_allows() {
             let placed: usize = placed.map(|it| sizes[here(&it)]).sum();
             let goes = |at: usize| victims.contains(&format!("v{nth}-{at}"));
             let stay = pods.iter().enumerate().filter(|(at, _)| !goes(*at));
-            let left = cores - stay.map(|(_, (size, ..))| size).sum::<usize>();
-            assert!(placed <= left, "{case}: {:?}", world.nominated);
+            let remaining = cores - stay.map(|(_, (size, ..))| size).sum::<usize>();
+            assert!(placed <= remaining, "{case}: {:?}", world.nominated);
             for (at, (size, priority, may)) in pods.iter().enumerate().filter(|(at, _)| goes(*at)) {
                 assert!(*may, "{case}: v{nth}-{at} was spared");
-                assert!(placed > left - size, "{case}: v{nth}-{at} went for nothing");
+                assert!(
+                    placed > remaining - size,
+                    "{case}: v{nth}-{at} went for nothing"
+                );
                 highest = highest.max(Some(*priority));
                 nodes.insert(nth);
             }
@@ -158,13 +161,13 @@ fn plans_are_those_that_a_plain_search_allows() {
                 (0..4).find(|up_to| most(&free(&cluster, Some(*up_to)), &sizes, false) == count);
             assert_eq!(highest, needed, "{case}: {victims:?}");
         }
-        seen[2] += 1;
-        seen[3] += usize::from(nodes.len() > 1);
+        reached[2] += 1;
+        reached[3] += usize::from(nodes.len() > 1);
         let all = cluster
             .iter()
             .flat_map(|(_, pods)| pods)
             .filter(|(.., may)| *may);
-        seen[4] += usize::from(victims.len() < all.count());
+        reached[4] += usize::from(victims.len() < all.count());
         let promised = world.nominated.clone();
         if dice.roll(2) == 0 {
             world.all_leave();
@@ -181,5 +184,5 @@ fn plans_are_those_that_a_plain_search_allows() {
         assert!(world.evicted.is_empty(), "{case}: {:?}", world.victims());
         assert_eq!(world.bound.len(), count, "{case}: {:?}", world.conditions);
     }
-    assert!(seen.iter().all(|times| *times >= 3), "{seen:?}");
+    assert!(reached.iter().all(|times| *times >= 3), "{reached:?}");
 }

@@ -2,7 +2,7 @@
 
 use super::super::START;
 use super::rules::{
-    Bind, Exclusive, GPU, Held, NUMAS, Node, Pod, Policy, RDMA, Reservation, THREADS,
+    Allocation, Bind, Exclusive, GPU, NUMAS, Node, Pod, Policy, RDMA, Reservation, THREADS,
 };
 use crate::differential::preemption::{change, parsed};
 use jiff::Timestamp;
@@ -110,7 +110,7 @@ pub(super) fn devices(name: &str, node: &Node) -> ObjectChange {
     change("devices.v1alpha1.scheduling.koordinator.sh", object, false)
 }
 
-pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
+pub(super) fn pod(pod: &Pod, allocation: Option<&Allocation>) -> Arc<v1::Pod> {
     let requests = requests(pod.cpu, pod.memory, pod.devices);
     let (mut labels, mut annotations) = (json!({}), json!({}));
     if pod.bind != Bind::No {
@@ -137,10 +137,10 @@ pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
         "spec": {"schedulerName": "koord-scheduler", "containers":
             [{"name": "c", "image": "i", "resources": {"requests": requests, "limits": requests}}]}
     });
-    if let Some(held) = held {
-        value["spec"]["nodeName"] = json!(held.node);
-        annotations[STATUS] = json!(status(held).to_string());
-        annotations[DEVICES] = json!(allocated(held).to_string());
+    if let Some(allocation) = allocation {
+        value["spec"]["nodeName"] = json!(allocation.node);
+        annotations[STATUS] = json!(status(allocation).to_string());
+        annotations[DEVICES] = json!(allocated(allocation).to_string());
         if let Some(into) = &pod.into {
             annotations[ALLOCATED] = json!(json!({"name": into, "uid": into}).to_string());
         }
@@ -149,10 +149,10 @@ pub(super) fn pod(pod: &Pod, held: Option<&Held>) -> Arc<v1::Pod> {
     Arc::new(parsed(value))
 }
 
-fn status(held: &Held) -> Value {
+fn status(allocation: &Allocation) -> Value {
     let mut out = json!({});
-    if !held.cpus.is_empty() {
-        let cpus: Vec<String> = held.cpus.iter().map(u32::to_string).collect();
+    if !allocation.cpus.is_empty() {
+        let cpus: Vec<String> = allocation.cpus.iter().map(u32::to_string).collect();
         out["cpuset"] = json!(cpus.join(","));
     }
     let zone = |(numa, [cpu, memory]): (&u32, &[i64; 2])| {
@@ -162,14 +162,14 @@ fn status(held: &Held) -> Value {
         }
         json!({"node": numa, "resources": amounts})
     };
-    if !held.numas.is_empty() {
-        out["numaNodeResources"] = held.numas.iter().map(zone).collect();
+    if !allocation.numas.is_empty() {
+        out["numaNodeResources"] = allocation.numas.iter().map(zone).collect();
     }
     out
 }
 
-fn allocated(held: &Held) -> Value {
-    let one = |kind: usize, minor: &u32, percent: &i64| {
+fn allocated(allocation: &Allocation) -> Value {
+    let device = |kind: usize, minor: &u32, percent: &i64| {
         let percent = percent.to_string();
         let resources = match kind {
             GPU => json!({CORE: percent, RATIO: percent}),
@@ -179,8 +179,8 @@ fn allocated(held: &Held) -> Value {
     };
     let mut out = json!({});
     for kind in [GPU, RDMA] {
-        let all = held.devices[kind].iter();
-        let list: Vec<Value> = all.map(|(minor, n)| one(kind, minor, n)).collect();
+        let all = allocation.devices[kind].iter();
+        let list: Vec<Value> = all.map(|(minor, n)| device(kind, minor, n)).collect();
         if !list.is_empty() {
             out[KINDS[kind]] = json!(list);
         }
@@ -205,7 +205,7 @@ fn requests(cpu: i64, memory: i64, [gpu, adapter]: [i64; 2]) -> Value {
 
 /// Builds a reservation that has a node.
 pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectChange {
-    let room = requests(all.cpu, all.memory, all.amounts);
+    let amounts = requests(all.cpu, all.memory, all.amounts);
     let time = at(0).to_string();
     let condition = |kind: &str, reason: &str| {
         json!({"type": kind, "status": "True", "reason": reason,
@@ -213,10 +213,10 @@ pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectCh
     };
     let mut annotations = json!({});
     if all.fine {
-        annotations[STATUS] = json!(status(&all.held).to_string());
+        annotations[STATUS] = json!(status(&all.allocation).to_string());
     }
     if all.amounts != [0; 2] {
-        annotations[DEVICES] = json!(allocated(&all.held).to_string());
+        annotations[DEVICES] = json!(allocated(&all.allocation).to_string());
     }
     let object: scheduling::Reservation = parsed(json!({
         "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Reservation",
@@ -224,11 +224,11 @@ pub(super) fn reservation(name: &str, all: &Reservation, gone: bool) -> ObjectCh
             "annotations": annotations},
         "spec": {
             "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
-                [{"name": "c", "image": "i", "resources": {"requests": room}}]}},
+                [{"name": "c", "image": "i", "resources": {"requests": amounts}}]}},
             "ttl": "0s", "allocateOnce": false, "allocatePolicy": "Restricted",
             "owners": [{"labelSelector": {"matchLabels": {"owner": name}}}]
         },
-        "status": {"phase": "Available", "nodeName": all.held.node, "allocatable": room,
+        "status": {"phase": "Available", "nodeName": all.allocation.node, "allocatable": amounts,
             "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]}
     }));
     change(
@@ -254,7 +254,7 @@ fn milli(value: &Value) -> i64 {
     quantity.milli_value()
 }
 
-pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
+pub(super) fn allocation(node: &str, annotations: &BTreeMap<String, String>) -> Allocation {
     let read = |key: &str| -> Value {
         let text = annotations.get(key).map_or("{}", String::as_str);
         serde_json::from_str(text).unwrap()
@@ -262,7 +262,7 @@ pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
     let (status, devices) = (read(STATUS), read(DEVICES));
     let zones = status["numaNodeResources"].as_array().into_iter().flatten();
     let id = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
-    Held {
+    Allocation {
         node: node.to_owned(),
         cpus: cpus(status["cpuset"].as_str().unwrap_or("")).collect(),
         numas: zones
@@ -274,8 +274,13 @@ pub(super) fn held(node: &str, annotations: &BTreeMap<String, String>) -> Held {
             .collect(),
         devices: [(GPU, RATIO), (RDMA, ADAPTER)].map(|(kind, unit)| {
             let all = devices[KINDS[kind]].as_array().into_iter().flatten();
-            all.map(|one| (id(&one["minor"]), milli(&one["resources"][unit]) / 1000))
-                .collect()
+            all.map(|device| {
+                (
+                    id(&device["minor"]),
+                    milli(&device["resources"][unit]) / 1000,
+                )
+            })
+            .collect()
         }),
     }
 }

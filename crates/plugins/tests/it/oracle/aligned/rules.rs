@@ -71,14 +71,14 @@ pub(super) struct Pod {
 }
 
 impl Pod {
-    pub(super) fn asks_for_devices(&self) -> bool {
+    pub(super) fn requests_devices(&self) -> bool {
         self.devices != [0; 2]
     }
 }
 
 /// Allocation in the annotations of a pod or reservation that has a node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Held {
+pub(super) struct Allocation {
     pub(super) node: String,
     pub(super) cpus: BTreeSet<u32>,
     /// Milli-CPUs and MiB by NUMA node.
@@ -94,7 +94,7 @@ pub(super) struct Reservation {
     pub(super) cpu: i64,
     pub(super) memory: i64,
     pub(super) amounts: [i64; 2],
-    pub(super) held: Held,
+    pub(super) allocation: Allocation,
     /// True if it holds CPUs or NUMA nodes; otherwise its owners get those of the node.
     pub(super) fine: bool,
 }
@@ -103,7 +103,7 @@ pub(super) struct Reservation {
 pub(super) struct Cluster {
     pub(super) nodes: BTreeMap<String, Node>,
     pub(super) pods: BTreeMap<String, Pod>,
-    pub(super) held: BTreeMap<String, Held>,
+    pub(super) allocations: BTreeMap<String, Allocation>,
     pub(super) reservations: BTreeMap<String, Reservation>,
     /// Reservation of each pod that uses one.
     pub(super) owns: BTreeMap<String, String>,
@@ -150,37 +150,43 @@ fn usable(free: &BTreeSet<u32>, bind: Bind) -> i64 {
 }
 
 impl Cluster {
-    fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = Held> + 'a {
-        let pods = self.held.values().filter(move |held| held.node == node);
+    fn on<'a>(&'a self, node: &'a str) -> impl Iterator<Item = Allocation> + 'a {
+        let pods = self
+            .allocations
+            .values()
+            .filter(move |allocation| allocation.node == node);
         let reservations = self.reservations.iter();
-        let here = reservations.filter(move |(_, all)| all.held.node == node);
-        let left = here.map(|(name, _)| self.left(name).held);
-        pods.cloned().chain(left)
+        let here = reservations.filter(move |(_, all)| all.allocation.node == node);
+        let remainder = here.map(|(name, _)| self.remainder(name).allocation);
+        pods.cloned().chain(remainder)
     }
 
     /// Returns the part of a reservation that its owners do not use.
-    pub(super) fn left(&self, name: &str) -> Reservation {
-        let mut left = self.reservations[name].clone();
+    pub(super) fn remainder(&self, name: &str) -> Reservation {
+        let mut remainder = self.reservations[name].clone();
         for (owner, _) in self.owns.iter().filter(|(_, of)| *of == name) {
-            let (pod, held) = (&self.pods[owner], &self.held[owner]);
-            left.cpu -= pod.cpu;
-            left.memory -= pod.memory;
-            left.held.cpus.retain(|cpu| !held.cpus.contains(cpu));
-            for (numa, amounts) in &mut left.held.numas {
-                let taken = held.numas.get(numa).copied().unwrap_or_default();
+            let (pod, allocation) = (&self.pods[owner], &self.allocations[owner]);
+            remainder.cpu -= pod.cpu;
+            remainder.memory -= pod.memory;
+            remainder
+                .allocation
+                .cpus
+                .retain(|cpu| !allocation.cpus.contains(cpu));
+            for (numa, amounts) in &mut remainder.allocation.numas {
+                let taken = allocation.numas.get(numa).copied().unwrap_or_default();
                 *amounts = [0, 1].map(|at| (amounts[at] - taken[at]).max(0));
             }
             for kind in [GPU, RDMA] {
-                if left.amounts[kind] > 0 {
-                    left.amounts[kind] -= pod.devices[kind];
+                if remainder.amounts[kind] > 0 {
+                    remainder.amounts[kind] -= pod.devices[kind];
                 }
-                for (minor, percent) in &mut left.held.devices[kind] {
-                    let taken = held.devices[kind].get(minor).copied().unwrap_or(0);
+                for (minor, percent) in &mut remainder.allocation.devices[kind] {
+                    let taken = allocation.devices[kind].get(minor).copied().unwrap_or(0);
                     *percent = (*percent - taken).max(0);
                 }
             }
         }
-        left
+        remainder
     }
 
     pub(super) fn feasible(&self, pod: &Pod) -> BTreeSet<String> {
@@ -188,8 +194,8 @@ impl Cluster {
         let nodes = nodes.filter(|node| match &pod.into {
             None => self.fits(pod, node),
             Some(name) => {
-                let there = self.reservations.get(name);
-                there.is_some_and(|all| all.held.node == **node)
+                let reservation = self.reservations.get(name);
+                reservation.is_some_and(|all| all.allocation.node == **node)
                     && self.within(name).fits(pod, node)
             }
         });
@@ -199,7 +205,7 @@ impl Cluster {
     /// Returns a cluster with only the remainder of a reservation available.
     pub(super) fn within(&self, name: &str) -> Self {
         Self {
-            only: Some(self.left(name)),
+            only: Some(self.remainder(name)),
             ..self.clone()
         }
     }
@@ -227,27 +233,27 @@ impl Cluster {
                 *free -= taken;
             }
         };
-        for (other, held) in &self.held {
-            if held.node == name {
+        for (other, allocation) in &self.allocations {
+            if allocation.node == name {
                 let other = &self.pods[other];
-                let cpus = bound(held.cpus.len());
+                let cpus = bound(allocation.cpus.len());
                 let cpu = other.cpu - cpus + node.amplified(cpus);
                 let [gpu, rdma] = other.devices;
                 take(&mut free, [cpu, other.memory, gpu, rdma]);
             }
         }
         for (other, all) in &self.reservations {
-            if all.held.node == name {
-                let left = self.left(other);
-                let [gpu, rdma] = left.amounts;
-                take(&mut free, [left.cpu, left.memory, gpu, rdma]);
+            if all.allocation.node == name {
+                let remainder = self.remainder(other);
+                let [gpu, rdma] = remainder.amounts;
+                take(&mut free, [remainder.cpu, remainder.memory, gpu, rdma]);
             }
         }
         if let Some(only) = &self.only {
             free[0] = only.cpu;
             free[1] = only.memory;
             for kind in [GPU, RDMA] {
-                if !only.held.devices[kind].is_empty() {
+                if !only.allocation.devices[kind].is_empty() {
                     free[2 + kind] = only.amounts[kind];
                 }
             }
@@ -256,22 +262,22 @@ impl Cluster {
             Bind::No => pod.cpu,
             _ => node.amplified(pod.cpu),
         };
-        let asked = [cpu, pod.memory, pod.devices[GPU], pod.devices[RDMA]];
-        asked
+        let requested = [cpu, pod.memory, pod.devices[GPU], pod.devices[RDMA]];
+        requested
             .iter()
             .zip(free)
-            .all(|(asked, free)| *asked == 0 || *asked <= free)
+            .all(|(requested, free)| *requested == 0 || *requested <= free)
     }
 
     fn fits(&self, pod: &Pod, name: &str) -> bool {
         let node = &self.nodes[name];
         let bind = node.bind(pod);
         if bind != Bind::No {
-            let whole = pod.cpu % 1000 == 0;
+            let whole_cores = pod.cpu % 1000 == 0;
             let cores = bind != Bind::Full || pod.cpu / 1000 % i64::from(THREADS) == 0;
             // The node's bind policy must not contradict the pod's.
             let agree = !node.whole_cores || pod.bind != Bind::Spread;
-            if !(whole && cores && agree) {
+            if !(whole_cores && cores && agree) {
                 return false;
             }
         }
@@ -298,7 +304,7 @@ impl Cluster {
                     .filter(|mask| self.devices_fit(pod, name, mask));
                 let least = least.map(Vec::len).min();
                 masks.iter().any(|mask| {
-                    let devices = !pod.asks_for_devices()
+                    let devices = !pod.requests_devices()
                         || (self.devices_fit(pod, name, mask) && Some(mask.len()) == least);
                     devices && self.aligned(pod, name, mask) && self.none_is_empty(pod, name, mask)
                 })
@@ -313,13 +319,17 @@ impl Cluster {
     fn free_cpus(&self, name: &str, mask: &[u32]) -> BTreeSet<u32> {
         let node = &self.nodes[name];
         if let Some(only) = self.only.as_ref().filter(|only| only.fine) {
-            let here = only.held.cpus.iter().copied();
+            let here = only.allocation.cpus.iter().copied();
             return here
                 .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
                 .collect();
         }
-        let others: Vec<Held> = self.on(name).collect();
-        let taken = |cpu: &u32| others.iter().any(|held| held.cpus.contains(cpu));
+        let others: Vec<Allocation> = self.on(name).collect();
+        let taken = |cpu: &u32| {
+            others
+                .iter()
+                .any(|allocation| allocation.cpus.contains(cpu))
+        };
         (0..node.cpus)
             .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
             .filter(|cpu| !node.reserved.contains(cpu) && !taken(cpu))
@@ -330,32 +340,37 @@ impl Cluster {
     fn free(&self, name: &str, numa: u32, bind: Bind) -> [i64; 2] {
         let node = &self.nodes[name];
         let only = self.only.as_ref().filter(|only| only.fine);
-        let kept = node
+        let reserved_cpus = node
             .reserved
             .iter()
             .filter(|cpu| node.numa_of_cpu(**cpu) == numa);
-        let there = i64::from(node.cpus / NUMAS) * 1000 - 1000 * kept.count() as i64;
-        let mut free = [node.amplified(there), node.memory];
-        for held in self.on(name) {
-            let here = held.numas.get(&numa).copied().unwrap_or_default();
-            let cpus = held.cpus.iter();
+        let total = i64::from(node.cpus / NUMAS) * 1000 - 1000 * reserved_cpus.count() as i64;
+        let mut free = [node.amplified(total), node.memory];
+        for allocation in self.on(name) {
+            let here = allocation.numas.get(&numa).copied().unwrap_or_default();
+            let cpus = allocation.cpus.iter();
             let cpus = cpus.filter(|cpu| node.numa_of_cpu(**cpu) == numa).count();
             let bound = 1000 * cpus as i64;
             free[0] -= here[0] - bound + node.amplified(bound);
             free[1] -= here[1];
         }
         if let Some(only) = only {
-            free = only.held.numas.get(&numa).copied().unwrap_or_default();
+            free = only
+                .allocation
+                .numas
+                .get(&numa)
+                .copied()
+                .unwrap_or_default();
         }
         // Bound CPUs count amplified.
-        let room = free[0];
+        let total_free = free[0];
         // A required bind policy can use only CPUs in that layout.
         if matches!(bind, Bind::Full | Bind::Spread) {
             free[0] = free[0].min(1000 * usable(&self.free_cpus(name, &[numa]), bind));
         }
         if bind != Bind::No && node.percent > 100 {
-            let whole = (0..=free[0] / 1000).rev().map(|cpus| 1000 * cpus);
-            let mut fitting = whole.filter(|cpu| node.amplified(*cpu) <= room);
+            let whole_cores = (0..=free[0] / 1000).rev().map(|cpus| 1000 * cpus);
+            let mut fitting = whole_cores.filter(|cpu| node.amplified(*cpu) <= total_free);
             free[0] = fitting.next().unwrap_or(0);
         }
         free
@@ -399,22 +414,28 @@ impl Cluster {
         if !self.nodes[name].devices[kind][minor as usize] {
             return 0;
         }
-        let of = |held: &Held| held.devices[kind].get(&minor).copied().unwrap_or(0);
-        let only = self.only.as_ref().map(|only| &only.held);
-        match only.filter(|held| !held.devices[kind].is_empty()) {
-            Some(held) => of(held),
-            None => 100 - self.on(name).map(|held| of(&held)).sum::<i64>(),
+        let percent_of =
+            |allocation: &Allocation| allocation.devices[kind].get(&minor).copied().unwrap_or(0);
+        let only = self.only.as_ref().map(|only| &only.allocation);
+        match only.filter(|allocation| !allocation.devices[kind].is_empty()) {
+            Some(allocation) => percent_of(allocation),
+            None => {
+                100 - self
+                    .on(name)
+                    .map(|allocation| percent_of(&allocation))
+                    .sum::<i64>()
+            }
         }
     }
 
     fn devices_fit(&self, pod: &Pod, name: &str, mask: &[u32]) -> bool {
         let node = &self.nodes[name];
         [GPU, RDMA].into_iter().all(|kind| {
-            let asked = pod.devices[kind];
-            let (count, each) = if asked > 100 {
-                (asked / 100, 100)
+            let requested = pod.devices[kind];
+            let (count, each) = if requested > 100 {
+                (requested / 100, 100)
             } else {
-                (i64::from(asked > 0), asked)
+                (i64::from(requested > 0), requested)
             };
             let good = (0..node.devices[kind].len() as u32)
                 .filter(|minor| mask.contains(&node.numa_of_device(kind, *minor)))
@@ -425,80 +446,87 @@ impl Cluster {
 
     /// Returns the CPUs of other pods on the node with the same exclusive policy as `pod`.
     fn owned(&self, pod: &Pod, name: &str) -> Vec<u32> {
-        let alike = self.held.iter().filter(|(other, held)| {
+        let alike = self.allocations.iter().filter(|(other, allocation)| {
             let other = &self.pods[*other];
-            held.node == name && other.exclusive == pod.exclusive && other.name != pod.name
+            allocation.node == name && other.exclusive == pod.exclusive && other.name != pod.name
         });
         alike
-            .flat_map(|(_, held)| held.cpus.iter().copied())
+            .flat_map(|(_, allocation)| allocation.cpus.iter().copied())
             .collect()
     }
 
     /// Returns whether the pod's CPUs are apart from those of pods with the same exclusive policy. `None` if
     /// that was not possible on one NUMA node, or if the node has a NUMA policy, which selects NUMA nodes first.
-    pub(super) fn keeps_off(&self, pod: &Pod, held: &Held) -> Option<bool> {
-        let node = &self.nodes[&held.node];
+    pub(super) fn keeps_off(&self, pod: &Pod, allocation: &Allocation) -> Option<bool> {
+        let node = &self.nodes[&allocation.node];
         let bind = node.bind(pod);
         if pod.exclusive == Exclusive::No || bind == Bind::No || node.policy != Policy::None {
             return None;
         }
-        let owned = self.owned(pod, &held.node);
-        let theirs = |cpu: u32| match pod.exclusive {
+        let owned = self.owned(pod, &allocation.node);
+        let is_theirs = |cpu: u32| match pod.exclusive {
             Exclusive::Core => owned.iter().any(|own| own / THREADS == cpu / THREADS),
             _ => owned
                 .iter()
                 .any(|own| node.numa_of_cpu(*own) == node.numa_of_cpu(cpu)),
         };
-        let whole = matches!(bind, Bind::Full | Bind::Prefer);
-        let needed = held.cpus.len() as i64;
+        let whole_cores = matches!(bind, Bind::Full | Bind::Prefer);
+        let needed = allocation.cpus.len() as i64;
         let could = (0..NUMAS).any(|numa| {
-            let mut free = self.free_cpus(&held.node, &[numa]);
-            free.retain(|cpu| !theirs(*cpu));
-            usable(&free, if whole { Bind::Full } else { Bind::Spread }) >= needed
+            let mut free = self.free_cpus(&allocation.node, &[numa]);
+            free.retain(|cpu| !is_theirs(*cpu));
+            usable(
+                &free,
+                if whole_cores {
+                    Bind::Full
+                } else {
+                    Bind::Spread
+                },
+            ) >= needed
         });
-        could.then(|| !held.cpus.iter().any(|cpu| theirs(*cpu)))
+        could.then(|| !allocation.cpus.iter().any(|cpu| is_theirs(*cpu)))
     }
 
     /// Returns some allocation on one NUMA node for a reservation; `None` if there is none. With `fine`, it
     /// includes CPUs if the pod is bound, and NUMA nodes if the node has a policy.
-    pub(super) fn somewhere(&self, pod: &Pod, name: &str, fine: bool) -> Option<Held> {
+    pub(super) fn somewhere(&self, pod: &Pod, name: &str, fine: bool) -> Option<Allocation> {
         let node = &self.nodes[name];
         (0..NUMAS).find_map(|numa| {
             let mask = [numa];
             if !self.devices_fit(pod, name, &mask) || !self.aligned(pod, name, &mask) {
                 return None;
             }
-            let mut held = Held {
+            let mut allocation = Allocation {
                 node: name.to_owned(),
-                ..Held::default()
+                ..Allocation::default()
             };
             if fine && pod.bind != Bind::No {
                 let free = self.free_cpus(name, &mask);
                 let mate = |cpu: &u32| {
                     (cpu / THREADS * THREADS..)
                         .take(2)
-                        .all(|one| free.contains(&one))
+                        .all(|cpu| free.contains(&cpu))
                 };
                 let cpus = free.iter().copied().filter(mate);
-                held.cpus = cpus.take((pod.cpu / 1000) as usize).collect();
+                allocation.cpus = cpus.take((pod.cpu / 1000) as usize).collect();
             }
             if fine && node.policy != Policy::None {
-                held.numas.insert(numa, [pod.cpu, pod.memory]);
+                allocation.numas.insert(numa, [pod.cpu, pod.memory]);
             }
             for kind in [GPU, RDMA] {
-                let asked = pod.devices[kind];
-                let (count, each) = if asked > 100 {
-                    (asked / 100, 100)
+                let requested = pod.devices[kind];
+                let (count, each) = if requested > 100 {
+                    (requested / 100, 100)
                 } else {
-                    (i64::from(asked > 0), asked)
+                    (i64::from(requested > 0), requested)
                 };
                 let good = (0..node.devices[kind].len() as u32)
                     .filter(|minor| node.numa_of_device(kind, *minor) == numa)
                     .filter(|minor| self.device_free(name, kind, *minor) >= each);
                 let taken = good.take(count as usize).map(|minor| (minor, each));
-                held.devices[kind] = taken.collect();
+                allocation.devices[kind] = taken.collect();
             }
-            Some(held)
+            Some(allocation)
         })
     }
 
@@ -508,79 +536,93 @@ impl Cluster {
     }
 
     /// Checks that an allocation is what the pod requested, is free, and has the required layout.
-    pub(super) fn check(&self, pod: &Pod, held: &Held) {
+    pub(super) fn check(&self, pod: &Pod, allocation: &Allocation) {
         let world = self.world_of(pod);
-        let node = &self.nodes[&held.node];
+        let node = &self.nodes[&allocation.node];
         let bind = node.bind(pod);
-        let what = format!("{pod:?} has {held:?} in {self:#?}");
+        let context = format!("{pod:?} has {allocation:?} in {self:#?}");
         let all: Vec<u32> = (0..NUMAS).collect();
-        let free = world.free_cpus(&held.node, &all);
-        assert!(held.cpus.is_subset(&free), "CPUs of others: {what}");
+        let free = world.free_cpus(&allocation.node, &all);
+        assert!(
+            allocation.cpus.is_subset(&free),
+            "CPUs of others: {context}"
+        );
         if bind == Bind::No {
-            assert!(held.cpus.is_empty(), "{what}");
+            assert!(allocation.cpus.is_empty(), "{context}");
         } else {
-            assert_eq!(held.cpus.len() as i64 * 1000, pod.cpu, "{what}");
+            assert_eq!(allocation.cpus.len() as i64 * 1000, pod.cpu, "{context}");
             let mut cores: BTreeMap<u32, u32> = BTreeMap::new();
-            for cpu in &held.cpus {
+            for cpu in &allocation.cpus {
                 *cores.entry(cpu / THREADS).or_default() += 1;
             }
             let mut of_core = cores.values();
             match bind {
-                Bind::Full => assert!(of_core.all(|count| *count == THREADS), "cores: {what}"),
-                Bind::Spread => assert!(of_core.all(|count| *count == 1), "spread: {what}"),
+                Bind::Full => assert!(of_core.all(|count| *count == THREADS), "cores: {context}"),
+                Bind::Spread => assert!(of_core.all(|count| *count == 1), "spread: {context}"),
                 Bind::Prefer | Bind::No => {}
             }
         }
         for kind in [GPU, RDMA] {
-            let asked = pod.devices[kind];
-            assert_eq!(held.devices[kind].values().sum::<i64>(), asked, "{what}");
-            for (minor, percent) in &held.devices[kind] {
+            let requested = pod.devices[kind];
+            assert_eq!(
+                allocation.devices[kind].values().sum::<i64>(),
+                requested,
+                "{context}"
+            );
+            for (minor, percent) in &allocation.devices[kind] {
                 assert!(
-                    world.device_free(&held.node, kind, *minor) >= *percent,
-                    "device {minor}: {what}"
+                    world.device_free(&allocation.node, kind, *minor) >= *percent,
+                    "device {minor}: {context}"
                 );
-                assert!(asked <= 100 || *percent == 100, "{what}");
+                assert!(requested <= 100 || *percent == 100, "{context}");
             }
         }
-        assert_ne!(world.keeps_off(pod, held), Some(false), "its like: {what}");
+        assert_ne!(
+            world.keeps_off(pod, allocation),
+            Some(false),
+            "its like: {context}"
+        );
         if node.policy == Policy::None {
-            assert!(held.numas.is_empty(), "{what}");
+            assert!(allocation.numas.is_empty(), "{context}");
             return;
         }
         let mut sum = [0, 0];
-        for (numa, amounts) in &held.numas {
-            let free = world.free(&held.node, *numa, Bind::No);
+        for (numa, amounts) in &allocation.numas {
+            let free = world.free(&allocation.node, *numa, Bind::No);
             let cpu = match bind {
                 Bind::No => amounts[0],
                 _ => node.amplified(amounts[0]),
             };
             assert!(
                 cpu <= free[0] && amounts[1] <= free[1],
-                "NUMA node {numa}: {what}"
+                "NUMA node {numa}: {context}"
             );
             sum = [sum[0] + amounts[0], sum[1] + amounts[1]];
         }
-        assert_eq!(sum, [pod.cpu, pod.memory], "{what}");
+        assert_eq!(sum, [pod.cpu, pod.memory], "{context}");
         assert!(
-            node.policy != Policy::Single || held.numas.len() == 1,
-            "{what}"
+            node.policy != Policy::Single || allocation.numas.len() == 1,
+            "{context}"
         );
-        for cpu in &held.cpus {
-            assert!(held.numas.contains_key(&node.numa_of_cpu(*cpu)), "{what}");
+        for cpu in &allocation.cpus {
+            assert!(
+                allocation.numas.contains_key(&node.numa_of_cpu(*cpu)),
+                "{context}"
+            );
         }
         // Devices are on the NUMA nodes of the CPUs where one NUMA node is required, or suffices for all
         // resources.
-        let mut used: BTreeSet<u32> = held.numas.keys().copied().collect();
+        let mut used: BTreeSet<u32> = allocation.numas.keys().copied().collect();
         for kind in [GPU, RDMA] {
-            let minors = held.devices[kind].keys();
+            let minors = allocation.devices[kind].keys();
             used.extend(minors.map(|minor| node.numa_of_device(kind, *minor)));
         }
-        let will_do = |numa| world.devices_fit(pod, &held.node, &[numa]);
+        let will_do = |numa| world.devices_fit(pod, &allocation.node, &[numa]);
         let one = match node.policy {
             Policy::Single => true,
-            Policy::Restricted => pod.asks_for_devices() && (0..NUMAS).any(will_do),
+            Policy::Restricted => pod.requests_devices() && (0..NUMAS).any(will_do),
             Policy::BestEffort | Policy::None => false,
         };
-        assert!(!one || used.len() == 1, "{what}");
+        assert!(!one || used.len() == 1, "{context}");
     }
 }

@@ -124,14 +124,14 @@ pub(crate) fn quota(name: &str, max: i64) -> ObjectChange {
     )
 }
 
-pub(crate) fn reservation(name: &str, held: &Reservation, gone: bool) -> ObjectChange {
-    let room = json!({"cpu": format!("{}m", held.cpu), "memory": format!("{}Mi", held.memory)});
+pub(crate) fn reservation(name: &str, reservation: &Reservation, gone: bool) -> ObjectChange {
+    let amounts = json!({"cpu": format!("{}m", reservation.cpu), "memory": format!("{}Mi", reservation.memory)});
     let time = Timestamp::from_second(START).unwrap().to_string();
     let condition = |kind: &str, reason: &str| {
         json!({"type": kind, "status": "True", "reason": reason,
             "lastProbeTime": time, "lastTransitionTime": time})
     };
-    let policy = if held.restricted {
+    let policy = if reservation.restricted {
         "Restricted"
     } else {
         "Aligned"
@@ -141,11 +141,11 @@ pub(crate) fn reservation(name: &str, held: &Reservation, gone: bool) -> ObjectC
         "metadata": {"name": name, "uid": name, "creationTimestamp": time},
         "spec": {
             "template": {"spec": {"schedulerName": "koord-scheduler", "containers":
-                [{"name": "c", "image": "i", "resources": {"requests": room}}]}},
+                [{"name": "c", "image": "i", "resources": {"requests": amounts}}]}},
             "ttl": "0s", "allocateOnce": false, "allocatePolicy": policy,
-            "owners": [{"labelSelector": {"matchLabels": {"owner": held.owner}}}]
+            "owners": [{"labelSelector": {"matchLabels": {"owner": reservation.owner}}}]
         },
-        "status": {"phase": "Available", "nodeName": held.node, "allocatable": room,
+        "status": {"phase": "Available", "nodeName": reservation.node, "allocatable": amounts,
             "conditions": [condition("Scheduled", "Scheduled"), condition("Ready", "Available")]}
     }));
     change(RESERVATIONS, object, gone)

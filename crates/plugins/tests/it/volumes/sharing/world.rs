@@ -188,13 +188,13 @@ pub(super) fn pod_of(number: usize, claims: [u8; 2], disk: u8, priority: u8, nom
 
 /// Objects in the API; both engines receive the same ones.
 #[derive(Default)]
-pub(super) struct World {
+pub(super) struct VolumeWorld {
     pub(super) objects: BTreeMap<(&'static str, String), Value>,
     pub(super) nodes: BTreeMap<u8, u8>,
     pub(super) pods: usize,
 }
 
-impl World {
+impl VolumeWorld {
     pub(super) fn set(
         &mut self,
         engines: &mut [Engine],
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    fn gone(&mut self, engines: &mut [Engine], kind: &'static str, name: &str, now: Timestamp) {
+    fn remove(&mut self, engines: &mut [Engine], kind: &'static str, name: &str, now: Timestamp) {
         let Some(old) = self.objects.remove(&(kind, name.to_owned())) else {
             return;
         };
@@ -272,7 +272,7 @@ impl World {
                 }
                 self.set(engines, "pvc", value, now);
             }
-            Step::ClaimGone(name) => self.gone(engines, "pvc", &format!("c{name}"), now),
+            Step::ClaimGone(name) => self.remove(engines, "pvc", &format!("c{name}"), now),
             Step::Bound {
                 name,
                 mode,
@@ -308,7 +308,7 @@ impl World {
                 }
                 self.set(engines, "pv", value, now);
             }
-            Step::VolumeGone(name) => self.gone(engines, "pv", &format!("v{name}"), now),
+            Step::VolumeGone(name) => self.remove(engines, "pv", &format!("v{name}"), now),
             Step::Attached { node, volume } => {
                 let value = json!({"metadata": {"name": format!("at{volume}")}, "spec": {
                     "attacher": "csi.example", "nodeName": format!("n{node}"),
@@ -317,7 +317,7 @@ impl World {
                 self.set(engines, "attachment", value, now);
             }
             Step::Detached(volume) => {
-                self.gone(engines, "attachment", &format!("at{volume}"), now);
+                self.remove(engines, "attachment", &format!("at{volume}"), now);
             }
             Step::Room { zone, size } => {
                 let value = json!({"metadata": {"name": format!("room{zone}"), "namespace": "x"},
@@ -396,12 +396,12 @@ fn twin(cached: bool) -> Engine {
 
 /// Outputs of an engine, and its pending bindings and writes.
 #[derive(Default)]
-struct Side {
+struct EngineOutputs {
     placed: Vec<(Pod, String)>,
     writes: Vec<Write>,
 }
 
-impl Side {
+impl EngineOutputs {
     fn drain(&mut self, engine: &mut Engine, now: Timestamp) -> Vec<String> {
         let mut out = Vec::new();
         for _ in 0..100 {
@@ -447,8 +447,8 @@ pub(super) fn pick<T>(n: u8, from: &[T]) -> Option<usize> {
 
 pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
     let mut engines = vec![twin(true), twin(false)];
-    let mut sides = [Side::default(), Side::default()];
-    let mut world = World::default();
+    let mut sides = [EngineOutputs::default(), EngineOutputs::default()];
+    let mut world = VolumeWorld::default();
     let mut now = at(0);
     for (name, driver, mode) in [
         ("late", "csi.example", WAIT),
@@ -480,7 +480,7 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
             now,
         );
     }
-    let mut said: [Vec<String>; 2] = Default::default();
+    let mut outputs: [Vec<String>; 2] = Default::default();
     for step in steps {
         now += jiff::SignedDuration::from_millis(400);
         match step {
@@ -549,12 +549,12 @@ pub(super) fn run(steps: &[Step]) -> (Vec<Engine>, [Vec<String>; 2]) {
             }
             other => world.apply(&mut engines, other, now),
         }
-        for ((engine, side), said) in engines.iter_mut().zip(&mut sides).zip(&mut said) {
-            said.extend(side.drain(engine, now));
+        for ((engine, side), outputs) in engines.iter_mut().zip(&mut sides).zip(&mut outputs) {
+            outputs.extend(side.drain(engine, now));
         }
-        if said[0] != said[1] {
+        if outputs[0] != outputs[1] {
             break;
         }
     }
-    (engines, said)
+    (engines, outputs)
 }
