@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_without_a_tag_mean_latest() {
+    fn untagged_image_names_mean_latest() {
         for (name, expected) in [
             ("nginx", "nginx:latest"),
             ("nginx:1", "nginx:1"),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn images_count_by_size_and_by_the_share_of_nodes_that_have_them() {
+    fn image_score_depends_on_size_and_node_share() {
         for (name, size, nodes, total, containers, expected) in [
             ("small ones do not count", 20 * MIB, 3, 3, 1, 0),
             ("rare ones neither", 250 * MIB, 1, 100, 1, 0),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preference_does_not_refuse() {
+    fn prefer_no_schedule_does_not_reject() {
         let taints = [
             taint("a", "", PREFER_NO_SCHEDULE),
             taint("b", "1", NO_EXECUTE),

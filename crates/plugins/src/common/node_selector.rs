@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_all_terms_name_are_the_only_ones() {
+    fn names_lists_nodes_if_every_term_names_some() {
         let field = |operator: &str, values: &[&str]| json!({"key": "metadata.name", "operator": operator, "values": values});
         let zone = json!({"key": "zone", "operator": "Exists"});
         type Case<'a> = (&'a str, Vec<Value>, Option<&'a [&'a str]>);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_term_matches_nothing_and_fields_match_the_name() {
+    fn empty_term_matches_nothing() {
         let node = node(json!({}));
         assert!(!term_matches(&NodeSelectorTerm::default(), &node));
         let by_name = json!({"key": "metadata.name", "operator": "In", "values": ["n1"]});

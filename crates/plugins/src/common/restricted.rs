@@ -122,7 +122,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn one_that_was_made_again_under_its_name_is_another() {
+    fn recreated_reservation_replaces_the_old_uid() {
         let mut policies = AllocatePolicies::default();
         let object = |uid: &str| {
             let object = json!({"metadata": {"name": "r", "uid": uid},
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_that_changes_touches_what_was_found_with_the_other() {
+    fn changed_policy_touches_all_nodes() {
         let mut policies = AllocatePolicies::default();
         let mut apply = |action, policy: &str| {
             let object: Reservation = serde_json::from_value(json!({

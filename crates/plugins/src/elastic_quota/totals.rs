@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_is_that_of_the_nodes_that_are_there() {
+    fn total_is_the_sum_of_existing_nodes() {
         let full = amounts(&[(CPU, i64::MAX), (MEMORY, 7)]);
         let small = amounts(&[(CPU, 3), (PODS, 0)]);
         let mut totals = Totals::default();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_tree_is_taken_off_the_nodes_sum_unless_it_stands_apart() {
+    fn tree_total_is_subtracted_unless_independent() {
         let root = |tree: &str, cpu, independent| {
             Some(TreeRoot {
                 tree: tree.to_owned(),

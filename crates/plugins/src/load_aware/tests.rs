@@ -235,7 +235,7 @@ fn production_pods_are_held_against_production_usage() {
 
 /// System usage counts as production usage only if configured; upstream's row has 2 of both.
 #[test]
-fn the_systems_usage_is_production_usage_where_that_is_asked_for() {
+fn system_usage_counts_as_prod_if_configured() {
     let answer_with = |args: Value, cpu: &str| {
         let system =
             json!({"nodeMetric": {"systemUsage": {"resources": {"cpu": "2", "memory": "4Gi"}}}});
@@ -403,7 +403,7 @@ fn bad_arguments_are_named() {
 }
 
 #[test]
-fn a_report_wakes_those_whom_its_node_takes_now_and_did_not_before() {
+fn report_queues_pods_that_its_node_now_admits() {
     let mut engine = engine_beside(&["NodeUnschedulable"], json!({}));
     let mut cordoned = Arc::unwrap_or_clone(node("cordoned", json!({})));
     cordoned.spec.get_or_insert_default().unschedulable = Some(true);

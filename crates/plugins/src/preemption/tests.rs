@@ -409,7 +409,7 @@ fn victims_are_chosen_as_kube_scheduler_does() {
 }
 
 #[test]
-fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
+fn nominated_pod_waits_for_victims_then_binds() {
     let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=4 prio=1"], &[]);
     engine.pod_applied(pod("x cpu=3 prio=10"), at(1));
     assert_eq!(run(&mut engine, 1), ["evict n1: a", "nominated n1"]);
@@ -436,7 +436,7 @@ fn the_nominated_pod_waits_for_its_victims_and_then_goes_there() {
 }
 
 #[test]
-fn a_plugin_that_finds_nobody_does_not_take_back_what_another_promised() {
+fn plugin_without_victims_keeps_other_nomination() {
     let mut engine = engine_with(&["ElasticQuota"], json!({}), &[]);
     for name in ["n1", "n2"] {
         engine.node_applied(node(&format!("{name} cpu=4")), at(0));
@@ -458,7 +458,7 @@ fn a_plugin_that_finds_nobody_does_not_take_back_what_another_promised() {
 }
 
 #[test]
-fn room_is_kept_from_equals_and_not_from_betters() {
+fn nomination_blocks_equal_but_not_higher_priority() {
     let nominated = "x cpu=3 prio=10 nominated=n1 never";
     let table = [
         ("lower", "y cpu=2 prio=1 never", false),
@@ -489,7 +489,7 @@ fn room_is_kept_from_equals_and_not_from_betters() {
 }
 
 #[test]
-fn a_higher_preemptor_takes_the_promise_of_a_lower_one() {
+fn higher_priority_preemptor_takes_over_nomination() {
     let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=4 prio=1"], &[]);
     engine.pod_applied(pod("x cpu=4 prio=10"), at(1));
     assert_eq!(run(&mut engine, 1), ["evict n1: a", "nominated n1"]);
@@ -527,7 +527,7 @@ fn nominations_survive_a_restart_and_end_with_the_pod() {
 }
 
 #[test]
-fn a_failed_eviction_lets_the_pod_look_again() {
+fn failed_eviction_retries_preemption() {
     let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=4 prio=1"], &[]);
     engine.pod_applied(pod("x cpu=4 prio=10"), at(1));
     assert_eq!(run(&mut engine, 1), ["evict n1: a", "nominated n1"]);
@@ -536,7 +536,7 @@ fn a_failed_eviction_lets_the_pod_look_again() {
 }
 
 #[test]
-fn hopeless_attempts_give_up_the_nomination() {
+fn hopeless_attempt_clears_nomination() {
     let mut engine = setup(
         &["n1 cpu=4", "n2 cpu=4"],
         &["a on=n1 cpu=4 prio=30", "b on=n2 cpu=4 prio=30"],
@@ -552,7 +552,7 @@ fn hopeless_attempts_give_up_the_nomination() {
 }
 
 #[test]
-fn a_promise_that_ends_is_news_to_those_who_kept_away() {
+fn ended_nomination_queues_waiting_pods() {
     // The nomination ends because the pod is deleted, or because the API withdraws it.
     for withdrawn in [false, true] {
         let mut engine = setup(&["n1 cpu=4"], &["a on=n1 cpu=2 prio=99"], &[]);
@@ -573,7 +573,7 @@ fn a_promise_that_ends_is_news_to_those_who_kept_away() {
 }
 
 #[test]
-fn a_pod_that_fails_before_anybody_looks_for_room_loses_its_nomination() {
+fn pod_rejected_before_post_filter_loses_nomination() {
     let fits = "x cpu=4 prio=10 nominated=n1";
     let mut engine = setup(&["n1 cpu=4"], &[fits], &[]);
     assert_eq!(run(&mut engine, 1), ["bind x n1"]);

@@ -94,7 +94,7 @@ fn hard_constraints_bound_the_skew() {
 }
 
 #[test]
-fn pods_that_came_before_anybody_asked_for_their_like_count() {
+fn pods_placed_before_the_counter_are_counted() {
     let mut cluster = cluster();
     cluster.node("n1", "x", &json!({}));
     cluster.node("n2", "y", &json!({}));

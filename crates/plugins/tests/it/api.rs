@@ -246,7 +246,7 @@ async fn a_pod_is_bound_with_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
+async fn pending_pod_has_reason_and_binds_to_new_node() {
     let cluster = Cluster::start().await;
     let taint = json!([{"key": "dedicated", "value": "db", "effect": "NoSchedule"}]);
     cluster.node("full", allocatable("4"), json!([])).await;
@@ -279,7 +279,7 @@ async fn a_pod_says_why_it_waits_and_goes_when_a_node_appears() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_scheduler_counts_what_is_bound_before_it_decides() {
+async fn restarted_scheduler_counts_bound_pods_first() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("2"), json!([])).await;
     let first = cluster.schedule(|_| {});
@@ -393,7 +393,7 @@ async fn many_pods_are_bound_and_never_more_than_fit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_are_placed_without_custom_resources_and_these_count_once_they_appear() {
+async fn custom_resources_may_appear_later() {
     let cluster = Cluster::bare().await;
     let unknown: Api<NodeMetric> = Api::all(cluster.client.clone());
     assert!(unknown.list(&ListParams::default()).await.is_err());

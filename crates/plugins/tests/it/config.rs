@@ -237,7 +237,7 @@ fn upstreams_charts_load() {
 
 /// Rows of docs/compat.md that upstream accepts.
 #[test]
-fn settings_that_cannot_be_meant_are_refused_by_name() {
+fn invalid_settings_are_rejected_by_name() {
     let good = file("x", json!({}), Vec::new());
     let two = format!("{good}\n---\n{good}\n");
     let error = Configuration::parse(&two)

@@ -520,7 +520,7 @@ async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
 }
 
 #[test]
-fn a_written_configuration_says_the_same() {
+fn written_configuration_parses_to_the_same() {
     let map: ConfigMap = only("config.yaml", "ConfigMap");
     let text = &map.data.unwrap()["koord-scheduler-config"];
     for (name, config) in [

@@ -379,7 +379,7 @@ proptest! {
 
     /// Many pods with only spread or affinity constraints, on nodes of which some have no zone.
     #[test]
-    fn candidates_of_zones_decide_as_all_nodes_do(
+    fn zone_candidates_decide_like_all_nodes(
         zones in prop::collection::vec(0..4_u8, 4..9),
         shapes in prop::collection::vec(prop_oneof![12..18_u8, 23..29_u8], 10..60),
         leaving in prop::collection::vec(any::<u8>(), 0..20),
@@ -410,7 +410,7 @@ proptest! {
 }
 
 #[test]
-fn hosts_that_are_named_are_judged_alone() {
+fn named_hosts_are_filtered_alone() {
     let mut engines = [engine(true, false), engine(false, false)];
     let now = Timestamp::from_second(1_700_000_000).unwrap();
     let mut placed: [Vec<(Pod, String)>; 2] = Default::default();

@@ -93,7 +93,7 @@ async fn an_extender_over_https_filters_scores_and_binds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_knows_the_nodes_is_told_names_and_its_reasons_are_shown() {
+async fn node_cache_capable_extender_gets_node_names() {
     let cluster = Cluster::start().await;
     three_nodes(&cluster).await;
     let filter = |_: &str, args: &Value| {
@@ -128,7 +128,7 @@ async fn an_extender_that_knows_the_nodes_is_told_names_and_its_reasons_are_show
 /// While an extender does not answer, pods that it is not configured for are scheduled. Pods that need it
 /// wait no longer than its timeout, and their condition names it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
+async fn hanging_extender_delays_only_its_own_pods() {
     let cluster = Cluster::start().await;
     let mut with = allocatable("4");
     with["example.com/gpu"] = json!("8");
@@ -176,7 +176,7 @@ async fn an_extender_that_hangs_holds_up_only_its_own_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
+async fn invalid_extender_answer_is_reported() {
     let cluster = Cluster::start().await;
     cluster.node("a", allocatable("8"), json!([])).await;
     let answer: Arc<Mutex<(u16, Vec<u8>)>> = Arc::default();
@@ -251,7 +251,7 @@ async fn an_extender_that_lies_is_named_and_the_next_pod_goes_its_way() {
 
 /// An ignorable extender that is down blocks no pod; its scores are missing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_that_died_counts_only_where_it_must() {
+async fn dead_extender_is_ignored_if_ignorable() {
     let cluster = Cluster::start().await;
     three_nodes(&cluster).await;
     let down = Extender::start(|_, _| Value::Null).await;
@@ -302,7 +302,7 @@ async fn an_extender_that_died_counts_only_where_it_must() {
 /// The decision after the answer uses the current state: a node that was filled in the meantime is not used
 /// again, and the extender is called for nodes that it has not seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
+async fn node_filled_during_extender_call_is_not_reused() {
     let cluster = Cluster::start().await;
     let mut with = allocatable("2");
     with["example.com/gpu"] = json!("8");
@@ -354,7 +354,7 @@ async fn a_node_that_is_taken_while_an_extender_thinks_is_not_given_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_binder_that_only_says_so_is_found_out() {
+async fn extender_binding_that_did_not_happen_is_detected() {
     let cluster = Cluster::start().await;
     cluster.node("a", allocatable("4"), json!([])).await;
     let extender = Extender::start(|_, _| json!({})).await;
@@ -439,7 +439,7 @@ async fn important(cluster: &Cluster, name: &str, priority: i32, cpu: &str, node
 
 /// Extenders receive the victims in either form, and the victims that they return are evicted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn victims_are_those_that_extenders_agree_with() {
+async fn extenders_limit_the_victims() {
     let cluster = Cluster::start().await;
     for name in ["a", "b"] {
         cluster.node(name, allocatable("2"), json!([])).await;
@@ -560,7 +560,7 @@ async fn victims_are_those_that_extenders_agree_with() {
 
 /// Like kube-scheduler, calls an extender for a pod only after earlier pods were placed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_extender_is_asked_about_one_pod_at_a_time_the_important_first() {
+async fn extender_is_called_for_one_pod_at_a_time() {
     let cluster = Cluster::start().await;
     cluster.node("a", allocatable("8"), json!([])).await;
     let (called, go_on) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));

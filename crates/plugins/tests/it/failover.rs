@@ -66,7 +66,7 @@ async fn run_with(at: i64, counted: Which, arrives: bool, stands_by: bool) -> i6
 }
 
 #[tokio::test(start_paused = true)]
-async fn whenever_the_leader_dies_the_next_one_carries_on() {
+async fn failover_works_at_any_write() {
     let write_count = run(i64::MAX, any_write, true).await;
     assert!(
         write_count > 40,
@@ -80,7 +80,7 @@ async fn whenever_the_leader_dies_the_next_one_carries_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gang_is_made_whole_whichever_of_its_members_was_bound_last() {
+async fn gang_is_completed_after_failover() {
     // Two gangs of four; whether the last binding arrives is random.
     for at in 1..=8_i64 {
         let arrives = draw(at.unsigned_abs()) & 1 == 0;
@@ -90,7 +90,7 @@ async fn a_gang_is_made_whole_whichever_of_its_members_was_bound_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_gang_that_began_is_made_whole_before_its_rival_begins() {
+async fn started_gang_is_completed_before_its_rival() {
     for at in 1..=3 {
         for arrives in [true, false] {
             run(at, rival_binding, arrives).await;
@@ -99,7 +99,7 @@ async fn a_gang_that_began_is_made_whole_before_its_rival_begins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn reservations_hold_what_they_hold_wherever_they_were_left() {
+async fn reservations_survive_failover_at_any_write() {
     let write_count = run(i64::MAX, reservation_write, true).await;
     for at in (1..=write_count.min(10)).chain([write_count]) {
         run(at, reservation_write, draw(at.unsigned_abs()) & 1 == 0).await;

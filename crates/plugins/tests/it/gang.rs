@@ -71,7 +71,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gang_waits_for_room_and_its_pod_group_tells_the_story() {
+async fn waiting_gang_updates_its_pod_group_status() {
     let cluster = Cluster::start().await;
     cluster.node("small", allocatable("2"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
@@ -233,7 +233,7 @@ async fn a_gang_is_gathered_in_the_network_topology() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gang_evicts_on_several_nodes_or_nobody() {
+async fn gang_preempts_on_several_nodes_or_not_at_all() {
     let cluster = Cluster::start().await;
     for name in ["n1", "n2", "n3"] {
         cluster.node(name, allocatable("2"), json!([])).await;

@@ -172,7 +172,7 @@ fn waits(pod: &Pod) -> Option<String> {
 
 /// Two nodes take two pods of five CPUs each, and three by the sum of their CPUs.
 #[tokio::test(start_paused = true)]
-async fn without_a_word_of_the_topology_a_deployment_runs_away() {
+async fn deployment_without_topology_loops_on_rejection() {
     let stage = Stage::set(Chain::Default, "container", 2).await;
     stage.deploy(5, "5").await;
     // Pods are created one after the other, without end.
@@ -202,7 +202,7 @@ async fn all_that_fits_runs_and_nothing_is_refused(chain: Chain, scope: &str, wh
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_the_communitys_chain_no_pod_is_refused() {
+async fn community_chain_avoids_kubelet_rejection() {
     let why = "4 cannot align container";
     all_that_fits_runs_and_nothing_is_refused(Chain::Community, "container", why).await;
     let why = "4 cannot align pod";
@@ -210,7 +210,7 @@ async fn with_the_communitys_chain_no_pod_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn with_koordinators_chain_no_pod_is_refused() {
+async fn koordinator_chain_avoids_kubelet_rejection() {
     let why = "4 Unaligned NUMA Hint cause cpu";
     all_that_fits_runs_and_nothing_is_refused(Chain::Koordinator, "pod", why).await;
 }

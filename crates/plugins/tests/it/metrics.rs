@@ -289,7 +289,7 @@ async fn busy() -> (Cluster, Scheduler) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_upstream_metric_is_there_and_a_reset_empties_those_with_labels() {
+async fn upstream_metrics_exist_and_reset_clears_labelled() {
     let (_cluster, scheduler) = busy().await;
     let text = shows(&scheduler, |text| {
         SHOWN.iter().filter_map(|row| missing(text, row)).collect()

@@ -345,7 +345,7 @@ fn furnish(scene: &mut Scene) {
 }
 
 #[test]
-fn amounts_that_no_machine_has_break_nobodys_arithmetic() {
+fn absurd_amounts_do_not_overflow() {
     let all = writers();
     let one_by_one = all.iter().map(|writer| vec![*writer]);
     let cases: Vec<Vec<_>> = one_by_one.chain([all.clone()]).collect();

@@ -97,7 +97,7 @@ async fn bound_cpus_are_written_down_and_survive_a_restart() {
 
 /// Holds for a standby, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zones_are_known_where_only_the_older_version_is_served() {
+async fn topologies_work_with_v1alpha1_only() {
     let cluster = Cluster::start_with_topologies_in("v1alpha1").await;
     cluster.numa_node("n").await;
     let electing = |options: &mut koord_scheduler::Options| options.leader_elect = true;

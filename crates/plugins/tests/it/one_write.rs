@@ -181,7 +181,7 @@ async fn annotations_come_with_the_binding_or_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_binding_that_is_lost_gives_back_what_it_held_and_leaves_no_annotation() {
+async fn lost_binding_releases_cpus_and_annotations() {
     let run = Run::start(true, 1).await;
     // It needs all CPUs: the second attempt fits only if the first released them.
     run.create("a", "4", json!({})).await;
@@ -243,7 +243,7 @@ const KEPT: &str = "test.koordinator.sh/kept";
 /// Upstream's `DefaultPreBind` and `DynamicSchedulerCheck`: a pod that is being deleted, and one of the same
 /// name for another scheduler. Nothing that was reserved for the first may stay reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name() {
+async fn pod_deleted_or_recreated_late_is_not_bound() {
     let rows = [
         ("going, before its annotations", true, false, "4"),
         (
@@ -317,7 +317,7 @@ async fn a_pod_that_goes_at_the_last_moment_is_not_bound_nor_another_of_its_name
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_that_goes_at_the_last_moment_is_not_placed_nor_another_of_its_name() {
+async fn reservation_deleted_or_recreated_late_is_not_placed() {
     for recreate in [false, true] {
         let run = Run::start(false, 0).await;
         let reservation = |scheduler: &str, finalizers: &[&str]| -> Reservation {

@@ -502,7 +502,7 @@ fn run(seed: u64, cached: bool, shows: bool) -> Reached {
 
 /// Runs the engine with and without caches.
 #[test]
-fn pods_go_where_the_rules_say() {
+fn engine_matches_the_rules() {
     let mut total = [0; STATES];
     for seed in 0..48 {
         let reached = run(seed, seed % 3 != 0, seed % 3 == 2);

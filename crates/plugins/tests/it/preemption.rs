@@ -217,7 +217,7 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_victim_says_who_disrupts_it_before_it_goes() {
+async fn victim_gets_disruption_condition_before_deletion() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});

@@ -138,7 +138,7 @@ async fn quotas_lend_refuse_show_and_survive_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_annotations_are_told_in_events_of_their_objects() {
+async fn invalid_annotations_are_reported_as_events() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let annotated = |meta: Value, key: &str| {
@@ -195,7 +195,7 @@ fn configured(args: &Value) -> Configuration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allow() {
+async fn quota_overuse_is_evicted_within_budgets() {
     let cluster = Cluster::start_virtual().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     cluster.quota("a", "", "10", "4").await;
@@ -280,7 +280,7 @@ async fn what_a_quota_uses_beyond_its_share_is_taken_back_as_far_as_budgets_allo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tree_has_what_its_root_quota_says_also_after_a_restart() {
+async fn tree_total_of_root_quota_survives_restart() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     // Like koord-manager writes it for a profile.

@@ -108,7 +108,7 @@ async fn a_reservation_is_placed_used_and_over() {
 
 /// Its CRD schema accepts any text for `ttl`, and any object for `template`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_that_cannot_be_read_stops_nobody() {
+async fn undecodable_reservation_blocks_no_other() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let kind = ApiResource::erase::<Reservation>(&());
@@ -144,7 +144,7 @@ async fn a_reservation_that_cannot_be_read_stops_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_scheduler_goes_on_where_the_first_stopped() {
+async fn second_scheduler_continues_after_the_first() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});
@@ -183,7 +183,7 @@ async fn another_scheduler_goes_on_where_the_first_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_pod_is_told_that_it_is_an_owner_now() {
+async fn running_pod_becomes_reservation_owner() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});

@@ -393,7 +393,7 @@ fn compare(
 }
 
 #[test]
-fn pods_are_spread_as_counting_anew_says() {
+fn spread_matches_plain_counting() {
     let mut reached = Reached::default();
     for seed in 0..60 {
         let mut dice = Dice(seed, 0);

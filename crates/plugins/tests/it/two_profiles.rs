@@ -347,7 +347,7 @@ fn a_volume_is_given_to_one_claim() {
 
 /// Stateless plugins are built once per set of arguments, stateful ones once.
 #[test]
-fn who_keeps_books_is_there_once() {
+fn stateful_plugins_are_built_once() {
     let (_, profiles) = profiles([true, false]);
     for plugin in [
         "NodeNUMAResource",

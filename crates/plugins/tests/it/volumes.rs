@@ -214,7 +214,7 @@ const NO_ROOM: &str = "node(s) did not have enough free storage";
 const GONE: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
 
 #[test]
-fn where_claims_allow_a_pod_to_go() {
+fn claims_restrict_nodes() {
     let big = json!({"spec": {"resources": {"requests": {"storage": "5Gi"}}}});
     let capacity = |zone: &str, size: &str| {
         json!({"metadata": {"name": format!("c{zone}"), "namespace": "x"},
@@ -463,7 +463,7 @@ fn errors(engine: &mut Engine) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn a_pod_that_leaves_while_it_waits_is_not_bound_and_holds_nothing() {
+fn pod_deleted_while_binding_volumes_holds_nothing() {
     let leaving: [fn(&mut Pod); 2] = [
         |pod| {
             pod.metadata.deletion_timestamp =

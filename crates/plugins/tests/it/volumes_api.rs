@@ -92,7 +92,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_is_made_where_the_pod_goes_and_the_pod_waits_for_it() {
+async fn volume_is_provisioned_on_the_pods_node() {
     let cluster = Cluster::start().await;
     cluster.host("n").await;
     cluster.class("late", "csi.example").await;

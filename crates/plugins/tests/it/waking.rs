@@ -69,7 +69,7 @@ impl WakingWorld {
 }
 
 #[test]
-fn room_on_a_node_that_is_too_small_wakes_nobody() {
+fn release_on_too_small_node_activates_no_pod() {
     let mut world = WakingWorld::new();
     let deleted = bound("on-small", "small");
     world.engine.pod_deleted(&deleted, world.now);
@@ -83,7 +83,7 @@ fn room_on_a_node_that_is_too_small_wakes_nobody() {
 
 /// Resources that no node lists and the filter ignores do not prevent activation.
 #[test]
-fn resources_that_are_left_to_others_keep_nobody_asleep() {
+fn ignored_resources_do_not_block_activation() {
     let requests = json!({"cpu": "3", "example.com/mem": "1"});
     for ignored in [
         json!({"ignoredResources": ["example.com/mem"]}),
@@ -108,7 +108,7 @@ fn resources_that_are_left_to_others_keep_nobody_asleep() {
 
 /// A pod that appears on another node releases what it was assumed to use.
 #[test]
-fn room_that_was_only_assumed_wakes_whom_it_helps() {
+fn release_of_assumed_resources_activates_pods() {
     let mut world = WakingWorld::new();
     world
         .engine

@@ -13,7 +13,7 @@ fn pod(name: &str, namespace: &str, volumes: Value) -> Value {
 }
 
 #[test]
-fn news_of_a_claim_is_for_those_who_name_it() {
+fn claim_event_hints_only_pods_that_use_it() {
     let claim = |name: &str| json!({"name": name, "persistentVolumeClaim": {"claimName": name}});
     let ephemeral =
         |name: &str| json!({"name": name, "ephemeral": {"volumeClaimTemplate": {"spec": {}}}});

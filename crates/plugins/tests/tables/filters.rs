@@ -70,7 +70,7 @@ fn fits(args: Value, room: &str, there: &str, asks: &str) -> String {
 const ROOM: &str = "10/20 pods=32 a=5 e=20 h=5";
 
 #[test]
-fn what_pods_ask_for_must_be_there() {
+fn fit_requires_requested_resources() {
     let (cpu, memory, a, b) = (
         "Insufficient cpu",
         "Insufficient memory",

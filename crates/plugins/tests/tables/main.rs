@@ -259,7 +259,7 @@ fn complete(mut pod: Value) -> Value {
 }
 
 #[test]
-fn who_counts_is_prepared_for_the_very_pod() {
+fn counters_are_prepared_for_this_pod_only() {
     let spread = json!({"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone",
         "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}]});
     let with_affinity = json!({"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
@@ -285,7 +285,7 @@ fn who_counts_is_prepared_for_the_very_pod() {
 }
 
 #[test]
-fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
+fn quota_runtime_is_divided_before_filter() {
     let mut alone = Alone::new("ElasticQuota", json!({}));
     let pod = complete(json!({"metadata": {"name": "p", "uid": "p"}, "spec": {}}));
     let pod = Arc::new(serde_json::from_value(pod).unwrap());
@@ -311,7 +311,7 @@ fn the_share_of_a_quota_is_divided_before_anybody_is_judged() {
 }
 
 #[test]
-fn what_is_not_scored_is_zero() {
+fn unscored_nodes_have_score_zero() {
     let _ = State::default();
     let mut alone = Alone::new("NodeAffinity", json!({}));
     alone.node("a", json!({}), json!({}));

@@ -125,7 +125,7 @@ fn spreading() {
 }
 
 #[test]
-fn what_counts_as_a_domain() {
+fn spread_domains_follow_inclusion_rules() {
     let selector = json!({"nodeSelector": {"foo": ""}});
     let expression = json!({"key": "foo", "operator": "In", "values": [""]});
     let required = json!({"nodeSelectorTerms": [{"matchExpressions": [expression]}]});

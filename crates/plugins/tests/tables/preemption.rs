@@ -466,7 +466,7 @@ fn only_so_many_candidates_are_looked_for() {
 }
 
 #[test]
-fn what_is_said_and_who_is_nominated() {
+fn preemption_messages_and_nominations() {
     type Row<'a> = (
         &'a str,
         &'a str,
@@ -557,7 +557,7 @@ fn one_attempt_from_its_filters_to_the_evictions() {
 /// A pod waits for victims on its nominated node. It does not wait for pods that terminate for other reasons,
 /// nor on a node that it cannot use.
 #[test]
-fn who_may_look_for_victims_again() {
+fn preemption_eligibility() {
     let other = "p2@node2 low xl";
     let rows = [
         (

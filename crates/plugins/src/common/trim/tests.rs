@@ -93,7 +93,7 @@ where
 }
 
 #[test]
-fn claims_keep_what_rules_read() {
+fn claims_are_trimmed_to_read_fields() {
     let owner = |controller: bool| {
         json!({"metadata": {"ownerReferences": [
             {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "p", "controller": controller}]}})
@@ -129,7 +129,7 @@ fn claims_keep_what_rules_read() {
 }
 
 #[test]
-fn volumes_keep_what_rules_read() {
+fn volumes_are_trimmed_to_read_fields() {
     let in_tree = |source: &str, field: &str, id: &str| json!({"spec": {source: {field: id}}});
     let mut read = vec![
         json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
@@ -170,7 +170,7 @@ fn volumes_keep_what_rules_read() {
 }
 
 #[test]
-fn storage_kinds_keep_what_rules_read() {
+fn storage_kinds_are_trimmed_to_read_fields() {
     check::<k8s_openapi::api::storage::v1::VolumeAttachment, TrimmedAttachment>(
         "volumeattachments.v1.storage.k8s.io",
         &json!({"spec": {"attacher": "d", "nodeName": "a", "source": {"persistentVolumeName": "v"}}}),
@@ -234,7 +234,7 @@ fn storage_kinds_keep_what_rules_read() {
 }
 
 #[test]
-fn namespaces_and_budgets_keep_what_rules_read() {
+fn namespaces_and_budgets_are_trimmed_to_read_fields() {
     check::<Namespace, Namespace>(
         "namespaces.v1.",
         &json!({}),
@@ -262,7 +262,7 @@ fn namespaces_and_budgets_keep_what_rules_read() {
 }
 
 #[test]
-fn quotas_and_groups_keep_what_rules_read() {
+fn quotas_and_groups_are_trimmed_to_read_fields() {
     check::<ElasticQuota, ElasticQuota>(
         "elasticquotas.v1alpha1.scheduling.sigs.k8s.io",
         &json!({"spec": {}}),
@@ -292,7 +292,7 @@ fn quotas_and_groups_keep_what_rules_read() {
 }
 
 #[test]
-fn reservations_keep_what_rules_read() {
+fn reservations_are_trimmed_to_read_fields() {
     let container = |change: &Value| {
         let base = json!({"name": "c"});
         json!({"spec": {"template": {"spec": {"containers": [merged(&base, change)]}}}})
@@ -351,7 +351,7 @@ fn reservations_keep_what_rules_read() {
 }
 
 #[test]
-fn devices_keep_what_rules_read() {
+fn devices_are_trimmed_to_read_fields() {
     let device = |change: &Value| {
         let base = json!({"type": "gpu", "minor": 0, "health": true, "id": "g",
             "resources": {"koordinator.sh/gpu-core": "100"}});
@@ -386,7 +386,7 @@ fn devices_keep_what_rules_read() {
 }
 
 #[test]
-fn topologies_keep_what_rules_read() {
+fn topologies_are_trimmed_to_read_fields() {
     let resources = |capacity: &str, allocatable: &str, available: &str| {
         json!({"resources": [{"name": "cpu", "capacity": capacity, "allocatable": allocatable,
             "available": available}]})

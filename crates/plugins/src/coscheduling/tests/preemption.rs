@@ -80,7 +80,7 @@ impl GangWorld {
 }
 
 #[test]
-fn a_gang_takes_the_place_of_others_on_several_nodes() {
+fn gang_preempts_on_several_nodes() {
     let mut world = GangWorld::full(4, 2, 1);
     world.apply(plain("more", "n4", 0, 1));
     for pod in members(3, 3, 2, &json!({})) {
@@ -136,7 +136,7 @@ fn a_gang_takes_the_place_of_others_on_several_nodes() {
 }
 
 #[test]
-fn nobody_goes_for_a_gang_that_would_not_fit() {
+fn gang_that_would_not_fit_evicts_no_pod() {
     let mut world = GangWorld::full(3, 2, 1);
     for pod in members(4, 4, 2, &json!({})) {
         world.apply(pod);
@@ -166,7 +166,7 @@ fn nobody_goes_for_a_gang_that_would_not_fit() {
 
 /// Rows of upstream's `Test_preemptionEvaluatorImpl_preempt`. Nodes have 32 cores, pods 16.
 #[test]
-fn whether_and_for_whom_a_gang_evicts() {
+fn gang_preemption_matches_upstream_rows() {
     struct Row {
         name: &'static str,
         /// Node and priority of each pod on the nodes.
@@ -261,7 +261,7 @@ fn whether_and_for_whom_a_gang_evicts() {
 }
 
 #[test]
-fn members_of_a_lenient_gang_are_told_that_it_was_decided() {
+fn non_strict_members_report_the_earlier_attempt() {
     let mut world = GangWorld::full(3, 2, 1);
     for pod in members(3, 3, 2, &json!({"mode": "NonStrict"})) {
         world.apply(pod);
@@ -284,7 +284,7 @@ fn members_of_a_lenient_gang_are_told_that_it_was_decided() {
 }
 
 #[test]
-fn who_is_spared() {
+fn protected_pods_are_not_evicted_for_gangs() {
     type Change = fn(Pod) -> Pod;
     let rows: [(&str, Change, Change, bool); 5] = [
         ("any pod", |pod| pod, |pod| pod, true),
@@ -352,7 +352,7 @@ fn who_is_spared() {
 }
 
 #[test]
-fn a_pod_of_no_gang_finds_victims_by_the_same_rules() {
+fn pod_without_gang_preempts_by_the_same_rules() {
     for (label, victims) in [("true", 1), ("false", 0)] {
         let context = BuildContext::default();
         let mut world = world_with(&[], json!({"enablePreemption": true}), &context);

@@ -59,7 +59,7 @@ fn nothing_comes_between_the_members_of_a_gang() {
 }
 
 #[test]
-fn the_gate_keeps_members_that_are_not_tried_without_a_condition() {
+fn gate_off_leaves_untried_members_without_condition() {
     let gates = BTreeMap::from([(EXPLAIN_GATE.to_owned(), false)]);
     let mut world = gated_world(json!({}), gates);
     world.node("n", 1);
@@ -112,7 +112,7 @@ fn a_status_write_is_repeated_until_it_is_seen() {
 }
 
 #[test]
-fn an_incomplete_gang_stays_out_of_the_queue_and_says_what_is_missing() {
+fn incomplete_gang_stays_out_of_queue_with_reason() {
     let mut world = world(json!({}));
     world.node("n", 10);
     let pods = gang(3, 3, STRICT());
@@ -195,8 +195,9 @@ fn an_incomplete_gang_stays_out_of_the_queue_and_says_what_is_missing() {
     }
 }
 
+/// One member does not fit, so all are rolled back; the gang is scheduled when a node is added.
 #[test]
-fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_room() {
+fn gang_rolls_back_then_schedules() {
     let mut world = world(json!({}));
     world.node("n", 2);
     for pod in gang(4, 3, STRICT()) {
@@ -236,7 +237,7 @@ fn one_member_without_a_place_rolls_all_back_and_the_gang_goes_when_there_is_roo
 }
 
 #[test]
-fn a_member_refused_before_any_node_was_looked_at_counts_for_all_nodes() {
+fn pre_filter_rejection_counts_for_all_nodes() {
     let mut world = world(json!({}));
     for name in ["n", "m", "o"] {
         world.node(name, 3);
@@ -263,7 +264,7 @@ fn a_member_refused_before_any_node_was_looked_at_counts_for_all_nodes() {
 }
 
 #[test]
-fn a_lenient_gang_keeps_what_it_has_until_its_time_is_over() {
+fn non_strict_gang_keeps_nodes_until_timeout() {
     let mut world = world(json!({}));
     world.node("n", 2);
     let lenient = json!({"mode": "NonStrict", "waiting-time": "60s"});
@@ -380,7 +381,7 @@ fn gangs_of_a_group_start_together() {
 }
 
 #[test]
-fn the_match_policy_says_who_counts_for_a_late_member() {
+fn match_policy_selects_members_that_count() {
     for (policy, goes) in [
         ("only-waiting", false),
         ("waiting-and-running", true),
@@ -450,7 +451,7 @@ fn members_beyond_the_minimum_follow() {
 
 /// Row "no patches when all others are attempted" of upstream's `TestPatchGangPendingPodsCondition`.
 #[test]
-fn when_the_last_member_fails_all_have_been_tried_and_nobody_else_is_told() {
+fn last_failing_member_explains_no_other() {
     let mut world = world(json!({}));
     world.node("n", 2);
     for pod in gang(3, 3, STRICT()) {
@@ -463,7 +464,7 @@ fn when_the_last_member_fails_all_have_been_tried_and_nobody_else_is_told() {
 
 /// Row "resourceSatisfied but matchPolicy is only-waiting, reject the gang" of upstream's `TestPostFilter`.
 #[test]
-fn a_gang_that_has_begun_fails_together_only_where_waiting_members_alone_count() {
+fn started_gang_is_rejected_only_with_only_waiting() {
     for (policy, bound) in [("only-waiting", 2), ("once-satisfied", 3)] {
         let mut world = world(json!({}));
         world.node("n", 3);
@@ -508,7 +509,7 @@ fn a_gang_whose_binding_fails_keeps_those_that_are_bound() {
 }
 
 #[test]
-fn after_a_restart_bound_members_count_and_assumed_ones_do_not() {
+fn restart_counts_bound_members_only() {
     for (policy, goes) in [
         ("once-satisfied", true),
         ("waiting-and-running", true),
@@ -563,7 +564,7 @@ fn a_member_that_cannot_be_tried_does_not_count() {
 
 /// The member is deleted while it is being bound; a finalizer keeps its object.
 #[test]
-fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
+fn member_deleted_while_binding_does_not_count() {
     for goes in 0..3 {
         let case = format!("a{goes} goes");
         let mut world = world(json!({}));
@@ -595,7 +596,7 @@ fn a_member_that_goes_while_it_is_bound_stands_for_nobody() {
 }
 
 #[test]
-fn a_waiting_member_that_is_deleted_takes_the_others_with_it() {
+fn deleted_waiting_member_rolls_back_the_others() {
     let mut world = world(json!({}));
     world.node("n", 2);
     let lenient = json!({"mode": "NonStrict"});
@@ -615,7 +616,7 @@ fn a_waiting_member_that_is_deleted_takes_the_others_with_it() {
 }
 
 #[test]
-fn the_representative_is_replaced_when_it_goes() {
+fn deleted_representative_is_replaced() {
     let mut world = world(json!({}));
     let pods = gang(4, 3, STRICT());
     for pod in &pods {
@@ -692,7 +693,7 @@ fn malformed_values_are_reported_and_replaced() {
 }
 
 #[test]
-fn a_gang_that_asks_for_a_topology_says_that_there_is_none() {
+fn gang_reports_missing_network_topology() {
     let mut world = world(json!({}));
     world.node("n", 10);
     let more = json!({"network-topology-spec": r#"{"gatherStrategy":[]}"#});

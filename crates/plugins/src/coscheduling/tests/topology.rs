@@ -73,7 +73,7 @@ impl GangWorld {
 
 /// Rows "schedule failure, preempt success" and "…, preempt failure" of upstream's `TestNetworkTopology`.
 #[test]
-fn a_gang_makes_room_in_one_place() {
+fn gang_preempts_within_one_topology_domain() {
     let none = "no candidate topology nodes can accommodate job, desiredOfferSlot: 4, topology topologyNode \
                 SpineLayer/s1: 3;topology topologyNode SpineLayer/s2: 3, 0/8 nodes are available: 8 \
                 Insufficient cpu.";
@@ -182,7 +182,7 @@ fn a_gang_goes_to_one_place_member_by_member() {
 }
 
 #[test]
-fn a_gang_without_a_place_waits_whole_and_says_what_places_offer() {
+fn gang_that_does_not_fit_reports_free_slots() {
     let mut world = eight(|node| usize::from(node != "node-1" && node != "node-4"));
     for pod in four(MUST) {
         world.apply(pod);
@@ -248,7 +248,7 @@ fn pods_that_are_there_count_and_places_move_with_labels() {
 
 /// Row "same-job nominated pod is excluded" of upstream's `RunFilterPluginsWithNominatedPods`.
 #[test]
-fn what_a_member_was_promised_is_room_for_its_mates() {
+fn nominated_node_is_free_for_own_gang() {
     // Only the first spine has four cores.
     let mut world = eight(|node| usize::from(node != "node-4"));
     let mut pods = four(MUST);
@@ -352,7 +352,7 @@ fn torn(spec: &str, policy: &str) -> GangWorld {
 }
 
 #[test]
-fn who_takes_the_place_of_a_member_goes_where_the_others_are() {
+fn replacement_member_joins_its_gang_domain() {
     let alone = "0/8 nodes are available: 4 Insufficient cpu, 4 node(s) didn't satisfy plugin(s) \
                  [Coscheduling].";
     let planned = "desiredOfferSlot: 1, topology topologyNode SpineLayer/s1: 0;topology topologyNode \
@@ -396,7 +396,7 @@ fn a_late_member_goes_as_near_as_it_can() {
 }
 
 #[test]
-fn who_goes_or_changes_its_selector_draws_nobody() {
+fn removed_or_relabelled_pod_attracts_no_pod() {
     let mut world = eight(|_| 1);
     let mates = ["node-7", "node-6", "node-4"].map(|node| {
         let mate = on_node(pod(&format!("on-{node}"), json!({})), node);
@@ -438,7 +438,7 @@ fn pods_join_those_with_the_same_selector() {
 }
 
 #[test]
-fn without_tree_or_argument_the_gang_waits_and_says_why() {
+fn gang_waits_without_tree_or_argument() {
     let mut world = empty(true);
     world.hang("n", "s", "b", 9);
     for pod in four(MUST) {
@@ -547,7 +547,7 @@ fn layers_in_a_circle_are_reported_and_harm_no_other_pod() {
 }
 
 #[test]
-fn who_asks_for_no_topology_is_held_to_no_place() {
+fn gang_without_topology_spec_is_not_restricted() {
     // Three on each spine.
     let mut world = eight(|node| usize::from(node != "node-1" && node != "node-3"));
     let names = ["p1", "p2", "p3", "p4"];

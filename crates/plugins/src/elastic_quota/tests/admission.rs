@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_quota_borrows_what_its_sibling_does_not_ask_for_and_gives_it_back() {
+fn quota_borrows_from_sibling_and_returns() {
     let mut engine = engine(&json!({}), 100, 1000);
     apply(&mut engine, &quota("a", "", (100, 1000), (50, 500)), 0);
     apply(&mut engine, &quota("b", "", (100, 1000), (50, 500)), 0);
@@ -106,7 +106,7 @@ fn a_quota_with_children_has_pods_of_its_own() {
 }
 
 #[test]
-fn without_shares_a_small_share_is_in_nobodys_way() {
+fn small_runtime_is_ignored_when_disabled() {
     // Upstream's row: a pod of 1 core and 3 GiB, and a runtime of 1 core and 2 GiB, because the nodes have no
     // more.
     for (shares, expected) in [(true, ""), (false, "n")] {
@@ -137,7 +137,7 @@ fn a_resource_that_the_maximum_does_not_name_is_free() {
 }
 
 #[test]
-fn what_does_not_lend_stays_out_of_reach() {
+fn non_lending_quota_keeps_its_min() {
     for (lent, expected) in [("true", "n"), ("false", "")] {
         let mut engine = engine(&json!({}), 100, 100);
         apply(&mut engine, &quota("a", "", (100, 100), (60, 60)), 0);
@@ -154,7 +154,7 @@ fn what_does_not_lend_stays_out_of_reach() {
 }
 
 #[test]
-fn nested_quotas_are_limited_by_their_parent_and_checked_on_request() {
+fn nested_quotas_are_limited_by_their_parent() {
     let build = |check: bool| {
         let args = json!({"enableCheckParentQuota": check, "enableRuntimeQuota": false});
         let mut engine = engine(&args, 100, 100);
@@ -251,7 +251,7 @@ fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
 }
 
 #[test]
-fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
+fn pod_quota_from_label_namespace_or_default() {
     let mut engine = engine(&json!({}), 100, 100);
     let pods_of = |engine: &mut Engine, name: &str| -> Vec<String> {
         let all = engine.inspector().inspect(
@@ -317,7 +317,7 @@ fn pods_belong_by_label_by_namespace_by_annotation_or_to_the_default() {
 }
 
 #[test]
-fn the_default_quota_is_not_limited_by_shares_and_can_be_switched_off() {
+fn default_quota_has_no_runtime_limit_and_can_be_off() {
     let tight = json!({"defaultQuotaGroupMax": {"cpu": "1"}});
     assert_eq!(
         place(&mut engine(&tight, 100, 100), &pod("p", "", 5, 5), 0),
@@ -340,7 +340,7 @@ fn the_default_quota_is_not_limited_by_shares_and_can_be_switched_off() {
 }
 
 #[test]
-fn what_the_default_quota_uses_is_not_shared_out() {
+fn default_quota_use_is_not_divided() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (100, 100), (0, 0)), 0);
     add(&mut engine, &bound(pod("x", "", 30, 30)), 0);
@@ -351,7 +351,7 @@ fn what_the_default_quota_uses_is_not_shared_out() {
 }
 
 #[test]
-fn refused_pods_come_in_as_many_as_there_is_room_for() {
+fn rejected_pods_are_activated_as_far_as_they_fit() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (10, 100), (0, 0)), 0);
     for at in 0..5 {
@@ -388,7 +388,7 @@ fn refused_pods_come_in_as_many_as_there_is_room_for() {
 }
 
 #[test]
-fn a_failed_binding_gives_the_quota_back() {
+fn failed_binding_releases_the_quota() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (10, 100), (0, 0)), 0);
     assert_eq!(place(&mut engine, &pod("p", "a", 10, 1), 0), "n");
@@ -407,7 +407,7 @@ fn a_failed_binding_gives_the_quota_back() {
 }
 
 #[test]
-fn gates_say_what_counts() {
+fn gates_select_what_is_charged() {
     let used = |gates: &[&str], pod: &Value| {
         let mut engine = engine_with(&json!({}), gates);
         engine.node_applied(node("n", 100, 100), at(0));
@@ -466,7 +466,7 @@ fn arguments_are_checked() {
 }
 
 #[test]
-fn pods_of_all_quotas_share_what_is_known_of_nodes() {
+fn pods_of_all_quotas_share_node_results() {
     let plugin = build(None, &BuildContext::default()).unwrap();
     let mut signature = Signature::default();
     let pod: Pod = serde_json::from_value(pod("p", "a", 1, 1)).unwrap();

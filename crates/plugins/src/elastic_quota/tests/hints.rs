@@ -206,7 +206,7 @@ fn after_pods() -> Vec<Row> {
 }
 
 #[test]
-fn a_refused_pod_is_tried_when_it_is_let_in_and_not_before() {
+fn rejected_pod_is_retried_only_when_admitted() {
     for row in after_quotas().into_iter().chain(after_pods()) {
         let mut engine = engine_with(&row.args, row.gates);
         engine.node_applied(node("n", 100, 1000), at(0));

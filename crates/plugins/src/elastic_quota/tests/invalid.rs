@@ -109,7 +109,7 @@ fn quota_with_invalid_values_is_reported_once() {
 }
 
 #[test]
-fn quota_without_a_usable_parent_is_reported_and_gets_its_minimum() {
+fn quota_without_usable_parent_gets_its_min() {
     let mut engine = engine(&json!({}), 100, 100);
     for (name, parent) in [
         ("self", "self"),

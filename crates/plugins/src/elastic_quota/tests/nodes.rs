@@ -8,7 +8,7 @@ type Step = (&'static str, Option<(i64, i64)>);
 type Row<'a> = (&'static str, &'a [Step], &'a [Step], (i64, i64));
 
 #[test]
-fn what_is_divided_is_what_the_nodes_have() {
+fn quota_total_is_the_nodes_total() {
     let three: &[Step] = &[
         ("n1", Some((100, 1000))),
         ("n2", Some((100, 1000))),

@@ -120,7 +120,7 @@ fn a_full_quota_makes_room_from_its_own_pods_of_lower_priority() {
 }
 
 #[test]
-fn the_pod_comes_in_when_its_victims_are_gone() {
+fn pod_is_admitted_after_its_victims_are_deleted() {
     let mut engine = cluster(&json!({}));
     let victim = bound(with(pod("x", "a", 10, 1), 1));
     add(&mut engine, &victim, 0);
@@ -174,7 +174,7 @@ fn pods_with_a_disruption_budget_are_spared_where_others_can_go() {
 
 /// Upstream's rows for a pod with a nominated node on which it does not fit yet.
 #[test]
-fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
+fn nominated_pod_waits_for_terminating_pods() {
     struct Row {
         name: &'static str,
         /// Nominated node with its cores.
@@ -283,7 +283,7 @@ fn who_was_promised_a_node_waits_for_those_who_leave_it_for_him() {
 
 /// Upstream's rows of victims on one node: its pods, and those evicted for a pod of 2 cores and priority 10.
 #[test]
-fn only_those_go_without_whom_the_pod_does_not_come_in() {
+fn only_necessary_victims_are_evicted() {
     let rows: [(&str, i64, bool, i64, &[&str]); 4] = [
         ("all have a higher priority", 20, false, 1, &[]),
         ("the quota has room, the node too", 5, false, 100, &[]),
@@ -303,7 +303,7 @@ fn only_those_go_without_whom_the_pod_does_not_come_in() {
 /// Upstream's rows of budgets: pods whose eviction would violate one. `v` to `z` use one core each of a full
 /// quota, with rising priority; the pod needs `cores`.
 #[test]
-fn who_is_covered_by_a_budget_that_is_used_up_goes_last() {
+fn pods_with_exhausted_budget_are_evicted_last() {
     let app = || json!({"matchLabels": {"app": "precious"}});
     struct Row {
         name: &'static str,

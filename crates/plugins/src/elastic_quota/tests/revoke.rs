@@ -47,7 +47,7 @@ fn reclaim(engine: &mut Engine, seconds: i64) {
 }
 
 #[test]
-fn what_is_asked_back_is_taken_back_after_a_while() {
+fn overuse_is_evicted_after_the_delay() {
     let mut engine = cluster(&on());
     assert_eq!(evicted(&mut engine, 1), [""; 0]);
     reclaim(&mut engine, 200);
@@ -75,7 +75,7 @@ fn what_is_asked_back_is_taken_back_after_a_while() {
 }
 
 #[test]
-fn a_quota_that_uses_its_share_in_between_begins_anew() {
+fn use_below_runtime_restarts_the_delay() {
     let mut engine = cluster(&on());
     let asks = pod("b0", "b", 60, 1);
     add(&mut engine, &asks, 0);
@@ -89,7 +89,7 @@ fn a_quota_that_uses_its_share_in_between_begins_anew() {
 }
 
 #[test]
-fn arguments_say_whether_when_and_how_often() {
+fn arguments_set_delay_and_interval() {
     let over = |args: &Value, seconds: i64| {
         let mut engine = cluster(args);
         reclaim(&mut engine, 0);
@@ -117,7 +117,7 @@ fn arguments_say_whether_when_and_how_often() {
 }
 
 #[test]
-fn who_goes_is_of_this_quota_and_may_be_preempted() {
+fn victims_belong_to_the_quota_and_are_preemptible() {
     let mut engine = engine(&on(), 200, 1000);
     for name in ["a", "b", SYSTEM_QUOTA] {
         apply(&mut engine, &quota(name, "", (20, 1000), (0, 0)), 0);
@@ -143,7 +143,7 @@ fn who_goes_is_of_this_quota_and_may_be_preempted() {
 }
 
 #[test]
-fn controllers_that_run_elsewhere_evict_elsewhere() {
+fn disabled_controller_evicts_no_pod() {
     for (controllers, count) in [("*", 4), ("*,-ElasticQuota", 0)] {
         let context = BuildContext {
             controllers: koord_app::flags::selection(controllers).unwrap(),
@@ -157,7 +157,7 @@ fn controllers_that_run_elsewhere_evict_elsewhere() {
 }
 
 #[test]
-fn a_quota_without_its_parent_gives_nothing_back() {
+fn quota_without_parent_evicts_no_pod() {
     let mut engine = engine_with(&on(), &[]);
     engine.node_applied(node("n", 100, 1000), at(0));
     apply(&mut engine, &quota("top", "", (100, 1000), (0, 0)), 0);

@@ -67,7 +67,7 @@ fn objects_show_requests_use_and_share_once_a_second() {
 }
 
 #[test]
-fn what_is_not_used_any_more_is_taken_back_from_the_status() {
+fn unused_resources_are_removed_from_status() {
     let mut engine = engine(&json!({}), 100, 100);
     let mut a = quota("a", "", (40, 40), (0, 0));
     a["status"] = json!({"used": {"cpu": "1", "example.com/gpu": "3"}});
@@ -140,7 +140,7 @@ fn the_built_in_quotas_are_created_where_they_are_missing() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_and_the_last_good_value_stays() {
+fn invalid_annotation_is_reported_last_value_stays() {
     let mut engine = engine(&json!({}), 100, 100);
     let mut a = quota("a", "", (40, 40), (0, 0));
     let notes = &mut a["metadata"]["annotations"];
@@ -182,7 +182,7 @@ fn what_cannot_be_read_is_named_and_the_last_good_value_stays() {
 }
 
 #[test]
-fn the_oldest_object_speaks_for_a_name() {
+fn oldest_object_of_a_name_is_in_force() {
     let mut engine = engine(&json!({}), 100, 100);
     let dated = |namespace: &str, cpu: i64, second: i64| {
         let mut object = quota("a", "", (cpu, 1), (0, 0));
@@ -254,7 +254,7 @@ fn the_service_lists_quotas_and_their_pods() {
 }
 
 #[test]
-fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
+fn explain_shows_quota_use_and_refusal() {
     let mut engine = engine(&json!({}), 100, 100);
     apply(&mut engine, &quota("a", "", (8, 40), (4, 10)), 0);
     assert_eq!(place(&mut engine, &pod("x", "a", 7, 4), 0), "n");
@@ -293,7 +293,7 @@ fn a_pod_is_told_its_quota_what_is_used_of_it_and_what_it_lacks() {
 
 /// Upstream's rows of the controller: quotas named like their namespaces, pods, and the requests of these.
 #[test]
-fn what_pods_ask_for_is_shown_by_the_quota_of_their_namespace() {
+fn requests_appear_in_namespace_quota_status() {
     let own = |name: &str| {
         let mut own = quota(name, "", (5, 15), (3, 5));
         own["metadata"]["namespace"] = json!(name);

@@ -44,7 +44,7 @@ fn used(engine: &mut Engine, name: &str) -> Value {
 }
 
 #[test]
-fn a_root_quota_says_what_its_tree_has_and_the_rest_is_the_others() {
+fn root_quota_total_is_subtracted_from_others() {
     let mut engine = cluster(&[GATE]);
     probe(&mut engine, "main", "", "");
     assert_eq!(runtime(&mut engine, "main"), list(300, 3000));
@@ -158,7 +158,7 @@ fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
 }
 
 #[test]
-fn a_pod_is_let_in_as_far_as_its_tree_has_room() {
+fn pod_is_admitted_within_its_tree_total() {
     let mut engine = cluster(&[GATE]);
     // Unlike in practice, its guarantee is less than the tree's total: otherwise the total would have no
     // effect.
@@ -225,7 +225,7 @@ fn a_pod_changes_trees_with_its_label_and_a_quota_with_its() {
 }
 
 #[test]
-fn labels_mean_nothing_without_the_gate() {
+fn tree_labels_are_ignored_without_the_gate() {
     let mut engine = cluster(&[]);
     let mut bent = root("a", "tree-a", (200, 2000));
     bent["metadata"]["annotations"][annotations::QUOTA_TOTAL_RESOURCE] = json!("{nope");
@@ -242,7 +242,7 @@ fn labels_mean_nothing_without_the_gate() {
 }
 
 #[test]
-fn a_total_that_cannot_be_read_is_named_and_the_last_one_stays() {
+fn invalid_total_is_reported_last_value_stays() {
     let mut engine = cluster(&[GATE]);
     probe(&mut engine, "main", "", "");
     apply(&mut engine, &root("a", "tree-a", (200, 2000)), 0);

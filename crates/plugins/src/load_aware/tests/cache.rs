@@ -72,7 +72,7 @@ fn fits(pods: &[Arc<Pod>], node_name: &str, prod: bool, milli: i64) -> bool {
 }
 
 #[test]
-fn what_is_new_on_a_node_counts_once_as_it_is_now() {
+fn assigned_pod_counts_once_with_latest_values() {
     let bare = || assigned("test", "a", "Running", json!({}));
     let one_core = || requesting(json!({"cpu": "1", "memory": "4Gi"}));
     // A pod without requests is estimated at 250 milli-cores. Columns: the updates in turn, then the

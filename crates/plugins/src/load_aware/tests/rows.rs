@@ -259,7 +259,7 @@ fn usage_is_held_against_thresholds() {
 }
 
 #[test]
-fn old_reports_refuse_unless_told_otherwise() {
+fn expired_report_rejects_unless_configured() {
     const OLD: &str = "node(s) nodeMetric expired";
     let when = |enabled: bool| json!({"enableScheduleWhenNodeMetricsExpired": enabled});
     for (name, args, updated, expected) in [

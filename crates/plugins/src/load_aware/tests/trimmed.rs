@@ -59,7 +59,7 @@ fn a_report_is_read_by_name() {
 }
 
 #[test]
-fn informers_keep_what_is_read_and_the_plugin_takes_either() {
+fn plugin_accepts_whole_and_trimmed_reports() {
     let mut engine = engine(json!({}));
     let change = metric("n", "60", json!({}));
     let trimmed = engine.plugins().kept(change.clone());

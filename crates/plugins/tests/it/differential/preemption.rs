@@ -550,7 +550,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn victims_are_the_same_with_memory_and_without(
+    fn victims_are_the_same_with_and_without_caches(
         steps in prop::collection::vec(step(), 40..160),
         few in any::<bool>(),
     ) {

@@ -441,7 +441,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn koordinators_profiles_place_the_same_with_memory_and_without(
+    fn koordinator_profiles_place_equally_with_caches(
         steps in prop::collection::vec(step(), 40..140),
         ratio in any::<bool>(),
     ) {

@@ -68,7 +68,7 @@ async fn run(at: i64, counted: Which, arrives: bool) -> i64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_is_made_once_whoever_makes_it() {
+async fn preemption_happens_once_across_failover() {
     let write_count = run(i64::MAX, any_write, true).await;
     assert!(write_count >= 12, "{write_count} writes");
     for at in 1..=write_count {
@@ -126,7 +126,7 @@ async fn promised() -> (FailoverWorld, Pods, Contender, String) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_promise_outlives_the_leader_that_made_it() {
+async fn nomination_survives_failover() {
     let (world, mut pods, second, node) = promised().await;
     // It would fit on the node with the nomination, but must not use it.
     world.put::<Pod>(classed("middle-0", "low", "4")).await;
@@ -151,7 +151,7 @@ async fn a_promise_outlives_the_leader_that_made_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_promise_is_given_up_when_it_cannot_be_kept() {
+async fn impossible_nomination_is_cleared_after_failover() {
     let (world, _pods, second, _) = promised().await;
     // No machine remains on which preemption is possible.
     let nodes: Api<Node> = Api::all(world.client());

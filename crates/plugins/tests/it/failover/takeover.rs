@@ -43,7 +43,7 @@ async fn a_leader_without_its_lease_writes_nothing_any_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_that_leaves_ends_its_writes_and_makes_way_at_once() {
+async fn stopped_leader_finishes_writes_and_releases_lease() {
     let case = "handed over";
     let world = FailoverWorld::start().await;
     let fuse = Fuse::slow(vec![(any_write, Duration::from_secs(1))]);
@@ -74,7 +74,7 @@ async fn a_leader_that_leaves_ends_its_writes_and_makes_way_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_decided_before_everything_is_seen() {
+async fn no_decision_before_all_informers_sync() {
     let delay = Duration::from_secs(20);
     let rows: [(&str, Which); 7] = [
         ("nodes", |method, path| {
@@ -115,7 +115,7 @@ async fn nothing_is_decided_before_everything_is_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
+async fn new_leader_restarts_gang_wait_timeout() {
     let case = "a gang that cannot be whole";
     let wait = Duration::from_secs(40);
     let world = FailoverWorld::bare(1).await;
@@ -167,7 +167,7 @@ async fn members_that_wait_for_their_gang_wait_anew_and_not_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standby_whose_watch_stalls_books_on_nothing_older_than_its_lease() {
+async fn standby_with_stalled_watch_relists_before_deciding() {
     // Failures of the lists by which the standby checks the age of its view.
     let rows: [(&str, &[Lost]); 3] = [
         ("answered", &[]),

@@ -454,7 +454,7 @@ fn run(seed: u64, cached: bool) -> Reached {
 
 /// Runs the engine with and without caches.
 #[test]
-fn cpus_and_devices_go_where_the_rules_say() {
+fn cpu_and_device_allocations_match_the_rules() {
     let mut total = Reached::default();
     for seed in 0..40 {
         let reached = run(seed, seed % 3 != 0);

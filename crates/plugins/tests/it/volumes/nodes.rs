@@ -120,7 +120,7 @@ fn disks_and_claims_for_one_pod_are_not_shared() {
 }
 
 #[test]
-fn a_node_takes_as_many_volumes_as_its_driver_says() {
+fn node_volume_limit_of_driver_is_respected() {
     let csi = |name: &str, handle: &str| {
         volume(
             name,

@@ -62,7 +62,7 @@ fn scores(engine: &mut Engine, asks: &[(&str, &str, u32)]) -> Vec<String> {
 }
 
 #[test]
-fn the_node_whose_storage_fills_best_wins() {
+fn storage_utilization_score_selects_node() {
     let fuller =
         || json!({"shape": [{"utilization": 0, "score": 0}, {"utilization": 100, "score": 10}]});
     let (ssd, hdd) = (

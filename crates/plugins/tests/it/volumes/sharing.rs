@@ -11,7 +11,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_is_told_what_it_would_be_told_alone(
+    fn shared_results_equal_individual_results(
         steps in prop::collection::vec(step(), 1..90),
     ) {
         let (engines, [shared, alone]) = run(&steps);
@@ -82,7 +82,7 @@ proptest! {
 
 /// Checks one by one the rules that distinguish a claim from other claims of its kind.
 #[test]
-fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
+fn distinguishing_claim_properties_are_not_shared() {
     let claim = |name: u8, mode: u8| Step::Bound {
         name,
         mode,
@@ -140,7 +140,7 @@ fn what_tells_a_claim_from_others_of_its_kind_is_not_shared() {
 
 /// Changes on nodes between equivalent pods, and the expected outputs.
 #[test]
-fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
+fn node_changes_reach_equivalent_pods() {
     let bound = |name| Step::Bound {
         name,
         mode: 0,
@@ -240,7 +240,7 @@ fn what_changes_on_a_node_is_seen_by_all_pods_of_a_kind() {
 /// A nominated pod counts on its node with the volumes that it has now, whatever it had when equivalent pods
 /// were last checked.
 #[test]
-fn what_becomes_of_the_volumes_of_a_nominated_pod_is_seen_by_all_pods_of_a_kind() {
+fn nominated_pod_volume_changes_reach_equivalent_pods() {
     // Zone z1 has one node, n1.
     let bound = |name, driver| Step::Bound {
         name,

@@ -56,7 +56,7 @@ fn budgets_are_kept_over_several_nodes() {
 }
 
 #[test]
-fn a_budget_is_broken_once_however_many_come() {
+fn budget_is_violated_once_for_several_members() {
     let mut world = evicting();
     world.node("n1", 6);
     world.node("n2", 2);
@@ -95,7 +95,7 @@ fn quota_below(parent: &str, name: &str, cpu: usize) -> ObjectChange {
 }
 
 #[test]
-fn a_gang_makes_room_in_its_quota_too() {
+fn gang_preempts_within_its_quota() {
     struct Row {
         name: &'static str,
         /// Number of members, of two cores each, and the minimum.
@@ -204,7 +204,7 @@ fn a_gang_makes_room_in_its_quota_too() {
 
 /// Members belong to two quotas with a common parent: what one of them uses is not available to the other.
 #[test]
-fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
+fn gang_of_several_quotas_preempts_in_the_parent() {
     struct Row {
         name: &'static str,
         /// Cores of the parent quota, of its two children, and of the node.
@@ -278,7 +278,7 @@ fn a_gang_of_several_quotas_makes_room_in_the_one_above_them() {
 }
 
 #[test]
-fn a_gang_awaits_those_of_its_quota_on_other_nodes() {
+fn gang_waits_for_terminating_pods_of_its_quota() {
     let mut world = evicting();
     world.engine.object_changed(&quota("q", 4), at(0));
     world.engine.object_changed(&budget("q2", 1), at(0));

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_is_left_of_a_gang_keeps_nobody_out() {
+fn rest_of_a_gang_blocks_no_other_pod() {
     let mut world = GangWorld::full(2, 2, 1);
     let pods = members(2, 2, 2, &json!({}));
     for pod in &pods {
@@ -24,7 +24,7 @@ fn what_is_left_of_a_gang_keeps_nobody_out() {
 
 /// The engine receives its own writes late: a nomination of a member, then its removal.
 #[test]
-fn what_was_taken_back_does_not_come_back_with_an_old_status() {
+fn stale_status_does_not_restore_nomination() {
     let mut world = GangWorld::full(2, 2, 1);
     world.echo = false;
     let pods = members(2, 2, 2, &json!({}));
@@ -52,7 +52,7 @@ fn what_was_taken_back_does_not_come_back_with_an_old_status() {
 
 /// The previous leader nominated nodes for members.
 #[test]
-fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
+fn old_nominations_kept_only_for_gangs_that_can_start() {
     let promised = |pod: &Pod, node: &str| {
         let mut pod = pod.clone();
         pod.status.get_or_insert_default().nominated_node_name = Some(node.to_owned());
@@ -104,7 +104,7 @@ fn promises_of_before_are_kept_for_gangs_that_can_start_and_for_no_others() {
 }
 
 #[test]
-fn what_a_gang_was_promised_in_vain_others_may_take() {
+fn unused_gang_nomination_is_released() {
     let mut world = evicting();
     for (node, cores) in [("n1", 2), ("n2", 4)] {
         world.node(node, cores);
@@ -142,7 +142,7 @@ fn what_a_gang_was_promised_in_vain_others_may_take() {
 }
 
 #[test]
-fn members_do_not_outrank_each_other() {
+fn members_do_not_preempt_each_other() {
     let mut world = GangWorld::full(1, 6, 1);
     // A less important pod that was nominated there loses its nomination.
     let mut low = sized(pod("low", json!({})), 1, 2);
@@ -171,7 +171,7 @@ fn members_do_not_outrank_each_other() {
 }
 
 #[test]
-fn nobody_goes_where_mates_elsewhere_may_be_in_the_way() {
+fn no_eviction_if_other_members_block_the_pod() {
     let affinity = |key: &str| {
         let term = json!({"topologyKey": key, "labelSelector": {"matchLabels": {"app": "a"}}});
         let terms = json!({"requiredDuringSchedulingIgnoredDuringExecution": [term]});

@@ -47,7 +47,7 @@ fn free(cluster: &Cluster, up_to: Option<usize>) -> Vec<usize> {
 }
 
 #[test]
-fn plans_are_those_that_a_plain_search_allows() {
+fn plans_match_exhaustive_search() {
     // Cases reached: no victims; all fit without victims; some victims; on several nodes; not all of them;
     // more requested than fit.
     let mut reached = [0; 6];
