@@ -72,13 +72,13 @@ impl Said {
     /// ignored.
     pub(crate) fn new(meta: &ObjectMeta) -> (Self, Vec<Problem>) {
         let mut reader = Reader::new("NodeResourceTopology", meta);
-        let said = Self {
+        let parsed = Self {
             topology: topology(&mut reader),
             reserved: reserved(&mut reader),
             kubelet: reader.read(annotations::KUBELET_CPU_MANAGER_POLICY),
             ratios: ratios(&mut reader).unwrap_or_default(),
         };
-        (said, reader.problems)
+        (parsed, reader.problems)
     }
 }
 
