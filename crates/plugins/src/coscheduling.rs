@@ -102,6 +102,7 @@ fn apply_moves(moves: Moves, fx: &mut Effects) {
     fx.rollback.extend(moves.rollback.into_iter().map(tell));
 }
 
+/// Returns the phase of `pod`; an unknown phase counts as pending.
 fn phase(pod: &PodInfo) -> Phase {
     match pod.status().and_then(|status| status.phase.as_deref()) {
         Some("Running") => Phase::Running,
@@ -111,6 +112,7 @@ fn phase(pod: &PodInfo) -> Phase {
     }
 }
 
+/// Returns the owner references of `pod` as sorted, comma-separated `namespace/name`.
 fn owner_names(pod: &PodInfo) -> String {
     let owners = pod.object.owners.iter();
     let mut names: Vec<String> = owners
@@ -133,6 +135,7 @@ impl Coscheduling {
 }
 
 impl Coscheduling {
+    /// Applies a change of the ClusterNetworkTopology `default`.
     fn on_topology(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         let (Some(topology), Some(object)) = (
             &mut self.topology,

@@ -240,6 +240,7 @@ impl ElasticQuotas {
             .any(|profile| profile.rules.runtime)
     }
 
+    /// Returns the quota that `pod` is charged to, or would be.
     fn quota_of(&self, pod: &PodInfo) -> Option<Arc<str>> {
         match self.ledger.get(&pod.uid) {
             Some(charge) => charge.quota.clone(),

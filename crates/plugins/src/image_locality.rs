@@ -19,6 +19,7 @@ const MIN_SIZE: i64 = 23 * MIB;
 /// Weighted image size per container at which the score reaches its maximum, in bytes.
 const MAX_SIZE: i64 = 1000 * MIB;
 
+/// Size of an image in bytes, and the nodes that have it.
 #[derive(Debug, Default)]
 struct Image {
     size: i64,
@@ -49,6 +50,7 @@ impl Image {
             .is_some_and(|word| word & (1 << (row % 64)) != 0)
     }
 
+    /// Returns the size times the share of nodes that have the image.
     #[allow(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -89,6 +91,7 @@ fn requested_images(pod: &PodInfo) -> (Vec<String>, i64) {
     (names, count)
 }
 
+/// Returns the image name with a tag, `latest` by default.
 fn full_name(name: &str) -> String {
     let tagged = name.rfind(':') > name.rfind('/') && name.contains(':');
     if tagged {
@@ -98,6 +101,7 @@ fn full_name(name: &str) -> String {
     }
 }
 
+/// Returns the score (0 to 100) for a weighted size of all images of this many containers.
 fn score_of(sum: i64, containers: i64) -> i64 {
     let max = MAX_SIZE.saturating_mul(containers.max(1));
     100 * (sum.clamp(MIN_SIZE, max) - MIN_SIZE) / (max - MIN_SIZE)

@@ -31,6 +31,7 @@ const NO_AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
 const EXISTING: &str = "node(s) didn't satisfy existing pods anti-affinity rules";
 
+/// InterPodAffinityArgs.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
@@ -208,6 +209,7 @@ impl InterPodAffinity {
         out
     }
 
+    /// Returns true if placing the pod on `node` violates the anti-affinity of a placed pod.
     fn violates_existing(
         &self,
         filter_counters: &FilterCounters,

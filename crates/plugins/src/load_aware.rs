@@ -104,6 +104,7 @@ impl LoadAware {
         })
     }
 
+    /// Returns the properties of `pod` that filter and score read.
     fn pod_load(&self, pod: &PodInfo, view: View<'_>) -> PodLoad {
         let custom = self.args.allow_customize_estimation;
         PodLoad {
@@ -120,6 +121,7 @@ impl LoadAware {
         (&mut self.loads[node.row()], (&self.args, &self.dimensions))
     }
 
+    /// Returns the expiry time of a report; `None` if it has no update time.
     fn expires(&self, report: &TrimmedNodeMetric) -> Option<Timestamp> {
         let life = SignedDuration::from_secs(self.args.node_metric_expiration_seconds);
         report
@@ -127,6 +129,7 @@ impl LoadAware {
             .map(|updated| updated.saturating_add(life).unwrap_or(Timestamp::MAX))
     }
 
+    /// Returns true if a report is expired, or has no update time.
     fn is_expired(&self, report: &TrimmedNodeMetric, now: Timestamp) -> bool {
         self.expires(report).is_none_or(|at| at <= now)
     }
@@ -229,6 +232,7 @@ impl LoadAware {
         }
     }
 
+    /// Returns the allocatable of a node before amplification, in the order of `dimensions`.
     fn allocatable(&self, info: &NodeInfo, view: View<'_>, fx: &mut Effects) -> ResourceRow {
         let amount = |name: &String| {
             view.resources
@@ -348,6 +352,7 @@ impl LoadAware {
     }
 }
 
+/// Builds a problem of an invalid node annotation.
 fn invalid_annotation(
     info: &NodeInfo,
     key: &str,
@@ -363,6 +368,7 @@ fn invalid_annotation(
     }
 }
 
+/// Parses the thresholds in the node's annotation; an invalid one is reported and ignored.
 fn node_thresholds(info: &NodeInfo, fx: &mut Effects) -> Option<NodeThresholds> {
     let key = annotations::NODE_USAGE_THRESHOLDS;
     let text = info.annotation(key)?;
@@ -654,6 +660,7 @@ impl Tick for LoadAware {
     }
 }
 
+/// Returns a rejection if `exceeded` names a resource over its threshold.
 fn reject_exceeded(exceeded: Option<&str>, kind: &str) -> Verdict {
     match exceeded {
         None => Ok(()),

@@ -22,6 +22,7 @@ const NO_MATCH: &str = "node(s) didn't match Pod's node affinity/selector";
 const CONFLICT: &str = "pod affinity terms conflict";
 const NO_ADDED_MATCH: &str = "node(s) didn't match scheduler-enforced node affinity";
 
+/// NodeAffinityArgs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
@@ -49,6 +50,7 @@ pub(crate) fn build(
 }
 
 impl NodeAffinity {
+    /// Returns the required terms that the profile adds.
     fn added_terms(&self) -> Option<&[NodeSelectorTerm]> {
         let added = self.added.as_ref()?;
         let required = added

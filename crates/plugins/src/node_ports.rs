@@ -38,6 +38,7 @@ struct HostPort {
 }
 
 impl HostPort {
+    /// Returns the host port of a container port, if it has one.
     fn from_container_port(port: &ContainerPort) -> Option<Self> {
         let number = port.host_port.filter(|number| *number > 0)?;
         let or = |text: &Option<String>, fallback: &str| match text.as_deref() {
@@ -51,6 +52,7 @@ impl HostPort {
         })
     }
 
+    /// Returns true if both ports cannot be used on one node.
     fn collides(&self, other: &Self) -> bool {
         self.port == other.port
             && self.protocol == other.protocol
@@ -69,11 +71,13 @@ fn ports(pod: &PodInfo) -> impl Iterator<Item = HostPort> {
         .filter_map(HostPort::from_container_port)
 }
 
+/// Returns true if one of `host_ports` collides with a port of `pod`.
 fn collide(host_ports: &[HostPort], pod: &PodInfo) -> bool {
     ports(pod).any(|port| host_ports.iter().any(|own| own.collides(&port)))
 }
 
 impl NodePorts {
+    /// Updates the number of pods with host ports on `node`.
     fn update_users(&mut self, pod: &PodInfo, node: NodeIndex, added: bool) {
         if ports(pod).next().is_none() {
             return;

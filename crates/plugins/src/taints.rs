@@ -35,6 +35,7 @@ fn tolerations_of(pod: &PodInfo) -> &[Toleration] {
         .unwrap_or_default()
 }
 
+/// Returns the first NoSchedule or NoExecute taint that is not tolerated.
 fn find_untolerated<'a>(
     tolerations: &[Toleration],
     taints: &'a [Taint],
@@ -46,6 +47,7 @@ fn find_untolerated<'a>(
         .find(|taint| !tolerates_comparing(tolerations, taint, compares))
 }
 
+/// Returns the taints of `node`.
 fn taints_of<'a>(cycle: &Cycle<'a>, node: NodeIndex) -> &'a [Taint] {
     let nodes = cycle.view.nodes;
     // Most nodes have no taints; the bit avoids loading their info.

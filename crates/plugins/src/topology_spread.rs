@@ -90,6 +90,7 @@ pub(crate) fn build(
     }))
 }
 
+/// Returns the spread constraints in the pod's spec.
 fn spread_constraints(pod: &PodInfo) -> &[TopologySpreadConstraint] {
     pod.spec()
         .and_then(|spec| spec.topology_spread_constraints.as_deref())
@@ -107,6 +108,7 @@ fn selector(constraint: &TopologySpreadConstraint, pod: &PodInfo) -> Selector {
     selector
 }
 
+/// Returns no namespace labels: spread constraints do not select namespaces.
 fn no_labels(_: &str) -> Option<crate::common::topology::Labels> {
     None
 }
@@ -176,6 +178,7 @@ impl TopologySpread {
     }
 }
 
+/// Returns the counter of `constraint` for the cycle's pod; creates it if necessary.
 fn find_or_count(
     all_counters: &mut TopologyCounters,
     constraint: &TopologySpreadConstraint,
@@ -646,6 +649,7 @@ impl Volatile for TopologySpread {
 type CountedConstraint<'a> = (&'a SpreadConstraint, &'a Counter);
 
 impl SoftConstraints {
+    /// Returns the constraints with their counters.
     fn counters<'a>(&'a self, all_counters: &'a TopologyCounters) -> Vec<CountedConstraint<'a>> {
         let counted = |constraint: &'a SpreadConstraint| {
             Some((constraint, all_counters.get(constraint.counter)?))
@@ -708,6 +712,7 @@ impl SoftConstraints {
     }
 }
 
+/// Returns the domain of `node`, or [`NO_DOMAIN`].
 fn domain_of(domains: &[u32], node: NodeIndex) -> u32 {
     domains.get(node.row()).copied().unwrap_or(NO_DOMAIN)
 }

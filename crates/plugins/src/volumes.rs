@@ -73,6 +73,7 @@ impl ClaimUse {
         }
     }
 
+    /// Returns the claim of a pod volume; `None` for volumes without one.
     fn from_volume(pod: &PodInfo, volume: &Volume) -> Option<Self> {
         match (&volume.persistent_volume_claim, &volume.ephemeral) {
             (Some(claim), _) => Some(Self::new(pod, claim.claim_name.clone(), false)),
@@ -118,6 +119,7 @@ fn independent_claims(pod: &PodInfo) -> impl Iterator<Item = &ClaimUse> {
     claims(pod).iter().filter(|used| !used.ephemeral)
 }
 
+/// Returns true if `pod` uses a claim.
 fn uses_claims(pod: &PodInfo) -> bool {
     let mut volumes = volumes(pod).iter();
     pod.object.claims_apart().next().is_some()

@@ -13,6 +13,7 @@ use koord_scheduler::state::PodInfo;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Kind of PodDisruptionBudget.
 pub(crate) const BUDGETS: &str = "poddisruptionbudgets.v1.policy";
 
 /// Id of a budget that is never exhausted, because it already counts the pod as disrupted.
@@ -124,6 +125,7 @@ impl Budgets {
         })
     }
 
+    /// Returns the id and the remaining evictions of each budget that covers `pod`; see [`covering`].
     fn covering(&self, pod: &PodInfo) -> Vec<(u64, i64)> {
         let labels = pod.labels();
         let budgets = self.by_namespace.get(&*pod.namespace);

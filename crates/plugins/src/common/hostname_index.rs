@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use koord_scheduler::state::{NodeIndex, NodeInfo, NodeStore};
 use rustc_hash::FxHashMap;
 
+/// Label with the hostname of a node.
 pub(crate) const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// Nodes by their `kubernetes.io/hostname` label.

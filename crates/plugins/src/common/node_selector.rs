@@ -42,6 +42,7 @@ pub(crate) fn sign_terms(terms: &[NodeSelectorTerm], signature: &mut Signature) 
 }
 
 impl RequiredNodeAffinity {
+    /// Copies the node selector and required node affinity of `pod`.
     pub(crate) fn from_pod(pod: &PodInfo) -> Self {
         let Some(spec) = pod.spec() else {
             return Self::default();
@@ -83,6 +84,7 @@ impl RequiredNodeAffinity {
         self.selector.is_empty() && self.required.is_none()
     }
 
+    /// Returns true if `node` matches the selector and one of the terms.
     pub(crate) fn matches(&self, node: &NodeInfo) -> bool {
         self.selector
             .iter()
@@ -94,6 +96,7 @@ impl RequiredNodeAffinity {
     }
 }
 
+/// Returns the node affinity of `pod`.
 pub(crate) fn affinity(pod: &PodInfo) -> Option<&Affinity> {
     pod.spec()?.affinity.as_ref()?.node_affinity.as_ref()
 }

@@ -9,6 +9,7 @@ use koord_scheduler::state::PodInfo;
 use koord_scheduler::{Watch, event_names};
 use rustc_hash::FxHashMap;
 
+/// Kind of Reservation.
 pub(crate) const RESERVATIONS: &str = "reservations.v1alpha1.scheduling.koordinator.sh";
 
 /// Returns the watch of reservations, shared by all plugins that need them.

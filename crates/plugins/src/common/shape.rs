@@ -7,6 +7,7 @@ use serde::Deserialize;
 #[serde(transparent)]
 pub(crate) struct Shape(Vec<Point>);
 
+/// Point of a [`Shape`]: utilization in percent, and score from 0 to 10.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Point {

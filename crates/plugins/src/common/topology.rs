@@ -302,6 +302,7 @@ impl TopologyCounters {
         }
     }
 
+    /// Drops a counter with its index entries.
     fn drop_slot(&mut self, slot: usize) {
         let Some(counter) = self.counters[slot].take() else {
             return;
@@ -481,11 +482,13 @@ impl Counter {
         self.terms.iter().all(|term| term.selector.matches(labels))
     }
 
+    /// Returns the approximate size of the counter in bytes.
     fn bytes(&self) -> usize {
         // 2048 bytes stand for the key, the terms and their index entries.
         2048 + 4 * self.counts.capacity() + 16 * self.by_row.capacity() + 32 * self.levels.len()
     }
 
+    /// Adds `amount` to the count of `domain`.
     fn shift(&mut self, domain: u32, amount: i32) {
         if domain == NO_DOMAIN || amount == 0 {
             return;

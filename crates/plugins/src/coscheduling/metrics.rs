@@ -30,6 +30,7 @@ const GONE: &str = "gang is nil, may be already deleted";
 /// Maximum number of finished attempts that are stored until the metrics are read.
 const MAX_ENDED: usize = 4096;
 
+/// Running attempt.
 #[derive(Debug)]
 struct OpenAttempt {
     number: u64,
@@ -91,6 +92,7 @@ impl Coscheduling {
         self.attempts.track(self.gangs.under_way(), reason, now);
     }
 
+    /// Reports the metrics, and clears the stored attempts.
     pub(super) fn report_metrics(&mut self, out: &mut Readings) {
         #[allow(clippy::cast_precision_loss, reason = "a count of gangs")]
         out.add(&WAITING, &[], self.gangs.waiting_groups() as f64);

@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// Timeout after which a write whose effect was not observed is sent again.
 const WRITE_TIMEOUT: SignedDuration = SignedDuration::from_secs(5);
 
+/// PodGroup fields that its status depends on.
 #[derive(Debug)]
 struct PodGroupState {
     namespace: String,
@@ -37,6 +38,7 @@ pub(super) struct PodGroups {
 }
 
 impl PodGroups {
+    /// Stores an added or changed PodGroup, and marks it dirty.
     pub(super) fn apply(&mut self, id: &Arc<str>, group: &PodGroup) {
         let group_state = PodGroupState {
             namespace: group.metadata.namespace.clone().unwrap_or_default(),

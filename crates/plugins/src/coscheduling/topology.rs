@@ -18,6 +18,7 @@ pub(super) const DEFAULT: &str = "default";
 /// Minimum time between two writes of the status.
 const STATUS_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
 
+/// Layers and reported status of the ClusterNetworkTopology.
 #[derive(Debug)]
 struct TopologyObject {
     uid: String,
@@ -138,6 +139,7 @@ impl Topology {
         layers.map(drop)
     }
 
+    /// Removes the object and its tree; placements stay.
     pub(super) fn remove_object(&mut self) {
         *self = Self {
             related_counts: std::mem::take(&mut self.related_counts),

@@ -62,6 +62,7 @@ impl QuotaDelta {
         delta
     }
 
+    /// Adds a pod to the change, or subtracts it if `removed`.
     pub(super) fn add(&mut self, amounts: &Amounts, non_preemptible: bool, removed: bool) {
         let change = |sum: &mut Amounts| {
             if removed {
@@ -195,6 +196,7 @@ impl Rules {
         Ok(())
     }
 
+    /// Checks that every ancestor of `name` has enough free.
     fn admit_above(
         self,
         name: &str,
@@ -278,6 +280,7 @@ pub(super) fn quantities(amounts: &Amounts, table: &ResourceTable) -> BTreeMap<S
         .collect()
 }
 
+/// Formats amounts as `name:amount`, separated by commas.
 pub(super) fn text(amounts: &Amounts, table: &ResourceTable) -> String {
     if amounts.is_empty() {
         return "<empty>".to_owned();
@@ -289,6 +292,7 @@ pub(super) fn text(amounts: &Amounts, table: &ResourceTable) -> String {
     parts.join(",")
 }
 
+/// Formats resource names as a sorted list in brackets.
 fn dimensions(ids: &[ResourceId], table: &ResourceTable) -> String {
     let mut names: Vec<Arc<str>> = ids.iter().map(|id| table.name(*id)).collect();
     names.sort_unstable();

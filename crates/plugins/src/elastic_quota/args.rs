@@ -189,6 +189,7 @@ pub(super) struct Gates {
 }
 
 impl Gates {
+    /// Reads the feature gates.
     pub(super) fn from_context(context: &BuildContext) -> Self {
         let on = |name: &str| context.gates.get(name) == Some(&true);
         Self {

@@ -41,6 +41,7 @@ impl Reports {
         self.values.update(uid, problems, fx);
     }
 
+    /// Removes the problems of a deleted object.
     pub(super) fn remove(&mut self, object: &ElasticQuota) {
         let uid = object.metadata.uid.as_deref().unwrap_or_default();
         self.values.forget(uid);

@@ -54,6 +54,7 @@ impl Ledger {
         }
     }
 
+    /// Returns the charge of a pod.
     pub(super) fn get(&self, uid: &str) -> Option<&Charge> {
         self.pods.get(uid)
     }
@@ -294,6 +295,7 @@ impl Ledger {
     }
 }
 
+/// Adds a charge to its quota tree, or subtracts it if `back`.
 fn charge_quota(charge: &Charge, back: bool, trees: &mut Forest) {
     let Some(quota) = &charge.quota else { return };
     let (amounts, non_preemptible) = (&charge.amounts, charge.non_preemptible);

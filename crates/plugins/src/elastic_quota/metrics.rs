@@ -68,6 +68,7 @@ impl OperationTimes {
 }
 
 impl ElasticQuotas {
+    /// Reports the metrics of all quotas, and clears the stored samples.
     pub(super) fn report_metrics(&mut self, table: &ResourceTable, out: &mut Readings) {
         out.renew(&STATUS);
         out.renew(&SPEC);

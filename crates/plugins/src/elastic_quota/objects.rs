@@ -61,6 +61,7 @@ pub(super) struct Objects {
     claims: FxHashMap<String, BTreeSet<Key>>,
 }
 
+/// Returns the creation time in seconds; `i64::MAX` if missing.
 fn created(object: &ElasticQuota) -> i64 {
     let time = object.metadata.creation_timestamp.as_ref();
     time.map_or(i64::MAX, |time| time.0.as_second())
@@ -171,6 +172,7 @@ impl Objects {
     }
 }
 
+/// Returns the key of an object.
 pub(super) fn key_of(object: &ElasticQuota) -> Key {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     (
@@ -281,6 +283,7 @@ fn parse_tree(object: &mut Object, last: Option<&Object>, table: &ResourceTable)
     });
 }
 
+/// Builds a problem of an object.
 pub(super) fn problem(object: &ElasticQuota, message: String) -> Problem {
     let (namespace, name) = key_of(object);
     Problem {

@@ -31,6 +31,7 @@ pub(super) struct Revoker {
     last_check: Timestamp,
 }
 
+/// Timing of overuse evictions.
 #[derive(Debug, Clone, Copy)]
 struct RevokeTiming {
     /// Time for which a quota may exceed its runtime.
@@ -40,6 +41,7 @@ struct RevokeTiming {
 }
 
 impl Revoker {
+    /// Creates a revoker; it is off unless the arguments enable it and `controls` is true.
     pub(super) fn from_args(args: &Args, controls: bool) -> Self {
         let enabled = args.monitor_all_quotas && args.enable_runtime_quota && controls;
         let signed = |duration: GoDuration| {

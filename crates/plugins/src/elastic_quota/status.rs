@@ -220,6 +220,7 @@ impl QuotaStatus {
     }
 }
 
+/// Returns the current values of a quota.
 fn quota_status(quota: &Quota) -> QuotaStatus {
     let Sums {
         request,
@@ -276,6 +277,7 @@ fn patch(desired: &QuotaStatus, object: &Object, table: &ResourceTable) -> Value
     out
 }
 
+/// Builds a write to the ElasticQuota `key`; patches are timed.
 fn write(key: &Key, verb: Verb) -> Write {
     let timed = matches!(verb, Verb::Patch(_)).then_some(Timed(&WRITTEN));
     Write {

@@ -1,3 +1,5 @@
+//! Fixtures for the tests of `ElasticQuota`.
+
 use super::*;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::{annotations, labels};

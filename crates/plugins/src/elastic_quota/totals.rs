@@ -39,6 +39,7 @@ impl ResourceSum {
     }
 }
 
+/// Converts a sum to an amount, saturating.
 fn amount(sum: i128) -> i64 {
     i64::try_from(sum).unwrap_or(if sum < 0 { i64::MIN } else { i64::MAX })
 }

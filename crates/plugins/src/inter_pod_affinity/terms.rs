@@ -52,8 +52,8 @@ pub(super) fn preferred(pod: &PodInfo, anti: bool) -> &[WeightedPodAffinityTerm]
 pub(super) struct AffinityTerms {
     /// Required affinity terms.
     pub(super) affinity: Vec<AffinityTerm>,
-    /// One entry per topology key: the index of the first term that has it, and the key of the counter of
-    /// pods that match all of `affinity`.
+    /// Index of the first term with each topology key, and the key of the counter of pods that match all of
+    /// `affinity`.
     pub(super) counter_keys: Vec<(usize, ShapeId)>,
     /// Required anti-affinity terms.
     pub(super) anti_affinity: Vec<AffinityTerm>,

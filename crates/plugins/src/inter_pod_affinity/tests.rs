@@ -1,3 +1,5 @@
+//! Tests of `InterPodAffinity` on a small cluster.
+
 use crate::common::topology::tests::Cluster;
 use k8s_openapi::api::core::v1::Namespace;
 use koord_scheduler::framework::{Action, BuildContext, ObjectChange};

@@ -162,6 +162,7 @@ impl Args {
     }
 }
 
+/// Checks an aggregation type.
 fn aggregation(field: &str, kind: &str) -> Result<(), BuildError> {
     if matches!(kind, "" | "avg" | "p50" | "p90" | "p95" | "p99") {
         return Ok(());
@@ -171,6 +172,7 @@ fn aggregation(field: &str, kind: &str) -> Result<(), BuildError> {
     ))
 }
 
+/// Returns an error about the arguments.
 fn refuse<T>(message: String) -> Result<T, BuildError> {
     Err(invalid(super::NAME, format!("args.{message}")))
 }

@@ -32,6 +32,7 @@ pub(super) struct Dimensions {
 }
 
 impl Dimensions {
+    /// Collects the resources that the arguments name.
     pub(super) fn from_args(args: &Args) -> Self {
         let mut all: BTreeMap<String, Option<i64>> = BTreeMap::new();
         let aggregated = args
@@ -380,6 +381,7 @@ impl NodeUsage {
         contribution
     }
 
+    /// Adds the contribution of a pod to the sums, or subtracts it if `sign` is -1.
     fn add_contribution(
         &mut self,
         assigned_pod: &AssignedPod,
@@ -441,6 +443,7 @@ pub(super) fn deadline(
 /// Scaling factors by resource from the pod's annotation, parsed once; empty if invalid.
 struct ScalingFactors(BTreeMap<String, i64>);
 
+/// Returns the scaling factors in the pod's annotation; `None` without one.
 fn custom_factors(pod: &PodInfo) -> Option<&BTreeMap<String, i64>> {
     let key = annotations::LOAD_ESTIMATED_SCALING_FACTORS;
     pod.annotation(key)?;

@@ -1,3 +1,5 @@
+//! Tests of `LoadAwareScheduling`: thresholds, expiry, aggregation, estimates and queueing hints.
+
 mod cache;
 mod rows;
 mod skew;

@@ -1,3 +1,5 @@
+//! Tests of preemption with compact descriptions of nodes, pods and budgets.
+
 use super::*;
 use crate::common::budgets::BUDGETS;
 use jiff::Timestamp;

@@ -23,6 +23,7 @@ pub(super) struct OwnerSelectors {
     controllers: FxHashMap<(OwnerKind, Box<str>, Box<str>), Selector>,
 }
 
+/// Kind of object that selects pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum OwnerKind {
     Service,
@@ -121,6 +122,7 @@ struct ServiceSelectors {
 }
 
 impl ServiceSelectors {
+    /// Sets the selector of service `name`; `None` removes the service.
     fn set(&mut self, name: String, selector: Option<BTreeMap<String, String>>) {
         if let Some((label, value)) = self.selectors.remove(&name).iter().flatten().next()
             && let Some(by_value) = self.by_label.get_mut(label)
@@ -170,6 +172,7 @@ impl OwnerSelectors {
         ]
     }
 
+    /// Applies a change of a service or controller.
     pub(super) fn apply(&mut self, change: &ObjectChange) {
         let Some(owner) = change.new_as::<TrimmedOwner>() else {
             let kinds = [

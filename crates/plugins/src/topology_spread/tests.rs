@@ -1,3 +1,5 @@
+//! Tests of `PodTopologySpread` on a small cluster.
+
 use crate::common::topology::tests::Cluster;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{ReplicationController, Service};

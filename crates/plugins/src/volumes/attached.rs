@@ -75,6 +75,7 @@ impl NodeVolumes {
     }
 }
 
+/// Pod on a node, with its volumes there.
 #[derive(Debug)]
 struct PlacedPod {
     pod: Arc<PodInfo>,
@@ -93,6 +94,7 @@ pub(super) struct AttachedVolumes {
     limited: FxHashMap<String, usize>,
 }
 
+/// Returns the volume limits in a CSINode, by driver.
 fn limits(node: Option<&CSINode>) -> BTreeMap<String, i64> {
     let drivers = node.map(|node| node.spec.drivers.as_slice());
     let limits = drivers.unwrap_or_default().iter().filter_map(|driver| {
@@ -140,6 +142,7 @@ impl AttachedVolumes {
         limited(name) || migrated(name).is_some_and(limited)
     }
 
+    /// Adds a pod with its volumes to a node.
     pub(super) fn add_pod(&mut self, storage: &Storage, pod: &Arc<PodInfo>, node: &str) {
         let csi_node = storage.csi_nodes.get(node).map(|node| &**node);
         let volumes: Vec<Handle> = volumes_of(storage, pod, csi_node).into_iter().collect();
@@ -156,6 +159,7 @@ impl AttachedVolumes {
         self.pods.insert(pod.uid.clone(), placed);
     }
 
+    /// Removes a pod. Returns it with its node.
     pub(super) fn remove_pod(&mut self, uid: &str) -> Option<(Arc<PodInfo>, String)> {
         let placed = self.pods.remove(uid)?;
         if let Some(node_volumes) = self.nodes.get_mut(&placed.node) {
@@ -251,6 +255,7 @@ impl AttachedVolumes {
         self.pods.contains_key(uid)
     }
 
+    /// Removes the entry of a node without limits, volumes and pods.
     fn remove_empty(&mut self, name: &str) {
         if self
             .nodes

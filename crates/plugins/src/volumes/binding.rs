@@ -40,6 +40,7 @@ const NAME: &str = "VolumeBinding";
 /// Timeout after which writes that the informer has not shown are sent again.
 const RESEND: SignedDuration = SignedDuration::from_secs(10);
 
+/// VolumeBindingArgs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Args {
@@ -207,6 +208,7 @@ impl VolumeBinding {
         }
     }
 
+    /// Drops the plan of a pod, with its assignments and selected nodes.
     fn drop_plan(&mut self, storage: &Storage, uid: &str, fx: &mut Effects) {
         let Some(plan) = self.plans.remove(uid) else {
             return;

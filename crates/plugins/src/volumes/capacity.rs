@@ -44,6 +44,7 @@ fn label(object: &CSIStorageCapacity) -> Option<(&String, &String)> {
 }
 
 impl ClassCapacities {
+    /// Returns the index entry for `object`.
     fn keys(&mut self, object: &CSIStorageCapacity) -> &mut BTreeSet<Key> {
         match label(object) {
             Some((label, value)) => self
@@ -74,6 +75,7 @@ impl ClassCapacities {
 }
 
 impl StorageCapacities {
+    /// Adds or replaces an object.
     pub(super) fn put(&mut self, object: Arc<CSIStorageCapacity>) {
         let name = key(&object.metadata);
         let old = self.remove(&name);
@@ -155,6 +157,7 @@ impl StorageCapacities {
     }
 }
 
+/// Returns true if the object's topology includes `node`.
 fn covers_node(object: &CSIStorageCapacity, node: &NodeInfo) -> bool {
     let nothing = BTreeMap::new();
     let labels = node.object.metadata.labels.as_ref().unwrap_or(&nothing);

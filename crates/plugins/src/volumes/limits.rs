@@ -23,7 +23,7 @@ use std::sync::Arc;
 const TOO_MANY: &str = "node(s) exceed max volume count";
 /// Annotation that lists the in-tree plugins whose volumes the node handles through CSI.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
-/// In-tree plugins and the CSI drivers that replaced them.
+/// Table of in-tree plugins and the CSI drivers that replaced them.
 const DRIVERS: [(&str, &str); 6] = [
     ("kubernetes.io/aws-ebs", "ebs.csi.aws.com"),
     ("kubernetes.io/gce-pd", "pd.csi.storage.gke.io"),
@@ -135,6 +135,7 @@ impl<'a> CountedVolume<'a> {
         }
     }
 
+    /// Returns driver and handle on this node, if the volume counts there.
     pub(super) fn handle_on(&self, node: Option<&CSINode>) -> Option<Handle> {
         let driver = self.driver(node)?;
         Some((driver.to_owned(), self.handle.to_string()))
@@ -205,6 +206,7 @@ impl NodeVolumeLimits {
         out
     }
 
+    /// Touches the nodes with these names.
     fn touch(names: impl IntoIterator<Item = String>, view: View<'_>, fx: &mut Effects) {
         let names = names.into_iter();
         fx.touched

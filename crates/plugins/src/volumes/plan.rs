@@ -77,6 +77,7 @@ pub(super) fn score(steps: &[BindStep], shape: &Shape) -> i64 {
     mean(classes.into_values(), shape)
 }
 
+/// Returns the mean score of (requested, capacity) per storage class.
 fn mean(classes: impl ExactSizeIterator<Item = (i64, i64)>, shape: &Shape) -> i64 {
     let count = i64::try_from(classes.len()).unwrap_or(i64::MAX);
     if count == 0 {
@@ -172,6 +173,7 @@ impl Plan {
     }
 }
 
+/// Returns the state of one step, and updates whether its write was shown.
 fn check_step(step: &mut BindStep, storage: &Storage, node: &NodeInfo) -> Progress {
     let Some(claim) = storage.claims.get(&step.claim) else {
         return Progress::Failed(format!("persistentvolumeclaim {:?} is gone", step.claim));

@@ -29,6 +29,7 @@ pub(super) fn hosts_of(volume: &TrimmedVolume) -> Option<Vec<&str>> {
 }
 
 impl VolumePool {
+    /// Adds a volume; `hosts` are the only ones that can reach it, `None` if others can.
     pub(super) fn put(&mut self, name: &str, hosts: Option<&[&str]>, version: u64) {
         let Some(hosts) = hosts else {
             self.shared.insert(name.to_owned());
@@ -41,6 +42,7 @@ impl VolumePool {
         }
     }
 
+    /// Removes a volume that was added with the same `hosts`.
     pub(super) fn take(&mut self, name: &str, hosts: Option<&[&str]>, version: u64) {
         let Some(hosts) = hosts else {
             self.shared.remove(name);

@@ -36,6 +36,7 @@ fn claim_keys(pod: &PodInfo) -> impl Iterator<Item = &Key> {
     independent_claims(pod).map(|used| &used.key)
 }
 
+/// Returns true for volume types with a limit on concurrent use.
 fn is_disk(volume: &Volume) -> bool {
     volume.gce_persistent_disk.is_some()
         || volume.aws_elastic_block_store.is_some()
@@ -95,6 +96,7 @@ fn conflict(a: &Volume, b: &Volume) -> bool {
 }
 
 impl VolumeRestrictions {
+    /// Returns the ReadWriteOncePod claims of `pod`.
     fn exclusive_claims(storage: &Storage, pod: &PodInfo) -> Result<Vec<Key>, Rejection> {
         let mut out = Vec::new();
         for used in independent_claims(pod) {

@@ -80,6 +80,7 @@ fn sign_version(version: u64, signature: &mut Signature) {
 }
 
 impl VolumeBinding {
+    /// Returns the claims of `pod`, or why it cannot be placed on any node.
     pub(super) fn pod_claims(
         &self,
         storage: &Storage,
@@ -122,6 +123,7 @@ impl VolumeBinding {
         Ok(out)
     }
 
+    /// Returns a claim that waits, with its selected node or reserved volume.
     fn delayed(&self, storage: &Storage, claim: &Arc<TrimmedClaim>, key: &str) -> DelayedClaim {
         let selected = self.selected_node_for(key);
         let selected = selected.or(claim.selected_node.as_deref());
@@ -320,6 +322,7 @@ impl VolumeBinding {
         }
     }
 
+    /// Writes what filter results and scores depend on for one waiting claim.
     fn sign_delayed(
         &self,
         storage: &Storage,

@@ -106,6 +106,7 @@ pub(super) fn bytes(quantity: Option<&Quantity>) -> i64 {
         .map_or(0, |quantity| quantity.value())
 }
 
+/// Passes the object of a change to `store`, with `None` as current object if it was deleted.
 fn apply<T: Send + Sync + 'static>(change: &ObjectChange, store: impl FnOnce(Option<Arc<T>>, &T)) {
     let object = Arc::downcast::<T>(change.new.clone());
     debug_assert!(object.is_ok(), "{}: not what informers keep", change.kind);

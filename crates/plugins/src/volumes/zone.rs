@@ -42,6 +42,7 @@ fn zone_requirements(volume: &TrimmedVolume) -> impl Iterator<Item = ZoneRequire
 }
 
 impl VolumeZone {
+    /// Returns the requirements of all volumes of `pod`.
     fn zone_requirements(
         storage: &Storage,
         pod: &PodInfo,

@@ -36,6 +36,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Records a problem of the object.
     pub(crate) fn problem(&mut self, message: String) {
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         self.problems.push(Problem {
@@ -82,6 +83,7 @@ impl Said {
     }
 }
 
+/// Parses the CPU topology; an invalid entry makes it empty.
 fn topology(reader: &mut Reader<'_>) -> Topology {
     let key = annotations::NODE_CPU_TOPOLOGY;
     let listed: CpuTopology = reader.read(key).unwrap_or_default();
@@ -112,6 +114,8 @@ fn topology(reader: &mut Reader<'_>) -> Topology {
     Topology::new(cpus)
 }
 
+/// Returns the CPUs reserved by the kubelet's allocations and policy, the node reservation, and exclusive
+/// system QoS.
 fn reserved(reader: &mut Reader<'_>) -> CpuSet {
     let key = annotations::NODE_CPU_ALLOCS;
     let allocs: Option<Vec<PodCpuAlloc>> = reader.read(key);

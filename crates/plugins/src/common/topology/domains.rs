@@ -25,6 +25,7 @@ pub(crate) struct DomainSpec {
 }
 
 impl DomainSpec {
+    /// Returns true if `node` counts.
     fn admits(&self, node: &NodeInfo) -> bool {
         self.needs.iter().all(|key| node.label(key).is_some())
             && self
@@ -37,11 +38,13 @@ impl DomainSpec {
                 .is_none_or(|all| untolerated(all, node.taints()).is_none())
     }
 
+    /// Returns true if all nodes with the label count.
     fn is_open(&self) -> bool {
         self.needs.is_empty() && self.affinity.is_none() && self.tolerations.is_none()
     }
 }
 
+/// Index of a domain definition in [`Domains`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DomainSpecId(pub(super) usize);
 
@@ -63,6 +66,7 @@ struct Column {
 }
 
 impl Column {
+    /// Sets or removes the value of a row.
     fn set(&mut self, row: usize, value: Option<&str>) {
         if self.rows.len() <= row {
             Arc::make_mut(&mut self.rows).resize(row + 1, NO_DOMAIN);
@@ -95,6 +99,7 @@ impl Column {
         }
     }
 
+    /// Returns the number of a value; assigns one if it is new.
     fn number(&mut self, value: &str) -> u32 {
         if let Some(number) = self.numbers.get(value) {
             return *number;
@@ -112,6 +117,7 @@ impl Column {
     }
 }
 
+/// A domain definition in use, with its counting nodes.
 #[derive(Debug)]
 struct DomainState {
     domain_spec: DomainSpec,
@@ -125,6 +131,7 @@ struct DomainState {
 }
 
 impl DomainState {
+    /// Returns true if pods on this row count.
     fn counts(&self, row: usize) -> bool {
         self.admitted
             .as_ref()
@@ -202,6 +209,7 @@ impl Domains {
         DomainSpecId(slot)
     }
 
+    /// Releases a domain definition that [`Self::acquire`] returned.
     pub(super) fn release(&mut self, id: DomainSpecId) {
         if let Some(domain_state) = &mut self.domain_specs[id.0] {
             domain_state.users -= 1;
@@ -260,6 +268,7 @@ impl Domains {
             .collect()
     }
 
+    /// Returns the domain in which pods on `node` count, or [`NO_DOMAIN`].
     pub(super) fn domain(&self, id: DomainSpecId, node: NodeIndex) -> u32 {
         match &self.domain_specs[id.0] {
             Some(domain_state) if domain_state.counts(node.row()) => {
@@ -283,6 +292,7 @@ impl Domains {
         })
     }
 
+    /// Returns the number of nodes with the label.
     pub(super) fn labelled(&self, id: DomainSpecId) -> usize {
         let domain_state = self.domain_specs[id.0].as_ref();
         domain_state.map_or(0, |domain_state| self.columns[domain_state.column].labelled)
@@ -293,6 +303,7 @@ impl Domains {
         domain_state.map_or("", |domain_state| &domain_state.domain_spec.key)
     }
 
+    /// Returns the number of domains with a counting node.
     pub(super) fn present(&self, id: DomainSpecId) -> usize {
         self.domain_specs[id.0].as_ref().map_or(0, |f| f.present)
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 /// Labels of a namespace.
 pub(crate) type Labels = Arc<BTreeMap<String, String>>;
 
+/// Requirement of a selector on one label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Requirement {
     In(Vec<String>),
@@ -153,7 +154,7 @@ pub(crate) fn sign_selector(selector: Option<&LabelSelector>, signature: &mut Si
     signature.number(-4);
 }
 
-/// Set of namespaces, by name or by label.
+/// Namespaces of a term, by name or by label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Namespaces {
     /// Names of namespaces.
@@ -168,6 +169,7 @@ impl Namespaces {
         self.selected.as_ref().is_some_and(|s| !s.is_empty())
     }
 
+    /// Returns true if the set contains namespace `name`.
     fn contains(&self, name: &str, labels_of: &dyn Fn(&str) -> Option<Labels>) -> bool {
         self.named.iter().any(|named| named == name)
             || self.selected.as_ref().is_some_and(|selector| {

@@ -1,3 +1,5 @@
+//! Scenarios of gangs: queueing, permit, rollback, restart and match policies.
+
 use super::*;
 
 const STRICT: fn() -> Value = || json!({});
