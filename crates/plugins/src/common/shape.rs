@@ -74,7 +74,7 @@ mod tests {
 
     /// Checks the rows of kube-scheduler's table.
     #[test]
-    fn lines_are_straight_between_points_and_flat_outside() {
+    fn shape_is_linear_between_points_and_constant_outside() {
         let shape = |points: &[(i64, i64)]| -> Shape {
             let point = |(at, score): &(i64, i64)| json!({"utilization": at, "score": score});
             serde_json::from_value(points.iter().map(point).collect()).unwrap()

@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempts_are_timed_from_their_first_member_to_their_end() {
+    fn attempt_duration_is_from_first_member_to_end() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let mut attempts = Attempts::default();
         attempts.track(None, None, at(0));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_come_in_steps() {
+    fn job_size_label_is_a_range() {
         for (tried, text) in [
             (0, "0"),
             (1, "1-100"),

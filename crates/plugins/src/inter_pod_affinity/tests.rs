@@ -44,7 +44,7 @@ fn refused(reason: &str) -> String {
 }
 
 #[test]
-fn required_affinity_follows_the_pods_it_names() {
+fn required_affinity_selects_domains_of_matching_pods() {
     let with_affinity = pod("b", "podAffinity", REQUIRED, &term(ZONE, "a"));
     let mut empty = cluster(json!({}));
     assert_eq!(
@@ -65,7 +65,7 @@ fn required_affinity_follows_the_pods_it_names() {
 }
 
 #[test]
-fn the_first_of_a_group_may_go_anywhere_with_the_label() {
+fn first_pod_of_a_group_may_use_any_domain() {
     let mut cluster = cluster(json!({}));
     let own = pod("a", "podAffinity", REQUIRED, &term(ZONE, "a"));
     let first = cluster.place("p0", &own);
@@ -100,7 +100,7 @@ fn anti_affinity_works_both_ways() {
 }
 
 #[test]
-fn a_pod_that_goes_makes_room_at_once() {
+fn deleted_pod_no_longer_counts() {
     let mut cluster = cluster(json!({}));
     let away = pod("a", "podAntiAffinity", REQUIRED, &term(ZONE, "a"));
     cluster.bound("x", "n1", &away);
@@ -181,7 +181,7 @@ fn namespaces_are_chosen_by_name_or_by_label() {
 }
 
 #[test]
-fn mismatched_keys_keep_other_revisions_away() {
+fn mismatch_label_keys_exclude_other_revisions() {
     let mut cluster = cluster(json!({}));
     let revision = |number: &str| json!({"app": "a", "rev": number});
     cluster.bound("x", "n1", &json!({"metadata": {"labels": revision("1")}}));

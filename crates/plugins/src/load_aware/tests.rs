@@ -129,7 +129,7 @@ fn answer(args: Value, annotations: Value, report: ObjectChange, seconds: i64) -
 }
 
 #[test]
-fn usage_plus_estimate_is_held_against_the_threshold() {
+fn usage_plus_estimate_is_compared_with_threshold() {
     // 56.9 + 8.5 = 65.4 % rounds to 65; 57.0 + 8.5 = 65.5 % rounds to 66.
     assert_eq!(
         answer(json!({}), json!({}), metric("n", "56900m", json!({})), 10),
@@ -147,7 +147,7 @@ fn usage_plus_estimate_is_held_against_the_threshold() {
 }
 
 #[test]
-fn a_report_of_more_than_there_can_be_is_a_full_node() {
+fn absurd_report_counts_as_full_node() {
     for (cpu, rest, expected) in [
         ("1E", json!({}), HOT),
         ("9223372036854775807", json!({}), HOT),
@@ -179,7 +179,7 @@ fn a_report_of_more_than_there_can_be_is_a_full_node() {
 }
 
 #[test]
-fn an_expired_report_refuses_passes_or_is_used_as_configured() {
+fn expired_report_is_handled_as_configured() {
     let report = || metric("n", "90", json!({}));
     let expired = "0/1 nodes are available: 1 node(s) nodeMetric expired.";
     assert_eq!(answer(json!({}), json!({}), report(), 179), HOT);
@@ -198,7 +198,7 @@ fn an_expired_report_refuses_passes_or_is_used_as_configured() {
 }
 
 #[test]
-fn a_nodes_own_thresholds_win() {
+fn node_thresholds_override_arguments() {
     let own = json!({"scheduling.koordinator.sh/usage-thresholds":
         r#"{"usageThresholds":{"cpu":50}}"#});
     assert_eq!(answer(json!({}), own, metric("n", "45", json!({})), 1), HOT);
@@ -212,7 +212,7 @@ fn a_nodes_own_thresholds_win() {
 }
 
 #[test]
-fn production_pods_are_held_against_production_usage() {
+fn prod_pods_are_compared_with_prod_usage() {
     let args = json!({"prodUsageThresholds": {"cpu": 20}});
     let usage = json!({"podsMetric": [
         {"name": "prod", "namespace": "ns", "priority": "koord-prod",
@@ -303,7 +303,7 @@ fn aggregated_usage_replaces_the_mean() {
 }
 
 #[test]
-fn placements_between_two_reports_count_by_their_estimate() {
+fn placements_between_reports_count_as_estimates() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "40", json!({})), at(0));
@@ -325,7 +325,7 @@ fn placements_between_two_reports_count_by_their_estimate() {
 }
 
 #[test]
-fn a_batch_pod_is_estimated_by_its_batch_resources() {
+fn batch_pod_is_estimated_by_batch_resources() {
     let table = ResourceTable::new();
     let dimensions = Dimensions::from_args(&Args::default().complete());
     let estimate = |table: &ResourceTable, priority: i32, resources: Value| {
@@ -354,7 +354,7 @@ fn a_batch_pod_is_estimated_by_its_batch_resources() {
 }
 
 #[test]
-fn the_less_used_node_wins_and_an_unknown_one_scores_nothing() {
+fn less_used_node_wins_and_unreported_scores_zero() {
     let mut engine = engine(json!({}));
     for name in ["busy", "calm", "silent"] {
         engine.node_applied(node(name, json!({})), at(0));
@@ -435,7 +435,7 @@ fn report_queues_pods_that_its_node_now_admits() {
 }
 
 #[test]
-fn a_report_that_comes_after_the_last_ran_out_wakes() {
+fn report_after_expiry_queues_pods() {
     let mut engine = engine(json!({"nodeMetricExpirationSeconds": 30}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "10", json!({})), at(0));
@@ -451,7 +451,7 @@ fn a_report_that_comes_after_the_last_ran_out_wakes() {
 
 /// When members do not fit together, their places are released without an event.
 #[test]
-fn a_report_wakes_a_gang_whose_members_fit_each_alone() {
+fn report_queues_gang_whose_members_fit_singly() {
     let mut engine = engine_beside(&["Coscheduling"], json!({}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "30", json!({})), at(0));
@@ -483,7 +483,7 @@ fn a_report_wakes_a_gang_whose_members_fit_each_alone() {
 }
 
 #[test]
-fn a_report_wakes_after_a_pod_came_to_ask_for_less() {
+fn report_queues_pods_after_smaller_requests() {
     let mut engine = engine(json!({}));
     engine.node_applied(node("n", json!({})), at(0));
     engine.object_changed(&metric("n", "30", json!({})), at(0));

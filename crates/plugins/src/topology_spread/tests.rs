@@ -129,7 +129,7 @@ fn match_label_keys_count_only_pods_of_the_same_revision() {
 }
 
 #[test]
-fn nodes_without_the_label_are_refused_for_good() {
+fn nodes_without_the_label_are_unresolvable() {
     let mut cluster = cluster();
     cluster.node("n1", "", &json!({}));
     let pod = constraint(ZONE, super::DO_NOT_SCHEDULE, &[]);

@@ -194,7 +194,7 @@ fn in_order(listed: &str, all: &[String]) -> bool {
 }
 
 #[test]
-fn the_profile_without_a_file_is_the_one_upstream_installs() {
+fn built_in_profile_matches_upstream() {
     let installed = resolved(&build(&sample(), false).unwrap());
     let config = Configuration::koord(&["koord-scheduler".to_owned()]);
     let registry = koord_plugins::registry();
@@ -275,7 +275,7 @@ fn invalid_settings_are_rejected_by_name() {
 
 /// Upstream decodes the arguments of all plugins when it starts, including plugins that no profile enables.
 #[test]
-fn arguments_of_a_plugin_that_runs_nowhere_are_checked() {
+fn arguments_of_disabled_plugins_are_checked() {
     let off = json!({"multiPoint": {"disabled": [{"name": "*"}], "enabled": [{"name": "DefaultBinder"}]}});
     for (plugin, fields, part) in [
         (
@@ -376,7 +376,7 @@ fn default_pre_bind_runs_unless_it_is_switched_off() {
 }
 
 #[test]
-fn a_point_that_names_a_default_puts_it_first_and_others_last() {
+fn extension_point_lists_named_plugins_first() {
     let plugins = json!({
         "multiPoint": {"enabled": [{"name": "NodeResourcesFitPlus", "weight": 3}]},
         "score": {"enabled": [

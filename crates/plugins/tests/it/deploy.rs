@@ -478,7 +478,7 @@ fn configuration() -> Configuration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_scheduler_uses_all_of_its_rights_and_no_others() {
+async fn scheduler_uses_exactly_its_permissions() {
     let cluster = Cluster::start().await;
     cluster.node("n", machine(), json!([])).await;
     let device = json!({"apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",

@@ -36,7 +36,7 @@ async fn minors(cluster: &Cluster, name: &str) -> Vec<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpus_are_given_once_also_across_a_restart() {
+async fn gpus_are_allocated_once_across_restart() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable(), json!([])).await;
     let api: Api<scheduling::Device> = Api::all(cluster.client.clone());

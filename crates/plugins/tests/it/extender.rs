@@ -375,7 +375,7 @@ async fn extender_binding_that_did_not_happen_is_detected() {
 
 /// Members of a gang that needs an extender still start together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gang_asks_one_after_another_and_starts_together() {
+async fn gang_members_call_extender_in_turn_and_start_together() {
     let cluster = Cluster::start().await;
     three_nodes(&cluster).await;
     let extender = Extender::start(|_, args| json!({"NodeNames": nodes_of(args)})).await;

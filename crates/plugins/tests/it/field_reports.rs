@@ -285,7 +285,7 @@ fn cpus(text: &Value) -> Vec<u32> {
 
 /// koordinator-sh/koordinator#1247: the host port stays in use after the Reservation that held it was used.
 #[tokio::test(start_paused = true)]
-async fn host_port_stays_taken_after_its_reservation() {
+async fn host_port_stays_in_use_after_its_reservation() {
     let field = Field::start().await;
     field.node("n", json!({}), Value::Null).await;
     let port = json!([{"name": "c", "image": "i", "ports": [{"containerPort": 8080, "hostPort": 8080}],

@@ -135,7 +135,7 @@ async fn waiting_gang_updates_its_pod_group_status() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
+async fn new_leader_completes_partially_bound_gang() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     cluster.pod_group("gang", 3).await;
@@ -151,7 +151,7 @@ async fn a_new_leader_completes_a_gang_of_which_one_member_is_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gang_is_gathered_in_the_network_topology() {
+async fn gang_is_placed_by_network_topology() {
     let cluster = Cluster::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     // Only the second rack has enough for three.

@@ -68,7 +68,7 @@ fn annotation(pod: &Pod, key: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bound_cpus_are_written_down_and_survive_a_restart() {
+async fn bound_cpus_are_annotated_and_survive_restart() {
     let cluster = Cluster::start().await;
     cluster.numa_node("n").await;
     let first = cluster.schedule(|_| {});
@@ -114,7 +114,7 @@ async fn topologies_work_with_v1alpha1_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservations_cpus_go_to_its_owners() {
+async fn reserved_cpus_are_allocated_to_owners() {
     let cluster = Cluster::start().await;
     cluster.numa_node("n").await;
     let scheduler = cluster.schedule(|_| {});

@@ -73,7 +73,7 @@ pub(crate) async fn page(address: SocketAddr, path: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_important_pod_takes_the_place_of_the_right_ones() {
+async fn important_pod_preempts_the_right_victims() {
     let cluster = Cluster::start().await;
     cluster.node("n1", allocatable("4"), json!([])).await;
     cluster.node("n2", allocatable("4"), json!([])).await;

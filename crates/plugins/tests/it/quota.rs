@@ -67,7 +67,7 @@ impl Cluster {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quotas_lend_refuse_show_and_survive_a_restart() {
+async fn quotas_lend_reject_report_and_survive_restart() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("10"), json!([])).await;
     let class: PriorityClass =

@@ -61,7 +61,7 @@ fn in_phase(wanted: ReservationPhase) -> impl Fn(&Reservation) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reservation_is_placed_used_and_over() {
+async fn reservation_is_placed_used_and_expires() {
     let cluster = Cluster::start().await;
     cluster.node("n", allocatable("4"), json!([])).await;
     let scheduler = cluster.schedule(|_| {});

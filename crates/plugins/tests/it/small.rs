@@ -110,7 +110,7 @@ fn gpus_are_packed_while_cpus_are_spread() {
 }
 
 #[test]
-fn pods_that_need_no_gpu_leave_gpu_nodes_alone() {
+fn pods_without_gpu_avoid_gpu_nodes() {
     let args = json!({"resources": [GPU]});
     let mut engine = engine(&["ScarceResourceAvoidance"], args);
     node(&mut engine, "gpu", machine("8", "xx.xx/xx"));
@@ -220,7 +220,7 @@ fn hints_restrict_and_prefer() {
 }
 
 #[test]
-fn a_hint_that_is_no_json_is_named_in_the_condition() {
+fn invalid_hint_json_is_named_in_the_condition() {
     let mut engine = engine(&["SchedulingHint"], json!({}));
     node(&mut engine, "n", json!({"cpu": "1", "pods": "10"}));
     let annotations = json!({"internal.scheduling.koordinator.sh/scheduling-hint": "{nope"});

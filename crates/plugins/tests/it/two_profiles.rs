@@ -124,7 +124,7 @@ fn read<T: DeserializeOwned>(value: Value) -> T {
 }
 
 #[test]
-fn a_cpu_is_given_once() {
+fn cpus_are_allocated_once_across_profiles() {
     let mut scene = Scene::new();
     let cpu = |id: u32| json!({"id": id, "core": id / 2, "socket": id / 4, "node": id / 4});
     let detail: Vec<Value> = (0..8).map(cpu).collect();
@@ -158,7 +158,7 @@ fn a_cpu_is_given_once() {
 }
 
 #[test]
-fn a_gpu_is_given_once() {
+fn gpus_are_allocated_once_across_profiles() {
     let mut scene = Scene::new();
     let gpu = |minor: u8| {
         json!({"type": "gpu", "id": format!("GPU-{minor}"), "minor": minor, "health": true,
@@ -216,7 +216,7 @@ fn a_quota_counts_the_pods_of_all_profiles() {
 
 /// Runtime quotas are shown correctly, whichever profile needs them divided.
 #[test]
-fn shares_are_shown_where_any_profile_goes_by_them() {
+fn runtime_is_shown_if_any_profile_uses_it() {
     let shown = |divide| {
         let mut scene = Scene::with(divide);
         scene.object::<ElasticQuota>(
@@ -249,7 +249,7 @@ fn shares_are_shown_where_any_profile_goes_by_them() {
 }
 
 #[test]
-fn a_gang_is_one_over_all_profiles() {
+fn gang_spans_all_profiles() {
     let mut scene = Scene::new();
     scene.object::<PodGroup>(
         "podgroups.v1alpha1.scheduling.sigs.k8s.io",
@@ -297,7 +297,7 @@ fn a_reservation_for_one_pod_is_used_by_one() {
 }
 
 #[test]
-fn a_volume_is_given_to_one_claim() {
+fn volume_is_assigned_to_one_claim() {
     let mut scene = Scene::new();
     scene.object::<StorageClass>(
         "storageclasses.v1.storage.k8s.io",

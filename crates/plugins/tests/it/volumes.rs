@@ -384,7 +384,7 @@ fn a_pod_is_bound_when_its_claim_is() {
 }
 
 #[test]
-fn a_claim_that_cannot_be_bound_sends_the_pod_back() {
+fn failed_claim_binding_requeues_the_pod() {
     let selected =
         json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "a"}}});
     let start = |engine: &mut Engine, class: &str| {

@@ -120,7 +120,7 @@ async fn volume_is_provisioned_on_the_pods_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_existing_volume_is_given_to_the_claim() {
+async fn existing_volume_is_bound_to_the_claim() {
     let cluster = Cluster::start().await;
     for name in ["a", "b"] {
         cluster.host(name).await;
@@ -136,8 +136,9 @@ async fn an_existing_volume_is_given_to_the_claim() {
         .until("the volume's claim", |volume: &PersistentVolume| {
             let claim: Value =
                 serde_json::to_value(volume.spec.as_ref()?.claim_ref.as_ref()?).ok()?;
-            let by = volume.metadata.annotations.as_ref()?;
-            by.contains_key("pv.kubernetes.io/bound-by-controller")
+            let annotations = volume.metadata.annotations.as_ref()?;
+            annotations
+                .contains_key("pv.kubernetes.io/bound-by-controller")
                 .then_some(claim)
         })
         .await;

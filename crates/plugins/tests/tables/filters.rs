@@ -150,7 +150,7 @@ fn fit_requires_requested_resources() {
 }
 
 #[test]
-fn pods_are_counted_and_side_containers_go_on() {
+fn pods_and_sidecars_are_counted() {
     #[rustfmt::skip]
     let rows = [
         ("no room for a pod", "10/20 pods=1", "10/20", "", "Too many pods"),

@@ -48,7 +48,7 @@ fn tainted(nodes: &[&str], gates: &[&str]) -> (Alone, String) {
 const COMPARE: &[&str] = &["TaintTolerationComparisonOperators"];
 
 #[test]
-fn fewer_unwanted_taints() {
+fn taint_score_prefers_fewer_untolerated() {
     let arm = "cpu-type Equal arm64";
     let (cpu, both) = ("cpu=arm:P", "cpu=arm:P disk=ssd:P");
     let own = format!("{arm} P, disk-type Equal ssd P");
@@ -77,7 +77,7 @@ fn fewer_unwanted_taints() {
 }
 
 #[test]
-fn taints_keep_pods_off() {
+fn untolerated_taints_reject_pods() {
     let off = "!node(s) had untolerated taint(s)";
     let mixed = "dedicated Equal user1 N, sla Gt 750 N";
     #[rustfmt::skip]
@@ -112,7 +112,7 @@ fn taints_keep_pods_off() {
 }
 
 #[test]
-fn preferred_labels() {
+fn preferred_node_affinity_scores() {
     let term = |weight: i64, labels: &[(&str, &str)]| {
         let parse_one =
             |(key, value): &(&str, &str)| json!({"key": key, "operator": "In", "values": [value]});
@@ -158,7 +158,7 @@ fn preferred_labels() {
 }
 
 #[test]
-fn nodes_that_have_the_images() {
+fn image_locality_scores() {
     const MB: i64 = 1024 * 1024;
     let images = |sizes: &[i64]| -> Value {
         let parse_one = |size: &i64| json!({"names": [format!("gcr.io/{size}:latest")], "sizeBytes": size * MB});

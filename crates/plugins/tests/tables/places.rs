@@ -13,7 +13,7 @@ fn labels(text: &str) -> Value {
 
 /// Parses expressions `key operator value,value`, separated by `&`.
 fn expressions<'a>(parts: impl Iterator<Item = &'a str>) -> Value {
-    let one = |text: &str| {
+    let parse_one = |text: &str| {
         let mut tokens = text.split_whitespace();
         let (key, operator) = (tokens.next().unwrap(), tokens.next().unwrap());
         let values: Vec<&str> = tokens
@@ -26,7 +26,7 @@ fn expressions<'a>(parts: impl Iterator<Item = &'a str>) -> Value {
             values => json!({"key": key, "operator": operator, "values": values}),
         }
     };
-    parts.map(one).collect()
+    parts.map(parse_one).collect()
 }
 
 /// Parses terms separated by `|`, with expressions separated by `&`; `metadata.name` is a field.
@@ -99,7 +99,7 @@ fn nodes_are_selected() {
 /// Parses constraints `skew key label`, then `min=2`, `affinity=Ignore` or `taints=Honor`; separated by
 /// commas. The label `-` stands for no selector.
 fn constraints(text: &str) -> Value {
-    let one = |text: &str| {
+    let parse_one = |text: &str| {
         let tokens: Vec<&str> = text.split_whitespace().collect();
         let mut out = json!({"maxSkew": tokens[0].parse::<i32>().unwrap(), "topologyKey": tokens[1],
             "whenUnsatisfiable": "DoNotSchedule"});
@@ -116,7 +116,7 @@ fn constraints(text: &str) -> Value {
         }
         out
     };
-    text.split(',').map(one).collect()
+    text.split(',').map(parse_one).collect()
 }
 
 /// Parses labels without values, such as `foo,bar`.
@@ -139,7 +139,7 @@ fn crowd(alone: &mut Alone, text: &str) {
 }
 
 #[test]
-fn spread_holds() {
+fn spread_filter_rows() {
     let zones = "a/1 b/1 x/2 y/2";
     let hosts = "a b c";
     let uneven = "a:foo a:foo b:foo y:foo y:foo y:foo";
@@ -276,7 +276,7 @@ fn social(text: &str) -> Value {
 
 /// Returns the result per node: fits, `+` (affinity not met), `-` (own anti-affinity) or `^` (anti-affinity
 /// of an existing pod).
-fn company(comes: &str, there: &[&str], nodes: &[&str]) -> String {
+fn company(comes: &str, existing: &[&str], nodes: &[&str]) -> String {
     let mut alone = Alone::new("InterPodAffinity", json!({}));
     for (name, team) in [
         ("subteam1.team1", "team1"),
@@ -294,7 +294,7 @@ fn company(comes: &str, there: &[&str], nodes: &[&str]) -> String {
     for (name, own) in names.iter().zip(nodes) {
         alone.node(name, labels(own), json!({}));
     }
-    for text in there {
+    for text in existing {
         let (node, pod) = text.split_once('=').unwrap();
         alone.add_pod(node, social(pod));
     }
@@ -311,7 +311,7 @@ fn company(comes: &str, there: &[&str], nodes: &[&str]) -> String {
 const SCAN: &str = "service=securityscan";
 
 #[test]
-fn company_on_one_node() {
+fn pod_affinity_filter_on_one_node() {
     let scan = &*format!("n1=; {SCAN}");
     let away = |key: &str, wanted: &str| format!("n1=; {SCAN}; -{key}: {wanted}");
     let s1 = |terms: &str| format!("; security=S1; {terms}");
@@ -321,8 +321,8 @@ fn company_on_one_node() {
     let to = "+region: service In securityscan,value2";
     let virus = "-node: service In antivirusscan,value2";
     let exists = |names: &[&str], key: &str| {
-        let one = |name: &&str| format!("-{key}: {name} Exists");
-        names.iter().map(one).collect::<Vec<_>>().join("; ")
+        let term_of = |name: &&str| format!("-{key}: {name} Exists");
+        names.iter().map(term_of).collect::<Vec<_>>().join("; ")
     };
     let teams = "service In securityscan,value2";
     #[rustfmt::skip]
@@ -357,23 +357,23 @@ fn company_on_one_node() {
         ("away from all", of_team("subteam1.team1", &format!("-zone ~*: {teams}")), team("subteam2.team1"), "-"),
         ("away from no one here", of_team("subteam1.team1", &format!("-zone ~team1: {teams}")), team("subteam1.team2"), "."),
     ];
-    for (name, comes, there, expected) in rows {
-        let there = if there.starts_with(';') {
-            format!("n1={there}")
+    for (name, comes, existing, expected) in rows {
+        let existing = if existing.starts_with(';') {
+            format!("n1={existing}")
         } else {
-            there
+            existing
         };
-        let pods: Vec<&str> = Some(&*there)
+        let pods: Vec<&str> = Some(&*existing)
             .filter(|pod| !pod.is_empty())
             .into_iter()
             .collect();
-        let found = company(&comes, &pods, &["region=r1 zone=z11", ""]);
-        assert_eq!(&found[..1], expected, "{name}");
+        let outcome = company(&comes, &pods, &["region=r1 zone=z11", ""]);
+        assert_eq!(&outcome[..1], expected, "{name}");
     }
 }
 
 #[test]
-fn company_on_nodes() {
+fn pod_affinity_filter_on_several_nodes() {
     let countries = &["region=China", "region=China az=az1", "region=India"][..];
     let same = &["region=r1 zone=z1", "region=r1 zone=z1"][..];
     let zones = &["region=r1 zone=z1", "region=r1 zone=z2"][..];
@@ -412,7 +412,7 @@ fn company_on_nodes() {
         ("with two, each by a term", "; ; +region: foo Exists; +zone: bar Exists",
             &["n1=; foo=", "n2=; bar="], zones, "++"),
     ];
-    for (name, comes, there, nodes, expected) in rows {
-        assert_eq!(company(comes, there, nodes), expected, "{name}");
+    for (name, comes, existing, nodes, expected) in rows {
+        assert_eq!(company(comes, existing, nodes), expected, "{name}");
     }
 }

@@ -15,9 +15,10 @@ fn constraint(skew: i64, key: &str, selects: &str, more: Value) -> Value {
     let mut out =
         json!({"maxSkew": skew, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway"});
     if selects != "-" {
-        let one = |name: &str| json!({"key": name, "operator": "Exists"});
+        let expression = |name: &str| json!({"key": name, "operator": "Exists"});
         let names = selects.split(',').filter(|name| !name.is_empty());
-        out["labelSelector"] = json!({"matchExpressions": names.map(one).collect::<Value>()});
+        out["labelSelector"] =
+            json!({"matchExpressions": names.map(expression).collect::<Value>()});
     }
     for (key, value) in more.as_object().into_iter().flatten() {
         out[key] = value.clone();
@@ -59,12 +60,12 @@ fn add_pods(alone: &mut Alone, text: &str) {
 
 /// Repeats each `token` `count` times.
 fn times(list: &[(usize, &str)]) -> String {
-    let one = |(count, token): &(usize, &str)| format!("{token} ").repeat(*count);
-    list.iter().map(one).collect()
+    let repeated = |(count, token): &(usize, &str)| format!("{token} ").repeat(*count);
+    list.iter().map(repeated).collect()
 }
 
 #[test]
-fn spreading() {
+fn spread_score_rows() {
     let host = |skew: i64| json!([constraint(skew, HOST, "foo", json!({}))]);
     let zone = |selects: &str| constraint(1, "zone", selects, json!({}));
     let on_host = |selects: &str| constraint(1, HOST, selects, json!({}));
@@ -180,19 +181,19 @@ fn wrong() -> Value {
 fn affinity(name: &str) -> Value {
     let preferred =
         |terms: Value| json!({"preferredDuringSchedulingIgnoredDuringExecution": terms});
-    let one = |weight: i64, term: Value| json!([{"weight": weight, "podAffinityTerm": term}]);
+    let weighted = |weight: i64, term: Value| json!([{"weight": weight, "podAffinityTerm": term}]);
     let is = |key: &str, value: &str| term(key, json!([security("In", &[value])]));
     let spaces = || {
         let mut term = is("region", "S1");
         term["namespaces"] = json!(["subteam2.team2"]);
         term["namespaceSelector"] =
             json!({"matchExpressions": [{"key": "team", "operator": "In", "values": ["team1"]}]});
-        preferred(one(5, term))
+        preferred(weighted(5, term))
     };
     match name {
         "" => json!({}),
-        "with S1" => json!({"podAffinity": preferred(one(5, is("region", "S1")))}),
-        "with S2" => json!({"podAffinity": preferred(one(6, is("region", "S2")))}),
+        "with S1" => json!({"podAffinity": preferred(weighted(5, is("region", "S1")))}),
+        "with S2" => json!({"podAffinity": preferred(weighted(6, is("region", "S2")))}),
         "operators" => {
             let first = term(
                 "region",
@@ -207,10 +208,10 @@ fn affinity(name: &str) -> Value {
             let second = term("region", json!([security("Exists", &[]), wrong()]));
             json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [first, second]}})
         }
-        "away from S1" => json!({"podAntiAffinity": preferred(one(5, is("az", "S1")))}),
-        "away from S2" => json!({"podAntiAffinity": preferred(one(5, is("az", "S2")))}),
-        "both" => json!({"podAffinity": preferred(one(8, is("region", "S1"))),
-            "podAntiAffinity": preferred(one(5, is("az", "S2")))}),
+        "away from S1" => json!({"podAntiAffinity": preferred(weighted(5, is("az", "S1")))}),
+        "away from S2" => json!({"podAntiAffinity": preferred(weighted(5, is("az", "S2")))}),
+        "both" => json!({"podAffinity": preferred(weighted(8, is("region", "S1"))),
+            "podAntiAffinity": preferred(weighted(5, is("az", "S2")))}),
         "namespaces" => json!({"podAffinity": spaces()}),
         "away, namespaces" => json!({"podAntiAffinity": spaces()}),
         "service" => {
@@ -276,7 +277,7 @@ fn attracted(args: Value, comes: Who<'_>, pods: &[(u8, Who<'_>)], places: &str) 
 }
 
 #[test]
-fn attraction_and_repulsion() {
+fn pod_affinity_score_rows() {
     let (s1, s2) = (("security=S1", "", ""), ("security=S2", "", ""));
     let wants = |wish: &'static str| ("security=S1", "", wish);
     let (one, two) = ("subteam1.team1", "subteam2.team1");
@@ -346,7 +347,7 @@ fn attraction_and_repulsion() {
 }
 
 #[test]
-fn the_weight_of_requirements_of_pods_that_are_there() {
+fn hard_pod_affinity_weight_of_existing_pods() {
     let pods = [(1, ("", "", "service")), (2, ("", "", "service"))];
     #[rustfmt::skip]
     let rows = [

@@ -331,7 +331,7 @@ fn victims_of_every_candidate() {
 }
 
 #[test]
-fn the_best_candidate() {
+fn best_candidate_node_rows() {
     let three = "node1 node2 node3";
     type Row<'a> = (&'a str, &'a str, &'a [&'a str], &'a str, &'a [&'a str]);
     #[rustfmt::skip]
@@ -390,7 +390,7 @@ fn the_best_candidate() {
 
 /// Upstream starts at a random node, which its test fixes by a seed; here every offset is checked.
 #[test]
-fn only_so_many_candidates_are_looked_for() {
+fn candidate_search_is_limited() {
     let victim = |at: usize, token: &str| format!("p{at}@node{at} {token} l");
     let five = |tokens: [&str; 5]| {
         (1..)
@@ -511,7 +511,7 @@ fn preemption_messages_and_nominations() {
 }
 
 #[test]
-fn one_attempt_from_its_filters_to_the_evictions() {
+fn whole_preemption_attempt_rows() {
     let basic: &[&str] = &[
         "p1.1@node1 low s",
         "p1.2@node1 low s",

@@ -19,9 +19,9 @@ fn amounts(text: &str) -> Value {
 /// Builds one container per part; an empty text is a pod without containers, `-` a container without
 /// requests.
 fn pod(containers: &str) -> Value {
-    let one = |text: &str| json!({"name": "c", "resources": {"requests": amounts(text)}});
+    let container = |text: &str| json!({"name": "c", "resources": {"requests": amounts(text)}});
     let parts = containers.split('+').filter(|part| !part.trim().is_empty());
-    json!({"spec": {"containers": parts.map(one).collect::<Value>()}, "metadata": {}})
+    json!({"spec": {"containers": parts.map(container).collect::<Value>()}, "metadata": {}})
 }
 
 fn scores(name: &str, args: Value, nodes: &[&str], there: &[(&str, &str)], asks: &str) -> String {
@@ -43,8 +43,8 @@ fn scores(name: &str, args: Value, nodes: &[&str], there: &[(&str, &str)], asks:
 }
 
 fn strategy(kind: &str, weights: &[(&str, i64)]) -> Value {
-    let one = |(name, weight): &(&str, i64)| json!({"name": name, "weight": weight});
-    let resources: Value = weights.iter().map(one).collect();
+    let weighted = |(name, weight): &(&str, i64)| json!({"name": name, "weight": weight});
+    let resources: Value = weights.iter().map(weighted).collect();
     json!({"scoringStrategy": {"type": kind, "resources": resources}})
 }
 
@@ -56,7 +56,7 @@ const TWICE: &[(&str, i64)] = &[("intel.com/foo", 2), ("cpu", 1), ("memory", 1)]
 const ASKS: &str = "1000/2000 + 2000/3000";
 
 #[test]
-fn emptier_or_fuller_nodes() {
+fn least_and_most_allocated_scores() {
     let (least, most) = ("LeastAllocated", "MostAllocated");
     let small = ["4000/10000", "4000/10000"];
     let sized = ["4000/10000", "6000/10000"];
@@ -116,7 +116,7 @@ fn emptier_or_fuller_nodes() {
 }
 
 #[test]
-fn by_a_shape() {
+fn requested_to_capacity_ratio_scores() {
     let shaped = |weights: &[(&str, i64)], shape: [(i64, i64); 2]| {
         let mut args = strategy("RequestedToCapacityRatio", weights);
         let point =
@@ -158,10 +158,10 @@ fn by_a_shape() {
 }
 
 #[test]
-fn evenly_used_nodes() {
+fn balanced_allocation_scores() {
     let args = |names: &[&str]| {
-        let one = |name: &&str| json!({"name": name, "weight": 1});
-        json!({"resources": names.iter().map(one).collect::<Value>()})
+        let resource = |name: &&str| json!({"name": name, "weight": 1});
+        json!({"resources": names.iter().map(resource).collect::<Value>()})
     };
     let both = || args(&["cpu", "memory"]);
     let three = || args(&["cpu", "memory", "intel.com/gpu"]);

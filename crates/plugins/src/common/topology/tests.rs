@@ -289,7 +289,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn counters_stay_true(steps in prop::collection::vec(step(), 1..80), spread in any::<bool>()) {
+    fn counters_match_recount_after_any_steps(steps in prop::collection::vec(step(), 1..80), spread in any::<bool>()) {
         walk(if spread { "PodTopologySpread" } else { "InterPodAffinity" }, steps);
     }
 }

@@ -76,7 +76,7 @@ fn member_of_a_missing_gang_has_a_condition() {
 }
 
 #[test]
-fn pod_group_that_comes_in_time_leaves_no_condition() {
+fn pod_group_within_grace_leaves_no_condition() {
     let mut world = world(json!({}));
     world.node("n", 10);
     world.apply(member("m", "a"));

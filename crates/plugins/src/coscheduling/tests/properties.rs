@@ -349,7 +349,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn gangs_start_whole_and_the_books_balance(
+    fn gangs_start_completely_in_any_order(
         mode in 0..MODES.len(),
         policy in 0..POLICIES.len(),
         paired: bool,

@@ -12,7 +12,7 @@ fn gang(count: usize, min: usize, more: Value) -> Vec<Pod> {
 }
 
 #[test]
-fn a_complete_gang_is_bound_in_one_go() {
+fn complete_gang_is_bound_together() {
     let mut world = world(json!({}));
     world.node("n", 10);
     for pod in gang(3, 3, STRICT()) {
@@ -46,7 +46,7 @@ fn a_complete_gang_is_bound_in_one_go() {
 }
 
 #[test]
-fn nothing_comes_between_the_members_of_a_gang() {
+fn members_are_scheduled_without_interruption() {
     let mut world = world(json!({}));
     world.node("n", 3);
     for pod in gang(3, 3, STRICT()) {
@@ -73,7 +73,7 @@ fn gate_off_leaves_untried_members_without_condition() {
 }
 
 #[test]
-fn a_status_write_is_repeated_until_it_is_seen() {
+fn status_write_is_repeated_until_observed() {
     let mut world = world(json!({}));
     world.declare(group("a", 2, json!({}), json!({})));
     world.run();
@@ -285,7 +285,7 @@ fn non_strict_gang_keeps_nodes_until_timeout() {
 }
 
 #[test]
-fn waiting_ends_with_the_gangs_time() {
+fn waiting_ends_at_the_gang_timeout() {
     for (case, args, more, longest) in [
         ("its own", json!({}), json!({"waiting-time": "60s"}), 60),
         (
@@ -425,7 +425,7 @@ fn match_policy_selects_members_that_count() {
 }
 
 #[test]
-fn members_beyond_the_minimum_follow() {
+fn members_above_the_minimum_follow() {
     let mut world = world(json!({}));
     world.node("n", 3);
     world.answer = false;
@@ -495,7 +495,7 @@ fn started_gang_is_rejected_only_with_only_waiting() {
 }
 
 #[test]
-fn a_gang_whose_binding_fails_keeps_those_that_are_bound() {
+fn failed_binding_keeps_bound_members() {
     let mut world = world(json!({}));
     world.node("n", 10);
     world.refuse.insert("a1".to_owned());
@@ -533,7 +533,7 @@ fn restart_counts_bound_members_only() {
 }
 
 #[test]
-fn a_member_that_cannot_be_tried_does_not_count() {
+fn member_that_cannot_be_scheduled_does_not_count() {
     for (case, change) in [
         (
             "gated",
@@ -632,7 +632,7 @@ fn deleted_representative_is_replaced() {
 }
 
 #[test]
-fn a_changed_pod_group_counts_at_once() {
+fn changed_pod_group_applies_immediately() {
     let mut world = world(json!({}));
     world.node("n", 10);
     world.declare(group("a", 3, json!({}), json!({})));
@@ -646,7 +646,7 @@ fn a_changed_pod_group_counts_at_once() {
 }
 
 #[test]
-fn malformed_values_are_reported_and_replaced() {
+fn invalid_values_are_reported_and_replaced() {
     for (more, expected, starts) in [
         (
             json!({"min-available": "two"}),

@@ -151,7 +151,7 @@ fn four(spec: &str) -> Vec<Pod> {
 }
 
 #[test]
-fn a_gang_goes_to_one_place_member_by_member() {
+fn gang_is_placed_in_one_domain() {
     let names = ["p1", "p2", "p3", "p4"];
     type Cores = fn(&str) -> usize;
     let rows: [(&str, Cores, [&str; 4]); 4] = [
@@ -208,7 +208,7 @@ fn gang_that_does_not_fit_reports_free_slots() {
 }
 
 #[test]
-fn a_gang_that_is_not_strict_is_gathered_all_the_same() {
+fn non_strict_gang_is_placed_in_one_domain() {
     let mut world = eight(|node| usize::from(node != "node-1" && node != "node-4"));
     for name in ["p1", "p2", "p3", "p4"] {
         let more = json!({SPEC: MUST, "mode": "NonStrict"});
@@ -221,7 +221,7 @@ fn a_gang_that_is_not_strict_is_gathered_all_the_same() {
 }
 
 #[test]
-fn pods_that_are_there_count_and_places_move_with_labels() {
+fn placed_pods_count_and_labels_move_nodes() {
     let mut world = eight(|_| 1);
     world.apply(on_node(pod("other", json!({})), "node-2"));
     for pod in four(MUST) {
@@ -274,7 +274,7 @@ fn nominated_node_is_free_for_own_gang() {
 }
 
 #[test]
-fn members_are_dealt_nodes_by_their_index() {
+fn nodes_are_assigned_by_member_index() {
     let mut world = eight(|_| 1);
     let index = |n: &str| json!({SPEC: MUST, "network-topology-index": n});
     for (name, more) in [
@@ -305,7 +305,7 @@ fn near(pod: Pod) -> Pod {
 
 /// Rows of upstream's `TestPodGroupManager_PreScore`; each changes the state for the next one.
 #[test]
-fn single_pods_go_near_those_with_their_selector() {
+fn single_pods_prefer_nodes_near_their_selector() {
     let names = ["p1", "p2", "p3", "p4", "p5", "p6"];
     for of_gang in [false, true] {
         let mut world = eight(|_| 1);
@@ -380,7 +380,7 @@ fn replacement_member_joins_its_gang_domain() {
 }
 
 #[test]
-fn a_late_member_goes_as_near_as_it_can() {
+fn late_member_is_placed_as_close_as_possible() {
     let mut world = torn(PREFER, "once-satisfied");
     // The spine of the other members is full.
     assert_eq!(world.nodes_of(&["p5"]), ["node-3"]);
@@ -467,7 +467,7 @@ fn gang_waits_without_tree_or_argument() {
 }
 
 #[test]
-fn the_status_follows_the_nodes_no_faster_than_its_pace() {
+fn status_writes_are_rate_limited() {
     let mut world = eight(|_| 1);
     world.run();
     let written = world.statuses();
@@ -501,7 +501,7 @@ fn the_status_follows_the_nodes_no_faster_than_its_pace() {
 }
 
 #[test]
-fn layers_that_are_no_line_are_reported_once() {
+fn nonlinear_layers_are_reported_once() {
     let mut world = empty(true);
     world.hang("n", "s", "b", 9);
     let bad = json!([{"topologyLayer": "SpineLayer"}]);
@@ -519,7 +519,7 @@ fn layers_that_are_no_line_are_reported_once() {
 }
 
 #[test]
-fn layers_in_a_circle_are_reported_and_harm_no_other_pod() {
+fn cyclic_layers_are_reported_and_affect_no_other_pod() {
     let mut world = empty(true);
     world.hang("n", "s", "b", 9);
     let layer = |name: &str, parent: &str| json!({"topologyLayer": name, "parentTopologyLayer": parent, "labelKey": ["k"]});

@@ -65,7 +65,7 @@ fn the_maximum_is_never_exceeded() {
 
 /// The gate `SupportParentQuotaSubmitPod` belongs to the webhook: pods that it admits are charged here.
 #[test]
-fn a_quota_with_children_has_pods_of_its_own() {
+fn parent_quota_may_have_pods() {
     for gates in [&[][..], &["SupportParentQuotaSubmitPod"]] {
         let mut engine = engine_with(&json!({}), gates);
         engine.node_applied(node("n", 100, 100), at(0));
@@ -127,7 +127,7 @@ fn small_runtime_is_ignored_when_disabled() {
 }
 
 #[test]
-fn a_resource_that_the_maximum_does_not_name_is_free() {
+fn resource_missing_in_max_is_unlimited() {
     let mut engine = engine(&json!({}), 100, 100);
     let mut cpu_only = quota("a", "", (10, 0), (0, 0));
     cpu_only["spec"] = json!({"max": {"cpu": "10"}});
@@ -196,7 +196,7 @@ fn nested_quotas_are_limited_by_their_parent() {
 }
 
 #[test]
-fn pods_that_must_not_be_preempted_stay_within_the_minimum() {
+fn non_preemptible_pods_stay_within_min() {
     struct Row {
         name: &'static str,
         max: (i64, i64),

@@ -175,7 +175,7 @@ fn quota_without_usable_parent_gets_its_min() {
 
 /// Two thousand quotas in one cycle are checked in linear time, and the message is cut.
 #[test]
-fn quotas_in_a_long_circle_are_reported_in_short() {
+fn long_quota_cycle_is_reported_briefly() {
     let mut engine = engine(&json!({}), 100, 100);
     let name = |at: usize| format!("q{:04}", at % 2000);
     for at in 0..2000 {

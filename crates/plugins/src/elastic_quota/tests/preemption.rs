@@ -39,7 +39,7 @@ fn cluster(args: &Value) -> Engine {
 }
 
 #[test]
-fn a_full_quota_makes_room_from_its_own_pods_of_lower_priority() {
+fn full_quota_preempts_own_pods_of_lower_priority() {
     struct Row {
         name: &'static str,
         args: Value,
@@ -135,7 +135,7 @@ fn pod_is_admitted_after_its_victims_are_deleted() {
 }
 
 #[test]
-fn a_pod_that_may_not_preempt_does_not() {
+fn preemption_policy_never_is_respected() {
     let mut engine = cluster(&json!({}));
     add(&mut engine, &bound(with(pod("x", "a", 10, 1), 1)), 0);
     let mut meek = with(pod("p", "a", 10, 1), 10);
@@ -149,7 +149,7 @@ fn a_pod_that_may_not_preempt_does_not() {
 }
 
 #[test]
-fn pods_with_a_disruption_budget_are_spared_where_others_can_go() {
+fn pods_with_budget_are_evicted_last() {
     let mut engine = cluster(&json!({}));
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "b", "namespace": "team"},

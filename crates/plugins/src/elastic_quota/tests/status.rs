@@ -8,7 +8,7 @@ fn shows(object: &Value, annotation: &str) -> Value {
 }
 
 #[test]
-fn objects_show_requests_use_and_share_once_a_second() {
+fn quota_status_is_written_at_most_once_a_second() {
     let mut engine = engine(&json!({}), 100, 100);
     let mut a = quota("a", "", (40, 40), (10, 10));
     apply(&mut engine, &a, 0);
@@ -82,7 +82,7 @@ fn unused_resources_are_removed_from_status() {
 }
 
 #[test]
-fn guaranteed_use_is_shown_under_its_gate() {
+fn guaranteed_use_is_reported_with_its_gate() {
     let mut engine = engine_with(&json!({}), &["ElasticQuotaGuaranteeUsage"]);
     engine.node_applied(node("n", 100, 100), at(0));
     let mut a = quota("a", "", (40, 40), (10, 1));

@@ -82,7 +82,7 @@ fn root_quota_total_is_subtracted_from_others() {
 }
 
 #[test]
-fn requests_and_use_stay_in_their_tree_and_go_up_in_it() {
+fn requests_and_use_add_up_within_their_tree() {
     let mut engine = cluster(&[GATE]);
     apply(&mut engine, &root("t1", "tree-a", (100, 200)), 0);
     apply(&mut engine, &root("t2", "tree-b", (100, 200)), 0);
@@ -198,7 +198,7 @@ fn pod_is_admitted_within_its_tree_total() {
 }
 
 #[test]
-fn a_pod_changes_trees_with_its_label_and_a_quota_with_its() {
+fn tree_labels_move_pods_and_quotas() {
     let mut engine = cluster(&[GATE, "DisableDefaultQuota"]);
     for (name, tree) in [("t1", "tree-1"), ("t2", "tree-2")] {
         apply(&mut engine, &root(name, tree, (10, 40)), 0);

@@ -169,7 +169,7 @@ fn both(mut base: Value, more: Value) -> Value {
 }
 
 #[test]
-fn usage_is_held_against_thresholds() {
+fn usage_is_compared_with_thresholds() {
     let empty = || pod_with("p", 0, json!({}), json!({}));
     let prod = |requests: Value| pod_with("p", 9999, requests, json!({}));
     let stale = |more: Value| both(json!({"filterExpiredNodeMetrics": false}), more);

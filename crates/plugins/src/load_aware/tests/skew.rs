@@ -71,7 +71,7 @@ fn clock_skew_is_reported_once_per_node() {
 
 /// The initialization time is the kubelet's, the assignment time another scheduler's.
 #[test]
-fn times_of_pods_ahead_extend_no_estimate() {
+fn future_pod_times_do_not_extend_estimates() {
     for (kind, args) in [
         (
             "Initialized",

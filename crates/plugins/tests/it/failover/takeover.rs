@@ -18,7 +18,7 @@ const GROUP: &str = "pod-group.scheduling.sigs.k8s.io";
 const MODE: &str = "gang.scheduling.koordinator.sh/mode";
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_without_its_lease_writes_nothing_any_more() {
+async fn leader_without_lease_stops_writing() {
     let case = "lease lost";
     let world = FailoverWorld::start().await;
     // Four writes at a time take two seconds each, so writes are queued when the lease is lost.

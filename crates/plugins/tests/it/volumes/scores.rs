@@ -161,7 +161,7 @@ fn storage_utilization_score_selects_node() {
 }
 
 #[test]
-fn zones_and_bent_shapes() {
+fn storage_score_with_zones_and_bent_shapes() {
     // Two nodes per zone; the third zone has no volumes.
     let bent = json!({"shape": [{"utilization": 0, "score": 0}, {"utilization": 50, "score": 3},
         {"utilization": 100, "score": 5}]});
@@ -195,7 +195,7 @@ fn zones_and_bent_shapes() {
 }
 
 #[test]
-fn a_shape_needs_the_gate_and_makes_sense() {
+fn shape_requires_gate_and_is_validated() {
     let build = |args: Value, on: bool| {
         let mut factories = koord_plugins::registry().factories.into_iter();
         let factory = factories.find(|f| f.name == "VolumeBinding").unwrap();

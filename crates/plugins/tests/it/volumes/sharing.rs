@@ -22,7 +22,7 @@ proptest! {
     /// Incremental counts of volumes, updated as pods and attachments change, match a count of the final
     /// state.
     #[test]
-    fn volumes_on_nodes_are_counted_as_they_come_and_go(
+    fn incremental_volume_counts_match_recount(
         steps in prop::collection::vec(step(), 1..90),
         places in prop::collection::vec(0..NODES, 90),
     ) {

@@ -19,7 +19,7 @@ fn budget(app: &str, allowed: i32) -> ObjectChange {
 }
 
 #[test]
-fn budgets_are_kept_over_several_nodes() {
+fn budgets_are_respected_across_nodes() {
     let mut world = evicting();
     for node in ["n1", "n2"] {
         world.node(node, 2);

@@ -324,9 +324,9 @@ impl Cluster {
                 .filter(|cpu| mask.contains(&node.numa_of_cpu(*cpu)))
                 .collect();
         }
-        let others: Vec<Allocation> = self.on(name).collect();
+        let allocations: Vec<Allocation> = self.on(name).collect();
         let taken = |cpu: &u32| {
-            others
+            allocations
                 .iter()
                 .any(|allocation| allocation.cpus.contains(cpu))
         };
@@ -618,11 +618,11 @@ impl Cluster {
             used.extend(minors.map(|minor| node.numa_of_device(kind, *minor)));
         }
         let will_do = |numa| world.devices_fit(pod, &allocation.node, &[numa]);
-        let one = match node.policy {
+        let single_numa = match node.policy {
             Policy::Single => true,
             Policy::Restricted => pod.requests_devices() && (0..NUMAS).any(will_do),
             Policy::BestEffort | Policy::None => false,
         };
-        assert!(!one || used.len() == 1, "{context}");
+        assert!(!single_numa || used.len() == 1, "{context}");
     }
 }
