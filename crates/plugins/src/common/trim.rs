@@ -10,7 +10,7 @@ use k8s_openapi::api::policy::v1::{
     PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
-use k8s_openapi::apimachinery::pkg::apis::trim_metadata::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::scheduling::{ClusterNetworkTopology, ElasticQuota, PodGroup, Reservation};
 use koord_scheduler::Trim;
 

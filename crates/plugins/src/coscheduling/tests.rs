@@ -231,11 +231,11 @@ impl GangWorld {
             let more = self.engine.schedule_one(at(self.now)).is_some();
             self.cycles += usize::from(more);
             self.collect();
-            let mut quiet = false;
+            let mut echoed = false;
             while self.echo && self.one_echo() {
-                seen = true;
+                echoed = true;
             }
-            if !more && !seen {
+            if !more && !echoed {
                 return;
             }
         }

@@ -208,22 +208,22 @@ impl Rules {
         let mut path = vec![name.to_owned()];
         loop {
             let below = path[0].clone();
-            let Some(name) = parent_name(&below, trees) else {
+            let Some(ancestor) = parent_name(&below, trees) else {
                 return Ok(());
             };
             // The runtime is up to date: it was divided along this path for the pod's own quota.
             let Some(parent) = trees.parent(&below) else {
-                path.insert(0, parent_name.clone());
+                path.insert(0, ancestor.clone());
                 return Err(Rejection::error(format!(
-                    "Could not find the elasticQuota {parent_name}, quotaNameTopo: [{}]",
+                    "Could not find the elasticQuota {ancestor}, quotaNameTopo: [{}]",
                     path.join(" ")
                 )));
             };
             let mut change = delta.used.clone();
-            if let Some(others) = delta.above.get(&parent_name) {
+            if let Some(others) = delta.above.get(&ancestor) {
                 change.add_all(others);
             }
-            path.insert(0, parent_name);
+            path.insert(0, ancestor);
             let limit = if self.runtime {
                 &parent.runtime
             } else {

@@ -120,7 +120,10 @@ impl Args {
             ));
         }
         if !matches!(self.estimator.as_str(), "" | "defaultEstimator") {
-            return refuse(format!("estimator: {:?} does not exist", self.estimator));
+            return refuse(format!(
+                "estimator: {:?} is not supported, expected defaultEstimator",
+                self.estimator
+            ));
         }
         for name in self.resource_weights.keys() {
             if !self.estimated_scaling_factors.contains_key(name) {

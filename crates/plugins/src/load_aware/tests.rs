@@ -265,7 +265,7 @@ fn system_usage_counts_as_prod_if_configured() {
     }
     let plain = json!({"prodUsageThresholds": {"cpu": 20},
         "estimatedScalingFactors": {"cpu": 100, "memory": 70}});
-    assert_eq!(of(plain, "20"), "n", "by default it does not");
+    assert_eq!(answer_with(plain, "20"), "n", "by default it does not");
 }
 
 #[test]

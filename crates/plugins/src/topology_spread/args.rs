@@ -91,7 +91,7 @@ impl Args {
             if self.default_constraints[..at].iter().any(same) {
                 let field = field("topologyKey");
                 return Err(format!(
-                    "{field}: {topology_key:?} with {when_unsatisfiable:?} is there twice"
+                    "{field}: {topology_key:?} with {when_unsatisfiable:?} is listed twice"
                 ));
             }
         }

@@ -503,7 +503,7 @@ impl Metered for VolumeBinding {
 impl ObjectEvents for VolumeBinding {
     fn on_object(&mut self, change: &ObjectChange, view: View<'_>, fx: &mut Effects) {
         if matches!(change.kind, CLAIMS | VOLUMES) {
-            let hosts = storage(view).moved().iter();
+            let hosts = storage(view).changed_hosts().iter();
             fx.touched
                 .extend(hosts.flat_map(|host| self.hosts.nodes(host)));
             self.check_plans(change, view, fx);

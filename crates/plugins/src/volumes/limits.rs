@@ -144,7 +144,7 @@ impl<'a> CountedVolume<'a> {
 
 /// Returns the volumes of a new pod, whose claims must exist. The flag is true if the volume may already be
 /// on a node: used by another pod, attached, or the volume of another claim.
-fn sources<'a>(
+fn counted_volumes<'a>(
     storage: &'a Storage,
     pod: &'a PodInfo,
 ) -> Result<Vec<(CountedVolume<'a>, bool)>, Rejection> {

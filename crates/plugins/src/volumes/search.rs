@@ -3,7 +3,7 @@
 use super::binding::VolumeBinding;
 use super::claims;
 use super::matching::{
-    self, ClaimId, can_serve, is_reserved_for, meets_claim, reachable, topology_allows,
+    self, ClaimId, can_serve, is_reachable, is_reserved_for, meets_claim, topology_allows,
 };
 use super::metrics::Failures;
 use super::plan::{BindStep, Utilization};

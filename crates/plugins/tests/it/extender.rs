@@ -180,13 +180,13 @@ async fn invalid_extender_answer_is_reported() {
     let cluster = Cluster::start().await;
     cluster.node("a", allocatable("8"), json!([])).await;
     let answer: Arc<Mutex<(u16, Vec<u8>)>> = Arc::default();
-    let say = answer.clone();
-    let answer = move |_: String, _: Value| {
-        let (code, body) = say.lock().clone();
+    let shared_answer = answer.clone();
+    let handler = move |_: String, _: Value| {
+        let (code, body) = shared_answer.lock().clone();
         let response = (StatusCode::from_u16(code).unwrap(), body).into_response();
         futures::future::ready(response).boxed()
     };
-    let extender = Extender::serve(Arc::new(answer), None).await;
+    let extender = Extender::serve(Arc::new(handler), None).await;
     let filter = json!({"filterVerb": "filter", "nodeCacheCapable": true,
         "managedResources": [{"name": "example.com/x", "ignoredByScheduler": true}]});
     let entry = extender.entry(&filter);

@@ -670,9 +670,9 @@ async fn quota_with_room_for_both_preempts_no_pod() {
         more["metadata"]["labels"]["koordinator.sh/priority-class"] = json!(band);
         pod(name, json!({"memory": "500Mi"}), more)
     };
-    field.create(of("batch", "BE", "koord-batch")).await;
+    field.create(in_band("batch", "BE", "koord-batch")).await;
     field.cluster.bound("batch").await;
-    field.create(of("prod", "LS", "koord-prod")).await;
+    field.create(in_band("prod", "LS", "koord-prod")).await;
     field.cluster.bound("prod").await;
     pass(60).await;
     assert!(field.node_of("batch").await.is_some());

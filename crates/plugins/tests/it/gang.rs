@@ -276,7 +276,7 @@ async fn gang_preempts_on_several_nodes_or_not_at_all() {
     cluster.pod_group("web", 1).await;
     for name in ["w1", "w2", "w3"] {
         cluster
-            .member(name, "web", of("little", cores.clone()))
+            .member(name, "web", pod_of("little", cores.clone()))
             .await;
         cluster.bound(name).await;
     }
@@ -284,7 +284,7 @@ async fn gang_preempts_on_several_nodes_or_not_at_all() {
     cluster.pod_group("large", 4).await;
     for name in ["l1", "l2", "l3", "l4"] {
         cluster
-            .member(name, "large", of("much", cores.clone()))
+            .member(name, "large", pod_of("much", cores.clone()))
             .await;
     }
     let mut conditions = Vec::new();
@@ -328,7 +328,7 @@ async fn gang_preempts_on_several_nodes_or_not_at_all() {
     cluster.pod_group("gang", 2).await;
     for name in ["a", "b"] {
         cluster
-            .member(name, "gang", of("much", cores.clone()))
+            .member(name, "gang", pod_of("much", cores.clone()))
             .await;
     }
     // The member that failed first, and the one after the preemption: both get a nominated node and are bound

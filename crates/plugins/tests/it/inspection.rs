@@ -1,7 +1,7 @@
 //! The inspection API over HTTP, in upstream's form.
 
 use crate::api::{Cluster, allocatable};
-use crate::preemption::{ask, page, serve};
+use crate::preemption::{page, send_request, serve};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use koord_api::slo::NodeMetric;
 use koord_app::Clock;

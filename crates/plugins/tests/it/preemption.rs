@@ -208,10 +208,10 @@ async fn pods_are_explained_over_http_and_only_by_the_leader() {
     let any = "127.0.0.1:0".parse().unwrap();
     let stop = scheduler.stop.clone();
     let other = admin.serve(any, Exposure::Loopback, stop).await.unwrap();
-    let (code, body) = ask(other, "GET", "/apis/v1/nodes/n1", "").await;
+    let (code, body) = send_request(other, "GET", "/apis/v1/nodes/n1", "").await;
     assert_eq!(code, "503");
     assert_eq!(body, r#"{"message":"the instance is not leader"}"#);
-    let silent = ask(other, "GET", "/metrics/resources", "").await;
+    let silent = send_request(other, "GET", "/metrics/resources", "").await;
     assert_eq!(silent, ("200".into(), String::new()));
     scheduler.stop().await;
 }

@@ -359,7 +359,7 @@ fn hard_pod_affinity_weight_of_existing_pods() {
     ];
     for (name, weight, namespace, expected) in rows {
         let args = json!({"hardPodAffinityWeight": weight});
-        let got = attracted(args, ("service=S1", namespace, ""), &there, "C I 1");
+        let got = attracted(args, ("service=S1", namespace, ""), &pods, "C I 1");
         assert_eq!(got, expected, "{name}");
     }
 }

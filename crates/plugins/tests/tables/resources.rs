@@ -173,9 +173,9 @@ fn balanced_allocation_scores() {
     let rows = [
         ("nothing", both(), ["4/10000", "4/10000"], &[][..], "", "0 0"),
         ("sizes differ", both(), ["4/10000", "6/10000"], &[], all, "87 100"),
-        ("pods are there", both(), ["10/20000", "10/20000"], there, all, "82 95"),
-        ("pods are there, sizes differ", both(), ["10/20000", "10/50000"], there, all, "82 80"),
-        ("as much as there is", both(), ["6/10000", "6/10000"], there, cpu, "50 75"),
+        ("pods are there", both(), ["10/20000", "10/20000"], pods, all, "82 95"),
+        ("pods are there, sizes differ", both(), ["10/20000", "10/50000"], pods, all, "82 80"),
+        ("as much as there is", both(), ["6/10000", "6/10000"], pods, cpu, "50 75"),
         ("another resource", three(), ["3500m/40000 gpu=8", "3500m/40000 gpu=8"], &[("b", all), ("a", gpu)], "gpu=1", "70 65"),
         ("a node without it", three(), ["3500m/40000 gpu=8", "3500m/40000"], &[], all, "63 63"),
     ];

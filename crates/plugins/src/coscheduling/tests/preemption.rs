@@ -343,7 +343,7 @@ fn protected_pods_are_not_evicted_for_gangs() {
     world.node("n1", 2);
     let policy = json!({"match-policy": "only-waiting"});
     let victim = sized(annotated("m0", "a", 2, policy.clone()), 2, 1);
-    world.apply(on_node(there, "n1"));
+    world.apply(on_node(victim, "n1"));
     for pod in members(2, 2, 1, &policy) {
         world.apply(pod);
     }

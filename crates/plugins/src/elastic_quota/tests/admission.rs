@@ -395,7 +395,7 @@ fn failed_binding_releases_the_quota() {
     assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "10");
     let error = koord_scheduler::engine::BindError {
         message: "no".to_owned(),
-        deleted: false,
+        gone: false,
     };
     engine.bind_finished("p", Err(error), at(1));
     assert_eq!(summary(&mut engine, "a")["used"]["cpu"], "0");

@@ -19,7 +19,7 @@ fn quota_status_is_written_at_most_once_a_second() {
         let is_patch = |write: &&Write| write.name == name && matches!(write.verb, Verb::Patch(_));
         writes.iter().filter(is_patch).cloned().collect()
     };
-    let to_a = of(&first, "a");
+    let to_a = writes_of(&first, "a");
     assert_eq!((to_a.len(), to_a[0].namespace.as_str()), (1, "quotas"));
     assert_eq!(
         (to_a[0].group, to_a[0].version, to_a[0].plural),

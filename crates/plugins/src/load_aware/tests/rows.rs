@@ -206,7 +206,9 @@ fn usage_is_compared_with_thresholds() {
     let first = |used: Load| {
         let small_pod = pod_with("one", 9999, json!({}), json!({}));
         let world = NodeWorld::with_usage(used).with(limited(limits(65, 85), limits(60, 70)));
-        world.reported(&[("one", PROD, (30, 100))]).holds(one, -10)
+        world
+            .reported(&[("one", PROD, (30, 100))])
+            .holds(small_pod, -10)
     };
     let mut daemon = pod_with("p", 9999, json!({}), json!({}));
     daemon["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": "DaemonSet",
@@ -399,7 +401,13 @@ fn estimates_hold_until_a_deadline() {
             None,
             Some(120),
         ),
-        ("both", &both, None, Some(("True", -30)), Some(-20)),
+        (
+            "both",
+            &both_deadlines,
+            None,
+            Some(("True", -30)),
+            Some(-20),
+        ),
         (
             "initialized",
             &initialized,

@@ -363,7 +363,7 @@ fn play(step: &Step, engines: &mut [Engine; 2], world: &mut PreemptionWorld, now
             engine.pod_applied(object(pod), now);
         }
     };
-    let tell = |engines: &mut [Engine; 2], change: &ObjectChange| {
+    let notify = |engines: &mut [Engine; 2], change: &ObjectChange| {
         for engine in engines {
             engine.object_changed(change, now);
         }

@@ -199,7 +199,7 @@ impl Cluster {
         };
         let here = self.domain(node, key);
         let mut friends = self
-            .there()
+            .placed_pods()
             .filter(|(other, _)| other.app == app)
             .peekable();
         // The first pod of a group with affinity to itself may be placed anywhere.
@@ -217,7 +217,7 @@ impl Cluster {
                 .is_some_and(|(key, app)| app == other.app && same(key))
         };
         !self
-            .there()
+            .placed_pods()
             .any(|(other, at)| shuns(pod, other, at) || shuns(other, pod, at))
     }
 

@@ -5,7 +5,7 @@ mod world;
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use world::{CLAIMS, NODES, Step, World, machine, pick, pod_of, run, step};
+use world::{CLAIMS, NODES, Step, VolumeWorld, machine, pick, pod_of, run, step};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
@@ -28,7 +28,7 @@ proptest! {
     ) {
         let limits = || crate::small::engine(&["NodeVolumeLimits"], json!({}));
         let mut engines = vec![limits()];
-        let mut world = World::default();
+        let mut world = VolumeWorld::default();
         let mut pods: BTreeMap<String, Arc<Pod>> = BTreeMap::new();
         let now = at(0);
         for node in 0..NODES {
@@ -173,18 +173,18 @@ fn node_changes_reach_equivalent_pods() {
     let mut steps: Vec<Step> = (0..4)
         .map(|node| limit(node, u8::from(node == 0)))
         .collect();
-    one.extend([bound(0), bound(1), bound(7)]);
+    steps.extend([bound(0), bound(1), bound(7)]);
     let (volume, node) = (7, 0);
     let rows = [
         (
             "a node takes more than before",
-            [&one[..], &[pod(0), pod(1), limit(0, 2)]].concat(),
+            [&steps[..], &[pod(0), pod(1), limit(0, 2)]].concat(),
             "p2 -> n0",
         ),
         (
             "a volume is detached",
             [
-                &one[..],
+                &steps[..],
                 &[Step::Attached { node, volume }, pod(0), Step::Detached(7)],
             ]
             .concat(),
