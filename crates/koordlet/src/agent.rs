@@ -88,7 +88,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent on `root` that follows `states`.
+    /// Returns an agent on `root` that follows `states`.
     ///
     /// # Errors
     /// When strategies conflict or the machine's topology cannot be read.
@@ -134,7 +134,7 @@ impl Agent {
         })
     }
 
-    /// The Node object, when it is known.
+    /// Returns the Node object, when it is known.
     pub(crate) fn node_info(&self) -> Option<Arc<NodeInfo>> {
         self.states.node.load_full()
     }
@@ -156,7 +156,7 @@ impl Agent {
         &self.settings.gates
     }
 
-    /// The table of collectors as it stands.
+    /// Returns the table of collectors as it stands.
     #[must_use]
     pub fn collectors(&self) -> Vec<Collector> {
         self.measure.collectors(&self.settings)
@@ -178,7 +178,7 @@ impl Agent {
         &self.rules
     }
 
-    /// The audit log.
+    /// Returns the audit log.
     #[must_use]
     pub fn audit(&self) -> &audit::Log {
         &self.audit
@@ -314,7 +314,7 @@ impl Agent {
         }
     }
 
-    /// How many steps of the fast lane are to be taken in one; `None` while no strategy asks for it.
+    /// Returns how many steps of the fast lane are to be taken in one; `None` while no strategy asks for it.
     #[must_use]
     pub fn fast_pace(&self) -> Option<u32> {
         self.measure.fast_pace()

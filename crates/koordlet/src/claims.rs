@@ -44,19 +44,19 @@ impl Classes {
         Self(bits)
     }
 
-    /// All but these.
+    /// Returns all but these.
     #[must_use]
     pub const fn but(classes: &[QosClass]) -> Self {
         Self(Self::ALL.0 & !Self::of(classes).0)
     }
 
-    /// Whether `class` is one of them.
+    /// Returns whether `class` is one of them.
     #[must_use]
     pub const fn has(self, class: QosClass) -> bool {
         self.0 & (1 << class as u8) != 0
     }
 
-    /// Whether some class is in both.
+    /// Returns whether some class is in both.
     #[must_use]
     pub const fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -100,7 +100,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Whether a write to `file` at `level` for a pod of `class` is covered.
+    /// Returns whether a write to `file` at `level` for a pod of `class` is covered.
     #[must_use]
     pub fn covers(&self, file: TargetKind, level: Level, class: QosClass) -> bool {
         self.file == file && self.level == level && self.classes.has(class)

@@ -38,7 +38,7 @@ const WRITE_WITHIN: Duration = Duration::from_secs(10);
 pub struct Config {
     /// Where vendors' tools put their files.
     pub files: PathBuf,
-    /// Whether accelerators are only those of the files.
+    /// True if accelerators are only those of the files.
     pub files_only: bool,
     /// NVIDIA's library: its path, or its name.
     pub library: PathBuf,
@@ -144,7 +144,7 @@ impl Reporter {
     }
 }
 
-/// A device as people see it.
+/// Returns a device as people see it.
 fn shown(found: &Detected) -> status::Device {
     let info = &found.info;
     let place = info.topology.as_ref().map_or_else(String::new, |topology| {

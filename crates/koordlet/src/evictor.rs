@@ -345,7 +345,7 @@ impl Worker {
         })
     }
 
-    /// The version of the eviction API, discovered once; `None` when there is none.
+    /// Returns the version of the eviction API, discovered once; `None` when there is none.
     async fn version(&self) -> Result<Option<EvictVersion>, koord_kube::Error> {
         let known = *self.version.lock();
         if known.is_some() {

@@ -60,7 +60,7 @@ pub struct ListError {
     why: String,
 }
 
-/// The machine's NUMA nodes. A kernel that knows none has node 0, with everything.
+/// Returns the machine's NUMA nodes. A kernel that knows none has node 0, with everything.
 ///
 /// # Errors
 /// When a file of the kernel cannot be read or understood.

@@ -34,7 +34,7 @@ macro_rules! gates {
             /// Every gate, in the order of the help text.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// The name in `--feature-gates`.
+            /// Returns the name in `--feature-gates`.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)+ }
@@ -110,7 +110,7 @@ impl Default for Gates {
 }
 
 impl Gates {
-    /// Whether `gate` is open.
+    /// Returns whether `gate` is open.
     #[must_use]
     pub fn is_on(&self, gate: Gate) -> bool {
         self.0.enabled(gate.name())
@@ -121,7 +121,7 @@ impl Gates {
         self.0.set(gate.name(), on);
     }
 
-    /// The gates that are open and do less than upstream's, with what to say about each at start.
+    /// Returns the gates that are open and do less than upstream's, with what to say about each at start.
     pub fn lacking(&self) -> impl Iterator<Item = (Gate, &'static str)> + '_ {
         let open = Gate::ALL.iter().filter(|gate| self.is_on(**gate));
         open.filter_map(|gate| match gate.effect() {

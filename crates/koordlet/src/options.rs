@@ -38,7 +38,7 @@ pub struct Options {
     pub node_name: String,
     /// The machine; the running one when `None`.
     pub root: Option<Root>,
-    /// Whether resctrl is mounted where it is not and a strategy could use it. It stays mounted.
+    /// True if resctrl is mounted where it is not and a strategy could use it. It stays mounted.
     pub mount_resctrl: bool,
     /// Where the cgroup driver is not given it is detected below this group.
     pub detect_layout: Option<CgroupPath>,
@@ -46,7 +46,7 @@ pub struct Options {
     pub settings: Settings,
     /// Where pods come from.
     pub pods: PodSource,
-    /// Whether NodeMetric is reported.
+    /// True if NodeMetric is reported.
     pub report: bool,
     /// Overrides the NodeMetric's report interval, also below the minimum of 30 s. For tests and
     /// for `koord up`, where somebody waits for the first report.

@@ -56,7 +56,7 @@ pub struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The means over a window; `None` when one of both has no sample in it.
+    /// Returns the means over a window; `None` when one of both has no sample in it.
     fn average(&self, window_ms: u64) -> Option<ResourceMap> {
         let mean = |metric| (self.store).average((self.subject, metric), self.now_ms, window_ms);
         Some(usage(mean(Metric::CpuUsage)?, mean(self.memory)?))
@@ -121,7 +121,7 @@ impl Agent {
         )]))
     }
 
-    /// The status to publish at `wall` under `policy`; `None` before the first samples.
+    /// Returns the status to publish at `wall` under `policy`; `None` before the first samples.
     #[must_use]
     pub fn report(
         &mut self,
@@ -215,7 +215,7 @@ impl Agent {
 }
 
 impl Agent {
-    /// The NUMA nodes with samples, by number.
+    /// Returns the NUMA nodes with samples, by number.
     fn numa_usages(&self, window_ms: u64, now_ms: u64) -> Vec<NumaUsage> {
         let store = &self.measure.store;
         let average = |subject| {

@@ -21,11 +21,11 @@ pub struct Collectors {
     pub cpi_ms: u64,
     /// How long such a window is.
     pub cpi_window_ms: u64,
-    /// Whether memory with page cache is measured, too.
+    /// True if memory with page cache is measured, too.
     pub page_cache: bool,
-    /// Whether packets of services are counted, for the pressure guard.
+    /// True if packets of services are counted, for the pressure guard.
     pub packets: bool,
-    /// Whether cache and memory bandwidth are monitored by QoS class.
+    /// True if cache and memory bandwidth are monitored by QoS class.
     pub resctrl: bool,
     /// Between two readings of these.
     pub resctrl_ms: u64,
@@ -54,7 +54,7 @@ pub struct Settings {
     pub interval_ms: u64,
     /// Between two steps of the fast lane, in milliseconds, while a strategy asks for it.
     pub fast_interval_ms: u64,
-    /// Whether a clean stop brings back what was in the files before.
+    /// True if a clean stop brings back what was in the files before.
     pub restore_on_stop: bool,
     /// Which features are on.
     pub gates: Gates,
@@ -64,7 +64,7 @@ pub struct Settings {
     pub suppress_mode: SuppressMode,
     /// The constants of the pressure guard.
     pub guard: guard::Config,
-    /// Whether BE pods' own groups get `cpu.idle` where the NodeSLO does not say.
+    /// True if BE pods' own groups get `cpu.idle` where the NodeSLO does not say.
     pub be_cpu_idle: bool,
     /// Between two looks at BE pods' values, in milliseconds.
     pub reconcile_interval_ms: u64,
@@ -82,7 +82,7 @@ pub struct Settings {
     pub memory_cool_down_ms: u64,
     /// Between two looks at the files of the reconciling strategies, in milliseconds; 0 is never.
     pub qos_reconcile_interval_ms: u64,
-    /// Whether pods with CPUs of their own have no CFS quota.
+    /// True if pods with CPUs of their own have no CFS quota.
     pub unset_cpu_quota: bool,
     /// HAMi-core's library on the host, for containers that share a GPU through it.
     pub hami_library: String,

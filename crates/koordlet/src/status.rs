@@ -44,7 +44,7 @@ pub struct Strategy {
 pub struct Gate {
     /// Its name.
     pub name: String,
-    /// Whether it is open.
+    /// True if it is open.
     pub on: bool,
     /// What is missing of its effect in this build; empty when nothing is.
     pub why: String,
@@ -157,7 +157,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// A board that also shows `complaints` and `conditions`.
+    /// Returns a board that also shows `complaints` and `conditions`.
     #[must_use]
     pub fn new(complaints: Complaints, conditions: Conditions) -> Self {
         Self {
@@ -337,7 +337,7 @@ pub(crate) fn driver(layout: &Layout) -> String {
     format!("{:?}", layout.driver()).to_lowercase()
 }
 
-/// The running kernel's release; empty where it cannot be read.
+/// Returns the running kernel's release; empty where it cannot be read.
 fn release() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
     release.map_or_else(|_| String::new(), |text| text.trim().to_owned())

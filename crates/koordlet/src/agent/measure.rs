@@ -41,7 +41,7 @@ struct Running {
     collector: Box<dyn Collector>,
     /// Ticks between two samples.
     every: u64,
-    /// Whether it had demand in the tick before.
+    /// True if it had demand in the tick before.
     is_active: bool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Measure {
     pub(crate) batch: CgroupPath,
     /// Which memory the cluster wants to know of.
     pub(crate) memory: Memory,
-    /// Whether memory with page cache is kept whatever the cluster wants.
+    /// True if memory with page cache is kept whatever the cluster wants.
     always_page_cache: bool,
     root: Root,
     layout: Layout,
@@ -69,7 +69,7 @@ pub(crate) struct Measure {
     pressure: Pressure,
     /// CPU time of services per unit of work.
     pub(crate) work: Work,
-    /// Whether somebody asked for the fast lane.
+    /// True if somebody asked for the fast lane.
     pub(crate) fast: bool,
     /// What was asked for at the last tick.
     needs: Needs,
@@ -141,7 +141,7 @@ impl Measure {
         })
     }
 
-    /// The pods with their newest samples, for a view; `None` until a first list arrived.
+    /// Returns the pods with their newest samples, for a view; `None` until a first list arrived.
     pub(crate) fn views(&self) -> Option<Vec<PodView<'_>>> {
         self.pods.list()?;
         let views = self.pods.iter().map(|(info, pod)| PodView {
@@ -302,7 +302,7 @@ impl Measure {
         self.needs = needs;
     }
 
-    /// How many steps of the fast lane are one now; `None` while nobody asks for it.
+    /// Returns how many steps of the fast lane are one now; `None` while nobody asks for it.
     pub(crate) fn fast_pace(&self) -> Option<u32> {
         self.fast.then(|| self.pressure.pace())
     }
@@ -384,7 +384,7 @@ impl Measure {
         self.snapshots.save(now, &self.pods, &self.store)
     }
 
-    /// The table of collectors as it stands.
+    /// Returns the table of collectors as it stands.
     pub(crate) fn collectors(&self, settings: &Settings) -> Vec<health::Collector> {
         table::shown(settings, self.needs, self.memory, |name| {
             let standing = self.errors.standing(name).map(failing);
@@ -395,7 +395,7 @@ impl Measure {
         })
     }
 
-    /// The node's newest use within `window_ms`: milli-cores and bytes.
+    /// Returns the node's newest use within `window_ms`: milli-cores and bytes.
     pub(crate) fn node_use(&self, now_ms: u64, window_ms: u64) -> (Option<f64>, Option<f64>) {
         let newest = |metric| self.store.last((Subject::Node, metric), now_ms, window_ms);
         (newest(Metric::CpuUsage), newest(Metric::MemoryUsage))

@@ -101,7 +101,7 @@ fn bytes(now: TickTime, pods: &Pods, store: &Store) -> Vec<u8> {
     })
 }
 
-/// The name in the file of what is not a pod. No UID has a blank.
+/// Returns the name in the file of what is not a pod. No UID has a blank.
 fn owner(subject: Subject) -> Option<String> {
     match subject {
         Subject::Node => Some("the node".to_owned()),

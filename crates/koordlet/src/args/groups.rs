@@ -94,7 +94,7 @@ impl System {
         }
     }
 
-    /// The directories that these flags and the mode give.
+    /// Returns the directories that these flags and the mode give.
     pub(super) fn dirs(&self) -> Result<Dirs, UnknownAgentMode> {
         let mut dirs = self.mode()?.dirs();
         // Below another /sys, resctrl is there too, unless said otherwise.
@@ -124,7 +124,7 @@ pub struct Runtime {
     /// `nri`, or `proxy` with --enable-nri-runtime-hook=false.
     #[arg(long, default_value = "")]
     pub runtime_hooks_mode: String,
-    /// Whether `nri` is the mode where none is named.
+    /// True if `nri` is the mode where none is named.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_nri_runtime_hook: bool,
     /// What becomes of a container whose hook fails: `Ignore` (it is created as asked for) or `Fail`.
@@ -233,7 +233,7 @@ pub struct States {
     /// authority and the files in `pki` below the kubelet's directory otherwise.
     #[arg(long, default_value = "")]
     pub kubelet_certificate_authority: String,
-    /// Whether the kubelet's certificate is verified.
+    /// True if the kubelet's certificate is verified.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_verify_certificate: bool,
     /// Do not ask the kubelet for its configuration.
@@ -248,14 +248,14 @@ pub struct States {
     /// left a fingerprint of the pods, or to `--topology-exporter`.
     #[arg(long, default_value = "auto")]
     pub node_topology_mode: String,
-    /// Whether the NodeResourceTopology says what is free in each NUMA node, as the kubelet's PodResources
+    /// True if the NodeResourceTopology says what is free in each NUMA node, as the kubelet's PodResources
     /// service lists it: instead of nfd-topology-updater, and never beside it.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub topology_exporter: bool,
     /// Time between two looks at what the kubelet lists that no change asks for; 0 is never.
     #[arg(long, default_value = "60s", value_parser = super::duration)]
     pub topology_exporter_interval: Duration,
-    /// Whether NodeMetric is reported.
+    /// True if NodeMetric is reported.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,
 }

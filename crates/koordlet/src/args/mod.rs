@@ -110,7 +110,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     Ok(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// A directory; an empty one would be the working directory.
+/// Returns a directory; an empty one would be the working directory.
 fn path(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
         return Err("a directory must be named".to_owned());
@@ -168,7 +168,7 @@ pub enum ArgsError {
 }
 
 impl Args {
-    /// The options these flags ask for. Opens the audit log and looks at the cgroup mounts.
+    /// Returns the options these flags ask for. Opens the audit log and looks at the cgroup mounts.
     ///
     /// # Errors
     /// Names the flag and its value.

@@ -101,7 +101,7 @@ fn present(dir: &Path) -> PathBuf {
     dir.join("audit.log")
 }
 
-/// The rotated files, oldest first.
+/// Returns the rotated files, oldest first.
 fn rotated(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut old: Vec<PathBuf> = fs::read_dir(dir)?
         .filter_map(Result::ok)
@@ -148,7 +148,7 @@ impl Backwards {
         })
     }
 
-    /// The next line that is not empty. What cannot be read ends its file.
+    /// Returns the next line that is not empty. What cannot be read ends its file.
     pub(super) fn line(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.tail.iter().rposition(|byte| *byte == b'\n') {

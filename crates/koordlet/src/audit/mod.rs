@@ -83,7 +83,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A record without subject name; the log fills in time and sequence.
+    /// Returns a record without subject name; the log fills in time and sequence.
     #[must_use]
     pub fn new(subject: Subject, level: u8, reason: &str, message: String) -> Self {
         Self {
@@ -172,7 +172,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// A log that writes files when `config.dir` is set. When they cannot be written, that is said
+    /// Returns a log that writes files when `config.dir` is set. When they cannot be written, that is said
     /// once and tried again every minute: auditing must not stop what it audits.
     #[must_use]
     pub fn open(config: Config) -> Self {
@@ -236,13 +236,13 @@ impl Log {
         self.0.inner.lock().flush(&self.0.config);
     }
 
-    /// The records in memory, oldest first.
+    /// Returns the records in memory, oldest first.
     #[must_use]
     pub fn entries(&self) -> Vec<Entry> {
         self.since(0)
     }
 
-    /// The records after `sequence` that are in memory, oldest first.
+    /// Returns the records after `sequence` that are in memory, oldest first.
     #[must_use]
     pub fn since(&self, sequence: u64) -> Vec<Entry> {
         let inner = self.0.inner.lock();
@@ -251,19 +251,19 @@ impl Log {
         newer.map(|entry| Entry::clone(entry)).collect()
     }
 
-    /// The number of the newest record; 0 before the first.
+    /// Returns the number of the newest record; 0 before the first.
     #[must_use]
     pub fn newest(&self) -> u64 {
         self.0.inner.lock().next - 1
     }
 
-    /// The largest page that is given out.
+    /// Returns the largest page that is given out.
     #[must_use]
     pub fn max_page(&self) -> usize {
         self.0.config.max_page
     }
 
-    /// A page of at most `size` records, newest first: the first, or that of `token`. A log that
+    /// Returns a page of at most `size` records, newest first: the first, or that of `token`. A log that
     /// is read on is the log as it was at the first page. Reads files: not for an async task.
     ///
     /// # Errors
@@ -337,7 +337,7 @@ impl Inner {
         }
     }
 
-    /// The records that only memory has, oldest first.
+    /// Returns the records that only memory has, oldest first.
     fn not_in_file(&self) -> VecDeque<Arc<Entry>> {
         let kept = self.ring.iter().filter(|kept| !kept.in_file);
         kept.map(|kept| kept.entry.clone()).collect()

@@ -97,7 +97,7 @@ struct Reader {
 pub(super) struct Readers(Mutex<VecDeque<Reader>>);
 
 impl Readers {
-    /// The next `size` records from `cursor`, which is kept when there are more of them; beyond
+    /// Returns the next `size` records from `cursor`, which is kept when there are more of them; beyond
     /// `most` the oldest reader is forgotten.
     pub(super) fn begin(&self, cursor: Cursor, size: usize, most: usize) -> Page {
         let cursor = Arc::new(Mutex::new(cursor));
@@ -118,7 +118,7 @@ impl Readers {
         Page { events, next }
     }
 
-    /// The next `size` records for the reader with `token`.
+    /// Returns the next `size` records for the reader with `token`.
     pub(super) fn go_on(&self, token: &str, size: usize) -> Result<Page, UnknownToken> {
         self.expire();
         let cursor = {

@@ -39,7 +39,7 @@ pub struct ColdPages {
 }
 
 impl ColdPages {
-    /// A collector of the pods and host applications in `states`, into `facts`. Groups are named as
+    /// Returns a collector of the pods and host applications in `states`, into `facts`. Groups are named as
     /// `layout` says until another is found.
     #[must_use]
     pub fn new(root: Root, states: Arc<States>, facts: Arc<Facts>, layout: Layout) -> Self {

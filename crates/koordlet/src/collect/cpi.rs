@@ -26,7 +26,7 @@ pub struct Counts {
     pub cycles: u64,
     /// Retired instructions.
     pub instructions: u64,
-    /// Whether that was in the last window of the round: the others' are of some time ago.
+    /// True if that was in the last window of the round: the others' are of some time ago.
     pub newest: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct CpiCollector {
     window: Duration,
     /// What stands for cycles and for instructions.
     events: [Event; 2],
-    /// Whether the machine was seen to count.
+    /// True if the machine was seen to count.
     counts: bool,
     /// Most descriptors of one window.
     descriptors: usize,
@@ -87,7 +87,7 @@ pub struct CpiCollector {
 }
 
 impl CpiCollector {
-    /// A collector of the containers in `states`, into `facts` and `metrics`, that pauses `every`
+    /// Returns a collector of the containers in `states`, into `facts` and `metrics`, that pauses `every`
     /// after windows of the length `window`.
     #[must_use]
     pub fn new(

@@ -50,7 +50,7 @@ pub struct CollectCtx<'a> {
     pub tick: u64,
     /// What strategies need.
     pub needs: Needs,
-    /// Whether memory with page cache is stored.
+    /// True if memory with page cache is stored.
     pub page_cache: bool,
     /// The machine.
     pub root: &'a Root,

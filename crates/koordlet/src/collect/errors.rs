@@ -105,7 +105,7 @@ impl CollectErrorLog {
         self.log.clear(collector);
     }
 
-    /// Whether a round of `collector` was recorded, and it has had demand since.
+    /// Returns whether a round of `collector` was recorded, and it has had demand since.
     #[cfg(test)]
     pub(crate) fn has_run(&self, collector: &str) -> bool {
         self.clean.contains_key(collector)

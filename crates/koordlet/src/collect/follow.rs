@@ -23,7 +23,7 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// The list being followed; `None` until a first one arrived.
+    /// Returns the list being followed; `None` until a first one arrived.
     #[must_use]
     pub fn list(&self) -> Option<&Arc<Vec<PodInfo>>> {
         self.list.as_ref()
@@ -35,7 +35,7 @@ impl Pods {
         self.version
     }
 
-    /// The listed pods, with what is known about them.
+    /// Returns the listed pods, with what is known about them.
     pub fn iter(&self) -> impl Iterator<Item = (&PodInfo, &TrackedPod)> {
         self.list
             .as_deref()

@@ -22,14 +22,14 @@ pub struct HostApps {
 }
 
 impl HostApps {
-    /// The series of the application `name`, while it is followed.
+    /// Returns the series of the application `name`, while it is followed.
     #[must_use]
     pub fn subject(&self, name: &str) -> Option<Subject> {
         let app = self.apps.iter().find(|app| app.name == name)?;
         Some(Subject::HostApp(app.id))
     }
 
-    /// The series of the application `name` and its newest memory with page cache, in bytes.
+    /// Returns the series of the application `name` and its newest memory with page cache, in bytes.
     #[must_use]
     pub fn with_page_cache(&self, name: &str) -> Option<(Subject, f64)> {
         let app = self.apps.iter().find(|app| app.name == name)?;

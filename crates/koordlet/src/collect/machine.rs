@@ -36,7 +36,7 @@ pub struct MachineInfo {
     pub vendor: String,
     /// Marketing name of the processor.
     pub model: String,
-    /// Whether hyper-threading is active.
+    /// True if hyper-threading is active.
     pub hyper_threads: bool,
     /// Whether the processor may exceed its base frequency; `None` where the kernel does not tell.
     pub turbo: Option<bool>,

@@ -28,7 +28,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The growth of `counter` per unit of `now` since the sample before; `None` for the first
+    /// Returns the growth of `counter` per unit of `now` since the sample before; `None` for the first
     /// sample, when no time passed, and when the counter shrank (the group was made anew).
     pub fn update(&mut self, now: u64, counter: u64) -> Option<f64> {
         let last = self.last.replace((now, counter));

@@ -29,7 +29,7 @@ pub struct NodeCollector {
 }
 
 impl NodeCollector {
-    /// A collector for `root`.
+    /// Returns a collector for `root`.
     #[must_use]
     pub fn new(root: Root) -> Self {
         Self {

@@ -37,7 +37,7 @@ pub struct NumaCollector {
 }
 
 impl NumaCollector {
-    /// A collector for the machine `topology`.
+    /// Returns a collector for the machine `topology`.
     #[must_use]
     pub fn new(root: Root, topology: &CpuTopology) -> Self {
         let cpus = topology.cpus.iter();
@@ -117,7 +117,7 @@ pub struct NumaUsageCollector {
 }
 
 impl NumaUsageCollector {
-    /// A collector for the machine `topology`.
+    /// Returns a collector for the machine `topology`.
     #[must_use]
     pub fn new(root: Root, topology: &CpuTopology) -> Self {
         Self {

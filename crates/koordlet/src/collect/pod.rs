@@ -96,7 +96,7 @@ impl GroupCollector {
         }
     }
 
-    /// The counters of throttling, where they are wanted: where there is a place for `errors`.
+    /// Returns the counters of throttling, where they are wanted: where there is a place for `errors`.
     fn read_stat(
         &mut self,
         root: &Root,
@@ -177,7 +177,7 @@ pub struct TrackedContainer {
     pub id: u64,
     /// Its group.
     pub group: CgroupPath,
-    /// Whether it has a CPU limit of its own, which it can be throttled by.
+    /// True if it has a CPU limit of its own, which it can be throttled by.
     pub limited: bool,
     /// Its open files.
     pub usage: GroupCollector,
@@ -195,7 +195,7 @@ pub struct TrackedPod {
 }
 
 impl TrackedPod {
-    /// A pod without samples.
+    /// Returns a pod without samples.
     #[must_use]
     pub fn new(id: u64) -> Self {
         Self {
@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// A reader of another group's use.
+    /// Returns a reader of another group's use.
     fn other_usage(tree: &Tree) -> Option<Reader<u64>> {
         let other = tree.group("kubepods/pody").unwrap();
         let text = "usage_usec 7000000\n";

@@ -18,7 +18,7 @@ pub struct PsiCollector {
 }
 
 impl PsiCollector {
-    /// A collector of the pods in `states` that works `every` so often.
+    /// Returns a collector of the pods in `states` that works `every` so often.
     #[must_use]
     pub fn new(root: Root, states: Arc<States>, metrics: Metrics, every: Duration) -> Self {
         Self {

@@ -17,7 +17,7 @@ pub struct ResctrlMonitor {
 }
 
 impl ResctrlMonitor {
-    /// A monitor that publishes as `metrics`, `every` so often.
+    /// Returns a monitor that publishes as `metrics`, `every` so often.
     #[must_use]
     pub fn new(root: Root, metrics: Metrics, every: Duration) -> Self {
         Self {

@@ -126,7 +126,7 @@ fn device_number(text: &str) -> Result<Number, Malformed> {
     }
 }
 
-/// The disk of a partition: the directory above the one that its link leads to.
+/// Returns the disk of a partition: the directory above the one that its link leads to.
 fn disk_of(dir: &Path) -> Option<String> {
     let real = fs::canonicalize(dir).ok()?;
     Some(real.parent()?.file_name()?.to_str()?.to_owned())
@@ -153,7 +153,7 @@ fn disks_below(dir: &Path, depth: u8, into: &mut BTreeSet<String>) {
     }
 }
 
-/// The volume group of a logical volume's mapped name: `my--vg-data` is `data` in `my-vg`.
+/// Returns the volume group of a logical volume's mapped name: `my--vg-data` is `data` in `my-vg`.
 fn volume_group(mapped: &str) -> Option<String> {
     let mut group = String::new();
     let mut letters = mapped.chars().peekable();

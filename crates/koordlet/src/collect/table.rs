@@ -33,7 +33,7 @@ pub enum Demand {
 }
 
 impl Demand {
-    /// Whether a collector of the loop has demand while strategies have these `needs`.
+    /// Returns whether a collector of the loop has demand while strategies have these `needs`.
     #[must_use]
     pub fn is_met(&self, needs: &Needs) -> bool {
         match self {
@@ -258,7 +258,7 @@ pub fn slow_jobs(parts: &SlowParts<'_>) -> Vec<Box<dyn Job>> {
     jobs.collect()
 }
 
-/// The table as it stands: `needs` and `memory` are what was asked for last, and `trouble` tells
+/// Returns the table as it stands: `needs` and `memory` are what was asked for last, and `trouble` tells
 /// what a collector said last when it failed or gave up.
 #[must_use]
 pub fn shown(

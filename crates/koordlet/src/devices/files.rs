@@ -95,7 +95,7 @@ pub(super) fn malformed(problem: Problem) -> Malformed {
     Malformed::new(problem.field, problem.value, &problem.why)
 }
 
-/// The names in `dir`, sorted; none where there is no such directory.
+/// Returns the names in `dir`, sorted; none where there is no such directory.
 fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -111,7 +111,7 @@ fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The content of a regular file; `None` where it is none, or gone.
+/// Returns the content of a regular file; `None` where it is none, or gone.
 fn read(path: &Path) -> std::io::Result<Option<String>> {
     let gone = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Ok(None),

@@ -25,7 +25,7 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// The sources that the gates open; `None` where none is.
+    /// Returns the sources that the gates open; `None` where none is.
     #[must_use]
     pub fn new(root: Root, gates: &Gates, config: &Config) -> Option<Self> {
         let accelerators = gates.is_on(Gate::Accelerators);

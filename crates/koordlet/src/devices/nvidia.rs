@@ -66,7 +66,7 @@ impl Nvidia {
         }
     }
 
-    /// The GPUs; none where NVIDIA's driver has none. The library is asked once for what does not change.
+    /// Returns the GPUs; none where NVIDIA's driver has none. The library is asked once for what does not change.
     pub(super) fn look(&mut self) -> (Option<Report>, Complaints) {
         self.load();
         let wrong = match &self.loaded {

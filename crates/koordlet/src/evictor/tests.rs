@@ -26,7 +26,7 @@ enum Answer {
 struct Server {
     answer: fn(&str) -> Answer,
     seen: Arc<Mutex<Vec<Value>>>,
-    /// Whether it offers evictions, and how often it was asked that.
+    /// True if it offers evictions, and how often it was asked that.
     offers: bool,
     discovered: Arc<AtomicUsize>,
 }
@@ -231,7 +231,7 @@ async fn budgets_are_respected_in_every_mode_that_asks() {
     }
 }
 
-/// A BE pod of which one container runs, as a process that the fake tree knows of.
+/// Returns a BE pod of which one container runs, as a process that the fake tree knows of.
 fn running_pod(rig: &Rig, tree: &Tree) -> (Child, Vec<PathBuf>) {
     let child = Command::new("sleep").arg("1000").spawn().unwrap();
     let group = tree.group("kubepods/besteffort/podu-a/c1").unwrap();

@@ -105,7 +105,7 @@ impl Refusal {
     }
 }
 
-/// The error without the value, so that files whose value changes are reported once.
+/// Returns the error without the value, so that files whose value changes are reported once.
 fn cause(error: &HostError) -> String {
     match error {
         HostError::Write { source, .. } | HostError::Io { source, .. } => source.to_string(),

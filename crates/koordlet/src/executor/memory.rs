@@ -87,7 +87,7 @@ impl Memory {
         (!record.ours.is_empty()).then_some(record.ours.as_str())
     }
 
-    /// Whether `value` was written to `target` so recently that it need not be looked at.
+    /// Returns whether `value` was written to `target` so recently that it need not be looked at.
     pub(super) fn is_fresh(&self, target: &Target, value: &str, now_ms: u64) -> bool {
         let cached = self.get(target).and_then(|record| record.cached.as_ref());
         cached.is_some_and(|(written, at)| {

@@ -61,7 +61,7 @@ pub struct Intent {
     pub because: String,
     /// Verbosity of the audit line.
     pub verbosity: u8,
-    /// Whether a value written less than [`Executor::FORCE_AFTER_MS`] ago need not be looked at.
+    /// True if a value written less than [`Executor::FORCE_AFTER_MS`] ago need not be looked at.
     pub cacheable: bool,
     /// Of a reconcile of hooks' values: its level, as the metric of these names it.
     pub reconciles: Option<&'static str>,
@@ -115,7 +115,7 @@ impl Executor {
     pub const FORCE_AFTER_MS: u64 = 60_000;
     const SWEEP_MS: u64 = 60_000;
 
-    /// An executor on `root` that records in `log`.
+    /// Returns an executor on `root` that records in `log`.
     #[must_use]
     pub fn new(root: Root, log: Log, force_after_ms: u64) -> Self {
         Self {
@@ -309,7 +309,7 @@ impl Executor {
         }
     }
 
-    /// The value to write on the way down, if the wanted one is looser than the present one.
+    /// Returns the value to write on the way down, if the wanted one is looser than the present one.
     fn loosened(&self, intent: &Intent) -> Option<String> {
         let current = self.root.read_target(&intent.target).ok()??;
         intent.target.order().loosened(&current, &intent.value)

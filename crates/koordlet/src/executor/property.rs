@@ -77,7 +77,7 @@ impl Shape {
         }
     }
 
-    /// A valid state: every child within its parent.
+    /// Returns a valid state: every child within its parent.
     fn state(&self, raw: &[[u8; 10]]) -> Vec<Files> {
         let mut states: Vec<Files> = Vec::new();
         let mut limits: Vec<Option<i64>> = Vec::new();

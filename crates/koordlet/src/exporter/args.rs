@@ -50,10 +50,10 @@ pub struct Args {
     /// authority and the files in pki below --kubelet-state-dir otherwise
     #[arg(long, default_value = "")]
     pub kubelet_certificate_authority: String,
-    /// Whether the kubelet's certificate is verified
+    /// True if the kubelet's certificate is verified
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_verify_certificate: bool,
-    /// Whether to say which pods were counted
+    /// True if to say which pods were counted
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub pods_fingerprint: bool,
     /// Accepted as "*" only: who leaves pods out reports CPUs as free that are not
@@ -168,7 +168,7 @@ impl Args {
     }
 }
 
-/// The resources that are not reported of `node`.
+/// Returns the resources that are not reported of `node`.
 fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
     let read: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let mine = read.exclude_list.into_iter();

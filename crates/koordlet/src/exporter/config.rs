@@ -175,7 +175,7 @@ fn alignment(answer: &str) -> Result<Alignment, String> {
     })
 }
 
-/// A threshold of eviction in bytes, or in percent.
+/// Returns a threshold of eviction in bytes, or in percent.
 fn threshold(text: &str) -> Result<(u64, f64), String> {
     let wrong = || {
         format!(
@@ -200,7 +200,7 @@ fn threshold(text: &str) -> Result<(u64, f64), String> {
 mod tests {
     use super::*;
 
-    /// An API server that is not asked.
+    /// Returns an API server that is not asked.
     fn nobody() -> Client {
         let refused = |_: http::Request<koord_kube::client::Body>| async {
             Err::<http::Response<koord_kube::client::Body>, _>(std::io::Error::other("not asked"))

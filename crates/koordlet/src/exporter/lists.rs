@@ -13,7 +13,7 @@ use koord_rpc::podresources::{
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     pub(super) told: Vec<String>,
-    /// Whether what is free is not known for one of them.
+    /// True if what is free is not known for one of them.
     pub(super) is_contradictory: bool,
 }
 
@@ -24,7 +24,7 @@ impl Problems {
     }
 }
 
-/// The resource of huge pages of so many bytes each: `hugepages-2Mi`.
+/// Returns the resource of huge pages of so many bytes each: `hugepages-2Mi`.
 pub(super) fn huge_pages(size: u64) -> String {
     let size = Quantity::from_bytes(i64::try_from(size).unwrap_or(i64::MAX));
     format!("hugepages-{size}")
@@ -75,7 +75,7 @@ fn share(
     all
 }
 
-/// The NUMA nodes, and what is said of those that there cannot be.
+/// Returns the NUMA nodes, and what is said of those that there cannot be.
 fn mask(topology: Option<&TopologyInfo>, of: &str) -> (NumaMask, Vec<String>) {
     let nodes = topology.into_iter().flat_map(|topology| &topology.nodes);
     let mut strange = Vec::new();

@@ -46,12 +46,12 @@ pub(super) enum PublishError {
 }
 
 impl PublishError {
-    /// Whether somebody else was faster.
+    /// Returns whether somebody else was faster.
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, Self::Object { source, .. } if patch::is_conflict(source))
     }
 
-    /// Whether it is worth trying again before something changes: another exporter's object changes
+    /// Returns whether it is worth trying again before something changes: another exporter's object changes
     /// when that stops, or is deleted.
     pub(super) fn is_passing(&self) -> bool {
         !matches!(self, Self::Taken { .. })
@@ -110,7 +110,7 @@ pub(super) async fn publish(
     written.map(|_| Published::Written).map_err(failed)
 }
 
-/// The report goes when the node goes. It does not hold the node back: that takes another right.
+/// Returns the report goes when the node goes. It does not hold the node back: that takes another right.
 async fn owner_of(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
     let api: Api<Node> = Api::all(client.clone());
     let found = api.get(node).await.map_err(|source| PublishError::Node {

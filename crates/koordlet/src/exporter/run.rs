@@ -43,11 +43,11 @@ pub struct Settings {
     pub state_dir: Option<PathBuf>,
     /// How the kubelet aligns.
     pub kubelet: ConfigSource,
-    /// Whether it is said which pods were counted.
+    /// True if it is said which pods were counted.
     pub fingerprint: bool,
     /// Resources that are not reported.
     pub exclude: BTreeSet<String>,
-    /// Whether anything is written; else it is logged.
+    /// True if anything is written; else it is logged.
     pub publish: bool,
     /// Whether it writes where another exporter has written.
     pub take_over: TakeOver,
@@ -127,7 +127,7 @@ const LISTS: &str = "PodResources";
 const WRITE: &str = "publication";
 
 impl Exporter {
-    /// An exporter that has not looked yet. What stops it from writing becomes an event of the node.
+    /// Returns an exporter that has not looked yet. What stops it from writing becomes an event of the node.
     #[must_use]
     pub fn new(
         settings: Settings,

@@ -17,9 +17,9 @@ pub struct Guard {
     pub absent: Vec<Lack>,
     /// The cap on the node's CPU for everything together, in percent; none when missing.
     pub cap_percent: Option<i64>,
-    /// Whether batch groups have the idle policy.
+    /// True if batch groups have the idle policy.
     pub idle: bool,
-    /// Whether pages of batch pods are reclaimed.
+    /// True if pages of batch pods are reclaimed.
     pub reclaim: bool,
     /// The limit of batch work's memory bandwidth, in percent; none when missing.
     pub bandwidth_percent: Option<i64>,
@@ -53,7 +53,7 @@ pub struct GuardService {
     pub expected: f64,
     /// How far above that it must be to count.
     pub margin: f64,
-    /// Whether the expectation was learned without batch work.
+    /// True if the expectation was learned without batch work.
     pub learned: bool,
     /// Levers held for it.
     pub held: Vec<GuardHeld>,
@@ -73,7 +73,7 @@ pub struct GuardHeld {
     pub level: i64,
     /// The level that hurt.
     pub hurt_at: Option<i64>,
-    /// Whether harm came back when it was let go.
+    /// True if harm came back when it was let go.
     pub confirmed: bool,
     /// Seconds of batch work until more is tried.
     pub tries_in_seconds: u64,
@@ -91,7 +91,7 @@ pub struct GuardExperiment {
     pub before: f64,
     /// And after.
     pub after: f64,
-    /// Whether that is a help.
+    /// True if that is a help.
     pub helped: bool,
     /// How long ago it ended, in seconds.
     pub ago_seconds: u64,

@@ -83,7 +83,7 @@ pub struct ResctrlWish {
 }
 
 impl Adjustment {
-    /// Whether nothing is wanted.
+    /// Returns whether nothing is wanted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -186,12 +186,12 @@ struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// The class by which hooks share out values.
+    /// Returns the class by which hooks share out values.
     fn class(&self) -> QosClass {
         class_of(self.pod)
     }
 
-    /// The container, when it is one that runs the pod's own program.
+    /// Returns the container, when it is one that runs the pod's own program.
     fn container(&self) -> Option<&'a ContainerInfo> {
         match self.part {
             Part::Container(container) => Some(container),
@@ -204,7 +204,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The class by which hooks share out values: a pod with CPUs of its own counts as LSR, because that
+/// Returns the class by which hooks share out values: a pod with CPUs of its own counts as LSR, because that
 /// is how the scheduler treated it.
 pub(crate) fn class_of(pod: &PodInfo) -> QosClass {
     match pod.qos {
@@ -231,7 +231,7 @@ pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
     of_subject(&Subject { pod, part }, rules)
 }
 
-/// The same; `around` calls each hook that is heard.
+/// Returns the same; `around` calls each hook that is heard.
 pub(crate) fn desired_around(
     pod: &PodInfo,
     container: Option<&ContainerInfo>,

@@ -50,7 +50,7 @@ fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
     }
 }
 
-/// The pod's CPU limit in milli-cores, as the kubelet counts it: `None` when one container has none.
+/// Returns the pod's CPU limit in milli-cores, as the kubelet counts it: `None` when one container has none.
 fn of_pod(pod: &PodInfo) -> Option<i64> {
     let limit = |milli: Option<i64>| milli.filter(|milli| *milli > 0);
     let mut running = 0_i64;

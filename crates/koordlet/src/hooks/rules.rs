@@ -29,9 +29,9 @@ pub struct Sources<'a> {
     pub batch_quotas_lifted: bool,
     /// Batch pods' groups are idle.
     pub batch_idle: bool,
-    /// Whether this kernel has group identity, and it is in use or to be used.
+    /// True if this kernel has group identity, and it is in use or to be used.
     pub group_identity: bool,
-    /// Whether this kernel's groups can be idle.
+    /// True if this kernel's groups can be idle.
     pub cpu_idle: bool,
 }
 
@@ -41,11 +41,11 @@ pub struct Sources<'a> {
 pub struct Rules {
     /// Bit i: the i-th row of [`HOOKS`] is heard.
     heard: u32,
-    /// Whether batch pods have quotas of their own.
+    /// True if batch pods have quotas of their own.
     pub(super) batch_quotas: bool,
-    /// Whether batch pods' groups are idle.
+    /// True if batch pods' groups are idle.
     pub(super) batch_idle: bool,
-    /// Whether groups can be idle at all.
+    /// True if groups can be idle at all.
     pub(super) cpu_idle: bool,
     /// By what quotas are divided, for pods on shared CPUs (CPUNormalization).
     pub(super) ratio: Option<f64>,
@@ -53,9 +53,9 @@ pub struct Rules {
     pub(super) batch_ratio: Option<f64>,
     /// CPU pools; `None` while nobody told.
     pub(super) pools: Option<Pools>,
-    /// Whether batch pods are kept to their pools.
+    /// True if batch pods are kept to their pools.
     pub(super) batch_by_pool: bool,
-    /// Whether pods with CPUs of their own lose their quotas.
+    /// True if pods with CPUs of their own lose their quotas.
     pub(super) unset_quota: bool,
     /// Values of group identity; `None` where it is not to be touched.
     pub(crate) group_identity: Option<GroupIdentity>,
@@ -63,7 +63,7 @@ pub struct Rules {
     pub(super) core_sched: CoreSched,
     /// HAMi-core's library on the host.
     pub(super) hami_library: String,
-    /// Whether HAMi-core shares its figures with a monitor.
+    /// True if HAMi-core shares its figures with a monitor.
     pub(super) hami_monitor: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct Rules {
 pub type RuleStore = Arc<ArcSwapOption<Rules>>;
 
 impl Rules {
-    /// The rules that follow from `from`. Changes of the CPU normalization ratio that are too small
+    /// Returns the rules that follow from `from`. Changes of the CPU normalization ratio that are too small
     /// to act on leave it as in `last`.
     #[must_use]
     pub fn of(from: Sources<'_>, last: Option<&Self>) -> Self {
@@ -100,7 +100,7 @@ impl Rules {
         }
     }
 
-    /// Whether `hook` has its say.
+    /// Returns whether `hook` has its say.
     pub(crate) fn hears(&self, hook: &Hook) -> bool {
         let at = HOOKS.iter().position(|row| row.name == hook.name);
         at.is_some_and(|at| self.heard & 1 << at != 0)

@@ -10,7 +10,7 @@ use koord_host::CgroupPath;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A pod from its object.
+/// Returns a pod from its object.
 pub(crate) fn pod(object: Value) -> PodInfo {
     let pod: Pod = serde_json::from_value(object).unwrap();
     let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());

@@ -27,7 +27,7 @@ const WRITE_MS: (f64, f64, usize) = (0.01, 4.0, 8);
 /// From 1 ms to 4 s.
 const REQUEST_SECONDS: (f64, f64, usize) = (0.001, 4.0, 7);
 
-/// Whether the family of this name is for users and other components, not about the agent itself.
+/// Returns whether the family of this name is for users and other components, not about the agent itself.
 #[must_use]
 pub(crate) fn is_external(name: &str) -> bool {
     let external = |family: &&Family| family.audience == Audience::External;
@@ -53,7 +53,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// A container of `pod`; its id is empty while the runtime has not reported one.
+    /// Returns a container of `pod`; its id is empty while the runtime has not reported one.
     #[must_use]
     pub fn of(pod: &PodInfo, container: &ContainerInfo) -> Self {
         Self {
@@ -377,7 +377,7 @@ impl Metrics {
         }
     }
 
-    /// The node and `labels`, once the node is known.
+    /// Returns the node and `labels`, once the node is known.
     fn labels<'a>(&'a self, labels: &[&'a str]) -> Option<Vec<&'a str>> {
         let mut all = vec![self.0.node.get()?.as_str()];
         all.extend(labels);
@@ -656,7 +656,7 @@ fn status(ok: bool) -> &'static str {
     if ok { "succeeded" } else { "failed" }
 }
 
-/// The unit of a batch or mid resource.
+/// Returns the unit of a batch or mid resource.
 fn unit(resource: &str) -> &'static str {
     if resource.ends_with("memory") {
         "byte"

@@ -164,7 +164,7 @@ families! {
 }
 
 impl Family {
-    /// The name as scraped.
+    /// Returns the name as scraped.
     pub(super) fn full_name(&self) -> String {
         format!("koordlet_{}", self.name)
     }

@@ -11,7 +11,7 @@ use koord_model::cpuset::{Cpu, Topology, packed};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// The machine as the kubelet's rules for choosing CPUs take it.
+/// Returns the machine as the kubelet's rules for choosing CPUs take it.
 pub(super) fn topology(machine: &MachineInfo) -> Topology {
     Topology::new(machine.cpus.iter().map(|cpu| {
         let socket = i32::try_from(cpu.socket).unwrap_or(i32::MAX);
@@ -32,7 +32,7 @@ fn chosen(topology: &Topology, milli: i64) -> Option<CpuSet> {
     packed(topology, topology.all(), count)
 }
 
-/// The CPUs that a kubelet with a static CPU manager gives to no container.
+/// Returns the CPUs that a kubelet with a static CPU manager gives to no container.
 ///
 /// # Errors
 /// Why such a kubelet would not start, or that what it says does not fit the machine.
@@ -59,7 +59,7 @@ pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<C
     chosen(topology, milli).ok_or_else(|| wrong("kubeReserved", value(), why))
 }
 
-/// The reservation of the Node, with the CPUs that it comes to.
+/// Returns the reservation of the Node, with the CPUs that it comes to.
 pub(super) fn reservation(topology: &Topology, node: &NodeInfo) -> (NodeReservation, CpuSet) {
     let mut said = node.reservation.said.clone();
     let cpus = if said.reserved_cpus.is_empty() {
@@ -146,7 +146,7 @@ fn is_ours(pod: &PodInfo) -> bool {
         || pod.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty())
 }
 
-/// The pools of services and of batch work: the former without the CPUs of all pods that have some of
+/// Returns the pools of services and of batch work: the former without the CPUs of all pods that have some of
 /// their own, the latter only without those of LSE pods.
 pub(super) fn pools(
     machine: &MachineInfo,
@@ -167,7 +167,7 @@ pub(super) fn pools(
     [services, batch].map(|taken| pool(machine, &taken, kept_back))
 }
 
-/// A NUMA node without any CPU left by pods has no pool; one that the rest is kept back from has an
+/// Returns a NUMA node without any CPU left by pods has no pool; one that the rest is kept back from has an
 /// empty one.
 fn pool(machine: &MachineInfo, taken: &CpuSet, kept_back: &CpuSet) -> Vec<CpuSharedPool> {
     let mut by_node: BTreeMap<u32, (u32, CpuSet)> = BTreeMap::new();

@@ -29,7 +29,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) kubelet: Option<&'a Config>,
     /// The text of the kubelet's file `cpu_manager_state`; empty where there is none.
     pub(crate) cpu_manager_state: &'a str,
-    /// Whether huge pages are counted.
+    /// True if huge pages are counted.
     pub(crate) huge_pages: bool,
 }
 
@@ -137,7 +137,7 @@ impl Report {
         })
     }
 
-    /// The report as the agent itself reads it.
+    /// Returns the report as the agent itself reads it.
     #[must_use]
     pub(crate) fn read(&self) -> TopologyInfo {
         let mut object = NodeResourceTopology::default();
@@ -170,7 +170,7 @@ fn json(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(value)
 }
 
-/// An empty list is `null`, as Go writes it.
+/// Returns an empty list is `null`, as Go writes it.
 fn list<T: Serialize>(list: &[T]) -> serde_json::Result<String> {
     json(&(!list.is_empty()).then_some(list))
 }

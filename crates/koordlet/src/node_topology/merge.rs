@@ -26,7 +26,7 @@ pub(crate) struct Object<K> {
     /// The rest.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
-    /// Whether it came in the older version, which has no attributes.
+    /// True if it came in the older version, which has no attributes.
     #[serde(skip)]
     older: bool,
     #[serde(skip)]
@@ -54,7 +54,7 @@ impl From<Older> for Newer {
 koord_api::delegate_resource!(<K> Object<K> as K, metadata);
 
 impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
-    /// The object as it is created: with everything that is known, owned by the Node.
+    /// Returns the object as it is created: with everything that is known, owned by the Node.
     pub(crate) fn created(node: &str, uid: &str, report: &Report, mode: Mode) -> Self {
         let ours = mode != Mode::AnnotationsOnly;
         let labels = report.labels.iter().filter_map(|(key, value)| {
@@ -102,7 +102,7 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
 }
 
 impl Newer {
-    /// Whether an exporter counts the node's pods and says so here.
+    /// Returns whether an exporter counts the node's pods and says so here.
     pub(crate) fn is_exported(&self) -> bool {
         let notes = self.metadata.annotations.as_ref();
         let old = notes.is_some_and(|notes| notes.contains_key(OLD_FINGERPRINT));
@@ -117,7 +117,7 @@ impl Newer {
             })
     }
 
-    /// A merge patch that makes it say what `report` says, good for the version that this is; `None`
+    /// Returns a merge patch that makes it say what `report` says, good for the version that this is; `None`
     /// where it does already.
     pub(crate) fn changes(&self, report: &Report, mode: Mode) -> Option<Value> {
         let mut patch = Map::new();
@@ -185,7 +185,7 @@ impl Newer {
         (all != before).then(|| all.into())
     }
 
-    /// The list of zones, if it must change. In which order they are listed is nothing to write for.
+    /// Returns the list of zones, if it must change. In which order they are listed is nothing to write for.
     fn zones(&self, wanted: &[Zone]) -> Option<Value> {
         let present: Vec<&Value> = list(&self.fields, "zones").collect();
         let found = |zone: &Zone| {
@@ -258,7 +258,7 @@ fn list<'a>(fields: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = 
         .flatten()
 }
 
-/// Whether two texts are the same JSON.
+/// Returns whether two texts are the same JSON.
 fn is_same(known: &str, wanted: &str) -> bool {
     let read = |text: &str| serde_json::from_str::<Value>(text).ok();
     known == wanted || read(known).is_some_and(|known| Some(known) == read(wanted))

@@ -31,14 +31,14 @@ pub(crate) struct Parts {
     pub(crate) metrics: Metrics,
     pub(crate) client: Client,
     pub(crate) reporting: Reporting,
-    /// Whether anything is written; what the agent itself reads of it is known in any case.
+    /// True if anything is written; what the agent itself reads of it is known in any case.
     pub(crate) writes: bool,
-    /// Whether the kubelet is asked for its configuration; nothing is known until it has answered.
+    /// True if the kubelet is asked for its configuration; nothing is known until it has answered.
     pub(crate) asks_kubelet: bool,
     /// The kubelet's directory.
     pub(crate) kubelet_dir: PathBuf,
     pub(crate) huge_pages: bool,
-    /// Whether there is a metric for each CPU of the pools.
+    /// True if there is a metric for each CPU of the pools.
     pub(crate) each_cpu: bool,
     /// Between two looks at the machine.
     pub(crate) machine_every: Duration,
@@ -295,7 +295,7 @@ fn settled(
     Err(Trouble::Write { what, why })
 }
 
-/// The machine. A kernel that knows no NUMA nodes has one, with all memory.
+/// Returns the machine. A kernel that knows no NUMA nodes has one, with all memory.
 fn machine(root: &Root, huge_pages: bool) -> koord_host::Result<MachineInfo> {
     let mut machine = MachineInfo::read(root, huge_pages)?;
     if let [only] = machine.numa.as_mut_slice()

@@ -11,7 +11,7 @@ use koord_host::procfs::MemInfo;
 use koord_host::topology::CpuLocation;
 use serde_json::{Value, json};
 
-/// A machine with a CPU at each of these places: core, socket, NUMA node.
+/// Returns a machine with a CPU at each of these places: core, socket, NUMA node.
 fn machine(places: &[(u32, u32, u32)], kib: &[u64]) -> MachineInfo {
     let cpu = |(cpu, &(core, socket, node)): (u32, &(u32, u32, u32))| CpuLocation {
         cpu,

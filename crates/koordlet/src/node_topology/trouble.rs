@@ -47,7 +47,7 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// The field that cannot be understood, if one is to blame.
+    /// Returns the field that cannot be understood, if one is to blame.
     fn malformed(&self) -> Option<Malformed> {
         let named = |field: &dyn std::fmt::Display, value: &str, error: &dyn std::fmt::Display| {
             let value: String = value.chars().take(EXCERPT).collect();
@@ -75,7 +75,7 @@ impl Trouble {
 struct Standing {
     text: String,
     since: Instant,
-    /// Whether there is an event that says this.
+    /// True if there is an event that says this.
     is_told: bool,
 }
 

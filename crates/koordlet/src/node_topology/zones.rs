@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The huge pages that zones have: resource name and size in KiB.
 const HUGE_PAGES: [(&str, u64); 2] = [("hugepages-1Gi", 1 << 20), ("hugepages-2Mi", 2 << 10)];
 
-/// The zones of the machine, sorted by name, each with its resources sorted by name. What the node
+/// Returns the zones of the machine, sorted by name, each with its resources sorted by name. What the node
 /// keeps back of `cpu` and `memory` is taken off in equal parts where its label says so.
 ///
 /// # Errors

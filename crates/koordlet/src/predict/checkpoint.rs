@@ -197,7 +197,7 @@ impl Predictor {
         Ok(restored)
     }
 
-    /// The model in the file `uid`, when there is one that nobody has taken yet.
+    /// Returns the model in the file `uid`, when there is one that nobody has taken yet.
     pub(super) fn adopt(&mut self, uid: &str, now: UnixMillis) -> Option<Model> {
         if !self.orphans.remove(uid) {
             return None;
@@ -261,7 +261,7 @@ fn read(path: &Path) -> Result<Saved, CheckpointError> {
     })
 }
 
-/// A checkpoint that refers to another time. Nothing but the distances between times matters.
+/// Returns a checkpoint that refers to another time. Nothing but the distances between times matters.
 fn moved(mut saved: Checkpoint, by_ms: i64) -> Checkpoint {
     // The beginning of time stands for "no sample yet".
     if saved.reference > EMPTY {
@@ -309,7 +309,7 @@ pub mod fuzzed {
     use super::{Predictor, UnixMillis, save};
     use std::path::Path;
 
-    /// Whether the file `uid` of the predictor's directory is a checkpoint. One that is gets a sample, is
+    /// Returns whether the file `uid` of the predictor's directory is a checkpoint. One that is gets a sample, is
     /// written again and must be one then, too.
     ///
     /// # Panics

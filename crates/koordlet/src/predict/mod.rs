@@ -26,7 +26,7 @@ pub const NODE: &str = "__node__";
 /// What no pod accounts for.
 pub const SYSTEM: &str = "__node-sys__";
 
-/// The model of all pods of a class.
+/// Returns the model of all pods of a class.
 #[must_use]
 pub fn class_uid(class: PriorityClass) -> String {
     format!("__node-{}__", class.as_str())
@@ -103,7 +103,7 @@ pub struct Predictor {
 }
 
 impl Predictor {
-    /// A predictor without models.
+    /// Returns a predictor without models.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl Predictor {
         }
     }
 
-    /// The models' time at `wall` (milliseconds since 1970) and `steady_ms` of the steady clock.
+    /// Returns the models' time at `wall` (milliseconds since 1970) and `steady_ms` of the steady clock.
     /// Every other time that is handed to the predictor is one of these.
     pub fn time(&mut self, wall: UnixMillis, steady_ms: u64) -> UnixMillis {
         let (began, steady) = *self.began.get_or_insert((wall, steady_ms));
@@ -126,19 +126,19 @@ impl Predictor {
         time
     }
 
-    /// The settings.
+    /// Returns the settings.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How many models there are.
+    /// Returns how many models there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.models.len()
     }
 
-    /// Whether there is no model.
+    /// Returns whether there is no model.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.models.is_empty()
@@ -157,7 +157,7 @@ impl Predictor {
         }
     }
 
-    /// The peak that the model `uid` expects, without margin.
+    /// Returns the peak that the model `uid` expects, without margin.
     #[must_use]
     pub fn forecast(&self, uid: &str) -> Option<Forecast> {
         let model = self.models.get(uid)?;

@@ -38,7 +38,7 @@ pub struct PodForecast {
     pub peak: Option<Amounts>,
 }
 
-/// The estimate from the pods' models.
+/// Returns the estimate from the pods' models.
 #[must_use]
 pub fn by_pod(pods: &[PodForecast], allocatable: Amounts) -> Estimate {
     let mut unreclaimable = Amounts::default();
@@ -59,7 +59,7 @@ pub fn by_pod(pods: &[PodForecast], allocatable: Amounts) -> Estimate {
     }
 }
 
-/// The estimate from the classes' models: `requests` of production pods, and the peak of the system
+/// Returns the estimate from the classes' models: `requests` of production pods, and the peak of the system
 /// and of production pods with margin.
 #[must_use]
 pub fn by_class(requests: Amounts, unreclaimable: Amounts, allocatable: Amounts) -> Estimate {

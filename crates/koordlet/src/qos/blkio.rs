@@ -83,7 +83,7 @@ struct BlockIo {
     reconcile: Reconcile,
     /// Pods that were given limits, by UID: they are taken away when the annotation is.
     limited: FxHashSet<String>,
-    /// Whether the root was given anything: what others set there is theirs.
+    /// True if the root was given anything: what others set there is theirs.
     root: bool,
     /// Objects of which something is said to be wrong.
     bad: BTreeSet<String>,
@@ -170,7 +170,7 @@ impl BlockIo {
 /// What became of a group's blocks.
 struct Left {
     errors: Vec<BlockError>,
-    /// Whether its files say something else than what is wanted.
+    /// True if its files say something else than what is wanted.
     changes: bool,
 }
 
@@ -291,7 +291,7 @@ fn enabled(settings: Option<&BlkIOQOSCfg>) -> &[BlockCfg] {
     settings.map_or(&[], |settings| &settings.blocks)
 }
 
-/// Whether every claim that the pod's settings speak of was looked up.
+/// Returns whether every claim that the pod's settings speak of was looked up.
 fn claims_are_known(view: &View<'_>, pod: &PodInfo) -> bool {
     let mut sources = pod.notes().volumes.values();
     sources.all(|source| match source {
@@ -303,7 +303,7 @@ fn claims_are_known(view: &View<'_>, pod: &PodInfo) -> bool {
     })
 }
 
-/// The devices of a pod's block; for a volume, of what is mounted in the kubelet's directory.
+/// Returns the devices of a pod's block; for a volume, of what is mounted in the kubelet's directory.
 fn devices_of_pod(
     view: &View<'_>,
     pod: &PodInfo,

@@ -222,7 +222,7 @@ impl CpuBurst {
     }
 }
 
-/// The containers of a pod that run, with their numbers.
+/// Returns the containers of a pod that run, with their numbers.
 pub(super) fn running<'a>(pod: &PodView<'a>) -> impl Iterator<Item = (&'a ContainerInfo, u64)> {
     let (info, tracked) = (pod.info, pod.containers);
     info.resident_containers().filter_map(move |container| {
@@ -232,7 +232,7 @@ pub(super) fn running<'a>(pod: &PodView<'a>) -> impl Iterator<Item = (&'a Contai
     })
 }
 
-/// The state of the shared pool.
+/// Returns the state of the shared pool.
 fn pool(view: &View<'_>) -> PoolState {
     let now = view.now.ms();
     let window = POOL_WINDOW_MS.min(view.facts.settings.interval_ms.saturating_mul(5));

@@ -96,7 +96,7 @@ impl CpuLimits {
     }
 }
 
-/// Whether the burst strategy is for such a pod.
+/// Returns whether the burst strategy is for such a pod.
 #[must_use]
 pub fn may_burst(pod: &PodInfo) -> bool {
     pod.is_active()
@@ -105,7 +105,7 @@ pub fn may_burst(pod: &PodInfo) -> bool {
         && pod.kube_qos != KubeQos::BestEffort
 }
 
-/// The node's normalization ratio, where it holds for the pod.
+/// Returns the node's normalization ratio, where it holds for the pod.
 fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
     let gates = &facts.settings.gates;
     let scaled = match pod.qos {
@@ -118,7 +118,7 @@ fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
     scaled.then_some(ratio)
 }
 
-/// The quota of a container's native limit under the node's normalization, in microseconds per
+/// Returns the quota of a container's native limit under the node's normalization, in microseconds per
 /// period; -1 without a limit.
 #[must_use]
 pub fn base(pod: &PodInfo, container: &ContainerInfo, facts: &Facts<'_>) -> i64 {
@@ -213,7 +213,7 @@ impl Planner for CpuLimits {
     }
 }
 
-/// Whether an earlier run left a raised quota or a buffer behind.
+/// Returns whether an earlier run left a raised quota or a buffer behind.
 fn raised(view: &View<'_>, pod: &PodView<'_>) -> bool {
     super::cpu_burst::running(pod).any(|(container, _)| {
         let Some(group) = &container.cgroup else {

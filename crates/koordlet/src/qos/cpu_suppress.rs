@@ -85,7 +85,7 @@ pub struct Input<'a> {
     pub processors: &'a [Processor],
     /// CPUs that belong to LSE pods, system QoS or the reservation: not for batch work.
     pub excluded: &'a BTreeSet<u32>,
-    /// Whether the kubelet hands out CPUs itself: then the class and its pods have all CPUs that
+    /// True if the kubelet hands out CPUs itself: then the class and its pods have all CPUs that
     /// batch work may use, and only containers are narrowed.
     pub kubelet_static: bool,
     /// CPUs that belong to LSR pods.
@@ -139,14 +139,14 @@ pub struct CpuSuppress {
 }
 
 impl CpuSuppress {
-    /// Whether the BE class is limited by a quota now. Its pods must have none then: on v1 the
+    /// Returns whether the BE class is limited by a quota now. Its pods must have none then: on v1 the
     /// kernel refuses to lower a group's quota below that of a group in it.
     #[must_use]
     pub fn limits_by_quota(&self) -> bool {
         self.quota == Use::Active
     }
 
-    /// Whether the CPU sets of the BE class have been left to themselves.
+    /// Returns whether the CPU sets of the BE class have been left to themselves.
     #[must_use]
     pub fn leaves_cpusets(&self) -> bool {
         self.cpuset == Use::Recovered
@@ -411,7 +411,7 @@ impl CpuSuppress {
     }
 }
 
-/// All CPUs that batch work may use.
+/// Returns all CPUs that batch work may use.
 fn full(input: &Input<'_>) -> CpuSet {
     let cpus = input.processors.iter().map(|p| p.cpu);
     cpus.filter(|cpu| !input.excluded.contains(cpu)).collect()

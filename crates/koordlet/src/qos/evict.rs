@@ -37,7 +37,7 @@ pub struct Feature {
 pub struct Evict {
     features: &'static [Feature],
     round: Round,
-    /// Whether the first samples of a new agent are no reason to evict.
+    /// True if the first samples of a new agent are no reason to evict.
     rested: bool,
 }
 
@@ -102,7 +102,7 @@ impl Planner for Evict {
     }
 }
 
-/// The task of an allocatable feature, when requests exceed what is allocatable.
+/// Returns the task of an allocatable feature, when requests exceed what is allocatable.
 pub(super) fn by_allocatable(
     feature: &'static str,
     limits: &AllocatableThreshold,
@@ -139,7 +139,7 @@ pub(super) fn by_allocatable(
     (!task.wanted.is_empty()).then(|| (task, why.join(", ")))
 }
 
-/// The pods of a tick as eviction sees them, in the order of the view.
+/// Returns the pods of a tick as eviction sees them, in the order of the view.
 #[must_use]
 pub fn pods(view: &View<'_>) -> Vec<Pod> {
     view.pods().map(|pod| seen(view, pod)).collect()
@@ -207,7 +207,7 @@ pub struct Round {
     wrong: Vec<String>,
     /// What a feature waits for that nobody has set.
     unset: Vec<String>,
-    /// Whether the settings of a feature could be used.
+    /// True if the settings of a feature could be used.
     set: bool,
 }
 
@@ -230,20 +230,20 @@ impl Round {
         self.last_ms = Some(now_ms);
     }
 
-    /// Whether nobody has ever rested.
+    /// Returns whether nobody has ever rested.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         self.last_ms.is_none()
     }
 
-    /// Whether the pause is not over.
+    /// Returns whether the pause is not over.
     #[must_use]
     pub fn rests(&self, now_ms: u64) -> bool {
         self.last_ms
             .is_some_and(|last| now_ms.saturating_sub(last) < self.cool_down_ms)
     }
 
-    /// The settings of a feature; says once what is wrong with them.
+    /// Returns the settings of a feature; says once what is wrong with them.
     pub fn settings<T>(
         &mut self,
         feature: &'static str,

@@ -71,7 +71,7 @@ pub const STRATEGY: Strategy = Strategy {
     },
 };
 
-/// How much the alarm of a pod counts, 0–1. Batch work and the system's own pods have no say;
+/// Returns how much the alarm of a pod counts, 0–1. Batch work and the system's own pods have no say;
 /// services that were labelled LS or better and run at production priority have a whole one, those
 /// that nobody labelled half of one.
 #[must_use]
@@ -222,7 +222,7 @@ fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
     }
 }
 
-/// The levers that this node lacks, and why; bandwidth is looked at elsewhere.
+/// Returns the levers that this node lacks, and why; bandwidth is looked at elsewhere.
 fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     let (facts, machine) = (&view.facts, view.facts.machine);
     let mut absent = Vec::new();

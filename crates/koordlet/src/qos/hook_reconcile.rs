@@ -151,7 +151,7 @@ impl RuntimeHooks {
         }
     }
 
-    /// The rules in force, and whether they are new.
+    /// Returns the rules in force, and whether they are new.
     fn rules(&mut self, view: &View<'_>, plan: &Plan) -> (Arc<Rules>, bool) {
         let facts = &view.facts;
         let idle = facts.slo.extension.be_cpu_idle;
@@ -271,7 +271,7 @@ impl RuntimeHooks {
     }
 }
 
-/// The hooks that are heard.
+/// Returns the hooks that are heard.
 fn heard(rules: &Rules) -> Vec<&'static str> {
     let heard = HOOKS.iter().filter(|hook| rules.hears(hook));
     heard.map(|hook| hook.name).collect()
@@ -293,7 +293,7 @@ fn labels(pod: &PodInfo, container: Option<&ContainerInfo>) -> metrics::Containe
     }
 }
 
-/// Whether group identity is to be written: this kernel has it, and a class asks for it or an earlier
+/// Returns whether group identity is to be written: this kernel has it, and a class asks for it or an earlier
 /// value may be in force. Some kernels have a switch for all of it; without one it is always on.
 fn group_identity(view: &View<'_>) -> bool {
     if !view.facts.machine.has(Resource::CpuBvtWarp) {
@@ -305,7 +305,7 @@ fn group_identity(view: &View<'_>) -> bool {
     asked || view.kernel.target(&switch).as_deref() != Some("0")
 }
 
-/// The switches of the machine: group identity and core scheduling exclude each other, so the other
+/// Returns the switches of the machine: group identity and core scheduling exclude each other, so the other
 /// one goes off first.
 fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
     let identity = rules.hears(&hooks::group_identity::HOOK)
@@ -363,7 +363,7 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
     }
 }
 
-/// The one group of a pod that belongs to none of its containers.
+/// Returns the one group of a pod that belongs to none of its containers.
 fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
     let known = |group: &CgroupPath| {
         pod.all_containers()

@@ -71,7 +71,7 @@ pub struct Strategy {
 }
 
 impl Strategy {
-    /// Whether it runs at all.
+    /// Returns whether it runs at all.
     #[must_use]
     pub fn is_on(&self, settings: &Settings) -> bool {
         let open = |gates: &Gates| self.gates.iter().any(|gate| gates.is_on(*gate));
@@ -109,7 +109,7 @@ pub const STRATEGIES: &[Strategy] = &[
 pub struct Shown {
     /// The strategy.
     pub name: &'static str,
-    /// Whether it runs.
+    /// True if it runs.
     pub on: bool,
     /// The gates that switch it on.
     pub gates: Vec<&'static str>,
@@ -119,7 +119,7 @@ pub struct Shown {
     pub claims: Vec<String>,
 }
 
-/// The table as `settings` make it.
+/// Returns the table as `settings` make it.
 #[must_use]
 pub fn shown(settings: &Settings) -> Vec<Shown> {
     STRATEGIES

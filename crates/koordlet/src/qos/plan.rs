@@ -32,7 +32,7 @@ pub struct Write {
     pub because: String,
     /// Verbosity of the audit line.
     pub verbosity: u8,
-    /// Whether a value that was written lately need not be looked at.
+    /// True if a value that was written lately need not be looked at.
     pub cacheable: bool,
     /// Of a reconcile of hooks' values: its level, as the metric of these names it.
     pub reconciles: Option<&'static str>,
@@ -183,7 +183,7 @@ pub struct Plan {
     evictions: Vec<Eviction>,
     /// Who writes now, and what it may.
     turn: (&'static str, &'static [Claim]),
-    /// Whether the files of this turn are looked at although they were written lately.
+    /// True if the files of this turn are looked at although they were written lately.
     verify: bool,
     /// What the strategies say of themselves.
     told: Vec<(&'static str, State, String)>,

@@ -68,7 +68,7 @@ struct Control {
     log: LogOnChange,
     /// The limit of bandwidth that the guard ordered last, in percent.
     ordered: Option<i64>,
-    /// Whether there ever was one.
+    /// True if there ever was one.
     narrowed: bool,
     /// Groups of pods that are gone, and since when.
     orphans: FxHashMap<ResctrlGroup, u64>,
@@ -199,7 +199,7 @@ fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
     }))
 }
 
-/// A class's settings with no more bandwidth than the guard ordered, and all of it where neither says
+/// Returns a class's settings with no more bandwidth than the guard ordered, and all of it where neither says
 /// anything. What cannot be used stays, to be complained about.
 fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
     let percent = match settings.mba_percent {

@@ -34,7 +34,7 @@ pub struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// The node's CPU in milli-cores: what the Node object says, else what the machine has.
+    /// Returns the node's CPU in milli-cores: what the Node object says, else what the machine has.
     #[must_use]
     pub fn cpu_capacity(&self) -> i64 {
         self.node
@@ -43,7 +43,7 @@ impl Facts<'_> {
             .unwrap_or(self.machine.processors.len() as i64 * 1000)
     }
 
-    /// The node's memory in bytes: what the Node object says, else what the machine has.
+    /// Returns the node's memory in bytes: what the Node object says, else what the machine has.
     #[must_use]
     pub fn memory_capacity(&self) -> i64 {
         self.node
@@ -52,7 +52,7 @@ impl Facts<'_> {
             .unwrap_or(self.machine.memory_total)
     }
 
-    /// The node's name, empty while it is unknown.
+    /// Returns the node's name, empty while it is unknown.
     #[must_use]
     pub fn node_name(&self) -> &str {
         self.node.map_or("", |node| node.name.as_str())
@@ -66,9 +66,9 @@ pub struct Machine {
     pub processors: Vec<Processor>,
     /// Installed memory in bytes; 0 before it was read.
     pub memory_total: i64,
-    /// Whether groups have pressure stall information.
+    /// True if groups have pressure stall information.
     pub psi: bool,
-    /// Whether threads' run-queue delays can be read.
+    /// True if threads' run-queue delays can be read.
     pub schedstat: bool,
     /// Which files the groups of this kernel have, as far as the group of a class shows.
     pub files: FxHashSet<Resource>,
@@ -79,7 +79,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Whether groups have this file.
+    /// Returns whether groups have this file.
     #[must_use]
     pub fn has(&self, file: Resource) -> bool {
         self.files.contains(&file)
@@ -133,19 +133,19 @@ impl<'a> Kernel<'a> {
         self.errors.lock().value_of(read)
     }
 
-    /// A value in v1 units; `None` when it cannot be read or the group is gone.
+    /// Returns a value in v1 units; `None` when it cannot be read or the group is gone.
     #[must_use]
     pub fn value(&self, group: &CgroupPath, file: Resource) -> Option<String> {
         self.value_of(self.root.cgroup(group).value(file))
     }
 
-    /// A number in v1 units.
+    /// Returns a number in v1 units.
     #[must_use]
     pub fn number(&self, group: &CgroupPath, file: Resource) -> Option<i64> {
         self.value(group, file)?.trim().parse().ok()
     }
 
-    /// The CPUs of a group: configured, or in effect where nothing is configured (as on v2 at
+    /// Returns the CPUs of a group: configured, or in effect where nothing is configured (as on v2 at
     /// first).
     #[must_use]
     pub fn cpus(&self, group: &CgroupPath) -> Option<CpuSet> {
@@ -156,7 +156,7 @@ impl<'a> Kernel<'a> {
         set(group.cpuset()).or_else(|| set(group.effective_cpuset()))
     }
 
-    /// The groups directly in `group`, in the tree that carries `controller`.
+    /// Returns the groups directly in `group`, in the tree that carries `controller`.
     #[must_use]
     pub fn children(&self, group: &CgroupPath, controller: Controller) -> Vec<CgroupPath> {
         self.value_of(self.root.cgroup(group).children_in(controller))
@@ -164,13 +164,13 @@ impl<'a> Kernel<'a> {
 }
 
 impl Kernel<'_> {
-    /// Whether the machine has this knob.
+    /// Returns whether the machine has this knob.
     #[must_use]
     pub fn has_sysctl(&self, sysctl: Sysctl) -> bool {
         sysctl.exists(self.root)
     }
 
-    /// Whether the scheduler has this feature, on or off.
+    /// Returns whether the scheduler has this feature, on or off.
     #[must_use]
     pub fn has_sched_feature(&self, feature: &SchedFeature) -> bool {
         let target = Target::SchedFeature(feature.clone());
@@ -186,26 +186,26 @@ impl Kernel<'_> {
         resctrl::info(self.root)
     }
 
-    /// The resctrl groups below the root.
+    /// Returns the resctrl groups below the root.
     #[must_use]
     pub fn resctrl_groups(&self) -> Vec<ResctrlGroup> {
         self.value_of(resctrl::groups(self.root))
     }
 
-    /// The threads in a resctrl group; none where there is no such group.
+    /// Returns the threads in a resctrl group; none where there is no such group.
     #[must_use]
     pub fn resctrl_tasks(&self, group: &ResctrlGroup) -> FxHashSet<u32> {
         let tasks = self.value_of(resctrl::tasks(self.root, group));
         tasks.unwrap_or_default().into_iter().collect()
     }
 
-    /// A value in the kernel; `None` when it cannot be read or is gone.
+    /// Returns a value in the kernel; `None` when it cannot be read or is gone.
     #[must_use]
     pub fn target(&self, target: &Target) -> Option<String> {
         self.value_of(self.root.read_target(target))
     }
 
-    /// The processes of a control group; none where there is no such group. Crun and programs that
+    /// Returns the processes of a control group; none where there is no such group. Crun and programs that
     /// manage cgroups themselves, such as systemd, move all processes into groups below.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
@@ -220,7 +220,7 @@ impl Kernel<'_> {
             .collect()
     }
 
-    /// The threads of a control group, as [`Self::processes`]; none where there is no such group.
+    /// Returns the threads of a control group, as [`Self::processes`]; none where there is no such group.
     #[must_use]
     pub fn threads(&self, group: &CgroupPath) -> Vec<u32> {
         let direct = self.value_of(self.root.cgroup(group).tasks());
@@ -268,7 +268,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The pods, none while they are unknown.
+    /// Returns the pods, none while they are unknown.
     pub fn pods(&self) -> impl Iterator<Item = &'a PodView<'a>> + use<'a> {
         self.pods.unwrap_or_default().iter()
     }

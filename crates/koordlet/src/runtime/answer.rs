@@ -65,7 +65,7 @@ impl Asked {
         ),
     ];
 
-    /// The stage of the hooks that are heard, and upstream's name of it.
+    /// Returns the stage of the hooks that are heard, and upstream's name of it.
     fn stage(self) -> Option<(Stage, &'static str)> {
         let mut all = Self::ALL.into_iter();
         let found = all.find(|(asked, _, _)| *asked == self);
@@ -89,7 +89,7 @@ pub(crate) const STAGES: [&str; 8] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stages {
     served: Vec<Asked>,
-    /// Whether processes' scores are set.
+    /// True if processes' scores are set.
     oom_score: bool,
 }
 
@@ -117,7 +117,7 @@ impl Stages {
         self.served.contains(&asked)
     }
 
-    /// Whether somebody wants `oom_score_adj` of new containers set.
+    /// Returns whether somebody wants `oom_score_adj` of new containers set.
     pub(super) fn oom_score(&self) -> bool {
         self.oom_score
     }
@@ -178,7 +178,7 @@ impl Answers {
         self.policy
     }
 
-    /// The rules in force; `None` before the agent's first round.
+    /// Returns the rules in force; `None` before the agent's first round.
     pub(super) fn rules(&self) -> Option<Arc<Rules>> {
         self.parts.rules.load_full()
     }
@@ -279,7 +279,7 @@ impl Answers {
         Ok(devices)
     }
 
-    /// The device files that are wanted: all of them or, where one is not there, none.
+    /// Returns the device files that are wanted: all of them or, where one is not there, none.
     fn devices(&self, pod: &AskedPod, wanted: &Adjustment) -> Result<Vec<CharDevice>, AnswerError> {
         let root = &self.parts.root;
         let mut devices = Vec::new();
@@ -326,7 +326,7 @@ impl Answers {
         self.running_at(Some(Asked::UpdateContainer), pod, container)
     }
 
-    /// The same of a container that is there, and that nobody asks about.
+    /// Returns the same of a container that is there, and that nobody asks about.
     pub(super) fn running(
         &self,
         pod: &AskedPod,
@@ -437,7 +437,7 @@ impl Answers {
         }
     }
 
-    /// The kill order of a container whose processes wait to be started, where the runtime cannot set
+    /// Returns the kill order of a container whose processes wait to be started, where the runtime cannot set
     /// it.
     pub(super) fn start(
         &self,
@@ -486,7 +486,7 @@ impl Answers {
         Ok(())
     }
 
-    /// The answer of `work`. An error, a panic too, is told, and is the default answer unless the policy
+    /// Returns the answer of `work`. An error, a panic too, is told, and is the default answer unless the policy
     /// says that the request fails.
     pub(super) async fn answered<T: Default>(
         &self,
@@ -530,7 +530,7 @@ impl Answers {
     }
 }
 
-/// An empty directory that everybody may write to.
+/// Returns an empty directory that everybody may write to.
 fn fresh(path: &str) -> std::io::Result<()> {
     let path = Path::new(path);
     match std::fs::remove_dir_all(path) {

@@ -62,7 +62,7 @@ impl Known {
     }
 }
 
-/// The pod of the list, else one made from what the request tells.
+/// Returns the pod of the list, else one made from what the request tells.
 pub(super) fn pod(
     asked: &AskedPod,
     listed: Option<Arc<Vec<PodInfo>>>,
@@ -120,7 +120,7 @@ pub(super) fn pod(
     Ok(Known::Told(Box::new(pod)))
 }
 
-/// The container of the pod, with the limit that the runtime was just told; one that the pod does
+/// Returns the container of the pod, with the limit that the runtime was just told; one that the pod does
 /// not name asks for nothing else. Its name becomes a part of paths.
 pub(super) fn container(
     asked: &AskedContainer,
@@ -146,7 +146,7 @@ pub(super) fn container(
     Ok(container)
 }
 
-/// The group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd
+/// Returns the group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd
 /// driver the kubelet gives the runtime the slice's name only.
 pub(super) fn group(parent: &str, layout: &Layout) -> Option<(CgroupPath, KubeQos)> {
     let path = parent.trim_matches('/');
@@ -183,7 +183,7 @@ fn slices(name: &str) -> String {
     groups.join("/")
 }
 
-/// The group that a runtime names as a container's. With the systemd driver it names it
+/// Returns the group that a runtime names as a container's. With the systemd driver it names it
 /// `slice:prefix:id`.
 pub(super) fn container_group(path: &str, layout: &Layout) -> Option<CgroupPath> {
     let parts: Vec<&str> = path.split(':').collect();

@@ -49,7 +49,7 @@ impl Claim {
         }
     }
 
-    /// Whether another agent has it.
+    /// Returns whether another agent has it.
     pub(super) fn is_others(&self) -> bool {
         matches!(self, Self::Others)
     }

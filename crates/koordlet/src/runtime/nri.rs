@@ -55,7 +55,7 @@ pub(super) async fn run(
     }
 }
 
-/// The events asked for.
+/// Returns the events asked for.
 fn events(answers: &Answers) -> Vec<Event> {
     let stages = &answers.stages;
     let all = [
@@ -149,7 +149,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The resources that hooks want; `None` when there are none. An empty CPU list cannot be said.
+/// Returns the resources that hooks want; `None` when there are none. An empty CPU list cannot be said.
 fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
     let value = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value);
     let shares = value(&wanted.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
@@ -269,7 +269,7 @@ fn only_missing(wanted: &mut Adjustment, told: Record<'_>) {
 }
 
 impl Plugin {
-    /// The plugin of the runtime behind `socket`.
+    /// Returns the plugin of the runtime behind `socket`.
     pub(super) fn new(socket: String, registrations: PathBuf, answers: Arc<Answers>) -> Self {
         Self {
             socket,
@@ -284,7 +284,7 @@ impl Plugin {
         warnings.tell(Severity::Warning, reason, message);
     }
 
-    /// Whether the runtime's proxy asks a hook server of koordlet's name, too, although this agent has
+    /// Returns whether the runtime's proxy asks a hook server of koordlet's name, too, although this agent has
     /// removed its registration: somebody has written it again. What the runtime is asked for may then
     /// be what that one has made of it, and a quota must not be scaled once more.
     fn is_proxied(&self) -> bool {
@@ -306,7 +306,7 @@ impl Plugin {
         proxied
     }
 
-    /// The answer, or none: told, and an error only where the policy says so.
+    /// Returns the answer, or none: told, and an error only where the policy says so.
     fn settled<T: Default>(
         &self,
         event: &str,

@@ -13,7 +13,7 @@ pub(super) fn write(directory: &Path, server: &HookServer) -> io::Result<()> {
     std::fs::rename(&new, directory.join(KOORDLET))
 }
 
-/// Whether a hook server of koordlet's name is registered in `directory`.
+/// Returns whether a hook server of koordlet's name is registered in `directory`.
 pub(super) fn is_there(directory: &Path) -> bool {
     directory.join(KOORDLET).exists()
 }

@@ -77,7 +77,7 @@ fn number(to: &mut i64, said: Option<&Said<i64>>) {
     }
 }
 
-/// The resources with what hooks want; none stay none when they want nothing.
+/// Returns the resources with what hooks want; none stay none when they want nothing.
 fn resources(
     asked: Option<LinuxContainerResources>,
     wanted: &Adjustment,
@@ -133,7 +133,7 @@ fn asked(
     Ok((pod, container))
 }
 
-/// The request, said back.
+/// Returns the request, said back.
 fn echo_pod(request: PodSandboxHookRequest) -> PodSandboxHookResponse {
     PodSandboxHookResponse {
         labels: request.labels,
@@ -143,7 +143,7 @@ fn echo_pod(request: PodSandboxHookRequest) -> PodSandboxHookResponse {
     }
 }
 
-/// The request, said back.
+/// Returns the request, said back.
 fn echo(request: ContainerResourceHookRequest) -> ContainerResourceHookResponse {
     ContainerResourceHookResponse {
         container_annotations: request.container_annotations,

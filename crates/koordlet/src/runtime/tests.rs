@@ -104,7 +104,7 @@ impl Rig {
         stop.drop_guard()
     }
 
-    /// The node's events from now on.
+    /// Returns the node's events from now on.
     fn events(&mut self) -> mpsc::UnboundedReceiver<Value> {
         let (sender, told) = mpsc::unbounded_channel();
         let server = tower::service_fn(move |request: http::Request<Body>| {
@@ -139,7 +139,7 @@ impl Rig {
     }
 }
 
-/// A batch pod as the runtime knows it, with the group `kubepods/besteffort/podu`.
+/// Returns a batch pod as the runtime knows it, with the group `kubepods/besteffort/podu`.
 fn batch_pod() -> PodSandbox {
     PodSandbox {
         id: "sandbox".to_owned(),
@@ -456,13 +456,13 @@ fn environment_mounts_and_scores_are_in_the_answer() {
 const ADAPTER: &str = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"koordinator.sh/rdma":"1"},
     "extension":{"vfs":[{"minor":2,"busID":"0000:3b:00.2"}]}}]}"#;
 
-/// A pod with one RDMA adapter, for which it asks, and a machine that has it.
+/// Returns a pod with one RDMA adapter, for which it asks, and a machine that has it.
 fn rdma(rig: &Rig) -> PodSandbox {
     rig.listed(json!([asks_for_rdma()]));
     unlisted_rdma(rig)
 }
 
-/// The same as the list of pods has it.
+/// Returns the same as the list of pods has it.
 fn asks_for_rdma() -> Value {
     let one = json!({"koordinator.sh/rdma": "1"});
     json!({
@@ -471,7 +471,7 @@ fn asks_for_rdma() -> Value {
         "spec": {"containers": [{"name": "c", "resources": {"requests": one, "limits": one}}]}})
 }
 
-/// The same before it is listed.
+/// Returns the same before it is listed.
 fn unlisted_rdma(rig: &Rig) -> PodSandbox {
     let put = |file: &str, numbers: &str| rig.tree.put(file, numbers).unwrap();
     put("sys/class/misc/rdma_cm/dev", "10:121\n");

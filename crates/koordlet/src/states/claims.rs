@@ -75,7 +75,7 @@ async fn round(states: &States, client: &Client, log: &mut LogOnChange) {
     }
 }
 
-/// The claims that the pod's block I/O settings speak of.
+/// Returns the claims that the pod's block I/O settings speak of.
 fn wanted(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
     let sources = pod.notes().volumes.values();
     sources.filter_map(|source| match source {

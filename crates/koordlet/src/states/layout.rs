@@ -70,7 +70,7 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// The layout of a kubelet with this `cgroupRoot` (usually the root group). Under systemd the
+    /// Returns the layout of a kubelet with this `cgroupRoot` (usually the root group). Under systemd the
     /// names of all groups above are part of a slice's name: cgroupRoot `kubelet` gives
     /// `kubelet.slice/kubelet-kubepods.slice`.
     #[must_use]
@@ -120,19 +120,19 @@ impl Layout {
         &self.located
     }
 
-    /// The naming scheme.
+    /// Returns the naming scheme.
     #[must_use]
     pub fn driver(&self) -> Driver {
         self.driver
     }
 
-    /// The kubelet's cgroupRoot in its own notation.
+    /// Returns the kubelet's cgroupRoot in its own notation.
     #[must_use]
     pub fn cgroup_root(&self) -> &CgroupPath {
         &self.cgroup_root
     }
 
-    /// The group of a QoS class; guaranteed pods live directly in the group of all pods.
+    /// Returns the group of a QoS class; guaranteed pods live directly in the group of all pods.
     ///
     /// # Errors
     /// Never for a valid parent; the path type is checked.
@@ -148,7 +148,7 @@ impl Layout {
         }
     }
 
-    /// The group of a pod.
+    /// Returns the group of a pod.
     ///
     /// # Errors
     /// When the UID cannot be part of a path.
@@ -173,7 +173,7 @@ impl Layout {
         }
     }
 
-    /// The group of a container below its pod's; `id` as in the pod's status, `runtime://hash`.
+    /// Returns the group of a container below its pod's; `id` as in the pod's status, `runtime://hash`.
     ///
     /// # Errors
     /// When the id has no runtime or cannot be part of a path.
@@ -203,7 +203,7 @@ impl Layout {
         }
     }
 
-    /// The UID in the name of a pod's directory; `None` for other directories.
+    /// Returns the UID in the name of a pod's directory; `None` for other directories.
     #[must_use]
     pub fn pod_uid(&self, dir: &str) -> Option<String> {
         match self.driver {
@@ -221,7 +221,7 @@ impl Layout {
         .filter(|uid| !uid.is_empty())
     }
 
-    /// The hash in the name of a container's (or sandbox's) directory; `None` for other directories.
+    /// Returns the hash in the name of a container's (or sandbox's) directory; `None` for other directories.
     #[must_use]
     pub fn container_hash<'a>(&self, dir: &'a str) -> Option<&'a str> {
         let name = dir.strip_suffix(".scope").unwrap_or(dir);
@@ -238,7 +238,7 @@ impl Layout {
         (known && !hash.is_empty() && !is_monitor).then_some(hash)
     }
 
-    /// The group of the pod's sandbox: the only one of its `children` that is none of its known
+    /// Returns the group of the pod's sandbox: the only one of its `children` that is none of its known
     /// containers. `None` while there are several, as a container starts.
     #[must_use]
     pub fn sandbox<'a>(
@@ -254,7 +254,7 @@ impl Layout {
         others.next().is_none().then_some(sandbox)
     }
 
-    /// The group of a host application: what it says, else below `host-latency-sensitive` or
+    /// Returns the group of a host application: what it says, else below `host-latency-sensitive` or
     /// `host-best-effort`.
     ///
     /// # Errors

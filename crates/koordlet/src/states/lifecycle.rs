@@ -73,7 +73,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// The directory of a group in one tree of the kubelet's.
+    /// Returns the directory of a group in one tree of the kubelet's.
     fn dir(&self, group: &CgroupPath) -> Option<PathBuf> {
         self.root.cgroup(group).dir(Controller::Cpu)
     }
@@ -83,7 +83,7 @@ impl Groups {
         groups.into_iter().flatten()
     }
 
-    /// The groups of all pods, whoever knows them.
+    /// Returns the groups of all pods, whoever knows them.
     pub(super) fn pods(&self, layout: &Layout) -> BTreeSet<CgroupPath> {
         let children = self.classes(layout).flat_map(|class| {
             let children = self.root.cgroup(&class).children_in(Controller::Cpu);
@@ -167,7 +167,7 @@ impl Groups {
         }
     }
 
-    /// Whether a pod or a container may have come.
+    /// Returns whether a pod or a container may have come.
     fn came(&self, layout: &Layout, changes: &[Change]) -> bool {
         changes.iter().any(|change| match change {
             Change::Lost => true,

@@ -36,7 +36,7 @@ pub(super) struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    /// An empty list that follows `old`.
+    /// Returns an empty list that follows `old`.
     pub(super) fn new(states: &'a States, old: &'a [PodInfo], layout: Arc<Layout>) -> Self {
         let by_uid = old.iter().map(|pod| pod.uid.as_str()).zip(0..).collect();
         Self {
@@ -100,12 +100,12 @@ impl<'a> Listing<'a> {
         sound
     }
 
-    /// Whether no pod was added.
+    /// Returns whether no pod was added.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether the old pod `uid` is listed.
+    /// Returns whether the old pod `uid` is listed.
     pub(super) fn has(&self, uid: &str) -> bool {
         let at = self.by_uid.get(uid);
         at.and_then(|at| self.listed.get(*at)) == Some(&true)

@@ -166,7 +166,7 @@ impl Complaints {
         self.0.lock().standing.clone()
     }
 
-    /// How many complaints were logged since the start.
+    /// Returns how many complaints were logged since the start.
     #[must_use]
     pub fn said(&self) -> u64 {
         self.0.lock().said

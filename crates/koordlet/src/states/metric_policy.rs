@@ -22,7 +22,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// The series to read; `hot` is whether the kernel tells which page cache is in use.
+    /// Returns the series to read; `hot` is whether the kernel tells which page cache is in use.
     #[must_use]
     pub fn metric(self, hot: bool) -> Metric {
         match self {
@@ -58,7 +58,7 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The policy of `spec`, as [`Self::read`] without an earlier one.
+    /// Returns the policy of `spec`, as [`Self::read`] without an earlier one.
     #[must_use]
     pub fn of(spec: &NodeMetricSpec) -> Self {
         let value = serde_json::to_value(spec).unwrap_or_default();
@@ -153,7 +153,7 @@ const SECTION: &str = "metricCollectPolicy";
 const AGGREGATES: &str = "nodeAggregatePolicy";
 const MEMORY: &str = "nodeMemoryCollectPolicy";
 
-/// A member that is not null.
+/// Returns a member that is not null.
 fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     lenient::member(object, name).filter(|value| !value.is_null())
 }
@@ -172,7 +172,7 @@ enum Field<T> {
 }
 
 impl<T> Field<T> {
-    /// The value in force.
+    /// Returns the value in force.
     fn or<U>(self, last: U, default: U, of: impl FnOnce(T) -> U) -> U {
         match self {
             Self::Open => default,

@@ -68,7 +68,7 @@ pub struct States {
 }
 
 impl States {
-    /// Whether a pod that is not listed surely is not on this node. It is not while the kubelet has
+    /// Returns whether a pod that is not listed surely is not on this node. It is not while the kubelet has
     /// just started: its first lists may be partial.
     #[must_use]
     pub fn pods_settled(&self) -> bool {
@@ -100,7 +100,7 @@ impl States {
         self.relook.notified().await;
     }
 
-    /// The layout in force: what was found, else `setting`.
+    /// Returns the layout in force: what was found, else `setting`.
     #[must_use]
     pub fn layout_or(&self, setting: &Layout) -> Arc<Layout> {
         let found = self.layout.load_full();

@@ -32,7 +32,7 @@ pub struct Reservation {
     pub amounts: Amounts,
     /// The CPUs that are listed; nobody but their owner runs there.
     pub cpus: CpuSet,
-    /// Whether the scheduler takes the amounts off what it sees as allocatable.
+    /// True if the scheduler takes the amounts off what it sees as allocatable.
     pub trims_allocatable: bool,
     /// The annotation as it was read.
     pub said: NodeReservation,
@@ -43,7 +43,7 @@ pub struct Reservation {
 pub struct SystemQos {
     /// The CPUs.
     pub cpus: CpuSet,
-    /// Whether others keep off them.
+    /// True if others keep off them.
     pub exclusive: bool,
 }
 
@@ -188,7 +188,7 @@ impl NodeInfo {
         (info, reader.malformed)
     }
 
-    /// The factor of `resource`; 1 where it is not amplified.
+    /// Returns the factor of `resource`; 1 where it is not amplified.
     #[must_use]
     pub fn amplification_of(&self, resource: &str) -> f64 {
         self.amplification.get(resource).copied().unwrap_or(1.0)
@@ -238,7 +238,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
     reader.checked(read, last).unwrap_or_default()
 }
 
-/// The annotation of a Node or a NodeResourceTopology.
+/// Returns the annotation of a Node or a NodeResourceTopology.
 pub(super) fn system_qos(
     reader: &mut Reader<'_>,
     last: Option<&Option<SystemQos>>,

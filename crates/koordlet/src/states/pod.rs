@@ -71,7 +71,7 @@ pub struct ContainerInfo {
     pub role: Role,
     /// Its id as in the pod's status (`runtime://hash`), once the runtime has reported one.
     pub id: Option<Box<str>>,
-    /// Whether it runs now, as far as the kubelet said.
+    /// True if it runs now, as far as the kubelet said.
     pub running: bool,
     /// Its group, once the runtime has reported an id.
     pub cgroup: Option<CgroupPath>,
@@ -84,7 +84,7 @@ pub struct ContainerInfo {
 }
 
 impl ContainerInfo {
-    /// The id without the runtime's name.
+    /// Returns the id without the runtime's name.
     #[must_use]
     pub fn hash(&self) -> Option<&str> {
         self.id.as_deref()?.split_once("://").map(|(_, hash)| hash)
@@ -116,7 +116,7 @@ pub struct PodInfo {
     pub sub_priority: Option<i32>,
     /// `status.phase`.
     pub phase: Phase,
-    /// Whether deletion has begun.
+    /// True if deletion has begun.
     pub deleting: bool,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
@@ -134,7 +134,7 @@ pub struct PodInfo {
     pub cpus: Option<CpuSet>,
     /// CPUs that the annotation names and that another pod has exclusively.
     pub refused_cpus: Option<Box<CpuSet>>,
-    /// Whether it lives in the node's network namespace.
+    /// True if it lives in the node's network namespace.
     pub host_network: bool,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<Box<str>>,
@@ -288,7 +288,7 @@ impl PodInfo {
         Some(Malformed::new(key, text.unwrap_or_default(), why))
     }
 
-    /// Whether the pod runs on CPUs of its own and no more of them than it asks for, so that they bound
+    /// Returns whether the pod runs on CPUs of its own and no more of them than it asks for, so that they bound
     /// it and no quota has to. The scheduler gives as many as are asked for; whoever may change a pod can
     /// write more into the annotation. Of a pod that is not listed nothing is known that it asks for.
     #[must_use]
@@ -315,20 +315,20 @@ impl PodInfo {
             .filter(|container| container.role != Role::Init)
     }
 
-    /// Whether the pod counts as best-effort when CPU is shared out: labelled BE, or of the
+    /// Returns whether the pod counts as best-effort when CPU is shared out: labelled BE, or of the
     /// kubelet's BestEffort class.
     #[must_use]
     pub fn is_best_effort(&self) -> bool {
         self.qos == QosClass::Be || self.kube_qos == KubeQos::BestEffort
     }
 
-    /// Whether the pod has not ended.
+    /// Returns whether the pod has not ended.
     #[must_use]
     pub fn is_active(&self) -> bool {
         matches!(self.phase, Phase::Pending | Phase::Running)
     }
 
-    /// Whether `feature` may evict the pod.
+    /// Returns whether `feature` may evict the pod.
     #[must_use]
     pub fn may_be_evicted_by(&self, feature: &str) -> bool {
         self.evictable_by
@@ -348,7 +348,7 @@ impl PodInfo {
     }
 }
 
-/// The kubelet's hash of a static pod: 32 hex digits. Uids from the API server have dashes.
+/// Returns the kubelet's hash of a static pod: 32 hex digits. Uids from the API server have dashes.
 pub(crate) fn is_config_hash(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -24,7 +24,7 @@ impl<'a> Reader<'a> {
         self.notes
     }
 
-    /// The text of `key`; `None` when absent or empty.
+    /// Returns the text of `key`; `None` when absent or empty.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         let text = self.notes?.get(key)?.as_str();
         (!text.is_empty()).then_some(text)

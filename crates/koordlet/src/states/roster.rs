@@ -15,13 +15,13 @@ const MISSING_MS: u64 = 120_000;
 /// Pods that are known and not listed, with the time since when, in milliseconds of a steady clock.
 pub(super) type Missing = BTreeMap<String, u64>;
 
-/// Whether lists can be trusted that come `now_ms`, where the kubelet answers without failure since
+/// Returns whether lists can be trusted that come `now_ms`, where the kubelet answers without failure since
 /// `answers_since_ms`.
 pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
     answers_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= SETTLED_MS)
 }
 
-/// The pods to keep of those that are `known` and not listed. A pod is forgotten when a settled list
+/// Returns the pods to keep of those that are `known` and not listed. A pod is forgotten when a settled list
 /// lacks it and its group is gone, and in any case after two minutes.
 pub(super) fn keep<'a>(
     known: impl IntoIterator<Item = &'a str>,

@@ -73,7 +73,7 @@ pub struct SuppressExtension {
     pub be_cpu_idle: Option<bool>,
 }
 
-/// The extension and its path below `spec.extensions`: in `Object`, which is the part that a Go manager
+/// Returns the extension and its path below `spec.extensions`: in `Object`, which is the part that a Go manager
 /// keeps, or beside it.
 fn suppress_extension(spec: &NodeSLOSpec) -> Option<(String, &Value)> {
     let all = spec.extensions.as_ref()?;
@@ -104,9 +104,9 @@ static DEFAULTS: LazyLock<Arc<NodeSLOSpec>> = LazyLock::new(|| {
 /// The settings in force. Clones are cheap.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slo {
-    /// Whether a NodeSLO was seen at all.
+    /// True if a NodeSLO was seen at all.
     pub known: bool,
-    /// Whether batch work is suppressed and evicted.
+    /// True if batch work is suppressed and evicted.
     pub enabled: bool,
     /// What everything together may use, in percent of the node.
     pub suppress_percent: i64,
@@ -141,7 +141,7 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// The settings `spec` asks for, as [`Self::read`] does without earlier ones. What is malformed
+    /// Returns the settings `spec` asks for, as [`Self::read`] does without earlier ones. What is malformed
     /// is left out.
     #[must_use]
     pub fn of(spec: &NodeSLOSpec) -> Self {
@@ -224,7 +224,7 @@ impl Slo {
         })
     }
 
-    /// The settings of a class: LSE has LSR's, a pod without class none.
+    /// Returns the settings of a class: LSE has LSR's, a pod without class none.
     #[must_use]
     pub fn class(&self, qos: QosClass) -> Option<&ResourceQOS> {
         let strategy = self.spec.resource_qos_strategy.as_ref()?;
@@ -268,7 +268,7 @@ impl Slo {
         strategy.cgroup_root.as_ref()?.blkio_qos.as_ref()
     }
 
-    /// Whether core scheduling is the mechanism behind CPU QoS; else it is group identity.
+    /// Returns whether core scheduling is the mechanism behind CPU QoS; else it is group identity.
     #[must_use]
     pub fn by_core_sched(&self) -> bool {
         let strategy = self.spec.resource_qos_strategy.as_ref();

@@ -25,7 +25,7 @@ pub struct Pool {
 /// The kubelet's CPU manager.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuManager {
-    /// Whether it hands out CPUs itself (policy `static`).
+    /// True if it hands out CPUs itself (policy `static`).
     pub is_static: bool,
     /// Its options, such as `full-pcpus-only`.
     pub options: BTreeMap<String, String>,
@@ -90,7 +90,7 @@ impl TopologyInfo {
         (info, reader.malformed)
     }
 
-    /// Whether the kubelet hands out CPUs itself.
+    /// Returns whether the kubelet hands out CPUs itself.
     #[must_use]
     pub fn is_static(&self) -> bool {
         self.cpu_manager.as_ref().is_some_and(|m| m.is_static)
@@ -120,7 +120,7 @@ fn pool(pool: CpuSharedPool) -> Result<Option<Pool>, koord_host::Malformed> {
     }))
 }
 
-/// A JSON list whose elements `each` checks; all of it is `last` when one element is malformed.
+/// Returns a JSON list whose elements `each` checks; all of it is `last` when one element is malformed.
 fn list<T, U, L>(
     reader: &mut Reader<'_>,
     key: &str,

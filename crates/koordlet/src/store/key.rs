@@ -92,7 +92,7 @@ metrics! {
 }
 
 impl Metric {
-    /// The metric of that name.
+    /// Returns the metric of that name.
     #[must_use]
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL
@@ -118,7 +118,7 @@ pub(super) enum Shape {
     Newest,
 }
 
-/// The shape of the series `key`.
+/// Returns the shape of the series `key`.
 pub(super) fn shape((subject, metric): Key) -> Shape {
     use Metric::{
         CpuUsage, GpuCore, GpuMemory, MemoryUsage, MemoryUsageWithHotPageCache,

@@ -30,7 +30,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store without samples.
+    /// Returns a store without samples.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -54,7 +54,7 @@ impl Store {
         }
     }
 
-    /// The newest sample, when it is at most `max_age_ms` old.
+    /// Returns the newest sample, when it is at most `max_age_ms` old.
     #[must_use]
     pub fn last(&self, key: Key, now_ms: u64, max_age_ms: u64) -> Option<f64> {
         let (value, at) = self.series(key)?.last;
@@ -62,7 +62,7 @@ impl Store {
         (age <= max_age_ms).then_some(value)
     }
 
-    /// The mean over the last `window_ms`; `None` when there is no sample in it.
+    /// Returns the mean over the last `window_ms`; `None` when there is no sample in it.
     #[must_use]
     pub fn average(&self, key: Key, now_ms: u64, window_ms: u64) -> Option<f64> {
         let (mut sum, mut count) = (0.0, 0_u32);
@@ -99,24 +99,24 @@ impl Store {
         self.subjects.remove(&subject);
     }
 
-    /// The subjects that have a series, in no particular order.
+    /// Returns the subjects that have a series, in no particular order.
     pub fn subjects(&self) -> impl Iterator<Item = Subject> + '_ {
         self.subjects.keys().copied()
     }
 
-    /// How many series there are.
+    /// Returns how many series there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.subjects.values().map(Vec::len).sum()
     }
 
-    /// Whether there is no series.
+    /// Returns whether there is no series.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory that all series take, in bytes.
+    /// Returns the memory that all series take, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of = |metrics: &Vec<(Metric, Samples)>| -> usize {

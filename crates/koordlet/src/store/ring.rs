@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 pub(super) trait Value: Copy {
     /// Narrows a sample.
     fn narrow(value: f64) -> Self;
-    /// The sample.
+    /// Returns the sample.
     fn wide(self) -> f64;
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Ring<V> {
     /// The newest cell's samples.
     sum: f64,
     count: u32,
-    /// Whether a cell was ever dropped.
+    /// True if a cell was ever dropped.
     dropped: bool,
 }
 
@@ -103,12 +103,12 @@ impl<V: Value> Ring<V> {
         u64::from((self.newest_ms as u32).wrapping_sub(stamp))
     }
 
-    /// Whether nothing of the last `window_ms` was dropped.
+    /// Returns whether nothing of the last `window_ms` was dropped.
     pub(super) fn covers(&self, window_ms: u64) -> bool {
         !self.dropped || window_ms <= u64::from(self.keep_ms)
     }
 
-    /// The cells with a begin in `now_ms - window_ms ..= now_ms`, newest first.
+    /// Returns the cells with a begin in `now_ms - window_ms ..= now_ms`, newest first.
     pub(super) fn window(
         &self,
         now_ms: u64,
@@ -127,7 +127,7 @@ impl<V: Value> Ring<V> {
             .take_while(move |(_, at)| *at >= from)
     }
 
-    /// All cells, oldest first, with their times.
+    /// Returns all cells, oldest first, with their times.
     pub(super) fn cells(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let at = |stamp: &u32| self.newest_ms.saturating_sub(self.before_newest(*stamp));
         let values = self.values.iter().map(|value| value.wide());

@@ -121,13 +121,13 @@ impl Snapshot {
         }
     }
 
-    /// How many owners still have samples here.
+    /// Returns how many owners still have samples here.
     #[must_use]
     pub fn len(&self) -> usize {
         self.series.len()
     }
 
-    /// Whether there is nothing left to give.
+    /// Returns whether there is nothing left to give.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.series.is_empty()
@@ -135,7 +135,7 @@ impl Snapshot {
 }
 
 impl Store {
-    /// A snapshot at `wall_ms` since 1970 and `now_ms` of the steady clock, of the subjects that
+    /// Returns a snapshot at `wall_ms` since 1970 and `now_ms` of the steady clock, of the subjects that
     /// `owner` names.
     #[must_use]
     pub fn snapshot(

@@ -32,12 +32,12 @@ pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-/// An API server with one node of two CPUs and 8 GiB.
+/// Returns an API server with one node of two CPUs and 8 GiB.
 pub(crate) async fn cluster(clock: &Clock) -> (Arc<ApiServer>, Client) {
     cluster_of(clock, koord_api::crd_values()).await
 }
 
-/// The same with these definitions.
+/// Returns the same with these definitions.
 pub(crate) async fn cluster_of(clock: &Clock, definitions: Vec<Value>) -> (Arc<ApiServer>, Client) {
     let server = ApiServer::open(Config::memory(clock.clone()))
         .await
@@ -55,7 +55,7 @@ pub(crate) async fn cluster_of(clock: &Clock, definitions: Vec<Value>) -> (Arc<A
     (server, client)
 }
 
-/// A running pod on the node with one container, whose group is named after the pod.
+/// Returns a running pod on the node with one container, whose group is named after the pod.
 pub(crate) async fn add_pod(
     client: &Client,
     name: &str,

@@ -115,7 +115,7 @@ async fn rounds(agent: &Agent) {
     until("the agent goes on", async || compared(agent) > before + 50).await;
 }
 
-/// Whether the agent has a pod's requests among its metrics.
+/// Returns whether the agent has a pod's requests among its metrics.
 fn is_known(agent: &Agent, uid: &str) -> bool {
     let families = agent.ctx.metrics.gather();
     let all = families.iter().flat_map(|family| family.get_metric());
@@ -130,7 +130,7 @@ struct Pods<'a> {
 }
 
 impl Pods<'_> {
-    /// A batch pod with half a core, or a plain one, and its sandbox.
+    /// Returns a batch pod with half a core, or a plain one, and its sandbox.
     async fn add(&mut self, name: &str, batch: bool) -> (String, Pod) {
         let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
         let (labels, resources) = match batch {

@@ -109,7 +109,7 @@ impl Machine {
         Root::with_dirs(dirs).unwrap()
     }
 
-    /// A pod's sandbox, whose group the kubelet would have made.
+    /// Returns a pod's sandbox, whose group the kubelet would have made.
     pub(crate) async fn pod(
         &mut self,
         uid: &str,
@@ -166,7 +166,7 @@ impl Machine {
         }
     }
 
-    /// A proxy before this containerd, at the socket `name`.
+    /// Returns a proxy before this containerd, at the socket `name`.
     pub(crate) fn proxy_options(
         &self,
         name: &str,
@@ -187,7 +187,7 @@ impl Machine {
         }
     }
 
-    /// The socket of a proxy before this containerd, which asks those that `directory` names.
+    /// Returns the socket of a proxy before this containerd, which asks those that `directory` names.
     async fn proxy(&self, name: &str, directory: &Path, within: Duration) -> Proxy {
         let options = self.proxy_options(name, directory, within);
         let listen = options.listen.clone();
@@ -199,12 +199,12 @@ impl Machine {
         Proxy { listen, ctx, task }
     }
 
-    /// A started container, and the first words of its process: its limits, environment and mounts.
+    /// Returns a started container, and the first words of its process: its limits, environment and mounts.
     pub(crate) async fn container(&mut self, pod: &Pod, name: &str) -> Started {
         self.try_container(pod, name).await.unwrap()
     }
 
-    /// The same, unless it cannot be created.
+    /// Returns the same, unless it cannot be created.
     pub(crate) async fn try_container(
         &mut self,
         pod: &Pod,

@@ -43,13 +43,13 @@ fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
     serde_json::from_value(object).unwrap()
 }
 
-/// A right as `verb resource.group`.
+/// Returns a right as `verb resource.group`.
 fn right(verb: &str, resource: &str, group: &str) -> String {
     let dot = if group.is_empty() { "" } else { "." };
     format!("{verb} {resource}{dot}{group}")
 }
 
-/// The rights that the manifests give.
+/// Returns the rights that the manifests give.
 fn given() -> BTreeSet<String> {
     let role: ClusterRole = only("rbac.yaml", "ClusterRole");
     let mut out = BTreeSet::new();
@@ -65,7 +65,7 @@ fn given() -> BTreeSet<String> {
     out
 }
 
-/// The right that a request to the API server needs; discovery needs none.
+/// Returns the right that a request to the API server needs; discovery needs none.
 fn needed<B>(request: &Request<B>) -> Option<String> {
     let mut parts: Vec<&str> = request.uri().path().split('/').skip(1).collect();
     let group = match parts.remove(0) {
@@ -133,7 +133,7 @@ impl Record {
     }
 }
 
-/// A client with the rights of the manifests. The list of nodes waits until somebody has asked for the
+/// Returns a client with the rights of the manifests. The list of nodes waits until somebody has asked for the
 /// one: the kubelet's address is wanted before the informer knows it.
 fn limited(service: Client, record: Arc<Record>) -> Client {
     let given = Arc::new(given());
@@ -154,7 +154,7 @@ fn limited(service: Client, record: Arc<Record>) -> Client {
     }))
 }
 
-/// A kubelet with these pods; what it is asked for needs the rights of Kubernetes 1.33.
+/// Returns a kubelet with these pods; what it is asked for needs the rights of Kubernetes 1.33.
 async fn kubelet(pods: Value, record: Arc<Record>) -> u16 {
     let given = given();
     let answer = move |uri: http::Uri| {
@@ -173,7 +173,7 @@ async fn kubelet(pods: Value, record: Arc<Record>) -> u16 {
     port
 }
 
-/// A batch pod with far too much memory that a budget protects, and a claim that its block I/O settings
+/// Returns a batch pod with far too much memory that a budget protects, and a claim that its block I/O settings
 /// name.
 async fn objects(client: &Client, tree: &Tree) -> Value {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "default");

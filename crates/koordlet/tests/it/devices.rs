@@ -87,7 +87,7 @@ impl Rig {
         .await
     }
 
-    /// The Device after ten more looks, which must not have written anything.
+    /// Returns the Device after ten more looks, which must not have written anything.
     async fn still(&self, version: &Value) -> Value {
         tokio::time::sleep(self.step * 20).await;
         let device = serde_json::to_value(self.devices.get(NODE).await.unwrap()).unwrap();

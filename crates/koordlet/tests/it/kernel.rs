@@ -72,7 +72,7 @@ fn the_loop_follows_real_groups() {
     assert_eq!(quota, Some(50_000));
 }
 
-/// A disk of this machine that can be limited, with its number.
+/// Returns a disk of this machine that can be limited, with its number.
 fn disk() -> Option<(String, String)> {
     let entries = std::fs::read_dir("/sys/class/block").ok()?;
     let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();

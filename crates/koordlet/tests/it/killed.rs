@@ -87,7 +87,7 @@ enum Call {
 }
 
 impl Call {
-    /// The id of a container that was created.
+    /// Returns the id of a container that was created.
     async fn on(&self, client: &mut RuntimeServiceClient<Channel>) -> Result<String, Status> {
         match self.clone() {
             Self::Create(request) => {

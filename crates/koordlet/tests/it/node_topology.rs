@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tower::service_fn;
 
-/// A machine of NUMA nodes with four CPUs and 1 GiB each; two NUMA nodes are a socket.
+/// Returns a machine of NUMA nodes with four CPUs and 1 GiB each; two NUMA nodes are a socket.
 fn machine(numa_nodes: u32) -> Tree {
     let last = numa_nodes * 4 - 1;
     let tree = Tree::hybrid(&format!("0-{last}")).unwrap();
@@ -549,7 +549,7 @@ async fn a_machine_that_is_not_understood_is_told_once_and_what_was_said_stands(
     assert!(!is_complained(""), "{}", rig.metrics());
 }
 
-/// The definition of NodeResourceTopology in a list of definitions.
+/// Returns the definition of NodeResourceTopology in a list of definitions.
 fn definition(all: &mut [Value]) -> &mut Value {
     let mut all = all.iter_mut();
     all.find(|it| it["spec"]["group"] == "topology.node.k8s.io")

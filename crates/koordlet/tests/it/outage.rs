@@ -59,7 +59,7 @@ impl Line {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// How many NodeMetrics were sent.
+    /// Returns how many NodeMetrics were sent.
     fn reports(&self) -> usize {
         self.reports.load(Ordering::SeqCst)
     }
@@ -137,7 +137,7 @@ impl Process {
         Self { child, files }
     }
 
-    /// Whether it has ended; does then what the kernel does.
+    /// Returns whether it has ended; does then what the kernel does.
     fn ended(&mut self) -> bool {
         let ended = self.child.try_wait().unwrap().is_some();
         if ended {
@@ -176,7 +176,7 @@ struct Node {
     /// What the first service uses, in milli-cores.
     service_milli: u64,
     available_gib: u64,
-    /// Whether the first service waits for CPU while batch pods are not `cpu.idle`.
+    /// True if the first service waits for CPU while batch pods are not `cpu.idle`.
     suffers: bool,
     stalled_us: u64,
     running: Option<JoinHandle<()>>,
@@ -331,13 +331,13 @@ impl Node {
         panic!("never saw {what}");
     }
 
-    /// Whether the pressure guard has batch pods `cpu.idle`.
+    /// Returns whether the pressure guard has batch pods `cpu.idle`.
     fn is_idle(&self) -> bool {
         let idle = |group| self.tree.root().cgroup(group).cpu_idle().unwrap();
         self.batches.iter().all(|group| idle(group) == Some(true))
     }
 
-    /// How often the guard said this.
+    /// Returns how often the guard said this.
     fn guard_said(&self, kind: &str) -> usize {
         let starts = format!("{kind}: ");
         let entries = self.audit.entries().into_iter();
@@ -346,7 +346,7 @@ impl Node {
             .count()
     }
 
-    /// The quota of the BE class, in milli-cores.
+    /// Returns the quota of the BE class, in milli-cores.
     fn batch_may_use(&self) -> i64 {
         let class = CgroupPath::new("kubepods/besteffort").unwrap();
         let quota = self.tree.root().cgroup(&class).cfs_quota().unwrap();

@@ -6,7 +6,7 @@ use crate::health::State;
 use crate::log_on_change::tests::Warnings;
 
 impl Rig {
-    /// The samples of `koordlet_collect_errors_total`, without its name and the node.
+    /// Returns the samples of `koordlet_collect_errors_total`, without its name and the node.
     fn collect_errors(&self) -> Vec<String> {
         let text = koord_app::metrics::encode(&self.registry).unwrap();
         let lines = text.lines().filter_map(|line| {

@@ -96,7 +96,7 @@ fn a_busy_node_evicts_who_may_be_evicted() {
     assert!(first(&mut rig, BUSY, 20).1.is_empty());
 }
 
-/// A node on which a batch pod may go for the node's use of CPU.
+/// Returns a node on which a batch pod may go for the node's use of CPU.
 fn rig_with_cpu_threshold() -> Rig {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "evictEnabledPriorityThreshold": 7999});

@@ -28,7 +28,7 @@ impl Rig {
         class.cpuset().unwrap().unwrap().to_string()
     }
 
-    /// A second in which the service suffers unless the levers say otherwise.
+    /// Returns a second in which the service suffers unless the levers say otherwise.
     fn suffer(&mut self, cure: Cure) -> Ticked {
         let quota = self.quota();
         let cores = match quota {

@@ -65,7 +65,7 @@ impl Rig {
     }
 }
 
-/// A pod of `qos` with one container and these notes.
+/// Returns a pod of `qos` with one container and these notes.
 fn noted(name: &str, qos: &str, resources: serde_json::Value, notes: serde_json::Value) -> Pod {
     let mut pod = pod(name, qos, resources);
     pod.metadata.annotations = serde_json::from_value(notes).unwrap();

@@ -7,7 +7,7 @@ use crate::collect::work::tests::Sent;
 use crate::qos::guard::NAME;
 use koord_model::guard::Signal;
 
-/// An agent whose counts of packets are made up here.
+/// Returns an agent whose counts of packets are made up here.
 fn counted() -> (Rig, Sent) {
     let mut rig = Rig::new();
     let sent = Sent::default();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The weights of the batch pod and of its container.
+/// Returns the weights of the batch pod and of its container.
 fn weights(rig: &Rig) -> [String; 2] {
     ["", "/c1"].map(|part| {
         let group = CgroupPath::new(&format!("kubepods/besteffort/podbe{part}")).unwrap();

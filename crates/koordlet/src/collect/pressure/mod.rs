@@ -118,7 +118,7 @@ struct Pod {
 }
 
 impl Pressure {
-    /// A collector without pods.
+    /// Returns a collector without pods.
     #[must_use]
     pub fn new(root: Root, limits: Limits) -> Self {
         Self {
@@ -196,7 +196,7 @@ impl Pressure {
         self.errors.finish()
     }
 
-    /// How many steps of the fast lane are to be taken in one: a wake-up begins with cold caches, so that
+    /// Returns how many steps of the fast lane are to be taken in one: a wake-up begins with cold caches, so that
     /// many files at once cost less than a few in each step.
     #[must_use]
     pub fn pace(&self) -> u32 {
@@ -222,7 +222,7 @@ impl Pressure {
         }
     }
 
-    /// The largest share (0–1) that the fast lane saw of the pod `id` in the last whole interval;
+    /// Returns the largest share (0–1) that the fast lane saw of the pod `id` in the last whole interval;
     /// `None` while it rests, and for pods without PSI.
     #[must_use]
     pub fn peak_of(&self, id: u64) -> Option<f64> {
@@ -255,7 +255,7 @@ impl Pressure {
         }
     }
 
-    /// The newest share (0–1) of the pod `id`, with its signal.
+    /// Returns the newest share (0–1) of the pod `id`, with its signal.
     #[must_use]
     pub fn of(&self, id: u64) -> Option<(f64, Signal)> {
         self.pods.get(*self.at.get(&id)?)?.newest
@@ -345,7 +345,7 @@ impl Pod {
         }
     }
 
-    /// The share by PSI.
+    /// Returns the share by PSI.
     fn stalled(
         &mut self,
         now_ns: u64,
@@ -370,7 +370,7 @@ impl Pod {
     }
 }
 
-/// The largest part such that pods of `sizes` threads get no more than `budget` when none gets more
+/// Returns the largest part such that pods of `sizes` threads get no more than `budget` when none gets more
 /// than the part; at least one each.
 fn part_of(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
     let mut sizes: Vec<usize> = sizes.collect();

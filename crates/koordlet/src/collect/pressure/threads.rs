@@ -43,7 +43,7 @@ pub(super) struct Round<'a> {
 }
 
 impl Threads {
-    /// How many there are.
+    /// Returns how many there are.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
@@ -77,7 +77,7 @@ impl Threads {
         self.list.shrink_to(self.list.len() * 2);
     }
 
-    /// The share of their runnable time that the threads waited since they were last read.
+    /// Returns the share of their runnable time that the threads waited since they were last read.
     pub(super) fn sample(&mut self, round: &mut Round<'_>) -> Option<f64> {
         let (mut wait, mut run) = (0, 0);
         let all = self.list.len();

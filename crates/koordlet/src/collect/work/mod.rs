@@ -89,7 +89,7 @@ struct Pod {
 }
 
 impl Work {
-    /// A collector without pods, switched on or not.
+    /// Returns a collector without pods, switched on or not.
     #[must_use]
     pub fn new(root: Root, on: bool) -> Self {
         Self {
@@ -191,7 +191,7 @@ impl Work {
         }
     }
 
-    /// The newest value of the pod `id`, in microseconds of CPU time per packet; `None` where nothing is
+    /// Returns the newest value of the pod `id`, in microseconds of CPU time per packet; `None` where nothing is
     /// counted and while the pod does too little to be compared.
     #[must_use]
     pub fn of(&self, id: u64) -> Option<f64> {

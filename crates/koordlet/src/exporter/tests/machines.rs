@@ -31,7 +31,7 @@ fn text(object: &NodeResourceTopology) -> Vec<String> {
     zones.collect()
 }
 
-/// A kubelet that keeps `reserved` CPUs of `cpus` and nothing of the memory, GiB by NUMA node.
+/// Returns a kubelet that keeps `reserved` CPUs of `cpus` and nothing of the memory, GiB by NUMA node.
 fn lists(
     cpus: i64,
     reserved: &[i64],

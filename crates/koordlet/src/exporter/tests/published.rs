@@ -44,7 +44,7 @@ impl Drop for World {
     }
 }
 
-/// The objects of the manifests.
+/// Returns the objects of the manifests.
 fn manifests() -> Vec<Value> {
     let file = "../../deploy/topology-exporter/rbac.yaml";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);

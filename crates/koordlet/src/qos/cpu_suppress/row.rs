@@ -49,7 +49,7 @@ struct Row {
     blind: bool,
 }
 
-/// The mode asked for: by the node's annotation, else the NodeSLO, else the flag; and the
+/// Returns the mode asked for: by the node's annotation, else the NodeSLO, else the flag; and the
 /// annotation's error, when it has one. Without any signal of pressure nobody would notice that
 /// services suffer: then it is the configured policy.
 pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
@@ -155,7 +155,7 @@ impl Planner for Row {
 }
 
 impl Row {
-    /// The mode in force; says it, and what is wrong about it, once.
+    /// Returns the mode in force; says it, and what is wrong about it, once.
     fn mode(&mut self, facts: &Facts<'_>) -> SuppressMode {
         let (mode, error) = mode(facts);
         if let Some(error) = &error
@@ -198,7 +198,7 @@ pub(crate) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     cpus
 }
 
-/// The CPUs that pods of a class have for themselves.
+/// Returns the CPUs that pods of a class have for themselves.
 pub(crate) fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
     view.pods()
         .filter(|pod| pod.info.qos == qos && pod.info.is_active())

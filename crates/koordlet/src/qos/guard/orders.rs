@@ -50,12 +50,12 @@ pub struct Note {
     pub kind: &'static str,
     /// In a sentence.
     pub message: String,
-    /// Whether the node's events shall tell it, too.
+    /// True if the node's events shall tell it, too.
     pub event: bool,
 }
 
 impl Note {
-    /// The line of the audit log.
+    /// Returns the line of the audit log.
     pub(crate) fn entry(&self, node: &str) -> Entry {
         let subject = match self.pod {
             Some(_) => Subject::Pod,
@@ -73,7 +73,7 @@ impl Note {
     }
 }
 
-/// The orders in words.
+/// Returns the orders in words.
 pub(super) fn in_words(orders: &Orders) -> String {
     let mut all = vec!["lowest weight".to_owned()];
     if orders.idle {
@@ -156,7 +156,7 @@ pub(super) fn message(event: &Event<u64>, pod: &str, now_ms: u64) -> String {
     }
 }
 
-/// The CPUs that batch work keeps when it has to keep off these services: none of their cores where
+/// Returns the CPUs that batch work keeps when it has to keep off these services: none of their cores where
 /// they have CPUs of their own, else the last half of the machine's cores.
 pub(super) fn partition(view: &View<'_>, services: &[u64]) -> Option<CpuSet> {
     let excluded = cpu_suppress::excluded(view);

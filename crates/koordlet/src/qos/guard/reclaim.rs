@@ -64,7 +64,7 @@ fn asked(pod: &PodInfo) -> i64 {
     requests.fold(0, i64::saturating_add)
 }
 
-/// How many bytes to take from a pod that uses `used`, `beyond` of which it did not ask for.
+/// Returns how many bytes to take from a pod that uses `used`, `beyond` of which it did not ask for.
 fn take(used: i64, beyond: i64) -> Option<i64> {
     let bytes = (used / PART).clamp(LEAST, MOST).min(beyond);
     (bytes >= LEAST).then_some(bytes)

@@ -30,14 +30,14 @@ impl Sight {
             .retain(|_, (last_ms, _)| now_ms.saturating_sub(*last_ms) <= forget_ms);
     }
 
-    /// The signals.
+    /// Returns the signals.
     pub(super) fn signals(&self) -> impl Iterator<Item = Signal> + '_ {
         let all = self.services.values().fold(0, |all, (_, bits)| all | bits);
         let there = move |signal: &Signal| all & bit(*signal) != 0;
         Signal::ALL.into_iter().filter(there)
     }
 
-    /// Whether harm through memory bandwidth and caches would be seen.
+    /// Returns whether harm through memory bandwidth and caches would be seen.
     pub(super) fn sees_bandwidth(&self) -> bool {
         self.signals().any(Signal::sees_bandwidth)
     }

@@ -25,13 +25,13 @@ struct Tasks {
 pub(super) struct CookieKeeper {
     cookies: Cookies,
     found: Vec<Tasks>,
-    /// Whether processes are looked at in this round.
+    /// True if processes are looked at in this round.
     looks: bool,
-    /// Whether there is nothing left to take off while no class is enabled.
+    /// True if there is nothing left to take off while no class is enabled.
     done: bool,
     enabled: bool,
     seen: u32,
-    /// Whether it was said that this kernel has no cookies.
+    /// True if it was said that this kernel has no cookies.
     said: bool,
 }
 
@@ -54,7 +54,7 @@ impl CookieKeeper {
         self.seen = 0;
     }
 
-    /// Whether this round looks at processes.
+    /// Returns whether this round looks at processes.
     pub(super) fn looks(&self) -> bool {
         self.looks
     }

@@ -36,7 +36,7 @@ fn lines(lines: &[&str]) -> BTreeSet<String> {
     lines.iter().map(|line| (*line).to_owned()).collect()
 }
 
-/// A node that hears hooks of every stage.
+/// Returns a node that hears hooks of every stage.
 fn node() -> Node {
     let gates = [
         Gate::BatchResource,
@@ -53,7 +53,7 @@ fn node() -> Node {
     gates.into_iter().fold(node, Node::open)
 }
 
-/// A pod whose RDMA adapter is none.
+/// Returns a pod whose RDMA adapter is none.
 fn astray() -> PodSandbox {
     let mut pod = batch_pod();
     let key = "scheduling.koordinator.sh/device-allocated".to_owned();

@@ -56,7 +56,7 @@ impl Registered {
     }
 }
 
-/// The same, configured and called as runtimes do that do not say how long they wait.
+/// Returns the same, configured and called as runtimes do that do not say how long they wait.
 pub(super) async fn client(
     listener: &UnixListener,
     patience: Duration,
@@ -103,7 +103,7 @@ fn updated(update: &ContainerUpdate) -> (u64, i64, i64, String) {
 }
 
 impl Rig {
-    /// The value of a gauge or counter, or how often a histogram was fed, by its labels beside the
+    /// Returns the value of a gauge or counter, or how often a histogram was fed, by its labels beside the
     /// node.
     pub(super) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.read(name, labels, |metric| {
@@ -114,7 +114,7 @@ impl Rig {
         })
     }
 
-    /// The milliseconds that all answers of one kind took together.
+    /// Returns the milliseconds that all answers of one kind took together.
     fn took(&self, labels: &[(&str, &str)]) -> f64 {
         let name = "koordlet_runtime_request_duration_milliseconds";
         let sum = |metric: &prometheus::proto::Metric| metric.get_histogram().get_sample_sum();
@@ -202,7 +202,7 @@ async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
     }
 }
 
-/// A container of its own pod, as a runtime lists it that missed the agent.
+/// Returns a container of its own pod, as a runtime lists it that missed the agent.
 fn missed(number: usize) -> (PodSandbox, Container) {
     let pod = PodSandbox {
         id: format!("sandbox{number}"),
@@ -281,7 +281,7 @@ struct Answer {
     payload: Vec<u8>,
 }
 
-/// A call by hand: a client keeps to the limit of 4 MiB, which runtimes before NRI 0.7 do not.
+/// Returns a call by hand: a client keeps to the limit of 4 MiB, which runtimes before NRI 0.7 do not.
 async fn call<R: Message + Default>(
     channel: &mut Channel,
     stream: u32,
@@ -337,7 +337,7 @@ async fn a_node_of_many_megabytes_is_known_in_one_message() {
     assert_eq!(adjusted(&answer), batch_values());
 }
 
-/// Whether the other end has closed the stream; what it wrote before is read.
+/// Returns whether the other end has closed the stream; what it wrote before is read.
 fn is_closed(stream: &UnixStream) -> bool {
     loop {
         match stream.try_read(&mut [0; 4096]) {

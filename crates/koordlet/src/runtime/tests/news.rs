@@ -61,7 +61,7 @@ async fn a_lost_runtime_is_told_once_and_that_it_is_back() {
     }
 }
 
-/// A pod whose container waits for the reason that a kubelet gives.
+/// Returns a pod whose container waits for the reason that a kubelet gives.
 fn waiting(name: &str, message: &str) -> Value {
     json!({"metadata": {"uid": name, "name": name, "namespace": "shop"},
         "spec": {"containers": [{"name": "web"}]},

@@ -131,7 +131,7 @@ async fn without_a_mode_of_its_own_an_agent_leaves_anothers_registration() {
     assert!(registered(&config).is_some());
 }
 
-/// A pod of the class LS on a node whose CPUs are worth twice as much as they seem.
+/// Returns a pod of the class LS on a node whose CPUs are worth twice as much as they seem.
 fn normalized() -> (Rig, PodSandbox) {
     let rig = Rig::on(Node::default().open(Gate::CPUNormalization).ratio("2.0"));
     let pod = PodSandbox {

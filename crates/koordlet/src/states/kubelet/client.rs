@@ -106,14 +106,14 @@ impl Kubelet {
         }
     }
 
-    /// The same, with the token of another file.
+    /// Returns the same, with the token of another file.
     #[cfg(test)]
     pub(super) fn with_token(mut self, token: &std::path::Path) -> Self {
         token.clone_into(&mut self.token);
         self
     }
 
-    /// Whether the last request was answered.
+    /// Returns whether the last request was answered.
     pub(super) fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
@@ -200,7 +200,7 @@ impl Kubelet {
         })
     }
 
-    /// An error tells whether the kubelet did not accept the token.
+    /// Returns an error tells whether the kubelet did not accept the token.
     async fn try_get(
         &mut self,
         path: &'static str,

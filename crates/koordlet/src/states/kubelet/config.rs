@@ -39,18 +39,18 @@ pub struct Config {
     pub topology_policy: String,
     /// `topologyManagerScope`; empty is container.
     pub topology_scope: String,
-    /// Whether the kubelet enforces CPU limits (`cpuCFSQuota`, true unless it says no).
+    /// True if the kubelet enforces CPU limits (`cpuCFSQuota`, true unless it says no).
     pub cfs_quota: bool,
 }
 
 impl Config {
-    /// Whether the CPU manager hands out CPUs.
+    /// Returns whether the CPU manager hands out CPUs.
     #[must_use]
     pub fn is_cpu_manager_static(&self) -> bool {
         self.cpu_manager_policy == "static"
     }
 
-    /// Whether the memory manager hands out memory of NUMA nodes.
+    /// Returns whether the memory manager hands out memory of NUMA nodes.
     #[must_use]
     pub fn is_memory_manager_static(&self) -> bool {
         self.memory_manager_policy == "Static"

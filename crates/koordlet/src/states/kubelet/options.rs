@@ -21,7 +21,7 @@ pub struct Kubelet {
     pub interval: Duration,
     /// How long one may take.
     pub timeout: Duration,
-    /// Whether the kubelet is asked for its configuration.
+    /// True if the kubelet is asked for its configuration.
     pub query_config: bool,
 }
 

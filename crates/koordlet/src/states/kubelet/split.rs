@@ -180,7 +180,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    /// The items of `text` when it arrives in parts of `size` bytes.
+    /// Returns the items of `text` when it arrives in parts of `size` bytes.
     fn split(text: &str, size: usize) -> Result<Vec<String>, String> {
         let (mut splitter, mut items) = (Splitter::default(), Vec::new());
         for part in text.as_bytes().chunks(size) {

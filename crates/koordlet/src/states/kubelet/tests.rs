@@ -171,7 +171,7 @@ fn pod(name: &str) -> Value {
         "status": {"phase": "Running"}})
 }
 
-/// A client that must not be needed.
+/// Returns a client that must not be needed.
 fn nobody() -> Client {
     connect(
         "http://127.0.0.1:1",
@@ -188,7 +188,7 @@ fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
     Kubelet::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
 }
 
-/// How many pods it lists.
+/// Returns how many pods it lists.
 async fn count(kubelet: &mut Kubelet) -> Result<usize, KubeletError> {
     let mut count = 0;
     let read = |_: &[u8]| {
@@ -239,7 +239,7 @@ impl Bench {
         panic!("{:?} instead of {names:?}", self.names());
     }
 
-    /// The names that are published now.
+    /// Returns the names that are published now.
     fn names(&self) -> Vec<String> {
         let pods = self.states.pods.load_full();
         let pods = pods.as_deref().map_or(&[][..], Vec::as_slice);

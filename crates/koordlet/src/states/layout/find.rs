@@ -58,7 +58,7 @@ pub struct Found {
     pub layout: Layout,
     /// Who decided on the driver.
     pub source: Source,
-    /// Whether the group of all pods is there and the kubelet has said so: no need to look again.
+    /// True if the group of all pods is there and the kubelet has said so: no need to look again.
     pub settled: bool,
 }
 
@@ -164,7 +164,7 @@ impl Finder {
         Self { root, own }
     }
 
-    /// The machine that is looked at.
+    /// Returns the machine that is looked at.
     pub(crate) fn root(&self) -> &Root {
         &self.root
     }
@@ -181,7 +181,7 @@ impl Finder {
         })
     }
 
-    /// The process of the kubelet, when this one may see it.
+    /// Returns the process of the kubelet, when this one may see it.
     fn process(&self) -> Option<Process> {
         let read = |pid: u32, file: &str| {
             let path = self.root.proc(&format!("{pid}/{file}"));
@@ -209,7 +209,7 @@ impl Finder {
     }
 }
 
-/// The value of `--name=value` or `--name value`.
+/// Returns the value of `--name=value` or `--name value`.
 fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
     flags.iter().enumerate().find_map(|(at, flag)| {
         let rest = flag.trim_start_matches('-').strip_prefix(name)?;
@@ -221,7 +221,7 @@ fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
     })
 }
 
-/// The two keys of a KubeletConfiguration file, YAML or JSON. They are at the top of it, so a line
+/// Returns the two keys of a KubeletConfiguration file, YAML or JSON. They are at the top of it, so a line
 /// that begins with the key is all that is looked for.
 fn words(file: &str) -> Words {
     if let Ok(value) = serde_json::from_str::<Value>(file) {

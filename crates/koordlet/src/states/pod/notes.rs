@@ -221,7 +221,7 @@ fn bad_block(config: &BlkIOQOSCfg) -> Option<String> {
     })
 }
 
-/// The volumes of claims and CSI drivers that `config` speaks of.
+/// Returns the volumes of claims and CSI drivers that `config` speaks of.
 fn volumes(pod: &Pod, config: Option<&BlkIOQOSCfg>) -> BTreeMap<String, VolumeSource> {
     let blocks = config.into_iter().flat_map(|config| &config.blocks);
     let named = blocks.filter(|block| block.type_ == Some(BlockType::PodVolume));

@@ -139,7 +139,7 @@ impl Repair<'_> {
     }
 }
 
-/// All rules of all sections. Paths start at the spec.
+/// Returns all rules of all sections. Paths start at the spec.
 fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
     let mut all = Vec::new();
     let mut add = |section: &str, errors: Vec<FieldError>| {
@@ -263,7 +263,7 @@ enum Step<'a> {
     Element(usize),
 }
 
-/// The steps of a path such as `hostApplications[0].cgroupPath.base`.
+/// Returns the steps of a path such as `hostApplications[0].cgroupPath.base`.
 fn steps(path: &str) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
     for part in path.split('.') {
@@ -287,7 +287,7 @@ fn descend<'a>(value: &'a Value, steps: &[Step<'_>]) -> Option<&'a Value> {
     })
 }
 
-/// Whether the elements on the way have the same names in both: else they are about other things.
+/// Returns whether the elements on the way have the same names in both: else they are about other things.
 fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
     let name = |value: &Value, at: usize| {
         let element = steps.get(..=at).and_then(|steps| descend(value, steps));

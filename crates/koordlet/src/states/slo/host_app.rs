@@ -30,7 +30,7 @@ impl HostApp {
     }
 }
 
-/// The last of `apps` that cannot be followed: it has no name or that of an earlier one, or no group
+/// Returns the last of `apps` that cannot be followed: it has no name or that of an earlier one, or no group
 /// can be told for it. One at a time, from the end, because those after one that goes move up.
 pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
     // Where groups are does not matter here, only whether they can be named.
