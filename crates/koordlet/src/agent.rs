@@ -46,13 +46,13 @@ pub enum AgentError {
 
 /// What one tick found out, for whoever drives the agent.
 #[derive(Debug, Default)]
-pub struct Ticked {
+pub struct TickOutcome {
     /// Pods to evict.
     pub evictions: Vec<Eviction>,
     /// Files written.
     pub written: u32,
     /// What strategies say of themselves: name, state and text, for the status page.
-    pub told: Vec<(&'static str, State, String)>,
+    pub strategy_states: Vec<(&'static str, State, String)>,
     /// What the pressure guard did and the node's events shall tell.
     pub notes: Vec<guard::Note>,
     /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
@@ -63,7 +63,7 @@ pub struct Ticked {
 const STRATEGY_TURNS: u32 = 60;
 
 /// What strategies know beside samples.
-type Known = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo>>);
+type StrategyContext = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo>>);
 
 /// The node side of the agent.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ pub struct Agent {
     executor: Executor,
     standings: Standings,
     facts_version: u64,
-    facts_seen: Option<Known>,
+    last_context: Option<StrategyContext>,
     audit: audit::Log,
     /// What the pressure guard showed last.
     pub(crate) guard: Option<Guard>,
@@ -128,7 +128,7 @@ impl Agent {
             ticks: 0,
             standings: Standings::default(),
             facts_version: 0,
-            facts_seen: None,
+            last_context: None,
             guard: None,
             audit,
         })
@@ -185,7 +185,7 @@ impl Agent {
     }
 
     /// Measures, decides and writes.
-    pub fn tick(&mut self, now: TickTime) -> Ticked {
+    pub fn tick(&mut self, now: TickTime) -> TickOutcome {
         self.ticks += 1;
         let changed = self.measure.follow(self.states.pods.load_full(), now);
         for group in &changed {
@@ -194,14 +194,14 @@ impl Agent {
         self.observe_weights(changed);
         let slo = self.states.slo.load_full();
         let layout = self.states.layout_or(&self.settings.layout);
-        self.measure.settle(&layout, &slo.host_apps);
+        self.measure.update_layout(&layout, &slo.host_apps);
         self.measure.probe();
         let node = self.states.node.load_full();
         // A heartbeat brings a new Node object that says the same.
         let topology = self.states.topology.load_full();
-        let now_known = (slo.clone(), node.clone(), topology.clone());
-        let seen = self.facts_seen.replace(now_known);
-        let same = seen.is_some_and(|(old_slo, old_node, old_topology)| {
+        let context = (slo.clone(), node.clone(), topology.clone());
+        let previous = self.last_context.replace(context);
+        let same = previous.is_some_and(|(old_slo, old_node, old_topology)| {
             let same_slo = Arc::ptr_eq(&old_slo, &slo) || old_slo == slo;
             same_slo && old_node == node && old_topology == topology
         });
@@ -263,23 +263,23 @@ impl Agent {
             self.states.complaints.replace(&object, malformed);
         }
         self.rules.store(plan.rules.take());
-        let told = plan.take_told();
+        let strategy_states = plan.take_strategy_states();
         let notes = std::mem::take(&mut plan.notes);
         for note in &notes {
             let entry = note.entry(node.as_deref().map_or("", |node| node.name.as_str()));
             self.audit.record(now.wall, entry);
         }
-        let guard = plan.guard_shown.take();
+        let guard = plan.guard_status.take();
         if let Some(guard) = &guard {
             self.guard.clone_from(guard);
         }
         let (intents, evictions) = plan.into_parts();
-        let mut ticked = Ticked {
+        let mut ticked = TickOutcome {
             evictions,
-            told,
+            strategy_states,
             notes,
             guard,
-            ..Ticked::default()
+            ..TickOutcome::default()
         };
         if !intents.is_empty() {
             ticked.written = self.executor.apply(intents, now.ms(), now.wall).written;

@@ -16,7 +16,7 @@ mod nvidia;
 pub use found::Finder;
 
 use crate::states::States;
-use crate::status::{self, Board};
+use crate::status::{self, StatusHandle};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::scheduling::{Device, DeviceType};
 use koord_app::Clock;
@@ -65,7 +65,7 @@ pub(crate) struct Reporter {
     pub(crate) clock: Clock,
     pub(crate) finder: Finder,
     /// Where people see what is reported.
-    pub(crate) board: Board,
+    pub(crate) board: StatusHandle,
     pub(crate) interval: Duration,
 }
 

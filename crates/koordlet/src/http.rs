@@ -3,7 +3,7 @@
 use crate::audit::{Log, Page};
 use crate::gates::{Gate, Gates};
 use crate::metrics::is_external;
-use crate::status::Board;
+use crate::status::StatusHandle;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -31,7 +31,7 @@ pub(crate) struct Served {
     /// Whether a list of pods is known.
     pub(crate) ready: Arc<AtomicBool>,
     /// What the agent does.
-    pub(crate) board: Board,
+    pub(crate) board: StatusHandle,
 }
 
 impl Served {
@@ -179,7 +179,7 @@ mod tests {
             audit: Log::default(),
             gates,
             ready: Arc::default(),
-            board: Board::default(),
+            board: StatusHandle::default(),
         };
         (served, metrics)
     }

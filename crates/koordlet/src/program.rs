@@ -22,7 +22,7 @@ pub fn run(argv: Vec<OsString>) -> ExitCode {
         |args: crate::Args, context| async move {
             let options = args.options()?;
             let connection = Connection {
-                kubeconfig: given(&args.kubeconfig),
+                kubeconfig: non_empty_path(&args.kubeconfig),
                 server: "",
                 qps: args.kube_api_qps,
                 burst: args.kube_api_burst,
@@ -46,7 +46,7 @@ pub fn run_exporter(argv: Vec<OsString>) -> ExitCode {
 async fn export(args: ExporterArgs, context: Context) -> Result<()> {
     let (settings, root) = args.settings()?;
     let connection = Connection {
-        kubeconfig: given(&args.kubeconfig),
+        kubeconfig: non_empty_path(&args.kubeconfig),
         server: "",
         qps: 20.0,
         burst: 30,
@@ -77,6 +77,6 @@ async fn export(args: ExporterArgs, context: Context) -> Result<()> {
 }
 
 /// Returns the path of a flag whose empty value means that it is not set.
-fn given(path: &str) -> Option<&Path> {
+fn non_empty_path(path: &str) -> Option<&Path> {
     Some(Path::new(path)).filter(|path| !path.as_os_str().is_empty())
 }

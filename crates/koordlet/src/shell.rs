@@ -1,6 +1,6 @@
 //! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
 
-use crate::agent::{Agent, AgentError, Ticked};
+use crate::agent::{Agent, AgentError, TickOutcome};
 use crate::collect::needs::Needs;
 use crate::collect::table;
 use crate::devices::{self, Finder as DeviceFinder};
@@ -19,7 +19,7 @@ use crate::states::metric_policy::{Memory, Policy};
 use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
 };
-use crate::status::{self, Board};
+use crate::status::{self, StatusHandle};
 use crate::time::TickTime;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -54,14 +54,14 @@ pub enum Error {
     Http(#[from] koord_app::admin::AdminError),
     /// The loop ended by a panic, which is in the log.
     #[error("the agent's loop has died")]
-    Died,
+    LoopPanicked,
     /// A thread could not be started.
     #[error("agent thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 
 /// How long a report may take: one that is never answered must not hold up the next.
-const REPORT_WITHIN: Duration = Duration::from_secs(10);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the loop is asked from outside.
 enum Request {
@@ -106,7 +106,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
     options.audit.count_in(metrics.clone());
-    let board = Board::new(states.complaints.clone(), states.conditions.clone());
+    let board = StatusHandle::new(states.complaints.clone(), states.conditions.clone());
     board.update(|status| {
         status.node.clone_from(&options.node_name);
         status.started_at = Some(ctx.clock.now());
@@ -243,7 +243,7 @@ fn report_devices(
     ctx: &Context,
     states: &Arc<States>,
     root: &Root,
-    board: &Board,
+    board: &StatusHandle,
 ) {
     let config = &options.devices;
     let finder = DeviceFinder::new(root.clone(), &options.settings.gates, config);
@@ -471,7 +471,7 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
 }
 
 /// Steps of the fast lane; those that come too late are left out.
-fn paced(period: Duration) -> Interval {
+fn fast_ticker(period: Duration) -> Interval {
     let mut steps = interval(period);
     steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
     steps
@@ -488,7 +488,7 @@ struct Loop {
     ready: Arc<AtomicBool>,
     states: Arc<States>,
     audit: crate::audit::Log,
-    board: Board,
+    board: StatusHandle,
     /// Without one, nothing is evicted.
     evictor: Option<Evictor>,
     /// With a runtime's plugin.
@@ -501,15 +501,15 @@ impl Loop {
         let origin = Instant::now();
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut fast = paced(self.fast_interval);
-        let mut known_pace = 1;
+        let mut fast = fast_ticker(self.fast_interval);
+        let mut current_pace = 1;
         let mut flushed = origin;
         let mut shown = None;
         loop {
             let pace = self.agent.fast_pace();
-            if let Some(pace) = pace.filter(|pace| *pace != known_pace) {
-                fast = paced(self.fast_interval * pace);
-                known_pace = pace;
+            if let Some(pace) = pace.filter(|pace| *pace != current_pace) {
+                fast = fast_ticker(self.fast_interval * pace);
+                current_pace = pace;
             }
             tokio::select! {
                 biased;
@@ -547,7 +547,7 @@ impl Loop {
                 _ = timer.tick() => {
                     let began = std::time::Instant::now();
                     let now = self.now(origin);
-                    let Ticked { evictions: due, told, notes, guard, .. } = self.agent.tick(now);
+                    let TickOutcome { evictions: due, strategy_states, notes, guard, .. } = self.agent.tick(now);
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     let collectors = self.agent.collectors();
@@ -563,9 +563,9 @@ impl Loop {
                         }
                         shown = Some(listed);
                     }
-                    let found = self.states.layout.load();
+                    let layout = self.states.layout.load();
                     self.board.update(|status| {
-                        if let Some(layout) = found.as_ref() {
+                        if let Some(layout) = layout.as_ref() {
                             status.kernel.driver = status::driver(layout);
                         }
                         status.collectors = collectors;
@@ -576,7 +576,7 @@ impl Loop {
                         if let Some(guard) = guard {
                             status.guard = guard;
                         }
-                        status::told(status, told);
+                        status::apply_strategy_states(status, strategy_states);
                     });
                     for note in notes.iter().filter(|note| note.event) {
                         self.events.tell(now.ms(), note);
@@ -631,7 +631,7 @@ async fn on_own_thread(
         })
         .map_err(Error::Thread)?;
     // Nothing is sent when the thread panicked: the node would silently be without an agent.
-    finished.await.map_err(|_| Error::Died)
+    finished.await.map_err(|_| Error::LoopPanicked)
 }
 
 /// Publishes NodeMetric as often as the NodeMetric object says.
@@ -678,11 +678,11 @@ impl Reporter {
             return;
         };
         let published = publish(&self.client, &self.node, &status);
-        match timeout(REPORT_WITHIN, published).await {
+        match timeout(REPORT_TIMEOUT, published).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "NodeMetric could not be reported"),
             Err(_) => tracing::warn!(
-                limit = ?REPORT_WITHIN,
+                limit = ?REPORT_TIMEOUT,
                 "NodeMetric could not be reported: the API server does not answer"
             ),
         }

@@ -1,6 +1,6 @@
 //! What the agent measures, enforces and cannot do on this machine: for people.
 //!
-//! The loop publishes a [`Status`] on a [`Board`]; `/debug/status` serves it, and `koord node status`
+//! The loop publishes a [`Status`] on a [`StatusHandle`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
 
 pub use crate::health::{Collector, Guard, GuardExperiment, GuardHeld, GuardService, Lack, State};
@@ -148,7 +148,7 @@ pub struct Malformed {
 
 /// Where the loop leaves its state. Clones are the same board.
 #[derive(Debug, Clone, Default)]
-pub struct Board {
+pub struct StatusHandle {
     status: Arc<Mutex<Status>>,
     /// Kernel errors, by strategy.
     errors: Arc<Mutex<Vec<(&'static str, String)>>>,
@@ -156,7 +156,7 @@ pub struct Board {
     conditions: Conditions,
 }
 
-impl Board {
+impl StatusHandle {
     /// Returns a board that also shows `complaints` and `conditions`.
     #[must_use]
     pub fn new(complaints: Complaints, conditions: Conditions) -> Self {
@@ -225,8 +225,8 @@ fn fail(status: &mut Status, errors: &[(&'static str, String)]) {
 }
 
 /// Takes over what strategies said of themselves.
-pub fn told(status: &mut Status, told: Vec<(&'static str, State, String)>) {
-    for (name, state, text) in told {
+pub fn apply_strategy_states(status: &mut Status, states: Vec<(&'static str, State, String)>) {
+    for (name, state, text) in states {
         let Some(row) = status.strategies.iter_mut().find(|row| row.name == name) else {
             continue;
         };
@@ -280,11 +280,11 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
 fn complain(status: &mut Status, complaints: &Complaints) {
     let standing = complaints.standing();
     let each = standing.into_iter().flat_map(|(object, all)| {
-        all.into_iter().map(move |one| Malformed {
+        all.into_iter().map(move |problem| Malformed {
             object: object.clone(),
-            field: one.field,
-            value: one.value,
-            error: one.error,
+            field: problem.field,
+            value: problem.value,
+            error: problem.error,
         })
     });
     status.malformed = each.collect();
@@ -310,10 +310,10 @@ pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
             continue;
         };
         let level = level.to_lowercase();
-        let known = files
+        let existing = files
             .iter_mut()
             .find(|(f, c, _)| *f == file && *c == classes);
-        match known {
+        match existing {
             Some((_, _, levels)) => levels.push(level),
             None => files.push((file, classes, vec![level])),
         }
@@ -321,7 +321,7 @@ pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
     let mut places: Vec<(String, Vec<&str>)> = Vec::new();
     for (file, classes, levels) in files {
         let place = format!("{} of {classes}", levels.join(", "));
-        match places.iter_mut().find(|(known, _)| *known == place) {
+        match places.iter_mut().find(|(existing, _)| *existing == place) {
             Some((_, files)) => files.push(file),
             None => places.push((place, vec![file])),
         }
@@ -406,9 +406,9 @@ fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
         (f.blkio, "block I/O throttling", "disks are not divided"),
     ];
     let (mut has, mut lacks) = (Vec::new(), Vec::new());
-    for (there, mechanism, consequence) in table {
+    for (is_present, mechanism, consequence) in table {
         let mechanism = mechanism.to_owned();
-        if there {
+        if is_present {
             has.push(mechanism);
         } else {
             let consequence = consequence.to_owned();
@@ -426,7 +426,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_are_told_in_few_words() {
+    fn mechanism_groups_claims_by_place() {
         let claims = [
             "cpu.shares at level Pod of BE",
             "cpu.idle at level Pod of BE",
@@ -446,9 +446,9 @@ mod tests {
 
     #[test]
     fn strategy_with_kernel_errors_is_failing_until_they_end() {
-        let board = Board::default();
+        let board = StatusHandle::default();
         let states = [State::Active, State::Idle, State::Off, State::Active];
-        let shown = |board: &Board| {
+        let shown = |board: &StatusHandle| {
             let rows = board.get().strategies.into_iter();
             let rows: Vec<_> = rows.map(|row| (row.state, row.why)).collect();
             rows
@@ -477,7 +477,7 @@ mod tests {
 
     #[tokio::test]
     async fn lists_are_served_as_the_loop_left_them() {
-        let board = Board::default();
+        let board = StatusHandle::default();
         board.update(|status| {
             status.node = "n1".to_owned();
             status.strategies.push(Strategy {

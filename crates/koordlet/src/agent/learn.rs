@@ -38,10 +38,10 @@ impl Learning {
         };
         let time = self.predictor.time(now.wall.as_millisecond(), now.ms());
         self.restored = true;
-        let mut known: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
-        known.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
-        known.extend(classes().map(predict::class_uid));
-        match self.predictor.restore(&known, time) {
+        let mut uids: BTreeSet<String> = pods.iter().map(|pod| pod.uid.clone()).collect();
+        uids.extend([predict::NODE, predict::SYSTEM].map(str::to_owned));
+        uids.extend(classes().map(predict::class_uid));
+        match self.predictor.restore(&uids, time) {
             Ok(0) => {}
             Ok(models) => tracing::info!(models, "predictor restored"),
             Err(error) => tracing::warn!(%error, "predictor starts afresh"),

@@ -131,7 +131,7 @@ impl Measure {
             cpi_round: 0,
             cpi: FxHashMap::default(),
             snapshots: Snapshots::new(settings.snapshot.clone()),
-            running: running(&root, settings, &topology),
+            running: tick_collectors(&root, settings, &topology),
             samples: Samples::default(),
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
@@ -197,7 +197,7 @@ impl Measure {
     }
 
     /// Follows where groups are and which host applications there are.
-    pub(crate) fn settle(&mut self, layout: &Layout, apps: &Arc<[HostApp]>) {
+    pub(crate) fn update_layout(&mut self, layout: &Layout, apps: &Arc<[HostApp]>) {
         let moved = self.layout != *layout;
         if moved {
             self.layout = layout.clone();
@@ -210,7 +210,7 @@ impl Measure {
             && self
                 .apps
                 .as_ref()
-                .is_some_and(|known| Arc::ptr_eq(known, apps))
+                .is_some_and(|current| Arc::ptr_eq(current, apps))
         {
             return;
         }
@@ -240,10 +240,10 @@ impl Measure {
                 let files = Resource::ALL.into_iter();
                 files.filter(|file| group.supports(*file)).collect()
             });
-            let found = files
+            let supported = files
                 .into_iter()
                 .find(|files: &FxHashSet<_>| !files.is_empty());
-            self.machine.files = found.unwrap_or_default();
+            self.machine.files = supported.unwrap_or_default();
         }
     }
 
@@ -314,10 +314,10 @@ impl Measure {
 
     /// Takes over what kidled found, when there is something new.
     fn collect_hot(&mut self, now: TickTime) {
-        let Some(found) = self.facts.cold.load_full() else {
+        let Some(loaded) = self.facts.cold.load_full() else {
             return;
         };
-        let (round, cold) = &*found;
+        let (round, cold) = &*loaded;
         if *round == self.cold_round {
             return;
         }
@@ -348,10 +348,10 @@ impl Measure {
     fn collect_counts(&mut self, now: TickTime) {
         // A reading is of one tick: the same one twice would pass for two.
         self.cpi.clear();
-        let Some(found) = self.facts.cpi.load_full() else {
+        let Some(loaded) = self.facts.cpi.load_full() else {
             return;
         };
-        let (round, counts) = &*found;
+        let (round, counts) = &*loaded;
         if std::mem::replace(&mut self.cpi_round, *round) == *round {
             return;
         }
@@ -407,7 +407,7 @@ fn failing(error: &str) -> (State, String) {
 }
 
 /// Returns the collectors of the loop, in the order of the table.
-fn running(root: &Root, settings: &Settings, topology: &CpuTopology) -> Vec<Running> {
+fn tick_collectors(root: &Root, settings: &Settings, topology: &CpuTopology) -> Vec<Running> {
     let rows = COLLECTORS.iter().filter_map(|spec| {
         let Lane::Tick(make) = spec.lane else {
             return None;

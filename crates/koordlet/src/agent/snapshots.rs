@@ -15,8 +15,8 @@ const KEEP_MS: u64 = 600_000;
 #[derive(Debug)]
 pub(super) struct Snapshots {
     path: Option<PathBuf>,
-    /// What an earlier run left; `None` before it was looked for.
-    left: Option<Snapshot>,
+    /// What an earlier run previous; `None` before it was looked for.
+    previous: Option<Snapshot>,
     began_ms: u64,
     saved_ms: u64,
 }
@@ -25,7 +25,7 @@ impl Snapshots {
     pub(super) fn new(path: Option<PathBuf>) -> Self {
         Self {
             path,
-            left: None,
+            previous: None,
             began_ms: 0,
             saved_ms: 0,
         }
@@ -33,9 +33,9 @@ impl Snapshots {
 
     /// Looks for the file, once, and hands out what belongs to the node.
     pub(super) fn load(&mut self, now: TickTime, store: &mut Store) {
-        if let Some(left) = &mut self.left {
-            if !left.is_empty() && now.ms().saturating_sub(self.began_ms) > KEEP_MS {
-                *left = Snapshot::default();
+        if let Some(previous) = &mut self.previous {
+            if !previous.is_empty() && now.ms().saturating_sub(self.began_ms) > KEEP_MS {
+                *previous = Snapshot::default();
             }
             return;
         }
@@ -44,7 +44,7 @@ impl Snapshots {
             Some(path) => Snapshot::load(path, wall_ms(now), now.ms()),
             None => Ok(None),
         };
-        let left = self.left.insert(match loaded {
+        let previous = self.previous.insert(match loaded {
             Ok(found) => found.unwrap_or_default(),
             Err(error) => {
                 let path = self.path.as_deref().unwrap_or_else(|| "".as_ref());
@@ -56,18 +56,22 @@ impl Snapshots {
         let numa = (0..1024).flat_map(|n| [Subject::Numa(n), Subject::NumaSystem(n)]);
         for subject in fixed.into_iter().chain(numa) {
             if let Some(owner) = owner(subject) {
-                left.give(&owner, subject, store);
+                previous.give(&owner, subject, store);
             }
         }
     }
 
     /// Hands out what belongs to pods that are new.
     pub(super) fn give(&mut self, pods: &Pods, store: &mut Store) {
-        let Some(left) = self.left.as_mut().filter(|left| !left.is_empty()) else {
+        let Some(previous) = self
+            .previous
+            .as_mut()
+            .filter(|previous| !previous.is_empty())
+        else {
             return;
         };
         for (info, pod) in pods.iter() {
-            left.give(&info.uid, Subject::Pod(pod.id), store);
+            previous.give(&info.uid, Subject::Pod(pod.id), store);
         }
     }
 

@@ -142,7 +142,7 @@ impl Rig {
     }
 
     /// Lets a second pass in which `what` happens.
-    fn step(&mut self, what: Second) -> Ticked {
+    fn step(&mut self, what: Second) -> TickOutcome {
         self.second += 1;
         self.node_ticks += (what.node_cores * 100.0) as u64;
         self.service_ns += (what.service_cores * 1e9) as u64;

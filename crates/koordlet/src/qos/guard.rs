@@ -142,7 +142,7 @@ impl Planner for Row {
             self.guard.release();
             self.last = Settings::default();
             self.watches = false;
-            plan.guard_shown = Some(None);
+            plan.guard_status = Some(None);
             plan.tell(State::Idle, why);
             return;
         }
@@ -184,7 +184,7 @@ impl Planner for Row {
         );
         self.watches = watches;
         if held {
-            plan.guard_shown = Some(None);
+            plan.guard_status = Some(None);
             plan.tell(State::Idle, "upstream's policy is in force");
             return;
         }
@@ -201,7 +201,7 @@ impl Planner for Row {
         if changed || view.tick.saturating_sub(self.changed_tick) >= SHOW_EVERY {
             self.changed_tick = view.tick;
             let shown = self.shown(view, &levers, sees_bandwidth, &plan.guard);
-            plan.guard_shown = Some(Some(shown));
+            plan.guard_status = Some(Some(shown));
         }
         plan.tell(State::Active, orders::in_words(&plan.guard));
     }

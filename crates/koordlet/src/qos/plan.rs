@@ -204,7 +204,7 @@ pub struct Plan {
     /// What the pressure guard did, for the audit log and the node's events.
     pub notes: Vec<Note>,
     /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
-    pub guard_shown: Option<Option<health::Guard>>,
+    pub guard_status: Option<Option<health::Guard>>,
     /// By container: how far it may burst.
     pub bursts: FxHashMap<u64, Burst>,
 }
@@ -266,7 +266,7 @@ impl Plan {
     }
 
     /// What the strategies said of themselves in this tick.
-    pub fn take_told(&mut self) -> Vec<(&'static str, State, String)> {
+    pub fn take_strategy_states(&mut self) -> Vec<(&'static str, State, String)> {
         std::mem::take(&mut self.told)
     }
 

@@ -113,9 +113,12 @@ fn a_threshold_that_is_not_set_is_no_failure() {
     let state = |threshold: serde_json::Value| {
         let mut rig = rig(&[Gate::CPUEvict, Gate::CPUAllocatableEvict], threshold);
         rig.pods(vec![batch_pod()]);
-        let told = rig.step(BUSY).told.into_iter();
-        let mut told = told.filter(|(strategy, ..)| *strategy == "CPUEvict");
-        told.next().map(|(_, state, why)| (state, why)).unwrap()
+        let strategy_states = rig.step(BUSY).strategy_states.into_iter();
+        let mut strategy_states = strategy_states.filter(|(strategy, ..)| *strategy == "CPUEvict");
+        strategy_states
+            .next()
+            .map(|(_, state, why)| (state, why))
+            .unwrap()
     };
     let (idle, why) = state(json!({"enable": true}));
     assert_eq!(idle, State::Idle);

@@ -29,7 +29,7 @@ impl Rig {
     }
 
     /// Returns a second in which the service suffers unless the levers say otherwise.
-    fn suffer(&mut self, cure: Cure) -> Ticked {
+    fn suffer(&mut self, cure: Cure) -> TickOutcome {
         let quota = self.quota();
         let cores = match quota {
             -1 => 2.8,

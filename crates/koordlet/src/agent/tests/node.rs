@@ -144,8 +144,11 @@ fn strategies_say_by_which_means_they_act() {
     let mut settings = Settings::default();
     settings.gates.set(Gate::BEMemoryEvict, true);
     let mut rig = Rig::with(settings);
-    let told = |ticked: Ticked, name: &str| {
-        let found = ticked.told.into_iter().find(|(row, ..)| *row == name);
+    let strategy_states = |ticked: TickOutcome, name: &str| {
+        let found = ticked
+            .strategy_states
+            .into_iter()
+            .find(|(row, ..)| *row == name);
         found.map(|(_, state, text)| (state, text))
     };
     let idle = told(rig.step(BUSY), "BECPUSuppress").unwrap();
