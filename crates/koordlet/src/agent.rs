@@ -1,7 +1,7 @@
-//! The agent's loop body: measure, decide, write. One owner of all node-side state.
+//! Body of the agent's loop: measure, decide, write. One owner of all node-side state.
 //!
-//! [`Agent::tick`] does no network I/O and never waits; time and the cluster's view come in as
-//! values. The shell around it ([`crate::shell`]) brings both and carries evictions and reports out.
+//! [`Agent::tick`] does no network I/O and never waits: time and the state of the cluster are arguments.
+//! [`crate::shell`] supplies both, and carries out evictions and reports.
 
 mod learn;
 mod measure;
@@ -30,39 +30,40 @@ use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why the agent could not be made.
+/// Error of [`Agent::new`].
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The kernel's files.
+    /// A kernel file could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Two strategies want the same file.
+    /// Two strategies claim the same file.
     #[error(transparent)]
     Claims(#[from] ClaimError),
-    /// A metric could not be made.
-    #[error("metrics could not be registered")]
+    /// A metric could not be registered.
+    #[error("failed to register metrics")]
     Metrics,
 }
 
-/// What one tick found out, for whoever drives the agent.
+/// Result of one tick, for the caller that drives the agent.
 #[derive(Debug, Default)]
 pub struct TickOutcome {
     /// Pods to evict.
     pub evictions: Vec<Eviction>,
-    /// Files written.
+    /// Number of files written.
     pub written: u32,
-    /// What strategies say of themselves: name, state and text, for the status page.
+    /// Name, state and text of each strategy, for the status page.
     pub strategy_states: Vec<(&'static str, State, String)>,
-    /// What the pressure guard did and the node's events shall tell.
+    /// Actions of the pressure guard, for the audit log and the node's events.
     pub notes: Vec<guard::Note>,
-    /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
+    /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
+    /// inactive.
     pub guard: Option<Option<Guard>>,
 }
 
-/// Ticks within which every strategy was due.
+/// Number of ticks within which each strategy is due at least once.
 const STRATEGY_TURNS: u32 = 60;
 
-/// What strategies know beside samples.
+/// Cluster state that strategies use in addition to samples.
 type StrategyContext = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo>>);
 
 /// The node side of the agent.
@@ -82,13 +83,13 @@ pub struct Agent {
     facts_version: u64,
     last_context: Option<StrategyContext>,
     audit: audit::Log,
-    /// What the pressure guard showed last.
+    /// Newest status of the pressure guard.
     pub(crate) guard: Option<Guard>,
     _worker: Option<Worker>,
 }
 
 impl Agent {
-    /// Returns an agent on `root` that follows `states`.
+    /// Creates an agent on `root` that reads cluster state from `states`.
     ///
     /// # Errors
     /// When strategies conflict or the machine's topology cannot be read.
@@ -110,7 +111,7 @@ impl Agent {
         jobs.extend(slow::save_job(&settings, &measure.facts));
         let worker = Worker::start(jobs, measure.facts.clone(), metrics.clone());
         if let Err(error) = &worker {
-            tracing::warn!(%error, "there is no thread for slow collectors");
+            tracing::warn!(%error, "failed to start the thread of slow collectors, continuing without them");
         }
         Ok(Self {
             measure,
@@ -134,35 +135,35 @@ impl Agent {
         })
     }
 
-    /// Returns the Node object, when it is known.
+    /// Returns the Node object; `None` until it was received.
     pub(crate) fn node_info(&self) -> Option<Arc<NodeInfo>> {
         self.states.node.load_full()
     }
 
-    /// Writes what shall survive this process: to be called last.
+    /// Saves the samples that the next start restores. Call it last.
     pub fn save(&self, now: TickTime) {
         if let Err(error) = self.measure.save(now) {
-            tracing::warn!(%error, "samples are not saved");
+            tracing::warn!(%error, "failed to save samples");
         }
     }
 
-    /// What the cluster says.
+    /// Returns the cluster's state.
     pub(crate) fn states(&self) -> &States {
         &self.states
     }
 
-    /// Which features are on.
+    /// Returns the feature gates.
     pub(crate) fn gates(&self) -> &Gates {
         &self.settings.gates
     }
 
-    /// Returns the table of collectors as it stands.
+    /// Returns the table of collectors with their current states.
     #[must_use]
     pub fn collectors(&self) -> Vec<Collector> {
         self.measure.collectors(&self.settings)
     }
 
-    /// Returns the strategies that cannot read files of the kernel, each with an error.
+    /// Returns the strategies that fail to read kernel files, each with its error.
     #[must_use]
     pub fn strategy_errors(&self) -> Vec<(&'static str, String)> {
         let standing = |row: &Strategy| {
@@ -172,7 +173,7 @@ impl Agent {
         STRATEGIES.iter().filter_map(standing).collect()
     }
 
-    /// Returns where the agent leaves the newest rules of hooks.
+    /// Returns the store of the newest hook rules.
     #[must_use]
     pub fn rules(&self) -> &RuleStore {
         &self.rules
@@ -197,7 +198,7 @@ impl Agent {
         self.measure.update_layout(&layout, &slo.host_apps);
         self.measure.probe();
         let node = self.states.node.load_full();
-        // A heartbeat brings a new Node object that says the same.
+        // A heartbeat replaces the Node object without a change in its content.
         let topology = self.states.topology.load_full();
         let context = (slo.clone(), node.clone(), topology.clone());
         let previous = self.last_context.replace(context);
@@ -257,7 +258,7 @@ impl Agent {
         }
         for fault in plan.unclaimed() {
             debug_assert!(false, "{fault}");
-            tracing::error!(fault, "a write was left out");
+            tracing::error!(fault, "skipping a write without a claim");
         }
         for (object, malformed) in plan.take_complaints() {
             self.states.complaints.replace(&object, malformed);
@@ -289,8 +290,8 @@ impl Agent {
         ticked
     }
 
-    /// Finds out by which formula the runtime turns shares into weights, from containers of `pods`
-    /// whose shares follow from what they request.
+    /// Detects the formula by which the runtime turns shares into weights, from containers of `pods` whose
+    /// shares follow from their requests.
     fn observe_weights(&self, pods: Vec<CgroupPath>) {
         let is_open = self.root.version() == Version::V2
             && self.root.weight_formula() != WeightFormula::Quadratic;
@@ -314,37 +315,37 @@ impl Agent {
         }
     }
 
-    /// Returns how many steps of the fast lane are to be taken in one; `None` while no strategy asks for it.
+    /// Returns how many steps of the fast lane are taken as one; `None` while no strategy needs it.
     #[must_use]
     pub fn fast_pace(&self) -> Option<u32> {
         self.measure.fast_pace()
     }
 
-    /// A step of the fast lane, between two ticks: measures, decides nothing.
+    /// Runs a step of the fast lane, between two ticks: measures, decides nothing.
     pub fn tick_fast(&mut self, now: TickTime) {
         self.measure.collect_fast(now);
     }
 
-    /// Brings back what the files said before this agent wrote them, where nobody else has written
-    /// since. Returns how many were written.
+    /// Restores the values that files had before this agent wrote them, unless another writer has changed
+    /// them since. Returns the number of files written.
     pub fn restore(&mut self, now: TickTime) -> u32 {
         let applied = self.executor.restore(|_| true, now.ms(), now.wall);
         tracing::info!(
             files = applied.written,
             failed = applied.failed,
-            "the values from before are restored"
+            "restored previous values"
         );
         applied.written
     }
 
-    /// A pod is on its way out.
+    /// Records that a pod is being evicted.
     pub fn evicted(&mut self, eviction: &Eviction, now: TickTime) {
         self.standings.left(&eviction.uid, now.ms());
         self.strategies.evicted(eviction, now.ms());
     }
 
-    /// A pod stays: its eviction was refused or failed. `after` is when the server wants to be asked
-    /// again, if it said so.
+    /// Records that an eviction was refused or failed, so that the pod stays. `after` is the server's retry
+    /// delay, if it sent one.
     pub fn refused(&mut self, eviction: &Eviction, after: Option<Duration>, now: TickTime) {
         self.standings.refused(&eviction.uid, after, now.ms());
     }

@@ -1,5 +1,4 @@
-//! Whether parts of the agent work: what collectors, strategies and the pressure guard show of
-//! themselves on the status page.
+//! State of collectors, strategies and the pressure guard for the status page.
 
 mod guard;
 
@@ -7,20 +6,20 @@ pub use guard::{Guard, GuardExperiment, GuardHeld, GuardService};
 
 use serde::{Deserialize, Serialize};
 
-/// Whether a collector or a strategy does something.
+/// State of a collector or a strategy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// It works.
+    /// Works.
     Active,
-    /// It is on and has nothing to do.
+    /// Enabled, without anything to do.
     #[default]
     Idle,
-    /// It is switched off.
+    /// Switched off.
     Off,
-    /// This kernel or this build cannot.
+    /// Not supported by this kernel or this build.
     Unavailable,
-    /// It is on and does not work.
+    /// Enabled, but failing.
     Failing,
 }
 
@@ -30,13 +29,13 @@ pub enum State {
 pub struct Collector {
     /// Its name.
     pub name: String,
-    /// Whether it works.
+    /// State of the collector.
     pub state: State,
     /// Milliseconds between two samples.
     pub every_ms: u64,
-    /// The kernel files it reads, or the device it asks.
+    /// Kernel files that the collector reads, or the device it queries.
     pub source: String,
-    /// Why it is not active, or what failed last.
+    /// Reason why the collector is not active, or its last error.
     pub why: String,
 }
 
@@ -46,6 +45,6 @@ pub struct Collector {
 pub struct Lack {
     /// The mechanism.
     pub mechanism: String,
-    /// What does not work without it, or what takes its place.
+    /// What does not work without the mechanism, or what replaces it.
     pub consequence: String,
 }

@@ -7,8 +7,8 @@
 //! | [`collect`] | samples from open kernel files |
 //! | [`store`] | fixed-size rings |
 //! | [`predict`] | peaks from decaying histograms |
-//! | [`hooks`] | what pods ask for in their group files, as pure functions |
-//! | [`runtime`] | the same, given to the container runtime before processes start |
+//! | [`hooks`] | values for the cgroup files of pods, computed by pure functions |
+//! | [`runtime`] | the same values, handed to the container runtime before processes start |
 //! | [`qos`] | the table of strategies: intended writes and evictions |
 //! | [`executor`] | the one writer of kernel files |
 //! | [`audit`] | a record of everything done |
@@ -16,10 +16,10 @@
 //! | [`report`] | NodeMetric |
 //! | [`devices`] | Device: accelerators and RDMA adapters |
 //! | [`node_topology`] | NodeResourceTopology |
-//! | [`exporter`] | NUMA nodes, and what the kubelet has given away of them |
+//! | [`exporter`] | NUMA nodes, and what the kubelet has allocated of them |
 //! | [`evictor`] | evictions, through the API or by killing |
-//! | [`status`], [`metrics`] | what people see of the agent |
-//! | [`shell`] | informers, reporter, evictor, thread |
+//! | [`status`], [`metrics`] | status page and metrics of the agent |
+//! | [`shell`] | informers, reporter, evictor and the thread of the loop |
 //!
 //! Invariants: strategies never write; every kernel file has one claimant; the loop never waits for
 //! the network; work per tick is proportional to pods and containers; memory is bounded by their

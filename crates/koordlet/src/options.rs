@@ -1,4 +1,4 @@
-//! What the agent can be told, with upstream's defaults.
+//! Options of the agent, with upstream's defaults.
 
 use crate::audit;
 use crate::devices;
@@ -12,63 +12,65 @@ use koord_host::{CgroupPath, Root};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Where the list of pods comes from.
+/// Source of the list of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSource {
-    /// The API server, by a watch of the pods bound to this node.
+    /// The API server: a watch of the pods bound to this node.
     ApiServer,
     /// The kubelet's `/pods`, polled.
     Kubelet(Kubelet),
 }
 
-/// On which thread the loop runs.
+/// The thread that the loop runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Thread {
-    /// On one of its own, so that a busy runtime does not delay it.
+    /// A thread of its own, so that a busy runtime does not delay the loop.
     #[default]
     Own,
-    /// As an ordinary task of the caller's runtime: for tests with paused time.
+    /// A task of the caller's runtime, for tests with paused time.
     Shared,
 }
 
-/// What [`crate::run`] needs to know.
+/// Options of [`crate::run`].
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The node's name. Must not be empty.
     pub node_name: String,
-    /// The machine; the running one when `None`.
+    /// Root of the machine's file systems; `None` uses the running machine.
     pub root: Option<Root>,
-    /// True if resctrl is mounted where it is not and a strategy could use it. It stays mounted.
+    /// True if resctrl is mounted when it is not mounted yet and an enabled strategy can use it. It stays
+    /// mounted on exit.
     pub mount_resctrl: bool,
-    /// Where the cgroup driver is not given it is detected below this group.
+    /// Parent cgroup below which the cgroup driver is detected; `None` uses the configured layout.
     pub detect_layout: Option<CgroupPath>,
-    /// The loop.
+    /// Settings of the loop.
     pub settings: Settings,
-    /// Where pods come from.
+    /// Source of the pod list.
     pub pods: PodSource,
     /// True if NodeMetric is reported.
     pub report: bool,
-    /// Overrides the NodeMetric's report interval, also below the minimum of 30 s. For tests and
-    /// for `koord up`, where somebody waits for the first report.
+    /// Overrides NodeMetric's report interval, also below the minimum of 30 s. Used by tests and by `koord
+    /// up`, where a user waits for the first report.
     pub report_interval: Option<Duration>,
-    /// How the NodeResourceTopology is reported; `None` reads the one that is there. Whether it is
-    /// written is the gate `NodeTopologyReport`.
+    /// Settings of the NodeResourceTopology report; `None` reads the existing object instead. Whether the
+    /// report is written depends on the gate `NodeTopologyReport`.
     pub topology: Option<node_topology::Reporting>,
-    /// Whether and how the node's NodeResourceTopology says what is free in each NUMA node.
+    /// Settings of the exporter that publishes free resources by NUMA node in NodeResourceTopology; `None`
+    /// disables it.
     pub exporter: Option<exporter::Settings>,
-    /// Where to serve health, metrics and audit events; `None` serves nothing.
+    /// Address that serves health, metrics and audit events; `None` serves nothing.
     pub address: Option<SocketAddr>,
     /// Serves health, metrics and audit events in place of `address`.
     pub server: Option<koord_app::local::RouteServer>,
-    /// The audit log; hand in one to read along.
+    /// The audit log. Pass a clone of your own to read its records.
     pub audit: audit::Log,
-    /// How pods are evicted.
+    /// Settings of pod eviction.
     pub evict: evictor::Config,
-    /// How devices are reported, with the gates `Accelerators` and `RDMADevices`.
+    /// Settings of the Device report, which the gates `Accelerators` and `RDMADevices` enable.
     pub devices: devices::Config,
-    /// How containers get their values at creation; not at all by default.
+    /// Integration with the container runtime, which sets values at container creation. Disabled by default.
     pub runtime: runtime::Config,
-    /// Where the loop runs.
+    /// Thread of the loop.
     pub thread: Thread,
     /// Real-time priority (1–99) of the loop's own thread; 0 is normal. A busy node starves an
     /// agent of normal priority for seconds when batch work has a high weight.

@@ -1,5 +1,4 @@
-//! The programs of this crate, koordlet and the exporter of NodeResourceTopology: flags and client around what they
-//! run.
+//! Entry points of koordlet and of the NodeResourceTopology exporter: they parse flags and create the client.
 
 use crate::exporter::{Exporter, FIELD_MANAGER, Metrics, args::Args as ExporterArgs};
 use anyhow::{Context as _, Result};
@@ -60,7 +59,7 @@ async fn export(args: ExporterArgs, context: Context) -> Result<()> {
     let exporter = Exporter::new(settings, root, client, recorder, metrics);
     if args.oneshot {
         let published = exporter.once().await?;
-        tracing::info!(node, ?published, "looked once");
+        tracing::info!(node, ?published, "published once");
         return Ok(());
     }
     if args.port != 0 {

@@ -1,4 +1,4 @@
-//! What the node-side loop is told, with upstream's defaults.
+//! Settings of the node-side loop, with upstream's defaults.
 
 use crate::gates::Gates;
 use crate::predict;
@@ -8,26 +8,26 @@ use koord_host::CgroupPath;
 use koord_model::guard;
 use std::path::PathBuf;
 
-/// What collectors are told. Times are in milliseconds.
+/// Settings of the collectors. Times are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collectors {
-    /// Between two readings of the CPU topology.
+    /// Interval between two readings of the CPU topology.
     pub cpu_info_ms: u64,
-    /// Between two readings of the local disks.
+    /// Interval between two readings of the local disks.
     pub storage_info_ms: u64,
-    /// Between two readings of pressure.
+    /// Interval between two readings of PSI.
     pub psi_ms: u64,
-    /// From the end of a window of performance counters to the next.
+    /// Pause between the end of one window of performance counters and the start of the next.
     pub cpi_ms: u64,
-    /// How long such a window is.
+    /// Length of a window of performance counters.
     pub cpi_window_ms: u64,
-    /// True if memory with page cache is measured, too.
+    /// True if memory usage with page cache is measured, too.
     pub page_cache: bool,
     /// True if packets of services are counted, for the pressure guard.
     pub packets: bool,
-    /// True if cache and memory bandwidth are monitored by QoS class.
+    /// True if cache and memory bandwidth are monitored by QoS class through resctrl.
     pub resctrl: bool,
-    /// Between two readings of these.
+    /// Interval between two readings of resctrl.
     pub resctrl_ms: u64,
 }
 
@@ -47,54 +47,54 @@ impl Default for Collectors {
     }
 }
 
-/// What the node-side loop is told.
+/// Settings of the node-side loop.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Between two samples and decisions, in milliseconds.
+    /// Interval between two ticks (sampling and decisions), in milliseconds.
     pub interval_ms: u64,
-    /// Between two steps of the fast lane, in milliseconds, while a strategy asks for it.
+    /// Interval between two steps of the fast lane, in milliseconds, while a strategy needs it.
     pub fast_interval_ms: u64,
-    /// True if a clean stop brings back what was in the files before.
+    /// True if a clean stop restores the values that the files had before.
     pub restore_on_stop: bool,
-    /// Which features are on.
+    /// Feature gates.
     pub gates: Gates,
-    /// How groups are named.
+    /// Naming of cgroups.
     pub layout: Layout,
-    /// The suppression mode where neither node nor NodeSLO names one.
+    /// CPU suppression mode when neither the node's annotation nor the NodeSLO names one.
     pub suppress_mode: SuppressMode,
     /// The constants of the pressure guard.
     pub guard: guard::Config,
-    /// True if BE pods' own groups get `cpu.idle` where the NodeSLO does not say.
+    /// True if BE pods' own cgroups get `cpu.idle` when the NodeSLO does not set it.
     pub be_cpu_idle: bool,
-    /// Between two looks at BE pods' values, in milliseconds.
+    /// Interval between two reconciliations of BE pods' values, in milliseconds.
     pub reconcile_interval_ms: u64,
-    /// A cached value is written again after this long, in milliseconds.
+    /// Age in milliseconds after which a cached value is written again.
     pub force_update_ms: u64,
-    /// Between two decisions of CPU suppression, in milliseconds; 0 is never.
+    /// Interval between two decisions of CPU suppression, in milliseconds; 0 disables it.
     pub cpu_suppress_interval_ms: u64,
-    /// Between two looks at whether pods must go for CPU, in milliseconds; 0 is never.
+    /// Interval between two checks for eviction by CPU, in milliseconds; 0 disables it.
     pub cpu_evict_interval_ms: u64,
-    /// Between two rounds of eviction for CPU, in milliseconds.
+    /// Minimum time between two evictions for CPU, in milliseconds.
     pub cpu_cool_down_ms: u64,
-    /// Between two looks at whether pods must go for memory, in milliseconds; 0 is never.
+    /// Interval between two checks for eviction by memory, in milliseconds; 0 disables it.
     pub memory_evict_interval_ms: u64,
-    /// Between two rounds of memory eviction, in milliseconds.
+    /// Minimum time between two evictions for memory, in milliseconds.
     pub memory_cool_down_ms: u64,
-    /// Between two looks at the files of the reconciling strategies, in milliseconds; 0 is never.
+    /// Interval between two checks of the reconciling strategies' files, in milliseconds; 0 disables it.
     pub qos_reconcile_interval_ms: u64,
-    /// True if pods with CPUs of their own have no CFS quota.
+    /// True if pods with exclusive CPUs have no CFS quota.
     pub unset_cpu_quota: bool,
-    /// HAMi-core's library on the host, for containers that share a GPU through it.
+    /// Path of HAMi-core's library on the host, for containers that share a GPU through it.
     pub hami_library: String,
     /// The kubelet's directory on the host, where volumes of pods are mounted.
     pub kubelet_dir: PathBuf,
     /// The collectors.
     pub collectors: Collectors,
-    /// Where samples are kept over a restart; `None` keeps them in memory only.
+    /// File that stores samples over a restart; `None` keeps them in memory only.
     pub snapshot: Option<PathBuf>,
-    /// Between two training steps of the predictor, in milliseconds.
+    /// Interval between two training steps of the predictor, in milliseconds.
     pub training_interval_ms: u64,
-    /// The predictor.
+    /// Settings of the predictor.
     pub predict: predict::Config,
 }
 

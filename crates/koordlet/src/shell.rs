@@ -1,4 +1,4 @@
-//! The shell around the agent: informers in, NodeMetric and evictions out, the loop's thread.
+//! Runs the agent: starts informers, reporters and the evictor, and drives the loop on its thread.
 
 use crate::agent::{Agent, AgentError, TickOutcome};
 use crate::collect::needs::Needs;
@@ -37,38 +37,41 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Why the agent stopped or never began.
+/// Error of [`run`].
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The node has no name.
     #[error("node name is empty: set NODE_NAME or --node-name")]
     NodeName,
-    /// The kernel.
+    /// A kernel file could not be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The loop.
+    /// The agent could not be created.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The HTTP server.
+    /// The HTTP server failed.
     #[error(transparent)]
     Http(#[from] koord_app::admin::AdminError),
-    /// The loop ended by a panic, which is in the log.
-    #[error("the agent's loop has died")]
+    /// The loop panicked; the panic is in the log.
+    #[error("agent loop panicked")]
     LoopPanicked,
     /// A thread could not be started.
-    #[error("agent thread: {0}")]
+    #[error("failed to start the agent thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 
-/// How long a report may take: one that is never answered must not hold up the next.
+/// Timeout of a NodeMetric report, so that an unanswered one does not delay the next.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the loop is asked from outside.
+/// A request from other tasks to the loop.
 enum Request {
     Report(Policy, oneshot::Sender<Option<NodeMetricStatus>>),
 }
 
 /// Runs the agent until `ctx.shutdown` is cancelled.
+///
+/// All parts start independently: the loop measures before any object of the cluster was received, and each
+/// strategy waits for its own inputs only.
 ///
 /// Everything begins independently: the loop measures before any object of the cluster is known,
 /// and each strategy waits for its own inputs only.
@@ -236,7 +239,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     Ok(())
 }
 
-/// Starts the reporter of devices, where a gate opens one.
+/// Starts the reporter of devices if its gate is open.
 fn report_devices(
     options: &Options,
     client: &Client,
@@ -302,13 +305,13 @@ fn mount_resctrl(root: &Root, gates: &Gates) {
         Ok(mountable)
     });
     match mounted {
-        Ok(true) => tracing::info!("resctrl is mounted now"),
+        Ok(true) => tracing::info!("mounted resctrl"),
         Ok(false) => {}
-        Err(error) => tracing::warn!(%error, "resctrl cannot be mounted"),
+        Err(error) => tracing::warn!(%error, "failed to mount resctrl"),
     }
 }
 
-/// Says what this kernel offers and what is switched on.
+/// Logs the kernel's features and the enabled strategies and collectors.
 fn announce(features: &KernelFeatures, options: &Options) {
     for line in features.lines() {
         tracing::debug!("{line}");
@@ -339,7 +342,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
         driver = ?options.settings.layout.driver(),
         mode = %options.settings.suppress_mode,
         interval_ms = options.settings.interval_ms,
-        "koordlet starts"
+        "koordlet started"
     );
 }
 
@@ -407,7 +410,7 @@ fn watch_cluster(
     tokio::spawn(follow(policies.changes, read));
 }
 
-/// Reads the NodeResourceTopology that somebody else writes.
+/// Starts the informer of a NodeResourceTopology that another component writes.
 fn follow_topology(
     options: &Options,
     client: &Client,
@@ -434,7 +437,7 @@ fn follow_topology(
     tokio::spawn(follow(topologies.changes, read));
 }
 
-/// Hands the newest state of the one watched object to `set`; `None` when it is gone.
+/// Passes the newest state of the one watched object to `set`; `None` when it was deleted.
 async fn follow<K>(mut changes: mpsc::Receiver<Change<K>>, set: impl Fn(Option<&K>)) {
     while let Some(change) = changes.recv().await {
         match change {
@@ -445,8 +448,8 @@ async fn follow<K>(mut changes: mpsc::Receiver<Change<K>>, set: impl Fn(Option<&
     }
 }
 
-/// Rebuilds the list of pods after each burst of changes. Nothing is published before the first
-/// list is complete: a half-known node would look idle.
+/// Rebuilds the list of pods after each burst of changes. Nothing is published before the first list is
+/// complete: a partial list would make the node look idle.
 async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States>) {
     let mut synced = false;
     loop {
@@ -455,7 +458,7 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
                 Some(change) => synced |= matches!(change, Change::Synced),
                 None => return,
             },
-            // The layout of the groups has changed.
+            // The cgroup layout has changed.
             () = states.resync_wanted() => {}
         }
         while let Ok(change) = pods.changes.try_recv() {
@@ -470,14 +473,14 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
     }
 }
 
-/// Steps of the fast lane; those that come too late are left out.
+/// Returns the timer of the fast lane. Missed steps are skipped.
 fn fast_ticker(period: Duration) -> Interval {
     let mut steps = interval(period);
     steps.set_missed_tick_behavior(MissedTickBehavior::Skip);
     steps
 }
 
-/// The loop and what it needs around the agent.
+/// The loop: the agent and everything that drives it.
 struct Loop {
     agent: Agent,
     ctx: Context,
@@ -489,9 +492,9 @@ struct Loop {
     states: Arc<States>,
     audit: crate::audit::Log,
     board: StatusHandle,
-    /// Without one, nothing is evicted.
+    /// `None` disables eviction.
     evictor: Option<Evictor>,
-    /// With a runtime's plugin.
+    /// `Some` with a runtime plugin.
     contests: Option<runtime::Contests>,
     events: NodeEvents,
 }
@@ -624,7 +627,7 @@ async fn on_own_thread(
             if priority > 0
                 && let Err(error) = sched::set_fifo(priority.into())
             {
-                tracing::warn!(%error, "the loop runs at normal priority");
+                tracing::warn!(%error, "failed to set real-time priority, continuing at normal priority");
             }
             runtime.block_on(driver.run(inbox, evicted));
             let _ = done.send(());
@@ -634,7 +637,7 @@ async fn on_own_thread(
     finished.await.map_err(|_| Error::LoopPanicked)
 }
 
-/// Publishes NodeMetric as often as the NodeMetric object says.
+/// Publishes NodeMetric at the interval that the NodeMetric object specifies.
 struct Reporter {
     node: String,
     client: Client,
@@ -680,16 +683,16 @@ impl Reporter {
         let published = publish(&self.client, &self.node, &status);
         match timeout(REPORT_TIMEOUT, published).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "NodeMetric could not be reported"),
+            Ok(Err(error)) => tracing::warn!(%error, "failed to report NodeMetric"),
             Err(_) => tracing::warn!(
                 limit = ?REPORT_TIMEOUT,
-                "NodeMetric could not be reported: the API server does not answer"
+                "failed to report NodeMetric: the API server does not answer"
             ),
         }
     }
 }
 
-/// Replaces the status of the node's NodeMetric. A NodeMetric that is gone is no error.
+/// Replaces the status of the node's NodeMetric. A deleted NodeMetric is no error.
 async fn publish(
     client: &Client,
     node: &str,

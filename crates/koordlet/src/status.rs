@@ -1,4 +1,7 @@
-//! What the agent measures, enforces and cannot do on this machine: for people.
+//! Status page: what the agent measures and enforces, and what this machine lacks.
+//!
+//! The loop publishes a [`Status`] through a [`StatusHandle`]; `/debug/status` serves it, and `koord node
+//! status` prints it.
 //!
 //! The loop publishes a [`Status`] on a [`StatusHandle`]; `/debug/status` serves it, and `koord node status`
 //! prints it.
@@ -18,23 +21,23 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A QoS strategy: a row of the table, in the table's order.
+/// A QoS strategy: a row of the strategy table, in the table's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Strategy {
     /// Its name.
     pub name: String,
-    /// Whether it works.
+    /// State of the strategy.
     pub state: State,
-    /// The gates of which one must be open.
+    /// Feature gates of which at least one must be open.
     pub gates: Vec<String>,
     /// Milliseconds between two decisions.
     pub every_ms: u64,
-    /// What it writes: file, level and classes.
+    /// What the strategy writes: file, level and classes.
     pub claims: Vec<String>,
-    /// By which means it enforces now, such as `weights; quota above the pressure level`.
+    /// Current means of enforcement, such as `weights; quota above the pressure level`.
     pub mechanism: String,
-    /// Why it is not active, or what failed last.
+    /// Reason why the strategy is not active, or its last error.
     pub why: String,
 }
 
@@ -44,9 +47,9 @@ pub struct Strategy {
 pub struct Gate {
     /// Its name.
     pub name: String,
-    /// True if it is open.
+    /// True if the gate is open.
     pub on: bool,
-    /// What is missing of its effect in this build; empty when nothing is.
+    /// What the gate lacks of upstream's effect in this build; empty when nothing.
     pub why: String,
 }
 
@@ -56,13 +59,13 @@ pub struct Gate {
 pub struct Kernel {
     /// Its release.
     pub release: String,
-    /// How cgroups are mounted.
+    /// Cgroup hierarchy: v1, v2 or hybrid.
     pub cgroups: String,
-    /// How the kubelet names groups.
+    /// Cgroup driver of the kubelet.
     pub driver: String,
-    /// What it offers, by name.
+    /// Names of the mechanisms that the kernel offers.
     pub has: Vec<String>,
-    /// What it does not.
+    /// Mechanisms that the kernel lacks.
     pub lacks: Vec<Lack>,
 }
 
@@ -70,19 +73,19 @@ pub struct Kernel {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Device {
-    /// What it is, such as `gpu`.
+    /// Kind of device, such as `gpu`.
     pub kind: String,
-    /// Its number among those.
+    /// Minor number within the kind.
     pub minor: i32,
     /// Its id.
     pub id: String,
-    /// `healthy`, or what is wrong with it.
+    /// `healthy`, or a description of the problem.
     pub health: String,
-    /// Where it sits; empty where that is not known.
+    /// Location on the machine; empty if unknown.
     pub place: String,
 }
 
-/// The whole state.
+/// The whole status of the agent.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
@@ -90,37 +93,37 @@ pub struct Status {
     pub node: String,
     /// The agent's version.
     pub version: String,
-    /// When the agent started.
+    /// Start time of the agent.
     pub started_at: Option<Timestamp>,
-    /// When this was written.
+    /// Time of this status.
     pub updated_at: Option<Timestamp>,
     /// Milliseconds between two ticks.
     pub interval_ms: u64,
-    /// Ticks so far.
+    /// Number of ticks so far.
     pub ticks: u64,
-    /// What the last tick took, in microseconds.
+    /// Duration of the last tick, in microseconds.
     pub tick_us: u64,
-    /// Pods of this node, once known.
+    /// Number of pods on this node; `None` until the first list arrived.
     pub pods: Option<usize>,
     /// The kernel.
     pub kernel: Kernel,
-    /// Collectors, in no order.
+    /// Collectors, in no particular order.
     pub collectors: Vec<Collector>,
     /// Strategies, in the order in which they run.
     pub strategies: Vec<Strategy>,
     /// Devices of the last report.
     pub devices: Vec<Device>,
-    /// The pressure guard, while it works.
+    /// The pressure guard, while it is active.
     pub guard: Option<Guard>,
     /// Feature gates.
     pub gates: Vec<Gate>,
-    /// Input that was not understood and stands still.
+    /// Invalid input that is still present.
     pub malformed: Vec<Malformed>,
-    /// Conditions that hold.
+    /// Active conditions.
     pub conditions: Vec<Condition>,
 }
 
-/// Something that lasts and that an operator has to look at; see [`crate::conditions`].
+/// A lasting problem that an operator has to look at; see [`crate::conditions`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Condition {
@@ -132,21 +135,21 @@ pub struct Condition {
     pub message: String,
 }
 
-/// A value that breaks the rules of its field; the last good one, or the default, is used.
+/// An invalid value of a field; the last valid one, or the default, is used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Malformed {
-    /// What it is in, such as `Pod default/web`.
+    /// Object that has the field, such as `Pod default/web`.
     pub object: String,
     /// The field.
     pub field: String,
     /// The value.
     pub value: String,
-    /// What is wrong with it.
+    /// Reason why the value is invalid.
     pub error: String,
 }
 
-/// Where the loop leaves its state. Clones are the same board.
+/// Shared handle of the status that the loop publishes. Clones refer to the same status.
 #[derive(Debug, Clone, Default)]
 pub struct StatusHandle {
     status: Arc<Mutex<Status>>,
@@ -157,7 +160,7 @@ pub struct StatusHandle {
 }
 
 impl StatusHandle {
-    /// Returns a board that also shows `complaints` and `conditions`.
+    /// Creates a handle that also shows `complaints` and `conditions`.
     #[must_use]
     pub fn new(complaints: Complaints, conditions: Conditions) -> Self {
         Self {
@@ -167,17 +170,17 @@ impl StatusHandle {
         }
     }
 
-    /// Changes what is shown.
+    /// Changes the status.
     pub fn update(&self, change: impl FnOnce(&mut Status)) {
         change(&mut self.status.lock());
     }
 
-    /// Shows these kernel errors of strategies, and no others, until it is called again.
+    /// Replaces the kernel errors of strategies that are shown.
     pub fn show_errors(&self, errors: Vec<(&'static str, String)>) {
         *self.errors.lock() = errors;
     }
 
-    /// What is shown.
+    /// Returns the current status.
     #[must_use]
     pub fn get(&self) -> Status {
         let mut status = self.status.lock().clone();
@@ -193,8 +196,8 @@ impl StatusHandle {
         status
     }
 
-    /// `/debug/status`, and its lists by themselves at `/debug/collectors`, `/debug/strategies` and
-    /// `/debug/gates`.
+    /// Returns the routes `/debug/status`, `/debug/collectors`, `/debug/strategies` and `/debug/gates`; the
+    /// last three serve the lists of that name.
     pub fn routes(&self) -> Router {
         let board = || self.clone();
         let (all, collectors, strategies, gates) = (board(), board(), board(), board());
@@ -212,8 +215,8 @@ impl StatusHandle {
     }
 }
 
-/// Shows strategies with kernel errors as failing. They decide by what could be read, so that they may say
-/// otherwise of themselves.
+/// Marks strategies with kernel errors as failing. Strategies decide with the files that could be read and
+/// may report another state themselves.
 fn fail(status: &mut Status, errors: &[(&'static str, String)]) {
     for row in &mut status.strategies {
         let error = errors.iter().find(|(name, _)| row.name == *name);
@@ -224,7 +227,7 @@ fn fail(status: &mut Status, errors: &[(&'static str, String)]) {
     }
 }
 
-/// Takes over what strategies said of themselves.
+/// Stores the states that strategies reported.
 pub fn apply_strategy_states(status: &mut Status, states: Vec<(&'static str, State, String)>) {
     for (name, state, text) in states {
         let Some(row) = status.strategies.iter_mut().find(|row| row.name == name) else {
@@ -239,7 +242,7 @@ pub fn apply_strategy_states(status: &mut Status, states: Vec<(&'static str, Sta
     }
 }
 
-/// Writes what is known before anything ran: the kernel, the table of strategies, the gates.
+/// Fills in what is known at start: the kernel, the table of strategies, the gates.
 pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Settings) {
     env!("CARGO_PKG_VERSION").clone_into(&mut status.version);
     status.interval_ms = settings.interval_ms;
@@ -276,7 +279,7 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
     status.gates = gates.collect();
 }
 
-/// Shows the input that stands and was not understood.
+/// Lists the invalid input that is still present.
 fn complain(status: &mut Status, complaints: &Complaints) {
     let standing = complaints.standing();
     let each = standing.into_iter().flat_map(|(object, all)| {
@@ -290,7 +293,7 @@ fn complain(status: &mut Status, complaints: &Complaints) {
     status.malformed = each.collect();
 }
 
-/// Claims in few words: files by the levels and classes they are written at.
+/// Summarizes claims: files, grouped by levels and classes.
 pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
     if claims.is_empty() {
         let means = if name.ends_with("Evict") {
@@ -332,18 +335,18 @@ pub(crate) fn mechanism(name: &str, claims: &[String]) -> String {
     texts.collect::<Vec<_>>().join("; ")
 }
 
-/// How the kubelet names groups.
+/// Returns the name of the kubelet's cgroup driver.
 pub(crate) fn driver(layout: &Layout) -> String {
     format!("{:?}", layout.driver()).to_lowercase()
 }
 
-/// Returns the running kernel's release; empty where it cannot be read.
+/// Returns the running kernel's release; empty if it cannot be read.
 fn release() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
     release.map_or_else(|_| String::new(), |text| text.trim().to_owned())
 }
 
-/// What follows from the mechanisms that `features` has and lacks.
+/// Returns the mechanisms that `features` has, and those that it lacks with the consequence of each.
 fn mechanisms(features: &KernelFeatures) -> (Vec<String>, Vec<Lack>) {
     let f = features;
     let table: [(bool, &str, &str); 17] = [

@@ -1,18 +1,18 @@
-//! The time of a tick.
+//! Time of a tick.
 
 use jiff::Timestamp;
 
-/// The time of a tick.
+/// Time of a tick, by a monotonic and by the wall clock.
 #[derive(Debug, Clone, Copy)]
 pub struct TickTime {
-    /// Nanoseconds of a steady clock.
+    /// Nanoseconds of the monotonic clock.
     pub steady_ns: u64,
     /// Wall-clock time.
     pub wall: Timestamp,
 }
 
 impl TickTime {
-    /// Milliseconds of the steady clock.
+    /// Returns the milliseconds of the monotonic clock.
     #[must_use]
     pub fn ms(self) -> u64 {
         self.steady_ns / 1_000_000

@@ -1,4 +1,4 @@
-//! What the agent learns over days: peaks of pods, classes and the node.
+//! Feeds the predictor with the peaks of pods, classes and the node, over days.
 
 use super::measure::Measure;
 use crate::log_on_change::LogOnChange;
@@ -9,7 +9,7 @@ use koord_api::PriorityClass;
 use koord_model::percentile;
 use std::collections::BTreeSet;
 
-/// The predictor and when it was fed.
+/// The predictor and the time of its last training step.
 #[derive(Debug)]
 pub(crate) struct Learning {
     pub(crate) predictor: Predictor,
@@ -28,7 +28,7 @@ impl Learning {
         }
     }
 
-    /// Loads the models of an earlier run, once the pods are known.
+    /// Loads the models of an earlier run, once the pod list is available.
     fn restore(&mut self, measure: &Measure, now: TickTime) {
         if self.restored {
             return;
@@ -44,11 +44,13 @@ impl Learning {
         match self.predictor.restore(&uids, time) {
             Ok(0) => {}
             Ok(models) => tracing::info!(models, "predictor restored"),
-            Err(error) => tracing::warn!(%error, "predictor starts afresh"),
+            Err(error) => {
+                tracing::warn!(%error, "failed to restore predictor, starting without history")
+            }
         }
     }
 
-    /// Trains the predictor once per `interval` milliseconds and keeps its files.
+    /// Trains the predictor once per `interval` milliseconds and maintains its files.
     pub(crate) fn step(&mut self, measure: &Measure, now: TickTime, interval: u64) {
         self.restore(measure, now);
         let due = match self.trained_ms {

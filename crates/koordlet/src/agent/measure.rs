@@ -1,4 +1,4 @@
-//! Measuring: the collectors of node, classes and pods, and the series they fill.
+//! Runs the collectors of node, classes and pods, and stores their samples.
 
 use super::AgentError;
 use super::snapshots::Snapshots;
@@ -31,34 +31,34 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Between two looks at pods that are missing, in ticks.
+/// Ticks between two sweeps of pods that are missing from the list.
 const SWEEP_EVERY: u64 = 10;
 
-/// A row of the table of collectors that works on the loop.
+/// A collector of the loop: a row of [`COLLECTORS`] with its state.
 #[derive(Debug)]
 struct Running {
     spec: &'static CollectorSpec,
     collector: Box<dyn Collector>,
     /// Ticks between two samples.
     every: u64,
-    /// True if it had demand in the tick before.
+    /// True if the collector had demand in the previous tick.
     is_active: bool,
 }
 
-/// Everything that is read from the kernel to know how node and pods fare.
+/// All collectors of the loop and what they have measured.
 #[derive(Debug)]
 pub(crate) struct Measure {
     pub(crate) store: Store,
     pub(crate) pods: Pods,
     pub(crate) host_apps: HostApps,
-    /// The NodeSLO's list that they follow.
+    /// The NodeSLO's list of host applications that is followed.
     apps: Option<Arc<[HostApp]>>,
     pub(crate) machine: Machine,
-    /// The group of the BE class.
+    /// Cgroup of the BE class.
     pub(crate) batch: CgroupPath,
-    /// Which memory the cluster wants to know of.
+    /// Memory figure that the NodeMetric's policy requests.
     pub(crate) memory: Memory,
-    /// True if memory with page cache is kept whatever the cluster wants.
+    /// True if memory with page cache is stored whatever the policy requests.
     always_page_cache: bool,
     root: Root,
     layout: Layout,
@@ -67,19 +67,19 @@ pub(crate) struct Measure {
     running: Vec<Running>,
     samples: Samples,
     pressure: Pressure,
-    /// CPU time of services per unit of work.
+    /// CPU time of services per packet.
     pub(crate) work: Work,
-    /// True if somebody asked for the fast lane.
+    /// True if a strategy needs the fast lane.
     pub(crate) fast: bool,
-    /// What was asked for at the last tick.
+    /// Needs of the strategies at the last tick.
     needs: Needs,
-    /// What the slow collectors found.
+    /// Results of the slow collectors.
     pub(crate) facts: Arc<Facts>,
-    /// The last round of cold pages that was seen.
+    /// Number of the last processed round of cold pages.
     cold_round: u64,
-    /// The last windows of counters that were seen.
+    /// Number of the last processed window of performance counters.
     cpi_round: u64,
-    /// Cycles per instruction by the pod's number, in the one tick after they were counted.
+    /// Cycles per instruction by pod number. Filled only in the tick that follows a window of counters.
     cpi: FxHashMap<u64, f64>,
     snapshots: Snapshots,
     ticks: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Measure {
 }
 
 impl Measure {
-    /// Collectors on `root`.
+    /// Creates the collectors on `root`.
     ///
     /// # Errors
     /// When the machine's topology cannot be read.
@@ -141,7 +141,7 @@ impl Measure {
         })
     }
 
-    /// Returns the pods with their newest samples, for a view; `None` until a first list arrived.
+    /// Returns the pods with their newest samples; `None` until the first pod list arrived.
     pub(crate) fn views(&self) -> Option<Vec<PodView<'_>>> {
         self.pods.list()?;
         let views = self.pods.iter().map(|(info, pod)| PodView {
@@ -163,13 +163,13 @@ impl Measure {
         Some(views.collect())
     }
 
-    /// CPU in use by the BE class, in milli-cores.
+    /// Returns the CPU usage of the BE class, in milli-cores.
     pub(crate) fn batch_cpu(&self) -> Option<i64> {
         self.samples.batch_cpu.map(|milli| milli as i64)
     }
 
-    /// Follows a new list of pods. Returns the groups of pods that changed: their files may have
-    /// been written by the kubelet or the runtime meanwhile.
+    /// Follows a new list of pods. Returns the cgroups of pods that changed: the kubelet or the runtime may
+    /// have written their files.
     pub(crate) fn follow(
         &mut self,
         list: Option<Arc<Vec<PodInfo>>>,
@@ -196,14 +196,14 @@ impl Measure {
         changed
     }
 
-    /// Follows where groups are and which host applications there are.
+    /// Applies a changed cgroup layout and a changed list of host applications.
     pub(crate) fn update_layout(&mut self, layout: &Layout, apps: &Arc<[HostApp]>) {
         let moved = self.layout != *layout;
         if moved {
             self.layout = layout.clone();
             match layout.qos(KubeQos::BestEffort) {
                 Ok(batch) => self.batch = batch,
-                Err(error) => tracing::warn!(%error, "the group of the BE class"),
+                Err(error) => tracing::warn!(%error, "failed to name the cgroup of the BE class"),
             }
         }
         if !moved
@@ -215,7 +215,7 @@ impl Measure {
             return;
         }
         self.apps = Some(apps.clone());
-        // One without a group was refused when the NodeSLO was read.
+        // Applications without a cgroup were rejected when the NodeSLO was parsed.
         let groups = apps.iter().filter_map(|app| {
             let group = self.layout.host_app(app).ok()?;
             Some((app.name.as_str(), group))
@@ -223,7 +223,7 @@ impl Measure {
         self.host_apps.follow(groups, &mut self.store);
     }
 
-    /// What the kernel offers may only become visible with the first group.
+    /// Detects kernel features that may only become visible with the first cgroup.
     pub(crate) fn probe(&mut self) {
         if !self.machine.psi
             && let Ok(group) = self.layout.qos(KubeQos::Guaranteed)
@@ -302,17 +302,17 @@ impl Measure {
         self.needs = needs;
     }
 
-    /// Returns how many steps of the fast lane are one now; `None` while nobody asks for it.
+    /// Returns how many steps of the fast lane are taken as one; `None` while no strategy needs it.
     pub(crate) fn fast_pace(&self) -> Option<u32> {
         self.fast.then(|| self.pressure.pace())
     }
 
-    /// A step of the fast lane.
+    /// Runs a step of the fast lane.
     pub(crate) fn collect_fast(&mut self, now: TickTime) {
         self.pressure.sample_fast(now.steady_ns, &mut self.scratch);
     }
 
-    /// Takes over what kidled found, when there is something new.
+    /// Stores the newest result of kidled, if it was not stored before.
     fn collect_hot(&mut self, now: TickTime) {
         let Some(loaded) = self.facts.cold.load_full() else {
             return;
@@ -344,9 +344,9 @@ impl Measure {
         }
     }
 
-    /// Takes over what perf counted, when there is something new.
+    /// Stores the newest result of the performance counters, if it was not stored before.
     fn collect_counts(&mut self, now: TickTime) {
-        // A reading is of one tick: the same one twice would pass for two.
+        // A reading counts in one tick only: repeated, it would pass for two readings.
         self.cpi.clear();
         let Some(loaded) = self.facts.cpi.load_full() else {
             return;
@@ -376,7 +376,7 @@ impl Measure {
         }
     }
 
-    /// Writes what shall survive this process.
+    /// Saves the samples that the next start restores.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -384,7 +384,7 @@ impl Measure {
         self.snapshots.save(now, &self.pods, &self.store)
     }
 
-    /// Returns the table of collectors as it stands.
+    /// Returns the table of collectors with their current states.
     pub(crate) fn collectors(&self, settings: &Settings) -> Vec<health::Collector> {
         table::shown(settings, self.needs, self.memory, |name| {
             let standing = self.errors.standing(name).map(failing);
@@ -395,7 +395,7 @@ impl Measure {
         })
     }
 
-    /// Returns the node's newest use within `window_ms`: milli-cores and bytes.
+    /// Returns the node's newest usage within `window_ms`: CPU in milli-cores and memory in bytes.
     pub(crate) fn node_use(&self, now_ms: u64, window_ms: u64) -> (Option<f64>, Option<f64>) {
         let newest = |metric| self.store.last((Subject::Node, metric), now_ms, window_ms);
         (newest(Metric::CpuUsage), newest(Metric::MemoryUsage))

@@ -1,4 +1,4 @@
-//! When samples are saved and handed out again.
+//! Saves samples to a file and restores them after a restart.
 
 use crate::collect::follow::Pods;
 use crate::store::{Snapshot, Store, Subject, snapshot};
@@ -6,16 +6,16 @@ use crate::time::TickTime;
 use rustc_hash::FxHashMap;
 use std::path::PathBuf;
 
-/// Between two saves.
+/// Milliseconds between two saves.
 const EVERY_MS: u64 = 300_000;
-/// Samples of pods that are not listed by then are dropped.
+/// Milliseconds after which restored samples of pods that are not listed are dropped.
 const KEEP_MS: u64 = 600_000;
 
-/// The file of samples.
+/// The file of samples, and what was restored from it.
 #[derive(Debug)]
 pub(super) struct Snapshots {
     path: Option<PathBuf>,
-    /// What an earlier run previous; `None` before it was looked for.
+    /// Samples of the previous run; `None` before the file was looked for.
     previous: Option<Snapshot>,
     began_ms: u64,
     saved_ms: u64,
@@ -31,7 +31,7 @@ impl Snapshots {
         }
     }
 
-    /// Looks for the file, once, and hands out what belongs to the node.
+    /// Loads the file, once, and restores the samples of the node.
     pub(super) fn load(&mut self, now: TickTime, store: &mut Store) {
         if let Some(previous) = &mut self.previous {
             if !previous.is_empty() && now.ms().saturating_sub(self.began_ms) > KEEP_MS {
@@ -48,7 +48,7 @@ impl Snapshots {
             Ok(found) => found.unwrap_or_default(),
             Err(error) => {
                 let path = self.path.as_deref().unwrap_or_else(|| "".as_ref());
-                tracing::warn!(path = %path.display(), %error, "samples of the last run are dropped");
+                tracing::warn!(path = %path.display(), %error, "failed to load samples of the last run, dropping them");
                 Snapshot::default()
             }
         });
@@ -61,7 +61,7 @@ impl Snapshots {
         }
     }
 
-    /// Hands out what belongs to pods that are new.
+    /// Restores the samples of new pods.
     pub(super) fn give(&mut self, pods: &Pods, store: &mut Store) {
         let Some(previous) = self
             .previous
@@ -75,7 +75,7 @@ impl Snapshots {
         }
     }
 
-    /// What is to be saved, when it is time.
+    /// Returns the content to save, when a save is due.
     pub(super) fn due(&mut self, now: TickTime, pods: &Pods, store: &Store) -> Option<Vec<u8>> {
         self.path.as_ref()?;
         if now.ms().saturating_sub(self.saved_ms) < EVERY_MS {
@@ -85,7 +85,7 @@ impl Snapshots {
         Some(bytes(now, pods, store))
     }
 
-    /// Saves now.
+    /// Writes the file now.
     pub(super) fn save(&self, now: TickTime, pods: &Pods, store: &Store) -> std::io::Result<()> {
         match &self.path {
             Some(path) => snapshot::write(path, &bytes(now, pods, store)),
@@ -105,7 +105,7 @@ fn bytes(now: TickTime, pods: &Pods, store: &Store) -> Vec<u8> {
     })
 }
 
-/// Returns the name in the file of what is not a pod. No UID has a blank.
+/// Returns the owner's name in the file for subjects other than pods. No pod UID contains a blank.
 fn owner(subject: Subject) -> Option<String> {
     match subject {
         Subject::Node => Some("the node".to_owned()),

@@ -44,11 +44,11 @@ struct Rig {
     batch_ns: u64,
     stall_us: u64,
     available_kib: u64,
-    /// By how many seconds the wall clock was set.
+    /// Seconds by which the wall clock was set forward.
     jumped: i64,
 }
 
-/// What happens in one second.
+/// Load of one second.
 #[derive(Clone, Copy)]
 struct Second {
     node_cores: f64,
@@ -141,7 +141,7 @@ impl Rig {
             "extensions": {"cpuSuppress": {"mode": mode}}}));
     }
 
-    /// Lets a second pass in which `what` happens.
+    /// Advances the clock by one second with the given load and ticks the agent.
     fn step(&mut self, what: Second) -> TickOutcome {
         self.second += 1;
         self.node_ticks += (what.node_cores * 100.0) as u64;
@@ -346,7 +346,7 @@ fn the_class_follows_a_new_layout() {
         rig.step(BUSY);
     }
     assert_eq!(rig.quota(), 150_000);
-    // Somebody finds out that the kubelet uses the other driver.
+    // The kubelet turns out to use the other cgroup driver.
     let slice = "kubepods.slice/kubepods-besteffort.slice";
     rig.class = rig.tree.group(slice).unwrap();
     let layout = Layout::new(Driver::Systemd, CgroupPath::root());
@@ -424,7 +424,7 @@ fn cpusets_shrink_with_groups_that_no_pod_list_names() {
     assert_eq!(cpus(&rig, "kubepods/besteffort/podbe/sandbox"), "0-3");
 }
 
-/// What a group below the BE class may run on.
+/// Returns the CPU set of a cgroup below the BE class.
 fn cpus_of(rig: &Rig, path: &str) -> String {
     let path = CgroupPath::new(&format!("kubepods/besteffort{path}")).unwrap();
     let cpus = rig.tree.root().cgroup(&path).cpuset().unwrap();
@@ -460,7 +460,7 @@ fn batch_work_keeps_off_reserved_and_system_cpus() {
             assert_eq!(cpus_of(&rig, path), want, "{path}");
         }
     }
-    // The same, where the NodeResourceTopology says it.
+    // The NodeResourceTopology has the same effect.
     let mut rig = Rig::new();
     let manager = CpuManager {
         reserved: "0".parse().unwrap(),
@@ -475,7 +475,7 @@ fn batch_work_keeps_off_reserved_and_system_cpus() {
     assert!(!cpus_of(&rig, "").starts_with('0'));
 }
 
-/// Under the kubelet's static policy the groups above containers keep all CPUs.
+/// With the kubelet's static policy, cgroups above containers keep all CPUs.
 #[test]
 fn a_static_kubelet_has_only_containers_narrowed() {
     let mut rig = Rig::new();

@@ -1,63 +1,63 @@
-//! What the pressure guard shows of itself.
+//! Status of the pressure guard.
 
 use super::Lack;
 use serde::{Deserialize, Serialize};
 
-/// The pressure guard.
+/// Status of the pressure guard.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Guard {
-    /// What batch work started with: `free` or `threshold`, and why.
+    /// Start mode of batch work, `free` or `threshold`, and the reason.
     pub start: String,
     /// The signals that this node has.
     pub signals: Vec<String>,
     /// The levers that this node has, the cheapest first.
     pub levers: Vec<String>,
-    /// Those that it lacks, and why.
+    /// Levers that this node lacks, and why.
     pub absent: Vec<Lack>,
-    /// The cap on the node's CPU for everything together, in percent; none when missing.
+    /// Cap on the CPU usage of the whole node, in percent; `None` without a cap.
     pub cap_percent: Option<i64>,
-    /// True if batch groups have the idle policy.
+    /// True if batch cgroups have the idle policy.
     pub idle: bool,
     /// True if pages of batch pods are reclaimed.
     pub reclaim: bool,
-    /// The limit of batch work's memory bandwidth, in percent; none when missing.
+    /// Limit of batch work's memory bandwidth, in percent; `None` without a limit.
     pub bandwidth_percent: Option<i64>,
-    /// The CPUs left to batch work, when it keeps off some.
+    /// CPUs left to batch work; `None` if it may use all.
     pub batch_cpus: Option<String>,
-    /// Batch work's time so far, and how much of it was pauses, in seconds.
+    /// Total run time of batch work, including pauses, in seconds.
     pub batch_seconds: u64,
-    /// Pauses, in seconds.
+    /// Share of that time that was pauses, in seconds.
     pub paused_seconds: u64,
-    /// What is left for experiments that cost batch work, in seconds; negative in debt.
+    /// Remaining budget of batch work for experiments, in seconds; negative when overdrawn.
     pub budget_seconds: f64,
     /// Services, in the order in which they were first seen.
     pub services: Vec<GuardService>,
 }
 
-/// A service as the guard sees it.
+/// State of a service in the guard.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct GuardService {
     /// `namespace/name` of its pod.
     pub pod: String,
-    /// How much its alarm counts, 0–1.
+    /// Weight of the service's alarm, 0–1.
     pub vote: f64,
-    /// The verdict: no vote, unknown, calm, uneasy, waits, tested, protected or muted.
+    /// Verdict: no vote, unknown, calm, uneasy, waits, tested, protected or muted.
     pub verdict: String,
-    /// The signal that is farthest off; empty when there is none.
+    /// Signal that deviates most; empty when none does.
     pub signal: String,
-    /// Its reading.
+    /// Reading of that signal.
     pub value: f64,
-    /// What is expected at the service's load.
+    /// Expected reading at the service's load.
     pub expected: f64,
-    /// How far above that it must be to count.
+    /// Deviation above the expectation from which it counts.
     pub margin: f64,
     /// True if the expectation was learned without batch work.
     pub learned: bool,
     /// Levers held for it.
     pub held: Vec<GuardHeld>,
-    /// How long its alarm is muted, in seconds.
+    /// Remaining time for which the service's alarm is muted, in seconds.
     pub muted_seconds: Option<u64>,
     /// The last experiment for it.
     pub last: Option<GuardExperiment>,
@@ -69,13 +69,13 @@ pub struct GuardService {
 pub struct GuardHeld {
     /// The lever.
     pub lever: String,
-    /// Its level in percent: 0 is fully on, 100 let go.
+    /// Level in percent: 0 is fully applied, 100 released.
     pub level: i64,
-    /// The level that hurt.
+    /// Level at which the service suffered.
     pub hurt_at: Option<i64>,
-    /// True if harm came back when it was let go.
+    /// True if the harm came back when the lever was released.
     pub confirmed: bool,
-    /// Seconds of batch work until more is tried.
+    /// Seconds of batch run time until the next attempt to release more.
     pub tries_in_seconds: u64,
 }
 
@@ -87,12 +87,12 @@ pub struct GuardExperiment {
     pub lever: String,
     /// The signal.
     pub signal: String,
-    /// How far it was above what was expected before.
+    /// Deviation above the expectation before the experiment.
     pub before: f64,
-    /// And after.
+    /// Deviation above the expectation after it.
     pub after: f64,
-    /// True if that is a help.
+    /// True if the experiment reduced the deviation enough.
     pub helped: bool,
-    /// How long ago it ended, in seconds.
+    /// Seconds since the experiment ended.
     pub ago_seconds: u64,
 }
