@@ -9,7 +9,7 @@ mod snapshots;
 
 use crate::audit;
 use crate::claims::ClaimError;
-use crate::collect::slow::{self, SlowParts, Worker};
+use crate::collect::slow::{self, SlowJobContext, SlowWorker};
 use crate::collect::table;
 use crate::executor::Executor;
 use crate::gates::Gates;
@@ -85,7 +85,7 @@ pub struct Agent {
     audit: audit::Log,
     /// Newest status of the pressure guard.
     pub(crate) guard: Option<Guard>,
-    _worker: Option<Worker>,
+    _worker: Option<SlowWorker>,
 }
 
 impl Agent {
@@ -101,7 +101,7 @@ impl Agent {
         metrics: Metrics,
     ) -> Result<Self, AgentError> {
         let measure = Measure::new(root.clone(), &settings, &metrics)?;
-        let mut jobs = table::slow_jobs(&SlowParts {
+        let mut jobs = table::slow_jobs(&SlowJobContext {
             root: &root,
             settings: &settings,
             states: &states,
@@ -109,7 +109,7 @@ impl Agent {
             metrics: &metrics,
         });
         jobs.extend(slow::save_job(&settings, &measure.facts));
-        let worker = Worker::start(jobs, measure.facts.clone(), metrics.clone());
+        let worker = SlowWorker::start(jobs, measure.facts.clone(), metrics.clone());
         if let Err(error) = &worker {
             tracing::warn!(%error, "failed to start the thread of slow collectors, continuing without them");
         }
@@ -166,11 +166,11 @@ impl Agent {
     /// Returns the strategies that fail to read kernel files, each with its error.
     #[must_use]
     pub fn strategy_errors(&self) -> Vec<(&'static str, String)> {
-        let standing = |row: &Strategy| {
-            let error = self.measure.errors.standing(row.name)?;
+        let current_error = |row: &Strategy| {
+            let error = self.measure.errors.current_error(row.name)?;
             Some((row.name, error.to_owned()))
         };
-        STRATEGIES.iter().filter_map(standing).collect()
+        STRATEGIES.iter().filter_map(current_error).collect()
     }
 
     /// Returns the store of the newest hook rules.

@@ -327,7 +327,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
         );
     }
     let needs = Needs::default();
-    for row in table::shown(&options.settings, needs, Memory::default(), |_| None) {
+    for row in table::collector_rows(&options.settings, needs, Memory::default(), |_| None) {
         tracing::debug!(
             collector = row.name,
             state = ?row.state,

@@ -5,13 +5,13 @@ use super::snapshots::Snapshots;
 use crate::collect::cpi;
 use crate::collect::ctx::{CollectCtx, Collector, Samples};
 use crate::collect::errors::CollectErrorLog;
-use crate::collect::follow::Pods;
+use crate::collect::follow::TrackedPods;
 use crate::collect::host_app::HostApps;
 use crate::collect::needs::Needs;
 use crate::collect::pressure::{Limits, Pressure};
-use crate::collect::slow::Facts;
+use crate::collect::slow::SlowResults;
 use crate::collect::table::{self, COLLECTORS, CollectorSpec, Lane};
-use crate::collect::work::Work;
+use crate::collect::work::WorkMeter;
 use crate::health::{self, State};
 use crate::metrics::Metrics;
 use crate::qos::{Machine, PodView, guard};
@@ -49,7 +49,7 @@ struct Running {
 #[derive(Debug)]
 pub(crate) struct Measure {
     pub(crate) store: Store,
-    pub(crate) pods: Pods,
+    pub(crate) pods: TrackedPods,
     pub(crate) host_apps: HostApps,
     /// The NodeSLO's list of host applications that is followed.
     apps: Option<Arc<[HostApp]>>,
@@ -68,7 +68,7 @@ pub(crate) struct Measure {
     samples: Samples,
     pressure: Pressure,
     /// CPU time of services per packet.
-    pub(crate) work: Work,
+    pub(crate) work: WorkMeter,
     /// True if a strategy needs the fast lane.
     pub(crate) fast: bool,
     /// Needs of the strategies at the last tick.
@@ -109,7 +109,7 @@ impl Measure {
             .collect();
         Ok(Self {
             store: Store::new(),
-            pods: Pods::default(),
+            pods: TrackedPods::default(),
             host_apps: HostApps::default(),
             apps: None,
             machine: Machine {
@@ -123,7 +123,7 @@ impl Measure {
             memory: Memory::default(),
             always_page_cache: settings.collectors.page_cache,
             pressure: Pressure::new(root.clone(), Limits::default()),
-            work: Work::new(root.clone(), settings.collectors.packets),
+            work: WorkMeter::new(root.clone(), settings.collectors.packets),
             fast: false,
             needs: Needs::default(),
             facts: Arc::default(),
@@ -154,7 +154,7 @@ impl Measure {
                 true => self
                     .pressure
                     .readings(pod.id)
-                    .with(Signal::CpuPerWork, self.work.of(pod.id))
+                    .with(Signal::CpuPerWork, self.work.cpu_per_packet(pod.id))
                     .with(Signal::Cpi, self.cpi.get(&pod.id).copied()),
                 false => Readings::default(),
             },
@@ -273,7 +273,7 @@ impl Measure {
             running.is_active = spec.demand.is_met(&needs);
             if !running.is_active {
                 if was_active {
-                    running.collector.rest(&mut ctx);
+                    running.collector.suspend(&mut ctx);
                 }
                 continue;
             }
@@ -357,7 +357,7 @@ impl Measure {
         }
         for (_, pod) in self.pods.iter() {
             let counted = pod.containers.iter().filter_map(|c| counts.get(&c.group));
-            if let Some(cpi) = cpi::of_pod(counted) {
+            if let Some(cpi) = cpi::pod_cpi(counted) {
                 self.cpi.insert(pod.id, cpi);
             }
         }
@@ -386,11 +386,11 @@ impl Measure {
 
     /// Returns the table of collectors with their current states.
     pub(crate) fn collectors(&self, settings: &Settings) -> Vec<health::Collector> {
-        table::shown(settings, self.needs, self.memory, |name| {
-            let standing = self.errors.standing(name).map(failing);
-            standing.or_else(|| match name {
-                "packets" => self.work.trouble(),
-                _ => self.facts.trouble(name),
+        table::collector_rows(settings, self.needs, self.memory, |name| {
+            let current_error = self.errors.current_error(name).map(failing);
+            current_error.or_else(|| match name {
+                "packets" => self.work.problem(),
+                _ => self.facts.failure(name),
             })
         })
     }

@@ -1,6 +1,6 @@
 //! Saves samples to a file and restores them after a restart.
 
-use crate::collect::follow::Pods;
+use crate::collect::follow::TrackedPods;
 use crate::store::{Snapshot, Store, Subject, snapshot};
 use crate::time::TickTime;
 use rustc_hash::FxHashMap;
@@ -62,7 +62,7 @@ impl Snapshots {
     }
 
     /// Restores the samples of new pods.
-    pub(super) fn give(&mut self, pods: &Pods, store: &mut Store) {
+    pub(super) fn give(&mut self, pods: &TrackedPods, store: &mut Store) {
         let Some(previous) = self
             .previous
             .as_mut()
@@ -76,7 +76,12 @@ impl Snapshots {
     }
 
     /// Returns the content to save, when a save is due.
-    pub(super) fn due(&mut self, now: TickTime, pods: &Pods, store: &Store) -> Option<Vec<u8>> {
+    pub(super) fn due(
+        &mut self,
+        now: TickTime,
+        pods: &TrackedPods,
+        store: &Store,
+    ) -> Option<Vec<u8>> {
         self.path.as_ref()?;
         if now.ms().saturating_sub(self.saved_ms) < EVERY_MS {
             return None;
@@ -86,7 +91,12 @@ impl Snapshots {
     }
 
     /// Writes the file now.
-    pub(super) fn save(&self, now: TickTime, pods: &Pods, store: &Store) -> std::io::Result<()> {
+    pub(super) fn save(
+        &self,
+        now: TickTime,
+        pods: &TrackedPods,
+        store: &Store,
+    ) -> std::io::Result<()> {
         match &self.path {
             Some(path) => snapshot::write(path, &bytes(now, pods, store)),
             None => Ok(()),
@@ -94,7 +104,7 @@ impl Snapshots {
     }
 }
 
-fn bytes(now: TickTime, pods: &Pods, store: &Store) -> Vec<u8> {
+fn bytes(now: TickTime, pods: &TrackedPods, store: &Store) -> Vec<u8> {
     let uids: FxHashMap<u64, &str> = pods
         .iter()
         .map(|(info, pod)| (pod.id, info.uid.as_str()))

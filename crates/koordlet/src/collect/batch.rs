@@ -1,7 +1,7 @@
 //! The kubelet's BestEffort class as a group: what it uses, requests and can get.
 
 use super::errors::KernelErrors;
-use super::pod::{GroupCollector, Wanted};
+use super::pod::{GroupCollector, SampleOptions};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Root, Scratch};
@@ -23,12 +23,12 @@ impl BatchCollector {
         errors: &mut KernelErrors,
     ) -> Option<f64> {
         // One group, and much depends on it: looked for every time.
-        self.usage.hurry();
-        let wanted = Wanted {
+        self.usage.retry_now();
+        let options = SampleOptions {
             memory: false,
             throttling: None,
         };
-        (self.usage).sample(root, group, now_ns, wanted, scratch, errors);
+        (self.usage).sample(root, group, now_ns, options, scratch, errors);
         self.usage.cpu.map(|cores| cores * 1000.0)
     }
 }

@@ -1,7 +1,7 @@
 //! Pages that nobody touched of late, as kidled (Anolis) counts them (gate ColdPageCollector).
 
 use super::errors::KernelErrors;
-use super::slow::{Facts, Failure, Job};
+use super::slow::{Failure, Job, SlowResults};
 use crate::states::{Layout, States};
 use koord_host::procfs::MemInfo;
 use koord_host::{CgroupPath, Controller, HostError, Malformed, Root};
@@ -17,10 +17,10 @@ const BOUNDARY: usize = 5;
 
 /// What was found in one round, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Cold {
+pub struct ColdMemory {
     /// In use on the node with hot page cache: total - free - cold.
     pub node: u64,
-    /// Cold on the node.
+    /// ColdMemory on the node.
     pub node_cold: u64,
     /// By UID, cold in the pod's group.
     pub pods: Vec<(String, u64)>,
@@ -33,7 +33,7 @@ pub struct Cold {
 pub struct ColdPages {
     root: Root,
     states: Arc<States>,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
     layout: Layout,
     rounds: u64,
 }
@@ -42,7 +42,7 @@ impl ColdPages {
     /// Returns a collector of the pods and host applications in `states`, into `facts`. Groups are named as
     /// `layout` says until another is found.
     #[must_use]
-    pub fn new(root: Root, states: Arc<States>, facts: Arc<Facts>, layout: Layout) -> Self {
+    pub fn new(root: Root, states: Arc<States>, facts: Arc<SlowResults>, layout: Layout) -> Self {
         Self {
             root,
             states,
@@ -64,7 +64,7 @@ impl ColdPages {
         Ok(())
     }
 
-    fn cold_of(&self, file: PathBuf) -> Result<Option<u64>, HostError> {
+    fn read_cold_bytes(&self, file: PathBuf) -> Result<Option<u64>, HostError> {
         self.root.read_with(&file, cold_bytes)
     }
 }
@@ -85,9 +85,9 @@ impl Job for ColdPages {
         self.switch_on()?;
         let missing = "this kernel has no memory.idle_page_stats";
         let memory = self.root.mount_of(Controller::Memory).ok_or(missing)?;
-        let node_cold = self.cold_of(memory.join(FILE))?.ok_or(missing)?;
+        let node_cold = self.read_cold_bytes(memory.join(FILE))?.ok_or(missing)?;
         let info = MemInfo::read(&self.root)?.ok_or("meminfo is missing")?;
-        let mut cold = Cold {
+        let mut cold = ColdMemory {
             node: info.used_with_page_cache().saturating_sub(node_cold),
             node_cold,
             pods: Vec::new(),
@@ -96,7 +96,7 @@ impl Job for ColdPages {
         let mut errors = KernelErrors::default();
         let mut cold_in = |group: &CgroupPath| {
             let dir = self.root.cgroup(group).dir(Controller::Memory)?;
-            errors.value_of(self.cold_of(dir.join(FILE)))
+            errors.value_of(self.read_cold_bytes(dir.join(FILE)))
         };
         let pods = self.states.pods.load_full();
         for pod in pods.iter().flat_map(|pods| pods.iter()) {
@@ -165,7 +165,7 @@ mod tests {
     fn node_and_pods() {
         let tree = Tree::v1("0-1").unwrap();
         let states = Arc::new(States::default());
-        let facts = Arc::new(Facts::default());
+        let facts = Arc::new(SlowResults::default());
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
         let (root, known) = (tree.root().clone(), states.clone());
         let mut job = ColdPages::new(root, known, facts.clone(), layout.clone());

@@ -5,7 +5,7 @@
 //! window after the other until each had its own, and then the pause. There is none while the pressure
 //! guard watches services.
 
-use super::slow::{Facts, Failure, Job, Unavailable};
+use super::slow::{Failure, Job, SlowResults, Unavailable};
 use crate::metrics::{Container, Cpi, Metrics};
 use crate::states::States;
 use koord_host::perf::{Counters, Event};
@@ -39,7 +39,7 @@ const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
 /// Cycles per instruction of a pod whose containers counted so many; `None` when they did next to
 /// nothing, and when not all of it is of the last window.
 #[must_use]
-pub fn of_pod<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
+pub fn pod_cpi<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
     let (mut cycles, mut instructions) = (0_u64, 0_u64);
     for counts in containers {
         if !counts.newest {
@@ -53,7 +53,7 @@ pub fn of_pod<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
 
 /// A container that is or will be counted.
 #[derive(Debug)]
-struct Subject {
+struct CountedContainer {
     group: CgroupPath,
     label: Container,
 }
@@ -63,7 +63,7 @@ struct Subject {
 pub struct CpiCollector {
     root: Root,
     states: Arc<States>,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
     metrics: Metrics,
     /// From the end of the last window to the begin of the next first one.
     every: Duration,
@@ -71,18 +71,18 @@ pub struct CpiCollector {
     /// What stands for cycles and for instructions.
     events: [Event; 2],
     /// True if the machine was seen to count.
-    counts: bool,
+    is_supported: bool,
     /// Most descriptors of one window.
     descriptors: usize,
     /// Whose window is still to come.
-    waiting: VecDeque<Subject>,
+    waiting: VecDeque<CountedContainer>,
     /// Whose window is open.
-    open: Vec<(Subject, Counters)>,
+    open: Vec<(CountedContainer, Counters)>,
     /// What was counted since the pause.
-    found: Vec<(Subject, Counts)>,
+    counted: Vec<(CountedContainer, Counts)>,
     /// What went wrong since the pause, and before it.
     failure: Option<String>,
-    standing: Option<String>,
+    last_failure: Option<String>,
     rounds: u64,
 }
 
@@ -93,7 +93,7 @@ impl CpiCollector {
     pub fn new(
         root: Root,
         states: Arc<States>,
-        facts: Arc<Facts>,
+        facts: Arc<SlowResults>,
         metrics: Metrics,
         every: Duration,
         window: Duration,
@@ -108,13 +108,13 @@ impl CpiCollector {
             every,
             window,
             events: Event::CPI,
-            counts: false,
+            is_supported: false,
             descriptors: most.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS)),
             waiting: VecDeque::new(),
             open: Vec::new(),
-            found: Vec::new(),
+            counted: Vec::new(),
             failure: None,
-            standing: None,
+            last_failure: None,
             rounds: 0,
         }
     }
@@ -124,7 +124,7 @@ impl CpiCollector {
     fn probe(&mut self) -> Result<(), Failure> {
         let all = self.root.cgroup(&CgroupPath::root());
         match Counters::open(&all, &self.events) {
-            Ok(_) => self.counts = true,
+            Ok(_) => self.is_supported = true,
             Err(error) if error.is_unsupported() => return Err(Unavailable::boxed(error)),
             Err(error) => return Err(error.into()),
         }
@@ -132,15 +132,18 @@ impl CpiCollector {
     }
 
     /// Every container that runs; `None` before the pods are known.
-    fn subjects(&self) -> Option<VecDeque<Subject>> {
+    fn subjects(&self) -> Option<VecDeque<CountedContainer>> {
         let pods = self.states.pods.load_full()?;
         let active = pods.iter().filter(|pod| pod.is_active());
         let subjects = active.flat_map(|pod| {
-            let running = pod.containers.iter().filter(|one| one.id.is_some());
-            running.filter_map(|one| {
-                Some(Subject {
-                    group: one.cgroup.clone()?,
-                    label: Container::of(pod, one),
+            let running = pod
+                .containers
+                .iter()
+                .filter(|container| container.id.is_some());
+            running.filter_map(|container| {
+                Some(CountedContainer {
+                    group: container.cgroup.clone()?,
+                    label: Container::of(pod, container),
                 })
             })
         });
@@ -149,7 +152,7 @@ impl CpiCollector {
 
     /// Ends the window.
     fn close(&mut self) {
-        for (_, counts) in &mut self.found {
+        for (_, counts) in &mut self.counted {
             counts.newest = false;
         }
         for (subject, counters) in self.open.drain(..) {
@@ -161,7 +164,7 @@ impl CpiCollector {
                             instructions: *instructions,
                             newest: true,
                         };
-                        self.found.push((subject, counts));
+                        self.counted.push((subject, counts));
                     }
                 }
                 Err(error) => fail(&mut self.failure, &subject, &error),
@@ -171,14 +174,14 @@ impl CpiCollector {
 
     /// Begins the window of as many as the descriptors suffice for, and of one at least.
     fn open_next(&mut self) {
-        let mut held = 0;
+        let mut descriptors = 0;
         while let Some(subject) = self.waiting.pop_front() {
             match Counters::open(&self.root.cgroup(&subject.group), &self.events) {
                 Ok(Some(counters)) => {
                     let needed = counters.descriptors();
-                    held += needed;
+                    descriptors += needed;
                     self.open.push((subject, counters));
-                    if held + needed > self.descriptors {
+                    if descriptors + needed > self.descriptors {
                         return;
                     }
                 }
@@ -190,29 +193,29 @@ impl CpiCollector {
         }
     }
 
-    /// Hands over what all windows found.
+    /// Hands over what all windows counted.
     fn publish(&mut self) {
-        let found = std::mem::take(&mut self.found);
+        let counted = std::mem::take(&mut self.counted);
         self.rounds += 1;
-        let by_group: ByGroup = found
+        let by_group: ByGroup = counted
             .iter()
             .map(|(subject, counts)| (subject.group.clone(), *counts))
             .collect();
         self.facts
             .cpi
             .store(Some(Arc::new((self.rounds, by_group))));
-        let rows = found.into_iter().map(|(subject, counts)| Cpi {
+        let rows = counted.into_iter().map(|(subject, counts)| Cpi {
             container: subject.label,
             cycles: counts.cycles as f64,
             instructions: counts.instructions as f64,
         });
         self.metrics.cpi(rows.collect());
-        self.standing = self.failure.take();
+        self.last_failure = self.failure.take();
     }
 }
 
 /// Notes the first failure of a container.
-fn fail(failure: &mut Option<String>, subject: &Subject, error: &HostError) {
+fn fail(failure: &mut Option<String>, subject: &CountedContainer, error: &HostError) {
     let Container {
         namespace,
         pod,
@@ -236,7 +239,7 @@ impl Job for CpiCollector {
     }
 
     fn round(&mut self) -> Result<(), Failure> {
-        if !self.counts {
+        if !self.is_supported {
             self.probe()?;
         }
         if self.open.is_empty() {
@@ -250,7 +253,7 @@ impl Job for CpiCollector {
         if self.open.is_empty() {
             self.publish();
         }
-        match &self.standing {
+        match &self.last_failure {
             Some(failure) => Err(failure.clone().into()),
             None => Ok(()),
         }

@@ -1,12 +1,12 @@
 //! What collectors of the loop share: what they read from, and what they found.
 
 use super::errors::CollectError;
-use super::follow::Pods;
+use super::follow::TrackedPods;
 use super::host_app::HostApps;
 use super::needs::Needs;
 use super::node::NodeSample;
 use super::pressure::Pressure;
-use super::work::Work;
+use super::work::WorkMeter;
 use crate::store::{Metric, Store, Subject};
 use crate::time::TickTime;
 use koord_host::{CgroupPath, Root, Scratch};
@@ -21,7 +21,7 @@ pub trait Collector: fmt::Debug + Send {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError>;
 
     /// Closes what is held open: there is no demand any more.
-    fn rest(&mut self, ctx: &mut CollectCtx<'_>) {
+    fn suspend(&mut self, ctx: &mut CollectCtx<'_>) {
         let _ = ctx;
     }
 }
@@ -61,13 +61,13 @@ pub struct CollectCtx<'a> {
     /// Where samples go.
     pub store: &'a mut Store,
     /// The pods that are followed.
-    pub pods: &'a mut Pods,
+    pub pods: &'a mut TrackedPods,
     /// The host applications that are followed.
     pub host_apps: &'a mut HostApps,
     /// The pressure of services.
     pub pressure: &'a mut Pressure,
     /// The packets of services.
-    pub work: &'a mut Work,
+    pub work: &'a mut WorkMeter,
     /// What was found so far.
     pub samples: &'a mut Samples,
     /// The rows whose samples a collector took along with its own, and their results.

@@ -113,7 +113,7 @@ impl CollectErrorLog {
 
     /// Returns the error of `collector` that stands.
     #[must_use]
-    pub fn standing(&self, collector: &str) -> Option<&str> {
+    pub fn current_error(&self, collector: &str) -> Option<&str> {
         self.log.text(collector)
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_errors_skip_what_is_not_there() {
+    fn missing_files_are_no_kernel_errors() {
         let tree = Tree::v2("0-1").unwrap();
         let group = tree.group("kubepods/a").unwrap();
         let mut errors = KernelErrors::default();
@@ -169,13 +169,19 @@ mod tests {
         log.record("numa", 1, round(&["/c"]));
         log.record("pods", 2, Ok(()));
         log.record("pods", 2, round(&["/a"]));
-        assert_eq!(log.standing("pods"), Some(error("/a").to_string().as_str()));
+        assert_eq!(
+            log.current_error("pods"),
+            Some(error("/a").to_string().as_str())
+        );
         log.record("pods", 2, Ok(()));
-        assert!(log.standing("pods").is_some(), "one of two turns");
+        assert!(log.current_error("pods").is_some(), "one of two turns");
         log.record("pods", 2, Ok(()));
-        assert_eq!((log.standing("pods"), log.standing("node")), (None, None));
+        assert_eq!(
+            (log.current_error("pods"), log.current_error("node")),
+            (None, None)
+        );
         log.record("numa", 1, Ok(()));
-        assert_eq!(log.standing("numa"), None);
+        assert_eq!(log.current_error("numa"), None);
         let text = koord_app::metrics::encode(&registry).unwrap();
         for line in [
             r#"koordlet_collect_errors_total{collector="pods",node="n1"} 3"#,

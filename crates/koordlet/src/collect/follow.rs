@@ -13,7 +13,7 @@ const KEEP_MS: u64 = 600_000;
 
 /// The pods of the node.
 #[derive(Debug, Default)]
-pub struct Pods {
+pub struct TrackedPods {
     list: Option<Arc<Vec<PodInfo>>>,
     tracked: FxHashMap<String, TrackedPod>,
     /// By UID: pods that are not listed, their group and since when.
@@ -22,7 +22,7 @@ pub struct Pods {
     version: u64,
 }
 
-impl Pods {
+impl TrackedPods {
     /// Returns the list being followed; `None` until a first one arrived.
     #[must_use]
     pub fn list(&self) -> Option<&Arc<Vec<PodInfo>>> {
@@ -79,9 +79,9 @@ impl Pods {
         let mut old = std::mem::take(&mut self.tracked);
         let mut changed = Vec::new();
         for info in self.list.iter().flat_map(|pods| pods.iter()) {
-            let known = old.remove(&info.uid);
-            let known = known.or_else(|| Some(self.missing.remove(&info.uid)?.0));
-            let mut pod = known.unwrap_or_else(|| {
+            let tracked = old.remove(&info.uid);
+            let tracked = tracked.or_else(|| Some(self.missing.remove(&info.uid)?.0));
+            let mut pod = tracked.unwrap_or_else(|| {
                 self.last_id += 1;
                 TrackedPod::new(self.last_id)
             });
@@ -146,7 +146,7 @@ mod tests {
             tree.group(&format!("kubepods/besteffort/pod{name}"))
                 .unwrap();
         }
-        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
+        let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
         let both = list(&["a", "b"]);
         assert_eq!(
             pods.follow(both.clone(), 0, root, &mut store)
@@ -179,7 +179,7 @@ mod tests {
     fn a_missing_pod_is_not_kept_for_ever() {
         let tree = Tree::v2("0-1").unwrap();
         tree.group("kubepods/besteffort/poda").unwrap();
-        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
+        let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
         pods.follow(list(&["a"]), 0, root, &mut store);
         let (id, _) = pods.iter().map(|(_, pod)| (pod.id, ())).next().unwrap();
         store.push((Subject::Pod(id), Metric::CpuUsage), 0, 5.0);
@@ -197,28 +197,31 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_that_changed_are_told() {
+    fn only_changed_pods_are_returned() {
         let tree = Tree::v1("0-1").unwrap();
-        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
-        let told = |changed: Option<Vec<CgroupPath>>| -> Vec<String> {
+        let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
+        let changed_uids = |changed: Option<Vec<CgroupPath>>| -> Vec<String> {
             let groups = changed.unwrap().into_iter();
             groups.map(|group| group.name().to_owned()).collect()
         };
         let both = list(&["a", "b"]);
         assert_eq!(
-            told(pods.follow(both, 0, root, &mut store)),
+            changed_uids(pods.follow(both, 0, root, &mut store)),
             ["poda", "podb"]
         );
         let more = list(&["a", "b", "c"]);
-        assert_eq!(told(pods.follow(more, 1, root, &mut store)), ["podc"]);
+        assert_eq!(
+            changed_uids(pods.follow(more, 1, root, &mut store)),
+            ["podc"]
+        );
         let fewer = list(&["a", "c"]);
-        assert!(told(pods.follow(fewer, 2, root, &mut store)).is_empty());
+        assert!(changed_uids(pods.follow(fewer, 2, root, &mut store)).is_empty());
     }
 
     #[test]
-    fn a_restarted_container_begins_anew() {
+    fn restarted_container_starts_new_series() {
         let tree = Tree::v1("0-1").unwrap();
-        let (mut pods, mut store, root) = (Pods::default(), Store::new(), tree.root());
+        let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
         pods.follow(list(&["a"]), 0, root, &mut store);
         let id = pods.iter().next().unwrap().1.containers[0].id;
         store.push((Subject::Container(id), Metric::CpuUsage), 0, 5.0);

@@ -1,13 +1,13 @@
 //! CPU and memory of host applications: services outside Kubernetes that the NodeSLO names.
 
 use super::errors::KernelErrors;
-use super::pod::{GroupCollector, Wanted};
+use super::pod::{GroupCollector, SampleOptions};
 use crate::store::{Metric, Store, Subject};
 use koord_host::{CgroupPath, Root, Scratch};
 
 /// One host application as the agent follows it.
 #[derive(Debug)]
-struct HostApp {
+struct TrackedHostApp {
     name: String,
     group: CgroupPath,
     id: u64,
@@ -17,7 +17,7 @@ struct HostApp {
 /// The host applications of the NodeSLO.
 #[derive(Debug, Default)]
 pub struct HostApps {
-    apps: Vec<HostApp>,
+    apps: Vec<TrackedHostApp>,
     last_id: u64,
 }
 
@@ -48,14 +48,14 @@ impl HostApps {
             if self.apps.iter().any(|app| app.name == name) {
                 continue;
             }
-            let known = old
+            let position = old
                 .iter()
                 .position(|app| app.name == name && app.group == group);
-            self.apps.push(match known {
+            self.apps.push(match position {
                 Some(at) => old.swap_remove(at),
                 None => {
                     self.last_id += 1;
-                    HostApp {
+                    TrackedHostApp {
                         name: name.to_owned(),
                         group,
                         id: self.last_id,
@@ -82,11 +82,11 @@ impl HostApps {
     ) -> (f64, f64) {
         let (mut all_cpu, mut all_memory) = (0.0, 0.0);
         for app in &mut self.apps {
-            let wanted = Wanted {
+            let options = SampleOptions {
                 memory: true,
                 throttling: None,
             };
-            (app.usage).sample(root, &app.group, now_ns, wanted, scratch, errors);
+            (app.usage).sample(root, &app.group, now_ns, options, scratch, errors);
             let cpu = app.usage.cpu.map(|cores| cores * 1000.0);
             let with_cache = app.usage.memory_with_cache.filter(|_| page_cache);
             for (metric, value) in [

@@ -139,7 +139,7 @@ mod tests {
     use koord_host::fake::Tree;
 
     #[test]
-    fn what_lscpu_would_say() {
+    fn machine_info_matches_lscpu() {
         let tree = Tree::v1("0-3").unwrap();
         tree.put(
             "proc/cpuinfo",

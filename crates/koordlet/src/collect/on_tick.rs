@@ -4,7 +4,7 @@ use super::batch::{self, BatchCollector};
 use super::ctx::{CollectCtx, Collector};
 use super::errors::{CollectError, KernelErrors};
 use super::node::NodeCollector;
-use super::pod::{GroupCollector, Wanted};
+use super::pod::{GroupCollector, SampleOptions};
 use crate::store::{Metric, Store, Subject};
 use koord_host::CgroupPath;
 use rustc_hash::FxHashMap;
@@ -41,12 +41,12 @@ impl Collector for PodCollector {
                 pod.usage = GroupCollector::default();
                 return;
             }
-            let wanted = Wanted {
+            let options = SampleOptions {
                 memory: true,
                 throttling: None,
             };
             let (steady, group) = (now.steady_ns, &info.cgroup);
-            (pod.usage).sample(root, group, steady, wanted, scratch, &mut errors);
+            (pod.usage).sample(root, group, steady, options, scratch, &mut errors);
             let subject = Subject::Pod(pod.id);
             push_usage(store, subject, &pod.usage, now.ms());
             if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
@@ -60,14 +60,14 @@ impl Collector for PodCollector {
                     container.usage = GroupCollector::default();
                     continue;
                 }
-                let wanted = Wanted {
+                let options = SampleOptions {
                     // In turns, so that every tick does the same work.
                     memory: needs.containers
                         && (tick + container.id).is_multiple_of(CONTAINER_MEMORY_EVERY),
                     throttling: throttling.then_some(&mut of_throttling),
                 };
                 let (usage, group) = (&mut container.usage, &container.group);
-                usage.sample(root, group, steady, wanted, scratch, &mut in_containers);
+                usage.sample(root, group, steady, options, scratch, &mut in_containers);
                 push_usage(store, Subject::Container(container.id), usage, now.ms());
             }
             all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
@@ -154,16 +154,16 @@ impl Collector for SystemCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let samples = &*ctx.samples;
         let listed = ctx.pods.list().is_some();
-        let rest = |node: Option<f64>, pods: f64, apps: f64| {
-            let rest = node.map(|node| (node - (pods + apps)).max(0.0));
-            rest.filter(|_| listed)
+        let remainder = |node: Option<f64>, pods: f64, apps: f64| {
+            let remainder = node.map(|node| (node - (pods + apps)).max(0.0));
+            remainder.filter(|_| listed)
         };
-        let cpu = rest(
+        let cpu = remainder(
             samples.node.cpu.map(milli),
             samples.pods.0,
             samples.host_apps.0,
         );
-        let memory = rest(samples.node.memory, samples.pods.1, samples.host_apps.1);
+        let memory = remainder(samples.node.memory, samples.pods.1, samples.host_apps.1);
         ctx.samples.system_cpu = cpu;
         ctx.push(Subject::System, Metric::CpuUsage, cpu);
         ctx.push(Subject::System, Metric::MemoryUsage, memory);
@@ -180,8 +180,8 @@ impl Collector for PressureCollector {
         ctx.pressure.sample(ctx.now.steady_ns, ctx.scratch)
     }
 
-    fn rest(&mut self, ctx: &mut CollectCtx<'_>) {
-        ctx.pressure.rest();
+    fn suspend(&mut self, ctx: &mut CollectCtx<'_>) {
+        ctx.pressure.suspend();
     }
 }
 
@@ -197,8 +197,8 @@ impl Collector for PacketCollector {
         ctx.work.sample(ctx.now.steady_ns, cores)
     }
 
-    fn rest(&mut self, ctx: &mut CollectCtx<'_>) {
-        ctx.work.rest();
+    fn suspend(&mut self, ctx: &mut CollectCtx<'_>) {
+        ctx.work.suspend();
     }
 }
 

@@ -35,7 +35,7 @@ pub struct GroupCollector {
 
 /// What to sample besides the CPU.
 #[derive(Debug)]
-pub struct Wanted<'a> {
+pub struct SampleOptions<'a> {
     /// Memory; the last sample stays when not.
     pub memory: bool,
     /// Throttling, and where kernel errors of its file go; `None` when it is not sampled.
@@ -49,7 +49,7 @@ impl GroupCollector {
         root: &Root,
         group: &CgroupPath,
         now_ns: u64,
-        wanted: Wanted<'_>,
+        options: SampleOptions<'_>,
         scratch: &mut Scratch,
         errors: &mut KernelErrors,
     ) {
@@ -57,7 +57,7 @@ impl GroupCollector {
             self.retry -= 1;
             return;
         }
-        if self.cpu_file.is_none() && !self.open(root, group, wanted.memory, errors) {
+        if self.cpu_file.is_none() && !self.open(root, group, options.memory, errors) {
             // A pod's group appears moments after its object; an ended one's never again.
             self.tries = (self.tries + 1).min(4);
             self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
@@ -65,7 +65,7 @@ impl GroupCollector {
             return;
         }
         self.tries = 0;
-        let stat = self.read_stat(root, group, scratch, wanted.throttling);
+        let stat = self.read_stat(root, group, scratch, options.throttling);
         // The second version has both in one file.
         let usage = match stat.and_then(|stat| stat.usage_ns) {
             Some(usage) => Some(usage),
@@ -80,7 +80,7 @@ impl GroupCollector {
         };
         self.cpu = self.rate.update(now_ns, usage);
         self.update_throttling(now_ns, stat);
-        if wanted.memory {
+        if options.memory {
             let read = self.memory_file.as_ref().map(|file| file.read(scratch));
             match read.and_then(|read| errors.value_of(read)) {
                 Some(stat) => {
@@ -96,7 +96,7 @@ impl GroupCollector {
         }
     }
 
-    /// Returns the counters of throttling, where they are wanted: where there is a place for `errors`.
+    /// Returns the counters of throttling, where they are options: where there is a place for `errors`.
     fn read_stat(
         &mut self,
         root: &Root,
@@ -138,7 +138,7 @@ impl GroupCollector {
     }
 
     /// Looks for a missing group at the next sample.
-    pub fn hurry(&mut self) {
+    pub fn retry_now(&mut self) {
         (self.retry, self.tries) = (0, 0);
     }
 
@@ -215,15 +215,15 @@ impl TrackedPod {
     /// Keeps the collectors of containers that are still there, and adds those of new ones with
     /// the numbers after `last_id`.
     pub fn follow(&mut self, info: &PodInfo, last_id: &mut u64, store: &mut Store) {
-        self.usage.hurry();
+        self.usage.retry_now();
         let mut old = std::mem::take(&mut self.containers);
         for container in info.resident_containers() {
             let Some(group) = &container.cgroup else {
                 continue;
             };
             let limited = container.native.cpu_limit.is_some_and(|milli| milli > 0);
-            let known = old.iter().position(|container| container.group == *group);
-            self.containers.push(match known {
+            let position = old.iter().position(|container| container.group == *group);
+            self.containers.push(match position {
                 Some(at) => TrackedContainer {
                     limited,
                     ..old.swap_remove(at)
@@ -275,12 +275,12 @@ mod tests {
             let (mut scratch, mut errors) = (Scratch::new(), KernelErrors::default());
             let mut of_throttling = KernelErrors::default();
             let mut sample = |second: u64, throttling: bool| {
-                let wanted = Wanted {
+                let options = SampleOptions {
                     memory: false,
                     throttling: throttling.then_some(&mut of_throttling),
                 };
                 let now = second * SECOND;
-                collector.sample(tree.root(), &group, now, wanted, &mut scratch, &mut errors);
+                collector.sample(tree.root(), &group, now, options, &mut scratch, &mut errors);
                 (collector.cpu, collector.throttled)
             };
             feed(0, 100, 10);
@@ -299,12 +299,12 @@ mod tests {
                 // One file, read once: the other reader is not asked.
                 collector.cpu_file = other_usage(&tree);
                 feed(1100, 10, 2);
-                let wanted = Wanted {
+                let options = SampleOptions {
                     memory: false,
                     throttling: Some(&mut of_throttling),
                 };
                 let (root, now) = (tree.root(), 7 * SECOND);
-                collector.sample(root, &group, now, wanted, &mut scratch, &mut errors);
+                collector.sample(root, &group, now, options, &mut scratch, &mut errors);
                 assert_eq!((collector.cpu, collector.throttled), (Some(0.5), Some(0.2)));
             }
         }
@@ -333,12 +333,12 @@ mod tests {
         let (mut collector, mut scratch) = (GroupCollector::default(), Scratch::new());
         let mut errors = KernelErrors::default();
         let mut sample = |collector: &mut GroupCollector, scratch: &mut Scratch, second: u64| {
-            let wanted = Wanted {
+            let options = SampleOptions {
                 memory: true,
                 throttling: None,
             };
             let now = second * SECOND;
-            collector.sample(tree.root(), &group, now, wanted, scratch, &mut errors);
+            collector.sample(tree.root(), &group, now, options, scratch, &mut errors);
             (collector.cpu, collector.memory)
         };
         for second in 1..=4 {
@@ -347,7 +347,7 @@ mod tests {
         // After four looks it is left alone for a while, unless its pod changes.
         feed(1000, stat);
         assert_eq!(sample(&mut collector, &mut scratch, 5), (None, None));
-        collector.hurry();
+        collector.retry_now();
         assert_eq!(sample(&mut collector, &mut scratch, 6), (None, Some(6.0)));
         feed(1500, stat);
         let whole = (Some(0.5), Some(6.0));

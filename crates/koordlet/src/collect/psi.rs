@@ -67,7 +67,7 @@ impl Job for PsiCollector {
             return Ok(());
         };
         let mut rows = Vec::new();
-        let (mut looked, mut found) = (0, 0);
+        let (mut checked, mut with_psi) = (0, 0);
         for pod in pods.iter().filter(|pod| pod.is_active()) {
             let label = Container {
                 namespace: pod.namespace.clone(),
@@ -79,8 +79,8 @@ impl Job for PsiCollector {
             if !self.root.cgroup(&pod.cgroup).exists() {
                 continue;
             }
-            looked += 1;
-            found += u32::from(self.group(&pod.cgroup, label.clone(), &mut rows));
+            checked += 1;
+            with_psi += u32::from(self.group(&pod.cgroup, label.clone(), &mut rows));
             for container in &pod.containers {
                 let (Some(group), Some(id)) = (&container.cgroup, &container.id) else {
                     continue;
@@ -94,7 +94,7 @@ impl Job for PsiCollector {
             }
         }
         self.metrics.psi(rows);
-        if looked > 0 && found == 0 {
+        if checked > 0 && with_psi == 0 {
             return Err("this kernel has no pressure files for groups (PSI)".into());
         }
         Ok(())
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_psi_is_said() {
+    fn kernel_without_psi_fails_the_round() {
         let tree = Tree::v1("0-1").unwrap();
         tree.group("kubepods/besteffort/podu").unwrap();
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();

@@ -1,9 +1,9 @@
 //! Collectors that may be slow run on a thread of their own and never delay the loop.
 //!
-//! Each publishes its newest result by itself: as metrics, or in [`Facts`], which strategies and
+//! Each publishes its newest result by itself: as metrics, or in [`SlowResults`], which strategies and
 //! the reporter read. One that hangs in the kernel delays the others here, and nobody else.
 
-use super::cold::{Cold, ColdPages};
+use super::cold::{ColdMemory, ColdPages};
 use super::cpi::{ByGroup, CpiCollector};
 use super::errors::CollectError;
 use super::machine::MachineInfo;
@@ -29,13 +29,13 @@ use std::time::{Duration, Instant};
 
 /// What the slow collectors found last.
 #[derive(Debug, Default)]
-pub struct Facts {
+pub struct SlowResults {
     /// The processor and the NUMA nodes.
     pub machine: ArcSwapOption<MachineInfo>,
     /// The local disks.
     pub storage: ArcSwapOption<Storage>,
     /// What nobody touched of late, with a number that grows with each round.
-    pub cold: ArcSwapOption<(u64, Cold)>,
+    pub cold: ArcSwapOption<(u64, ColdMemory)>,
     /// What containers did in their newest windows, likewise.
     pub cpi: ArcSwapOption<(u64, ByGroup)>,
     /// Whether the pressure guard watches services now, and newer counts are of use.
@@ -43,14 +43,14 @@ pub struct Facts {
     /// Samples to be saved over a restart.
     pub to_save: Mutex<Option<Vec<u8>>>,
     /// What collectors said last that fail or have given up, by name.
-    trouble: Mutex<BTreeMap<&'static str, (State, String)>>,
+    failures: Mutex<BTreeMap<&'static str, (State, String)>>,
 }
 
-impl Facts {
+impl SlowResults {
     /// What the collector `name` said when it failed last, while it fails, or when it gave up.
     #[must_use]
-    pub fn trouble(&self, name: &str) -> Option<(State, String)> {
-        self.trouble.lock().get(name).cloned()
+    pub fn failure(&self, name: &str) -> Option<(State, String)> {
+        self.failures.lock().get(name).cloned()
     }
 }
 
@@ -90,7 +90,7 @@ pub trait Job: Send {
 
 /// What slow collectors are made from.
 #[derive(Debug, Clone, Copy)]
-pub struct SlowParts<'a> {
+pub struct SlowJobContext<'a> {
     /// The machine.
     pub root: &'a Root,
     /// The settings of the loop.
@@ -98,12 +98,12 @@ pub struct SlowParts<'a> {
     /// The cluster's view.
     pub states: &'a Arc<States>,
     /// Where results go.
-    pub facts: &'a Arc<Facts>,
+    pub facts: &'a Arc<SlowResults>,
     /// Where results go that are metrics.
     pub metrics: &'a Metrics,
 }
 
-pub(super) fn machine(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn machine(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(MachineJob {
         root: parts.root.clone(),
         every: Duration::from_millis(parts.settings.collectors.cpu_info_ms),
@@ -113,7 +113,7 @@ pub(super) fn machine(parts: &SlowParts<'_>) -> Box<dyn Job> {
     })
 }
 
-pub(super) fn storage(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn storage(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(StorageJob {
         root: parts.root.clone(),
         every: Duration::from_millis(parts.settings.collectors.storage_info_ms),
@@ -122,7 +122,7 @@ pub(super) fn storage(parts: &SlowParts<'_>) -> Box<dyn Job> {
     })
 }
 
-pub(super) fn psi(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn psi(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(PsiCollector::new(
         parts.root.clone(),
         parts.states.clone(),
@@ -131,7 +131,7 @@ pub(super) fn psi(parts: &SlowParts<'_>) -> Box<dyn Job> {
     ))
 }
 
-pub(super) fn cpi(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn cpi(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(CpiCollector::new(
         parts.root.clone(),
         parts.states.clone(),
@@ -142,7 +142,7 @@ pub(super) fn cpi(parts: &SlowParts<'_>) -> Box<dyn Job> {
     ))
 }
 
-pub(super) fn cold_pages(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn cold_pages(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(ColdPages::new(
         parts.root.clone(),
         parts.states.clone(),
@@ -151,7 +151,7 @@ pub(super) fn cold_pages(parts: &SlowParts<'_>) -> Box<dyn Job> {
     ))
 }
 
-pub(super) fn resctrl(parts: &SlowParts<'_>) -> Box<dyn Job> {
+pub(super) fn resctrl(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     Box::new(ResctrlMonitor::new(
         parts.root.clone(),
         parts.metrics.clone(),
@@ -161,36 +161,36 @@ pub(super) fn resctrl(parts: &SlowParts<'_>) -> Box<dyn Job> {
 
 /// Returns what writes samples for the next run; `None` where they are kept in memory only.
 #[must_use]
-pub fn save_job(settings: &Settings, facts: &Arc<Facts>) -> Option<Box<dyn Job>> {
+pub fn save_job(settings: &Settings, facts: &Arc<SlowResults>) -> Option<Box<dyn Job>> {
     let path = settings.snapshot.clone()?;
     let facts = facts.clone();
     Some(Box::new(SaveJob { path, facts }))
 }
 
 /// The thread. Dropping it asks the thread to end and does not wait.
-pub struct Worker(Arc<(Mutex<bool>, Condvar)>);
+pub struct SlowWorker(Arc<(Mutex<bool>, Condvar)>);
 
-impl fmt::Debug for Worker {
+impl fmt::Debug for SlowWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Worker").finish()
     }
 }
 
-impl Drop for Worker {
+impl Drop for SlowWorker {
     fn drop(&mut self) {
         *self.0.0.lock() = true;
         self.0.1.notify_all();
     }
 }
 
-impl Worker {
+impl SlowWorker {
     /// Starts the thread.
     ///
     /// # Errors
     /// When there can be no more threads.
     pub fn start(
         jobs: Vec<Box<dyn Job>>,
-        facts: Arc<Facts>,
+        facts: Arc<SlowResults>,
         metrics: Metrics,
     ) -> std::io::Result<Self> {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
@@ -198,10 +198,10 @@ impl Worker {
         std::thread::Builder::new()
             .name("koordlet-slow".to_owned())
             .spawn(move || {
-                let mut rounds = Rounds::new(jobs, facts, metrics);
+                let mut schedule = JobSchedule::new(jobs, facts, metrics);
                 let origin = Instant::now();
                 loop {
-                    let wait = rounds.run(origin.elapsed());
+                    let wait = schedule.run(origin.elapsed());
                     let mut ended_now = ended.0.lock();
                     if !*ended_now {
                         ended.1.wait_for(&mut ended_now, wait);
@@ -216,15 +216,15 @@ impl Worker {
 }
 
 /// Jobs and when each is due.
-struct Rounds {
+struct JobSchedule {
     jobs: Vec<(Box<dyn Job>, Duration)>,
     log: LogOnChange,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
     metrics: Metrics,
 }
 
-impl Rounds {
-    fn new(jobs: Vec<Box<dyn Job>>, facts: Arc<Facts>, metrics: Metrics) -> Self {
+impl JobSchedule {
+    fn new(jobs: Vec<Box<dyn Job>>, facts: Arc<SlowResults>, metrics: Metrics) -> Self {
         let due_now = |job| (job, Duration::ZERO);
         Self {
             jobs: jobs.into_iter().map(due_now).collect(),
@@ -237,24 +237,24 @@ impl Rounds {
     /// Runs what is due at `now` (since the start) and returns the time until something is.
     fn run(&mut self, now: Duration) -> Duration {
         let mut next = Duration::from_secs(60);
-        let (trouble, log) = (&self.facts.trouble, &mut self.log);
+        let (failures, log) = (&self.facts.failures, &mut self.log);
         self.jobs.retain_mut(|(job, due)| {
             if *due <= now {
                 match job.round() {
                     Ok(()) => {
                         log.clear(job.name());
-                        trouble.lock().remove(job.name());
+                        failures.lock().remove(job.name());
                     }
                     Err(error) if error.is::<Unavailable>() => {
                         tracing::warn!(part = job.name(), %error, "unavailable");
-                        let told = (State::Unavailable, error.to_string());
-                        trouble.lock().insert(job.name(), told);
+                        let entry = (State::Unavailable, error.to_string());
+                        failures.lock().insert(job.name(), entry);
                         return false;
                     }
                     Err(error) => {
                         log.log_first_failure(job.name(), &error);
-                        let told = (State::Failing, error.to_string());
-                        trouble.lock().insert(job.name(), told);
+                        let entry = (State::Failing, error.to_string());
+                        failures.lock().insert(job.name(), entry);
                         self.metrics.failed(Part::Collector, job.name());
                         self.metrics
                             .collect_errors(job.name(), kernel_errors(error.as_ref()));
@@ -285,7 +285,7 @@ struct MachineJob {
     root: Root,
     every: Duration,
     huge_pages: bool,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
     metrics: Metrics,
 }
 
@@ -299,10 +299,10 @@ impl Job for MachineJob {
     }
 
     fn round(&mut self) -> Result<(), Failure> {
-        let found = MachineInfo::read(&self.root, self.huge_pages);
-        self.metrics.collected(NodeFact::Cpu, found.is_ok());
-        self.metrics.collected(NodeFact::Numa, found.is_ok());
-        self.facts.machine.store(Some(Arc::new(found?)));
+        let machine = MachineInfo::read(&self.root, self.huge_pages);
+        self.metrics.collected(NodeFact::Cpu, machine.is_ok());
+        self.metrics.collected(NodeFact::Numa, machine.is_ok());
+        self.facts.machine.store(Some(Arc::new(machine?)));
         Ok(())
     }
 }
@@ -310,7 +310,7 @@ impl Job for MachineJob {
 struct StorageJob {
     root: Root,
     every: Duration,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
     metrics: Metrics,
 }
 
@@ -324,10 +324,10 @@ impl Job for StorageJob {
     }
 
     fn round(&mut self) -> Result<(), Failure> {
-        let found = super::storage::read(&self.root);
+        let storage = super::storage::read(&self.root);
         self.metrics
-            .collected(NodeFact::LocalStorage, found.is_ok());
-        self.facts.storage.store(Some(Arc::new(found?)));
+            .collected(NodeFact::LocalStorage, storage.is_ok());
+        self.facts.storage.store(Some(Arc::new(storage?)));
         Ok(())
     }
 }
@@ -335,7 +335,7 @@ impl Job for StorageJob {
 /// Writes samples for the next run.
 struct SaveJob {
     path: PathBuf,
-    facts: Arc<Facts>,
+    facts: Arc<SlowResults>,
 }
 
 impl Job for SaveJob {
@@ -401,19 +401,19 @@ mod tests {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
         metrics.started("n1", 0);
-        let facts: Arc<Facts> = Arc::default();
-        let mut rounds = Rounds::new(jobs, facts.clone(), metrics);
+        let facts: Arc<SlowResults> = Arc::default();
+        let mut schedule = JobSchedule::new(jobs, facts.clone(), metrics);
         let mut now = Duration::ZERO;
         while now <= Duration::from_secs(30) {
-            now += rounds.run(now);
+            now += schedule.run(now);
         }
         let ran = counts.map(|count| count.load(Ordering::Relaxed));
         assert_eq!(ran, [4, 1, 11, 4]);
         let told = |state, text: &str| Some((state, text.to_owned()));
-        assert_eq!(facts.trouble("bad"), told(State::Failing, "missing"));
+        assert_eq!(facts.failure("bad"), told(State::Failing, "missing"));
         let gave_up = told(State::Unavailable, "no PMU");
-        assert_eq!(facts.trouble("hopeless"), gave_up);
-        assert_eq!(facts.trouble("good"), None);
+        assert_eq!(facts.failure("hopeless"), gave_up);
+        assert_eq!(facts.failure("good"), None);
         let text = koord_app::metrics::encode(&registry).unwrap();
         for count in [
             r#"koordlet_collect_errors_total{collector="bad",node="n1"} 0"#,
@@ -424,21 +424,21 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_is_over_is_no_trouble_and_no_job_runs_too_often() {
+    fn job_failure_ends_and_interval_has_minimum() {
         let count: Arc<AtomicU32> = Arc::default();
         let recovers = Recovers(count.clone());
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
-        let facts: Arc<Facts> = Arc::default();
-        let mut rounds = Rounds::new(vec![Box::new(recovers)], facts.clone(), metrics);
+        let facts: Arc<SlowResults> = Arc::default();
+        let mut schedule = JobSchedule::new(vec![Box::new(recovers)], facts.clone(), metrics);
         let mut run = |ms: u64| {
-            rounds.run(Duration::from_millis(ms));
+            schedule.run(Duration::from_millis(ms));
             count.load(Ordering::Relaxed)
         };
         assert_eq!(run(0), 1);
         assert_eq!(run(99), 1, "whatever it is told");
-        assert!(facts.trouble("recovers").is_some());
+        assert!(facts.failure("recovers").is_some());
         assert_eq!(run(100), 2);
-        assert_eq!(facts.trouble("recovers"), None);
+        assert_eq!(facts.failure("recovers"), None);
     }
 
     /// Fails the first time, and wants to run all the time.
@@ -464,7 +464,7 @@ mod tests {
         let count: Arc<AtomicU32> = Arc::default();
         let jobs: Vec<Box<dyn Job>> = vec![Box::new(Fake("x", 1, count.clone(), || Ok(())))];
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
-        let worker = Worker::start(jobs, Arc::default(), metrics).unwrap();
+        let worker = SlowWorker::start(jobs, Arc::default(), metrics).unwrap();
         while count.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }

@@ -11,18 +11,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A device number, as cgroup files name it: `8:16`.
-type Number = String;
+type DeviceNumber = String;
 
 /// Reads sysfs and the mount table.
 ///
 /// # Errors
 /// When the list of block devices or the mount table is there and cannot be read or understood.
 pub fn read(root: &Root) -> Result<Storage, HostError> {
-    let mut found = Found::default();
+    let mut scan = StorageScan::default();
     let class = root.sys("class/block");
     let entries = match fs::read_dir(&class) {
         Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found.storage),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(scan.storage),
         Err(source) => {
             return Err(HostError::Io {
                 operation: "list",
@@ -37,21 +37,21 @@ pub fn read(root: &Root) -> Result<Storage, HostError> {
         .collect();
     names.sort_unstable();
     for name in &names {
-        found.add(root, &class, name)?;
+        scan.add(root, &class, name)?;
     }
-    found.read_mounts(root)?;
-    Ok(found.storage)
+    scan.read_mounts(root)?;
+    Ok(scan.storage)
 }
 
 /// What was found so far.
 #[derive(Default)]
-struct Found {
+struct StorageScan {
     storage: Storage,
     /// Every block device by its number.
-    names: BTreeMap<Number, String>,
+    names: BTreeMap<DeviceNumber, String>,
 }
 
-impl Found {
+impl StorageScan {
     fn add(&mut self, root: &Root, class: &Path, name: &str) -> Result<(), HostError> {
         let dir = class.join(name);
         let device = format!("/dev/{name}");
@@ -114,7 +114,7 @@ impl Found {
     }
 }
 
-fn device_number(text: &str) -> Result<Number, Malformed> {
+fn device_number(text: &str) -> Result<DeviceNumber, Malformed> {
     let text = text.trim();
     let valid = text
         .split_once(':')
@@ -169,8 +169,8 @@ fn volume_group(mapped: &str) -> Option<String> {
 /// Undoes the octal escapes of mountinfo.
 fn unescaped(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('\\') {
+    let mut remaining = text;
+    while let Some((before, after)) = remaining.split_once('\\') {
         plain.push_str(before);
         let code = after
             .get(..3)
@@ -178,15 +178,15 @@ fn unescaped(text: &str) -> String {
         match code {
             Some(code) => {
                 plain.push(char::from(code));
-                rest = after.get(3..).unwrap_or("");
+                remaining = after.get(3..).unwrap_or("");
             }
             None => {
                 plain.push('\\');
-                rest = after;
+                remaining = after;
             }
         }
     }
-    plain.push_str(rest);
+    plain.push_str(remaining);
     plain
 }
 
@@ -235,20 +235,20 @@ mod tests {
              38 35 253:0 / /data rw shared:1 - xfs /dev/mapper/my--vg-data--1 rw\n",
         )
         .unwrap();
-        let found = read(tree.root()).unwrap();
+        let scan = read(tree.root()).unwrap();
         let set = |disks: &[&str]| disks.iter().map(ToString::to_string).collect();
         let both: BTreeSet<String> = set(&["/dev/nvme0n1", "/dev/sda"]);
-        assert_eq!(found.numbers.len(), 2, "{:?}", found.numbers);
-        assert_eq!(found.numbers["/dev/sda"], "8:0");
-        assert_eq!(found.numbers["/dev/nvme0n1"], "259:0");
-        assert_eq!(found.disks["/dev/sda1"], set(&["/dev/sda"]));
-        assert_eq!(found.disks["/dev/sda"], set(&["/dev/sda"]));
-        assert_eq!(found.disks["/dev/mapper/my--vg-data--1"], both);
-        assert_eq!(found.groups["my-vg"], both);
-        assert_eq!(found.mounts.len(), 3, "{:?}", found.mounts);
-        assert_eq!(found.mounts["/mnt/with space"], "/dev/sda1");
-        assert_eq!(found.mounts["/data"], "/dev/dm-0");
-        assert_eq!(found.mounts["/b"], "/dev/sda1", "btrfs");
+        assert_eq!(scan.numbers.len(), 2, "{:?}", scan.numbers);
+        assert_eq!(scan.numbers["/dev/sda"], "8:0");
+        assert_eq!(scan.numbers["/dev/nvme0n1"], "259:0");
+        assert_eq!(scan.disks["/dev/sda1"], set(&["/dev/sda"]));
+        assert_eq!(scan.disks["/dev/sda"], set(&["/dev/sda"]));
+        assert_eq!(scan.disks["/dev/mapper/my--vg-data--1"], both);
+        assert_eq!(scan.groups["my-vg"], both);
+        assert_eq!(scan.mounts.len(), 3, "{:?}", scan.mounts);
+        assert_eq!(scan.mounts["/mnt/with space"], "/dev/sda1");
+        assert_eq!(scan.mounts["/data"], "/dev/dm-0");
+        assert_eq!(scan.mounts["/b"], "/dev/sda1", "btrfs");
 
         tree.put("sys/devices/pci/sda/dev", "eight\n").unwrap();
         let error = read(tree.root()).unwrap_err().to_string();

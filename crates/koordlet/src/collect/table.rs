@@ -11,7 +11,7 @@ use super::on_tick::{
     BatchLimitCollector, BatchUsageCollector, HostAppCollector, PacketCollector, PodCollector,
     PressureCollector, SystemCollector,
 };
-use super::slow::{self, Job, SlowParts};
+use super::slow::{self, Job, SlowJobContext};
 use crate::gates::Gate;
 use crate::health::{self, State};
 use crate::settings::Settings;
@@ -64,7 +64,7 @@ pub enum Lane {
     /// Along with the collector of this name, which reads the same groups.
     Along(&'static str),
     /// On the thread of slow collectors.
-    Slow(fn(&SlowParts<'_>) -> Box<dyn Job>),
+    Slow(fn(&SlowJobContext<'_>) -> Box<dyn Job>),
 }
 
 /// One collector.
@@ -248,7 +248,7 @@ pub const COLLECTORS: &[CollectorSpec] = &[
 
 /// Returns the slow collectors that the settings switch on, in the order of the table.
 #[must_use]
-pub fn slow_jobs(parts: &SlowParts<'_>) -> Vec<Box<dyn Job>> {
+pub fn slow_jobs(parts: &SlowJobContext<'_>) -> Vec<Box<dyn Job>> {
     let on = COLLECTORS.iter();
     let on = on.filter(|spec| spec.demand.switched_off(parts.settings).is_none());
     let jobs = on.filter_map(|spec| match spec.lane {
@@ -258,14 +258,14 @@ pub fn slow_jobs(parts: &SlowParts<'_>) -> Vec<Box<dyn Job>> {
     jobs.collect()
 }
 
-/// Returns the table as it stands: `needs` and `memory` are what was asked for last, and `trouble` tells
+/// Returns the table as it stands: `needs` and `memory` are what was asked for last, and `failure` tells
 /// what a collector said last when it failed or gave up.
 #[must_use]
-pub fn shown(
+pub fn collector_rows(
     settings: &Settings,
     needs: Needs,
     memory: Memory,
-    trouble: impl Fn(&str) -> Option<(State, String)>,
+    failure: impl Fn(&str) -> Option<(State, String)>,
 ) -> Vec<health::Collector> {
     let rows = COLLECTORS.iter().map(|row| {
         let (state, why) = match (row.demand, row.demand.switched_off(settings)) {
@@ -278,8 +278,8 @@ pub fn shown(
             }
             _ => (State::Active, String::new()),
         };
-        let trouble = trouble(row.name).filter(|_| state == State::Active);
-        let (state, why) = trouble.unwrap_or((state, why));
+        let failure = failure(row.name).filter(|_| state == State::Active);
+        let (state, why) = failure.unwrap_or((state, why));
         health::Collector {
             name: row.name.to_owned(),
             state,
@@ -300,11 +300,11 @@ mod tests {
         let mut settings = Settings::default();
         settings.gates.set(Gate::PSICollector, true);
         let state = |needs, memory| {
-            let trouble = |name: &str| {
+            let failure = |name: &str| {
                 let bad = name == "psi" || name == "storage";
                 bad.then(|| (State::Failing, "x".to_owned()))
             };
-            let rows = shown(&settings, needs, memory, trouble);
+            let rows = collector_rows(&settings, needs, memory, failure);
             move |name: &str| rows.iter().find(|row| row.name == name).unwrap().clone()
         };
         let quiet = state(Needs::default(), Memory::default());

@@ -93,7 +93,7 @@ fn value(rig: &Rig, group: &CgroupPath, resource: Resource, device: &str) -> Str
 }
 
 fn wrong(rig: &Rig, object: &str) -> Vec<Malformed> {
-    let mut standing = rig.states.complaints.standing();
+    let mut current_error = rig.states.complaints.standing();
     standing.remove(object).unwrap_or_default()
 }
 

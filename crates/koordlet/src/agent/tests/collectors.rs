@@ -33,7 +33,7 @@ fn every_collector_of_the_table_runs() {
     for _ in 0..5 {
         rig.collect(needs);
     }
-    let mut jobs = table::slow_jobs(&SlowParts {
+    let mut jobs = table::slow_jobs(&SlowJobContext {
         root: &rig.agent.root,
         settings: &rig.agent.settings,
         states: &rig.states,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::collect::cpi::Counts;
-use crate::collect::work::Work;
+use crate::collect::work::WorkMeter;
 use crate::collect::work::tests::Sent;
 use crate::qos::guard::NAME;
 use koord_model::guard::Signal;
@@ -13,7 +13,7 @@ fn counted() -> (Rig, Sent) {
     let sent = Sent::default();
     sent.set(&rig.service, 0);
     let root = rig.tree.root().clone();
-    rig.agent.measure.work = Work::with(root, Box::new(sent.clone()));
+    rig.agent.measure.work = WorkMeter::with_source(root, Box::new(sent.clone()));
     rig.suppress("pressure");
     (rig, sent)
 }

@@ -164,7 +164,7 @@ fn a_pods_cpi_is_that_of_its_containers_together() {
         instructions,
         newest: true,
     };
-    let of = |all: &[Counts]| of_pod(all.iter());
+    let of = |all: &[Counts]| pod_cpi(all.iter());
     assert_eq!(of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
     let both = [
         counts(10_000_000, 20_000_000),

@@ -59,7 +59,7 @@ const SLOWEST: u32 = 5;
 
 /// What was done since the start, for tests and benchmarks: each is one to four system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Work {
+pub struct PressureCost {
     /// Reads from an open file.
     pub reads: u64,
     /// Files opened.
@@ -73,12 +73,12 @@ pub struct Work {
 pub struct Pressure {
     root: Root,
     limits: Limits,
-    pods: Vec<Pod>,
+    pods: Vec<PressurePod>,
     at: FxHashMap<u64, usize>,
     last_ns: Option<u64>,
     /// Samples taken.
     samples: usize,
-    work: Work,
+    cost: PressureCost,
     /// Kernel errors since the sample before, the fast lane's included.
     errors: KernelErrors,
 }
@@ -98,7 +98,7 @@ struct Stall {
 }
 
 #[derive(Debug)]
-struct Pod {
+struct PressurePod {
     id: u64,
     group: CgroupPath,
     psi: Option<Reader<u64>>,
@@ -128,7 +128,7 @@ impl Pressure {
             at: FxHashMap::default(),
             last_ns: None,
             samples: 0,
-            work: Work::default(),
+            cost: PressureCost::default(),
             errors: KernelErrors::default(),
         }
     }
@@ -136,10 +136,11 @@ impl Pressure {
     /// Follows these pods and no others: their numbers, their groups, and whether something of them
     /// changed since the call before.
     pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath, bool)>) {
-        let mut old: FxHashMap<u64, Pod> = self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
+        let mut old: FxHashMap<u64, PressurePod> =
+            self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
         for (id, group, changed) in pods {
-            let known = old.remove(&id).filter(|pod| pod.group == *group);
-            let mut pod = known.unwrap_or_else(|| Pod::new(id, group));
+            let existing = old.remove(&id).filter(|pod| pod.group == *group);
+            let mut pod = existing.unwrap_or_else(|| PressurePod::new(id, group));
             if changed {
                 pod.refreshed_ms = None;
             }
@@ -164,9 +165,9 @@ impl Pressure {
         let turn = (self.pace() > 1).then_some(self.samples % OTHERS.len());
         self.samples = self.samples.wrapping_add(1);
         for pod in &mut self.pods {
-            pod.newest = pod.stalled(now_ns, scratch, &mut self.work, &mut self.errors);
+            pod.newest = pod.stalled(now_ns, scratch, &mut self.cost, &mut self.errors);
             pod.newest_peak = pod.peak.take();
-            let counted = (&mut self.work, &mut self.errors);
+            let counted = (&mut self.cost, &mut self.errors);
             pod.sample_others(turn, now_ns, scratch, counted);
         }
         // A second's worth per second, however often samples are taken.
@@ -176,15 +177,15 @@ impl Pressure {
             let falling_back = self.pods.iter().filter(|pod| pod.psi.is_none());
             falling_back.map(|pod| pod.threads.len())
         };
-        let part = part_of(sizes(), budget);
-        let kept = part_of(sizes(), self.limits.open_files);
-        let mut delays = threads::Round {
+        let max_threads = fair_share(sizes(), budget);
+        let max_files = fair_share(sizes(), self.limits.open_files);
+        let mut delays = threads::SampleRound {
             root: &self.root,
             now_ns,
-            part,
-            kept,
+            max_threads,
+            max_files,
             scratch,
-            work: &mut self.work,
+            cost: &mut self.cost,
             errors: &mut self.errors,
         };
         for pod in self.pods.iter_mut().filter(|pod| pod.psi.is_none()) {
@@ -210,7 +211,7 @@ impl Pressure {
     pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
-            self.work.reads += 1;
+            self.cost.reads += 1;
             let Some(total_us) = self.errors.value_of(file.read(scratch)) else {
                 continue;
             };
@@ -225,16 +226,16 @@ impl Pressure {
     /// Returns the largest share (0–1) that the fast lane saw of the pod `id` in the last whole interval;
     /// `None` while it rests, and for pods without PSI.
     #[must_use]
-    pub fn peak_of(&self, id: u64) -> Option<f64> {
+    pub fn peak_share(&self, id: u64) -> Option<f64> {
         self.pods.get(*self.at.get(&id)?)?.newest_peak
     }
 
     /// Closes everything: nobody asks any more.
-    pub fn rest(&mut self) {
+    pub fn suspend(&mut self) {
         self.last_ns = None;
         self.errors = KernelErrors::default();
         for pod in &mut self.pods {
-            *pod = Pod::new(pod.id, &pod.group);
+            *pod = PressurePod::new(pod.id, &pod.group);
         }
     }
 
@@ -257,20 +258,20 @@ impl Pressure {
 
     /// Returns the newest share (0–1) of the pod `id`, with its signal.
     #[must_use]
-    pub fn of(&self, id: u64) -> Option<(f64, Signal)> {
+    pub fn share(&self, id: u64) -> Option<(f64, Signal)> {
         self.pods.get(*self.at.get(&id)?)?.newest
     }
 
     /// What was done so far.
     #[must_use]
-    pub fn work(&self) -> Work {
-        self.work
+    pub fn cost(&self) -> PressureCost {
+        self.cost
     }
 
     /// Looks for PSI and reads lists of threads: of pods that are new first, then of those whose
     /// turn it is. An even part per call keeps every call alike.
     fn refresh(&mut self, now_ms: u64) {
-        let age = |pod: &Pod| match pod.refreshed_ms {
+        let age = |pod: &PressurePod| match pod.refreshed_ms {
             None => u64::MAX,
             Some(at) => now_ms.saturating_sub(at),
         };
@@ -286,25 +287,25 @@ impl Pressure {
                 continue;
             };
             pod.refreshed_ms = Some(now_ms);
-            self.work.opens += 1;
+            self.cost.opens += 1;
             // Where PSI is switched off its files are there and cannot be opened (EOPNOTSUPP).
             let open = |file| Reader::open(self.root.cgroup(&pod.group).file(file)?, some_total);
             pod.psi = self.errors.value_of(open(Resource::CpuPressure));
             if pod.psi.is_some() {
                 pod.threads = Threads::default();
                 for ((file, _), stall) in OTHERS.iter().zip(&mut pod.others) {
-                    self.work.opens += 1;
+                    self.cost.opens += 1;
                     stall.file = self.errors.value_of(open(*file));
                 }
             } else {
-                let counted = (&mut self.work, &mut self.errors);
+                let counted = (&mut self.cost, &mut self.errors);
                 pod.threads.list(&self.root, &pod.group, counted);
             }
         }
     }
 }
 
-impl Pod {
+impl PressurePod {
     fn new(id: u64, group: &CgroupPath) -> Self {
         Self {
             id,
@@ -329,7 +330,7 @@ impl Pod {
         turn: Option<usize>,
         now_ns: u64,
         scratch: &mut Scratch,
-        (work, errors): (&mut Work, &mut KernelErrors),
+        (cost, errors): (&mut PressureCost, &mut KernelErrors),
     ) {
         for (n, stall) in self.others.iter_mut().enumerate() {
             if self.psi.is_some() && turn.is_some_and(|turn| turn != n) {
@@ -339,7 +340,7 @@ impl Pod {
                 *stall = Stall::default();
                 continue;
             };
-            work.reads += 1;
+            cost.reads += 1;
             let total_us = errors.value_of(file.read(scratch));
             stall.newest = total_us.and_then(|total_us| stall.rate.update(now_ns / 1000, total_us));
         }
@@ -350,12 +351,12 @@ impl Pod {
         &mut self,
         now_ns: u64,
         scratch: &mut Scratch,
-        work: &mut Work,
+        cost: &mut PressureCost,
         errors: &mut KernelErrors,
     ) -> Option<(f64, Signal)> {
         let file = self.psi.as_ref()?;
         let newest = self.newest_fast.take().or_else(|| {
-            work.reads += 1;
+            cost.reads += 1;
             let total_us = errors.value_of(file.read(scratch))?;
             Some((now_ns / 1000, total_us))
         });
@@ -372,7 +373,7 @@ impl Pod {
 
 /// Returns the largest part such that pods of `sizes` threads get no more than `budget` when none gets more
 /// than the part; at least one each.
-fn part_of(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
+fn fair_share(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
     let mut sizes: Vec<usize> = sizes.collect();
     sizes.sort_unstable();
     let (mut left, mut pods) = (budget, sizes.len());

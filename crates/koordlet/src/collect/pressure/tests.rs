@@ -52,12 +52,12 @@ impl Fixture {
     }
 
     /// Samples a second later and returns what that took.
-    fn sample(&mut self) -> Work {
+    fn sample(&mut self) -> PressureCost {
         self.now += SECOND;
-        let before = self.pressure.work();
+        let before = self.pressure.cost();
         self.pressure.sample(self.now, &mut self.scratch).unwrap();
-        let after = self.pressure.work();
-        Work {
+        let after = self.pressure.cost();
+        PressureCost {
             reads: after.reads - before.reads,
             opens: after.opens - before.opens,
             lists: after.lists - before.lists,
@@ -89,26 +89,26 @@ fn a_pod_without_psi_falls_back_alone() {
     f.thread(21, 0, 0);
     f.follow(&[1, 2]);
     f.sample();
-    assert_eq!((f.pressure.of(1), f.pressure.of(2)), (None, None));
+    assert_eq!((f.pressure.share(1), f.pressure.share(2)), (None, None));
     f.psi(1, 250_000);
     f.thread(20, 60_000_000, 10_000_000);
     f.thread(21, 0, 30_000_000);
     f.sample();
-    assert_eq!(f.pressure.of(1), Some((0.25, Signal::CpuStall)));
-    assert_eq!(f.pressure.of(2), Some((0.4, Signal::RunQueue)));
+    assert_eq!(f.pressure.share(1), Some((0.25, Signal::CpuStall)));
+    assert_eq!(f.pressure.share(2), Some((0.4, Signal::RunQueue)));
     // The file appears: the signal changes, and begins anew.
     f.psi(2, 7);
     f.now += 10 * SECOND;
     f.sample();
-    assert_eq!(f.pressure.of(2), None);
+    assert_eq!(f.pressure.share(2), None);
     f.psi(2, 500_007);
     f.sample();
-    assert_eq!(f.pressure.of(2), Some((0.5, Signal::CpuStall)));
+    assert_eq!(f.pressure.share(2), Some((0.5, Signal::CpuStall)));
     // And goes with the group.
     f.tree.vanish(&f.pod(2)).unwrap();
     f.sample();
-    assert_eq!(f.pressure.of(2), None);
-    assert_eq!(f.pressure.of(3), None, "nobody follows it");
+    assert_eq!(f.pressure.share(2), None);
+    assert_eq!(f.pressure.share(3), None, "nobody follows it");
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_steady_pod_costs_one_read_per_thread() {
             (2, 6, 8),
             "after ten seconds"
         );
-        f.pressure.rest();
+        f.pressure.suspend();
         assert_eq!(f.sample().opens, 8, "nothing had stayed open");
     }
 }
@@ -165,12 +165,12 @@ fn the_number_of_threads_read_is_bounded() {
         busy += SECOND / 2;
         f.thread(349, busy, busy);
         f.thread(7, busy, 0);
-        let work = f.sample();
-        assert!(work.reads <= 100, "{work:?}");
+        let cost = f.sample();
+        assert!(cost.reads <= 100, "{cost:?}");
         if second > 1 {
-            assert_eq!(f.pressure.of(9), Some((0.0, Signal::RunQueue)));
+            assert_eq!(f.pressure.share(9), Some((0.0, Signal::RunQueue)));
         }
-        match f.pressure.of(3) {
+        match f.pressure.share(3) {
             Some(found) => {
                 assert_eq!(found, (0.5, Signal::RunQueue));
                 seen.get_or_insert(second);
@@ -183,7 +183,7 @@ fn the_number_of_threads_read_is_bounded() {
 
 #[test]
 fn parts_fill_the_budget() {
-    let part = |sizes: &[usize], budget| part_of(sizes.iter().copied(), budget);
+    let part = |sizes: &[usize], budget| fair_share(sizes.iter().copied(), budget);
     assert_eq!(part(&[3, 3], 6), usize::MAX);
     assert_eq!(part(&[1, 9, 9], 11), 5);
     assert_eq!(part(&[9, 9, 9], 2), 1, "at least one");
@@ -221,7 +221,7 @@ fn the_fast_lane_sees_what_a_second_hides() {
         fixture.pressure.sample_fast(now, &mut fixture.scratch);
     }
     fixture.sample();
-    let (mean, signal) = fixture.pressure.of(1).unwrap();
+    let (mean, signal) = fixture.pressure.share(1).unwrap();
     assert_eq!(signal, Signal::CpuStall);
     assert!((mean - 0.08).abs() < 1e-9, "{mean}");
     let peak = fixture.pressure.peak_of(1).unwrap();
@@ -246,10 +246,10 @@ fn the_fast_lane_slows_down_on_nodes_with_many_services() {
             f.sample();
         }
         assert_eq!(f.pressure.pace(), pace, "{pods} pods");
-        let before = f.pressure.work().reads;
+        let before = f.pressure.cost().reads;
         f.now += SECOND;
         f.pressure.sample_fast(f.now, &mut f.scratch);
-        assert_eq!(f.pressure.work().reads - before, pods);
+        assert_eq!(f.pressure.cost().reads - before, pods);
         // What it read is not read again; of memory and IO one is read, or both.
         let others = if pace == 1 { 2 } else { 1 };
         f.now -= SECOND;
@@ -298,17 +298,17 @@ fn a_pod_that_the_fast_lane_cannot_read_is_looked_for_anew() {
     f.pressure
         .sample_fast(f.now + 3 * SECOND / 4, &mut f.scratch);
     f.sample();
-    let (share, _) = f.pressure.of(1).unwrap();
+    let (share, _) = f.pressure.share(1).unwrap();
     assert!((share - 1.0 / 3.0).abs() < 1e-9, "{share}");
     f.tree.vanish(&f.pod(1)).unwrap();
     f.pressure.sample_fast(f.now + SECOND / 2, &mut f.scratch);
     f.sample();
-    assert_eq!(f.pressure.of(1), None);
+    assert_eq!(f.pressure.share(1), None);
     f.psi(1, 100);
     f.sample();
     f.psi(1, 500_100);
     f.sample();
-    assert_eq!(f.pressure.of(1), Some((0.5, Signal::CpuStall)));
+    assert_eq!(f.pressure.share(1), Some((0.5, Signal::CpuStall)));
 }
 
 /// A restarted pod's group is another one: its file is looked for at once, not when its turn comes.
@@ -324,7 +324,7 @@ fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
     f.sample();
     f.psi(1, 500_100);
     f.sample();
-    assert_eq!(f.pressure.of(1), Some((0.5, Signal::CpuStall)));
+    assert_eq!(f.pressure.share(1), Some((0.5, Signal::CpuStall)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The run-queue delay of one pod's threads.
 
-use super::{KernelErrors, Work};
+use super::{KernelErrors, PressureCost};
 use koord_host::procfs::SchedStat;
 use koord_host::{CgroupPath, Controller, Reader, Root, Scratch};
 
@@ -30,15 +30,15 @@ struct Thread {
 }
 
 /// One round through the pods.
-pub(super) struct Round<'a> {
+pub(super) struct SampleRound<'a> {
     pub(super) root: &'a Root,
     pub(super) now_ns: u64,
     /// Threads that may be read of each pod.
-    pub(super) part: usize,
+    pub(super) max_threads: usize,
     /// Files that may stay open of each pod.
-    pub(super) kept: usize,
+    pub(super) max_files: usize,
     pub(super) scratch: &'a mut Scratch,
-    pub(super) work: &'a mut Work,
+    pub(super) cost: &'a mut PressureCost,
     pub(super) errors: &'a mut KernelErrors,
 }
 
@@ -53,21 +53,21 @@ impl Threads {
         &mut self,
         root: &Root,
         group: &CgroupPath,
-        (work, errors): (&mut Work, &mut KernelErrors),
+        (cost, errors): (&mut PressureCost, &mut KernelErrors),
     ) {
-        let mut found = Vec::new();
-        collect(root, group, MAX_DEPTH, &mut found, (work, errors));
-        found.sort_unstable();
-        found.dedup();
-        found.truncate(MAX_THREADS);
+        let mut ids = Vec::new();
+        collect(root, group, MAX_DEPTH, &mut ids, (cost, errors));
+        ids.sort_unstable();
+        ids.dedup();
+        ids.truncate(MAX_THREADS);
         // What is gone goes, what is new comes last, and the order in between stays.
         self.list
-            .retain(|thread| found.binary_search(&thread.id).is_ok());
-        let mut known: Vec<u32> = self.list.iter().map(|thread| thread.id).collect();
-        known.sort_unstable();
-        let new = found
+            .retain(|thread| ids.binary_search(&thread.id).is_ok());
+        let mut listed: Vec<u32> = self.list.iter().map(|thread| thread.id).collect();
+        listed.sort_unstable();
+        let new = ids
             .into_iter()
-            .filter(|id| known.binary_search(id).is_err());
+            .filter(|id| listed.binary_search(id).is_err());
         self.list.extend(new.map(|id| Thread {
             id,
             file: None,
@@ -78,10 +78,10 @@ impl Threads {
     }
 
     /// Returns the share of their runnable time that the threads waited since they were last read.
-    pub(super) fn sample(&mut self, round: &mut Round<'_>) -> Option<f64> {
+    pub(super) fn sample(&mut self, round: &mut SampleRound<'_>) -> Option<f64> {
         let (mut wait, mut run) = (0, 0);
         let all = self.list.len();
-        let part = round.part.min(all);
+        let part = round.max_threads.min(all);
         // A quarter goes round, when not all can be read.
         let always = if part == all {
             all
@@ -98,7 +98,7 @@ impl Threads {
             let Some(thread) = self.list.get_mut(at) else {
                 continue;
             };
-            if let Some((waited, ran)) = thread.read(round, at < round.kept) {
+            if let Some((waited, ran)) = thread.read(round, at < round.max_files) {
                 wait += waited;
                 run += ran;
             }
@@ -135,14 +135,14 @@ impl Threads {
 impl Thread {
     /// What it waited and ran since it was last read; `None` when that was too long ago to say
     /// something about now.
-    fn read(&mut self, round: &mut Round<'_>, keep: bool) -> Option<(u64, u64)> {
+    fn read(&mut self, round: &mut SampleRound<'_>, keep: bool) -> Option<(u64, u64)> {
         if self.file.is_none() {
-            round.work.opens += 1;
+            round.cost.opens += 1;
             // The kernel finds a thread here by its own number, too, though it lists processes only.
             let path = round.root.proc(&format!("{}/schedstat", self.id));
             self.file = (round.errors).value_of(Reader::open(path, SchedStat::parse));
         }
-        round.work.reads += u64::from(self.file.is_some());
+        round.cost.reads += u64::from(self.file.is_some());
         let read = self.file.as_ref().map(|file| file.read(round.scratch));
         let now = read.and_then(|read| round.errors.value_of(read));
         if !keep || now.is_none() {
@@ -164,15 +164,15 @@ fn collect(
     group: &CgroupPath,
     depth: usize,
     into: &mut Vec<u32>,
-    (work, errors): (&mut Work, &mut KernelErrors),
+    (cost, errors): (&mut PressureCost, &mut KernelErrors),
 ) {
     let cgroup = root.cgroup(group);
-    work.lists += 2;
+    cost.lists += 2;
     into.extend(errors.value_of(cgroup.tasks()));
     if depth == 0 || into.len() >= MAX_THREADS {
         return;
     }
     for child in errors.value_of(cgroup.children_in(Controller::Cpu)) {
-        collect(root, &child, depth - 1, into, (&mut *work, &mut *errors));
+        collect(root, &child, depth - 1, into, (&mut *cost, &mut *errors));
     }
 }

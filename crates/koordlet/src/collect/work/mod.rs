@@ -25,7 +25,7 @@ const LEAST_CORES: f64 = 0.01;
 const RETRY_MS: u64 = 10_000;
 
 /// The count of a group.
-pub trait Count: fmt::Debug + Send {
+pub trait PacketCount: fmt::Debug + Send {
     /// Packets so far; `None` when the group is gone.
     ///
     /// # Errors
@@ -34,67 +34,71 @@ pub trait Count: fmt::Debug + Send {
 }
 
 /// What counts.
-pub trait Source: fmt::Debug + Send {
+pub trait PacketSource: fmt::Debug + Send {
     /// Begins to count for a group; `None` when there is no such group in the unified tree.
     ///
     /// # Errors
     /// [`HostError::is_unsupported`] where this machine never will.
-    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>>;
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>>;
 }
 
-impl Count for PacketCounter {
+impl PacketCount for PacketCounter {
     fn packets(&self) -> koord_host::Result<Option<u64>> {
         self.read()
     }
 }
 
-impl Source for PacketProgram {
-    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
+impl PacketSource for PacketProgram {
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
         let counter = Self::attach(self, group)?;
-        Ok(counter.map(|counter| Box::new(counter) as Box<dyn Count>))
+        Ok(counter.map(|counter| Box::new(counter) as Box<dyn PacketCount>))
     }
 }
 
 /// Where counts come from.
 #[derive(Debug)]
-enum Stage {
+enum SourceState {
     /// It is switched off.
     Off,
     /// Nobody asked yet.
     New,
-    Ready(Box<dyn Source>),
+    Ready(Box<dyn PacketSource>),
     /// This machine cannot, and why.
-    Lacking(String),
+    Unavailable(String),
 }
 
 /// The services of a node.
 #[derive(Debug)]
-pub struct Work {
+pub struct WorkMeter {
     root: Root,
-    stage: Stage,
-    pods: Vec<Pod>,
+    stage: SourceState,
+    pods: Vec<WorkPod>,
     at: FxHashMap<u64, usize>,
     errors: KernelErrors,
 }
 
 #[derive(Debug)]
-struct Pod {
+struct WorkPod {
     id: u64,
     group: CgroupPath,
-    counter: Option<Box<dyn Count>>,
+    counter: Option<Box<dyn PacketCount>>,
     /// When it was looked for.
     tried_ms: Option<u64>,
     rate: Rate,
     newest: Option<f64>,
 }
 
-impl Work {
+impl WorkMeter {
     /// Returns a collector without pods, switched on or not.
     #[must_use]
     pub fn new(root: Root, on: bool) -> Self {
         Self {
             root,
-            stage: if on { Stage::New } else { Stage::Off },
+            stage: if on {
+                SourceState::New
+            } else {
+                SourceState::Off
+            },
             pods: Vec::new(),
             at: FxHashMap::default(),
             errors: KernelErrors::default(),
@@ -103,19 +107,21 @@ impl Work {
 
     /// With `source` in the place of the kernel's, for tests.
     #[must_use]
-    pub fn with(root: Root, source: Box<dyn Source>) -> Self {
+    pub fn with_source(root: Root, source: Box<dyn PacketSource>) -> Self {
         Self {
-            stage: Stage::Ready(source),
+            stage: SourceState::Ready(source),
             ..Self::new(root, true)
         }
     }
 
     /// Follows these pods and no others: their numbers and groups.
     pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath)>) {
-        let mut old: FxHashMap<u64, Pod> = self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
+        let mut old: FxHashMap<u64, WorkPod> =
+            self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
         for (id, group) in pods {
-            let known = old.remove(&id).filter(|pod| pod.group == *group);
-            self.pods.push(known.unwrap_or_else(|| Pod::new(id, group)));
+            let existing = old.remove(&id).filter(|pod| pod.group == *group);
+            self.pods
+                .push(existing.unwrap_or_else(|| WorkPod::new(id, group)));
         }
         self.at = (0..).zip(&self.pods).map(|(n, pod)| (pod.id, n)).collect();
     }
@@ -130,9 +136,9 @@ impl Work {
         now_ns: u64,
         cores: impl Fn(u64) -> Option<f64>,
     ) -> Result<(), CollectError> {
-        if matches!(self.stage, Stage::New) && !self.pods.is_empty() {
+        if matches!(self.stage, SourceState::New) && !self.pods.is_empty() {
             match PacketProgram::load() {
-                Ok(program) => self.stage = Stage::Ready(Box::new(program)),
+                Ok(program) => self.stage = SourceState::Ready(Box::new(program)),
                 Err(error) => self.give_up(&error),
             }
         }
@@ -155,11 +161,11 @@ impl Work {
     /// Begins to count for pods that are new, and for those whose turn it is to be tried again. An even
     /// part per call keeps every call alike.
     fn attach(&mut self, now_ms: u64) {
-        let Stage::Ready(source) = &self.stage else {
+        let SourceState::Ready(source) = &self.stage else {
             return;
         };
         let most = self.pods.len() / 8 + 8;
-        let due = |pod: &&mut Pod| {
+        let due = |pod: &&mut WorkPod| {
             let tried = pod.tried_ms;
             pod.counter.is_none() && tried.is_none_or(|at| now_ms.saturating_sub(at) >= RETRY_MS)
         };
@@ -178,41 +184,41 @@ impl Work {
 
     fn give_up(&mut self, error: &HostError) {
         tracing::warn!(part = "packets", %error, "unavailable");
-        self.stage = Stage::Lacking(error.to_string());
+        self.stage = SourceState::Unavailable(error.to_string());
         for pod in &mut self.pods {
             pod.close();
         }
     }
 
     /// Stops counting: nobody asks any more.
-    pub fn rest(&mut self) {
+    pub fn suspend(&mut self) {
         for pod in &mut self.pods {
-            *pod = Pod::new(pod.id, &pod.group);
+            *pod = WorkPod::new(pod.id, &pod.group);
         }
     }
 
     /// Returns the newest value of the pod `id`, in microseconds of CPU time per packet; `None` where nothing is
     /// counted and while the pod does too little to be compared.
     #[must_use]
-    pub fn of(&self, id: u64) -> Option<f64> {
+    pub fn cpu_per_packet(&self, id: u64) -> Option<f64> {
         self.pods.get(*self.at.get(&id)?)?.newest
     }
 
     /// Why nothing is counted, or not for every pod.
     #[must_use]
-    pub fn trouble(&self) -> Option<(State, String)> {
+    pub fn problem(&self) -> Option<(State, String)> {
         let without = || {
             let tried = self.pods.iter().filter(|pod| pod.tried_ms.is_some());
             tried.filter(|pod| pod.counter.is_none()).count()
         };
         match &self.stage {
-            Stage::Off => Some((
+            SourceState::Off => Some((
                 State::Off,
                 "flag --enable-packet-collector=false".to_owned(),
             )),
-            Stage::Lacking(why) => Some((State::Unavailable, why.clone())),
-            Stage::New => None,
-            Stage::Ready(_) if without() > 0 => {
+            SourceState::Unavailable(why) => Some((State::Unavailable, why.clone())),
+            SourceState::New => None,
+            SourceState::Ready(_) if without() > 0 => {
                 let why = format!(
                     "{} of {} services have no group in the unified tree",
                     without(),
@@ -220,12 +226,12 @@ impl Work {
                 );
                 Some((State::Active, why))
             }
-            Stage::Ready(_) => None,
+            SourceState::Ready(_) => None,
         }
     }
 }
 
-impl Pod {
+impl WorkPod {
     fn new(id: u64, group: &CgroupPath) -> Self {
         Self {
             id,

@@ -18,15 +18,15 @@ impl Sent {
     }
 }
 
-impl Count for One {
+impl PacketCount for One {
     fn packets(&self) -> koord_host::Result<Option<u64>> {
         Ok(self.0.0.lock().get(&self.1).copied())
     }
 }
 
-impl Source for Sent {
-    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
-        let one = || Box::new(One(self.clone(), group.path().clone())) as Box<dyn Count>;
+impl PacketSource for Sent {
+    fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
+        let one = || Box::new(One(self.clone(), group.path().clone())) as Box<dyn PacketCount>;
         Ok(self.0.lock().contains_key(group.path()).then(one))
     }
 }
@@ -35,8 +35,8 @@ impl Source for Sent {
 #[derive(Debug)]
 struct Refuses;
 
-impl Source for Refuses {
-    fn attach(&self, _: &Cgroup) -> koord_host::Result<Option<Box<dyn Count>>> {
+impl PacketSource for Refuses {
+    fn attach(&self, _: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
         Err(HostError::Unsupported {
             resource: "a count",
             version: "this test",
@@ -47,14 +47,14 @@ impl Source for Refuses {
 struct Fixture {
     _tree: Tree,
     sent: Sent,
-    work: Work,
+    work: WorkMeter,
     now: u64,
 }
 
 impl Fixture {
     fn new() -> Self {
         let (tree, sent) = (Tree::hybrid("0-3").unwrap(), Sent::default());
-        let work = Work::with(tree.root().clone(), Box::new(sent.clone()));
+        let work = WorkMeter::with_source(tree.root().clone(), Box::new(sent.clone()));
         Self {
             _tree: tree,
             sent,
@@ -87,13 +87,17 @@ fn the_value_is_cpu_time_by_packet() {
     f.sent.set(&group(2), 0);
     f.follow(&[1, 2]);
     f.sample(0.5);
-    assert_eq!(f.work.of(1), None, "one sample is no rate");
+    assert_eq!(f.work.cpu_per_packet(1), None, "one sample is no rate");
     f.sent.set(&group(1), 6000);
     f.sample(0.5);
-    assert_eq!(f.work.of(1), Some(100.0), "half a core and 5000 packets");
-    assert_eq!(f.work.of(2), None, "it sends nothing");
-    assert_eq!(f.work.of(3), None);
-    assert_eq!(f.work.trouble(), None);
+    assert_eq!(
+        f.work.cpu_per_packet(1),
+        Some(100.0),
+        "half a core and 5000 packets"
+    );
+    assert_eq!(f.work.cpu_per_packet(2), None, "it sends nothing");
+    assert_eq!(f.work.cpu_per_packet(3), None);
+    assert_eq!(f.work.problem(), None);
 }
 
 #[test]
@@ -110,10 +114,14 @@ fn too_little_to_be_compared_is_no_value() {
         f.sample(cores);
         f.sent.set(&group(1), packets);
         f.sample(cores);
-        assert_eq!(f.work.of(1), want, "{packets} packets, {cores} cores");
+        assert_eq!(
+            f.work.cpu_per_packet(1),
+            want,
+            "{packets} packets, {cores} cores"
+        );
         f.now += SECOND;
         f.work.sample(f.now, |_| None).unwrap();
-        assert_eq!(f.work.of(1), None, "the CPU time is not known");
+        assert_eq!(f.work.cpu_per_packet(1), None, "the CPU time is not known");
     }
 }
 
@@ -122,27 +130,31 @@ fn a_group_that_comes_and_goes_is_tried_again() {
     let mut f = Fixture::new();
     f.follow(&[1]);
     f.sample(1.0);
-    let (state, why) = f.work.trouble().unwrap();
+    let (state, why) = f.work.problem().unwrap();
     assert_eq!(state, State::Active);
     assert_eq!(why, "1 of 1 services have no group in the unified tree");
     f.sent.set(&group(1), 0);
     for _ in 0..9 {
         f.sample(1.0);
-        assert!(f.work.trouble().is_some(), "not tried each second");
+        assert!(f.work.problem().is_some(), "not tried each second");
     }
     f.sample(1.0);
-    assert_eq!(f.work.trouble(), None);
+    assert_eq!(f.work.problem(), None);
     f.sent.set(&group(1), 500);
     f.sample(1.0);
-    assert_eq!(f.work.of(1), Some(2000.0));
+    assert_eq!(f.work.cpu_per_packet(1), Some(2000.0));
     f.sent.0.lock().clear();
     f.sample(1.0);
-    assert_eq!(f.work.of(1), None);
+    assert_eq!(f.work.cpu_per_packet(1), None);
     // It was made anew and counts from 0.
     f.sent.set(&group(1), 100);
     f.sample(1.0);
     f.sample(1.0);
-    assert_eq!(f.work.of(1), None, "the counter before was another");
+    assert_eq!(
+        f.work.cpu_per_packet(1),
+        None,
+        "the counter before was another"
+    );
 }
 
 #[test]
@@ -152,16 +164,20 @@ fn at_rest_nothing_is_held() {
     f.follow(&[1]);
     f.sample(1.0);
     f.sent.set(&group(1), 500);
-    f.work.rest();
+    f.work.suspend();
     assert!(f.work.pods.iter().all(|pod| pod.counter.is_none()));
     f.sample(1.0);
-    assert_eq!(f.work.of(1), None, "a rate over the rest would be wrong");
+    assert_eq!(
+        f.work.cpu_per_packet(1),
+        None,
+        "a rate over the rest would be wrong"
+    );
 }
 
 #[test]
 fn what_the_machine_lacks_is_said_and_not_tried_again() {
     let tree = Tree::v1("0-3").unwrap();
-    let mut work = Work::with(tree.root().clone(), Box::new(Refuses));
+    let mut work = WorkMeter::with_source(tree.root().clone(), Box::new(Refuses));
     let group = group(1);
     work.follow([(1, &group)].into_iter());
     for second in 1..30 {
@@ -171,10 +187,10 @@ fn what_the_machine_lacks_is_said_and_not_tried_again() {
         State::Unavailable,
         "a count does not exist in this test".to_owned(),
     );
-    assert_eq!(work.trouble(), Some(told));
+    assert_eq!(work.problem(), Some(told));
     assert!(matches!(work.stage, Stage::Lacking(_)));
 
-    let mut off = Work::new(tree.root().clone(), false);
+    let mut off = WorkMeter::new(tree.root().clone(), false);
     off.follow([(1, &group)].into_iter());
     off.sample(SECOND, |_| Some(1.0)).unwrap();
     assert_eq!(off.trouble().unwrap().0, State::Off);
@@ -186,9 +202,9 @@ fn what_the_machine_lacks_is_said_and_not_tried_again() {
 fn on_a_fake_tree_nothing_is_counted_and_it_is_said() {
     let tree = Tree::hybrid("0-3").unwrap();
     let group = tree.group("kubepods/pod1").unwrap();
-    let mut work = Work::new(tree.root().clone(), true);
+    let mut work = WorkMeter::new(tree.root().clone(), true);
     work.follow([(1, &group)].into_iter());
     let rounds = [1, 2].map(|second| work.sample(second * SECOND, |_| Some(1.0)));
-    assert_eq!(work.of(1), None);
-    assert!(work.trouble().is_some(), "{rounds:?}");
+    assert_eq!(work.cpu_per_packet(1), None);
+    assert!(work.problem().is_some(), "{rounds:?}");
 }

@@ -9,7 +9,7 @@ use crate::states::{ContainerInfo, PodInfo};
 use jiff::Timestamp;
 use koord_host::Target;
 use koord_host::target::Attribute;
-use koord_model::core_sched::{Action, Cookies, Members, Task, Wanted};
+use koord_model::core_sched::{Action, Cookies, Members, SampleOptions, Task};
 
 /// One container's processes.
 #[derive(Debug)]
