@@ -1,4 +1,4 @@
-//! The kubelet's BestEffort class as a group: what it uses, requests and can get.
+//! CPU usage, request and limit of the kubelet's BestEffort class, from its cgroup.
 
 use super::errors::KernelErrors;
 use super::pod::{GroupCollector, SampleOptions};
@@ -6,14 +6,14 @@ use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Root, Scratch};
 
-/// Samples the class's group.
+/// Samples the cgroup of the BestEffort class.
 #[derive(Debug, Default)]
 pub struct BatchCollector {
     usage: GroupCollector,
 }
 
 impl BatchCollector {
-    /// Takes a sample at `now_ns` and returns what the class uses, in milli-cores.
+    /// Takes a sample at `now_ns` and returns the class's CPU usage, in milli-cores.
     pub fn sample(
         &mut self,
         root: &Root,
@@ -22,7 +22,7 @@ impl BatchCollector {
         scratch: &mut Scratch,
         errors: &mut KernelErrors,
     ) -> Option<f64> {
-        // One group, and much depends on it: looked for every time.
+        // Strategies depend on this one cgroup, so a missing one is looked for in each sample.
         self.usage.retry_now();
         let options = SampleOptions {
             memory: false,
@@ -33,7 +33,7 @@ impl BatchCollector {
     }
 }
 
-/// Returns what the class can get, in milli-cores: its CPUs, and no more than its quota.
+/// Returns the CPU that the class can get, in milli-cores: its CPU set, limited by its quota.
 #[must_use]
 pub fn real_limit(root: &Root, group: &CgroupPath, errors: &mut KernelErrors) -> Option<f64> {
     let group = root.cgroup(group);
@@ -52,7 +52,7 @@ pub fn real_limit(root: &Root, group: &CgroupPath, errors: &mut KernelErrors) ->
     Some(limit as f64)
 }
 
-/// What the pods labelled BE request, in milli-cores of batch CPU.
+/// Returns the sum of the batch CPU requests of BE pods, in milli-cores.
 pub fn request<'a>(pods: impl Iterator<Item = &'a PodInfo>) -> f64 {
     let batch = pods.filter(|pod| pod.qos == QosClass::Be);
     let requests = batch.map(PodInfo::batch_cpu_request);

@@ -1,4 +1,4 @@
-//! Pages that nobody touched of late, as kidled (Anolis) counts them (gate ColdPageCollector).
+//! Cold pages, which were not accessed recently, as counted by kidled of Anolis (gate ColdPageCollector).
 
 use super::errors::KernelErrors;
 use super::slow::{Failure, Job, SlowResults};
@@ -12,23 +12,23 @@ use std::time::Duration;
 const DIR: &str = "kernel/mm/kidled";
 /// Seconds between two scans.
 const PERIOD: &str = "5";
-/// Buckets from this one on are cold: 60 scans without a touch and more.
+/// First of the buckets that count as cold: pages without access for 60 scans or more.
 const BOUNDARY: usize = 5;
 
-/// What was found in one round, in bytes.
+/// Result of one round, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ColdMemory {
-    /// In use on the node with hot page cache: total - free - cold.
+    /// Memory in use on the node, with hot page cache: total - free - cold.
     pub node: u64,
-    /// ColdMemory on the node.
+    /// Cold memory of the node.
     pub node_cold: u64,
-    /// By UID, cold in the pod's group.
+    /// Cold memory in each pod's cgroup, by pod UID.
     pub pods: Vec<(String, u64)>,
-    /// By name, cold in the host application's group.
+    /// Cold memory in each host application's cgroup, by name.
     pub apps: Vec<(String, u64)>,
 }
 
-/// Sets kidled going and reads what it counts.
+/// Configures kidled and reads its counts.
 #[derive(Debug)]
 pub struct ColdPages {
     root: Root,
@@ -39,8 +39,8 @@ pub struct ColdPages {
 }
 
 impl ColdPages {
-    /// Returns a collector of the pods and host applications in `states`, into `facts`. Groups are named as
-    /// `layout` says until another is found.
+    /// Creates a collector that reads the pods and host applications in `states` and publishes in `facts`.
+    /// Cgroups are named by `layout` until another layout is detected.
     #[must_use]
     pub fn new(root: Root, states: Arc<States>, facts: Arc<SlowResults>, layout: Layout) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl ColdPages {
         }
     }
 
-    /// Says what kidled shall do, unless it does so already.
+    /// Configures kidled, unless it is configured already.
     fn switch_on(&self) -> Result<(), HostError> {
         for (file, value) in [("scan_period_in_seconds", PERIOD), ("use_hierarchy", "1")] {
             let path = self.root.sys(&format!("{DIR}/{file}"));
@@ -118,7 +118,7 @@ impl Job for ColdPages {
 
 const FILE: &str = "memory.idle_page_stats";
 
-/// Bytes of file pages, clean and dirty, of user processes, in the buckets that count as cold.
+/// Returns the bytes of file pages, clean and dirty, of user processes in the cold buckets.
 fn cold_bytes(text: &str) -> Result<u64, Malformed> {
     let bad = || Malformed::new("idle page statistics with cfei, dfei, cfui and dfui", text);
     let mut sum = 0_u64;

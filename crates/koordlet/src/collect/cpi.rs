@@ -1,9 +1,9 @@
 //! Cycles and instructions of containers, counted in windows (gate CPICollector).
 //!
-//! One round opens the counters and another reads and closes them, so that nobody waits for a window
-//! to end. Where there are more containers than descriptors to count them with, they take turns: one
-//! window after the other until each had its own, and then the pause. There is none while the pressure
-//! guard watches services.
+//! One round opens the counters and another reads and closes them, so that no thread waits for a window to
+//! end. If there are more containers than descriptors to count them with, containers are counted in
+//! consecutive windows until each had one, and the pause follows. There is no pause while the pressure guard
+//! watches services.
 
 use super::slow::{Failure, Job, SlowResults, Unavailable};
 use crate::metrics::{Container, Cpi, Metrics};
@@ -16,28 +16,28 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Descriptors that a window may hold: two per container and CPU. Sixteen containers on 128 CPUs.
+/// Maximum descriptors of a window: two per container and CPU. Suffices for sixteen containers on 128 CPUs.
 const DESCRIPTORS: usize = 4096;
 
-/// What a container did in one window.
+/// Performance counters of a container in one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     /// CPU cycles.
     pub cycles: u64,
     /// Retired instructions.
     pub instructions: u64,
-    /// True if that was in the last window of the round: the others' are of some time ago.
+    /// True if this is the last window of the round; counts of earlier windows are some time old.
     pub newest: bool,
 }
 
-/// What was counted last, by the container's group.
+/// Newest counts, by the container's cgroup.
 pub type ByGroup = FxHashMap<CgroupPath, Counts>;
 
-/// Fewer instructions of a pod in a window say nothing about its services.
+/// Minimum instructions of a pod in a window; fewer do not characterize its services.
 const FEWEST_INSTRUCTIONS: u64 = 10_000_000;
 
-/// Cycles per instruction of a pod whose containers counted so many; `None` when they did next to
-/// nothing, and when not all of it is of the last window.
+/// Returns the cycles per instruction of a pod from the counts of its containers; `None` if they executed too
+/// few instructions, or if not all counts are of the last window.
 #[must_use]
 pub fn pod_cpi<'a>(containers: impl Iterator<Item = &'a Counts>) -> Option<f64> {
     let (mut cycles, mut instructions) = (0_u64, 0_u64);
@@ -58,37 +58,37 @@ struct CountedContainer {
     label: Container,
 }
 
-/// Counts cycles and instructions of every container that runs.
+/// Counts cycles and instructions of every running container.
 #[derive(Debug)]
 pub struct CpiCollector {
     root: Root,
     states: Arc<States>,
     facts: Arc<SlowResults>,
     metrics: Metrics,
-    /// From the end of the last window to the begin of the next first one.
+    /// Pause between the last window of a round and the first of the next.
     every: Duration,
     window: Duration,
-    /// What stands for cycles and for instructions.
+    /// Perf events for cycles and for instructions.
     events: [Event; 2],
-    /// True if the machine was seen to count.
+    /// True once the machine was found to support the counters.
     is_supported: bool,
-    /// Most descriptors of one window.
+    /// Maximum descriptors of one window.
     descriptors: usize,
-    /// Whose window is still to come.
+    /// Containers whose window is still to come.
     waiting: VecDeque<CountedContainer>,
-    /// Whose window is open.
+    /// Containers whose window is open.
     open: Vec<(CountedContainer, Counters)>,
-    /// What was counted since the pause.
+    /// Counts since the pause.
     counted: Vec<(CountedContainer, Counts)>,
-    /// What went wrong since the pause, and before it.
+    /// First failure since the pause.
     failure: Option<String>,
     last_failure: Option<String>,
     rounds: u64,
 }
 
 impl CpiCollector {
-    /// Returns a collector of the containers in `states`, into `facts` and `metrics`, that pauses `every`
-    /// after windows of the length `window`.
+    /// Creates a collector that counts the containers in `states` and publishes in `facts` and `metrics`. It
+    /// pauses for `every` after windows of the length `window`.
     #[must_use]
     pub fn new(
         root: Root,
@@ -98,7 +98,7 @@ impl CpiCollector {
         every: Duration,
         window: Duration,
     ) -> Self {
-        // The agent's other files must not run short.
+        // Leave enough descriptors for the agent's other files.
         let most = limits::raise_open_files().and_then(|limit| usize::try_from(limit / 4).ok());
         Self {
             root,
@@ -119,8 +119,8 @@ impl CpiCollector {
         }
     }
 
-    /// Whether the machine counts at all, found out on the group that never goes away: what is
-    /// refused for another one may only mean that it is on its way out.
+    /// Checks that the machine supports the counters, with the root cgroup, which never disappears: a refusal
+    /// for another cgroup may only mean that it is being removed.
     fn probe(&mut self) -> Result<(), Failure> {
         let all = self.root.cgroup(&CgroupPath::root());
         match Counters::open(&all, &self.events) {
@@ -131,7 +131,7 @@ impl CpiCollector {
         Ok(())
     }
 
-    /// Every container that runs; `None` before the pods are known.
+    /// Returns every running container; `None` before the first pod list.
     fn subjects(&self) -> Option<VecDeque<CountedContainer>> {
         let pods = self.states.pods.load_full()?;
         let active = pods.iter().filter(|pod| pod.is_active());
@@ -150,7 +150,7 @@ impl CpiCollector {
         Some(subjects.collect())
     }
 
-    /// Ends the window.
+    /// Ends the window: reads and closes the counters.
     fn close(&mut self) {
         for (_, counts) in &mut self.counted {
             counts.newest = false;
@@ -172,7 +172,7 @@ impl CpiCollector {
         }
     }
 
-    /// Begins the window of as many as the descriptors suffice for, and of one at least.
+    /// Opens the next window, for at least one container and as many as there are descriptors for.
     fn open_next(&mut self) {
         let mut descriptors = 0;
         while let Some(subject) = self.waiting.pop_front() {
@@ -185,7 +185,7 @@ impl CpiCollector {
                         return;
                     }
                 }
-                // The group is gone, or going.
+                // The cgroup has been removed, or is being removed.
                 Ok(None) => {}
                 Err(error) if error.is_unsupported() => {}
                 Err(error) => fail(&mut self.failure, &subject, &error),
@@ -193,7 +193,7 @@ impl CpiCollector {
         }
     }
 
-    /// Hands over what all windows counted.
+    /// Publishes the counts of all windows of the round.
     fn publish(&mut self) {
         let counted = std::mem::take(&mut self.counted);
         self.rounds += 1;
@@ -214,7 +214,7 @@ impl CpiCollector {
     }
 }
 
-/// Notes the first failure of a container.
+/// Stores the first failure of a container.
 fn fail(failure: &mut Option<String>, subject: &CountedContainer, error: &HostError) {
     let Container {
         namespace,

@@ -1,4 +1,4 @@
-//! What collectors of the loop share: what they read from, and what they found.
+//! Context that the collectors of the loop share: their inputs and their results.
 
 use super::errors::CollectError;
 use super::follow::TrackedPods;
@@ -12,53 +12,53 @@ use crate::time::TickTime;
 use koord_host::{CgroupPath, Root, Scratch};
 use std::fmt;
 
-/// A collector on the agent's loop: a row of [`COLLECTORS`](super::table::COLLECTORS) at work.
+/// A collector of the agent's loop, made from a row of [`COLLECTORS`](super::table::COLLECTORS).
 pub trait Collector: fmt::Debug + Send {
     /// Takes a sample.
     ///
     /// # Errors
-    /// When kernel files could not be read or parsed. What could be read is in `ctx` nonetheless.
+    /// When kernel files could not be read or parsed. Values that could be read are in `ctx` nonetheless.
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError>;
 
-    /// Closes what is held open: there is no demand any more.
+    /// Closes open files when there is no demand any more.
     fn suspend(&mut self, ctx: &mut CollectCtx<'_>) {
         let _ = ctx;
     }
 }
 
-/// The newest samples that one collector leaves for those after it, and for the views of strategies.
+/// The newest samples, for the collectors that run later and for the views of strategies.
 #[derive(Debug, Default)]
 pub struct Samples {
     /// The node.
     pub node: NodeSample,
-    /// What all pods use, in milli-cores and bytes.
+    /// Usage of all pods: CPU in milli-cores and memory in bytes.
     pub pods: (f64, f64),
-    /// What all host applications use, in milli-cores and bytes.
+    /// Usage of all host applications: CPU in milli-cores and memory in bytes.
     pub host_apps: (f64, f64),
-    /// What neither pods nor host applications use, in milli-cores.
+    /// CPU usage outside pods and host applications, in milli-cores.
     pub system_cpu: Option<f64>,
-    /// CPU in use by the BE class, in milli-cores.
+    /// CPU usage of the BE class, in milli-cores.
     pub batch_cpu: Option<f64>,
 }
 
-/// Everything that a collector may use in one tick.
+/// Inputs and outputs of a collector in one tick.
 #[derive(Debug)]
 pub struct CollectCtx<'a> {
     /// The time of the tick.
     pub now: TickTime,
     /// The number of the tick.
     pub tick: u64,
-    /// What strategies need.
+    /// Samples that strategies need.
     pub needs: Needs,
     /// True if memory with page cache is stored.
     pub page_cache: bool,
     /// The machine.
     pub root: &'a Root,
-    /// The group of the BE class.
+    /// Cgroup of the BE class.
     pub batch: &'a CgroupPath,
-    /// A buffer for reading.
+    /// Buffer for reading files.
     pub scratch: &'a mut Scratch,
-    /// Where samples go.
+    /// Destination of the samples.
     pub store: &'a mut Store,
     /// The pods that are followed.
     pub pods: &'a mut TrackedPods,
@@ -68,14 +68,14 @@ pub struct CollectCtx<'a> {
     pub pressure: &'a mut Pressure,
     /// The packets of services.
     pub work: &'a mut WorkMeter,
-    /// What was found so far.
+    /// Samples of this tick so far.
     pub samples: &'a mut Samples,
-    /// The rows whose samples a collector took along with its own, and their results.
+    /// Results of other rows whose samples a collector took together with its own.
     pub along: Vec<(&'static str, Result<(), CollectError>)>,
 }
 
 impl CollectCtx<'_> {
-    /// Stores a sample of this tick, where there is one.
+    /// Stores a sample of this tick, if there is a value.
     pub fn push(&mut self, subject: Subject, metric: Metric, value: Option<f64>) {
         if let Some(value) = value {
             self.store.push((subject, metric), self.now.ms(), value);

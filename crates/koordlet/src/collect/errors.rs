@@ -14,20 +14,20 @@ pub struct CollectError {
 }
 
 impl CollectError {
-    /// Returns how many errors there were.
+    /// Returns the number of errors.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 }
 
-/// Kernel errors of a round that is not over.
+/// Kernel errors of the current round.
 #[derive(Debug, Default)]
 pub struct KernelErrors(Option<CollectError>);
 
 impl KernelErrors {
-    /// Adds an error, unless it says that the file, group or process is gone or that this kernel has
-    /// no such file: these are values that are not there.
+    /// Adds an error, unless the file, cgroup or process has been removed or this kernel has no such file:
+    /// then the value is just missing.
     pub fn add(&mut self, error: HostError) {
         if error.is_gone() || error.is_unsupported() {
             return;
@@ -43,7 +43,7 @@ impl KernelErrors {
         }
     }
 
-    /// Returns the value that was read; the default after an error, which is added.
+    /// Returns the value that was read. An error is added and gives the default value.
     pub fn value_of<T: Default>(&mut self, read: HostResult<T>) -> T {
         read.unwrap_or_else(|error| {
             self.add(error);
@@ -54,23 +54,23 @@ impl KernelErrors {
     /// Ends the round.
     ///
     /// # Errors
-    /// When there were kernel errors.
+    /// When there were kernel errors in the round.
     pub fn finish(&mut self) -> Result<(), CollectError> {
         self.0.take().map_or(Ok(()), Err)
     }
 }
 
-/// Records the rounds of all collectors and strategies, which have different names.
+/// Counts and logs the errors of all collectors and strategies, by their unique names.
 #[derive(Debug)]
 pub struct CollectErrorLog {
     metrics: Metrics,
     log: LogOnChange,
-    /// Rounds of each collector since its last error.
+    /// Number of rounds without an error since the last one, by collector.
     clean: FxHashMap<&'static str, u32>,
 }
 
 impl CollectErrorLog {
-    /// Returns a log that counts in `metrics`.
+    /// Creates a log that counts in `metrics`.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
         Self {
@@ -80,8 +80,8 @@ impl CollectErrorLog {
         }
     }
 
-    /// Records a round of `collector`, which reads each of its files at least once in `turns` rounds:
-    /// an error stands until there was none for as many.
+    /// Records a round of `collector`. It reads each of its files at least once in `turns` rounds, so that an
+    /// error ends after as many rounds without one.
     pub fn record(&mut self, collector: &'static str, turns: u32, round: Result<(), CollectError>) {
         let clean = self.clean.entry(collector).or_default();
         match round {
@@ -105,13 +105,13 @@ impl CollectErrorLog {
         self.log.clear(collector);
     }
 
-    /// Returns whether a round of `collector` was recorded, and it has had demand since.
+    /// Returns whether a round of `collector` was recorded since it last had demand.
     #[cfg(test)]
     pub(crate) fn has_run(&self, collector: &str) -> bool {
         self.clean.contains_key(collector)
     }
 
-    /// Returns the error of `collector` that stands.
+    /// Returns the current error of `collector`.
     #[must_use]
     pub fn current_error(&self, collector: &str) -> Option<&str> {
         self.log.text(collector)

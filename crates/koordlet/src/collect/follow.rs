@@ -1,4 +1,4 @@
-//! The pods that are followed, each with its open files and a number of its own.
+//! The tracked pods, each with its open files and a unique number.
 
 use super::pod::TrackedPod;
 use crate::states::PodInfo;
@@ -7,35 +7,36 @@ use koord_host::{CgroupPath, Root};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// A pod that is no longer listed but still has its group is kept for so long, in milliseconds: the
-/// kubelet's first list after its restart may lack pods that it has not looked at yet.
+/// Milliseconds for which a pod is kept that is no longer listed but still has its cgroup: the first list
+/// after a kubelet restart may lack pods.
 const KEEP_MS: u64 = 600_000;
 
-/// The pods of the node.
+/// The tracked pods of the node.
 #[derive(Debug, Default)]
 pub struct TrackedPods {
     list: Option<Arc<Vec<PodInfo>>>,
     tracked: FxHashMap<String, TrackedPod>,
-    /// By UID: pods that are not listed, their group and since when.
+    /// Pods that are not listed any more, by UID: the pod, its cgroup and since when it is missing, in
+    /// milliseconds.
     missing: FxHashMap<String, (TrackedPod, CgroupPath, u64)>,
     last_id: u64,
     version: u64,
 }
 
 impl TrackedPods {
-    /// Returns the list being followed; `None` until a first one arrived.
+    /// Returns the current pod list; `None` until the first one arrived.
     #[must_use]
     pub fn list(&self) -> Option<&Arc<Vec<PodInfo>>> {
         self.list.as_ref()
     }
 
-    /// Counts the lists: another number is another list.
+    /// Returns the version of the list, which grows with each new list.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Returns the listed pods, with what is known about them.
+    /// Returns the listed pods with their collectors.
     pub fn iter(&self) -> impl Iterator<Item = (&PodInfo, &TrackedPod)> {
         self.list
             .as_deref()
@@ -53,8 +54,8 @@ impl TrackedPods {
         }
     }
 
-    /// Follows a new list. Returns the groups of pods that changed, whose files may have been
-    /// written by the kubelet or the runtime meanwhile; `None` when it is the old list.
+    /// Follows a new list. Returns the cgroups of pods that changed, whose files the kubelet or the runtime
+    /// may have written; `None` if the list is unchanged.
     pub fn follow(
         &mut self,
         list: Option<Arc<Vec<PodInfo>>>,
@@ -101,7 +102,7 @@ impl TrackedPods {
         Some(changed)
     }
 
-    /// Forgets pods that are not listed, once their group is gone or they are missing for long.
+    /// Removes pods that are not listed once their cgroup is removed or [`KEEP_MS`] has passed.
     pub fn sweep(&mut self, now_ms: u64, root: &Root, store: &mut Store) {
         self.missing.retain(|_, (pod, group, since)| {
             let keep = now_ms.saturating_sub(*since) < KEEP_MS && root.cgroup(group).exists();

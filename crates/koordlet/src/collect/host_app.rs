@@ -5,7 +5,7 @@ use super::pod::{GroupCollector, SampleOptions};
 use crate::store::{Metric, Store, Subject};
 use koord_host::{CgroupPath, Root, Scratch};
 
-/// One host application as the agent follows it.
+/// A host application with its open files.
 #[derive(Debug)]
 struct TrackedHostApp {
     name: String,
@@ -22,22 +22,22 @@ pub struct HostApps {
 }
 
 impl HostApps {
-    /// Returns the series of the application `name`, while it is followed.
+    /// Returns the series of the application `name`; `None` if it is not followed.
     #[must_use]
     pub fn subject(&self, name: &str) -> Option<Subject> {
         let app = self.apps.iter().find(|app| app.name == name)?;
         Some(Subject::HostApp(app.id))
     }
 
-    /// Returns the series of the application `name` and its newest memory with page cache, in bytes.
+    /// Returns the series of the application `name` and its newest memory usage with page cache, in bytes.
     #[must_use]
     pub fn with_page_cache(&self, name: &str) -> Option<(Subject, f64)> {
         let app = self.apps.iter().find(|app| app.name == name)?;
         Some((Subject::HostApp(app.id), app.usage.memory_with_cache?))
     }
 
-    /// Follows these applications, each a name with its group, and no others. One that keeps both
-    /// keeps its series; of two with one name the first counts.
+    /// Replaces the followed applications, each given by name and cgroup. An application that keeps both
+    /// keeps its series; of two with the same name the first counts.
     pub fn follow<'a>(
         &mut self,
         apps: impl Iterator<Item = (&'a str, CgroupPath)>,
@@ -69,8 +69,8 @@ impl HostApps {
         }
     }
 
-    /// Takes samples at `now_ns`, into `store`; with page cache, too, when asked. Returns what all
-    /// of them use, in milli-cores and bytes without page cache.
+    /// Takes samples at `now_ns` and stores them in `store`; with page cache if `page_cache`. Returns the sum
+    /// of all: CPU in milli-cores and memory in bytes without page cache.
     pub fn sample(
         &mut self,
         root: &Root,

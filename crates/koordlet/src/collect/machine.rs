@@ -10,9 +10,9 @@ use koord_host::{HostError, Root};
 pub struct HugePages {
     /// Size of a page in KiB.
     pub size_kib: u64,
-    /// How many there are.
+    /// Number of pages.
     pub total: u64,
-    /// How many are free.
+    /// Number of free pages.
     pub free: u64,
 }
 
@@ -21,13 +21,13 @@ pub struct HugePages {
 pub struct NumaNode {
     /// Its number.
     pub id: u32,
-    /// Its memory; `None` where the kernel does not tell.
+    /// Memory of the NUMA node; `None` if the kernel does not report it.
     pub memory: Option<MemInfo>,
-    /// Its huge pages, by size.
+    /// Huge pages, by size.
     pub huge_pages: Vec<HugePages>,
 }
 
-/// The machine.
+/// Processor, CPU topology and NUMA nodes of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachineInfo {
     /// Kernel release.
@@ -38,10 +38,9 @@ pub struct MachineInfo {
     pub model: String,
     /// True if hyper-threading is active.
     pub hyper_threads: bool,
-    /// Whether the processor may exceed its base frequency; `None` where the kernel does not tell.
+    /// True if the processor may exceed its base frequency; `None` if the kernel does not report it.
     pub turbo: Option<bool>,
-    /// Processors with cache allocation: which ways of the L3 cache there are, as a bit mask in
-    /// hexadecimal; empty without resctrl.
+    /// Ways of the L3 cache that resctrl can allocate, as a bit mask in hexadecimal; empty without resctrl.
     pub cat_l3_mask: String,
     /// Every online CPU.
     pub cpus: Vec<CpuLocation>,
@@ -54,10 +53,10 @@ pub struct MachineInfo {
 }
 
 impl MachineInfo {
-    /// Reads procfs and sysfs; huge pages when asked.
+    /// Reads procfs and sysfs, with huge pages if `huge_pages`.
     ///
     /// # Errors
-    /// When a file is there and cannot be read or understood.
+    /// When an existing file cannot be read or parsed.
     pub fn read(root: &Root, huge_pages: bool) -> Result<Self, HostError> {
         let topology = CpuTopology::read(root)?;
         let cpu = CpuInfo::read(root)?;

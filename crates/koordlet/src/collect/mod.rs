@@ -1,4 +1,4 @@
-//! Collectors: one file per source, each turning open kernel files into numbers once per tick.
+//! Collectors: one file per source, each of which samples open kernel files once per tick.
 
 pub mod batch;
 pub mod cold;
@@ -28,8 +28,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// Returns the growth of `counter` per unit of `now` since the sample before; `None` for the first
-    /// sample, when no time passed, and when the counter shrank (the group was made anew).
+    /// Returns the growth of `counter` per unit of `now` since the previous sample; `None` for the first
+    /// sample, if no time passed, and if the counter shrank (the cgroup was recreated).
     pub fn update(&mut self, now: u64, counter: u64) -> Option<f64> {
         let last = self.last.replace((now, counter));
         let (then, before) = last?;
@@ -39,7 +39,7 @@ impl Rate {
         Some((counter - before) as f64 / (now - then) as f64)
     }
 
-    /// Forgets the sample before.
+    /// Drops the previous sample.
     pub fn reset(&mut self) {
         self.last = None;
     }
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(rate.update(10, 100), None);
         assert_eq!(rate.update(20, 150), Some(5.0));
         assert_eq!(rate.update(20, 160), None);
-        assert_eq!(rate.update(30, 10), None, "the counter began anew");
+        assert_eq!(rate.update(30, 10), None, "the counter was reset");
         assert_eq!(rate.update(40, 30), Some(2.0));
     }
 }

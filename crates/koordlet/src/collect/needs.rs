@@ -1,22 +1,22 @@
-//! What strategies need to be measured.
+//! Samples that strategies need.
 
-/// Samples that cost something and are taken only while somebody reads them.
+/// Expensive samples, which are taken only while a strategy reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Needs {
-    /// How long services wait for a CPU.
+    /// Pressure of services: how long they wait for a CPU.
     pub pressure: bool,
-    /// The same at the rate of the fast lane.
+    /// Pressure of services at the rate of the fast lane.
     pub fast_pressure: bool,
-    /// What containers use of CPU and memory, beside their pods.
+    /// CPU and memory usage of containers, in addition to pods.
     pub containers: bool,
-    /// How often and how long containers with a CPU limit were throttled, and what they use of CPU.
+    /// Throttling of containers with a CPU limit (how often and how long), and their CPU usage.
     pub throttling: bool,
-    /// What the BE class requests and can get.
+    /// CPU request and limit of the BE class.
     pub batch_limit: bool,
 }
 
 impl Needs {
-    /// What either needs.
+    /// Returns the union of both needs.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

@@ -5,7 +5,7 @@ use koord_host::error::Malformed;
 use koord_host::procfs::{self, MemInfo};
 use koord_host::{Reader, Root, Scratch};
 
-/// One sample of the node.
+/// A sample of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct NodeSample {
     /// Cores in use.
@@ -29,7 +29,7 @@ pub struct NodeCollector {
 }
 
 impl NodeCollector {
-    /// Returns a collector for `root`.
+    /// Creates a collector for `root`.
     #[must_use]
     pub fn new(root: Root) -> Self {
         Self {
@@ -41,7 +41,7 @@ impl NodeCollector {
         }
     }
 
-    /// Takes a sample at `now_ns` of a steady clock.
+    /// Takes a sample at `now_ns` of the monotonic clock.
     ///
     /// # Errors
     /// When a file cannot be read or parsed.
@@ -73,8 +73,8 @@ impl NodeCollector {
     }
 }
 
-/// user + nice + system + irq + softirq of the first line. Idle, I/O wait and steal are no use;
-/// guest time is part of user.
+/// Returns user + nice + system + irq + softirq of the first line, in ticks. Idle, I/O wait and steal are not
+/// usage; guest time is part of user.
 fn used_ticks(text: &str) -> Result<u64, Malformed> {
     let bad = || Malformed::new("a cpu line of ticks", text);
     let line = text

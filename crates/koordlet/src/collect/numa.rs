@@ -8,20 +8,20 @@ use koord_host::topology::CpuTopology;
 use koord_host::{Reader, Root, Scratch};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// NUMA nodes are sampled every so many ticks, and a pod's memory on them every so many samples.
+/// Ticks between two samples of NUMA nodes, and samples of NUMA nodes between two of a pod's memory on them.
 pub(super) const EVERY: u64 = 5;
 pub(super) const ROUND: u32 = 6;
 /// The unit of `memory.numa_stat`.
 const PAGE: u64 = 4096;
 
-/// One NUMA node's use.
+/// CPU and memory usage of a NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NumaSample {
-    /// The node.
+    /// Number of the NUMA node.
     pub node: u32,
-    /// Milli-cores; `None` until there are two samples.
+    /// CPU usage in milli-cores; `None` until there are two samples.
     pub cpu: Option<f64>,
-    /// Bytes that cannot be dropped.
+    /// Memory in use that cannot be dropped, in bytes.
     pub memory: Option<f64>,
 }
 
@@ -37,7 +37,7 @@ pub struct NumaCollector {
 }
 
 impl NumaCollector {
-    /// Returns a collector for the machine `topology`.
+    /// Creates a collector for the machine `topology`.
     #[must_use]
     pub fn new(root: Root, topology: &CpuTopology) -> Self {
         let cpus = topology.cpus.iter();
@@ -51,7 +51,7 @@ impl NumaCollector {
         }
     }
 
-    /// Takes a sample at `now_ns` of a steady clock, by node number.
+    /// Takes a sample at `now_ns` of the monotonic clock, by number of the NUMA node.
     ///
     /// # Errors
     /// When a file cannot be read or parsed.
@@ -77,7 +77,7 @@ impl NumaCollector {
                 let before: FxHashMap<u32, u64> =
                     before.iter().map(|(cpu, t)| (*cpu, t.used())).collect();
                 for (cpu, now) in &cpus {
-                    // A CPU that was taken out and put back begins anew: left out once.
+                    // The counter of a CPU that went offline and online starts at zero: skip it once.
                     let grown = before.get(cpu).and_then(|old| now.used().checked_sub(*old));
                     if let (Some(grown), Some(node)) = (grown, self.node_of.get(cpu)) {
                         *ticks.entry(*node).or_default() += grown;
@@ -108,16 +108,16 @@ impl NumaCollector {
     }
 }
 
-/// Samples NUMA nodes and what pods have on them.
+/// Samples NUMA nodes and the usage of pods on them.
 #[derive(Debug)]
 pub struct NumaUsageCollector {
     nodes: NumaCollector,
-    /// Bytes on each NUMA node, by the pod's number.
+    /// Bytes on each NUMA node, by pod number.
     pages: FxHashMap<u64, Vec<(u32, u64)>>,
 }
 
 impl NumaUsageCollector {
-    /// Returns a collector for the machine `topology`.
+    /// Creates a collector for the machine `topology`.
     #[must_use]
     pub fn new(root: Root, topology: &CpuTopology) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl Collector for NumaUsageCollector {
         let nodes = errors.value_of(self.nodes.sample(ctx.now.steady_ns, ctx.scratch));
         let ids: FxHashSet<u64> = ctx.pods.iter().map(|(_, pod)| pod.id).collect();
         self.pages.retain(|id, _| ids.contains(id));
-        // Of each pod once per round: its file is long, and its memory seldom moves.
+        // Each pod is read once per round: its file is long, and its memory seldom moves.
         let round = EVERY * u64::from(ROUND);
         let mut complete = ctx.pods.list().is_some();
         let mut of_pods: Vec<(u32, u64)> = Vec::new();
@@ -169,9 +169,9 @@ impl Collector for NumaUsageCollector {
     }
 }
 
-/// What of a NUMA node is neither pods' nor host applications': memory is the node's less the
-/// `pods` (bytes by node), CPU the `system` (milli-cores of the whole node) in proportion to the
-/// nodes' use. Host applications' memory is not known by NUMA node and stays in.
+/// Returns the usage of each NUMA node outside pods and host applications: its memory less that of `pods`
+/// (bytes by node), and the `system` CPU (milli-cores of the whole node) in proportion to the NUMA nodes' CPU
+/// usage. The memory of host applications is not known by NUMA node and remains included.
 #[must_use]
 pub fn system_of(
     samples: &[NumaSample],
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!((first.len(), first[0].cpu), (2, None));
         assert_eq!(first[0].memory, Some(340.0 * 1024.0));
         assert_eq!(first[1].memory, Some(840.0 * 1024.0));
-        // Half a core on node 0 within two seconds; CPU 3 began anew and is left out.
+        // Half a core on node 0 within two seconds; CPU 3 was reset and is skipped.
         let ticks = procfs::ticks_per_second();
         tree.put("proc/stat", &stat([ticks, 0, ticks * 2, 1]))
             .unwrap();

@@ -1,4 +1,4 @@
-//! The collectors of the loop that need nothing but the shared context.
+//! Collectors of the loop that need only the shared context.
 
 use super::batch::{self, BatchCollector};
 use super::ctx::{CollectCtx, Collector};
@@ -9,7 +9,7 @@ use crate::store::{Metric, Store, Subject};
 use koord_host::CgroupPath;
 use rustc_hash::FxHashMap;
 
-/// Containers' memory is sampled every so many ticks.
+/// Ticks between two samples of a container's memory.
 const CONTAINER_MEMORY_EVERY: u64 = 5;
 
 impl Collector for NodeCollector {
@@ -25,7 +25,7 @@ impl Collector for NodeCollector {
     }
 }
 
-/// Samples pods, and along with each its containers.
+/// Samples pods and, together with each, its containers.
 #[derive(Debug)]
 pub struct PodCollector;
 
@@ -54,7 +54,7 @@ impl Collector for PodCollector {
                 store.push(key, now.ms(), bytes);
             }
             for container in &mut pod.containers {
-                // What has no limit is not throttled.
+                // A container without a limit is not throttled.
                 let throttling = needs.throttling && container.limited;
                 if !needs.containers && !throttling {
                     container.usage = GroupCollector::default();
@@ -106,7 +106,7 @@ impl Collector for HostAppCollector {
     }
 }
 
-/// Samples the use of the BE class.
+/// Samples the CPU usage of the BE class.
 #[derive(Debug, Default)]
 pub struct BatchUsageCollector {
     group: Option<CgroupPath>,
@@ -130,7 +130,7 @@ impl Collector for BatchUsageCollector {
     }
 }
 
-/// Reads what the BE class can get, and sums up what it requests.
+/// Samples the CPU limit of the BE class, and sums up its requests.
 #[derive(Debug)]
 pub struct BatchLimitCollector;
 
@@ -146,7 +146,7 @@ impl Collector for BatchLimitCollector {
     }
 }
 
-/// Computes what neither pods nor host applications use; it reads no file.
+/// Computes the usage outside pods and host applications, without reading a file.
 #[derive(Debug)]
 pub struct SystemCollector;
 

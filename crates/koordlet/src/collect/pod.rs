@@ -7,10 +7,10 @@ use crate::store::{Store, Subject};
 use koord_host::cgroup::{CpuStat, MemoryStat};
 use koord_host::{CgroupPath, Reader, Root, Scratch};
 
-/// How long a group that was not there is left alone before it is looked for again, in ticks.
+/// Ticks for which a missing cgroup is not looked for again.
 const RETRY_TICKS: u32 = 5;
 
-/// The open files of one group and its newest sample.
+/// Open files of a cgroup and its newest sample.
 #[derive(Debug, Default)]
 pub struct GroupCollector {
     cpu_file: Option<Reader<u64>>,
@@ -21,29 +21,30 @@ pub struct GroupCollector {
     rate: Rate,
     retry: u32,
     tries: u32,
-    /// Cores in use.
+    /// CPU usage in cores.
     pub cpu: Option<f64>,
-    /// Bytes in use, page cache left out.
+    /// Memory usage in bytes, without page cache.
     pub memory: Option<f64>,
-    /// Bytes in use, page cache included.
+    /// Memory usage in bytes, with page cache.
     pub memory_with_cache: Option<f64>,
-    /// Enforcement periods with throttling since the sample before, per period, 0–1.
+    /// Share of the enforcement periods since the previous sample that were throttled, 0–1.
     pub throttled: Option<f64>,
-    /// Time for which its quota held it up, per time: on several CPUs at once it counts several times.
+    /// Throttled time per elapsed time. Counted per CPU, so it exceeds 1 when several CPUs are throttled at
+    /// once.
     pub held_up: Option<f64>,
 }
 
-/// What to sample besides the CPU.
+/// Selects what to sample in addition to CPU usage.
 #[derive(Debug)]
 pub struct SampleOptions<'a> {
-    /// Memory; the last sample stays when not.
+    /// True to sample memory; otherwise the last sample remains.
     pub memory: bool,
-    /// Throttling, and where kernel errors of its file go; `None` when it is not sampled.
+    /// Destination of kernel errors of `cpu.stat`, to sample throttling; `None` does not sample it.
     pub throttling: Option<&'a mut KernelErrors>,
 }
 
 impl GroupCollector {
-    /// Takes a sample at `now_ns`; what the kernel refused to read goes to `errors`.
+    /// Takes a sample at `now_ns`; errors of kernel files are added to `errors`.
     pub fn sample(
         &mut self,
         root: &Root,
@@ -58,7 +59,7 @@ impl GroupCollector {
             return;
         }
         if self.cpu_file.is_none() && !self.open(root, group, options.memory, errors) {
-            // A pod's group appears moments after its object; an ended one's never again.
+            // A pod's cgroup appears moments after its object; that of an ended pod never appears again.
             self.tries = (self.tries + 1).min(4);
             self.retry = if self.tries > 3 { RETRY_TICKS } else { 0 };
             self.clear();
@@ -66,7 +67,7 @@ impl GroupCollector {
         }
         self.tries = 0;
         let stat = self.read_stat(root, group, scratch, options.throttling);
-        // The second version has both in one file.
+        // Cgroup v2 has both in one file.
         let usage = match stat.and_then(|stat| stat.usage_ns) {
             Some(usage) => Some(usage),
             None => {
@@ -96,7 +97,7 @@ impl GroupCollector {
         }
     }
 
-    /// Returns the counters of throttling, where they are options: where there is a place for `errors`.
+    /// Returns the throttling counters; `None` if they are not sampled (no `errors`) or cannot be read.
     fn read_stat(
         &mut self,
         root: &Root,
@@ -137,7 +138,7 @@ impl GroupCollector {
         });
     }
 
-    /// Looks for a missing group at the next sample.
+    /// Looks for a missing cgroup at the next sample, without the pause.
     pub fn retry_now(&mut self) {
         (self.retry, self.tries) = (0, 0);
     }
@@ -170,32 +171,32 @@ impl GroupCollector {
     }
 }
 
-/// One container as the agent follows it.
+/// A container with its open files.
 #[derive(Debug)]
 pub struct TrackedContainer {
-    /// A number that no other pod or container of this process ever had.
+    /// Number that no other pod or container of this process ever had.
     pub id: u64,
-    /// Its group.
+    /// Cgroup of the container.
     pub group: CgroupPath,
-    /// True if it has a CPU limit of its own, which it can be throttled by.
+    /// True if the container has a CPU limit of its own that can throttle it.
     pub limited: bool,
-    /// Its open files.
+    /// Open files of the container's cgroup.
     pub usage: GroupCollector,
 }
 
-/// One pod as the agent follows it.
+/// A pod with its open files.
 #[derive(Debug)]
 pub struct TrackedPod {
-    /// A number that no other pod or container of this process ever had.
+    /// Number that no other pod or container of this process ever had.
     pub id: u64,
-    /// The open files of the pod's own group.
+    /// Open files of the pod's own cgroup.
     pub usage: GroupCollector,
-    /// One per container that has a group.
+    /// Containers that have a cgroup.
     pub containers: Vec<TrackedContainer>,
 }
 
 impl TrackedPod {
-    /// Returns a pod without samples.
+    /// Creates a pod without samples.
     #[must_use]
     pub fn new(id: u64) -> Self {
         Self {
@@ -205,15 +206,16 @@ impl TrackedPod {
         }
     }
 
-    /// Share of the time (0–1) in which a limit of its own held one of its containers up.
+    /// Returns the largest share of time (0–1) for which one of the pod's containers was throttled by its own
+    /// limit.
     #[must_use]
     pub fn held_up(&self) -> f64 {
         let each = self.containers.iter().filter_map(|c| c.usage.held_up);
         each.fold(0.0, f64::max).clamp(0.0, 1.0)
     }
 
-    /// Keeps the collectors of containers that are still there, and adds those of new ones with
-    /// the numbers after `last_id`.
+    /// Keeps the collectors of containers that still exist, and adds those of new ones with numbers after
+    /// `last_id`.
     pub fn follow(&mut self, info: &PodInfo, last_id: &mut u64, store: &mut Store) {
         self.usage.retry_now();
         let mut old = std::mem::take(&mut self.containers);
@@ -290,11 +292,11 @@ mod tests {
             feed(500, 110, 14);
             assert_eq!(sample(3, true), (Some(0.0), Some(0.0)), "no period");
             feed(600, 120, 24);
-            assert_eq!(sample(4, false), (Some(0.1), None), "nobody asks");
+            assert_eq!(sample(4, false), (Some(0.1), None), "not sampled");
             feed(600, 140, 24);
-            assert_eq!(sample(5, true), (Some(0.0), None), "begins anew");
+            assert_eq!(sample(5, true), (Some(0.0), None), "first sample");
             feed(600, 5, 1);
-            assert_eq!(sample(6, true), (Some(0.0), Some(0.0)), "made anew");
+            assert_eq!(sample(6, true), (Some(0.0), Some(0.0)), "recreated");
             if v2 {
                 // One file, read once: the other reader is not asked.
                 collector.cpu_file = other_usage(&tree);
@@ -310,7 +312,7 @@ mod tests {
         }
     }
 
-    /// Returns a reader of another group's use.
+    /// Reads the usage of another cgroup.
     fn other_usage(tree: &Tree) -> Option<Reader<u64>> {
         let other = tree.group("kubepods/pody").unwrap();
         let text = "usage_usec 7000000\n";
@@ -360,7 +362,7 @@ mod tests {
         assert_eq!(
             sample(&mut collector, &mut scratch, 10),
             whole,
-            "opened anew"
+            "opened again"
         );
         tree.vanish(&group).unwrap();
         assert_eq!(sample(&mut collector, &mut scratch, 11), (None, None));

@@ -18,7 +18,7 @@ pub struct PsiCollector {
 }
 
 impl PsiCollector {
-    /// Returns a collector of the pods in `states` that works `every` so often.
+    /// Creates a collector that reads the pods in `states` once per `every`.
     #[must_use]
     pub fn new(root: Root, states: Arc<States>, metrics: Metrics, every: Duration) -> Self {
         Self {

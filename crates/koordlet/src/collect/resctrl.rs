@@ -1,14 +1,14 @@
-//! What resctrl monitors for the QoS classes (gate ResctrlCollector).
+//! Cache occupancy and memory bandwidth of the QoS classes, monitored by resctrl (gate ResctrlCollector).
 
 use super::slow::{Failure, Job};
 use crate::metrics::{Metrics, Resctrl};
 use koord_host::{HostError, Root, resctrl};
 use std::time::Duration;
 
-/// The groups of the classes, in the order of upstream.
+/// Resctrl groups of the classes, in upstream's order.
 const CLASSES: [&str; 3] = ["LSR", "LS", "BE"];
 
-/// Reads `mon_data` of each class's group.
+/// Reads `mon_data` of each class's resctrl group.
 #[derive(Debug)]
 pub struct ResctrlMonitor {
     root: Root,
@@ -17,7 +17,7 @@ pub struct ResctrlMonitor {
 }
 
 impl ResctrlMonitor {
-    /// Returns a monitor that publishes as `metrics`, `every` so often.
+    /// Creates a monitor that publishes in `metrics` once per `every`.
     #[must_use]
     pub fn new(root: Root, metrics: Metrics, every: Duration) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl ResctrlMonitor {
     fn read(&self) -> Result<Vec<Resctrl>, HostError> {
         let mut rows = Vec::new();
         for class in CLASSES {
-            // A group that is not there yet has no domains.
+            // A group that does not exist yet has no domains.
             for usage in resctrl::usage(&self.root, &class.parse()?)? {
                 let traffic = [
                     ("mbm_local_bytes", usage.mbm_local),

@@ -1,7 +1,7 @@
-//! Collectors that may be slow run on a thread of their own and never delay the loop.
+//! Slow collectors, which run on a thread of their own and never delay the loop.
 //!
-//! Each publishes its newest result by itself: as metrics, or in [`SlowResults`], which strategies and
-//! the reporter read. One that hangs in the kernel delays the others here, and nobody else.
+//! Each publishes its newest result itself: as metrics, or in [`SlowResults`], which strategies and the
+//! reporter read. A collector that hangs in the kernel delays the other slow ones, but nothing else.
 
 use super::cold::{ColdMemory, ColdPages};
 use super::cpi::{ByGroup, CpiCollector};
@@ -27,79 +27,79 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// What the slow collectors found last.
+/// Newest results of the slow collectors.
 #[derive(Debug, Default)]
 pub struct SlowResults {
     /// The processor and the NUMA nodes.
     pub machine: ArcSwapOption<MachineInfo>,
     /// The local disks.
     pub storage: ArcSwapOption<Storage>,
-    /// What nobody touched of late, with a number that grows with each round.
+    /// Cold memory, with the number of the round.
     pub cold: ArcSwapOption<(u64, ColdMemory)>,
-    /// What containers did in their newest windows, likewise.
+    /// Counts of containers in their newest windows, with the number of the round.
     pub cpi: ArcSwapOption<(u64, ByGroup)>,
-    /// Whether the pressure guard watches services now, and newer counts are of use.
+    /// True while the pressure guard watches services and needs windows without a pause.
     pub watched: AtomicBool,
-    /// Samples to be saved over a restart.
+    /// Samples to save for the next run.
     pub to_save: Mutex<Option<Vec<u8>>>,
-    /// What collectors said last that fail or have given up, by name.
+    /// State and last error of collectors that fail or have stopped, by name.
     failures: Mutex<BTreeMap<&'static str, (State, String)>>,
 }
 
 impl SlowResults {
-    /// What the collector `name` said when it failed last, while it fails, or when it gave up.
+    /// Returns the state and the last error of the collector `name` if it fails or has stopped; else `None`.
     #[must_use]
     pub fn failure(&self, name: &str) -> Option<(State, String)> {
         self.failures.lock().get(name).cloned()
     }
 }
 
-/// No collector runs more often, whatever it is told.
+/// Minimum time between two rounds of a collector, whatever its settings.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// What may be wrong with a round.
+/// Error of a round.
 pub type Failure = Box<dyn std::error::Error>;
 
-/// A failure that no later round mends, since this kernel or machine lacks something. It is said
-/// once, and the collector rests for good.
+/// A failure that no later round can mend, because the kernel or machine lacks something. It is logged once,
+/// and the collector stops.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(String);
 
 impl Unavailable {
-    /// What is missing, as a round's failure.
+    /// Returns the error of a round for a missing feature.
     #[must_use]
     pub fn boxed(missing: impl fmt::Display) -> Failure {
         Box::new(Self(missing.to_string()))
     }
 }
 
-/// One slow collector.
+/// A slow collector.
 pub trait Job: Send {
-    /// Its name in the table of collectors.
+    /// Returns the name in the table of collectors.
     fn name(&self) -> &'static str;
-    /// Time from the round before to the next.
+    /// Returns the time until the next round.
     fn every(&self) -> Duration;
-    /// One round.
+    /// Runs one round.
     ///
     /// # Errors
-    /// Whatever kept it from a result. It is said once, counted, and tried again next time, unless
-    /// it is [`Unavailable`].
+    /// When there is no result. The error is logged once, counted, and the round is repeated later, unless it
+    /// is [`Unavailable`].
     fn round(&mut self) -> Result<(), Failure>;
 }
 
-/// What slow collectors are made from.
+/// Context from which slow collectors are created.
 #[derive(Debug, Clone, Copy)]
 pub struct SlowJobContext<'a> {
     /// The machine.
     pub root: &'a Root,
     /// The settings of the loop.
     pub settings: &'a Settings,
-    /// The cluster's view.
+    /// State of the cluster.
     pub states: &'a Arc<States>,
-    /// Where results go.
+    /// Destination of results for strategies and the reporter.
     pub facts: &'a Arc<SlowResults>,
-    /// Where results go that are metrics.
+    /// Destination of results that are metrics.
     pub metrics: &'a Metrics,
 }
 
@@ -159,7 +159,7 @@ pub(super) fn resctrl(parts: &SlowJobContext<'_>) -> Box<dyn Job> {
     ))
 }
 
-/// Returns what writes samples for the next run; `None` where they are kept in memory only.
+/// Returns the job that saves samples for the next run; `None` if samples are kept in memory only.
 #[must_use]
 pub fn save_job(settings: &Settings, facts: &Arc<SlowResults>) -> Option<Box<dyn Job>> {
     let path = settings.snapshot.clone()?;
@@ -167,7 +167,7 @@ pub fn save_job(settings: &Settings, facts: &Arc<SlowResults>) -> Option<Box<dyn
     Some(Box::new(SaveJob { path, facts }))
 }
 
-/// The thread. Dropping it asks the thread to end and does not wait.
+/// Handle of the thread. Dropping it tells the thread to end and does not wait for it.
 pub struct SlowWorker(Arc<(Mutex<bool>, Condvar)>);
 
 impl fmt::Debug for SlowWorker {
@@ -187,7 +187,7 @@ impl SlowWorker {
     /// Starts the thread.
     ///
     /// # Errors
-    /// When there can be no more threads.
+    /// When the thread cannot be created.
     pub fn start(
         jobs: Vec<Box<dyn Job>>,
         facts: Arc<SlowResults>,
@@ -215,7 +215,7 @@ impl SlowWorker {
     }
 }
 
-/// Jobs and when each is due.
+/// The jobs and the time at which each is due.
 struct JobSchedule {
     jobs: Vec<(Box<dyn Job>, Duration)>,
     log: LogOnChange,
@@ -234,7 +234,7 @@ impl JobSchedule {
         }
     }
 
-    /// Runs what is due at `now` (since the start) and returns the time until something is.
+    /// Runs the jobs that are due at `now` (since the start) and returns the time until the next is due.
     fn run(&mut self, now: Duration) -> Duration {
         let mut next = Duration::from_secs(60);
         let (failures, log) = (&self.facts.failures, &mut self.log);
@@ -246,7 +246,7 @@ impl JobSchedule {
                         failures.lock().remove(job.name());
                     }
                     Err(error) if error.is::<Unavailable>() => {
-                        tracing::warn!(part = job.name(), %error, "unavailable");
+                        tracing::warn!(part = job.name(), %error, "slow collector unavailable, stopping it");
                         let entry = (State::Unavailable, error.to_string());
                         failures.lock().insert(job.name(), entry);
                         return false;
@@ -269,7 +269,7 @@ impl JobSchedule {
     }
 }
 
-/// Returns how many kernel files could not be read in a round that failed with `error`.
+/// Returns the number of kernel files that could not be read in a round that failed with `error`.
 fn kernel_errors(error: &(dyn std::error::Error + 'static)) -> u64 {
     match (
         error.downcast_ref::<CollectError>(),
@@ -435,13 +435,13 @@ mod tests {
             count.load(Ordering::Relaxed)
         };
         assert_eq!(run(0), 1);
-        assert_eq!(run(99), 1, "whatever it is told");
+        assert_eq!(run(99), 1, "the minimum applies");
         assert!(facts.failure("recovers").is_some());
         assert_eq!(run(100), 2);
         assert_eq!(facts.failure("recovers"), None);
     }
 
-    /// Fails the first time, and wants to run all the time.
+    /// Fails in the first round, and has an interval of zero.
     struct Recovers(Arc<AtomicU32>);
 
     impl Job for Recovers {

@@ -1,8 +1,8 @@
-//! The local disks: which numbers they have, and what lies on them.
+//! The local disks: their device numbers, partitions, volumes and mounts.
 //!
-//! From `/sys/class/block` and the mount table of the first process, so that no `lsblk`, `vgs` or
-//! `findmnt` is needed. Device-mapper names of logical volumes follow LVM: volume group and volume
-//! joined by a hyphen, hyphens of their own doubled.
+//! Read from `/sys/class/block` and the mount table of the first process, so that no `lsblk`, `vgs` or
+//! `findmnt` is needed. Device-mapper names of logical volumes follow LVM: volume group and volume joined by
+//! a hyphen, hyphens of their own doubled.
 
 use koord_host::{HostError, Malformed, Root};
 use koord_model::blkio::Storage;
@@ -16,7 +16,7 @@ type DeviceNumber = String;
 /// Reads sysfs and the mount table.
 ///
 /// # Errors
-/// When the list of block devices or the mount table is there and cannot be read or understood.
+/// When the existing list of block devices or mount table cannot be read or parsed.
 pub fn read(root: &Root) -> Result<Storage, HostError> {
     let mut scan = StorageScan::default();
     let class = root.sys("class/block");
@@ -43,7 +43,7 @@ pub fn read(root: &Root) -> Result<Storage, HostError> {
     Ok(scan.storage)
 }
 
-/// What was found so far.
+/// State of a scan of the disks.
 #[derive(Default)]
 struct StorageScan {
     storage: Storage,
@@ -55,7 +55,7 @@ impl StorageScan {
     fn add(&mut self, root: &Root, class: &Path, name: &str) -> Result<(), HostError> {
         let dir = class.join(name);
         let device = format!("/dev/{name}");
-        // A device that is gone meanwhile is none.
+        // Skip a device that has been removed meanwhile.
         let Some(number) = root.read_with(&dir.join("dev"), device_number)? else {
             return Ok(());
         };
@@ -85,7 +85,7 @@ impl StorageScan {
     }
 
     fn read_mounts(&mut self, root: &Root) -> Result<(), HostError> {
-        // Ours may be another mount namespace; then the first process sees the node's.
+        // The agent may run in another mount namespace; the first process is in the node's.
         let mounts = root.read(&root.proc("1/mountinfo"))?;
         let mounts = match mounts {
             Some(mounts) => mounts,
@@ -98,7 +98,7 @@ impl StorageScan {
             else {
                 continue;
             };
-            // Some file systems have numbers of their own, and name the device.
+            // Some file systems have device numbers of their own, and name the block device as their source.
             let source = || {
                 let (_, rest) = line.split_once(" - ")?;
                 let source = rest.split_ascii_whitespace().nth(1)?;
@@ -126,13 +126,13 @@ fn device_number(text: &str) -> Result<DeviceNumber, Malformed> {
     }
 }
 
-/// Returns the disk of a partition: the directory above the one that its link leads to.
+/// Returns the disk of a partition: the parent of the directory that its link leads to.
 fn disk_of(dir: &Path) -> Option<String> {
     let real = fs::canonicalize(dir).ok()?;
     Some(real.parent()?.file_name()?.to_str()?.to_owned())
 }
 
-/// The disks that a mapped device is made of, through partitions and other mapped devices.
+/// Collects the disks that a mapped device consists of, through partitions and other mapped devices.
 fn disks_below(dir: &Path, depth: u8, into: &mut BTreeSet<String>) {
     let slaves: Vec<PathBuf> = fs::read_dir(dir.join("slaves"))
         .map(|entries| entries.flatten().map(|entry| entry.path()).collect())

@@ -1,7 +1,7 @@
-//! The table of collectors: what is measured, how often, from where, and for which demand.
+//! The table of collectors: what is measured, how often, from which source, and for which demand.
 //!
-//! It is what runs: the loop and the thread of slow collectors go through it in its order. It is printed
-//! at start and served at `/debug/collectors`. Each row starts and fails alone.
+//! The loop and the thread of slow collectors run its rows in order. It is logged at start and served at
+//! `/debug/collectors`. Each row starts and fails independently.
 
 use super::ctx::Collector;
 use super::needs::Needs;
@@ -19,16 +19,16 @@ use crate::states::metric_policy::Memory;
 use koord_host::Root;
 use koord_host::topology::CpuTopology;
 
-/// What a collector works for.
+/// Consumer of a collector's samples.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand {
-    /// The reporter, the predictor or several strategies: always.
+    /// The reporter, the predictor or several strategies: the collector always runs.
     Always,
-    /// A strategy that runs and needs it.
+    /// An active strategy that needs the samples.
     Strategies(fn(&Needs) -> bool),
     /// The NodeMetric's memory policy.
     Policy(Memory),
-    /// Metrics or a strategy behind this gate.
+    /// Metrics or a strategy behind this feature gate.
     Gate(Gate),
 }
 
@@ -42,7 +42,7 @@ impl Demand {
         }
     }
 
-    /// Why a collector is switched off by `settings`; `None` when it is on.
+    /// Returns why `settings` switch the collector off; `None` if it is on.
     fn switched_off(&self, settings: &Settings) -> Option<String> {
         match self {
             Self::Gate(Gate::ResctrlCollector) if !settings.collectors.resctrl => {
@@ -56,31 +56,31 @@ impl Demand {
     }
 }
 
-/// Where a collector runs, and what makes it.
+/// Thread of a collector, and its constructor.
 #[derive(Debug, Clone, Copy)]
 pub enum Lane {
-    /// On the loop, in a tick.
+    /// The loop, in a tick.
     Tick(fn(&Root, &CpuTopology) -> Box<dyn Collector>),
-    /// Along with the collector of this name, which reads the same groups.
+    /// Sampled together with the collector of this name, which reads the same cgroups.
     Along(&'static str),
-    /// On the thread of slow collectors.
+    /// The thread of slow collectors.
     Slow(fn(&SlowJobContext<'_>) -> Box<dyn Job>),
 }
 
-/// One collector.
+/// Declares a collector.
 #[derive(Debug, Clone, Copy)]
 pub struct CollectorSpec {
-    /// Its name in logs, metrics and the status.
+    /// Name in logs, metrics and the status.
     pub name: &'static str,
-    /// Where it runs, and what makes it.
+    /// Thread and constructor.
     pub lane: Lane,
     /// Milliseconds between two samples.
     pub every_ms: fn(&Settings) -> u64,
-    /// Samples within which each of its files was read: in turns, or again after a failure.
+    /// Number of samples within which each file was read: files are read in turns, or again after a failure.
     pub turns: u32,
-    /// What it works for.
+    /// Consumer of the samples.
     pub demand: Demand,
-    /// What it reads.
+    /// Files that are read.
     pub source: &'static str,
 }
 
@@ -92,10 +92,10 @@ const fn numa_ticks(settings: &Settings) -> u64 {
     settings.interval_ms.saturating_mul(numa::EVERY)
 }
 
-/// Turns of collectors of groups: the memory of containers is read in turns, and a group that cannot be
-/// opened is left alone for a while.
+/// Turns of collectors of cgroups: the memory of containers is read in turns, and a cgroup that cannot be
+/// opened is skipped for a while.
 const GROUPS: u32 = 6;
-/// Turns of pressure and packets: a pod without a file is looked at again every ten seconds.
+/// Turns of pressure and packets: for a pod without a file it is looked for again every ten seconds.
 const SERVICES: u32 = 20;
 
 /// Every collector, in the order in which they run.
@@ -258,8 +258,8 @@ pub fn slow_jobs(parts: &SlowJobContext<'_>) -> Vec<Box<dyn Job>> {
     jobs.collect()
 }
 
-/// Returns the table as it stands: `needs` and `memory` are what was asked for last, and `failure` tells
-/// what a collector said last when it failed or gave up.
+/// Returns the table of collectors for the status page. `needs` and `memory` are the current demand, and
+/// `failure` returns the state and last error of a failed or stopped collector.
 #[must_use]
 pub fn collector_rows(
     settings: &Settings,

@@ -1,22 +1,22 @@
-//! How long services' tasks waited for a CPU.
+//! Pressure of services: how long their tasks waited for a CPU.
 //!
-//! From the pod's PSI where the kernel keeps it (the v2 tree, also beside v1 hierarchies): the growth
-//! of `some total`. A pod whose file is missing falls back alone, to the run-queue delay of its
-//! threads: delay / (delay + run time), the share of their runnable time spent waiting. The two do
-//! not compare, so each share comes with its [`Signal`]. Beside the CPU's, the pod's stalls for memory
-//! and IO are read where there are such files.
+//! It is read from the pod's PSI if the kernel has it (the v2 tree, also next to v1 hierarchies), as the
+//! growth of `some total`. A pod without that file falls back to the run-queue delay of its threads: delay /
+//! (delay + run time), the share of their runnable time spent waiting. The two are not comparable, so each
+//! share comes with its [`Signal`]. In addition to CPU, the pod's stalls for memory and IO are read if there
+//! are such files.
 //!
-//! *Cost of the fallback.* Files stay open, and only so many threads are looked at per second
-//! ([`Limits`]), shared out so that no pod gets more while another has too few. Of a pod with more
-//! threads than its part, those that ran or waited most are read every time and the others in
-//! turns. Lists of threads are read from one tree (that of the cpu controller), a few pods at a time,
-//! every ten seconds and when a pod is new. What never lives that long is not seen.
+//! *Cost of the fallback.* Files stay open, and only so many threads are read per second ([`Limits`]), shared
+//! out so that no pod gets more while another has too few. Of a pod with more threads than its share, those
+//! that ran or waited most are read every time and the others in turns. Lists of threads are read from one
+//! tree (that of the cpu controller), a few pods at a time, every ten seconds and when a pod is new. Threads
+//! that do not live that long are missed.
 //!
-//! *Cost of the fast lane.* So many files are read per step on average ([`Limits::files_per_step`]): on a
-//! node with more services the steps are two, three, … times as long, at most five times
-//! ([`Pressure::pace`]). A peak is then the largest share of so long a step, and shorter waits are
-//! flattened by as much. A baseline is learned at the same pace. What the fast lane read is not read
-//! again at the end of the second, and on such a node stalls for memory and for IO take turns, each as a
+//! *Cost of the fast lane.* The average number of files read per step is limited
+//! ([`Limits::files_per_step`]): on a node with more services the steps are two, three, … times as long, at
+//! most five times ([`Pressure::pace`]). A peak is then the largest share of so long a step, and shorter
+//! waits are flattened by as much. A baseline is learned at the same pace. What the fast lane read is not
+//! read again at the end of the second, and on such a node stalls for memory and for IO take turns, each as a
 //! share of two seconds.
 
 mod threads;
@@ -29,17 +29,16 @@ use koord_model::guard::{Readings, Signal};
 use rustc_hash::FxHashMap;
 use threads::Threads;
 
-/// What the fallback may cost.
+/// Limits of the cost of the fallback and of the fast lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Threads read per second, in all pods together.
     pub threads_per_second: u32,
     /// Threads' files kept open, in all pods together.
     pub open_files: usize,
-    /// A pod's list of threads is read again after this long, in milliseconds.
+    /// Interval in milliseconds after which a pod's list of threads is read again.
     pub refresh_ms: u64,
-    /// Pods read per step of the fast lane, on average; more where steps five times as long do not
-    /// suffice for that.
+    /// Pods read per step of the fast lane, on average; more if steps five times as long do not suffice.
     pub files_per_step: usize,
 }
 
@@ -54,10 +53,10 @@ impl Default for Limits {
     }
 }
 
-/// The slowest pace of the fast lane, in steps: two shares in each second at ten steps per second.
+/// Slowest pace of the fast lane, in steps: two shares in each second at ten steps per second.
 const SLOWEST: u32 = 5;
 
-/// What was done since the start, for tests and benchmarks: each is one to four system calls.
+/// Number of operations since the start, for tests and benchmarks. Each is one to four system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PressureCost {
     /// Reads from an open file.
@@ -76,20 +75,20 @@ pub struct Pressure {
     pods: Vec<PressurePod>,
     at: FxHashMap<u64, usize>,
     last_ns: Option<u64>,
-    /// Samples taken.
+    /// Number of samples taken.
     samples: usize,
     cost: PressureCost,
-    /// Kernel errors since the sample before, the fast lane's included.
+    /// Kernel errors since the previous sample, including the fast lane.
     errors: KernelErrors,
 }
 
-/// The pod's other stalls.
+/// The pod's stalls other than CPU.
 const OTHERS: [(Resource, Signal); 2] = [
     (Resource::MemoryPressure, Signal::MemoryStall),
     (Resource::IoPressure, Signal::IoStall),
 ];
 
-/// One of them.
+/// Reader and newest share of a stall other than CPU.
 #[derive(Debug, Default)]
 struct Stall {
     file: Option<Reader<u64>>,
@@ -103,22 +102,23 @@ struct PressurePod {
     group: CgroupPath,
     psi: Option<Reader<u64>>,
     stalled: Rate,
-    /// When PSI was looked for and the list of threads read; `None` asks for it.
+    /// Time at which PSI was looked for and the list of threads read; `None` if that is due.
     refreshed_ms: Option<u64>,
     threads: Threads,
     newest: Option<(f64, Signal)>,
     others: [Stall; OTHERS.len()],
-    /// The same between two samples of the fast lane.
+    /// Rate between two samples of the fast lane.
     stalled_fast: Rate,
-    /// What it read since the sample before: the time in microseconds and the total.
+    /// Last reading of the fast lane since the previous sample: time and total, in microseconds.
     newest_fast: Option<(u64, u64)>,
-    /// The largest share of the fast lane since the sample before, and of the interval before it.
+    /// Largest share of the fast lane since the previous sample; `newest_peak` is that of the interval
+    /// before.
     peak: Option<f64>,
     newest_peak: Option<f64>,
 }
 
 impl Pressure {
-    /// Returns a collector without pods.
+    /// Creates a collector without pods.
     #[must_use]
     pub fn new(root: Root, limits: Limits) -> Self {
         Self {
@@ -133,8 +133,8 @@ impl Pressure {
         }
     }
 
-    /// Follows these pods and no others: their numbers, their groups, and whether something of them
-    /// changed since the call before.
+    /// Replaces the followed pods: their numbers, their cgroups, and whether the pod changed since the
+    /// previous call.
     pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath, bool)>) {
         let mut old: FxHashMap<u64, PressurePod> =
             self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
@@ -149,10 +149,10 @@ impl Pressure {
         self.at = (0..).zip(&self.pods).map(|(n, pod)| (pod.id, n)).collect();
     }
 
-    /// Takes a sample of every pod at `now_ns` of a steady clock.
+    /// Takes a sample of every pod at `now_ns` of the monotonic clock.
     ///
     /// # Errors
-    /// When files could not be read or parsed; what could be read is the newest sample.
+    /// When files could not be read or parsed; values that could be read are in the newest sample.
     pub fn sample(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<(), CollectError> {
         let now_ms = now_ns / 1_000_000;
         const SECOND: u64 = 1_000_000_000;
@@ -161,7 +161,7 @@ impl Pressure {
             .map_or(SECOND, |last| now_ns.saturating_sub(last).min(SECOND));
         self.last_ns = Some(now_ns);
         self.refresh(now_ms);
-        // Whose turn it is of the other stalls; all of them where there are few pods.
+        // Index of the other stall to read in this sample; all of them if there are few pods.
         let turn = (self.pace() > 1).then_some(self.samples % OTHERS.len());
         self.samples = self.samples.wrapping_add(1);
         for pod in &mut self.pods {
@@ -170,7 +170,7 @@ impl Pressure {
             let counted = (&mut self.cost, &mut self.errors);
             pod.sample_others(turn, now_ns, scratch, counted);
         }
-        // A second's worth per second, however often samples are taken.
+        // The budget is per second, however often samples are taken.
         let budget = u64::from(self.limits.threads_per_second);
         let budget = (budget * since / SECOND) as usize;
         let sizes = || {
@@ -197,8 +197,8 @@ impl Pressure {
         self.errors.finish()
     }
 
-    /// Returns how many steps of the fast lane are to be taken in one: a wake-up begins with cold caches, so that
-    /// many files at once cost less than a few in each step.
+    /// Returns how many steps of the fast lane are taken as one. Each wake-up begins with cold caches, so
+    /// that many files at once cost less than a few in each step.
     #[must_use]
     pub fn pace(&self) -> u32 {
         let files = self.pods.iter().filter(|pod| pod.psi.is_some()).count();
@@ -206,8 +206,8 @@ impl Pressure {
         u32::try_from(pace).map_or(SLOWEST, |pace| pace.clamp(1, SLOWEST))
     }
 
-    /// The fast lane: reads PSI of the pods that have it, and nothing else. Short waits that a
-    /// second's average hides show as its peak.
+    /// Runs a step of the fast lane: reads only the PSI of the pods that have it. Short waits that a second's
+    /// average hides show as its peak.
     pub fn sample_fast(&mut self, now_ns: u64, scratch: &mut Scratch) {
         for pod in &mut self.pods {
             let Some(file) = &pod.psi else { continue };
@@ -223,14 +223,14 @@ impl Pressure {
         }
     }
 
-    /// Returns the largest share (0–1) that the fast lane saw of the pod `id` in the last whole interval;
-    /// `None` while it rests, and for pods without PSI.
+    /// Returns the largest share (0–1) of the pod `id` in the fast lane during the last whole interval;
+    /// `None` while the fast lane is inactive, and for pods without PSI.
     #[must_use]
     pub fn peak_share(&self, id: u64) -> Option<f64> {
         self.pods.get(*self.at.get(&id)?)?.newest_peak
     }
 
-    /// Closes everything: nobody asks any more.
+    /// Closes all files when there is no demand any more.
     pub fn suspend(&mut self) {
         self.last_ns = None;
         self.errors = KernelErrors::default();
@@ -239,7 +239,7 @@ impl Pressure {
         }
     }
 
-    /// Everything newest about the pod `id`.
+    /// Returns all newest readings of the pod `id`.
     #[must_use]
     pub fn readings(&self, id: u64) -> Readings {
         let Some(pod) = self.at.get(&id).and_then(|at| self.pods.get(*at)) else {
@@ -262,14 +262,14 @@ impl Pressure {
         self.pods.get(*self.at.get(&id)?)?.newest
     }
 
-    /// What was done so far.
+    /// Returns the number of operations so far.
     #[must_use]
     pub fn cost(&self) -> PressureCost {
         self.cost
     }
 
-    /// Looks for PSI and reads lists of threads: of pods that are new first, then of those whose
-    /// turn it is. An even part per call keeps every call alike.
+    /// Looks for PSI and reads lists of threads: of new pods first, then of those that are due. The number of
+    /// pods per call is limited, so that each call takes about the same time.
     fn refresh(&mut self, now_ms: u64) {
         let age = |pod: &PressurePod| match pod.refreshed_ms {
             None => u64::MAX,
@@ -288,7 +288,7 @@ impl Pressure {
             };
             pod.refreshed_ms = Some(now_ms);
             self.cost.opens += 1;
-            // Where PSI is switched off its files are there and cannot be opened (EOPNOTSUPP).
+            // If PSI is switched off its files exist but cannot be opened (EOPNOTSUPP).
             let open = |file| Reader::open(self.root.cgroup(&pod.group).file(file)?, some_total);
             pod.psi = self.errors.value_of(open(Resource::CpuPressure));
             if pod.psi.is_some() {
@@ -323,8 +323,8 @@ impl PressurePod {
         }
     }
 
-    /// The shares of the other stalls, or of the one whose turn it is; a file that is gone comes back
-    /// with the CPU's.
+    /// Samples the other stalls, or only that with index `turn`. A missing file is opened again together with
+    /// the CPU's.
     fn sample_others(
         &mut self,
         turn: Option<usize>,
@@ -346,7 +346,7 @@ impl PressurePod {
         }
     }
 
-    /// Returns the share by PSI.
+    /// Returns the share of time stalled for CPU, by PSI.
     fn stalled(
         &mut self,
         now_ns: u64,
@@ -361,7 +361,7 @@ impl PressurePod {
             Some((now_ns / 1000, total_us))
         });
         let Some((at_us, total_us)) = newest else {
-            // The group was made anew, or PSI was switched off.
+            // The cgroup was recreated, or PSI was switched off.
             (self.psi, self.refreshed_ms) = (None, None);
             self.stalled.reset();
             return None;
@@ -371,8 +371,8 @@ impl PressurePod {
     }
 }
 
-/// Returns the largest part such that pods of `sizes` threads get no more than `budget` when none gets more
-/// than the part; at least one each.
+/// Returns the largest share, at least one, such that pods of `sizes` threads use at most `budget` threads in
+/// total if each is limited to the share.
 fn fair_share(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
     let mut sizes: Vec<usize> = sizes.collect();
     sizes.sort_unstable();
@@ -387,7 +387,7 @@ fn fair_share(sizes: impl Iterator<Item = usize>, budget: usize) -> usize {
     usize::MAX
 }
 
-/// `total` of the `some` line, in microseconds. Nothing else of the file is looked at.
+/// Returns `total` of the `some` line, in microseconds. The rest of the file is ignored.
 fn some_total(text: &str) -> Result<u64, Malformed> {
     text.lines()
         .find(|line| line.starts_with("some "))

@@ -1,16 +1,16 @@
-//! The run-queue delay of one pod's threads.
+//! Run-queue delay of a pod's threads.
 
 use super::{KernelErrors, PressureCost};
 use koord_host::procfs::SchedStat;
 use koord_host::{CgroupPath, Controller, Reader, Root, Scratch};
 
-/// Less runnable time than this between two samples says nothing.
+/// Minimum runnable time between two samples; less does not give a meaningful share.
 const MIN_RUNNABLE_NS: u64 = 5_000_000;
-/// What a thread did longer ago than this says nothing about now.
+/// Maximum age of the previous sample of a thread for its delta to count.
 const FRESH_NS: u64 = 2_500_000_000;
-/// Threads followed per pod; the rest is left out.
+/// Threads followed per pod; the rest is ignored.
 const MAX_THREADS: usize = 1024;
-/// How deep groups below a container's are looked into.
+/// Depth to which cgroups below a container's are searched.
 const MAX_DEPTH: usize = 4;
 
 /// The threads of a pod: first those that are read every time, then those that are read in turns.
@@ -25,17 +25,17 @@ struct Thread {
     id: u32,
     file: Option<Reader<SchedStat>>,
     last: Option<(SchedStat, u64)>,
-    /// Runnable time per second when it was last looked at, in nanoseconds.
+    /// Runnable time per second at the last reading, in nanoseconds.
     busy: u64,
 }
 
-/// One round through the pods.
+/// A sampling round through the pods.
 pub(super) struct SampleRound<'a> {
     pub(super) root: &'a Root,
     pub(super) now_ns: u64,
-    /// Threads that may be read of each pod.
+    /// Maximum threads read per pod.
     pub(super) max_threads: usize,
-    /// Files that may stay open of each pod.
+    /// Maximum files kept open per pod.
     pub(super) max_files: usize,
     pub(super) scratch: &'a mut Scratch,
     pub(super) cost: &'a mut PressureCost,
@@ -43,7 +43,7 @@ pub(super) struct SampleRound<'a> {
 }
 
 impl Threads {
-    /// Returns how many there are.
+    /// Returns the number of threads.
     pub(super) fn len(&self) -> usize {
         self.list.len()
     }
@@ -60,7 +60,7 @@ impl Threads {
         ids.sort_unstable();
         ids.dedup();
         ids.truncate(MAX_THREADS);
-        // What is gone goes, what is new comes last, and the order in between stays.
+        // Ended threads are removed, new ones appended, and the order of the others is kept.
         self.list
             .retain(|thread| ids.binary_search(&thread.id).is_ok());
         let mut listed: Vec<u32> = self.list.iter().map(|thread| thread.id).collect();
@@ -77,12 +77,13 @@ impl Threads {
         self.list.shrink_to(self.list.len() * 2);
     }
 
-    /// Returns the share of their runnable time that the threads waited since they were last read.
+    /// Returns the share of runnable time that the threads waited since they were last read; `None` if they
+    /// were hardly runnable.
     pub(super) fn sample(&mut self, round: &mut SampleRound<'_>) -> Option<f64> {
         let (mut wait, mut run) = (0, 0);
         let all = self.list.len();
         let part = round.max_threads.min(all);
-        // A quarter goes round, when not all can be read.
+        // If not all can be read, a quarter of the reads rotates through the others.
         let always = if part == all {
             all
         } else {
@@ -111,7 +112,7 @@ impl Threads {
         (runnable >= MIN_RUNNABLE_NS).then(|| wait as f64 / runnable as f64)
     }
 
-    /// Moves what was found busier than the least busy of the first `always` among them.
+    /// Swaps the busiest rotating thread with the least busy of the first `always`, if it is busier.
     fn promote(&mut self, always: usize) {
         let Some(slot) = (0..always).min_by_key(|n| self.list.get(*n).map(|t| t.busy)) else {
             return;
@@ -124,7 +125,7 @@ impl Threads {
         let busy = |n: usize| self.list.get(n).map_or(0, |thread| thread.busy);
         if busy(best) > busy(slot) {
             self.list.swap(best, slot);
-            // Its place is among those that are seldom read.
+            // It is now among those that are seldom read.
             if let Some(thread) = self.list.get_mut(best) {
                 thread.file = None;
             }
@@ -133,12 +134,11 @@ impl Threads {
 }
 
 impl Thread {
-    /// What it waited and ran since it was last read; `None` when that was too long ago to say
-    /// something about now.
+    /// Returns the time the thread waited and ran since it was last read; `None` if that was too long ago.
     fn read(&mut self, round: &mut SampleRound<'_>, keep: bool) -> Option<(u64, u64)> {
         if self.file.is_none() {
             round.cost.opens += 1;
-            // The kernel finds a thread here by its own number, too, though it lists processes only.
+            // Procfs also resolves thread numbers here, though it lists only processes.
             let path = round.root.proc(&format!("{}/schedstat", self.id));
             self.file = (round.errors).value_of(Reader::open(path, SchedStat::parse));
         }

@@ -1,10 +1,10 @@
-//! CPU time of services per unit of work: what shows that a neighbour takes memory bandwidth or shared
-//! cache where the machine counts no instructions, as most virtual machines.
+//! CPU time of services per unit of work. It shows that a neighbor takes memory bandwidth or shared cache on
+//! machines that cannot count instructions, such as most virtual machines.
 //!
-//! The unit of work is a packet with payload that a process of the pod sends, loopback included: an
-//! answer, a request to another service, a record. See [`koord_host::packets`] for what counts as one.
-//! How much work a packet stands for differs from service to service, and a service is compared with
-//! itself only. The value is microseconds of CPU time per packet.
+//! The unit of work is a packet with payload that a process of the pod sends, loopback included: an answer, a
+//! request to another service, a record. [`koord_host::packets`] defines what counts. How much work a packet
+//! stands for differs between services, and a service is compared only with itself. The value is microseconds
+//! of CPU time per packet.
 //!
 //! *Cost.* One system call per pod and sample, and some tens of nanoseconds per packet of these pods.
 
@@ -16,29 +16,29 @@ use koord_host::{Cgroup, CgroupPath, HostError, Root};
 use rustc_hash::FxHashMap;
 use std::fmt;
 
-/// Fewer packets per second say nothing: by chance alone fifty vary by a seventh, which is the least
-/// that counts as harm.
+/// Minimum packets per second: by chance alone fifty vary by a seventh, which is the least that counts as
+/// harm.
 const FEWEST: f64 = 50.0;
-/// Less CPU time, in cores, is too little to be compared.
+/// Minimum CPU time to compare, in cores.
 const LEAST_CORES: f64 = 0.01;
-/// A pod without a group in the unified tree is looked at again after this long, in milliseconds.
+/// Milliseconds after which a cgroup that is missing in the unified tree is looked for again.
 const RETRY_MS: u64 = 10_000;
 
-/// The count of a group.
+/// Packet counter of a cgroup.
 pub trait PacketCount: fmt::Debug + Send {
-    /// Packets so far; `None` when the group is gone.
+    /// Returns the number of packets so far; `None` if the cgroup has been removed.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// When the kernel refuses the read.
     fn packets(&self) -> koord_host::Result<Option<u64>>;
 }
 
-/// What counts.
+/// Source of packet counters.
 pub trait PacketSource: fmt::Debug + Send {
-    /// Begins to count for a group; `None` when there is no such group in the unified tree.
+    /// Starts to count for a cgroup; `None` if there is no such cgroup in the unified tree.
     ///
     /// # Errors
-    /// [`HostError::is_unsupported`] where this machine never will.
+    /// [`HostError::is_unsupported`] if this machine never can.
     fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>>;
 }
 
@@ -55,19 +55,19 @@ impl PacketSource for PacketProgram {
     }
 }
 
-/// Where counts come from.
+/// State of the source of packet counters.
 #[derive(Debug)]
 enum SourceState {
-    /// It is switched off.
+    /// Switched off.
     Off,
-    /// Nobody asked yet.
+    /// Not needed yet.
     New,
     Ready(Box<dyn PacketSource>),
-    /// This machine cannot, and why.
+    /// Not supported by this machine, with the reason.
     Unavailable(String),
 }
 
-/// The services of a node.
+/// Measures the CPU time per packet of the services of a node.
 #[derive(Debug)]
 pub struct WorkMeter {
     root: Root,
@@ -82,14 +82,14 @@ struct WorkPod {
     id: u64,
     group: CgroupPath,
     counter: Option<Box<dyn PacketCount>>,
-    /// When it was looked for.
+    /// Time of the last attempt to attach a counter, in milliseconds.
     tried_ms: Option<u64>,
     rate: Rate,
     newest: Option<f64>,
 }
 
 impl WorkMeter {
-    /// Returns a collector without pods, switched on or not.
+    /// Creates a meter without pods, switched on or off.
     #[must_use]
     pub fn new(root: Root, on: bool) -> Self {
         Self {
@@ -105,7 +105,7 @@ impl WorkMeter {
         }
     }
 
-    /// With `source` in the place of the kernel's, for tests.
+    /// Creates a meter with `source` instead of the kernel's, for tests.
     #[must_use]
     pub fn with_source(root: Root, source: Box<dyn PacketSource>) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl WorkMeter {
         }
     }
 
-    /// Follows these pods and no others: their numbers and groups.
+    /// Replaces the followed pods: their numbers and cgroups.
     pub fn follow<'a>(&mut self, pods: impl Iterator<Item = (u64, &'a CgroupPath)>) {
         let mut old: FxHashMap<u64, WorkPod> =
             self.pods.drain(..).map(|pod| (pod.id, pod)).collect();
@@ -126,8 +126,8 @@ impl WorkMeter {
         self.at = (0..).zip(&self.pods).map(|(n, pod)| (pod.id, n)).collect();
     }
 
-    /// Takes a sample of every pod at `now_ns` of a steady clock; `cores` is what a pod used since the
-    /// sample before, in cores.
+    /// Takes a sample of every pod at `now_ns` of the monotonic clock. `cores` returns the CPU usage of a pod
+    /// since the previous sample.
     ///
     /// # Errors
     /// When the packets of a pod cannot be counted.
@@ -158,8 +158,8 @@ impl WorkMeter {
         self.errors.finish()
     }
 
-    /// Begins to count for pods that are new, and for those whose turn it is to be tried again. An even
-    /// part per call keeps every call alike.
+    /// Starts to count for new pods, and for those that are due for another attempt. The number of pods per
+    /// call is limited, so that each call takes about the same time.
     fn attach(&mut self, now_ms: u64) {
         let SourceState::Ready(source) = &self.stage else {
             return;
@@ -183,28 +183,28 @@ impl WorkMeter {
     }
 
     fn give_up(&mut self, error: &HostError) {
-        tracing::warn!(part = "packets", %error, "unavailable");
+        tracing::warn!(part = "packets", %error, "packet counting unavailable, stopping it");
         self.stage = SourceState::Unavailable(error.to_string());
         for pod in &mut self.pods {
             pod.close();
         }
     }
 
-    /// Stops counting: nobody asks any more.
+    /// Stops counting when there is no demand any more.
     pub fn suspend(&mut self) {
         for pod in &mut self.pods {
             *pod = WorkPod::new(pod.id, &pod.group);
         }
     }
 
-    /// Returns the newest value of the pod `id`, in microseconds of CPU time per packet; `None` where nothing is
-    /// counted and while the pod does too little to be compared.
+    /// Returns the newest CPU time per packet of the pod `id`, in microseconds; `None` if nothing is counted
+    /// or the pod does too little to be compared.
     #[must_use]
     pub fn cpu_per_packet(&self, id: u64) -> Option<f64> {
         self.pods.get(*self.at.get(&id)?)?.newest
     }
 
-    /// Why nothing is counted, or not for every pod.
+    /// Returns why packets are not counted, or not for every pod.
     #[must_use]
     pub fn problem(&self) -> Option<(State, String)> {
         let without = || {
@@ -243,7 +243,7 @@ impl WorkPod {
         }
     }
 
-    /// Nothing is counted any more.
+    /// Stops counting and drops the newest value.
     fn close(&mut self) {
         (self.counter, self.newest) = (None, None);
         self.rate.reset();
