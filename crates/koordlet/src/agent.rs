@@ -17,7 +17,8 @@ use crate::health::{Collector, Guard, State};
 use crate::hooks::RuleStore;
 use crate::metrics::Metrics;
 use crate::qos::{
-    Eviction, Facts, Kernel, STRATEGIES, Standings, Strategies, Strategy, View, guard,
+    Eviction, EvictionHistory, Facts, KernelReader, STRATEGIES, Strategies, StrategySpec, View,
+    guard,
 };
 use crate::settings::Settings;
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
@@ -79,7 +80,7 @@ pub struct Agent {
     ticks: u64,
     strategies: Strategies,
     executor: Executor,
-    standings: Standings,
+    eviction_history: EvictionHistory,
     facts_version: u64,
     last_context: Option<StrategyContext>,
     audit: audit::Log,
@@ -127,7 +128,7 @@ impl Agent {
             states,
             rules: RuleStore::default(),
             ticks: 0,
-            standings: Standings::default(),
+            eviction_history: EvictionHistory::default(),
             facts_version: 0,
             last_context: None,
             guard: None,
@@ -166,7 +167,7 @@ impl Agent {
     /// Returns the strategies that fail to read kernel files, each with its error.
     #[must_use]
     pub fn strategy_errors(&self) -> Vec<(&'static str, String)> {
-        let current_error = |row: &Strategy| {
+        let current_error = |row: &StrategySpec| {
             let error = self.measure.errors.current_error(row.name)?;
             Some((row.name, error.to_owned()))
         };
@@ -219,7 +220,7 @@ impl Agent {
             self.strategies.needs(&facts)
         };
         self.measure.collect(now, needs);
-        self.standings.tidy(now.ms());
+        self.eviction_history.expire(now.ms());
 
         let window = self.settings.interval_ms.saturating_mul(2);
         let (node_cpu, node_memory) = self.measure.node_use(now.ms(), window);
@@ -246,11 +247,11 @@ impl Agent {
             node_memory: node_memory.map(|bytes| bytes as i64),
             batch: &self.measure.batch,
             batch_cpu: self.measure.batch_cpu(),
-            standings: &self.standings,
+            eviction_history: &self.eviction_history,
             store: &self.measure.store,
             storage: storage.as_deref(),
             claims: &claims,
-            kernel: Kernel::new(&self.root, &errors),
+            kernel: KernelReader::new(&self.root, &errors),
         });
         drop(pods);
         for (strategy, round) in std::mem::take(&mut plan.rounds) {
@@ -260,7 +261,7 @@ impl Agent {
             debug_assert!(false, "{fault}");
             tracing::error!(fault, "skipping a write without a claim");
         }
-        for (object, malformed) in plan.take_complaints() {
+        for (object, malformed) in plan.take_malformed() {
             self.states.complaints.replace(&object, malformed);
         }
         self.rules.store(plan.rules.take());
@@ -340,14 +341,16 @@ impl Agent {
 
     /// Records that a pod is being evicted.
     pub fn evicted(&mut self, eviction: &Eviction, now: TickTime) {
-        self.standings.left(&eviction.uid, now.ms());
+        self.eviction_history
+            .record_eviction(&eviction.uid, now.ms());
         self.strategies.evicted(eviction, now.ms());
     }
 
     /// Records that an eviction was refused or failed, so that the pod stays. `after` is the server's retry
     /// delay, if it sent one.
     pub fn refused(&mut self, eviction: &Eviction, after: Option<Duration>, now: TickTime) {
-        self.standings.refused(&eviction.uid, after, now.ms());
+        self.eviction_history
+            .record_refusal(&eviction.uid, after, now.ms());
     }
 }
 

@@ -30,24 +30,24 @@ impl Classes {
     /// Every class.
     pub const ALL: Self = Self(0b11_1111);
     /// Batch work.
-    pub const BE: Self = Self::of(&[QosClass::Be]);
+    pub const BE: Self = Self::only(&[QosClass::Be]);
 
     /// Exactly these.
     #[must_use]
-    pub const fn of(classes: &[QosClass]) -> Self {
+    pub const fn only(classes: &[QosClass]) -> Self {
         let mut bits = 0;
-        let mut at = 0;
-        while at < classes.len() {
-            bits |= 1 << classes[at] as u8;
-            at += 1;
+        let mut index = 0;
+        while index < classes.len() {
+            bits |= 1 << classes[index] as u8;
+            index += 1;
         }
         Self(bits)
     }
 
     /// Returns all but these.
     #[must_use]
-    pub const fn but(classes: &[QosClass]) -> Self {
-        Self(Self::ALL.0 & !Self::of(classes).0)
+    pub const fn except(classes: &[QosClass]) -> Self {
+        Self(Self::ALL.0 & !Self::only(classes).0)
     }
 
     /// Returns whether `class` is one of them.
@@ -58,7 +58,7 @@ impl Classes {
 
     /// Returns whether some class is in both.
     #[must_use]
-    pub const fn meets(self, other: Self) -> bool {
+    pub const fn overlaps(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
@@ -106,8 +106,8 @@ impl Claim {
         self.file == file && self.level == level && self.classes.has(class)
     }
 
-    fn meets(&self, other: &Self) -> bool {
-        self.file == other.file && self.level == other.level && self.classes.meets(other.classes)
+    fn overlaps(&self, other: &Self) -> bool {
+        self.file == other.file && self.level == other.level && self.classes.overlaps(other.classes)
     }
 }
 
@@ -150,7 +150,7 @@ pub fn check(rows: &[(&'static str, &[Claim])]) -> Result<(), ClaimError> {
         for (second, others) in &rows[at + 1..] {
             let clash = others
                 .iter()
-                .find(|other| claims.iter().any(|claim| claim.meets(other)));
+                .find(|other| claims.iter().any(|claim| claim.overlaps(other)));
             if let Some(claim) = clash {
                 return Err(ClaimError {
                     first,
@@ -175,7 +175,7 @@ mod tests {
             level,
             classes,
         };
-        let services = Classes::of(&[QosClass::Ls, QosClass::None]);
+        let services = Classes::only(&[QosClass::Ls, QosClass::None]);
         let batch = [
             claim(Level::Pod, Classes::BE),
             claim(Level::Qos, Classes::BE),
@@ -192,7 +192,7 @@ mod tests {
             "cpu.cfs_quota_us at level Pod of LS,none"
         );
         assert_eq!(
-            Classes::but(&[QosClass::Be]).to_string(),
+            Classes::except(&[QosClass::Be]).to_string(),
             "LSE,LSR,LS,SYSTEM,none"
         );
     }

@@ -47,10 +47,10 @@ impl Condition {
 
 /// Every condition that holds. Clones share the same state.
 #[derive(Debug, Clone, Default)]
-pub struct Conditions(Arc<Mutex<Inner>>);
+pub struct Conditions(Arc<Mutex<ConditionState>>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ConditionState {
     active: BTreeMap<Condition, BTreeMap<String, String>>,
     gauge: Option<(GaugeVec, String)>,
     logged: u64,
@@ -147,7 +147,7 @@ impl Conditions {
     }
 }
 
-impl Inner {
+impl ConditionState {
     fn update_gauge(&self, condition: Condition) {
         let Some((gauge, node)) = &self.gauge else {
             return;

@@ -30,13 +30,13 @@ use tokio_util::sync::CancellationToken;
 /// How many evictions may wait for their turn.
 const BACKLOG: usize = 64;
 /// A killed container is looked at so many times until its processes are gone.
-const LOOKS: u32 = 20;
+const KILL_CHECKS: u32 = 20;
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(50);
+const KILL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// With each look it is waited so many times for processes that were killed, before they are killed again.
-const DEATHS: u32 = 20;
+const EXIT_CHECKS: u32 = 20;
 /// For so long.
-const DEATH: Duration = Duration::from_millis(1);
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// `reason` of events, audit records and metrics: upstream has one only.
 pub const REASON: &str = "evicted";
 
@@ -56,17 +56,17 @@ pub enum Mode {
 /// A mode that there is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("eviction-mode must be api-then-kill, api or kill, got {0:?}")]
-pub struct UnknownMode(String);
+pub struct UnknownEvictionMode(String);
 
 impl FromStr for Mode {
-    type Err = UnknownMode;
+    type Err = UnknownEvictionMode;
 
-    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+    fn from_str(text: &str) -> Result<Self, UnknownEvictionMode> {
         match text {
             "api-then-kill" => Ok(Self::ApiThenKill),
             "api" => Ok(Self::Api),
             "kill" => Ok(Self::Kill),
-            other => Err(UnknownMode(other.to_owned())),
+            other => Err(UnknownEvictionMode(other.to_owned())),
         }
     }
 }
@@ -110,7 +110,7 @@ pub enum Outcome {
 
 /// An eviction that came to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Done {
+pub struct EvictionResult {
     /// What was asked for.
     pub eviction: Eviction,
     /// What became of it.
@@ -119,7 +119,7 @@ pub struct Done {
 
 /// What the evictor works with.
 #[derive(Clone)]
-pub struct Parts {
+pub struct EvictorDeps {
     /// The API server.
     pub client: Client,
     /// Where events go.
@@ -136,7 +136,7 @@ pub struct Parts {
     pub clock: Clock,
 }
 
-impl fmt::Debug for Parts {
+impl fmt::Debug for EvictorDeps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parts").finish_non_exhaustive()
     }
@@ -147,7 +147,7 @@ impl fmt::Debug for Parts {
 pub struct Evictor {
     queue: mpsc::Sender<Eviction>,
     /// Asked for and not answered: asking every second would evict long after the need is over.
-    under_way: Arc<Mutex<FxHashSet<String>>>,
+    in_flight: Arc<Mutex<FxHashSet<String>>>,
 }
 
 impl Evictor {
@@ -155,16 +155,16 @@ impl Evictor {
     #[must_use]
     pub fn start(
         config: Config,
-        parts: Parts,
+        parts: EvictorDeps,
         shutdown: CancellationToken,
-    ) -> (Self, mpsc::Receiver<Done>) {
+    ) -> (Self, mpsc::Receiver<EvictionResult>) {
         let (queue, waiting) = mpsc::channel(BACKLOG);
         let (done, results) = mpsc::channel(BACKLOG);
-        let under_way = Arc::<Mutex<FxHashSet<String>>>::default();
+        let in_flight = Arc::<Mutex<FxHashSet<String>>>::default();
         let worker = Worker {
             config,
             parts,
-            under_way: under_way.clone(),
+            in_flight: in_flight.clone(),
             version: Mutex::default(),
             done,
         };
@@ -174,20 +174,20 @@ impl Evictor {
                 () = Arc::new(worker).run(waiting) => {}
             }
         });
-        (Self { queue, under_way }, results)
+        (Self { queue, in_flight }, results)
     }
 
     /// Asks for an eviction; `false` when that pod's is under way already or too many wait.
     pub fn try_evict(&self, eviction: Eviction) -> bool {
         let uid = eviction.uid.clone();
-        let mut under_way = self.under_way.lock();
+        let mut in_flight = self.in_flight.lock();
         // Held over the sending: the answer may be there at once.
-        !under_way.contains(&uid) && self.queue.try_send(eviction).is_ok() && under_way.insert(uid)
+        !in_flight.contains(&uid) && self.queue.try_send(eviction).is_ok() && in_flight.insert(uid)
     }
 }
 
 /// Why an eviction through the API came to nothing.
-enum Refusal {
+enum EvictionError {
     /// A disruption budget, or load: the server has decided, and maybe said when to ask again.
     Blocked(String, Option<Duration>),
     /// The server said no, or said nothing.
@@ -200,7 +200,7 @@ enum KillError {
     #[error("none of its containers is known to run")]
     NoContainers,
     #[error("some processes did not die")]
-    Undead,
+    StillRunning,
     #[error(transparent)]
     Host(#[from] HostError),
     #[error("{0}")]
@@ -226,22 +226,22 @@ fn kill_all(root: &Root, groups: &[CgroupPath]) -> Result<bool, HostError> {
     for group in alive()? {
         group.kill()?;
     }
-    for _ in 0..DEATHS {
+    for _ in 0..EXIT_CHECKS {
         if alive()?.is_empty() {
             return Ok(false);
         }
-        std::thread::sleep(DEATH);
+        std::thread::sleep(EXIT_CHECK_INTERVAL);
     }
     Ok(true)
 }
 
 struct Worker {
     config: Config,
-    parts: Parts,
-    under_way: Arc<Mutex<FxHashSet<String>>>,
+    parts: EvictorDeps,
+    in_flight: Arc<Mutex<FxHashSet<String>>>,
     /// What discovery said, once it said something.
     version: Mutex<Option<EvictVersion>>,
-    done: mpsc::Sender<Done>,
+    done: mpsc::Sender<EvictionResult>,
 }
 
 impl Worker {
@@ -258,8 +258,8 @@ impl Worker {
             running.spawn(async move {
                 let outcome = worker.evict(&eviction).await;
                 drop(slot);
-                worker.under_way.lock().remove(&eviction.uid);
-                let _ = worker.done.send(Done { eviction, outcome }).await;
+                worker.in_flight.lock().remove(&eviction.uid);
+                let _ = worker.done.send(EvictionResult { eviction, outcome }).await;
             });
         }
         running.join_all().await;
@@ -269,35 +269,35 @@ impl Worker {
         let refusal = if self.config.mode == Mode::Kill {
             None
         } else {
-            match self.ask(eviction).await {
+            match self.request_eviction(eviction).await {
                 Ok(outcome) => {
                     if outcome == Outcome::Evicted {
-                        self.say(eviction, "evicted through the API");
+                        self.record_success(eviction, "evicted through the API");
                     }
                     return outcome;
                 }
-                Err(Refusal::Blocked(why, after)) => {
+                Err(EvictionError::Blocked(why, after)) => {
                     tracing::info!(pod = eviction.name, why, "eviction is blocked for now");
-                    self.say_failed(eviction, &why);
+                    self.record_failure(eviction, &why);
                     return Outcome::Blocked(after);
                 }
-                Err(Refusal::Failed(why)) => Some(why),
+                Err(EvictionError::Failed(why)) => Some(why),
             }
         };
         if self.config.mode == Mode::Api {
             let why = refusal.unwrap_or_default();
             tracing::warn!(pod = eviction.name, why, "eviction failed");
-            self.say_failed(eviction, &why);
+            self.record_failure(eviction, &why);
             return Outcome::Failed;
         }
-        let how = match &refusal {
+        let method = match &refusal {
             Some(why) => format!("containers killed, as the API server could not be asked: {why}"),
             None => "containers killed".to_owned(),
         };
         match self.kill(&eviction.uid).await {
             Ok(true) => {
-                tracing::info!(pod = eviction.name, how, "pod killed");
-                self.say(eviction, &how);
+                tracing::info!(pod = eviction.name, method, "pod killed");
+                self.record_success(eviction, &method);
                 Outcome::Killed
             }
             Ok(false) => Outcome::Gone,
@@ -307,53 +307,53 @@ impl Worker {
                     None => format!("killing failed: {error}"),
                 };
                 tracing::warn!(pod = eviction.name, why, "eviction failed");
-                self.say_failed(eviction, &why);
+                self.record_failure(eviction, &why);
                 Outcome::Failed
             }
         }
     }
 
     /// Asks the API server.
-    async fn ask(&self, eviction: &Eviction) -> Result<Outcome, Refusal> {
-        let failed = |error: koord_kube::Error| Refusal::Failed(error.to_string());
-        let asked = async {
+    async fn request_eviction(&self, eviction: &Eviction) -> Result<Outcome, EvictionError> {
+        let failed = |error: koord_kube::Error| EvictionError::Failed(error.to_string());
+        let attempt = async {
             let version = self.version().await.map_err(failed)?;
             let Some(version) = version else {
                 let why = "the API server offers no evictions".to_owned();
-                return Err(Refusal::Failed(why));
+                return Err(EvictionError::Failed(why));
             };
             let options = EvictOptions {
                 uid: Some(eviction.uid.clone()),
                 version,
                 ..EvictOptions::default()
             };
-            let Parts { client, .. } = &self.parts;
-            let asked = evict_pod(client, &eviction.namespace, &eviction.name, &options);
-            match asked.await.map_err(failed)? {
+            let EvictorDeps { client, .. } = &self.parts;
+            let attempt = evict_pod(client, &eviction.namespace, &eviction.name, &options);
+            match attempt.await.map_err(failed)? {
                 EvictOutcome::Evicted => Ok(Outcome::Evicted),
                 EvictOutcome::Gone { .. } => Ok(Outcome::Gone),
                 EvictOutcome::Blocked {
                     message,
                     retry_after,
-                } => Err(Refusal::Blocked(message, retry_after)),
+                } => Err(EvictionError::Blocked(message, retry_after)),
             }
         };
         let limit = self.config.timeout;
-        timeout(limit, asked).await.unwrap_or_else(|_| {
+        timeout(limit, attempt).await.unwrap_or_else(|_| {
             let why = format!("the API server did not answer within {limit:?}");
-            Err(Refusal::Failed(why))
+            Err(EvictionError::Failed(why))
         })
     }
 
     /// Returns the version of the eviction API, discovered once; `None` when there is none.
     async fn version(&self) -> Result<Option<EvictVersion>, koord_kube::Error> {
-        let known = *self.version.lock();
-        if known.is_some() {
-            return Ok(known);
+        let cached = *self.version.lock();
+        if cached.is_some() {
+            return Ok(cached);
         }
-        let found = eviction_version(&self.parts.client).await?;
-        *self.version.lock() = found;
-        Ok(found)
+        let discovered = eviction_version(&self.parts.client).await?;
+        *self.version.lock() = discovered;
+        Ok(discovered)
     }
 
     /// Kills the processes of the pod's containers; `false` when the pod is not there any more.
@@ -369,18 +369,18 @@ impl Worker {
         if groups.is_empty() {
             return Err(KillError::NoContainers);
         }
-        for _ in 0..LOOKS {
+        for _ in 0..KILL_CHECKS {
             let (root, groups) = (self.parts.root.clone(), groups.clone());
             if !tokio::task::spawn_blocking(move || kill_all(&root, &groups)).await?? {
                 return Ok(true);
             }
-            sleep(LOOK).await;
+            sleep(KILL_CHECK_INTERVAL).await;
         }
-        Err(KillError::Undead)
+        Err(KillError::StillRunning)
     }
 
     /// Event, audit record and metric of an eviction.
-    fn say(&self, eviction: &Eviction, how: &str) {
+    fn record_success(&self, eviction: &Eviction, how: &str) {
         self.event(eviction, "evictPodSuccess", &eviction.message);
         let parts = &self.parts;
         parts
@@ -393,7 +393,7 @@ impl Worker {
         parts.audit.record(parts.clock.now(), entry);
     }
 
-    fn say_failed(&self, eviction: &Eviction, why: &str) {
+    fn record_failure(&self, eviction: &Eviction, why: &str) {
         let message = format!("{}, error {why}", eviction.message);
         self.event(eviction, "evictPodFail", &message);
     }

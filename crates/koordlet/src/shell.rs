@@ -4,7 +4,7 @@ use crate::agent::{Agent, AgentError, TickOutcome};
 use crate::collect::needs::Needs;
 use crate::collect::table;
 use crate::devices::{self, Finder as DeviceFinder};
-use crate::evictor::{self, Done, Evictor, Outcome};
+use crate::evictor::{self, EvictionResult, Evictor, Outcome};
 use crate::exporter::{self, Exporter};
 use crate::gates::{Gate, Gates};
 use crate::http;
@@ -194,7 +194,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         warnings: Arc::new(Warnings::new(&options.node_name, recorder.clone())),
     };
     let contests = runtime::start(&options.runtime, parts, ctx.shutdown.clone());
-    let parts = evictor::Parts {
+    let parts = evictor::EvictorDeps {
         client: client.clone(),
         recorder: recorder.clone(),
         states: states.clone(),
@@ -317,7 +317,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
         tracing::debug!("{line}");
     }
     options.settings.gates.announce();
-    for row in qos::shown(&options.settings) {
+    for row in qos::strategy_rows(&options.settings) {
         tracing::debug!(
             strategy = row.name,
             on = row.on,
@@ -500,7 +500,11 @@ struct Loop {
 }
 
 impl Loop {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Request>, mut evicted: mpsc::Receiver<Done>) {
+    async fn run(
+        mut self,
+        mut inbox: mpsc::Receiver<Request>,
+        mut evicted: mpsc::Receiver<EvictionResult>,
+    ) {
         let origin = Instant::now();
         let mut timer = interval(self.interval);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -533,7 +537,7 @@ impl Loop {
                         }
                     }
                 }
-                Some(Done { eviction, outcome }) = evicted.recv() => {
+                Some(EvictionResult { eviction, outcome }) = evicted.recv() => {
                     let now = self.now(origin);
                     match outcome {
                         Outcome::Evicted | Outcome::Killed | Outcome::Gone => {
@@ -613,7 +617,7 @@ impl Loop {
 async fn on_own_thread(
     driver: Loop,
     inbox: mpsc::Receiver<Request>,
-    evicted: mpsc::Receiver<Done>,
+    evicted: mpsc::Receiver<EvictionResult>,
     priority: u8,
 ) -> Result<(), Error> {
     let (done, finished) = oneshot::channel();

@@ -254,19 +254,21 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
         has,
         lacks,
     };
-    let strategies = qos::shown(settings).into_iter().map(|row| Strategy {
-        name: row.name.to_owned(),
-        state: if row.on { State::Active } else { State::Off },
-        mechanism: mechanism(row.name, &row.claims),
-        why: match (row.on, row.every_ms) {
-            (true, _) => String::new(),
-            (false, 0) => "its interval is 0".to_owned(),
-            (false, _) => format!("gate {} is closed", row.gates.join(" or ")),
-        },
-        gates: row.gates.into_iter().map(str::to_owned).collect(),
-        every_ms: row.every_ms,
-        claims: row.claims,
-    });
+    let strategies = qos::strategy_rows(settings)
+        .into_iter()
+        .map(|row| Strategy {
+            name: row.name.to_owned(),
+            state: if row.on { State::Active } else { State::Off },
+            mechanism: mechanism(row.name, &row.claims),
+            why: match (row.on, row.every_ms) {
+                (true, _) => String::new(),
+                (false, 0) => "its interval is 0".to_owned(),
+                (false, _) => format!("gate {} is closed", row.gates.join(" or ")),
+            },
+            gates: row.gates.into_iter().map(str::to_owned).collect(),
+            every_ms: row.every_ms,
+            claims: row.claims,
+        });
     status.strategies = strategies.collect();
     let gates = gates::Gate::ALL.iter().map(|gate| Gate {
         name: gate.name().to_owned(),

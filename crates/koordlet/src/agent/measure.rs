@@ -14,7 +14,7 @@ use crate::collect::table::{self, COLLECTORS, CollectorSpec, Lane};
 use crate::collect::work::WorkMeter;
 use crate::health::{self, State};
 use crate::metrics::Metrics;
-use crate::qos::{Machine, PodView, guard};
+use crate::qos::{MachineFacts, PodView, guard};
 use crate::settings::Settings;
 use crate::states::metric_policy::Memory;
 use crate::states::slo::HostApp;
@@ -53,7 +53,7 @@ pub(crate) struct Measure {
     pub(crate) host_apps: HostApps,
     /// The NodeSLO's list of host applications that is followed.
     apps: Option<Arc<[HostApp]>>,
-    pub(crate) machine: Machine,
+    pub(crate) machine: MachineFacts,
     /// Cgroup of the BE class.
     pub(crate) batch: CgroupPath,
     /// Memory figure that the NodeMetric's policy requests.
@@ -112,12 +112,12 @@ impl Measure {
             pods: TrackedPods::default(),
             host_apps: HostApps::default(),
             apps: None,
-            machine: Machine {
+            machine: MachineFacts {
                 processors,
                 page_size: koord_host::cgroup::resource::page_size(),
                 cpu_vendor: CpuInfo::read(&root).map_or_else(|_| String::new(), |cpu| cpu.vendor),
                 schedstat: root.proc("self/schedstat").exists(),
-                ..Machine::default()
+                ..MachineFacts::default()
             },
             batch: settings.layout.qos(KubeQos::BestEffort)?,
             memory: Memory::default(),

@@ -129,7 +129,7 @@ pub enum ArgsError {
     Mode(#[from] UnknownMode),
     /// `--eviction-mode`.
     #[error(transparent)]
-    Eviction(#[from] evictor::UnknownMode),
+    Eviction(#[from] evictor::UnknownEvictionMode),
     /// `--node-topology-mode`.
     #[error(transparent)]
     Topology(#[from] node_topology::UnknownMode),

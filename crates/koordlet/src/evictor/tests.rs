@@ -91,10 +91,10 @@ impl Rig {
         }
     }
 
-    fn start(&self, mode: Mode) -> (Evictor, mpsc::Receiver<Done>) {
+    fn start(&self, mode: Mode) -> (Evictor, mpsc::Receiver<EvictionResult>) {
         let metrics = Metrics::new(&self.registry).unwrap();
         metrics.started("n1", 0);
-        let parts = Parts {
+        let parts = EvictorDeps {
             client: in_process(self.server.clone()),
             recorder: Recorder::silent(),
             states: self.states.clone(),
@@ -129,7 +129,7 @@ fn eviction(name: &str) -> Eviction {
     }
 }
 
-async fn outcome(results: &mut mpsc::Receiver<Done>) -> (String, Outcome) {
+async fn outcome(results: &mut mpsc::Receiver<EvictionResult>) -> (String, Outcome) {
     let done = results.recv().await.unwrap();
     (done.eviction.name, done.outcome)
 }

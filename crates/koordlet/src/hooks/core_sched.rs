@@ -10,7 +10,7 @@ use koord_model::core_sched::{Ask, PodPolicy};
 const NAME: &str = "CoreSched";
 
 /// SYSTEM pods, of which this agent is one, keep what they have.
-const TOUCHED: Classes = Classes::but(&[QosClass::System]);
+const TOUCHED: Classes = Classes::except(&[QosClass::System]);
 
 /// The row.
 pub(crate) const HOOK: Hook = Hook {

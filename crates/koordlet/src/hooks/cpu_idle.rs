@@ -19,7 +19,7 @@ pub(super) const HOOK: Hook = Hook {
     says: &[Says {
         what: What::CpuIdle,
         levels: &[Level::Pod],
-        classes: Classes::but(&[QosClass::System]),
+        classes: Classes::except(&[QosClass::System]),
     }],
     run,
 };

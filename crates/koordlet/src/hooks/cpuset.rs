@@ -13,7 +13,7 @@ use koord_model::cpuset_rule::{Ask, container_cpus, host_app_cpus};
 const NAME: &str = "CPUSetAllocator";
 
 /// Pods with CPUs of their own.
-const PINNED: Classes = Classes::of(&[QosClass::Lse, QosClass::Lsr]);
+const PINNED: Classes = Classes::only(&[QosClass::Lse, QosClass::Lsr]);
 
 /// The row.
 pub(super) const HOOK: Hook = Hook {

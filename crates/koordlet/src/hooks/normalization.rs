@@ -15,7 +15,7 @@ use koord_model::cpu_limit::{normalized, quota_of};
 const NAME: &str = "CPUNormalization";
 
 /// Pods on shared CPUs.
-const SHARED: Classes = Classes::of(&[QosClass::Ls, QosClass::None]);
+const SHARED: Classes = Classes::only(&[QosClass::Ls, QosClass::None]);
 
 /// The row.
 pub(super) const HOOK: Hook = Hook {

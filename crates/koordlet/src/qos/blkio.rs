@@ -8,8 +8,8 @@
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Plan, Planner, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Plan, Planner, StrategySpec, View, Write};
 use crate::states::pod::VolumeSource;
 use crate::states::{Malformed, Phase, PodInfo};
 use koord_api::annotations::POD_BLKIO_QOS;
@@ -33,8 +33,8 @@ const fn claim(file: File, level: Level, classes: Classes) -> Claim {
     }
 }
 
-const fn of_group(file: File) -> [Claim; 2] {
-    let labelled = Classes::but(&[QosClass::None]);
+const fn group_claims(file: File) -> [Claim; 2] {
+    let labelled = Classes::except(&[QosClass::None]);
     [
         claim(file, Level::Qos, Classes::BE),
         claim(file, Level::Pod, labelled),
@@ -43,22 +43,22 @@ const fn of_group(file: File) -> [Claim; 2] {
 
 /// What it writes.
 pub const CLAIMS: &[Claim] = &[
-    of_group(File::ReadIops)[0],
-    of_group(File::ReadIops)[1],
-    of_group(File::WriteIops)[0],
-    of_group(File::WriteIops)[1],
-    of_group(File::ReadBps)[0],
-    of_group(File::ReadBps)[1],
-    of_group(File::WriteBps)[0],
-    of_group(File::WriteBps)[1],
-    of_group(File::Weight)[0],
-    of_group(File::Weight)[1],
+    group_claims(File::ReadIops)[0],
+    group_claims(File::ReadIops)[1],
+    group_claims(File::WriteIops)[0],
+    group_claims(File::WriteIops)[1],
+    group_claims(File::ReadBps)[0],
+    group_claims(File::ReadBps)[1],
+    group_claims(File::WriteBps)[0],
+    group_claims(File::WriteBps)[1],
+    group_claims(File::Weight)[0],
+    group_claims(File::Weight)[1],
     claim(File::CostQos, Level::Node, Classes::ALL),
     claim(File::CostModel, Level::Node, Classes::ALL),
 ];
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BlkIOReconcile],
     every: |settings| settings.qos_reconcile_interval_ms,
@@ -92,14 +92,14 @@ struct BlockIo {
 impl Planner for BlockIo {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let Some(storage) = view.storage else {
-            plan.tell(State::Unavailable, "the local disks are not known yet");
+            plan.report_state(State::Unavailable, "the local disks are not known yet");
             return;
         };
         let every = view.facts.settings.reconcile_interval_ms;
         let (Some(round), Some(_)) = (self.reconcile.due(view, every), view.pods) else {
             return;
         };
-        plan.verify(round == Round::Periodic);
+        plan.verify(round == ReconcileReason::Periodic);
         let root = CgroupPath::root();
         let of_group = File::of(Kind::Group).iter();
         let of_root = File::of(Kind::Root).iter();
@@ -109,12 +109,12 @@ impl Planner for BlockIo {
             .copied()
             .collect();
         if files.is_empty() {
-            plan.tell(State::Unavailable, "this kernel has none of its files");
+            plan.report_state(State::Unavailable, "this kernel has none of its files");
             return;
         }
         let names: Vec<_> = files.iter().map(|file| resource(*file).name()).collect();
-        plan.tell(State::Active, names.join(", "));
-        let mut round = Turn {
+        plan.report_state(State::Active, names.join(", "));
+        let mut round = BlkioRun {
             view,
             plan,
             files,
@@ -125,16 +125,16 @@ impl Planner for BlockIo {
             round.classes(storage, self.root);
         }
         self.pods(&mut round, storage);
-        let Turn { plan, bad, .. } = round;
+        let BlkioRun { plan, bad, .. } = round;
         for object in self.bad.difference(&bad) {
-            plan.complain(object.as_str(), Vec::new());
+            plan.report_malformed(object.as_str(), Vec::new());
         }
         self.bad = bad;
     }
 }
 
 impl BlockIo {
-    fn pods(&mut self, round: &mut Turn<'_, '_>, storage: &Storage) {
+    fn pods(&mut self, round: &mut BlkioRun<'_, '_>, storage: &Storage) {
         let view = round.view;
         let mut listed = FxHashSet::default();
         for pod in view.pods().map(|pod| pod.info) {
@@ -143,23 +143,23 @@ impl BlockIo {
                 continue;
             }
             let blocks = match &pod.notes().blkio_qos {
-                Some(config) if claims_are_known(view, pod) => {
+                Some(config) if claims_are_resolved(view, pod) => {
                     self.limited.insert(pod.uid.clone());
                     &config.blocks[..]
                 }
                 None if self.limited.contains(&pod.uid) => &[],
                 _ => continue,
             };
-            let at = Write::pod(pod);
-            let left = round.group(Kind::Group, &at, blocks, |block| {
+            let write = Write::pod(pod);
+            let result = round.group(Kind::Group, &write, blocks, |block| {
                 devices_of_pod(view, pod, storage, block)
             });
-            round.say(
+            round.report_errors(
                 &format!("blkio Pod {}/{}", pod.namespace, pod.name),
                 POD_BLKIO_QOS,
-                left.errors,
+                result.errors,
             );
-            if blocks.is_empty() && !left.changes {
+            if blocks.is_empty() && !result.changes {
                 self.limited.remove(&pod.uid);
             }
         }
@@ -168,14 +168,14 @@ impl BlockIo {
 }
 
 /// What became of a group's blocks.
-struct Left {
+struct ApplyResult {
     errors: Vec<BlockError>,
     /// True if its files say something else than what is wanted.
     changes: bool,
 }
 
 /// One turn of the strategy.
-struct Turn<'t, 'v> {
+struct BlkioRun<'t, 'v> {
     view: &'t View<'v>,
     plan: &'t mut Plan,
     /// The files that this kernel has.
@@ -184,7 +184,7 @@ struct Turn<'t, 'v> {
     bad: BTreeSet<String>,
 }
 
-impl Turn<'_, '_> {
+impl BlkioRun<'_, '_> {
     /// The group of batch work, and the root's where it was ever given anything.
     fn classes(&mut self, storage: &Storage, root_too: bool) {
         let (slo, node) = (self.view.facts.slo, self.view.facts.node_name());
@@ -194,7 +194,7 @@ impl Turn<'_, '_> {
                 let error = "only beClass and cgroupRoot have block I/O settings";
                 let field = format!("{name}.blkioQOS.blocks");
                 let malformed = Malformed::new(field, &block.name, error);
-                self.complain(&format!("blkio {name}"), vec![malformed]);
+                self.report_malformed(&format!("blkio {name}"), vec![malformed]);
             }
         }
         let root = Target::cgroup(&CgroupPath::root(), Resource::BlkioCostQos);
@@ -221,9 +221,9 @@ impl Turn<'_, '_> {
             // Without a section nobody asked for anything; a closed one asks for the defaults.
             if let (Some(_), Some(at)) = (settings, at) {
                 let blocks = enabled(settings);
-                let left = self.group(kind, &at, blocks, |block| storage.devices(block, None));
+                let result = self.group(kind, &at, blocks, |block| storage.devices(block, None));
                 let field = format!("{name}.blkioQOS.blocks");
-                self.say(&format!("blkio {name}"), &field, left.errors);
+                self.report_errors(&format!("blkio {name}"), &field, result.errors);
             }
         }
     }
@@ -235,7 +235,7 @@ impl Turn<'_, '_> {
         at: &Write,
         blocks: &[BlockCfg],
         devices: impl Fn(&BlockCfg) -> Result<BTreeSet<String>, String>,
-    ) -> Left {
+    ) -> ApplyResult {
         let kernel = self.view.kernel;
         let mut present = BTreeSet::new();
         if let Some(group) = at.target.group() {
@@ -263,11 +263,11 @@ impl Turn<'_, '_> {
                 self.plan.write(write);
             }
         }
-        Left { errors, changes }
+        ApplyResult { errors, changes }
     }
 
     /// Says what is wrong with blocks in `field` of `object`, if anything.
-    fn say(&mut self, object: &str, field: &str, errors: Vec<BlockError>) {
+    fn report_errors(&mut self, object: &str, field: &str, errors: Vec<BlockError>) {
         let malformed = errors.into_iter().map(|error| {
             let name = match &error {
                 BlockError::Device { name, .. } | BlockError::Value { name, .. } => name.clone(),
@@ -276,13 +276,13 @@ impl Turn<'_, '_> {
         });
         let malformed: Vec<_> = malformed.collect();
         if !malformed.is_empty() {
-            self.complain(object, malformed);
+            self.report_malformed(object, malformed);
         }
     }
 
-    fn complain(&mut self, object: &str, malformed: Vec<Malformed>) {
+    fn report_malformed(&mut self, object: &str, malformed: Vec<Malformed>) {
         self.bad.insert(object.to_owned());
-        self.plan.complain(object, malformed);
+        self.plan.report_malformed(object, malformed);
     }
 }
 
@@ -292,7 +292,7 @@ fn enabled(settings: Option<&BlkIOQOSCfg>) -> &[BlockCfg] {
 }
 
 /// Returns whether every claim that the pod's settings speak of was looked up.
-fn claims_are_known(view: &View<'_>, pod: &PodInfo) -> bool {
+fn claims_are_resolved(view: &View<'_>, pod: &PodInfo) -> bool {
     let mut sources = pod.notes().volumes.values();
     sources.all(|source| match source {
         VolumeSource::Claim(name) => {

@@ -9,7 +9,7 @@ use crate::collect::needs::Needs;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::qos::reconcile::Reconcile;
-use crate::qos::{Burst, Facts, Plan, Planner, PodView, Strategy, View, cpu_limits};
+use crate::qos::{BurstAllowance, Facts, Plan, Planner, PodView, StrategySpec, View, cpu_limits};
 use crate::states::ContainerInfo;
 use crate::store::{Metric, Subject};
 use koord_api::qos::QosClass;
@@ -27,7 +27,7 @@ pub const NAME: &str = "CPUBurst";
 const POOL_WINDOW_MS: u64 = 10_000;
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::CPUBurst],
     every: |settings| settings.interval_ms,
@@ -42,10 +42,10 @@ struct CpuBurst {
     limiters: FxHashMap<u64, Limiter>,
     /// By container: the base of its quota and the quota it was left with, in microseconds per
     /// period. Between two rounds of looking, nobody else writes it as far as we are concerned.
-    known: FxHashMap<u64, (i64, i64)>,
+    last_quotas: FxHashMap<u64, (i64, i64)>,
     reconcile: Reconcile,
     /// What was said to be wrong with a setting.
-    said: FxHashSet<String>,
+    logged: FxHashSet<String>,
 }
 
 /// A container that may burst.
@@ -79,11 +79,11 @@ impl Planner for CpuBurst {
         let candidates = self.candidates(view);
         let state = pool(view);
         if candidates.is_empty() {
-            plan.tell(State::Idle, "no policy asks for it");
+            plan.report_state(State::Idle, "no policy asks for it");
         } else {
             let buffers = candidates.iter().filter(|c| c.config.buffers()).count();
             let raised = candidates.iter().filter(|c| c.present > c.base).count();
-            plan.tell(
+            plan.report_state(
                 State::Active,
                 format!("burst buffers of {buffers} containers, raised quotas of {raised}"),
             );
@@ -100,7 +100,7 @@ impl Planner for CpuBurst {
         let lowered = burst::lowered(over, raised.collect());
         let now = i64::try_from(view.now.ms()).unwrap_or(i64::MAX);
         self.limiters.retain(|_, limiter| !limiter.expired(now));
-        let mut known = FxHashMap::default();
+        let mut quotas = FxHashMap::default();
         for candidate in candidates {
             let allowed = self.allows(view, &candidate, now);
             let last = |metric| {
@@ -109,16 +109,16 @@ impl Planner for CpuBurst {
                 view.store.last(key, view.now.ms(), window)
             };
             let throttled = last(Metric::CpuThrottled);
-            let asked = burst::operation(&candidate.config, allowed, throttled);
+            let requested = burst::operation(&candidate.config, allowed, throttled);
             let chosen = lowered.contains(&candidate.id);
-            let operation = burst::admitted(asked, state, chosen);
+            let operation = burst::admitted(requested, state, chosen);
             let percent = candidate.config.quota_percent;
             let next = burst::next_quota(candidate.base, candidate.present, percent, operation);
             let quota = next.unwrap_or(candidate.present);
-            known.insert(candidate.id, (candidate.base, quota));
+            quotas.insert(candidate.id, (candidate.base, quota));
             plan.bursts.insert(
                 candidate.id,
-                Burst {
+                BurstAllowance {
                     quota,
                     quota_percent: percent,
                     buffer_percent: if candidate.config.buffers() {
@@ -129,7 +129,7 @@ impl Planner for CpuBurst {
                 },
             );
         }
-        self.known = known;
+        self.last_quotas = quotas;
     }
 }
 
@@ -137,9 +137,11 @@ impl CpuBurst {
     fn candidates<'a>(&mut self, view: &View<'a>) -> Vec<Candidate<'a>> {
         let every = view.facts.settings.reconcile_interval_ms;
         if self.reconcile.due(view, every).is_some() {
-            self.known.values_mut().for_each(|(_, quota)| *quota = 0);
+            self.last_quotas
+                .values_mut()
+                .for_each(|(_, quota)| *quota = 0);
         }
-        let mut found = Vec::new();
+        let mut candidates = Vec::new();
         let mut wrong = Vec::new();
         for pod in view.pods() {
             if !cpu_limits::may_burst(pod.info) {
@@ -157,8 +159,8 @@ impl CpuBurst {
                     continue;
                 }
                 let group = info.cgroup.as_ref();
-                let known = self.known.get(&id).copied();
-                let present = match known {
+                let last = self.last_quotas.get(&id).copied();
+                let present = match last {
                     // What the kernel has was looked at, or written by us, since the last round.
                     Some((_, quota)) if quota != 0 => Some(quota),
                     _ => group.and_then(|g| view.kernel.number(g, Resource::CfsQuota)),
@@ -166,9 +168,9 @@ impl CpuBurst {
                 if let Some(present) = present {
                     // What the kubelet wrote, or what was in force before the node's ratio changed.
                     let native = cpu_limit::quota_of(info.native.cpu_limit);
-                    let old = known.map_or(native, |(base, _)| base);
+                    let old = last.map_or(native, |(base, _)| base);
                     let moved = old != base && present > 0;
-                    found.push(Candidate {
+                    candidates.push(Candidate {
                         id,
                         info,
                         config: config.clone(),
@@ -182,8 +184,8 @@ impl CpuBurst {
                 }
             }
         }
-        self.say(wrong);
-        found
+        self.log_errors(wrong);
+        candidates
     }
 
     fn allows(&mut self, view: &View<'_>, candidate: &Candidate<'_>, now: i64) -> bool {
@@ -209,16 +211,16 @@ impl CpuBurst {
     }
 
     /// Says what is wrong with settings, once.
-    fn say(&mut self, errors: Vec<FieldError>) {
+    fn log_errors(&mut self, errors: Vec<FieldError>) {
         let mut now = FxHashSet::default();
         for error in errors {
             let text = error.to_string();
-            if !self.said.contains(&text) && !now.contains(&text) {
+            if !self.logged.contains(&text) && !now.contains(&text) {
                 tracing::warn!(strategy = NAME, error = text, "ignored");
             }
             now.insert(text);
         }
-        self.said = now;
+        self.logged = now;
     }
 }
 
@@ -227,8 +229,8 @@ pub(super) fn running<'a>(pod: &PodView<'a>) -> impl Iterator<Item = (&'a Contai
     let (info, tracked) = (pod.info, pod.containers);
     info.resident_containers().filter_map(move |container| {
         let group = container.cgroup.as_ref()?;
-        let found = tracked.iter().find(|known| known.group == *group)?;
-        Some((container, found.id))
+        let tracked = tracked.iter().find(|container| container.group == *group)?;
+        Some((container, tracked.id))
     })
 }
 

@@ -2,8 +2,8 @@
 //! more is requested than is allocatable.
 
 use crate::gates::Gate;
-use crate::qos::evict::{Evict, Feature, Found, Round, by_allocatable};
-use crate::qos::{Strategy, View};
+use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
+use crate::qos::{StrategySpec, View};
 use crate::store::{Metric, Subject};
 use koord_api::resources;
 use koord_model::evict::config::{
@@ -34,19 +34,29 @@ const FEATURES: &[Feature] = &[
 ];
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUEvict, Gate::CPUEvict, Gate::CPUAllocatableEvict],
     every: |settings| settings.cpu_evict_interval_ms,
     claims: &[],
-    make: |settings, _| Box::new(Evict::rested(FEATURES, settings.cpu_cool_down_ms)),
+    make: |settings, _| {
+        Box::new(Evict::with_initial_cooldown(
+            FEATURES,
+            settings.cpu_cool_down_ms,
+        ))
+    },
 };
 
-fn satisfaction(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
+fn satisfaction(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
     let interval_ms = view.facts.settings.interval_ms.max(1);
     let interval = i64::try_from(interval_ms.div_ceil(1000)).unwrap_or(1);
     let read = Satisfaction::new(view.facts.slo.thresholds(), interval);
-    let limits = round.settings(feature, read)?;
+    let limits = pass.settings(feature, read)?;
     let now = view.now.ms();
     let window = u64::try_from(limits.window_seconds)
         .unwrap_or(0)
@@ -83,10 +93,15 @@ fn satisfaction(feature: &'static str, round: &mut Round, view: &View<'_>, pods:
     (release > 0).then_some((task, why))
 }
 
-fn usage(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
+fn usage(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
     let strategy = view.facts.slo.thresholds();
-    let limits = round.settings(feature, UsageThreshold::cpu(strategy))?;
-    let priority = round.settings(feature, usage_priority(strategy))?;
+    let limits = pass.settings(feature, UsageThreshold::cpu(strategy))?;
+    let priority = pass.settings(feature, usage_priority(strategy))?;
     let interval_ms = view.facts.settings.interval_ms.max(1);
     let interval = i64::try_from(interval_ms.div_ceil(1000)).unwrap_or(1);
     let seconds = strategy
@@ -118,8 +133,13 @@ fn usage(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]
     (release > 0).then_some((task, why))
 }
 
-fn allocatable(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
+fn allocatable(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
     let read = AllocatableThreshold::cpu(view.facts.slo.thresholds());
-    let limits = round.settings(feature, read)?;
+    let limits = pass.settings(feature, read)?;
     by_allocatable(feature, &limits, view, pods, Dimension::Cpu)
 }

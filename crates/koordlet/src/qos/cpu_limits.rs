@@ -10,8 +10,8 @@
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::metrics::{self, Burst, Metrics};
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Facts, Plan, Planner, PodView, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Facts, Plan, Planner, PodView, StrategySpec, View, Write};
 use crate::states::{ContainerInfo, PodInfo};
 use koord_api::qos::{KubeQos, QosClass};
 use koord_host::{CgroupPath, Resource, TargetKind};
@@ -39,7 +39,7 @@ const fn claim(level: Level, file: Resource) -> Claim {
 }
 
 /// The row. It runs while any of those runs that leave something for it.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[
         Gate::BatchResource,
@@ -66,21 +66,21 @@ enum Rule {
 /// What was planned last for a pod: as long as nothing else is wanted, it is planned again in the next
 /// round only.
 #[derive(Debug)]
-struct Ours {
+struct LastPlan {
     rule: Rule,
     /// By container.
-    bursts: Vec<(u64, super::Burst)>,
+    bursts: Vec<(u64, super::BurstAllowance)>,
     /// What came of it.
-    given: Vec<Burst>,
+    applied: Vec<Burst>,
 }
 
 /// The strategy's memory.
 #[derive(Debug)]
 struct CpuLimits {
     /// Pods whose quotas are not as the kubelet wrote them.
-    ours: FxHashMap<u64, Ours>,
+    plans: FxHashMap<u64, LastPlan>,
     /// Services whose leftovers of an earlier run were looked at.
-    seen: FxHashSet<u64>,
+    checked: FxHashSet<u64>,
     reconcile: Reconcile,
     metrics: Metrics,
 }
@@ -88,8 +88,8 @@ struct CpuLimits {
 impl CpuLimits {
     fn new(metrics: Metrics) -> Self {
         Self {
-            ours: FxHashMap::default(),
-            seen: FxHashSet::default(),
+            plans: FxHashMap::default(),
+            checked: FxHashSet::default(),
             reconcile: Reconcile::default(),
             metrics,
         }
@@ -158,26 +158,27 @@ impl Planner for CpuLimits {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let every = view.facts.settings.reconcile_interval_ms;
         let round = self.reconcile.due(view, every);
-        plan.verify(round == Some(Round::Periodic));
+        plan.verify(round == Some(ReconcileReason::Periodic));
         let due = round.is_some();
         if due {
             let here: FxHashSet<u64> = view.pods().map(|pod| pod.id).collect();
-            self.ours.retain(|id, _| here.contains(id));
-            self.seen.retain(|id| here.contains(id));
+            self.plans.retain(|id, _| here.contains(id));
+            self.checked.retain(|id| here.contains(id));
         }
         let mut changed = due;
         for pod in view.pods().filter(|pod| pod.info.is_active()) {
             let rule = rule(pod.info, &view.facts, plan.batch_quotas_lifted);
             let burst = |(_, id)| plan.bursts.get(&id).map(|burst| (id, *burst));
             let bursts = || super::cpu_burst::running(pod).filter_map(burst);
-            let was = self.ours.get(&pod.id);
+            let was = self.plans.get(&pod.id);
             if rule == Rule::Leave && bursts().next().is_none() {
                 let mut lifted = false;
-                if let Some(was) = self.ours.remove(&pod.id) {
+                if let Some(was) = self.plans.remove(&pod.id) {
                     // Once, and then it is the kubelet's again.
                     lifted = was.rule == Rule::Lifted;
                     changed = true;
-                } else if !may_burst(pod.info) || !self.seen.insert(pod.id) || !raised(view, pod) {
+                } else if !may_burst(pod.info) || !self.checked.insert(pod.id) || !raised(view, pod)
+                {
                     continue;
                 }
                 limits(view, pod, Source::Native, None, lifted, plan);
@@ -191,7 +192,7 @@ impl Planner for CpuLimits {
             }
             changed = true;
             let bursts = bursts().collect();
-            let given = match rule {
+            let applied = match rule {
                 Rule::Lifted => {
                     lift(pod.info, plan);
                     Vec::new()
@@ -199,16 +200,16 @@ impl Planner for CpuLimits {
                 Rule::Leave => limits(view, pod, Source::Native, None, lifted, plan),
                 Rule::Limits(source, ratio) => limits(view, pod, source, ratio, lifted, plan),
             };
-            let ours = Ours {
+            let last_plan = LastPlan {
                 rule,
                 bursts,
-                given,
+                applied,
             };
-            self.ours.insert(pod.id, ours);
+            self.plans.insert(pod.id, last_plan);
         }
         if changed {
-            let given = self.ours.values().flat_map(|ours| ours.given.iter());
-            self.metrics.bursts(given.cloned().collect());
+            let applied = self.plans.values().flat_map(|plan| plan.applied.iter());
+            self.metrics.bursts(applied.cloned().collect());
         }
     }
 }
@@ -247,7 +248,7 @@ fn limits(
     lifted: bool,
     plan: &mut Plan,
 ) -> Vec<Burst> {
-    let mut given = Vec::new();
+    let mut applied = Vec::new();
     let limit_of = |container: &ContainerInfo| match source {
         Source::Native => container.native.cpu_limit,
         Source::Batch => container.batch.and_then(|batch| batch.cpu_limit),
@@ -308,7 +309,7 @@ fn limits(
         };
         if let Some(container) = bursting {
             let buffer = view.facts.machine.has(Resource::CfsBurst);
-            given.push(Burst {
+            applied.push(Burst {
                 container: metrics::Container::of(pod.info, container),
                 burst_us: buffer.then_some(limits.burst),
                 quota_us: Some(limits.quota),
@@ -316,7 +317,7 @@ fn limits(
         }
         push(view, plan, write, limits, source);
     }
-    given
+    applied
 }
 
 fn push(view: &View<'_>, plan: &mut Plan, at: Write, limits: Limits, source: Source) {

@@ -21,7 +21,7 @@ pub(crate) use row::{cpus_of, excluded, mode};
 
 use crate::claims::{Claim, Classes, Level};
 use crate::qos::Write;
-use crate::qos::guard::Orders;
+use crate::qos::guard::LeverTargets;
 use crate::states::Slo;
 use crate::states::slo::{Policy, SuppressMode};
 use koord_api::qos::QosClass;
@@ -78,7 +78,7 @@ pub struct Input<'a> {
     /// The newest usage samples; `None` when the node has none.
     pub usage: Option<Usage>,
     /// What the pressure guard asks for.
-    pub guard: &'a Orders,
+    pub guard: &'a LeverTargets,
     /// The BE class: group, present quota and CPU set. `None` when there is no such group.
     pub class: Option<Class<'a>>,
     /// The machine's CPUs.
@@ -107,7 +107,7 @@ pub struct Class<'a> {
 
 /// What was decided.
 #[derive(Debug, Default)]
-pub struct Outcome {
+pub struct SuppressPlan {
     /// What to write.
     pub writes: Vec<Write>,
     /// What batch work may use, in milli-cores; `None` when it is not limited.
@@ -120,7 +120,7 @@ pub struct Outcome {
 
 /// The state of one limiting file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Use {
+enum LimiterState {
     /// Not looked at since start: an earlier run may have left something.
     #[default]
     Unknown,
@@ -134,8 +134,8 @@ enum Use {
 #[derive(Debug, Default)]
 pub struct CpuSuppress {
     gate: WriteGate,
-    quota: Use,
-    cpuset: Use,
+    quota: LimiterState,
+    cpuset: LimiterState,
 }
 
 impl CpuSuppress {
@@ -143,18 +143,18 @@ impl CpuSuppress {
     /// kernel refuses to lower a group's quota below that of a group in it.
     #[must_use]
     pub fn limits_by_quota(&self) -> bool {
-        self.quota == Use::Active
+        self.quota == LimiterState::Active
     }
 
     /// Returns whether the CPU sets of the BE class have been left to themselves.
     #[must_use]
     pub fn leaves_cpusets(&self) -> bool {
-        self.cpuset == Use::Recovered
+        self.cpuset == LimiterState::Recovered
     }
 
     /// Decides.
-    pub fn plan(&mut self, input: &Input<'_>) -> Outcome {
-        let mut outcome = Outcome::default();
+    pub fn plan(&mut self, input: &Input<'_>) -> SuppressPlan {
+        let mut outcome = SuppressPlan::default();
         let Some(class) = input.class else {
             return outcome;
         };
@@ -221,15 +221,15 @@ impl CpuSuppress {
         input: &Input<'_>,
         class: Class<'_>,
         percent: i64,
-        outcome: &mut Outcome,
+        outcome: &mut SuppressPlan,
     ) {
         let Some((budget, usage)) = Self::budget(input, percent) else {
             return;
         };
         outcome.limit = Some(budget);
         outcome.by = Policy::CfsQuota;
-        let first = self.quota != Use::Active || class.quota < 0;
-        self.quota = Use::Active;
+        let first = self.quota != LimiterState::Active || class.quota < 0;
+        self.quota = LimiterState::Active;
         let guarded = input.mode == SuppressMode::Pressure;
         let urgent = class.quota < 0 || (guarded && input.guard.urgent);
         if !self.gate.allows(input.now_ms, urgent) {
@@ -269,8 +269,8 @@ impl CpuSuppress {
     }
 
     /// Pressure mode without a cap: the quota is kept off, also against whoever sets one.
-    fn release_quota(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
-        self.quota = Use::Recovered;
+    fn release_quota(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
+        self.quota = LimiterState::Recovered;
         if class.quota < 0 {
             return;
         }
@@ -290,15 +290,15 @@ impl CpuSuppress {
         &mut self,
         input: &Input<'_>,
         class: Class<'_>,
-        outcome: &mut Outcome,
+        outcome: &mut SuppressPlan,
         because: &str,
     ) {
-        if self.quota == Use::Recovered {
+        if self.quota == LimiterState::Recovered {
             return;
         }
         // Over when the kernel says so: a write may fail.
         if class.quota < 0 {
-            self.quota = Use::Recovered;
+            self.quota = LimiterState::Recovered;
             return;
         }
         self.gate.wrote(input.now_ms);
@@ -314,14 +314,14 @@ impl CpuSuppress {
         outcome.writes.push(wanted);
     }
 
-    fn limit_by_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
+    fn limit_by_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
         let Some((budget, _)) = Self::budget(input, input.slo.suppress_percent) else {
             return;
         };
         outcome.limit = Some(budget);
         outcome.by = Policy::Cpuset;
         let Some(current) = class.cpuset else { return };
-        self.cpuset = Use::Active;
+        self.cpuset = LimiterState::Active;
         let candidates: Vec<Processor> = input
             .processors
             .iter()
@@ -347,38 +347,38 @@ impl CpuSuppress {
         input: &Input<'_>,
         class: Class<'_>,
         cpus: &CpuSet,
-        outcome: &mut Outcome,
+        outcome: &mut SuppressPlan,
     ) {
         if cpus.is_empty() || class.cpuset.is_none() {
             return;
         }
-        self.cpuset = Use::Active;
+        self.cpuset = LimiterState::Active;
         let full = full(input);
         let above = if input.kubelet_static { &full } else { cpus };
         let because = &input.guard.why;
         self.push_cpuset(input, class, (above, cpus), because, ADJUST, outcome);
     }
 
-    fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut Outcome) {
-        if self.cpuset == Use::Recovered {
+    fn recover_cpuset(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
+        if self.cpuset == LimiterState::Recovered {
             return;
         }
         let Some(current) = class.cpuset else { return };
         let full = full(input);
         // The class itself was not narrowed: it cannot tell when its containers are wide again.
-        let once = input.kubelet_static && self.cpuset == Use::Active && full == *current;
+        let once = input.kubelet_static && self.cpuset == LimiterState::Active && full == *current;
         let over = !once
             && match self.cpuset {
                 // At start only what is narrower than it should be is touched.
-                Use::Unknown => full.is_subset(current),
+                LimiterState::Unknown => full.is_subset(current),
                 _ => full == *current,
             };
         if over || full.is_empty() {
-            self.cpuset = Use::Recovered;
+            self.cpuset = LimiterState::Recovered;
             return;
         }
         if once {
-            self.cpuset = Use::Recovered;
+            self.cpuset = LimiterState::Recovered;
         }
         let because = "no limit by CPU set";
         self.push_cpuset(input, class, (&full, &full), because, RECOVER, outcome);
@@ -393,7 +393,7 @@ impl CpuSuppress {
         (above, cpus): (&CpuSet, &CpuSet),
         because: &str,
         reason: &'static str,
-        outcome: &mut Outcome,
+        outcome: &mut SuppressPlan,
     ) {
         let (above, cpus) = (above.to_string(), cpus.to_string());
         let groups = std::iter::once((Level::Qos, class.group))

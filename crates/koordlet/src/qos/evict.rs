@@ -1,5 +1,5 @@
 //! What the evicting strategies share: the planner of a list of features, pods as eviction sees
-//! them, and one round of it.
+//! them, and one pass of it.
 //!
 //! The features, their thresholds, orders and books are [`koord_model::evict`].
 
@@ -19,7 +19,7 @@ use koord_model::evict::plan::{
 use std::collections::BTreeMap;
 
 /// What a feature asks for, and why; `None` when nobody has to go for it.
-pub type Found = Option<(Task, String)>;
+pub type EvictionNeed = Option<(Task, String)>;
 
 /// One reason to evict, with a gate of its own.
 #[derive(Debug, Clone, Copy)]
@@ -29,16 +29,16 @@ pub struct Feature {
     /// Its gate.
     pub gate: Gate,
     /// Looks whether pods have to go.
-    pub find: fn(&'static str, &mut Round, &View<'_>, &[Pod]) -> Found,
+    pub find: fn(&'static str, &mut EvictionPass, &View<'_>, &[Pod]) -> EvictionNeed,
 }
 
-/// An evicting strategy: its features are looked at in order, and go through one round together.
+/// An evicting strategy: its features are looked at in order, and go through one pass together.
 #[derive(Debug)]
 pub struct Evict {
     features: &'static [Feature],
-    round: Round,
+    pass: EvictionPass,
     /// True if the first samples of a new agent are no reason to evict.
-    rested: bool,
+    initial_cooldown: bool,
 }
 
 impl Evict {
@@ -47,16 +47,16 @@ impl Evict {
     pub fn new(features: &'static [Feature], cool_down_ms: u64) -> Self {
         Self {
             features,
-            round: Round::new(cool_down_ms),
-            rested: false,
+            pass: EvictionPass::new(cool_down_ms),
+            initial_cooldown: false,
         }
     }
 
-    /// As [`Evict::new`], with a pause before the first round, too.
+    /// As [`Evict::new`], with a pause before the first pass, too.
     #[must_use]
-    pub fn rested(features: &'static [Feature], cool_down_ms: u64) -> Self {
+    pub fn with_initial_cooldown(features: &'static [Feature], cool_down_ms: u64) -> Self {
         Self {
-            rested: true,
+            initial_cooldown: true,
             ..Self::new(features, cool_down_ms)
         }
     }
@@ -73,8 +73,8 @@ impl Planner for Evict {
     }
 
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
-        if self.rested && self.round.is_fresh() {
-            self.round.rest(view.now.ms());
+        if self.initial_cooldown && self.pass.is_new() {
+            self.pass.start_cooldown(view.now.ms());
         }
         let idle = match (view.facts.slo.enabled, view.pods) {
             (false, _) => Some("the NodeSLO does not enable it"),
@@ -82,22 +82,22 @@ impl Planner for Evict {
             (true, Some(_)) => None,
         };
         if let Some(why) = idle {
-            plan.tell(State::Idle, why);
+            plan.report_state(State::Idle, why);
             return;
         }
         let pods = pods(view);
         let gates = &view.facts.settings.gates;
         let open = self.features.iter().filter(|f| gates.is_on(f.gate));
-        let round = &mut self.round;
-        let found = open.filter_map(|f| (f.find)(f.name, round, view, &pods));
-        let (tasks, why): (Vec<_>, Vec<_>) = found.unzip();
-        self.round.tell(plan);
-        self.round.evict(view, &pods, &tasks, &why, plan);
+        let pass = &mut self.pass;
+        let needs = open.filter_map(|f| (f.find)(f.name, pass, view, &pods));
+        let (tasks, why): (Vec<_>, Vec<_>) = needs.unzip();
+        self.pass.report_state(plan);
+        self.pass.evict(view, &pods, &tasks, &why, plan);
     }
 
     fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
         if self.features.iter().any(|f| f.name == eviction.feature) {
-            self.round.rest(now_ms);
+            self.pass.start_cooldown(now_ms);
         }
     }
 }
@@ -109,7 +109,7 @@ pub(super) fn by_allocatable(
     view: &View<'_>,
     pods: &[Pod],
     dimension: Dimension,
-) -> Found {
+) -> EvictionNeed {
     let node = view.facts.node?;
     let allocatable = |resource: &str| match resource {
         resources::CPU => Some(node.allocatable.cpu),
@@ -142,10 +142,10 @@ pub(super) fn by_allocatable(
 /// Returns the pods of a tick as eviction sees them, in the order of the view.
 #[must_use]
 pub fn pods(view: &View<'_>) -> Vec<Pod> {
-    view.pods().map(|pod| seen(view, pod)).collect()
+    view.pods().map(|pod| evict_pod(view, pod)).collect()
 }
 
-fn seen(view: &View<'_>, pod: &PodView<'_>) -> Pod {
+fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> Pod {
     let info = pod.info;
     let request = request(info);
     Pod {
@@ -162,7 +162,7 @@ fn seen(view: &View<'_>, pod: &PodView<'_>) -> Pod {
         standing: if info.deleting {
             Standing::Leaving
         } else {
-            view.standings.of(&info.uid, view.now.ms())
+            view.eviction_history.standing(&info.uid, view.now.ms())
         },
         cpu: Amounts {
             used: pod.cpu,
@@ -199,7 +199,7 @@ fn request(pod: &PodInfo) -> (i64, i64) {
 
 /// One kind of eviction: its pause and the log of its settings.
 #[derive(Debug)]
-pub struct Round {
+pub struct EvictionPass {
     cool_down_ms: u64,
     last_ms: Option<u64>,
     log: LogOnChange,
@@ -211,7 +211,7 @@ pub struct Round {
     set: bool,
 }
 
-impl Round {
+impl EvictionPass {
     /// With a pause between two rounds, in milliseconds.
     #[must_use]
     pub fn new(cool_down_ms: u64) -> Self {
@@ -226,19 +226,19 @@ impl Round {
     }
 
     /// The pause begins now.
-    pub fn rest(&mut self, now_ms: u64) {
+    pub fn start_cooldown(&mut self, now_ms: u64) {
         self.last_ms = Some(now_ms);
     }
 
-    /// Returns whether nobody has ever rested.
+    /// Returns whether nobody has ever initial_cooldown.
     #[must_use]
-    pub fn is_fresh(&self) -> bool {
+    pub fn is_new(&self) -> bool {
         self.last_ms.is_none()
     }
 
     /// Returns whether the pause is not over.
     #[must_use]
-    pub fn rests(&self, now_ms: u64) -> bool {
+    pub fn is_cooling_down(&self, now_ms: u64) -> bool {
         self.last_ms
             .is_some_and(|last| now_ms.saturating_sub(last) < self.cool_down_ms)
     }
@@ -274,16 +274,16 @@ impl Round {
 
     /// Says for the status page how the features fare that were looked at. A threshold that nobody set
     /// switches its feature off, which is no failure.
-    pub fn tell(&mut self, plan: &mut Plan) {
+    pub fn report_state(&mut self, plan: &mut Plan) {
         let wrong = std::mem::take(&mut self.wrong);
         let unset = std::mem::take(&mut self.unset);
         let set = std::mem::take(&mut self.set);
         if !wrong.is_empty() {
-            plan.tell(State::Failing, wrong.join("; "));
+            plan.report_state(State::Failing, wrong.join("; "));
         } else if !set && !unset.is_empty() {
-            plan.tell(State::Idle, unset.join("; "));
+            plan.report_state(State::Idle, unset.join("; "));
         } else {
-            plan.tell(State::Active, "evictions by threshold");
+            plan.report_state(State::Active, "evictions by threshold");
         }
     }
 
@@ -297,7 +297,7 @@ impl Round {
         why: &[String],
         plan: &mut Plan,
     ) {
-        if tasks.is_empty() || self.rests(view.now.ms()) {
+        if tasks.is_empty() || self.is_cooling_down(view.now.ms()) {
             return;
         }
         let views = view.pods.unwrap_or_default();
@@ -333,16 +333,12 @@ mod tests {
         let warnings = Warnings::default();
         let field = "cpuEvictThresholdPercent";
         tracing::subscriber::with_default(warnings.clone(), || {
-            let mut round = Round::new(0);
+            let mut pass = EvictionPass::new(0);
             for _ in 0..2 {
-                round.settings::<()>("BECPUEvict", Err(ConfigError::Missing(field)));
+                pass.settings::<()>("BECPUEvict", Err(ConfigError::Missing(field)));
             }
             assert_eq!(warnings.targets(), [""; 0]);
-            assert!(
-                round.unset[0].starts_with("BECPUEvict"),
-                "{:?}",
-                round.unset
-            );
+            assert!(pass.unset[0].starts_with("BECPUEvict"), "{:?}", pass.unset);
         });
     }
     use crate::states::{Driver, Layout};

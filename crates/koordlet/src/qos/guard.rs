@@ -1,7 +1,7 @@
 //! PressureGuard: decides which levers hold batch work back, and for which service.
 //!
 //! The rule is [`koord_model::guard`]. This row brings it the services' samples and this node's levers,
-//! and leaves its orders in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl the
+//! and leaves its targets in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl the
 //! bandwidth, the hooks `cpu.idle` of batch pods. Itself it only has pages of batch pods reclaimed.
 
 mod orders;
@@ -11,13 +11,13 @@ mod sight;
 #[cfg(test)]
 mod tests;
 
-pub use orders::{Note, Orders};
+pub use orders::{LeverTargets, Note};
 
 use crate::collect::needs::Needs;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::metrics::Metrics;
-use crate::qos::{Facts, Plan, Planner, Strategy, View, cpu_suppress};
+use crate::qos::{Facts, Plan, Planner, StrategySpec, View, cpu_suppress};
 use crate::states::PodInfo;
 use crate::states::slo::SuppressMode;
 use koord_api::priority::PriorityClass;
@@ -26,26 +26,26 @@ use koord_host::Resource;
 use koord_model::guard::{Config, Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
-use sight::Sight;
+use sight::SignalCoverage;
 
 /// The strategy's name.
 pub const NAME: &str = "PressureGuard";
 /// Ticks between two updates of what is shown, when nothing happens.
-const SHOW_EVERY: u64 = 5;
+const STATUS_TICKS: u64 = 5;
 /// Ticks between two looks at what resctrl can do: it may be mounted later.
-const LOOK_EVERY: u64 = 60;
+const RESCTRL_CHECK_TICKS: u64 = 60;
 /// Priorities from here on are the system's own: `system-cluster-critical` and above.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUSuppress],
     every: |settings| settings.cpu_suppress_interval_ms,
     claims: reclaim::CLAIMS,
     make: |settings, metrics| {
         let counted = &settings.collectors;
-        Box::new(Row {
+        Box::new(GuardPlanner {
             guard: Guard::new(Config {
                 // What is taken over in the tick after a window is a tick late.
                 rare_window_ms: counted
@@ -62,7 +62,7 @@ pub const STRATEGY: Strategy = Strategy {
             why: String::new(),
             names: FxHashMap::default(),
             chance: fastrand::Rng::new(),
-            sight: Sight::default(),
+            coverage: SignalCoverage::default(),
             forget_ms: settings.guard.forget_ms,
             started: None,
             changed_tick: 0,
@@ -97,7 +97,7 @@ fn idle_milli(capacity: i64) -> i64 {
 
 /// What the guard holds back now, and how it knows.
 #[derive(Debug)]
-struct Row {
+struct GuardPlanner {
     guard: Guard<u64>,
     metrics: Metrics,
     watches: bool,
@@ -107,7 +107,7 @@ struct Row {
     /// `namespace/name` by the pod's number: an event may be about one that is gone.
     names: FxHashMap<u64, String>,
     chance: fastrand::Rng,
-    sight: Sight,
+    coverage: SignalCoverage,
     /// How long a service that is gone counts for what the node sees.
     forget_ms: u64,
     /// What was said about how batch work starts.
@@ -117,7 +117,7 @@ struct Row {
     bandwidth: Option<(u64, Option<&'static str>)>,
 }
 
-impl Planner for Row {
+impl Planner for GuardPlanner {
     fn needs(&self, facts: &Facts<'_>) -> Needs {
         let on = facts.slo.enabled && cpu_suppress::mode(facts).0 == SuppressMode::Pressure;
         Needs {
@@ -129,7 +129,7 @@ impl Planner for Row {
     }
 
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
-        plan.guard = Orders::default();
+        plan.guard = LeverTargets::default();
         let slo = view.facts.slo;
         let mode = cpu_suppress::mode(&view.facts).0;
         let class = view.kernel.number(view.batch, Resource::CfsQuota);
@@ -143,11 +143,11 @@ impl Planner for Row {
             self.last = Settings::default();
             self.watches = false;
             plan.guard_status = Some(None);
-            plan.tell(State::Idle, why);
+            plan.report_state(State::Idle, why);
             return;
         }
-        let held = mode == SuppressMode::Upstream;
-        self.look(view);
+        let upstream_mode = mode == SuppressMode::Upstream;
+        self.refresh_bandwidth(view);
         let levers = self.levers(view);
         let samples: Vec<Sample<u64>> = view
             .pods()
@@ -162,10 +162,11 @@ impl Planner for Row {
                 })
             })
             .collect();
-        let there = samples.iter().map(|sample| (sample.key, sample.readings));
-        self.sight.look(view.now.ms(), self.forget_ms, there);
-        let sees_bandwidth = self.sight.sees_bandwidth();
-        self.name(view);
+        let readings = samples.iter().map(|sample| (sample.key, sample.readings));
+        self.coverage
+            .update(view.now.ms(), self.forget_ms, readings);
+        let sees_bandwidth = self.coverage.sees_bandwidth();
+        self.record_names(view);
         let Decision {
             settings,
             events,
@@ -175,7 +176,7 @@ impl Planner for Row {
                 now_ms: view.now.ms(),
                 threshold: slo.suppress_percent,
                 batch_ran: view.batch_cpu.unwrap_or(0) > idle_milli(view.facts.cpu_capacity()),
-                held,
+                upstream_mode,
                 levers: &levers,
                 sees_bandwidth,
                 dice: self.chance.f64(),
@@ -183,27 +184,27 @@ impl Planner for Row {
             &samples,
         );
         self.watches = watches;
-        if held {
+        if upstream_mode {
             plan.guard_status = Some(None);
-            plan.tell(State::Idle, "upstream's policy is in force");
+            plan.report_state(State::Idle, "upstream's policy is in force");
             return;
         }
-        self.say_start(view, sees_bandwidth, plan);
+        self.log_start(view, sees_bandwidth, plan);
         for event in &events {
             self.note(view, event, plan);
         }
-        plan.guard = self.orders(view, &settings);
+        plan.guard = self.targets(view, &settings);
         if settings.reclaim {
-            reclaim::order(view, plan, &self.why);
+            reclaim::write_reclaims(view, plan, &self.why);
         }
         let changed = settings != self.last || !events.is_empty();
         self.last = settings;
-        if changed || view.tick.saturating_sub(self.changed_tick) >= SHOW_EVERY {
+        if changed || view.tick.saturating_sub(self.changed_tick) >= STATUS_TICKS {
             self.changed_tick = view.tick;
-            let shown = self.shown(view, &levers, sees_bandwidth, &plan.guard);
+            let shown = self.status(view, &levers, sees_bandwidth, &plan.guard);
             plan.guard_status = Some(Some(shown));
         }
-        plan.tell(State::Active, orders::in_words(&plan.guard));
+        plan.report_state(State::Active, orders::describe(&plan.guard));
     }
 }
 
@@ -250,12 +251,12 @@ fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     absent
 }
 
-impl Row {
+impl GuardPlanner {
     /// Looks at resctrl, now and then.
-    fn look(&mut self, view: &View<'_>) {
+    fn refresh_bandwidth(&mut self, view: &View<'_>) {
         let old = self
             .bandwidth
-            .is_none_or(|(at, _)| view.tick.saturating_sub(at) >= LOOK_EVERY);
+            .is_none_or(|(at, _)| view.tick.saturating_sub(at) >= RESCTRL_CHECK_TICKS);
         if old {
             self.bandwidth = Some((view.tick, no_bandwidth(view)));
         }
@@ -269,11 +270,11 @@ impl Row {
 
     fn levers(&self, view: &View<'_>) -> Vec<Lever> {
         let absent = self.absent(view);
-        let there = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
-        Lever::ALL.into_iter().filter(there).collect()
+        let is_present = |lever: &Lever| absent.iter().all(|(other, _)| other != lever);
+        Lever::ALL.into_iter().filter(is_present).collect()
     }
 
-    fn name(&mut self, view: &View<'_>) {
+    fn record_names(&mut self, view: &View<'_>) {
         if view.pods().all(|pod| self.names.contains_key(&pod.id)) {
             return;
         }
@@ -293,7 +294,7 @@ impl Row {
 
     /// Says once what this node sees and how batch work starts.
     /// Says once what this node sees and how batch work starts, and when it sees otherwise.
-    fn say_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
+    fn log_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
         let start = show::start(sees_bandwidth);
         let before = self.started.replace(start);
         if before == Some(start) {
@@ -309,7 +310,7 @@ impl Row {
                 )
             }
             (Some(_), true) => {
-                let signals: Vec<_> = self.sight.signals().map(|s| s.to_string()).collect();
+                let signals: Vec<_> = self.coverage.signals().map(|s| s.to_string()).collect();
                 let signals = signals.join(", ");
                 let now = "harm through memory bandwidth and caches would be seen from now on";
                 ("Signals", format!("{now}: {signals}"))
@@ -347,7 +348,7 @@ impl Row {
         });
     }
 
-    fn orders(&self, view: &View<'_>, settings: &Settings<u64>) -> Orders {
+    fn targets(&self, view: &View<'_>, settings: &Settings<u64>) -> LeverTargets {
         let cap = match settings.pause {
             true => Some(0),
             false => settings.cap,
@@ -364,7 +365,7 @@ impl Row {
         let partition = (!settings.partition.is_empty())
             .then(|| orders::partition(view, &settings.partition))
             .flatten();
-        Orders {
+        LeverTargets {
             cap,
             pause: settings.pause,
             urgent: cap != before,

@@ -16,8 +16,8 @@ use crate::hooks::{
 };
 use crate::metrics::{self, Metrics};
 use crate::qos::cpu_suppress;
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Plan, Planner, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Plan, Planner, StrategySpec, View, Write};
 use crate::states::slo::SuppressMode;
 use crate::states::{ContainerInfo, PodInfo};
 use cookies::CookieKeeper;
@@ -31,9 +31,9 @@ use std::sync::Arc;
 /// The strategy's name.
 pub const NAME: &str = "RuntimeHooks";
 
-const NOT_SYSTEM: Classes = Classes::but(&[QosClass::System]);
+const NOT_SYSTEM: Classes = Classes::except(&[QosClass::System]);
 /// Batch pods' CPU lists are CPUSuppress' business.
-const NOT_BATCH: Classes = Classes::but(&[QosClass::Be]);
+const NOT_BATCH: Classes = Classes::except(&[QosClass::Be]);
 
 /// What it writes.
 pub const CLAIMS: &[Claim] = &[
@@ -69,7 +69,7 @@ const fn process(attribute: Attribute, classes: Classes) -> Claim {
 }
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[
         Gate::BatchResource,
@@ -90,8 +90,8 @@ struct RuntimeHooks {
     rules: Option<Arc<Rules>>,
     reconcile: Reconcile,
     cookies: CookieKeeper,
-    /// Problems that were told: whose, and what.
-    told: FxHashSet<(String, String)>,
+    /// Problems that were told: object, and what.
+    logged: FxHashSet<(String, String)>,
 }
 
 impl Planner for RuntimeHooks {
@@ -104,9 +104,9 @@ impl Planner for RuntimeHooks {
         if round.is_none() && !changed {
             return;
         }
-        plan.verify(round == Some(Round::Periodic));
-        plan.tell(State::Active, heard(&rules).join(", "));
-        let mut told = FxHashSet::default();
+        plan.verify(round == Some(ReconcileReason::Periodic));
+        plan.report_state(State::Active, active_hooks(&rules).join(", "));
+        let mut logged = FxHashSet::default();
         for class in [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort] {
             class_writes(view, class, &rules, plan);
         }
@@ -117,7 +117,7 @@ impl Planner for RuntimeHooks {
             .filter(|pod| pod.is_active())
         {
             let problems = self.pod_writes(view, pod, &rules, plan);
-            self.tell(&pod.name, problems, &mut told);
+            self.log_problems(&pod.name, problems, &mut logged);
         }
         self.cookies.end(&self.metrics, plan);
         for app in view.facts.slo.host_apps.iter() {
@@ -134,9 +134,9 @@ impl Planner for RuntimeHooks {
                 by: NAME,
             });
             let problems = wanted.problems.into_iter().chain(lost).collect();
-            self.tell(&app.name, problems, &mut told);
+            self.log_problems(&app.name, problems, &mut logged);
         }
-        self.told = told;
+        self.logged = logged;
     }
 }
 
@@ -147,7 +147,7 @@ impl RuntimeHooks {
             rules: None,
             reconcile: Reconcile::default(),
             cookies: CookieKeeper::default(),
-            told: FxHashSet::default(),
+            logged: FxHashSet::default(),
         }
     }
 
@@ -171,9 +171,9 @@ impl RuntimeHooks {
         if let Some(same) = self.rules.as_ref().filter(|last| ***last == rules) {
             return (same.clone(), false);
         }
-        let heard = heard(&rules);
+        let active_hooks = active_hooks(&rules);
         tracing::debug!(
-            ?heard,
+            ?active_hooks,
             ratio = rules.batch_ratio(),
             "rules of hooks changed"
         );
@@ -183,18 +183,18 @@ impl RuntimeHooks {
     }
 
     /// Says each problem once, until it is gone.
-    fn tell(
+    fn log_problems(
         &self,
-        whose: &str,
+        object: &str,
         problems: Vec<Said<String>>,
         told: &mut FxHashSet<(String, String)>,
     ) {
         for problem in problems {
-            let key = (whose.to_owned(), problem.value);
-            if !self.told.contains(&key) && !told.contains(&key) {
-                tracing::warn!(hook = problem.by, of = whose, error = key.1, "not set");
+            let key = (object.to_owned(), problem.value);
+            if !self.logged.contains(&key) && !logged.contains(&key) {
+                tracing::warn!(hook = problem.by, of = object, error = key.1, "not set");
             }
-            told.insert(key);
+            logged.insert(key);
         }
     }
 
@@ -219,26 +219,26 @@ impl RuntimeHooks {
             let Some(at) = Write::container(pod, container) else {
                 continue;
             };
-            let at = at.reconciles("container");
+            let write = write.reconciles("container");
             let wanted = desired(pod, Some(container), rules);
-            push(&at, &wanted, cpus, plan);
-            self.oom_score(view, pod, container, &at, &wanted, plan);
+            push(&write, &wanted, cpus, plan);
+            self.oom_score(view, pod, container, &write, &wanted, plan);
             self.cookies
-                .container(view, pod, Some(container), &at, &wanted);
+                .container(view, pod, Some(container), &write, &wanted);
             problems.extend(wanted.problems);
         }
         let wanted = desired_sandbox(pod, rules);
         let list = wanted
             .cpus
             .as_ref()
-            .is_some_and(|said| !said.value.is_empty());
-        let writes = wanted.bvt.is_some() || (cpus && list) || self.cookies.looks();
+            .is_some_and(|cpus| !cpus.value.is_empty());
+        let writes = wanted.bvt.is_some() || (cpus && list) || self.cookies.reads_processes();
         if writes && let Some(group) = sandbox(view, pod) {
-            let mut at = Write::pod(pod).reconciles("sandbox");
-            at.level = Level::Container;
-            at.target = Target::cgroup(&group, Resource::CpusetCpus);
-            push(&at, &wanted, cpus, plan);
-            self.cookies.container(view, pod, None, &at, &wanted);
+            let mut write = Write::pod(pod).reconciles("sandbox");
+            write.level = Level::Container;
+            write.target = Target::cgroup(&group, Resource::CpusetCpus);
+            push(&write, &wanted, cpus, plan);
+            self.cookies.container(view, pod, None, &write, &wanted);
         }
         problems
     }
@@ -252,12 +252,12 @@ impl RuntimeHooks {
         wanted: &Adjustment,
         plan: &mut Plan,
     ) {
-        let (Some(said), Some(group)) = (&wanted.oom_score_adj, at.target.group()) else {
+        let (Some(hook_value), Some(group)) = (&wanted.oom_score_adj, at.target.group()) else {
             return;
         };
         let processes = view.kernel.processes(group);
         if !processes.is_empty() {
-            (self.metrics).oom_score_adj(&labels(pod, Some(container)), said.value);
+            (self.metrics).oom_score_adj(&labels(pod, Some(container)), hook_value.value);
         }
         for pid in processes {
             let mut write = at.clone();
@@ -265,16 +265,16 @@ impl RuntimeHooks {
                 pid,
                 attribute: Attribute::OomScoreAdj,
             };
-            write.reason = said.by;
-            plan.write(write.value(said.value));
+            write.reason = hook_value.by;
+            plan.write(write.value(hook_value.value));
         }
     }
 }
 
-/// Returns the hooks that are heard.
-fn heard(rules: &Rules) -> Vec<&'static str> {
-    let heard = HOOKS.iter().filter(|hook| rules.hears(hook));
-    heard.map(|hook| hook.name).collect()
+/// Returns the hooks that are active_hooks.
+fn active_hooks(rules: &Rules) -> Vec<&'static str> {
+    let active_hooks = HOOKS.iter().filter(|hook| rules.hears(hook));
+    active_hooks.map(|hook| hook.name).collect()
 }
 
 /// How metrics name a container; the sandbox has no name.
@@ -300,9 +300,9 @@ fn group_identity(view: &View<'_>) -> bool {
         return false;
     }
     let strategy = view.facts.slo.spec.resource_qos_strategy.as_ref();
-    let asked = strategy.is_some_and(|strategy| GroupIdentity::of(strategy).is_enabled());
+    let requested = strategy.is_some_and(|strategy| GroupIdentity::of(strategy).is_enabled());
     let switch = Target::Sysctl(Sysctl::GroupIdentityEnabled);
-    asked || view.kernel.target(&switch).as_deref() != Some("0")
+    requested || view.kernel.target(&switch).as_deref() != Some("0")
 }
 
 /// Returns the switches of the machine: group identity and core scheduling exclude each other, so the other
@@ -311,7 +311,7 @@ fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
     let identity = rules.hears(&hooks::group_identity::HOOK)
         && (rules.group_identity).is_some_and(|identity| identity.is_enabled());
     let cookies = rules.hears(&hooks::core_sched::HOOK) && rules.core_sched().is_enabled();
-    let both = match (identity, cookies) {
+    let switches = match (identity, cookies) {
         (true, _) => [
             (Sysctl::SchedCore, false),
             (Sysctl::GroupIdentityEnabled, true),
@@ -322,8 +322,8 @@ fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
         ],
         (false, false) => return Vec::new(),
     };
-    let there = both.into_iter();
-    there
+    let switches = switches.into_iter();
+    switches
         .filter(|(switch, _)| view.kernel.has_sysctl(*switch))
         .collect()
 }
@@ -345,14 +345,22 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
         plan,
     );
     let classes = [KubeQos::Burstable, KubeQos::BestEffort].map(|class| layout.qos(class).ok());
-    let known = |group: &CgroupPath| {
+    let is_listed = |group: &CgroupPath| {
         classes.iter().flatten().any(|class| class == group)
             || view.pods().any(|pod| pod.info.cgroup == *group)
     };
     let children = |group: &CgroupPath| view.kernel.children(group, Controller::Cpu);
-    for stray in children(&group).into_iter().filter(|stray| !known(stray)) {
-        push(&Write::at(Level::Pod, &stray, label), &wanted, false, plan);
-        for child in children(&stray) {
+    for unlisted in children(&group)
+        .into_iter()
+        .filter(|unlisted| !is_listed(unlisted))
+    {
+        push(
+            &Write::at(Level::Pod, &unlisted, label),
+            &wanted,
+            false,
+            plan,
+        );
+        for child in children(&unlisted) {
             push(
                 &Write::at(Level::Container, &child, label),
                 &wanted,
@@ -365,19 +373,19 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
 
 /// Returns the one group of a pod that belongs to none of its containers.
 fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
-    let known = |group: &CgroupPath| {
+    let is_container = |group: &CgroupPath| {
         pod.all_containers()
             .any(|container| container.cgroup.as_ref() == Some(group))
     };
     let children = view.kernel.children(&pod.cgroup, Controller::Cpuset);
     // The process that watches a container of CRI-O or podman is no part of the pod.
     let is_monitor = |group: &CgroupPath| group.name().contains("-conmon-");
-    let mut others = children
+    let mut sandboxes = children
         .into_iter()
-        .filter(|group| !known(group) && !is_monitor(group));
-    let sandbox = others.next()?;
-    // Two: a container that is not listed yet. Which is which will be known with the next list.
-    others.next().is_none().then_some(sandbox)
+        .filter(|group| !is_container(group) && !is_monitor(group));
+    let sandbox = sandboxes.next()?;
+    // Two: a container that is not listed yet. Which is which will be is_container with the next list.
+    sandboxes.next().is_none().then_some(sandbox)
 }
 
 /// The files of one group; its CPU list only where `cpus` says so.
@@ -392,23 +400,27 @@ fn push(at: &Write, wanted: &Adjustment, cpus: bool, plan: &mut Plan) {
         (Resource::MemoryLimit, &wanted.memory_limit),
         (Resource::CpuBvtWarp, &wanted.bvt),
     ];
-    for (file, said) in numbers {
-        if let Some(said) = said {
-            write(file, said.value.to_string(), said.by);
+    for (file, hook_value) in numbers {
+        if let Some(hook_value) = hook_value {
+            write(file, hook_value.value.to_string(), hook_value.by);
         }
     }
-    if let Some(said) = &wanted.cpu_idle {
+    if let Some(hook_value) = &wanted.cpu_idle {
         write(
             Resource::CpuIdle,
-            i32::from(said.value).to_string(),
-            said.by,
+            i32::from(hook_value.value).to_string(),
+            hook_value.by,
         );
     }
-    if let Some(said) = wanted
+    if let Some(hook_value) = wanted
         .cpus
         .as_ref()
-        .filter(|said| cpus && !said.value.is_empty())
+        .filter(|hook_value| cpus && !hook_value.value.is_empty())
     {
-        write(Resource::CpusetCpus, said.value.clone(), said.by);
+        write(
+            Resource::CpusetCpus,
+            hook_value.value.clone(),
+            hook_value.by,
+        );
     }
 }

@@ -2,8 +2,8 @@
 //! requested than is allocatable.
 
 use crate::gates::Gate;
-use crate::qos::evict::{Evict, Feature, Found, Round, by_allocatable};
-use crate::qos::{Strategy, View};
+use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
+use crate::qos::{StrategySpec, View};
 use koord_api::resources;
 use koord_model::evict::config::{AllocatableThreshold, UsageThreshold, usage_priority};
 use koord_model::evict::plan::{Dimension, Measure, Pod, Task, by_batch_memory, by_priority};
@@ -16,7 +16,7 @@ const FEATURES: &[Feature] = &[
     Feature {
         name: "BEMemoryEvict",
         gate: Gate::BEMemoryEvict,
-        find: of_batch,
+        find: batch_usage,
     },
     Feature {
         name: "MemoryAllocatableEvict",
@@ -31,7 +31,7 @@ const FEATURES: &[Feature] = &[
 ];
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[
         Gate::BEMemoryEvict,
@@ -43,16 +43,26 @@ pub const STRATEGY: Strategy = Strategy {
     make: |settings, _| Box::new(Evict::new(FEATURES, settings.memory_cool_down_ms)),
 };
 
-fn of_batch(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
-    over_threshold(feature, round, view, |_| {
+fn batch_usage(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
+    over_threshold(feature, pass, view, |_| {
         Some(by_batch_memory(pods, feature))
     })
 }
 
-fn usage(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
-    over_threshold(feature, round, view, |round| {
+fn usage(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
+    over_threshold(feature, pass, view, |pass| {
         let priority = usage_priority(view.facts.slo.thresholds());
-        let priority = round.settings(feature, priority)?;
+        let priority = pass.settings(feature, priority)?;
         let measure = Measure::Used(Dimension::Memory);
         Some(by_priority(pods, feature, priority, measure))
     })
@@ -60,13 +70,13 @@ fn usage(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]
 
 fn over_threshold(
     feature: &'static str,
-    round: &mut Round,
+    pass: &mut EvictionPass,
     view: &View<'_>,
-    candidates: impl FnOnce(&mut Round) -> Option<Vec<usize>>,
-) -> Found {
+    candidates: impl FnOnce(&mut EvictionPass) -> Option<Vec<usize>>,
+) -> EvictionNeed {
     let read = UsageThreshold::memory(view.facts.slo.thresholds());
-    let limits = round.settings(feature, read)?;
-    let candidates = candidates(round)?;
+    let limits = pass.settings(feature, read)?;
+    let candidates = candidates(pass)?;
     let (capacity, used) = (view.facts.memory_capacity(), view.node_memory?);
     let release = limits.release(capacity, used);
     let task = Task {
@@ -80,8 +90,13 @@ fn over_threshold(
     (release > 0).then_some((task, why))
 }
 
-fn allocatable(feature: &'static str, round: &mut Round, view: &View<'_>, pods: &[Pod]) -> Found {
+fn allocatable(
+    feature: &'static str,
+    pass: &mut EvictionPass,
+    view: &View<'_>,
+    pods: &[Pod],
+) -> EvictionNeed {
     let read = AllocatableThreshold::memory(view.facts.slo.thresholds());
-    let limits = round.settings(feature, read)?;
+    let limits = pass.settings(feature, read)?;
     by_allocatable(feature, &limits, view, pods, Dimension::Memory)
 }

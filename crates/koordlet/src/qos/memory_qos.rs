@@ -7,8 +7,8 @@ use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
 use crate::log_on_change::LogOnChange;
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Plan, Planner, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Plan, Planner, StrategySpec, View, Write};
 use crate::states::PodInfo;
 use crate::states::pod::Batch;
 use koord_api::qos::{KubeQos, QosClass};
@@ -20,10 +20,10 @@ use koord_model::memory_qos::{self, Ask, Values};
 pub const NAME: &str = "CgroupReconcile";
 
 /// What a group's values say of one file.
-type Wanted = fn(&Values) -> Option<i64>;
+type ValueGetter = fn(&Values) -> Option<i64>;
 
 /// Every file, with the value it gets.
-const FILES: [(Resource, Wanted); 12] = [
+const FILES: [(Resource, ValueGetter); 12] = [
     (Resource::MemoryMin, |values| values.min),
     (Resource::MemoryLow, |values| values.low),
     (Resource::MemoryHigh, |values| values.high),
@@ -52,7 +52,7 @@ const FILES: [(Resource, Wanted); 12] = [
 pub const CLAIMS: &[Claim] = &{
     let levels = [Level::Qos, Level::Pod, Level::Container];
     let mut claims = [claim(Level::Qos, Resource::MemoryMin); 36];
-    let mut at = 0;
+    let mut index = 0;
     while at < claims.len() {
         claims[at] = claim(levels[at % 3], FILES[at / 3].0);
         at += 1;
@@ -69,7 +69,7 @@ const fn claim(level: Level, file: Resource) -> Claim {
 }
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::CgroupReconcile],
     every: |settings| settings.qos_reconcile_interval_ms,
@@ -92,15 +92,17 @@ impl Planner for MemoryQos {
         if !view.facts.slo.known {
             return;
         }
-        plan.verify(round == Round::Periodic);
-        let there = FILES.iter().map(|(file, _)| *file);
-        let there: Vec<_> = there.filter(|file| view.facts.machine.has(*file)).collect();
-        if there.is_empty() {
-            plan.tell(State::Unavailable, "this kernel has none of its files");
+        plan.verify(round == ReconcileReason::Periodic);
+        let present = FILES.iter().map(|(file, _)| *file);
+        let present: Vec<_> = present
+            .filter(|file| view.facts.machine.has(*file))
+            .collect();
+        if present.is_empty() {
+            plan.report_state(State::Unavailable, "this kernel has none of its files");
             return;
         }
-        let names: Vec<_> = there.iter().map(|file| file.name()).collect();
-        plan.tell(State::Active, names.join(", "));
+        let names: Vec<_> = present.iter().map(|file| file.name()).collect();
+        plan.report_state(State::Active, names.join(", "));
         let allocatable = view.facts.node.map(|node| node.allocatable.memory);
         let page = view.facts.machine.page_size;
         let mut all = Vec::new();
@@ -110,7 +112,7 @@ impl Planner for MemoryQos {
         }
         let requests = all
             .iter()
-            .map(|(pod, settings)| (pod.kube_qos, settings, ask(pod, None).request));
+            .map(|(pod, settings)| (pod.kube_qos, settings, requirements(pod, None).request));
         let slo = view.facts.slo;
         let classes = memory_qos::Classes {
             lsr: slo.memory_qos(QosClass::Lsr),
@@ -129,14 +131,14 @@ impl Planner for MemoryQos {
             }
         }
         for (pod, settings) in &all {
-            let values = memory_qos::pod(settings, ask(pod, None));
+            let values = memory_qos::pod(settings, requirements(pod, None));
             push(view, plan, &Write::pod(pod), &values);
             for container in pod.resident_containers() {
                 let Some(write) = Write::container(pod, container) else {
                     continue;
                 };
                 let amounts = amounts(pod, container.native, container.batch);
-                let ask = ask(pod, Some(amounts));
+                let ask = requirements(pod, Some(amounts));
                 let values = memory_qos::container(settings, ask, allocatable, page);
                 push(view, plan, &write, &values);
             }
@@ -155,7 +157,7 @@ fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
 
 /// What one container asks for, or the pod's containers together: its limit is none when one of
 /// them has none.
-fn ask(pod: &PodInfo, one: Option<Batch>) -> Ask {
+fn requirements(pod: &PodInfo, one: Option<Batch>) -> Ask {
     let limit_of = |amounts: &Batch| amounts.memory_limit.filter(|bytes| *bytes > 0);
     let request_of = |amounts: &Batch| amounts.memory_request.unwrap_or(0).max(0);
     if let Some(amounts) = one {

@@ -26,9 +26,9 @@ pub mod standing;
 pub mod system_config;
 pub mod view;
 
-pub use plan::{Burst, Eviction, Plan, Write};
-pub use standing::Standings;
-pub use view::{Facts, Kernel, Machine, PodView, View};
+pub use plan::{BurstAllowance, Eviction, Plan, Write};
+pub use standing::EvictionHistory;
+pub use view::{Facts, KernelReader, MachineFacts, PodView, View};
 
 use crate::claims::{self, Claim, ClaimError};
 use crate::collect::needs::Needs;
@@ -46,7 +46,7 @@ pub trait Planner: fmt::Debug + Send {
         Needs::default()
     }
 
-    /// Decides. Called every [`Strategy::every`], in the order of the table.
+    /// Decides. Called every [`StrategySpec::every`], in the order of the table.
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan);
 
     /// An eviction that this strategy asked for was accepted.
@@ -57,7 +57,7 @@ pub trait Planner: fmt::Debug + Send {
 
 /// One row of the table.
 #[derive(Clone, Copy)]
-pub struct Strategy {
+pub struct StrategySpec {
     /// Its name in logs, metrics and audit records.
     pub name: &'static str,
     /// It runs when one of these is open.
@@ -70,7 +70,7 @@ pub struct Strategy {
     pub make: fn(&Settings, &Metrics) -> Box<dyn Planner>,
 }
 
-impl Strategy {
+impl StrategySpec {
     /// Returns whether it runs at all.
     #[must_use]
     pub fn is_on(&self, settings: &Settings) -> bool {
@@ -79,14 +79,14 @@ impl Strategy {
     }
 }
 
-impl fmt::Debug for Strategy {
+impl fmt::Debug for StrategySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
 }
 
 /// Every strategy, in the order in which they run in a tick.
-pub const STRATEGIES: &[Strategy] = &[
+pub const STRATEGIES: &[StrategySpec] = &[
     // Before those that pull its levers.
     guard::STRATEGY,
     cpu_suppress::STRATEGY,
@@ -106,7 +106,7 @@ pub const STRATEGIES: &[Strategy] = &[
 /// A row of the table as it is shown.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Shown {
+pub struct StrategyRow {
     /// The strategy.
     pub name: &'static str,
     /// True if it runs.
@@ -121,10 +121,10 @@ pub struct Shown {
 
 /// Returns the table as `settings` make it.
 #[must_use]
-pub fn shown(settings: &Settings) -> Vec<Shown> {
+pub fn strategy_rows(settings: &Settings) -> Vec<StrategyRow> {
     STRATEGIES
         .iter()
-        .map(|row| Shown {
+        .map(|row| StrategyRow {
             name: row.name,
             on: row.is_on(settings),
             gates: row.gates.iter().map(|gate| gate.name()).collect(),
@@ -137,7 +137,7 @@ pub fn shown(settings: &Settings) -> Vec<Shown> {
 /// A strategy that runs.
 #[derive(Debug)]
 struct Active {
-    row: &'static Strategy,
+    row: &'static StrategySpec,
     planner: Box<dyn Planner>,
     every_ms: u64,
     due_ms: u64,
@@ -148,7 +148,7 @@ struct Active {
 pub struct Strategies {
     active: Vec<Active>,
     /// What the pressure guard ordered last: it stands while the guard is not due.
-    orders: guard::Orders,
+    targets: guard::LeverTargets,
 }
 
 impl Strategies {
@@ -171,7 +171,7 @@ impl Strategies {
         });
         Ok(Self {
             active: active.collect(),
-            orders: guard::Orders::default(),
+            targets: guard::LeverTargets::default(),
         })
     }
 
@@ -185,7 +185,7 @@ impl Strategies {
     /// Lets every strategy decide that is due.
     pub fn plan(&mut self, view: &View<'_>) -> Plan {
         let mut plan = Plan::default();
-        plan.guard = self.orders.standing();
+        plan.guard = self.targets.standing();
         let now = view.now.ms();
         for active in &mut self.active {
             let name = active.row.name;
@@ -196,18 +196,18 @@ impl Strategies {
             // Half a tick early is due: a timer that fires a little late must not cost a turn.
             let slack = view.facts.settings.interval_ms / 2;
             active.due_ms = now + active.every_ms.saturating_sub(slack);
-            plan.turn_of(name, active.row.claims);
+            plan.begin_strategy(name, active.row.claims);
             active.planner.plan(view, &mut plan);
             plan.rounds.push((name, view.kernel.finish_round()));
         }
-        self.orders.clone_from(&plan.guard);
+        self.targets.clone_from(&plan.guard);
         plan
     }
 
-    /// Has these orders stand, as if the guard had given them; where its gate is open it gives others.
+    /// Has these targets stand, as if the guard had given them; where its gate is open it gives others.
     #[cfg(test)]
-    pub(crate) fn order(&mut self, orders: guard::Orders) {
-        self.orders = orders;
+    pub(crate) fn order(&mut self, targets: guard::LeverTargets) {
+        self.targets = targets;
     }
 
     /// Tells the strategies that an eviction was accepted.

@@ -1,6 +1,6 @@
 //! What a tick decides: writes, evictions, and what strategies tell the ones after them.
 
-use super::guard::{Note, Orders};
+use super::guard::{LeverTargets, Note};
 use crate::claims::{Claim, Classes, Level};
 use crate::collect::errors::CollectError;
 use crate::executor::{Intent, Subject};
@@ -164,7 +164,7 @@ pub struct Eviction {
 
 /// How far a container may burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Burst {
+pub struct BurstAllowance {
     /// The quota it shall have, in microseconds per period.
     pub quota: i64,
     /// The highest it may have, in percent of its limit.
@@ -182,13 +182,13 @@ pub struct Plan {
     /// Pods to evict.
     evictions: Vec<Eviction>,
     /// Who writes now, and what it may.
-    turn: (&'static str, &'static [Claim]),
+    current: (&'static str, &'static [Claim]),
     /// True if the files of this turn are looked at although they were written lately.
     verify: bool,
     /// What the strategies say of themselves.
-    told: Vec<(&'static str, State, String)>,
+    strategy_states: Vec<(&'static str, State, String)>,
     /// What cannot be used of what the cluster asks, by the object that it is filed under.
-    complaints: Vec<(String, Vec<Malformed>)>,
+    malformed: Vec<(String, Vec<Malformed>)>,
     /// Writes that were not claimed.
     unclaimed: Vec<String>,
     /// What each strategy that runs could not read of the kernel.
@@ -200,19 +200,19 @@ pub struct Plan {
     /// Switches of the machine that hooks need, in this order; SystemConfig writes them.
     pub switches: Vec<(Sysctl, bool)>,
     /// What the pressure guard wants of those who write.
-    pub guard: Orders,
+    pub guard: LeverTargets,
     /// What the pressure guard did, for the audit log and the node's events.
     pub notes: Vec<Note>,
     /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
     pub guard_status: Option<Option<health::Guard>>,
     /// By container: how far it may burst.
-    pub bursts: FxHashMap<u64, Burst>,
+    pub bursts: FxHashMap<u64, BurstAllowance>,
 }
 
 impl Plan {
     /// It is the turn of `strategy`.
-    pub(super) fn turn_of(&mut self, strategy: &'static str, claims: &'static [Claim]) {
-        self.turn = (strategy, claims);
+    pub(super) fn begin_strategy(&mut self, strategy: &'static str, claims: &'static [Claim]) {
+        self.current = (strategy, claims);
         self.verify = false;
     }
 
@@ -224,18 +224,18 @@ impl Plan {
     /// Wants a value in a file. What the strategy did not claim is refused: the file may be
     /// another's.
     pub fn write(&mut self, mut write: Write) {
-        let (strategy, claims) = self.turn;
+        let (strategy, claims) = self.current;
         let claimed = claims
             .iter()
             .any(|claim| claim.covers(write.target.kind(), write.level, write.class));
         if !claimed {
-            let what = Claim {
+            let claim = Claim {
                 file: write.target.kind(),
                 level: write.level,
-                classes: Classes::of(&[write.class]),
+                classes: Classes::only(&[write.class]),
             };
             self.unclaimed
-                .push(format!("{strategy} did not claim {what}"));
+                .push(format!("{strategy} did not claim {claim}"));
             return;
         }
         if write.reason.is_empty() {
@@ -261,24 +261,25 @@ impl Plan {
 
     /// Says for the status page what this strategy does now, and by which means, or why it does
     /// nothing. It stands until the strategy says another thing.
-    pub fn tell(&mut self, state: State, text: impl Into<String>) {
-        self.told.push((self.turn.0, state, text.into()));
+    pub fn report_state(&mut self, state: State, text: impl Into<String>) {
+        self.strategy_states
+            .push((self.current.0, state, text.into()));
     }
 
     /// What the strategies said of themselves in this tick.
     pub fn take_strategy_states(&mut self) -> Vec<(&'static str, State, String)> {
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.strategy_states)
     }
 
     /// Says what of an object's settings cannot be used on this node; nothing takes back what was
     /// said before. The object has a name of its own, such as `blkio beClass`.
-    pub fn complain(&mut self, object: impl Into<String>, malformed: Vec<Malformed>) {
-        self.complaints.push((object.into(), malformed));
+    pub fn report_malformed(&mut self, object: impl Into<String>, malformed: Vec<Malformed>) {
+        self.malformed.push((object.into(), malformed));
     }
 
     /// What was said of settings in this tick.
-    pub fn take_complaints(&mut self) -> Vec<(String, Vec<Malformed>)> {
-        std::mem::take(&mut self.complaints)
+    pub fn take_malformed(&mut self) -> Vec<(String, Vec<Malformed>)> {
+        std::mem::take(&mut self.malformed)
     }
 
     /// What was refused: faults of the program, each worth a line.
@@ -294,14 +295,14 @@ mod tests {
     use koord_host::TargetKind;
 
     #[test]
-    fn what_is_not_claimed_is_refused() {
+    fn unclaimed_write_is_rejected() {
         const CLAIMS: &[Claim] = &[Claim {
             file: TargetKind::Cgroup(Resource::CpuShares),
             level: Level::Qos,
             classes: Classes::BE,
         }];
         let mut plan = Plan::default();
-        plan.turn_of("S", CLAIMS);
+        plan.begin_strategy("S", CLAIMS);
         let group = CgroupPath::new("kubepods/besteffort").unwrap();
         let write = |class| Write::class(&group, class, "n");
         plan.write(write(QosClass::Be).set(Resource::CpuShares, 2));

@@ -11,7 +11,7 @@ pub struct Reconcile {
 
 /// Why it is time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Round {
+pub enum ReconcileReason {
     /// Pods or settings changed: what was written lately need not be looked at, but for pods that
     /// changed, whose files the executor has forgotten.
     Changed,
@@ -21,7 +21,7 @@ pub enum Round {
 
 impl Reconcile {
     /// Whether it is time: at once after a change, and every `every_ms` otherwise.
-    pub fn due(&mut self, view: &View<'_>, every_ms: u64) -> Option<Round> {
+    pub fn due(&mut self, view: &View<'_>, every_ms: u64) -> Option<ReconcileReason> {
         let now = view.now.ms();
         let versions = (view.pods_version, view.facts_version);
         let over = self
@@ -30,8 +30,9 @@ impl Reconcile {
         if over {
             self.at_ms = Some(now);
             self.versions = versions;
-            return Some(Round::Periodic);
+            return Some(ReconcileReason::Periodic);
         }
-        (std::mem::replace(&mut self.versions, versions) != versions).then_some(Round::Changed)
+        (std::mem::replace(&mut self.versions, versions) != versions)
+            .then_some(ReconcileReason::Changed)
     }
 }

@@ -14,8 +14,8 @@ use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
 use crate::log_on_change::LogOnChange;
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Plan, Planner, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Plan, Planner, StrategySpec, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_api::slo::ResctrlQOSCfg;
@@ -54,7 +54,7 @@ pub const CLAIMS: &[Claim] = &[
 ];
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::RdtResctrl, Gate::Resctrl],
     every: |settings| settings.qos_reconcile_interval_ms,
@@ -84,7 +84,8 @@ impl Planner for Control {
             .filter(|_| gates.is_on(Gate::RdtResctrl));
         let moved = order != self.ordered;
         let due = self.reconcile.due(view, every);
-        let (Some(round), Some(_)) = (due.or(moved.then_some(Round::Changed)), view.pods) else {
+        let (Some(round), Some(_)) = (due.or(moved.then_some(ReconcileReason::Changed)), view.pods)
+        else {
             return;
         };
         self.ordered = order;
@@ -93,24 +94,24 @@ impl Planner for Control {
             Ok(Some(hardware)) => hardware,
             Ok(None) => {
                 self.log.log_lack(NAME, &MISSING);
-                plan.tell(State::Unavailable, MISSING);
+                plan.report_state(State::Unavailable, MISSING);
                 return;
             }
             Err(error) => {
                 self.log.log_off(NAME, &error);
-                plan.tell(State::Failing, error.to_string());
+                plan.report_state(State::Failing, error.to_string());
                 return;
             }
         };
-        let mut told = "schemata of LSR, LS and BE, and of pods that ask".to_owned();
+        let mut description = "schemata of LSR, LS and BE, and of pods that ask".to_owned();
         if let Some(percent) = order {
             let _ = write!(
-                told,
+                description,
                 "; the pressure guard has BE at {percent} % of the memory bandwidth at most"
             );
         }
-        plan.tell(State::Active, told);
-        plan.verify(round == Round::Periodic);
+        plan.report_state(State::Active, description);
+        plan.verify(round == ReconcileReason::Periodic);
         let classes = gates.is_on(Gate::RdtResctrl) && view.facts.slo.known;
         if classes {
             for class in [QosClass::Lsr, QosClass::Ls, QosClass::Be] {
@@ -131,7 +132,7 @@ impl Planner for Control {
                     Some(percent) => format!("{}; {percent} % of bandwidth", plan.guard.why),
                     None => String::new(),
                 };
-                group(plan, name, class, &lines, &why);
+                write_group(plan, name, class, &lines, &why);
             }
         }
         let mut own = FxHashSet::default();
@@ -145,7 +146,7 @@ impl Planner for Control {
                     }
                     let name = format!("{POD_GROUP_PREFIX}{}", pod.uid);
                     if pod.is_active() {
-                        group(plan, &name, pod.qos, &lines, "");
+                        write_group(plan, &name, pod.qos, &lines, "");
                     }
                     own.insert(name.clone());
                     name
@@ -161,7 +162,7 @@ impl Planner for Control {
                 }
             };
             if pod.is_active() {
-                enter(view, plan, &name, pod);
+                add_threads(view, plan, &name, pod);
             }
         }
         if gates.is_on(Gate::Resctrl) {
@@ -214,7 +215,7 @@ fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
 }
 
 /// The group and its shares.
-fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str) {
+fn write_group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
     };
@@ -239,7 +240,7 @@ fn group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str
 }
 
 /// The threads of the pod's containers that are not in the group yet.
-fn enter(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
+fn add_threads(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
     };
@@ -266,10 +267,10 @@ impl Control {
     /// Takes away the groups of pods that have been gone for a while.
     fn remove(&mut self, view: &View<'_>, plan: &mut Plan, own: &FxHashSet<String>) {
         let now = view.now.ms();
-        let there = view.kernel.resctrl_groups();
+        let groups = view.kernel.resctrl_groups();
         self.orphans
-            .retain(|group, _| there.contains(group) && !own.contains(group.as_str()));
-        for group in there {
+            .retain(|group, _| groups.contains(group) && !own.contains(group.as_str()));
+        for group in groups {
             let name = group.as_str();
             if !name.starts_with(POD_GROUP_PREFIX) || own.contains(name) {
                 continue;

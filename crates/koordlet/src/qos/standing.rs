@@ -13,7 +13,7 @@ const LONGEST_MS: u64 = 30_000;
 
 /// The memory of all evictions.
 #[derive(Debug, Default)]
-pub struct Standings {
+pub struct EvictionHistory {
     leaving: FxHashMap<String, u64>,
     refused: FxHashMap<String, Refused>,
 }
@@ -24,31 +24,31 @@ struct Refused {
     until_ms: u64,
 }
 
-impl Standings {
+impl EvictionHistory {
     /// The pod `uid` is on its way out.
-    pub fn left(&mut self, uid: &str, now_ms: u64) {
+    pub fn record_eviction(&mut self, uid: &str, now_ms: u64) {
         self.refused.remove(uid);
         self.leaving.insert(uid.to_owned(), now_ms);
     }
 
     /// The eviction of the pod `uid` came to nothing; `after` is when the server wants to be asked
     /// again, if it said so.
-    pub fn refused(&mut self, uid: &str, after: Option<Duration>, now_ms: u64) {
+    pub fn record_refusal(&mut self, uid: &str, after: Option<Duration>, now_ms: u64) {
         let times = self.refused.get(uid).map_or(0, |refused| refused.times);
         let doubled = FIRST_MS.saturating_mul(1 << times.min(10));
-        let asked = after.map_or(0, |after| {
+        let requested = after.map_or(0, |after| {
             u64::try_from(after.as_millis()).unwrap_or(u64::MAX)
         });
         let refused = Refused {
             times: times.saturating_add(1),
-            until_ms: now_ms.saturating_add(doubled.max(asked).min(LONGEST_MS)),
+            until_ms: now_ms.saturating_add(doubled.max(requested).min(LONGEST_MS)),
         };
         self.refused.insert(uid.to_owned(), refused);
     }
 
     /// How the pod `uid` stands now.
     #[must_use]
-    pub fn of(&self, uid: &str, now_ms: u64) -> Standing {
+    pub fn standing(&self, uid: &str, now_ms: u64) -> Standing {
         let refused = self.refused.get(uid);
         if self.leaving.contains_key(uid) {
             Standing::Leaving
@@ -60,7 +60,7 @@ impl Standings {
     }
 
     /// Forgets what is long ago. A pod that nobody has asked for two minutes starts anew.
-    pub fn tidy(&mut self, now_ms: u64) {
+    pub fn expire(&mut self, now_ms: u64) {
         let fresh = |at: u64| now_ms.saturating_sub(at) < LEAVING_MS;
         self.leaving.retain(|_, at| fresh(*at));
         self.refused.retain(|_, refused| fresh(refused.until_ms));
@@ -73,22 +73,22 @@ mod tests {
 
     #[test]
     fn refusals_double_the_wait_up_to_a_limit() {
-        let mut all = Standings::default();
-        let wait = |all: &mut Standings, after: Option<u64>, now: u64| {
-            all.refused("a", after.map(Duration::from_secs), now);
-            let over = (0..100).find(|s| all.of("a", now + s * 1000) == Standing::Present);
+        let mut all = EvictionHistory::default();
+        let wait = |all: &mut EvictionHistory, after: Option<u64>, now: u64| {
+            all.record_refusal("a", after.map(Duration::from_secs), now);
+            let over = (0..100).find(|s| all.standing("a", now + s * 1000) == Standing::Present);
             over.unwrap()
         };
         let waits: Vec<u64> = (0..6).map(|_| wait(&mut all, None, 0)).collect();
         assert_eq!(waits, [2, 4, 8, 16, 30, 30]);
-        assert_eq!(all.of("b", 0), Standing::Present);
-        all.tidy(30_000 + LEAVING_MS);
+        assert_eq!(all.standing("b", 0), Standing::Present);
+        all.expire(30_000 + LEAVING_MS);
         let now = 1_000_000;
         assert_eq!(wait(&mut all, Some(10), now), 10, "as the server says");
         assert_eq!(wait(&mut all, Some(3600), now), 30, "but not for ever");
-        all.left("a", now);
-        assert_eq!(all.of("a", now), Standing::Leaving);
-        all.tidy(now + LEAVING_MS);
-        assert_eq!(all.of("a", now + LEAVING_MS), Standing::Present);
+        all.record_eviction("a", now);
+        assert_eq!(all.standing("a", now), Standing::Leaving);
+        all.expire(now + LEAVING_MS);
+        assert_eq!(all.standing("a", now + LEAVING_MS), Standing::Present);
     }
 }

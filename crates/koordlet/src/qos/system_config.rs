@@ -7,8 +7,8 @@ use crate::claims::{Claim, Classes, Level};
 use crate::executor::Subject;
 use crate::gates::Gate;
 use crate::log_on_change::LogOnChange;
-use crate::qos::reconcile::{Reconcile, Round};
-use crate::qos::{Plan, Planner, Strategy, View, Write};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
+use crate::qos::{Plan, Planner, StrategySpec, View, Write};
 use koord_api::qos::QosClass;
 use koord_api::slo::SystemStrategy;
 use koord_host::target::{SchedFeature, Sysctl};
@@ -39,7 +39,7 @@ pub const CLAIMS: &[Claim] = &[
 ];
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::SystemConfig, Gate::GroupIdentity, Gate::CoreSched],
     every: |settings| settings.qos_reconcile_interval_ms,
@@ -73,7 +73,7 @@ impl Planner for SystemConfig {
         if round.is_none() && self.switches == plan.switches {
             return;
         }
-        plan.verify(round == Some(Round::Periodic));
+        plan.verify(round == Some(ReconcileReason::Periodic));
         self.switches.clone_from(&plan.switches);
         let off = SystemStrategy::default();
         let strategy = if view.facts.settings.gates.is_on(Gate::SystemConfig) {

@@ -2,7 +2,7 @@
 
 use crate::collect::errors::{CollectError, KernelErrors};
 use crate::collect::pod::TrackedContainer;
-use crate::qos::Standings;
+use crate::qos::EvictionHistory;
 use crate::settings::Settings;
 use crate::states::{Claims, Layout, NodeInfo, PodInfo, Slo, TopologyInfo};
 use crate::store::Store;
@@ -26,7 +26,7 @@ pub struct Facts<'a> {
     /// The Node object; `None` until it was seen.
     pub node: Option<&'a NodeInfo>,
     /// The machine.
-    pub machine: &'a Machine,
+    pub machine: &'a MachineFacts,
     /// The NodeResourceTopology; `None` where there is none.
     pub topology: Option<&'a TopologyInfo>,
     /// Where groups are.
@@ -61,7 +61,7 @@ impl Facts<'_> {
 
 /// What the machine is and its kernel offers.
 #[derive(Debug, Clone, Default)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Its CPUs.
     pub processors: Vec<Processor>,
     /// Installed memory in bytes; 0 before it was read.
@@ -78,7 +78,7 @@ pub struct Machine {
     pub cpu_vendor: String,
 }
 
-impl Machine {
+impl MachineFacts {
     /// Returns whether groups have this file.
     #[must_use]
     pub fn has(&self, file: Resource) -> bool {
@@ -108,12 +108,12 @@ pub struct PodView<'a> {
 
 /// The kernel's present values, read when asked for. Nothing is written through it.
 #[derive(Debug, Clone, Copy)]
-pub struct Kernel<'a> {
+pub struct KernelReader<'a> {
     root: &'a Root,
     errors: &'a Mutex<KernelErrors>,
 }
 
-impl<'a> Kernel<'a> {
+impl<'a> KernelReader<'a> {
     /// Reads from `root`; what the kernel refuses to read goes to `errors`.
     #[must_use]
     pub fn new(root: &'a Root, errors: &'a Mutex<KernelErrors>) -> Self {
@@ -163,7 +163,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-impl Kernel<'_> {
+impl KernelReader<'_> {
     /// Returns whether the machine has this knob.
     #[must_use]
     pub fn has_sysctl(&self, sysctl: Sysctl) -> bool {
@@ -256,7 +256,7 @@ pub struct View<'a> {
     /// CPU in use by the BE class, in milli-cores.
     pub batch_cpu: Option<i64>,
     /// How pods stand to earlier evictions.
-    pub standings: &'a Standings,
+    pub eviction_history: &'a EvictionHistory,
     /// All samples.
     pub store: &'a Store,
     /// The local disks, for block I/O; `None` before they were read.
@@ -264,7 +264,7 @@ pub struct View<'a> {
     /// Which volumes claims are bound to.
     pub claims: &'a Claims,
     /// The kernel's values now.
-    pub kernel: Kernel<'a>,
+    pub kernel: KernelReader<'a>,
 }
 
 impl<'a> View<'a> {
@@ -301,9 +301,9 @@ mod tests {
     fn kernel_value_that_is_unreadable_is_an_error() {
         let tree = Tree::v2("0-3").unwrap();
         let errors = Mutex::default();
-        let kernel = Kernel::new(tree.root(), &errors);
-        let gone = CgroupPath::new("kubepods/gone").unwrap();
-        assert_eq!(kernel.value(&gone, Resource::CfsQuota), None);
+        let kernel = KernelReader::new(tree.root(), &errors);
+        let removed = CgroupPath::new("kubepods/removed").unwrap();
+        assert_eq!(kernel.value(&removed, Resource::CfsQuota), None);
         assert_eq!(kernel.finish_round().map_err(|error| error.count()), Ok(()));
         let group = tree.group("kubepods/a").unwrap();
         tree.feed(&group, Resource::CfsQuota, "much\n").unwrap();

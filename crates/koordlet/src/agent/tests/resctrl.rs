@@ -135,7 +135,7 @@ fn too_few_groups_are_survived() {
 
 /// An order of the pressure guard. Here its own row is off, so that the order stands.
 fn order(rig: &mut Rig, bandwidth: Option<i64>) {
-    rig.agent.strategies.order(crate::qos::guard::Orders {
+    rig.agent.strategies.order(crate::qos::guard::LeverTargets {
         bandwidth,
         why: "a/b suffers".to_owned(),
         ..Default::default()

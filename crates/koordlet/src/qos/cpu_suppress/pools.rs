@@ -8,7 +8,7 @@ use super::row::excluded;
 use crate::claims::Level;
 use crate::gates::Gate;
 use crate::hooks;
-use crate::qos::reconcile::{Reconcile, Round};
+use crate::qos::reconcile::{Reconcile, ReconcileReason};
 use crate::qos::{Plan, View, Write};
 use crate::states::PodInfo;
 use koord_api::qos::QosClass;
@@ -20,13 +20,13 @@ use rustc_hash::FxHashMap;
 const REASON: &str = "BECPUManager";
 
 /// What it does, for the status page.
-pub(super) const DOES: &str = "CPU sets by pools of NUMA nodes";
+pub(super) const DESCRIPTION: &str = "CPU sets by pools of NUMA nodes";
 
 /// When it last wrote.
 #[derive(Debug, Default)]
-pub(super) struct Manager(Reconcile);
+pub(super) struct PoolManager(Reconcile);
 
-impl Manager {
+impl PoolManager {
     /// Plans the CPU sets of batch work. Nothing is written before the NodeResourceTopology was
     /// seen, which has the pools.
     pub(super) fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
@@ -43,7 +43,7 @@ impl Manager {
         if full.is_empty() {
             return;
         }
-        plan.verify(round == Round::Periodic);
+        plan.verify(round == ReconcileReason::Periodic);
         let pools = hooks::rules::pools(topology);
         let mut pods: FxHashMap<&CgroupPath, &PodInfo> = FxHashMap::default();
         for pod in view.pods().map(|pod| pod.info) {
@@ -60,20 +60,20 @@ impl Manager {
             write.reason = REASON;
             plan.write(write.set(Resource::CpusetCpus, cpus));
         };
-        let mut containers = |group: &CgroupPath, pod: Option<&&PodInfo>, rest: bool| {
-            let given = pod.and_then(|pod| given(view, pod, &pools));
-            if given.is_some() && pod.is_some_and(|pod| pod.qos != QosClass::Be) {
+        let mut containers = |group: &CgroupPath, pod: Option<&&PodInfo>, others: bool| {
+            let assigned = pod.and_then(|pod| assigned_cpus(view, pod, &pools));
+            if assigned.is_some() && pod.is_some_and(|pod| pod.qos != QosClass::Be) {
                 return; // RuntimeHooks writes these.
             }
             // What the scheduler gave may be somebody's own by now; some CPU there must be.
-            let kept = given.map(|given| given.intersection(&full));
-            let kept = kept.filter(|cpus| !cpus.is_empty());
+            let allowed = assigned.map(|assigned| assigned.intersection(&full));
+            let allowed = allowed.filter(|cpus| !cpus.is_empty());
             for container in below(group) {
-                match &kept {
+                match &allowed {
                     Some(cpus) => {
                         push(Level::Container, &container, cpus, "given by the scheduler")
                     }
-                    None if rest => push(Level::Container, &container, &full, ""),
+                    None if others => push(Level::Container, &container, &full, ""),
                     None => {}
                 }
             }
@@ -96,7 +96,7 @@ impl Manager {
 }
 
 /// What the scheduler gave the pod; `None` for a pod that shares all CPUs of batch work.
-fn given(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet> {
+fn assigned_cpus(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet> {
     if !view.facts.settings.gates.is_on(Gate::CPUSetAllocator) {
         return None;
     }

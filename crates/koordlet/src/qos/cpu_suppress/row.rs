@@ -1,12 +1,12 @@
 //! CPUSuppress as a row of the table: from the tick's view to the input of the rule.
 
-use super::pools::{self, Manager};
+use super::pools::{self, PoolManager};
 use super::{CLAIMS, Class, CpuSuppress, Input, NAME};
 use crate::claims::Level;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::metrics::Metrics;
-use crate::qos::{Facts, Plan, Planner, Strategy, View};
+use crate::qos::{Facts, Plan, Planner, StrategySpec, View};
 use crate::states::node::SUPPRESS_MODE_ANNOTATION;
 use crate::states::slo::{Policy, SuppressMode};
 use koord_api::qos::QosClass;
@@ -17,18 +17,18 @@ use std::collections::BTreeSet;
 const CPUSET_EVERY: u64 = 5;
 
 /// The row.
-pub const STRATEGY: Strategy = Strategy {
+pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUSuppress, Gate::BECPUManager],
     every: |settings| settings.cpu_suppress_interval_ms,
     claims: CLAIMS,
     make: |_, metrics| {
-        Box::new(Row {
+        Box::new(SuppressPlanner {
             rule: CpuSuppress::default(),
             metrics: metrics.clone(),
             cpuset: None,
-            pools: Manager::default(),
-            said: None,
+            pools: PoolManager::default(),
+            logged: None,
             bad_mode: None,
             blind: false,
         })
@@ -36,15 +36,15 @@ pub const STRATEGY: Strategy = Strategy {
 };
 
 #[derive(Debug)]
-struct Row {
+struct SuppressPlanner {
     rule: CpuSuppress,
     metrics: Metrics,
     /// The class's CPU set when it was last looked at.
     cpuset: Option<CpuSet>,
     /// CPU sets by NUMA node, with gate BECPUManager.
-    pools: Manager,
+    pools: PoolManager,
     /// What was last said about the mode.
-    said: Option<(SuppressMode, bool)>,
+    logged: Option<(SuppressMode, bool)>,
     bad_mode: Option<String>,
     blind: bool,
 }
@@ -59,15 +59,19 @@ pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
         Some(Err(error)) => (None, Some(error.to_string())),
         None => (None, None),
     };
-    let asked = by_annotation
+    let requested = by_annotation
         .or(facts.slo.extension.mode)
         .unwrap_or(facts.settings.suppress_mode);
     let blind = !facts.machine.psi && !facts.machine.schedstat;
-    let mode = if blind { SuppressMode::Upstream } else { asked };
+    let mode = if blind {
+        SuppressMode::Upstream
+    } else {
+        requested
+    };
     (mode, error)
 }
 
-impl Planner for Row {
+impl Planner for SuppressPlanner {
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let gates = &view.facts.settings.gates;
         let by_pools = gates.is_on(Gate::BECPUManager);
@@ -76,7 +80,7 @@ impl Planner for Row {
             plan.verify(false);
         }
         if !gates.is_on(Gate::BECPUSuppress) {
-            plan.tell(State::Active, pools::DOES);
+            plan.report_state(State::Active, pools::DESCRIPTION);
             return;
         }
         let mode = self.mode(&view.facts);
@@ -125,27 +129,27 @@ impl Planner for Row {
         let services = usage.map_or(0, |usage| usage.pods_not_be);
         self.metrics
             .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
-        let by = match outcome.by {
+        let limiter = match outcome.by {
             Policy::Cpuset => "CPU set",
             Policy::CfsQuota => "CFS quota",
         };
         let also = if by_pools {
-            format!("; {}", pools::DOES)
+            format!("; {}", pools::DESCRIPTION)
         } else {
             String::new()
         };
         match (slo.enabled, quota, outcome.cap) {
-            (false, ..) if by_pools => plan.tell(State::Active, pools::DOES),
-            (false, ..) => plan.tell(State::Idle, "the NodeSLO does not enable it"),
-            (_, None, _) => plan.tell(State::Idle, "there is no group of batch pods yet"),
+            (false, ..) if by_pools => plan.report_state(State::Active, pools::DESCRIPTION),
+            (false, ..) => plan.report_state(State::Idle, "the NodeSLO does not enable it"),
+            (_, None, _) => plan.report_state(State::Idle, "there is no group of batch pods yet"),
             (_, _, Some(cap)) => {
-                plan.tell(
+                plan.report_state(
                     State::Active,
-                    format!("{by} at {cap} % of the node, {mode} mode{also}"),
+                    format!("{limiter} at {cap} % of the node, {mode} mode{also}"),
                 );
             }
             (_, _, None) => {
-                plan.tell(State::Active, format!("lowest weight, no cap{also}"));
+                plan.report_state(State::Active, format!("lowest weight, no cap{also}"));
             }
         }
         for write in outcome.writes {
@@ -154,7 +158,7 @@ impl Planner for Row {
     }
 }
 
-impl Row {
+impl SuppressPlanner {
     /// Returns the mode in force; says it, and what is wrong about it, once.
     fn mode(&mut self, facts: &Facts<'_>) -> SuppressMode {
         let (mode, error) = mode(facts);
@@ -172,12 +176,12 @@ impl Row {
             );
         }
         let enabled = facts.slo.enabled;
-        if self.said != Some((mode, enabled)) {
+        if self.logged != Some((mode, enabled)) {
             // Off at first may only mean that the NodeSLO has not come yet.
-            if enabled || self.said.is_some_and(|(_, enabled)| enabled) {
+            if enabled || self.logged.is_some_and(|(_, enabled)| enabled) {
                 tracing::info!(%mode, enabled, "suppression mode");
             }
-            self.said = Some((mode, enabled));
+            self.logged = Some((mode, enabled));
         }
         mode
     }
@@ -224,14 +228,14 @@ fn groups(view: &View<'_>) -> Vec<(Level, CgroupPath)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qos::Machine;
+    use crate::qos::MachineFacts;
     use crate::settings::Settings;
     use crate::states::{NodeInfo, Slo};
 
     #[test]
     fn without_any_signal_the_configured_policy_holds() {
         let (settings, slo) = (Settings::default(), Slo::default());
-        let check = |machine: &Machine, node: Option<&NodeInfo>| {
+        let check = |machine: &MachineFacts, node: Option<&NodeInfo>| {
             mode(&Facts {
                 settings: &settings,
                 slo: &slo,
@@ -241,7 +245,7 @@ mod tests {
                 layout: &settings.layout,
             })
         };
-        let mut machine = Machine::default();
+        let mut machine = MachineFacts::default();
         assert_eq!(check(&machine, None).0, SuppressMode::Upstream);
         machine.schedstat = true;
         assert_eq!(check(&machine, None), (SuppressMode::Pressure, None));

@@ -9,7 +9,7 @@ struct Rig {
     usage: Usage,
     quota: i64,
     cpus: CpuSet,
-    guard: Orders,
+    guard: LeverTargets,
     now_ms: u64,
     group: CgroupPath,
     processors: Vec<Processor>,
@@ -42,7 +42,7 @@ impl Rig {
             },
             quota: QUOTA_OFF,
             cpus: "0-15".parse().unwrap(),
-            guard: Orders::default(),
+            guard: LeverTargets::default(),
             now_ms: 0,
             group: CgroupPath::new("kubepods/besteffort").unwrap(),
             processors: (0..16).map(cpu).collect(),
@@ -51,7 +51,7 @@ impl Rig {
     }
 
     /// One second on; applies what was decided.
-    fn step(&mut self) -> Outcome {
+    fn step(&mut self) -> SuppressPlan {
         self.now_ms += 1000;
         let outcome = self.strategy.plan(&SuppressInput {
             now_ms: self.now_ms,
@@ -208,11 +208,11 @@ fn pressure_mode_follows_the_guard() {
         assert!(rig.step().writes.iter().all(shares));
     }
     let ask = |rig: &mut Rig, cap, urgent| {
-        rig.guard = Orders {
+        rig.guard = LeverTargets {
             cap,
             urgent,
             why: "cart suffers".to_owned(),
-            ..Orders::default()
+            ..LeverTargets::default()
         };
         rig.step()
     };

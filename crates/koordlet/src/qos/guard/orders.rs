@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 /// How the levers shall stand.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Orders {
+pub struct LeverTargets {
     /// Everything together may use this much of the node's CPU, in percent.
     pub cap: Option<i64>,
     /// The cap is a pause of one tick.
@@ -30,7 +30,7 @@ pub struct Orders {
     pub why: String,
 }
 
-impl Orders {
+impl LeverTargets {
     /// What still holds at a tick at which the guard does not decide.
     #[must_use]
     pub fn standing(&self) -> Self {
@@ -73,24 +73,24 @@ impl Note {
     }
 }
 
-/// Returns the orders in words.
-pub(super) fn in_words(orders: &Orders) -> String {
+/// Returns the targets in words.
+pub(super) fn describe(targets: &LeverTargets) -> String {
     let mut all = vec!["lowest weight".to_owned()];
-    if orders.idle {
+    if targets.idle {
         all.push("cpu.idle on batch pods".to_owned());
     }
-    if orders.reclaim {
+    if targets.reclaim {
         all.push("pages of batch pods are reclaimed".to_owned());
     }
-    if let Some(percent) = orders.bandwidth {
+    if let Some(percent) = targets.bandwidth {
         all.push(format!(
             "{percent} % of the memory bandwidth for batch pods"
         ));
     }
-    if let Some(cpus) = &orders.partition {
+    if let Some(cpus) = &targets.partition {
         all.push(format!("batch work on CPUs {cpus}"));
     }
-    match (orders.pause, orders.cap) {
+    match (targets.pause, targets.cap) {
         (true, _) => all.push("batch work pauses for this tick".to_owned()),
         (_, Some(cap)) => all.push(format!("cap at {cap} % of the node")),
         (_, None) => all.push("no cap".to_owned()),
@@ -166,10 +166,10 @@ pub(super) fn partition(view: &View<'_>, services: &[u64]) -> Option<CpuSet> {
     candidates.sort_by_key(|p| (p.node, p.socket, p.core, p.cpu));
     let pods = view.pods().filter(|pod| services.contains(&pod.id));
     let own: Vec<Option<&CpuSet>> = pods.map(|pod| pod.info.cpus.as_ref()).collect();
-    let theirs: BTreeSet<u32> = own.iter().flatten().flat_map(|cpus| cpus.iter()).collect();
+    let own_cpus: BTreeSet<u32> = own.iter().flatten().flat_map(|cpus| cpus.iter()).collect();
     let cores: BTreeSet<(u32, u32)> = all
         .iter()
-        .filter(|p| theirs.contains(&p.cpu))
+        .filter(|p| own_cpus.contains(&p.cpu))
         .map(|p| (p.socket, p.core))
         .collect();
     let off: Vec<u32> = candidates
@@ -177,19 +177,28 @@ pub(super) fn partition(view: &View<'_>, services: &[u64]) -> Option<CpuSet> {
         .filter(|p| !cores.contains(&(p.socket, p.core)))
         .map(|p| p.cpu)
         .collect();
-    let kept = if own.iter().all(Option::is_some) && !off.is_empty() {
+    let batch_cpus = if own.iter().all(Option::is_some) && !off.is_empty() {
         off
     } else {
-        // Cores stay whole: the first one kept is the first with half of the CPUs behind it.
+        // Cores stay whole: the first one batch_cpus is the first with half of the CPUs behind it.
         let half = candidates.len() / 2;
         let first = candidates.get(half)?;
-        let whole = candidates
+        let last_half = candidates
             .iter()
             .filter(|p| (p.node, p.socket, p.core) >= (first.node, first.socket, first.core));
-        whole.map(|p| p.cpu).collect()
+        last_half.map(|p| p.cpu).collect()
     };
     let lsr = cpu_suppress::cpus_of(view, QosClass::Lsr);
-    let without: Vec<u32> = kept.iter().copied().filter(|c| !lsr.contains(c)).collect();
-    let kept = if without.is_empty() { kept } else { without };
-    (!kept.is_empty() && kept.len() < all.len()).then(|| kept.into_iter().collect())
+    let without: Vec<u32> = batch_cpus
+        .iter()
+        .copied()
+        .filter(|c| !lsr.contains(c))
+        .collect();
+    let batch_cpus = if without.is_empty() {
+        batch_cpus
+    } else {
+        without
+    };
+    (!batch_cpus.is_empty() && batch_cpus.len() < all.len())
+        .then(|| batch_cpus.into_iter().collect())
 }

@@ -11,23 +11,23 @@ use koord_api::qos::QosClass;
 use koord_host::{Resource, TargetKind};
 
 /// What is taken of a pod's memory per tick: a fiftieth.
-const PART: i64 = 50;
+const DIVISOR: i64 = 50;
 /// At most so many bytes per tick from one pod.
-const MOST: i64 = 16 << 20;
+const MAX_PER_POD: i64 = 16 << 20;
 /// At most so many from all pods together.
-const MOST_OF_ALL: i64 = 64 << 20;
+const MAX_TOTAL: i64 = 64 << 20;
 /// Less is not worth the write.
-const LEAST: i64 = 1 << 20;
+const MIN_BYTES: i64 = 1 << 20;
 
 /// Nobody else writes it.
 pub(super) const CLAIMS: &[Claim] = &[Claim {
     file: TargetKind::Cgroup(Resource::MemoryReclaim),
     level: Level::Pod,
-    classes: Classes::of(&[QosClass::Be, QosClass::None]),
+    classes: Classes::only(&[QosClass::Be, QosClass::None]),
 }];
 
 /// Has the kernel take pages from the batch pods that are farthest above what they asked for.
-pub(super) fn order(view: &View<'_>, plan: &mut Plan, why: &str) {
+pub(super) fn write_reclaims(view: &View<'_>, plan: &mut Plan, why: &str) {
     let batch = view.pods().map(|pod| pod.info);
     let batch = batch.filter(|pod| {
         let claimed = CLAIMS.iter().any(|claim| claim.classes.has(pod.qos));
@@ -37,18 +37,18 @@ pub(super) fn order(view: &View<'_>, plan: &mut Plan, why: &str) {
         .filter_map(|pod| {
             // With page cache, which is what goes first.
             let used = view.kernel.number(&pod.cgroup, Resource::MemoryUsage)?;
-            let beyond = used.saturating_sub(asked(pod));
+            let beyond = used.saturating_sub(requested_memory(pod));
             Some((beyond, take(used, beyond)?, pod))
         })
         .collect();
     above.sort_by_key(|(beyond, ..)| std::cmp::Reverse(*beyond));
-    let mut left = MOST_OF_ALL;
+    let mut remaining = MAX_TOTAL;
     for (_, bytes, pod) in above {
-        let bytes = bytes.min(left);
-        if bytes < LEAST {
+        let bytes = bytes.min(remaining);
+        if bytes < MIN_BYTES {
             return;
         }
-        left -= bytes;
+        remaining -= bytes;
         let mut write = Write::pod(pod).set(Resource::MemoryReclaim, bytes);
         write.cacheable = false;
         plan.write(write.because(why));
@@ -56,7 +56,7 @@ pub(super) fn order(view: &View<'_>, plan: &mut Plan, why: &str) {
 }
 
 /// What a pod asked for, in bytes.
-fn asked(pod: &PodInfo) -> i64 {
+fn requested_memory(pod: &PodInfo) -> i64 {
     let requests = pod.resident_containers().map(|container| {
         let amounts = container.batch.unwrap_or(container.native);
         amounts.memory_request.unwrap_or(0).max(0)
@@ -66,8 +66,8 @@ fn asked(pod: &PodInfo) -> i64 {
 
 /// Returns how many bytes to take from a pod that uses `used`, `beyond` of which it did not ask for.
 fn take(used: i64, beyond: i64) -> Option<i64> {
-    let bytes = (used / PART).clamp(LEAST, MOST).min(beyond);
-    (bytes >= LEAST).then_some(bytes)
+    let bytes = (used / DIVISOR).clamp(MIN_BYTES, MAX_PER_POD).min(beyond);
+    (bytes >= MIN_BYTES).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
     use super::take;
 
     #[test]
-    fn little_is_taken_and_nothing_of_what_was_asked_for() {
+    fn reclaim_is_limited_and_spares_requests() {
         const MIB: i64 = 1 << 20;
         for (used, asked, want) in [
             (500, 0, Some(10)),

@@ -1,6 +1,6 @@
 //! What the guard shows of itself.
 
-use super::{Orders, Row};
+use super::{GuardPlanner, LeverTargets};
 use crate::health::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
 use crate::qos::View;
 use koord_model::guard::{Lever, ServiceState, Verdict};
@@ -28,19 +28,19 @@ fn verdict(verdict: Verdict) -> &'static str {
     }
 }
 
-impl Row {
-    pub(super) fn shown(
+impl GuardPlanner {
+    pub(super) fn status(
         &self,
         view: &View<'_>,
         levers: &[Lever],
         sees_bandwidth: bool,
-        orders: &Orders,
+        targets: &LeverTargets,
     ) -> Guard {
         let now_ms = view.now.ms();
         let (paused, ran) = self.guard.paused();
         Guard {
             start: start(sees_bandwidth).to_owned(),
-            signals: self.sight.signals().map(|s| s.to_string()).collect(),
+            signals: self.coverage.signals().map(|s| s.to_string()).collect(),
             levers: levers.iter().map(ToString::to_string).collect(),
             absent: self
                 .absent(view)
@@ -50,11 +50,11 @@ impl Row {
                     consequence: why.to_owned(),
                 })
                 .collect(),
-            cap_percent: orders.cap,
-            idle: orders.idle,
-            reclaim: orders.reclaim,
-            bandwidth_percent: orders.bandwidth,
-            batch_cpus: orders.partition.as_ref().map(ToString::to_string),
+            cap_percent: targets.cap,
+            idle: targets.idle,
+            reclaim: targets.reclaim,
+            bandwidth_percent: targets.bandwidth,
+            batch_cpus: targets.partition.as_ref().map(ToString::to_string),
             batch_seconds: ran / 1000,
             paused_seconds: paused / 1000,
             budget_seconds: (self.guard.budget_ms() / 100.0).round() / 10.0,
@@ -85,12 +85,12 @@ impl Row {
             held: state
                 .held
                 .iter()
-                .map(|held| GuardHeld {
-                    lever: held.lever.to_string(),
-                    level: held.level,
-                    hurt_at: held.hurt_at,
-                    confirmed: held.confirmed,
-                    tries_in_seconds: held.tries_in_ms / 1000,
+                .map(|lever| GuardHeld {
+                    lever: lever.lever.to_string(),
+                    level: lever.level,
+                    hurt_at: lever.hurt_at,
+                    confirmed: lever.confirmed,
+                    tries_in_seconds: lever.tries_in_ms / 1000,
                 })
                 .collect(),
             muted_seconds: state

@@ -70,12 +70,12 @@ fn what_happens_is_told_in_words() {
 
 #[test]
 fn a_service_that_pauses_does_not_make_the_node_blind() {
-    let mut sight = Sight::default();
+    let mut coverage = SignalCoverage::default();
     let stalls = Readings::default().with(Signal::CpuStall, Some(0.1));
     let work = stalls.with(Signal::CpuPerWork, Some(100.0));
     let mut look = |now_ms, services: &[(u64, Readings)]| {
-        sight.look(now_ms, 600_000, services.iter().copied());
-        (sight.sees_bandwidth(), sight.signals().count())
+        coverage.update(now_ms, 600_000, services.iter().copied());
+        (coverage.sees_bandwidth(), coverage.signals().count())
     };
     assert_eq!(look(0, &[(1, stalls)]), (false, 1));
     assert_eq!(look(1_000, &[(1, stalls), (2, work)]), (true, 2));

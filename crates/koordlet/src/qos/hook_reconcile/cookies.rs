@@ -13,7 +13,7 @@ use koord_model::core_sched::{Action, Cookies, Members, SampleOptions, Task};
 
 /// One container's processes.
 #[derive(Debug)]
-struct Tasks {
+struct ContainerTasks {
     created: Option<Timestamp>,
     members: Members,
     at: Write,
@@ -24,15 +24,15 @@ struct Tasks {
 #[derive(Debug, Default)]
 pub(super) struct CookieKeeper {
     cookies: Cookies,
-    found: Vec<Tasks>,
+    containers: Vec<ContainerTasks>,
     /// True if processes are looked at in this round.
-    looks: bool,
+    reads_processes: bool,
     /// True if there is nothing left to take off while no class is enabled.
     done: bool,
     enabled: bool,
-    seen: u32,
+    with_processes: u32,
     /// True if it was said that this kernel has no cookies.
-    said: bool,
+    logged: bool,
 }
 
 fn target(pid: u32) -> Target {
@@ -47,16 +47,16 @@ impl CookieKeeper {
     /// left to do.
     pub(super) fn begin(&mut self, rules: &Rules) {
         let row = HOOKS.iter().find(|hook| hook.name == "CoreSched");
-        let heard = row.is_some_and(|hook| rules.hears(hook));
-        self.enabled = heard && rules.core_sched().is_enabled();
-        self.looks = self.enabled || (heard && !self.done);
-        self.found.clear();
-        self.seen = 0;
+        let is_active = row.is_some_and(|hook| rules.hears(hook));
+        self.enabled = is_active && rules.core_sched().is_enabled();
+        self.reads_processes = self.enabled || (is_active && !self.done);
+        self.containers.clear();
+        self.with_processes = 0;
     }
 
     /// Returns whether this round looks at processes.
-    pub(super) fn looks(&self) -> bool {
-        self.looks
+    pub(super) fn reads_processes(&self) -> bool {
+        self.reads_processes
     }
 
     /// A container, or the sandbox.
@@ -68,41 +68,43 @@ impl CookieKeeper {
         at: &Write,
         wanted: &Adjustment,
     ) {
-        let Some((said, group)) = wanted.core_sched.as_ref().zip(at.target.group()) else {
+        let Some((hook_value, group)) = wanted.core_sched.as_ref().zip(at.target.group()) else {
             return;
         };
-        if !self.looks || said.value == Wanted::Untouched {
+        if !self.reads_processes || hook_value.value == Wanted::Untouched {
             return;
         }
         let processes = view.kernel.processes(group);
-        self.seen += u32::from(!processes.is_empty());
+        self.with_processes += u32::from(!processes.is_empty());
         let task = |pid: u32| {
             let cookie = view.kernel.target(&target(pid))?.parse().ok()?;
             Some(Task { pid, cookie })
         };
-        let mut at = at.clone();
-        at.reason = said.by;
-        self.found.push(Tasks {
+        let mut write = write.clone();
+        write.reason = hook_value.by;
+        self.containers.push(ContainerTasks {
             created: pod.created,
             members: Members {
-                wanted: said.value.clone(),
+                wanted: hook_value.value.clone(),
                 tasks: processes.into_iter().filter_map(task).collect(),
             },
-            at,
+            write,
             labels: labels(pod, container),
         });
     }
 
     /// The round ends.
     pub(super) fn end(&mut self, metrics: &Metrics, plan: &mut Plan) {
-        if !self.looks {
+        if !self.reads_processes {
             return;
         }
-        let found = std::mem::take(&mut self.found);
-        let readable = found.iter().any(|found| !found.members.tasks.is_empty());
+        let containers = std::mem::take(&mut self.containers);
+        let readable = containers
+            .iter()
+            .any(|container| !container.members.tasks.is_empty());
         if !readable {
             // Containers that just ended have no processes; all of them unreadable is the kernel.
-            if self.seen > 0 && !std::mem::replace(&mut self.said, true) {
+            if self.with_processes > 0 && !std::mem::replace(&mut self.logged, true) {
                 tracing::warn!(
                     hook = "CoreSched",
                     "this kernel or machine has no core scheduling: nothing is set"
@@ -110,17 +112,20 @@ impl CookieKeeper {
             }
             return;
         }
-        let mut found = found;
-        found.sort_by_key(|found| found.created);
-        let members: Vec<Members> = found.iter().map(|found| found.members.clone()).collect();
+        let mut containers = containers;
+        containers.sort_by_key(|container| container.created);
+        let members: Vec<Members> = containers
+            .iter()
+            .map(|container| container.members.clone())
+            .collect();
         let actions = self.cookies.plan(&members);
         self.done = !self.enabled && actions.is_empty();
-        for found in &found {
-            let Wanted::Group(group) = &found.members.wanted else {
+        for container in &containers {
+            let Wanted::Group(group) = &container.members.wanted else {
                 continue;
             };
             if let Some(cookie) = self.cookies.of(group) {
-                metrics.cookie(&found.labels, group, cookie);
+                metrics.cookie(&container.labels, group, cookie);
             }
         }
         for action in actions {
@@ -129,8 +134,8 @@ impl CookieKeeper {
                 Action::Share { from, to } => (to, format!("from {from}")),
                 Action::Clear { pid } => (pid, "0".to_owned()),
             };
-            let owner = found.iter().find(|found| {
-                let mut tasks = found.members.tasks.iter();
+            let owner = containers.iter().find(|container| {
+                let mut tasks = container.members.tasks.iter();
                 tasks.any(|task| task.pid == pid)
             });
             let Some(owner) = owner else { continue };
