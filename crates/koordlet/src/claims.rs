@@ -1,38 +1,38 @@
-//! Who may write what: two strategies that want the same file are an error at start.
+//! Claims of strategies to files: two strategies that write the same file are an error at start.
 
 use koord_api::qos::QosClass;
 use koord_host::TargetKind;
 use serde::{Serialize, Serializer};
 use std::fmt;
 
-/// What a file belongs to.
+/// Level of a file: the kind of object that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// The machine as a whole.
     Node,
-    /// The group of a kubelet's QoS class.
+    /// The cgroup of a kubelet QoS class.
     Qos,
-    /// A pod's group.
+    /// The cgroup of a pod.
     Pod,
-    /// A container's group, sandboxes included.
+    /// The cgroup of a container or sandbox.
     Container,
-    /// The group of a host application.
+    /// The cgroup of a host application.
     Host,
 }
 
-/// A set of QoS classes, by the pod's label; no label is a class of its own. The groups of the
-/// kubelet's classes count as BE (BestEffort), LS (Burstable) and LSR (Guaranteed).
+/// A set of QoS classes, by the pod's label; no label is a class of its own. The cgroups of the kubelet's
+/// classes count as BE (BestEffort), LS (Burstable) and LSR (Guaranteed).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Classes(u8);
 
 impl Classes {
     /// Every class.
     pub const ALL: Self = Self(0b11_1111);
-    /// Batch work.
+    /// The class BE.
     pub const BE: Self = Self::only(&[QosClass::Be]);
 
-    /// Exactly these.
+    /// Returns the set of exactly these classes.
     #[must_use]
     pub const fn only(classes: &[QosClass]) -> Self {
         let mut bits = 0;
@@ -44,19 +44,19 @@ impl Classes {
         Self(bits)
     }
 
-    /// Returns all but these.
+    /// Returns the set of all classes except these.
     #[must_use]
     pub const fn except(classes: &[QosClass]) -> Self {
         Self(Self::ALL.0 & !Self::only(classes).0)
     }
 
-    /// Returns whether `class` is one of them.
+    /// Returns whether the set contains `class`.
     #[must_use]
     pub const fn has(self, class: QosClass) -> bool {
         self.0 & (1 << class as u8) != 0
     }
 
-    /// Returns whether some class is in both.
+    /// Returns whether the sets have a class in common.
     #[must_use]
     pub const fn overlaps(self, other: Self) -> bool {
         self.0 & other.0 != 0
@@ -95,7 +95,7 @@ pub struct Claim {
     pub file: TargetKind,
     /// The level.
     pub level: Level,
-    /// Whose.
+    /// QoS classes of the pods.
     pub classes: Classes,
 }
 
@@ -129,7 +129,7 @@ impl Serialize for Claim {
     }
 }
 
-/// Two strategies claim one file.
+/// Error of two strategies that claim one file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("strategies {first} and {second} both write {claim}")]
 pub struct ClaimError {
@@ -137,14 +137,14 @@ pub struct ClaimError {
     pub first: &'static str,
     /// The second.
     pub second: &'static str,
-    /// What the second wants.
+    /// Claim of the second.
     pub claim: Claim,
 }
 
 /// Checks that every file has one writer.
 ///
 /// # Errors
-/// The first conflict.
+/// Returns the first conflict.
 pub fn check(rows: &[(&'static str, &[Claim])]) -> Result<(), ClaimError> {
     for (at, (first, claims)) in rows.iter().enumerate() {
         for (second, others) in &rows[at + 1..] {

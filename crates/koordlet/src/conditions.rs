@@ -1,4 +1,4 @@
-//! Conditions of the agent on its node: something that lasts and that an operator has to look at.
+//! Conditions of the agent on its node: lasting problems that an operator has to look at.
 //!
 //! Each object's condition is logged once when it begins and once when it ends, counted in
 //! `koordlet_condition`, and listed in the status that `koord node status` prints.
@@ -8,7 +8,7 @@ use prometheus::{GaugeVec, Opts, Registry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Most objects that are kept for one condition.
+/// Maximum number of objects stored per condition.
 const MAX_OBJECTS: usize = 1000;
 
 /// A kind of condition.
@@ -18,14 +18,14 @@ pub enum Condition {
     WriteRefused,
     /// Another program replaces a value each time after it is written.
     ValueRewritten,
-    /// A container runs, and its cgroup is not found.
+    /// A container runs, but its cgroup is not found.
     CgroupNotFound,
-    /// A pod's CPUs belong to another pod exclusively.
+    /// A pod's CPUs belong exclusively to another pod.
     CpusConflict,
 }
 
 impl Condition {
-    /// Every kind.
+    /// Every kind of condition.
     pub const ALL: [Self; 4] = [
         Self::WriteRefused,
         Self::ValueRewritten,
@@ -45,7 +45,7 @@ impl Condition {
     }
 }
 
-/// Every condition that holds. Clones share the same state.
+/// All active conditions. Clones share the same state.
 #[derive(Debug, Clone, Default)]
 pub struct Conditions(Arc<Mutex<ConditionState>>);
 
@@ -66,7 +66,7 @@ impl Conditions {
             return;
         };
         if registry.register(Box::new(gauge.clone())).is_err() {
-            tracing::debug!("koordlet_condition is registered already");
+            tracing::debug!("skipping registration of koordlet_condition, already registered");
         }
         let mut inner = self.0.lock();
         inner.gauge = Some((gauge, node.to_owned()));
@@ -75,7 +75,7 @@ impl Conditions {
         }
     }
 
-    /// Records that `object` has `condition`, and logs it unless it had it before.
+    /// Records that `object` has `condition`, and logs it if that is new.
     pub fn set(&self, condition: Condition, object: &str, message: &str) {
         if self.set_quietly(condition, object, message) {
             let condition = condition.name();
@@ -83,8 +83,8 @@ impl Conditions {
         }
     }
 
-    /// Records as [`Self::set`] does without a log line, for callers that log more than that
-    /// themselves. Returns true if `object` did not have the condition before.
+    /// Like [`Self::set`], but without a log line, for callers that log more themselves. Returns true if
+    /// `object` did not have the condition before.
     pub fn set_quietly(&self, condition: Condition, object: &str, message: &str) -> bool {
         let mut inner = self.0.lock();
         let objects = inner.active.entry(condition).or_default();
@@ -129,7 +129,7 @@ impl Conditions {
         }
     }
 
-    /// Returns what holds now: condition, object and message.
+    /// Returns the active conditions: condition, object and message.
     #[must_use]
     pub fn active(&self) -> Vec<(Condition, String, String)> {
         let inner = self.0.lock();
@@ -140,7 +140,7 @@ impl Conditions {
         each.collect()
     }
 
-    /// Returns how many beginnings were logged since the start.
+    /// Returns the number of conditions that were logged since the start.
     #[must_use]
     pub fn logged(&self) -> u64 {
         self.0.lock().logged

@@ -1,8 +1,8 @@
-//! Carries evictions out: a few at a time, none waiting for another, through the API or, where that
-//! cannot be asked, by killing the pod's containers.
+//! Carries out evictions: a few concurrently, none waiting for another, through the API or, if the API server
+//! does not answer, by killing the pod's containers.
 //!
-//! Nothing is retried here. A refused or failed eviction goes back to the loop, which passes to the
-//! next pod and decides anew with newer samples.
+//! Nothing is retried here. A refused or failed eviction is returned to the loop, which passes to the next
+//! pod and decides again with newer samples.
 
 #[cfg(test)]
 mod tests;
@@ -27,33 +27,33 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How many evictions may wait for their turn.
+/// Maximum number of queued evictions.
 const BACKLOG: usize = 64;
-/// A killed container is looked at so many times until its processes are gone.
+/// Number of rounds of killing until a container's processes must have ended.
 const KILL_CHECKS: u32 = 20;
-/// Between two looks.
+/// Pause between two rounds of killing.
 const KILL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// With each look it is waited so many times for processes that were killed, before they are killed again.
+/// Number of checks for remaining processes in each round.
 const EXIT_CHECKS: u32 = 20;
-/// For so long.
+/// Pause before each of these checks.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(1);
-/// `reason` of events, audit records and metrics: upstream has one only.
+/// `reason` of events, audit records and metrics; upstream has only this one.
 pub const REASON: &str = "evicted";
 
-/// How a pod is made to go.
+/// Means of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// Through the API; by killing where the API server does not answer, fails, or does not offer
-    /// evictions. A disruption budget is respected.
+    /// Through the API; by killing if the API server does not answer, fails, or does not offer evictions.
+    /// Disruption budgets are respected.
     #[default]
     ApiThenKill,
     /// Through the API only.
     Api,
-    /// By killing only, without asking anybody.
+    /// By killing only, without an API request.
     Kill,
 }
 
-/// A mode that there is not.
+/// An unknown eviction mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("eviction-mode must be api-then-kill, api or kill, got {0:?}")]
 pub struct UnknownEvictionMode(String);
@@ -71,14 +71,14 @@ impl FromStr for Mode {
     }
 }
 
-/// What the evictor is told.
+/// Settings of the evictor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// How pods are made to go.
+    /// Means of eviction.
     pub mode: Mode,
-    /// How many evictions are under way at once.
+    /// Maximum number of concurrent evictions.
     pub parallel: usize,
-    /// How long one request may take.
+    /// Timeout of one request.
     pub timeout: Duration,
 }
 
@@ -92,47 +92,47 @@ impl Default for Config {
     }
 }
 
-/// How an eviction ended.
+/// Outcome of an eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The API server is deleting the pod.
     Evicted,
     /// The pod's containers were killed.
     Killed,
-    /// The pod was gone already.
+    /// The pod did not exist any more.
     Gone,
-    /// A disruption budget or the server's load forbids it for now; when to ask again, if the
-    /// server said so.
+    /// A disruption budget or the server's load forbids the eviction for now; with the server's retry delay,
+    /// if it sent one.
     Blocked(Option<Duration>),
-    /// Nothing worked.
+    /// The eviction failed.
     Failed,
 }
 
-/// An eviction that came to its end.
+/// A finished eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EvictionResult {
-    /// What was asked for.
+    /// The requested eviction.
     pub eviction: Eviction,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// What the evictor works with.
+/// Dependencies of the evictor.
 #[derive(Clone)]
 pub struct EvictorDeps {
     /// The API server.
     pub client: Client,
-    /// Where events go.
+    /// Recorder of events.
     pub recorder: Recorder,
-    /// Where the pods' groups are looked up.
+    /// State of the cluster, with the pods' cgroups.
     pub states: Arc<States>,
     /// The machine.
     pub root: Root,
-    /// Where evictions are recorded.
+    /// Audit log of evictions.
     pub audit: audit::Log,
-    /// Where they are counted.
+    /// Metrics of evictions.
     pub metrics: Metrics,
-    /// The time of records.
+    /// Clock of the records.
     pub clock: Clock,
 }
 
@@ -142,16 +142,16 @@ impl fmt::Debug for EvictorDeps {
     }
 }
 
-/// Takes evictions. Never waits.
+/// Accepts evictions without waiting for them.
 #[derive(Debug, Clone)]
 pub struct Evictor {
     queue: mpsc::Sender<Eviction>,
-    /// Asked for and not answered: asking every second would evict long after the need is over.
+    /// UIDs of evictions in flight. Without it, repeated requests would evict long after the need has ended.
     in_flight: Arc<Mutex<FxHashSet<String>>>,
 }
 
 impl Evictor {
-    /// Starts to evict until `shutdown`; what becomes of each comes out of the channel.
+    /// Starts the evictor, which runs until `shutdown`. The channel returns the result of each eviction.
     #[must_use]
     pub fn start(
         config: Config,
@@ -177,29 +177,30 @@ impl Evictor {
         (Self { queue, in_flight }, results)
     }
 
-    /// Asks for an eviction; `false` when that pod's is under way already or too many wait.
+    /// Requests an eviction. Returns `false` if that of the pod is already in flight, or the queue is full.
     pub fn try_evict(&self, eviction: Eviction) -> bool {
         let uid = eviction.uid.clone();
         let mut in_flight = self.in_flight.lock();
-        // Held over the sending: the answer may be there at once.
+        // Locked while sending, because the result may arrive at once.
         !in_flight.contains(&uid) && self.queue.try_send(eviction).is_ok() && in_flight.insert(uid)
     }
 }
 
-/// Why an eviction through the API came to nothing.
+/// Error of an eviction through the API.
 enum EvictionError {
-    /// A disruption budget, or load: the server has decided, and maybe said when to ask again.
+    /// The server refused it because of a disruption budget or its load; with its retry delay, if it sent
+    /// one.
     Blocked(String, Option<Duration>),
-    /// The server said no, or said nothing.
+    /// The request failed or was not answered.
     Failed(String),
 }
 
-/// Why a pod was not killed.
+/// Error of killing a pod.
 #[derive(Debug, thiserror::Error)]
 enum KillError {
-    #[error("none of its containers is known to run")]
+    #[error("no running container found")]
     NoContainers,
-    #[error("some processes did not die")]
+    #[error("processes still running after being killed")]
     StillRunning,
     #[error(transparent)]
     Host(#[from] HostError),
@@ -207,11 +208,11 @@ enum KillError {
     Panicked(#[from] tokio::task::JoinError),
 }
 
-/// Kills what runs in `groups`, and gives it a moment to die. Returns whether something is left. On a
-/// thread that may block.
+/// Kills the processes in `groups` and waits briefly for them to end. Returns whether any remain. Blocks the
+/// thread.
 #[expect(
     clippy::disallowed_methods,
-    reason = "processes die in the kernel's time, whatever tokio's clock says"
+    reason = "processes end in real time, independent of tokio's clock"
 )]
 fn kill_all(root: &Root, groups: &[CgroupPath]) -> Result<bool, HostError> {
     let alive = || -> Result<Vec<_>, HostError> {
@@ -239,7 +240,7 @@ struct Worker {
     config: Config,
     parts: EvictorDeps,
     in_flight: Arc<Mutex<FxHashSet<String>>>,
-    /// What discovery said, once it said something.
+    /// Version of the eviction API, once it was discovered.
     version: Mutex<Option<EvictVersion>>,
     done: mpsc::Sender<EvictionResult>,
 }
@@ -247,7 +248,7 @@ struct Worker {
 impl Worker {
     async fn run(self: Arc<Self>, mut waiting: mpsc::Receiver<Eviction>) {
         let slots = Arc::new(Semaphore::new(self.config.parallel.max(1)));
-        // Dropped, and so stopped, together with this future.
+        // Tasks are stopped when this future is dropped.
         let mut running = tokio::task::JoinSet::new();
         while let Some(eviction) = waiting.recv().await {
             while running.try_join_next().is_some() {}
@@ -277,7 +278,7 @@ impl Worker {
                     return outcome;
                 }
                 Err(EvictionError::Blocked(why, after)) => {
-                    tracing::info!(pod = eviction.name, why, "eviction is blocked for now");
+                    tracing::info!(pod = eviction.name, why, "eviction blocked for now");
                     self.record_failure(eviction, &why);
                     return Outcome::Blocked(after);
                 }
@@ -313,7 +314,7 @@ impl Worker {
         }
     }
 
-    /// Asks the API server.
+    /// Requests the eviction from the API server.
     async fn request_eviction(&self, eviction: &Eviction) -> Result<Outcome, EvictionError> {
         let failed = |error: koord_kube::Error| EvictionError::Failed(error.to_string());
         let attempt = async {
@@ -345,7 +346,7 @@ impl Worker {
         })
     }
 
-    /// Returns the version of the eviction API, discovered once; `None` when there is none.
+    /// Returns the version of the eviction API, discovered once; `None` if the server offers none.
     async fn version(&self) -> Result<Option<EvictVersion>, koord_kube::Error> {
         let cached = *self.version.lock();
         if cached.is_some() {
@@ -356,8 +357,8 @@ impl Worker {
         Ok(discovered)
     }
 
-    /// Kills the processes of the pod's containers; `false` when the pod is not there any more.
-    /// Its sandbox is left to the runtime. Containers that do not run are skipped.
+    /// Kills the processes of the pod's containers; `false` if the pod is not listed any more. Its sandbox is
+    /// left to the runtime. Containers that do not run are skipped.
     async fn kill(&self, uid: &str) -> Result<bool, KillError> {
         let pods = self.parts.states.pods.load_full();
         let pod = pods.iter().flat_map(|all| all.iter());
@@ -379,7 +380,7 @@ impl Worker {
         Err(KillError::StillRunning)
     }
 
-    /// Event, audit record and metric of an eviction.
+    /// Records the event, audit record and metric of a successful eviction.
     fn record_success(&self, eviction: &Eviction, how: &str) {
         self.event(eviction, "evictPodSuccess", &eviction.message);
         let parts = &self.parts;

@@ -1,9 +1,9 @@
-//! BlkIOReconcile: what groups may read and write per disk.
+//! BlkIOReconcile: limits of cgroups for reads and writes, per disk.
 //!
-//! The group of batch work has the limits of `beClass.blkioQOS`, a pod those of its annotation
-//! `koordinator.sh/blkioQOS`, and the root group the latency targets and cost models of
-//! `cgroupRoot.blkioQOS`. Lines and defaults are [`koord_model::blkio`]; a device that has lines and
-//! no block (any more) gets the defaults. Files that this kernel lacks are left out.
+//! The cgroup of batch work has the limits of `beClass.blkioQOS`, a pod those of its annotation
+//! `koordinator.sh/blkioQOS`, and the root cgroup the latency targets and cost models of
+//! `cgroupRoot.blkioQOS`. Lines and defaults are in [`koord_model::blkio`]; a device that has lines but no
+//! block (any more) gets the defaults. Files that this kernel lacks are skipped.
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 
 /// The strategy's name.
 pub const NAME: &str = "BlkIOReconcile";
-/// The reason in audit records.
+/// Reason in audit records.
 const REASON: &str = "UpdateBlkIO";
 
 const fn claim(file: File, level: Level, classes: Classes) -> Claim {
@@ -41,7 +41,7 @@ const fn group_claims(file: File) -> [Claim; 2] {
     ]
 }
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     group_claims(File::ReadIops)[0],
     group_claims(File::ReadIops)[1],
@@ -57,7 +57,7 @@ pub const CLAIMS: &[Claim] = &[
     claim(File::CostModel, Level::Node, Classes::ALL),
 ];
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BlkIOReconcile],
@@ -81,11 +81,12 @@ const fn resource(file: File) -> Resource {
 #[derive(Debug, Default)]
 struct BlockIo {
     reconcile: Reconcile,
-    /// Pods that were given limits, by UID: they are taken away when the annotation is.
+    /// UIDs of pods that were given limits. The limits are reset when the annotation is removed.
     limited: FxHashSet<String>,
-    /// True if the root was given anything: what others set there is theirs.
+    /// True if this strategy ever set limits at the root; otherwise settings of other programs there are
+    /// kept.
     root: bool,
-    /// Objects of which something is said to be wrong.
+    /// Objects with an active report of invalid settings.
     bad: BTreeSet<String>,
 }
 
@@ -167,25 +168,25 @@ impl BlockIo {
     }
 }
 
-/// What became of a group's blocks.
+/// Result of applying the blocks of a cgroup.
 struct ApplyResult {
     errors: Vec<BlockError>,
-    /// True if its files say something else than what is wanted.
+    /// True if the files differ from the desired values.
     changes: bool,
 }
 
-/// One turn of the strategy.
+/// One run of the strategy.
 struct BlkioRun<'t, 'v> {
     view: &'t View<'v>,
     plan: &'t mut Plan,
-    /// The files that this kernel has.
+    /// Files that this kernel has.
     files: Vec<File>,
-    /// Objects of which something is wrong.
+    /// Objects with invalid settings in this run.
     bad: BTreeSet<String>,
 }
 
 impl BlkioRun<'_, '_> {
-    /// The group of batch work, and the root's where it was ever given anything.
+    /// Writes the limits of the cgroup of batch work, and of the root cgroup if it was ever limited.
     fn classes(&mut self, storage: &Storage, root_too: bool) {
         let (slo, node) = (self.view.facts.slo, self.view.facts.node_name());
         for (class, name) in [(QosClass::Lsr, "lsrClass"), (QosClass::Ls, "lsClass")] {
@@ -218,7 +219,7 @@ impl BlkioRun<'_, '_> {
                 Some(at_root).filter(|_| root_too),
             ),
         ] {
-            // Without a section nobody asked for anything; a closed one asks for the defaults.
+            // Without a section nothing is written; a disabled section sets the defaults.
             if let (Some(_), Some(at)) = (settings, at) {
                 let blocks = enabled(settings);
                 let result = self.group(kind, &at, blocks, |block| storage.devices(block, None));
@@ -228,7 +229,7 @@ impl BlkioRun<'_, '_> {
         }
     }
 
-    /// Brings the group of `at` to what `blocks` ask for.
+    /// Writes the limits that `blocks` specify to the cgroup of `at`.
     fn group(
         &mut self,
         kind: Kind,
@@ -266,7 +267,7 @@ impl BlkioRun<'_, '_> {
         ApplyResult { errors, changes }
     }
 
-    /// Says what is wrong with blocks in `field` of `object`, if anything.
+    /// Reports invalid blocks in `field` of `object`, if any.
     fn report_errors(&mut self, object: &str, field: &str, errors: Vec<BlockError>) {
         let malformed = errors.into_iter().map(|error| {
             let name = match &error {
@@ -291,7 +292,7 @@ fn enabled(settings: Option<&BlkIOQOSCfg>) -> &[BlockCfg] {
     settings.map_or(&[], |settings| &settings.blocks)
 }
 
-/// Returns whether every claim that the pod's settings speak of was looked up.
+/// Returns whether every persistent volume claim in the pod's settings was looked up.
 fn claims_are_resolved(view: &View<'_>, pod: &PodInfo) -> bool {
     let mut sources = pod.notes().volumes.values();
     sources.all(|source| match source {
@@ -303,7 +304,8 @@ fn claims_are_resolved(view: &View<'_>, pod: &PodInfo) -> bool {
     })
 }
 
-/// Returns the devices of a pod's block; for a volume, of what is mounted in the kubelet's directory.
+/// Returns the devices of a pod's block. For a volume, they are found by its mount point in the kubelet's
+/// directory.
 fn devices_of_pod(
     view: &View<'_>,
     pod: &PodInfo,

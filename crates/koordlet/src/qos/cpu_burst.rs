@@ -1,9 +1,9 @@
-//! CPUBurst: services may use for a moment what they saved before.
+//! CPUBurst: lets services temporarily use CPU time that they saved before.
 //!
-//! Two mechanisms, chosen by policy: the kernel's burst buffer, and a CFS quota that is raised while
-//! a container is throttled and the shared pool has room. Neither is written here: the row leaves
-//! what it wants in the plan, and CPULimits, which owns both files, puts it together with the limit
-//! and the node's normalization. Rules and formulas are in [`koord_model::burst`].
+//! There are two mechanisms, chosen by policy: the kernel's burst buffer, and a CFS quota that is raised
+//! while a container is throttled and the shared pool has free CPU. Neither is written here: the row leaves
+//! its allowances in the plan, and CPULimits, which owns both files, combines them with the limit and the
+//! node's normalization. Rules and formulas are in [`koord_model::burst`].
 
 use crate::collect::needs::Needs;
 use crate::gates::Gate;
@@ -23,10 +23,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// The strategy's name.
 pub const NAME: &str = "CPUBurst";
 
-/// The longest window of the pool's use, in milliseconds.
+/// Maximum window over which the pool's usage is averaged, in milliseconds.
 const POOL_WINDOW_MS: u64 = 10_000;
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::CPUBurst],
@@ -35,16 +35,16 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     make: |_, _| Box::new(CpuBurst::default()),
 };
 
-/// The strategy's memory.
+/// State of the strategy.
 #[derive(Debug, Default)]
 struct CpuBurst {
-    /// By container.
+    /// Limiters, by container number.
     limiters: FxHashMap<u64, Limiter>,
-    /// By container: the base of its quota and the quota it was left with, in microseconds per
-    /// period. Between two rounds of looking, nobody else writes it as far as we are concerned.
+    /// Base quota and last quota of each container, in microseconds per period, by container number. Between
+    /// two reconciles the file is assumed to be unchanged.
     last_quotas: FxHashMap<u64, (i64, i64)>,
     reconcile: Reconcile,
-    /// What was said to be wrong with a setting.
+    /// Errors of settings that were logged.
     logged: FxHashSet<String>,
 }
 
@@ -59,8 +59,8 @@ struct Candidate<'a> {
 
 impl Planner for CpuBurst {
     fn needs(&self, facts: &Facts<'_>) -> Needs {
-        // A pod's annotation may ask for it on a node that does not; then its first seconds go
-        // without.
+        // A pod's annotation may enable it on a node that does not; then its first seconds pass
+        // without samples.
         let node = facts.slo.cpu_burst().policy.as_ref();
         let raises = !self.limiters.is_empty()
             || node.is_some_and(|policy| {
@@ -161,12 +161,12 @@ impl CpuBurst {
                 let group = info.cgroup.as_ref();
                 let last = self.last_quotas.get(&id).copied();
                 let present = match last {
-                    // What the kernel has was looked at, or written by us, since the last round.
+                    // The kernel's value was read or written here since the last round.
                     Some((_, quota)) if quota != 0 => Some(quota),
                     _ => group.and_then(|g| view.kernel.number(g, Resource::CfsQuota)),
                 };
                 if let Some(present) = present {
-                    // What the kubelet wrote, or what was in force before the node's ratio changed.
+                    // The kubelet's quota, or that in force before the node's ratio changed.
                     let native = cpu_limit::quota_of(info.native.cpu_limit);
                     let old = last.map_or(native, |(base, _)| base);
                     let moved = old != base && present > 0;
@@ -192,7 +192,7 @@ impl CpuBurst {
         if candidate.config.period_seconds < 0 {
             return true;
         }
-        // Spread over the containers, so that they do not run dry together.
+        // Varied between containers, so that they do not run out at the same time.
         let share =
             (candidate.id.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f64 / (1 << 25) as f64;
         let limiter = self
@@ -210,13 +210,17 @@ impl CpuBurst {
         )
     }
 
-    /// Says what is wrong with settings, once.
+    /// Logs errors of settings, once each.
     fn log_errors(&mut self, errors: Vec<FieldError>) {
         let mut now = FxHashSet::default();
         for error in errors {
             let text = error.to_string();
             if !self.logged.contains(&text) && !now.contains(&text) {
-                tracing::warn!(strategy = NAME, error = text, "ignored");
+                tracing::warn!(
+                    strategy = NAME,
+                    error = text,
+                    "ignoring invalid CPU burst setting"
+                );
             }
             now.insert(text);
         }
@@ -224,7 +228,7 @@ impl CpuBurst {
     }
 }
 
-/// Returns the containers of a pod that run, with their numbers.
+/// Returns the running containers of a pod, with their numbers.
 pub(super) fn running<'a>(pod: &PodView<'a>) -> impl Iterator<Item = (&'a ContainerInfo, u64)> {
     let (info, tracked) = (pod.info, pod.containers);
     info.resident_containers().filter_map(move |container| {

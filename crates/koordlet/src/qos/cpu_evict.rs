@@ -1,5 +1,5 @@
-//! CPUEvict: pods go when batch work gets too little CPU, when the node uses too much of it, or when
-//! more is requested than is allocatable.
+//! CPUEvict: evicts pods when batch work gets too little CPU, when the node uses too much of it, or when
+//! requests exceed the allocatable amount.
 
 use crate::gates::Gate;
 use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
@@ -33,7 +33,7 @@ const FEATURES: &[Feature] = &[
     },
 ];
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUEvict, Gate::CPUEvict, Gate::CPUAllocatableEvict],

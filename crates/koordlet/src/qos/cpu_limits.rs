@@ -1,11 +1,11 @@
-//! CPULimits: the one writer of the CFS quotas and burst buffers of pods and containers.
+//! CPULimits: the only writer of the CFS quotas and burst buffers of pods and containers.
 //!
-//! What wants these files is put together here, in this order: the limit (native or batch), whether
-//! quotas are lifted (exclusive CPUs; batch pods under a quota of their class), the node's CPU
-//! normalization, the burst strategy. The arithmetic is [`koord_model::cpu_limit`].
+//! Contributions are combined in this order: the limit (native or batch), whether quotas are lifted
+//! (exclusive CPUs; batch pods under a quota of their class), the node's CPU normalization, the burst
+//! strategy. The arithmetic is in [`koord_model::cpu_limit`].
 //!
-//! A service's quota is the kubelet's business until one of these changes it; when none does any
-//! more, the limit is restored once.
+//! A service's quota is left to the kubelet until one of these changes it; once none does any more, the limit
+//! is restored once.
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
@@ -22,7 +22,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// The strategy's name.
 pub const NAME: &str = "CPULimits";
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     claim(Level::Pod, Resource::CfsQuota),
     claim(Level::Pod, Resource::CfsBurst),
@@ -38,7 +38,7 @@ const fn claim(level: Level, file: Resource) -> Claim {
     }
 }
 
-/// The row. It runs while any of those runs that leave something for it.
+/// The row of the table of strategies. It runs while any strategy runs that contributes to it.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[
@@ -52,34 +52,33 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     make: |_, metrics| Box::new(CpuLimits::new(metrics.clone())),
 };
 
-/// What holds for the quotas of a pod, whatever the burst strategy says.
+/// Rule for the quotas of a pod, before the burst strategy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rule {
-    /// They are the kubelet's.
+    /// The quotas are left to the kubelet.
     Leave,
-    /// The pod has CPUs of its own, or its class is limited as a whole.
+    /// Quotas are lifted: the pod has exclusive CPUs, or its class is limited as a whole.
     Lifted,
-    /// They follow the limits, divided by the node's ratio.
+    /// Quotas follow the limits, divided by the node's ratio.
     Limits(Source, Option<f64>),
 }
 
-/// What was planned last for a pod: as long as nothing else is wanted, it is planned again in the next
-/// round only.
+/// Last plan of a pod. If nothing changed, the pod is planned again only in the next reconcile.
 #[derive(Debug)]
 struct LastPlan {
     rule: Rule,
-    /// By container.
+    /// Burst allowances, by container number.
     bursts: Vec<(u64, super::BurstAllowance)>,
-    /// What came of it.
+    /// Resulting quotas and buffers of its containers.
     applied: Vec<Burst>,
 }
 
-/// The strategy's memory.
+/// State of the strategy.
 #[derive(Debug)]
 struct CpuLimits {
-    /// Pods whose quotas are not as the kubelet wrote them.
+    /// Pods whose quotas differ from the kubelet's, by pod number.
     plans: FxHashMap<u64, LastPlan>,
-    /// Services whose leftovers of an earlier run were looked at.
+    /// Services that were checked for leftovers of an earlier run.
     checked: FxHashSet<u64>,
     reconcile: Reconcile,
     metrics: Metrics,
@@ -96,7 +95,7 @@ impl CpuLimits {
     }
 }
 
-/// Returns whether the burst strategy is for such a pod.
+/// Returns whether the burst strategy applies to the pod.
 #[must_use]
 pub fn may_burst(pod: &PodInfo) -> bool {
     pod.is_active()
@@ -105,7 +104,7 @@ pub fn may_burst(pod: &PodInfo) -> bool {
         && pod.kube_qos != KubeQos::BestEffort
 }
 
-/// Returns the node's normalization ratio, where it holds for the pod.
+/// Returns the node's normalization ratio; `None` if it does not apply to the pod.
 fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
     let gates = &facts.settings.gates;
     let scaled = match pod.qos {
@@ -174,7 +173,7 @@ impl Planner for CpuLimits {
             if rule == Rule::Leave && bursts().next().is_none() {
                 let mut lifted = false;
                 if let Some(was) = self.plans.remove(&pod.id) {
-                    // Once, and then it is the kubelet's again.
+                    // Restored once; then it is left to the kubelet again.
                     lifted = was.rule == Rule::Lifted;
                     changed = true;
                 } else if !may_burst(pod.info) || !self.checked.insert(pod.id) || !raised(view, pod)
@@ -214,7 +213,7 @@ impl Planner for CpuLimits {
     }
 }
 
-/// Returns whether an earlier run left a raised quota or a buffer behind.
+/// Returns whether an earlier run left a raised quota or a burst buffer.
 fn raised(view: &View<'_>, pod: &PodView<'_>) -> bool {
     super::cpu_burst::running(pod).any(|(container, _)| {
         let Some(group) = &container.cgroup else {
@@ -228,7 +227,7 @@ fn raised(view: &View<'_>, pod: &PodView<'_>) -> bool {
     })
 }
 
-/// No quotas: pod first is no matter, the executor knows the order.
+/// Removes the quotas of a pod. The executor orders the writes.
 fn lift(pod: &PodInfo, plan: &mut Plan) {
     plan.write(Write::pod(pod).set(Resource::CfsQuota, UNLIMITED));
     for container in pod.resident_containers() {
@@ -238,8 +237,9 @@ fn lift(pod: &PodInfo, plan: &mut Plan) {
     }
 }
 
-/// Quotas and buffers by the limits, with what the burst strategy left in the plan. Returns what it
-/// makes of containers. `lifted`: what is unlimited now was made so here, and is no word of the kubelet's.
+/// Writes quotas and buffers by the limits, with the allowances of the burst strategy in the plan. Returns
+/// the result for containers. `lifted` means that quotas which are unlimited now were made so by this
+/// strategy, not by the kubelet.
 fn limits(
     view: &View<'_>,
     pod: &PodView<'_>,
@@ -269,7 +269,7 @@ fn limits(
             limit: limit_of(container),
             source,
             present: match (source, burst) {
-                // It was looked at to decide about the burst.
+                // It was read to decide about the burst.
                 (Source::Native, Some(burst)) => Some(burst.quota),
                 (Source::Native, None) => quota_now(group),
                 (Source::Batch, _) => None,
@@ -294,7 +294,7 @@ fn limits(
         .iter()
         .any(|(_, wants, _)| wants.raised.is_some_and(|quota| quota > 0));
     let present = match source {
-        // Where containers have quotas the kubelet sets the pod's, too.
+        // If containers have quotas, the kubelet also sets the pod's.
         Source::Native if !bursts => quota_now(&pod.info.cgroup),
         _ => None,
     };

@@ -1,17 +1,17 @@
-//! CPUSuppress: what batch work may use of the node's CPU.
+//! CPUSuppress: limits the CPU that batch work may use.
 //!
-//! Two modes, switchable at run time (see [`SuppressMode`]):
+//! There are two modes, switchable at run time (see [`SuppressMode`]):
 //!
-//! * *pressure* (our default): the cap and the partition of CPUs that the pressure guard asks for
-//!   ([`crate::qos::guard`]), mostly none; the cap is the CFS quota of the BE class.
+//! * *pressure* (our default): the cap and the partition of CPUs that the pressure guard sets
+//! ([`crate::qos::guard`]), usually none; the cap is the CFS quota of the BE class.
 //! * *upstream*: always the configured threshold, by CFS quota or by CPU set, with upstream's
-//!   formula, dead band and growth limit. One deviation: a first quota is written even when it is
-//!   within the dead band of -1, as can happen on large nodes.
+//! formula, dead band and growth limit. One deviation: a first quota is written even if it is within the dead
+//! band of -1, as can happen on large nodes.
 //!
 //! With gate BECPUManager CPU sets follow the scheduler (`pools`) and the limit is always a quota.
 //!
-//! In both, the quota moves at most once per ten CFS periods: every write refills the bandwidth
-//! pool, and a faster loop would give batch work more than the quota says.
+//! In both modes the quota moves at most once per ten CFS periods: every write refills the bandwidth pool,
+//! and a faster loop would give batch work more than the quota allows.
 
 mod pools;
 mod row;
@@ -34,7 +34,7 @@ use std::collections::BTreeSet;
 /// The strategy's name.
 pub const NAME: &str = "BECPUSuppress";
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     claim(Level::Qos, Resource::CfsQuota),
     claim(Level::Qos, Resource::CpuShares),
@@ -51,53 +51,53 @@ const fn claim(level: Level, file: Resource) -> Claim {
     }
 }
 
-/// The audit reason of an adjustment.
+/// Audit reason of an adjustment.
 pub const ADJUST: &str = "AdjustBEByNodeCPUUsage";
-/// The audit reason of a recovery.
+/// Audit reason of a recovery.
 pub const RECOVER: &str = "suppressBECPU";
-/// The weight the kubelet gives the BE class.
+/// Weight that the kubelet gives the BE class.
 const BE_SHARES: &str = "2";
 
-/// Everything one decision needs.
+/// Input of a decision.
 #[derive(Debug)]
 pub struct Input<'a> {
-    /// Steady clock.
+    /// Milliseconds of the monotonic clock.
     pub now_ms: u64,
-    /// The node's name, for the audit line.
+    /// Name of the node, for the audit record.
     pub node: &'a str,
-    /// The settings.
+    /// Settings of the NodeSLO.
     pub slo: &'a Slo,
-    /// The mode in force.
+    /// Mode in force.
     pub mode: SuppressMode,
-    /// Which file limits in upstream mode.
+    /// File that limits in upstream mode.
     pub policy: Policy,
     /// The node's CPU, in milli-cores.
     pub capacity: i64,
-    /// What is kept back for the system, in milli-cores.
+    /// CPU reserved for the system, in milli-cores.
     pub reserved: i64,
-    /// The newest usage samples; `None` when the node has none.
+    /// Newest usage; `None` without samples.
     pub usage: Option<Usage>,
-    /// What the pressure guard asks for.
+    /// Targets of the pressure guard.
     pub guard: &'a LeverTargets,
-    /// The BE class: group, present quota and CPU set. `None` when there is no such group.
+    /// State of the BE class; `None` if its cgroup does not exist.
     pub class: Option<Class<'a>>,
     /// The machine's CPUs.
     pub processors: &'a [Processor],
-    /// CPUs that belong to LSE pods, system QoS or the reservation: not for batch work.
+    /// CPUs that batch work must not use: those of LSE pods, system QoS and the reservation.
     pub excluded: &'a BTreeSet<u32>,
-    /// True if the kubelet hands out CPUs itself: then the class and its pods have all CPUs that
-    /// batch work may use, and only containers are narrowed.
+    /// True if the kubelet assigns exclusive CPUs: then the class and its pods have all CPUs that batch work
+    /// may use, and only containers are narrowed.
     pub kubelet_static: bool,
     /// CPUs that belong to LSR pods.
     pub lsr: &'a BTreeSet<u32>,
-    /// The groups of BE pods and their containers, for CPU sets.
+    /// Cgroups of BE pods and their containers, for CPU sets.
     pub groups: &'a [(Level, CgroupPath)],
 }
 
-/// The present state of the BE class.
+/// Current state of the BE class.
 #[derive(Debug, Clone, Copy)]
 pub struct Class<'a> {
-    /// Its group.
+    /// Cgroup of the class.
     pub group: &'a CgroupPath,
     /// `cpu.cfs_quota_us`.
     pub quota: i64,
@@ -105,32 +105,32 @@ pub struct Class<'a> {
     pub cpuset: Option<&'a CpuSet>,
 }
 
-/// What was decided.
+/// Result of a decision.
 #[derive(Debug, Default)]
 pub struct SuppressPlan {
-    /// What to write.
+    /// Writes to plan.
     pub writes: Vec<Write>,
-    /// What batch work may use, in milli-cores; `None` when it is not limited.
+    /// CPU that batch work may use, in milli-cores; `None` without a limit.
     pub limit: Option<i64>,
-    /// Which file the limit is in.
+    /// File that has the limit.
     pub by: Policy,
-    /// The cap in percent of the node; `None` when there is none.
+    /// Cap in percent of the node; `None` without a cap.
     pub cap: Option<i64>,
 }
 
-/// The state of one limiting file.
+/// State of a limiting file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum LimiterState {
-    /// Not looked at since start: an earlier run may have left something.
+    /// Not read since the start: an earlier run may have left a limit.
     #[default]
     Unknown,
-    /// We limit by it.
+    /// The file limits batch work.
     Active,
-    /// It is at its unlimited value.
+    /// The file has its unlimited value.
     Recovered,
 }
 
-/// The strategy's memory between ticks.
+/// State of the strategy between ticks.
 #[derive(Debug, Default)]
 pub struct CpuSuppress {
     gate: WriteGate,
@@ -139,14 +139,14 @@ pub struct CpuSuppress {
 }
 
 impl CpuSuppress {
-    /// Returns whether the BE class is limited by a quota now. Its pods must have none then: on v1 the
-    /// kernel refuses to lower a group's quota below that of a group in it.
+    /// Returns whether the BE class is limited by a quota now. Then its pods must have none: on v1 the kernel
+    /// refuses to lower a cgroup's quota below that of a child.
     #[must_use]
     pub fn limits_by_quota(&self) -> bool {
         self.quota == LimiterState::Active
     }
 
-    /// Returns whether the CPU sets of the BE class have been left to themselves.
+    /// Returns whether the CPU sets of the BE class are not managed any more.
     #[must_use]
     pub fn leaves_cpusets(&self) -> bool {
         self.cpuset == LimiterState::Recovered
@@ -159,7 +159,7 @@ impl CpuSuppress {
             return outcome;
         };
         if !input.slo.known && !input.slo.enabled {
-            // Nobody has said anything yet: what an earlier run left stays until then.
+            // No NodeSLO was received yet: limits of an earlier run stay until then.
             return outcome;
         }
         if !input.slo.enabled {
@@ -235,7 +235,7 @@ impl CpuSuppress {
         if !self.gate.allows(input.now_ms, urgent) {
             return;
         }
-        // An experiment needs its level at once, upwards, too.
+        // An experiment needs its level at once, also upwards.
         let from = match guarded && input.guard.urgent {
             true => UNLIMITED,
             false => class.quota,
@@ -268,7 +268,7 @@ impl CpuSuppress {
         outcome.writes.push(wanted);
     }
 
-    /// Pressure mode without a cap: the quota is kept off, also against whoever sets one.
+    /// Pressure mode without a cap: removes any quota, including one set by another program.
     fn release_quota(&mut self, input: &Input<'_>, class: Class<'_>, outcome: &mut SuppressPlan) {
         self.quota = LimiterState::Recovered;
         if class.quota < 0 {
@@ -296,7 +296,7 @@ impl CpuSuppress {
         if self.quota == LimiterState::Recovered {
             return;
         }
-        // Over when the kernel says so: a write may fail.
+        // Recovered once the kernel has the value: a write may fail.
         if class.quota < 0 {
             self.quota = LimiterState::Recovered;
             return;
@@ -341,7 +341,7 @@ impl CpuSuppress {
         self.push_cpuset(input, class, (above, &picked), &because, ADJUST, outcome);
     }
 
-    /// The CPUs that the pressure guard leaves to batch work.
+    /// Writes the CPU set that the pressure guard leaves to batch work.
     fn partition(
         &mut self,
         input: &Input<'_>,
@@ -365,11 +365,11 @@ impl CpuSuppress {
         }
         let Some(current) = class.cpuset else { return };
         let full = full(input);
-        // The class itself was not narrowed: it cannot tell when its containers are wide again.
+        // The class itself was not narrowed, so it does not show when its containers are recovered.
         let once = input.kubelet_static && self.cpuset == LimiterState::Active && full == *current;
         let over = !once
             && match self.cpuset {
-                // At start only what is narrower than it should be is touched.
+                // At start only sets that are too narrow are changed.
                 LimiterState::Unknown => full.is_subset(current),
                 _ => full == *current,
             };
@@ -384,8 +384,8 @@ impl CpuSuppress {
         self.push_cpuset(input, class, (&full, &full), because, RECOVER, outcome);
     }
 
-    /// `above` is for the class and its pods, `cpus` for containers.
-    #[expect(clippy::unused_self, reason = "reads better beside its callers")]
+    /// Adds writes of CPU sets: `above` for the class and its pods, `cpus` for containers.
+    #[expect(clippy::unused_self, reason = "reads better next to its callers")]
     fn push_cpuset(
         &self,
         input: &Input<'_>,

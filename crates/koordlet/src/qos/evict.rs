@@ -1,7 +1,7 @@
-//! What the evicting strategies share: the planner of a list of features, pods as eviction sees
-//! them, and one pass of it.
+//! Shared parts of the evicting strategies: the planner of a list of features, the conversion of pods, and
+//! one eviction pass.
 //!
-//! The features, their thresholds, orders and books are [`koord_model::evict`].
+//! The features, their thresholds and their orders are in [`koord_model::evict`].
 
 use crate::collect::needs::Needs;
 use crate::gates::Gate;
@@ -18,31 +18,31 @@ use koord_model::evict::plan::{
 };
 use std::collections::BTreeMap;
 
-/// What a feature asks for, and why; `None` when nobody has to go for it.
+/// The task of a feature with its reason; `None` if no pod has to be evicted for it.
 pub type EvictionNeed = Option<(Task, String)>;
 
-/// One reason to evict, with a gate of its own.
+/// A reason to evict, with a feature gate of its own.
 #[derive(Debug, Clone, Copy)]
 pub struct Feature {
-    /// Its name, which the annotation `koordinator.sh/eviction-policy` lists.
+    /// Name as listed in the annotation `koordinator.sh/eviction-policy`.
     pub name: &'static str,
-    /// Its gate.
+    /// Feature gate.
     pub gate: Gate,
-    /// Looks whether pods have to go.
+    /// Checks whether pods have to be evicted.
     pub find: fn(&'static str, &mut EvictionPass, &View<'_>, &[Pod]) -> EvictionNeed,
 }
 
-/// An evicting strategy: its features are looked at in order, and go through one pass together.
+/// An evicting strategy: its features are checked in order and share one eviction pass.
 #[derive(Debug)]
 pub struct Evict {
     features: &'static [Feature],
     pass: EvictionPass,
-    /// True if the first samples of a new agent are no reason to evict.
+    /// True if the first samples of a new agent must not cause an eviction.
     initial_cooldown: bool,
 }
 
 impl Evict {
-    /// `features`, with a pause between two rounds, in milliseconds.
+    /// Creates the strategy of `features`, with a cooldown between two evictions, in milliseconds.
     #[must_use]
     pub fn new(features: &'static [Feature], cool_down_ms: u64) -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Evict {
         }
     }
 
-    /// As [`Evict::new`], with a pause before the first pass, too.
+    /// Like [`Evict::new`], with a cooldown before the first eviction, too.
     #[must_use]
     pub fn with_initial_cooldown(features: &'static [Feature], cool_down_ms: u64) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Planner for Evict {
     }
 }
 
-/// Returns the task of an allocatable feature, when requests exceed what is allocatable.
+/// Returns the task of an allocatable feature if requests exceed the allocatable amount.
 pub(super) fn by_allocatable(
     feature: &'static str,
     limits: &AllocatableThreshold,
@@ -139,7 +139,7 @@ pub(super) fn by_allocatable(
     (!task.wanted.is_empty()).then(|| (task, why.join(", ")))
 }
 
-/// Returns the pods of a tick as eviction sees them, in the order of the view.
+/// Returns the pods of a tick as input of the eviction rules, in the order of the view.
 #[must_use]
 pub fn pods(view: &View<'_>) -> Vec<Pod> {
     view.pods().map(|pod| evict_pod(view, pod)).collect()
@@ -176,8 +176,8 @@ fn evict_pod(view: &View<'_>, pod: &PodView<'_>) -> Pod {
     }
 }
 
-/// CPU in milli-cores and memory in bytes that the pod requests of the resources of its priority
-/// class.
+/// Returns the CPU in milli-cores and the memory in bytes that the pod requests, of the resources of its
+/// priority class.
 fn request(pod: &PodInfo) -> (i64, i64) {
     let sum = |of: fn(&ContainerInfo) -> Option<Batch>| {
         pod.resident_containers()
@@ -197,22 +197,22 @@ fn request(pod: &PodInfo) -> (i64, i64) {
     }
 }
 
-/// One kind of eviction: its pause and the log of its settings.
+/// State of one evicting strategy: its cooldown and the log of its settings.
 #[derive(Debug)]
 pub struct EvictionPass {
     cool_down_ms: u64,
     last_ms: Option<u64>,
     log: LogOnChange,
-    /// What is wrong with the settings of a feature now.
+    /// Invalid settings of the features in this pass.
     wrong: Vec<String>,
-    /// What a feature waits for that nobody has set.
+    /// Features without a threshold in this pass.
     unset: Vec<String>,
-    /// True if the settings of a feature could be used.
+    /// True if a feature has usable settings in this pass.
     set: bool,
 }
 
 impl EvictionPass {
-    /// With a pause between two rounds, in milliseconds.
+    /// Creates a pass with this cooldown between two evictions, in milliseconds.
     #[must_use]
     pub fn new(cool_down_ms: u64) -> Self {
         Self {
@@ -225,25 +225,25 @@ impl EvictionPass {
         }
     }
 
-    /// The pause begins now.
+    /// Starts the cooldown.
     pub fn start_cooldown(&mut self, now_ms: u64) {
         self.last_ms = Some(now_ms);
     }
 
-    /// Returns whether nobody has ever initial_cooldown.
+    /// Returns whether no cooldown was ever started.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.last_ms.is_none()
     }
 
-    /// Returns whether the pause is not over.
+    /// Returns whether the cooldown has not ended yet.
     #[must_use]
     pub fn is_cooling_down(&self, now_ms: u64) -> bool {
         self.last_ms
             .is_some_and(|last| now_ms.saturating_sub(last) < self.cool_down_ms)
     }
 
-    /// Returns the settings of a feature; says once what is wrong with them.
+    /// Returns the settings of a feature; `None` if they are missing or invalid, which is logged once.
     pub fn settings<T>(
         &mut self,
         feature: &'static str,
@@ -272,8 +272,8 @@ impl EvictionPass {
         }
     }
 
-    /// Says for the status page how the features fare that were looked at. A threshold that nobody set
-    /// switches its feature off, which is no failure.
+    /// Reports the state of the checked features for the status page. A feature without a threshold is
+    /// disabled, which is no failure.
     pub fn report_state(&mut self, plan: &mut Plan) {
         let wrong = std::mem::take(&mut self.wrong);
         let unset = std::mem::take(&mut self.unset);
@@ -287,8 +287,7 @@ impl EvictionPass {
         }
     }
 
-    /// Chooses whom to evict for `tasks` and leaves it in the plan. `why` says for a task why
-    /// anybody has to go.
+    /// Chooses the victims of `tasks` and adds them to the plan. `why` has the reason of each task.
     pub fn evict(
         &mut self,
         view: &View<'_>,
@@ -347,7 +346,7 @@ mod tests {
     use koord_model::evict::plan::{Dimension, resource_of};
     use serde_json::{Value, json};
 
-    /// What a pod of these labels, priority and spec requests, and of which resource.
+    /// Returns the requests of a pod with these labels, priority and spec, and the resource they count for.
     fn requested(labels: &Value, spec: &Value, dimension: Dimension) -> (&'static str, i64) {
         let pod = json!({"metadata": {"uid": "u", "labels": labels}, "spec": spec});
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
@@ -457,7 +456,7 @@ mod tests {
             let spec = json!({"priority": priority, "containers": containers});
             assert_eq!(requested(labels, &spec, dimension), want, "{name}");
         }
-        // The row with sidecars: they run beside the containers, other init containers do not.
+        // The row with sidecars: they run concurrently with the containers, other init containers do not.
         let mut sidecar = container(resources::BATCH_CPU, "300");
         sidecar["restartPolicy"] = json!("Always");
         let spec = json!({

@@ -1,8 +1,8 @@
 //! PressureGuard: decides which levers hold batch work back, and for which service.
 //!
-//! The rule is [`koord_model::guard`]. This row brings it the services' samples and this node's levers,
-//! and leaves its targets in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl the
-//! bandwidth, the hooks `cpu.idle` of batch pods. Itself it only has pages of batch pods reclaimed.
+//! The rule is in [`koord_model::guard`]. This row supplies the samples of services and the levers of this
+//! node, and leaves its targets in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl
+//! the bandwidth, the hooks `cpu.idle` of batch pods. The row itself only has pages of batch pods reclaimed.
 
 mod orders;
 mod reclaim;
@@ -30,14 +30,14 @@ use sight::SignalCoverage;
 
 /// The strategy's name.
 pub const NAME: &str = "PressureGuard";
-/// Ticks between two updates of what is shown, when nothing happens.
+/// Ticks between two updates of the status without an event.
 const STATUS_TICKS: u64 = 5;
-/// Ticks between two looks at what resctrl can do: it may be mounted later.
+/// Ticks between two checks of resctrl, which may be mounted later.
 const RESCTRL_CHECK_TICKS: u64 = 60;
-/// Priorities from here on are the system's own: `system-cluster-critical` and above.
+/// Lowest priority of the system's own pods: that of `system-cluster-critical`.
 const SYSTEM_PRIORITY: i32 = 2_000_000_000;
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUSuppress],
@@ -47,7 +47,7 @@ pub const STRATEGY: StrategySpec = StrategySpec {
         let counted = &settings.collectors;
         Box::new(GuardPlanner {
             guard: Guard::new(Config {
-                // What is taken over in the tick after a window is a tick late.
+                // Counts are stored in the tick after their window, hence a tick late.
                 rare_window_ms: counted
                     .cpi_window_ms
                     .saturating_add(settings.interval_ms.saturating_mul(2)),
@@ -71,9 +71,8 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     },
 };
 
-/// Returns how much the alarm of a pod counts, 0–1. Batch work and the system's own pods have no say;
-/// services that were labelled LS or better and run at production priority have a whole one, those
-/// that nobody labelled half of one.
+/// Returns the weight of a pod's alarm, 0–1: 0 for batch work and the system's own pods, 1 for services that
+/// are labeled LS or better and run at production priority, one half for those without a label.
 #[must_use]
 pub fn vote(pod: &PodInfo) -> f64 {
     let system = pod.qos == QosClass::System || pod.priority.is_some_and(|p| p >= SYSTEM_PRIORITY);
@@ -88,32 +87,32 @@ pub fn vote(pod: &PodInfo) -> f64 {
     }
 }
 
-/// Batch work that uses no more does not run, in milli-cores: half a percent of the node, but more than
-/// the least quota lets through and no more than a tenth of a CPU.
+/// Returns the CPU usage up to which batch work counts as idle, in milli-cores: half a percent of the node,
+/// but more than the minimum quota lets through and at most a tenth of a CPU.
 fn idle_milli(capacity: i64) -> i64 {
     let least = MIN_QUOTA_US * 1000 / CFS_PERIOD_US;
     (capacity / 200).clamp(least * 3 / 2, 100)
 }
 
-/// What the guard holds back now, and how it knows.
+/// Planner of the pressure guard: the guard and its state on this node.
 #[derive(Debug)]
 struct GuardPlanner {
     guard: Guard<u64>,
     metrics: Metrics,
     watches: bool,
     last: Settings<u64>,
-    /// Why the levers stand as they do: the newest event.
+    /// Reason of the current targets: the newest event.
     why: String,
-    /// `namespace/name` by the pod's number: an event may be about one that is gone.
+    /// `namespace/name` by pod number. Kept for removed pods, which events may refer to.
     names: FxHashMap<u64, String>,
     chance: fastrand::Rng,
     coverage: SignalCoverage,
-    /// How long a service that is gone counts for what the node sees.
+    /// Milliseconds for which the signals of a removed service still count as covered.
     forget_ms: u64,
-    /// What was said about how batch work starts.
+    /// Start mode of batch work that was logged last.
     started: Option<&'static str>,
     changed_tick: u64,
-    /// Why there is no lever for bandwidth, if there is none, and when that was looked at.
+    /// Tick of the last check of resctrl, and the reason if it cannot limit bandwidth.
     bandwidth: Option<(u64, Option<&'static str>)>,
 }
 
@@ -176,7 +175,7 @@ impl Planner for GuardPlanner {
                 now_ms: view.now.ms(),
                 threshold: slo.suppress_percent,
                 batch_ran: view.batch_cpu.unwrap_or(0) > idle_milli(view.facts.cpu_capacity()),
-                upstream_mode,
+                held: upstream_mode,
                 levers: &levers,
                 sees_bandwidth,
                 dice: self.chance.f64(),
@@ -208,7 +207,7 @@ impl Planner for GuardPlanner {
     }
 }
 
-/// Why this node cannot limit the memory bandwidth of batch work; `None` when it can.
+/// Returns why this node cannot limit the memory bandwidth of batch work; `None` if it can.
 fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
     if !view.facts.settings.gates.is_on(Gate::RdtResctrl) {
         return Some("gate RdtResctrl is closed");
@@ -223,7 +222,7 @@ fn no_bandwidth(view: &View<'_>) -> Option<&'static str> {
     }
 }
 
-/// Returns the levers that this node lacks, and why; bandwidth is looked at elsewhere.
+/// Returns the levers that this node lacks, and why, except bandwidth.
 fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
     let (facts, machine) = (&view.facts, view.facts.machine);
     let mut absent = Vec::new();
@@ -252,7 +251,7 @@ fn absent(view: &View<'_>) -> Vec<(Lever, &'static str)> {
 }
 
 impl GuardPlanner {
-    /// Looks at resctrl, now and then.
+    /// Checks resctrl from time to time.
     fn refresh_bandwidth(&mut self, view: &View<'_>) {
         let old = self
             .bandwidth
@@ -278,7 +277,7 @@ impl GuardPlanner {
         if view.pods().all(|pod| self.names.contains_key(&pod.id)) {
             return;
         }
-        // Those that are gone are still named for a while.
+        // Names of removed pods are kept for a while.
         if self.names.len() > 4 * view.pods().count().max(64) {
             self.names.clear();
         }
@@ -292,8 +291,8 @@ impl GuardPlanner {
         self.names.get(&key).map_or("", String::as_str)
     }
 
-    /// Says once what this node sees and how batch work starts.
-    /// Says once what this node sees and how batch work starts, and when it sees otherwise.
+    /// Logs once which signals and levers this node has and how batch work starts, and again when that
+    /// changes.
     fn log_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
         let start = show::start(sees_bandwidth);
         let before = self.started.replace(start);
@@ -320,7 +319,7 @@ impl GuardPlanner {
                 ("Signals", now.to_owned())
             }
         };
-        tracing::info!(message, "pressure guard");
+        tracing::info!(message, "pressure guard started or changed signals");
         plan.notes.push(Note {
             pod: None,
             kind,
@@ -333,7 +332,7 @@ impl GuardPlanner {
         let pod = self.name_of(event.key).to_owned();
         let kind = orders::kind(event.kind);
         let message = orders::message(event, &pod, view.now.ms());
-        tracing::info!(service = pod, kind, lever = %event.lever, message, "pressure guard");
+        tracing::info!(service = pod, kind, lever = %event.lever, message, "pressure guard event");
         self.metrics.guard_event(&event.lever.to_string(), kind);
         self.why.clone_from(&message);
         let pod = view.pods().find(|view| view.id == event.key);

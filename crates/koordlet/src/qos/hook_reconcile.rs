@@ -1,9 +1,9 @@
-//! RuntimeHooks: brings the groups and processes of running pods to what the hooks want.
+//! RuntimeHooks: reconciles the cgroups and processes of running pods with the values of hooks.
 //!
-//! New pods and new rules have their values at once; a foreign write is found at the reconcile
-//! interval. CFS quotas are not written here: CPULimits puts them together from more than hooks say.
-//! Nor are resctrl groups, which RdtResctrl makes and fills, nor the switches of the machine, which
-//! hooks leave in the plan for SystemConfig.
+//! New pods and new rules have their values at once; a foreign write is corrected at the reconcile interval.
+//! CFS quotas are not written here, because CPULimits combines them with values of other strategies. Nor are
+//! resctrl groups, which RdtResctrl writes, nor machine-wide switches, which hooks leave in the plan for
+//! SystemConfig.
 
 mod cookies;
 
@@ -32,10 +32,10 @@ use std::sync::Arc;
 pub const NAME: &str = "RuntimeHooks";
 
 const NOT_SYSTEM: Classes = Classes::except(&[QosClass::System]);
-/// Batch pods' CPU lists are CPUSuppress' business.
+/// Classes without BE: CPUSuppress writes the CPU sets of batch pods.
 const NOT_BATCH: Classes = Classes::except(&[QosClass::Be]);
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     file(Level::Pod, Resource::CpuShares, Classes::BE),
     file(Level::Container, Resource::CpuShares, Classes::BE),
@@ -68,7 +68,7 @@ const fn process(attribute: Attribute, classes: Classes) -> Claim {
     }
 }
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[
@@ -83,14 +83,14 @@ pub const STRATEGY: StrategySpec = StrategySpec {
     make: |_, metrics| Box::new(RuntimeHooks::new(metrics.clone())),
 };
 
-/// The strategy's memory.
+/// State of the strategy.
 #[derive(Debug)]
 struct RuntimeHooks {
     metrics: Metrics,
     rules: Option<Arc<Rules>>,
     reconcile: Reconcile,
     cookies: CookieKeeper,
-    /// Problems that were told: object, and what.
+    /// Problems that were logged: object and text.
     logged: FxHashSet<(String, String)>,
 }
 
@@ -182,7 +182,7 @@ impl RuntimeHooks {
         (rules, true)
     }
 
-    /// Says each problem once, until it is gone.
+    /// Logs each problem once while it lasts.
     fn log_problems(
         &self,
         object: &str,
@@ -192,13 +192,18 @@ impl RuntimeHooks {
         for problem in problems {
             let key = (object.to_owned(), problem.value);
             if !self.logged.contains(&key) && !logged.contains(&key) {
-                tracing::warn!(hook = problem.by, of = object, error = key.1, "not set");
+                tracing::warn!(
+                    hook = problem.by,
+                    of = object,
+                    error = key.1,
+                    "failed to set hook value"
+                );
             }
             logged.insert(key);
         }
     }
 
-    /// Everything of one pod; the problems of its hooks are returned.
+    /// Plans all writes of one pod. Returns the problems of its hooks.
     fn pod_writes(
         &mut self,
         view: &View<'_>,
@@ -209,11 +214,11 @@ impl RuntimeHooks {
         let wanted = desired(pod, None, rules);
         push(&Write::pod(pod).reconciles("pod"), &wanted, false, plan);
         let mut problems = wanted.problems;
-        // The group of a container in a virtual machine is not of this kernel.
+        // The cgroup of a container in a virtual machine is in another kernel.
         if pod.runtime_class.as_deref() == Some("kata") {
             return problems;
         }
-        // Batch pods, and whatever else is in their class, run on the CPUs that suppression leaves.
+        // Batch pods, and other pods in their class, run on the CPUs that suppression leaves.
         let cpus = pod.kube_qos != KubeQos::BestEffort && pod.qos != QosClass::Be;
         for container in pod.all_containers() {
             let Some(at) = Write::container(pod, container) else {
@@ -271,13 +276,13 @@ impl RuntimeHooks {
     }
 }
 
-/// Returns the hooks that are active_hooks.
+/// Returns the names of the hooks that are active.
 fn active_hooks(rules: &Rules) -> Vec<&'static str> {
     let active_hooks = HOOKS.iter().filter(|hook| rules.hears(hook));
     active_hooks.map(|hook| hook.name).collect()
 }
 
-/// How metrics name a container; the sandbox has no name.
+/// Returns the labels of a container in metrics; the sandbox has no name.
 fn labels(pod: &PodInfo, container: Option<&ContainerInfo>) -> metrics::Container {
     metrics::Container {
         namespace: pod.namespace.clone(),
@@ -293,7 +298,7 @@ fn labels(pod: &PodInfo, container: Option<&ContainerInfo>) -> metrics::Containe
     }
 }
 
-/// Returns whether group identity is to be written: this kernel has it, and a class asks for it or an earlier
+/// Returns whether group identity must be written: this kernel has it, and a class needs it or an earlier
 /// value may be in force. Some kernels have a switch for all of it; without one it is always on.
 fn group_identity(view: &View<'_>) -> bool {
     if !view.facts.machine.has(Resource::CpuBvtWarp) {
@@ -305,8 +310,8 @@ fn group_identity(view: &View<'_>) -> bool {
     requested || view.kernel.target(&switch).as_deref() != Some("0")
 }
 
-/// Returns the switches of the machine: group identity and core scheduling exclude each other, so the other
-/// one goes off first.
+/// Returns the machine-wide switches to write. Group identity and core scheduling exclude each other, so the
+/// unused one is switched off first.
 fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
     let identity = rules.hears(&hooks::group_identity::HOOK)
         && (rules.group_identity).is_some_and(|identity| identity.is_enabled());
@@ -328,8 +333,8 @@ fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
         .collect()
 }
 
-/// The group of a class, and those in it that belong to no pod that is listed: they have what their
-/// class has.
+/// Plans the writes of a class's cgroup, and of child cgroups that belong to no listed pod: they have the
+/// values of their class.
 fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan) {
     let wanted = desired_class(class, rules);
     let layout = view.facts.layout;
@@ -371,24 +376,25 @@ fn class_writes(view: &View<'_>, class: KubeQos, rules: &Rules, plan: &mut Plan)
     }
 }
 
-/// Returns the one group of a pod that belongs to none of its containers.
+/// Returns the one cgroup of a pod that belongs to none of its containers; `None` if there is none or more
+/// than one.
 fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
     let is_container = |group: &CgroupPath| {
         pod.all_containers()
             .any(|container| container.cgroup.as_ref() == Some(group))
     };
     let children = view.kernel.children(&pod.cgroup, Controller::Cpuset);
-    // The process that watches a container of CRI-O or podman is no part of the pod.
+    // The monitor process of a container of CRI-O or podman is not part of the pod.
     let is_monitor = |group: &CgroupPath| group.name().contains("-conmon-");
     let mut sandboxes = children
         .into_iter()
         .filter(|group| !is_container(group) && !is_monitor(group));
     let sandbox = sandboxes.next()?;
-    // Two: a container that is not listed yet. Which is which will be is_container with the next list.
+    // With two, a container is not listed yet; the next list tells them apart.
     sandboxes.next().is_none().then_some(sandbox)
 }
 
-/// The files of one group; its CPU list only where `cpus` says so.
+/// Plans the writes of one cgroup; its CPU list only if `cpus`.
 fn push(at: &Write, wanted: &Adjustment, cpus: bool, plan: &mut Plan) {
     let mut write = |file: Resource, value: String, by: &'static str| {
         let mut write = at.clone().set(file, value);

@@ -1,5 +1,5 @@
-//! MemoryEvict: pods go when the node runs out of memory, cheapest loss first, or when more is
-//! requested than is allocatable.
+//! MemoryEvict: evicts pods when the node runs out of memory, cheapest loss first, or when requests exceed
+//! the allocatable amount.
 
 use crate::gates::Gate;
 use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
@@ -30,7 +30,7 @@ const FEATURES: &[Feature] = &[
     },
 ];
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[

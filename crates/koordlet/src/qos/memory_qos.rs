@@ -1,7 +1,7 @@
 //! CgroupReconcile: memory protection, throttling and reclaim by class.
 //!
-//! Values and formulas are [`koord_model::memory_qos`]. Files that this kernel lacks are left out:
-//! a stock kernel has `memory.min`, `memory.low` and `memory.high` on cgroup v2 only.
+//! Values and formulas are in [`koord_model::memory_qos`]. Files that this kernel lacks are skipped: a stock
+//! kernel has `memory.min`, `memory.low` and `memory.high` on cgroup v2 only.
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
@@ -19,10 +19,10 @@ use koord_model::memory_qos::{self, Ask, Values};
 /// The strategy's name.
 pub const NAME: &str = "CgroupReconcile";
 
-/// What a group's values say of one file.
+/// Returns the value of one file; `None` if it is not set.
 type ValueGetter = fn(&Values) -> Option<i64>;
 
-/// Every file, with the value it gets.
+/// Every file, with the getter of its value.
 const FILES: [(Resource, ValueGetter); 12] = [
     (Resource::MemoryMin, |values| values.min),
     (Resource::MemoryLow, |values| values.low),
@@ -48,7 +48,7 @@ const FILES: [(Resource, ValueGetter); 12] = [
     }),
 ];
 
-/// What it writes: every file at the three levels.
+/// Claims of the strategy: every file at the three levels.
 pub const CLAIMS: &[Claim] = &{
     let levels = [Level::Qos, Level::Pod, Level::Container];
     let mut claims = [claim(Level::Qos, Resource::MemoryMin); 36];
@@ -68,7 +68,7 @@ const fn claim(level: Level, file: Resource) -> Claim {
     }
 }
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::CgroupReconcile],
@@ -146,7 +146,7 @@ impl Planner for MemoryQos {
     }
 }
 
-/// Batch pods count with batch memory, every other one with its native memory.
+/// Returns the amounts that count: batch memory for batch pods, native memory for others.
 fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
     if pod.qos == QosClass::Be {
         batch.unwrap_or_default()
@@ -155,8 +155,8 @@ fn amounts(pod: &PodInfo, native: Batch, batch: Option<Batch>) -> Batch {
     }
 }
 
-/// What one container asks for, or the pod's containers together: its limit is none when one of
-/// them has none.
+/// Returns the request and limit of one container, or of all containers of the pod together; the limit is
+/// `None` if one of them has none.
 fn requirements(pod: &PodInfo, one: Option<Batch>) -> Ask {
     let limit_of = |amounts: &Batch| amounts.memory_limit.filter(|bytes| *bytes > 0);
     let request_of = |amounts: &Batch| amounts.memory_request.unwrap_or(0).max(0);

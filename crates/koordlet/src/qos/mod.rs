@@ -1,13 +1,13 @@
-//! QoS strategies: each turns what was measured into intended writes or evictions.
+//! QoS strategies: each turns measurements into intended writes or evictions.
 //!
-//! [`STRATEGIES`] is the table of all of them. Its order is the order in which they run in a tick;
-//! it is printed at start and served at the debug endpoint. A strategy reads a [`View`], the
-//! immutable snapshot of a tick, and adds to a [`Plan`], which accepts only what its row claims. It
-//! never touches the kernel, and keeps only its own memory.
+//! [`STRATEGIES`] is the table of all of them, in the order in which they run in a tick. It is logged at
+//! start and served at the debug endpoint. A strategy reads a [`View`], the immutable snapshot of a tick, and
+//! adds to a [`Plan`], which accepts only what the strategy claims. It never accesses the kernel itself, and
+//! stores only its own state.
 //!
-//! Where several want one file, one row owns it and the others leave a contribution in the plan:
-//! CPUSuppress says whether the quotas of batch pods are lifted and CPUBurst how far a service's is
-//! raised, CPULimits writes them.
+//! If several strategies need one file, one of them owns it and the others leave a contribution in the plan:
+//! CPUSuppress decides whether the quotas of batch pods are lifted and CPUBurst how far a service's quota is
+//! raised, and CPULimits writes them.
 
 pub mod blkio;
 pub mod cpu_burst;
@@ -38,9 +38,9 @@ use crate::settings::Settings;
 use serde::Serialize;
 use std::fmt;
 
-/// The deciding part of a strategy.
+/// Makes the decisions of a strategy.
 pub trait Planner: fmt::Debug + Send {
-    /// What must be measured for the next decision.
+    /// Returns the samples that the next decision needs.
     fn needs(&self, facts: &Facts<'_>) -> Needs {
         let _ = facts;
         Needs::default()
@@ -49,29 +49,29 @@ pub trait Planner: fmt::Debug + Send {
     /// Decides. Called every [`StrategySpec::every`], in the order of the table.
     fn plan(&mut self, view: &View<'_>, plan: &mut Plan);
 
-    /// An eviction that this strategy asked for was accepted.
+    /// Called when an eviction that this strategy requested was accepted.
     fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
         let _ = (eviction, now_ms);
     }
 }
 
-/// One row of the table.
+/// A row of the table of strategies.
 #[derive(Clone, Copy)]
 pub struct StrategySpec {
-    /// Its name in logs, metrics and audit records.
+    /// Name in logs, metrics and audit records.
     pub name: &'static str,
-    /// It runs when one of these is open.
+    /// Feature gates of which at least one must be open.
     pub gates: &'static [Gate],
-    /// Milliseconds between two decisions; 0 is never.
+    /// Returns the milliseconds between two decisions; 0 disables the strategy.
     pub every: fn(&Settings) -> u64,
-    /// What it writes.
+    /// Files that the strategy may write.
     pub claims: &'static [Claim],
-    /// Makes it, with empty memory.
+    /// Creates the planner, without state.
     pub make: fn(&Settings, &Metrics) -> Box<dyn Planner>,
 }
 
 impl StrategySpec {
-    /// Returns whether it runs at all.
+    /// Returns whether the strategy runs.
     #[must_use]
     pub fn is_on(&self, settings: &Settings) -> bool {
         let open = |gates: &Gates| self.gates.iter().any(|gate| gates.is_on(*gate));
@@ -87,7 +87,7 @@ impl fmt::Debug for StrategySpec {
 
 /// Every strategy, in the order in which they run in a tick.
 pub const STRATEGIES: &[StrategySpec] = &[
-    // Before those that pull its levers.
+    // Before the strategies that apply its levers.
     guard::STRATEGY,
     cpu_suppress::STRATEGY,
     cpu_evict::STRATEGY,
@@ -99,27 +99,27 @@ pub const STRATEGIES: &[StrategySpec] = &[
     hook_reconcile::STRATEGY,
     system_config::STRATEGY,
     cpu_burst::STRATEGY,
-    // Last of those about CPU: it puts together what they left for it.
+    // Last of the CPU strategies: it combines their contributions.
     cpu_limits::STRATEGY,
 ];
 
-/// A row of the table as it is shown.
+/// A row of the table of strategies, for logs and the status page.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StrategyRow {
-    /// The strategy.
+    /// Name of the strategy.
     pub name: &'static str,
-    /// True if it runs.
+    /// True if the strategy runs.
     pub on: bool,
-    /// The gates that switch it on.
+    /// Feature gates that enable it.
     pub gates: Vec<&'static str>,
     /// Milliseconds between two decisions.
     pub every_ms: u64,
-    /// What it writes.
+    /// Files that it may write.
     pub claims: Vec<String>,
 }
 
-/// Returns the table as `settings` make it.
+/// Returns the table of strategies under `settings`.
 #[must_use]
 pub fn strategy_rows(settings: &Settings) -> Vec<StrategyRow> {
     STRATEGIES
@@ -134,7 +134,7 @@ pub fn strategy_rows(settings: &Settings) -> Vec<StrategyRow> {
         .collect()
 }
 
-/// A strategy that runs.
+/// An enabled strategy.
 #[derive(Debug)]
 struct Active {
     row: &'static StrategySpec,
@@ -143,19 +143,19 @@ struct Active {
     due_ms: u64,
 }
 
-/// The strategies that run, in order.
+/// The enabled strategies, in the order of the table.
 #[derive(Debug)]
 pub struct Strategies {
     active: Vec<Active>,
-    /// What the pressure guard ordered last: it stands while the guard is not due.
+    /// Newest lever targets of the pressure guard. They hold while the guard is not due.
     targets: guard::LeverTargets,
 }
 
 impl Strategies {
-    /// Those that `settings` switch on.
+    /// Creates the strategies that `settings` enable.
     ///
     /// # Errors
-    /// When two claim one file.
+    /// When two strategies claim one file.
     pub fn new(settings: &Settings, metrics: &Metrics) -> Result<Self, ClaimError> {
         let rows: Vec<_> = STRATEGIES
             .iter()
@@ -175,14 +175,14 @@ impl Strategies {
         })
     }
 
-    /// What must be measured.
+    /// Returns the samples that the strategies need.
     #[must_use]
     pub fn needs(&self, facts: &Facts<'_>) -> Needs {
         let each = self.active.iter().map(|active| active.planner.needs(facts));
         each.fold(Needs::default(), Needs::and)
     }
 
-    /// Lets every strategy decide that is due.
+    /// Runs each strategy that is due.
     pub fn plan(&mut self, view: &View<'_>) -> Plan {
         let mut plan = Plan::default();
         plan.guard = self.targets.standing();
@@ -193,7 +193,7 @@ impl Strategies {
                 plan.rounds.push((name, Ok(())));
                 continue;
             }
-            // Half a tick early is due: a timer that fires a little late must not cost a turn.
+            // Being due half a tick early is enough: a timer that fires a little late must not cost a turn.
             let slack = view.facts.settings.interval_ms / 2;
             active.due_ms = now + active.every_ms.saturating_sub(slack);
             plan.begin_strategy(name, active.row.claims);
@@ -204,13 +204,13 @@ impl Strategies {
         plan
     }
 
-    /// Has these targets stand, as if the guard had given them; where its gate is open it gives others.
+    /// Sets the lever targets, as if by the pressure guard. If its gate is open, the guard replaces them.
     #[cfg(test)]
     pub(crate) fn order(&mut self, targets: guard::LeverTargets) {
         self.targets = targets;
     }
 
-    /// Tells the strategies that an eviction was accepted.
+    /// Notifies the strategies that an eviction was accepted.
     pub fn evicted(&mut self, eviction: &Eviction, now_ms: u64) {
         for active in &mut self.active {
             active.planner.evicted(eviction, now_ms);

@@ -1,4 +1,4 @@
-//! What a tick decides: writes, evictions, and what strategies tell the ones after them.
+//! Decisions of a tick: writes, evictions, and values that strategies pass to later ones.
 
 use super::guard::{LeverTargets, Note};
 use crate::claims::{Claim, Classes, Level};
@@ -13,45 +13,45 @@ use koord_host::{CgroupPath, Resource, Target};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// A value that a strategy wants in the kernel.
+/// An intended write of a kernel value.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// What the target belongs to.
+    /// Level of the target.
     pub level: Level,
-    /// The class of the pod it is for.
+    /// QoS class of the pod that the value is for.
     pub class: QosClass,
-    /// Where.
+    /// File to write.
     pub target: Target,
-    /// The value, in v1 units.
+    /// Value in cgroup v1 units.
     pub value: String,
-    /// Whom the audit line names.
+    /// Object named in the audit record.
     pub subject: Subject,
-    /// Why, as one word.
+    /// Reason as one word.
     pub reason: &'static str,
-    /// Why, in numbers.
+    /// Reason in numbers.
     pub because: String,
-    /// Verbosity of the audit line.
+    /// Verbosity of the audit record.
     pub verbosity: u8,
-    /// True if a value that was written lately need not be looked at.
+    /// True if the file need not be read when the same value was written recently.
     pub cacheable: bool,
-    /// Of a reconcile of hooks' values: its level, as the metric of these names it.
+    /// Level label for the metric of hook reconciles; `None` for other writes.
     pub reconciles: Option<&'static str>,
 }
 
 impl Write {
-    /// To the group of a class of the node `node`.
+    /// Creates a write to the cgroup of a QoS class on the node `node`.
     #[must_use]
     pub fn class(group: &CgroupPath, class: QosClass, node: &str) -> Self {
         Self::at(Level::Qos, group, class).about(node)
     }
 
-    /// To some group of a class that no list of pods names.
+    /// Creates a write to a cgroup of a class that is in no pod list.
     #[must_use]
     pub fn at(level: Level, group: &CgroupPath, class: QosClass) -> Self {
         Self::to(level, Target::cgroup(group, Resource::CpuShares), class)
     }
 
-    /// To anything.
+    /// Creates a write to any target.
     #[must_use]
     pub fn to(level: Level, target: Target, class: QosClass) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Write {
         }
     }
 
-    /// To a pod's own group.
+    /// Creates a write to a pod's own cgroup.
     #[must_use]
     pub fn pod(pod: &PodInfo) -> Self {
         let mut write = Self::at(Level::Pod, &pod.cgroup, pod.qos);
@@ -79,7 +79,7 @@ impl Write {
         write
     }
 
-    /// To a container's group; `None` while it has none.
+    /// Creates a write to a container's cgroup; `None` if it has none.
     #[must_use]
     pub fn container(pod: &PodInfo, container: &ContainerInfo) -> Option<Self> {
         let mut write = Self::at(Level::Container, container.cgroup.as_ref()?, pod.qos);
@@ -98,15 +98,14 @@ impl Write {
         self
     }
 
-    /// Counts as a reconcile of hooks' values at `level`: `kubeqos`, `pod`, `sandbox` or
-    /// `container`.
+    /// Marks the write as a reconcile of hook values at `level`: `kubeqos`, `pod`, `sandbox` or `container`.
     #[must_use]
     pub fn reconciles(mut self, level: &'static str) -> Self {
         self.reconciles = Some(level);
         self
     }
 
-    /// This value in this file of the group.
+    /// Sets the file of the cgroup, and the value.
     #[must_use]
     pub fn set(mut self, file: Resource, value: impl ToString) -> Self {
         if let Target::Cgroup { resource, .. } | Target::CgroupLine { resource, .. } =
@@ -117,14 +116,14 @@ impl Write {
         self.value(value)
     }
 
-    /// This value.
+    /// Sets the value.
     #[must_use]
     pub fn value(mut self, value: impl ToString) -> Self {
         self.value = value.to_string();
         self
     }
 
-    /// Why, in numbers.
+    /// Sets the reason in numbers.
     #[must_use]
     pub fn because(mut self, because: impl Into<String>) -> Self {
         self.because = because.into();
@@ -150,79 +149,79 @@ impl From<Write> for Intent {
 /// A pod to evict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Eviction {
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// The feature that asks, as `koordinator.sh/eviction-policy` names it.
+    /// Feature that requests the eviction, as named in `koordinator.sh/eviction-policy`.
     pub feature: &'static str,
-    /// Why, for the event and the audit line.
+    /// Reason, for the event and the audit record.
     pub message: String,
 }
 
-/// How far a container may burst.
+/// Burst allowance of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BurstAllowance {
-    /// The quota it shall have, in microseconds per period.
+    /// CFS quota to set, in microseconds per period.
     pub quota: i64,
-    /// The highest it may have, in percent of its limit.
+    /// Maximum quota, in percent of the container's limit.
     pub quota_percent: i64,
-    /// The kernel's burst buffer, in percent of its limit.
+    /// Kernel burst buffer, in percent of the container's limit.
     pub buffer_percent: i64,
 }
 
-/// The decisions of one tick. Each strategy in turn adds its own, and sees what those before it
-/// left for it.
+/// Decisions of one tick. Each strategy in turn adds its own, and reads the contributions of earlier ones.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Writes by the strategy that wants them.
+    /// Writes, with the strategy that requested each.
     writes: Vec<(&'static str, Write)>,
     /// Pods to evict.
     evictions: Vec<Eviction>,
-    /// Who writes now, and what it may.
+    /// The running strategy and its claims.
     current: (&'static str, &'static [Claim]),
-    /// True if the files of this turn are looked at although they were written lately.
+    /// True if files are read even when they were written recently.
     verify: bool,
-    /// What the strategies say of themselves.
+    /// States that the strategies reported.
     strategy_states: Vec<(&'static str, State, String)>,
-    /// What cannot be used of what the cluster asks, by the object that it is filed under.
+    /// Invalid settings of the cluster, by object.
     malformed: Vec<(String, Vec<Malformed>)>,
-    /// Writes that were not claimed.
+    /// Descriptions of writes that were not claimed.
     unclaimed: Vec<String>,
-    /// What each strategy that runs could not read of the kernel.
+    /// Kernel errors of each enabled strategy.
     pub rounds: Vec<(&'static str, Result<(), CollectError>)>,
-    /// Batch pods have no quotas of their own: the class is limited by one.
+    /// True if batch pods must have no quotas of their own, because the class is limited by one.
     pub batch_quotas_lifted: bool,
-    /// The rules of hooks in force, for whoever else asks hooks.
+    /// Current rules of hooks, for other users of hooks.
     pub rules: Option<Arc<Rules>>,
-    /// Switches of the machine that hooks need, in this order; SystemConfig writes them.
+    /// Machine-wide switches that hooks need, in the order in which SystemConfig writes them.
     pub switches: Vec<(Sysctl, bool)>,
-    /// What the pressure guard wants of those who write.
+    /// Lever targets of the pressure guard, for the strategies that apply them.
     pub guard: LeverTargets,
-    /// What the pressure guard did, for the audit log and the node's events.
+    /// Actions of the pressure guard, for the audit log and the node's events.
     pub notes: Vec<Note>,
-    /// What the pressure guard shows of itself, when there is something new; nothing while it rests.
+    /// Status of the pressure guard when it changed: `None` without a change, `Some(None)` while the guard is
+    /// inactive.
     pub guard_status: Option<Option<health::Guard>>,
-    /// By container: how far it may burst.
+    /// Burst allowances, by container number.
     pub bursts: FxHashMap<u64, BurstAllowance>,
 }
 
 impl Plan {
-    /// It is the turn of `strategy`.
+    /// Begins the run of `strategy`.
     pub(super) fn begin_strategy(&mut self, strategy: &'static str, claims: &'static [Claim]) {
         self.current = (strategy, claims);
         self.verify = false;
     }
 
-    /// From now on in this turn: whether files are looked at although they were written lately.
+    /// Sets whether the following writes of this strategy read files that were written recently.
     pub fn verify(&mut self, verify: bool) {
         self.verify = verify;
     }
 
-    /// Wants a value in a file. What the strategy did not claim is refused: the file may be
-    /// another's.
+    /// Adds a write. A write that the strategy did not claim is rejected, because another strategy may own
+    /// the file.
     pub fn write(&mut self, mut write: Write) {
         let (strategy, claims) = self.current;
         let claimed = claims
@@ -245,44 +244,44 @@ impl Plan {
         self.writes.push((strategy, write));
     }
 
-    /// Wants a pod to go.
+    /// Adds a pod to evict, unless it was added before.
     pub fn evict(&mut self, eviction: Eviction) {
         if self.evictions.iter().all(|other| other.uid != eviction.uid) {
             self.evictions.push(eviction);
         }
     }
 
-    /// What is to be done: writes, in the order in which they were wanted, and evictions.
+    /// Returns the writes, in the order in which they were added, and the evictions.
     #[must_use]
     pub fn into_parts(self) -> (Vec<Intent>, Vec<Eviction>) {
         let intents = self.writes.into_iter().map(|(_, write)| write.into());
         (intents.collect(), self.evictions)
     }
 
-    /// Says for the status page what this strategy does now, and by which means, or why it does
-    /// nothing. It stands until the strategy says another thing.
+    /// Reports the state of the running strategy for the status page: its current means of enforcement, or
+    /// why it does nothing. The state holds until the next report.
     pub fn report_state(&mut self, state: State, text: impl Into<String>) {
         self.strategy_states
             .push((self.current.0, state, text.into()));
     }
 
-    /// What the strategies said of themselves in this tick.
+    /// Returns the states that strategies reported in this tick.
     pub fn take_strategy_states(&mut self) -> Vec<(&'static str, State, String)> {
         std::mem::take(&mut self.strategy_states)
     }
 
-    /// Says what of an object's settings cannot be used on this node; nothing takes back what was
-    /// said before. The object has a name of its own, such as `blkio beClass`.
+    /// Reports which settings of an object cannot be used on this node, and replaces its previous report.
+    /// `object` is a name of its own, such as `blkio beClass`.
     pub fn report_malformed(&mut self, object: impl Into<String>, malformed: Vec<Malformed>) {
         self.malformed.push((object.into(), malformed));
     }
 
-    /// What was said of settings in this tick.
+    /// Returns the invalid settings that were reported in this tick.
     pub fn take_malformed(&mut self) -> Vec<(String, Vec<Malformed>)> {
         std::mem::take(&mut self.malformed)
     }
 
-    /// What was refused: faults of the program, each worth a line.
+    /// Returns the rejected writes. Each is a bug.
     #[must_use]
     pub fn unclaimed(&self) -> &[String] {
         &self.unclaimed

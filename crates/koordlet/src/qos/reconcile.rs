@@ -1,26 +1,26 @@
-//! When values that only follow what the cluster says are looked at again.
+//! Schedules the reconciles of values that depend only on the state of the cluster.
 
 use super::View;
 
-/// Decides for one strategy.
+/// Schedules the reconciles of one strategy.
 #[derive(Debug, Default)]
 pub struct Reconcile {
     at_ms: Option<u64>,
     versions: (u64, u64),
 }
 
-/// Why it is time.
+/// Reason of a reconcile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReconcileReason {
-    /// Pods or settings changed: what was written lately need not be looked at, but for pods that
-    /// changed, whose files the executor has forgotten.
+    /// Pods or settings changed: files that were written recently need not be read, except those of changed
+    /// pods, which the executor dropped from its cache.
     Changed,
-    /// The interval is over: every file is looked at, so that a foreign write does not stand.
+    /// The interval has passed: every file is read, so that a foreign write is corrected.
     Periodic,
 }
 
 impl Reconcile {
-    /// Whether it is time: at once after a change, and every `every_ms` otherwise.
+    /// Returns why a reconcile is due: at once after a change, and otherwise every `every_ms`; else `None`.
     pub fn due(&mut self, view: &View<'_>, every_ms: u64) -> Option<ReconcileReason> {
         let now = view.now.ms();
         let versions = (view.pods_version, view.facts_version);

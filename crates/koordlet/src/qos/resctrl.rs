@@ -1,14 +1,14 @@
-//! Resctrl: last-level cache and memory bandwidth by class, and by pod where its annotation asks.
+//! Resctrl: last-level cache and memory bandwidth by class, and by pod if its annotation sets them.
 //!
-//! The groups `LSR`, `LS` and `BE` are always there and have the shares of their class; pods enter
-//! them while their class's `resctrlQOS` is enabled. A pod with `node.koordinator.sh/resctrl` has a
-//! group of its own, `koordlet-<uid>`, which goes when the pod has been gone for a while. Masks,
-//! roundings and vendors are [`koord_model::resctrl`].
+//! The resctrl groups `LSR`, `LS` and `BE` always exist and have the shares of their class; pods enter them
+//! while their class's `resctrlQOS` is enabled. A pod with `node.koordinator.sh/resctrl` has a group of its
+//! own, `koordlet-<uid>`, which is removed some time after the pod. Masks, roundings and vendors are in
+//! [`koord_model::resctrl`].
 //!
-//! While the pressure guard limits the memory bandwidth of batch work, `BE` has the lesser of its order and
-//! of what is configured, and batch pods enter `BE` whether or not `resctrlQOS` is enabled for them: in the
-//! root group nothing would limit them. Let go, `BE` has what is configured again, which is all of it
-//! where nothing is. Pods with settings of their own keep these.
+//! While the pressure guard limits the memory bandwidth of batch work, `BE` has the lesser of its limit and
+//! the configured one, and batch pods enter `BE` whether or not `resctrlQOS` is enabled for them: in the root
+//! group nothing would limit them. After that, `BE` has the configured bandwidth again, which is all of it
+//! without a setting. Pods with settings of their own keep these.
 
 use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
@@ -28,9 +28,9 @@ use std::fmt::Write as _;
 
 /// The strategy's name.
 pub const NAME: &str = "RdtResctrl";
-/// What the group of a pod with its own settings is called before its UID.
+/// Prefix of the resctrl group of a pod with its own settings, before its UID.
 const POD_GROUP_PREFIX: &str = "koordlet-";
-/// How long a pod's group outlives the pod, in milliseconds: a list may be late.
+/// Milliseconds for which a pod's group outlives the pod, because a list may be late.
 const LINGER_MS: u64 = 10_000;
 
 const MISSING: &str = "resctrl is not mounted, or this kernel or CPU has none";
@@ -43,7 +43,7 @@ const fn claim(file: ResctrlFile) -> Claim {
     }
 }
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     claim(ResctrlFile::Directory),
     claim(ResctrlFile::Tasks),
@@ -53,7 +53,7 @@ pub const CLAIMS: &[Claim] = &[
     claim(ResctrlFile::Schemata(Schema::Mb)),
 ];
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::RdtResctrl, Gate::Resctrl],
@@ -66,11 +66,11 @@ pub const STRATEGY: StrategySpec = StrategySpec {
 struct Control {
     reconcile: Reconcile,
     log: LogOnChange,
-    /// The limit of bandwidth that the guard ordered last, in percent.
+    /// Last bandwidth limit of the guard, in percent.
     ordered: Option<i64>,
-    /// True if there ever was one.
+    /// True if the guard ever limited the bandwidth.
     narrowed: bool,
-    /// Groups of pods that are gone, and since when.
+    /// Groups of removed pods, and since when in milliseconds.
     orphans: FxHashMap<ResctrlGroup, u64>,
 }
 
@@ -171,7 +171,7 @@ impl Planner for Control {
     }
 }
 
-/// The lines of a `schemata` that are set here.
+/// The lines of `schemata` that are written here.
 const RESOURCES: [(Resource, Schema); 4] = [
     (Resource::L3, Schema::L3),
     (Resource::L3Code, Schema::L3Code),
@@ -179,7 +179,7 @@ const RESOURCES: [(Resource, Schema); 4] = [
     (Resource::Mb, Schema::Mb),
 ];
 
-/// What the machine can control; `None` where resctrl is not mounted.
+/// Returns what the machine can control; `None` if resctrl is not mounted.
 fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
     let Some(info) = view.kernel.resctrl()? else {
         return Ok(None);
@@ -200,8 +200,8 @@ fn hardware(view: &View<'_>) -> Result<Option<Hardware>, HostError> {
     }))
 }
 
-/// Returns a class's settings with no more bandwidth than the guard ordered, and all of it where neither says
-/// anything. What cannot be used stays, to be complained about.
+/// Returns a class's settings with at most the bandwidth of the guard's limit `order`, and all of it if
+/// neither is set. Invalid settings are kept, so that they are reported.
 fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
     let percent = match settings.mba_percent {
         Some(configured @ 1..=100) => configured.min(order.unwrap_or(100)),
@@ -214,7 +214,7 @@ fn narrow(settings: &ResctrlQOSCfg, order: Option<i64>) -> ResctrlQOSCfg {
     }
 }
 
-/// The group and its shares.
+/// Writes a group and its shares.
 fn write_group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why: &str) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
@@ -239,7 +239,7 @@ fn write_group(plan: &mut Plan, name: &str, class: QosClass, lines: &[Line], why
     }
 }
 
-/// The threads of the pod's containers that are not in the group yet.
+/// Adds the threads of the pod's containers that are not in the group yet.
 fn add_threads(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
     let Ok(group) = name.parse::<ResctrlGroup>() else {
         return;
@@ -264,7 +264,7 @@ fn add_threads(view: &View<'_>, plan: &mut Plan, name: &str, pod: &PodInfo) {
 }
 
 impl Control {
-    /// Takes away the groups of pods that have been gone for a while.
+    /// Removes the groups of pods that were removed [`LINGER_MS`] ago.
     fn remove(&mut self, view: &View<'_>, plan: &mut Plan, own: &FxHashSet<String>) {
         let now = view.now.ms();
         let groups = view.kernel.resctrl_groups();

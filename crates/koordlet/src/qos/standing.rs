@@ -1,17 +1,17 @@
-//! How pods stand to earlier evictions: who is on its way out, and who may be asked again when.
+//! Earlier evictions of pods: which are in progress, and which were refused and may be retried when.
 
 use koord_model::evict::plan::Standing;
 use rustc_hash::FxHashMap;
 use std::time::Duration;
 
-/// How long an evicted pod that is still there counts as on its way out, in milliseconds.
+/// Milliseconds for which an evicted pod that still exists counts as leaving.
 const LEAVING_MS: u64 = 120_000;
-/// A pod whose eviction was refused is passed over for so long, in milliseconds, doubled each time ...
+/// Initial retry delay after a refused eviction, in milliseconds; doubled each time.
 const FIRST_MS: u64 = 2_000;
-/// ... but never longer than this.
+/// Maximum retry delay after a refused eviction, in milliseconds.
 const LONGEST_MS: u64 = 30_000;
 
-/// The memory of all evictions.
+/// Recent evictions and refusals, by pod UID.
 #[derive(Debug, Default)]
 pub struct EvictionHistory {
     leaving: FxHashMap<String, u64>,
@@ -25,14 +25,14 @@ struct Refused {
 }
 
 impl EvictionHistory {
-    /// The pod `uid` is on its way out.
+    /// Records that the pod `uid` is being evicted.
     pub fn record_eviction(&mut self, uid: &str, now_ms: u64) {
         self.refused.remove(uid);
         self.leaving.insert(uid.to_owned(), now_ms);
     }
 
-    /// The eviction of the pod `uid` came to nothing; `after` is when the server wants to be asked
-    /// again, if it said so.
+    /// Records that the eviction of the pod `uid` was refused or failed. `after` is the server's retry delay,
+    /// if it sent one.
     pub fn record_refusal(&mut self, uid: &str, after: Option<Duration>, now_ms: u64) {
         let times = self.refused.get(uid).map_or(0, |refused| refused.times);
         let doubled = FIRST_MS.saturating_mul(1 << times.min(10));
@@ -46,7 +46,7 @@ impl EvictionHistory {
         self.refused.insert(uid.to_owned(), refused);
     }
 
-    /// How the pod `uid` stands now.
+    /// Returns the standing of the pod `uid`.
     #[must_use]
     pub fn standing(&self, uid: &str, now_ms: u64) -> Standing {
         let refused = self.refused.get(uid);
@@ -59,7 +59,7 @@ impl EvictionHistory {
         }
     }
 
-    /// Forgets what is long ago. A pod that nobody has asked for two minutes starts anew.
+    /// Removes old records. The retry delay of a pod starts over two minutes after the last one ended.
     pub fn expire(&mut self, now_ms: u64) {
         let fresh = |at: u64| now_ms.saturating_sub(at) < LEAVING_MS;
         self.leaving.retain(|_, at| fresh(*at));

@@ -1,7 +1,8 @@
 //! SystemConfig: kernel settings of the whole machine, from the NodeSLO's `systemStrategy`.
 //!
-//! A setting that is not given leaves the kernel alone; one that this kernel lacks is left out, with
-//! one line that names it. Switches that hooks need go before what the strategy says of them. Values and bounds are [`koord_model::system_config`].
+//! A setting that is not given leaves the kernel alone; one that this kernel lacks is skipped, with one log
+//! line that names it. Switches that hooks need take precedence over the strategy. Values and bounds are in
+//! [`koord_model::system_config`].
 
 use crate::claims::{Claim, Classes, Level};
 use crate::executor::Subject;
@@ -26,7 +27,7 @@ const fn claim(file: TargetKind) -> Claim {
     }
 }
 
-/// What it writes.
+/// Claims of the strategy.
 pub const CLAIMS: &[Claim] = &[
     claim(TargetKind::Sysctl(Sysctl::MinFreeKbytes)),
     claim(TargetKind::Sysctl(Sysctl::WatermarkScaleFactor)),
@@ -38,7 +39,7 @@ pub const CLAIMS: &[Claim] = &[
     claim(TargetKind::SchedFeature),
 ];
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::SystemConfig, Gate::GroupIdentity, Gate::CoreSched],
@@ -51,7 +52,7 @@ pub const STRATEGY: StrategySpec = StrategySpec {
 struct SystemConfig {
     reconcile: Reconcile,
     log: LogOnChange,
-    /// The switches that hooks needed last.
+    /// Last switches that hooks needed.
     switches: Vec<(Sysctl, bool)>,
 }
 

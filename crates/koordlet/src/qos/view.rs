@@ -1,4 +1,4 @@
-//! What a strategy sees: an immutable snapshot of one tick.
+//! Input of a strategy: an immutable snapshot of one tick.
 
 use crate::collect::errors::{CollectError, KernelErrors};
 use crate::collect::pod::TrackedContainer;
@@ -16,25 +16,25 @@ use koord_model::suppress::{Processor, Usage};
 use parking_lot::Mutex;
 use rustc_hash::FxHashSet;
 
-/// What is known before anything is measured.
+/// Facts that are known before anything is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts<'a> {
-    /// What the agent was told at start.
+    /// Settings of the agent.
     pub settings: &'a Settings,
-    /// The settings of the cluster.
+    /// Settings of the cluster.
     pub slo: &'a Slo,
-    /// The Node object; `None` until it was seen.
+    /// The Node object; `None` until it was received.
     pub node: Option<&'a NodeInfo>,
-    /// The machine.
+    /// The machine and its kernel.
     pub machine: &'a MachineFacts,
-    /// The NodeResourceTopology; `None` where there is none.
+    /// The NodeResourceTopology; `None` if there is none.
     pub topology: Option<&'a TopologyInfo>,
-    /// Where groups are.
+    /// Paths of cgroups.
     pub layout: &'a Layout,
 }
 
 impl Facts<'_> {
-    /// Returns the node's CPU in milli-cores: what the Node object says, else what the machine has.
+    /// Returns the node's CPU capacity in milli-cores, from the Node object or else the machine.
     #[must_use]
     pub fn cpu_capacity(&self) -> i64 {
         self.node
@@ -43,7 +43,7 @@ impl Facts<'_> {
             .unwrap_or(self.machine.processors.len() as i64 * 1000)
     }
 
-    /// Returns the node's memory in bytes: what the Node object says, else what the machine has.
+    /// Returns the node's memory capacity in bytes, from the Node object or else the machine.
     #[must_use]
     pub fn memory_capacity(&self) -> i64 {
         self.node
@@ -52,34 +52,34 @@ impl Facts<'_> {
             .unwrap_or(self.machine.memory_total)
     }
 
-    /// Returns the node's name, empty while it is unknown.
+    /// Returns the node's name; empty while it is unknown.
     #[must_use]
     pub fn node_name(&self) -> &str {
         self.node.map_or("", |node| node.name.as_str())
     }
 }
 
-/// What the machine is and its kernel offers.
+/// The machine and the features of its kernel.
 #[derive(Debug, Clone, Default)]
 pub struct MachineFacts {
-    /// Its CPUs.
+    /// CPUs of the machine.
     pub processors: Vec<Processor>,
     /// Installed memory in bytes; 0 before it was read.
     pub memory_total: i64,
-    /// True if groups have pressure stall information.
+    /// True if cgroups have pressure stall information.
     pub psi: bool,
-    /// True if threads' run-queue delays can be read.
+    /// True if run-queue delays of threads can be read.
     pub schedstat: bool,
-    /// Which files the groups of this kernel have, as far as the group of a class shows.
+    /// Files that cgroups of this kernel have, as found in the cgroup of a QoS class.
     pub files: FxHashSet<Resource>,
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub page_size: i64,
     /// `vendor_id` of the CPU.
     pub cpu_vendor: String,
 }
 
 impl MachineFacts {
-    /// Returns whether groups have this file.
+    /// Returns whether cgroups have this file.
     #[must_use]
     pub fn has(&self, file: Resource) -> bool {
         self.files.contains(&file)
@@ -89,24 +89,24 @@ impl MachineFacts {
 /// A pod with its newest samples.
 #[derive(Debug, Clone, Copy)]
 pub struct PodView<'a> {
-    /// What the cluster says.
+    /// State of the pod in the cluster.
     pub info: &'a PodInfo,
-    /// The number of its series.
+    /// Number of the pod's series.
     pub id: u64,
-    /// Its containers that have a group, with the numbers of their series.
+    /// Containers that have a cgroup, with the numbers of their series.
     pub containers: &'a [TrackedContainer],
-    /// CPU in use, in milli-cores.
+    /// CPU usage in milli-cores.
     pub cpu: Option<i64>,
-    /// Memory in use, in bytes, page cache left out.
+    /// Memory usage in bytes, without page cache.
     pub memory: Option<i64>,
-    /// How it is disturbed: empty for batch work and where nobody asked.
+    /// Readings of disturbance; empty for batch work, and while no strategy needs them.
     pub readings: Readings,
-    /// Share of the time (0–1) in which a limit of its own held one of its containers up; 0 where it
-    /// has none or nobody asked.
+    /// Largest share of time (0–1) for which one of the containers was throttled by its own limit; 0 without
+    /// such a limit, and while no strategy needs it.
     pub held_up: f64,
 }
 
-/// The kernel's present values, read when asked for. Nothing is written through it.
+/// Reads current values of the kernel on demand. It writes nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelReader<'a> {
     root: &'a Root,
@@ -114,7 +114,7 @@ pub struct KernelReader<'a> {
 }
 
 impl<'a> KernelReader<'a> {
-    /// Reads from `root`; what the kernel refuses to read goes to `errors`.
+    /// Creates a reader of `root` that adds kernel errors to `errors`.
     #[must_use]
     pub fn new(root: &'a Root, errors: &'a Mutex<KernelErrors>) -> Self {
         Self { root, errors }
@@ -123,30 +123,30 @@ impl<'a> KernelReader<'a> {
     /// Ends the round of a strategy.
     ///
     /// # Errors
-    /// When the kernel refused to read something in it.
+    /// When there were kernel errors in the round.
     pub fn finish_round(&self) -> Result<(), CollectError> {
         self.errors.lock().finish()
     }
 
-    /// Returns the value that was read; the default when it could not be read.
+    /// Returns the value that was read; the default after an error.
     fn value_of<T: Default>(&self, read: koord_host::Result<T>) -> T {
         self.errors.lock().value_of(read)
     }
 
-    /// Returns a value in v1 units; `None` when it cannot be read or the group is gone.
+    /// Returns a value in cgroup v1 units; `None` if it cannot be read or the cgroup has been removed.
     #[must_use]
     pub fn value(&self, group: &CgroupPath, file: Resource) -> Option<String> {
         self.value_of(self.root.cgroup(group).value(file))
     }
 
-    /// Returns a number in v1 units.
+    /// Returns a number in cgroup v1 units; `None` as for [`Self::value`].
     #[must_use]
     pub fn number(&self, group: &CgroupPath, file: Resource) -> Option<i64> {
         self.value(group, file)?.trim().parse().ok()
     }
 
-    /// Returns the CPUs of a group: configured, or in effect where nothing is configured (as on v2 at
-    /// first).
+    /// Returns the CPU set of a cgroup: the configured one, or the effective one if none is configured (as
+    /// initially on v2).
     #[must_use]
     pub fn cpus(&self, group: &CgroupPath) -> Option<CpuSet> {
         let group = self.root.cgroup(group);
@@ -156,7 +156,7 @@ impl<'a> KernelReader<'a> {
         set(group.cpuset()).or_else(|| set(group.effective_cpuset()))
     }
 
-    /// Returns the groups directly in `group`, in the tree that carries `controller`.
+    /// Returns the direct children of the cgroup `group`, in the hierarchy of `controller`.
     #[must_use]
     pub fn children(&self, group: &CgroupPath, controller: Controller) -> Vec<CgroupPath> {
         self.value_of(self.root.cgroup(group).children_in(controller))
@@ -164,7 +164,7 @@ impl<'a> KernelReader<'a> {
 }
 
 impl KernelReader<'_> {
-    /// Returns whether the machine has this knob.
+    /// Returns whether the machine has this sysctl.
     #[must_use]
     pub fn has_sysctl(&self, sysctl: Sysctl) -> bool {
         sysctl.exists(self.root)
@@ -174,14 +174,14 @@ impl KernelReader<'_> {
     #[must_use]
     pub fn has_sched_feature(&self, feature: &SchedFeature) -> bool {
         let target = Target::SchedFeature(feature.clone());
-        // A name that this kernel does not have is an error of the read, and no kernel error.
+        // An unknown feature name makes the read fail, which is no kernel error.
         matches!(self.root.read_target(&target), Ok(Some(_)))
     }
 
-    /// What resctrl can do; `None` when it is not mounted.
+    /// Returns the capabilities of resctrl; `None` if it is not mounted.
     ///
     /// # Errors
-    /// When a file cannot be read or understood.
+    /// When a file cannot be read or parsed.
     pub fn resctrl(&self) -> koord_host::Result<Option<resctrl::Info>> {
         resctrl::info(self.root)
     }
@@ -192,21 +192,22 @@ impl KernelReader<'_> {
         self.value_of(resctrl::groups(self.root))
     }
 
-    /// Returns the threads in a resctrl group; none where there is no such group.
+    /// Returns the threads in a resctrl group; empty if it does not exist.
     #[must_use]
     pub fn resctrl_tasks(&self, group: &ResctrlGroup) -> FxHashSet<u32> {
         let tasks = self.value_of(resctrl::tasks(self.root, group));
         tasks.unwrap_or_default().into_iter().collect()
     }
 
-    /// Returns a value in the kernel; `None` when it cannot be read or is gone.
+    /// Returns the current value of a target; `None` if it cannot be read or has been removed.
     #[must_use]
     pub fn target(&self, target: &Target) -> Option<String> {
         self.value_of(self.root.read_target(target))
     }
 
-    /// Returns the processes of a control group; none where there is no such group. Crun and programs that
-    /// manage cgroups themselves, such as systemd, move all processes into groups below.
+    /// Returns the processes of a cgroup, or of its children if it has none itself; empty if it does not
+    /// exist. Crun and programs that manage cgroups themselves, such as systemd, move all processes into
+    /// child cgroups.
     #[must_use]
     pub fn processes(&self, group: &CgroupPath) -> Vec<u32> {
         let direct = self.value_of(self.root.cgroup(group).processes());
@@ -220,7 +221,7 @@ impl KernelReader<'_> {
             .collect()
     }
 
-    /// Returns the threads of a control group, as [`Self::processes`]; none where there is no such group.
+    /// Returns the threads of a cgroup, like [`Self::processes`]; empty if it does not exist.
     #[must_use]
     pub fn threads(&self, group: &CgroupPath) -> Vec<u32> {
         let direct = self.value_of(self.root.cgroup(group).tasks());
@@ -232,48 +233,49 @@ impl KernelReader<'_> {
     }
 }
 
-/// One tick.
+/// Snapshot of one tick.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// When.
+    /// Time of the tick.
     pub now: TickTime,
-    /// Since when this agent has run, in ticks from 1.
+    /// Number of the tick since the agent started, from 1.
     pub tick: u64,
-    /// What is known.
+    /// Facts that are not measured.
     pub facts: Facts<'a>,
-    /// The pods of this node; `None` until a first list arrived.
+    /// Pods of this node; `None` until a first list arrived.
     pub pods: Option<&'a [PodView<'a>]>,
-    /// Counts the lists of pods: another number is another list.
+    /// Version of the pod list, which grows with each new list.
     pub pods_version: u64,
-    /// Counts the changes of the settings and of the Node object.
+    /// Version of the facts, which grows with each change of them.
     pub facts_version: u64,
-    /// The node's CPU in use, in milli-cores.
+    /// The node's CPU usage, in milli-cores.
     pub node_cpu: Option<i64>,
-    /// The node's memory in use, in bytes, page cache left out.
+    /// The node's memory usage in bytes, without page cache.
     pub node_memory: Option<i64>,
-    /// The group of the BE class.
+    /// Cgroup of the BE class.
     pub batch: &'a CgroupPath,
-    /// CPU in use by the BE class, in milli-cores.
+    /// CPU usage of the BE class, in milli-cores.
     pub batch_cpu: Option<i64>,
-    /// How pods stand to earlier evictions.
+    /// Earlier evictions and refusals.
     pub eviction_history: &'a EvictionHistory,
     /// All samples.
     pub store: &'a Store,
     /// The local disks, for block I/O; `None` before they were read.
     pub storage: Option<&'a Storage>,
-    /// Which volumes claims are bound to.
+    /// Volumes that persistent volume claims are bound to.
     pub claims: &'a Claims,
-    /// The kernel's values now.
+    /// Reader of the kernel's current values.
     pub kernel: KernelReader<'a>,
 }
 
 impl<'a> View<'a> {
-    /// Returns the pods, none while they are unknown.
+    /// Returns the pods; none before the first list arrived.
     pub fn pods(&self) -> impl Iterator<Item = &'a PodView<'a>> + use<'a> {
         self.pods.unwrap_or_default().iter()
     }
 
-    /// What everything uses now, in milli-cores; `None` while pods or the node's use are unknown.
+    /// Returns the current CPU usage of node and pods, in milli-cores; `None` if the pods or the node's usage
+    /// are unknown.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.pods?;

@@ -1,8 +1,8 @@
 //! BECPUManager: CPU sets of batch pods by NUMA node.
 //!
-//! With the gate open the CPU sets of the BE class are no means of suppression. The class, its pods
-//! and containers have every CPU that batch work may use; the containers of a pod that the scheduler
-//! gave CPUs or NUMA nodes have these, or the pools of these nodes. Suppression limits by quota.
+//! With the gate open, the CPU sets of the BE class are not used for suppression. The class, its pods and
+//! containers have every CPU that batch work may use; containers of a pod that the scheduler assigned CPUs or
+//! NUMA nodes have these CPUs, or the pools of these nodes. Suppression limits by quota.
 
 use super::row::excluded;
 use crate::claims::Level;
@@ -16,19 +16,19 @@ use koord_host::{CgroupPath, Controller, CpuSet, Resource};
 use koord_model::cpuset_rule::{Ask, Pools, container_cpus};
 use rustc_hash::FxHashMap;
 
-/// The audit reason.
+/// Audit reason.
 const REASON: &str = "BECPUManager";
 
-/// What it does, for the status page.
+/// Means of enforcement, for the status page.
 pub(super) const DESCRIPTION: &str = "CPU sets by pools of NUMA nodes";
 
-/// When it last wrote.
+/// Plans the CPU sets by pools, at reconcile intervals.
 #[derive(Debug, Default)]
 pub(super) struct PoolManager(Reconcile);
 
 impl PoolManager {
-    /// Plans the CPU sets of batch work. Nothing is written before the NodeResourceTopology was
-    /// seen, which has the pools.
+    /// Plans the CPU sets of batch work. Nothing is written before the NodeResourceTopology, which has the
+    /// pools, was received.
     pub(super) fn plan(&mut self, view: &View<'_>, plan: &mut Plan) {
         let every = view.facts.settings.reconcile_interval_ms;
         let (Some(topology), Some(_)) = (view.facts.topology, view.pods) else {
@@ -63,9 +63,9 @@ impl PoolManager {
         let mut containers = |group: &CgroupPath, pod: Option<&&PodInfo>, others: bool| {
             let assigned = pod.and_then(|pod| assigned_cpus(view, pod, &pools));
             if assigned.is_some() && pod.is_some_and(|pod| pod.qos != QosClass::Be) {
-                return; // RuntimeHooks writes these.
+                return; // The strategy RuntimeHooks writes these.
             }
-            // What the scheduler gave may be somebody's own by now; some CPU there must be.
+            // Assigned CPUs may be exclusive to another pod by now; at least one CPU must remain.
             let allowed = assigned.map(|assigned| assigned.intersection(&full));
             let allowed = allowed.filter(|cpus| !cpus.is_empty());
             for container in below(group) {
@@ -82,7 +82,7 @@ impl PoolManager {
         for group in &in_class {
             containers(group, pods.get(group), true);
         }
-        // Batch pods with native resources, too, are in the group of another class.
+        // Batch pods that also have native resources are in the cgroup of another class.
         for pod in view.pods().map(|pod| pod.info) {
             if pod.qos == QosClass::Be && pod.is_active() && !in_class.contains(&pod.cgroup) {
                 containers(&pod.cgroup, Some(&pod), false);
@@ -95,7 +95,8 @@ impl PoolManager {
     }
 }
 
-/// What the scheduler gave the pod; `None` for a pod that shares all CPUs of batch work.
+/// Returns the CPUs that the scheduler assigned to the pod; `None` for a pod that shares all CPUs of batch
+/// work.
 fn assigned_cpus(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet> {
     if !view.facts.settings.gates.is_on(Gate::CPUSetAllocator) {
         return None;
@@ -109,7 +110,7 @@ fn assigned_cpus(view: &View<'_>, pod: &PodInfo, pools: &Pools) -> Option<CpuSet
         batch_by_pool: true,
     };
     let cpus = container_cpus(ask, Some(pools))?;
-    // The empty text is for pods that share all.
+    // An empty list means that the pod shares all CPUs.
     let cpus = cpus.parse::<CpuSet>().ok()?;
     (!cpus.is_empty()).then_some(cpus)
 }

@@ -1,4 +1,4 @@
-//! CPUSuppress as a row of the table: from the tick's view to the input of the rule.
+//! CPUSuppress as a row of the table: converts the tick's view to the input of the rule.
 
 use super::pools::{self, PoolManager};
 use super::{CLAIMS, Class, CpuSuppress, Input, NAME};
@@ -13,10 +13,10 @@ use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};
 use std::collections::BTreeSet;
 
-/// Between two looks at the class's CPU set, in ticks.
+/// Ticks between two readings of the class's CPU set.
 const CPUSET_EVERY: u64 = 5;
 
-/// The row.
+/// The row of the table of strategies.
 pub const STRATEGY: StrategySpec = StrategySpec {
     name: NAME,
     gates: &[Gate::BECPUSuppress, Gate::BECPUManager],
@@ -39,19 +39,19 @@ pub const STRATEGY: StrategySpec = StrategySpec {
 struct SuppressPlanner {
     rule: CpuSuppress,
     metrics: Metrics,
-    /// The class's CPU set when it was last looked at.
+    /// Last reading of the class's CPU set.
     cpuset: Option<CpuSet>,
     /// CPU sets by NUMA node, with gate BECPUManager.
     pools: PoolManager,
-    /// What was last said about the mode.
+    /// Mode and enablement that were logged last.
     logged: Option<(SuppressMode, bool)>,
     bad_mode: Option<String>,
     blind: bool,
 }
 
-/// Returns the mode asked for: by the node's annotation, else the NodeSLO, else the flag; and the
-/// annotation's error, when it has one. Without any signal of pressure nobody would notice that
-/// services suffer: then it is the configured policy.
+/// Returns the mode, from the node's annotation, else the NodeSLO, else the flag; and the annotation's error,
+/// if it is invalid. On a kernel without any signal of pressure it is always the upstream mode, because
+/// suffering services would not be noticed.
 pub(crate) fn mode(facts: &Facts<'_>) -> (SuppressMode, Option<String>) {
     let annotation = facts.node.and_then(|node| node.suppress_mode.as_deref());
     let (by_annotation, error) = match annotation.map(str::parse::<SuppressMode>) {
@@ -159,27 +159,31 @@ impl Planner for SuppressPlanner {
 }
 
 impl SuppressPlanner {
-    /// Returns the mode in force; says it, and what is wrong about it, once.
+    /// Returns the mode in force, and logs changes and errors once.
     fn mode(&mut self, facts: &Facts<'_>) -> SuppressMode {
         let (mode, error) = mode(facts);
         if let Some(error) = &error
             && self.bad_mode.as_ref() != Some(error)
         {
-            tracing::warn!(annotation = SUPPRESS_MODE_ANNOTATION, error, "ignored");
+            tracing::warn!(
+                annotation = SUPPRESS_MODE_ANNOTATION,
+                error,
+                "ignoring invalid suppression mode"
+            );
         }
         self.bad_mode = error;
         let blind = !facts.machine.psi && !facts.machine.schedstat;
         if blind && !std::mem::replace(&mut self.blind, true) {
             tracing::warn!(
-                "this kernel tells no pressure (neither PSI nor schedstat): \
-                 batch work is suppressed by the configured policy instead"
+                "kernel has no pressure signal (neither PSI nor schedstat), \
+                 suppressing batch work by the configured policy instead"
             );
         }
         let enabled = facts.slo.enabled;
         if self.logged != Some((mode, enabled)) {
-            // Off at first may only mean that the NodeSLO has not come yet.
+            // Disabled at first may only mean that no NodeSLO was received yet.
             if enabled || self.logged.is_some_and(|(_, enabled)| enabled) {
-                tracing::info!(%mode, enabled, "suppression mode");
+                tracing::info!(%mode, enabled, "suppression mode changed");
             }
             self.logged = Some((mode, enabled));
         }
@@ -187,8 +191,8 @@ impl SuppressPlanner {
     }
 }
 
-/// CPUs that batch work keeps off: those of LSE pods, those kept back by a reservation or by the
-/// kubelet, and those of SYSTEM pods where these have them for themselves.
+/// Returns the CPUs that batch work must not use: those of LSE pods, those reserved by the node or by the
+/// kubelet, and those of SYSTEM pods if they are exclusive.
 pub(crate) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     let mut cpus = cpus_of(view, QosClass::Lse);
     if let Some(node) = view.facts.node {
@@ -202,7 +206,7 @@ pub(crate) fn excluded(view: &View<'_>) -> BTreeSet<u32> {
     cpus
 }
 
-/// Returns the CPUs that pods of a class have for themselves.
+/// Returns the exclusive CPUs of the active pods of a class.
 pub(crate) fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
     view.pods()
         .filter(|pod| pod.info.qos == qos && pod.info.is_active())
@@ -211,8 +215,8 @@ pub(crate) fn cpus_of(view: &View<'_>, qos: QosClass) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Every group in the BE class, whoever made it: on v1 the class cannot get fewer CPUs than any of
-/// them has, and sandboxes and init containers are in no list of pods.
+/// Returns every cgroup in the BE class, whichever program created it: on v1 the class cannot get fewer CPUs
+/// than any of them has, and sandboxes and init containers are in no pod list.
 fn groups(view: &View<'_>) -> Vec<(Level, CgroupPath)> {
     let below = |group: &CgroupPath| view.kernel.children(group, Controller::Cpuset);
     let mut groups = Vec::new();

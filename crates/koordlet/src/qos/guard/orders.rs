@@ -1,4 +1,4 @@
-//! What the guard asks of others, in values and in words.
+//! Targets of the pressure guard for other strategies, and the texts of its events.
 
 use super::NAME;
 use crate::audit::{Entry, Subject};
@@ -9,29 +9,29 @@ use koord_model::guard::{Event, Kind};
 use koord_model::suppress::Processor;
 use std::collections::BTreeSet;
 
-/// How the levers shall stand.
+/// Targets of the levers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LeverTargets {
-    /// Everything together may use this much of the node's CPU, in percent.
+    /// Cap on the CPU usage of the whole node, in percent; `None` without a cap.
     pub cap: Option<i64>,
-    /// The cap is a pause of one tick.
+    /// True if the cap is a pause of one tick.
     pub pause: bool,
-    /// The cap is new and shall be in force at once.
+    /// True if the cap is new and must be in force at once.
     pub urgent: bool,
-    /// Batch pods get the idle policy.
+    /// True if batch pods get the idle policy.
     pub idle: bool,
-    /// Pages of batch pods are reclaimed.
+    /// True if pages of batch pods are reclaimed.
     pub reclaim: bool,
-    /// Batch work may use this much of the memory bandwidth, in percent.
+    /// Limit of batch work's memory bandwidth, in percent; `None` without a limit.
     pub bandwidth: Option<i64>,
-    /// The CPUs left to batch work.
+    /// CPUs left to batch work; `None` if it may use all.
     pub partition: Option<CpuSet>,
-    /// Why, in words.
+    /// Reason as text.
     pub why: String,
 }
 
 impl LeverTargets {
-    /// What still holds at a tick at which the guard does not decide.
+    /// Returns the targets for a tick in which the guard does not decide.
     #[must_use]
     pub fn standing(&self) -> Self {
         Self {
@@ -41,21 +41,21 @@ impl LeverTargets {
     }
 }
 
-/// Something that happened, for the audit log.
+/// An action of the guard, for the audit log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// Namespace and name of the service; none for the node as a whole.
+    /// Namespace and name of the service; `None` for the node as a whole.
     pub pod: Option<(String, String)>,
-    /// In one word.
+    /// Kind of action as one word.
     pub kind: &'static str,
-    /// In a sentence.
+    /// Description as a sentence.
     pub message: String,
-    /// True if the node's events shall tell it, too.
+    /// True if the action is also recorded as an event of the node.
     pub event: bool,
 }
 
 impl Note {
-    /// Returns the line of the audit log.
+    /// Returns the audit record.
     pub(crate) fn entry(&self, node: &str) -> Entry {
         let subject = match self.pod {
             Some(_) => Subject::Pod,
@@ -73,7 +73,7 @@ impl Note {
     }
 }
 
-/// Returns the targets in words.
+/// Describes the targets as text.
 pub(super) fn describe(targets: &LeverTargets) -> String {
     let mut all = vec!["lowest weight".to_owned()];
     if targets.idle {
@@ -98,7 +98,7 @@ pub(super) fn describe(targets: &LeverTargets) -> String {
     all.join(", ")
 }
 
-/// What happened, in one word.
+/// Returns the kind of an event as one word.
 pub(super) fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::Tried { .. } => "Tried",
@@ -113,7 +113,7 @@ pub(super) fn kind(kind: Kind) -> &'static str {
     }
 }
 
-/// What happened, in a sentence.
+/// Describes an event as a sentence.
 pub(super) fn message(event: &Event<u64>, pod: &str, now_ms: u64) -> String {
     let (signal, lever) = (event.signal, event.lever);
     let number = |value: f64| match signal.is_share() {
@@ -156,8 +156,8 @@ pub(super) fn message(event: &Event<u64>, pod: &str, now_ms: u64) -> String {
     }
 }
 
-/// Returns the CPUs that batch work keeps when it has to keep off these services: none of their cores where
-/// they have CPUs of their own, else the last half of the machine's cores.
+/// Returns the CPUs left to batch work when it has to keep off these services: those outside their cores if
+/// the services have exclusive CPUs, else the last half of the machine's cores.
 pub(super) fn partition(view: &View<'_>, services: &[u64]) -> Option<CpuSet> {
     let excluded = cpu_suppress::excluded(view);
     let all = &view.facts.machine.processors;
@@ -180,7 +180,7 @@ pub(super) fn partition(view: &View<'_>, services: &[u64]) -> Option<CpuSet> {
     let batch_cpus = if own.iter().all(Option::is_some) && !off.is_empty() {
         off
     } else {
-        // Cores stay whole: the first one batch_cpus is the first with half of the CPUs behind it.
+        // Cores are not split: batch work gets the core in the middle of the list and all after it.
         let half = candidates.len() / 2;
         let first = candidates.get(half)?;
         let last_half = candidates

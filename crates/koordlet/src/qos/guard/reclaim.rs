@@ -1,8 +1,8 @@
-//! Takes pages from batch pods, a little at a time.
+//! Reclaims pages from batch pods, a few per tick.
 //!
-//! The kernel does it within the write, and this agent waits for it; so an order takes from a pod little,
-//! from all together not much more, and nothing of what a pod asked for. `memory.min` and `memory.low`
-//! the kernel heeds by itself.
+//! The kernel reclaims within the write, and this agent waits for it; so each tick takes only little from a
+//! pod, not much more from all together, and nothing of what a pod requests. The kernel itself respects
+//! `memory.min` and `memory.low`.
 
 use crate::claims::{Claim, Classes, Level};
 use crate::qos::{Plan, View, Write};
@@ -10,23 +10,23 @@ use crate::states::PodInfo;
 use koord_api::qos::QosClass;
 use koord_host::{Resource, TargetKind};
 
-/// What is taken of a pod's memory per tick: a fiftieth.
+/// A pod's memory usage is divided by this for the bytes to reclaim per tick.
 const DIVISOR: i64 = 50;
-/// At most so many bytes per tick from one pod.
+/// Maximum bytes per tick from one pod.
 const MAX_PER_POD: i64 = 16 << 20;
-/// At most so many from all pods together.
+/// Maximum bytes per tick from all pods together.
 const MAX_TOTAL: i64 = 64 << 20;
-/// Less is not worth the write.
+/// Minimum bytes per write.
 const MIN_BYTES: i64 = 1 << 20;
 
-/// Nobody else writes it.
+/// Claims of this strategy: no other strategy writes the file.
 pub(super) const CLAIMS: &[Claim] = &[Claim {
     file: TargetKind::Cgroup(Resource::MemoryReclaim),
     level: Level::Pod,
     classes: Classes::only(&[QosClass::Be, QosClass::None]),
 }];
 
-/// Has the kernel take pages from the batch pods that are farthest above what they asked for.
+/// Adds writes that reclaim pages from the batch pods that exceed their requests most.
 pub(super) fn write_reclaims(view: &View<'_>, plan: &mut Plan, why: &str) {
     let batch = view.pods().map(|pod| pod.info);
     let batch = batch.filter(|pod| {
@@ -35,7 +35,7 @@ pub(super) fn write_reclaims(view: &View<'_>, plan: &mut Plan, why: &str) {
     });
     let mut above: Vec<(i64, i64, &PodInfo)> = batch
         .filter_map(|pod| {
-            // With page cache, which is what goes first.
+            // Including page cache, which is reclaimed first.
             let used = view.kernel.number(&pod.cgroup, Resource::MemoryUsage)?;
             let beyond = used.saturating_sub(requested_memory(pod));
             Some((beyond, take(used, beyond)?, pod))
@@ -55,7 +55,7 @@ pub(super) fn write_reclaims(view: &View<'_>, plan: &mut Plan, why: &str) {
     }
 }
 
-/// What a pod asked for, in bytes.
+/// Returns the memory that a pod requests, in bytes.
 fn requested_memory(pod: &PodInfo) -> i64 {
     let requests = pod.resident_containers().map(|container| {
         let amounts = container.batch.unwrap_or(container.native);
@@ -64,7 +64,8 @@ fn requested_memory(pod: &PodInfo) -> i64 {
     requests.fold(0, i64::saturating_add)
 }
 
-/// Returns how many bytes to take from a pod that uses `used`, `beyond` of which it did not ask for.
+/// Returns the bytes to reclaim from a pod that uses `used`, `beyond` of which exceed its request; `None` if
+/// that is too little.
 fn take(used: i64, beyond: i64) -> Option<i64> {
     let bytes = (used / DIVISOR).clamp(MIN_BYTES, MAX_PER_POD).min(beyond);
     (bytes >= MIN_BYTES).then_some(bytes)

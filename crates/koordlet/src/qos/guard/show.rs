@@ -1,11 +1,11 @@
-//! What the guard shows of itself.
+//! Status of the pressure guard for the status page.
 
 use super::{GuardPlanner, LeverTargets};
 use crate::health::{Guard, GuardExperiment, GuardHeld, GuardService, Lack};
 use crate::qos::View;
 use koord_model::guard::{Lever, ServiceState, Verdict};
 
-/// How batch work starts, and why.
+/// Returns the start mode of batch work, with the reason.
 pub(super) fn start(sees_bandwidth: bool) -> &'static str {
     match sees_bandwidth {
         true => "free: harm through memory bandwidth and caches would be seen",

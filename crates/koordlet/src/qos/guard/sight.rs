@@ -1,19 +1,19 @@
-//! Which signals this node has.
+//! Signals that this node has.
 
 use koord_model::guard::{Readings, Signal};
 use rustc_hash::FxHashMap;
 
-/// What was ever read of the services that are there, and of those that were lately. One that pauses
-/// does not make the node blind: its next reading is judged as the last one was.
+/// Signals that were ever read of the current services and of recently removed ones. A service that pauses
+/// does not remove its signals: its next reading is judged as the last one was.
 #[derive(Debug, Default)]
 pub(super) struct SignalCoverage {
-    /// By the pod's number: when it was there last, and one bit per signal.
+    /// Time in milliseconds at which a service was last present, and one bit per signal, by pod number.
     services: FxHashMap<u64, (u64, u32)>,
 }
 
 impl SignalCoverage {
-    /// Takes in the services that are there; those that were not for more than `forget_ms` are
-    /// forgotten.
+    /// Adds the readings of the current services, and removes services that were absent for more than
+    /// `forget_ms`.
     pub(super) fn update(
         &mut self,
         now_ms: u64,
@@ -30,14 +30,14 @@ impl SignalCoverage {
             .retain(|_, (last_ms, _)| now_ms.saturating_sub(*last_ms) <= forget_ms);
     }
 
-    /// Returns the signals.
+    /// Returns the signals that at least one service has.
     pub(super) fn signals(&self) -> impl Iterator<Item = Signal> + '_ {
         let all = self.services.values().fold(0, |all, (_, bits)| all | bits);
         let is_present = move |signal: &Signal| all & bit(*signal) != 0;
         Signal::ALL.into_iter().filter(is_present)
     }
 
-    /// Returns whether harm through memory bandwidth and caches would be seen.
+    /// Returns whether a signal would show harm through memory bandwidth and caches.
     pub(super) fn sees_bandwidth(&self) -> bool {
         self.signals().any(Signal::sees_bandwidth)
     }

@@ -1,5 +1,5 @@
-//! The cookies of core scheduling: reads what processes have, and writes what
-//! [`koord_model::core_sched::Cookies`] makes of it.
+//! Core scheduling cookies: reads those of processes, and writes the changes that
+//! [`koord_model::core_sched::Cookies`] plans.
 
 use super::labels;
 use crate::hooks::{Adjustment, HOOKS, Rules};
@@ -11,7 +11,7 @@ use koord_host::Target;
 use koord_host::target::Attribute;
 use koord_model::core_sched::{Action, Cookies, Members, SampleOptions, Task};
 
-/// One container's processes.
+/// The processes of one container.
 #[derive(Debug)]
 struct ContainerTasks {
     created: Option<Timestamp>,
@@ -20,18 +20,18 @@ struct ContainerTasks {
     labels: metrics::Container,
 }
 
-/// Keeps the cookies.
+/// Reconciles the cookies.
 #[derive(Debug, Default)]
 pub(super) struct CookieKeeper {
     cookies: Cookies,
     containers: Vec<ContainerTasks>,
-    /// True if processes are looked at in this round.
+    /// True if this round reads processes.
     reads_processes: bool,
-    /// True if there is nothing left to take off while no class is enabled.
+    /// True if no cookie is left to clear while no class is enabled.
     done: bool,
     enabled: bool,
     with_processes: u32,
-    /// True if it was said that this kernel has no cookies.
+    /// True if the lack of cookies in this kernel was logged.
     logged: bool,
 }
 
@@ -43,8 +43,7 @@ fn target(pid: u32) -> Target {
 }
 
 impl CookieKeeper {
-    /// A round begins. While no class is enabled it ends with the first round in which nothing was
-    /// left to do.
+    /// Begins a round. While no class is enabled, processes are read until a round has nothing to clear.
     pub(super) fn begin(&mut self, rules: &Rules) {
         let row = HOOKS.iter().find(|hook| hook.name == "CoreSched");
         let is_active = row.is_some_and(|hook| rules.hears(hook));
@@ -54,12 +53,12 @@ impl CookieKeeper {
         self.with_processes = 0;
     }
 
-    /// Returns whether this round looks at processes.
+    /// Returns whether this round reads processes.
     pub(super) fn reads_processes(&self) -> bool {
         self.reads_processes
     }
 
-    /// A container, or the sandbox.
+    /// Reads the processes of a container, or of the sandbox.
     pub(super) fn container(
         &mut self,
         view: &View<'_>,
@@ -88,12 +87,12 @@ impl CookieKeeper {
                 wanted: hook_value.value.clone(),
                 tasks: processes.into_iter().filter_map(task).collect(),
             },
-            write,
+            at: write,
             labels: labels(pod, container),
         });
     }
 
-    /// The round ends.
+    /// Ends the round: plans the writes.
     pub(super) fn end(&mut self, metrics: &Metrics, plan: &mut Plan) {
         if !self.reads_processes {
             return;
@@ -103,11 +102,11 @@ impl CookieKeeper {
             .iter()
             .any(|container| !container.members.tasks.is_empty());
         if !readable {
-            // Containers that just ended have no processes; all of them unreadable is the kernel.
+            // Containers that just ended have no processes; if none can be read, the kernel has no cookies.
             if self.with_processes > 0 && !std::mem::replace(&mut self.logged, true) {
                 tracing::warn!(
                     hook = "CoreSched",
-                    "this kernel or machine has no core scheduling: nothing is set"
+                    "core scheduling unavailable on this kernel or machine, setting no cookies"
                 );
             }
             return;
