@@ -29,10 +29,10 @@ impl Warnings {
     }
 
     /// Tells, unless too much was told lately; what was left out is in the log.
-    pub(crate) fn tell(&self, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn record(&self, severity: Severity, reason: &str, message: &str) {
         let now_ms = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut events = self.events.lock();
-        events.say(now_ms, severity, reason, message, "log");
+        events.record_event(now_ms, severity, reason, message, "log");
     }
 }
 
@@ -79,9 +79,9 @@ impl NodeEvents {
     }
 
     /// Tells, unless too much was told lately; what was left out is in the audit log.
-    pub(crate) fn tell(&mut self, now_ms: u64, note: &Note) {
+    pub(crate) fn record(&mut self, now_ms: u64, note: &Note) {
         let reason = format!("PressureGuard{}", note.kind);
-        self.say(
+        self.record_event(
             now_ms,
             Severity::Normal,
             &reason,
@@ -91,7 +91,7 @@ impl NodeEvents {
     }
 
     /// The same of anything; `elsewhere` has what was left out.
-    fn say(
+    fn record_event(
         &mut self,
         now_ms: u64,
         severity: Severity,
@@ -123,16 +123,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_events_are_told_and_the_rest_is_counted() {
+    fn event_rate_is_limited_and_drops_are_counted() {
         let mut bucket = Bucket::new();
-        let told = (0..1000).filter(|_| bucket.take(1000).is_some()).count();
-        assert_eq!(told, 5);
+        let recorded = (0..1000).filter(|_| bucket.take(1000).is_some()).count();
+        assert_eq!(recorded, 5);
         assert_eq!(bucket.take(61_000), Some(995));
         assert_eq!(bucket.take(62_000), None);
         assert_eq!(bucket.take(3_600_000), Some(1));
-        let told = (0..1000)
+        let recorded = (0..1000)
             .filter(|_| bucket.take(3_600_000).is_some())
             .count();
-        assert_eq!(told, 4, "what was saved up is bounded");
+        assert_eq!(recorded, 4, "what was saved up is bounded");
     }
 }

@@ -185,7 +185,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let exporter = Exporter::new(exporter, root, client.clone(), recorder, counts);
         tokio::spawn(exporter.run(ctx.shutdown.clone()));
     }
-    let parts = runtime::Parts {
+    let parts = runtime::HookContext {
         states: states.clone(),
         rules: agent.rules().clone(),
         settings: options.settings.clone(),
@@ -193,7 +193,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         metrics: metrics.clone(),
         warnings: Arc::new(Warnings::new(&options.node_name, recorder.clone())),
     };
-    let contests = runtime::start(&options.runtime, parts, ctx.shutdown.clone());
+    let conflicts = runtime::start(&options.runtime, parts, ctx.shutdown.clone());
     let parts = evictor::EvictorDeps {
         client: client.clone(),
         recorder: recorder.clone(),
@@ -228,7 +228,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         audit: options.audit.clone(),
         board,
         evictor: Some(evictor),
-        contests,
+        conflicts,
         events: NodeEvents::new(&options.node_name, recorder),
     };
     match options.thread {
@@ -495,7 +495,7 @@ struct Loop {
     /// `None` disables eviction.
     evictor: Option<Evictor>,
     /// `Some` with a runtime plugin.
-    contests: Option<runtime::Contests>,
+    conflicts: Option<runtime::PluginConflicts>,
     events: NodeEvents,
 }
 
@@ -565,8 +565,8 @@ impl Loop {
                         && !shown.as_ref().is_some_and(|old| Arc::ptr_eq(old, &listed))
                     {
                         self.metrics.pods(&listed);
-                        if let Some(contests) = &mut self.contests {
-                            contests.look(&listed);
+                        if let Some(conflicts) = &mut self.conflicts {
+                            conflicts.update(&listed);
                         }
                         shown = Some(listed);
                     }
@@ -586,7 +586,7 @@ impl Loop {
                         status::apply_strategy_states(status, strategy_states);
                     });
                     for note in notes.iter().filter(|note| note.event) {
-                        self.events.tell(now.ms(), note);
+                        self.events.record(now.ms(), note);
                     }
                     if let Some(evictor) = &self.evictor {
                         for eviction in due {

@@ -9,7 +9,7 @@
 //! A pod gets what its containers need at most at once; one main container or sidecar without a limit
 //! makes the pod unlimited. Pods without any batch resource are left alone.
 
-use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::PodInfo;
@@ -21,9 +21,9 @@ const NAME: &str = "BatchResource";
 
 const POD_AND_CONTAINERS: &[Level] = &[Level::Pod, Level::Container];
 
-const fn says(what: What) -> Says {
-    Says {
-        what,
+const fn claim(resource: HookResource) -> HookClaim {
+    HookClaim {
+        resource,
         levels: POD_AND_CONTAINERS,
         classes: Classes::BE,
     }
@@ -39,33 +39,33 @@ pub(super) const HOOK: Hook = Hook {
         Stage::UpdateContainer,
         Stage::Reconcile,
     ],
-    says: &[
-        says(What::CpuShares),
-        says(What::CfsQuota),
-        says(What::MemoryLimit),
+    claims: &[
+        claim(HookResource::CpuShares),
+        claim(HookResource::CfsQuota),
+        claim(HookResource::MemoryLimit),
     ],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    if subject.class() != QosClass::Be {
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    if target.class() != QosClass::Be {
         return;
     }
-    let asked = match subject.container() {
+    let amounts = match target.container() {
         Some(container) => container.batch,
-        None if subject.is_pod() => of_pod(subject.pod),
+        None if target.is_pod() => pod_amounts(target.pod),
         None => None,
     };
-    let Some(asked) = asked else { return };
+    let Some(amounts) = amounts else { return };
     let quota = if rules.batch_quotas {
-        normalized(quota_of(asked.cpu_limit), rules.batch_ratio)
+        normalized(quota_of(amounts.cpu_limit), rules.batch_ratio)
     } else {
         -1
     };
-    wanted.cpu_shares = said(shares(asked.cpu_request), NAME);
-    wanted.cfs_quota = said(quota, NAME);
-    let limit = asked.memory_limit.filter(|bytes| *bytes > 0);
-    wanted.memory_limit = said(limit.unwrap_or(-1), NAME);
+    wanted.cpu_shares = hook_value(shares(amounts.cpu_request), NAME);
+    wanted.cfs_quota = hook_value(quota, NAME);
+    let limit = amounts.memory_limit.filter(|bytes| *bytes > 0);
+    wanted.memory_limit = hook_value(limit.unwrap_or(-1), NAME);
 }
 
 fn shares(milli: Option<i64>) -> i64 {
@@ -74,7 +74,7 @@ fn shares(milli: Option<i64>) -> i64 {
 }
 
 /// What the pod needs at most at once; `None` when no container names batch resources.
-fn of_pod(pod: &PodInfo) -> Option<Batch> {
+fn pod_amounts(pod: &PodInfo) -> Option<Batch> {
     if pod
         .all_containers()
         .all(|container| container.batch.is_none())

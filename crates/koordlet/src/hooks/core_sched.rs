@@ -1,6 +1,6 @@
 //! CoreSched: which cookie the processes of a pod share; see [`koord_model::core_sched`].
 
-use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::pod::CoreSchedPolicy;
@@ -17,17 +17,17 @@ pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CoreSched],
     stages: &[Stage::Reconcile],
-    says: &[Says {
-        what: What::CoreSched,
+    claims: &[HookClaim {
+        resource: HookResource::CoreSched,
         levels: &[Level::Container],
         classes: TOUCHED,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    let pod = subject.pod;
-    if subject.is_pod() || !TOUCHED.has(subject.class()) {
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = target.pod;
+    if target.is_pod() || !TOUCHED.has(target.class()) {
         return;
     }
     let notes = pod.notes();
@@ -42,7 +42,7 @@ fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
         },
         uid: &pod.uid,
     };
-    wanted.core_sched = said(rules.core_sched.wanted(ask), NAME);
+    wanted.core_sched = hook_value(rules.core_sched.wanted(ask), NAME);
 }
 
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod tests {
                     "koordinator.sh/core-sched-policy": policy}},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let of = |wanted: Adjustment| wanted.core_sched.map(|said| said.value);
+            let of = |wanted: Adjustment| wanted.core_sched.map(|it| it.value);
             assert_eq!(
                 of(desired(&pod, pod.containers.first(), &rules)),
                 want,

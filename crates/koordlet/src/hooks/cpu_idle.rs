@@ -4,7 +4,7 @@
 //! It is always the group of a single pod. The group of a whole class would refuse the weight that the
 //! kubelet writes there (#2732).
 
-use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_api::qos::QosClass;
@@ -16,29 +16,29 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::BatchResource, Gate::CoreSched],
     stages: &[Stage::RunPodSandbox, Stage::Reconcile],
-    says: &[Says {
-        what: What::CpuIdle,
+    claims: &[HookClaim {
+        resource: HookResource::CpuIdle,
         levels: &[Level::Pod],
         classes: Classes::except(&[QosClass::System]),
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    let (pod, class) = (subject.pod, subject.class());
-    if !subject.is_pod() || !rules.cpu_idle || class == QosClass::System {
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let (pod, class) = (target.pod, target.class());
+    if !target.is_pod() || !rules.cpu_idle || class == QosClass::System {
         return;
     }
-    let batch = rules.hears(&super::batch_resource::HOOK)
+    let batch = rules.is_active(&super::batch_resource::HOOK)
         && class == QosClass::Be
         && pod
             .all_containers()
             .any(|container| container.batch.is_some());
-    let core_sched = rules.hears(&super::core_sched::HOOK);
+    let core_sched = rules.is_active(&super::core_sched::HOOK);
     if batch || core_sched {
         let idle = (batch && rules.batch_idle)
             || (core_sched && rules.core_sched.is_idle(pod.qos, pod.kube_qos));
-        wanted.cpu_idle = said(idle, NAME);
+        wanted.cpu_idle = hook_value(idle, NAME);
     }
 }
 

@@ -3,7 +3,9 @@
 //! would throttle them below what they own; unless they own more than they ask for, which no scheduler
 //! gives.
 
-use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use super::{
+    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::slo::HostApp;
@@ -25,14 +27,14 @@ pub(super) const HOOK: Hook = Hook {
         Stage::UpdateContainer,
         Stage::Reconcile,
     ],
-    says: &[
-        Says {
-            what: What::Cpus,
+    claims: &[
+        HookClaim {
+            resource: HookResource::Cpus,
             levels: &[Level::Container],
             classes: Classes::ALL,
         },
-        Says {
-            what: What::CfsQuota,
+        HookClaim {
+            resource: HookResource::CfsQuota,
             levels: &[Level::Pod, Level::Container],
             classes: PINNED,
         },
@@ -40,10 +42,10 @@ pub(super) const HOOK: Hook = Hook {
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    let pod = subject.pod;
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = target.pod;
     let own = pod.cpus.as_ref().map(ToString::to_string);
-    if !subject.is_pod() {
+    if !target.is_pod() {
         let ask = Ask {
             qos: pod.qos,
             kube: pod.kube_qos,
@@ -51,21 +53,22 @@ fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
             numa: &pod.notes().numa,
             batch_by_pool: rules.batch_by_pool,
         };
-        wanted.cpus = container_cpus(ask, rules.pools.as_ref()).and_then(|cpus| said(cpus, NAME));
+        wanted.cpus =
+            container_cpus(ask, rules.pools.as_ref()).and_then(|cpus| hook_value(cpus, NAME));
     }
-    if pod.is_bound_by_its_cpus() && rules.unset_quota && PINNED.has(subject.class()) {
-        wanted.cfs_quota = said(-1, NAME);
+    if pod.is_bound_by_its_cpus() && rules.unset_quota && PINNED.has(target.class()) {
+        wanted.cfs_quota = hook_value(-1, NAME);
     }
 }
 
 /// The CPUs of a host application.
-pub(super) fn of_host_app(app: &HostApp, rules: &Rules, wanted: &mut Adjustment) {
-    if !rules.hears(&HOOK) {
+pub(super) fn set_host_app_cpus(app: &HostApp, rules: &Rules, wanted: &mut Adjustment) {
+    if !rules.is_active(&HOOK) {
         return;
     }
     match host_app_cpus(app.qos, rules.pools.as_ref()) {
-        Ok(cpus) => wanted.cpus = cpus.and_then(|cpus| said(cpus, NAME)),
-        Err(error) => wanted.problems.push(Said {
+        Ok(cpus) => wanted.cpus = cpus.and_then(|cpus| hook_value(cpus, NAME)),
+        Err(error) => wanted.problems.push(HookValue {
             value: error.to_string(),
             by: NAME,
         }),
@@ -98,7 +101,7 @@ mod tests {
     }
 
     fn cpus(wanted: Adjustment) -> Option<String> {
-        wanted.cpus.map(|said| said.value)
+        wanted.cpus.map(|it| it.value)
     }
 
     /// Upstream: `TestUnsetPodCPUQuota`, `TestUnsetContainerCPUQuota`.
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_status_says_nothing() {
+    fn malformed_status_sets_no_cpus() {
         let pod = pod(json!({
             "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "LSR"},
                 "annotations": {"scheduling.koordinator.sh/resource-status": "bad-format"}},

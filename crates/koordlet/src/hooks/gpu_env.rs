@@ -1,6 +1,8 @@
 //! GPUEnvInject: containers see the GPUs that their pod was given; see [`koord_model::gpu_env`].
 
-use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use super::{
+    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_model::gpu_env::{Ask, of_container};
@@ -12,39 +14,45 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GPUEnvInject],
     stages: &[Stage::CreateContainer],
-    says: &[Says {
-        what: What::Env,
+    claims: &[HookClaim {
+        resource: HookResource::Env,
         levels: &[Level::Container],
         classes: Classes::ALL,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    let Some(container) = subject.container() else {
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let Some(container) = target.container() else {
         return;
     };
-    let notes = subject.pod.notes();
-    let given = of_container(Ask {
+    let notes = target.pod.notes();
+    let injection = of_container(Ask {
         devices: &notes.devices,
         isolation: notes.gpu_isolation.as_deref(),
         library: &rules.hami_library,
         monitored: rules.hami_monitor,
-        uid: &subject.pod.uid,
+        uid: &target.pod.uid,
         container: &container.name,
     });
-    match given {
-        Ok(given) => {
+    match injection {
+        Ok(injection) => {
             let by = NAME;
-            let env = given.env.into_iter().map(|value| Said { value, by });
+            let env = injection
+                .env
+                .into_iter()
+                .map(|value| HookValue { value, by });
             wanted.env.extend(env);
-            let mounts = given.mounts.into_iter().map(|value| Said { value, by });
+            let mounts = injection
+                .mounts
+                .into_iter()
+                .map(|value| HookValue { value, by });
             wanted.mounts.extend(mounts);
-            wanted.fresh_directory = given
+            wanted.fresh_directory = injection
                 .fresh_directory
-                .and_then(|directory| said(directory, by));
+                .and_then(|directory| hook_value(directory, by));
         }
-        Err(error) => wanted.problems.push(Said {
+        Err(error) => wanted.problems.push(HookValue {
             value: error.to_string(),
             by: NAME,
         }),
@@ -99,7 +107,7 @@ mod tests {
         let wanted = desired(&half, half.containers.first(), &rules);
         assert_eq!((wanted.env.len(), wanted.mounts.len()), (5, 3));
         assert_eq!(
-            wanted.fresh_directory.map(|said| said.value).as_deref(),
+            wanted.fresh_directory.map(|it| it.value).as_deref(),
             Some("/usr/local/vgpu/containers/pod-uid_container-name")
         );
         assert!(desired_sandbox(&half, &rules).env.is_empty());

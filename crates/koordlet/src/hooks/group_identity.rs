@@ -3,7 +3,9 @@
 //! A container's group starts with what its pod's has. It is told the same value, because one that was
 //! made before the pod's changed keeps the old one.
 
-use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What, said};
+use super::{
+    Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
+};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_api::qos::{KubeQos, QosClass};
@@ -16,34 +18,37 @@ pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GroupIdentity],
     stages: &[Stage::RunPodSandbox, Stage::Reconcile],
-    says: &[Says {
-        what: What::Bvt,
+    claims: &[HookClaim {
+        resource: HookResource::Bvt,
         levels: &[Level::Qos, Level::Pod, Level::Container, Level::Host],
         classes: Classes::ALL,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    let pod = subject.pod;
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    let pod = target.pod;
     if let Some(identity) = &rules.group_identity {
         let own = pod.notes().cpu_qos.as_ref();
-        wanted.bvt = said(identity.pod(pod.qos, pod.kube_qos, own), NAME);
+        wanted.bvt = hook_value(identity.pod(pod.qos, pod.kube_qos, own), NAME);
     }
 }
 
-pub(super) fn of_class(class: KubeQos, rules: &Rules) -> Option<Said<i64>> {
-    let identity = heard(rules)?;
-    said(identity.class_dir(class), NAME)
+pub(super) fn class_value(class: KubeQos, rules: &Rules) -> Option<HookValue<i64>> {
+    let identity = active_identity(rules)?;
+    hook_value(identity.class_dir(class), NAME)
 }
 
-pub(super) fn of_host_app(qos: QosClass, rules: &Rules) -> Option<Said<i64>> {
-    let identity = heard(rules)?;
-    said(identity.host_app(qos), NAME)
+pub(super) fn host_app_value(qos: QosClass, rules: &Rules) -> Option<HookValue<i64>> {
+    let identity = active_identity(rules)?;
+    hook_value(identity.host_app(qos), NAME)
 }
 
-fn heard(rules: &Rules) -> Option<&GroupIdentity> {
-    rules.group_identity.as_ref().filter(|_| rules.hears(&HOOK))
+fn active_identity(rules: &Rules) -> Option<&GroupIdentity> {
+    rules
+        .group_identity
+        .as_ref()
+        .filter(|_| rules.is_active(&HOOK))
 }
 
 #[cfg(test)]
@@ -86,7 +91,7 @@ mod tests {
                 "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let of = |wanted: Adjustment| wanted.bvt.map(|said| said.value);
+            let of = |wanted: Adjustment| wanted.bvt.map(|it| it.value);
             assert_eq!(of(desired(&pod, None, &rules)), want, "{qos} {notes}");
             assert_eq!(
                 of(desired(&pod, pod.containers.first(), &rules)),
@@ -95,11 +100,8 @@ mod tests {
             );
         }
         let class = |node: &Node| {
-            [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort].map(|class| {
-                desired_class(class, &node.rules())
-                    .bvt
-                    .map(|said| said.value)
-            })
+            [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort]
+                .map(|class| desired_class(class, &node.rules()).bvt.map(|it| it.value))
         };
         assert_eq!(class(&on), [Some(0), Some(2), Some(-1)]);
         assert_eq!(class(&unsupported), [None; 3]);

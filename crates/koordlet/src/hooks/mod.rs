@@ -33,7 +33,7 @@ use koord_model::rdma_devices::RdmaFile;
 
 /// A value and the hook that wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said<T> {
+pub struct HookValue<T> {
     /// The value.
     pub value: T,
     /// The hook.
@@ -44,38 +44,38 @@ pub struct Said<T> {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Adjustment {
     /// `cpu.shares`.
-    pub cpu_shares: Option<Said<i64>>,
+    pub cpu_shares: Option<HookValue<i64>>,
     /// The CFS quota before bursts, microseconds per 100 ms; −1 is none.
-    pub cfs_quota: Option<Said<i64>>,
+    pub cfs_quota: Option<HookValue<i64>>,
     /// The CPU list; the empty one goes to the runtime and to no cgroup.
-    pub cpus: Option<Said<String>>,
+    pub cpus: Option<HookValue<String>>,
     /// Memory limit in bytes; −1 is none.
-    pub memory_limit: Option<Said<i64>>,
+    pub memory_limit: Option<HookValue<i64>>,
     /// `cpu.bvt_warp_ns`, −1 to 2.
-    pub bvt: Option<Said<i64>>,
+    pub bvt: Option<HookValue<i64>>,
     /// `cpu.idle`.
-    pub cpu_idle: Option<Said<bool>>,
+    pub cpu_idle: Option<HookValue<bool>>,
     /// `oom_score_adj` of every process, −1000 to 1000.
-    pub oom_score_adj: Option<Said<i64>>,
+    pub oom_score_adj: Option<HookValue<i64>>,
     /// The core-scheduling cookie of every process.
-    pub core_sched: Option<Said<Wanted>>,
+    pub core_sched: Option<HookValue<Wanted>>,
     /// The resctrl group of every thread.
-    pub resctrl: Option<Said<ResctrlWish>>,
+    pub resctrl: Option<HookValue<ResctrlAssignment>>,
     /// Environment variables.
-    pub env: Vec<Said<(String, String)>>,
+    pub env: Vec<HookValue<(String, String)>>,
     /// Mounts.
-    pub mounts: Vec<Said<Mount>>,
+    pub mounts: Vec<HookValue<Mount>>,
     /// Device files.
-    pub devices: Vec<Said<RdmaFile>>,
+    pub devices: Vec<HookValue<RdmaFile>>,
     /// A directory on the host that must be there, empty and open to all, before the container starts.
-    pub fresh_directory: Option<Said<String>>,
+    pub fresh_directory: Option<HookValue<String>>,
     /// Why hooks could not say what they should have.
-    pub problems: Vec<Said<String>>,
+    pub problems: Vec<HookValue<String>>,
 }
 
 /// A resctrl group of a pod's own.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ResctrlWish {
+pub struct ResctrlAssignment {
     /// Its name.
     pub group: String,
     /// What it may use of caches and memory bandwidth.
@@ -93,7 +93,7 @@ impl Adjustment {
 /// A value that hooks have a say in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of Adjustment")]
-pub enum What {
+pub enum HookResource {
     CpuShares,
     CfsQuota,
     Cpus,
@@ -110,9 +110,9 @@ pub enum What {
 /// A hook's say in a value, at some levels, for pods of some classes. A pod that was given CPUs for
 /// itself counts as LSR here, unless it is labelled BE.
 #[derive(Debug, Clone, Copy)]
-pub struct Says {
+pub struct HookClaim {
     /// The value.
-    pub what: What,
+    pub resource: HookResource,
     /// Where.
     pub levels: &'static [Level],
     /// Whose.
@@ -141,8 +141,8 @@ pub struct Hook {
     /// When it is heard.
     pub stages: &'static [Stage],
     /// What it has a say in.
-    pub says: &'static [Says],
-    run: fn(&Subject<'_>, &Rules, &mut Adjustment),
+    pub claims: &'static [HookClaim],
+    run: fn(&HookTarget<'_>, &Rules, &mut Adjustment),
 }
 
 impl Hook {
@@ -172,7 +172,7 @@ pub const HOOKS: &[Hook] = &[
 
 /// A part of a pod that has a group of its own.
 #[derive(Debug, Clone, Copy)]
-enum Part<'a> {
+enum CgroupScope<'a> {
     Pod,
     Sandbox,
     Container(&'a ContainerInfo),
@@ -180,12 +180,12 @@ enum Part<'a> {
 
 /// Of whom something is wanted.
 #[derive(Debug, Clone, Copy)]
-struct Subject<'a> {
+struct HookTarget<'a> {
     pod: &'a PodInfo,
-    part: Part<'a>,
+    scope: CgroupScope<'a>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> HookTarget<'a> {
     /// Returns the class by which hooks share out values.
     fn class(&self) -> QosClass {
         class_of(self.pod)
@@ -193,14 +193,14 @@ impl<'a> Subject<'a> {
 
     /// Returns the container, when it is one that runs the pod's own program.
     fn container(&self) -> Option<&'a ContainerInfo> {
-        match self.part {
-            Part::Container(container) => Some(container),
-            Part::Pod | Part::Sandbox => None,
+        match self.scope {
+            CgroupScope::Container(container) => Some(container),
+            CgroupScope::Pod | CgroupScope::Sandbox => None,
         }
     }
 
     fn is_pod(&self) -> bool {
-        matches!(self.part, Part::Pod)
+        matches!(self.scope, CgroupScope::Pod)
     }
 }
 
@@ -213,22 +213,22 @@ pub(crate) fn class_of(pod: &PodInfo) -> QosClass {
     }
 }
 
-fn said<T>(value: T, by: &'static str) -> Option<Said<T>> {
-    Some(Said { value, by })
+fn hook_value<T>(value: T, by: &'static str) -> Option<HookValue<T>> {
+    Some(HookValue { value, by })
 }
 
 /// What is wanted of a pod's own group, or of one of its containers.
 #[must_use]
 pub fn desired(pod: &PodInfo, container: Option<&ContainerInfo>, rules: &Rules) -> Adjustment {
-    let part = container.map_or(Part::Pod, Part::Container);
-    of_subject(&Subject { pod, part }, rules)
+    let scope = container.map_or(CgroupScope::Pod, CgroupScope::Container);
+    run_hooks(&HookTarget { pod, scope }, rules)
 }
 
 /// What is wanted of the group in which a pod's sandbox runs.
 #[must_use]
 pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
-    let part = Part::Sandbox;
-    of_subject(&Subject { pod, part }, rules)
+    let scope = CgroupScope::Sandbox;
+    run_hooks(&HookTarget { pod, scope }, rules)
 }
 
 /// Returns the same; `around` calls each hook that is heard.
@@ -238,22 +238,22 @@ pub(crate) fn desired_around(
     rules: &Rules,
     around: impl FnMut(&'static Hook, &mut Adjustment, &dyn Fn(&mut Adjustment)),
 ) -> Adjustment {
-    let part = container.map_or(Part::Pod, Part::Container);
-    around_subject(&Subject { pod, part }, rules, around)
+    let scope = container.map_or(CgroupScope::Pod, CgroupScope::Container);
+    run_hooks_around(&HookTarget { pod, scope }, rules, around)
 }
 
-fn of_subject(subject: &Subject<'_>, rules: &Rules) -> Adjustment {
-    around_subject(subject, rules, |_, wanted, run| run(wanted))
+fn run_hooks(target: &HookTarget<'_>, rules: &Rules) -> Adjustment {
+    run_hooks_around(target, rules, |_, wanted, run| run(wanted))
 }
 
-fn around_subject(
-    subject: &Subject<'_>,
+fn run_hooks_around(
+    target: &HookTarget<'_>,
     rules: &Rules,
     mut around: impl FnMut(&'static Hook, &mut Adjustment, &dyn Fn(&mut Adjustment)),
 ) -> Adjustment {
     let mut wanted = Adjustment::default();
-    for hook in HOOKS.iter().filter(|hook| rules.hears(hook)) {
-        let run = |wanted: &mut Adjustment| (hook.run)(subject, rules, wanted);
+    for hook in HOOKS.iter().filter(|hook| rules.is_active(hook)) {
+        let run = |wanted: &mut Adjustment| (hook.run)(target, rules, wanted);
         around(hook, &mut wanted, &run);
     }
     wanted
@@ -263,7 +263,7 @@ fn around_subject(
 #[must_use]
 pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
     Adjustment {
-        bvt: group_identity::of_class(class, rules),
+        bvt: group_identity::class_value(class, rules),
         ..Adjustment::default()
     }
 }
@@ -272,10 +272,10 @@ pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
 #[must_use]
 pub fn desired_host_app(app: &HostApp, rules: &Rules) -> Adjustment {
     let mut wanted = Adjustment {
-        bvt: group_identity::of_host_app(app.qos, rules),
+        bvt: group_identity::host_app_value(app.qos, rules),
         ..Adjustment::default()
     };
-    cpuset::of_host_app(app, rules, &mut wanted);
+    cpuset::set_host_app_cpus(app, rules, &mut wanted);
     wanted
 }
 

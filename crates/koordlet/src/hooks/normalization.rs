@@ -4,7 +4,7 @@
 //! that nothing is divided twice. While no ratio is set nothing is wanted; CPULimits, which puts
 //! quotas together, takes an earlier ratio back once.
 
-use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use crate::states::PodInfo;
@@ -27,31 +27,31 @@ pub(super) const HOOK: Hook = Hook {
         Stage::UpdateContainer,
         Stage::Reconcile,
     ],
-    says: &[Says {
-        what: What::CfsQuota,
+    claims: &[HookClaim {
+        resource: HookResource::CfsQuota,
         levels: &[Level::Pod, Level::Container],
         classes: SHARED,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, rules: &Rules, wanted: &mut Adjustment) {
-    if !SHARED.has(subject.class()) || rules.ratio.is_none() {
+fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
+    if !SHARED.has(target.class()) || rules.ratio.is_none() {
         return;
     }
-    let limit = match subject.container() {
+    let limit = match target.container() {
         Some(container) => container.native.cpu_limit,
-        None if subject.is_pod() => of_pod(subject.pod),
+        None if target.is_pod() => pod_limit(target.pod),
         None => None,
     };
     let base = quota_of(limit);
     if base > 0 {
-        wanted.cfs_quota = said(normalized(base, rules.ratio), NAME);
+        wanted.cfs_quota = hook_value(normalized(base, rules.ratio), NAME);
     }
 }
 
 /// Returns the pod's CPU limit in milli-cores, as the kubelet counts it: `None` when one container has none.
-fn of_pod(pod: &PodInfo) -> Option<i64> {
+fn pod_limit(pod: &PodInfo) -> Option<i64> {
     let limit = |milli: Option<i64>| milli.filter(|milli| *milli > 0);
     let mut running = 0_i64;
     for container in pod.resident_containers() {

@@ -2,7 +2,7 @@
 //!
 //! Sandboxes keep what the runtime gave them, and nothing is taken back when an annotation goes.
 
-use super::{Adjustment, Hook, Rules, Says, Stage, Subject, What, said};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 
@@ -13,18 +13,18 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::OOMScoreAdj],
     stages: &[Stage::CreateContainer, Stage::Reconcile],
-    says: &[Says {
-        what: What::OomScoreAdj,
+    claims: &[HookClaim {
+        resource: HookResource::OomScoreAdj,
         levels: &[Level::Container],
         classes: Classes::ALL,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
-    if let Some(container) = subject.container() {
-        let asked = subject.pod.notes().oom_score_adj.of(&container.name);
-        wanted.oom_score_adj = asked.and_then(|adj| said(i64::from(adj), NAME));
+fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if let Some(container) = target.container() {
+        let configured = target.pod.notes().oom_score_adj.of(&container.name);
+        wanted.oom_score_adj = configured.and_then(|adj| hook_value(i64::from(adj), NAME));
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
                 "spec": {"containers": [{"name": "c1"}]}}));
             let rules = Node::default().open(Gate::OOMScoreAdj).rules();
             let wanted = desired(&pod, pod.containers.first(), &rules);
-            assert_eq!(wanted.oom_score_adj.map(|said| said.value), want, "{notes}");
+            assert_eq!(wanted.oom_score_adj.map(|it| it.value), want, "{notes}");
             assert!(desired_sandbox(&pod, &rules).oom_score_adj.is_none());
             let closed = Node::default().rules();
             assert!(desired(&pod, pod.containers.first(), &closed).is_empty());

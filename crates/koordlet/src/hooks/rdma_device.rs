@@ -1,7 +1,7 @@
 //! RDMADeviceInject: containers get the device files of the RDMA adapters that their pod was given; see
 //! [`koord_model::rdma_devices`].
 
-use super::{Adjustment, Hook, Rules, Said, Says, Stage, Subject, What};
+use super::{Adjustment, Hook, HookClaim, HookTarget, HookValue, Rules, Stage, What};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_model::rdma_devices::of_pod;
@@ -13,25 +13,25 @@ pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::RDMADeviceInject],
     stages: &[Stage::CreateContainer],
-    says: &[Says {
-        what: What::Devices,
+    claims: &[HookClaim {
+        resource: HookResource::Devices,
         levels: &[Level::Container],
         classes: Classes::ALL,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
-    if subject.container().is_none() {
+fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if target.container().is_none() {
         return;
     }
     let by = NAME;
-    match of_pod(&subject.pod.notes().devices) {
+    match of_pod(&target.pod.notes().devices) {
         Ok(files) => {
-            let files = files.into_iter().map(|value| Said { value, by });
+            let files = files.into_iter().map(|value| HookValue { value, by });
             wanted.devices.extend(files);
         }
-        Err(error) => wanted.problems.push(Said {
+        Err(error) => wanted.problems.push(HookValue {
             value: error.to_string(),
             by,
         }),
@@ -58,7 +58,7 @@ mod tests {
         let one = pod(r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#);
         let rules = Node::default().open(Gate::RDMADeviceInject).rules();
         let wanted = desired(&one, one.containers.first(), &rules);
-        let files: Vec<_> = wanted.devices.into_iter().map(|said| said.value).collect();
+        let files: Vec<_> = wanted.devices.into_iter().map(|it| it.value).collect();
         let verbs = RdmaFile::Verbs("0000:3b:00.0".to_owned());
         assert_eq!(files, [RdmaFile::ConnectionManager, verbs]);
         assert!(desired_sandbox(&one, &rules).is_empty());

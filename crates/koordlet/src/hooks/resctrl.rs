@@ -1,7 +1,10 @@
 //! Resctrl: a cache and memory-bandwidth group for a pod that asks for one of its own. The row
 //! RdtResctrl makes and fills it.
 
-use super::{Adjustment, Hook, ResctrlWish, Rules, Says, Stage, Subject, What, said};
+use super::{
+    Adjustment, Hook, HookClaim, HookResource, HookTarget, ResctrlAssignment, Rules, Stage,
+    hook_value,
+};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 
@@ -21,21 +24,21 @@ pub(super) const HOOK: Hook = Hook {
         Stage::RemovePodSandbox,
         Stage::Reconcile,
     ],
-    says: &[Says {
-        what: What::Resctrl,
+    claims: &[HookClaim {
+        resource: HookResource::Resctrl,
         levels: &[Level::Pod, Level::Container],
         classes: Classes::ALL,
     }],
     run,
 };
 
-fn run(subject: &Subject<'_>, _: &Rules, wanted: &mut Adjustment) {
-    if let Some((shares, _)) = &subject.pod.notes().resctrl {
-        let wish = ResctrlWish {
-            group: format!("{GROUP_PREFIX}{}", subject.pod.uid),
+fn run(target: &HookTarget<'_>, _: &Rules, wanted: &mut Adjustment) {
+    if let Some((shares, _)) = &target.pod.notes().resctrl {
+        let assignment = ResctrlAssignment {
+            group: format!("{GROUP_PREFIX}{}", target.pod.uid),
             shares: shares.clone(),
         };
-        wanted.resctrl = said(wish, NAME);
+        wanted.resctrl = hook_value(assignment, NAME);
     }
 }
 
@@ -66,7 +69,7 @@ mod tests {
                 desired(&pod, None, &rules),
                 desired(&pod, pod.containers.first(), &rules),
             ] {
-                let group = wanted.resctrl.map(|said| said.value.group);
+                let group = wanted.resctrl.map(|it| it.value.group);
                 assert_eq!(group.as_deref(), want, "{notes}");
             }
             assert!(desired(&pod, None, &Node::default().rules()).is_empty());

@@ -40,7 +40,7 @@ pub struct Sources<'a> {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rules {
     /// Bit i: the i-th row of [`HOOKS`] is heard.
-    heard: u32,
+    active: u32,
     /// True if batch pods have quotas of their own.
     pub(super) batch_quotas: bool,
     /// True if batch pods' groups are idle.
@@ -74,15 +74,15 @@ impl Rules {
     /// Returns the rules that follow from `from`. Changes of the CPU normalization ratio that are too small
     /// to act on leave it as in `last`.
     #[must_use]
-    pub fn of(from: Sources<'_>, last: Option<&Self>) -> Self {
+    pub fn from_sources(from: Sources<'_>, last: Option<&Self>) -> Self {
         let gates = &from.settings.gates;
         let on = |hook: &Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
-        let heard = HOOKS.iter().enumerate().filter(|(_, hook)| on(hook));
+        let active = HOOKS.iter().enumerate().filter(|(_, hook)| on(hook));
         let ratio = from.node.and_then(|node| node.normalization_ratio);
         let ratio = settled(last.and_then(|last| last.batch_ratio), ratio);
         let strategy = from.slo.spec.resource_qos_strategy.as_ref();
         Self {
-            heard: heard.fold(0, |bits, (at, _)| bits | 1 << at),
+            active: active.fold(0, |bits, (at, _)| bits | 1 << at),
             batch_quotas: !from.batch_quotas_lifted,
             batch_idle: from.batch_idle,
             cpu_idle: from.cpu_idle,
@@ -101,9 +101,9 @@ impl Rules {
     }
 
     /// Returns whether `hook` has its say.
-    pub(crate) fn hears(&self, hook: &Hook) -> bool {
-        let at = HOOKS.iter().position(|row| row.name == hook.name);
-        at.is_some_and(|at| self.heard & 1 << at != 0)
+    pub(crate) fn is_active(&self, hook: &Hook) -> bool {
+        let index = HOOKS.iter().position(|row| row.name == hook.name);
+        index.is_some_and(|index| self.active & 1 << index != 0)
     }
 
     /// What batch quotas are divided by.

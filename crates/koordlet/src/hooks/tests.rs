@@ -147,29 +147,30 @@ impl Node {
             group_identity: self.group_identity,
             cpu_idle: self.cpu_idle,
         };
-        Rules::of(sources, last)
+        Rules::from_sources(sources, last)
     }
 }
 
 #[test]
-fn the_table_is_in_the_order_of_names_and_every_value_has_one_owner() {
+fn hooks_are_sorted_and_values_have_one_owner() {
     let names: Vec<_> = HOOKS.iter().map(|hook| hook.name).collect();
     let sorted: BTreeSet<_> = names.iter().copied().collect();
     assert!(sorted.iter().eq(&names), "{names:?}");
     for (at, hook) in HOOKS.iter().enumerate() {
-        assert!(!hook.gates.is_empty() && !hook.stages.is_empty() && !hook.says.is_empty());
+        assert!(!hook.gates.is_empty() && !hook.stages.is_empty() && !hook.claims.is_empty());
         for other in &HOOKS[at + 1..] {
             for (one, two) in hook
-                .says
+                .claims
                 .iter()
-                .flat_map(|one| other.says.iter().map(move |two| (one, two)))
+                .flat_map(|one| other.claims.iter().map(move |two| (one, two)))
             {
                 let levels = one.levels.iter().any(|level| two.levels.contains(level));
-                let clash = one.what == two.what && levels && one.classes.meets(two.classes);
+                let clash =
+                    one.resource == two.resource && levels && one.classes.meets(two.classes);
                 assert!(
                     !clash,
                     "{} and {} both say {:?}",
-                    hook.name, other.name, one.what
+                    hook.name, other.name, one.resource
                 );
             }
         }
@@ -178,7 +179,7 @@ fn the_table_is_in_the_order_of_names_and_every_value_has_one_owner() {
 
 /// With every gate open, no hook says what its row does not claim.
 #[test]
-fn hooks_say_what_their_rows_claim() {
+fn hooks_set_only_claimed_values() {
     let mut node = Node::default()
         .ratio("1.5")
         .group_identity()
@@ -196,7 +197,7 @@ fn hooks_say_what_their_rows_claim() {
         "scheduling.koordinator.sh/device-allocated": 
             r#"{"gpu":[{"minor":0}],"rdma":[{"id":"0000:3b:00.0"}]}"#});
     let pinned = json!({"scheduling.koordinator.sh/resource-status": r#"{"cpuset":"0-1"}"#});
-    let mut heard = BTreeSet::new();
+    let mut active = BTreeSet::new();
     for qos in ["LSE", "LSR", "LS", "BE", "SYSTEM", ""] {
         for status in [json!({}), pinned.clone()] {
             let mut all = notes.clone();
@@ -215,23 +216,23 @@ fn hooks_say_what_their_rows_claim() {
                 ),
                 (Level::Container, desired_sandbox(&pod, &rules)),
             ] {
-                for (what, by) in parts(&wanted) {
+                for (resource, by) in parts(&wanted) {
                     let hook = HOOKS.iter().find(|hook| hook.name == by).unwrap();
-                    let claimed = hook.says.iter().any(|says| {
-                        says.what == what
-                            && says.levels.contains(&level)
-                            && says.classes.has(class_of(&pod))
+                    let claimed = hook.claims.iter().any(|claim| {
+                        claim.resource == resource
+                            && claim.levels.contains(&level)
+                            && claim.classes.has(class_of(&pod))
                     });
-                    assert!(claimed, "{by} says {what:?} of {qos:?} at {level:?}");
-                    heard.insert(by);
+                    assert!(claimed, "{by} says {resource:?} of {qos:?} at {level:?}");
+                    active.insert(by);
                 }
             }
         }
     }
-    assert_eq!(heard.len(), HOOKS.len(), "{heard:?}");
+    assert_eq!(active.len(), HOOKS.len(), "{active:?}");
 }
 
-fn parts(wanted: &Adjustment) -> Vec<(What, &'static str)> {
+fn parts(wanted: &Adjustment) -> Vec<(HookResource, &'static str)> {
     let Adjustment {
         cpu_shares,
         cfs_quota,
@@ -248,22 +249,25 @@ fn parts(wanted: &Adjustment) -> Vec<(What, &'static str)> {
         fresh_directory: _,
         problems: _,
     } = wanted;
-    let by = |what, by: Option<&'static str>| by.map(|by| (what, by));
+    let by = |resource, by: Option<&'static str>| by.map(|by| (resource, by));
     [
-        by(What::CpuShares, cpu_shares.as_ref().map(|said| said.by)),
-        by(What::CfsQuota, cfs_quota.as_ref().map(|said| said.by)),
-        by(What::Cpus, cpus.as_ref().map(|said| said.by)),
-        by(What::MemoryLimit, memory_limit.as_ref().map(|said| said.by)),
-        by(What::Bvt, bvt.as_ref().map(|said| said.by)),
-        by(What::CpuIdle, cpu_idle.as_ref().map(|said| said.by)),
+        by(HookResource::CpuShares, cpu_shares.as_ref().map(|it| it.by)),
+        by(HookResource::CfsQuota, cfs_quota.as_ref().map(|it| it.by)),
+        by(HookResource::Cpus, cpus.as_ref().map(|it| it.by)),
         by(
-            What::OomScoreAdj,
-            oom_score_adj.as_ref().map(|said| said.by),
+            HookResource::MemoryLimit,
+            memory_limit.as_ref().map(|it| it.by),
         ),
-        by(What::CoreSched, core_sched.as_ref().map(|said| said.by)),
-        by(What::Resctrl, resctrl.as_ref().map(|said| said.by)),
-        by(What::Env, env.first().map(|said| said.by)),
-        by(What::Devices, devices.first().map(|said| said.by)),
+        by(HookResource::Bvt, bvt.as_ref().map(|it| it.by)),
+        by(HookResource::CpuIdle, cpu_idle.as_ref().map(|it| it.by)),
+        by(
+            HookResource::OomScoreAdj,
+            oom_score_adj.as_ref().map(|it| it.by),
+        ),
+        by(HookResource::CoreSched, core_sched.as_ref().map(|it| it.by)),
+        by(HookResource::Resctrl, resctrl.as_ref().map(|it| it.by)),
+        by(HookResource::Env, env.first().map(|it| it.by)),
+        by(HookResource::Devices, devices.first().map(|it| it.by)),
     ]
     .into_iter()
     .flatten()
@@ -288,7 +292,7 @@ fn a_ratio_that_hardly_changed_did_not() {
 }
 
 #[test]
-fn closed_gates_say_nothing() {
+fn closed_gates_set_no_values() {
     let mut node = Node::default()
         .ratio("1.5")
         .cpu_qos("groupIdentity")

@@ -122,7 +122,7 @@ impl Troubles {
         };
         if !standing.is_told && standing.since.elapsed() >= PATIENCE {
             let message = format!("NodeResourceTopology is not reported: {}", standing.text);
-            self.warnings.tell(Severity::Warning, REASON, &message);
+            self.warnings.record(Severity::Warning, REASON, &message);
             standing.is_told = true;
         }
     }

@@ -11,7 +11,7 @@ use crate::claims::{Claim, Classes, Level};
 use crate::gates::Gate;
 use crate::health::State;
 use crate::hooks::{
-    self, Adjustment, HOOKS, Rules, Said, Sources, desired, desired_class, desired_host_app,
+    self, Adjustment, HOOKS, HookValue, Rules, Sources, desired, desired_class, desired_host_app,
     desired_sandbox,
 };
 use crate::metrics::{self, Metrics};
@@ -129,7 +129,7 @@ impl Planner for RuntimeHooks {
             if let Ok(group) = &group {
                 push(&Write::at(Level::Host, group, app.qos), &wanted, true, plan);
             }
-            let lost = group.err().map(|error| Said {
+            let lost = group.err().map(|error| HookValue {
                 value: error.to_string(),
                 by: NAME,
             });
@@ -167,7 +167,7 @@ impl RuntimeHooks {
             group_identity: group_identity(view),
             cpu_idle: facts.machine.has(Resource::CpuIdle),
         };
-        let rules = Rules::of(sources, self.rules.as_deref());
+        let rules = Rules::from_sources(sources, self.rules.as_deref());
         if let Some(same) = self.rules.as_ref().filter(|last| ***last == rules) {
             return (same.clone(), false);
         }
@@ -186,7 +186,7 @@ impl RuntimeHooks {
     fn log_problems(
         &self,
         object: &str,
-        problems: Vec<Said<String>>,
+        problems: Vec<HookValue<String>>,
         told: &mut FxHashSet<(String, String)>,
     ) {
         for problem in problems {
@@ -210,7 +210,7 @@ impl RuntimeHooks {
         pod: &PodInfo,
         rules: &Rules,
         plan: &mut Plan,
-    ) -> Vec<Said<String>> {
+    ) -> Vec<HookValue<String>> {
         let wanted = desired(pod, None, rules);
         push(&Write::pod(pod).reconciles("pod"), &wanted, false, plan);
         let mut problems = wanted.problems;
@@ -278,7 +278,7 @@ impl RuntimeHooks {
 
 /// Returns the names of the hooks that are active.
 fn active_hooks(rules: &Rules) -> Vec<&'static str> {
-    let active_hooks = HOOKS.iter().filter(|hook| rules.hears(hook));
+    let active_hooks = HOOKS.iter().filter(|hook| rules.is_active(hook));
     active_hooks.map(|hook| hook.name).collect()
 }
 
@@ -313,9 +313,9 @@ fn group_identity(view: &View<'_>) -> bool {
 /// Returns the machine-wide switches to write. Group identity and core scheduling exclude each other, so the
 /// unused one is switched off first.
 fn switches(view: &View<'_>, rules: &Rules) -> Vec<(Sysctl, bool)> {
-    let identity = rules.hears(&hooks::group_identity::HOOK)
+    let identity = rules.is_active(&hooks::group_identity::HOOK)
         && (rules.group_identity).is_some_and(|identity| identity.is_enabled());
-    let cookies = rules.hears(&hooks::core_sched::HOOK) && rules.core_sched().is_enabled();
+    let cookies = rules.is_active(&hooks::core_sched::HOOK) && rules.core_sched().is_enabled();
     let switches = match (identity, cookies) {
         (true, _) => [
             (Sysctl::SchedCore, false),

@@ -1,9 +1,9 @@
 //! What a runtime, or its proxy, is answered.
 
-use super::asked::{self, AskedContainer, AskedError, AskedPod, Known};
-use super::{Parts, Policy};
+use super::asked::{self, ContainerRequest, PodRequest, RequestError, ResolvedPod};
+use super::{HookContext, Policy};
 use crate::gates::{Gate, Gates};
-use crate::hooks::{Adjustment, HOOKS, Rules, Said, Stage, desired, desired_around};
+use crate::hooks::{Adjustment, HOOKS, HookValue, Rules, Stage, desired, desired_around};
 use crate::states::{ContainerInfo, PodInfo, is_config_hash};
 use futures::FutureExt as _;
 use koord_api::qos::{KubeQos, QosClass};
@@ -20,28 +20,28 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// What part of the time of whoever asks is used.
-const SHARE_OF_TIME: f64 = 0.8;
+const TIMEOUT_SHARE: f64 = 0.8;
 
 /// How long a runtime waits that does not say.
-const USUAL_TIME: Duration = Duration::from_secs(2);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often is looked whether there are rules yet, or a pod.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a pod with devices may take to be listed, once the list was asked for: half of what is ours
 /// of a runtime's time.
-const LISTED_WITHIN: Duration = Duration::from_millis(800);
+const LISTING_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// A moment at which a runtime asks, with upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum HookPoint {
     RunPodSandbox,
     RemovePodSandbox,
     CreateContainer,
     UpdateContainer,
 }
 
-impl Asked {
+impl HookPoint {
     const ALL: [(Self, Stage, &'static str); 4] = [
         (
             Self::RunPodSandbox,
@@ -68,8 +68,8 @@ impl Asked {
     /// Returns the stage of the hooks that are heard, and upstream's name of it.
     fn stage(self) -> Option<(Stage, &'static str)> {
         let mut all = Self::ALL.into_iter();
-        let found = all.find(|(asked, _, _)| *asked == self);
-        found.map(|(_, stage, name)| (stage, name))
+        let row = all.find(|(point, _, _)| *point == self);
+        row.map(|(_, stage, name)| (stage, name))
     }
 }
 
@@ -88,33 +88,34 @@ pub(crate) const STAGES: [&str; 8] = [
 /// The stages at which a hook is heard and that are not disabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stages {
-    served: Vec<Asked>,
+    served: Vec<HookPoint>,
     /// True if processes' scores are set.
     oom_score: bool,
 }
 
 impl Stages {
-    pub(super) fn of(disabled: &[String], gates: &Gates) -> Self {
-        let heard = |stage: Stage| {
-            let heard =
+    pub(super) fn new(disabled: &[String], gates: &Gates) -> Self {
+        let is_active = |stage: Stage| {
+            let is_active =
                 |hook: &&crate::hooks::Hook| hook.gates.iter().any(|gate| gates.is_on(*gate));
             HOOKS
                 .iter()
-                .filter(heard)
+                .filter(is_active)
                 .any(|hook| hook.stages.contains(&stage))
         };
-        let served = Asked::ALL.into_iter().filter(|(_, stage, name)| {
-            heard(*stage) && !disabled.iter().any(|disabled| disabled == name)
+        let served = HookPoint::ALL.into_iter().filter(|(_, stage, name)| {
+            is_active(*stage) && !disabled.iter().any(|disabled| disabled == name)
         });
-        let served: Vec<Asked> = served.map(|(asked, _, _)| asked).collect();
+        let served: Vec<HookPoint> = served.map(|(point, _, _)| point).collect();
         Self {
-            oom_score: gates.is_on(Gate::OOMScoreAdj) && served.contains(&Asked::CreateContainer),
+            oom_score: gates.is_on(Gate::OOMScoreAdj)
+                && served.contains(&HookPoint::CreateContainer),
             served,
         }
     }
 
-    pub(super) fn has(&self, asked: Asked) -> bool {
-        self.served.contains(&asked)
+    pub(super) fn has(&self, point: HookPoint) -> bool {
+        self.served.contains(&point)
     }
 
     /// Returns whether somebody wants `oom_score_adj` of new containers set.
@@ -124,18 +125,18 @@ impl Stages {
 
     /// Upstream's names of the stages.
     pub(super) fn names(&self) -> Vec<String> {
-        let served = Asked::ALL
+        let served = HookPoint::ALL
             .into_iter()
-            .filter(|(asked, _, _)| self.has(*asked));
+            .filter(|(point, _, _)| self.has(*point));
         served.map(|(_, _, name)| name.to_owned()).collect()
     }
 }
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AnswerError {
+pub(super) enum HookError {
     #[error(transparent)]
-    Asked(#[from] AskedError),
+    HookPoint(#[from] RequestError),
     #[error("{hook}: {error}")]
     Hook { hook: &'static str, error: String },
     #[error(transparent)]
@@ -145,12 +146,12 @@ pub(super) enum AnswerError {
     #[error("no answer within {0:?}")]
     Late(Duration),
     #[error("the answer's task has died")]
-    Died,
+    Panicked,
 }
 
 /// What a new container gets.
 #[derive(Debug, Default)]
-pub(super) struct Created {
+pub(super) struct NewContainer {
     pub(super) wanted: Adjustment,
     /// The device files that are wanted, with the numbers that the machine has given them.
     pub(super) devices: Vec<CharDevice>,
@@ -158,18 +159,18 @@ pub(super) struct Created {
 
 /// The one who answers, whoever asks.
 #[derive(Debug)]
-pub(super) struct Answers {
+pub(super) struct HookResponder {
     policy: Policy,
     pub(super) stages: Stages,
-    pub(super) parts: Parts,
+    pub(super) ctx: HookContext,
 }
 
-impl Answers {
-    pub(super) fn new(policy: Policy, stages: Stages, parts: Parts) -> Self {
+impl HookResponder {
+    pub(super) fn new(policy: Policy, stages: Stages, ctx: HookContext) -> Self {
         Self {
             policy,
             stages,
-            parts,
+            ctx,
         }
     }
 
@@ -180,7 +181,7 @@ impl Answers {
 
     /// Returns the rules in force; `None` before the agent's first round.
     pub(super) fn rules(&self) -> Option<Arc<Rules>> {
-        self.parts.rules.load_full()
+        self.ctx.rules.load_full()
     }
 
     /// Waits for the agent's first round: who answers before has nothing to say, and whoever asked takes
@@ -189,36 +190,36 @@ impl Answers {
         while self.rules().is_none() {
             tokio::select! {
                 () = shutdown.cancelled() => return false,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
         }
         true
     }
 
-    fn known(&self, asked: &AskedPod) -> Result<Known, AskedError> {
-        let states = &self.parts.states;
-        let layout = states.layout_or(&self.parts.settings.layout);
-        asked::pod(asked, states.pods.load_full(), &layout)
+    fn resolve(&self, request: &PodRequest) -> Result<ResolvedPod, RequestError> {
+        let states = &self.ctx.states;
+        let layout = states.layout_or(&self.ctx.settings.layout);
+        asked::resolve_pod(request, states.pods.load_full(), &layout)
     }
 
     /// What hooks want of a container that is about to be created, with its files.
     pub(super) fn create(
         &self,
-        pod: &AskedPod,
-        container: &AskedContainer,
-    ) -> Result<Created, AnswerError> {
-        let wanted = self.wanted(pod, container)?;
-        let wanted = self.checked(pod, container, wanted)?;
-        let devices = self.files(pod, &wanted)?;
-        Ok(Created { wanted, devices })
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<NewContainer, HookError> {
+        let wanted = self.new_container(pod, container)?;
+        let wanted = self.check_devices(pod, container, wanted)?;
+        let devices = self.prepare_files(pod, &wanted)?;
+        Ok(NewContainer { wanted, devices })
     }
 
     /// Whether what the pod asks for is known: devices of pods that do not ask for them are left out
     /// when pods are listed. Pods of files on the node, whose UID no API server has given, may have what
     /// they like.
-    fn is_listed(&self, pod: &AskedPod) -> Result<bool, AskedError> {
-        let known = self.known(pod)?;
-        Ok(matches!(known, Known::Listed(..)) || is_config_hash(&pod.uid))
+    fn is_listed(&self, pod: &PodRequest) -> Result<bool, RequestError> {
+        let resolved = self.resolve(pod)?;
+        Ok(matches!(resolved, ResolvedPod::Listed(..)) || is_config_hash(&pod.uid))
     }
 
     /// What is wanted, with device files only where the pod is listed. One that has just come is waited
@@ -227,22 +228,22 @@ impl Answers {
         clippy::disallowed_methods,
         reason = "a plugin's answers are made on threads that may block, without tokio's time"
     )]
-    fn checked(
+    fn check_devices(
         &self,
-        pod: &AskedPod,
-        container: &AskedContainer,
+        pod: &PodRequest,
+        container: &ContainerRequest,
         mut wanted: Adjustment,
-    ) -> Result<Adjustment, AnswerError> {
-        let Some(by) = wanted.devices.first().map(|said| said.by) else {
+    ) -> Result<Adjustment, HookError> {
+        let Some(by) = wanted.devices.first().map(|it| it.by) else {
             return Ok(wanted);
         };
         if self.is_listed(pod)? {
             return Ok(wanted);
         }
-        self.parts.states.resync_pods();
-        let asked = Instant::now();
-        while asked.elapsed() < LISTED_WITHIN {
-            std::thread::sleep(LOOK);
+        self.ctx.states.resync_pods();
+        let requested = Instant::now();
+        while requested.elapsed() < LISTING_TIMEOUT {
+            std::thread::sleep(POLL_INTERVAL);
             if self.is_listed(pod)? {
                 return self.container(None, pod, container, |_, _| {});
             }
@@ -250,28 +251,28 @@ impl Answers {
         wanted.devices.clear();
         let value =
             "the pod is not listed: whether it asks for device files is not known".to_owned();
-        self.problems(pod, &mut vec![Said { value, by }])?;
+        self.report_problems(pod, &mut vec![HookValue { value, by }])?;
         Ok(wanted)
     }
 
     /// What hooks want of a container that is about to be created. Nothing is read or written for it.
-    pub(super) fn wanted(
+    pub(super) fn new_container(
         &self,
-        pod: &AskedPod,
-        container: &AskedContainer,
-    ) -> Result<Adjustment, AnswerError> {
-        self.container(Some(Asked::CreateContainer), pod, container, |_, _| {})
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<Adjustment, HookError> {
+        self.container(Some(HookPoint::CreateContainer), pod, container, |_, _| {})
     }
 
     /// Looks at the device files that are wanted, and makes the directory.
-    pub(super) fn files(
+    pub(super) fn prepare_files(
         &self,
-        pod: &AskedPod,
+        pod: &PodRequest,
         wanted: &Adjustment,
-    ) -> Result<Vec<CharDevice>, AnswerError> {
+    ) -> Result<Vec<CharDevice>, HookError> {
         let devices = self.devices(pod, wanted)?;
         if let Some(directory) = &wanted.fresh_directory {
-            fresh(&directory.value).map_err(|error| AnswerError::Directory {
+            recreate_directory(&directory.value).map_err(|error| HookError::Directory {
                 path: directory.value.clone(),
                 error,
             })?;
@@ -280,19 +281,19 @@ impl Answers {
     }
 
     /// Returns the device files that are wanted: all of them or, where one is not there, none.
-    fn devices(&self, pod: &AskedPod, wanted: &Adjustment) -> Result<Vec<CharDevice>, AnswerError> {
-        let root = &self.parts.root;
+    fn devices(&self, pod: &PodRequest, wanted: &Adjustment) -> Result<Vec<CharDevice>, HookError> {
+        let root = &self.ctx.root;
         let mut devices = Vec::new();
         for file in &wanted.devices {
-            let found = match &file.value {
+            let device = match &file.value {
                 RdmaFile::ConnectionManager => rdma::connection_manager(root),
                 RdmaFile::Verbs(address) => rdma::verbs(root, address),
             };
-            match found {
+            match device {
                 Ok(device) => devices.push(device),
                 Err(error) => {
                     let (value, by) = (error.to_string(), file.by);
-                    self.problems(pod, &mut vec![Said { value, by }])?;
+                    self.report_problems(pod, &mut vec![HookValue { value, by }])?;
                     return Ok(Vec::new());
                 }
             }
@@ -301,46 +302,46 @@ impl Answers {
     }
 
     /// Mounts and device files cannot be given through the runtime's proxy: its hooks know neither.
-    pub(super) fn without_files(
+    pub(super) fn report_lost_files(
         &self,
-        pod: &AskedPod,
+        pod: &PodRequest,
         wanted: &Adjustment,
-    ) -> Result<(), AnswerError> {
-        let mounts = wanted.mounts.first().map(|said| (said.by, "mounts"));
-        let devices = wanted.devices.first().map(|said| (said.by, "device files"));
+    ) -> Result<(), HookError> {
+        let mounts = wanted.mounts.first().map(|it| (it.by, "mounts"));
+        let devices = wanted.devices.first().map(|it| (it.by, "device files"));
         let lost = mounts.into_iter().chain(devices);
-        let problem = |(by, what)| Said {
+        let problem = |(by, what)| HookValue {
             value: format!("{what} reach a container with --runtime-hooks-mode=nri only"),
             by,
         };
-        self.problems(pod, &mut lost.map(problem).collect())
+        self.report_problems(pod, &mut lost.map(problem).collect())
     }
 
     /// What hooks want of a container whose resources are about to change: CPU lists of batch pods are
     /// not among it.
     pub(super) fn updated(
         &self,
-        pod: &AskedPod,
-        container: &AskedContainer,
-    ) -> Result<Adjustment, AnswerError> {
-        self.running_at(Some(Asked::UpdateContainer), pod, container)
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<Adjustment, HookError> {
+        self.running_at(Some(HookPoint::UpdateContainer), pod, container)
     }
 
     /// Returns the same of a container that is there, and that nobody asks about.
     pub(super) fn running(
         &self,
-        pod: &AskedPod,
-        container: &AskedContainer,
-    ) -> Result<Adjustment, AnswerError> {
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<Adjustment, HookError> {
         self.running_at(None, pod, container)
     }
 
     fn running_at(
         &self,
-        at: Option<Asked>,
-        pod: &AskedPod,
-        container: &AskedContainer,
-    ) -> Result<Adjustment, AnswerError> {
+        at: Option<HookPoint>,
+        pod: &PodRequest,
+        container: &ContainerRequest,
+    ) -> Result<Adjustment, HookError> {
         self.container(at, pod, container, |pod, wanted| {
             if pod.kube_qos == KubeQos::BestEffort || pod.qos == QosClass::Be {
                 wanted.cpus = None;
@@ -349,14 +350,14 @@ impl Answers {
     }
 
     /// What hooks want; each that the stage of `at` is about is timed.
-    fn invoked(
+    fn run_hooks(
         &self,
-        at: Option<Asked>,
+        at: Option<HookPoint>,
         pod: &PodInfo,
         container: Option<&ContainerInfo>,
         rules: &Rules,
     ) -> Adjustment {
-        let Some((stage, name)) = at.and_then(Asked::stage) else {
+        let Some((stage, name)) = at.and_then(HookPoint::stage) else {
             return desired(pod, container, rules);
         };
         desired_around(pod, container, rules, |hook, wanted, run| {
@@ -365,7 +366,7 @@ impl Answers {
             if hook.stages.contains(&stage) {
                 let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
                 let ok = wanted.problems.len() == problems;
-                let metrics = &self.parts.metrics;
+                let metrics = &self.ctx.metrics;
                 metrics.hook_invoked(hook.upstream_name(), name, ok, milliseconds);
             }
         })
@@ -373,35 +374,37 @@ impl Answers {
 
     fn container(
         &self,
-        at: Option<Asked>,
-        asked: &AskedPod,
-        container: &AskedContainer,
+        at: Option<HookPoint>,
+        request: &PodRequest,
+        container: &ContainerRequest,
         then: impl FnOnce(&PodInfo, &mut Adjustment),
-    ) -> Result<Adjustment, AnswerError> {
-        let (Some(rules), known) = (self.rules(), self.known(asked)?) else {
+    ) -> Result<Adjustment, HookError> {
+        let (Some(rules), resolved) = (self.rules(), self.resolve(request)?) else {
             return Ok(Adjustment::default());
         };
-        let Some(pod) = known.pod() else {
+        let Some(pod) = resolved.pod() else {
             return Ok(Adjustment::default());
         };
-        let container: ContainerInfo = asked::container(container, pod)?;
-        let mut wanted = self.invoked(at, pod, Some(&container), &rules);
-        self.problems(asked, &mut wanted.problems)?;
+        let container: ContainerInfo = asked::resolve_container(container, pod)?;
+        let mut wanted = self.run_hooks(at, pod, Some(&container), &rules);
+        self.report_problems(request, &mut wanted.problems)?;
         then(pod, &mut wanted);
         Ok(wanted)
     }
 
     /// What hooks want of a pod's group. It is written, because no answer can carry it.
-    pub(super) fn run_pod(&self, asked: &AskedPod) -> Result<Adjustment, AnswerError> {
-        let (Some(rules), known) = (self.rules(), self.known(asked)?) else {
+    pub(super) fn run_pod(&self, request: &PodRequest) -> Result<Adjustment, HookError> {
+        let (Some(rules), resolved) = (self.rules(), self.resolve(request)?) else {
             return Ok(Adjustment::default());
         };
-        let Some(pod) = known.pod() else {
+        let Some(pod) = resolved.pod() else {
             return Ok(Adjustment::default());
         };
-        let mut wanted = self.invoked(Some(Asked::RunPodSandbox), pod, None, &rules);
-        self.problems(asked, &mut wanted.problems)?;
-        let number = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value.to_string());
+        let mut wanted = self.run_hooks(Some(HookPoint::RunPodSandbox), pod, None, &rules);
+        self.report_problems(request, &mut wanted.problems)?;
+        let number = |hook_value: &Option<HookValue<i64>>| {
+            hook_value.as_ref().map(|it| it.value.to_string())
+        };
         let idle = wanted.cpu_idle.as_ref();
         let values = [
             (Resource::CpuShares, number(&wanted.cpu_shares)),
@@ -410,26 +413,26 @@ impl Answers {
             (Resource::CpuBvtWarp, number(&wanted.bvt)),
             (
                 Resource::CpuIdle,
-                idle.map(|said| i32::from(said.value).to_string()),
+                idle.map(|it| i32::from(it.value).to_string()),
             ),
         ];
         let mut failed = None;
         for (resource, value) in values {
             let Some(value) = value else { continue };
             let target = Target::cgroup(&pod.cgroup, resource);
-            match self.parts.root.write_target(&target, &value) {
+            match self.ctx.root.write_target(&target, &value) {
                 Ok(_) => {}
                 // The pod has gone meanwhile, or this kernel has no such file.
                 Err(error) if error.is_gone() || error.is_unsupported() => {}
                 Err(error) => {
-                    tracing::warn!(pod = asked.name, %error, "not set");
+                    tracing::warn!(pod = request.name, %error, "not set");
                     failed.get_or_insert(error);
                 }
             }
         }
-        if matches!(known, Known::Told(_)) {
+        if matches!(resolved, ResolvedPod::FromRequest(_)) {
             // The agent's next round shall know it.
-            self.parts.states.resync_pods();
+            self.ctx.states.resync_pods();
         }
         match failed {
             Some(error) if self.policy == Policy::Fail => Err(error.into()),
@@ -439,27 +442,27 @@ impl Answers {
 
     /// Returns the kill order of a container whose processes wait to be started, where the runtime cannot set
     /// it.
-    pub(super) fn start(
+    pub(super) fn container_started(
         &self,
-        asked: &AskedPod,
-        container: &AskedContainer,
+        request: &PodRequest,
+        container: &ContainerRequest,
         group: &str,
-    ) -> Result<(), AnswerError> {
-        let wanted = self.container(None, asked, container, |_, _| {})?;
+    ) -> Result<(), HookError> {
+        let wanted = self.container(None, request, container, |_, _| {})?;
         let Some(score) = wanted.oom_score_adj else {
             return Ok(());
         };
-        let states = &self.parts.states;
-        let layout = states.layout_or(&self.parts.settings.layout);
-        let Some(group) = asked::container_group(group, &layout) else {
+        let states = &self.ctx.states;
+        let layout = states.layout_or(&self.ctx.settings.layout);
+        let Some(group) = asked::container_cgroup(group, &layout) else {
             return Ok(());
         };
-        let processes = self.parts.root.cgroup(&group).processes()?;
+        let processes = self.ctx.root.cgroup(&group).processes()?;
         for pid in processes {
             let attribute = Attribute::OomScoreAdj;
             let target = Target::Process { pid, attribute };
             match self
-                .parts
+                .ctx
                 .root
                 .write_target(&target, &score.value.to_string())
             {
@@ -471,15 +474,15 @@ impl Answers {
     }
 
     /// Problems are told, or fail the request, as the policy says.
-    fn problems(
+    fn report_problems(
         &self,
-        pod: &AskedPod,
-        problems: &mut Vec<Said<String>>,
-    ) -> Result<(), AnswerError> {
+        pod: &PodRequest,
+        problems: &mut Vec<HookValue<String>>,
+    ) -> Result<(), HookError> {
         for problem in problems.drain(..) {
             let (hook, error) = (problem.by, problem.value);
             if self.policy == Policy::Fail {
-                return Err(AnswerError::Hook { hook, error });
+                return Err(HookError::Hook { hook, error });
             }
             tracing::warn!(hook, of = pod.name, error, "not set");
         }
@@ -488,16 +491,16 @@ impl Answers {
 
     /// Returns the answer of `work`. An error, a panic too, is told, and is the default answer unless the policy
     /// says that the request fails.
-    pub(super) async fn answered<T: Default>(
+    pub(super) async fn respond<T: Default>(
         &self,
         event: &'static str,
-        work: impl Future<Output = Result<T, AnswerError>>,
-    ) -> Result<T, AnswerError> {
+        work: impl Future<Output = Result<T, HookError>>,
+    ) -> Result<T, HookError> {
         let begun = Instant::now();
         let answer = AssertUnwindSafe(work).catch_unwind().await;
-        let answer = answer.unwrap_or(Err(AnswerError::Died));
+        let answer = answer.unwrap_or(Err(HookError::Panicked));
         let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
-        let metrics = &self.parts.metrics;
+        let metrics = &self.ctx.metrics;
         metrics.runtime_asked(event, answer.is_ok(), milliseconds);
         match answer {
             Ok(answer) => Ok(answer),
@@ -514,24 +517,24 @@ impl Answers {
     }
 
     /// Work with files, on a thread that no other answer needs, in the part of the time that is ours.
-    pub(super) async fn aside<T, F>(self: &Arc<Self>, work: F) -> Result<T, AnswerError>
+    pub(super) async fn run_blocking<T, F>(self: &Arc<Self>, work: F) -> Result<T, HookError>
     where
         T: Send + 'static,
-        F: FnOnce(&Self) -> Result<T, AnswerError> + Send + 'static,
+        F: FnOnce(&Self) -> Result<T, HookError> + Send + 'static,
     {
-        let limit = USUAL_TIME.mul_f64(SHARE_OF_TIME);
+        let limit = DEFAULT_TIMEOUT.mul_f64(TIMEOUT_SHARE);
         let own = Arc::clone(self);
         let work = tokio::task::spawn_blocking(move || work(&own));
         match tokio::time::timeout(limit, work).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(AnswerError::Died),
-            Err(_) => Err(AnswerError::Late(limit)),
+            Ok(Err(_)) => Err(HookError::Panicked),
+            Err(_) => Err(HookError::Late(limit)),
         }
     }
 }
 
 /// Returns an empty directory that everybody may write to.
-fn fresh(path: &str) -> std::io::Result<()> {
+fn recreate_directory(path: &str) -> std::io::Result<()> {
     let path = Path::new(path);
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A pod in a request.
 #[derive(Debug, Clone, Default)]
-pub(super) struct AskedPod {
+pub(super) struct PodRequest {
     pub(super) uid: String,
     pub(super) namespace: String,
     pub(super) name: String,
@@ -24,7 +24,7 @@ pub(super) struct AskedPod {
 
 /// A container in a request.
 #[derive(Debug, Clone, Default)]
-pub(super) struct AskedContainer {
+pub(super) struct ContainerRequest {
     pub(super) name: String,
     /// The CFS quota asked for, and its period, in microseconds; 0 is not said, −1 is none.
     pub(super) quota: i64,
@@ -33,7 +33,7 @@ pub(super) struct AskedContainer {
 
 /// Why a request cannot be answered.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum AskedError {
+pub(super) enum RequestError {
     #[error("the request names no pod")]
     NoPod,
     #[error("the request names no container")]
@@ -46,35 +46,35 @@ pub(super) enum AskedError {
 
 /// A pod that hooks can be asked about.
 #[derive(Debug, Clone)]
-pub(super) enum Known {
+pub(super) enum ResolvedPod {
     /// Of the list of pods: which, and at what place.
     Listed(Arc<Vec<PodInfo>>, usize),
     /// Of nothing but a request.
-    Told(Box<PodInfo>),
+    FromRequest(Box<PodInfo>),
 }
 
-impl Known {
+impl ResolvedPod {
     pub(super) fn pod(&self) -> Option<&PodInfo> {
         match self {
             Self::Listed(pods, at) => pods.get(*at),
-            Self::Told(pod) => Some(pod),
+            Self::FromRequest(pod) => Some(pod),
         }
     }
 }
 
 /// Returns the pod of the list, else one made from what the request tells.
-pub(super) fn pod(
-    asked: &AskedPod,
+pub(super) fn resolve_pod(
+    request: &PodRequest,
     listed: Option<Arc<Vec<PodInfo>>>,
     layout: &Layout,
-) -> Result<Known, AskedError> {
+) -> Result<ResolvedPod, RequestError> {
     if let Some(pods) = listed.clone()
-        && let Some(at) = pods.iter().position(|pod| pod.uid == asked.uid)
+        && let Some(at) = pods.iter().position(|pod| pod.uid == request.uid)
     {
-        return Ok(Known::Listed(pods, at));
+        return Ok(ResolvedPod::Listed(pods, at));
     }
     // Whoever names batch resources in the spec has them in this annotation, too.
-    let extended = asked
+    let extended = request
         .annotations
         .get(annotations::POD_EXTENDED_RESOURCE_SPEC);
     let extended =
@@ -89,66 +89,68 @@ pub(super) fn pod(
         ..Container::default()
     };
     let mut object = Pod::default();
-    object.metadata.uid = Some(asked.uid.clone());
-    object.metadata.namespace = Some(asked.namespace.clone());
-    object.metadata.name = Some(asked.name.clone());
-    object.metadata.labels = Some(asked.labels.clone());
-    object.metadata.annotations = Some(asked.annotations.clone());
+    object.metadata.uid = Some(request.uid.clone());
+    object.metadata.namespace = Some(request.namespace.clone());
+    object.metadata.name = Some(request.name.clone());
+    object.metadata.labels = Some(request.labels.clone());
+    object.metadata.annotations = Some(request.annotations.clone());
     object.spec = Some(PodSpec {
         containers: names.into_iter().map(container).collect(),
         ..PodSpec::default()
     });
     let read = PodInfo::read(&object, layout, None);
-    let (mut pod, malformed) = read.ok_or_else(|| AskedError::Uid(asked.uid.clone()))?;
+    let (mut pod, malformed) = read.ok_or_else(|| RequestError::Uid(request.uid.clone()))?;
     for malformed in malformed {
         tracing::debug!(
-            pod = asked.name,
+            pod = request.name,
             ?malformed,
             "what a request tells is left out"
         );
     }
     let listed = listed.as_deref().map_or(&[][..], Vec::as_slice);
     if let Some(reason) = check_new_pod(&mut pod, listed) {
-        tracing::warn!(pod = asked.name, reason, "CPUs of an annotation refused");
+        tracing::warn!(pod = request.name, reason, "CPUs of an annotation refused");
     }
-    if let Some((group, class)) = group(&asked.cgroup_parent, layout) {
+    if let Some((group, class)) = pod_cgroup(&request.cgroup_parent, layout) {
         (pod.cgroup, pod.kube_qos) = (group, class);
         if pod.qos == QosClass::None {
             pod.qos_default = qos::of_kube(class);
         }
     }
-    Ok(Known::Told(Box::new(pod)))
+    Ok(ResolvedPod::FromRequest(Box::new(pod)))
 }
 
 /// Returns the container of the pod, with the limit that the runtime was just told; one that the pod does
 /// not name asks for nothing else. Its name becomes a part of paths.
-pub(super) fn container(
-    asked: &AskedContainer,
+pub(super) fn resolve_container(
+    request: &ContainerRequest,
     pod: &PodInfo,
-) -> Result<ContainerInfo, AskedError> {
-    if asked.name.is_empty() || asked.name.contains(['/', '\0']) {
-        return Err(AskedError::Name(asked.name.clone()));
+) -> Result<ContainerInfo, RequestError> {
+    if request.name.is_empty() || request.name.contains(['/', '\0']) {
+        return Err(RequestError::Name(request.name.clone()));
     }
-    let known = pod.all_containers().find(|known| known.name == asked.name);
-    let mut container = known.cloned().unwrap_or_else(|| ContainerInfo {
-        name: asked.name.clone(),
+    let container = pod
+        .all_containers()
+        .find(|container| container.name == request.name);
+    let mut container = container.cloned().unwrap_or_else(|| ContainerInfo {
+        name: request.name.clone(),
         ..ContainerInfo::default()
     });
     // A resize comes here before the pod's new spec does.
-    if asked.quota > 0 {
-        let period = if asked.period > 0 {
-            asked.period
+    if request.quota > 0 {
+        let period = if request.period > 0 {
+            request.period
         } else {
             100_000
         };
-        container.native.cpu_limit = Some(asked.quota.saturating_mul(1000) / period);
+        container.native.cpu_limit = Some(request.quota.saturating_mul(1000) / period);
     }
     Ok(container)
 }
 
 /// Returns the group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd
 /// driver the kubelet gives the runtime the slice's name only.
-pub(super) fn group(parent: &str, layout: &Layout) -> Option<(CgroupPath, KubeQos)> {
+pub(super) fn pod_cgroup(parent: &str, layout: &Layout) -> Option<(CgroupPath, KubeQos)> {
     let path = parent.trim_matches('/');
     let path = match path.strip_suffix(".slice") {
         Some(name) if !path.contains('/') => slices(name),
@@ -185,11 +187,11 @@ fn slices(name: &str) -> String {
 
 /// Returns the group that a runtime names as a container's. With the systemd driver it names it
 /// `slice:prefix:id`.
-pub(super) fn container_group(path: &str, layout: &Layout) -> Option<CgroupPath> {
+pub(super) fn container_cgroup(path: &str, layout: &Layout) -> Option<CgroupPath> {
     let parts: Vec<&str> = path.split(':').collect();
     let path = match parts.as_slice() {
         [slice, prefix, id] => {
-            let (slice, _) = group(slice, layout)?;
+            let (slice, _) = pod_cgroup(slice, layout)?;
             return slice.join(&format!("{prefix}-{id}.scope")).ok();
         }
         _ => path.trim_matches('/'),

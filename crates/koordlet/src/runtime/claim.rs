@@ -8,25 +8,25 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// How often is looked whether the other agent has gone.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether this agent gives them. The directory of registrations is locked meanwhile, which agents of
 /// every mode know; the kernel unlocks it when the process ends, however it does.
 #[derive(Debug)]
-pub(super) enum Claim {
+pub(super) enum HookLock {
     /// It does.
     Held(#[expect(dead_code, reason = "held open, and so locked")] File),
     /// The directory cannot be locked: it does, whoever else may.
     Unknown,
     /// Another one does.
-    Others,
+    HeldByOther,
 }
 
-impl Claim {
+impl HookLock {
     /// Of the machine whose registrations are in `directory`, which is made where that shall be.
-    pub(super) fn take(directory: &Path, make: bool) -> Self {
-        match Self::try_take(directory, make) {
-            Ok(claim) => claim,
+    pub(super) fn acquire(directory: &Path, make: bool) -> Self {
+        match Self::try_acquire(directory, make) {
+            Ok(lock) => lock,
             Err(error) => {
                 if make || error.kind() != io::ErrorKind::NotFound {
                     let directory = directory.display();
@@ -37,33 +37,33 @@ impl Claim {
         }
     }
 
-    fn try_take(directory: &Path, make: bool) -> io::Result<Self> {
+    fn try_acquire(directory: &Path, make: bool) -> io::Result<Self> {
         if make {
             std::fs::create_dir_all(directory)?;
         }
         let file = File::open(directory)?;
         match file.try_lock() {
             Ok(()) => Ok(Self::Held(file)),
-            Err(TryLockError::WouldBlock) => Ok(Self::Others),
+            Err(TryLockError::WouldBlock) => Ok(Self::HeldByOther),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
     /// Returns whether another agent has it.
-    pub(super) fn is_others(&self) -> bool {
-        matches!(self, Self::Others)
+    pub(super) fn is_held_by_other(&self) -> bool {
+        matches!(self, Self::HeldByOther)
     }
 
     /// Waits for its turn; `None` when it does not come any more.
     pub(super) async fn wait(self, directory: &Path, shutdown: &CancellationToken) -> Option<Self> {
-        let mut claim = self;
-        while claim.is_others() {
+        let mut lock = self;
+        while lock.is_held_by_other() {
             tokio::select! {
                 () = shutdown.cancelled() => return None,
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
-            claim = Self::take(directory, true);
+            lock = Self::acquire(directory, true);
         }
-        Some(claim)
+        Some(lock)
     }
 }

@@ -12,34 +12,34 @@ use tokio::time::Instant;
 
 /// A contest that has been away for so long is told again: the kubelet's attempts come every five
 /// minutes at most, and between them the status may say something else.
-const FORGOTTEN: Duration = Duration::from_secs(600);
+const REPEAT_AFTER: Duration = Duration::from_secs(600);
 
 /// What stands between this plugin and others, each told once.
 #[derive(Debug)]
-pub(crate) struct Contests {
+pub(crate) struct PluginConflicts {
     /// Index and name.
     own: String,
     warnings: Arc<Warnings>,
     metrics: Metrics,
     /// Plugin and field, with the time when it was seen last.
-    told: BTreeMap<(String, String), Instant>,
+    reported: BTreeMap<(String, String), Instant>,
 }
 
-impl Contests {
+impl PluginConflicts {
     /// Of the plugin `own` (index and name, such as `00-koordlet_nri`).
     pub(super) fn new(own: String, warnings: Arc<Warnings>, metrics: Metrics) -> Self {
         Self {
             own,
             warnings,
             metrics,
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
         }
     }
 
     /// Looks through a new list of pods.
-    pub(crate) fn look(&mut self, pods: &[PodInfo]) {
+    pub(crate) fn update(&mut self, pods: &[PodInfo]) {
         let now = Instant::now();
-        self.told.retain(|_, seen| now - *seen < FORGOTTEN);
+        self.reported.retain(|_, seen| now - *seen < REPEAT_AFTER);
         let mut containers = 0;
         for pod in pods {
             let Some(contested) = &pod.contested else {
@@ -51,26 +51,26 @@ impl Contests {
             };
             containers += 1;
             let key = (other.clone(), contested.field.clone());
-            if self.told.insert(key, now).is_some() {
+            if self.reported.insert(key, now).is_some() {
                 continue;
             }
-            let of = format!("{} of {}/{}", contested.container, pod.namespace, pod.name);
+            let container = format!("{} of {}/{}", contested.container, pod.namespace, pod.name);
             let (field, own) = (contested.field.as_str(), self.own.as_str());
-            let who = if other == own {
+            let plugins = if other == own {
                 format!("two plugins with the name {own:?} of koordlet are connected")
             } else {
                 format!("koordlet ({own:?}) and the plugin {other:?} are connected")
             };
             tracing::error!(
-                container = of,
+                container,
                 plugin = other,
                 own,
                 field,
                 "not created: another plugin of the container runtime sets the same"
             );
             let message = format!(
-                "{who} to the container runtime and both set {field}: it does not create \
-                 containers such as {of}"
+                "{plugins} to the container runtime and both set {field}: it does not create \
+                 containers such as {container}"
             );
             self.warnings
                 .tell(Severity::Warning, "RuntimePluginConflict", &message);

@@ -3,7 +3,7 @@
 
 use super::nri::Plugin;
 use super::server::Service;
-use super::{Parts, Policy, answer};
+use super::{HookContext, Policy, answer};
 use crate::gates::Gate;
 use crate::hooks::{Rules, Sources};
 use crate::metrics::Metrics;
@@ -43,11 +43,11 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         group_identity: true,
         cpu_idle: true,
     };
-    let rules = Rules::of(sources, None);
-    let stages = answer::Stages::of(&[], &settings.gates);
+    let rules = Rules::from_sources(sources, None);
+    let stages = answer::Stages::new(&[], &settings.gates);
     let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
     metrics.started("n", 0);
-    let parts = Parts {
+    let ctx = HookContext {
         states: Arc::default(),
         rules: Arc::new(Some(Arc::new(rules)).into()),
         settings,
@@ -55,7 +55,11 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         metrics,
         warnings: Arc::new(Warnings::new("n", Recorder::silent())),
     };
-    let answers = Arc::new(answer::Answers::new(Policy::Ignore, stages, parts));
-    let plugin = Plugin::new("nri".to_owned(), root.join("hookserver.d"), answers.clone());
-    (plugin, Service(answers))
+    let responder = Arc::new(answer::HookResponder::new(Policy::Ignore, stages, ctx));
+    let plugin = Plugin::new(
+        "nri".to_owned(),
+        root.join("hookserver.d"),
+        responder.clone(),
+    );
+    (plugin, Service(responder))
 }

@@ -5,7 +5,7 @@
 //! nobody asks, and values come with the agent's next round. In every mode the strategies of
 //! [`crate::qos`] look after the values later.
 //!
-//! Answers come from the pods and [`Rules`](crate::hooks::Rules) that are known when the runtime asks,
+//! HookResponder come from the pods and [`Rules`](crate::hooks::Rules) that are known when the runtime asks,
 //! through the functions that the reconciler uses. What is not known of a pod yet is taken from the
 //! request. Nobody is asked on the way: neither the API server nor the kubelet. So that no value is
 //! fought over, a running container gets those values only that the runtime is about to change, CPU
@@ -30,9 +30,9 @@ use crate::metrics::Metrics;
 use crate::node_events::Warnings;
 use crate::settings::Settings;
 use crate::states::States;
-use claim::Claim;
 use koord_host::Root;
 use koord_kube::events::Severity;
+use lock::HookLock;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use answer::STAGES;
-pub(crate) use contest::Contests;
+pub(crate) use contest::PluginConflicts;
 pub use koord_api::hookserver::{Policy, UnknownPolicy};
 
 /// How containers get their values at creation.
@@ -58,17 +58,17 @@ pub enum Mode {
 /// A mode that there is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("runtime-hooks-mode must be nri, proxy or standalone, got {0:?}")]
-pub struct UnknownMode(String);
+pub struct UnknownHooksMode(String);
 
 impl FromStr for Mode {
-    type Err = UnknownMode;
+    type Err = UnknownHooksMode;
 
-    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+    fn from_str(text: &str) -> Result<Self, UnknownHooksMode> {
         match text {
             "nri" => Ok(Self::Nri),
             "proxy" => Ok(Self::Proxy),
             "standalone" => Ok(Self::Standalone),
-            other => Err(UnknownMode(other.to_owned())),
+            other => Err(UnknownHooksMode(other.to_owned())),
         }
     }
 }
@@ -159,7 +159,7 @@ impl Default for Config {
 
 /// What answers are made from.
 #[derive(Debug, Clone)]
-pub(crate) struct Parts {
+pub(crate) struct HookContext {
     pub(crate) states: Arc<States>,
     pub(crate) rules: RuleStore,
     pub(crate) settings: Settings,
@@ -169,7 +169,7 @@ pub(crate) struct Parts {
 }
 
 /// Says which open gates lack a way to containers in this mode.
-fn told_what_is_lost(mode: Mode, gates: &Gates) {
+fn warn_unsupported_gates(mode: Mode, gates: &Gates) {
     let lost = match mode {
         Mode::Nri => return,
         Mode::Proxy => "mounts and device files are not in what the proxy's hooks can say",
@@ -188,7 +188,7 @@ fn told_what_is_lost(mode: Mode, gates: &Gates) {
 }
 
 /// Says that another agent is the one who gives containers their values.
-fn told_who_does(config: &Config, parts: &Parts) {
+fn warn_other_agent(config: &Config, ctx: &HookContext) {
     let (mode, directory) = (config.mode.name(), config.server.directory.display());
     tracing::warn!(
         mode,
@@ -199,30 +199,30 @@ fn told_who_does(config: &Config, parts: &Parts) {
         "another koordlet of this machine gives containers their values, and has {directory} \
          locked: this one, in mode {mode}, waits until it has gone"
     );
-    let warnings = &parts.warnings;
-    warnings.tell(Severity::Warning, "RuntimeHooksElsewhere", &message);
+    let warnings = &ctx.warnings;
+    warnings.record(Severity::Warning, "RuntimeHooksElsewhere", &message);
 }
 
 /// Starts what `config` asks for, and says which mode is in force. It goes on until `shutdown`.
 /// Returns what has to see each new list of pods.
 pub(crate) fn start(
     config: &Config,
-    parts: Parts,
+    ctx: HookContext,
     shutdown: CancellationToken,
-) -> Option<Contests> {
+) -> Option<PluginConflicts> {
     tracing::info!(
         mode = config.mode.name(),
         "containers get what hooks want by this mode"
     );
-    told_what_is_lost(config.mode, &parts.settings.gates);
+    warn_unsupported_gates(config.mode, &ctx.settings.gates);
     let (mode, directory) = (config.mode, config.server.directory.clone());
-    let claim = Claim::take(&directory, mode != Mode::Standalone);
-    if claim.is_others() {
+    let lock = HookLock::acquire(&directory, mode != Mode::Standalone);
+    if lock.is_held_by_other() {
         if mode == Mode::Standalone {
             // Its registration is not what an earlier run left.
             return None;
         }
-        told_who_does(config, &parts);
+        warn_other_agent(config, &ctx);
     } else if mode != Mode::Proxy {
         registration::remove(&directory);
     }
@@ -230,13 +230,13 @@ pub(crate) fn start(
         return None;
     }
     let own = format!("{}-{}", config.nri.index, config.nri.name);
-    let contests = Contests::new(own, parts.warnings.clone(), parts.metrics.clone());
-    let stages = answer::Stages::of(&config.disabled, &parts.settings.gates);
-    let answers = Arc::new(answer::Answers::new(config.policy, stages, parts));
+    let conflicts = PluginConflicts::new(own, ctx.warnings.clone(), ctx.metrics.clone());
+    let stages = answer::Stages::new(&config.disabled, &ctx.settings.gates);
+    let responder = Arc::new(answer::HookResponder::new(config.policy, stages, ctx));
     let config = config.clone();
     tokio::spawn(async move {
-        let waits = claim.is_others();
-        let Some(_claim) = claim.wait(&directory, &shutdown).await else {
+        let waits = lock.is_held_by_other();
+        let Some(_lock) = lock.wait(&directory, &shutdown).await else {
             return;
         };
         if waits {
@@ -250,11 +250,11 @@ pub(crate) fn start(
                 if waits {
                     registration::remove(&directory);
                 }
-                nri::run(config.nri, directory, answers, shutdown).await;
+                nri::run(config.nri, directory, responder, shutdown).await;
             }
-            Mode::Proxy => server::run(config.server, answers, shutdown).await,
+            Mode::Proxy => server::run(config.server, responder, shutdown).await,
             Mode::Standalone => {}
         }
     });
-    (mode == Mode::Nri).then_some(contests)
+    (mode == Mode::Nri).then_some(conflicts)
 }

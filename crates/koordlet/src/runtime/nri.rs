@@ -1,10 +1,10 @@
 //! The plugin of the container runtime, as far as it decides: connection and deadlines are
 //! [`koord_rpc::nri::Stub`]'s.
 
-use super::answer::{AnswerError, Answers, Asked, Created};
-use super::asked::{AskedContainer, AskedPod};
+use super::answer::{HookError, HookPoint, HookResponder, NewContainer};
+use super::asked::{ContainerRequest, PodRequest};
 use super::{Nri, Policy, registration};
-use crate::hooks::{Adjustment, Said};
+use crate::hooks::{Adjustment, HookValue};
 use koord_kube::events::Severity;
 use koord_rpc::nri::{
     Container, ContainerAdjustment, ContainerState, ContainerUpdate, Event, Handler, KeyValue,
@@ -21,25 +21,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The shortest time a runtime is given to answer: what it gives plugins itself.
-const PATIENCE: Duration = Duration::from_secs(5);
+const MIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A late answer is told to the node's events this often; each of them is in the log and counted.
-const LATE_AGAIN: Duration = Duration::from_secs(600);
+const LATE_EVENT_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Is a plugin of the runtime until `shutdown`, whenever there is one. `registrations` is the
 /// directory in which the proxy's hook servers are registered.
 pub(super) async fn run(
     config: Nri,
     registrations: PathBuf,
-    answers: Arc<Answers>,
+    responder: Arc<HookResponder>,
     shutdown: CancellationToken,
 ) {
-    if !answers.ready(&shutdown).await {
+    if !responder.ready(&shutdown).await {
         return;
     }
-    let mut settings = Settings::new(config.name, config.index, events(&answers));
+    let mut settings = Settings::new(config.name, config.index, events(&responder));
     settings.socket = koord_rpc::nri::Socket::Path(config.socket.clone());
-    settings.registration = config.connect_within.max(PATIENCE);
+    settings.registration = config.connect_within.max(MIN_TIMEOUT);
     settings.retry = config.backoff;
     settings.retry_limit = config.backoff_cap.max(config.backoff);
     if settings.events.is_empty() {
@@ -47,8 +47,8 @@ pub(super) async fn run(
         return;
     }
     let socket = config.socket.display().to_string();
-    let plugin = Arc::new(Plugin::new(socket, registrations, answers));
-    plugin.answers.parts.metrics.nri_connected(false);
+    let plugin = Arc::new(Plugin::new(socket, registrations, responder));
+    plugin.responder.ctx.metrics.nri_connected(false);
     match Stub::new(settings, plugin) {
         Ok(stub) => stub.run(shutdown).await,
         Err(error) => tracing::error!(error, "no plugin of the runtime"),
@@ -56,13 +56,22 @@ pub(super) async fn run(
 }
 
 /// Returns the events asked for.
-fn events(answers: &Answers) -> Vec<Event> {
-    let stages = &answers.stages;
+fn events(responder: &HookResponder) -> Vec<Event> {
+    let stages = &responder.stages;
     let all = [
-        (Event::RunPodSandbox, stages.has(Asked::RunPodSandbox)),
-        (Event::RemovePodSandbox, stages.has(Asked::RemovePodSandbox)),
-        (Event::CreateContainer, stages.has(Asked::CreateContainer)),
-        (Event::UpdateContainer, stages.has(Asked::UpdateContainer)),
+        (Event::RunPodSandbox, stages.has(HookPoint::RunPodSandbox)),
+        (
+            Event::RemovePodSandbox,
+            stages.has(HookPoint::RemovePodSandbox),
+        ),
+        (
+            Event::CreateContainer,
+            stages.has(HookPoint::CreateContainer),
+        ),
+        (
+            Event::UpdateContainer,
+            stages.has(HookPoint::UpdateContainer),
+        ),
         // Older runtimes know no score in the answer to CreateContainer.
         (Event::StartContainer, stages.oom_score()),
     ];
@@ -82,13 +91,13 @@ struct Configuration {
 pub(super) struct Plugin {
     socket: String,
     registrations: PathBuf,
-    answers: Arc<Answers>,
-    told: parking_lot::Mutex<Told>,
+    responder: Arc<HookResponder>,
+    logged: parking_lot::Mutex<LogState>,
 }
 
 /// What was told last, so that it is not told again and again.
 #[derive(Debug, Default)]
-struct Told {
+struct LogState {
     /// Why there is no connection.
     lost: Option<String>,
     /// When an answer came too late.
@@ -97,9 +106,9 @@ struct Told {
     proxied: bool,
 }
 
-fn asked_pod(pod: &PodSandbox) -> AskedPod {
+fn pod_request(pod: &PodSandbox) -> PodRequest {
     let linux = pod.linux.as_ref();
-    AskedPod {
+    PodRequest {
         uid: pod.uid.clone(),
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
@@ -111,18 +120,21 @@ fn asked_pod(pod: &PodSandbox) -> AskedPod {
     }
 }
 
-fn asked_container(container: &Container, resources: Option<&LinuxResources>) -> AskedContainer {
-    let told = Record::of(resources);
-    AskedContainer {
+fn container_request(
+    container: &Container,
+    resources: Option<&LinuxResources>,
+) -> ContainerRequest {
+    let resources = RuntimeResources::from_resources(resources);
+    ContainerRequest {
         name: container.name.clone(),
-        quota: told.quota,
-        period: told.period,
+        quota: resources.quota,
+        period: resources.period,
     }
 }
 
 /// A runtime's resources; 0 and empty are not said.
 #[derive(Debug, Clone, Copy, Default)]
-struct Record<'a> {
+struct RuntimeResources<'a> {
     shares: i64,
     quota: i64,
     period: i64,
@@ -130,8 +142,8 @@ struct Record<'a> {
     cpus: &'a str,
 }
 
-impl<'a> Record<'a> {
-    fn of(resources: Option<&'a LinuxResources>) -> Self {
+impl<'a> RuntimeResources<'a> {
+    fn from_resources(resources: Option<&'a LinuxResources>) -> Self {
         let unsigned = |value: &Option<OptionalUInt64>| {
             let value = value.as_ref().map_or(0, |value| value.value);
             i64::try_from(value).unwrap_or(i64::MAX)
@@ -151,7 +163,7 @@ impl<'a> Record<'a> {
 
 /// Returns the resources that hooks want; `None` when there are none. An empty CPU list cannot be said.
 fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
-    let value = |said: &Option<Said<i64>>| said.as_ref().map(|said| said.value);
+    let value = |hook_value: &Option<HookValue<i64>>| hook_value.as_ref().map(|it| it.value);
     let shares = value(&wanted.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
     let cpu = LinuxCpu {
         shares: shares.map(|value| OptionalUInt64 { value }),
@@ -159,7 +171,7 @@ fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
         cpus: wanted
             .cpus
             .as_ref()
-            .map(|said| said.value.clone())
+            .map(|it| it.value.clone())
             .unwrap_or_default(),
         ..LinuxCpu::default()
     };
@@ -176,8 +188,8 @@ fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
 }
 
 /// What a new container gets beside what was asked for; `None` when it is nothing.
-fn adjustment(created: Created) -> Option<ContainerAdjustment> {
-    let Created { wanted, devices } = created;
+fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
+    let NewContainer { wanted, devices } = created;
     let mut resources = resources(&wanted);
     if let Some(group) = &wanted.resctrl {
         resources.get_or_insert_default().rdt_class = Some(OptionalString {
@@ -197,16 +209,16 @@ fn adjustment(created: Created) -> Option<ContainerAdjustment> {
     let linux = LinuxContainerAdjustment {
         devices: devices.collect(),
         resources,
-        oom_score_adj: score.map(|said| OptionalInt { value: said.value }),
+        oom_score_adj: score.map(|it| OptionalInt { value: it.value }),
         ..LinuxContainerAdjustment::default()
     };
-    let env = wanted.env.into_iter().map(|said| KeyValue {
-        key: said.value.0,
-        value: said.value.1,
+    let env = wanted.env.into_iter().map(|it| KeyValue {
+        key: it.value.0,
+        value: it.value.1,
     });
-    let mounts = wanted.mounts.into_iter().map(|said| Mount {
-        destination: said.value.destination,
-        source: said.value.source,
+    let mounts = wanted.mounts.into_iter().map(|it| Mount {
+        destination: it.value.destination,
+        source: it.value.source,
         r#type: "bind".to_owned(),
         options: vec!["rbind".to_owned()],
     });
@@ -232,37 +244,37 @@ fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
 }
 
 /// Of what is wanted, what a request is about: the rest stays as its owners left it.
-fn only_requested(wanted: &mut Adjustment, told: Record<'_>) {
-    let keep = |said: &mut Option<Said<i64>>, told: i64| {
-        if told == 0 {
-            *said = None;
+fn only_requested(wanted: &mut Adjustment, requested: RuntimeResources<'_>) {
+    let keep = |hook_value: &mut Option<HookValue<i64>>, requested: i64| {
+        if requested == 0 {
+            *hook_value = None;
         }
     };
-    keep(&mut wanted.cpu_shares, told.shares);
-    keep(&mut wanted.cfs_quota, told.quota);
-    keep(&mut wanted.memory_limit, told.memory);
-    if told.cpus.is_empty() {
+    keep(&mut wanted.cpu_shares, requested.shares);
+    keep(&mut wanted.cfs_quota, requested.quota);
+    keep(&mut wanted.memory_limit, requested.memory);
+    if requested.cpus.is_empty() {
         wanted.cpus = None;
     }
 }
 
 /// Of what is wanted, what the runtime has not on record: what it has was in place when the container
 /// was made, and others may have changed it since.
-fn only_missing(wanted: &mut Adjustment, told: Record<'_>) {
-    let drop = |said: &mut Option<Said<i64>>, told: i64| {
+fn only_missing(wanted: &mut Adjustment, recorded: RuntimeResources<'_>) {
+    let drop = |hook_value: &mut Option<HookValue<i64>>, recorded: i64| {
         // Nothing said is no limit.
-        let same = |value: i64| value == told || (value < 0 && told <= 0);
-        if said.as_ref().is_some_and(|said| same(said.value)) {
-            *said = None;
+        let same = |value: i64| value == recorded || (value < 0 && recorded <= 0);
+        if hook_value.as_ref().is_some_and(|it| same(it.value)) {
+            *hook_value = None;
         }
     };
-    drop(&mut wanted.cpu_shares, told.shares);
-    drop(&mut wanted.cfs_quota, told.quota);
-    drop(&mut wanted.memory_limit, told.memory);
+    drop(&mut wanted.cpu_shares, recorded.shares);
+    drop(&mut wanted.cfs_quota, recorded.quota);
+    drop(&mut wanted.memory_limit, recorded.memory);
     if wanted
         .cpus
         .as_ref()
-        .is_some_and(|said| said.value == told.cpus)
+        .is_some_and(|it| it.value == recorded.cpus)
     {
         wanted.cpus = None;
     }
@@ -270,18 +282,22 @@ fn only_missing(wanted: &mut Adjustment, told: Record<'_>) {
 
 impl Plugin {
     /// Returns the plugin of the runtime behind `socket`.
-    pub(super) fn new(socket: String, registrations: PathBuf, answers: Arc<Answers>) -> Self {
+    pub(super) fn new(
+        socket: String,
+        registrations: PathBuf,
+        responder: Arc<HookResponder>,
+    ) -> Self {
         Self {
             socket,
             registrations,
-            answers,
-            told: parking_lot::Mutex::default(),
+            responder,
+            logged: parking_lot::Mutex::default(),
         }
     }
 
     fn warn(&self, reason: &str, message: &str) {
-        let warnings = &self.answers.parts.warnings;
-        warnings.tell(Severity::Warning, reason, message);
+        let warnings = &self.responder.ctx.warnings;
+        warnings.record(Severity::Warning, reason, message);
     }
 
     /// Returns whether the runtime's proxy asks a hook server of koordlet's name, too, although this agent has
@@ -289,7 +305,7 @@ impl Plugin {
     /// be what that one has made of it, and a quota must not be scaled once more.
     fn is_proxied(&self) -> bool {
         let proxied = registration::is_there(&self.registrations);
-        let before = std::mem::replace(&mut self.told.lock().proxied, proxied);
+        let before = std::mem::replace(&mut self.logged.lock().proxied, proxied);
         if proxied && !before {
             let directory = self.registrations.display();
             tracing::warn!(
@@ -307,15 +323,15 @@ impl Plugin {
     }
 
     /// Returns the answer, or none: told, and an error only where the policy says so.
-    fn settled<T: Default>(
+    fn apply_policy<T: Default>(
         &self,
         event: &str,
-        of: &str,
-        answer: Result<T, AnswerError>,
+        object: &str,
+        answer: Result<T, HookError>,
     ) -> Result<T, String> {
         answer.or_else(|error| {
-            let policy = self.answers.policy();
-            tracing::warn!(event, of, %error, policy = policy.name(), "not adjusted");
+            let policy = self.responder.policy();
+            tracing::warn!(event, object, %error, policy = policy.name(), "not adjusted");
             match policy {
                 Policy::Fail => Err(format!("koordlet: {error}")),
                 Policy::Ignore => Ok(T::default()),
@@ -357,11 +373,11 @@ impl Handler for Plugin {
             let linux = container.linux.as_ref();
             let record = linux.and_then(|linux| linux.resources.as_ref());
             // Its quota on record is what hooks made of it, not what the pod asked for.
-            let asked = asked_container(container, None);
-            let wanted = self.answers.running(&asked_pod(pod), &asked);
-            let wanted = self.settled("Synchronize", &container.name, wanted);
+            let request = container_request(container, None);
+            let wanted = self.responder.running(&pod_request(pod), &request);
+            let wanted = self.apply_policy("Synchronize", &container.name, wanted);
             let Ok(mut wanted) = wanted else { continue };
-            only_missing(&mut wanted, Record::of(record));
+            only_missing(&mut wanted, RuntimeResources::from_resources(record));
             updates.extend(update(&container.id, &wanted));
         }
         tracing::info!(
@@ -371,16 +387,16 @@ impl Handler for Plugin {
             "the runtime has told what there is"
         );
         // Pods may have come and gone while nobody was told.
-        self.answers.parts.states.resync_pods();
+        self.responder.ctx.states.resync_pods();
         updates
     }
 
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String> {
         let linux = container.linux.as_ref();
-        let asked = linux.and_then(|linux| linux.resources.as_ref());
-        let asked = asked_container(container, asked.filter(|_| !self.is_proxied()));
-        let created = self.answers.create(&asked_pod(pod), &asked);
-        let created = self.settled("CreateContainer", &container.name, created)?;
+        let request = linux.and_then(|linux| linux.resources.as_ref());
+        let request = container_request(container, request.filter(|_| !self.is_proxied()));
+        let created = self.responder.create(&pod_request(pod), &request);
+        let created = self.apply_policy("CreateContainer", &container.name, created)?;
         Ok(Reply {
             adjust: adjustment(created),
             ..Reply::default()
@@ -393,13 +409,16 @@ impl Handler for Plugin {
         container: &Container,
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String> {
-        let asked = asked_container(container, Some(requested));
-        let wanted = self.answers.updated(&asked_pod(pod), &asked);
-        let mut wanted = self.settled("UpdateContainer", &container.name, wanted)?;
+        let request = container_request(container, Some(requested));
+        let wanted = self.responder.updated(&pod_request(pod), &request);
+        let mut wanted = self.apply_policy("UpdateContainer", &container.name, wanted)?;
         if self.is_proxied() {
             wanted.cfs_quota = None;
         }
-        only_requested(&mut wanted, Record::of(Some(requested)));
+        only_requested(
+            &mut wanted,
+            RuntimeResources::from_resources(Some(requested)),
+        );
         Ok(update(&container.id, &wanted))
     }
 
@@ -411,43 +430,45 @@ impl Handler for Plugin {
     ) -> Result<(), String> {
         match (event, container) {
             (Event::RunPodSandbox, _) => {
-                let done = self.answers.run_pod(&asked_pod(pod)).map(drop);
-                self.settled("RunPodSandbox", &pod.name, done)
+                let done = self.responder.run_pod(&pod_request(pod)).map(drop);
+                self.apply_policy("RunPodSandbox", &pod.name, done)
             }
             (Event::RemovePodSandbox, _) => {
                 // What the pod had of its own goes with the next round.
-                self.answers.parts.states.resync_pods();
+                self.responder.ctx.states.resync_pods();
                 Ok(())
             }
             (Event::StartContainer, Some(container)) => {
                 let linux = container.linux.as_ref();
                 let group = linux.map_or("", |linux| linux.cgroups_path.as_str());
-                let asked = asked_container(container, None);
-                let done = self.answers.start(&asked_pod(pod), &asked, group);
-                self.settled("StartContainer", &container.name, done)
+                let request = container_request(container, None);
+                let done = self
+                    .responder
+                    .container_started(&pod_request(pod), &request, group);
+                self.apply_policy("StartContainer", &container.name, done)
             }
             _ => Ok(()),
         }
     }
 
     fn seen(&self, seen: &Seen) {
-        let metrics = &self.answers.parts.metrics;
+        let metrics = &self.responder.ctx.metrics;
         match seen {
             Seen::Connected => {
                 metrics.nri_connected(true);
                 let socket = &self.socket;
                 tracing::info!(socket, "plugin of the container runtime (NRI)");
-                if self.told.lock().lost.take().is_some() {
+                if self.logged.lock().lost.take().is_some() {
                     let message = format!("koordlet is a plugin of the runtime at {socket} again");
-                    let warnings = &self.answers.parts.warnings;
-                    warnings.tell(Severity::Normal, "RuntimeConnected", &message);
+                    let warnings = &self.responder.ctx.warnings;
+                    warnings.record(Severity::Normal, "RuntimeConnected", &message);
                 }
             }
             Seen::Lost(why, wait) => {
                 metrics.nri_connected(false);
                 metrics.nri_lost();
                 // Again and again while there is no runtime: said once, and what is new of it.
-                let before = self.told.lock().lost.replace(why.clone());
+                let before = self.logged.lock().lost.replace(why.clone());
                 let socket = &self.socket;
                 if before.as_ref() != Some(why) {
                     tracing::warn!(socket, why, retry_in = ?wait, "no plugin of the container runtime (NRI)");
@@ -467,10 +488,13 @@ impl Handler for Plugin {
                 if matches!(outcome, Outcome::Late | Outcome::Panicked) {
                     tracing::warn!(event = name, ?took, ?outcome, "a container is not adjusted");
                     let now = Instant::now();
-                    let mut told = self.told.lock();
-                    if told.late.is_none_or(|last| now - last >= LATE_AGAIN) {
-                        told.late = Some(now);
-                        drop(told);
+                    let mut logged = self.logged.lock();
+                    if logged
+                        .late
+                        .is_none_or(|last| now - last >= LATE_EVENT_INTERVAL)
+                    {
+                        logged.late = Some(now);
+                        drop(logged);
                         let message = format!(
                             "koordlet did not answer the container runtime ({name}) within {took:?}: \
                              what hooks want of the container comes after its start"

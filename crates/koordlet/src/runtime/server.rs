@@ -1,9 +1,9 @@
 //! The hook server: what koord-runtime-proxy asks.
 
-use super::answer::{AnswerError, Answers, Asked};
-use super::asked::{AskedContainer, AskedError, AskedPod};
+use super::answer::{HookError, HookPoint, HookResponder};
+use super::asked::{ContainerRequest, PodRequest, RequestError};
 use super::{Server, registration};
-use crate::hooks::{Adjustment, Said};
+use crate::hooks::{Adjustment, HookValue};
 use koord_api::hookserver::HookServer;
 use koord_rpc::grpc;
 use koord_rpc::hooks::runtime_hook_service_server::{RuntimeHookService, RuntimeHookServiceServer};
@@ -18,12 +18,16 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 /// Before another attempt to listen.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Serves and registers until `shutdown`. The registration stays: while nobody answers, the proxy
 /// does what its failure policy says.
-pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: CancellationToken) {
-    if !answers.ready(&shutdown).await {
+pub(super) async fn run(
+    config: Server,
+    responder: Arc<HookResponder>,
+    shutdown: CancellationToken,
+) {
+    if !responder.ready(&shutdown).await {
         return;
     }
     let listener = loop {
@@ -33,13 +37,13 @@ pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: Cancell
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(AGAIN) => {}
+            () = tokio::time::sleep(RETRY_DELAY) => {}
         }
     };
     let registered = HookServer {
         remote_endpoint: config.endpoint.clone(),
         failure_policy: config.policy.name().to_owned(),
-        runtime_hooks: answers.stages.names(),
+        runtime_hooks: responder.stages.names(),
     };
     let directory = config.directory.display();
     match registration::write(&config.directory, &registered) {
@@ -51,7 +55,7 @@ pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: Cancell
         ),
         Err(error) => tracing::error!(%directory, %error, "the hook server is not registered"),
     }
-    let service = RuntimeHookServiceServer::new(Service(answers))
+    let service = RuntimeHookServiceServer::new(Service(responder))
         .max_decoding_message_size(grpc::MESSAGE_LIMIT)
         .max_encoding_message_size(grpc::MESSAGE_LIMIT);
     let served = tonic::transport::Server::builder()
@@ -65,25 +69,25 @@ pub(super) async fn run(config: Server, answers: Arc<Answers>, shutdown: Cancell
 
 /// The service.
 #[derive(Debug)]
-pub(super) struct Service(pub(super) Arc<Answers>);
+pub(super) struct Service(pub(super) Arc<HookResponder>);
 
-fn failed(error: AnswerError) -> Status {
+fn failed(error: HookError) -> Status {
     Status::internal(error.to_string())
 }
 
-fn number(to: &mut i64, said: Option<&Said<i64>>) {
-    if let Some(said) = said {
-        *to = said.value;
+fn number(to: &mut i64, hook_value: Option<&HookValue<i64>>) {
+    if let Some(hook_value) = hook_value {
+        *to = hook_value.value;
     }
 }
 
 /// Returns the resources with what hooks want; none stay none when they want nothing.
 fn resources(
-    asked: Option<LinuxContainerResources>,
+    requested: Option<LinuxContainerResources>,
     wanted: &Adjustment,
     cpus: bool,
 ) -> Option<LinuxContainerResources> {
-    let mut resources = asked.clone().unwrap_or_default();
+    let mut resources = requested.clone().unwrap_or_default();
     number(&mut resources.cpu_shares, wanted.cpu_shares.as_ref());
     number(&mut resources.cpu_quota, wanted.cfs_quota.as_ref());
     number(
@@ -93,17 +97,17 @@ fn resources(
     if let Some(cpus) = wanted.cpus.as_ref().filter(|_| cpus) {
         resources.cpuset_cpus.clone_from(&cpus.value);
     }
-    (asked.is_some() || resources != LinuxContainerResources::default()).then_some(resources)
+    (requested.is_some() || resources != LinuxContainerResources::default()).then_some(resources)
 }
 
-fn pod(
+fn pod_request(
     meta: Option<&PodSandboxMetadata>,
     labels: &BTreeMap<String, String>,
     annotations: &BTreeMap<String, String>,
     cgroup_parent: &str,
-) -> Result<AskedPod, AnswerError> {
-    let meta = meta.ok_or(AskedError::NoPod)?;
-    Ok(AskedPod {
+) -> Result<PodRequest, HookError> {
+    let meta = meta.ok_or(RequestError::NoPod)?;
+    Ok(PodRequest {
         uid: meta.uid.clone(),
         namespace: meta.namespace.clone(),
         name: meta.name.clone(),
@@ -113,19 +117,19 @@ fn pod(
     })
 }
 
-fn asked(
+fn container_request(
     request: &ContainerResourceHookRequest,
-) -> Result<(AskedPod, AskedContainer), AnswerError> {
-    let pod = pod(
+) -> Result<(PodRequest, ContainerRequest), HookError> {
+    let pod = pod_request(
         request.pod_meta.as_ref(),
         &request.pod_labels,
         &request.pod_annotations,
         &request.pod_cgroup_parent,
     )?;
     let meta = request.container_meta.as_ref();
-    let meta = meta.ok_or(AskedError::NoContainer)?;
+    let meta = meta.ok_or(RequestError::NoContainer)?;
     let resources = request.container_resources.as_ref();
-    let container = AskedContainer {
+    let container = ContainerRequest {
         name: meta.name.clone(),
         quota: resources.map_or(0, |resources| resources.cpu_quota),
         period: resources.map_or(0, |resources| resources.cpu_period),
@@ -157,30 +161,30 @@ impl Service {
     /// Resources for the container of the request.
     async fn container(
         &self,
-        at: Asked,
+        at: HookPoint,
         event: &'static str,
         request: ContainerResourceHookRequest,
     ) -> Result<Response<ContainerResourceHookResponse>, Status> {
         if !self.0.stages.has(at) {
             return Ok(Response::new(echo(request)));
         }
-        let creates = at == Asked::CreateContainer;
-        let wanted = self.0.answered(event, async {
-            let (pod, container) = asked(&request)?;
+        let creates = at == HookPoint::CreateContainer;
+        let wanted = self.0.respond(event, async {
+            let (pod, container) = container_request(&request)?;
             if !creates {
                 return self.0.updated(&pod, &container);
             }
-            let wanted = self.0.wanted(&pod, &container)?;
+            let wanted = self.0.new_container(&pod, &container)?;
             if wanted.devices.is_empty() && wanted.fresh_directory.is_none() {
-                self.0.without_files(&pod, &wanted)?;
+                self.0.report_lost_files(&pod, &wanted)?;
                 return Ok(wanted);
             }
-            let files = move |answers: &Answers| {
-                answers.files(&pod, &wanted)?;
-                answers.without_files(&pod, &wanted)?;
+            let files = move |responder: &HookResponder| {
+                responder.prepare_files(&pod, &wanted)?;
+                responder.report_lost_files(&pod, &wanted)?;
                 Ok(wanted)
             };
-            self.0.aside(files).await
+            self.0.run_blocking(files).await
         });
         let wanted = wanted.await.map_err(failed)?;
         let mut response = echo(request);
@@ -191,7 +195,7 @@ impl Service {
                 let resources = response.container_resources.get_or_insert_default();
                 resources.oom_score_adj = score.value;
             }
-            let env = wanted.env.into_iter().map(|said| said.value);
+            let env = wanted.env.into_iter().map(|it| it.value);
             response.container_envs.extend(env);
         }
         Ok(Response::new(response))
@@ -207,16 +211,18 @@ impl RuntimeHookService for Service {
         let request = request.into_inner();
         let question = request.clone();
         let mut response = echo_pod(request);
-        if self.0.stages.has(Asked::RunPodSandbox) {
-            let work = move |answers: &Answers| {
-                answers.run_pod(&pod(
+        if self.0.stages.has(HookPoint::RunPodSandbox) {
+            let work = move |responder: &HookResponder| {
+                responder.run_pod(&pod_request(
                     question.pod_meta.as_ref(),
                     &question.labels,
                     &question.annotations,
                     &question.cgroup_parent,
                 )?)
             };
-            let wanted = self.0.answered("PreRunPodSandbox", self.0.aside(work));
+            let wanted = self
+                .0
+                .respond("PreRunPodSandbox", self.0.run_blocking(work));
             let wanted = wanted.await.map_err(failed)?;
             response.resources = resources(response.resources.take(), &wanted, false);
         }
@@ -235,7 +241,7 @@ impl RuntimeHookService for Service {
         request: Request<ContainerResourceHookRequest>,
     ) -> Result<Response<ContainerResourceHookResponse>, Status> {
         self.container(
-            Asked::CreateContainer,
+            HookPoint::CreateContainer,
             "PreCreateContainer",
             request.into_inner(),
         )
@@ -268,7 +274,7 @@ impl RuntimeHookService for Service {
         request: Request<ContainerResourceHookRequest>,
     ) -> Result<Response<ContainerResourceHookResponse>, Status> {
         let event = "PreUpdateContainerResources";
-        self.container(Asked::UpdateContainer, event, request.into_inner())
+        self.container(HookPoint::UpdateContainer, event, request.into_inner())
             .await
     }
 }

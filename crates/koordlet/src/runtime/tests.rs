@@ -36,7 +36,7 @@ const MIB: i64 = 1 << 20;
 /// A fake machine, and what the agent knows.
 struct Rig {
     tree: Tree,
-    parts: Parts,
+    ctx: HookContext,
     registry: prometheus::Registry,
     directory: tempfile::TempDir,
 }
@@ -71,7 +71,7 @@ impl Rig {
         metrics.started("n", 0);
         let root = tree.root().clone();
         Self {
-            parts: Parts {
+            ctx: HookContext {
                 states: Arc::default(),
                 rules: Arc::new(Some(Arc::new(node.rules())).into()),
                 settings,
@@ -99,8 +99,8 @@ impl Rig {
 
     fn start(&self, config: &Config) -> tokio_util::sync::DropGuard {
         let stop = CancellationToken::new();
-        let contests = start(config, self.parts.clone(), stop.clone());
-        assert_eq!(contests.is_some(), config.mode == Mode::Nri);
+        let conflicts = start(config, self.ctx.clone(), stop.clone());
+        assert_eq!(conflicts.is_some(), config.mode == Mode::Nri);
         stop.drop_guard()
     }
 
@@ -119,23 +119,23 @@ impl Rig {
         let clock = koord_app::Clock::system();
         let stop = CancellationToken::new();
         let recorder = Recorder::start(in_process(server), "koordlet", "n", clock, stop);
-        self.parts.warnings = Arc::new(Warnings::new("n", recorder));
+        self.ctx.warnings = Arc::new(Warnings::new("n", recorder));
         told
     }
 
     fn plugin(&self, policy: Policy) -> Plugin {
-        let stages = answer::Stages::of(&[], &self.parts.settings.gates);
+        let stages = answer::Stages::new(&[], &self.ctx.settings.gates);
         Plugin::new(
             "nri.sock".to_owned(),
             self.directory.path().join("hookserver.d"),
-            Arc::new(answer::Answers::new(policy, stages, self.parts.clone())),
+            Arc::new(answer::HookResponder::new(policy, stages, self.ctx.clone())),
         )
     }
 
     fn listed(&self, pods: Value) {
         let pods: Vec<_> = serde_json::from_value::<Vec<Value>>(pods).unwrap();
         let pods = pods.into_iter().map(crate::hooks::tests::pod).collect();
-        self.parts.states.pods.store(Some(Arc::new(pods)));
+        self.ctx.states.pods.store(Some(Arc::new(pods)));
     }
 }
 
@@ -187,7 +187,7 @@ fn container(resources: LinuxResources) -> Container {
 }
 
 /// Shares, quota, memory limit and CPU list; 0 and empty where nothing is said.
-fn said(resources: Option<&LinuxResources>) -> (u64, i64, i64, String) {
+fn resource_values(resources: Option<&LinuxResources>) -> (u64, i64, i64, String) {
     let cpu = resources.and_then(|resources| resources.cpu.clone());
     let cpu = cpu.unwrap_or_default();
     let memory = resources.and_then(|resources| resources.memory);
@@ -206,7 +206,7 @@ fn adjusted(reply: &koord_rpc::nri::Reply) -> (u64, i64, i64, String) {
         .adjust
         .as_ref()
         .and_then(|adjust| adjust.linux.as_ref());
-    said(linux.and_then(|linux| linux.resources.as_ref()))
+    resource_values(linux.and_then(|linux| linux.resources.as_ref()))
 }
 
 async fn client(config: &Config) -> RuntimeHookServiceClient<tonic::transport::Channel> {
@@ -262,12 +262,12 @@ async fn the_hook_server_is_registered_and_answers() {
         ["PreRunPodSandbox", "PreCreateContainer"]
     );
 
-    let asked = hook_request();
-    let answer = client.pre_create_container_hook(asked.clone()).await;
+    let request = hook_request();
+    let answer = client.pre_create_container_hook(request.clone()).await;
     let answer = answer.unwrap().into_inner();
-    assert_eq!(answer.container_annotations, asked.container_annotations);
-    assert_eq!(answer.pod_cgroup_parent, asked.pod_cgroup_parent);
-    assert_eq!(answer.container_envs, asked.container_envs);
+    assert_eq!(answer.container_annotations, request.container_annotations);
+    assert_eq!(answer.pod_cgroup_parent, request.pod_cgroup_parent);
+    assert_eq!(answer.container_envs, request.container_envs);
     let want = LinuxContainerResources {
         cpu_shares: 512,
         cpu_quota: 50_000,
@@ -279,40 +279,40 @@ async fn the_hook_server_is_registered_and_answers() {
     // A disabled stage, and those that no hook is heard at, say back what they were asked.
     for answer in [
         client
-            .pre_update_container_resources_hook(asked.clone())
+            .pre_update_container_resources_hook(request.clone())
             .await,
-        client.pre_start_container_hook(asked.clone()).await,
-        client.post_start_container_hook(asked.clone()).await,
-        client.post_stop_container_hook(asked.clone()).await,
+        client.pre_start_container_hook(request.clone()).await,
+        client.post_start_container_hook(request.clone()).await,
+        client.post_stop_container_hook(request.clone()).await,
     ] {
         let answer = answer.unwrap().into_inner();
-        assert_eq!(answer.container_resources, asked.container_resources);
+        assert_eq!(answer.container_resources, request.container_resources);
     }
 
     let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
-    let asked = PodSandboxHookRequest {
+    let request = PodSandboxHookRequest {
         pod_meta: meta(),
         labels: batch_pod().labels,
         annotations: batch_pod().annotations,
         cgroup_parent: "/kubepods/besteffort/podu".to_owned(),
         ..PodSandboxHookRequest::default()
     };
-    let answer = client.pre_run_pod_sandbox_hook(asked.clone()).await;
+    let answer = client.pre_run_pod_sandbox_hook(request.clone()).await;
     let resources = answer.unwrap().into_inner().resources.unwrap();
     assert_eq!((resources.cpu_shares, resources.cpu_quota), (512, 50_000));
     let raw = |file| rig.tree.raw(&group, file).unwrap().trim().to_owned();
     assert_eq!(raw(Resource::CpuShares), "512");
     assert_eq!(raw(Resource::CfsQuota), "50000");
     assert_eq!(raw(Resource::MemoryLimit), (64 * MIB).to_string());
-    let answer = client.post_stop_pod_sandbox_hook(asked.clone()).await;
-    assert_eq!(answer.unwrap().into_inner().labels, asked.labels);
+    let answer = client.post_stop_pod_sandbox_hook(request.clone()).await;
+    assert_eq!(answer.unwrap().into_inner().labels, request.labels);
 }
 
 /// Otherwise a container would go unadjusted, whatever the proxy's failure policy.
 #[tokio::test]
-async fn nobody_answers_before_there_is_something_to_say() {
+async fn server_waits_for_first_rules() {
     let rig = Rig::new();
-    let rules = rig.parts.rules.swap(None);
+    let rules = rig.ctx.rules.swap(None);
     let config = rig.config(Mode::Proxy);
     let _stop = rig.start(&config);
     // The server's task has its turn, and again after its pause.
@@ -320,7 +320,7 @@ async fn nobody_answers_before_there_is_something_to_say() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!config.server.socket.exists());
     tokio::time::resume();
-    rig.parts.rules.store(rules);
+    rig.ctx.rules.store(rules);
     let mut client = client(&config).await;
     let answer = client.pre_create_container_hook(hook_request());
     let resources = answer.await.unwrap().into_inner().container_resources;
@@ -328,21 +328,21 @@ async fn nobody_answers_before_there_is_something_to_say() {
 }
 
 #[tokio::test]
-async fn requests_that_mean_nothing_fail_as_the_policy_says() {
+async fn invalid_request_follows_failure_policy() {
     for (policy, fails) in [(Policy::Ignore, false), (Policy::Fail, true)] {
         let rig = Rig::new();
         let mut config = rig.config(Mode::Proxy);
         config.policy = policy;
         let _stop = rig.start(&config);
         let mut client = client(&config).await;
-        let mut asked = hook_request();
-        asked.pod_meta = None;
-        let answer = client.pre_create_container_hook(asked.clone()).await;
+        let mut request = hook_request();
+        request.pod_meta = None;
+        let answer = client.pre_create_container_hook(request.clone()).await;
         match answer {
             Ok(answer) => {
                 assert!(!fails);
                 let resources = answer.into_inner().container_resources;
-                assert_eq!(resources, asked.container_resources);
+                assert_eq!(resources, request.container_resources);
             }
             Err(status) => {
                 assert!(fails);
@@ -366,46 +366,46 @@ async fn the_other_modes_take_the_registration_back() {
 }
 
 #[test]
-fn a_new_container_gets_what_hooks_want() {
+fn new_container_gets_hook_values() {
     let rig = Rig::new();
     let plugin = rig.plugin(Policy::Ignore);
-    let asked = container(nri_resources(2, 0, 0, ""));
+    let request = container(nri_resources(2, 0, 0, ""));
     let want = (512, 50_000, 64 * MIB, String::new());
-    let reply = plugin.create(&batch_pod(), &asked).unwrap();
+    let reply = plugin.create(&batch_pod(), &request).unwrap();
     assert_eq!(adjusted(&reply), want, "from what the request tells");
     // The list has more to say, such as what an annotation of an older webhook left out.
     let list = json!({"kubernetes.io/batch-cpu": "1000"});
     rig.listed(json!([{
         "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "BE"}},
         "spec": {"containers": [{"name": "c", "resources": {"requests": list, "limits": list}}]}}]));
-    let reply = plugin.create(&batch_pod(), &asked).unwrap();
+    let reply = plugin.create(&batch_pod(), &request).unwrap();
     assert_eq!(adjusted(&reply), (1024, 100_000, -1, String::new()));
     // Nothing is wanted of a plain pod.
     let plain = PodSandbox {
         uid: "v".to_owned(),
         ..PodSandbox::default()
     };
-    assert_eq!(plugin.create(&plain, &asked).unwrap().adjust, None);
-    rig.parts.rules.store(None);
-    assert_eq!(plugin.create(&batch_pod(), &asked).unwrap().adjust, None);
+    assert_eq!(plugin.create(&plain, &request).unwrap().adjust, None);
+    rig.ctx.rules.store(None);
+    assert_eq!(plugin.create(&batch_pod(), &request).unwrap().adjust, None);
 }
 
 /// A name becomes a part of paths: of the directory that HAMi's monitor reads, for one.
 #[test]
-fn containers_with_names_that_are_paths_are_not_answered() {
+fn container_name_with_path_is_rejected() {
     let rig = Rig::new();
     let plugin = rig.plugin(Policy::Fail);
     for name in ["", "c/../../../../etc", "/", "c\0"] {
-        let asked = Container {
+        let request = Container {
             name: name.to_owned(),
             ..container(LinuxResources::default())
         };
-        let error = plugin.create(&batch_pod(), &asked).unwrap_err();
-        let told = format!("koordlet: a container cannot have the name {name:?}");
-        assert_eq!(error, told);
+        let error = plugin.create(&batch_pod(), &request).unwrap_err();
+        let want = format!("koordlet: a container cannot have the name {name:?}");
+        assert_eq!(error, want);
     }
-    let asked = container(LinuxResources::default());
-    assert!(plugin.create(&batch_pod(), &asked).is_ok());
+    let request = container(LinuxResources::default());
+    assert!(plugin.create(&batch_pod(), &request).is_ok());
 }
 
 #[test]
@@ -428,8 +428,8 @@ fn environment_mounts_and_scores_are_in_the_answer() {
         ]),
         ..PodSandbox::default()
     };
-    let asked = container(LinuxResources::default());
-    let adjust = plugin.create(&pod, &asked).unwrap().adjust.unwrap();
+    let request = container(LinuxResources::default());
+    let adjust = plugin.create(&pod, &request).unwrap().adjust.unwrap();
     let env: BTreeMap<_, _> = adjust
         .env
         .into_iter()
@@ -458,17 +458,17 @@ const ADAPTER: &str = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"k
 
 /// Returns a pod with one RDMA adapter, for which it asks, and a machine that has it.
 fn rdma(rig: &Rig) -> PodSandbox {
-    rig.listed(json!([asks_for_rdma()]));
+    rig.listed(json!([rdma_object()]));
     unlisted_rdma(rig)
 }
 
 /// Returns the same as the list of pods has it.
-fn asks_for_rdma() -> Value {
-    let one = json!({"koordinator.sh/rdma": "1"});
+fn rdma_object() -> Value {
+    let rdma = json!({"koordinator.sh/rdma": "1"});
     json!({
         "metadata": {"uid": "r", "annotations": {
             "scheduling.koordinator.sh/device-allocated": ADAPTER}},
-        "spec": {"containers": [{"name": "c", "resources": {"requests": one, "limits": one}}]}})
+        "spec": {"containers": [{"name": "c", "resources": {"requests": rdma, "limits": rdma}}]}})
 }
 
 /// Returns the same before it is listed.
@@ -513,23 +513,23 @@ async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
             .collect(),
         ..pod
     };
-    let asked = container(LinuxResources::default());
+    let request = container(LinuxResources::default());
     rig.listed(json!([]));
-    let reply = rig.plugin(Policy::Ignore).create(&pod, &asked).unwrap();
+    let reply = rig.plugin(Policy::Ignore).create(&pod, &request).unwrap();
     assert_eq!(devices(&reply), Vec::<&str>::new());
     assert_eq!(adjusted(&reply).0, 512, "the rest is in place");
-    let error = rig.plugin(Policy::Fail).create(&pod, &asked).unwrap_err();
+    let error = rig.plugin(Policy::Fail).create(&pod, &request).unwrap_err();
     let want = "koordlet: RDMADeviceInject: the pod is not listed: whether it asks for device files \
                 is not known";
     assert_eq!(error, want);
 
     // It is listed when the list is asked for, as a kubelet's is.
-    let _ = rig.parts.states.resync_wanted().now_or_never();
+    let _ = rig.ctx.states.resync_wanted().now_or_never();
     let plugin = rig.plugin(Policy::Fail);
-    let (waits, here) = (pod.clone(), asked.clone());
+    let (waits, here) = (pod.clone(), request.clone());
     let reply = tokio::task::spawn_blocking(move || plugin.create(&waits, &here));
-    rig.parts.states.resync_wanted().await;
-    rig.listed(json!([asks_for_rdma()]));
+    rig.ctx.states.resync_wanted().await;
+    rig.listed(json!([rdma_object()]));
     assert_eq!(devices(&reply.await.unwrap().unwrap()), FILES);
 
     // A file of the node says it.
@@ -538,7 +538,7 @@ async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
         uid: "0123456789abcdef0123456789abcdef".to_owned(),
         ..pod
     };
-    let reply = rig.plugin(Policy::Fail).create(&fixed, &asked).unwrap();
+    let reply = rig.plugin(Policy::Fail).create(&fixed, &request).unwrap();
     assert_eq!(devices(&reply), FILES);
 }
 
@@ -546,10 +546,10 @@ async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
 fn devices_have_the_machines_numbers_and_come_all_or_not() {
     let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
     let pod = rdma(&rig);
-    let asked = container(LinuxResources::default());
+    let request = container(LinuxResources::default());
     let adjust = rig
         .plugin(Policy::Fail)
-        .create(&pod, &asked)
+        .create(&pod, &request)
         .unwrap()
         .adjust;
     let devices = adjust.unwrap().linux.unwrap().devices;
@@ -565,9 +565,9 @@ fn devices_have_the_machines_numbers_and_come_all_or_not() {
     // The function has no driver any more.
     let verbs = "bus/pci/devices/0000:3b:00.2/infiniband_verbs";
     std::fs::remove_dir_all(rig.tree.root().sys(verbs)).unwrap();
-    let ignored = rig.plugin(Policy::Ignore).create(&pod, &asked).unwrap();
+    let ignored = rig.plugin(Policy::Ignore).create(&pod, &request).unwrap();
     assert_eq!(ignored.adjust, None);
-    let error = rig.plugin(Policy::Fail).create(&pod, &asked).unwrap_err();
+    let error = rig.plugin(Policy::Fail).create(&pod, &request).unwrap_err();
     assert!(
         error.contains("RDMADeviceInject") && error.contains("0000:3b:00.2"),
         "{error}"
@@ -575,7 +575,7 @@ fn devices_have_the_machines_numbers_and_come_all_or_not() {
 }
 
 #[tokio::test]
-async fn what_the_proxy_cannot_carry_is_the_policys_matter() {
+async fn files_through_proxy_follow_failure_policy() {
     for (policy, fails) in [(Policy::Ignore, false), (Policy::Fail, true)] {
         let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
         let pod = rdma(&rig);
@@ -583,7 +583,7 @@ async fn what_the_proxy_cannot_carry_is_the_policys_matter() {
         config.policy = policy;
         let _stop = rig.start(&config);
         let mut client = client(&config).await;
-        let asked = ContainerResourceHookRequest {
+        let request = ContainerResourceHookRequest {
             pod_meta: Some(PodSandboxMetadata {
                 uid: pod.uid,
                 ..PodSandboxMetadata::default()
@@ -591,7 +591,7 @@ async fn what_the_proxy_cannot_carry_is_the_policys_matter() {
             pod_annotations: pod.annotations,
             ..hook_request()
         };
-        let answer = client.pre_create_container_hook(asked).await;
+        let answer = client.pre_create_container_hook(request).await;
         assert_eq!(answer.is_err(), fails);
         if let Err(status) = answer {
             let want = "RDMADeviceInject: device files reach a container with \
@@ -602,22 +602,22 @@ async fn what_the_proxy_cannot_carry_is_the_policys_matter() {
 }
 
 #[test]
-fn an_update_changes_what_the_runtime_is_about_to_change() {
+fn update_sets_only_requested_values() {
     let rig = Rig::new();
     let plugin = rig.plugin(Policy::Ignore);
     let had = container(nri_resources(512, 70_000, 64 * MIB, ""));
-    let of = |asked: &LinuxResources| {
-        let updates = plugin.update(&batch_pod(), &had, asked).unwrap();
+    let updated = |request: &LinuxResources| {
+        let updates = plugin.update(&batch_pod(), &had, request).unwrap();
         assert!(updates.iter().all(|update| update.container_id == "c1"));
         let linux = updates.first().and_then(|update| update.linux.as_ref());
-        linux.map(|linux| said(linux.resources.as_ref()))
+        linux.map(|linux| resource_values(linux.resources.as_ref()))
     };
     let all = nri_resources(2, 30_000, 96 * MIB, "");
-    assert_eq!(of(&all), Some((512, 50_000, 64 * MIB, String::new())));
+    assert_eq!(updated(&all), Some((512, 50_000, 64 * MIB, String::new())));
     // A CPU manager's update says CPUs only; a burst of the quota goes on.
-    assert_eq!(of(&nri_resources(0, 0, 0, "0-1")), None);
+    assert_eq!(updated(&nri_resources(0, 0, 0, "0-1")), None);
     let shares = nri_resources(2, 0, 0, "");
-    assert_eq!(of(&shares), Some((512, 0, 0, String::new())));
+    assert_eq!(updated(&shares), Some((512, 0, 0, String::new())));
 }
 
 #[test]
@@ -628,41 +628,48 @@ fn a_resize_counts_before_the_pods_spec_does() {
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}}]));
     let plugin = rig.plugin(Policy::Ignore);
     let had = container(nri_resources(1024, 50_000, 0, ""));
-    let asked = nri_resources(2048, 200_000, 0, "");
-    let updates = plugin.update(&batch_pod(), &had, &asked).unwrap();
+    let request = nri_resources(2048, 200_000, 0, "");
+    let updates = plugin.update(&batch_pod(), &had, &request).unwrap();
     let linux = updates[0].linux.as_ref().unwrap();
     assert_eq!(
-        said(linux.resources.as_ref()),
+        resource_values(linux.resources.as_ref()),
         (0, 100_000, 0, String::new())
     );
 }
 
 #[test]
-fn after_a_pause_only_what_is_missing_is_set() {
+fn synchronize_sets_only_missing_values() {
     let rig = Rig::new();
     let plugin = rig.plugin(Policy::Ignore);
-    let of = |record: LinuxResources, state: i32| {
+    let synchronized = |record: LinuxResources, state: i32| {
         let container = Container {
             state,
             ..container(record)
         };
         let updates = plugin.synchronize(&[batch_pod()], &[container]);
         let linux = updates.first().and_then(|update| update.linux.as_ref());
-        linux.map(|linux| said(linux.resources.as_ref()))
+        linux.map(|linux| resource_values(linux.resources.as_ref()))
     };
     let all = Some((512, 50_000, 64 * MIB, String::new()));
-    assert_eq!(of(nri_resources(2, 0, 0, ""), 3), all);
-    assert_eq!(of(nri_resources(2, 0, 0, ""), 4), None, "it has stopped");
-    assert_eq!(of(nri_resources(512, 50_000, 64 * MIB, ""), 3), None);
+    assert_eq!(synchronized(nri_resources(2, 0, 0, ""), 3), all);
+    assert_eq!(
+        synchronized(nri_resources(2, 0, 0, ""), 4),
+        None,
+        "it has stopped"
+    );
+    assert_eq!(
+        synchronized(nri_resources(512, 50_000, 64 * MIB, ""), 3),
+        None
+    );
     let memory = Some((0, 0, 64 * MIB, String::new()));
-    assert_eq!(of(nri_resources(512, 50_000, 0, ""), 3), memory);
+    assert_eq!(synchronized(nri_resources(512, 50_000, 0, ""), 3), memory);
     let nobodys = Container {
         pod_sandbox_id: "gone".to_owned(),
         ..container(LinuxResources::default())
     };
     assert_eq!(plugin.synchronize(&[batch_pod()], &[nobodys]), []);
     // Whoever reads the list of pods does so now: some may have gone meanwhile.
-    let resync = || rig.parts.states.resync_wanted().now_or_never();
+    let resync = || rig.ctx.states.resync_wanted().now_or_never();
     assert_eq!((resync(), resync()), (Some(()), None));
 }
 
@@ -698,14 +705,17 @@ fn groups_as_runtimes_name_them() {
             BestEffort,
         ),
     ] {
-        let (path, found) = asked::group(parent, layout).unwrap();
+        let (path, found) = asked::pod_cgroup(parent, layout).unwrap();
         assert_eq!((path.as_str(), found), (group, class), "{parent}");
     }
     for nonsense in ["", "/", "../x"] {
-        assert!(asked::group(nonsense, &cgroupfs).is_none(), "{nonsense}");
+        assert!(
+            asked::pod_cgroup(nonsense, &cgroupfs).is_none(),
+            "{nonsense}"
+        );
     }
     let path = "kubepods-burstable-podu.slice:cri-containerd:abc";
-    let group = asked::container_group(path, &systemd).unwrap();
+    let group = asked::container_cgroup(path, &systemd).unwrap();
     assert!(
         group
             .as_str()

@@ -46,7 +46,7 @@ impl CookieKeeper {
     /// Begins a round. While no class is enabled, processes are read until a round has nothing to clear.
     pub(super) fn begin(&mut self, rules: &Rules) {
         let row = HOOKS.iter().find(|hook| hook.name == "CoreSched");
-        let is_active = row.is_some_and(|hook| rules.hears(hook));
+        let is_active = row.is_some_and(|hook| rules.is_active(hook));
         self.enabled = is_active && rules.core_sched().is_enabled();
         self.reads_processes = self.enabled || (is_active && !self.done);
         self.containers.clear();

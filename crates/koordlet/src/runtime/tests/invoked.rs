@@ -93,15 +93,15 @@ async fn hooks_that_the_runtime_asks_for_are_counted() {
     let asked = container(nri_resources(2, 0, 0, ""));
     // Nobody asks for these.
     plugin.synchronize(&[astray()], std::slice::from_ref(&asked));
-    assert_eq!(rig.invoked().await, lines(&[]));
+    assert_eq!(rig.run_hooks().await, lines(&[]));
     let event = koord_rpc::nri::Event::RunPodSandbox;
     plugin.event(event, &astray(), None).unwrap();
-    assert_eq!(rig.invoked().await, lines(&SANDBOX));
+    assert_eq!(rig.run_hooks().await, lines(&SANDBOX));
     plugin.create(&astray(), &asked).unwrap();
     let requested = nri_resources(2, 0, 0, "");
     plugin.update(&astray(), &asked, &requested).unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
-    assert_eq!(rig.invoked().await, lines(&all));
+    assert_eq!(rig.run_hooks().await, lines(&all));
 }
 
 #[tokio::test]
@@ -128,5 +128,5 @@ async fn hooks_that_the_proxy_asks_for_are_counted() {
     let update = client.pre_update_container_resources_hook(asked);
     update.await.unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
-    assert_eq!(rig.invoked().await, lines(&all));
+    assert_eq!(rig.run_hooks().await, lines(&all));
 }

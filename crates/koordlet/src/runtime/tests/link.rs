@@ -90,11 +90,11 @@ fn batch_values() -> (u64, i64, i64, String) {
 fn adjusted(answer: &CreateContainerResponse) -> (u64, i64, i64, String) {
     let adjust = answer.adjust.as_ref();
     let linux = adjust.and_then(|adjust| adjust.linux.as_ref());
-    said(linux.and_then(|linux| linux.resources.as_ref()))
+    resource_values(linux.and_then(|linux| linux.resources.as_ref()))
 }
 
 fn updated(update: &ContainerUpdate) -> (u64, i64, i64, String) {
-    said(
+    resource_values(
         update
             .linux
             .as_ref()

@@ -6,7 +6,7 @@ use koord_rpc::nri::SynchronizeRequest;
 
 /// Reason, and the parts that the message must have. What was told before with the same words has its
 /// count raised, and no more is said of it than that.
-async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, parts: &[&str]) {
+async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, ctx: &[&str]) {
     let event = events.recv().await.unwrap();
     if event["involvedObject"].is_null() {
         assert!(event["count"].as_u64() > Some(1), "{event}");
@@ -22,7 +22,7 @@ async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, parts: 
         assert_eq!(event["type"], severity, "{event}");
     }
     let message = event["message"].as_str().unwrap();
-    for part in parts {
+    for part in ctx {
         assert!(message.contains(part), "{message:?} without {part:?}");
     }
 }
@@ -79,22 +79,19 @@ async fn what_another_plugin_sets_too_is_told_once() {
     const OWN: &str = "00-koordlet_nri";
     let mut rig = Rig::new();
     let mut events = rig.events();
-    let parts = &rig.parts;
-    let mut contests = contest::Contests::new(
-        OWN.to_owned(),
-        parts.warnings.clone(),
-        parts.metrics.clone(),
-    );
+    let ctx = &rig.ctx;
+    let mut conflicts =
+        contest::PluginConflicts::new(OWN.to_owned(), ctx.warnings.clone(), ctx.metrics.clone());
     let mut look = |pods: Vec<Value>| {
         let pods: Vec<_> = pods.into_iter().map(crate::hooks::tests::pod).collect();
-        contests.look(&pods);
+        conflicts.update(&pods);
         rig.metric("koordlet_nri_contested_containers", &[])
     };
     let shares = |name| waiting(name, &both(OWN, "10-other", "CPU shares"));
     assert_eq!(look(vec![waiting("a", "back-off pulling image")]), 0.0);
     assert_eq!(look(vec![shares("a")]), 1.0);
-    let parts = [OWN, "10-other", "CPU shares", "web of shop/a"];
-    told(&mut events, "RuntimePluginConflict", &parts).await;
+    let ctx = [OWN, "10-other", "CPU shares", "web of shop/a"];
+    told(&mut events, "RuntimePluginConflict", &ctx).await;
     // The kubelet tries again, with other pods, too; and there is a moment without.
     assert_eq!(look(vec![shares("a"), shares("b")]), 2.0);
     assert_eq!(look(vec![]), 0.0);
@@ -105,15 +102,15 @@ async fn what_another_plugin_sets_too_is_told_once() {
     // What others do to each other is not ours.
     let others = waiting("e", &both("00-a", "10-other", "CPU shares"));
     assert_eq!(look(vec![shares("b"), memory, own, others]), 3.0);
-    let parts = ["00-a", "memory limit", "web of shop/c"];
-    told(&mut events, "RuntimePluginConflict", &parts).await;
-    let parts = ["two plugins with the name", OWN, "web of shop/d"];
-    told(&mut events, "RuntimePluginConflict", &parts).await;
+    let ctx = ["00-a", "memory limit", "web of shop/c"];
+    told(&mut events, "RuntimePluginConflict", &ctx).await;
+    let ctx = ["two plugins with the name", OWN, "web of shop/d"];
+    told(&mut events, "RuntimePluginConflict", &ctx).await;
     // Another value that the same plugin sets.
     let memory = waiting("f", &both(OWN, "10-other", "memory limit"));
     assert_eq!(look(vec![shares("b"), memory]), 2.0);
-    let parts = ["10-other", "memory limit", "web of shop/f"];
-    told(&mut events, "RuntimePluginConflict", &parts).await;
+    let ctx = ["10-other", "memory limit", "web of shop/f"];
+    told(&mut events, "RuntimePluginConflict", &ctx).await;
     // After a long while without, it is news again.
     tokio::time::advance(Duration::from_secs(601)).await;
     assert_eq!(look(vec![]), 0.0);

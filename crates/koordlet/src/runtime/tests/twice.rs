@@ -210,7 +210,7 @@ async fn batch_values_are_the_same_from_both() {
         made.memory_limit_in_bytes,
         &made.cpuset_cpus,
     );
-    let want = said(Some(&asked));
+    let want = resource_values(Some(&asked));
     let plugin = rig.plugin(Policy::Ignore);
     let reply = plugin
         .create(&batch_pod(), &container(asked.clone()))
@@ -221,5 +221,5 @@ async fn batch_values_are_the_same_from_both() {
     // The quota is the hook server's.
     let (shares, _, memory, cpus) = want;
     let want = (shares, 0, memory, cpus);
-    assert_eq!(said(linux.resources.as_ref()), want);
+    assert_eq!(resource_values(linux.resources.as_ref()), want);
 }
