@@ -1,4 +1,4 @@
-//! Events about the node, at a bounded rate.
+//! Events of the node, at a limited rate.
 
 use crate::qos::guard::Note;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// So many at once.
+/// Maximum number of events at once.
 const BURST: u32 = 5;
-/// Time until there is one more.
+/// Time until one more event is allowed.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// What has gone wrong with a part of the agent's work, told to the node's events from any thread.
+/// Records events of the node about problems of the agent, from any thread.
 #[derive(Debug)]
 pub(crate) struct Warnings {
     since: Instant,
@@ -28,7 +28,7 @@ impl Warnings {
         }
     }
 
-    /// Tells, unless too much was told lately; what was left out is in the log.
+    /// Records an event unless the rate limit is exceeded; dropped ones are only in the log.
     pub(crate) fn record(&self, severity: Severity, reason: &str, message: &str) {
         let now_ms = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut events = self.events.lock();
@@ -36,7 +36,7 @@ impl Warnings {
     }
 }
 
-/// Tells the node's events what the pressure guard found out.
+/// Records events of the node about the pressure guard.
 #[derive(Debug)]
 pub(crate) struct NodeEvents {
     node: String,
@@ -44,7 +44,7 @@ pub(crate) struct NodeEvents {
     bucket: Bucket,
 }
 
-/// What may still be told.
+/// Rate limiter of events.
 #[derive(Debug)]
 struct Bucket {
     tokens: TokenBucket,
@@ -59,7 +59,8 @@ impl Bucket {
         }
     }
 
-    /// Whether one more may be told; then also how many were not since the last one.
+    /// Takes a token for an event, and returns the number of events dropped since the last one; `None` if the
+    /// event must be dropped.
     fn take(&mut self, now_ms: u64) -> Option<u64> {
         if !self.tokens.take(Duration::from_millis(now_ms)) {
             self.dropped += 1;
@@ -78,7 +79,7 @@ impl NodeEvents {
         }
     }
 
-    /// Tells, unless too much was told lately; what was left out is in the audit log.
+    /// Records an event unless the rate limit is exceeded; dropped ones are only in the audit log.
     pub(crate) fn record(&mut self, now_ms: u64, note: &Note) {
         let reason = format!("PressureGuard{}", note.kind);
         self.record_event(
@@ -90,7 +91,7 @@ impl NodeEvents {
         );
     }
 
-    /// The same of anything; `elsewhere` has what was left out.
+    /// Records an event of any kind. `elsewhere` names the log that has dropped events.
     fn record_event(
         &mut self,
         now_ms: u64,
@@ -102,7 +103,7 @@ impl NodeEvents {
         let Some(dropped) = self.bucket.take(now_ms) else {
             return;
         };
-        // As the kubelet names its node.
+        // Like the references in the kubelet's node events.
         let about = ObjectReference {
             kind: Some("Node".to_owned()),
             name: Some(self.node.clone()),

@@ -1,4 +1,4 @@
-//! BatchResource: what BE pods asked for in batch resources, as cgroup values.
+//! BatchResource: cgroup values of BE pods from their batch resources.
 //!
 //! * weight: `batch-cpu` request · 1024 / 1000, at least 2;
 //! * quota: `batch-cpu` limit · 100 µs per period, divided by the CPU normalization ratio, none
@@ -29,7 +29,7 @@ const fn claim(resource: HookResource) -> HookClaim {
     }
 }
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::BatchResource],
@@ -73,7 +73,8 @@ fn shares(milli: Option<i64>) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(2, 262_144)
 }
 
-/// What the pod needs at most at once; `None` when no container names batch resources.
+/// Returns the amounts that the pod needs at most at any one time; `None` if no container has batch
+/// resources.
 fn pod_amounts(pod: &PodInfo) -> Option<Batch> {
     if pod
         .all_containers()
@@ -82,7 +83,7 @@ fn pod_amounts(pod: &PodInfo) -> Option<Batch> {
         return None;
     }
     let limit = |of: fn(&Batch) -> Option<i64>| {
-        // A sidecar counts as a main container: it runs beside them.
+        // A sidecar counts as a main container: it runs concurrently with them.
         let all = pod
             .resident_containers()
             .all(|container| container.batch.as_ref().and_then(of).is_some_and(|v| v > 0));
@@ -96,8 +97,8 @@ fn pod_amounts(pod: &PodInfo) -> Option<Batch> {
     })
 }
 
-/// Main containers and sidecars together, or an init container with the sidecars started before it,
-/// whichever is more (as `koord_api::requests::peak`).
+/// Returns the peak of an amount: that of main containers and sidecars together, or of an init container with
+/// the sidecars started before it, whichever is more (like `koord_api::requests::peak`).
 fn peak(pod: &PodInfo, of: impl Fn(&Batch) -> Option<i64>) -> i64 {
     let amount = |batch: &Option<Batch>| batch.as_ref().and_then(&of).unwrap_or(0).max(0);
     let add = |sum: i64, batch: &Option<Batch>| sum.saturating_add(amount(batch));
@@ -303,7 +304,7 @@ mod tests {
         assert_eq!(values(&desired(&pod, pod.containers.first(), &rules)), want);
     }
 
-    /// v1 refuses a container a quota above its pod's.
+    /// V1 refuses a container a quota above its pod's.
     #[test]
     fn a_pod_holds_its_init_containers_and_sidecars() {
         let sidecar = |milli| {

@@ -1,4 +1,4 @@
-//! CoreSched: which cookie the processes of a pod share; see [`koord_model::core_sched`].
+//! CoreSched: assigns the core scheduling cookies of a pod's processes; see [`koord_model::core_sched`].
 
 use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
@@ -9,10 +9,10 @@ use koord_model::core_sched::{Ask, PodPolicy};
 
 const NAME: &str = "CoreSched";
 
-/// SYSTEM pods, of which this agent is one, keep what they have.
+/// Classes whose cookies are written. SYSTEM pods, of which this agent is one, keep theirs.
 const TOUCHED: Classes = Classes::except(&[QosClass::System]);
 
-/// The row.
+/// The row of the table of hooks.
 pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CoreSched],

@@ -1,5 +1,8 @@
-//! Which pods' groups are `cpu.idle`: batch pods while their class runs on weight alone, if that is
-//! configured, and pods of a class that core scheduling makes idle.
+//! CpuIdle: pods whose cgroups have `cpu.idle`. These are batch pods while their class runs on weight alone,
+//! if that is configured, and pods of a class that core scheduling makes idle.
+//!
+//! It is always the cgroup of a single pod. The cgroup of a whole class would refuse the weight that the
+//! kubelet writes there (#2732).
 //!
 //! It is always the group of a single pod. The group of a whole class would refuse the weight that the
 //! kubelet writes there (#2732).
@@ -11,7 +14,7 @@ use koord_api::qos::QosClass;
 
 const NAME: &str = "CpuIdle";
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::BatchResource, Gate::CoreSched],

@@ -1,7 +1,6 @@
-//! CPUSetAllocator: containers run on the CPUs that the scheduler gave their pod, or on the pool of
-//! their class; see [`koord_model::cpuset_rule`]. Pods with CPUs of their own lose their quotas, which
-//! would throttle them below what they own; unless they own more than they ask for, which no scheduler
-//! gives.
+//! CPUSetAllocator: containers run on the CPUs that the scheduler assigned to their pod, or on the pool of
+//! their class; see [`koord_model::cpuset_rule`]. Pods with exclusive CPUs lose their quotas, which would
+//! throttle them below what they own; unless they own more than they request, which no scheduler assigns.
 
 use super::{
     Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
@@ -14,10 +13,10 @@ use koord_model::cpuset_rule::{Ask, container_cpus, host_app_cpus};
 
 const NAME: &str = "CPUSetAllocator";
 
-/// Pods with CPUs of their own.
+/// Classes of pods with exclusive CPUs.
 const PINNED: Classes = Classes::only(&[QosClass::Lse, QosClass::Lsr]);
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CPUSetAllocator],
@@ -61,7 +60,7 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     }
 }
 
-/// The CPUs of a host application.
+/// Sets the CPUs of a host application.
 pub(super) fn set_host_app_cpus(app: &HostApp, rules: &Rules, wanted: &mut Adjustment) {
     if !rules.is_active(&HOOK) {
         return;

@@ -1,4 +1,5 @@
-//! GPUEnvInject: containers see the GPUs that their pod was given; see [`koord_model::gpu_env`].
+//! GPUEnvInject: makes the GPUs that were allocated to a pod visible to its containers; see
+//! [`koord_model::gpu_env`].
 
 use super::{
     Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
@@ -9,7 +10,7 @@ use koord_model::gpu_env::{Ask, of_container};
 
 pub(super) const NAME: &str = "GPUEnvInject";
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GPUEnvInject],
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The list of gates that `--help` and the log show must not call a gate that does something idle.
+    /// `--help` and the log must not list the gate as one without effect.
     #[test]
     fn monitor_gate_that_adds_mounts_is_not_without_effect() {
         let half = pod(json!({

@@ -1,7 +1,7 @@
-//! GroupIdentity: the scheduler class of groups; see [`koord_model::group_identity`].
+//! GroupIdentity: the scheduler class of cgroups; see [`koord_model::group_identity`].
 //!
-//! A container's group starts with what its pod's has. It is told the same value, because one that was
-//! made before the pod's changed keeps the old one.
+//! A container's cgroup starts with the value of its pod's. It is set nonetheless, because a container that
+//! was created before the pod's value changed keeps the old one.
 
 use super::{
     Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage, hook_value,
@@ -13,7 +13,7 @@ use koord_model::group_identity::GroupIdentity;
 
 const NAME: &str = "GroupIdentity";
 
-/// The row.
+/// The row of the table of hooks.
 pub(crate) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::GroupIdentity],

@@ -1,9 +1,9 @@
-//! Runtime hooks: what class, labels and annotations of a pod mean for its kernel settings.
+//! Runtime hooks: kernel settings that follow from the class, labels and annotations of a pod.
 //!
 //! [`desired`] is a pure function of a pod, one of its containers and the [`Rules`] of the node. The
-//! reconciler calls it, and so can whoever sits between the kubelet and the runtime. [`HOOKS`] is the
-//! table of those that have a say; every value of a class has one owner there, so that the order of
-//! the table decides nothing but the order in which problems are told.
+//! reconciler calls it, and so do the integrations with the container runtime. [`HOOKS`] is the table of
+//! hooks; every value of a class has one owner there, so that the order of the table affects only the order
+//! in which problems are reported.
 //!
 //! Source: Koordinator `pkg/koordlet/runtimehooks`.
 
@@ -31,25 +31,25 @@ use koord_model::core_sched::Wanted;
 use koord_model::gpu_env::Mount;
 use koord_model::rdma_devices::RdmaFile;
 
-/// A value and the hook that wants it.
+/// A value and the hook that sets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookValue<T> {
     /// The value.
     pub value: T,
-    /// The hook.
+    /// Name of the hook.
     pub by: &'static str,
 }
 
-/// What the hooks want of one group; what is `None` or empty stays as it is.
+/// Values that the hooks set for one cgroup. Values that are `None` or empty stay unchanged.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Adjustment {
     /// `cpu.shares`.
     pub cpu_shares: Option<HookValue<i64>>,
-    /// The CFS quota before bursts, microseconds per 100 ms; −1 is none.
+    /// CFS quota before bursts, in microseconds per 100 ms; −1 is unlimited.
     pub cfs_quota: Option<HookValue<i64>>,
-    /// The CPU list; the empty one goes to the runtime and to no cgroup.
+    /// CPU list. An empty list is passed to the runtime, but not written to cgroups.
     pub cpus: Option<HookValue<String>>,
-    /// Memory limit in bytes; −1 is none.
+    /// Memory limit in bytes; −1 is unlimited.
     pub memory_limit: Option<HookValue<i64>>,
     /// `cpu.bvt_warp_ns`, −1 to 2.
     pub bvt: Option<HookValue<i64>>,
@@ -67,30 +67,30 @@ pub struct Adjustment {
     pub mounts: Vec<HookValue<Mount>>,
     /// Device files.
     pub devices: Vec<HookValue<RdmaFile>>,
-    /// A directory on the host that must be there, empty and open to all, before the container starts.
+    /// Directory on the host that must be empty and writable by all before the container starts.
     pub fresh_directory: Option<HookValue<String>>,
-    /// Why hooks could not say what they should have.
+    /// Reasons why hooks could not set their values.
     pub problems: Vec<HookValue<String>>,
 }
 
-/// A resctrl group of a pod's own.
+/// The resctrl group of a single pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ResctrlAssignment {
-    /// Its name.
+    /// Name of the group.
     pub group: String,
-    /// What it may use of caches and memory bandwidth.
+    /// Share of caches and memory bandwidth.
     pub shares: Resctrl,
 }
 
 impl Adjustment {
-    /// Returns whether nothing is wanted.
+    /// Returns whether no value is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A value that hooks have a say in.
+/// A value that hooks can set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields of Adjustment")]
 pub enum HookResource {
@@ -107,19 +107,19 @@ pub enum HookResource {
     Devices,
 }
 
-/// A hook's say in a value, at some levels, for pods of some classes. A pod that was given CPUs for
-/// itself counts as LSR here, unless it is labelled BE.
+/// Declares that a hook sets a value at some cgroup levels, for pods of some classes. A pod with exclusive
+/// CPUs counts as LSR here, unless it is labeled BE.
 #[derive(Debug, Clone, Copy)]
 pub struct HookClaim {
     /// The value.
     pub resource: HookResource,
-    /// Where.
+    /// Cgroup levels.
     pub levels: &'static [Level],
-    /// Whose.
+    /// QoS classes of the pods.
     pub classes: Classes,
 }
 
-/// A moment at which a hook is heard.
+/// A point at which hooks run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the runtime's requests")]
 pub enum Stage {
@@ -127,26 +127,26 @@ pub enum Stage {
     CreateContainer,
     UpdateContainer,
     RemovePodSandbox,
-    /// Again and again, while the pod runs.
+    /// Periodically, while the pod runs.
     Reconcile,
 }
 
-/// One row of the table.
+/// A row of the table of hooks.
 #[derive(Debug, Clone, Copy)]
 pub struct Hook {
-    /// Its name in logs, audit records and, but for those of `Hook::upstream_name`, metrics.
+    /// Name in logs, audit records and, except for those of `Hook::upstream_name`, metrics.
     pub name: &'static str,
-    /// It is heard when one of these is open.
+    /// Feature gates of which at least one must be open.
     pub gates: &'static [Gate],
-    /// When it is heard.
+    /// Stages at which the hook runs.
     pub stages: &'static [Stage],
-    /// What it has a say in.
+    /// Values that the hook sets.
     pub claims: &'static [HookClaim],
     run: fn(&HookTarget<'_>, &Rules, &mut Adjustment),
 }
 
 impl Hook {
-    /// What upstream's `runtime_hook_invoked_duration_milliseconds` calls it.
+    /// Returns the name in upstream's `runtime_hook_invoked_duration_milliseconds`.
     pub(crate) fn upstream_name(&self) -> &'static str {
         match self.name {
             gpu_env::NAME => "gpu env inject",
@@ -156,7 +156,7 @@ impl Hook {
     }
 }
 
-/// Every hook, by name: the order in which they are heard.
+/// Every hook, sorted by name, in the order in which they run.
 pub const HOOKS: &[Hook] = &[
     batch_resource::HOOK,
     normalization::HOOK,
@@ -170,7 +170,7 @@ pub const HOOKS: &[Hook] = &[
     resctrl::HOOK,
 ];
 
-/// A part of a pod that has a group of its own.
+/// The scope of a cgroup within a pod.
 #[derive(Debug, Clone, Copy)]
 enum CgroupScope<'a> {
     Pod,
@@ -178,7 +178,7 @@ enum CgroupScope<'a> {
     Container(&'a ContainerInfo),
 }
 
-/// Of whom something is wanted.
+/// Pod, sandbox or container that hook values apply to.
 #[derive(Debug, Clone, Copy)]
 struct HookTarget<'a> {
     pod: &'a PodInfo,
@@ -186,12 +186,12 @@ struct HookTarget<'a> {
 }
 
 impl<'a> HookTarget<'a> {
-    /// Returns the class by which hooks share out values.
+    /// Returns the QoS class that hooks use.
     fn class(&self) -> QosClass {
         class_of(self.pod)
     }
 
-    /// Returns the container, when it is one that runs the pod's own program.
+    /// Returns the container; `None` for the pod itself and its sandbox.
     fn container(&self) -> Option<&'a ContainerInfo> {
         match self.scope {
             CgroupScope::Container(container) => Some(container),
@@ -204,8 +204,8 @@ impl<'a> HookTarget<'a> {
     }
 }
 
-/// Returns the class by which hooks share out values: a pod with CPUs of its own counts as LSR, because that
-/// is how the scheduler treated it.
+/// Returns the QoS class that hooks use: a pod with exclusive CPUs counts as LSR, because the scheduler
+/// treated it so.
 pub(crate) fn class_of(pod: &PodInfo) -> QosClass {
     match pod.qos {
         QosClass::Ls | QosClass::None if pod.cpus.is_some() => QosClass::Lsr,
@@ -217,21 +217,21 @@ fn hook_value<T>(value: T, by: &'static str) -> Option<HookValue<T>> {
     Some(HookValue { value, by })
 }
 
-/// What is wanted of a pod's own group, or of one of its containers.
+/// Returns the desired values of a pod's own cgroup, or of one of its containers.
 #[must_use]
 pub fn desired(pod: &PodInfo, container: Option<&ContainerInfo>, rules: &Rules) -> Adjustment {
     let scope = container.map_or(CgroupScope::Pod, CgroupScope::Container);
     run_hooks(&HookTarget { pod, scope }, rules)
 }
 
-/// What is wanted of the group in which a pod's sandbox runs.
+/// Returns the desired values of the cgroup of a pod's sandbox.
 #[must_use]
 pub fn desired_sandbox(pod: &PodInfo, rules: &Rules) -> Adjustment {
     let scope = CgroupScope::Sandbox;
     run_hooks(&HookTarget { pod, scope }, rules)
 }
 
-/// Returns the same; `around` calls each hook that is heard.
+/// Like [`desired`], but calls `around` for each active hook, which runs it.
 pub(crate) fn desired_around(
     pod: &PodInfo,
     container: Option<&ContainerInfo>,
@@ -259,7 +259,7 @@ fn run_hooks_around(
     wanted
 }
 
-/// What is wanted of the group of one of the kubelet's classes.
+/// Returns the desired values of the cgroup of a kubelet QoS class.
 #[must_use]
 pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
     Adjustment {
@@ -268,7 +268,7 @@ pub fn desired_class(class: KubeQos, rules: &Rules) -> Adjustment {
     }
 }
 
-/// What is wanted of the group of a host application.
+/// Returns the desired values of the cgroup of a host application.
 #[must_use]
 pub fn desired_host_app(app: &HostApp, rules: &Rules) -> Adjustment {
     let mut wanted = Adjustment {

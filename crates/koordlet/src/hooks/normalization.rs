@@ -1,8 +1,8 @@
-//! CPUNormalization: quotas of pods on shared CPUs, divided by how much faster the node is.
+//! CPUNormalization: quotas of pods on shared CPUs, divided by the relative speed of the node.
 //!
-//! The base is always the limit in the spec, never what a group or a request to the runtime says, so
-//! that nothing is divided twice. While no ratio is set nothing is wanted; CPULimits, which puts
-//! quotas together, takes an earlier ratio back once.
+//! The base is always the limit in the spec, never the value of a cgroup or of a request to the runtime, so
+//! that no value is divided twice. While no ratio is set no value is set; CPULimits, which writes quotas,
+//! undoes an earlier ratio once.
 
 use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
@@ -14,10 +14,10 @@ use koord_model::cpu_limit::{normalized, quota_of};
 
 const NAME: &str = "CPUNormalization";
 
-/// Pods on shared CPUs.
+/// Classes of pods on shared CPUs.
 const SHARED: Classes = Classes::only(&[QosClass::Ls, QosClass::None]);
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::CPUNormalization],
@@ -50,7 +50,8 @@ fn run(target: &HookTarget<'_>, rules: &Rules, wanted: &mut Adjustment) {
     }
 }
 
-/// Returns the pod's CPU limit in milli-cores, as the kubelet counts it: `None` when one container has none.
+/// Returns the pod's CPU limit in milli-cores, calculated like the kubelet; `None` if a container has no
+/// limit.
 fn pod_limit(pod: &PodInfo) -> Option<i64> {
     let limit = |milli: Option<i64>| milli.filter(|milli| *milli > 0);
     let mut running = 0_i64;

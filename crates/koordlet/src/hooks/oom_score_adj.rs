@@ -1,6 +1,6 @@
-//! OOMScoreAdj: which processes of a pod the kernel kills first, as its annotations ask.
+//! OOMScoreAdj: sets which processes of a pod the kernel kills first, by the pod's annotations.
 //!
-//! Sandboxes keep what the runtime gave them, and nothing is taken back when an annotation goes.
+//! Sandboxes keep the runtime's value, and the value remains when the annotation is removed.
 
 use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, Rules, Stage, hook_value};
 use crate::claims::{Classes, Level};
@@ -8,7 +8,7 @@ use crate::gates::Gate;
 
 const NAME: &str = "OOMScoreAdj";
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::OOMScoreAdj],

@@ -1,5 +1,5 @@
-//! RDMADeviceInject: containers get the device files of the RDMA adapters that their pod was given; see
-//! [`koord_model::rdma_devices`].
+//! RDMADeviceInject: adds the device files of the RDMA adapters that were allocated to a pod to its
+//! containers; see [`koord_model::rdma_devices`].
 
 use super::{Adjustment, Hook, HookClaim, HookTarget, HookValue, Rules, Stage, What};
 use crate::claims::{Classes, Level};
@@ -8,7 +8,7 @@ use koord_model::rdma_devices::of_pod;
 
 pub(super) const NAME: &str = "RDMADeviceInject";
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::RDMADeviceInject],
@@ -46,7 +46,7 @@ mod tests {
     use koord_model::rdma_devices::RdmaFile;
     use serde_json::json;
 
-    /// What is given is tested with the model.
+    /// The device files themselves are tested with the model.
     #[test]
     fn containers_only() {
         let pod = |devices: &str| {

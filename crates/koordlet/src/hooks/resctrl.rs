@@ -1,5 +1,5 @@
-//! Resctrl: a cache and memory-bandwidth group for a pod that asks for one of its own. The row
-//! RdtResctrl makes and fills it.
+//! Resctrl: assigns a pod with resctrl settings of its own to a resctrl group. The strategy RdtResctrl
+//! creates and fills the group.
 
 use super::{
     Adjustment, Hook, HookClaim, HookResource, HookTarget, ResctrlAssignment, Rules, Stage,
@@ -10,11 +10,11 @@ use crate::gates::Gate;
 
 const NAME: &str = "Resctrl";
 
-/// What the names of pods' groups begin with; their UIDs follow. Upstream's, so that groups survive a
-/// change from one to the other.
+/// Prefix of the names of pods' groups, before the UID. It is upstream's, so that groups survive a change of
+/// the agent.
 const GROUP_PREFIX: &str = "koordlet-";
 
-/// The row.
+/// The row of the table of hooks.
 pub(super) const HOOK: Hook = Hook {
     name: NAME,
     gates: &[Gate::Resctrl],

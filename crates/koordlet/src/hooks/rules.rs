@@ -1,4 +1,4 @@
-//! Everything that desired values depend on, beside the pod itself.
+//! Inputs of desired values other than the pod itself.
 
 use super::{HOOKS, Hook};
 use crate::gates::Gate;
@@ -14,56 +14,56 @@ use koord_model::group_identity::GroupIdentity;
 use koord_model::normalization::settled;
 use std::sync::Arc;
 
-/// What [`Rules`] are made from.
+/// Sources of [`Rules`].
 #[derive(Debug, Clone, Copy)]
 pub struct Sources<'a> {
     /// The settings of the cluster.
     pub slo: &'a Slo,
-    /// The Node object, once it was seen.
+    /// The Node object; `None` until it was received.
     pub node: Option<&'a NodeInfo>,
-    /// The NodeResourceTopology, when there is one.
+    /// The NodeResourceTopology; `None` if there is none.
     pub topology: Option<&'a TopologyInfo>,
-    /// What the agent was told at start.
+    /// Settings of the agent.
     pub settings: &'a Settings,
-    /// Batch pods have no quotas of their own, because their class is limited by one.
+    /// True if batch pods must have no quotas of their own, because their class is limited by one.
     pub batch_quotas_lifted: bool,
-    /// Batch pods' groups are idle.
+    /// True if cgroups of batch pods are idle.
     pub batch_idle: bool,
-    /// True if this kernel has group identity, and it is in use or to be used.
+    /// True if this kernel has group identity, and it is in use or must be set.
     pub group_identity: bool,
-    /// True if this kernel's groups can be idle.
+    /// True if cgroups of this kernel can be idle.
     pub cpu_idle: bool,
 }
 
-/// A snapshot of everything that desired values depend on. It is made when a source changes, shared,
-/// and never changed.
+/// Immutable snapshot of the inputs of desired values. A new one is created when a source changes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rules {
-    /// Bit i: the i-th row of [`HOOKS`] is heard.
+    /// Bit i is set if the i-th row of [`HOOKS`] is active.
     active: u32,
     /// True if batch pods have quotas of their own.
     pub(super) batch_quotas: bool,
-    /// True if batch pods' groups are idle.
+    /// True if cgroups of batch pods are idle.
     pub(super) batch_idle: bool,
-    /// True if groups can be idle at all.
+    /// True if cgroups can be idle.
     pub(super) cpu_idle: bool,
-    /// By what quotas are divided, for pods on shared CPUs (CPUNormalization).
+    /// Divisor of quotas of pods on shared CPUs (CPUNormalization); `None` if not normalized.
     pub(super) ratio: Option<f64>,
-    /// The same for batch pods, who follow the node whatever that gate says.
+    /// Divisor of quotas of batch pods, which follow the node whatever that gate's state; `None` if not
+    /// normalized.
     pub(super) batch_ratio: Option<f64>,
-    /// CPU pools; `None` while nobody told.
+    /// CPU pools; `None` without a NodeResourceTopology.
     pub(super) pools: Option<Pools>,
-    /// True if batch pods are kept to their pools.
+    /// True if batch pods are restricted to their pools.
     pub(super) batch_by_pool: bool,
-    /// True if pods with CPUs of their own lose their quotas.
+    /// True if pods with exclusive CPUs lose their quotas.
     pub(super) unset_quota: bool,
-    /// Values of group identity; `None` where it is not to be touched.
+    /// Values of group identity; `None` if it must not be changed.
     pub(crate) group_identity: Option<GroupIdentity>,
     /// Settings of core scheduling.
     pub(super) core_sched: CoreSched,
-    /// HAMi-core's library on the host.
+    /// Path of HAMi-core's library on the host.
     pub(super) hami_library: String,
-    /// True if HAMi-core shares its figures with a monitor.
+    /// True if HAMi-core exports metrics to a monitor.
     pub(super) hami_monitor: bool,
 }
 
@@ -71,8 +71,8 @@ pub struct Rules {
 pub type RuleStore = Arc<ArcSwapOption<Rules>>;
 
 impl Rules {
-    /// Returns the rules that follow from `from`. Changes of the CPU normalization ratio that are too small
-    /// to act on leave it as in `last`.
+    /// Creates the rules from their sources. A change of the CPU normalization ratio that is too small to act
+    /// on keeps the ratio of `last`.
     #[must_use]
     pub fn from_sources(from: Sources<'_>, last: Option<&Self>) -> Self {
         let gates = &from.settings.gates;
@@ -100,26 +100,26 @@ impl Rules {
         }
     }
 
-    /// Returns whether `hook` has its say.
+    /// Returns whether `hook` is active.
     pub(crate) fn is_active(&self, hook: &Hook) -> bool {
         let index = HOOKS.iter().position(|row| row.name == hook.name);
         index.is_some_and(|index| self.active & 1 << index != 0)
     }
 
-    /// What batch quotas are divided by.
+    /// Returns the divisor of batch quotas; `None` if they are not normalized.
     #[must_use]
     pub fn batch_ratio(&self) -> Option<f64> {
         self.batch_ratio
     }
 
-    /// Settings of core scheduling.
+    /// Returns the settings of core scheduling.
     #[must_use]
     pub fn core_sched(&self) -> &CoreSched {
         &self.core_sched
     }
 }
 
-/// What the rule of CPU sets knows of the machine.
+/// Returns the CPU pools of the machine as input of the rule of CPU sets.
 pub(crate) fn pools(topology: &TopologyInfo) -> Pools {
     let list = |pools: &[Pool]| {
         let pool = |pool: &Pool| CpuSharedPool {

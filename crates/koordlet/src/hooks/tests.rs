@@ -1,4 +1,4 @@
-//! The table of hooks, and a node to ask on.
+//! The table of hooks, and a fake node to run them on.
 
 use super::*;
 use crate::settings::Settings;
@@ -17,7 +17,7 @@ pub(crate) fn pod(object: Value) -> PodInfo {
     PodInfo::of(&pod, &layout).unwrap()
 }
 
-/// What a node's rules are made from, in the words of the objects they come from.
+/// Sources of a node's rules, as API values.
 #[derive(Debug)]
 pub(crate) struct Node {
     settings: Settings,
@@ -90,7 +90,7 @@ impl Node {
         self
     }
 
-    /// Every class enabled with upstream's figures, BE idle, by this CPU policy.
+    /// Enables every class with upstream's figures, BE idle, with this CPU policy.
     pub(crate) fn cpu_qos(mut self, policy: &str) -> Self {
         let class = |identity: i64, idle: i64, expeller: bool| {
             json!({"cpuQOS": {"enable": true, "groupIdentity": identity,
@@ -104,7 +104,7 @@ impl Node {
         self
     }
 
-    /// CPU pools of NUMA nodes 0, 1, …
+    /// Sets the CPU pools of NUMA nodes 0, 1, …
     pub(crate) fn pools(mut self, shared: &[&str], batch: &[&str]) -> Self {
         let pools = |lists: &[&str]| {
             let pool = |(node, cpus): (usize, &&str)| json!({"socket": node, "node": node, "cpuset": cpus});
@@ -177,7 +177,7 @@ fn hooks_are_sorted_and_values_have_one_owner() {
     }
 }
 
-/// With every gate open, no hook says what its row does not claim.
+/// With every gate open, each hook sets only values that its row claims.
 #[test]
 fn hooks_set_only_claimed_values() {
     let mut node = Node::default()

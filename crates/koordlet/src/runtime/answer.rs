@@ -1,4 +1,4 @@
-//! What a runtime, or its proxy, is answered.
+//! Responses to the container runtime or its proxy.
 
 use super::asked::{self, ContainerRequest, PodRequest, RequestError, ResolvedPod};
 use super::{HookContext, Policy};
@@ -19,20 +19,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// What part of the time of whoever asks is used.
+/// Share of the caller's timeout that is used here.
 const TIMEOUT_SHARE: f64 = 0.8;
 
-/// How long a runtime waits that does not say.
+/// Timeout of a runtime that does not specify one.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often is looked whether there are rules yet, or a pod.
+/// Interval of polling for the first rules or for a pod.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a pod with devices may take to be listed, once the list was asked for: half of what is ours
-/// of a runtime's time.
+/// Time for a pod with devices to be listed, once the list was requested: half of our share of a runtime's
+/// timeout.
 const LISTING_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// A moment at which a runtime asks, with upstream's name.
+/// A runtime request at which hooks run, with upstream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HookPoint {
     RunPodSandbox,
@@ -65,7 +65,7 @@ impl HookPoint {
         ),
     ];
 
-    /// Returns the stage of the hooks that are heard, and upstream's name of it.
+    /// Returns the stage of the hooks that run, and upstream's name of it.
     fn stage(self) -> Option<(Stage, &'static str)> {
         let mut all = Self::ALL.into_iter();
         let row = all.find(|(point, _, _)| *point == self);
@@ -85,11 +85,11 @@ pub(crate) const STAGES: [&str; 8] = [
     "PreRemoveRunPodSandbox",
 ];
 
-/// The stages at which a hook is heard and that are not disabled.
+/// The stages at which an active hook runs and that are not disabled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stages {
     served: Vec<HookPoint>,
-    /// True if processes' scores are set.
+    /// True if `oom_score_adj` of processes is set.
     oom_score: bool,
 }
 
@@ -118,12 +118,12 @@ impl Stages {
         self.served.contains(&point)
     }
 
-    /// Returns whether somebody wants `oom_score_adj` of new containers set.
+    /// Returns whether `oom_score_adj` of new containers is set.
     pub(super) fn oom_score(&self) -> bool {
         self.oom_score
     }
 
-    /// Upstream's names of the stages.
+    /// Returns upstream's names of the stages.
     pub(super) fn names(&self) -> Vec<String> {
         let served = HookPoint::ALL
             .into_iter()
@@ -132,7 +132,7 @@ impl Stages {
     }
 }
 
-/// Why there is no answer.
+/// Error of a response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HookError {
     #[error(transparent)]
@@ -145,19 +145,19 @@ pub(super) enum HookError {
     Directory { path: String, error: std::io::Error },
     #[error("no answer within {0:?}")]
     Late(Duration),
-    #[error("the answer's task has died")]
+    #[error("hook task panicked")]
     Panicked,
 }
 
-/// What a new container gets.
+/// Values of a new container.
 #[derive(Debug, Default)]
 pub(super) struct NewContainer {
     pub(super) wanted: Adjustment,
-    /// The device files that are wanted, with the numbers that the machine has given them.
+    /// The desired device files, with their device numbers on this machine.
     pub(super) devices: Vec<CharDevice>,
 }
 
-/// The one who answers, whoever asks.
+/// Responds to requests of the runtime and of its proxy.
 #[derive(Debug)]
 pub(super) struct HookResponder {
     policy: Policy,
@@ -174,18 +174,18 @@ impl HookResponder {
         }
     }
 
-    /// What becomes of a request whose hook fails.
+    /// Returns the policy for requests whose hook fails.
     pub(super) fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// Returns the rules in force; `None` before the agent's first round.
+    /// Returns the rules in force; `None` before the agent's first tick.
     pub(super) fn rules(&self) -> Option<Arc<Rules>> {
         self.ctx.rules.load_full()
     }
 
-    /// Waits for the agent's first round: who answers before has nothing to say, and whoever asked takes
-    /// that for the answer. False when it will not come any more.
+    /// Waits for the agent's first tick: an earlier response would be empty, and the caller would take it as
+    /// final. Returns false on shutdown.
     pub(super) async fn ready(&self, shutdown: &CancellationToken) -> bool {
         while self.rules().is_none() {
             tokio::select! {
@@ -202,7 +202,7 @@ impl HookResponder {
         asked::resolve_pod(request, states.pods.load_full(), &layout)
     }
 
-    /// What hooks want of a container that is about to be created, with its files.
+    /// Returns the desired values of a container that is about to be created, with its device files.
     pub(super) fn create(
         &self,
         pod: &PodRequest,
@@ -214,19 +214,18 @@ impl HookResponder {
         Ok(NewContainer { wanted, devices })
     }
 
-    /// Whether what the pod asks for is known: devices of pods that do not ask for them are left out
-    /// when pods are listed. Pods of files on the node, whose UID no API server has given, may have what
-    /// they like.
+    /// Returns whether the pod's requests are known, which its device files depend on: the pod is listed, or
+    /// it is a static pod. The latter may have any device: its UID is not from an API server.
     fn is_listed(&self, pod: &PodRequest) -> Result<bool, RequestError> {
         let resolved = self.resolve(pod)?;
         Ok(matches!(resolved, ResolvedPod::Listed(..)) || is_config_hash(&pod.uid))
     }
 
-    /// What is wanted, with device files only where the pod is listed. One that has just come is waited
-    /// for: it cannot get them later. On a thread that may block.
+    /// Clears the device files of a pod that is not listed. A new pod is waited for, because it cannot get
+    /// device files later. Blocks the thread.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a plugin's answers are made on threads that may block, without tokio's time"
+        reason = "plugin responses are computed on threads that may block, without tokio's clock"
     )]
     fn check_devices(
         &self,
@@ -255,7 +254,7 @@ impl HookResponder {
         Ok(wanted)
     }
 
-    /// What hooks want of a container that is about to be created. Nothing is read or written for it.
+    /// Returns the desired values of a container that is about to be created. Reads and writes no file.
     pub(super) fn new_container(
         &self,
         pod: &PodRequest,
@@ -264,7 +263,7 @@ impl HookResponder {
         self.container(Some(HookPoint::CreateContainer), pod, container, |_, _| {})
     }
 
-    /// Looks at the device files that are wanted, and makes the directory.
+    /// Looks up the desired device files, and creates the directory.
     pub(super) fn prepare_files(
         &self,
         pod: &PodRequest,
@@ -280,7 +279,7 @@ impl HookResponder {
         Ok(devices)
     }
 
-    /// Returns the device files that are wanted: all of them or, where one is not there, none.
+    /// Returns the desired device files: all of them or, if one is missing, none.
     fn devices(&self, pod: &PodRequest, wanted: &Adjustment) -> Result<Vec<CharDevice>, HookError> {
         let root = &self.ctx.root;
         let mut devices = Vec::new();
@@ -301,7 +300,7 @@ impl HookResponder {
         Ok(devices)
     }
 
-    /// Mounts and device files cannot be given through the runtime's proxy: its hooks know neither.
+    /// Reports mounts and device files, which cannot be set through the runtime's proxy, as problems.
     pub(super) fn report_lost_files(
         &self,
         pod: &PodRequest,
@@ -317,8 +316,8 @@ impl HookResponder {
         self.report_problems(pod, &mut lost.map(problem).collect())
     }
 
-    /// What hooks want of a container whose resources are about to change: CPU lists of batch pods are
-    /// not among it.
+    /// Returns the desired values of a container whose resources are about to change, without CPU lists of
+    /// batch pods.
     pub(super) fn updated(
         &self,
         pod: &PodRequest,
@@ -327,7 +326,7 @@ impl HookResponder {
         self.running_at(Some(HookPoint::UpdateContainer), pod, container)
     }
 
-    /// Returns the same of a container that is there, and that nobody asks about.
+    /// Like [`Self::updated`], for an existing container without a request.
     pub(super) fn running(
         &self,
         pod: &PodRequest,
@@ -349,7 +348,7 @@ impl HookResponder {
         })
     }
 
-    /// What hooks want; each that the stage of `at` is about is timed.
+    /// Runs the hooks and records the duration of those that belong to the stage of `at`.
     fn run_hooks(
         &self,
         at: Option<HookPoint>,
@@ -392,7 +391,8 @@ impl HookResponder {
         Ok(wanted)
     }
 
-    /// What hooks want of a pod's group. It is written, because no answer can carry it.
+    /// Returns the desired values of a pod's cgroup. They are also written, because a response cannot carry
+    /// them.
     pub(super) fn run_pod(&self, request: &PodRequest) -> Result<Adjustment, HookError> {
         let (Some(rules), resolved) = (self.rules(), self.resolve(request)?) else {
             return Ok(Adjustment::default());
@@ -422,16 +422,16 @@ impl HookResponder {
             let target = Target::cgroup(&pod.cgroup, resource);
             match self.ctx.root.write_target(&target, &value) {
                 Ok(_) => {}
-                // The pod has gone meanwhile, or this kernel has no such file.
+                // The pod was removed meanwhile, or this kernel has no such file.
                 Err(error) if error.is_gone() || error.is_unsupported() => {}
                 Err(error) => {
-                    tracing::warn!(pod = request.name, %error, "not set");
+                    tracing::warn!(pod = request.name, %error, "failed to set value of the pod cgroup");
                     failed.get_or_insert(error);
                 }
             }
         }
         if matches!(resolved, ResolvedPod::FromRequest(_)) {
-            // The agent's next round shall know it.
+            // The agent's next tick must know the pod.
             self.ctx.states.resync_pods();
         }
         match failed {
@@ -440,8 +440,8 @@ impl HookResponder {
         }
     }
 
-    /// Returns the kill order of a container whose processes wait to be started, where the runtime cannot set
-    /// it.
+    /// Sets `oom_score_adj` of a created container whose processes wait to be started, for runtimes that
+    /// cannot set it.
     pub(super) fn container_started(
         &self,
         request: &PodRequest,
@@ -473,7 +473,7 @@ impl HookResponder {
         Ok(())
     }
 
-    /// Problems are told, or fail the request, as the policy says.
+    /// Logs problems, or fails the request, depending on the policy.
     fn report_problems(
         &self,
         pod: &PodRequest,
@@ -484,13 +484,13 @@ impl HookResponder {
             if self.policy == Policy::Fail {
                 return Err(HookError::Hook { hook, error });
             }
-            tracing::warn!(hook, of = pod.name, error, "not set");
+            tracing::warn!(hook, of = pod.name, error, "failed to compute hook value");
         }
         Ok(())
     }
 
-    /// Returns the answer of `work`. An error, a panic too, is told, and is the default answer unless the policy
-    /// says that the request fails.
+    /// Returns the result of `work`. An error or a panic is logged, and gives the default result unless the
+    /// policy fails the request.
     pub(super) async fn respond<T: Default>(
         &self,
         event: &'static str,
@@ -506,9 +506,9 @@ impl HookResponder {
             Ok(answer) => Ok(answer),
             Err(error) => {
                 let policy = self.policy.name();
-                tracing::warn!(event, %error, policy, "the runtime's request is not adjusted");
+                tracing::warn!(event, %error, policy, "failed to adjust runtime request");
                 match (self.policy, error) {
-                    // It would fail anyway, and with it the connection.
+                    // The request fails, and with it the connection.
                     (Policy::Fail, error) => Err(error),
                     (Policy::Ignore, _) => Ok(T::default()),
                 }
@@ -516,7 +516,7 @@ impl HookResponder {
         }
     }
 
-    /// Work with files, on a thread that no other answer needs, in the part of the time that is ours.
+    /// Runs work with files on a blocking thread, limited to our share of the timeout.
     pub(super) async fn run_blocking<T, F>(self: &Arc<Self>, work: F) -> Result<T, HookError>
     where
         T: Send + 'static,
@@ -533,7 +533,7 @@ impl HookResponder {
     }
 }
 
-/// Returns an empty directory that everybody may write to.
+/// Creates an empty directory that all users may write to, after removing an existing one.
 fn recreate_directory(path: &str) -> std::io::Result<()> {
     let path = Path::new(path);
     match std::fs::remove_dir_all(path) {

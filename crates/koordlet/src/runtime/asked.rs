@@ -1,4 +1,4 @@
-//! A pod and a container as a runtime speaks of them, turned into what hooks know.
+//! Pod and container of a runtime request, converted to the types that hooks use.
 
 use crate::states::pod::check_new_pod;
 use crate::states::{ContainerInfo, Layout, PodInfo};
@@ -18,7 +18,7 @@ pub(super) struct PodRequest {
     pub(super) name: String,
     pub(super) labels: BTreeMap<String, String>,
     pub(super) annotations: BTreeMap<String, String>,
-    /// The pod's group, as the runtime has it from the kubelet.
+    /// The pod's cgroup, as the kubelet passed it to the runtime.
     pub(super) cgroup_parent: String,
 }
 
@@ -26,30 +26,30 @@ pub(super) struct PodRequest {
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContainerRequest {
     pub(super) name: String,
-    /// The CFS quota asked for, and its period, in microseconds; 0 is not said, −1 is none.
+    /// The requested CFS quota and its period, in microseconds; 0 is unset, −1 is unlimited.
     pub(super) quota: i64,
     pub(super) period: i64,
 }
 
-/// Why a request cannot be answered.
+/// Error of an invalid request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
-    #[error("the request names no pod")]
+    #[error("request has no pod")]
     NoPod,
-    #[error("the request names no container")]
+    #[error("request has no container")]
     NoContainer,
-    #[error("a pod cannot have the UID {0:?}")]
+    #[error("invalid pod UID {0:?}")]
     Uid(String),
-    #[error("a container cannot have the name {0:?}")]
+    #[error("invalid container name {0:?}")]
     Name(String),
 }
 
-/// A pod that hooks can be asked about.
+/// A pod that hooks can run for.
 #[derive(Debug, Clone)]
 pub(super) enum ResolvedPod {
-    /// Of the list of pods: which, and at what place.
+    /// A pod of the pod list, with its index.
     Listed(Arc<Vec<PodInfo>>, usize),
-    /// Of nothing but a request.
+    /// A pod that is known only from a request.
     FromRequest(Box<PodInfo>),
 }
 
@@ -62,7 +62,7 @@ impl ResolvedPod {
     }
 }
 
-/// Returns the pod of the list, else one made from what the request tells.
+/// Returns the listed pod, or else one made from the request.
 pub(super) fn resolve_pod(
     request: &PodRequest,
     listed: Option<Arc<Vec<PodInfo>>>,
@@ -73,7 +73,7 @@ pub(super) fn resolve_pod(
     {
         return Ok(ResolvedPod::Listed(pods, at));
     }
-    // Whoever names batch resources in the spec has them in this annotation, too.
+    // Batch resources of the spec are also in this annotation.
     let extended = request
         .annotations
         .get(annotations::POD_EXTENDED_RESOURCE_SPEC);
@@ -104,12 +104,12 @@ pub(super) fn resolve_pod(
         tracing::debug!(
             pod = request.name,
             ?malformed,
-            "what a request tells is left out"
+            "ignoring invalid value of a request"
         );
     }
     let listed = listed.as_deref().map_or(&[][..], Vec::as_slice);
     if let Some(reason) = check_new_pod(&mut pod, listed) {
-        tracing::warn!(pod = request.name, reason, "CPUs of an annotation refused");
+        tracing::warn!(pod = request.name, reason, "ignoring CPUs of an annotation");
     }
     if let Some((group, class)) = pod_cgroup(&request.cgroup_parent, layout) {
         (pod.cgroup, pod.kube_qos) = (group, class);
@@ -120,8 +120,8 @@ pub(super) fn resolve_pod(
     Ok(ResolvedPod::FromRequest(Box::new(pod)))
 }
 
-/// Returns the container of the pod, with the limit that the runtime was just told; one that the pod does
-/// not name asks for nothing else. Its name becomes a part of paths.
+/// Returns the pod's container, with the limit of the request. A container that the pod does not have has no
+/// other values. Rejects names that are not safe in paths.
 pub(super) fn resolve_container(
     request: &ContainerRequest,
     pod: &PodInfo,
@@ -136,7 +136,7 @@ pub(super) fn resolve_container(
         name: request.name.clone(),
         ..ContainerInfo::default()
     });
-    // A resize comes here before the pod's new spec does.
+    // A resize is requested here before the pod's new spec is listed.
     if request.quota > 0 {
         let period = if request.period > 0 {
             request.period
@@ -148,8 +148,8 @@ pub(super) fn resolve_container(
     Ok(container)
 }
 
-/// Returns the group that a runtime names as a pod's, and the kubelet's class that it is in. With the systemd
-/// driver the kubelet gives the runtime the slice's name only.
+/// Returns the cgroup path that a runtime specifies for a pod, and its kubelet QoS class. With the systemd
+/// driver the kubelet passes only the slice's name to the runtime.
 pub(super) fn pod_cgroup(parent: &str, layout: &Layout) -> Option<(CgroupPath, KubeQos)> {
     let path = parent.trim_matches('/');
     let path = match path.strip_suffix(".slice") {
@@ -166,7 +166,7 @@ pub(super) fn pod_cgroup(parent: &str, layout: &Layout) -> Option<(CgroupPath, K
     let class = [KubeQos::Burstable, KubeQos::BestEffort];
     let class = class.into_iter().find(|class| within(*class));
     let class = class.unwrap_or_else(|| {
-        // Where the layout is not known yet, names tell.
+        // If the layout is not detected yet, the class follows from names.
         let has = |name: &str| path.split(['/', '-', '.']).any(|part| part == name);
         match (has("burstable"), has("besteffort")) {
             (true, _) => KubeQos::Burstable,
@@ -177,7 +177,7 @@ pub(super) fn pod_cgroup(parent: &str, layout: &Layout) -> Option<(CgroupPath, K
     Some((group, class))
 }
 
-/// `a-b` is the group `a.slice/a-b.slice`.
+/// Converts a slice name to a path: `a-b` is the cgroup `a.slice/a-b.slice`.
 fn slices(name: &str) -> String {
     let ends = name.match_indices('-').map(|(at, _)| at);
     let names = ends.filter_map(|at| name.get(..at)).chain([name]);
@@ -185,7 +185,7 @@ fn slices(name: &str) -> String {
     groups.join("/")
 }
 
-/// Returns the group that a runtime names as a container's. With the systemd driver it names it
+/// Returns the cgroup path that a runtime specifies for a container. With the systemd driver the format is
 /// `slice:prefix:id`.
 pub(super) fn container_cgroup(path: &str, layout: &Layout) -> Option<CgroupPath> {
     let parts: Vec<&str> = path.split(':').collect();

@@ -1,5 +1,5 @@
-//! One agent of a machine gives containers their values: two that do, through the runtime or its
-//! proxy, would have every creation refused, or values set twice.
+//! A lock that lets only one agent of a machine adjust containers. Two agents that do, through the runtime or
+//! its proxy, would have every creation refused, or values set twice.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -7,30 +7,30 @@ use std::path::Path;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How often is looked whether the other agent has gone.
+/// Interval of checks whether the other agent has ended.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whether this agent gives them. The directory of registrations is locked meanwhile, which agents of
-/// every mode know; the kernel unlocks it when the process ends, however it does.
+/// State of the lock of this agent. The lock is on the directory of registrations, which is the same for
+/// agents of every mode; the kernel releases it when the process ends.
 #[derive(Debug)]
 pub(super) enum HookLock {
-    /// It does.
+    /// This agent holds the lock.
     Held(#[expect(dead_code, reason = "held open, and so locked")] File),
-    /// The directory cannot be locked: it does, whoever else may.
+    /// The directory cannot be locked; this agent adjusts containers regardless of others.
     Unknown,
-    /// Another one does.
+    /// Another agent holds the lock.
     HeldByOther,
 }
 
 impl HookLock {
-    /// Of the machine whose registrations are in `directory`, which is made where that shall be.
+    /// Acquires the lock of the machine whose registrations are in `directory`, which is created if `make`.
     pub(super) fn acquire(directory: &Path, make: bool) -> Self {
         match Self::try_acquire(directory, make) {
             Ok(lock) => lock,
             Err(error) => {
                 if make || error.kind() != io::ErrorKind::NotFound {
                     let directory = directory.display();
-                    tracing::warn!(%directory, %error, "cannot be locked against other agents");
+                    tracing::warn!(%directory, %error, "failed to lock directory against other agents, continuing without lock");
                 }
                 Self::Unknown
             }
@@ -49,12 +49,12 @@ impl HookLock {
         }
     }
 
-    /// Returns whether another agent has it.
+    /// Returns whether another agent holds the lock.
     pub(super) fn is_held_by_other(&self) -> bool {
         matches!(self, Self::HeldByOther)
     }
 
-    /// Waits for its turn; `None` when it does not come any more.
+    /// Waits until the lock is acquired; `None` on shutdown.
     pub(super) async fn wait(self, directory: &Path, shutdown: &CancellationToken) -> Option<Self> {
         let mut lock = self;
         while lock.is_held_by_other() {

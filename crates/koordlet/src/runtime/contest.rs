@@ -1,5 +1,5 @@
-//! Another plugin of the container runtime that sets the same values: the runtime refuses to create
-//! the container and tells neither plugin, so that it has to be found in the pods' status.
+//! Detects another plugin of the container runtime that sets the same values. The runtime then refuses to
+//! create the container and notifies neither plugin, so the conflict is found in the pods' status.
 
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A contest that has been away for so long is told again: the kubelet's attempts come every five
-/// minutes at most, and between them the status may say something else.
+/// Time without a conflict after which it is reported again. The kubelet retries at most every five minutes,
+/// and between attempts the status may have other content.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 
-/// What stands between this plugin and others, each told once.
+/// Conflicts between this plugin and others, each reported once.
 #[derive(Debug)]
 pub(crate) struct PluginConflicts {
-    /// Index and name.
+    /// Index and name of this plugin.
     own: String,
     warnings: Arc<Warnings>,
     metrics: Metrics,
-    /// Plugin and field, with the time when it was seen last.
+    /// Plugin and field, with the time at which the conflict was last seen.
     reported: BTreeMap<(String, String), Instant>,
 }
 
 impl PluginConflicts {
-    /// Of the plugin `own` (index and name, such as `00-koordlet_nri`).
+    /// Creates the detector for the plugin `own` (index and name, such as `00-koordlet_nri`).
     pub(super) fn new(own: String, warnings: Arc<Warnings>, metrics: Metrics) -> Self {
         Self {
             own,
@@ -36,7 +36,7 @@ impl PluginConflicts {
         }
     }
 
-    /// Looks through a new list of pods.
+    /// Checks a new list of pods.
     pub(crate) fn update(&mut self, pods: &[PodInfo]) {
         let now = Instant::now();
         self.reported.retain(|_, seen| now - *seen < REPEAT_AFTER);
@@ -66,14 +66,14 @@ impl PluginConflicts {
                 plugin = other,
                 own,
                 field,
-                "not created: another plugin of the container runtime sets the same"
+                "container not created, another plugin of the container runtime sets the same field"
             );
             let message = format!(
                 "{plugins} to the container runtime and both set {field}: it does not create \
                  containers such as {container}"
             );
             self.warnings
-                .tell(Severity::Warning, "RuntimePluginConflict", &message);
+                .record(Severity::Warning, "RuntimePluginConflict", &message);
         }
         self.metrics.nri_contested(containers);
     }

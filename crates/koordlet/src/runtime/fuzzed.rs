@@ -1,5 +1,5 @@
-//! What the fuzz targets call: the plugin and the hook server of a node where every gate is open but the
-//! one by which a directory of the machine is made anew.
+//! Entry point of the fuzz targets: the plugin and the hook server of a node where every gate is open except
+//! that which recreates a directory of the machine.
 
 use super::nri::Plugin;
 use super::server::Service;
@@ -17,10 +17,11 @@ use koord_rpc::nri::Handler;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Both, on a machine whose files would be below `root`, where there are none.
+/// Returns the plugin and the hook server, on a machine whose files would be below `root`, where there are
+/// none.
 ///
 /// # Panics
-/// When `root` is no directory.
+/// When `root` is not a directory.
 pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
     let mut settings = Settings::default();
     for gate in Gate::ALL {

@@ -1,16 +1,15 @@
-//! In place before the process starts: what hooks want, given to the container runtime.
+//! Sets the values of hooks through the container runtime, before processes start.
 //!
-//! One [`Mode`] is in force. With [`Mode::Nri`] this agent is a plugin of the runtime; with
-//! [`Mode::Proxy`] it is the hook server that koord-runtime-proxy asks; with [`Mode::Standalone`]
-//! nobody asks, and values come with the agent's next round. In every mode the strategies of
-//! [`crate::qos`] look after the values later.
+//! One [`Mode`] is in force. With [`Mode::Nri`] this agent is a plugin of the runtime; with [`Mode::Proxy`]
+//! it is the hook server that koord-runtime-proxy calls; with [`Mode::Standalone`] there are no requests, and
+//! values are set in the agent's next tick. In every mode the strategies of [`crate::qos`] reconcile the
+//! values later.
 //!
-//! HookResponder come from the pods and [`Rules`](crate::hooks::Rules) that are known when the runtime asks,
-//! through the functions that the reconciler uses. What is not known of a pod yet is taken from the
-//! request. Nobody is asked on the way: neither the API server nor the kubelet. So that no value is
-//! fought over, a running container gets those values only that the runtime is about to change, CPU
-//! lists of batch pods are CPUSuppress' alone, and of several agents of a machine one gives values,
-//! in whichever mode (module `claim`).
+//! Responses are computed from the current pods and [`Rules`](crate::hooks::Rules), by the functions that the
+//! reconciler uses. Missing values of a new pod are taken from the request. Neither the API server nor the
+//! kubelet is asked. To avoid conflicting writers, a running container gets only those values that the
+//! runtime is about to change, CPU lists of batch pods are left to CPUSuppress, and of several agents of a
+//! machine only one adjusts containers, in any mode (module `claim`).
 
 mod answer;
 mod asked;
@@ -43,19 +42,19 @@ pub(crate) use answer::STAGES;
 pub(crate) use contest::PluginConflicts;
 pub use koord_api::hookserver::{Policy, UnknownPolicy};
 
-/// How containers get their values at creation.
+/// Integration with the container runtime at container creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// From the runtime, with this agent as its plugin.
+    /// Through the runtime, with this agent as its NRI plugin.
     Nri,
-    /// From koord-runtime-proxy, with this agent as its hook server.
+    /// Through koord-runtime-proxy, with this agent as its hook server.
     Proxy,
-    /// Not at creation but with the next round.
+    /// None: values are set in the next tick after the creation.
     #[default]
     Standalone,
 }
 
-/// A mode that there is not.
+/// An unknown mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("runtime-hooks-mode must be nri, proxy or standalone, got {0:?}")]
 pub struct UnknownHooksMode(String);
@@ -74,7 +73,7 @@ impl FromStr for Mode {
 }
 
 impl Mode {
-    /// Its name in the flag.
+    /// Returns the mode's name in the flag.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -85,52 +84,52 @@ impl Mode {
     }
 }
 
-/// What is told at start.
+/// Settings of the integration with the container runtime.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// The one way in which containers get their values.
+    /// Integration mode.
     pub mode: Mode,
-    /// What becomes of a container whose hook fails.
+    /// Failure policy for a container whose hook fails.
     pub policy: Policy,
-    /// Stages that are not served, by upstream's names.
+    /// Upstream's names of disabled stages.
     pub disabled: Vec<String>,
-    /// The plugin.
+    /// The NRI plugin.
     pub nri: Nri,
     /// The hook server.
     pub server: Server,
 }
 
-/// The plugin.
+/// Settings of the NRI plugin.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nri {
-    /// The runtime's socket.
+    /// Socket of the runtime.
     pub socket: PathBuf,
-    /// The plugin's name.
+    /// Name of the plugin.
     pub name: String,
-    /// Two digits: the order among plugins.
+    /// Two digits that order the plugins.
     pub index: String,
-    /// How long each step of a connection may take, and at least 5 s.
+    /// Timeout of each step of a connection, at least 5 s.
     pub connect_within: Duration,
-    /// Before the second attempt; doubled for each one more.
+    /// Delay before the second attempt; doubled for each further one.
     pub backoff: Duration,
-    /// The longest time between two attempts.
+    /// Maximum delay between two attempts.
     pub backoff_cap: Duration,
 }
 
-/// The hook server.
+/// Settings of the hook server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Server {
-    /// Where it listens.
+    /// Socket that the server listens on.
     pub socket: PathBuf,
-    /// Where the proxy finds that socket.
+    /// Path of that socket for the proxy.
     pub endpoint: String,
-    /// What the proxy does when it is not answered.
+    /// Failure policy of the proxy for requests without a response.
     pub policy: Policy,
-    /// The directory of registrations, read by the proxy.
+    /// Directory of registrations, which the proxy reads.
     pub directory: PathBuf,
 }
 
-/// The longest time between two attempts to reach the runtime.
+/// Maximum delay between two attempts to reach the runtime.
 pub const BACKOFF_CAP: Duration = Duration::from_secs(30);
 
 impl Default for Config {
@@ -157,7 +156,7 @@ impl Default for Config {
     }
 }
 
-/// What answers are made from.
+/// Inputs of responses to the runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct HookContext {
     pub(crate) states: Arc<States>,
@@ -168,12 +167,12 @@ pub(crate) struct HookContext {
     pub(crate) warnings: Arc<Warnings>,
 }
 
-/// Says which open gates lack a way to containers in this mode.
+/// Warns about open gates that are not fully supported in this mode.
 fn warn_unsupported_gates(mode: Mode, gates: &Gates) {
     let lost = match mode {
         Mode::Nri => return,
-        Mode::Proxy => "mounts and device files are not in what the proxy's hooks can say",
-        Mode::Standalone => "environment, mounts and device files are given at creation only",
+        Mode::Proxy => "mounts and device files are not supported by the proxy's hooks",
+        Mode::Standalone => "environment, mounts and device files can be set at creation only",
     };
     for gate in [Gate::GPUEnvInject, Gate::RDMADeviceInject] {
         if gates.is_on(gate) {
@@ -181,19 +180,19 @@ fn warn_unsupported_gates(mode: Mode, gates: &Gates) {
                 gate = gate.name(),
                 mode = mode.name(),
                 lost,
-                "of less effect"
+                "feature gate only partly supported in this mode"
             );
         }
     }
 }
 
-/// Says that another agent is the one who gives containers their values.
+/// Reports that another agent adjusts containers.
 fn warn_other_agent(config: &Config, ctx: &HookContext) {
     let (mode, directory) = (config.mode.name(), config.server.directory.display());
     tracing::warn!(
         mode,
         %directory,
-        "another koordlet gives containers their values: this one waits until it has gone"
+        "another koordlet adjusts containers, waiting until it ends"
     );
     let message = format!(
         "another koordlet of this machine gives containers their values, and has {directory} \
@@ -203,23 +202,20 @@ fn warn_other_agent(config: &Config, ctx: &HookContext) {
     warnings.record(Severity::Warning, "RuntimeHooksElsewhere", &message);
 }
 
-/// Starts what `config` asks for, and says which mode is in force. It goes on until `shutdown`.
-/// Returns what has to see each new list of pods.
+/// Starts the integration that `config` selects, until `shutdown`. Returns the conflict detector, which must
+/// be updated with each new list of pods.
 pub(crate) fn start(
     config: &Config,
     ctx: HookContext,
     shutdown: CancellationToken,
 ) -> Option<PluginConflicts> {
-    tracing::info!(
-        mode = config.mode.name(),
-        "containers get what hooks want by this mode"
-    );
+    tracing::info!(mode = config.mode.name(), "runtime hooks started");
     warn_unsupported_gates(config.mode, &ctx.settings.gates);
     let (mode, directory) = (config.mode, config.server.directory.clone());
     let lock = HookLock::acquire(&directory, mode != Mode::Standalone);
     if lock.is_held_by_other() {
         if mode == Mode::Standalone {
-            // Its registration is not what an earlier run left.
+            // The registration is that of the other agent, not of an earlier run.
             return None;
         }
         warn_other_agent(config, &ctx);
@@ -240,10 +236,7 @@ pub(crate) fn start(
             return;
         };
         if waits {
-            tracing::info!(
-                mode = mode.name(),
-                "this agent gives containers their values now"
-            );
+            tracing::info!(mode = mode.name(), "acquired the runtime hook lock");
         }
         match mode {
             Mode::Nri => {

@@ -1,5 +1,4 @@
-//! The plugin of the container runtime, as far as it decides: connection and deadlines are
-//! [`koord_rpc::nri::Stub`]'s.
+//! Plugin of the container runtime (NRI). Connection and deadlines are handled by [`koord_rpc::nri::Stub`].
 
 use super::answer::{HookError, HookPoint, HookResponder, NewContainer};
 use super::asked::{ContainerRequest, PodRequest};
@@ -20,14 +19,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The shortest time a runtime is given to answer: what it gives plugins itself.
+/// Minimum timeout of responses: the one that runtimes give plugins.
 const MIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A late answer is told to the node's events this often; each of them is in the log and counted.
+/// Interval between two node events about late responses. Each is logged and counted.
 const LATE_EVENT_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Is a plugin of the runtime until `shutdown`, whenever there is one. `registrations` is the
-/// directory in which the proxy's hook servers are registered.
+/// Runs as a plugin of the runtime until `shutdown`, whenever there is a runtime. `registrations` is the
+/// directory of the hook servers that are registered for the proxy.
 pub(super) async fn run(
     config: Nri,
     registrations: PathBuf,
@@ -43,7 +42,7 @@ pub(super) async fn run(
     settings.retry = config.backoff;
     settings.retry_limit = config.backoff_cap.max(config.backoff);
     if settings.events.is_empty() {
-        tracing::info!("every stage is disabled: no plugin of the runtime");
+        tracing::info!("all stages are disabled, not connecting to the container runtime (NRI)");
         return;
     }
     let socket = config.socket.display().to_string();
@@ -51,11 +50,14 @@ pub(super) async fn run(
     plugin.responder.ctx.metrics.nri_connected(false);
     match Stub::new(settings, plugin) {
         Ok(stub) => stub.run(shutdown).await,
-        Err(error) => tracing::error!(error, "no plugin of the runtime"),
+        Err(error) => tracing::error!(
+            error,
+            "failed to create the plugin of the container runtime (NRI)"
+        ),
     }
 }
 
-/// Returns the events asked for.
+/// Returns the events to subscribe to.
 fn events(responder: &HookResponder) -> Vec<Event> {
     let stages = &responder.stages;
     let all = [
@@ -72,21 +74,21 @@ fn events(responder: &HookResponder) -> Vec<Event> {
             Event::UpdateContainer,
             stages.has(HookPoint::UpdateContainer),
         ),
-        // Older runtimes know no score in the answer to CreateContainer.
+        // Older runtimes do not support a score in the response to CreateContainer.
         (Event::StartContainer, stages.oom_score()),
     ];
     let wanted = all.into_iter().filter(|(_, wanted)| *wanted);
     wanted.map(|(event, _)| event).collect()
 }
 
-/// What a runtime may be configured to tell a plugin.
+/// Configuration of the plugin in the runtime's files.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Configuration {
     events: Vec<String>,
 }
 
-/// The plugin.
+/// The NRI plugin.
 #[derive(Debug)]
 pub(super) struct Plugin {
     socket: String,
@@ -95,14 +97,14 @@ pub(super) struct Plugin {
     logged: parking_lot::Mutex<LogState>,
 }
 
-/// What was told last, so that it is not told again and again.
+/// State of repeated log lines and events.
 #[derive(Debug, Default)]
 struct LogState {
-    /// Why there is no connection.
+    /// Reason of the lost connection; `None` while connected.
     lost: Option<String>,
-    /// When an answer came too late.
+    /// Time of the last event about a late response.
     late: Option<Instant>,
-    /// That koordlet's hook server is registered, too.
+    /// True if koordlet's hook server was registered, too, at the last check.
     proxied: bool,
 }
 
@@ -132,7 +134,7 @@ fn container_request(
     }
 }
 
-/// A runtime's resources; 0 and empty are not said.
+/// Resources as a runtime specifies them; 0 and empty are unset.
 #[derive(Debug, Clone, Copy, Default)]
 struct RuntimeResources<'a> {
     shares: i64,
@@ -161,7 +163,7 @@ impl<'a> RuntimeResources<'a> {
     }
 }
 
-/// Returns the resources that hooks want; `None` when there are none. An empty CPU list cannot be said.
+/// Returns the resources that hooks set; `None` if they set none. An empty CPU list cannot be expressed.
 fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
     let value = |hook_value: &Option<HookValue<i64>>| hook_value.as_ref().map(|it| it.value);
     let shares = value(&wanted.cpu_shares).and_then(|shares| u64::try_from(shares).ok());
@@ -187,7 +189,7 @@ fn resources(wanted: &Adjustment) -> Option<LinuxResources> {
     (resources != LinuxResources::default()).then_some(resources)
 }
 
-/// What a new container gets beside what was asked for; `None` when it is nothing.
+/// Returns the values of a new container in addition to the requested ones; `None` if there are none.
 fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
     let NewContainer { wanted, devices } = created;
     let mut resources = resources(&wanted);
@@ -202,7 +204,7 @@ fn adjustment(created: NewContainer) -> Option<ContainerAdjustment> {
         r#type: "c".to_owned(),
         major: device.major.into(),
         minor: device.minor.into(),
-        // Whoever the container's processes run as.
+        // For any user that the container's processes run as.
         file_mode: Some(OptionalFileMode { value: 0o666 }),
         ..LinuxDevice::default()
     });
@@ -237,13 +239,13 @@ fn update(id: &str, wanted: &Adjustment) -> Vec<ContainerUpdate> {
         linux: Some(LinuxContainerUpdate {
             resources: Some(resources),
         }),
-        // It may have gone meanwhile.
+        // The container may have been removed meanwhile.
         ignore_failure: true,
     };
     resources(wanted).map(update).into_iter().collect()
 }
 
-/// Of what is wanted, what a request is about: the rest stays as its owners left it.
+/// Keeps only the values that a request is about to change; the others stay as their owners left them.
 fn only_requested(wanted: &mut Adjustment, requested: RuntimeResources<'_>) {
     let keep = |hook_value: &mut Option<HookValue<i64>>, requested: i64| {
         if requested == 0 {
@@ -258,11 +260,11 @@ fn only_requested(wanted: &mut Adjustment, requested: RuntimeResources<'_>) {
     }
 }
 
-/// Of what is wanted, what the runtime has not on record: what it has was in place when the container
-/// was made, and others may have changed it since.
+/// Keeps only the values that differ from the runtime's record: recorded values were in place when the
+/// container was created, and other programs may have changed them since.
 fn only_missing(wanted: &mut Adjustment, recorded: RuntimeResources<'_>) {
     let drop = |hook_value: &mut Option<HookValue<i64>>, recorded: i64| {
-        // Nothing said is no limit.
+        // An unset value is no limit.
         let same = |value: i64| value == recorded || (value < 0 && recorded <= 0);
         if hook_value.as_ref().is_some_and(|it| same(it.value)) {
             *hook_value = None;
@@ -281,7 +283,7 @@ fn only_missing(wanted: &mut Adjustment, recorded: RuntimeResources<'_>) {
 }
 
 impl Plugin {
-    /// Returns the plugin of the runtime behind `socket`.
+    /// Creates the plugin of the runtime behind `socket`.
     pub(super) fn new(
         socket: String,
         registrations: PathBuf,
@@ -300,9 +302,9 @@ impl Plugin {
         warnings.record(Severity::Warning, reason, message);
     }
 
-    /// Returns whether the runtime's proxy asks a hook server of koordlet's name, too, although this agent has
-    /// removed its registration: somebody has written it again. What the runtime is asked for may then
-    /// be what that one has made of it, and a quota must not be scaled once more.
+    /// Returns whether a hook server of koordlet's name is registered for the runtime's proxy, too, although
+    /// this agent has removed its registration: another program has written it again. Then requests may
+    /// contain values that the hook server changed, and a quota must not be scaled twice.
     fn is_proxied(&self) -> bool {
         let proxied = registration::is_there(&self.registrations);
         let before = std::mem::replace(&mut self.logged.lock().proxied, proxied);
@@ -310,8 +312,8 @@ impl Plugin {
             let directory = self.registrations.display();
             tracing::warn!(
                 %directory,
-                "a hook server of koordlet's name is registered again, by somebody else: quotas \
-                 of requests are left as they are"
+                "hook server of koordlet's name registered by another program, \
+                 ignoring quotas of requests"
             );
             let message = format!(
                 "koordlet is a plugin of the container runtime, and in {directory} somebody else \
@@ -322,7 +324,8 @@ impl Plugin {
         proxied
     }
 
-    /// Returns the answer, or none: told, and an error only where the policy says so.
+    /// Returns the result. An error is logged and, depending on the policy, fails the request or gives the
+    /// default result.
     fn apply_policy<T: Default>(
         &self,
         event: &str,
@@ -331,7 +334,7 @@ impl Plugin {
     ) -> Result<T, String> {
         answer.or_else(|error| {
             let policy = self.responder.policy();
-            tracing::warn!(event, object, %error, policy = policy.name(), "not adjusted");
+            tracing::warn!(event, object, %error, policy = policy.name(), "failed to adjust object");
             match policy {
                 Policy::Fail => Err(format!("koordlet: {error}")),
                 Policy::Ignore => Ok(T::default()),
@@ -372,7 +375,7 @@ impl Handler for Plugin {
             };
             let linux = container.linux.as_ref();
             let record = linux.and_then(|linux| linux.resources.as_ref());
-            // Its quota on record is what hooks made of it, not what the pod asked for.
+            // The recorded quota is that of hooks, not the one that the pod requested.
             let request = container_request(container, None);
             let wanted = self.responder.running(&pod_request(pod), &request);
             let wanted = self.apply_policy("Synchronize", &container.name, wanted);
@@ -384,9 +387,9 @@ impl Handler for Plugin {
             pods = pods.len(),
             containers = containers.len(),
             updated = updates.len(),
-            "the runtime has told what there is"
+            "synchronized with the container runtime"
         );
-        // Pods may have come and gone while nobody was told.
+        // Pods may have been added and removed without a notification.
         self.responder.ctx.states.resync_pods();
         updates
     }
@@ -434,7 +437,7 @@ impl Handler for Plugin {
                 self.apply_policy("RunPodSandbox", &pod.name, done)
             }
             (Event::RemovePodSandbox, _) => {
-                // What the pod had of its own goes with the next round.
+                // The pod's own objects are removed in the next tick.
                 self.responder.ctx.states.resync_pods();
                 Ok(())
             }
@@ -457,7 +460,7 @@ impl Handler for Plugin {
             Seen::Connected => {
                 metrics.nri_connected(true);
                 let socket = &self.socket;
-                tracing::info!(socket, "plugin of the container runtime (NRI)");
+                tracing::info!(socket, "connected to the container runtime (NRI)");
                 if self.logged.lock().lost.take().is_some() {
                     let message = format!("koordlet is a plugin of the runtime at {socket} again");
                     let warnings = &self.responder.ctx.warnings;
@@ -467,11 +470,11 @@ impl Handler for Plugin {
             Seen::Lost(why, wait) => {
                 metrics.nri_connected(false);
                 metrics.nri_lost();
-                // Again and again while there is no runtime: said once, and what is new of it.
+                // Repeated while there is no runtime: logged once, and when the reason changes.
                 let before = self.logged.lock().lost.replace(why.clone());
                 let socket = &self.socket;
                 if before.as_ref() != Some(why) {
-                    tracing::warn!(socket, why, retry_in = ?wait, "no plugin of the container runtime (NRI)");
+                    tracing::warn!(socket, why, retry_in = ?wait, "lost connection to the container runtime (NRI)");
                 }
                 if before.is_none() {
                     let message = format!(
@@ -486,7 +489,12 @@ impl Handler for Plugin {
                 let milliseconds = took.as_secs_f64() * 1000.0;
                 metrics.runtime_asked(name, *outcome == Outcome::Done, milliseconds);
                 if matches!(outcome, Outcome::Late | Outcome::Panicked) {
-                    tracing::warn!(event = name, ?took, ?outcome, "a container is not adjusted");
+                    tracing::warn!(
+                        event = name,
+                        ?took,
+                        ?outcome,
+                        "response to the container runtime late or failed, container not adjusted"
+                    );
                     let now = Instant::now();
                     let mut logged = self.logged.lock();
                     if logged

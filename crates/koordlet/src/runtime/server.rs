@@ -1,4 +1,4 @@
-//! The hook server: what koord-runtime-proxy asks.
+//! The hook server, which koord-runtime-proxy calls.
 
 use super::answer::{HookError, HookPoint, HookResponder};
 use super::asked::{ContainerRequest, PodRequest, RequestError};
@@ -17,11 +17,11 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// Before another attempt to listen.
+/// Delay before another attempt to listen.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// Serves and registers until `shutdown`. The registration stays: while nobody answers, the proxy
-/// does what its failure policy says.
+/// Serves and registers until `shutdown`. The registration remains: without a response, the proxy follows its
+/// failure policy.
 pub(super) async fn run(
     config: Server,
     responder: Arc<HookResponder>,
@@ -33,7 +33,7 @@ pub(super) async fn run(
     let listener = loop {
         match grpc::listen(&config.socket) {
             Ok(listener) => break listener,
-            Err(error) => tracing::error!(%error, "the hook server cannot listen"),
+            Err(error) => tracing::error!(%error, "hook server failed to listen, retrying"),
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
@@ -51,9 +51,9 @@ pub(super) async fn run(
             socket = %config.socket.display(),
             %directory,
             hooks = registered.runtime_hooks.join(","),
-            "the hook server is registered"
+            "hook server registered"
         ),
-        Err(error) => tracing::error!(%directory, %error, "the hook server is not registered"),
+        Err(error) => tracing::error!(%directory, %error, "failed to register hook server"),
     }
     let service = RuntimeHookServiceServer::new(Service(responder))
         .max_decoding_message_size(grpc::MESSAGE_LIMIT)
@@ -63,11 +63,11 @@ pub(super) async fn run(
         .serve_with_incoming_shutdown(grpc::incoming(listener), shutdown.cancelled_owned())
         .await;
     if let Err(error) = served {
-        tracing::error!(%error, "the hook server has ended");
+        tracing::error!(%error, "hook server failed");
     }
 }
 
-/// The service.
+/// The gRPC service.
 #[derive(Debug)]
 pub(super) struct Service(pub(super) Arc<HookResponder>);
 
@@ -81,7 +81,7 @@ fn number(to: &mut i64, hook_value: Option<&HookValue<i64>>) {
     }
 }
 
-/// Returns the resources with what hooks want; none stay none when they want nothing.
+/// Returns the requested resources with the values of hooks; `None` remains `None` if hooks set no value.
 fn resources(
     requested: Option<LinuxContainerResources>,
     wanted: &Adjustment,
@@ -137,7 +137,7 @@ fn container_request(
     Ok((pod, container))
 }
 
-/// Returns the request, said back.
+/// Returns a response with the values of the request.
 fn echo_pod(request: PodSandboxHookRequest) -> PodSandboxHookResponse {
     PodSandboxHookResponse {
         labels: request.labels,
@@ -147,7 +147,7 @@ fn echo_pod(request: PodSandboxHookRequest) -> PodSandboxHookResponse {
     }
 }
 
-/// Returns the request, said back.
+/// Returns a response with the values of the request.
 fn echo(request: ContainerResourceHookRequest) -> ContainerResourceHookResponse {
     ContainerResourceHookResponse {
         container_annotations: request.container_annotations,
@@ -158,7 +158,7 @@ fn echo(request: ContainerResourceHookRequest) -> ContainerResourceHookResponse 
 }
 
 impl Service {
-    /// Resources for the container of the request.
+    /// Returns the response for the container of the request.
     async fn container(
         &self,
         at: HookPoint,

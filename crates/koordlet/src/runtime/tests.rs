@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 
 const MIB: i64 = 1 << 20;
 
-/// A fake machine, and what the agent knows.
+/// A fake machine, and the inputs of hooks.
 struct Rig {
     tree: Tree,
     ctx: HookContext,
@@ -48,7 +48,7 @@ fn text(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Half a core and 64 MiB of batch resources for the container `c`.
+/// Returns half a core and 64 MiB of batch resources for the container `c`.
 fn extended() -> String {
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
     json!({"containers": {"c": {"limits": list, "requests": list}}}).to_string()
@@ -104,7 +104,7 @@ impl Rig {
         stop.drop_guard()
     }
 
-    /// Returns the node's events from now on.
+    /// Redirects the node's events and returns them.
     fn events(&mut self) -> mpsc::UnboundedReceiver<Value> {
         let (sender, told) = mpsc::unbounded_channel();
         let server = tower::service_fn(move |request: http::Request<Body>| {
@@ -139,7 +139,7 @@ impl Rig {
     }
 }
 
-/// Returns a batch pod as the runtime knows it, with the group `kubepods/besteffort/podu`.
+/// Returns a batch pod of the runtime, with the cgroup `kubepods/besteffort/podu`.
 fn batch_pod() -> PodSandbox {
     PodSandbox {
         id: "sandbox".to_owned(),
@@ -186,7 +186,7 @@ fn container(resources: LinuxResources) -> Container {
     }
 }
 
-/// Shares, quota, memory limit and CPU list; 0 and empty where nothing is said.
+/// Returns shares, quota, memory limit and CPU list; 0 and empty if unset.
 fn resource_values(resources: Option<&LinuxResources>) -> (u64, i64, i64, String) {
     let cpu = resources.and_then(|resources| resources.cpu.clone());
     let cpu = cpu.unwrap_or_default();
@@ -346,7 +346,7 @@ async fn invalid_request_follows_failure_policy() {
             }
             Err(status) => {
                 assert!(fails);
-                assert_eq!(status.message(), "the request names no pod");
+                assert_eq!(status.message(), "request has no pod");
             }
         }
     }
@@ -372,7 +372,7 @@ fn new_container_gets_hook_values() {
     let request = container(nri_resources(2, 0, 0, ""));
     let want = (512, 50_000, 64 * MIB, String::new());
     let reply = plugin.create(&batch_pod(), &request).unwrap();
-    assert_eq!(adjusted(&reply), want, "from what the request tells");
+    assert_eq!(adjusted(&reply), want, "from the request");
     // The list has more to say, such as what an annotation of an older webhook left out.
     let list = json!({"kubernetes.io/batch-cpu": "1000"});
     rig.listed(json!([{
@@ -390,7 +390,7 @@ fn new_container_gets_hook_values() {
     assert_eq!(plugin.create(&batch_pod(), &request).unwrap().adjust, None);
 }
 
-/// A name becomes a part of paths: of the directory that HAMi's monitor reads, for one.
+/// A name becomes a part of paths, such as of the directory that HAMi's monitor reads.
 #[test]
 fn container_name_with_path_is_rejected() {
     let rig = Rig::new();
@@ -401,7 +401,7 @@ fn container_name_with_path_is_rejected() {
             ..container(LinuxResources::default())
         };
         let error = plugin.create(&batch_pod(), &request).unwrap_err();
-        let want = format!("koordlet: a container cannot have the name {name:?}");
+        let want = format!("koordlet: invalid container name {name:?}");
         assert_eq!(error, want);
     }
     let request = container(LinuxResources::default());
@@ -456,13 +456,13 @@ fn environment_mounts_and_scores_are_in_the_answer() {
 const ADAPTER: &str = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0","resources":{"koordinator.sh/rdma":"1"},
     "extension":{"vfs":[{"minor":2,"busID":"0000:3b:00.2"}]}}]}"#;
 
-/// Returns a pod with one RDMA adapter, for which it asks, and a machine that has it.
+/// Returns a pod with one RDMA adapter, which it requests, on a machine that has it.
 fn rdma(rig: &Rig) -> PodSandbox {
     rig.listed(json!([rdma_object()]));
     unlisted_rdma(rig)
 }
 
-/// Returns the same as the list of pods has it.
+/// Returns the object of that pod in the pod list.
 fn rdma_object() -> Value {
     let rdma = json!({"koordinator.sh/rdma": "1"});
     json!({
@@ -471,7 +471,7 @@ fn rdma_object() -> Value {
         "spec": {"containers": [{"name": "c", "resources": {"requests": rdma, "limits": rdma}}]}})
 }
 
-/// Returns the same before it is listed.
+/// Returns that pod before it is listed.
 fn unlisted_rdma(rig: &Rig) -> PodSandbox {
     let put = |file: &str, numbers: &str| rig.tree.put(file, numbers).unwrap();
     put("sys/class/misc/rdma_cm/dev", "10:121\n");
@@ -495,7 +495,7 @@ fn devices(reply: &koord_rpc::nri::Reply) -> Vec<&str> {
     devices.map(|device| device.path.as_str()).collect()
 }
 
-/// Anybody can write an annotation; whether the pod asks for devices stands in the list of pods only.
+/// Any user can write an annotation; only the pod list shows whether the pod requests devices.
 #[tokio::test]
 async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
     const FILES: [&str; 2] = ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs3"];
