@@ -191,7 +191,7 @@ impl Agent {
         self.ticks += 1;
         let changed = self.measure.follow(self.states.pods.load_full(), now);
         for group in &changed {
-            self.executor.forget(group);
+            self.executor.invalidate(group);
         }
         self.observe_weights(changed);
         let slo = self.states.slo.load_full();

@@ -13,7 +13,7 @@ pub mod files;
 mod found;
 mod nvidia;
 
-pub use found::Finder;
+pub use found::DeviceFinder;
 
 use crate::states::States;
 use crate::status::{self, StatusHandle};
@@ -31,7 +31,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// How long a write may take.
-const WRITE_WITHIN: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is told at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,18 +58,18 @@ impl Default for Config {
 }
 
 /// Reports devices, until it is stopped.
-pub(crate) struct Reporter {
+pub(crate) struct DeviceReporter {
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) states: Arc<States>,
     pub(crate) clock: Clock,
-    pub(crate) finder: Finder,
+    pub(crate) finder: DeviceFinder,
     /// Where people see what is reported.
-    pub(crate) board: StatusHandle,
+    pub(crate) status: StatusHandle,
     pub(crate) interval: Duration,
 }
 
-impl Reporter {
+impl DeviceReporter {
     pub(crate) async fn run(self, shutdown: CancellationToken) {
         let scope = Scope {
             fields: Some(format!("metadata.name={}", self.node)),
@@ -89,7 +89,7 @@ impl Reporter {
             states,
             clock,
             mut finder,
-            board,
+            status,
             interval,
         } = self;
         if !stored.wait_synced().await {
@@ -98,23 +98,23 @@ impl Reporter {
         let key = ObjectKey::new("", node.as_str());
         // The Device's version, the node's UID and the report with which there was nothing to write. The
         // watch does not tell whose keys are whose, so that only the API server's copy can decide.
-        let mut settled = None;
+        let mut written_report = None;
         loop {
             // Files, and libraries that ask drivers, may take their time.
-            let looked = tokio::task::spawn_blocking(move || {
-                let report = finder.look();
+            let task = tokio::task::spawn_blocking(move || {
+                let report = finder.find();
                 (finder, report)
             });
-            let Ok((back, (report, complaints))) = looked.await else {
+            let Ok((returned, (report, complaints))) = task.await else {
                 tracing::error!("devices are not reported any more: the look at them has died");
                 return;
             };
-            finder = back;
+            finder = returned;
             for (object, malformed) in complaints {
                 states.complaints.replace(&object, malformed);
             }
-            let shown = report.devices.iter().map(shown).collect();
-            board.update(|status| status.devices = shown);
+            let devices = report.devices.iter().map(device_status).collect();
+            status.update(|status| status.devices = devices);
             // The Node's UID makes it the owner; a second later it will be known.
             let Some(info) = states.node.load_full() else {
                 sleep(interval.min(Duration::from_secs(1))).await;
@@ -127,14 +127,14 @@ impl Reporter {
             let version = stored
                 .get(&key)
                 .and_then(|device| device.resource_version());
-            let asked = (version, info.uid.clone(), report);
-            if settled.as_ref() != Some(&asked) {
-                let written = write(&client, owner, &asked.2, Time(clock.now()));
-                match timeout(WRITE_WITHIN, written).await {
-                    Ok(Ok(version)) => settled = Some((version, asked.1, asked.2)),
+            let wanted = (version, info.uid.clone(), report);
+            if written_report.as_ref() != Some(&wanted) {
+                let written = write(&client, owner, &wanted.2, Time(clock.now()));
+                match timeout(WRITE_TIMEOUT, written).await {
+                    Ok(Ok(version)) => written_report = Some((version, wanted.1, wanted.2)),
                     Ok(Err(error)) => tracing::warn!(%error, "Device could not be reported"),
                     Err(_) => tracing::warn!(
-                        limit = ?WRITE_WITHIN,
+                        limit = ?WRITE_TIMEOUT,
                         "Device could not be reported: the API server does not answer"
                     ),
                 }
@@ -145,28 +145,28 @@ impl Reporter {
 }
 
 /// Returns a device as people see it.
-fn shown(found: &Detected) -> status::Device {
-    let info = &found.info;
+fn device_status(device: &Detected) -> status::Device {
+    let info = &device.info;
     let place = info.topology.as_ref().map_or_else(String::new, |topology| {
         let node = match topology.node_id {
             ..0 => String::new(),
             node => format!("NUMA node {node}"),
         };
         let parts = [&node, &topology.pcie_id, &topology.bus_id];
-        let known = parts.into_iter().filter(|part| !part.is_empty());
-        known.map(String::as_str).collect::<Vec<_>>().join(", ")
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        parts.map(String::as_str).collect::<Vec<_>>().join(", ")
     });
-    let health = match &found.health {
+    let health = match &device.health {
         _ if info.health => "healthy".to_owned(),
         None => "unhealthy".to_owned(),
         Some(health) => {
-            let words = [&health.code, &health.message];
-            let said = words.into_iter().filter(|word| !word.is_empty());
-            let said: Vec<&str> = said.map(String::as_str).collect();
-            if said.is_empty() {
+            let texts = [&health.code, &health.message];
+            let texts = texts.into_iter().filter(|word| !word.is_empty());
+            let texts: Vec<&str> = texts.map(String::as_str).collect();
+            if texts.is_empty() {
                 "unhealthy".to_owned()
             } else {
-                said.join(": ")
+                texts.join(": ")
             }
         }
     };
@@ -216,7 +216,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn devices_are_shown_with_what_is_wrong_and_where() {
+    fn device_status_has_health_and_place() {
         let show = |info: serde_json::Value, health: Option<(&str, &str)>| {
             let info: koord_api::scheduling::DeviceInfo = serde_json::from_value(info).unwrap();
             let health = health.map(|(code, message)| Health {
@@ -224,7 +224,7 @@ mod tests {
                 code: code.to_owned(),
                 message: message.to_owned(),
             });
-            let one = shown(&Detected { info, health });
+            let one = device_status(&Detected { info, health });
             (one.kind, one.minor, one.health, one.place)
         };
         let row = |kind: &str, minor, health: &str, place: &str| {

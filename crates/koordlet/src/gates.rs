@@ -144,7 +144,7 @@ impl Gates {
                 tracing::warn!(gate = gate.name(), why, "gate has part of its effect");
                 continue;
             }
-            match nothing.iter_mut().find(|(known, _)| *known == why) {
+            match nothing.iter_mut().find(|(text, _)| *text == why) {
                 Some((_, gates)) => gates.push(gate.name()),
                 None => nothing.push((why, vec![gate.name()])),
             }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_strategies_and_collectors_ask_for_has_an_effect() {
+    fn gates_of_strategies_and_collectors_work() {
         let strategies = crate::qos::STRATEGIES.iter().flat_map(|row| row.gates);
         let collectors = COLLECTORS.iter().filter_map(|row| match &row.demand {
             Demand::Gate(gate) => Some(gate),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn open_gates_without_effect_are_told() {
+    fn open_gates_without_effect_are_listed() {
         let names = |gates: &Gates| -> Vec<_> { gates.lacking().map(|(g, _)| g.name()).collect() };
         let mut gates: Gates = "AllAlpha=false,AllBeta=false".parse().unwrap();
         assert!(names(&gates).is_empty());

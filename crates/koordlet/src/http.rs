@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 const DEFAULT_SIZE: usize = 256;
 
 /// What is served.
-pub(crate) struct Served {
+pub(crate) struct HttpState {
     /// The metrics.
     pub(crate) registry: prometheus::Registry,
     /// The audit log.
@@ -31,15 +31,15 @@ pub(crate) struct Served {
     /// Whether a list of pods is known.
     pub(crate) ready: Arc<AtomicBool>,
     /// What the agent does.
-    pub(crate) board: StatusHandle,
+    pub(crate) status: StatusHandle,
 }
 
-impl Served {
+impl HttpState {
     pub(crate) fn router(self) -> Router {
         let ready = self.ready;
         let admin = Admin::new(self.registry)
             .split_metrics(is_external)
-            .with_routes(self.board.routes())
+            .with_routes(self.status.routes())
             .ready_when("pods", move || {
                 let ready = ready.load(Ordering::Relaxed);
                 ready
@@ -60,7 +60,7 @@ impl Served {
 /// When the address is not free.
 pub(crate) async fn serve(
     address: SocketAddr,
-    served: Served,
+    served: HttpState,
     shutdown: CancellationToken,
 ) -> Result<SocketAddr, AdminError> {
     let fail = |source| AdminError::Listen { address, source };
@@ -83,19 +83,25 @@ pub(crate) async fn serve(
 /// `GET /events?after=` is for who follows: the records after that number which are still in memory,
 /// oldest first, and the number to go on with, as JSON.
 pub fn events(audit: Log) -> Router {
-    Router::new().route("/events", get(ask)).with_state(audit)
+    Router::new()
+        .route("/events", get(serve_events))
+        .with_state(audit)
 }
 
 #[derive(Deserialize)]
-struct Ask {
+struct AuditQuery {
     size: Option<String>,
     #[serde(rename = "pageToken")]
     page_token: Option<String>,
     after: Option<u64>,
 }
 
-async fn ask(State(log): State<Log>, Query(ask): Query<Ask>, headers: HeaderMap) -> Response {
-    if let Some(after) = ask.after {
+async fn serve_events(
+    State(log): State<Log>,
+    Query(query): Query<AuditQuery>,
+    headers: HeaderMap,
+) -> Response {
+    if let Some(after) = query.after {
         let newest = log.newest();
         // A number from before a restart.
         let after = if after > newest { 0 } else { after };
@@ -103,7 +109,7 @@ async fn ask(State(log): State<Log>, Query(ask): Query<Ask>, headers: HeaderMap)
         return axum::Json(body).into_response();
     }
     let most = log.max_page();
-    let size = match ask.size.as_deref().filter(|text| !text.is_empty()) {
+    let size = match query.size.as_deref().filter(|text| !text.is_empty()) {
         None => DEFAULT_SIZE.min(most),
         Some(text) => match text.parse() {
             Ok(size) if (1..=most).contains(&size) => size,
@@ -113,7 +119,7 @@ async fn ask(State(log): State<Log>, Query(ask): Query<Ask>, headers: HeaderMap)
             }
         },
     };
-    let token = ask.page_token.filter(|token| !token.is_empty());
+    let token = query.page_token.filter(|token| !token.is_empty());
     let read = move || log.page(token.as_deref(), size);
     let page = match tokio::task::spawn_blocking(read).await {
         Ok(Ok(page)) => page,
@@ -170,16 +176,16 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    fn served(gates: Gates) -> (Served, Metrics) {
+    fn served(gates: Gates) -> (HttpState, Metrics) {
         let registry = prometheus::Registry::new();
         let metrics = Metrics::new(&registry).unwrap();
         metrics.started("n1", 7);
-        let served = Served {
+        let served = HttpState {
             registry,
             audit: Log::default(),
             gates,
             ready: Arc::default(),
-            board: StatusHandle::default(),
+            status: StatusHandle::default(),
         };
         (served, metrics)
     }

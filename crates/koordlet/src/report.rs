@@ -6,7 +6,7 @@ use crate::metrics::{HostApplication, Usage};
 use crate::predict::{Reclaimable, reclaimable};
 use crate::states::metric_policy::{Memory, Policy};
 use crate::states::node::Amounts;
-use crate::store::{Metric, Store, Subject};
+use crate::store::{Metric, SeriesSubject, Store};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::slo::{
@@ -44,18 +44,18 @@ fn amounts(amounts: Amounts) -> ResourceMap {
 
 /// CPU and memory of one subject.
 #[derive(Debug, Clone, Copy)]
-pub struct Pair<'a> {
+pub struct SubjectUsage<'a> {
     /// Where the samples are.
     pub store: &'a Store,
     /// Whose.
-    pub subject: Subject,
+    pub subject: SeriesSubject,
     /// Which memory.
     pub memory: Metric,
     /// Now, in milliseconds of the store's clock.
     pub now_ms: u64,
 }
 
-impl Pair<'_> {
+impl SubjectUsage<'_> {
     /// Returns the means over a window; `None` when one of both has no sample in it.
     fn average(&self, window_ms: u64) -> Option<ResourceMap> {
         let mean = |metric| (self.store).average((self.subject, metric), self.now_ms, window_ms);
@@ -104,14 +104,14 @@ impl Agent {
         let guard = self.guard.as_ref()?;
         let is_it = |pod: &str| pod.split_once('/') == Some((namespace, name));
         let service = guard.services.iter().find(|service| is_it(&service.pod))?;
-        let held: Vec<&str> = service
+        let levers: Vec<&str> = service
             .held
             .iter()
-            .map(|held| held.lever.as_str())
+            .map(|levers| levers.lever.as_str())
             .collect();
         let value = serde_json::json!({
             "verdict": service.verdict,
-            "held": held,
+            "held": levers,
             "signals": guard.signals,
             "start": guard.start.split(':').next(),
         });
@@ -131,14 +131,14 @@ impl Agent {
     ) -> Option<NodeMetricStatus> {
         self.measure.memory = policy.memory;
         let hot = self.measure.facts.cold.load().is_some();
-        let pair = |subject, memory: Memory| Pair {
+        let usage_of = |subject, memory: Memory| SubjectUsage {
             store: &self.measure.store,
             subject,
             memory: memory.metric(hot),
             now_ms,
         };
-        let node = pair(Subject::Node, policy.memory);
-        let system = pair(Subject::System, Memory::WithoutPageCache);
+        let node = usage_of(SeriesSubject::Node, policy.memory);
+        let system = usage_of(SeriesSubject::System, Memory::WithoutPageCache);
         let info = NodeMetricInfo {
             node_usage: Some(node.average(policy.aggregate_ms)?),
             aggregated_node_usages: node.aggregated(&policy.windows),
@@ -149,7 +149,7 @@ impl Agent {
         let mut pods = Vec::new();
         let mut with_sample = Vec::new();
         for (info, tracked) in self.measure.pods.iter() {
-            let usage = pair(Subject::Pod(tracked.id), policy.memory);
+            let usage = usage_of(SeriesSubject::Pod(tracked.id), policy.memory);
             let Some(usage) = usage.average(policy.aggregate_ms) else {
                 continue;
             };
@@ -178,8 +178,8 @@ impl Agent {
             let Some(subject) = self.measure.host_apps.subject(&app.name) else {
                 continue;
             };
-            if let Some(usage) = pair(subject, policy.memory).average(policy.aggregate_ms)
-                && !apps.iter().any(|known| known.name == app.name)
+            if let Some(usage) = usage_of(subject, policy.memory).average(policy.aggregate_ms)
+                && !apps.iter().any(|other| other.name == app.name)
             {
                 apps.push(HostApplicationMetricInfo {
                     name: app.name.clone(),
@@ -220,21 +220,21 @@ impl Agent {
         let store = &self.measure.store;
         let average = |subject| {
             let memory = Metric::MemoryUsage;
-            let pair = Pair {
+            let usage_of = SubjectUsage {
                 store,
                 subject,
                 memory,
                 now_ms,
             };
-            pair.average(window_ms)
+            usage_of.average(window_ms)
         };
         let mut usages: Vec<NumaUsage> = store
             .subjects()
             .filter_map(|subject| match subject {
-                Subject::Numa(node) => Some(NumaUsage {
+                SeriesSubject::Numa(node) => Some(NumaUsage {
                     numa_node_id: i32::try_from(node).ok()?,
                     node_usage: Some(average(subject)?),
-                    system_usage: average(Subject::NumaSystem(node)),
+                    system_usage: average(SeriesSubject::NumaSystem(node)),
                 }),
                 _ => None,
             })
@@ -275,12 +275,12 @@ fn rows(info: &NodeMetricInfo) -> Vec<Usage> {
             system: plain(system),
         })
     };
-    let whole = row(None, info.node_usage.as_ref(), info.system_usage.as_ref());
+    let node_row = row(None, info.node_usage.as_ref(), info.system_usage.as_ref());
     let numa = info.numa_usages.iter().filter_map(|numa| {
         let id = Some(numa.numa_node_id);
         row(id, numa.node_usage.as_ref(), numa.system_usage.as_ref())
     });
-    whole.into_iter().chain(numa).collect()
+    node_row.into_iter().chain(numa).collect()
 }
 
 /// Kubernetes times have whole seconds.
@@ -314,16 +314,20 @@ mod tests {
         ] {
             assert_eq!(memory.metric(hot), want, "{memory:?} {hot}");
             let mut store = Store::new();
-            for subject in [Subject::Node, Subject::Pod(1), Subject::HostApp(1)] {
+            for subject in [
+                SeriesSubject::Node,
+                SeriesSubject::Pod(1),
+                SeriesSubject::HostApp(1),
+            ] {
                 store.push((subject, Metric::CpuUsage), 1000, 2000.0);
                 store.push((subject, want), 1000, 10.0 * 1024.0 * 1024.0 * 1024.0);
-                let pair = Pair {
+                let usage_of = SubjectUsage {
                     store: &store,
                     subject,
                     memory: memory.metric(hot),
                     now_ms: 2000,
                 };
-                let used = serde_json::to_value(pair.average(120_000).unwrap()).unwrap();
+                let used = serde_json::to_value(usage_of.average(120_000).unwrap()).unwrap();
                 assert_eq!(used["resources"], json!({"cpu": "2", "memory": "10Gi"}));
             }
         }
@@ -334,21 +338,21 @@ mod tests {
     #[test]
     fn five_figures_per_window() {
         // Of 100 samples the percentiles are the 50th, 90th, 95th and 99th.
-        for subject in [Subject::Node, Subject::System] {
+        for subject in [SeriesSubject::Node, SeriesSubject::System] {
             let mut store = Store::new();
             for n in 1..=100_u64 {
                 store.push((subject, Metric::CpuUsage), n * 3000, n as f64);
                 store.push((subject, Metric::MemoryUsage), n * 3000, n as f64 * 1024.0);
             }
-            let pair = Pair {
+            let usage_of = SubjectUsage {
                 store: &store,
                 subject,
                 memory: Metric::MemoryUsage,
                 now_ms: 300_000,
             };
-            let found = pair.aggregated(&[GoDuration::from_mins(5)]);
-            let found = serde_json::to_value(&found[0]).unwrap();
-            assert_eq!(found["duration"], "5m0s");
+            let aggregated = usage_of.aggregated(&[GoDuration::from_mins(5)]);
+            let aggregated = serde_json::to_value(&aggregated[0]).unwrap();
+            assert_eq!(aggregated["duration"], "5m0s");
             for (name, cpu, memory) in [
                 ("avg", "50m", "51712"),
                 ("p50", "50m", "50Ki"),
@@ -356,14 +360,14 @@ mod tests {
                 ("p95", "95m", "95Ki"),
                 ("p99", "99m", "99Ki"),
             ] {
-                let usage = &found["usage"][name]["resources"];
+                let usage = &aggregated["usage"][name]["resources"];
                 assert_eq!(usage, &json!({"cpu": cpu, "memory": memory}), "{name}");
             }
         }
     }
 
     #[test]
-    fn what_is_reported_becomes_metrics() {
+    fn reported_usage_becomes_metrics() {
         let info = NodeMetricInfo {
             node_usage: Some(usage(1500.0, 4096.0)),
             system_usage: None,
@@ -399,20 +403,20 @@ mod tests {
         let mut store = Store::new();
         for second in 0..=160_u64 {
             for metric in [Metric::CpuUsage, Metric::MemoryUsage] {
-                store.push((Subject::Node, metric), second * 1000, 1000.0);
+                store.push((SeriesSubject::Node, metric), second * 1000, 1000.0);
             }
         }
-        let pair = Pair {
+        let usage_of = SubjectUsage {
             store: &store,
-            subject: Subject::Node,
+            subject: SeriesSubject::Node,
             memory: Metric::MemoryUsage,
             now_ms: 160_000,
         };
         let windows = [GoDuration::from_mins(5), GoDuration::from_mins(10)];
-        let found = pair.aggregated(&windows);
-        assert_eq!(found.len(), 2);
-        assert_eq!(found[0].usage.len(), 5);
-        assert!(found[1].usage.is_empty());
-        assert_eq!(found[1].duration, Some(windows[1]));
+        let aggregated = usage_of.aggregated(&windows);
+        assert_eq!(aggregated.len(), 2);
+        assert_eq!(aggregated[0].usage.len(), 5);
+        assert!(aggregated[1].usage.is_empty());
+        assert_eq!(aggregated[1].duration, Some(windows[1]));
     }
 }

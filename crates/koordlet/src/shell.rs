@@ -3,7 +3,7 @@
 use crate::agent::{Agent, AgentError, TickOutcome};
 use crate::collect::needs::Needs;
 use crate::collect::table;
-use crate::devices::{self, Finder as DeviceFinder};
+use crate::devices::{self, DeviceFinder};
 use crate::evictor::{self, EvictionResult, Evictor, Outcome};
 use crate::exporter::{self, Exporter};
 use crate::gates::{Gate, Gates};
@@ -108,9 +108,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     tracing::debug!(?open_files, "limit of open files");
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
-    options.audit.count_in(metrics.clone());
-    let board = StatusHandle::new(states.complaints.clone(), states.conditions.clone());
-    board.update(|status| {
+    options.audit.set_metrics(metrics.clone());
+    let status = StatusHandle::new(states.complaints.clone(), states.conditions.clone());
+    status.update(|status| {
         status.node.clone_from(&options.node_name);
         status.started_at = Some(ctx.clock.now());
         status::describe(status, &features, &options.settings);
@@ -129,12 +129,12 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         metrics.clone(),
     )?;
     let ready = Arc::new(AtomicBool::new(false));
-    let served = || http::Served {
+    let served = || http::HttpState {
         registry: ctx.metrics.clone(),
         audit: options.audit.clone(),
         gates: options.settings.gates.clone(),
         ready: ready.clone(),
-        board: board.clone(),
+        status: status.clone(),
     };
     if let Some(server) = &options.server {
         server.serve(served().router());
@@ -164,7 +164,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
             ctx.shutdown.clone(),
         ));
     }
-    report_devices(&options, &client, &ctx, &states, &root, &board);
+    report_devices(&options, &client, &ctx, &states, &root, &status);
     let recorder = Recorder::start(
         client.clone(),
         "koordlet",
@@ -205,7 +205,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     };
     let (evictor, evicted) = Evictor::start(options.evict, parts, ctx.shutdown.clone());
     if options.report {
-        let reporter = Reporter {
+        let reporter = NodeMetricReporter {
             node: options.node_name.clone(),
             client,
             states: states.clone(),
@@ -226,7 +226,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         ready,
         states,
         audit: options.audit.clone(),
-        board,
+        status,
         evictor: Some(evictor),
         conflicts,
         events: NodeEvents::new(&options.node_name, recorder),
@@ -246,20 +246,20 @@ fn report_devices(
     ctx: &Context,
     states: &Arc<States>,
     root: &Root,
-    board: &StatusHandle,
+    status: &StatusHandle,
 ) {
     let config = &options.devices;
     let finder = DeviceFinder::new(root.clone(), &options.settings.gates, config);
     let Some(finder) = finder.filter(|_| !config.interval.is_zero()) else {
         return;
     };
-    let reporter = devices::Reporter {
+    let reporter = devices::DeviceReporter {
         node: options.node_name.clone(),
         client: client.clone(),
         states: states.clone(),
         clock: ctx.clock.clone(),
         finder,
-        board: board.clone(),
+        status: status.clone(),
         interval: config.interval,
     };
     tokio::spawn(reporter.run(ctx.shutdown.clone()));
@@ -491,7 +491,7 @@ struct Loop {
     ready: Arc<AtomicBool>,
     states: Arc<States>,
     audit: crate::audit::Log,
-    board: StatusHandle,
+    status: StatusHandle,
     /// `None` disables eviction.
     evictor: Option<Evictor>,
     /// `Some` with a runtime plugin.
@@ -558,7 +558,7 @@ impl Loop {
                     let took = began.elapsed();
                     self.metrics.ticked(took.as_secs_f64());
                     let collectors = self.agent.collectors();
-                    self.board.show_errors(self.agent.strategy_errors());
+                    self.status.show_errors(self.agent.strategy_errors());
                     let listed = self.states.pods.load_full();
                     let pods = listed.as_ref().map(|pods| pods.len());
                     if let Some(listed) = listed
@@ -571,7 +571,7 @@ impl Loop {
                         shown = Some(listed);
                     }
                     let layout = self.states.layout.load();
-                    self.board.update(|status| {
+                    self.status.update(|status| {
                         if let Some(layout) = layout.as_ref() {
                             status.kernel.driver = status::driver(layout);
                         }
@@ -642,7 +642,7 @@ async fn on_own_thread(
 }
 
 /// Publishes NodeMetric at the interval that the NodeMetric object specifies.
-struct Reporter {
+struct NodeMetricReporter {
     node: String,
     client: Client,
     states: Arc<States>,
@@ -650,7 +650,7 @@ struct Reporter {
     interval: Option<Duration>,
 }
 
-impl Reporter {
+impl NodeMetricReporter {
     async fn run(self, shutdown: CancellationToken) {
         let work = async {
             loop {

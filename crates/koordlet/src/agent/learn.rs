@@ -3,7 +3,7 @@
 use super::measure::Measure;
 use crate::log_on_change::LogOnChange;
 use crate::predict::{self, Config, Predictor};
-use crate::store::{Metric, Subject};
+use crate::store::{Metric, SeriesSubject};
 use crate::time::TickTime;
 use koord_api::PriorityClass;
 use koord_model::percentile;
@@ -82,7 +82,7 @@ impl Learning {
             store.collect((subject, Metric::MemoryUsage), now_ms, interval, memory);
         };
         for (pod, tracked) in measure.pods.iter() {
-            collect(Subject::Pod(tracked.id), &mut cpu, &mut memory);
+            collect(SeriesSubject::Pod(tracked.id), &mut cpu, &mut memory);
             let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) else {
                 continue;
             };
@@ -99,7 +99,7 @@ impl Learning {
             self.predictor
                 .train(&predict::class_uid(class), cores, bytes, time);
         }
-        collect(Subject::Node, &mut cpu, &mut memory);
+        collect(SeriesSubject::Node, &mut cpu, &mut memory);
         if let (Some(cpu), Some(memory)) = (p90(&mut cpu), p90(&mut memory)) {
             let cores = cpu / 1000.0;
             self.predictor.train(predict::NODE, cores, memory, time);

@@ -3,7 +3,7 @@
 use super::AgentError;
 use super::snapshots::Snapshots;
 use crate::collect::cpi;
-use crate::collect::ctx::{CollectCtx, Collector, Samples};
+use crate::collect::ctx::{CollectCtx, Collector, TickSamples};
 use crate::collect::errors::CollectErrorLog;
 use crate::collect::follow::TrackedPods;
 use crate::collect::host_app::HostApps;
@@ -19,7 +19,7 @@ use crate::settings::Settings;
 use crate::states::metric_policy::Memory;
 use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
-use crate::store::{Metric, Store, Subject};
+use crate::store::{Metric, SeriesSubject, Store};
 use crate::time::TickTime;
 use koord_api::qos::KubeQos;
 use koord_host::procfs::CpuInfo;
@@ -65,7 +65,7 @@ pub(crate) struct Measure {
     scratch: Scratch,
     /// The collectors of the loop, in the order of the table.
     running: Vec<Running>,
-    samples: Samples,
+    samples: TickSamples,
     pressure: Pressure,
     /// CPU time of services per packet.
     pub(crate) work: WorkMeter,
@@ -132,7 +132,7 @@ impl Measure {
             cpi: FxHashMap::default(),
             snapshots: Snapshots::new(settings.snapshot.clone()),
             running: tick_collectors(&root, settings, &topology),
-            samples: Samples::default(),
+            samples: TickSamples::default(),
             layout: settings.layout.clone(),
             scratch: Scratch::new(),
             ticks: 0,
@@ -323,7 +323,7 @@ impl Measure {
         }
         self.cold_round = *round;
         let metric = Metric::MemoryUsageWithHotPageCache;
-        let key = (Subject::Node, metric);
+        let key = (SeriesSubject::Node, metric);
         self.store.push(key, now.ms(), cold.node as f64);
         let of_pods: FxHashMap<&str, u64> = (cold.pods.iter())
             .map(|(uid, bytes)| (uid.as_str(), *bytes))
@@ -333,7 +333,7 @@ impl Measure {
             if let (Some(cold), Some(all)) = (cold, pod.usage.memory_with_cache) {
                 let hot = (all - *cold as f64).max(0.0);
                 self.store
-                    .push((Subject::Pod(pod.id), metric), now.ms(), hot);
+                    .push((SeriesSubject::Pod(pod.id), metric), now.ms(), hot);
             }
         }
         for (name, cold) in &cold.apps {
@@ -370,7 +370,7 @@ impl Measure {
                 (Metric::Cycles, counted.cycles),
                 (Metric::Instructions, counted.instructions),
             ] {
-                let key = (Subject::Container(container.id), metric);
+                let key = (SeriesSubject::Container(container.id), metric);
                 self.store.push(key, now.ms(), value as f64);
             }
         }
@@ -397,7 +397,10 @@ impl Measure {
 
     /// Returns the node's newest usage within `window_ms`: CPU in milli-cores and memory in bytes.
     pub(crate) fn node_use(&self, now_ms: u64, window_ms: u64) -> (Option<f64>, Option<f64>) {
-        let newest = |metric| self.store.last((Subject::Node, metric), now_ms, window_ms);
+        let newest = |metric| {
+            self.store
+                .last((SeriesSubject::Node, metric), now_ms, window_ms)
+        };
         (newest(Metric::CpuUsage), newest(Metric::MemoryUsage))
     }
 }

@@ -1,7 +1,7 @@
 //! Saves samples to a file and restores them after a restart.
 
 use crate::collect::follow::TrackedPods;
-use crate::store::{Snapshot, Store, Subject, snapshot};
+use crate::store::{SeriesSubject, Snapshot, Store, snapshot};
 use crate::time::TickTime;
 use rustc_hash::FxHashMap;
 use std::path::PathBuf;
@@ -52,11 +52,15 @@ impl Snapshots {
                 Snapshot::default()
             }
         });
-        let fixed = [Subject::Node, Subject::System, Subject::Batch];
-        let numa = (0..1024).flat_map(|n| [Subject::Numa(n), Subject::NumaSystem(n)]);
+        let fixed = [
+            SeriesSubject::Node,
+            SeriesSubject::System,
+            SeriesSubject::Batch,
+        ];
+        let numa = (0..1024).flat_map(|n| [SeriesSubject::Numa(n), SeriesSubject::NumaSystem(n)]);
         for subject in fixed.into_iter().chain(numa) {
             if let Some(owner) = owner(subject) {
-                previous.give(&owner, subject, store);
+                previous.restore(&owner, subject, store);
             }
         }
     }
@@ -71,7 +75,7 @@ impl Snapshots {
             return;
         };
         for (info, pod) in pods.iter() {
-            previous.give(&info.uid, Subject::Pod(pod.id), store);
+            previous.restore(&info.uid, SeriesSubject::Pod(pod.id), store);
         }
     }
 
@@ -110,19 +114,19 @@ fn bytes(now: TickTime, pods: &TrackedPods, store: &Store) -> Vec<u8> {
         .map(|(info, pod)| (pod.id, info.uid.as_str()))
         .collect();
     store.snapshot(wall_ms(now), now.ms(), |subject| match subject {
-        Subject::Pod(id) => uids.get(&id).map(|uid| (*uid).to_owned()),
+        SeriesSubject::Pod(id) => uids.get(&id).map(|uid| (*uid).to_owned()),
         other => owner(other),
     })
 }
 
 /// Returns the owner's name in the file for subjects other than pods. No pod UID contains a blank.
-fn owner(subject: Subject) -> Option<String> {
+fn owner(subject: SeriesSubject) -> Option<String> {
     match subject {
-        Subject::Node => Some("the node".to_owned()),
-        Subject::System => Some("the system".to_owned()),
-        Subject::Batch => Some("the class".to_owned()),
-        Subject::Numa(n) => Some(format!("numa {n}")),
-        Subject::NumaSystem(n) => Some(format!("numa system {n}")),
+        SeriesSubject::Node => Some("the node".to_owned()),
+        SeriesSubject::System => Some("the system".to_owned()),
+        SeriesSubject::Batch => Some("the class".to_owned()),
+        SeriesSubject::Numa(n) => Some(format!("numa {n}")),
+        SeriesSubject::NumaSystem(n) => Some(format!("numa system {n}")),
         _ => None,
     }
 }

@@ -119,7 +119,7 @@ fn rotated(dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Lines of the log as it was when this was made, newest first. All files are open from the start,
 /// so rotation and removal meanwhile change nothing.
 #[derive(Debug, Default)]
-pub(super) struct Backwards {
+pub(super) struct ReverseReader {
     /// Not yet begun, the oldest first, with the size they had.
     files: Vec<(File, u64)>,
     current: Option<File>,
@@ -129,7 +129,7 @@ pub(super) struct Backwards {
     tail: Vec<u8>,
 }
 
-impl Backwards {
+impl ReverseReader {
     pub(super) fn open(dir: &Path) -> io::Result<Self> {
         let mut paths = rotated(dir)?;
         paths.push(present(dir));

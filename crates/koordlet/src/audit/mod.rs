@@ -10,8 +10,8 @@ mod pages;
 #[cfg(test)]
 mod tests;
 
-use crate::metrics::{Metrics, Part};
-use files::{Backwards, Sink};
+use crate::metrics::{AgentPart, Metrics};
+use files::{ReverseReader, Sink};
 use jiff::{SignedDuration, Timestamp};
 use pages::{Cursor, Readers};
 pub use pages::{Page, UnknownToken};
@@ -133,34 +133,34 @@ impl Default for Config {
 
 /// The shared log. Clones are handles to the same one.
 #[derive(Debug, Clone)]
-pub struct Log(Arc<Shared>);
+pub struct Log(Arc<SharedLog>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedLog {
     config: Config,
-    inner: Mutex<Inner>,
+    inner: Mutex<AuditState>,
     readers: Readers,
 }
 
 /// A record, and whether a file has it or will have it.
 #[derive(Debug)]
-struct Kept {
+struct BufferedRecord {
     entry: Arc<Entry>,
     in_file: bool,
 }
 
 #[derive(Debug)]
-struct Inner {
-    ring: VecDeque<Kept>,
+struct AuditState {
+    ring: VecDeque<BufferedRecord>,
     next: u64,
     file: Option<Sink>,
-    failed: Option<Failure>,
+    failed: Option<WriteFailure>,
     metrics: Option<Metrics>,
 }
 
 /// The file could not be written.
 #[derive(Debug)]
-struct Failure {
+struct WriteFailure {
     /// When it was tried last; `None` when that was at start.
     tried: Option<Timestamp>,
 }
@@ -176,7 +176,7 @@ impl Log {
     /// once and tried again every minute: auditing must not stop what it audits.
     #[must_use]
     pub fn open(config: Config) -> Self {
-        let mut inner = Inner {
+        let mut inner = AuditState {
             ring: VecDeque::with_capacity(config.capacity.min(256)),
             next: 1,
             file: None,
@@ -189,7 +189,7 @@ impl Log {
                 Err(error) => inner.fail(dir, None, &error),
             }
         }
-        Self(Arc::new(Shared {
+        Self(Arc::new(SharedLog {
             config,
             inner: Mutex::new(inner),
             readers: Readers::default(),
@@ -197,10 +197,10 @@ impl Log {
     }
 
     /// Counts failures there, those of the start included.
-    pub fn count_in(&self, metrics: Metrics) {
+    pub fn set_metrics(&self, metrics: Metrics) {
         let mut inner = self.0.inner.lock();
         if inner.failed.is_some() {
-            metrics.failed(Part::Audit, "write");
+            metrics.failed(AgentPart::Audit, "write");
         }
         inner.metrics = Some(metrics);
     }
@@ -224,7 +224,7 @@ impl Log {
             inner.ring.pop_front();
         }
         let entry = Arc::new(entry);
-        inner.ring.push_back(Kept { entry, in_file });
+        inner.ring.push_back(BufferedRecord { entry, in_file });
         if let (Some(Err(error)), Some(dir)) = (written, &config.dir) {
             inner.fail(dir, Some(now), &error);
         }
@@ -246,7 +246,7 @@ impl Log {
     #[must_use]
     pub fn since(&self, sequence: u64) -> Vec<Entry> {
         let inner = self.0.inner.lock();
-        let newer = inner.ring.iter().map(|kept| &kept.entry);
+        let newer = inner.ring.iter().map(|record| &record.entry);
         let newer = newer.filter(|entry| entry.sequence > sequence);
         newer.map(|entry| Entry::clone(entry)).collect()
     }
@@ -270,7 +270,7 @@ impl Log {
     /// When nobody reads with `token` any more.
     pub fn page(&self, token: Option<&str>, size: usize) -> Result<Page, UnknownToken> {
         if let Some(token) = token {
-            return self.0.readers.go_on(token, size);
+            return self.0.readers.next_page(token, size);
         }
         let config = &self.0.config;
         let cursor = {
@@ -278,28 +278,28 @@ impl Log {
             let mut inner = self.0.inner.lock();
             inner.flush(config);
             let files = match &config.dir {
-                Some(dir) => Backwards::open(dir).unwrap_or_default(),
-                None => Backwards::default(),
+                Some(dir) => ReverseReader::open(dir).unwrap_or_default(),
+                None => ReverseReader::default(),
             };
             Cursor::new(inner.not_in_file(), files)
         };
-        Ok(self.0.readers.begin(cursor, size, config.max_readers))
+        Ok(self.0.readers.first_page(cursor, size, config.max_readers))
     }
 }
 
-impl Inner {
+impl AuditState {
     /// The file is of no use for now. What it did not pass on to the kernel is in memory only.
     fn fail(&mut self, dir: &Path, now: Option<Timestamp>, error: &io::Error) {
         let dir = dir.display();
         tracing::warn!(%dir, %error, "audit log cannot be written; records stay in memory only");
         if let Some(metrics) = &self.metrics {
-            metrics.failed(Part::Audit, "write");
+            metrics.failed(AgentPart::Audit, "write");
         }
         let flushed = self.file.take().map_or(0, |sink| sink.flushed);
-        for kept in &mut self.ring {
-            kept.in_file &= kept.entry.sequence <= flushed;
+        for record in &mut self.ring {
+            record.in_file &= record.entry.sequence <= flushed;
         }
-        self.failed = Some(Failure { tried: now });
+        self.failed = Some(WriteFailure { tried: now });
     }
 
     /// Tries again a while after a failure, with `entry`: a full disk may have room again. Only what
@@ -332,14 +332,14 @@ impl Inner {
         };
         if let Err(error) = sink.flush() {
             // Tried again as after a failed write.
-            let newest = self.ring.back().map(|kept| kept.entry.created_at);
+            let newest = self.ring.back().map(|record| record.entry.created_at);
             self.fail(dir, newest, &error);
         }
     }
 
     /// Returns the records that only memory has, oldest first.
     fn not_in_file(&self) -> VecDeque<Arc<Entry>> {
-        let kept = self.ring.iter().filter(|kept| !kept.in_file);
-        kept.map(|kept| kept.entry.clone()).collect()
+        let record = self.ring.iter().filter(|record| !record.in_file);
+        record.map(|record| record.entry.clone()).collect()
     }
 }

@@ -2,7 +2,7 @@
 //! time.
 
 use super::Entry;
-use super::files::Backwards;
+use super::files::ReverseReader;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -33,14 +33,14 @@ pub struct Page {
 #[derive(Debug)]
 pub(super) struct Cursor {
     memory: VecDeque<Arc<Entry>>,
-    files: Backwards,
+    files: ReverseReader,
     /// The newest of the files that was not given out yet.
     line: Option<(Timestamp, Value)>,
 }
 
 impl Cursor {
     /// Over `memory`, oldest first, and `files`.
-    pub(super) fn new(memory: VecDeque<Arc<Entry>>, files: Backwards) -> Self {
+    pub(super) fn new(memory: VecDeque<Arc<Entry>>, files: ReverseReader) -> Self {
         let mut cursor = Self {
             memory,
             files,
@@ -57,9 +57,11 @@ impl Cursor {
             let Ok(value) = serde_json::from_slice::<Value>(&line) else {
                 continue;
             };
-            let at = value["createdAt"].as_str().and_then(|at| at.parse().ok());
-            if let Some(at) = at {
-                self.line = Some((at, value));
+            let time = value["createdAt"]
+                .as_str()
+                .and_then(|time| time.parse().ok());
+            if let Some(time) = time {
+                self.line = Some((time, value));
                 return;
             }
         }
@@ -86,7 +88,7 @@ impl Cursor {
 }
 
 #[derive(Debug)]
-struct Reader {
+struct PageReader {
     token: String,
     used: Instant,
     cursor: Arc<Mutex<Cursor>>,
@@ -94,18 +96,18 @@ struct Reader {
 
 /// Those who read on, by token.
 #[derive(Debug, Default)]
-pub(super) struct Readers(Mutex<VecDeque<Reader>>);
+pub(super) struct Readers(Mutex<VecDeque<PageReader>>);
 
 impl Readers {
     /// Returns the next `size` records from `cursor`, which is kept when there are more of them; beyond
     /// `most` the oldest reader is forgotten.
-    pub(super) fn begin(&self, cursor: Cursor, size: usize, most: usize) -> Page {
+    pub(super) fn first_page(&self, cursor: Cursor, size: usize, most: usize) -> Page {
         let cursor = Arc::new(Mutex::new(cursor));
         let (events, end) = read(&cursor, size);
         let next = (!end).then(|| {
             let token = token();
             let mut readers = self.0.lock();
-            readers.push_back(Reader {
+            readers.push_back(PageReader {
                 token: token.clone(),
                 used: Instant::now(),
                 cursor,
@@ -119,7 +121,7 @@ impl Readers {
     }
 
     /// Returns the next `size` records for the reader with `token`.
-    pub(super) fn go_on(&self, token: &str, size: usize) -> Result<Page, UnknownToken> {
+    pub(super) fn next_page(&self, token: &str, size: usize) -> Result<Page, UnknownToken> {
         self.expire();
         let cursor = {
             let mut readers = self.0.lock();

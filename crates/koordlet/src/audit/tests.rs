@@ -201,7 +201,7 @@ fn a_full_disk_is_said_and_counted_and_loses_nothing() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
     metrics.started("n1", 0);
-    log.count_in(metrics);
+    log.set_metrics(metrics);
     write(&log, 0..3);
     log.flush();
     // Still full a minute later: nothing new to say.

@@ -143,7 +143,7 @@ impl CpiCollector {
             running.filter_map(|container| {
                 Some(CountedContainer {
                     group: container.cgroup.clone()?,
-                    label: Container::of(pod, container),
+                    label: Container::from_pod(pod, container),
                 })
             })
         });

@@ -7,7 +7,7 @@ use super::needs::Needs;
 use super::node::NodeSample;
 use super::pressure::Pressure;
 use super::work::WorkMeter;
-use crate::store::{Metric, Store, Subject};
+use crate::store::{Metric, SeriesSubject, Store};
 use crate::time::TickTime;
 use koord_host::{CgroupPath, Root, Scratch};
 use std::fmt;
@@ -28,7 +28,7 @@ pub trait Collector: fmt::Debug + Send {
 
 /// The newest samples, for the collectors that run later and for the views of strategies.
 #[derive(Debug, Default)]
-pub struct Samples {
+pub struct TickSamples {
     /// The node.
     pub node: NodeSample,
     /// Usage of all pods: CPU in milli-cores and memory in bytes.
@@ -69,14 +69,14 @@ pub struct CollectCtx<'a> {
     /// The packets of services.
     pub work: &'a mut WorkMeter,
     /// Samples of this tick so far.
-    pub samples: &'a mut Samples,
+    pub samples: &'a mut TickSamples,
     /// Results of other rows whose samples a collector took together with its own.
     pub along: Vec<(&'static str, Result<(), CollectError>)>,
 }
 
 impl CollectCtx<'_> {
     /// Stores a sample of this tick, if there is a value.
-    pub fn push(&mut self, subject: Subject, metric: Metric, value: Option<f64>) {
+    pub fn push(&mut self, subject: SeriesSubject, metric: Metric, value: Option<f64>) {
         if let Some(value) = value {
             self.store.push((subject, metric), self.now.ms(), value);
         }

@@ -2,7 +2,7 @@
 
 use super::pod::TrackedPod;
 use crate::states::PodInfo;
-use crate::store::{Store, Subject};
+use crate::store::{SeriesSubject, Store};
 use koord_host::{CgroupPath, Root};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
@@ -107,9 +107,9 @@ impl TrackedPods {
         self.missing.retain(|_, (pod, group, since)| {
             let keep = now_ms.saturating_sub(*since) < KEEP_MS && root.cgroup(group).exists();
             if !keep {
-                store.forget(Subject::Pod(pod.id));
+                store.remove(SeriesSubject::Pod(pod.id));
                 for container in &pod.containers {
-                    store.forget(Subject::Container(container.id));
+                    store.remove(SeriesSubject::Container(container.id));
                 }
             }
             keep
@@ -157,8 +157,12 @@ mod tests {
         assert_eq!(pods.follow(both.clone(), 0, root, &mut store), None);
         let ids: Vec<u64> = pods.iter().map(|(_, pod)| pod.id).collect();
         let container = pods.iter().nth(1).unwrap().1.containers[0].id;
-        store.push((Subject::Pod(ids[1]), Metric::CpuUsage), 0, 5.0);
-        store.push((Subject::Container(container), Metric::CpuUsage), 0, 5.0);
+        store.push((SeriesSubject::Pod(ids[1]), Metric::CpuUsage), 0, 5.0);
+        store.push(
+            (SeriesSubject::Container(container), Metric::CpuUsage),
+            0,
+            5.0,
+        );
 
         pods.follow(list(&["a"]), 1000, root, &mut store);
         assert_eq!(pods.iter().count(), 1);
@@ -183,7 +187,7 @@ mod tests {
         let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
         pods.follow(list(&["a"]), 0, root, &mut store);
         let (id, _) = pods.iter().map(|(_, pod)| (pod.id, ())).next().unwrap();
-        store.push((Subject::Pod(id), Metric::CpuUsage), 0, 5.0);
+        store.push((SeriesSubject::Pod(id), Metric::CpuUsage), 0, 5.0);
         pods.follow(list(&[]), 0, root, &mut store);
         pods.sweep(KEEP_MS - 1, root, &mut store);
         assert!(!store.is_empty());
@@ -225,7 +229,7 @@ mod tests {
         let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
         pods.follow(list(&["a"]), 0, root, &mut store);
         let id = pods.iter().next().unwrap().1.containers[0].id;
-        store.push((Subject::Container(id), Metric::CpuUsage), 0, 5.0);
+        store.push((SeriesSubject::Container(id), Metric::CpuUsage), 0, 5.0);
         let mut again = list(&["a"]).unwrap().as_ref().clone();
         again[0].containers[0].cgroup = CgroupPath::new("kubepods/besteffort/poda/other").ok();
         pods.follow(Some(Arc::new(again)), 1, root, &mut store);

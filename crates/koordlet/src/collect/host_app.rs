@@ -2,7 +2,7 @@
 
 use super::errors::KernelErrors;
 use super::pod::{GroupCollector, SampleOptions};
-use crate::store::{Metric, Store, Subject};
+use crate::store::{Metric, SeriesSubject, Store};
 use koord_host::{CgroupPath, Root, Scratch};
 
 /// A host application with its open files.
@@ -24,16 +24,16 @@ pub struct HostApps {
 impl HostApps {
     /// Returns the series of the application `name`; `None` if it is not followed.
     #[must_use]
-    pub fn subject(&self, name: &str) -> Option<Subject> {
+    pub fn subject(&self, name: &str) -> Option<SeriesSubject> {
         let app = self.apps.iter().find(|app| app.name == name)?;
-        Some(Subject::HostApp(app.id))
+        Some(SeriesSubject::HostApp(app.id))
     }
 
     /// Returns the series of the application `name` and its newest memory usage with page cache, in bytes.
     #[must_use]
-    pub fn with_page_cache(&self, name: &str) -> Option<(Subject, f64)> {
+    pub fn with_page_cache(&self, name: &str) -> Option<(SeriesSubject, f64)> {
         let app = self.apps.iter().find(|app| app.name == name)?;
-        Some((Subject::HostApp(app.id), app.usage.memory_with_cache?))
+        Some((SeriesSubject::HostApp(app.id), app.usage.memory_with_cache?))
     }
 
     /// Replaces the followed applications, each given by name and cgroup. An application that keeps both
@@ -65,7 +65,7 @@ impl HostApps {
             });
         }
         for app in old {
-            store.forget(Subject::HostApp(app.id));
+            store.remove(SeriesSubject::HostApp(app.id));
         }
     }
 
@@ -96,7 +96,7 @@ impl HostApps {
             ] {
                 if let Some(value) = value {
                     store.push(
-                        (Subject::HostApp(app.id), metric),
+                        (SeriesSubject::HostApp(app.id), metric),
                         now_ns / 1_000_000,
                         value,
                     );

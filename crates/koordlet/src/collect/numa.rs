@@ -2,7 +2,7 @@
 
 use super::ctx::{CollectCtx, Collector};
 use super::errors::{CollectError, KernelErrors};
-use crate::store::{Metric, Subject};
+use crate::store::{Metric, SeriesSubject};
 use koord_host::procfs::{self, CpuTicks, MemInfo, ProcStat};
 use koord_host::topology::CpuTopology;
 use koord_host::{Reader, Root, Scratch};
@@ -160,10 +160,10 @@ impl Collector for NumaUsageCollector {
             ctx.push(subject, Metric::MemoryUsage, memory);
         };
         for sample in &nodes {
-            push(Subject::Numa(sample.node), sample, true);
+            push(SeriesSubject::Numa(sample.node), sample, true);
         }
         for sample in &system {
-            push(Subject::NumaSystem(sample.node), sample, complete);
+            push(SeriesSubject::NumaSystem(sample.node), sample, complete);
         }
         errors.finish()
     }

@@ -5,7 +5,7 @@ use super::ctx::{CollectCtx, Collector};
 use super::errors::{CollectError, KernelErrors};
 use super::node::NodeCollector;
 use super::pod::{GroupCollector, SampleOptions};
-use crate::store::{Metric, Store, Subject};
+use crate::store::{Metric, SeriesSubject, Store};
 use koord_host::CgroupPath;
 use rustc_hash::FxHashMap;
 
@@ -17,10 +17,10 @@ impl Collector for NodeCollector {
         let mut errors = KernelErrors::default();
         let node = errors.value_of(self.sample(ctx.now.steady_ns, ctx.scratch));
         ctx.samples.node = node;
-        ctx.push(Subject::Node, Metric::CpuUsage, node.cpu.map(milli));
-        ctx.push(Subject::Node, Metric::MemoryUsage, node.memory);
+        ctx.push(SeriesSubject::Node, Metric::CpuUsage, node.cpu.map(milli));
+        ctx.push(SeriesSubject::Node, Metric::MemoryUsage, node.memory);
         let metric = Metric::MemoryUsageWithPageCache;
-        ctx.push(Subject::Node, metric, node.memory_with_cache);
+        ctx.push(SeriesSubject::Node, metric, node.memory_with_cache);
         errors.finish()
     }
 }
@@ -47,7 +47,7 @@ impl Collector for PodCollector {
             };
             let (steady, group) = (now.steady_ns, &info.cgroup);
             (pod.usage).sample(root, group, steady, options, scratch, &mut errors);
-            let subject = Subject::Pod(pod.id);
+            let subject = SeriesSubject::Pod(pod.id);
             push_usage(store, subject, &pod.usage, now.ms());
             if page_cache && let Some(bytes) = pod.usage.memory_with_cache {
                 let key = (subject, Metric::MemoryUsageWithPageCache);
@@ -68,7 +68,12 @@ impl Collector for PodCollector {
                 };
                 let (usage, group) = (&mut container.usage, &container.group);
                 usage.sample(root, group, steady, options, scratch, &mut in_containers);
-                push_usage(store, Subject::Container(container.id), usage, now.ms());
+                push_usage(
+                    store,
+                    SeriesSubject::Container(container.id),
+                    usage,
+                    now.ms(),
+                );
             }
             all_cpu += pod.usage.cpu.unwrap_or(0.0) * 1000.0;
             all_memory += pod.usage.memory.unwrap_or(0.0);
@@ -125,7 +130,11 @@ impl Collector for BatchUsageCollector {
         let steady = ctx.now.steady_ns;
         ctx.samples.batch_cpu =
             (self.class).sample(ctx.root, ctx.batch, steady, ctx.scratch, &mut errors);
-        ctx.push(Subject::Batch, Metric::CpuUsage, ctx.samples.batch_cpu);
+        ctx.push(
+            SeriesSubject::Batch,
+            Metric::CpuUsage,
+            ctx.samples.batch_cpu,
+        );
         errors.finish()
     }
 }
@@ -138,10 +147,10 @@ impl Collector for BatchLimitCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let mut errors = KernelErrors::default();
         let limit = batch::real_limit(ctx.root, ctx.batch, &mut errors);
-        ctx.push(Subject::Batch, Metric::CpuRealLimit, limit);
+        ctx.push(SeriesSubject::Batch, Metric::CpuRealLimit, limit);
         let listed = ctx.pods.list().is_some();
         let request = listed.then(|| batch::request(ctx.pods.iter().map(|(pod, _)| pod)));
-        ctx.push(Subject::Batch, Metric::CpuRequest, request);
+        ctx.push(SeriesSubject::Batch, Metric::CpuRequest, request);
         errors.finish()
     }
 }
@@ -165,8 +174,8 @@ impl Collector for SystemCollector {
         );
         let memory = remainder(samples.node.memory, samples.pods.1, samples.host_apps.1);
         ctx.samples.system_cpu = cpu;
-        ctx.push(Subject::System, Metric::CpuUsage, cpu);
-        ctx.push(Subject::System, Metric::MemoryUsage, memory);
+        ctx.push(SeriesSubject::System, Metric::CpuUsage, cpu);
+        ctx.push(SeriesSubject::System, Metric::MemoryUsage, memory);
         Ok(())
     }
 }
@@ -206,7 +215,7 @@ fn milli(cores: f64) -> f64 {
     cores * 1000.0
 }
 
-fn push_usage(store: &mut Store, subject: Subject, usage: &GroupCollector, now_ms: u64) {
+fn push_usage(store: &mut Store, subject: SeriesSubject, usage: &GroupCollector, now_ms: u64) {
     let samples = [
         (Metric::CpuUsage, usage.cpu.map(milli)),
         (Metric::MemoryUsage, usage.memory),

@@ -3,7 +3,7 @@
 use super::Rate;
 use super::errors::KernelErrors;
 use crate::states::PodInfo;
-use crate::store::{Store, Subject};
+use crate::store::{SeriesSubject, Store};
 use koord_host::cgroup::{CpuStat, MemoryStat};
 use koord_host::{CgroupPath, Reader, Root, Scratch};
 
@@ -242,7 +242,7 @@ impl TrackedPod {
             });
         }
         for container in old {
-            store.forget(Subject::Container(container.id));
+            store.remove(SeriesSubject::Container(container.id));
         }
     }
 }

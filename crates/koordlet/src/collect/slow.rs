@@ -12,7 +12,7 @@ use super::resctrl::ResctrlMonitor;
 use crate::gates::Gate;
 use crate::health::State;
 use crate::log_on_change::LogOnChange;
-use crate::metrics::{Metrics, NodeFact, Part};
+use crate::metrics::{AgentPart, Metrics, NodeFact};
 use crate::settings::Settings;
 use crate::states::States;
 use crate::store::snapshot;
@@ -255,7 +255,7 @@ impl JobSchedule {
                         log.log_first_failure(job.name(), &error);
                         let entry = (State::Failing, error.to_string());
                         failures.lock().insert(job.name(), entry);
-                        self.metrics.failed(Part::Collector, job.name());
+                        self.metrics.failed(AgentPart::Collector, job.name());
                         self.metrics
                             .collect_errors(job.name(), kernel_errors(error.as_ref()));
                     }

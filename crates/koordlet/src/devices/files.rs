@@ -12,18 +12,18 @@ use std::path::{Path, PathBuf};
 const LONGEST: u64 = 4 << 20;
 
 /// What is wrong, by the object that it is shown with.
-pub type Complaints = Vec<(String, Vec<Malformed>)>;
+pub type DeviceProblems = Vec<(String, Vec<Malformed>)>;
 
 /// The directory, and what its files said last.
 #[derive(Debug)]
-pub struct Files {
+pub struct XpuFiles {
     dir: PathBuf,
     cards: BTreeMap<String, Vec<Card>>,
     shown: Vec<String>,
     last: Option<Report>,
 }
 
-impl Files {
+impl XpuFiles {
     /// Nothing is read yet.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
@@ -38,20 +38,20 @@ impl Files {
     /// Reads the directory. A file that cannot be understood says what it said last, and the others are
     /// read all the same. `None` where there has not been a device yet; where there are none any more,
     /// what was reported last stands: the tool that wrote them is being restarted.
-    pub fn look(&mut self) -> (Option<Report>, Complaints) {
-        let mut complaints = BTreeMap::new();
+    pub fn find(&mut self) -> (Option<Report>, DeviceProblems) {
+        let mut problems_by_object = BTreeMap::new();
         let directory = format!("XPU directory {}", self.dir.display());
         match list(&self.dir) {
             Ok(names) => {
                 self.cards.retain(|name, _| names.contains(name));
                 for name in names {
                     let problems = self.read(&name);
-                    complaints.insert(format!("XPU file {name}"), problems);
+                    problems_by_object.insert(format!("XPU file {name}"), problems);
                 }
             }
             Err(error) => {
                 let problem = Malformed::new("", self.dir.display().to_string(), &error);
-                complaints.insert(directory.clone(), vec![problem]);
+                problems_by_object.insert(directory.clone(), vec![problem]);
             }
         }
         let cards: Vec<Card> = self.cards.values().flatten().cloned().collect();
@@ -59,15 +59,20 @@ impl Files {
             let (report, problems) = xpu::report(&cards);
             self.last = Some(report);
             let problems = problems.into_iter().map(malformed);
-            complaints.entry(directory).or_default().extend(problems);
+            problems_by_object
+                .entry(directory)
+                .or_default()
+                .extend(problems);
         }
         // What was wrong with files that are gone is so no more.
         for object in std::mem::take(&mut self.shown) {
-            complaints.entry(object).or_default();
+            problems_by_object.entry(object).or_default();
         }
-        let standing = complaints.iter().filter(|(_, wrong)| !wrong.is_empty());
+        let standing = problems_by_object
+            .iter()
+            .filter(|(_, wrong)| !wrong.is_empty());
         self.shown = standing.map(|(object, _)| object.clone()).collect();
-        (self.last.clone(), complaints.into_iter().collect())
+        (self.last.clone(), problems_by_object.into_iter().collect())
     }
 
     fn read(&mut self, name: &str) -> Vec<Malformed> {
@@ -113,7 +118,7 @@ fn list(dir: &Path) -> std::io::Result<Vec<String>> {
 
 /// Returns the content of a regular file; `None` where it is none, or gone.
 fn read(path: &Path) -> std::io::Result<Option<String>> {
-    let gone = |error: std::io::Error| match error.kind() {
+    let missing_is_none = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Ok(None),
         _ => Err(error),
     };
@@ -121,11 +126,11 @@ fn read(path: &Path) -> std::io::Result<Option<String>> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
         Ok(_) => return Ok(None),
-        Err(error) => return gone(error),
+        Err(error) => return missing_is_none(error),
     }
     let file = match fs::File::open(path) {
         Ok(file) => file,
-        Err(error) => return gone(error),
+        Err(error) => return missing_is_none(error),
     };
     let mut text = String::new();
     file.take(LONGEST + 1).read_to_string(&mut text)?;
@@ -149,8 +154,8 @@ mod tests {
         devices.map(|found| found.info.id).collect()
     }
 
-    fn wrong(complaints: &Complaints) -> Vec<(&str, &str, &str)> {
-        let each = complaints.iter().flat_map(|(object, list)| {
+    fn wrong(problems_by_object: &DeviceProblems) -> Vec<(&str, &str, &str)> {
+        let each = problems_by_object.iter().flat_map(|(object, list)| {
             let list = list.iter();
             list.map(|one| (object.as_str(), one.field.as_str(), one.value.as_str()))
         });
@@ -158,48 +163,51 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_file_costs_nothing_of_the_others_nor_what_it_said_last() {
+    fn invalid_file_keeps_its_last_content_and_others() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let mut files = Files::new(dir.path().join("x"));
-        let (report, complaints) = files.look();
+        let mut files = XpuFiles::new(dir.path().join("x"));
+        let (report, problems_by_object) = files.find();
         assert!(
-            report.is_none() && complaints.is_empty(),
+            report.is_none() && problems_by_object.is_empty(),
             "no directory, no word"
         );
 
-        let mut files = Files::new(dir.path().to_owned());
+        let mut files = XpuFiles::new(dir.path().to_owned());
         put("a", &format!("[{}]", card("a0", "0")));
         put("b", &format!("[{}, {}]", card("b1", "1"), card("b2", "x")));
         put("c", "[]");
         fs::create_dir(dir.path().join("d")).unwrap();
-        let (report, complaints) = files.look();
+        let (report, problems_by_object) = files.find();
         assert_eq!(ids(report), ["a0", "b1"]);
-        assert_eq!(wrong(&complaints), [("XPU file b", "[1].minor", "x")]);
+        assert_eq!(
+            wrong(&problems_by_object),
+            [("XPU file b", "[1].minor", "x")]
+        );
 
         // Half written; more than one may be asked to read; no text; gone.
         put("a", r#"[{"uuid": "a0","#);
         put("b", &format!("[{}]", card("b3", "3")));
         fs::write(dir.path().join("e"), [0xff, 0xfe]).unwrap();
-        let (report, complaints) = files.look();
+        let (report, problems_by_object) = files.find();
         assert_eq!(ids(report), ["a0", "b3"]);
-        let named = wrong(&complaints);
+        let named = wrong(&problems_by_object);
         assert_eq!(named.len(), 2, "{named:?}");
         assert_eq!(named[0], ("XPU file a", "", r#"[{"uuid": "a0","#));
         assert_eq!(named[1].0, "XPU file e");
         assert!(
-            complaints.contains(&("XPU file b".to_owned(), Vec::new())),
+            problems_by_object.contains(&("XPU file b".to_owned(), Vec::new())),
             "b is well now"
         );
 
         fs::remove_file(dir.path().join("a")).unwrap();
         fs::remove_file(dir.path().join("e")).unwrap();
-        let (report, complaints) = files.look();
+        let (report, problems_by_object) = files.find();
         assert_eq!(ids(report), ["b3"]);
-        assert_eq!(wrong(&complaints), []);
+        assert_eq!(wrong(&problems_by_object), []);
         // The tool that writes the one file is restarted.
         fs::remove_file(dir.path().join("b")).unwrap();
-        assert_eq!(ids(files.look().0), ["b3"]);
+        assert_eq!(ids(files.find().0), ["b3"]);
     }
 
     #[test]
@@ -207,9 +215,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), format!("[{}]", card("a0", "0"))).unwrap();
         fs::write(dir.path().join("b"), format!("[{}]", card("b0", "0"))).unwrap();
-        let (report, complaints) = Files::new(dir.path().to_owned()).look();
+        let (report, problems_by_object) = XpuFiles::new(dir.path().to_owned()).look();
         assert_eq!(ids(report), ["a0"]);
-        let named = wrong(&complaints);
+        let named = wrong(&problems_by_object);
         assert!(named[0].0.starts_with("XPU directory"), "{named:?}");
         assert_eq!((named[0].1, named[0].2), ("minor", "0"));
     }

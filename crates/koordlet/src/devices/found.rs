@@ -1,7 +1,7 @@
 //! The sources of devices, in the order in which they are believed.
 
 use super::Config;
-use super::files::{Complaints, Files};
+use super::files::{DeviceProblems, XpuFiles};
 use super::nvidia::Nvidia;
 use crate::gates::{Gate, Gates};
 use crate::states::malformed::Malformed;
@@ -15,16 +15,16 @@ use koord_model::device_report::{Detected, Report};
 
 /// Looks at the devices of a machine.
 #[derive(Debug)]
-pub struct Finder {
+pub struct DeviceFinder {
     root: Root,
-    files: Option<Files>,
+    files: Option<XpuFiles>,
     nvidia: Option<Nvidia>,
     rdma: bool,
     /// RDMA adapters as they were when they could be listed.
     adapters: Vec<Detected>,
 }
 
-impl Finder {
+impl DeviceFinder {
     /// Returns the sources that the gates open; `None` where none is.
     #[must_use]
     pub fn new(root: Root, gates: &Gates, config: &Config) -> Option<Self> {
@@ -34,38 +34,38 @@ impl Finder {
         (accelerators || rdma).then(|| Self {
             nvidia: asks.then(|| Nvidia::new(root.clone(), config.library.clone())),
             root,
-            files: accelerators.then(|| Files::new(config.files.clone())),
+            files: accelerators.then(|| XpuFiles::new(config.files.clone())),
             rdma,
             adapters: Vec::new(),
         })
     }
 
     /// What there is, and what of it cannot be understood, by the object that it is shown with.
-    pub fn look(&mut self) -> (Report, Complaints) {
+    pub fn find(&mut self) -> (Report, DeviceProblems) {
         let mut report = Report::default();
-        let mut complaints = Vec::new();
+        let mut problems_by_object = Vec::new();
         if let Some(files) = &mut self.files {
-            let (found, wrong) = files.look();
-            complaints = wrong;
+            let (found, wrong) = files.find();
+            problems_by_object = wrong;
             match (found, &mut self.nvidia) {
                 (Some(found), _) => report = found,
                 (None, Some(nvidia)) => {
-                    let (found, wrong) = nvidia.look();
+                    let (found, wrong) = nvidia.find();
                     report = found.unwrap_or_default();
-                    complaints.extend(wrong);
+                    problems_by_object.extend(wrong);
                 }
                 (None, None) => {}
             }
         }
         if self.rdma {
-            let wrong = self.look_at_adapters();
+            let wrong = self.find_adapters();
             report.devices.extend(self.adapters.iter().cloned());
-            complaints.push(("RDMA devices".to_owned(), wrong));
+            problems_by_object.push(("RDMA devices".to_owned(), wrong));
         }
-        (report, complaints)
+        (report, problems_by_object)
     }
 
-    fn look_at_adapters(&mut self) -> Vec<Malformed> {
+    fn find_adapters(&mut self) -> Vec<Malformed> {
         let found = match adapters(&self.root) {
             Ok(found) => found,
             Err(error) => return vec![Malformed::new("", "", &error)],

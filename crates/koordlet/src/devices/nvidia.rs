@@ -1,6 +1,6 @@
 //! NVIDIA's GPUs, as its library tells them.
 
-use super::files::{Complaints, malformed};
+use super::files::{DeviceProblems, malformed};
 use crate::states::malformed::Malformed;
 use koord_api::scheduling::{DeviceInfo, DeviceTopology, DeviceType};
 use koord_api::{Quantity, labels, resources};
@@ -16,40 +16,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How many looks come between two attempts to load the library: a minute with the usual interval.
-const RETRY_LOOKS: u32 = 20;
+const RETRY_ROUNDS: u32 = 20;
 
 /// How long one wait for trouble takes; the watch ends that much after its owner.
-const PATIENCE: Duration = Duration::from_millis(500);
+const EVENT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Before the library is asked again after an error: it may answer so each time, and at once.
-const PAUSE: Duration = Duration::from_secs(5);
+const ERROR_DELAY: Duration = Duration::from_secs(5);
 
 /// What is wrong with GPUs, by their address. It stays until koordlet is started again: no event tells
 /// that a GPU is well.
-type Troubles = Arc<Mutex<BTreeMap<String, Health>>>;
+type GpuHealth = Arc<Mutex<BTreeMap<String, Health>>>;
 
 /// The library and what it told, where there are GPUs for it.
 #[derive(Debug)]
 pub(super) struct Nvidia {
     root: Root,
     library: PathBuf,
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedLibrary>,
     /// Looks until the next attempt.
     wait: u32,
     wrong: Vec<Malformed>,
 }
 
 #[derive(Debug)]
-struct Loaded {
+struct LoadedLibrary {
     /// By address.
     gpus: Vec<(String, Detected)>,
     labels: BTreeMap<String, String>,
     wrong: Vec<Malformed>,
-    troubles: Troubles,
+    health_by_address: GpuHealth,
     stop: Arc<AtomicBool>,
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedLibrary {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -67,13 +67,13 @@ impl Nvidia {
     }
 
     /// Returns the GPUs; none where NVIDIA's driver has none. The library is asked once for what does not change.
-    pub(super) fn look(&mut self) -> (Option<Report>, Complaints) {
+    pub(super) fn find(&mut self) -> (Option<Report>, DeviceProblems) {
         self.load();
         let wrong = match &self.loaded {
             Some(loaded) => loaded.wrong.clone(),
             None => self.wrong.clone(),
         };
-        let report = self.loaded.as_ref().map(Loaded::report);
+        let report = self.loaded.as_ref().map(LoadedLibrary::report);
         (report, vec![("NVIDIA GPUs".to_owned(), wrong)])
     }
 
@@ -97,9 +97,9 @@ impl Nvidia {
             self.wait -= 1;
             return;
         }
-        self.wait = RETRY_LOOKS;
+        self.wait = RETRY_ROUNDS;
         self.wrong.clear();
-        match Loaded::new(&self.root, &self.library, &addresses) {
+        match LoadedLibrary::new(&self.root, &self.library, &addresses) {
             Ok(loaded) => self.loaded = Some(loaded),
             Err(error) => {
                 let library = self.library.display().to_string();
@@ -109,7 +109,7 @@ impl Nvidia {
     }
 }
 
-impl Loaded {
+impl LoadedLibrary {
     fn new(root: &Root, library: &Path, addresses: &[String]) -> Result<Self, NvmlError> {
         let nvml = Nvml::load(library)?;
         let (gpus, lost) = nvml.gpus()?;
@@ -142,12 +142,12 @@ impl Loaded {
                 wrong.push(Malformed::new("address", gpu.address.as_str(), &error));
                 None
             });
-            (gpu.address.clone(), found(gpu, place))
+            (gpu.address.clone(), detected(gpu, place))
         });
         let gpus: Vec<(String, Detected)> = gpus.collect();
-        let troubles = Troubles::default();
+        let health_by_address = GpuHealth::default();
         let stop = Arc::new(AtomicBool::new(false));
-        if let Err(error) = watch(&nvml, addresses, &troubles, &stop, &mut wrong) {
+        if let Err(error) = watch(&nvml, addresses, &health_by_address, &stop, &mut wrong) {
             wrong.push(Malformed::new("health", "", &error));
         }
         tracing::info!(
@@ -159,18 +159,18 @@ impl Loaded {
             gpus,
             labels,
             wrong,
-            troubles,
+            health_by_address,
             stop,
         })
     }
 
     fn report(&self) -> Report {
-        let troubles = self.troubles.lock();
+        let health_by_address = self.health_by_address.lock();
         let devices = self.gpus.iter().map(|(address, gpu)| {
             let mut gpu = gpu.clone();
-            let trouble = troubles.get(address).cloned();
-            gpu.info.health = trouble.is_none();
-            gpu.health = trouble;
+            let problem = health_by_address.get(address).cloned();
+            gpu.info.health = problem.is_none();
+            gpu.health = problem;
             gpu
         });
         // Upstream says nothing of a machine on which the library finds no GPU.
@@ -189,7 +189,7 @@ impl Loaded {
 }
 
 /// What is reported of a GPU; without a topology where sysfs does not tell its root complex.
-fn found(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
+fn detected(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
     let memory = i64::try_from(gpu.memory).unwrap_or(i64::MAX);
     let amounts = [
         (resources::GPU_CORE, Quantity::from_value(100)),
@@ -223,7 +223,7 @@ fn found(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
 fn watch(
     nvml: &Nvml,
     addresses: &[String],
-    troubles: &Troubles,
+    health_by_address: &GpuHealth,
     stop: &Arc<AtomicBool>,
     wrong: &mut Vec<Malformed>,
 ) -> Result<(), NvmlError> {
@@ -233,29 +233,30 @@ fn watch(
             "DeviceHealthCheckNotSupported",
             "device does not support health checking",
         );
-        troubles.lock().insert(address.clone(), health);
+        health_by_address.lock().insert(address.clone(), health);
     }
     for (address, error) in &watch.lost {
         wrong.push(Malformed::new("health", address.as_str(), error));
     }
-    let (all, troubles, stop) = (addresses.to_vec(), troubles.clone(), stop.clone());
+    let (all, health_by_address, stop) =
+        (addresses.to_vec(), health_by_address.clone(), stop.clone());
     let listen = move || {
         while !stop.load(Ordering::Relaxed) {
-            match watch.next(PATIENCE) {
+            match watch.next(EVENT_TIMEOUT) {
                 Ok(None) => {}
                 Ok(Some(xid)) => {
-                    note(&xid, &all, &troubles);
+                    record_xid(&xid, &all, &health_by_address);
                     for address in &all {
                         if let Some(error) = watch.absence(address) {
                             let message = format!("failed to get device, error: {error}");
                             let health = unhealthy(&format!("Xid{}", xid.code), &message);
-                            troubles.lock().insert(address.clone(), health);
+                            health_by_address.lock().insert(address.clone(), health);
                         }
                     }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the health of NVIDIA GPUs cannot be asked");
-                    std::thread::park_timeout(PAUSE);
+                    std::thread::park_timeout(ERROR_DELAY);
                 }
             }
         }
@@ -267,7 +268,7 @@ fn watch(
     Ok(())
 }
 
-fn note(xid: &Xid, all: &[String], troubles: &Troubles) {
+fn record_xid(xid: &Xid, all: &[String], health_by_address: &GpuHealth) {
     let code = xid.code;
     let message = format!("Xid error detected on device, error code: {code}");
     tracing::warn!(
@@ -276,13 +277,13 @@ fn note(xid: &Xid, all: &[String], troubles: &Troubles) {
         "a GPU has failed"
     );
     let health = unhealthy(&format!("Xid{code}"), &message);
-    let whose = match &xid.address {
+    let addresses = match &xid.address {
         Some(address) => std::slice::from_ref(address),
         None => all,
     };
-    let mut troubles = troubles.lock();
-    for address in whose {
-        troubles.insert(address.clone(), health.clone());
+    let mut health_by_address = health_by_address.lock();
+    for address in addresses {
+        health_by_address.insert(address.clone(), health.clone());
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the executor remembers of each target: the value it wrote, the one before, the last refusal.
 
 use super::backoff::Refusal;
-use super::{Intent, Subject};
+use super::{Intent, WriteSubject};
 use crate::conditions::{Condition, Conditions};
 use koord_host::{CgroupPath, Device, HostError, Resource, Root, Target};
 use rustc_hash::FxHashMap;
@@ -17,20 +17,20 @@ const MAX_REWRITES: u8 = 3;
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) target: Target,
-    pub(super) subject: Subject,
+    pub(super) subject: WriteSubject,
     /// What the file said before.
     pub(super) original: String,
     /// What was written last.
-    pub(super) ours: String,
+    pub(super) written: String,
 }
 
 #[derive(Debug, Default)]
-struct Record {
+struct WriteRecord {
     /// What was written last, and when; `None` when the file must be looked at.
     cached: Option<(String, u64)>,
     /// The value before the first write, and whom it concerns.
-    original: Option<(String, Subject)>,
-    ours: String,
+    original: Option<(String, WriteSubject)>,
+    written: String,
     /// The last write, when the kernel refused it.
     refused: Option<Refusal>,
     /// The foreign value that the step before the exact value replaced.
@@ -40,13 +40,13 @@ struct Record {
 }
 
 /// A file within a group.
-type Part = (Resource, Option<Device>);
+type CgroupFile = (Resource, Option<Device>);
 
 /// By group, because what is forgotten is always a group with all below it.
 #[derive(Debug)]
-pub(super) struct Memory {
-    groups: FxHashMap<CgroupPath, Vec<(Part, Record)>>,
-    others: FxHashMap<Target, Record>,
+pub(super) struct WriteCache {
+    groups: FxHashMap<CgroupPath, Vec<(CgroupFile, WriteRecord)>>,
+    others: FxHashMap<Target, WriteRecord>,
     originals: usize,
     /// Upper bound of the number of records with a refusal.
     refusals: usize,
@@ -54,7 +54,7 @@ pub(super) struct Memory {
     pub(super) conditions: Conditions,
 }
 
-impl Memory {
+impl WriteCache {
     pub(super) fn new(force_after_ms: u64) -> Self {
         Self {
             groups: FxHashMap::default(),
@@ -84,7 +84,7 @@ impl Memory {
     /// Returns the value that was written to `target` last, if one was.
     pub(super) fn last_written(&self, target: &Target) -> Option<&str> {
         let record = self.get(target)?;
-        (!record.ours.is_empty()).then_some(record.ours.as_str())
+        (!record.written.is_empty()).then_some(record.written.as_str())
     }
 
     /// Returns whether `value` was written to `target` so recently that it need not be looked at.
@@ -106,13 +106,13 @@ impl Memory {
         now_ms: u64,
     ) {
         let target = &intent.target;
-        let room = self.originals < MAX_ORIGINALS;
-        let mut kept = 0;
+        let has_room = self.originals < MAX_ORIGINALS;
+        let mut added = 0;
         let changed = original.is_some();
         let record = self.record(target);
         let refused = record.refused.take().is_some();
         let stepping = record.stepping.take();
-        let foreign = changed && (stepping.is_some() || record.ours == intent.value);
+        let foreign = changed && (stepping.is_some() || record.written == intent.value);
         if foreign && !exact {
             record.stepping.clone_from(&original);
         }
@@ -125,10 +125,10 @@ impl Memory {
                 (true, false) => before,
             };
             if record.rewrites >= MAX_REWRITES {
-                let found = stepping.as_ref().or(original.as_ref());
-                let found = found.map_or("", String::as_str);
+                let foreign_value = stepping.as_ref().or(original.as_ref());
+                let foreign_value = foreign_value.map_or("", String::as_str);
                 rewritten = Some(Some(format!(
-                    "another program replaces {value} each time, last with {found}"
+                    "another program replaces {value} each time, last with {foreign_value}"
                 )));
             } else if before >= MAX_REWRITES {
                 rewritten = Some(None);
@@ -137,14 +137,14 @@ impl Memory {
         if target.is_stable() {
             record.cached = exact.then(|| (value.to_owned(), now_ms));
             if let Some(original) = original {
-                value.clone_into(&mut record.ours);
-                if record.original.is_none() && room {
+                value.clone_into(&mut record.written);
+                if record.original.is_none() && has_room {
                     record.original = Some((original, intent.subject.clone()));
-                    kept = 1;
+                    added = 1;
                 }
             }
         }
-        self.originals += kept;
+        self.originals += added;
         match rewritten {
             None => {}
             Some(None) => {
@@ -220,7 +220,7 @@ impl Memory {
             }
             let related = records
                 .iter_mut()
-                .filter(|((part, _), _)| *part == resource);
+                .filter(|((file, _), _)| *file == resource);
             for refusal in related.filter_map(|(_, record)| record.refused.as_mut()) {
                 refusal.expire();
             }
@@ -228,10 +228,10 @@ impl Memory {
     }
 
     /// Notes that `target` does not exist (any more).
-    pub(super) fn gone(&mut self, target: &Target) {
-        let record = match part(target) {
-            Some((group, part)) => self.groups.get_mut(group).and_then(|records| {
-                let at = records.iter().position(|(known, _)| *known == part)?;
+    pub(super) fn remove(&mut self, target: &Target) {
+        let record = match split_target(target) {
+            Some((group, file)) => self.groups.get_mut(group).and_then(|records| {
+                let at = records.iter().position(|(other, _)| *other == file)?;
                 Some(records.swap_remove(at).1)
             }),
             None => self.others.remove(target),
@@ -243,7 +243,7 @@ impl Memory {
     }
 
     /// Makes the next batch look at the files of `group` and below.
-    pub(super) fn forget(&mut self, group: &CgroupPath) {
+    pub(super) fn invalidate(&mut self, group: &CgroupPath) {
         for (path, records) in &mut self.groups {
             if path.is_within(group) {
                 for (_, record) in records {
@@ -256,20 +256,20 @@ impl Memory {
     /// Takes the undoable changes to `wanted` targets out.
     pub(super) fn take_originals(&mut self, wanted: impl Fn(&Target) -> bool) -> Vec<Change> {
         let mut changes = Vec::new();
-        let mut take = |target: Target, record: &mut Record| {
+        let mut take = |target: Target, record: &mut WriteRecord| {
             if record.original.is_some() && wanted(&target) {
                 record.cached = None;
                 changes.extend(record.original.take().map(|(original, subject)| Change {
                     target,
                     subject,
                     original,
-                    ours: std::mem::take(&mut record.ours),
+                    written: std::mem::take(&mut record.written),
                 }));
             }
         };
         for (group, records) in &mut self.groups {
-            for (part, record) in records {
-                take(whole(group, *part), record);
+            for (file, record) in records {
+                take(join_target(group, *file), record);
             }
         }
         for (target, record) in &mut self.others {
@@ -283,7 +283,7 @@ impl Memory {
     pub(super) fn sweep(&mut self, root: &Root, now_ms: u64) {
         let (mut dropped, mut refusals) = (0, 0);
         let conditions = self.conditions.clone();
-        let mut keep = |record: &mut Record, exists: bool, target: &dyn Fn() -> Target| {
+        let mut keep = |record: &mut WriteRecord, exists: bool, target: &dyn Fn() -> Target| {
             let old = |at: u64| now_ms.saturating_sub(at) >= EXPIRE_MS;
             if record.cached.as_ref().is_some_and(|(_, at)| old(*at)) {
                 record.cached = None;
@@ -306,9 +306,9 @@ impl Memory {
             // A group that is written all the time need not be looked at.
             let active = records.iter().any(|(_, record)| record.cached.is_some());
             let exists = active || root.cgroup(group).exists();
-            records.retain_mut(|(part, record)| {
-                let part = *part;
-                keep(record, exists, &|| whole(group, part))
+            records.retain_mut(|(file, record)| {
+                let file = *file;
+                keep(record, exists, &|| join_target(group, file))
             });
             !records.is_empty()
         });
@@ -320,39 +320,39 @@ impl Memory {
         self.refusals = refusals;
     }
 
-    fn get_mut(&mut self, target: &Target) -> Option<&mut Record> {
-        match part(target) {
-            Some((group, part)) => self
+    fn get_mut(&mut self, target: &Target) -> Option<&mut WriteRecord> {
+        match split_target(target) {
+            Some((group, file)) => self
                 .groups
                 .get_mut(group)?
                 .iter_mut()
-                .find(|(known, _)| *known == part)
+                .find(|(other, _)| *other == file)
                 .map(|(_, record)| record),
             None => self.others.get_mut(target),
         }
     }
 
-    fn get(&self, target: &Target) -> Option<&Record> {
-        match part(target) {
-            Some((group, part)) => self
+    fn get(&self, target: &Target) -> Option<&WriteRecord> {
+        match split_target(target) {
+            Some((group, file)) => self
                 .groups
                 .get(group)?
                 .iter()
-                .find(|(known, _)| *known == part)
+                .find(|(other, _)| *other == file)
                 .map(|(_, record)| record),
             None => self.others.get(target),
         }
     }
 
-    fn record(&mut self, target: &Target) -> &mut Record {
-        let Some((group, part)) = part(target) else {
+    fn record(&mut self, target: &Target) -> &mut WriteRecord {
+        let Some((group, file)) = split_target(target) else {
             return self.others.entry(target.clone()).or_default();
         };
         let records = self.groups.entry(group.clone()).or_default();
-        let at = match records.iter().position(|(known, _)| *known == part) {
+        let at = match records.iter().position(|(other, _)| *other == file) {
             Some(at) => at,
             None => {
-                records.push((part, Record::default()));
+                records.push((file, WriteRecord::default()));
                 records.len() - 1
             }
         };
@@ -361,7 +361,7 @@ impl Memory {
 }
 
 /// Ends the conditions that come from `record`.
-fn end_conditions(conditions: &Conditions, record: &Record, target: impl Fn() -> String) {
+fn end_conditions(conditions: &Conditions, record: &WriteRecord, target: impl Fn() -> String) {
     if record.refused.is_some() {
         conditions.clear(Condition::WriteRefused, &target());
     }
@@ -370,7 +370,7 @@ fn end_conditions(conditions: &Conditions, record: &Record, target: impl Fn() ->
     }
 }
 
-fn part(target: &Target) -> Option<(&CgroupPath, Part)> {
+fn split_target(target: &Target) -> Option<(&CgroupPath, CgroupFile)> {
     match target {
         Target::Cgroup { group, resource } => Some((group, (*resource, None))),
         Target::CgroupLine {
@@ -382,7 +382,7 @@ fn part(target: &Target) -> Option<(&CgroupPath, Part)> {
     }
 }
 
-fn whole(group: &CgroupPath, (resource, key): Part) -> Target {
+fn join_target(group: &CgroupPath, (resource, key): CgroupFile) -> Target {
     let group = group.clone();
     match key {
         None => Target::Cgroup { group, resource },

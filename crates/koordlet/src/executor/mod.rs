@@ -9,17 +9,17 @@ mod memory;
 
 use crate::audit::{self, Entry, FileChange, Log};
 use crate::conditions::Conditions;
-use crate::metrics::{Metrics, Part};
+use crate::metrics::{AgentPart, Metrics};
 use jiff::Timestamp;
 use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
-use memory::Memory;
+use memory::WriteCache;
 use rustc_hash::FxHashSet;
 use std::time::Instant;
 
 /// Whom the audit line names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Subject {
+pub enum WriteSubject {
     /// A group that belongs to no pod.
     #[default]
     Group,
@@ -54,7 +54,7 @@ pub struct Intent {
     /// The value, in v1 units.
     pub value: String,
     /// Whom it concerns.
-    pub subject: Subject,
+    pub subject: WriteSubject,
     /// Why, as one word.
     pub reason: &'static str,
     /// Why, in numbers; becomes part of the audit message.
@@ -84,7 +84,7 @@ pub struct Applied {
 
 /// A write that the kernel refused.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct RefusedWrite {
     /// Where.
     pub target: Target,
     /// What the kernel said.
@@ -93,7 +93,7 @@ pub struct Refusal {
 
 /// The moment of a batch.
 #[derive(Debug, Clone, Copy)]
-struct At {
+struct BatchTime {
     /// Steady clock, in milliseconds.
     ms: u64,
     wall: Timestamp,
@@ -104,9 +104,9 @@ struct At {
 pub struct Executor {
     root: Root,
     log: Log,
-    memory: Memory,
+    cache: WriteCache,
     swept_ms: u64,
-    last: Vec<Refusal>,
+    last: Vec<RefusedWrite>,
     metrics: Option<Metrics>,
 }
 
@@ -121,7 +121,7 @@ impl Executor {
         Self {
             root,
             log,
-            memory: Memory::new(force_after_ms),
+            cache: WriteCache::new(force_after_ms),
             swept_ms: 0,
             last: Vec::new(),
             metrics: None,
@@ -138,19 +138,19 @@ impl Executor {
     /// Reports files that refuse values or whose values are replaced, in `conditions`.
     #[must_use]
     pub fn reporting(mut self, conditions: Conditions) -> Self {
-        self.memory.conditions = conditions;
+        self.cache.conditions = conditions;
         self
     }
 
     /// Returns true if this executor has changed `target`.
     #[must_use]
     pub fn has_written(&self, target: &Target) -> bool {
-        self.memory.last_written(target).is_some()
+        self.cache.last_written(target).is_some()
     }
 
     /// What the kernel refused in the last batch.
     #[must_use]
-    pub fn refusals(&self) -> &[Refusal] {
+    pub fn refusals(&self) -> &[RefusedWrite] {
         &self.last
     }
 
@@ -160,20 +160,20 @@ impl Executor {
         self.last.clear();
         if now_ms.saturating_sub(self.swept_ms) >= Self::SWEEP_MS {
             self.swept_ms = now_ms;
-            self.memory.sweep(&self.root, now_ms);
+            self.cache.sweep(&self.root, now_ms);
         }
         if !intents.is_empty() {
-            let at = At { ms: now_ms, wall };
+            let time = BatchTime { ms: now_ms, wall };
             let pending = self.pending(intents, now_ms, &mut applied);
-            self.write_all(&pending, false, at, &mut applied);
+            self.write_all(&pending, false, time, &mut applied);
         }
         applied
     }
 
     /// Forgets what was written to `group` and below, so that the next batch looks at its files
     /// again: to be called when a pod has changed, because the kubelet then writes its own values.
-    pub fn forget(&mut self, group: &CgroupPath) {
-        self.memory.forget(group);
+    pub fn invalidate(&mut self, group: &CgroupPath) {
+        self.cache.invalidate(group);
     }
 
     /// Brings back what the files of `wanted` targets said before this executor first wrote them.
@@ -189,11 +189,11 @@ impl Executor {
         self.last.clear();
         let root = &self.root;
         let mut intents: Vec<Intent> = self
-            .memory
+            .cache
             .take_originals(wanted)
             .into_iter()
             .filter(|change| {
-                root.target_says(&change.target, &change.ours)
+                root.target_says(&change.target, &change.written)
                     .is_ok_and(|says| says == Some(true))
             })
             .map(|change| Intent {
@@ -208,7 +208,7 @@ impl Executor {
             })
             .collect();
         self.sort(&mut intents);
-        self.write_all(&intents, true, At { ms: now_ms, wall }, &mut applied);
+        self.write_all(&intents, true, BatchTime { ms: now_ms, wall }, &mut applied);
         applied
     }
 
@@ -223,7 +223,7 @@ impl Executor {
         let turning: FxHashSet<CgroupPath> = intents
             .iter()
             .filter(|i| i.target.resource() == Some(Resource::CpuIdle))
-            .filter(|i| !self.memory.is_fresh(&i.target, &i.value, now_ms))
+            .filter(|i| !self.cache.is_fresh(&i.target, &i.value, now_ms))
             .filter_map(|i| i.target.group().cloned())
             .collect();
         self.sort(&mut intents);
@@ -237,13 +237,13 @@ impl Executor {
                 && intent.target.group().is_some_and(|g| turning.contains(g));
             let fresh = intent.cacheable
                 && !at_risk
-                && self.memory.is_fresh(&intent.target, &intent.value, now_ms);
+                && self.cache.is_fresh(&intent.target, &intent.value, now_ms);
             applied.same += u32::from(fresh);
             if fresh {
                 return false;
             }
             let (root, target) = (&self.root, &intent.target);
-            let held_back = self.memory.holds_back(root, target, &intent.value, now_ms);
+            let held_back = self.cache.holds_back(root, target, &intent.value, now_ms);
             applied.held_back += u32::from(held_back);
             !held_back
         });
@@ -289,7 +289,7 @@ impl Executor {
     }
 
     /// Down through `intents` with all that gets looser, and back up with all that gets tighter.
-    fn write_all(&mut self, intents: &[Intent], back: bool, at: At, applied: &mut Applied) {
+    fn write_all(&mut self, intents: &[Intent], back: bool, at: BatchTime, applied: &mut Applied) {
         let mut tighter = Vec::new();
         for intent in intents {
             if intent.target.order() == Order::Plain {
@@ -321,7 +321,7 @@ impl Executor {
         value: &str,
         exact: bool,
         back: bool,
-        at: At,
+        at: BatchTime,
         applied: &mut Applied,
     ) {
         let target = &intent.target;
@@ -329,7 +329,7 @@ impl Executor {
         let done = if back {
             self.root.restore_target(target, value)
         } else {
-            let previous = self.memory.last_written(target);
+            let previous = self.cache.last_written(target);
             self.root.write_target_after(target, value, previous)
         };
         self.measure(intent, &done, began);
@@ -343,23 +343,23 @@ impl Executor {
                 }
                 if !back {
                     let original = changed.then_some(old);
-                    self.memory.wrote(intent, value, exact, original, at.ms);
+                    self.cache.wrote(intent, value, exact, original, at.ms);
                 }
             }
             Err(error) if error.is_gone() || error.is_unsupported() => {
                 applied.absent += 1;
-                self.memory.gone(target);
+                self.cache.remove(target);
             }
             Err(error) => {
                 applied.failed += 1;
                 let refused = self
-                    .memory
+                    .cache
                     .refused(&self.root, target, &intent.value, &error, at.ms);
                 if let Some(retry_after_s) = refused {
                     let reason = intent.reason;
                     tracing::warn!(reason, %target, %error, retry_after_s, "write refused");
                 }
-                self.last.push(Refusal {
+                self.last.push(RefusedWrite {
                     target: target.clone(),
                     error,
                 });
@@ -381,7 +381,7 @@ impl Executor {
             Err(_) => false,
         };
         if !ok {
-            metrics.failed(Part::Strategy, intent.reason);
+            metrics.failed(AgentPart::Strategy, intent.reason);
         }
         let kind = match kind {
             TargetKind::Cgroup(_) => "cgroup",
@@ -394,9 +394,9 @@ impl Executor {
 
     fn audit(&self, intent: &Intent, value: &str, old: Option<String>, wall: Timestamp) {
         let kind = match intent.subject {
-            Subject::Group => audit::Subject::Group,
-            Subject::Node { .. } => audit::Subject::Node,
-            Subject::Pod { .. } | Subject::Container { .. } => audit::Subject::Pod,
+            WriteSubject::Group => audit::Subject::Group,
+            WriteSubject::Node { .. } => audit::Subject::Node,
+            WriteSubject::Pod { .. } | WriteSubject::Container { .. } => audit::Subject::Pod,
         };
         let because = if intent.because.is_empty() {
             String::new()
@@ -406,13 +406,13 @@ impl Executor {
         let message = format!("update {} to {value}{because}", intent.target);
         let mut entry = Entry::new(kind, intent.verbosity, intent.reason, message);
         match &intent.subject {
-            Subject::Group => {}
-            Subject::Node { name } => entry.name.clone_from(name),
-            Subject::Pod { namespace, name } => {
+            WriteSubject::Group => {}
+            WriteSubject::Node { name } => entry.name.clone_from(name),
+            WriteSubject::Pod { namespace, name } => {
                 entry.namespace.clone_from(namespace);
                 entry.name.clone_from(name);
             }
-            Subject::Container {
+            WriteSubject::Container {
                 namespace,
                 pod,
                 name,

@@ -271,7 +271,7 @@ fn run(
     let root = Root::with_writer(dir, watch.clone()).unwrap();
     let shape = Shape::new(script, base, cpus, root.version());
     let _cleanup = Cleanup(root.clone(), base.clone());
-    let controllers = [Controller::Cpu, Controller::Cpuset, Controller::Memory];
+    let controllers = [Controller::Cpu, Controller::Cpuset, Controller::WriteCache];
     for (group, _) in &shape.groups {
         root.cgroup(group).create(&controllers).unwrap();
     }
@@ -299,7 +299,7 @@ fn run(
                     intents.push(Intent {
                         target,
                         value: value.clone(),
-                        subject: Subject::Group,
+                        subject: WriteSubject::Group,
                         reason: "test",
                         because: String::new(),
                         verbosity: 3,

@@ -44,7 +44,7 @@ fn intent(group: &CgroupPath, resource: Resource, value: &str) -> Intent {
     Intent {
         target: Target::cgroup(group, resource),
         value: value.to_owned(),
-        subject: Subject::Group,
+        subject: WriteSubject::Group,
         reason: "test",
         because: "why".to_owned(),
         verbosity: 3,
@@ -242,7 +242,7 @@ fn a_changed_pod_is_looked_at_again() {
         rig.tree.root().cgroup(group).set_cpu_shares(2).unwrap();
     }
     assert_eq!(rig.apply(want()).written, 0);
-    rig.executor.forget(&pod);
+    rig.executor.invalidate(&pod);
     assert_eq!(rig.apply(want()).written, 2, "the pod and its container");
 }
 

@@ -55,7 +55,7 @@ pub struct Container {
 impl Container {
     /// Returns a container of `pod`; its id is empty while the runtime has not reported one.
     #[must_use]
-    pub fn of(pod: &PodInfo, container: &ContainerInfo) -> Self {
+    pub fn from_pod(pod: &PodInfo, container: &ContainerInfo) -> Self {
         Self {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -166,7 +166,7 @@ pub enum NodeFact {
 
 /// What failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum AgentPart {
     /// A collector.
     Collector,
     /// A QoS strategy.
@@ -179,10 +179,10 @@ type ExpiringCounters = Expiring<<IntCounterVec as Vector>::Builder>;
 
 /// The agent's metrics. Nothing is recorded before the node's name is known.
 #[derive(Debug, Clone)]
-pub struct Metrics(Arc<Inner>);
+pub struct Metrics(Arc<MetricSet>);
 
 #[derive(Debug)]
-struct Inner {
+struct MetricSet {
     node: Arc<OnceLock<String>>,
     start_time: GaugeVec,
     facts: [IntCounterVec; 3],
@@ -212,7 +212,7 @@ struct Inner {
     nri_connected: GaugeVec,
     nri_lost: IntCounterVec,
     nri_contested: GaugeVec,
-    runtime_asked: HistogramVec,
+    runtime_request: HistogramVec,
     tick: GaugeVec,
     bad_input: BadInput,
     collect_errors: IntCounterVec,
@@ -229,7 +229,7 @@ struct Inner {
 
 /// Registers one family after the other. Names that are registered already are left alone, so that
 /// a second agent in one process is no error.
-fn shown<C: Collector + Clone + 'static>(
+fn register<C: Collector + Clone + 'static>(
     registry: &Registry,
     collector: prometheus::Result<C>,
 ) -> Option<C> {
@@ -247,18 +247,18 @@ impl Metrics {
     pub fn new(registry: &Registry) -> Option<Self> {
         use table as t;
         let node = Arc::new(OnceLock::new());
-        let gauge = |family: Family| shown(registry, family.gauge());
-        let counter = |family: Family| shown(registry, family.counter());
+        let gauge = |family: Family| register(registry, family.gauge());
+        let counter = |family: Family| register(registry, family.counter());
         let expiring = |family: Family| {
             let vector = family.gauge().map(|vector| Expiring::new(vector, LIFE));
-            shown(registry, vector)
+            register(registry, vector)
         };
         let expiring_counter = |family: Family| {
             let vector = family.counter().map(|vector| Expiring::new(vector, LIFE));
-            shown(registry, vector)
+            register(registry, vector)
         };
-        let histogram = |family: Family, buckets| shown(registry, family.histogram(buckets));
-        Some(Self(Arc::new(Inner {
+        let histogram = |family: Family, buckets| register(registry, family.histogram(buckets));
+        Some(Self(Arc::new(MetricSet {
             start_time: gauge(t::START_TIME)?,
             facts: [
                 counter(t::CPU_INFO)?,
@@ -273,7 +273,7 @@ impl Metrics {
             suppress_ls: gauge(t::SUPPRESS_LS)?,
             suppress_be: gauge(t::SUPPRESS_BE)?,
             suppress_cap: gauge(t::SUPPRESS_CAP)?,
-            bursts: shown(
+            bursts: register(
                 registry,
                 Rows::new(
                     &node,
@@ -284,7 +284,7 @@ impl Metrics {
             )?,
             pool: gauge(t::SHARE_POOL)?,
             be_pool: gauge(t::BE_SHARE_POOL)?,
-            pool_cpus: shown(
+            pool_cpus: register(
                 registry,
                 Rows::new(
                     &node,
@@ -297,7 +297,7 @@ impl Metrics {
             peak: gauge(t::PREDICTED_PEAK)?,
             cookies: expiring(t::COOKIE)?,
             cookie_status: expiring_counter(t::COOKIE_STATUS)?,
-            usages: shown(
+            usages: register(
                 registry,
                 Rows::new(
                     &node,
@@ -316,14 +316,14 @@ impl Metrics {
             kubelet: KubeletMetrics::new(histogram(t::KUBELET, REQUEST_SECONDS)?),
             hooks: histogram(t::HOOKS, WRITE_MS)?,
             reconciles: histogram(t::RECONCILES, WRITE_MS)?,
-            host_applications: shown(
+            host_applications: register(
                 registry,
                 Rows::new(&node, &[t::HOST_APPLICATIONS], Some(LIFE), host_application),
             )?,
             nri_connected: gauge(t::NRI_CONNECTED)?,
             nri_lost: counter(t::NRI_LOST)?,
             nri_contested: gauge(t::NRI_CONTESTED)?,
-            runtime_asked: histogram(t::RUNTIME_ASKED, WRITE_MS)?,
+            runtime_request: histogram(t::RUNTIME_REQUESTS, WRITE_MS)?,
             tick: gauge(t::TICK)?,
             bad_input: BadInput::new(node.clone(), counter(t::BAD_INPUT)?),
             collect_errors: counter(t::COLLECT_ERRORS)?,
@@ -332,16 +332,16 @@ impl Metrics {
             allocatable: gauge(t::ALLOCATABLE)?,
             priority_reclaimable: gauge(t::RECLAIMABLE)?,
             reclaimable_status: gauge(t::RECLAIMABLE_STATUS)?,
-            resources: shown(
+            resources: register(
                 registry,
                 Rows::new(&node, &[t::REQUESTS, t::LIMITS], None, resources),
             )?,
-            cpi: shown(registry, Rows::new(&node, &[t::CPI], Some(LIFE), cpi))?,
-            psi: shown(
+            cpi: register(registry, Rows::new(&node, &[t::CPI], Some(LIFE), cpi))?,
+            psi: register(
                 registry,
                 Rows::new(&node, &[t::CONTAINER_PSI, t::POD_PSI], Some(LIFE), psi),
             )?,
-            resctrl: shown(
+            resctrl: register(
                 registry,
                 Rows::new(&node, &[t::LLC, t::MB], Some(LIFE), resctrl),
             )?,
@@ -421,12 +421,12 @@ impl Metrics {
         services: i64,
         batch: i64,
     ) {
-        let by = match by {
+        let policy = match policy {
             Policy::Cpuset => "cpuset",
             Policy::CfsQuota => "cfsQuota",
         };
         if let Some(limit) = limit {
-            self.set(&self.0.suppress, &[by], limit as f64 / 1000.0);
+            self.set(&self.0.suppress, &[policy], limit as f64 / 1000.0);
         }
         self.set(&self.0.suppress_cap, &[], cap.unwrap_or(100) as f64);
         self.set(&self.0.suppress_ls, &[], services as f64 / 1000.0);
@@ -548,8 +548,8 @@ impl Metrics {
 
     /// Records an answer to the container runtime or its proxy: to which request, whether it was what
     /// hooks want, and how long it took.
-    pub fn runtime_asked(&self, event: &str, ok: bool, milliseconds: f64) {
-        self.observe(&self.0.runtime_asked, &[event, status(ok)], milliseconds);
+    pub fn runtime_request(&self, event: &str, ok: bool, milliseconds: f64) {
+        self.observe(&self.0.runtime_request, &[event, status(ok)], milliseconds);
     }
 
     /// Records whether this agent is a plugin of the container runtime.
@@ -642,11 +642,11 @@ impl Metrics {
     }
 
     /// Counts a round in which a part of the agent failed.
-    pub fn failed(&self, part: Part, name: &str) {
+    pub fn failed(&self, part: AgentPart, name: &str) {
         let part = match part {
-            Part::Collector => "collector",
-            Part::Strategy => "strategy",
-            Part::Audit => "audit",
+            AgentPart::Collector => "collector",
+            AgentPart::Strategy => "strategy",
+            AgentPart::Audit => "audit",
         };
         self.count(&self.0.failures, &[part, name]);
     }

@@ -9,7 +9,7 @@ use koord_host::CpuSet;
 impl Metrics {
     /// Shows the batch and mid resources of the containers of `pods` that have an id.
     pub(crate) fn pods(&self, pods: &[PodInfo]) {
-        self.resources(pods.iter().flat_map(of_pod).collect());
+        self.resources(pods.iter().flat_map(resource_rows).collect());
     }
 
     /// Shows the pools of CPUs that services and batch work share; with `each` (gate PerCPUMetric)
@@ -24,7 +24,7 @@ impl Metrics {
     }
 }
 
-fn of_pod(pod: &PodInfo) -> Vec<Resources> {
+fn resource_rows(pod: &PodInfo) -> Vec<Resources> {
     let mut rows = Vec::new();
     for container in &pod.containers {
         if container.id.is_none() {
@@ -40,7 +40,7 @@ fn of_pod(pod: &PodInfo) -> Vec<Resources> {
                 (memory, tier.memory_request, tier.memory_limit),
             ] {
                 rows.push(Resources {
-                    container: Container::of(pod, container),
+                    container: Container::from_pod(pod, container),
                     resource,
                     request,
                     limit,
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_show_what_they_ask_for() {
+    fn container_requests_become_metrics() {
         let pod = json!({
             "metadata": {"name": "b", "namespace": "shop", "uid": "u1",
                 "labels": {"koordinator.sh/qosClass": "BE"}},
@@ -84,7 +84,7 @@ mod tests {
         let pod = serde_json::from_value(pod).unwrap();
         let (pod, _) = PodInfo::read(&pod, &layout, None).unwrap();
         let text = text(|metrics| metrics.pods(&[pod]));
-        let rest = r#"pod_name="b",pod_namespace="shop",pod_uid="u1","#;
+        let labels = r#"pod_name="b",pod_namespace="shop",pod_uid="u1","#;
         let container = r#"container_id="containerd://c1",container_name="c",node="n1","#;
         for (family, resource, unit, value) in [
             ("requests", "batch-cpu", "integer", "500"),
@@ -92,7 +92,7 @@ mod tests {
             ("limits", "batch-memory", "byte", "1048576"),
         ] {
             let line = format!(
-                "koordlet_container_resource_{family}{{{container}{rest}\
+                "koordlet_container_resource_{family}{{{container}{labels}\
                  resource=\"kubernetes.io/{resource}\",unit=\"{unit}\"}} {value}\n"
             );
             assert!(text.contains(&line), "{line}: {text}");

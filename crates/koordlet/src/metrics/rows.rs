@@ -17,9 +17,9 @@ use tokio::time::Instant;
 pub(super) type Emit<'a> = &'a mut dyn FnMut(usize, &[&str], f64);
 
 /// The newest rows of one kind. Clones share them.
-pub(super) struct Rows<T>(Arc<Inner<T>>);
+pub(super) struct Rows<T>(Arc<RowSet<T>>);
 
-struct Inner<T> {
+struct RowSet<T> {
     node: Arc<OnceLock<String>>,
     vectors: Vec<GaugeVec>,
     life: Option<Duration>,
@@ -49,7 +49,7 @@ impl<T> Rows<T> {
         emit: fn(&T, Emit<'_>),
     ) -> prometheus::Result<Self> {
         let vectors = families.iter().map(Family::gauge);
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(RowSet {
             node: node.clone(),
             vectors: vectors.collect::<prometheus::Result<_>>()?,
             life,

@@ -119,7 +119,7 @@ families! {
         "Connections to the container runtime that were lost or could not be made";
     NRI_CONTESTED Internal "nri_contested_containers" ["node"]
         "Containers that are not created because another plugin of the runtime sets the same of them";
-    RUNTIME_ASKED Internal "runtime_request_duration_milliseconds" ["node", "event", "status"]
+    RUNTIME_REQUESTS Internal "runtime_request_duration_milliseconds" ["node", "event", "status"]
         "Time of the answers to the container runtime and its proxy";
     TICK Internal "tick_seconds" ["node"]
         "Time the last collection and decision took";

@@ -119,7 +119,7 @@ fn record(metrics: &Metrics) {
         .bad_input()
         .count("NodeSLO", "cpuSuppressThresholdPercent");
     metrics.collect_errors("pods", 2);
-    metrics.failed(Part::Collector, "Psi");
+    metrics.failed(AgentPart::Collector, "Psi");
     metrics.allocatable(&NodeInfo {
         extended: BTreeMap::from([
             ("kubernetes.io/batch-cpu".to_owned(), 1500),

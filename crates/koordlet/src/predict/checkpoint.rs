@@ -56,7 +56,7 @@ pub enum CheckpointError {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct SavedModel {
     #[serde(rename = "UID")]
     uid: String,
     #[serde(rename = "CPU")]
@@ -152,7 +152,7 @@ impl Predictor {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Loads the models whose name is in `known`, and deletes unfinished writes and files that
+    /// Loads the models whose name is in `uids`, and deletes unfinished writes and files that
     /// cannot be understood. Files with other names stay for as long as a model lives without
     /// samples: the first list of pods may be partial.
     ///
@@ -160,7 +160,7 @@ impl Predictor {
     /// When the directory cannot be made or listed.
     pub fn restore(
         &mut self,
-        known: &BTreeSet<String>,
+        uids: &BTreeSet<String>,
         now: UnixMillis,
     ) -> Result<usize, CheckpointError> {
         let Some(dir) = self.config.dir.clone() else {
@@ -188,8 +188,8 @@ impl Predictor {
             }
             self.orphans.insert(uid);
         }
-        for uid in known {
-            if let Some(model) = self.adopt(uid, now) {
+        for uid in uids {
+            if let Some(model) = self.take_saved(uid, now) {
                 self.models.insert(uid.clone(), model);
                 restored += 1;
             }
@@ -198,7 +198,7 @@ impl Predictor {
     }
 
     /// Returns the model in the file `uid`, when there is one that nobody has taken yet.
-    pub(super) fn adopt(&mut self, uid: &str, now: UnixMillis) -> Option<Model> {
+    pub(super) fn take_saved(&mut self, uid: &str, now: UnixMillis) -> Option<Model> {
         if !self.orphans.remove(uid) {
             return None;
         }
@@ -221,7 +221,7 @@ impl Predictor {
             .min(now.saturating_add(self.ahead_ms))
             .saturating_sub(written)
             .saturating_sub(self.ahead_ms);
-        let mut model = self.fresh(now);
+        let mut model = self.new_model(now);
         let bad = |source| CheckpointError::Histogram {
             path: path.to_owned(),
             source,
@@ -239,7 +239,7 @@ impl Predictor {
     }
 }
 
-fn read(path: &Path) -> Result<Saved, CheckpointError> {
+fn read(path: &Path) -> Result<SavedModel, CheckpointError> {
     let path_buf = || path.to_owned();
     let io = |source| CheckpointError::Io {
         path: path_buf(),
@@ -273,7 +273,7 @@ fn moved(mut saved: Checkpoint, by_ms: i64) -> Checkpoint {
 /// `ahead_ms` is how far the wall clock is ahead of the model's time.
 fn save(dir: &Path, uid: &str, model: &Model, ahead_ms: i64) -> Result<(), CheckpointError> {
     let path = dir.join(uid);
-    let saved = Saved {
+    let saved = SavedModel {
         uid: uid.to_owned(),
         cpu: moved(model.cpu.save(), ahead_ms).into(),
         memory: moved(model.memory.save(), ahead_ms).into(),
@@ -325,8 +325,8 @@ pub mod fuzzed {
             assert!(model.memory.percentile(part) >= 0.0);
         }
         save(dir, "again", &model, 0).expect("a file");
-        let again = predictor.load(&dir.join("again"), now);
-        assert!(again.is_ok(), "{:?}", again.err());
+        let reloaded = predictor.load(&dir.join("again"), now);
+        assert!(reloaded.is_ok(), "{:?}", reloaded.err());
         true
     }
 }

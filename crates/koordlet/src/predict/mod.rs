@@ -147,7 +147,9 @@ impl Predictor {
     /// Adds a sample (cores, bytes) to the model `uid`.
     pub fn train(&mut self, uid: &str, cores: f64, bytes: f64, now: UnixMillis) {
         if !self.models.contains_key(uid) {
-            let model = self.adopt(uid, now).unwrap_or_else(|| self.fresh(now));
+            let model = self
+                .take_saved(uid, now)
+                .unwrap_or_else(|| self.new_model(now));
             self.models.insert(uid.to_owned(), model);
         }
         if let Some(model) = self.models.get_mut(uid) {
@@ -167,7 +169,7 @@ impl Predictor {
         })
     }
 
-    fn fresh(&self, now: UnixMillis) -> Model {
+    fn new_model(&self, now: UnixMillis) -> Model {
         Model {
             cpu: DecayingHistogram::new(Layout::cpu(), self.config.cpu_half_life_ms),
             memory: DecayingHistogram::new(Layout::memory(), self.config.memory_half_life_ms),

@@ -11,7 +11,7 @@ use crate::health::State;
 use crate::qos::reconcile::Reconcile;
 use crate::qos::{BurstAllowance, Facts, Plan, Planner, PodView, StrategySpec, View, cpu_limits};
 use crate::states::ContainerInfo;
-use crate::store::{Metric, Subject};
+use crate::store::{Metric, SeriesSubject};
 use koord_api::qos::QosClass;
 use koord_api::slo::CPUBurstPolicy;
 use koord_host::Resource;
@@ -105,7 +105,7 @@ impl Planner for CpuBurst {
             let allowed = self.allows(view, &candidate, now);
             let last = |metric| {
                 let window = view.facts.settings.interval_ms.saturating_mul(2);
-                let key = (Subject::Container(candidate.id), metric);
+                let key = (SeriesSubject::Container(candidate.id), metric);
                 view.store.last(key, view.now.ms(), window)
             };
             let throttled = last(Metric::CpuThrottled);
@@ -201,7 +201,7 @@ impl CpuBurst {
             .or_insert_with(|| Limiter::new(&candidate.config, share, now));
         limiter.follow(&candidate.config, share, now);
         let limit = candidate.info.native.cpu_limit.unwrap_or(0);
-        let key = (Subject::Container(candidate.id), Metric::CpuUsage);
+        let key = (SeriesSubject::Container(candidate.id), Metric::CpuUsage);
         let window = view.facts.settings.interval_ms.saturating_mul(2);
         let used = view.store.last(key, view.now.ms(), window);
         limiter.allow(
@@ -252,12 +252,12 @@ fn pool(view: &View<'_>) -> PoolState {
     let pods = pods.map(|pod| PoolPod {
         qos: pod.info.qos,
         request: pod.info.cpu_request,
-        used: mean(Subject::Pod(pod.id)),
+        used: mean(SeriesSubject::Pod(pod.id)),
     });
     let threshold = view.facts.slo.cpu_burst().share_pool_threshold_percent;
     burst::pool_state(
         view.facts.machine.processors.len(),
-        mean(Subject::Node),
+        mean(SeriesSubject::Node),
         pods,
         threshold.unwrap_or(50),
     )

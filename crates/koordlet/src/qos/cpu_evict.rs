@@ -4,7 +4,7 @@
 use crate::gates::Gate;
 use crate::qos::evict::{Evict, EvictionNeed, EvictionPass, Feature, by_allocatable};
 use crate::qos::{StrategySpec, View};
-use crate::store::{Metric, Subject};
+use crate::store::{Metric, SeriesSubject};
 use koord_api::resources;
 use koord_model::evict::config::{
     AllocatableThreshold, BatchCpu, Satisfaction, UsageThreshold, enough_samples, usage_priority,
@@ -62,7 +62,7 @@ fn satisfaction(
         .unwrap_or(0)
         .saturating_mul(1000);
     let mut samples = Vec::new();
-    let key = |metric| (Subject::Batch, metric);
+    let key = |metric| (SeriesSubject::Batch, metric);
     view.store
         .collect(key(Metric::CpuUsage), now, window, &mut samples);
     let count = i64::try_from(samples.len()).unwrap_or(i64::MAX);
@@ -110,7 +110,7 @@ fn usage(
         .max(interval);
     let window = u64::try_from(seconds).unwrap_or(0).saturating_mul(1000);
     let (mut samples, now) = (Vec::new(), view.now.ms());
-    let key = (Subject::Node, Metric::CpuUsage);
+    let key = (SeriesSubject::Node, Metric::CpuUsage);
     view.store.collect(key, now, window, &mut samples);
     let count = i64::try_from(samples.len()).unwrap_or(i64::MAX);
     if !enough_samples(seconds, count, interval) {

@@ -310,7 +310,7 @@ fn limits(
         if let Some(container) = bursting {
             let buffer = view.facts.machine.has(Resource::CfsBurst);
             applied.push(Burst {
-                container: metrics::Container::of(pod.info, container),
+                container: metrics::Container::from_pod(pod.info, container),
                 burst_us: buffer.then_some(limits.burst),
                 quota_us: Some(limits.quota),
             });

@@ -3,7 +3,7 @@
 use super::guard::{LeverTargets, Note};
 use crate::claims::{Claim, Classes, Level};
 use crate::collect::errors::CollectError;
-use crate::executor::{Intent, Subject};
+use crate::executor::{Intent, WriteSubject};
 use crate::health::{self, State};
 use crate::hooks::Rules;
 use crate::states::{ContainerInfo, Malformed, PodInfo};
@@ -25,7 +25,7 @@ pub struct Write {
     /// Value in cgroup v1 units.
     pub value: String,
     /// Object named in the audit record.
-    pub subject: Subject,
+    pub subject: WriteSubject,
     /// Reason as one word.
     pub reason: &'static str,
     /// Reason in numbers.
@@ -59,7 +59,7 @@ impl Write {
             class,
             target,
             value: String::new(),
-            subject: Subject::default(),
+            subject: WriteSubject::default(),
             reason: "",
             because: String::new(),
             verbosity: 3,
@@ -72,7 +72,7 @@ impl Write {
     #[must_use]
     pub fn pod(pod: &PodInfo) -> Self {
         let mut write = Self::at(Level::Pod, &pod.cgroup, pod.qos);
-        write.subject = Subject::Pod {
+        write.subject = WriteSubject::Pod {
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
         };
@@ -83,7 +83,7 @@ impl Write {
     #[must_use]
     pub fn container(pod: &PodInfo, container: &ContainerInfo) -> Option<Self> {
         let mut write = Self::at(Level::Container, container.cgroup.as_ref()?, pod.qos);
-        write.subject = Subject::Container {
+        write.subject = WriteSubject::Container {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             name: container.name.clone(),
@@ -92,7 +92,7 @@ impl Write {
     }
 
     fn about(mut self, node: &str) -> Self {
-        self.subject = Subject::Node {
+        self.subject = WriteSubject::Node {
             name: node.to_owned(),
         };
         self

@@ -5,7 +5,7 @@
 //! [`koord_model::system_config`].
 
 use crate::claims::{Claim, Classes, Level};
-use crate::executor::Subject;
+use crate::executor::WriteSubject;
 use crate::gates::Gate;
 use crate::log_on_change::LogOnChange;
 use crate::qos::reconcile::{Reconcile, ReconcileReason};
@@ -86,7 +86,7 @@ impl Planner for SystemConfig {
         for error in errors {
             self.log.log_off(error.field, &error);
         }
-        let subject = Subject::Node {
+        let subject = WriteSubject::Node {
             name: view.facts.node_name().to_owned(),
         };
         let mut push = |target: Target, value: i64| {

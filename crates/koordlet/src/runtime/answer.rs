@@ -501,7 +501,7 @@ impl HookResponder {
         let answer = answer.unwrap_or(Err(HookError::Panicked));
         let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
         let metrics = &self.ctx.metrics;
-        metrics.runtime_asked(event, answer.is_ok(), milliseconds);
+        metrics.runtime_request(event, answer.is_ok(), milliseconds);
         match answer {
             Ok(answer) => Ok(answer),
             Err(error) => {

@@ -487,7 +487,7 @@ impl Handler for Plugin {
             Seen::Answered(event, took, outcome) => {
                 let name = event.map_or("Synchronize", |event| event.as_str_name());
                 let milliseconds = took.as_secs_f64() * 1000.0;
-                metrics.runtime_asked(name, *outcome == Outcome::Done, milliseconds);
+                metrics.runtime_request(name, *outcome == Outcome::Done, milliseconds);
                 if matches!(outcome, Outcome::Late | Outcome::Panicked) {
                     tracing::warn!(
                         event = name,

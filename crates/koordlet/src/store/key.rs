@@ -3,7 +3,7 @@
 /// Whose sample it is. Numbers of pods, containers and host applications are the agent's own: each
 /// is given once per process and never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Subject {
+pub enum SeriesSubject {
     /// The whole node.
     Node,
     /// What neither pods nor host applications account for.
@@ -94,7 +94,7 @@ metrics! {
 impl Metric {
     /// Returns the metric of that name.
     #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
             .iter()
             .copied()
@@ -103,7 +103,7 @@ impl Metric {
 }
 
 /// The name of a series.
-pub type Key = (Subject, Metric);
+pub type Key = (SeriesSubject, Metric);
 
 /// How long samples are kept and how densely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,8 +134,8 @@ pub(super) fn shape((subject, metric): Key) -> Shape {
             | GpuMemory
     );
     match subject {
-        Subject::Node | Subject::System if usage => Shape::Long,
-        Subject::Container(_) => Shape::Newest,
+        SeriesSubject::Node | SeriesSubject::System if usage => Shape::Long,
+        SeriesSubject::Container(_) => Shape::Newest,
         _ if usage => Shape::Layered,
         _ => Shape::Short,
     }

@@ -14,10 +14,10 @@ mod key;
 mod ring;
 pub mod snapshot;
 
-pub use key::{Key, Metric, Subject};
+pub use key::{Key, Metric, SeriesSubject};
 pub use snapshot::Snapshot;
 
-use ring::Samples;
+use ring::Series;
 use rustc_hash::FxHashMap;
 
 /// Added to every time, so that samples from before the steady clock's zero have one, too.
@@ -26,7 +26,7 @@ const BEFORE_MS: u64 = 86_400_000;
 /// All series of the agent. Times are milliseconds of a steady clock.
 #[derive(Debug, Default)]
 pub struct Store {
-    subjects: FxHashMap<Subject, Vec<(Metric, Samples)>>,
+    subjects: FxHashMap<SeriesSubject, Vec<(Metric, Series)>>,
 }
 
 impl Store {
@@ -47,7 +47,7 @@ impl Store {
         match metrics.iter_mut().find(|(metric, _)| *metric == key.1) {
             Some((_, series)) => series.push(at, value),
             None => {
-                let mut series = Samples::new(key::shape(key));
+                let mut series = Series::new(key::shape(key));
                 series.push(at, value);
                 metrics.push((key.1, series));
             }
@@ -95,12 +95,12 @@ impl Store {
     }
 
     /// Drops every series of `subject`.
-    pub fn forget(&mut self, subject: Subject) {
+    pub fn remove(&mut self, subject: SeriesSubject) {
         self.subjects.remove(&subject);
     }
 
     /// Returns the subjects that have a series, in no particular order.
-    pub fn subjects(&self) -> impl Iterator<Item = Subject> + '_ {
+    pub fn subjects(&self) -> impl Iterator<Item = SeriesSubject> + '_ {
         self.subjects.keys().copied()
     }
 
@@ -119,16 +119,16 @@ impl Store {
     /// Returns the memory that all series take, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let of = |metrics: &Vec<(Metric, Samples)>| -> usize {
+        let series_bytes = |metrics: &Vec<(Metric, Series)>| -> usize {
             metrics.iter().map(|(_, series)| series.bytes()).sum()
         };
-        self.subjects.values().map(of).sum()
+        self.subjects.values().map(series_bytes).sum()
     }
 
-    fn series(&self, key: Key) -> Option<&Samples> {
+    fn series(&self, key: Key) -> Option<&Series> {
         let metrics = self.subjects.get(&key.0)?;
-        let found = metrics.iter().find(|(metric, _)| *metric == key.1);
-        found.map(|(_, series)| series)
+        let series = metrics.iter().find(|(metric, _)| *metric == key.1);
+        series.map(|(_, series)| series)
     }
 }
 

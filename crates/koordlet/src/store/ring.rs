@@ -120,18 +120,18 @@ impl<V: Value> Ring<V> {
             .zip(&self.values)
             .rev()
             .map(|(stamp, value)| {
-                let at = self.newest_ms.saturating_sub(self.before_newest(*stamp));
-                (value.wide(), at)
+                let time = self.newest_ms.saturating_sub(self.before_newest(*stamp));
+                (value.wide(), time)
             })
-            .skip_while(move |(_, at)| *at > now_ms)
-            .take_while(move |(_, at)| *at >= from)
+            .skip_while(move |(_, time)| *time > now_ms)
+            .take_while(move |(_, time)| *time >= from)
     }
 
     /// Returns all cells, oldest first, with their times.
     pub(super) fn cells(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
-        let at = |stamp: &u32| self.newest_ms.saturating_sub(self.before_newest(*stamp));
+        let time = |stamp: &u32| self.newest_ms.saturating_sub(self.before_newest(*stamp));
         let values = self.values.iter().map(|value| value.wide());
-        values.zip(self.stamps.iter().map(at))
+        values.zip(self.stamps.iter().map(time))
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -142,7 +142,7 @@ impl<V: Value> Ring<V> {
 
 /// One series in the resolution that its shape asks for.
 #[derive(Debug, Clone)]
-pub(super) struct Samples {
+pub(super) struct Series {
     /// The newest sample and its time.
     pub(super) last: (f64, u64),
     rings: Rings,
@@ -169,7 +169,7 @@ const FINE_MERGE_MS: u32 = 750;
 /// Ten seconds, likewise.
 const COARSE_MERGE_MS: u32 = 9_500;
 
-impl Samples {
+impl Series {
     pub(super) fn new(shape: Shape) -> Self {
         let rings = match shape {
             Shape::Long => Rings::Wide(Box::new(Ring::new(FINE_MERGE_MS, LONG_MS))),
@@ -222,7 +222,7 @@ impl Samples {
     }
 
     /// What is worth keeping over a restart, oldest first, with times.
-    pub(super) fn kept(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
+    pub(super) fn persistent(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let (wide, coarse) = match &self.rings {
             Rings::Wide(ring) => (Some(ring.cells()), None),
             Rings::Layered { coarse, .. } => (None, Some(coarse.cells())),

@@ -9,7 +9,7 @@
 //! per sample, oldest first, its age (u32 milliseconds) and value (f64); last the FNV-1a hash (u64)
 //! of all of it.
 
-use super::{BEFORE_MS, Metric, Store, Subject};
+use super::{BEFORE_MS, Metric, SeriesSubject, Store};
 use rustc_hash::FxHashMap;
 use std::io;
 use std::path::Path;
@@ -70,26 +70,26 @@ impl Snapshot {
     fn parse(bytes: &[u8], wall_ms: u64) -> Result<Self, SnapshotError> {
         const CUT: SnapshotError = SnapshotError::Format("it is not whole");
         let (body, sum) = bytes.split_last_chunk::<8>().ok_or(CUT)?;
-        let mut rest = body
+        let mut remaining = body
             .strip_prefix(MAGIC.as_slice())
             .ok_or(SnapshotError::Format("it is no snapshot"))?;
         if u64::from_le_bytes(*sum) != hash(body) {
             return Err(CUT);
         }
-        let written = u64::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+        let written = u64::from_le_bytes(*take(&mut remaining).ok_or(CUT)?);
         let age = wall_ms.checked_sub(written).ok_or(SnapshotError::Future)?;
         if age > MAX_AGE_MS {
             return Err(SnapshotError::Old(age / 1000));
         }
         let mut series: FxHashMap<String, Vec<_>> = FxHashMap::default();
-        while !rest.is_empty() {
-            let owner = name(&mut rest).ok_or(CUT)?;
-            let metric = name(&mut rest).ok_or(CUT)?;
-            let count = u32::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+        while !remaining.is_empty() {
+            let owner = name(&mut remaining).ok_or(CUT)?;
+            let metric = name(&mut remaining).ok_or(CUT)?;
+            let count = u32::from_le_bytes(*take(&mut remaining).ok_or(CUT)?);
             let mut samples = Vec::new();
             for _ in 0..count {
-                let before = u32::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
-                let value = f64::from_le_bytes(*take(&mut rest).ok_or(CUT)?);
+                let before = u32::from_le_bytes(*take(&mut remaining).ok_or(CUT)?);
+                let value = f64::from_le_bytes(*take(&mut remaining).ok_or(CUT)?);
                 let age = age.saturating_add(u64::from(before));
                 if let Ok(age) = u32::try_from(age)
                     && u64::from(age) <= MAX_AGE_MS
@@ -98,7 +98,7 @@ impl Snapshot {
                 }
             }
             // A metric of another version is left out.
-            if let Some(metric) = Metric::of_name(metric) {
+            if let Some(metric) = Metric::from_name(metric) {
                 series
                     .entry(owner.to_owned())
                     .or_default()
@@ -112,11 +112,11 @@ impl Snapshot {
     }
 
     /// Hands the samples of `owner` over to `subject`, which must be new to the store. Once.
-    pub fn give(&mut self, owner: &str, subject: Subject, store: &mut Store) {
+    pub fn restore(&mut self, owner: &str, subject: SeriesSubject, store: &mut Store) {
         for (metric, samples) in self.series.remove(owner).unwrap_or_default() {
             for (age, value) in samples {
-                let at = (self.loaded_ms + BEFORE_MS).saturating_sub(u64::from(age));
-                store.push_at((subject, metric), at, value);
+                let time = (self.loaded_ms + BEFORE_MS).saturating_sub(u64::from(age));
+                store.push_at((subject, metric), time, value);
             }
         }
     }
@@ -142,7 +142,7 @@ impl Store {
         &self,
         wall_ms: u64,
         now_ms: u64,
-        owner: impl Fn(Subject) -> Option<String>,
+        owner: impl Fn(SeriesSubject) -> Option<String>,
     ) -> Vec<u8> {
         let now = now_ms.saturating_add(BEFORE_MS);
         let mut bytes = MAGIC.to_vec();
@@ -152,7 +152,7 @@ impl Store {
                 continue;
             };
             for (metric, samples) in metrics {
-                let cells: Vec<_> = samples.kept().collect();
+                let cells: Vec<_> = samples.persistent().collect();
                 if cells.is_empty() {
                     continue;
                 }
@@ -223,18 +223,18 @@ mod tests {
     fn filled() -> Store {
         let mut store = Store::new();
         for second in 0..1800_u64 {
-            store.push((Subject::Node, CPU), second * 1000, second as f64);
-            store.push((Subject::Pod(7), CPU), second * 1000, second as f64);
-            store.push((Subject::Container(8), CPU), second * 1000, 1.0);
+            store.push((SeriesSubject::Node, CPU), second * 1000, second as f64);
+            store.push((SeriesSubject::Pod(7), CPU), second * 1000, second as f64);
+            store.push((SeriesSubject::Container(8), CPU), second * 1000, 1.0);
         }
         store
     }
 
-    fn owner(subject: Subject) -> Option<String> {
+    fn owner(subject: SeriesSubject) -> Option<String> {
         match subject {
-            Subject::Node => Some("node".to_owned()),
-            Subject::Pod(id) => Some(format!("pod/{id}")),
-            Subject::Container(_) => Some("container".to_owned()),
+            SeriesSubject::Node => Some("node".to_owned()),
+            SeriesSubject::Pod(id) => Some(format!("pod/{id}")),
+            SeriesSubject::Container(_) => Some("container".to_owned()),
             _ => None,
         }
     }
@@ -251,11 +251,11 @@ mod tests {
         let mut loaded = Snapshot::load(&path, WALL + 10_000, 0).unwrap().unwrap();
         assert_eq!(loaded.len(), 2, "short series are not kept");
         let mut next = Store::new();
-        loaded.give("node", Subject::Node, &mut next);
-        loaded.give("pod/7", Subject::Pod(1), &mut next);
-        loaded.give("pod/9", Subject::Pod(2), &mut next);
+        loaded.restore("node", SeriesSubject::Node, &mut next);
+        loaded.restore("pod/7", SeriesSubject::Pod(1), &mut next);
+        loaded.restore("pod/9", SeriesSubject::Pod(2), &mut next);
         assert!(loaded.is_empty());
-        let (node, pod) = ((Subject::Node, CPU), (Subject::Pod(1), CPU));
+        let (node, pod) = ((SeriesSubject::Node, CPU), (SeriesSubject::Pod(1), CPU));
         assert_eq!(next.last(node, 0, 9_999), None);
         assert_eq!(next.last(node, 0, 10_000), Some(1799.0));
         // What was the last ten minutes then.
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_trusted_is_not_used() {
+    fn invalid_snapshot_is_rejected() {
         let bytes = filled().snapshot(WALL, 1_799_000, owner);
         let error = |bytes: &[u8], wall: u64| Snapshot::parse(bytes, wall).unwrap_err().to_string();
         assert!(Snapshot::parse(&bytes, WALL + MAX_AGE_MS).unwrap().len() == 2);

@@ -31,7 +31,7 @@ fn near(a: f64, b: f64, relative: f64) -> bool {
 #[test]
 fn the_newest_sample_and_its_age() {
     let mut store = Store::new();
-    let key = (Subject::Pod(7), CPU);
+    let key = (SeriesSubject::Pod(7), CPU);
     assert_eq!(store.last(key, 0, u64::MAX), None);
     store.push(key, 1000, 5.0);
     store.push(key, 1100, 9.0);
@@ -42,15 +42,15 @@ fn the_newest_sample_and_its_age() {
     store.push(key, 900, 1.0);
     store.push(key, 2000, f64::NAN);
     assert_eq!(store.last(key, 1100, 0), Some(9.0), "neither late nor NaN");
-    assert_eq!(store.last((Subject::Pod(8), CPU), 1100, 2000), None);
-    store.forget(Subject::Pod(7));
+    assert_eq!(store.last((SeriesSubject::Pod(8), CPU), 1100, 2000), None);
+    store.remove(SeriesSubject::Pod(7));
     assert!(store.is_empty() && store.subjects().next().is_none());
 }
 
 #[test]
 fn long_windows_of_a_pod_are_averages() {
     let mut store = Store::new();
-    let key = (Subject::Pod(1), CPU);
+    let key = (SeriesSubject::Pod(1), CPU);
     for second in 1..=1800_u64 {
         store.push(key, second * 1000, second as f64);
     }
@@ -67,7 +67,7 @@ fn long_windows_of_a_pod_are_averages() {
 #[test]
 fn a_gap_empties_what_is_too_old_and_time_may_be_long() {
     let mut store = Store::new();
-    let key = (Subject::Pod(1), Metric::CpuThrottled);
+    let key = (SeriesSubject::Pod(1), Metric::CpuThrottled);
     store.push(key, 0, 1.0);
     // More than 32 bits of milliseconds later.
     let late = 60 * 86_400_000;
@@ -80,10 +80,10 @@ fn a_gap_empties_what_is_too_old_and_time_may_be_long() {
 #[test]
 fn memory_is_bounded_at_any_rate() {
     for (key, limit) in [
-        ((Subject::Node, CPU), 30 * 1024),
-        ((Subject::Pod(1), CPU), 5 * 1024 + 512),
-        ((Subject::Pod(1), Metric::PsiIoSome), 1280),
-        ((Subject::Container(1), CPU), 64),
+        ((SeriesSubject::Node, CPU), 30 * 1024),
+        ((SeriesSubject::Pod(1), CPU), 5 * 1024 + 512),
+        ((SeriesSubject::Pod(1), Metric::PsiIoSome), 1280),
+        ((SeriesSubject::Container(1), CPU), 64),
     ] {
         for step in [50, 1000, 10_000] {
             let mut store = Store::new();
@@ -104,17 +104,21 @@ fn a_large_node_stays_small() {
     let mut store = Store::new();
     for second in 0..2000 {
         let now = second * 1000;
-        for subject in [Subject::Node, Subject::System, Subject::Numa(0)] {
+        for subject in [
+            SeriesSubject::Node,
+            SeriesSubject::System,
+            SeriesSubject::Numa(0),
+        ] {
             store.push((subject, CPU), now, 1.0);
             store.push((subject, Metric::MemoryUsage), now, 1.0);
         }
         for pod in 0..250 {
-            store.push((Subject::Pod(pod), CPU), now, 1.0);
-            store.push((Subject::Pod(pod), Metric::MemoryUsage), now, 1.0);
+            store.push((SeriesSubject::Pod(pod), CPU), now, 1.0);
+            store.push((SeriesSubject::Pod(pod), Metric::MemoryUsage), now, 1.0);
         }
         for container in 0..750 {
             for metric in [CPU, Metric::MemoryUsage, Metric::CpuThrottled] {
-                store.push((Subject::Container(container), metric), now, 1.0);
+                store.push((SeriesSubject::Container(container), metric), now, 1.0);
             }
         }
     }
@@ -125,7 +129,7 @@ fn a_large_node_stays_small() {
 #[test]
 fn of_a_container_the_newest_sample_is_known() {
     let mut store = Store::new();
-    let key = (Subject::Container(1), CPU);
+    let key = (SeriesSubject::Container(1), CPU);
     store.push(key, 1000, 3.0);
     store.push(key, 2000, 5.0);
     assert_eq!(store.last(key, 2500, 1000), Some(5.0));
@@ -141,7 +145,7 @@ fn of_a_container_the_newest_sample_is_known() {
 #[test]
 fn names_of_metrics_are_distinct() {
     for metric in Metric::ALL {
-        assert_eq!(Metric::of_name(metric.name()), Some(*metric));
+        assert_eq!(Metric::from_name(metric.name()), Some(*metric));
     }
 }
 
@@ -157,7 +161,7 @@ proptest! {
     #[test]
     fn node_series_are_exact(steps in gaps(), window in 0..1_830_000_u64, later in 0..5000_u64) {
         let (mut store, mut naive, mut now) = (Store::new(), Naive::default(), 0);
-        let key = (Subject::Node, CPU);
+        let key = (SeriesSubject::Node, CPU);
         for (gap, value) in steps {
             now += gap;
             store.push(key, now, value);
@@ -178,7 +182,7 @@ proptest! {
     #[test]
     fn pod_series_are_near(steps in gaps(), window in 0..1_800_000_u64) {
         let (mut store, mut naive, mut now) = (Store::new(), Naive::default(), 0);
-        let key = (Subject::Pod(1), CPU);
+        let key = (SeriesSubject::Pod(1), CPU);
         for (gap, value) in steps {
             now += gap;
             store.push(key, now, value);
@@ -203,7 +207,7 @@ proptest! {
     #[test]
     fn a_fast_lane_keeps_the_mean(values in prop::collection::vec(0.0..1e3_f64, 600)) {
         let (mut store, mut naive) = (Store::new(), Naive::default());
-        let key = (Subject::Pod(1), Metric::CpuHeldUp);
+        let key = (SeriesSubject::Pod(1), Metric::CpuHeldUp);
         for (n, value) in values.iter().enumerate() {
             store.push(key, n as u64 * 100, *value);
             naive.0.push((n as u64 * 100, *value));

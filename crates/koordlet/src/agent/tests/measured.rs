@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::collect::cpi::Counts;
-use crate::store::{Metric, Subject};
+use crate::store::{Metric, SeriesSubject};
 use koord_api::slo::NodeMetricStatus;
 
 impl Rig {
@@ -99,7 +99,7 @@ fn what_perf_counted_is_kept_by_container() {
     let measure = &rig.agent.measure;
     let of = |uid: &str| {
         let (_, pod) = measure.pods.iter().find(|(pod, _)| pod.uid == uid).unwrap();
-        let container = Subject::Container(pod.containers[0].id);
+        let container = SeriesSubject::Container(pod.containers[0].id);
         let last = |metric| measure.store.last((container, metric), counted, 0);
         (last(Metric::Cycles), last(Metric::Instructions))
     };
@@ -275,7 +275,7 @@ fn burst_looks_at_containers_with_limits_only() {
     let now = rig.now().ms();
     for (id, limited) in ids {
         let last = |metric| {
-            let key = (Subject::Container(id), metric);
+            let key = (SeriesSubject::Container(id), metric);
             rig.agent.measure.store.last(key, now, 1000)
         };
         let found = [
