@@ -1,13 +1,13 @@
-//! Device reports: what is found on this machine, as the node's Device object.
+//! Device reports: publishes the devices of this machine as the node's Device object.
 //!
 //! | source | finds | with gate |
 //! |---|---|---|
 //! | [`files`] | accelerators that vendors' tools describe | `Accelerators` |
-//! | NVIDIA's library, where the files have none | GPUs | `Accelerators` |
+//! | NVIDIA's library, if there are no such files | GPUs | `Accelerators` |
 //! | sysfs | RDMA adapters | `RDMADevices` |
 //!
-//! [`koord_model::device_report`] makes the object of it. The API server is asked when the report or the
-//! object has changed, which a watch of the one object tells, and written to when something is to be changed.
+//! [`koord_model::device_report`] plans the object. The API server is read when the report or the object has
+//! changed, which a watch of the one object shows, and written to when the object must change.
 
 pub mod files;
 mod found;
@@ -30,19 +30,19 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long a write may take.
+/// Timeout of a write.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What is told at start.
+/// Settings of the Device report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Where vendors' tools put their files.
+    /// Directory of the files of vendors' tools.
     pub files: PathBuf,
-    /// True if accelerators are only those of the files.
+    /// True if accelerators are reported only from the files.
     pub files_only: bool,
-    /// NVIDIA's library: its path, or its name.
+    /// Path or name of NVIDIA's library.
     pub library: PathBuf,
-    /// Between two looks at the devices.
+    /// Interval between two searches for devices.
     pub interval: Duration,
 }
 
@@ -57,14 +57,14 @@ impl Default for Config {
     }
 }
 
-/// Reports devices, until it is stopped.
+/// Reports devices until shutdown.
 pub(crate) struct DeviceReporter {
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) states: Arc<States>,
     pub(crate) clock: Clock,
     pub(crate) finder: DeviceFinder,
-    /// Where people see what is reported.
+    /// Status page that shows the reported devices.
     pub(crate) status: StatusHandle,
     pub(crate) interval: Duration,
 }
@@ -96,17 +96,17 @@ impl DeviceReporter {
             return;
         }
         let key = ObjectKey::new("", node.as_str());
-        // The Device's version, the node's UID and the report with which there was nothing to write. The
-        // watch does not tell whose keys are whose, so that only the API server's copy can decide.
+        // The Device's version, the node's UID and the report for which no write was needed. The
+        // watch does not show field owners, so only the API server's copy can decide.
         let mut written_report = None;
         loop {
-            // Files, and libraries that ask drivers, may take their time.
+            // Files, and libraries that query drivers, may be slow.
             let task = tokio::task::spawn_blocking(move || {
                 let report = finder.find();
                 (finder, report)
             });
             let Ok((returned, (report, complaints))) = task.await else {
-                tracing::error!("devices are not reported any more: the look at them has died");
+                tracing::error!("device search panicked, stopping device reports");
                 return;
             };
             finder = returned;
@@ -115,7 +115,7 @@ impl DeviceReporter {
             }
             let devices = report.devices.iter().map(device_status).collect();
             status.update(|status| status.devices = devices);
-            // The Node's UID makes it the owner; a second later it will be known.
+            // The Node's UID is needed for the owner reference; it arrives within seconds.
             let Some(info) = states.node.load_full() else {
                 sleep(interval.min(Duration::from_secs(1))).await;
                 continue;
@@ -132,10 +132,10 @@ impl DeviceReporter {
                 let written = write(&client, owner, &wanted.2, Time(clock.now()));
                 match timeout(WRITE_TIMEOUT, written).await {
                     Ok(Ok(version)) => written_report = Some((version, wanted.1, wanted.2)),
-                    Ok(Err(error)) => tracing::warn!(%error, "Device could not be reported"),
+                    Ok(Err(error)) => tracing::warn!(%error, "failed to report Device"),
                     Err(_) => tracing::warn!(
                         limit = ?WRITE_TIMEOUT,
-                        "Device could not be reported: the API server does not answer"
+                        "failed to report Device: the API server does not answer"
                     ),
                 }
             }
@@ -144,7 +144,7 @@ impl DeviceReporter {
     }
 }
 
-/// Returns a device as people see it.
+/// Returns a device for the status page.
 fn device_status(device: &Detected) -> status::Device {
     let info = &device.info;
     let place = info.topology.as_ref().map_or_else(String::new, |topology| {
@@ -180,8 +180,8 @@ fn device_status(device: &Detected) -> status::Device {
     }
 }
 
-/// Writes what is to be changed of the Device as it is now, again after a conflict. Returns the version of
-/// the Device that says what is reported.
+/// Writes the changes of the Device, again after a conflict. Returns the version of the Device that matches
+/// the report.
 async fn write(
     client: &Client,
     owner: Owner<'_>,
@@ -203,7 +203,7 @@ async fn write(
             None => api.create(&params, &new).await?,
         };
         let devices = new.spec.devices.len();
-        tracing::info!(devices, "Device is reported");
+        tracing::info!(devices, "reported Device");
         Ok(written.resource_version())
     })
     .await

@@ -1,4 +1,6 @@
-//! Feature gates, with upstream's names and defaults, and what each does here.
+//! Feature gates, with upstream's names and defaults, and their effect here.
+//!
+//! Parsing and defaults are in [`koord_app::features`].
 //!
 //! Parsing and defaults are [`koord_app::features`]'s.
 
@@ -8,14 +10,14 @@ use std::str::FromStr;
 
 pub use koord_app::features::GateError;
 
-/// What a gate that is open does.
+/// Effect of an open gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// All that upstream's does.
+    /// All of upstream's effect.
     Works,
-    /// Less than upstream's; the text says what is missing.
+    /// Less than upstream's effect; the text describes what is missing.
     Partly(&'static str),
-    /// Nothing; the text says why.
+    /// No effect; the text has the reason.
     Nothing(&'static str),
 }
 
@@ -27,7 +29,7 @@ macro_rules! gates {
     ($($name:ident: $stage:ident, $default:literal, $effect:expr;)+) => {
         /// A feature gate.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        #[expect(missing_docs, reason = "upstream's names; the table below says what they do")]
+        #[expect(missing_docs, reason = "upstream's names; the table below has their effects")]
         pub enum Gate { $($name,)+ }
 
         impl Gate {
@@ -40,7 +42,7 @@ macro_rules! gates {
                 match self { $(Self::$name => stringify!($name),)+ }
             }
 
-            /// What it does when it is open.
+            /// Returns the effect of the gate when it is open.
             #[must_use]
             pub fn effect(self) -> Effect {
                 match self { $(Self::$name => $effect,)+ }
@@ -56,7 +58,7 @@ macro_rules! gates {
     };
 }
 
-// Name: stage, default; what an open gate does. Change the last column with what makes it true.
+// Name: stage, default; what an open gate does. Change the last column together with the code.
 gates! {
     AuditEvents: Alpha, false, Works;
     AuditEventsHTTPHandler: Alpha, false, Works;
@@ -99,7 +101,7 @@ gates! {
     OOMScoreAdj: Alpha, false, Works;
 }
 
-/// Which gates are open.
+/// State of all feature gates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gates(features::Gates);
 
@@ -121,7 +123,7 @@ impl Gates {
         self.0.set(gate.name(), on);
     }
 
-    /// Returns the gates that are open and do less than upstream's, with what to say about each at start.
+    /// Returns the open gates that do less than upstream's, each with the text to log at start.
     pub fn lacking(&self) -> impl Iterator<Item = (Gate, &'static str)> + '_ {
         let open = Gate::ALL.iter().filter(|gate| self.is_on(**gate));
         open.filter_map(|gate| match gate.effect() {
@@ -130,18 +132,26 @@ impl Gates {
         })
     }
 
-    /// Says in the log which open gates do nothing, and which do less than upstream's; a warning
-    /// where somebody has opened them.
+    /// Logs the open gates that do nothing or less than upstream's; at warn level if they are not open by
+    /// default.
     pub fn announce(&self) {
         let usual = Self::default();
         let mut nothing: Vec<(&str, Vec<&str>)> = Vec::new();
         for (gate, why) in self.lacking() {
             if usual.is_on(gate) {
-                tracing::info!(gate = gate.name(), why, "gate does less than upstream's");
+                tracing::info!(
+                    gate = gate.name(),
+                    why,
+                    "feature gate only partly supported, open by default"
+                );
                 continue;
             }
             if matches!(gate.effect(), Partly(_)) {
-                tracing::warn!(gate = gate.name(), why, "gate has part of its effect");
+                tracing::warn!(
+                    gate = gate.name(),
+                    why,
+                    "feature gate only partly supported"
+                );
                 continue;
             }
             match nothing.iter_mut().find(|(text, _)| *text == why) {
@@ -150,7 +160,7 @@ impl Gates {
             }
         }
         for (why, gates) in nothing {
-            tracing::warn!(gates = gates.join(","), why, "gates have no effect");
+            tracing::warn!(gates = gates.join(","), why, "feature gates have no effect");
         }
     }
 }
@@ -158,7 +168,7 @@ impl Gates {
 impl FromStr for Gates {
     type Err = GateError;
 
-    /// Reads `A=true,B=false`. `AllAlpha` and `AllBeta` apply to every gate that is not named.
+    /// Parses `A=true,B=false`. `AllAlpha` and `AllBeta` apply to every gate that is not named.
     fn from_str(text: &str) -> Result<Self, GateError> {
         features::Gates::parse(GATES, text).map(Self)
     }

@@ -1,4 +1,4 @@
-//! Health, metrics, audit events and the state of the agent over HTTP.
+//! HTTP server of health, metrics, audit events and the status.
 
 use crate::audit::{Log, Page};
 use crate::gates::{Gate, Gates};
@@ -17,20 +17,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// The size of a page when none is asked for.
+/// Page size if a request has none.
 const DEFAULT_SIZE: usize = 256;
 
-/// What is served.
+/// State that the HTTP server serves.
 pub(crate) struct HttpState {
-    /// The metrics.
+    /// Registry of metrics.
     pub(crate) registry: prometheus::Registry,
-    /// The audit log.
+    /// Audit log.
     pub(crate) audit: Log,
-    /// Which features are on.
+    /// Feature gates.
     pub(crate) gates: Gates,
-    /// Whether a list of pods is known.
+    /// True once a list of pods has arrived.
     pub(crate) ready: Arc<AtomicBool>,
-    /// What the agent does.
+    /// Status of the agent.
     pub(crate) status: StatusHandle,
 }
 
@@ -54,10 +54,10 @@ impl HttpState {
     }
 }
 
-/// Serves until `shutdown`; returns the address really used.
+/// Serves until `shutdown`. Returns the actual address.
 ///
 /// # Errors
-/// When the address is not free.
+/// When the address cannot be bound.
 pub(crate) async fn serve(
     address: SocketAddr,
     served: HttpState,
@@ -73,15 +73,17 @@ pub(crate) async fn serve(
             .with_graceful_shutdown(stop)
             .await
         {
-            tracing::error!(%error, "http server failed");
+            tracing::error!(%error, "HTTP server failed");
         }
     });
     Ok(local)
 }
 
-/// `GET /events?size=&pageToken=`, newest first; JSON when it is asked for, else one line each.
-/// `GET /events?after=` is for who follows: the records after that number which are still in memory,
-/// oldest first, and the number to go on with, as JSON.
+/// Returns the routes of audit events.
+///
+/// `GET /events?size=&pageToken=` returns records newest first, as JSON if the request accepts it, else one
+/// line each. `GET /events?after=` is for followers: it returns the records after that number which are still
+/// in memory, oldest first, and the number to continue with, as JSON.
 pub fn events(audit: Log) -> Router {
     Router::new()
         .route("/events", get(serve_events))
@@ -103,7 +105,7 @@ async fn serve_events(
 ) -> Response {
     if let Some(after) = query.after {
         let newest = log.newest();
-        // A number from before a restart.
+        // The number is from before a restart.
         let after = if after > newest { 0 } else { after };
         let body = serde_json::json!({ "Events": log.since(after), "Newest": newest });
         return axum::Json(body).into_response();

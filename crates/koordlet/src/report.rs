@@ -1,4 +1,4 @@
-//! NodeMetric: what the agent tells the cluster about its node.
+//! NodeMetric: the usage report of this node.
 
 use crate::agent::Agent;
 use crate::gates::Gate;
@@ -16,10 +16,10 @@ use koord_api::slo::{
 use koord_api::{GoDuration, Quantity, resources};
 use koord_model::percentile::Summary;
 
-/// The key of the pressure guard in a pod's extensions.
+/// Key of the pressure guard in a pod's extensions.
 pub const GUARD_EXTENSION: &str = "pressureGuard";
 
-/// CPU in milli-cores and memory in bytes, as a resource map: whole milli-cores and bytes, cut off.
+/// Returns CPU in milli-cores and memory in bytes as a resource map. Fractions are cut off.
 #[must_use]
 pub fn usage(milli: f64, bytes: f64) -> ResourceMap {
     amounts(Amounts {
@@ -42,27 +42,27 @@ fn amounts(amounts: Amounts) -> ResourceMap {
     }
 }
 
-/// CPU and memory of one subject.
+/// CPU and memory usage of one subject.
 #[derive(Debug, Clone, Copy)]
 pub struct SubjectUsage<'a> {
-    /// Where the samples are.
+    /// Store of the samples.
     pub store: &'a Store,
-    /// Whose.
+    /// Object whose usage it is.
     pub subject: SeriesSubject,
-    /// Which memory.
+    /// Metric of the memory usage.
     pub memory: Metric,
-    /// Now, in milliseconds of the store's clock.
+    /// Current time, in milliseconds of the store's clock.
     pub now_ms: u64,
 }
 
 impl SubjectUsage<'_> {
-    /// Returns the means over a window; `None` when one of both has no sample in it.
+    /// Returns the means over a window; `None` if CPU or memory has no sample in it.
     fn average(&self, window_ms: u64) -> Option<ResourceMap> {
         let mean = |metric| (self.store).average((self.subject, metric), self.now_ms, window_ms);
         Some(usage(mean(Metric::CpuUsage)?, mean(self.memory)?))
     }
 
-    /// One entry per window; empty ones while less than half of the window is covered.
+    /// Returns one entry per window; it is empty if less than half of the window is covered.
     fn aggregated(&self, windows: &[GoDuration]) -> Vec<AggregatedUsage> {
         let (mut cpu, mut memory) = (Vec::new(), Vec::new());
         let collect = |metric, millis, out: &mut Vec<f64>| {
@@ -98,8 +98,8 @@ impl SubjectUsage<'_> {
 }
 
 impl Agent {
-    /// What the pressure guard says of a service, as a free-form addition: on which signals it looks,
-    /// how batch work started and what it found.
+    /// Returns the pressure guard's state of a service as a free-form extension: its signals, the start mode
+    /// of batch work and the verdict.
     fn guard_extension(&self, namespace: &str, name: &str) -> Option<ExtensionsMap> {
         let guard = self.guard.as_ref()?;
         let is_it = |pod: &str| pod.split_once('/') == Some((namespace, name));
@@ -244,14 +244,14 @@ impl Agent {
     }
 }
 
-/// Cores and bytes.
+/// Returns cores and bytes of a resource map.
 fn plain(map: Option<&ResourceMap>) -> Option<(f64, f64)> {
     let map = &map?.resources;
     let cores = map.get(resources::CPU)?.milli_value() as f64 / 1000.0;
     Some((cores, map.get(resources::MEMORY)?.value() as f64))
 }
 
-/// What is reported of host applications.
+/// Returns the reported usage of host applications, as rows of metrics.
 fn app_rows(apps: &[HostApplicationMetricInfo]) -> Vec<HostApplication> {
     let rows = apps.iter().filter_map(|app| {
         let (cpu, memory) = plain(app.usage.as_ref())?;
@@ -266,7 +266,7 @@ fn app_rows(apps: &[HostApplicationMetricInfo]) -> Vec<HostApplication> {
     rows.collect()
 }
 
-/// What is reported of the node and its NUMA nodes, in cores and bytes.
+/// Returns the reported usage of the node and its NUMA nodes, in cores and bytes, as rows of metrics.
 fn rows(info: &NodeMetricInfo) -> Vec<Usage> {
     let row = |numa, node: Option<&ResourceMap>, system: Option<&ResourceMap>| {
         Some(Usage {
@@ -283,7 +283,7 @@ fn rows(info: &NodeMetricInfo) -> Vec<Usage> {
     node_row.into_iter().chain(numa).collect()
 }
 
-/// Kubernetes times have whole seconds.
+/// Cuts a time to whole seconds, as Kubernetes times have.
 fn seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }

@@ -153,7 +153,7 @@ pub enum ArgsError {
     SafetyMargin(i64),
     /// `--runtime-hooks-mode`.
     #[error(transparent)]
-    Delivery(#[from] runtime::UnknownMode),
+    Delivery(#[from] runtime::UnknownHooksMode),
     /// A flag of the container runtime.
     #[error("{flag} {why}")]
     Runtime {

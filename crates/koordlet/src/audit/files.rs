@@ -1,4 +1,4 @@
-//! The audit log's files: writing with rotation, reading backwards.
+//! Files of the audit log: writing with rotation, and reading backwards.
 
 use super::Entry;
 use jiff::Timestamp;
@@ -7,30 +7,31 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A file is rotated when it reaches this size.
+/// Size at which a file is rotated.
 const ROTATE_BYTES: u64 = 1 << 21;
-/// How many rotated files one second may produce.
+/// Maximum number of rotated files per second.
 const MAX_PER_SECOND: u32 = 8;
-/// Read at once, going backwards.
+/// Bytes read at once, going backwards.
 const CHUNK: u64 = 1 << 16;
-/// A longer line is none of ours.
+/// Maximum line length; longer lines were not written by this log.
 const MAX_LINE: usize = 1 << 22;
 
-/// The file that is written.
+/// The current file.
 #[derive(Debug)]
 pub(super) struct Sink {
     dir: PathBuf,
     writer: BufWriter<File>,
     size: u64,
-    /// How many files there may be, this one included.
+    /// Maximum number of files, including this one.
     keep: usize,
-    /// The last record that the kernel has.
+    /// Sequence number of the last record that was passed to the kernel.
     pub(super) flushed: u64,
     written: u64,
 }
 
 impl Sink {
-    /// Opens `audit.log` in `dir`. Records up to number `flushed` are there already, or lost.
+    /// Opens `audit.log` in `dir`. `flushed` is the number of the last record that is in a file already, or
+    /// lost.
     pub(super) fn open(dir: &Path, max_disk_mib: u64, flushed: u64) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let path = present(dir);
@@ -44,7 +45,7 @@ impl Sink {
             flushed,
             written: flushed,
         };
-        // A line that a crash cut off must not swallow the next one.
+        // End a line that a crash cut off, so that it does not swallow the next one.
         let last = File::open(&path)
             .ok()
             .and_then(|file| read_at(&file, size.checked_sub(1)?, 1));
@@ -79,7 +80,7 @@ impl Sink {
         let free = (0..=MAX_PER_SECOND)
             .map(|n| self.dir.join(format!("audit-{stamp}-{n}.log")))
             .find(|path| !path.exists());
-        // Rather too long a file than a lost one.
+        // Exceeding the size is better than losing a file.
         let Some(free) = free else { return Ok(()) };
         fs::rename(present(&self.dir), free)?;
         let file = OpenOptions::new()
@@ -116,16 +117,16 @@ fn rotated(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(old)
 }
 
-/// Lines of the log as it was when this was made, newest first. All files are open from the start,
-/// so rotation and removal meanwhile change nothing.
+/// Reads the lines of the log as of its creation, newest first. All files are opened at the start, so that
+/// rotation and removal meanwhile have no effect.
 #[derive(Debug, Default)]
 pub(super) struct ReverseReader {
-    /// Not yet begun, the oldest first, with the size they had.
+    /// Files that were not begun yet, oldest first, with their sizes.
     files: Vec<(File, u64)>,
     current: Option<File>,
     /// Bytes of the current file before `tail`.
     before: u64,
-    /// Read and not yet given out.
+    /// Bytes that were read and not returned yet.
     tail: Vec<u8>,
 }
 
@@ -148,7 +149,7 @@ impl ReverseReader {
         })
     }
 
-    /// Returns the next line that is not empty. What cannot be read ends its file.
+    /// Returns the next line that is not empty. A read error ends its file.
     pub(super) fn line(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some(at) = self.tail.iter().rposition(|byte| *byte == b'\n') {
@@ -171,7 +172,7 @@ impl ReverseReader {
         }
     }
 
-    /// Reads the chunk before; `false` at the file's start.
+    /// Reads the previous chunk; `false` at the file's start.
     fn read_more(&mut self) -> bool {
         let Some(file) = self.current.as_ref().filter(|_| self.before > 0) else {
             return false;

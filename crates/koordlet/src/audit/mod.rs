@@ -1,9 +1,9 @@
-//! The audit log: one record for everything the agent does to the machine or to a pod.
+//! The audit log: one record for each action of the agent on the machine or a pod.
 //!
-//! Records are appended to rotating files (one JSON object per line) and served newest first, from
-//! these files, at `/events`; the newest also stay in memory. Without a directory, or while its disk
-//! is full or read-only, memory is all there is. Handles share one log, so that another part of the
-//! process can read what was written and when.
+//! Records are appended to rotating files (one JSON object per line) and served from them at `/events`,
+//! newest first; the newest also stay in memory. Without a directory, or while its disk is full or read-only,
+//! records are in memory only. Handles share one log, so that other parts of the process can read what was
+//! recorded and when.
 
 mod files;
 mod pages;
@@ -22,10 +22,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How long after a failure the file is tried again.
+/// Time after a failure until the file is tried again.
 const RETRY: SignedDuration = SignedDuration::from_secs(60);
 
-/// What a record is about.
+/// Kind of object that a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Subject {
@@ -33,7 +33,7 @@ pub enum Subject {
     Node,
     /// A pod or one of its containers.
     Pod,
-    /// A cgroup that is neither.
+    /// A cgroup that belongs to neither.
     Group,
 }
 
@@ -44,38 +44,38 @@ pub struct FileChange {
     pub cgroup: String,
     /// The file, by its cgroup v1 name.
     pub file: &'static str,
-    /// The value before, when it was read.
+    /// The previous value, if it was read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<String>,
-    /// The value written.
+    /// The written value.
     pub new: String,
 }
 
-/// One record.
+/// A record of the audit log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
     /// Position in the log, from 1.
     pub sequence: u64,
-    /// When it happened.
+    /// Time of the record.
     pub created_at: Timestamp,
-    /// What it is about.
+    /// Kind of object that the record is about.
     #[serde(rename = "type")]
     pub subject: Subject,
     /// Verbosity: 0 is most important.
     pub level: u8,
-    /// The pod's namespace.
+    /// Namespace of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
-    /// The pod's or node's name.
+    /// Name of the pod or node.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// The container's name.
+    /// Name of the container.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub container: String,
-    /// Why, as one word.
+    /// Reason as one word.
     pub reason: String,
-    /// What and why, as a sentence.
+    /// Action and reason as a sentence.
     pub message: String,
     /// The changed file, if any.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns a record without subject name; the log fills in time and sequence.
+    /// Creates a record without object names; the log fills in time and sequence.
     #[must_use]
     pub fn new(subject: Subject, level: u8, reason: &str, message: String) -> Self {
         Self {
@@ -101,20 +101,20 @@ impl Entry {
     }
 }
 
-/// How the log keeps its records.
+/// Settings of the audit log.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Records above this level are dropped; 0 keeps all.
+    /// Maximum level of records; 0 keeps all.
     pub verbose: u8,
-    /// How many records stay in memory.
+    /// Maximum number of records in memory.
     pub capacity: usize,
-    /// Where to write `audit.log`; `None` keeps records in memory only.
+    /// Directory of `audit.log`; `None` keeps records in memory only.
     pub dir: Option<PathBuf>,
-    /// How much the files may take, in MiB.
+    /// Maximum size of all files, in MiB.
     pub max_disk_mib: u64,
-    /// The largest page.
+    /// Maximum number of records per page.
     pub max_page: usize,
-    /// How many may page through the log at once; for one more, the oldest loses its place.
+    /// Maximum number of concurrent readers; a further one ends the oldest.
     pub max_readers: usize,
 }
 
@@ -131,7 +131,7 @@ impl Default for Config {
     }
 }
 
-/// The shared log. Clones are handles to the same one.
+/// The shared audit log. Clones are handles of the same log.
 #[derive(Debug, Clone)]
 pub struct Log(Arc<SharedLog>);
 
@@ -142,7 +142,7 @@ struct SharedLog {
     readers: Readers,
 }
 
-/// A record, and whether a file has it or will have it.
+/// A record, and whether it is or will be in a file.
 #[derive(Debug)]
 struct BufferedRecord {
     entry: Arc<Entry>,
@@ -158,10 +158,10 @@ struct AuditState {
     metrics: Option<Metrics>,
 }
 
-/// The file could not be written.
+/// A failure to write the file.
 #[derive(Debug)]
 struct WriteFailure {
-    /// When it was tried last; `None` when that was at start.
+    /// Time of the last attempt; `None` if it was at start.
     tried: Option<Timestamp>,
 }
 
@@ -172,8 +172,8 @@ impl Default for Log {
 }
 
 impl Log {
-    /// Returns a log that writes files when `config.dir` is set. When they cannot be written, that is said
-    /// once and tried again every minute: auditing must not stop what it audits.
+    /// Creates a log that writes files if `config.dir` is set. A failure to write is logged once and retried
+    /// every minute: auditing must not stop what it audits.
     #[must_use]
     pub fn open(config: Config) -> Self {
         let mut inner = AuditState {
@@ -196,7 +196,7 @@ impl Log {
         }))
     }
 
-    /// Counts failures there, those of the start included.
+    /// Sets the metrics that count failures, including those before the call.
     pub fn set_metrics(&self, metrics: Metrics) {
         let mut inner = self.0.inner.lock();
         if inner.failed.is_some() {
@@ -205,7 +205,7 @@ impl Log {
         inner.metrics = Some(metrics);
     }
 
-    /// Adds a record at `now`.
+    /// Adds a record with the time `now`.
     pub fn record(&self, now: Timestamp, mut entry: Entry) {
         let config = &self.0.config;
         if config.verbose > 0 && entry.level > config.verbose {
@@ -230,7 +230,7 @@ impl Log {
         }
     }
 
-    /// Writes buffered records to the file, and forgets readers that do not come back.
+    /// Writes buffered records to the file, and drops expired readers.
     pub fn flush(&self) {
         self.0.readers.expire();
         self.0.inner.lock().flush(&self.0.config);
@@ -257,24 +257,25 @@ impl Log {
         self.0.inner.lock().next - 1
     }
 
-    /// Returns the largest page that is given out.
+    /// Returns the maximum number of records per page.
     #[must_use]
     pub fn max_page(&self) -> usize {
         self.0.config.max_page
     }
 
-    /// Returns a page of at most `size` records, newest first: the first, or that of `token`. A log that
-    /// is read on is the log as it was at the first page. Reads files: not for an async task.
+    /// Returns a page of at most `size` records, newest first: the first page, or the next one of `token`.
+    /// All pages of a token show the log as of the first one. Reads files, so do not call it in an async
+    /// task.
     ///
     /// # Errors
-    /// When nobody reads with `token` any more.
+    /// When `token` is unknown or expired.
     pub fn page(&self, token: Option<&str>, size: usize) -> Result<Page, UnknownToken> {
         if let Some(token) = token {
             return self.0.readers.next_page(token, size);
         }
         let config = &self.0.config;
         let cursor = {
-            // Nothing may be written between the two: it would be in both or in none.
+            // No record may be written between the two: it would be in both or in none.
             let mut inner = self.0.inner.lock();
             inner.flush(config);
             let files = match &config.dir {
@@ -288,10 +289,10 @@ impl Log {
 }
 
 impl AuditState {
-    /// The file is of no use for now. What it did not pass on to the kernel is in memory only.
+    /// Stops using the file for now. Records that were not passed to the kernel are in memory only.
     fn fail(&mut self, dir: &Path, now: Option<Timestamp>, error: &io::Error) {
         let dir = dir.display();
-        tracing::warn!(%dir, %error, "audit log cannot be written; records stay in memory only");
+        tracing::warn!(%dir, %error, "failed to write audit log, keeping records in memory only");
         if let Some(metrics) = &self.metrics {
             metrics.failed(AgentPart::Audit, "write");
         }
@@ -302,8 +303,8 @@ impl AuditState {
         self.failed = Some(WriteFailure { tried: now });
     }
 
-    /// Tries again a while after a failure, with `entry`: a full disk may have room again. Only what
-    /// the kernel took counts: a full disk still opens files.
+    /// Tries to write `entry` some time after a failure: a full disk may have space again. Success requires a
+    /// flush, because a full disk still opens files.
     fn retry(&mut self, entry: &Entry, config: &Config) -> bool {
         let (Some(failure), Some(dir)) = (&mut self.failed, &config.dir) else {
             return false;
@@ -321,7 +322,7 @@ impl AuditState {
             Ok(sink)
         });
         let Ok(sink) = written else { return false };
-        tracing::info!("audit log is written again");
+        tracing::info!("audit log recovered");
         (self.file, self.failed) = (Some(sink), None);
         true
     }
@@ -331,13 +332,13 @@ impl AuditState {
             return;
         };
         if let Err(error) = sink.flush() {
-            // Tried again as after a failed write.
+            // Retried like a failed write.
             let newest = self.ring.back().map(|record| record.entry.created_at);
             self.fail(dir, newest, &error);
         }
     }
 
-    /// Returns the records that only memory has, oldest first.
+    /// Returns the records that are in memory only, oldest first.
     fn not_in_file(&self) -> VecDeque<Arc<Entry>> {
         let record = self.ring.iter().filter(|record| !record.in_file);
         record.map(|record| record.entry.clone()).collect()

@@ -1,5 +1,4 @@
-//! Paging through the log, newest first: what is in memory only and what is in the files, merged by
-//! time.
+//! Paging through the audit log, newest first: records in memory and in files, merged by time.
 
 use super::Entry;
 use super::files::ReverseReader;
@@ -12,34 +11,34 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A page token lives so long after its last use.
+/// Time after its last use at which a page token expires.
 const LIFE: Duration = Duration::from_secs(600);
 
-/// A page token that never was, or is too old, or had to make room for others.
+/// An unknown, expired or displaced page token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("pageToken {0:?} is unknown or expired")]
 pub struct UnknownToken(pub String);
 
-/// Some records, newest first.
+/// A page of records, newest first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
     /// The records, as JSON objects.
     pub events: Vec<Value>,
-    /// What to ask with for the next page; `None` at the end.
+    /// Token of the next page; `None` at the end.
     pub next: Option<String>,
 }
 
-/// A place in the log as it was when the first page was asked for.
+/// Position in the log as of the first page.
 #[derive(Debug)]
 pub(super) struct Cursor {
     memory: VecDeque<Arc<Entry>>,
     files: ReverseReader,
-    /// The newest of the files that was not given out yet.
+    /// The newest record of the files that was not returned yet.
     line: Option<(Timestamp, Value)>,
 }
 
 impl Cursor {
-    /// Over `memory`, oldest first, and `files`.
+    /// Creates a cursor over `memory`, oldest first, and `files`.
     pub(super) fn new(memory: VecDeque<Arc<Entry>>, files: ReverseReader) -> Self {
         let mut cursor = Self {
             memory,
@@ -50,7 +49,7 @@ impl Cursor {
         cursor
     }
 
-    /// Finds the next line that is a record.
+    /// Reads the next line that is a record.
     fn advance(&mut self) {
         self.line = None;
         while let Some(line) = self.files.line() {
@@ -94,13 +93,13 @@ struct PageReader {
     cursor: Arc<Mutex<Cursor>>,
 }
 
-/// Those who read on, by token.
+/// Readers that may request further pages, by token.
 #[derive(Debug, Default)]
 pub(super) struct Readers(Mutex<VecDeque<PageReader>>);
 
 impl Readers {
-    /// Returns the next `size` records from `cursor`, which is kept when there are more of them; beyond
-    /// `most` the oldest reader is forgotten.
+    /// Returns the first `size` records from `cursor`, which is stored if there are more; beyond `most`
+    /// readers the oldest is dropped.
     pub(super) fn first_page(&self, cursor: Cursor, size: usize, most: usize) -> Page {
         let cursor = Arc::new(Mutex::new(cursor));
         let (events, end) = read(&cursor, size);
@@ -138,7 +137,7 @@ impl Readers {
         Ok(Page { events, next })
     }
 
-    /// Forgets those who did not come back, and with them their open files.
+    /// Drops expired readers, and with them their open files.
     pub(super) fn expire(&self) {
         self.0.lock().retain(|reader| reader.used.elapsed() <= LIFE);
     }
@@ -155,7 +154,7 @@ fn read(cursor: &Mutex<Cursor>, size: usize) -> (Vec<Value>, bool) {
     (events, cursor.is_at_end())
 }
 
-/// Not to be guessed, so that nobody reads on in another's place by accident.
+/// Returns a random token, so that no client continues another's pages by accident.
 fn token() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())

@@ -1,4 +1,4 @@
-//! Accelerators that vendors' tools describe in files, see [`koord_model::device_report::xpu`].
+//! Accelerators that vendors' tools describe in files; see [`koord_model::device_report::xpu`].
 
 use crate::states::malformed::Malformed;
 use koord_model::device_report::xpu::{self, Card};
@@ -8,13 +8,13 @@ use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// A file that is longer is none: 64 devices take some 64 KiB.
+/// Maximum size of a file: 64 devices take some 64 KiB.
 const LONGEST: u64 = 4 << 20;
 
-/// What is wrong, by the object that it is shown with.
+/// Invalid input, by the object that it is reported for.
 pub type DeviceProblems = Vec<(String, Vec<Malformed>)>;
 
-/// The directory, and what its files said last.
+/// The directory, and the last content of its files.
 #[derive(Debug)]
 pub struct XpuFiles {
     dir: PathBuf,
@@ -24,7 +24,7 @@ pub struct XpuFiles {
 }
 
 impl XpuFiles {
-    /// Nothing is read yet.
+    /// Creates the source without reading the directory.
     #[must_use]
     pub fn new(dir: PathBuf) -> Self {
         Self {
@@ -35,9 +35,9 @@ impl XpuFiles {
         }
     }
 
-    /// Reads the directory. A file that cannot be understood says what it said last, and the others are
-    /// read all the same. `None` where there has not been a device yet; where there are none any more,
-    /// what was reported last stands: the tool that wrote them is being restarted.
+    /// Reads the directory. An invalid file keeps its last valid content, and the others are read
+    /// nonetheless. Returns `None` if there never was a device; if there are none any more, the last report
+    /// is kept, because the tool that writes them is being restarted.
     pub fn find(&mut self) -> (Option<Report>, DeviceProblems) {
         let mut problems_by_object = BTreeMap::new();
         let directory = format!("XPU directory {}", self.dir.display());
@@ -64,7 +64,7 @@ impl XpuFiles {
                 .or_default()
                 .extend(problems);
         }
-        // What was wrong with files that are gone is so no more.
+        // Clear the problems of removed files.
         for object in std::mem::take(&mut self.shown) {
             problems_by_object.entry(object).or_default();
         }
@@ -79,7 +79,7 @@ impl XpuFiles {
         let wrong = |error: &dyn std::fmt::Display| vec![Malformed::new("", name, &error)];
         let text = match read(&self.dir.join(name)) {
             Ok(Some(text)) => text,
-            // Gone since it was listed, or none of ours.
+            // The file was removed since it was listed, or is no regular file.
             Ok(None) => {
                 self.cards.remove(name);
                 return Vec::new();
@@ -100,7 +100,7 @@ pub(super) fn malformed(problem: Problem) -> Malformed {
     Malformed::new(problem.field, problem.value, &problem.why)
 }
 
-/// Returns the names in `dir`, sorted; none where there is no such directory.
+/// Returns the names in `dir`, sorted; empty if there is no such directory.
 fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -109,20 +109,20 @@ fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // A name that is no text is none that could be shown; upstream's tools write no such.
+        // Skip names that are not UTF-8; upstream's tools do not write them.
         names.extend(entry?.file_name().into_string().ok());
     }
     names.sort_unstable();
     Ok(names)
 }
 
-/// Returns the content of a regular file; `None` where it is none, or gone.
+/// Returns the content of a regular file; `None` if it is none, or does not exist.
 fn read(path: &Path) -> std::io::Result<Option<String>> {
     let missing_is_none = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => Ok(None),
         _ => Err(error),
     };
-    // Looked at first: to open a pipe would be to wait for its writer.
+    // Check the type first: opening a pipe would wait for its writer.
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => {}
         Ok(_) => return Ok(None),

@@ -1,4 +1,4 @@
-//! The sources of devices, in the order in which they are believed.
+//! Sources of devices, in order of precedence.
 
 use super::Config;
 use super::files::{DeviceProblems, XpuFiles};
@@ -13,19 +13,19 @@ use koord_host::Root;
 use koord_host::rdma::{Adapter, adapters};
 use koord_model::device_report::{Detected, Report};
 
-/// Looks at the devices of a machine.
+/// Finds the devices of a machine.
 #[derive(Debug)]
 pub struct DeviceFinder {
     root: Root,
     files: Option<XpuFiles>,
     nvidia: Option<Nvidia>,
     rdma: bool,
-    /// RDMA adapters as they were when they could be listed.
+    /// RDMA adapters of the last successful search.
     adapters: Vec<Detected>,
 }
 
 impl DeviceFinder {
-    /// Returns the sources that the gates open; `None` where none is.
+    /// Creates the sources that the gates enable; `None` if there are none.
     #[must_use]
     pub fn new(root: Root, gates: &Gates, config: &Config) -> Option<Self> {
         let accelerators = gates.is_on(Gate::Accelerators);
@@ -40,7 +40,7 @@ impl DeviceFinder {
         })
     }
 
-    /// What there is, and what of it cannot be understood, by the object that it is shown with.
+    /// Returns the devices, and invalid input by the object that it is reported for.
     pub fn find(&mut self) -> (Report, DeviceProblems) {
         let mut report = Report::default();
         let mut problems_by_object = Vec::new();

@@ -1,4 +1,4 @@
-//! NVIDIA's GPUs, as its library tells them.
+//! NVIDIA GPUs, found through NVIDIA's library.
 
 use super::files::{DeviceProblems, malformed};
 use crate::states::malformed::Malformed;
@@ -15,33 +15,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How many looks come between two attempts to load the library: a minute with the usual interval.
+/// Number of searches between two attempts to load the library: a minute with the default interval.
 const RETRY_ROUNDS: u32 = 20;
 
-/// How long one wait for trouble takes; the watch ends that much after its owner.
+/// Timeout of one wait for GPU events. The watch ends within that time after its owner.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Before the library is asked again after an error: it may answer so each time, and at once.
+/// Delay before the library is called again after an error, which it may repeat at once.
 const ERROR_DELAY: Duration = Duration::from_secs(5);
 
-/// What is wrong with GPUs, by their address. It stays until koordlet is started again: no event tells
-/// that a GPU is well.
+/// Health of failed GPUs, by address. A failure remains until koordlet is restarted, because no event reports
+/// a recovery.
 type GpuHealth = Arc<Mutex<BTreeMap<String, Health>>>;
 
-/// The library and what it told, where there are GPUs for it.
+/// NVIDIA's library, and the GPUs that it reported.
 #[derive(Debug)]
 pub(super) struct Nvidia {
     root: Root,
     library: PathBuf,
     loaded: Option<LoadedLibrary>,
-    /// Looks until the next attempt.
+    /// Number of searches until the next attempt.
     wait: u32,
     wrong: Vec<Malformed>,
 }
 
 #[derive(Debug)]
 struct LoadedLibrary {
-    /// By address.
+    /// GPUs with their addresses.
     gpus: Vec<(String, Detected)>,
     labels: BTreeMap<String, String>,
     wrong: Vec<Malformed>,
@@ -66,7 +66,8 @@ impl Nvidia {
         }
     }
 
-    /// Returns the GPUs; none where NVIDIA's driver has none. The library is asked once for what does not change.
+    /// Returns the GPUs; none if NVIDIA's driver has none. The library is queried once for values that do not
+    /// change.
     pub(super) fn find(&mut self) -> (Option<Report>, DeviceProblems) {
         self.load();
         let wrong = match &self.loaded {
@@ -153,7 +154,7 @@ impl LoadedLibrary {
         tracing::info!(
             gpus = gpus.len(),
             driver = driver.unwrap_or_default(),
-            "NVIDIA's library is loaded"
+            "loaded NVIDIA library"
         );
         Ok(Self {
             gpus,
@@ -173,7 +174,7 @@ impl LoadedLibrary {
             gpu.health = problem;
             gpu
         });
-        // Upstream says nothing of a machine on which the library finds no GPU.
+        // Upstream sets no labels on a machine on which the library finds no GPU.
         let devices: Vec<Detected> = devices.collect();
         let labels = if devices.is_empty() {
             BTreeMap::new()
@@ -188,7 +189,7 @@ impl LoadedLibrary {
     }
 }
 
-/// What is reported of a GPU; without a topology where sysfs does not tell its root complex.
+/// Returns the report of a GPU; without a topology if sysfs does not have its root complex.
 fn detected(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
     let memory = i64::try_from(gpu.memory).unwrap_or(i64::MAX);
     let amounts = [
@@ -219,7 +220,7 @@ fn detected(gpu: &Gpu, place: Option<pci::Place>) -> Detected {
     }
 }
 
-/// Starts to gather what goes wrong with the GPUs of these addresses, until `stop` is set.
+/// Starts a thread that records failures of the GPUs with these addresses, until `stop` is set.
 fn watch(
     nvml: &Nvml,
     addresses: &[String],
@@ -255,7 +256,7 @@ fn watch(
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the health of NVIDIA GPUs cannot be asked");
+                    tracing::warn!(%error, "failed to query the health of NVIDIA GPUs, retrying");
                     std::thread::park_timeout(ERROR_DELAY);
                 }
             }
@@ -274,7 +275,7 @@ fn record_xid(xid: &Xid, all: &[String], health_by_address: &GpuHealth) {
     tracing::warn!(
         xid = code,
         gpu = xid.address.as_deref().unwrap_or("all"),
-        "a GPU has failed"
+        "GPU failed"
     );
     let health = unhealthy(&format!("Xid{code}"), &message);
     let addresses = match &xid.address {

@@ -4,27 +4,27 @@ use koord_host::{HostError, Root, Target};
 
 /// Delay before a refused value is written again, when the error is not one that passes soon.
 const FIRST_DELAY_MS: u64 = 30_000;
-/// The same delay for errors that often pass within a round, such as `EBUSY`.
+/// Delay for errors that often pass within a round, such as `EBUSY`.
 const FIRST_TRANSIENT_DELAY_MS: u64 = 10_000;
 /// Upper bound of the delay, which doubles with each refusal.
 const MAX_DELAY_MS: u64 = 600_000;
 /// Number of refusals in a row after which another value for the same file waits, too.
 const FREE_VALUES: u32 = 5;
 
-/// A file that refused its last write.
+/// State of a file that refused its last write.
 #[derive(Debug)]
 pub(super) struct Refusal {
     /// The refused value.
     value: String,
     /// The error as it is reported, without the value.
     pub(super) cause: String,
-    /// What the file was at the time; a change ends the wait.
+    /// State of the file at the time of the refusal; a change ends the wait.
     state: Option<FileState>,
-    /// Refusals since the last success.
+    /// Number of refusals since the last success.
     count: u32,
-    /// The value is not written before this moment of the steady clock.
+    /// Time of the monotonic clock before which the value is not written.
     until_ms: u64,
-    /// The last moment at which a value for the file was wanted.
+    /// Last time at which a value for the file was requested.
     pub(super) wanted_ms: u64,
 }
 
@@ -64,7 +64,7 @@ impl Refusal {
         Self {
             value: value.to_owned(),
             cause: cause(error),
-            // What is read from a file that takes actions changes by itself.
+            // The content of a file that takes actions changes by itself.
             state: target.is_stable().then(|| FileState::read(root, target)),
             count,
             until_ms: now_ms.saturating_add(doubled.min(MAX_DELAY_MS)),
@@ -94,18 +94,18 @@ impl Refusal {
         true
     }
 
-    /// Ends the wait: something changed that the refusal may have depended on.
+    /// Ends the wait, because a change may have removed the cause of the refusal.
     pub(super) fn expire(&mut self) {
         (self.count, self.until_ms) = (0, 0);
     }
 
-    /// Seconds from `now_ms` until the value is written again.
+    /// Returns the seconds from `now_ms` until the value is written again.
     pub(super) fn remaining_seconds(&self, now_ms: u64) -> u64 {
         self.until_ms.saturating_sub(now_ms) / 1000
     }
 }
 
-/// Returns the error without the value, so that files whose value changes are reported once.
+/// Returns the error without the value, so that a file whose value changes is reported once.
 fn cause(error: &HostError) -> String {
     match error {
         HostError::Write { source, .. } | HostError::Io { source, .. } => source.to_string(),

@@ -1,4 +1,4 @@
-//! What the executor remembers of each target: the value it wrote, the one before, the last refusal.
+//! The executor's cache of each target: the value it wrote, the original value, the last refusal.
 
 use super::backoff::Refusal;
 use super::{Intent, WriteSubject};
@@ -6,11 +6,11 @@ use crate::conditions::{Condition, Conditions};
 use koord_host::{CgroupPath, Device, HostError, Resource, Root, Target};
 use rustc_hash::FxHashMap;
 
-/// How many values from before are kept; those of later targets cannot be restored.
+/// Maximum number of original values that are stored; those of later targets cannot be restored.
 const MAX_ORIGINALS: usize = 1 << 16;
-/// How long a written value is believed at most.
+/// Maximum age in milliseconds at which a written value is assumed to be unchanged.
 const EXPIRE_MS: u64 = 120_000;
-/// How many times in a row a value must be replaced by another program before that is reported.
+/// Number of consecutive replacements by another program after which they are reported.
 const MAX_REWRITES: u8 = 3;
 
 /// A change that can be undone.
@@ -18,31 +18,31 @@ const MAX_REWRITES: u8 = 3;
 pub(super) struct Change {
     pub(super) target: Target,
     pub(super) subject: WriteSubject,
-    /// What the file said before.
+    /// Content of the file before the first write.
     pub(super) original: String,
-    /// What was written last.
+    /// Value that was written last.
     pub(super) written: String,
 }
 
 #[derive(Debug, Default)]
 struct WriteRecord {
-    /// What was written last, and when; `None` when the file must be looked at.
+    /// Value and time of the last write; `None` if the file must be read.
     cached: Option<(String, u64)>,
-    /// The value before the first write, and whom it concerns.
+    /// Value before the first write, and the subject of that write.
     original: Option<(String, WriteSubject)>,
     written: String,
-    /// The last write, when the kernel refused it.
+    /// The refusal of the last write, if the kernel refused it.
     refused: Option<Refusal>,
-    /// The foreign value that the step before the exact value replaced.
+    /// Foreign value that the step before the exact value replaced.
     stepping: Option<String>,
-    /// How many times in a row the value was found replaced.
+    /// Number of consecutive rounds in which the value was found replaced.
     rewrites: u8,
 }
 
-/// A file within a group.
+/// A file within a cgroup, or its line of a device.
 type CgroupFile = (Resource, Option<Device>);
 
-/// By group, because what is forgotten is always a group with all below it.
+/// Write records, by cgroup: invalidation is always of a cgroup with its children.
 #[derive(Debug)]
 pub(super) struct WriteCache {
     groups: FxHashMap<CgroupPath, Vec<(CgroupFile, WriteRecord)>>,
@@ -81,13 +81,13 @@ impl WriteCache {
         refusal.is_some_and(|refusal| refusal.holds_back(root, target, value, now_ms))
     }
 
-    /// Returns the value that was written to `target` last, if one was.
+    /// Returns the value that was written to `target` last, if any.
     pub(super) fn last_written(&self, target: &Target) -> Option<&str> {
         let record = self.get(target)?;
         (!record.written.is_empty()).then_some(record.written.as_str())
     }
 
-    /// Returns whether `value` was written to `target` so recently that it need not be looked at.
+    /// Returns whether `value` was written to `target` so recently that the file need not be read.
     pub(super) fn is_fresh(&self, target: &Target, value: &str, now_ms: u64) -> bool {
         let cached = self.get(target).and_then(|record| record.cached.as_ref());
         cached.is_some_and(|(written, at)| {
@@ -95,8 +95,8 @@ impl WriteCache {
         })
     }
 
-    /// Notes that `target` says `value` now. `exact`: as the intent wants it, not a step on the
-    /// way. `original`: what it said before, when it was changed.
+    /// Records that `target` has `value` now. `exact` is true for the intended value, false for an
+    /// intermediate step. `original` is the previous content if it was changed.
     pub(super) fn wrote(
         &mut self,
         intent: &Intent,
@@ -171,15 +171,15 @@ impl WriteCache {
                 resource: Resource::CpuIdle,
             } = target
         {
-            // The weight is back at its default now, whatever was written before.
+            // The kernel has reset the weight to its default.
             let record = self.record(&Target::cgroup(group, Resource::CpuShares));
             record.cached = None;
             record.rewrites = 0;
         }
     }
 
-    /// Records that `target` refused `value`. Returns the seconds until it is written again when the
-    /// refusal is a new one, which wants a log line.
+    /// Records that `target` refused `value`. Returns the seconds until it is written again if the refusal is
+    /// new, so that it is logged.
     pub(super) fn refused(
         &mut self,
         root: &Root,
@@ -205,8 +205,8 @@ impl WriteCache {
         is_new.then_some(seconds)
     }
 
-    /// Ends the wait of refused files of the same kind in groups above and below a changed one: what
-    /// the kernel accepts for one depends on the others.
+    /// Ends the wait of refused files of the same kind in cgroups above and below a changed one, because the
+    /// kernel checks them against each other.
     fn expire_related(&mut self, changed: &Target) {
         if self.refusals == 0 {
             return;
@@ -227,7 +227,7 @@ impl WriteCache {
         }
     }
 
-    /// Notes that `target` does not exist (any more).
+    /// Removes the record of `target`, which does not exist (any more).
     pub(super) fn remove(&mut self, target: &Target) {
         let record = match split_target(target) {
             Some((group, file)) => self.groups.get_mut(group).and_then(|records| {
@@ -242,7 +242,7 @@ impl WriteCache {
         self.originals -= record.map_or(0, |record| usize::from(record.original.is_some()));
     }
 
-    /// Makes the next batch look at the files of `group` and below.
+    /// Makes the next batch read the files of `group` and its children.
     pub(super) fn invalidate(&mut self, group: &CgroupPath) {
         for (path, records) in &mut self.groups {
             if path.is_within(group) {
@@ -253,7 +253,7 @@ impl WriteCache {
         }
     }
 
-    /// Takes the undoable changes to `wanted` targets out.
+    /// Removes and returns the undoable changes of `wanted` targets.
     pub(super) fn take_originals(&mut self, wanted: impl Fn(&Target) -> bool) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut take = |target: Target, record: &mut WriteRecord| {
@@ -279,7 +279,7 @@ impl WriteCache {
         changes
     }
 
-    /// Drops what is old, and the values from before of groups that are gone.
+    /// Drops old records, and original values of removed cgroups.
     pub(super) fn sweep(&mut self, root: &Root, now_ms: u64) {
         let (mut dropped, mut refusals) = (0, 0);
         let conditions = self.conditions.clone();
@@ -303,7 +303,7 @@ impl WriteCache {
             keep
         };
         self.groups.retain(|group, records| {
-            // A group that is written all the time need not be looked at.
+            // A cgroup with recent writes need not be checked.
             let active = records.iter().any(|(_, record)| record.cached.is_some());
             let exists = active || root.cgroup(group).exists();
             records.retain_mut(|(file, record)| {
@@ -360,7 +360,7 @@ impl WriteCache {
     }
 }
 
-/// Ends the conditions that come from `record`.
+/// Ends the conditions that `record` has set.
 fn end_conditions(conditions: &Conditions, record: &WriteRecord, target: impl Fn() -> String) {
     if record.refused.is_some() {
         conditions.clear(Condition::WriteRefused, &target());

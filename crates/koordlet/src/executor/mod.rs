@@ -1,8 +1,8 @@
-//! The one writer of kernel files.
+//! The only writer of kernel files.
 //!
-//! Strategies hand over [`Intent`]s; the executor orders them by depth (limits grow from the root
-//! down and shrink from the leaves up), leaves out what is already so, writes, and records an audit
-//! line for every write. A group that vanished meanwhile is no error.
+//! Strategies hand over [`Intent`]s; the executor orders them by depth (limits grow from the root down and
+//! shrink from the leaves up), skips values that the files have already, writes, and adds an audit record for
+//! every write. A cgroup that was removed meanwhile is no error.
 
 mod backoff;
 mod memory;
@@ -17,10 +17,10 @@ use memory::WriteCache;
 use rustc_hash::FxHashSet;
 use std::time::Instant;
 
-/// Whom the audit line names.
+/// Object that the audit record names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WriteSubject {
-    /// A group that belongs to no pod.
+    /// A cgroup that belongs to no pod.
     #[default]
     Group,
     /// The node.
@@ -46,35 +46,36 @@ pub enum WriteSubject {
     },
 }
 
-/// A value that a strategy wants in the kernel.
+/// An intended write of a kernel value.
 #[derive(Debug, Clone)]
 pub struct Intent {
-    /// Where.
+    /// File to write.
     pub target: Target,
-    /// The value, in v1 units.
+    /// Value in cgroup v1 units.
     pub value: String,
-    /// Whom it concerns.
+    /// Object named in the audit record.
     pub subject: WriteSubject,
-    /// Why, as one word.
+    /// Reason as one word.
     pub reason: &'static str,
-    /// Why, in numbers; becomes part of the audit message.
+    /// Reason in numbers; part of the audit message.
     pub because: String,
-    /// Verbosity of the audit line.
+    /// Verbosity of the audit record.
     pub verbosity: u8,
-    /// True if a value written less than [`Executor::FORCE_AFTER_MS`] ago need not be looked at.
+    /// True if the file need not be read when the same value was written less than
+    /// [`Executor::FORCE_AFTER_MS`] ago.
     pub cacheable: bool,
-    /// Of a reconcile of hooks' values: its level, as the metric of these names it.
+    /// Level label for the metric of hook reconciles; `None` for other writes.
     pub reconciles: Option<&'static str>,
 }
 
-/// What became of a batch.
+/// Result of a batch, in numbers of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Files that were changed.
     pub written: u32,
     /// Files that already had the value.
     pub same: u32,
-    /// Files of groups or processes that are gone, or that this kernel lacks.
+    /// Files of removed cgroups or processes, or that this kernel lacks.
     pub absent: u32,
     /// Files that the kernel refused.
     pub failed: u32,
@@ -85,21 +86,21 @@ pub struct Applied {
 /// A write that the kernel refused.
 #[derive(Debug)]
 pub struct RefusedWrite {
-    /// Where.
+    /// File that refused the write.
     pub target: Target,
-    /// What the kernel said.
+    /// Error of the kernel.
     pub error: HostError,
 }
 
-/// The moment of a batch.
+/// Time of a batch.
 #[derive(Debug, Clone, Copy)]
 struct BatchTime {
-    /// Steady clock, in milliseconds.
+    /// Milliseconds of the monotonic clock.
     ms: u64,
     wall: Timestamp,
 }
 
-/// Writes intents, and remembers what it wrote.
+/// Writes intents and caches what it wrote.
 #[derive(Debug)]
 pub struct Executor {
     root: Root,
@@ -115,7 +116,7 @@ impl Executor {
     pub const FORCE_AFTER_MS: u64 = 60_000;
     const SWEEP_MS: u64 = 60_000;
 
-    /// Returns an executor on `root` that records in `log`.
+    /// Creates an executor on `root` that records in `log`.
     #[must_use]
     pub fn new(root: Root, log: Log, force_after_ms: u64) -> Self {
         Self {
@@ -128,7 +129,7 @@ impl Executor {
         }
     }
 
-    /// Records from now on how long each change takes.
+    /// Also records the duration of each change in `metrics`.
     #[must_use]
     pub fn measured(mut self, metrics: Metrics) -> Self {
         self.metrics = Some(metrics);
@@ -148,13 +149,13 @@ impl Executor {
         self.cache.last_written(target).is_some()
     }
 
-    /// What the kernel refused in the last batch.
+    /// Returns the writes that the kernel refused in the last batch.
     #[must_use]
     pub fn refusals(&self) -> &[RefusedWrite] {
         &self.last
     }
 
-    /// Brings the files to the wanted values. Of several intents for one target the last counts.
+    /// Writes the intended values. Of several intents for one target the last counts.
     pub fn apply(&mut self, intents: Vec<Intent>, now_ms: u64, wall: Timestamp) -> Applied {
         let mut applied = Applied::default();
         self.last.clear();
@@ -170,15 +171,14 @@ impl Executor {
         applied
     }
 
-    /// Forgets what was written to `group` and below, so that the next batch looks at its files
-    /// again: to be called when a pod has changed, because the kubelet then writes its own values.
+    /// Drops the cached values of `group` and its children, so that the next batch reads their files. Call it
+    /// when a pod has changed, because the kubelet then writes its own values.
     pub fn invalidate(&mut self, group: &CgroupPath) {
         self.cache.invalidate(group);
     }
 
-    /// Brings back what the files of `wanted` targets said before this executor first wrote them.
-    /// A file that says something else than what was last written to it belongs to somebody else
-    /// by now, and stays.
+    /// Restores the values that the files of `wanted` targets had before this executor first wrote them. A
+    /// file whose value is not the last written one was changed by another program, and is kept.
     pub fn restore(
         &mut self,
         wanted: impl Fn(&Target) -> bool,
@@ -212,14 +212,14 @@ impl Executor {
         applied
     }
 
-    /// What has to be looked at, in the order of the way down.
+    /// Returns the intents that must be executed, in the order of the way down.
     fn pending(
         &mut self,
         mut intents: Vec<Intent>,
         now_ms: u64,
         applied: &mut Applied,
     ) -> Vec<Intent> {
-        // A group that changes its idle policy may lose its weight in this very batch.
+        // A cgroup that changes its idle policy may lose its weight in this batch.
         let turning: FxHashSet<CgroupPath> = intents
             .iter()
             .filter(|i| i.target.resource() == Some(Resource::CpuIdle))
@@ -250,9 +250,9 @@ impl Executor {
         intents
     }
 
-    /// Parents first, and in one group what must be raised first. An idle group has no weight of
-    /// its own and the kernel refuses to set one, so that is left out.
-    #[expect(clippy::unused_self, reason = "reads better beside its callers")]
+    /// Sorts parents first and, within a cgroup, files that must be raised first. An idle cgroup has no
+    /// weight of its own, and the kernel refuses to set one, so such intents are dropped.
+    #[expect(clippy::unused_self, reason = "reads better next to its callers")]
     fn sort(&self, intents: &mut Vec<Intent>) {
         let idle: FxHashSet<CgroupPath> = intents
             .iter()
@@ -266,8 +266,8 @@ impl Executor {
             });
         }
         intents.sort_by(|a, b| {
-            // Group identity and core scheduling exclude each other: one goes off before the other
-            // goes on.
+            // Group identity and core scheduling exclude each other: one is switched off before the other
+            // is switched on.
             let turns_on = |i: &Intent| {
                 let switch = matches!(
                     i.target,
@@ -279,7 +279,7 @@ impl Executor {
                 let place = (i.target.depth(), i.target.rank());
                 (place, !i.target.is_stable(), turns_on(i))
             };
-            // Actions stay in the order in which they were wanted.
+            // Actions keep the order in which they were requested.
             let by_target = || match a.target.is_stable() {
                 true => a.target.cmp(&b.target),
                 false => std::cmp::Ordering::Equal,
@@ -288,7 +288,7 @@ impl Executor {
         });
     }
 
-    /// Down through `intents` with all that gets looser, and back up with all that gets tighter.
+    /// Writes down through `intents` those that get looser, and back up those that get tighter.
     fn write_all(&mut self, intents: &[Intent], back: bool, at: BatchTime, applied: &mut Applied) {
         let mut tighter = Vec::new();
         for intent in intents {
@@ -309,7 +309,7 @@ impl Executor {
         }
     }
 
-    /// Returns the value to write on the way down, if the wanted one is looser than the present one.
+    /// Returns the value to write on the way down, if the intended one is looser than the current one.
     fn loosened(&self, intent: &Intent) -> Option<String> {
         let current = self.root.read_target(&intent.target).ok()??;
         intent.target.order().loosened(&current, &intent.value)

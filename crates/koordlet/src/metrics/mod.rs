@@ -20,14 +20,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use table::{Audience, Family};
 
-/// Series of pods and containers that are not renewed for so long vanish.
+/// Time after which series of pods and containers that are not renewed expire.
 const LIFE: Duration = Duration::from_secs(300);
-/// From 10 µs to 160 ms.
+/// Histogram buckets from 10 µs to 160 ms: start, factor and count.
 const WRITE_MS: (f64, f64, usize) = (0.01, 4.0, 8);
-/// From 1 ms to 4 s.
+/// Histogram buckets from 1 ms to 4 s: start, factor and count.
 const REQUEST_SECONDS: (f64, f64, usize) = (0.001, 4.0, 7);
 
-/// Returns whether the family of this name is for users and other components, not about the agent itself.
+/// Returns whether the metric family `name` is for users and other components, rather than about the agent
+/// itself.
 #[must_use]
 pub(crate) fn is_external(name: &str) -> bool {
     let external = |family: &&Family| family.audience == Audience::External;
@@ -37,23 +38,23 @@ pub(crate) fn is_external(name: &str) -> bool {
         .any(|family| name.strip_prefix("koordlet_") == Some(family.name))
 }
 
-/// A container, as labels name it.
+/// Labels of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Container {
-    /// Its pod's namespace.
+    /// Namespace of its pod.
     pub namespace: String,
-    /// Its pod's name.
+    /// Name of its pod.
     pub pod: String,
-    /// Its pod's UID.
+    /// UID of its pod.
     pub uid: String,
     /// `containerID` of its status, with the runtime's scheme.
     pub id: String,
-    /// Its name.
+    /// Name of the container.
     pub name: String,
 }
 
 impl Container {
-    /// Returns a container of `pod`; its id is empty while the runtime has not reported one.
+    /// Returns the labels of a container of `pod`; the id is empty until the runtime reports one.
     #[must_use]
     pub fn from_pod(pod: &PodInfo, container: &ContainerInfo) -> Self {
         Self {
@@ -66,14 +67,14 @@ impl Container {
     }
 }
 
-/// What CPU burst gave a container, in microseconds.
+/// Quota and burst buffer that CPU burst set for a container, in microseconds.
 #[derive(Debug, Clone)]
 pub struct Burst {
     /// The container.
     pub container: Container,
-    /// `cpu.cfs_burst_us`, when it is managed.
+    /// `cpu.cfs_burst_us`, if it is managed.
     pub burst_us: Option<i64>,
-    /// `cpu.cfs_quota_us`, when it is scaled.
+    /// `cpu.cfs_quota_us`, if it is scaled.
     pub quota_us: Option<i64>,
 }
 
@@ -82,15 +83,15 @@ pub struct Burst {
 pub struct Resources {
     /// The container.
     pub container: Container,
-    /// The resource's whole name; the unit is `byte` for memory, else `integer`.
+    /// Full name of the resource; the unit is `byte` for memory, else `integer`.
     pub resource: &'static str,
-    /// The request: milli-cores or bytes.
+    /// Request in milli-cores or bytes.
     pub request: Option<i64>,
-    /// The limit, likewise.
+    /// Limit in milli-cores or bytes.
     pub limit: Option<i64>,
 }
 
-/// What perf counted for a container in one window.
+/// Performance counters of a container in one window.
 #[derive(Debug, Clone)]
 pub struct Cpi {
     /// The container.
@@ -104,22 +105,22 @@ pub struct Cpi {
 /// Pressure of a pod or of one of its containers, from one file.
 #[derive(Debug, Clone)]
 pub struct Psi {
-    /// The container, which its files share; of a pod's own file, with empty `id` and `name`.
+    /// The container, shared by the rows of its files; for a pod's own file, `id` and `name` are empty.
     pub container: Arc<Container>,
     /// `cpu`, `mem` or `io`.
     pub resource: &'static str,
     /// Averages of 10, 60 and 300 s in percent, of `some`.
     pub some: [f64; 3],
-    /// Of `full`, where the kernel has that line.
+    /// Averages of `full`, if the kernel has that line.
     pub full: Option<[f64; 3]>,
 }
 
-/// What resctrl monitors for one QoS class in one cache domain.
+/// Values that resctrl monitors for one QoS class in one cache domain.
 #[derive(Debug, Clone)]
 pub struct Resctrl {
-    /// The class's group, such as `LS`.
+    /// Resctrl group of the class, such as `LS`.
     pub qos: String,
-    /// The cache's id.
+    /// Id of the cache.
     pub cache: u32,
     /// Occupied last-level cache in bytes.
     pub llc: Option<u64>,
@@ -127,14 +128,14 @@ pub struct Resctrl {
     pub traffic: Vec<(&'static str, u64)>,
 }
 
-/// Use of one host application.
+/// Usage of a host application.
 #[derive(Debug, Clone)]
 pub struct HostApplication {
-    /// Its name in the NodeSLO.
+    /// Name in the NodeSLO.
     pub name: String,
-    /// Its priority class.
+    /// Priority class.
     pub priority: String,
-    /// Its QoS class.
+    /// QoS class.
     pub qos: String,
     /// CPU in cores.
     pub cpu: f64,
@@ -142,14 +143,14 @@ pub struct HostApplication {
     pub memory: f64,
 }
 
-/// What NodeMetric says of the node or of one NUMA node.
+/// Usage in NodeMetric of the node or of one NUMA node.
 #[derive(Debug, Clone)]
 pub struct Usage {
     /// The NUMA node; `None` for the whole node.
     pub numa: Option<i32>,
-    /// Cores and bytes.
+    /// Usage in cores and bytes.
     pub node: (f64, f64),
-    /// Of what is no pod.
+    /// Usage outside pods, in cores and bytes.
     pub system: Option<(f64, f64)>,
 }
 
@@ -164,7 +165,7 @@ pub enum NodeFact {
     LocalStorage,
 }
 
-/// What failed.
+/// Part of the agent, for counts of failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentPart {
     /// A collector.
@@ -177,7 +178,7 @@ pub enum AgentPart {
 
 type ExpiringCounters = Expiring<<IntCounterVec as Vector>::Builder>;
 
-/// The agent's metrics. Nothing is recorded before the node's name is known.
+/// The agent's metrics. Nothing is recorded before the node's name is set.
 #[derive(Debug, Clone)]
 pub struct Metrics(Arc<MetricSet>);
 
@@ -227,22 +228,22 @@ struct MetricSet {
     resctrl: Rows<Resctrl>,
 }
 
-/// Registers one family after the other. Names that are registered already are left alone, so that
-/// a second agent in one process is no error.
+/// Registers a metric family. Names that are registered already are kept, so that a second agent in one
+/// process is no error.
 fn register<C: Collector + Clone + 'static>(
     registry: &Registry,
     collector: prometheus::Result<C>,
 ) -> Option<C> {
     let collector = collector.ok()?;
     if let Err(error) = registry.register(Box::new(collector.clone())) {
-        tracing::debug!(%error, "metric");
+        tracing::debug!(%error, "skipping registration of a metric");
     }
     Some(collector)
 }
 
 impl Metrics {
-    /// Makes the metrics and registers them; `None` when one cannot be made, which its table row
-    /// would have to forbid.
+    /// Creates the metrics and registers them; `None` if one cannot be created, which its table row must
+    /// prevent.
     #[must_use]
     pub fn new(registry: &Registry) -> Option<Self> {
         use table as t;
@@ -349,14 +350,14 @@ impl Metrics {
         })))
     }
 
-    /// Names the node, once, and records when the agent started.
+    /// Sets the node's name, once, and records the start time of the agent.
     pub fn started(&self, node: &str, unix_seconds: i64) {
         let _ = self.0.node.set(node.to_owned());
         self.set(&self.0.start_time, &[], unix_seconds as f64);
     }
 
-    /// Sets a gauge of this node. Labels that do not fit the table's are a mistake in this file;
-    /// the table's test scrapes every family.
+    /// Sets a gauge of this node. Labels that do not match the table's are a bug in this file; the table's
+    /// test scrapes every family.
     fn set(&self, vector: &GaugeVec, labels: &[&str], value: f64) {
         if let Some(all) = self.labels(labels)
             && let Ok(gauge) = vector.get_metric_with_label_values(&all)
@@ -377,7 +378,7 @@ impl Metrics {
         }
     }
 
-    /// Returns the node and `labels`, once the node is known.
+    /// Returns the node and `labels`; `None` before the node's name is set.
     fn labels<'a>(&'a self, labels: &[&'a str]) -> Option<Vec<&'a str>> {
         let mut all = vec![self.0.node.get()?.as_str()];
         all.extend(labels);
@@ -412,7 +413,7 @@ impl Metrics {
         }
     }
 
-    /// Records what batch work may use and uses, in milli-cores, and the cap in percent.
+    /// Records the limit and usage of batch work in milli-cores, and the cap in percent.
     pub fn suppression(
         &self,
         by: Policy,
@@ -433,12 +434,12 @@ impl Metrics {
         self.set(&self.0.suppress_be, &[], batch as f64 / 1000.0);
     }
 
-    /// Counts something that the pressure guard did with a lever.
+    /// Counts an action of the pressure guard on a lever.
     pub fn guard_event(&self, lever: &str, kind: &str) {
         self.count(&self.0.guard, &[lever, kind]);
     }
 
-    /// Publishes what CPU burst gave; containers that are not named are no longer shown.
+    /// Publishes the quotas and buffers of CPU burst; containers that are not listed are removed.
     pub fn bursts(&self, all: Vec<Burst>) {
         self.0.bursts.publish(all);
     }
@@ -456,7 +457,7 @@ impl Metrics {
         self.0.pool_cpus.publish(cpus);
     }
 
-    /// Records a forecast, or that there is none.
+    /// Records a forecast, or that none is available.
     pub fn reclaimable(&self, reclaimable: Option<&Reclaimable>) {
         let failed = if reclaimable.is_some() { 0.0 } else { 1.0 };
         self.set(&self.0.reclaimable_status, &["koord-prod"], failed);
@@ -483,8 +484,8 @@ impl Metrics {
         }
     }
 
-    /// Records that a container got a core scheduling cookie. To be said again at each reconcile,
-    /// else the series expires.
+    /// Records that a container has a core scheduling cookie. Must be repeated at each reconcile, else the
+    /// series expires.
     pub fn cookie(&self, container: &Container, group: &str, cookie: u64) {
         let cookie = cookie.to_string();
         if let Some(labels) = self.labels(&cookie_labels(container, group, &cookie))
@@ -494,7 +495,7 @@ impl Metrics {
         }
     }
 
-    /// Forgets a container's cookie.
+    /// Removes the series of a container's cookie.
     pub fn cookie_gone(&self, container: &Container, group: &str, cookie: u64) {
         let cookie = cookie.to_string();
         if let Some(labels) = self.labels(&cookie_labels(container, group, &cookie)) {
@@ -511,13 +512,13 @@ impl Metrics {
         }
     }
 
-    /// Publishes what NodeMetric reports (gate NodeMetricPromMetrics).
+    /// Publishes the usage reported in NodeMetric (gate NodeMetricPromMetrics).
     pub fn node_metric(&self, usages: Vec<Usage>) {
         self.0.usages.publish(usages);
     }
 
-    /// Records the `oom_score_adj` of a container's processes. To be said again at each reconcile,
-    /// else the series expires.
+    /// Records the `oom_score_adj` of a container's processes. Must be repeated at each reconcile, else the
+    /// series expires.
     pub fn oom_score_adj(&self, container: &Container, value: i64) {
         let Container {
             namespace,
@@ -533,21 +534,21 @@ impl Metrics {
         }
     }
 
-    /// Returns what counts requests to the kubelet.
+    /// Returns the metrics of requests to the kubelet.
     #[must_use]
     pub fn kubelet(&self) -> &KubeletMetrics {
         &self.0.kubelet
     }
 
-    /// Records the call of a hook at a stage of a container's life, such as `PreCreateContainer`. A
-    /// container runtime asks for it, through NRI or the hook server; what the reconciler does is no
-    /// call and is not counted here, in upstream neither.
+    /// Records a call of a hook at a stage of a container's life, such as `PreCreateContainer`. These are
+    /// calls for a container runtime, through NRI or the hook server; like upstream, runs of the reconciler
+    /// are not counted.
     pub fn hook_invoked(&self, hook: &str, stage: &str, ok: bool, milliseconds: f64) {
         self.observe(&self.0.hooks, &[hook, stage, status(ok)], milliseconds);
     }
 
-    /// Records an answer to the container runtime or its proxy: to which request, whether it was what
-    /// hooks want, and how long it took.
+    /// Records a response to the container runtime or its proxy: the kind of request, whether it succeeded,
+    /// and its duration.
     pub fn runtime_request(&self, event: &str, ok: bool, milliseconds: f64) {
         self.observe(&self.0.runtime_request, &[event, status(ok)], milliseconds);
     }
@@ -557,18 +558,18 @@ impl Metrics {
         self.set(&self.0.nri_connected, &[], f64::from(u8::from(connected)));
     }
 
-    /// Counts a connection to the container runtime that was lost or could not be made.
+    /// Counts a connection to the container runtime that was lost or failed.
     pub fn nri_lost(&self) {
         self.count(&self.0.nri_lost, &[]);
     }
 
-    /// Records how many containers are not created because another plugin sets the same of them.
+    /// Records the number of containers that are not created because another plugin sets the same field.
     pub fn nri_contested(&self, containers: usize) {
         self.set(&self.0.nri_contested, &[], containers as f64);
     }
 
-    /// Records that a value hooks want was compared with the kernel's, and written where it differed;
-    /// `level` is `kubeqos`, `pod`, `sandbox` or `container`.
+    /// Records that a hook value was compared with the kernel's, and written if it differed; `level` is
+    /// `kubeqos`, `pod`, `sandbox` or `container`.
     pub fn reconciled(&self, level: &str, resource_type: &str, ok: bool, milliseconds: f64) {
         let labels = [level, resource_type, status(ok)];
         self.observe(&self.0.reconciles, &labels, milliseconds);
@@ -592,7 +593,7 @@ impl Metrics {
         self.0.resources.publish(all);
     }
 
-    /// Publishes what perf counted.
+    /// Publishes the performance counters of containers.
     pub fn cpi(&self, all: Vec<Cpi>) {
         self.0.cpi.publish(all);
     }
@@ -602,7 +603,7 @@ impl Metrics {
         self.0.psi.publish(all);
     }
 
-    /// Publishes what resctrl monitors.
+    /// Publishes the values that resctrl monitors.
     pub fn resctrl(&self, all: Vec<Resctrl>) {
         self.0.resctrl.publish(all);
     }
@@ -617,7 +618,7 @@ impl Metrics {
         }
     }
 
-    /// Records one kernel write: what kind of file, and how long it took.
+    /// Records a kernel write: the kind of file, and its duration.
     pub fn wrote(&self, kind: &str, ok: bool, milliseconds: f64) {
         let labels = [kind, if ok { "success" } else { "failed" }];
         if let Ok(histogram) = self.0.updates.get_metric_with_label_values(&labels) {
@@ -625,12 +626,12 @@ impl Metrics {
         }
     }
 
-    /// Records how long a tick took.
+    /// Records the duration of a tick.
     pub fn ticked(&self, seconds: f64) {
         self.set(&self.0.tick, &[], seconds);
     }
 
-    /// Returns what counts malformed values.
+    /// Returns the counter of malformed values.
     #[must_use]
     pub fn bad_input(&self) -> &BadInput {
         &self.0.bad_input

@@ -1,4 +1,4 @@
-//! What is read from whole objects: the pods' extended resources, and the CPU pools.
+//! Metrics of whole objects: the extended resources of pods, and the CPU pools.
 
 use super::{Container, Metrics, Resources};
 use crate::states::topology::Pool;
@@ -7,13 +7,13 @@ use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use koord_host::CpuSet;
 
 impl Metrics {
-    /// Shows the batch and mid resources of the containers of `pods` that have an id.
+    /// Publishes the batch and mid resources of the containers of `pods` that have an id.
     pub(crate) fn pods(&self, pods: &[PodInfo]) {
         self.resources(pods.iter().flat_map(resource_rows).collect());
     }
 
-    /// Shows the pools of CPUs that services and batch work share; with `each` (gate PerCPUMetric)
-    /// also every CPU in them.
+    /// Publishes the CPU pools of services and batch work; with `each` (gate PerCPUMetric) also every CPU in
+    /// them.
     pub(crate) fn topology(&self, topology: &TopologyInfo, each: bool) {
         let all = |pools: &[Pool]| -> CpuSet {
             let cpus = pools.iter().map(|pool| &pool.cpus);

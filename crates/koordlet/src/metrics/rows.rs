@@ -1,7 +1,7 @@
-//! Metrics of pods and containers: published as a whole, made into series when somebody scrapes.
+//! Metrics of pods and containers: published as a whole, and converted to series on a scrape.
 //!
-//! Whoever is gone from the newest rows is gone from the text, and between scrapes a round costs one
-//! move of a vector.
+//! Objects that are missing in the newest rows are removed from the output, and between scrapes a round costs
+//! one move of a vector.
 
 use super::table::Family;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Receives one value: the place of its family, its labels but for the node, and the value.
+/// Receives one value: the index of its family, its labels without the node, and the value.
 pub(super) type Emit<'a> = &'a mut dyn FnMut(usize, &[&str], f64);
 
 /// The newest rows of one kind. Clones share them.
@@ -41,7 +41,7 @@ impl<T> fmt::Debug for Rows<T> {
 }
 
 impl<T> Rows<T> {
-    /// No rows yet. `emit` gives the values of one row; rows that are not renewed for `life` vanish.
+    /// Creates an empty set. `emit` emits the values of one row; rows that are not renewed for `life` expire.
     pub(super) fn new(
         node: &Arc<OnceLock<String>>,
         families: &[Family],
@@ -71,7 +71,7 @@ impl<T: Send + Sync> Collector for Rows<T> {
 
     fn collect(&self) -> Vec<MetricFamily> {
         let inner = &self.0;
-        // Held while the vectors are filled, so that two scrapes do not mix.
+        // Locked while the vectors are filled, so that two scrapes do not mix.
         let mut newest = inner.newest.lock();
         let old = |(at, _): &(Instant, Vec<T>)| inner.life.is_some_and(|life| at.elapsed() > life);
         if newest.as_ref().is_some_and(old) {

@@ -1,15 +1,15 @@
-//! Every metric: name, type, labels, and which endpoint shows it.
+//! Table of all metrics: name, type, labels, and the endpoint that shows each.
 
 use prometheus::{
     GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, exponential_buckets as buckets,
 };
 
-/// Whom a family is for: each has an endpoint of its own; `/metrics` shows both.
+/// Audience of a family. Each audience has an endpoint of its own; `/metrics` has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Audience {
-    /// How the agent does.
+    /// State of the agent itself.
     Internal,
-    /// What users and other components read.
+    /// Metrics for users and other components.
     External,
 }
 
@@ -164,7 +164,7 @@ families! {
 }
 
 impl Family {
-    /// Returns the name as scraped.
+    /// Returns the full name as scraped.
     pub(super) fn full_name(&self) -> String {
         format!("koordlet_{}", self.name)
     }
@@ -181,7 +181,7 @@ impl Family {
         IntCounterVec::new(self.opts(), self.labels)
     }
 
-    /// With `count` buckets from `start` on, each `factor` times the one before.
+    /// Creates a histogram with `count` buckets from `start` on, each `factor` times the previous one.
     pub(super) fn histogram(
         &self,
         (start, factor, count): (f64, f64, usize),

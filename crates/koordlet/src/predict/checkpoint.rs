@@ -9,48 +9,48 @@ use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-/// What the name of an unfinished file ends in.
+/// Suffix of unfinished files.
 const TEMPORARY: &str = ".tmp";
-/// A year after the beginning of time: what refers to before has no samples.
+/// A year after time zero: earlier reference times mean that there are no samples.
 const EMPTY: UnixMillis = ZERO_TIME + 365 * 86_400_000;
 
-/// Bytes of the largest checkpoint that is read: two histograms with a number in every bucket have less
+/// Maximum size in bytes of a checkpoint that is read: two histograms with a number in every bucket take less
 /// than a twentieth of it.
 pub(super) const LIMIT: u64 = 256 << 10;
 
-/// Why a checkpoint could not be read or written.
+/// Error of reading or writing a checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The file or directory.
+    /// The file or directory cannot be accessed.
     #[error("checkpoint {}: {source}", path.display())]
     Io {
-        /// Which one.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What happened.
+        /// Cause.
         source: io::Error,
     },
     /// The file is no checkpoint.
     #[error("checkpoint {}: {source}", path.display())]
     Format {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause.
         source: serde_json::Error,
     },
-    /// The file is none of ours.
+    /// The file is too large to be a checkpoint.
     #[error("checkpoint {}: {size} bytes, of {LIMIT} at most", path.display())]
     TooLarge {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// How large it is, in bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// The file has impossible numbers.
+    /// The histogram in the file is invalid.
     #[error("checkpoint {}: {source}", path.display())]
     Histogram {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause.
         source: HistogramError,
     },
 }
@@ -105,7 +105,7 @@ impl Predictor {
     /// Drops models that were not trained for long, and saves some of those that are due.
     ///
     /// # Errors
-    /// The first failure to write; the other models are tried all the same.
+    /// Returns the first failure to write; the other models are saved nonetheless.
     pub fn maintain(&mut self, now: UnixMillis) -> Result<(), CheckpointError> {
         let expiration = self.config.expiration_ms;
         let mut dropped = Vec::new();
@@ -119,7 +119,7 @@ impl Predictor {
         let Some(dir) = self.config.dir.clone() else {
             return Ok(());
         };
-        // Whoever has not been listed by now will not be.
+        // Pods that have not been listed by now no longer exist.
         if self
             .restored
             .is_some_and(|at| now.saturating_sub(at) > expiration)
@@ -152,12 +152,12 @@ impl Predictor {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Loads the models whose name is in `uids`, and deletes unfinished writes and files that
-    /// cannot be understood. Files with other names stay for as long as a model lives without
-    /// samples: the first list of pods may be partial.
+    /// Loads the models whose name is in `uids`, and deletes unfinished writes and invalid files. Files with
+    /// other names are kept for as long as a model lives without samples, because the first list of pods may
+    /// be partial. Returns the number of loaded models.
     ///
     /// # Errors
-    /// When the directory cannot be made or listed.
+    /// When the directory cannot be created or listed.
     pub fn restore(
         &mut self,
         uids: &BTreeSet<String>,
@@ -197,7 +197,7 @@ impl Predictor {
         Ok(restored)
     }
 
-    /// Returns the model in the file `uid`, when there is one that nobody has taken yet.
+    /// Returns the model in the file `uid`, if there is one that was not loaded yet.
     pub(super) fn take_saved(&mut self, uid: &str, now: UnixMillis) -> Option<Model> {
         if !self.orphans.remove(uid) {
             return None;
@@ -206,7 +206,7 @@ impl Predictor {
         match self.load(&path, now) {
             Ok(model) => Some(model),
             Err(error) => {
-                tracing::warn!(%error, "dropped");
+                tracing::warn!(%error, "failed to load predictor checkpoint, deleting it");
                 remove(&path);
                 None
             }
@@ -215,7 +215,7 @@ impl Predictor {
 
     pub(super) fn load(&self, path: &Path, now: UnixMillis) -> Result<Model, CheckpointError> {
         let saved = read(path)?;
-        // Nothing was learned later than now: such a file was written by a clock that was ahead.
+        // A file from the future was written by a clock that was ahead.
         let written = saved.last_updated.as_millisecond();
         let shift = written
             .min(now.saturating_add(self.ahead_ms))
@@ -248,7 +248,7 @@ fn read(path: &Path) -> Result<SavedModel, CheckpointError> {
     let file = fs::File::open(path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
     let mut bytes = Vec::new();
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     let read = file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(io)?;
     let size = size.max(u64::try_from(read).unwrap_or(u64::MAX));
     if size > LIMIT {
@@ -261,16 +261,16 @@ fn read(path: &Path) -> Result<SavedModel, CheckpointError> {
     })
 }
 
-/// Returns a checkpoint that refers to another time. Nothing but the distances between times matters.
+/// Shifts the reference time of a checkpoint. Only the distances between times matter.
 fn moved(mut saved: Checkpoint, by_ms: i64) -> Checkpoint {
-    // The beginning of time stands for "no sample yet".
+    // Time zero stands for "no sample yet".
     if saved.reference > EMPTY {
         saved.reference = saved.reference.saturating_add(by_ms);
     }
     saved
 }
 
-/// `ahead_ms` is how far the wall clock is ahead of the model's time.
+/// Writes the checkpoint of `model`. `ahead_ms` is how far the wall clock is ahead of the model's time.
 fn save(dir: &Path, uid: &str, model: &Model, ahead_ms: i64) -> Result<(), CheckpointError> {
     let path = dir.join(uid);
     let saved = SavedModel {
@@ -288,7 +288,7 @@ fn save(dir: &Path, uid: &str, model: &Model, ahead_ms: i64) -> Result<(), Check
         .and_then(|()| fs::write(&temporary, bytes))
         .and_then(|()| fs::rename(&temporary, &path));
     if written.is_err() {
-        // On a full disk even half a file is in the way. The old checkpoint stays.
+        // On a full disk even half a file takes space. The old checkpoint is kept.
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(|source| CheckpointError::Io { path, source })
@@ -297,23 +297,23 @@ fn save(dir: &Path, uid: &str, model: &Model, ahead_ms: i64) -> Result<(), Check
 fn remove(path: &Path) {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "stale checkpoint stays");
+            tracing::warn!(path = %path.display(), %error, "failed to delete stale checkpoint");
         }
         _ => {}
     }
 }
 
-/// What the fuzz target calls.
+/// Entry points of the fuzz target.
 #[cfg(fuzzing)]
 pub mod fuzzed {
     use super::{Predictor, UnixMillis, save};
     use std::path::Path;
 
-    /// Returns whether the file `uid` of the predictor's directory is a checkpoint. One that is gets a sample, is
-    /// written again and must be one then, too.
+    /// Returns whether the file `uid` of the predictor's directory is a valid checkpoint. A valid one gets a
+    /// sample and is written and loaded again.
     ///
     /// # Panics
-    /// When it is not.
+    /// When the rewritten file is not a valid checkpoint.
     pub fn load_and_save(predictor: &Predictor, dir: &Path, uid: &str, now: UnixMillis) -> bool {
         let Ok(mut model) = predictor.load(&dir.join(uid), now) else {
             return false;

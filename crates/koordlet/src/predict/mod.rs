@@ -1,12 +1,12 @@
-//! The predictor: what pods will use at their peak, from decaying histograms of what they used.
+//! The predictor: forecasts the peak usage of pods from decaying histograms of their usage.
 //!
-//! One model per pod, per priority class and for the node and its system part. Each training step
+//! There is one model per pod, per priority class and for the node and its system part. Each training step
 //! adds the 90th percentile of the last interval. Models survive a restart in checkpoint files.
 //!
-//! *Clocks.* Samples age by a clock that never jumps: [`Predictor::time`] begins at the wall clock
-//! and goes on with the steady one. A wall clock that is set does not make all later samples weigh
-//! nothing, nor a model live for ever. Files hold wall-clock times as of when they are written; one
-//! from the future is taken as written now.
+//! *Clocks.* Samples age by a clock that never jumps: [`Predictor::time`] starts at the wall clock and
+//! continues with the monotonic one. So setting the wall clock neither devalues later samples nor keeps a
+//! model forever. Files contain wall-clock times as of their writing; one from the future is treated as
+//! written now.
 
 mod checkpoint;
 pub mod reclaimable;
@@ -21,35 +21,36 @@ use koord_model::histogram::{DecayingHistogram, Layout, UnixMillis};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::path::PathBuf;
 
-/// The node as a whole.
+/// UID of the model of the whole node.
 pub const NODE: &str = "__node__";
-/// What no pod accounts for.
+/// UID of the model of usage outside pods.
 pub const SYSTEM: &str = "__node-sys__";
 
-/// Returns the model of all pods of a class.
+/// Returns the UID of the model of all pods of a class.
 #[must_use]
 pub fn class_uid(class: PriorityClass) -> String {
     format!("__node-{}__", class.as_str())
 }
 
-/// The predictor's settings.
+/// Settings of the predictor.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where checkpoints are; `None` keeps models in memory only.
+    /// Directory of checkpoints; `None` keeps models in memory only.
     pub dir: Option<PathBuf>,
-    /// Pods younger than this count with their request.
+    /// Minimum age of a pod for its forecast to be used; younger pods count with their request. In
+    /// milliseconds.
     pub cold_start_ms: i64,
-    /// Added to every forecast, in percent.
+    /// Margin added to every forecast, in percent.
     pub safety_margin_percent: i64,
-    /// Half-life of memory samples.
+    /// Half-life of memory samples, in milliseconds.
     pub memory_half_life_ms: i64,
-    /// Half-life of CPU samples.
+    /// Half-life of CPU samples, in milliseconds.
     pub cpu_half_life_ms: i64,
-    /// Models not trained for this long are dropped.
+    /// Time without training after which a model is dropped, in milliseconds.
     pub expiration_ms: i64,
-    /// Models are saved this often.
+    /// Interval between two saves of a model, in milliseconds.
     pub checkpoint_interval_ms: i64,
-    /// How many models are saved at once.
+    /// Maximum number of models saved at once.
     pub checkpoints_per_step: usize,
 }
 
@@ -69,7 +70,7 @@ impl Default for Config {
     }
 }
 
-/// One model.
+/// CPU and memory histograms of one model.
 #[derive(Debug, Clone)]
 struct Model {
     cpu: DecayingHistogram,
@@ -78,12 +79,12 @@ struct Model {
     saved: UnixMillis,
 }
 
-/// A forecast at one percentile.
+/// A forecast of peak usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Forecast {
-    /// p95 of the CPU, in milli-cores.
+    /// 95th percentile of CPU usage, in milli-cores.
     pub cpu_p95: i64,
-    /// p98 of the memory, in bytes.
+    /// 98th percentile of memory usage, in bytes.
     pub memory_p98: i64,
 }
 
@@ -92,18 +93,18 @@ pub struct Forecast {
 pub struct Predictor {
     config: Config,
     models: FxHashMap<String, Model>,
-    /// The wall clock when it was first asked for and the steady clock then, in milliseconds.
+    /// Wall clock and monotonic clock at the first call of [`Self::time`], in milliseconds.
     began: Option<(UnixMillis, u64)>,
-    /// How far the wall clock is ahead of the models' time.
+    /// Milliseconds by which the wall clock is ahead of the models' time.
     ahead_ms: i64,
-    /// Names of files whose pods are not known (yet).
+    /// Names of files whose pods are not listed (yet).
     orphans: FxHashSet<String>,
-    /// When the files were first looked through.
+    /// Time at which the directory was first read.
     restored: Option<UnixMillis>,
 }
 
 impl Predictor {
-    /// Returns a predictor without models.
+    /// Creates a predictor without models.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -116,8 +117,8 @@ impl Predictor {
         }
     }
 
-    /// Returns the models' time at `wall` (milliseconds since 1970) and `steady_ms` of the steady clock.
-    /// Every other time that is handed to the predictor is one of these.
+    /// Returns the models' time at `wall` (milliseconds since 1970) and `steady_ms` of the monotonic clock.
+    /// All other times passed to the predictor are on this clock.
     pub fn time(&mut self, wall: UnixMillis, steady_ms: u64) -> UnixMillis {
         let (began, steady) = *self.began.get_or_insert((wall, steady_ms));
         let since = i64::try_from(steady_ms.saturating_sub(steady)).unwrap_or(i64::MAX);
@@ -132,7 +133,7 @@ impl Predictor {
         &self.config
     }
 
-    /// Returns how many models there are.
+    /// Returns the number of models.
     #[must_use]
     pub fn len(&self) -> usize {
         self.models.len()
@@ -159,7 +160,7 @@ impl Predictor {
         }
     }
 
-    /// Returns the peak that the model `uid` expects, without margin.
+    /// Returns the peak that the model `uid` forecasts, without margin; `None` without a model.
     #[must_use]
     pub fn forecast(&self, uid: &str) -> Option<Forecast> {
         let model = self.models.get(uid)?;

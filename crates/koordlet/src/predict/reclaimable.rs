@@ -1,4 +1,4 @@
-//! What production pods request and will not use.
+//! Reclaimable resources: requests of production pods that they are not expected to use.
 //!
 //! Two estimates, by pod and by class; the published one is the smaller of both, resource by
 //! resource, and the published peak the larger.
@@ -9,32 +9,32 @@ use crate::states::{Phase, PodInfo};
 use jiff::Timestamp;
 use koord_api::PriorityClass;
 
-/// One estimate.
+/// An estimate of reclaimable resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Estimate {
-    /// What can be handed out again.
+    /// Amount that can be offered to other pods.
     pub reclaimable: Amounts,
-    /// The expected peak.
+    /// Expected peak usage.
     pub peak: Amounts,
 }
 
 /// Both estimates and what is published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reclaimable {
-    /// From the pods' models.
+    /// Estimate from the pods' models.
     pub by_pod: Estimate,
-    /// From the classes' models.
+    /// Estimate from the classes' models.
     pub by_class: Estimate,
     /// The smaller reclaimable amount and the larger peak.
     pub published: Estimate,
 }
 
-/// A production pod and what is expected of it.
+/// A production pod and its forecast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodForecast {
-    /// What it requests.
+    /// Resources that the pod requests.
     pub request: Amounts,
-    /// What is expected, with margin; `None` while the pod is too young or has no model.
+    /// Expected peak with margin; `None` if the pod is too young or has no model.
     pub peak: Option<Amounts>,
 }
 
@@ -74,8 +74,8 @@ pub fn by_class(requests: Amounts, unreclaimable: Amounts, allocatable: Amounts)
 
 /// Estimates for `pods`, which are the pods that have a usage sample in the report's window.
 ///
-/// A pod of class prod or none that has no model, being old enough to have one, is left out of the
-/// class estimate, too: that errs on the safe side.
+/// A pod of class prod or none that is old enough but has no model is also excluded from the class estimate,
+/// which errs on the safe side.
 #[must_use]
 pub fn estimate<'a>(
     predictor: &Predictor,

@@ -1,14 +1,14 @@
-//! What a series is about.
+//! Keys of series.
 
-/// Whose sample it is. Numbers of pods, containers and host applications are the agent's own: each
-/// is given once per process and never used again.
+/// Object that a series is about. Numbers of pods, containers and host applications are the agent's own: each
+/// is assigned once per process and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SeriesSubject {
     /// The whole node.
     Node,
-    /// What neither pods nor host applications account for.
+    /// Usage outside pods and host applications.
     System,
-    /// The kubelet's BestEffort class as a group.
+    /// The kubelet's BestEffort class, by its cgroup.
     Batch,
     /// A pod.
     Pod(u64),
@@ -18,7 +18,7 @@ pub enum SeriesSubject {
     HostApp(u64),
     /// A NUMA node, by its number.
     Numa(u32),
-    /// The system's part of a NUMA node.
+    /// Usage of a NUMA node outside pods and host applications.
     NumaSystem(u32),
     /// A GPU, by its minor number.
     Gpu(u32),
@@ -26,7 +26,7 @@ pub enum SeriesSubject {
 
 macro_rules! metrics {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// What a sample measures. CPU is in milli-cores, memory in bytes, a ratio in 0–1 and a PSI
+        /// Quantity that a sample measures. CPU is in milli-cores, memory in bytes, a ratio in 0–1 and a PSI
         /// average in percent.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Metric {
@@ -37,7 +37,7 @@ macro_rules! metrics {
             /// Every metric.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
 
-            /// Its name in logs, debug output and the snapshot file.
+            /// Returns the name in logs, debug output and the snapshot file.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -49,23 +49,23 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// CPU in use, in milli-cores.
+    /// CPU usage, in milli-cores.
     CpuUsage = "cpu_usage",
-    /// Memory in use, page cache left out, in bytes.
+    /// Memory usage without page cache, in bytes.
     MemoryUsage = "memory_usage",
-    /// Memory in use, page cache included, in bytes.
+    /// Memory usage with page cache, in bytes.
     MemoryUsageWithPageCache = "memory_usage_with_page_cache",
-    /// Memory in use, page cache included that was touched of late, in bytes.
+    /// Memory usage with recently accessed page cache, in bytes.
     MemoryUsageWithHotPageCache = "memory_usage_with_hot_page_cache",
-    /// Pages that nobody touched for long, in bytes.
+    /// Cold pages, which were not accessed recently, in bytes.
     MemoryCold = "memory_cold_page_size",
-    /// Enforcement periods with throttling per period, 0–1.
+    /// Share of enforcement periods that were throttled, 0–1.
     CpuThrottled = "cpu_throttled",
-    /// Share of the time since the sample before in which tasks waited for a CPU, 0–1.
+    /// Share of the time since the previous sample in which tasks waited for a CPU, 0–1.
     CpuHeldUp = "cpu_held_up",
-    /// What the BE pods request, in milli-cores.
+    /// CPU that BE pods request, in milli-cores.
     CpuRequest = "cpu_request",
-    /// What the BE class can get, in milli-cores.
+    /// CPU that the BE class can get, in milli-cores.
     CpuRealLimit = "cpu_real_limit",
     /// Cycles of a perf window.
     Cycles = "cycles",
@@ -92,7 +92,7 @@ metrics! {
 }
 
 impl Metric {
-    /// Returns the metric of that name.
+    /// Returns the metric with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
@@ -102,19 +102,19 @@ impl Metric {
     }
 }
 
-/// The name of a series.
+/// Key of a series.
 pub type Key = (SeriesSubject, Metric);
 
-/// How long samples are kept and how densely.
+/// Retention and resolution of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// Every second for 30 minutes in double precision: what percentiles are published of.
+    /// Every second for 30 minutes in double precision, for published percentiles.
     Long,
     /// Every second for 5 minutes, then ten-second averages for the rest of 30 minutes.
     Layered,
-    /// Every second for 75 seconds: what only strategies look at.
+    /// Every second for 75 seconds, for values that only strategies read.
     Short,
-    /// The newest sample alone: nobody asks for more, and there are many.
+    /// Only the newest sample: older ones are not needed, and such series are many.
     Newest,
 }
 

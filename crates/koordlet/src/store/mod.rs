@@ -1,14 +1,14 @@
 //! The agent's samples: one series per (subject, metric), sized by time.
 //!
-//! *How long.* Samples of the node and its system part keep every second of 30 minutes as `f64`.
-//! Those of pods, host applications and NUMA nodes keep every second of five minutes as `f32`
-//! (relative error at most 2⁻²⁴) and ten-second averages for 30 minutes: averages over any window
-//! stay true, percentiles over windows longer than five minutes are percentiles of the averages.
-//! What only strategies look at is kept for 75 seconds, of containers the newest sample alone.
+//! *Retention.* Samples of the node and its system part keep every second of 30 minutes as `f64`. Those of
+//! pods, host applications and NUMA nodes keep every second of five minutes as `f32` (relative error at most
+//! 2⁻²⁴) and ten-second averages for 30 minutes: averages over any window stay exact, percentiles over
+//! windows longer than five minutes are percentiles of the averages. Samples that only strategies read are
+//! kept for 75 seconds, of containers only the newest sample.
 //!
-//! *How much.* Samples may come at any rate: what comes closer than 750 ms to the one before is
-//! averaged with it. So a series takes 29 KiB (long), at most 5 KiB (layered) or 1 KiB (short),
-//! whatever the rate; at one sample a second it takes 22, 3.9 and 0.8 KiB.
+//! *Memory.* Samples may arrive at any rate: those closer than 750 ms to the previous one are averaged with
+//! it. So a series takes at most 29 KiB (long), 5 KiB (layered) or 1 KiB (short), whatever the rate; at one
+//! sample a second it takes 22, 3.9 and 0.8 KiB.
 
 mod key;
 mod ring;
@@ -20,28 +20,28 @@ pub use snapshot::Snapshot;
 use ring::Series;
 use rustc_hash::FxHashMap;
 
-/// Added to every time, so that samples from before the steady clock's zero have one, too.
+/// Offset added to every time, so that samples from before the monotonic clock's zero have one, too.
 const BEFORE_MS: u64 = 86_400_000;
 
-/// All series of the agent. Times are milliseconds of a steady clock.
+/// All series of the agent. Times are milliseconds of the monotonic clock.
 #[derive(Debug, Default)]
 pub struct Store {
     subjects: FxHashMap<SeriesSubject, Vec<(Metric, Series)>>,
 }
 
 impl Store {
-    /// Returns a store without samples.
+    /// Creates an empty store.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a sample. One that is not a number or older than the newest is left out.
+    /// Adds a sample. Samples that are not a number, or older than the newest, are dropped.
     pub fn push(&mut self, key: Key, now_ms: u64, value: f64) {
         self.push_at(key, now_ms.saturating_add(BEFORE_MS), value);
     }
 
-    /// As [`Store::push`], at a time of the store's own.
+    /// Like [`Store::push`], at a time of the store's own clock.
     fn push_at(&mut self, key: Key, at: u64, value: f64) {
         let metrics = self.subjects.entry(key.0).or_default();
         match metrics.iter_mut().find(|(metric, _)| *metric == key.1) {
@@ -54,7 +54,7 @@ impl Store {
         }
     }
 
-    /// Returns the newest sample, when it is at most `max_age_ms` old.
+    /// Returns the newest sample if it is at most `max_age_ms` old.
     #[must_use]
     pub fn last(&self, key: Key, now_ms: u64, max_age_ms: u64) -> Option<f64> {
         let (value, at) = self.series(key)?.last;
@@ -62,7 +62,7 @@ impl Store {
         (age <= max_age_ms).then_some(value)
     }
 
-    /// Returns the mean over the last `window_ms`; `None` when there is no sample in it.
+    /// Returns the mean over the last `window_ms`; `None` without a sample.
     #[must_use]
     pub fn average(&self, key: Key, now_ms: u64, window_ms: u64) -> Option<f64> {
         let (mut sum, mut count) = (0.0, 0_u32);
@@ -74,8 +74,8 @@ impl Store {
         (count > 0).then(|| sum / f64::from(count))
     }
 
-    /// Copies the last `window_ms` into `out`, newest first, and returns the time between the first
-    /// and the last sample of it.
+    /// Copies the last `window_ms` into `out`, newest first, and returns the time between the first and the
+    /// last sample in milliseconds.
     pub fn collect(&self, key: Key, now_ms: u64, window_ms: u64, out: &mut Vec<f64>) -> u64 {
         out.clear();
         let Some(series) = self.series(key) else {
@@ -104,7 +104,7 @@ impl Store {
         self.subjects.keys().copied()
     }
 
-    /// Returns how many series there are.
+    /// Returns the number of series.
     #[must_use]
     pub fn len(&self) -> usize {
         self.subjects.values().map(Vec::len).sum()
@@ -116,7 +116,7 @@ impl Store {
         self.len() == 0
     }
 
-    /// Returns the memory that all series take, in bytes.
+    /// Returns the memory usage of all series, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let series_bytes = |metrics: &Vec<(Metric, Series)>| -> usize {

@@ -3,11 +3,11 @@
 use super::key::Shape;
 use std::collections::VecDeque;
 
-/// A number a ring can hold.
+/// A number type that a ring can store.
 pub(super) trait Value: Copy {
-    /// Narrows a sample.
+    /// Converts a sample to this type.
     fn narrow(value: f64) -> Self;
-    /// Returns the sample.
+    /// Converts the value back to a sample.
     fn wide(self) -> f64;
 }
 
@@ -29,23 +29,23 @@ impl Value for f32 {
     }
 }
 
-/// How much room a ring takes more at a time.
+/// Number of cells by which a ring grows.
 const GROWTH: usize = 32;
 
-/// Cells of one sample each, or of the mean of several that came too close to each other.
+/// Ring of cells, each with one sample or the mean of several that came close to each other.
 #[derive(Debug, Clone)]
 pub(super) struct Ring<V> {
-    /// Samples closer to a cell's begin than this become part of it.
+    /// Samples closer than this to a cell's start are merged into it.
     merge_ms: u32,
-    /// Cells older than this are dropped.
+    /// Age at which cells are dropped.
     keep_ms: u32,
-    /// When each cell began, oldest first: the low half of the time. Cells span `keep_ms` at most,
-    /// so the distance to `newest_ms` is exact.
+    /// Low half of the start time of each cell, oldest first. Cells span `keep_ms` at most, so the distance
+    /// to `newest_ms` is exact.
     stamps: VecDeque<u32>,
     values: VecDeque<V>,
-    /// When the newest cell began.
+    /// Start of the newest cell.
     newest_ms: u64,
-    /// The newest cell's samples.
+    /// Sum and number of the newest cell's samples.
     sum: f64,
     count: u32,
     /// True if a cell was ever dropped.
@@ -66,7 +66,7 @@ impl<V: Value> Ring<V> {
         }
     }
 
-    /// Adds a sample that is not older than the one before.
+    /// Adds a sample that is not older than the previous one.
     pub(super) fn push(&mut self, now_ms: u64, value: f64) {
         let since = now_ms.saturating_sub(self.newest_ms);
         if let Some(newest) = self.values.back_mut()
@@ -103,12 +103,12 @@ impl<V: Value> Ring<V> {
         u64::from((self.newest_ms as u32).wrapping_sub(stamp))
     }
 
-    /// Returns whether nothing of the last `window_ms` was dropped.
+    /// Returns whether no cell of the last `window_ms` was dropped.
     pub(super) fn covers(&self, window_ms: u64) -> bool {
         !self.dropped || window_ms <= u64::from(self.keep_ms)
     }
 
-    /// Returns the cells with a begin in `now_ms - window_ms ..= now_ms`, newest first.
+    /// Returns the cells that start in `now_ms - window_ms ..= now_ms`, newest first.
     pub(super) fn window(
         &self,
         now_ms: u64,
@@ -140,7 +140,7 @@ impl<V: Value> Ring<V> {
     }
 }
 
-/// One series in the resolution that its shape asks for.
+/// A series in the resolution of its shape.
 #[derive(Debug, Clone)]
 pub(super) struct Series {
     /// The newest sample and its time.
@@ -156,17 +156,17 @@ enum Rings {
         fine: Box<Ring<f32>>,
         coarse: Box<Ring<f32>>,
     },
-    /// Nothing but the newest sample.
+    /// Only the newest sample.
     None,
 }
 
-/// Half a minute more than the longest window, so that a late question still finds all of it.
+/// Half a minute more than the longest window, so that a late query still covers all of it.
 const LONG_MS: u32 = 1_830_000;
 const FINE_MS: u32 = 300_000;
 const SHORT_MS: u32 = 75_000;
 /// A second, less the jitter of a timer.
 const FINE_MERGE_MS: u32 = 750;
-/// Ten seconds, likewise.
+/// Ten seconds, less the jitter of a timer.
 const COARSE_MERGE_MS: u32 = 9_500;
 
 impl Series {
@@ -187,7 +187,7 @@ impl Series {
     }
 
     pub(super) fn push(&mut self, now_ms: u64, value: f64) {
-        // Late results of a worker must not turn time back.
+        // Late results of a worker must not reorder samples.
         if !value.is_finite() || now_ms < self.last.1 {
             return;
         }
@@ -221,7 +221,7 @@ impl Series {
         }
     }
 
-    /// What is worth keeping over a restart, oldest first, with times.
+    /// Returns the samples to save over a restart, oldest first, with times.
     pub(super) fn persistent(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let (wide, coarse) = match &self.rings {
             Rings::Wide(ring) => (Some(ring.cells()), None),

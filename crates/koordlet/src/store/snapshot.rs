@@ -1,13 +1,12 @@
-//! What survives a restart: the samples of the last half hour, in one small file.
+//! Saves the samples of the last half hour over a restart, in one small file.
 //!
-//! Long series are kept as they are, those in two resolutions as their averages, short ones not at
-//! all. The file holds ages, so that the steady clock of the next process can begin anywhere; what
-//! is older than the longest window, from the future or not whole is not used.
+//! Long series are saved as they are, those in two resolutions as their averages, short ones not at all. The
+//! file contains ages, so that the monotonic clock of the next process can start anywhere; samples that are
+//! older than the longest window, and files that are incomplete or from the future, are not used.
 //!
-//! Format, little-endian: the magic, the wall clock in milliseconds (u64), then per series the
-//! name of its owner and of its metric (u16 length and UTF-8 each), the number of samples (u32) and
-//! per sample, oldest first, its age (u32 milliseconds) and value (f64); last the FNV-1a hash (u64)
-//! of all of it.
+//! Format, little-endian: the magic, the wall clock in milliseconds (u64), then per series the name of its
+//! owner and of its metric (u16 length and UTF-8 each), the number of samples (u32) and per sample, oldest
+//! first, its age (u32 milliseconds) and value (f64); last the FNV-1a hash (u64) of all of it.
 
 use super::{BEFORE_MS, Metric, SeriesSubject, Store};
 use rustc_hash::FxHashMap;
@@ -15,32 +14,32 @@ use std::io;
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"KOORDTS1";
-/// As long as the longest window.
+/// Maximum age, which is that of the longest window, in milliseconds.
 const MAX_AGE_MS: u64 = 1_800_000;
-/// Nothing that we write is larger.
+/// Maximum file size; this agent never writes more.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Why a snapshot is not used.
+/// Error of a snapshot that is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// The file.
+    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is no snapshot, or not whole.
+    /// The file is no snapshot, or incomplete.
     #[error("{0}")]
     Format(&'static str),
-    /// It is older than what it would be used for.
-    #[error("it is {0} s old")]
+    /// The snapshot is older than [`MAX_AGE_MS`].
+    #[error("metric snapshot is {0} s old, maximum is {} s", MAX_AGE_MS / 1000)]
     Old(u64),
-    /// The clock was set back since.
-    #[error("it is from the future")]
+    /// The wall clock was set back since the snapshot.
+    #[error("metric snapshot is from the future")]
     Future,
 }
 
-/// Ages in milliseconds when loaded, and values; oldest first.
+/// Ages at the time of loading, in milliseconds, and values; oldest first.
 type Aged = Vec<(u32, f64)>;
 
-/// Samples of an earlier run, by the names of those they belong to.
+/// Samples of an earlier run, by the names of their owners.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     series: FxHashMap<String, Vec<(Metric, Aged)>>,
@@ -48,15 +47,15 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the file `path` at `wall_ms` since 1970 and `now_ms` of the steady clock; `None` when
-    /// there is no such file.
+    /// Reads the file `path` at `wall_ms` since 1970 and `now_ms` of the monotonic clock; `None` if there is
+    /// no such file.
     ///
     /// # Errors
-    /// When it cannot be read or is not to be used.
+    /// When the file cannot be read or used.
     pub fn load(path: &Path, wall_ms: u64, now_ms: u64) -> Result<Option<Self>, SnapshotError> {
         match std::fs::metadata(path) {
             Ok(meta) if meta.len() > MAX_BYTES => {
-                return Err(SnapshotError::Format("it is too large"));
+                return Err(SnapshotError::Format("metric snapshot is too large"));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             _ => {}
@@ -68,11 +67,11 @@ impl Snapshot {
     }
 
     fn parse(bytes: &[u8], wall_ms: u64) -> Result<Self, SnapshotError> {
-        const CUT: SnapshotError = SnapshotError::Format("it is not whole");
+        const CUT: SnapshotError = SnapshotError::Format("metric snapshot is incomplete");
         let (body, sum) = bytes.split_last_chunk::<8>().ok_or(CUT)?;
         let mut remaining = body
             .strip_prefix(MAGIC.as_slice())
-            .ok_or(SnapshotError::Format("it is no snapshot"))?;
+            .ok_or(SnapshotError::Format("file is no metric snapshot"))?;
         if u64::from_le_bytes(*sum) != hash(body) {
             return Err(CUT);
         }
@@ -97,7 +96,7 @@ impl Snapshot {
                     samples.push((age, value));
                 }
             }
-            // A metric of another version is left out.
+            // A metric of another version is skipped.
             if let Some(metric) = Metric::from_name(metric) {
                 series
                     .entry(owner.to_owned())
@@ -111,7 +110,8 @@ impl Snapshot {
         })
     }
 
-    /// Hands the samples of `owner` over to `subject`, which must be new to the store. Once.
+    /// Moves the samples of `owner` to the series of `subject`, which must be new to the store. Works once
+    /// per owner.
     pub fn restore(&mut self, owner: &str, subject: SeriesSubject, store: &mut Store) {
         for (metric, samples) in self.series.remove(owner).unwrap_or_default() {
             for (age, value) in samples {
@@ -121,13 +121,13 @@ impl Snapshot {
         }
     }
 
-    /// Returns how many owners still have samples here.
+    /// Returns the number of owners whose samples were not restored yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.series.len()
     }
 
-    /// Returns whether there is nothing left to give.
+    /// Returns whether all samples were restored.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.series.is_empty()
@@ -135,8 +135,8 @@ impl Snapshot {
 }
 
 impl Store {
-    /// Returns a snapshot at `wall_ms` since 1970 and `now_ms` of the steady clock, of the subjects that
-    /// `owner` names.
+    /// Returns a snapshot at `wall_ms` since 1970 and `now_ms` of the monotonic clock, of the subjects for
+    /// which `owner` returns a name.
     #[must_use]
     pub fn snapshot(
         &self,
@@ -175,10 +175,10 @@ impl Store {
     }
 }
 
-/// Replaces the file `path` by `bytes`, whole or not at all.
+/// Replaces the file `path` with `bytes` atomically.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the file cannot be written.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir)?;
@@ -277,8 +277,14 @@ mod tests {
         let bytes = filled().snapshot(WALL, 1_799_000, owner);
         let error = |bytes: &[u8], wall: u64| Snapshot::parse(bytes, wall).unwrap_err().to_string();
         assert!(Snapshot::parse(&bytes, WALL + MAX_AGE_MS).unwrap().len() == 2);
-        assert_eq!(error(&bytes, WALL + MAX_AGE_MS + 1), "it is 1800 s old");
-        assert_eq!(error(&bytes, WALL - 1), "it is from the future");
+        assert_eq!(
+            error(&bytes, WALL + MAX_AGE_MS + 1),
+            "metric snapshot is 1800 s old, maximum is 1800 s"
+        );
+        assert_eq!(
+            error(&bytes, WALL - 1),
+            "metric snapshot is from the future"
+        );
         assert_eq!(error(&bytes[..bytes.len() - 1], WALL), "it is not whole");
         assert_eq!(error(b"", WALL), "it is not whole");
         assert_eq!(error(b"something else", WALL), "it is no snapshot");
@@ -287,7 +293,7 @@ mod tests {
         assert_eq!(error(&turned, WALL), "it is not whole");
     }
 
-    /// Whatever stands in a snapshot whose hash fits, it is read or refused.
+    /// A snapshot with any content and a valid hash is read or rejected.
     #[test]
     fn any_content_is_handled() {
         let whole = filled().snapshot(WALL, 1_799_000, owner);
