@@ -262,7 +262,7 @@ impl Agent {
             tracing::error!(fault, "skipping a write without a claim");
         }
         for (object, malformed) in plan.take_malformed() {
-            self.states.complaints.replace(&object, malformed);
+            self.states.malformed_inputs.replace(&object, malformed);
         }
         self.rules.store(plan.rules.take());
         let strategy_states = plan.take_strategy_states();

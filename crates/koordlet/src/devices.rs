@@ -111,7 +111,7 @@ impl DeviceReporter {
             };
             finder = returned;
             for (object, malformed) in complaints {
-                states.complaints.replace(&object, malformed);
+                states.malformed_inputs.replace(&object, malformed);
             }
             let devices = report.devices.iter().map(device_status).collect();
             status.update(|status| status.devices = devices);

@@ -4,7 +4,7 @@ use crate::agent::Agent;
 use crate::gates::Gate;
 use crate::metrics::{HostApplication, Usage};
 use crate::predict::{Reclaimable, reclaimable};
-use crate::states::metric_policy::{Memory, Policy};
+use crate::states::metric_policy::{MemoryPolicy, MetricPolicy};
 use crate::states::node::Amounts;
 use crate::store::{Metric, SeriesSubject, Store};
 use jiff::Timestamp;
@@ -125,20 +125,20 @@ impl Agent {
     #[must_use]
     pub fn report(
         &mut self,
-        policy: &Policy,
+        policy: &MetricPolicy,
         now_ms: u64,
         wall: Timestamp,
     ) -> Option<NodeMetricStatus> {
         self.measure.memory = policy.memory;
         let hot = self.measure.facts.cold.load().is_some();
-        let usage_of = |subject, memory: Memory| SubjectUsage {
+        let usage_of = |subject, memory: MemoryPolicy| SubjectUsage {
             store: &self.measure.store,
             subject,
             memory: memory.metric(hot),
             now_ms,
         };
         let node = usage_of(SeriesSubject::Node, policy.memory);
-        let system = usage_of(SeriesSubject::System, Memory::WithoutPageCache);
+        let system = usage_of(SeriesSubject::System, MemoryPolicy::WithoutPageCache);
         let info = NodeMetricInfo {
             node_usage: Some(node.average(policy.aggregate_ms)?),
             aggregated_node_usages: node.aggregated(&policy.windows),
@@ -298,19 +298,19 @@ mod tests {
     #[test]
     fn each_policy_has_its_series() {
         for (memory, hot, want) in [
-            (Memory::WithoutPageCache, false, Metric::MemoryUsage),
-            (Memory::WithoutPageCache, true, Metric::MemoryUsage),
+            (MemoryPolicy::WithoutPageCache, false, Metric::MemoryUsage),
+            (MemoryPolicy::WithoutPageCache, true, Metric::MemoryUsage),
             (
-                Memory::WithPageCache,
+                MemoryPolicy::WithPageCache,
                 true,
                 Metric::MemoryUsageWithPageCache,
             ),
             (
-                Memory::WithHotPageCache,
+                MemoryPolicy::WithHotPageCache,
                 true,
                 Metric::MemoryUsageWithHotPageCache,
             ),
-            (Memory::WithHotPageCache, false, Metric::MemoryUsage),
+            (MemoryPolicy::WithHotPageCache, false, Metric::MemoryUsage),
         ] {
             assert_eq!(memory.metric(hot), want, "{memory:?} {hot}");
             let mut store = Store::new();

@@ -14,8 +14,8 @@ use crate::node_topology;
 use crate::options::{Options, PodSource, Thread};
 use crate::qos;
 use crate::runtime;
-use crate::states::layout::Finder;
-use crate::states::metric_policy::{Memory, Policy};
+use crate::states::layout::LayoutFinder;
+use crate::states::metric_policy::{MemoryPolicy, MetricPolicy};
 use crate::states::{
     Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
 };
@@ -65,7 +65,7 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A request from other tasks to the loop.
 enum Request {
-    Report(Policy, oneshot::Sender<Option<NodeMetricStatus>>),
+    Report(MetricPolicy, oneshot::Sender<Option<NodeMetricStatus>>),
 }
 
 /// Runs the agent until `ctx.shutdown` is cancelled.
@@ -93,10 +93,10 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     };
     let states = Arc::new(States::default());
     if let Some(parent) = options.detect_layout.clone() {
-        let finder = Finder::new(root.clone(), parent);
-        options.settings.layout = finder.look(None).layout;
+        let finder = LayoutFinder::new(root.clone(), parent);
+        options.settings.layout = finder.detect(None).layout;
         let setting = options.settings.layout.clone();
-        let settle = settle::settle(finder, setting, states.clone(), ctx.shutdown.clone());
+        let settle = settle::detect_layout(finder, setting, states.clone(), ctx.shutdown.clone());
         tokio::spawn(settle);
     }
     if options.mount_resctrl {
@@ -109,13 +109,13 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     let metrics = Metrics::new(&ctx.metrics).ok_or(AgentError::Metrics)?;
     metrics.started(&options.node_name, ctx.clock.now().as_second());
     options.audit.set_metrics(metrics.clone());
-    let status = StatusHandle::new(states.complaints.clone(), states.conditions.clone());
+    let status = StatusHandle::new(states.malformed_inputs.clone(), states.conditions.clone());
     status.update(|status| {
         status.node.clone_from(&options.node_name);
         status.started_at = Some(ctx.clock.now());
         status::describe(status, &features, &options.settings);
     });
-    states.complaints.register(
+    states.malformed_inputs.register(
         &ctx.metrics,
         &options.node_name,
         metrics.bad_input().clone(),
@@ -327,7 +327,7 @@ fn announce(features: &KernelFeatures, options: &Options) {
         );
     }
     let needs = Needs::default();
-    for row in table::collector_rows(&options.settings, needs, Memory::default(), |_| None) {
+    for row in table::collector_rows(&options.settings, needs, MemoryPolicy::default(), |_| None) {
         tracing::debug!(
             collector = row.name,
             state = ?row.state,
@@ -370,7 +370,7 @@ fn watch_cluster(
         let last = to.node.load_full();
         let info = node.map(|node| {
             let (info, malformed) = NodeInfo::read(node, last.as_deref());
-            to.complaints
+            to.malformed_inputs
                 .replace(&format!("Node {}", info.name), malformed);
             info
         });
@@ -384,7 +384,7 @@ fn watch_cluster(
         let last = to.slo.load_full();
         let (slo, malformed) =
             slo.map_or_else(Default::default, |slo| Slo::read(&slo.spec, Some(&last)));
-        to.complaints.replace("NodeSLO", malformed);
+        to.malformed_inputs.replace("NodeSLO", malformed);
         to.slo.store(Arc::new(slo));
     }));
     if options.pods == PodSource::ApiServer {
@@ -401,9 +401,9 @@ fn watch_cluster(
     let to = states.clone();
     let read = move |object: Option<&RawNodeMetric>| {
         let last = to.policy.load_full();
-        let policy = object.map(|object| Policy::read(&object.spec, last.as_deref()));
+        let policy = object.map(|object| MetricPolicy::read(&object.spec, last.as_deref()));
         let (policy, malformed) = policy.unzip();
-        to.complaints
+        to.malformed_inputs
             .replace("NodeMetric", malformed.unwrap_or_default());
         to.policy.store(policy.map(Arc::new));
     };
@@ -427,7 +427,7 @@ fn follow_topology(
         let last = to.topology.load_full();
         let info = object.map(|object| TopologyInfo::read(object, last.as_deref()));
         let (info, malformed) = info.unzip();
-        to.complaints
+        to.malformed_inputs
             .replace("NodeResourceTopology", malformed.unwrap_or_default());
         if let Some(info) = &info {
             pools.topology(info, each_cpu);
@@ -459,7 +459,7 @@ async fn follow_pods(mut pods: Informer<Pod>, layout: Layout, states: Arc<States
                 None => return,
             },
             // The cgroup layout has changed.
-            () = states.resync_wanted() => {}
+            () = states.resync_requested() => {}
         }
         while let Ok(change) = pods.changes.try_recv() {
             synced |= matches!(change, Change::Synced);
@@ -671,7 +671,7 @@ impl NodeMetricReporter {
         }
     }
 
-    async fn report(&self, policy: Policy) {
+    async fn report(&self, policy: MetricPolicy) {
         let (reply, answer) = oneshot::channel();
         if self
             .requests

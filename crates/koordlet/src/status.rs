@@ -12,7 +12,7 @@ use crate::conditions::Conditions;
 use crate::gates::{self, Effect};
 use crate::qos;
 use crate::settings::Settings;
-use crate::states::{Complaints, Layout};
+use crate::states::{Layout, MalformedInputs};
 use axum::routing::get;
 use axum::{Json, Router};
 use jiff::Timestamp;
@@ -155,16 +155,16 @@ pub struct StatusHandle {
     status: Arc<Mutex<Status>>,
     /// Kernel errors, by strategy.
     errors: Arc<Mutex<Vec<(&'static str, String)>>>,
-    complaints: Complaints,
+    malformed_inputs: MalformedInputs,
     conditions: Conditions,
 }
 
 impl StatusHandle {
-    /// Creates a handle that also shows `complaints` and `conditions`.
+    /// Creates a handle that also shows `malformed_inputs` and `conditions`.
     #[must_use]
-    pub fn new(complaints: Complaints, conditions: Conditions) -> Self {
+    pub fn new(malformed_inputs: MalformedInputs, conditions: Conditions) -> Self {
         Self {
-            complaints,
+            malformed_inputs,
             conditions,
             ..Self::default()
         }
@@ -185,7 +185,7 @@ impl StatusHandle {
     pub fn get(&self) -> Status {
         let mut status = self.status.lock().clone();
         fail(&mut status, &self.errors.lock());
-        complain(&mut status, &self.complaints);
+        list_malformed(&mut status, &self.malformed_inputs);
         let active = self.conditions.active().into_iter();
         let active = active.map(|(condition, object, message)| Condition {
             condition: condition.name().to_owned(),
@@ -282,8 +282,8 @@ pub fn describe(status: &mut Status, features: &KernelFeatures, settings: &Setti
 }
 
 /// Lists the invalid input that is still present.
-fn complain(status: &mut Status, complaints: &Complaints) {
-    let standing = complaints.standing();
+fn list_malformed(status: &mut Status, malformed_inputs: &MalformedInputs) {
+    let standing = malformed_inputs.current();
     let each = standing.into_iter().flat_map(|(object, all)| {
         all.into_iter().map(move |problem| Malformed {
             object: object.clone(),

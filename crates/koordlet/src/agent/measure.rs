@@ -16,7 +16,7 @@ use crate::health::{self, State};
 use crate::metrics::Metrics;
 use crate::qos::{MachineFacts, PodView, guard};
 use crate::settings::Settings;
-use crate::states::metric_policy::Memory;
+use crate::states::metric_policy::MemoryPolicy;
 use crate::states::slo::HostApp;
 use crate::states::{Layout, PodInfo};
 use crate::store::{Metric, SeriesSubject, Store};
@@ -57,7 +57,7 @@ pub(crate) struct Measure {
     /// Cgroup of the BE class.
     pub(crate) batch: CgroupPath,
     /// Memory figure that the NodeMetric's policy requests.
-    pub(crate) memory: Memory,
+    pub(crate) memory: MemoryPolicy,
     /// True if memory with page cache is stored whatever the policy requests.
     always_page_cache: bool,
     root: Root,
@@ -120,7 +120,7 @@ impl Measure {
                 ..MachineFacts::default()
             },
             batch: settings.layout.qos(KubeQos::BestEffort)?,
-            memory: Memory::default(),
+            memory: MemoryPolicy::default(),
             always_page_cache: settings.collectors.page_cache,
             pressure: Pressure::new(root.clone(), Limits::default()),
             work: WorkMeter::new(root.clone(), settings.collectors.packets),
@@ -250,7 +250,7 @@ impl Measure {
     /// Runs the collectors of the loop that are due and have demand, in the order of the table.
     pub(crate) fn collect(&mut self, now: TickTime, needs: Needs) {
         self.ticks += 1;
-        let page_cache = self.always_page_cache || self.memory == Memory::WithPageCache;
+        let page_cache = self.always_page_cache || self.memory == MemoryPolicy::WithPageCache;
         let mut ctx = CollectCtx {
             now,
             tick: self.ticks,

@@ -16,7 +16,7 @@ mod weights;
 use super::*;
 use crate::gates::Gate;
 use crate::predict;
-use crate::states::metric_policy::Policy;
+use crate::states::metric_policy::MetricPolicy;
 use crate::states::topology::CpuManager;
 use crate::states::{Driver, TopologyInfo};
 use crate::states::{Layout, Slo};
@@ -122,7 +122,9 @@ impl Rig {
                 "allocatable": {"cpu": "4", "memory": "16Gi"}}
         }))
         .unwrap();
-        self.states.node.store(Some(Arc::new(NodeInfo::of(&node))));
+        self.states
+            .node
+            .store(Some(Arc::new(NodeInfo::from_node(&node))));
     }
 
     fn pods(&self, pods: Vec<Pod>) {
@@ -132,7 +134,7 @@ impl Rig {
 
     fn slo(&self, value: serde_json::Value) {
         let spec: NodeSLOSpec = serde_json::from_value(value).unwrap();
-        self.states.slo.store(Arc::new(Slo::of(&spec)));
+        self.states.slo.store(Arc::new(Slo::from_spec(&spec)));
     }
 
     fn suppress(&self, mode: &str) {
@@ -254,7 +256,7 @@ fn a_report_has_the_published_shape() {
     let now = rig.now();
     let status = rig
         .agent
-        .report(&Policy::default(), now.ms(), now.wall)
+        .report(&MetricPolicy::default(), now.ms(), now.wall)
         .unwrap();
     let value = serde_json::to_value(&status).unwrap();
     assert_eq!(
@@ -297,14 +299,14 @@ fn there_is_no_report_before_there_are_samples() {
     let now = rig.now();
     assert!(
         rig.agent
-            .report(&Policy::default(), now.ms(), now.wall)
+            .report(&MetricPolicy::default(), now.ms(), now.wall)
             .is_none()
     );
     rig.step(BUSY);
     let now = rig.now();
     assert!(
         rig.agent
-            .report(&Policy::default(), now.ms(), now.wall)
+            .report(&MetricPolicy::default(), now.ms(), now.wall)
             .is_none(),
         "rates need two"
     );

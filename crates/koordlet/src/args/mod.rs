@@ -19,7 +19,7 @@ use crate::predict;
 use crate::runtime;
 use crate::settings::{Collectors, Settings};
 use crate::states::kubelet::{Kubelet, kubelet_trust};
-use crate::states::slo::{SuppressMode, UnknownMode};
+use crate::states::slo::{SuppressMode, UnknownSuppressMode};
 use clap::Parser;
 use koord_app::flags;
 use koord_host::{CgroupPath, HostError, Root};
@@ -126,7 +126,7 @@ pub enum ArgsError {
     Gates(#[from] GateError),
     /// `--cpu-suppress-mode`.
     #[error(transparent)]
-    Mode(#[from] UnknownMode),
+    Mode(#[from] UnknownSuppressMode),
     /// `--eviction-mode`.
     #[error(transparent)]
     Eviction(#[from] evictor::UnknownEvictionMode),

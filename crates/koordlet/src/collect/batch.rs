@@ -92,7 +92,7 @@ mod tests {
                 "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}},
                 "spec": {"containers": [{"name": "c", "resources":
                     {"requests": {"kubernetes.io/batch-cpu": milli}}}]}});
-            PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap()
+            PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap()
         };
         let pods = [
             pod("BE", "1500"),

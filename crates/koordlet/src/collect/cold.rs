@@ -178,7 +178,7 @@ mod tests {
             .unwrap();
         let pod = json!({"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]},
             "status": {"phase": "Running"}});
-        let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+        let pod = PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
         tree.group(pod.cgroup.as_str()).unwrap();
         let memory = "sys/fs/cgroup/memory";
         tree.put(&format!("{memory}/{FILE}"), &stats(1000)).unwrap();

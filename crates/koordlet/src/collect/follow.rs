@@ -135,7 +135,7 @@ mod tests {
                     "containerID": format!("koord://{name}c"), "image": "", "imageID": "",
                     "ready": true, "restartCount": 0}]}
             }));
-            PodInfo::of(&pod.unwrap(), &layout).unwrap()
+            PodInfo::from_pod(&pod.unwrap(), &layout).unwrap()
         };
         Some(Arc::new(names.iter().map(pod).collect()))
     }

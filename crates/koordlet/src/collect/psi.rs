@@ -116,7 +116,7 @@ mod tests {
                 "containerID": "koord://c1", "image": "", "imageID": "", "ready": true,
                 "restartCount": 0}]}});
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+        let pod = PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
         let states = States::default();
         states.pods.store(Some(Arc::new(vec![pod])));
         Arc::new(states)

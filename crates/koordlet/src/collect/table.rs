@@ -15,7 +15,7 @@ use super::slow::{self, Job, SlowJobContext};
 use crate::gates::Gate;
 use crate::health::{self, State};
 use crate::settings::Settings;
-use crate::states::metric_policy::Memory;
+use crate::states::metric_policy::MemoryPolicy;
 use koord_host::Root;
 use koord_host::topology::CpuTopology;
 
@@ -27,7 +27,7 @@ pub enum Demand {
     /// An active strategy that needs the samples.
     Strategies(fn(&Needs) -> bool),
     /// The NodeMetric's memory policy.
-    Policy(Memory),
+    Policy(MemoryPolicy),
     /// Metrics or a strategy behind this feature gate.
     Gate(Gate),
 }
@@ -137,7 +137,7 @@ pub const COLLECTORS: &[CollectorSpec] = &[
         lane: Lane::Along("pods"),
         every_ms: tick,
         turns: GROUPS,
-        demand: Demand::Policy(Memory::WithPageCache),
+        demand: Demand::Policy(MemoryPolicy::WithPageCache),
         source: "memory.stat",
     },
     CollectorSpec {
@@ -264,7 +264,7 @@ pub fn slow_jobs(parts: &SlowJobContext<'_>) -> Vec<Box<dyn Job>> {
 pub fn collector_rows(
     settings: &Settings,
     needs: Needs,
-    memory: Memory,
+    memory: MemoryPolicy,
     failure: impl Fn(&str) -> Option<(State, String)>,
 ) -> Vec<health::Collector> {
     let rows = COLLECTORS.iter().map(|row| {
@@ -307,7 +307,7 @@ mod tests {
             let rows = collector_rows(&settings, needs, memory, failure);
             move |name: &str| rows.iter().find(|row| row.name == name).unwrap().clone()
         };
-        let quiet = state(Needs::default(), Memory::default());
+        let quiet = state(Needs::default(), MemoryPolicy::default());
         assert_eq!(quiet("node").state, State::Active);
         assert_eq!(quiet("pressure").state, State::Idle);
         assert_eq!(quiet("containers").state, State::Idle);
@@ -327,7 +327,7 @@ mod tests {
             throttling: true,
             ..Needs::default()
         };
-        let busy = state(needs, Memory::WithPageCache);
+        let busy = state(needs, MemoryPolicy::WithPageCache);
         for name in ["containers", "throttling", "page cache"] {
             assert_eq!(busy(name).state, State::Active, "{name}");
         }

@@ -248,7 +248,7 @@ fn running_pod(rig: &Rig, tree: &Tree) -> (Child, Vec<PathBuf>) {
             {"name": "main", "containerID": "containerd://c1", "image": "", "imageID": "",
              "ready": true, "restartCount": 0}]}});
     let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-    let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+    let pod = PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
     rig.states.pods.store(Some(Arc::new(vec![pod])));
     (child, files)
 }

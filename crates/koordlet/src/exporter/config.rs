@@ -72,7 +72,8 @@ impl ConfigSource {
                 let api: Api<Node> = Api::all(api.clone());
                 let found = api.get(node).await;
                 let found = found.map_err(|error| format!("Node {node}: {error}"))?;
-                let server = url_of(kubelet, &NodeInfo::of(&found)).map_err(|e| e.to_string())?;
+                let server =
+                    url_of(kubelet, &NodeInfo::from_node(&found)).map_err(|e| e.to_string())?;
                 let token = Some(Path::new(TOKEN)).filter(|path| path.exists());
                 configz(&server, "/configz", token, &kubelet.trust).await
             }

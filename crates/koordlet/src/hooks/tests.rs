@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub(crate) fn pod(object: Value) -> PodInfo {
     let pod: Pod = serde_json::from_value(object).unwrap();
     let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-    PodInfo::of(&pod, &layout).unwrap()
+    PodInfo::from_pod(&pod, &layout).unwrap()
 }
 
 /// Sources of a node's rules, as API values.
@@ -139,7 +139,7 @@ impl Node {
         assert_eq!(malformed, []);
         let sources = Sources {
             slo: &slo,
-            node: Some(&NodeInfo::of(&node)),
+            node: Some(&NodeInfo::from_node(&node)),
             topology: topology.as_ref(),
             settings: &self.settings,
             batch_quotas_lifted: self.quotas_lifted,

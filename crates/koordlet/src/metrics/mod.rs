@@ -9,7 +9,7 @@ mod tests;
 use crate::predict::{Estimate, Reclaimable};
 use crate::states::kubelet::KubeletMetrics;
 use crate::states::malformed::BadInput;
-use crate::states::slo::Policy;
+use crate::states::slo::SuppressPolicy;
 use crate::states::{ContainerInfo, NodeInfo, PodInfo};
 use koord_app::metrics::{Expiring, ExpiringGauges, Vector};
 use koord_host::CpuSet;
@@ -416,15 +416,15 @@ impl Metrics {
     /// Records the limit and usage of batch work in milli-cores, and the cap in percent.
     pub fn suppression(
         &self,
-        by: Policy,
+        by: SuppressPolicy,
         limit: Option<i64>,
         cap: Option<i64>,
         services: i64,
         batch: i64,
     ) {
         let policy = match policy {
-            Policy::Cpuset => "cpuset",
-            Policy::CfsQuota => "cfsQuota",
+            SuppressPolicy::Cpuset => "cpuset",
+            SuppressPolicy::CfsQuota => "cfsQuota",
         };
         if let Some(limit) = limit {
             self.set(&self.0.suppress, &[policy], limit as f64 / 1000.0);

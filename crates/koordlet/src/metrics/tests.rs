@@ -81,7 +81,7 @@ fn record(metrics: &Metrics) {
     }
     metrics.evicted("shop", "cart", "evicted");
     metrics.node_used(Some(1500.0), Some(1024.0));
-    metrics.suppression(Policy::CfsQuota, Some(700), None, 400, 300);
+    metrics.suppression(SuppressPolicy::CfsQuota, Some(700), None, 400, 300);
     metrics.guard_event("CPU cap", "Tried");
     metrics.bursts(vec![Burst {
         container: container(),

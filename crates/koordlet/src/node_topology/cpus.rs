@@ -61,7 +61,7 @@ pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<C
 
 /// Returns the reservation of the Node, with the CPUs that it comes to.
 pub(super) fn reservation(topology: &Topology, node: &NodeInfo) -> (NodeReservation, CpuSet) {
-    let mut said = node.reservation.said.clone();
+    let mut said = node.reservation.annotation.clone();
     let cpus = if said.reserved_cpus.is_empty() {
         let cpu = said.resources.get(resources::CPU);
         let milli = cpu.map_or(0, koord_api::Quantity::milli_value);

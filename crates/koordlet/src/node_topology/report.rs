@@ -66,7 +66,7 @@ impl Reporter {
     /// What stands in the way of a report is told to `warnings`.
     pub(crate) fn new(parts: Parts, warnings: Warnings) -> Self {
         Self {
-            troubles: Troubles::new(parts.states.complaints.clone(), warnings),
+            troubles: Troubles::new(parts.states.malformed_inputs.clone(), warnings),
             parts,
             machine: None,
             found: None,
@@ -209,7 +209,7 @@ impl Reporter {
         });
         let report = report.map_err(|error| Trouble::Facts { error, state })?;
         if self.found.as_ref() != Some(&report) {
-            let complaints = &self.parts.states.complaints;
+            let complaints = &self.parts.states.malformed_inputs;
             complaints.replace("NodeResourceTopology", report.malformed.clone());
             self.publish(report.read());
             self.said = None;

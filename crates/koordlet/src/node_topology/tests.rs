@@ -56,7 +56,7 @@ fn node(value: Value) -> NodeInfo {
     let mut object: Node = serde_json::from_value(value).unwrap();
     object.metadata.name = Some("test".to_owned());
     object.metadata.uid = Some("node-uid".to_owned());
-    NodeInfo::of(&object)
+    NodeInfo::from_node(&object)
 }
 
 fn pod(name: &str, uid: &str, qos: &str, cpus: &str) -> PodInfo {
@@ -76,7 +76,7 @@ fn pod(name: &str, uid: &str, qos: &str, cpus: &str) -> PodInfo {
         "status": {"phase": "Running"}}))
     .unwrap();
     let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-    PodInfo::of(&object, &layout).unwrap()
+    PodInfo::from_pod(&object, &layout).unwrap()
 }
 
 fn kubelet(config: Value) -> Config {

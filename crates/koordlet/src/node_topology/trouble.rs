@@ -3,7 +3,7 @@
 use super::cpus::STATE_FILE;
 use super::facts::FactsError;
 use crate::node_events::Warnings;
-use crate::states::{Complaints, Malformed};
+use crate::states::{Malformed, MalformedInputs};
 use koord_host::HostError;
 use koord_kube::events::Severity;
 use std::path::PathBuf;
@@ -82,13 +82,13 @@ struct Standing {
 /// Tells what stands in the way: the log at once, the complaints where input is to blame, the node's
 /// events if it goes on.
 pub(super) struct Troubles {
-    complaints: Complaints,
+    complaints: MalformedInputs,
     warnings: Warnings,
     standing: Option<Standing>,
 }
 
 impl Troubles {
-    pub(super) fn new(complaints: Complaints, warnings: Warnings) -> Self {
+    pub(super) fn new(complaints: MalformedInputs, warnings: Warnings) -> Self {
         Self {
             complaints,
             warnings,
@@ -101,7 +101,7 @@ impl Troubles {
         let Err(trouble) = outcome else {
             if let Some(was) = self.standing.take() {
                 tracing::info!(was = was.text, "NodeResourceTopology is reported again");
-                self.complaints.replace(OBJECT, Vec::new());
+                self.malformed_inputs.replace(OBJECT, Vec::new());
             }
             return;
         };
@@ -110,7 +110,7 @@ impl Troubles {
         if self.standing.as_ref().is_none_or(|was| was.text != text) {
             tracing::warn!(problem = text, "NodeResourceTopology is not reported");
             let malformed = trouble.malformed().into_iter().collect();
-            self.complaints.replace(OBJECT, malformed);
+            self.malformed_inputs.replace(OBJECT, malformed);
             self.standing = Some(Standing {
                 text,
                 since: since.unwrap_or_else(Instant::now),

@@ -24,7 +24,7 @@ fn pod(name: &str, age_hours: i64) -> PodInfo {
         "status": {"phase": "Running"}
     }))
     .unwrap();
-    PodInfo::of(&pod, &Groups::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
+    PodInfo::from_pod(&pod, &Groups::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
 }
 
 #[test]

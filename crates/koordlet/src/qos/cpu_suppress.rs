@@ -23,7 +23,7 @@ use crate::claims::{Claim, Classes, Level};
 use crate::qos::Write;
 use crate::qos::guard::LeverTargets;
 use crate::states::Slo;
-use crate::states::slo::{Policy, SuppressMode};
+use crate::states::slo::{SuppressMode, SuppressPolicy};
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, CpuSet, Resource, TargetKind};
 use koord_model::suppress::{
@@ -70,7 +70,7 @@ pub struct Input<'a> {
     /// Mode in force.
     pub mode: SuppressMode,
     /// File that limits in upstream mode.
-    pub policy: Policy,
+    pub policy: SuppressPolicy,
     /// The node's CPU, in milli-cores.
     pub capacity: i64,
     /// CPU reserved for the system, in milli-cores.
@@ -113,7 +113,7 @@ pub struct SuppressPlan {
     /// CPU that batch work may use, in milli-cores; `None` without a limit.
     pub limit: Option<i64>,
     /// File that has the limit.
-    pub by: Policy,
+    pub by: SuppressPolicy,
     /// Cap in percent of the node; `None` without a cap.
     pub cap: Option<i64>,
 }
@@ -170,7 +170,7 @@ impl CpuSuppress {
         match (input.mode, input.policy) {
             (SuppressMode::Pressure, _) => {
                 outcome.cap = input.guard.cap;
-                outcome.by = Policy::CfsQuota;
+                outcome.by = SuppressPolicy::CfsQuota;
                 outcome.writes.push(write(
                     input,
                     class.group,
@@ -187,12 +187,12 @@ impl CpuSuppress {
                     None => self.recover_cpuset(input, class, &mut outcome),
                 }
             }
-            (SuppressMode::Upstream, Policy::CfsQuota) => {
+            (SuppressMode::Upstream, SuppressPolicy::CfsQuota) => {
                 outcome.cap = Some(input.slo.suppress_percent);
                 self.limit_by_quota(input, class, input.slo.suppress_percent, &mut outcome);
                 self.recover_cpuset(input, class, &mut outcome);
             }
-            (SuppressMode::Upstream, Policy::Cpuset) => {
+            (SuppressMode::Upstream, SuppressPolicy::Cpuset) => {
                 outcome.cap = Some(input.slo.suppress_percent);
                 self.limit_by_cpuset(input, class, &mut outcome);
                 self.recover_quota(input, class, &mut outcome, "the limit is a CPU set");
@@ -227,7 +227,7 @@ impl CpuSuppress {
             return;
         };
         outcome.limit = Some(budget);
-        outcome.by = Policy::CfsQuota;
+        outcome.by = SuppressPolicy::CfsQuota;
         let first = self.quota != LimiterState::Active || class.quota < 0;
         self.quota = LimiterState::Active;
         let guarded = input.mode == SuppressMode::Pressure;
@@ -319,7 +319,7 @@ impl CpuSuppress {
             return;
         };
         outcome.limit = Some(budget);
-        outcome.by = Policy::Cpuset;
+        outcome.by = SuppressPolicy::Cpuset;
         let Some(current) = class.cpuset else { return };
         self.cpuset = LimiterState::Active;
         let candidates: Vec<Processor> = input

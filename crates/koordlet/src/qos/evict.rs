@@ -350,7 +350,7 @@ mod tests {
     fn requested(labels: &Value, spec: &Value, dimension: Dimension) -> (&'static str, i64) {
         let pod = json!({"metadata": {"uid": "u", "labels": labels}, "spec": spec});
         let layout = Layout::new(Driver::Cgroupfs, CgroupPath::root());
-        let info = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+        let info = PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
         let (cpu, memory) = request(&info);
         let amount = match dimension {
             Dimension::Cpu => cpu,

@@ -42,20 +42,20 @@ impl PluginConflicts {
         self.reported.retain(|_, seen| now - *seen < REPEAT_AFTER);
         let mut containers = 0;
         for pod in pods {
-            let Some(contested) = &pod.contested else {
+            let Some(conflict) = &pod.conflict else {
                 continue;
             };
-            let other = match &contested.plugins {
+            let other = match &conflict.plugins {
                 [own, other] | [other, own] if *own == self.own => other,
                 _ => continue,
             };
             containers += 1;
-            let key = (other.clone(), contested.field.clone());
+            let key = (other.clone(), conflict.field.clone());
             if self.reported.insert(key, now).is_some() {
                 continue;
             }
-            let container = format!("{} of {}/{}", contested.container, pod.namespace, pod.name);
-            let (field, own) = (contested.field.as_str(), self.own.as_str());
+            let container = format!("{} of {}/{}", conflict.container, pod.namespace, pod.name);
+            let (field, own) = (conflict.field.as_str(), self.own.as_str());
             let plugins = if other == own {
                 format!("two plugins with the name {own:?} of koordlet are connected")
             } else {

@@ -524,11 +524,11 @@ async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
     assert_eq!(error, want);
 
     // It is listed when the list is asked for, as a kubelet's is.
-    let _ = rig.ctx.states.resync_wanted().now_or_never();
+    let _ = rig.ctx.states.resync_requested().now_or_never();
     let plugin = rig.plugin(Policy::Fail);
     let (waits, here) = (pod.clone(), request.clone());
     let reply = tokio::task::spawn_blocking(move || plugin.create(&waits, &here));
-    rig.ctx.states.resync_wanted().await;
+    rig.ctx.states.resync_requested().await;
     rig.listed(json!([rdma_object()]));
     assert_eq!(devices(&reply.await.unwrap().unwrap()), FILES);
 
@@ -669,7 +669,7 @@ fn synchronize_sets_only_missing_values() {
     };
     assert_eq!(plugin.synchronize(&[batch_pod()], &[nobodys]), []);
     // Whoever reads the list of pods does so now: some may have gone meanwhile.
-    let resync = || rig.ctx.states.resync_wanted().now_or_never();
+    let resync = || rig.ctx.states.resync_requested().now_or_never();
     assert_eq!((resync(), resync()), (Some(()), None));
 }
 

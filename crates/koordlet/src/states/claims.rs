@@ -15,9 +15,9 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Between two rounds.
-const EVERY: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(5);
 /// How long one look-up may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Claims by namespace and name, with their volume; `None` while a claim has none.
 pub type Claims = BTreeMap<(String, String), Option<String>>;
@@ -27,8 +27,8 @@ pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: Cancel
     let mut log = LogOnChange::default();
     let rounds = async {
         loop {
-            round(&states, &client, &mut log).await;
-            sleep(EVERY).await;
+            update_claims(&states, &client, &mut log).await;
+            sleep(INTERVAL).await;
         }
     };
     tokio::select! {
@@ -38,21 +38,25 @@ pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: Cancel
 }
 
 /// Looks up what is wanted and not bound yet. What could not be looked up is left out.
-async fn round(states: &States, client: &Client, log: &mut LogOnChange) {
+async fn update_claims(states: &States, client: &Client, log: &mut LogOnChange) {
     let pods = states.pods.load_full();
-    let known = states.claims.load_full();
+    let last = states.claims.load_full();
     let mut claims = Claims::new();
     let mut failed = None;
-    for key in pods.iter().flat_map(|pods| pods.iter()).flat_map(wanted) {
+    for key in pods
+        .iter()
+        .flat_map(|pods| pods.iter())
+        .flat_map(volume_claims)
+    {
         if claims.contains_key(&key) {
             continue;
         }
-        if let Some(bound @ Some(_)) = known.get(&key) {
+        if let Some(bound @ Some(_)) = last.get(&key) {
             claims.insert(key, bound.clone());
             continue;
         }
         let api: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &key.0);
-        let volume = match timeout(PATIENCE, api.get(&key.1)).await {
+        let volume = match timeout(LOOKUP_TIMEOUT, api.get(&key.1)).await {
             Ok(Ok(claim)) => claim.spec.and_then(|spec| spec.volume_name),
             Ok(Err(error)) if patch::is_not_found(&error) => None,
             Ok(Err(error)) => {
@@ -70,13 +74,13 @@ async fn round(states: &States, client: &Client, log: &mut LogOnChange) {
         Some(error) => log.log_failure("claims", &error),
         None => log.clear("claims"),
     }
-    if *known != claims {
+    if *last != claims {
         states.claims.store(Arc::new(claims));
     }
 }
 
 /// Returns the claims that the pod's block I/O settings speak of.
-fn wanted(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
+fn volume_claims(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
     let sources = pod.notes().volumes.values();
     sources.filter_map(|source| match source {
         VolumeSource::Claim(name) => Some((pod.namespace.clone(), name.clone())),
@@ -136,8 +140,8 @@ mod tests {
         let states = States::default();
         let mut log = LogOnChange::default();
         pods(&states, &["a", "b", "c"]);
-        round(&states, &client, &mut log).await;
-        let found = |states: &States| -> Vec<(String, Option<String>)> {
+        update_claims(&states, &client, &mut log).await;
+        let claims = |states: &States| -> Vec<(String, Option<String>)> {
             let claims = states.claims.load_full();
             let each = claims
                 .iter()
@@ -146,19 +150,19 @@ mod tests {
         };
         let bound = |name: &str, volume: Option<&str>| (name.to_owned(), volume.map(str::to_owned));
         let none = [bound("a", Some("pv-1")), bound("b", None), bound("c", None)];
-        assert_eq!(found(&states), none);
+        assert_eq!(claims(&states), none);
         create("c", Some("pv-3")).await;
-        round(&states, &client, &mut log).await;
+        update_claims(&states, &client, &mut log).await;
         let all = [
             bound("a", Some("pv-1")),
             bound("b", None),
             bound("c", Some("pv-3")),
         ];
-        assert_eq!(found(&states), all);
+        assert_eq!(claims(&states), all);
         // Nobody asks any more.
         pods(&states, &["a"]);
-        round(&states, &client, &mut log).await;
-        assert_eq!(found(&states), all[..1]);
+        update_claims(&states, &client, &mut log).await;
+        assert_eq!(claims(&states), all[..1]);
         assert_eq!(log.text("claims"), None);
     }
 }

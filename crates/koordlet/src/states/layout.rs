@@ -3,8 +3,8 @@
 mod find;
 mod locate;
 
-pub(crate) use find::Finder;
-pub use find::{Found, Source, Words};
+pub(crate) use find::LayoutFinder;
+pub use find::{CgroupHint, DetectedLayout, Source};
 pub(crate) use locate::{Located, Locator};
 
 use super::slo::HostApp;
@@ -229,13 +229,13 @@ impl Layout {
             .iter()
             .find_map(|prefix| name.strip_prefix(prefix))
             .unwrap_or(name);
-        let known = match self.driver {
+        let matches_driver = match self.driver {
             Driver::Systemd => dir.len() > name.len() && hash.len() < name.len(),
             Driver::Cgroupfs => dir == name,
         };
         // The process that watches a container of CRI-O or podman has a cgroup of its own.
         let is_monitor = hash.starts_with("conmon-");
-        (known && !hash.is_empty() && !is_monitor).then_some(hash)
+        (matches_driver && !hash.is_empty() && !is_monitor).then_some(hash)
     }
 
     /// Returns the group of the pod's sandbox: the only one of its `children` that is none of its known
@@ -246,12 +246,12 @@ impl Layout {
         children: impl IntoIterator<Item = &'a CgroupPath>,
         known: impl Fn(&str) -> bool,
     ) -> Option<&'a CgroupPath> {
-        let mut others = children.into_iter().filter(|group| {
+        let mut sandboxes = children.into_iter().filter(|group| {
             let hash = self.container_hash(group.name());
             hash.is_some_and(|hash| !known(hash))
         });
-        let sandbox = others.next()?;
-        others.next().is_none().then_some(sandbox)
+        let sandbox = sandboxes.next()?;
+        sandboxes.next().is_none().then_some(sandbox)
     }
 
     /// Returns the group of a host application: what it says, else below `host-latency-sensitive` or

@@ -14,14 +14,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Between two looks where the kernel tells nothing.
-const POLL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Between two looks for directories that are not watched yet.
-const LOOK: Duration = Duration::from_secs(10);
+const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// When pods are read again after something came: the kubelet learns of it from the runtime, and
 /// only then lists the new container's id.
-const AGAIN: [Duration; 3] = [
+const RESYNC_DELAYS: [Duration; 3] = [
     Duration::from_millis(300),
     Duration::from_secs(1),
     Duration::from_millis(2500),
@@ -37,7 +37,7 @@ pub(crate) async fn watch(
     states: Arc<States>,
     shutdown: CancellationToken,
 ) {
-    let groups = Groups {
+    let groups = PodGroups {
         root,
         setting,
         states,
@@ -66,13 +66,13 @@ fn registered(watch: Watch) -> std::io::Result<AsyncFd<Watch>> {
 }
 
 /// The groups of pods on this machine.
-pub(super) struct Groups {
+pub(super) struct PodGroups {
     pub(super) root: Root,
     pub(super) setting: Layout,
     pub(super) states: Arc<States>,
 }
 
-impl Groups {
+impl PodGroups {
     /// Returns the directory of a group in one tree of the kubelet's.
     fn dir(&self, group: &CgroupPath) -> Option<PathBuf> {
         self.root.cgroup(group).dir(Controller::Cpu)
@@ -118,43 +118,48 @@ impl Groups {
     }
 
     async fn follow(&self, mut watch: AsyncFd<Watch>) {
-        let mut again: Vec<Instant> = Vec::new();
+        let mut resyncs: Vec<Instant> = Vec::new();
         let mut layout = self.states.layout_or(&self.setting);
         let mut is_there = self.extend(watch.get_mut());
         if is_there {
             // For what came before anybody watched.
             self.states.resync_pods();
         }
-        let mut look_at = Instant::now();
+        let mut last_check = Instant::now();
         loop {
             // Before the first pod the kubelet's group itself is waited for.
-            let next_look = look_at + if is_there { LOOK } else { POLL };
-            let next = again.iter().min().copied().unwrap_or(next_look);
+            let next_check = last_check
+                + if is_there {
+                    WATCH_INTERVAL
+                } else {
+                    POLL_INTERVAL
+                };
+            let next = resyncs.iter().min().copied().unwrap_or(next_check);
             tokio::select! {
                 ready = watch.readable_mut() => {
                     let Ok(mut ready) = ready else { return self.poll("inotify").await };
                     let changes = ready.get_inner_mut().changes();
                     ready.clear_ready();
-                    let came = match changes {
-                        Ok(changes) => self.came(&layout, &changes),
+                    let has_new = match changes {
+                        Ok(changes) => self.has_new_group(&layout, &changes),
                         Err(error) => return self.poll(&error.to_string()).await,
                     };
-                    if came {
+                    if has_new {
                         is_there |= self.extend(watch.get_mut());
                         self.states.resync_pods();
                         let now = Instant::now();
-                        again = AGAIN.map(|after| now + after).to_vec();
+                        resyncs = RESYNC_DELAYS.map(|after| now + after).to_vec();
                     }
                 }
-                () = sleep_until(next.min(next_look)) => {
+                () = sleep_until(next.min(next_check)) => {
                     let now = Instant::now();
-                    let due = again.len();
-                    again.retain(|at| *at > now);
-                    if again.len() < due {
+                    let due = resyncs.len();
+                    resyncs.retain(|at| *at > now);
+                    if resyncs.len() < due {
                         self.states.resync_pods();
                     }
-                    if now >= next_look {
-                        look_at = now;
+                    if now >= next_check {
+                        last_check = now;
                         layout = self.states.layout_or(&self.setting);
                         let was_there = is_there;
                         is_there = self.extend(watch.get_mut());
@@ -168,7 +173,7 @@ impl Groups {
     }
 
     /// Returns whether a pod or a container may have come.
-    fn came(&self, layout: &Layout, changes: &[Change]) -> bool {
+    fn has_new_group(&self, layout: &Layout, changes: &[Change]) -> bool {
         changes.iter().any(|change| match change {
             Change::Lost => true,
             Change::Made { name, .. } => {
@@ -184,14 +189,14 @@ impl Groups {
             reason,
             "new pods are looked for every second: the kernel does not tell"
         );
-        let mut known = self.pods(&self.states.layout_or(&self.setting));
+        let mut before = self.pods(&self.states.layout_or(&self.setting));
         loop {
-            sleep(POLL).await;
+            sleep(POLL_INTERVAL).await;
             let now = self.pods(&self.states.layout_or(&self.setting));
-            if !now.is_subset(&known) {
+            if !now.is_subset(&before) {
                 self.states.resync_pods();
             }
-            known = now;
+            before = now;
         }
     }
 }
@@ -214,7 +219,7 @@ mod tests {
         fn start(tree: Tree, by_poll: bool) -> Self {
             let states = Arc::new(States::default());
             let shutdown = CancellationToken::new();
-            let groups = Groups {
+            let groups = PodGroups {
                 root: tree.root().clone(),
                 setting: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
                 states: states.clone(),
@@ -239,7 +244,7 @@ mod tests {
         }
 
         async fn wanted(&self) {
-            let wanted = self.states.resync_wanted();
+            let wanted = self.states.resync_requested();
             let limit = Duration::from_secs(60);
             timeout(limit, wanted)
                 .await
@@ -254,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_new_pod_or_container_is_told_at_once() {
+    async fn new_pod_or_container_resyncs_at_once() {
         for tree in [Tree::v2("0-1").unwrap(), Tree::hybrid("0-1").unwrap()] {
             let machine = Machine::start(tree, false);
             // The first of a node is found by looking for the kubelet's own group.
@@ -263,7 +268,7 @@ mod tests {
             // From here on the kernel tells.
             machine.tree.group("kubepods/burstable/podu2").unwrap();
             machine.wanted().await;
-            for _ in AGAIN {
+            for _ in RESYNC_DELAYS {
                 machine.wanted().await;
             }
             machine.tree.group("kubepods/burstable/podu1/c1").unwrap();
@@ -278,13 +283,13 @@ mod tests {
         let tree = Tree::hybrid("0-1").unwrap();
         tree.group("kubepods/besteffort/podold").unwrap();
         let machine = Machine::start(tree, true);
-        let quiet = machine.states.resync_wanted();
+        let quiet = machine.states.resync_requested();
         assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
         machine.tree.group("kubepods/podnew").unwrap();
         machine.wanted().await;
         let gone = CgroupPath::new("kubepods/podnew").unwrap();
         machine.tree.vanish(&gone).unwrap();
-        let quiet = machine.states.resync_wanted();
+        let quiet = machine.states.resync_requested();
         assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! What becomes of a list of pods while it is read, one pod after the other.
 
-use super::pod::settle_cpus;
+use super::pod::resolve_cpu_conflicts;
 use super::{Layout, PodInfo, States};
 use crate::conditions::Condition;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Pods by the text they were read from, so that a pod whose text is the same again need not be read
 /// again. Holds pods that said nothing malformed, of one layout.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct PodTextCache {
     /// With a key of this process: nobody can make two texts that look alike.
     hasher: RandomState,
     layout: Option<Arc<Layout>>,
@@ -31,7 +31,7 @@ pub(super) struct Listing<'a> {
     same: Vec<bool>,
     new: Vec<PodInfo>,
     /// Pods of this list by their text.
-    known: FxHashMap<u64, Box<str>>,
+    texts: FxHashMap<u64, Box<str>>,
     count: usize,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Listing<'a> {
             listed: vec![false; old.len()],
             same: vec![false; old.len()],
             new: Vec::new(),
-            known: FxHashMap::default(),
+            texts: FxHashMap::default(),
             count: 0,
         }
     }
@@ -57,25 +57,25 @@ impl<'a> Listing<'a> {
         self.add_read(pod);
     }
 
-    /// Adds a pod as JSON; reads it only where `known` does not know it.
+    /// Adds a pod as JSON; reads it only where `cache` does not know it.
     ///
     /// # Errors
     /// It is no pod.
-    pub(super) fn add_text(&mut self, text: &[u8], known: &Known) -> serde_json::Result<()> {
-        let hash = known.hasher.hash_one(text);
-        if known.layout.as_ref() == Some(&self.layout)
-            && let Some(uid) = known.by_text.get(&hash)
+    pub(super) fn add_text(&mut self, text: &[u8], cache: &PodTextCache) -> serde_json::Result<()> {
+        let hash = cache.hasher.hash_one(text);
+        if cache.layout.as_ref() == Some(&self.layout)
+            && let Some(uid) = cache.by_text.get(&hash)
             && let Some(at) = self.by_uid.get(&**uid).copied()
             && let (Some(listed), Some(same)) = (self.listed.get_mut(at), self.same.get_mut(at))
         {
             (*listed, *same) = (true, true);
-            self.known.insert(hash, uid.clone());
+            self.texts.insert(hash, uid.clone());
             self.count += 1;
             return Ok(());
         }
         let pod = serde_json::from_slice(text)?;
         if let Some(uid) = self.add_read(&pod) {
-            self.known.insert(hash, uid);
+            self.texts.insert(hash, uid);
         }
         Ok(())
     }
@@ -84,16 +84,18 @@ impl<'a> Listing<'a> {
     fn add_read(&mut self, pod: &Pod) -> Option<Box<str>> {
         self.count += 1;
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-        let at = self.by_uid.get(uid).copied();
-        let last = at.and_then(|at| self.old.get(at));
+        let index = self.by_uid.get(uid).copied();
+        let last = index.and_then(|index| self.old.get(index));
         let (mut info, mut malformed) = PodInfo::read(pod, &self.layout, last)?;
-        malformed.extend(info.without_unasked_devices(pod));
+        malformed.extend(info.remove_unrequested_devices(pod));
         let sound = malformed.is_empty().then(|| Box::from(uid));
-        self.states.complaints.replace(&name(&info), malformed);
-        if let Some(listed) = at.and_then(|at| self.listed.get_mut(at)) {
+        self.states
+            .malformed_inputs
+            .replace(&name(&info), malformed);
+        if let Some(listed) = index.and_then(|index| self.listed.get_mut(index)) {
             *listed = true;
         }
-        match at.and_then(|at| self.same.get_mut(at)) {
+        match index.and_then(|index| self.same.get_mut(index)) {
             Some(same) if last == Some(&info) => *same = true,
             _ => self.new.push(info),
         }
@@ -107,15 +109,15 @@ impl<'a> Listing<'a> {
 
     /// Returns whether the old pod `uid` is listed.
     pub(super) fn has(&self, uid: &str) -> bool {
-        let at = self.by_uid.get(uid);
-        at.and_then(|at| self.listed.get(*at)) == Some(&true)
+        let index = self.by_uid.get(uid);
+        index.and_then(|index| self.listed.get(*index)) == Some(&true)
     }
 
     /// Publishes the list. Pods that are known and not listed stay as they are where `keep` (asked
     /// with the UID) says so.
-    pub(super) fn publish(mut self, known: &mut Known, keep: impl Fn(&str) -> bool) {
-        known.layout = Some(self.layout.clone());
-        known.by_text = std::mem::take(&mut self.known);
+    pub(super) fn publish(mut self, cache: &mut PodTextCache, keep: impl Fn(&str) -> bool) {
+        cache.layout = Some(self.layout.clone());
+        cache.by_text = std::mem::take(&mut self.texts);
         let old = || self.old.iter().zip(&self.listed).zip(&self.same);
         let stays =
             |pod: &PodInfo, listed: bool, same: bool| same || (!listed && keep(pod.uid.as_str()));
@@ -123,8 +125,8 @@ impl<'a> Listing<'a> {
             let listed = old().filter(|((_, listed), _)| **listed);
             let names = listed.map(|((pod, _), _)| name(pod));
             let names: FxHashSet<String> = names.chain(self.new.iter().map(name)).collect();
-            let complaints = &self.states.complaints;
-            complaints.retain("Pod ", |name| names.contains(name));
+            let malformed_inputs = &self.states.malformed_inputs;
+            malformed_inputs.retain("Pod ", |name| names.contains(name));
         }
         let first = self.states.pods.load().is_none();
         if !first && self.new.is_empty() && old().all(|((pod, l), same)| stays(pod, *l, *same)) {
@@ -137,7 +139,7 @@ impl<'a> Listing<'a> {
         infos.shrink_to_fit();
         // Equal lists look equal.
         infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-        let conflicts = settle_cpus(&mut infos, self.old);
+        let conflicts = resolve_cpu_conflicts(&mut infos, self.old);
         let conditions = &self.states.conditions;
         conditions.replace(Condition::CpusConflict, &conflicts);
         // Pods that were refused CPUs are read with them each time.

@@ -76,18 +76,18 @@ impl BadInput {
 
 /// Every malformed input that stands now. Clones share the same list.
 #[derive(Debug, Clone, Default)]
-pub struct Complaints(Arc<Mutex<Inner>>);
+pub struct MalformedInputs(Arc<Mutex<MalformedState>>);
 
 #[derive(Debug, Default)]
-struct Inner {
-    standing: BTreeMap<String, Vec<Malformed>>,
+struct MalformedState {
+    current: BTreeMap<String, Vec<Malformed>>,
     /// How many lines were logged since the start.
-    said: u64,
+    logged: u64,
     gauge: Option<(GaugeVec, String)>,
     counter: Option<BadInput>,
 }
 
-impl Complaints {
+impl MalformedInputs {
     /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value, and
     /// counts what is said in `counter`.
     pub fn register(&self, registry: &Registry, node: &str, counter: BadInput) {
@@ -112,17 +112,17 @@ impl Complaints {
         now.sort();
         now.dedup();
         let mut inner = self.0.lock();
-        let before = inner.standing.get(object);
+        let before = inner.current.get(object);
         if before.map_or(&[][..], Vec::as_slice) == now {
             return;
         }
-        for one in &now {
-            if !before.is_some_and(|before| before.contains(one)) {
+        for input in &now {
+            if !before.is_some_and(|before| before.contains(input)) {
                 let Malformed {
                     field,
                     value,
                     error,
-                } = one;
+                } = input;
                 tracing::warn!(object, field, value, error, "malformed, not used");
                 if let Some(counter) = &inner.counter {
                     let kind = object.split(' ').next().unwrap_or(object);
@@ -132,61 +132,61 @@ impl Complaints {
         }
         let fresh = now
             .iter()
-            .filter(|one| !before.is_some_and(|before| before.contains(one)))
+            .filter(|input| !before.is_some_and(|before| before.contains(input)))
             .count();
-        inner.said = inner
+        inner.logged = inner
             .said
             .saturating_add(u64::try_from(fresh).unwrap_or(u64::MAX));
         let before = if now.is_empty() {
-            inner.standing.remove(object)
+            inner.current.remove(object)
         } else {
-            inner.standing.insert(object.to_owned(), now)
+            inner.current.insert(object.to_owned(), now)
         };
         inner.show(object, before.unwrap_or_default());
     }
 
     /// Forgets the objects with this prefix (such as `Pod `) for which `keep` does not hold.
     pub fn retain(&self, prefix: &str, keep: impl Fn(&str) -> bool) {
-        let gone: Vec<String> = {
+        let removed: Vec<String> = {
             let inner = self.0.lock();
-            let names = inner.standing.keys();
+            let names = inner.current.keys();
             names
                 .filter(|name| name.starts_with(prefix) && !keep(name))
                 .cloned()
                 .collect()
         };
-        for object in gone {
+        for object in removed {
             self.replace(&object, Vec::new());
         }
     }
 
     /// What stands now, by object.
     #[must_use]
-    pub fn standing(&self) -> BTreeMap<String, Vec<Malformed>> {
+    pub fn current(&self) -> BTreeMap<String, Vec<Malformed>> {
         self.0.lock().standing.clone()
     }
 
     /// Returns how many complaints were logged since the start.
     #[must_use]
-    pub fn said(&self) -> u64 {
-        self.0.lock().said
+    pub fn logged(&self) -> u64 {
+        self.0.lock().logged
     }
 }
 
-impl Inner {
+impl MalformedState {
     fn show(&self, object: &str, before: Vec<Malformed>) {
         let Some((gauge, node)) = &self.gauge else {
             return;
         };
-        for one in &before {
-            let _ = gauge.remove_label_values(&[node, object, &one.field, label(&one.value)]);
+        for input in &before {
+            let _ = gauge.remove_label_values(&[node, object, &input.field, label(&input.value)]);
         }
-        let shown: usize = self.standing.values().map(Vec::len).sum();
+        let shown: usize = self.current.values().map(Vec::len).sum();
         if shown > MOST_SHOWN {
             return;
         }
-        for one in self.standing.get(object).into_iter().flatten() {
-            let labels = [node.as_str(), object, &one.field, label(&one.value)];
+        for input in self.current.get(object).into_iter().flatten() {
+            let labels = [node.as_str(), object, &input.field, label(&input.value)];
             gauge.with_label_values(&labels).set(1.0);
         }
     }
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    fn one(value: &str) -> Malformed {
+    fn input(value: &str) -> Malformed {
         Malformed::new("koordinator.sh/cpuBurst", value, "not JSON")
     }
 
@@ -225,27 +225,27 @@ mod tests {
     }
 
     #[test]
-    fn each_is_said_once_and_shown_while_it_stands() {
+    fn malformed_input_is_logged_once_and_listed() {
         let registry = Registry::new();
-        let complaints = Complaints::default();
+        let complaints = MalformedInputs::default();
         let metrics = Metrics::new(&registry).unwrap();
         complaints.register(&registry, "n", metrics.bad_input().clone());
         for _ in 0..3 {
-            complaints.replace("Pod a/b", vec![one("{"), one("{")]);
+            complaints.replace("Pod a/b", vec![input("{"), input("{")]);
         }
         assert_eq!(complaints.said(), 1);
-        complaints.replace("Pod a/b", vec![one("{"), one("[")]);
+        complaints.replace("Pod a/b", vec![input("{"), input("[")]);
         assert_eq!(complaints.said(), 2);
         assert_eq!(shown(&registry), ["[", "{"]);
-        complaints.replace("Pod a/c", vec![one("é".repeat(40).as_str())]);
+        complaints.replace("Pod a/c", vec![input("é".repeat(40).as_str())]);
         assert_eq!(shown(&registry).len(), 3);
         complaints.retain("Pod ", |name| name == "Pod a/b");
-        complaints.replace("Pod a/b", vec![one("[")]);
+        complaints.replace("Pod a/b", vec![input("[")]);
         assert_eq!(shown(&registry), ["["]);
         complaints.replace("Pod a/b", Vec::new());
         assert!(shown(&registry).is_empty() && complaints.standing().is_empty());
         // The same again is said again.
-        complaints.replace("Pod a/b", vec![one("{")]);
+        complaints.replace("Pod a/b", vec![input("{")]);
         assert_eq!(complaints.said(), 4);
     }
 }

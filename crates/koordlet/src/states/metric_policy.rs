@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Which memory of nodes, pods and host applications counts as used. That of the system never has
 /// page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Memory {
+pub enum MemoryPolicy {
     /// All but the page cache.
     #[default]
     WithoutPageCache,
@@ -21,7 +21,7 @@ pub enum Memory {
     WithHotPageCache,
 }
 
-impl Memory {
+impl MemoryPolicy {
     /// Returns the series to read; `hot` is whether the kernel tells which page cache is in use.
     #[must_use]
     pub fn metric(self, hot: bool) -> Metric {
@@ -35,7 +35,7 @@ impl Memory {
 
 /// The collection policy in force: the NodeMetric's, with defaults.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Policy {
+pub struct MetricPolicy {
     /// Window of the averages, in milliseconds; at least a minute.
     pub aggregate_ms: u64,
     /// Time between two reports, in milliseconds; at least half a minute (tests may go below).
@@ -43,24 +43,24 @@ pub struct Policy {
     /// Windows of the percentiles.
     pub windows: Vec<GoDuration>,
     /// Which memory counts as used.
-    pub memory: Memory,
+    pub memory: MemoryPolicy,
 }
 
-impl Default for Policy {
+impl Default for MetricPolicy {
     fn default() -> Self {
         Self {
             aggregate_ms: 300_000,
             interval_ms: 60_000,
             windows: [5, 10, 30].map(GoDuration::from_mins).to_vec(),
-            memory: Memory::default(),
+            memory: MemoryPolicy::default(),
         }
     }
 }
 
-impl Policy {
+impl MetricPolicy {
     /// Returns the policy of `spec`, as [`Self::read`] without an earlier one.
     #[must_use]
-    pub fn of(spec: &NodeMetricSpec) -> Self {
+    pub fn from_spec(spec: &NodeMetricSpec) -> Self {
         let value = serde_json::to_value(spec).unwrap_or_default();
         Self::read(&value, None).0
     }
@@ -71,15 +71,15 @@ impl Policy {
     #[must_use]
     pub fn read(spec: &Value, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let default = Self::default();
-        let Some(given) = member(spec, SECTION) else {
+        let Some(section) = member(spec, SECTION) else {
             return (default, Vec::new());
         };
-        let mut fields = Fields {
-            given,
+        let mut fields = PolicyFields {
+            section,
             malformed: Vec::new(),
         };
         let last = last.cloned().unwrap_or_else(Self::default);
-        if !given.is_object() {
+        if !section.is_object() {
             fields.refuse(&[], "is no object");
             return (last, fields.malformed);
         }
@@ -96,10 +96,10 @@ impl Policy {
             }
         }
         let memory = |name: MemoryCollectPolicy| match name {
-            MemoryCollectPolicy::WithoutPageCache => Some(Memory::WithoutPageCache),
-            MemoryCollectPolicy::WithPageCache => Some(Memory::WithPageCache),
-            MemoryCollectPolicy::WithHotPageCache => Some(Memory::WithHotPageCache),
-            MemoryCollectPolicy::Other(name) => name.is_empty().then(Memory::default),
+            MemoryCollectPolicy::WithoutPageCache => Some(MemoryPolicy::WithoutPageCache),
+            MemoryCollectPolicy::WithPageCache => Some(MemoryPolicy::WithPageCache),
+            MemoryCollectPolicy::WithHotPageCache => Some(MemoryPolicy::WithHotPageCache),
+            MemoryCollectPolicy::Other(name) => name.is_empty().then(MemoryPolicy::default),
         };
         let policy = Self {
             aggregate_ms: fields.read(&["aggregateDurationSeconds"]).or(
@@ -128,9 +128,9 @@ impl Policy {
                 Field::Open => default.memory,
                 Field::Malformed => last.memory,
                 Field::Given(name) => memory(name).unwrap_or_else(|| {
-                    let known = "must be usageWithoutPageCache, usageWithPageCache or \
+                    let error = "must be usageWithoutPageCache, usageWithPageCache or \
                                  usageWithHotPageCache";
-                    fields.refuse(&[MEMORY], known);
+                    fields.refuse(&[MEMORY], error);
                     last.memory
                 }),
             },
@@ -159,8 +159,8 @@ fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
 }
 
 /// The fields of a policy as they came, and what does not fit.
-struct Fields<'a> {
-    given: &'a Value,
+struct PolicyFields<'a> {
+    section: &'a Value,
     malformed: Vec<Malformed>,
 }
 
@@ -182,10 +182,10 @@ impl<T> Field<T> {
     }
 }
 
-impl<'a> Fields<'a> {
+impl<'a> PolicyFields<'a> {
     fn at(&self, path: &[&str]) -> Option<&'a Value> {
         path.iter()
-            .try_fold(self.given, |at, name| member(at, name))
+            .try_fold(self.section, |at, name| member(at, name))
     }
 
     fn read<T: DeserializeOwned>(&mut self, path: &[&str]) -> Field<T> {
@@ -217,26 +217,28 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn policy(value: serde_json::Value) -> Policy {
-        Policy::of(&serde_json::from_value(json!({"metricCollectPolicy": value})).unwrap())
+    fn policy(value: serde_json::Value) -> MetricPolicy {
+        MetricPolicy::from_spec(
+            &serde_json::from_value(json!({"metricCollectPolicy": value})).unwrap(),
+        )
     }
 
     /// Upstream: `Test_nodeMetricInformer_updateMetricSpec`, `getNodeMetricReportInterval`,
     /// `generateQueryDuration`.
     #[test]
-    fn what_a_spec_leaves_open_has_its_default() {
-        let default = Policy::default();
+    fn missing_fields_have_defaults() {
+        let default = MetricPolicy::default();
         assert_eq!(
             (default.aggregate_ms, default.interval_ms),
             (300_000, 60_000)
         );
-        assert_eq!(Policy::of(&NodeMetricSpec::default()), default);
-        let with = |change: fn(&mut Policy)| {
-            let mut policy = Policy::default();
+        assert_eq!(MetricPolicy::from_spec(&NodeMetricSpec::default()), default);
+        let with = |change: fn(&mut MetricPolicy)| {
+            let mut policy = MetricPolicy::default();
             change(&mut policy);
             policy
         };
-        for (given, want) in [
+        for (section, want) in [
             (json!({}), with(|_| {})),
             (
                 json!({"reportIntervalSeconds": 180}),
@@ -268,16 +270,16 @@ mod tests {
             ),
             (
                 json!({"nodeMemoryCollectPolicy": "usageWithPageCache"}),
-                with(|p| p.memory = Memory::WithPageCache),
+                with(|p| p.memory = MemoryPolicy::WithPageCache),
             ),
             (
                 json!({"nodeMemoryCollectPolicy": "usageWithHotPageCache"}),
-                with(|p| p.memory = Memory::WithHotPageCache),
+                with(|p| p.memory = MemoryPolicy::WithHotPageCache),
             ),
             (json!({"nodeMemoryCollectPolicy": "magic"}), with(|_| {})),
             (json!({"nodeMemoryCollectPolicy": ""}), with(|_| {})),
         ] {
-            assert_eq!(policy(given.clone()), want, "{given}");
+            assert_eq!(policy(section.clone()), want, "{section}");
         }
     }
 
@@ -289,7 +291,7 @@ mod tests {
             ("aggregateDurationSeconds", 0, 60),
         ] {
             let spec = json!({"metricCollectPolicy": {field: value}});
-            let (policy, malformed) = Policy::read(&spec, None);
+            let (policy, malformed) = MetricPolicy::read(&spec, None);
             let used = [policy.interval_ms, policy.aggregate_ms];
             assert!(used.contains(&(least * 1000)), "{field}: {used:?}");
             let expected = Malformed::new(
@@ -300,7 +302,7 @@ mod tests {
             assert_eq!(malformed, [expected]);
         }
         let spec = json!({"metricCollectPolicy": {"reportIntervalSeconds": 30}});
-        assert_eq!(Policy::read(&spec, None).1, []);
+        assert_eq!(MetricPolicy::read(&spec, None).1, []);
     }
 
     #[test]
@@ -308,7 +310,7 @@ mod tests {
         let good = json!({"metricCollectPolicy": {"aggregateDurationSeconds": 600,
             "reportIntervalSeconds": 90, "nodeAggregatePolicy": {"durations": ["1m"]},
             "nodeMemoryCollectPolicy": "usageWithPageCache"}});
-        let (last, malformed) = Policy::read(&good, None);
+        let (last, malformed) = MetricPolicy::read(&good, None);
         assert!(malformed.is_empty());
         let bad = json!({"metricCollectPolicy": {"aggregateDurationSeconds": "long",
             "reportIntervalSeconds": 45, "nodeAggregatePolicy": {"durations": ["1m", "soon"]},
@@ -318,8 +320,8 @@ mod tests {
             all.map(|one| (one.field.clone(), one.value.clone()))
                 .collect()
         };
-        let (policy, malformed) = Policy::read(&bad, Some(&last));
-        let want = Policy {
+        let (policy, malformed) = MetricPolicy::read(&bad, Some(&last));
+        let want = MetricPolicy {
             interval_ms: 45_000,
             ..last.clone()
         };
@@ -334,11 +336,12 @@ mod tests {
         assert_eq!(named(&malformed), want);
         assert!(malformed[2].error.contains("usageWithHotPageCache"));
         let bad_part = json!({"metricCollectPolicy": {"nodeAggregatePolicy": ["5m"]}});
-        let (policy, malformed) = Policy::read(&bad_part, Some(&last));
+        let (policy, malformed) = MetricPolicy::read(&bad_part, Some(&last));
         assert_eq!((policy.windows, malformed.len()), (last.windows.clone(), 1));
-        let (policy, malformed) = Policy::read(&json!({"metricCollectPolicy": 7}), Some(&last));
+        let (policy, malformed) =
+            MetricPolicy::read(&json!({"metricCollectPolicy": 7}), Some(&last));
         assert_eq!((policy, malformed.len()), (last, 1));
-        let (policy, _) = Policy::read(&bad, None);
-        assert_eq!(policy.memory, Memory::WithoutPageCache);
+        let (policy, _) = MetricPolicy::read(&bad, None);
+        assert_eq!(policy.memory, MemoryPolicy::WithoutPageCache);
     }
 }

@@ -20,7 +20,7 @@ pub mod topology;
 
 pub use claims::Claims;
 pub use layout::{Driver, Layout};
-pub use malformed::{Complaints, Malformed};
+pub use malformed::{Malformed, MalformedInputs};
 pub use node::NodeInfo;
 pub(crate) use pod::is_config_hash;
 pub use pod::{ContainerInfo, Phase, PodInfo};
@@ -30,8 +30,8 @@ pub use topology::TopologyInfo;
 use crate::conditions::Conditions;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use k8s_openapi::api::core::v1::Pod;
-use listing::{Known, Listing};
-use metric_policy::Policy;
+use listing::{Listing, PodTextCache};
+use metric_policy::MetricPolicy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
@@ -46,7 +46,7 @@ pub struct States {
     /// The settings; defaults until a NodeSLO arrives.
     pub slo: ArcSwap<Slo>,
     /// What the NodeMetric asks for; `None` without one.
-    pub policy: ArcSwapOption<Policy>,
+    pub policy: ArcSwapOption<MetricPolicy>,
     /// CPU pools and the kubelet's CPU manager, from the NodeResourceTopology; `None` without one.
     pub topology: ArcSwapOption<TopologyInfo>,
     /// The kubelet's configuration, when it tells it.
@@ -56,7 +56,7 @@ pub struct States {
     /// How groups are named, once somebody found out; until then the agent's setting holds.
     pub layout: ArcSwapOption<Layout>,
     /// Input that was not understood and stands.
-    pub complaints: Complaints,
+    pub malformed_inputs: MalformedInputs,
     /// What lasts and an operator has to look at.
     pub conditions: Conditions,
     /// Whether the list of pods is surely complete.
@@ -86,25 +86,25 @@ impl States {
     }
 
     /// Waits until pods shall be read.
-    pub(crate) async fn resync_wanted(&self) {
+    pub(crate) async fn resync_requested(&self) {
         self.resync.notified().await;
     }
 
     /// Asks for the layout to be looked for now: the kubelet said something new about itself.
-    pub(crate) fn look_for_layout(&self) {
+    pub(crate) fn request_layout_detection(&self) {
         self.relook.notify_one();
     }
 
     /// Waits until the layout shall be looked for.
-    pub(crate) async fn layout_wanted(&self) {
+    pub(crate) async fn layout_requested(&self) {
         self.relook.notified().await;
     }
 
     /// Returns the layout in force: what was found, else `setting`.
     #[must_use]
     pub fn layout_or(&self, setting: &Layout) -> Arc<Layout> {
-        let found = self.layout.load_full();
-        found.unwrap_or_else(|| Arc::new(setting.clone()))
+        let detected = self.layout.load_full();
+        detected.unwrap_or_else(|| Arc::new(setting.clone()))
     }
 
     /// Publishes a new list of pods.
@@ -115,6 +115,6 @@ impl States {
         for pod in pods {
             listing.add(pod);
         }
-        listing.publish(&mut Known::default(), |_| false);
+        listing.publish(&mut PodTextCache::default(), |_| false);
     }
 }

@@ -35,7 +35,7 @@ pub struct Reservation {
     /// True if the scheduler takes the amounts off what it sees as allocatable.
     pub trims_allocatable: bool,
     /// The annotation as it was read.
-    pub said: NodeReservation,
+    pub annotation: NodeReservation,
 }
 
 /// The CPUs of pods of class SYSTEM.
@@ -49,7 +49,9 @@ pub struct SystemQos {
 
 impl SystemQos {
     /// Reads the annotation's value. `None` when it names no CPUs.
-    pub(super) fn of(resource: &SystemQosResource) -> Result<Option<Self>, koord_host::Malformed> {
+    pub(super) fn parse(
+        resource: &SystemQosResource,
+    ) -> Result<Option<Self>, koord_host::Malformed> {
         let cpus: CpuSet = resource.cpuset.parse()?;
         Ok((!cpus.is_empty()).then(|| Self {
             cpus,
@@ -100,7 +102,7 @@ pub struct NodeInfo {
 impl NodeInfo {
     /// Reads a Node object, as [`Self::read`] does without an earlier state.
     #[must_use]
-    pub fn of(node: &Node) -> Self {
+    pub fn from_node(node: &Node) -> Self {
         Self::read(node, None).0
     }
 
@@ -228,7 +230,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
             cpus: reserved.cpus.clone(),
             trims_allocatable: reserved.trims_allocatable,
             // It was read from the same text.
-            said: extension::read(reader.notes(), annotations::NODE_RESERVATION)
+            annotation: extension::read(reader.notes(), annotations::NODE_RESERVATION)
                 .ok()
                 .flatten()
                 .unwrap_or_default(),
@@ -246,7 +248,7 @@ pub(super) fn system_qos(
     let key = annotations::NODE_SYSTEM_QOS_RESOURCE;
     let before = reader.malformed.len();
     let resource = reader.json::<SystemQosResource>(key, None);
-    match resource.map(|resource| SystemQos::of(&resource)) {
+    match resource.map(|resource| SystemQos::parse(&resource)) {
         Some(Ok(read)) => return read,
         Some(Err(error)) => {
             let text = reader.text(key).unwrap_or_default();
@@ -294,7 +296,7 @@ mod tests {
     }
 
     fn node(annotations: Value) -> NodeInfo {
-        NodeInfo::of(&object(annotations))
+        NodeInfo::from_node(&object(annotations))
     }
 
     #[test]
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_annotation_keeps_its_last_good_value_and_is_named() {
+    fn malformed_node_annotation_keeps_last_value() {
         for (key, good, bad) in NOTES {
             let none = node(json!({}));
             let (first, _) = NodeInfo::read(&object(json!({ key: good })), None);

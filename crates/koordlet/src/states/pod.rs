@@ -5,8 +5,8 @@ mod contested;
 mod exclusive;
 mod notes;
 
-pub use contested::Contested;
-pub(crate) use exclusive::{check_new_pod, settle_cpus};
+pub use contested::AdjustmentConflict;
+pub(crate) use exclusive::{check_new_pod, resolve_cpu_conflicts};
 pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
 
 use super::Layout;
@@ -21,7 +21,7 @@ use koord_api::{annotations, labels};
 use koord_host::{CgroupPath, CpuSet};
 use koord_model::rdma_devices;
 use koord_model::reclaim::pod_request;
-use notes::Read;
+use notes::ParsedAnnotations;
 
 /// A pod's phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,7 +145,7 @@ pub struct PodInfo {
     /// Its init containers and sidecars.
     pub init_containers: Vec<ContainerInfo>,
     /// Why one of them is not created, where that is another plugin of the runtime.
-    pub contested: Option<Box<Contested>>,
+    pub conflict: Option<Box<AdjustmentConflict>>,
     /// What annotations ask for, when they do; [`Self::notes`] reads it.
     pub notes: Option<Box<Notes>>,
 }
@@ -179,7 +179,7 @@ impl Default for PodInfo {
             cgroup: CgroupPath::root(),
             containers: Vec::new(),
             init_containers: Vec::new(),
-            contested: None,
+            conflict: None,
             notes: None,
         }
     }
@@ -188,7 +188,7 @@ impl Default for PodInfo {
 impl PodInfo {
     /// Reads a Pod object, as [`Self::read`] does without an earlier state.
     #[must_use]
-    pub fn of(pod: &Pod, layout: &Layout) -> Option<Self> {
+    pub fn from_pod(pod: &Pod, layout: &Layout) -> Option<Self> {
         Self::read(pod, layout, None).map(|(info, _)| info)
     }
 
@@ -215,7 +215,7 @@ impl PodInfo {
         let spec = pod.spec.as_ref();
         let status = pod.status.as_ref();
         let mut reader = Reader::new(notes);
-        let read = Read::of(&mut reader, pod, last);
+        let read = ParsedAnnotations::parse(&mut reader, pod, last);
         let (containers, init_containers) =
             containers::read(&mut reader, pod, layout, &cgroup, last);
         let sub_priority = priority::sub_priority_of_pod(pod).map(|value| {
@@ -261,7 +261,7 @@ impl PodInfo {
             cgroup,
             containers,
             init_containers,
-            contested: Contested::of(pod),
+            conflict: AdjustmentConflict::find(pod),
             notes: read.notes,
         };
         Some((info, reader.malformed))
@@ -270,7 +270,7 @@ impl PodInfo {
     /// Takes away RDMA devices that an annotation names and `pod`, which this was read from, does not
     /// ask for: whoever makes a pod can write it, and a container would get their files. Pods of files
     /// on the node, whose UID is no API server's, may have what they like.
-    pub(super) fn without_unasked_devices(&mut self, pod: &Pod) -> Option<Malformed> {
+    pub(super) fn remove_unrequested_devices(&mut self, pod: &Pod) -> Option<Malformed> {
         let devices = &self.notes().devices;
         if is_config_hash(&self.uid) || !rdma_devices::are_unasked(pod, devices) {
             return None;

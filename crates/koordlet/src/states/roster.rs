@@ -23,7 +23,7 @@ pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
 
 /// Returns the pods to keep of those that are `known` and not listed. A pod is forgotten when a settled list
 /// lacks it and its group is gone, and in any case after two minutes.
-pub(super) fn keep<'a>(
+pub(super) fn retained_pods<'a>(
     known: impl IntoIterator<Item = &'a str>,
     is_listed: impl Fn(&str) -> bool,
     before: &Missing,
@@ -37,8 +37,8 @@ pub(super) fn keep<'a>(
             continue;
         }
         let since = before.get(uid).copied().unwrap_or(now_ms);
-        let gone = settled && !has_group(uid);
-        if !gone && now_ms.saturating_sub(since) < MISSING_MS {
+        let removed = settled && !has_group(uid);
+        if !removed && now_ms.saturating_sub(since) < MISSING_MS {
             missing.insert(uid.to_owned(), since);
         }
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_forgotten_when_it_is_surely_gone() {
+    fn pod_is_removed_after_grace_period() {
         // Listed, missing since, settled, has a group; kept.
         for (listed, since, settled, group, kept) in [
             (true, None, false, false, None),
@@ -71,12 +71,12 @@ mod tests {
                 .into_iter()
                 .collect();
             let is_listed = |_: &str| listed;
-            let missing = keep(["a"], is_listed, &before, settled, 200_000, |_| group);
+            let missing = retained_pods(["a"], is_listed, &before, settled, 200_000, |_| group);
             let case = (listed, since, settled, group);
             assert_eq!(missing.get("a").copied(), kept, "{case:?}");
         }
         let before: Missing = [("gone".to_owned(), 1)].into();
-        assert!(keep([], |_| false, &before, true, 2, |_| true).is_empty());
+        assert!(retained_pods([], |_| false, &before, true, 2, |_| true).is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Settling how the kubelet and the container runtime name cgroups.
 
-use super::layout::{Finder, Locator};
+use super::layout::{LayoutFinder, Locator};
 use super::{Layout, States};
 use crate::conditions::Condition;
 use std::sync::Arc;
@@ -9,55 +9,60 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// Between two looks while nobody has said it for sure.
-const UNSETTLED: Duration = Duration::from_secs(10);
+const UNSETTLED_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Between two looks afterwards: a node may get another kubelet.
-const SETTLED: Duration = Duration::from_secs(300);
+const SETTLED_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Between two checks that running containers have cgroups.
-const LOCATE: Duration = Duration::from_secs(10);
+const LOCATE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Looks until `shutdown` and publishes what it finds, starting from `setting`. Pods are read again
 /// when it changes, so that their groups are named anew.
-pub(crate) async fn settle(
-    finder: Finder,
+pub(crate) async fn detect_layout(
+    finder: LayoutFinder,
     setting: Layout,
     states: Arc<States>,
     shutdown: CancellationToken,
 ) {
     let work = async {
-        let mut said = false;
+        let mut logged = false;
         let mut locator = Locator::default();
-        let mut look_at = Instant::now();
+        let mut next_detection = Instant::now();
         loop {
-            if Instant::now() < look_at {
+            if Instant::now() < next_detection {
                 locate(&mut locator, &finder, &setting, &states);
-                let next = look_at.min(Instant::now() + LOCATE);
+                let next = next_detection.min(Instant::now() + LOCATE_INTERVAL);
                 tokio::select! {
                     () = sleep_until(next) => {}
-                    () = states.layout_wanted() => look_at = Instant::now(),
+                    () = states.layout_requested() => next_detection = Instant::now(),
                 }
                 continue;
             }
             let kubelet = states.kubelet.load_full();
-            let mut found = finder.look(kubelet.as_deref().map(|config| &config.cgroups));
+            let mut detected = finder.detect(kubelet.as_deref().map(|config| &config.cgroups));
             let before = states.layout_or(&setting);
-            found.layout = found.layout.with_located(before.located().clone());
-            if *before != found.layout || !said {
-                said = true;
+            detected.layout = detected.layout.with_located(before.located().clone());
+            if *before != detected.layout || !logged {
+                logged = true;
                 tracing::info!(
-                    driver = %found.layout.driver(),
-                    cgroup_root = found.layout.cgroup_root().as_str(),
-                    source = found.source.as_str(),
-                    settled = found.settled,
+                    driver = %detected.layout.driver(),
+                    cgroup_root = detected.layout.cgroup_root().as_str(),
+                    source = detected.source.as_str(),
+                    settled = detected.settled,
                     "layout of the kubelet's groups"
                 );
             }
-            if *before != found.layout {
-                states.layout.store(Some(Arc::new(found.layout)));
+            if *before != detected.layout {
+                states.layout.store(Some(Arc::new(detected.layout)));
                 states.resync_pods();
             }
-            look_at = Instant::now() + if found.settled { SETTLED } else { UNSETTLED };
+            next_detection = Instant::now()
+                + if detected.settled {
+                    SETTLED_INTERVAL
+                } else {
+                    UNSETTLED_INTERVAL
+                };
         }
     };
     tokio::select! {
@@ -68,7 +73,7 @@ pub(crate) async fn settle(
 
 /// Finds the cgroups of running containers that the layout in force does not have, and reports those
 /// that are nowhere.
-fn locate(locator: &mut Locator, finder: &Finder, setting: &Layout, states: &States) {
+fn locate(locator: &mut Locator, finder: &LayoutFinder, setting: &Layout, states: &States) {
     let Some(pods) = states.pods.load_full() else {
         return;
     };
@@ -93,36 +98,36 @@ fn locate(locator: &mut Locator, finder: &Finder, setting: &Layout, states: &Sta
 #[cfg(test)]
 mod tests {
     use super::super::kubelet::Config;
-    use super::super::layout::{Driver, Words};
+    use super::super::layout::{CgroupHint, Driver};
     use super::*;
     use koord_host::CgroupPath;
     use koord_host::fake::Tree;
     use tokio::time::timeout;
 
     #[tokio::test(start_paused = true)]
-    async fn a_guess_is_replaced_by_what_is_there_and_by_the_kubelets_word() {
+    async fn guessed_layout_is_replaced_by_detected_one() {
         let tree = Tree::v2("0-1").unwrap();
         let states = Arc::new(States::default());
         let shutdown = CancellationToken::new();
-        let finder = Finder::new(tree.root().clone(), CgroupPath::root());
-        let setting = finder.look(None).layout;
+        let finder = LayoutFinder::new(tree.root().clone(), CgroupPath::root());
+        let setting = finder.detect(None).layout;
         assert_eq!(setting.driver(), Driver::Systemd, "upstream's guess");
-        tokio::spawn(settle(
+        tokio::spawn(detect_layout(
             finder,
             setting.clone(),
             states.clone(),
             shutdown.clone(),
         ));
-        let quiet = states.resync_wanted();
+        let quiet = states.resync_requested();
         assert!(timeout(Duration::from_secs(60), quiet).await.is_err());
         // The first pod: the directories tell.
         tree.group("kubepods/burstable/podu1").unwrap();
-        states.resync_wanted().await;
+        states.resync_requested().await;
         let layout = states.layout_or(&setting);
         assert_eq!(layout.driver(), Driver::Cgroupfs);
         // Another driver from now on; the old tree is still there.
         tree.group("kubepods.slice").unwrap();
-        let cgroups = Words {
+        let cgroups = CgroupHint {
             driver: Some(Driver::Systemd),
             cgroup_root: Some("/".to_owned()),
         };
@@ -131,10 +136,10 @@ mod tests {
             ..Config::default()
         };
         states.kubelet.store(Some(Arc::new(config)));
-        states.look_for_layout();
-        states.resync_wanted().await;
+        states.request_layout_detection();
+        states.resync_requested().await;
         assert_eq!(states.layout_or(&setting).driver(), Driver::Systemd);
-        let quiet = states.resync_wanted();
+        let quiet = states.resync_requested();
         assert!(timeout(Duration::from_secs(3600), quiet).await.is_err());
         shutdown.cancel();
     }

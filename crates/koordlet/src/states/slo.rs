@@ -40,15 +40,15 @@ pub enum SuppressMode {
 /// A suppression mode that is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cpu-suppress-mode must be pressure or upstream, got {0:?}")]
-pub struct UnknownMode(String);
+pub struct UnknownSuppressMode(String);
 
 impl FromStr for SuppressMode {
-    type Err = UnknownMode;
-    fn from_str(text: &str) -> Result<Self, UnknownMode> {
+    type Err = UnknownSuppressMode;
+    fn from_str(text: &str) -> Result<Self, UnknownSuppressMode> {
         match text {
             "pressure" => Ok(Self::Pressure),
             "upstream" => Ok(Self::Upstream),
-            other => Err(UnknownMode(other.to_owned())),
+            other => Err(UnknownSuppressMode(other.to_owned())),
         }
     }
 }
@@ -77,16 +77,17 @@ pub struct SuppressExtension {
 /// keeps, or beside it.
 fn suppress_extension(spec: &NodeSLOSpec) -> Option<(String, &Value)> {
     let all = spec.extensions.as_ref()?;
-    let kept = all
+    let object = all
         .get("Object")
-        .and_then(|kept| kept.get(SUPPRESS_EXTENSION));
-    kept.map(|value| (format!("Object.{SUPPRESS_EXTENSION}"), value))
+        .and_then(|object| object.get(SUPPRESS_EXTENSION));
+    object
+        .map(|value| (format!("Object.{SUPPRESS_EXTENSION}"), value))
         .or_else(|| Some((SUPPRESS_EXTENSION.to_owned(), all.get(SUPPRESS_EXTENSION)?)))
 }
 
 /// Which file limits batch work in upstream mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum SuppressPolicy {
     /// The CPU list.
     #[default]
     Cpuset,
@@ -113,7 +114,7 @@ pub struct Slo {
     /// What batch work keeps, in percent of the node.
     pub suppress_min_percent: Option<i64>,
     /// How batch work is limited in upstream mode.
-    pub policy: Policy,
+    pub policy: SuppressPolicy,
     /// Memory use that starts eviction, in percent.
     pub memory_percent: Option<i64>,
     /// Memory use eviction aims at, in percent.
@@ -144,7 +145,7 @@ impl Slo {
     /// Returns the settings `spec` asks for, as [`Self::read`] does without earlier ones. What is malformed
     /// is left out.
     #[must_use]
-    pub fn of(spec: &NodeSLOSpec) -> Self {
+    pub fn from_spec(spec: &NodeSLOSpec) -> Self {
         let value = serde_json::to_value(spec).unwrap_or_default();
         Self::read(&value, None).0
     }
@@ -170,8 +171,8 @@ impl Slo {
 
     /// Everything that follows from a checked and completed `spec`.
     fn from_effective(spec: Arc<NodeSLOSpec>) -> Self {
-        let given = spec.resource_used_threshold_with_be.clone();
-        let threshold = given.unwrap_or_else(defaults::resource_threshold_strategy);
+        let threshold = spec.resource_used_threshold_with_be.clone();
+        let threshold = threshold.unwrap_or_else(defaults::resource_threshold_strategy);
         let extension = suppress_extension(&spec)
             .and_then(|(_, value)| lenient::from_value::<SuppressExtension>(value).ok())
             .unwrap_or_default();
@@ -181,13 +182,17 @@ impl Slo {
             suppress_percent: threshold.cpu_suppress_threshold_percent.unwrap_or(100),
             suppress_min_percent: threshold.cpu_suppress_min_percent,
             policy: match threshold.cpu_suppress_policy {
-                Some(CPUSuppressPolicy::CfsQuota) => Policy::CfsQuota,
-                _ => Policy::Cpuset,
+                Some(CPUSuppressPolicy::CfsQuota) => SuppressPolicy::CfsQuota,
+                _ => SuppressPolicy::Cpuset,
             },
             memory_percent: threshold.memory_evict_threshold_percent,
             memory_lower_percent: threshold.memory_evict_lower_percent,
             extension,
-            host_apps: spec.host_applications.iter().map(HostApp::of).collect(),
+            host_apps: spec
+                .host_applications
+                .iter()
+                .map(HostApp::from_spec)
+                .collect(),
             spec,
             good: Arc::new(Value::Null),
         }

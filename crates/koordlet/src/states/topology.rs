@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_nobody() {
+    fn missing_annotations_are_empty() {
         let none = TopologyInfo::default();
         assert_eq!(read(&json!({}), None), (none.clone(), vec![]));
         let unasked = json!({annotations::KUBELET_CPU_MANAGER_POLICY: "{}",
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_annotation_keeps_its_last_good_value_and_is_named() {
+    fn malformed_topology_annotation_keeps_last_value() {
         for (key, good, bad) in [
             (
                 annotations::NODE_CPU_SHARED_POOLS,

@@ -93,7 +93,7 @@ fn value(rig: &Rig, group: &CgroupPath, resource: Resource, device: &str) -> Str
 }
 
 fn wrong(rig: &Rig, object: &str) -> Vec<Malformed> {
-    let mut current_error = rig.states.complaints.standing();
+    let mut current_error = rig.states.malformed_inputs.current();
     standing.remove(object).unwrap_or_default()
 }
 

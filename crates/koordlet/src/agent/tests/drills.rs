@@ -53,7 +53,9 @@ fn groups_that_vanish_while_they_are_read() {
         rig.step(BUSY);
     }
     let now = rig.now();
-    let status = rig.agent.report(&Policy::default(), now.ms(), now.wall);
+    let status = rig
+        .agent
+        .report(&MetricPolicy::default(), now.ms(), now.wall);
     let pods = status.unwrap().pods_metric;
     assert!(pods.iter().any(|pod| pod.name == "ls"), "{pods:?}");
 }
@@ -73,7 +75,9 @@ fn a_wall_clock_that_jumps_changes_no_decision() {
         }
         assert_eq!(rig.quota(), before);
         let now = rig.now();
-        let status = rig.agent.report(&Policy::default(), now.ms(), now.wall);
+        let status = rig
+            .agent
+            .report(&MetricPolicy::default(), now.ms(), now.wall);
         let updated = status.unwrap().update_time.unwrap().0;
         assert_eq!(updated.as_second(), now.wall.as_second());
     }
@@ -105,7 +109,7 @@ fn absurd_settings_throttle_no_service() {
             group.set_cfs_quota(200_000).unwrap();
         }
         let read: NodeSLOSpec = serde_json::from_value(slo.clone()).unwrap();
-        rig.states.slo.store(Arc::new(Slo::of(&read)));
+        rig.states.slo.store(Arc::new(Slo::from_spec(&read)));
         for _ in 0..30 {
             for eviction in rig.step(BUSY).evictions {
                 assert_eq!(eviction.name, "be", "{slo}");

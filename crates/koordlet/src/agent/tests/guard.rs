@@ -117,7 +117,9 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     assert_eq!(guard.services.len(), 1, "batch pods are no services");
     // The node's report says it, too.
     let now = rig.now();
-    let report = rig.agent.report(&Policy::default(), now.ms(), now.wall);
+    let report = rig
+        .agent
+        .report(&MetricPolicy::default(), now.ms(), now.wall);
     let pods = report.unwrap().pods_metric;
     let extension = |name: &str| {
         pods.iter()

@@ -9,7 +9,7 @@ impl Rig {
     fn report(&mut self, policy: serde_json::Value) -> NodeMetricStatus {
         let spec = serde_json::from_value(json!({"metricCollectPolicy": policy})).unwrap();
         let now = self.now();
-        let policy = Policy::of(&spec);
+        let policy = MetricPolicy::from_spec(&spec);
         self.agent.report(&policy, now.ms(), now.wall).unwrap()
     }
 }

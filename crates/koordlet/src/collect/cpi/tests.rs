@@ -19,7 +19,7 @@ fn states(top: &CgroupPath, containers: &[&str]) -> Arc<States> {
         "spec": {"containers": names.collect::<Vec<_>>()},
         "status": {"phase": "Running", "containerStatuses": statuses.collect::<Vec<_>>()}});
     let layout = Layout::new(Driver::Cgroupfs, top.clone());
-    let pod = PodInfo::of(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
+    let pod = PodInfo::from_pod(&serde_json::from_value(pod).unwrap(), &layout).unwrap();
     let states = States::default();
     states.pods.store(Some(Arc::new(vec![pod])));
     Arc::new(states)

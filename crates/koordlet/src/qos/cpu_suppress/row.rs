@@ -8,7 +8,7 @@ use crate::health::State;
 use crate::metrics::Metrics;
 use crate::qos::{Facts, Plan, Planner, StrategySpec, View};
 use crate::states::node::SUPPRESS_MODE_ANNOTATION;
-use crate::states::slo::{Policy, SuppressMode};
+use crate::states::slo::{SuppressMode, SuppressPolicy};
 use koord_api::qos::QosClass;
 use koord_host::{CgroupPath, Controller, CpuSet, Resource};
 use std::collections::BTreeSet;
@@ -86,12 +86,13 @@ impl Planner for SuppressPlanner {
         let mode = self.mode(&view.facts);
         let slo = view.facts.slo;
         let policy = if by_pools {
-            Policy::CfsQuota
+            SuppressPolicy::CfsQuota
         } else {
             slo.policy
         };
         let quota = view.kernel.number(view.batch, Resource::CfsQuota);
-        let by_cpuset = slo.enabled && mode == SuppressMode::Upstream && policy == Policy::Cpuset;
+        let by_cpuset =
+            slo.enabled && mode == SuppressMode::Upstream && policy == SuppressPolicy::Cpuset;
         let recovering = slo.known && !self.rule.leaves_cpusets();
         let partition = slo.enabled && plan.guard.partition.is_some();
         let wanted = by_cpuset || partition || recovering;
@@ -125,13 +126,15 @@ impl Planner for SuppressPlanner {
             groups: &groups,
         });
         plan.batch_quotas_lifted = self.rule.limits_by_quota()
-            || (slo.enabled && mode == SuppressMode::Upstream && policy == Policy::CfsQuota);
+            || (slo.enabled
+                && mode == SuppressMode::Upstream
+                && policy == SuppressPolicy::CfsQuota);
         let services = usage.map_or(0, |usage| usage.pods_not_be);
         self.metrics
             .suppression(outcome.by, outcome.limit, outcome.cap, services, batch);
         let limiter = match outcome.by {
-            Policy::Cpuset => "CPU set",
-            Policy::CfsQuota => "CFS quota",
+            SuppressPolicy::Cpuset => "CPU set",
+            SuppressPolicy::CfsQuota => "CFS quota",
         };
         let also = if by_pools {
             format!("; {}", pools::DESCRIPTION)

@@ -17,7 +17,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(mode: SuppressMode, policy: Policy) -> Self {
+    fn new(mode: SuppressMode, policy: SuppressPolicy) -> Self {
         let cpu = |cpu| Processor {
             cpu,
             core: cpu / 2,
@@ -89,7 +89,7 @@ use super::Input as SuppressInput;
 
 #[test]
 fn upstream_quota() {
-    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    let mut rig = Rig::new(SuppressMode::Upstream, SuppressPolicy::CfsQuota);
     let outcome = rig.step();
     assert_eq!(outcome.limit, Some(1200));
     assert_eq!(rig.quota, 120_000);
@@ -116,7 +116,7 @@ fn upstream_quota() {
 
 #[test]
 fn upstream_quota_without_samples_keeps_everything() {
-    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    let mut rig = Rig::new(SuppressMode::Upstream, SuppressPolicy::CfsQuota);
     rig.quota = 50_000;
     let outcome = rig.strategy.plan(&SuppressInput {
         now_ms: 1,
@@ -144,7 +144,7 @@ fn upstream_quota_without_samples_keeps_everything() {
 
 #[test]
 fn upstream_cpuset_and_change_of_policy() {
-    let mut rig = Rig::new(SuppressMode::Upstream, Policy::Cpuset);
+    let mut rig = Rig::new(SuppressMode::Upstream, SuppressPolicy::Cpuset);
     rig.lse = (0..4).collect();
     rig.step();
     assert_eq!(rig.cpus.len(), 2);
@@ -152,7 +152,7 @@ fn upstream_cpuset_and_change_of_policy() {
         !rig.cpus.contains(0),
         "CPUs of LSE pods are not for batch work"
     );
-    rig.slo.policy = Policy::CfsQuota;
+    rig.slo.policy = SuppressPolicy::CfsQuota;
     rig.step();
     assert_eq!(
         rig.cpus,
@@ -172,7 +172,7 @@ fn upstream_cpuset_and_change_of_policy() {
 
 #[test]
 fn a_recovery_that_failed_is_tried_again() {
-    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    let mut rig = Rig::new(SuppressMode::Upstream, SuppressPolicy::CfsQuota);
     rig.step();
     rig.slo.enabled = false;
     rig.step();
@@ -185,7 +185,7 @@ fn a_recovery_that_failed_is_tried_again() {
 
 #[test]
 fn without_settings_an_earlier_limit_stays() {
-    let mut rig = Rig::new(SuppressMode::Upstream, Policy::CfsQuota);
+    let mut rig = Rig::new(SuppressMode::Upstream, SuppressPolicy::CfsQuota);
     rig.quota = 70_000;
     rig.slo = Slo::default();
     assert!(rig.step().writes.is_empty());
@@ -194,7 +194,7 @@ fn without_settings_an_earlier_limit_stays() {
 /// What the guard asks for is written, an experiment's level at once in both directions.
 #[test]
 fn pressure_mode_follows_the_guard() {
-    let mut rig = Rig::new(SuppressMode::Pressure, Policy::Cpuset);
+    let mut rig = Rig::new(SuppressMode::Pressure, SuppressPolicy::Cpuset);
     rig.quota = 70_000;
     let outcome = rig.step();
     assert_eq!(
@@ -234,7 +234,7 @@ fn pressure_mode_follows_the_guard() {
 
 #[test]
 fn a_partition_is_set_and_taken_back() {
-    let mut rig = Rig::new(SuppressMode::Pressure, Policy::Cpuset);
+    let mut rig = Rig::new(SuppressMode::Pressure, SuppressPolicy::Cpuset);
     rig.step();
     rig.guard.partition = Some("8-15".parse().unwrap());
     rig.step();
@@ -248,7 +248,7 @@ fn a_partition_is_set_and_taken_back() {
 
 #[test]
 fn modes_switch_at_run_time() {
-    let mut rig = Rig::new(SuppressMode::Pressure, Policy::CfsQuota);
+    let mut rig = Rig::new(SuppressMode::Pressure, SuppressPolicy::CfsQuota);
     rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
     rig.mode = SuppressMode::Upstream;

@@ -15,7 +15,7 @@ fn votes_follow_priority_and_qos() {
             "spec": {"priority": priority, "containers": [{"name": "c", "resources": resources}]},
             "status": {"phase": "Running"}}))
         .unwrap();
-        vote(&PodInfo::of(&pod, &layout).unwrap())
+        vote(&PodInfo::from_pod(&pod, &layout).unwrap())
     };
     for (qos, priority, want) in [
         ("LSE", 9500, 1.0),

@@ -70,7 +70,7 @@ pub enum KubeletError {
 }
 
 /// One kubelet, with the connection to it while it answers.
-pub(super) struct Kubelet {
+pub(super) struct KubeletClient {
     options: Options,
     states: Arc<States>,
     /// For the Node object, where the informer does not have it yet.
@@ -87,7 +87,7 @@ struct Connection {
     client: Client,
 }
 
-impl Kubelet {
+impl KubeletClient {
     pub(super) fn new(
         options: Options,
         states: Arc<States>,
@@ -127,7 +127,7 @@ impl Kubelet {
         const PATH: &str = "/pods";
         let mut splitter = Splitter::default();
         let (mut count, mut malformed, mut broken) = (0, Vec::new(), None);
-        let mut one = |text: &[u8]| {
+        let mut read_item = |text: &[u8]| {
             if let Err(error) = read(text) {
                 if error.is_data() {
                     malformed.push(unreadable(count, text, &error));
@@ -141,7 +141,7 @@ impl Kubelet {
         let url = self
             .get(PATH, |part| {
                 if problem.is_none() {
-                    problem = splitter.feed(part, &mut one).err();
+                    problem = splitter.feed(part, &mut read_item).err();
                 }
             })
             .await?;
@@ -154,7 +154,7 @@ impl Kubelet {
             });
         }
         self.states
-            .complaints
+            .malformed_inputs
             .replace(&format!("{OBJECT} {PATH}"), malformed);
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Kubelet {
             problem,
         })?;
         self.states
-            .complaints
+            .malformed_inputs
             .replace(&format!("{OBJECT} {PATH}"), malformed);
         Ok(config)
     }
@@ -274,9 +274,9 @@ impl Kubelet {
     }
 
     async fn url_of_node(&self) -> Result<String, KubeletError> {
-        let known = self.states.node.load_full();
-        let known = known.filter(|node| !node.addresses.is_empty());
-        let node = match known {
+        let listed = self.states.node.load_full();
+        let listed = listed.filter(|node| !node.addresses.is_empty());
+        let node = match listed {
             Some(node) => node,
             None => {
                 let api: koord_kube::Api<Node> = koord_kube::Api::all(self.api.clone());
@@ -285,7 +285,7 @@ impl Kubelet {
                     node: self.node.clone(),
                     source: Box::new(source),
                 })?;
-                Arc::new(NodeInfo::of(&node))
+                Arc::new(NodeInfo::from_node(&node))
             }
         };
         url_of(&self.options, &node)

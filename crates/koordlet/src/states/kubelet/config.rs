@@ -1,6 +1,6 @@
 //! The kubelet's configuration, as `/configz` tells it.
 
-use super::super::layout::Words;
+use super::super::layout::CgroupHint;
 use super::super::malformed::Malformed;
 use koord_api::lenient::{self, ReadError};
 use koord_api::{Quantity, ResourceList, resources};
@@ -20,7 +20,7 @@ const MEMORY_AVAILABLE: &str = "memory.available";
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
     /// `cgroupDriver` and `cgroupRoot`.
-    pub cgroups: Words,
+    pub cgroups: CgroupHint,
     /// `cpuManagerPolicy`; empty is none.
     pub cpu_manager_policy: String,
     /// `cpuManagerPolicyOptions`.
@@ -71,7 +71,7 @@ impl Config {
                 message: "is missing or no object".to_owned(),
             });
         };
-        let mut fields = Fields {
+        let mut fields = ConfigFields {
             config,
             malformed: Vec::new(),
         };
@@ -103,7 +103,7 @@ impl Config {
                 .unwrap_or_default(),
         };
         let driver = fields.get::<String>("cgroupDriver").unwrap_or_default();
-        let cgroups = Words::of(config);
+        let cgroups = CgroupHint::from_config(config);
         if cgroups.driver.is_none() && !driver.is_empty() {
             fields.refuse("cgroupDriver", &driver, &"is neither cgroupfs nor systemd");
         }
@@ -124,12 +124,12 @@ impl Config {
     }
 }
 
-struct Fields<'a> {
+struct ConfigFields<'a> {
     config: &'a Value,
     malformed: Vec<Malformed>,
 }
 
-impl Fields<'_> {
+impl ConfigFields<'_> {
     fn get<T: DeserializeOwned>(&mut self, name: &str) -> Option<T> {
         let value = lenient::member(self.config, name).filter(|value| !value.is_null())?;
         match lenient::from_value(value) {
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(topology, ("best-effort", "pod"));
         }
         let (config, _) = Config::read(r#"{"kubeletconfig":{}}"#).unwrap();
-        assert!(config.cfs_quota && config.cgroups == Words::default());
+        assert!(config.cfs_quota && config.cgroups == CgroupHint::default());
     }
 
     #[test]

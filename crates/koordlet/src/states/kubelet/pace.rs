@@ -11,9 +11,9 @@ const BURST: u32 = 10;
 
 /// A bucket of requests, filled at a steady rate. Time is milliseconds of a steady clock.
 #[derive(Debug, Clone)]
-pub(super) struct Pace(TokenBucket);
+pub(super) struct RequestLimiter(TokenBucket);
 
-impl Pace {
+impl RequestLimiter {
     pub(super) fn new() -> Self {
         Self(TokenBucket::new(INTERVAL, BURST))
     }
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn ten_at_once_then_five_a_second() {
-        let mut pace = Pace::new();
+        let mut pace = RequestLimiter::new();
         let start = 1_000_000;
         let waits: Vec<_> = (0..13).map(|_| pace.take(start)).collect();
         assert_eq!(waits, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 200, 400, 600]);

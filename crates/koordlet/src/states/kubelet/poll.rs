@@ -1,10 +1,10 @@
 //! Asking the kubelet again and again.
 
-use super::client::{Kubelet, KubeletError};
+use super::client::{KubeletClient, KubeletError};
 use super::metrics::KubeletMetrics;
 use super::options::Kubelet as Options;
-use super::pace::Pace;
-use crate::states::listing::{Known, Listing};
+use super::pace::RequestLimiter;
+use crate::states::listing::{Listing, PodTextCache};
 use crate::states::roster::{self, Missing};
 use crate::states::{Layout, States};
 use koord_host::Root;
@@ -26,14 +26,14 @@ pub(crate) struct Poll {
     /// Where nobody found out otherwise.
     layout: Layout,
     states: Arc<States>,
-    kubelet: Kubelet,
+    kubelet: KubeletClient,
     origin: Instant,
-    pace: Pace,
+    limiter: RequestLimiter,
     /// Since when it answers without a failure.
     answers_since: Option<u64>,
     missing: Missing,
     /// The pods of the newest list, by their text.
-    known: Known,
+    text_cache: PodTextCache,
     config_at: Option<u64>,
     failures: FailureLog,
     last_config_error: String,
@@ -51,12 +51,12 @@ impl Poll {
     ) -> Self {
         let interval = options.interval;
         let query_config = options.query_config;
-        let kubelet = Kubelet::new(options, states.clone(), api, node, metrics);
-        Self::of(kubelet, interval, query_config, layout, root, states)
+        let kubelet = KubeletClient::new(options, states.clone(), api, node, metrics);
+        Self::with_client(kubelet, interval, query_config, layout, root, states)
     }
 
-    pub(super) fn of(
-        kubelet: Kubelet,
+    pub(super) fn with_client(
+        kubelet: KubeletClient,
         interval: Duration,
         query_config: bool,
         layout: Layout,
@@ -71,10 +71,10 @@ impl Poll {
             states,
             kubelet,
             origin: Instant::now(),
-            pace: Pace::new(),
+            limiter: RequestLimiter::new(),
             answers_since: None,
             missing: Missing::new(),
-            known: Known::default(),
+            text_cache: PodTextCache::default(),
             config_at: None,
             failures: FailureLog::default(),
             last_config_error: String::new(),
@@ -95,9 +95,9 @@ impl Poll {
             loop {
                 tokio::select! {
                     _ = timer.tick() => {}
-                    () = states.resync_wanted() => timer.reset(),
+                    () = states.resync_requested() => timer.reset(),
                 }
-                let wait = self.pace.take(self.now_ms());
+                let wait = self.limiter.take(self.now_ms());
                 if wait > 0 {
                     sleep(Duration::from_millis(wait)).await;
                 }
@@ -144,8 +144,8 @@ impl Poll {
         let old = before.as_deref().map_or(&[][..], Vec::as_slice);
         let layout = states.layout_or(&self.layout);
         let mut listing = Listing::new(&states, old, layout);
-        let known = &self.known;
-        let read = |text: &[u8]| listing.add_text(text, known);
+        let cache = &self.text_cache;
+        let read = |text: &[u8]| listing.add_text(text, cache);
         self.kubelet.pods(read).await?;
         self.answers_since.get_or_insert(now);
         let settled = roster::is_settled(self.answers_since, now);
@@ -153,7 +153,7 @@ impl Poll {
             // A kubelet that has just started; a node without any pod is rare.
             return Ok(());
         }
-        let missing = roster::keep(
+        let missing = roster::retained_pods(
             old.iter().map(|pod| pod.uid.as_str()),
             |uid| listing.has(uid),
             &self.missing,
@@ -168,7 +168,7 @@ impl Poll {
             tracing::debug!(pods = missing.len(), "known, but not listed by the kubelet");
         }
         self.missing = missing;
-        listing.publish(&mut self.known, |uid| self.missing.contains_key(uid));
+        listing.publish(&mut self.text_cache, |uid| self.missing.contains_key(uid));
         states.set_pods_settled(settled);
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Poll {
                 let config = Some(Arc::new(config));
                 if *self.states.kubelet.load() != config {
                     self.states.kubelet.store(config);
-                    self.states.look_for_layout();
+                    self.states.request_layout_detection();
                 }
             }
             // Its pods are more important, and some kubelets do not allow it.

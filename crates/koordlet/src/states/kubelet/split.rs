@@ -14,7 +14,7 @@ pub(super) struct Splitter {
     in_string: bool,
     /// After a backslash in a string.
     escaped: bool,
-    at: At,
+    state: ParserState,
     /// The field's name that was read last, or a part of it.
     name: Vec<u8>,
     /// The begin of an item whose end has not come yet.
@@ -24,7 +24,7 @@ pub(super) struct Splitter {
 
 /// Where in the list.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum ParserState {
     /// Before its brace.
     #[default]
     Start,
@@ -64,14 +64,14 @@ impl Splitter {
                     b'\\' => self.escaped = true,
                     b'"' => {
                         self.in_string = false;
-                        if self.at == At::Name {
-                            self.at = At::Colon;
+                        if self.state == ParserState::Name {
+                            self.state = ParserState::Colon;
                         }
                         continue;
                     }
                     _ => {}
                 }
-                if self.at == At::Name && self.name.len() <= ITEMS.len() {
+                if self.state == ParserState::Name && self.name.len() <= ITEMS.len() {
                     self.name.push(byte);
                 }
                 continue;
@@ -79,41 +79,45 @@ impl Splitter {
             if byte.is_ascii_whitespace() {
                 continue;
             }
-            match (self.at, byte) {
-                (At::Start, b'{') => (self.at, self.depth) = (At::Name, 1),
-                (At::Name, b'"') => {
+            match (self.state, byte) {
+                (ParserState::Start, b'{') => (self.state, self.depth) = (ParserState::Name, 1),
+                (ParserState::Name, b'"') => {
                     self.name.clear();
                     self.in_string = true;
                 }
-                (At::Name, b',') => {}
-                (At::Name | At::Other, b'}') if self.depth == 1 => {
-                    (self.at, self.depth) = (At::End, 0);
+                (ParserState::Name, b',') => {}
+                (ParserState::Name | ParserState::Other, b'}') if self.depth == 1 => {
+                    (self.state, self.depth) = (ParserState::End, 0);
                 }
-                (At::Colon, b':') => self.at = At::Value,
-                (At::Value, _) if self.name == ITEMS => {
-                    (self.at, self.found) = match byte {
-                        b'[' => (At::Items, true),
-                        b'n' => (At::Other, true),
+                (ParserState::Colon, b':') => self.state = ParserState::Value,
+                (ParserState::Value, _) if self.name == ITEMS => {
+                    (self.state, self.found) = match byte {
+                        b'[' => (ParserState::Items, true),
+                        b'n' => (ParserState::Other, true),
                         _ => return Err(field("is no list")),
                     };
                     self.depth += usize::from(byte == b'[');
                     begin = at + 1;
                 }
-                (At::Value, _) => {
-                    self.at = At::Other;
+                (ParserState::Value, _) => {
+                    self.state = ParserState::Other;
                     self.open_or_close(byte);
                 }
-                (At::Other, b',') if self.depth == 1 => self.at = At::Name,
-                (At::Items, b',' | b']') if self.depth == 2 => {
+                (ParserState::Other, b',') if self.depth == 1 => self.state = ParserState::Name,
+                (ParserState::Items, b',' | b']') if self.depth == 2 => {
                     self.emit(part.get(begin..at).unwrap_or_default(), &mut each);
                     begin = at + 1;
                     if byte == b']' {
-                        (self.at, self.depth) = (At::Other, 1);
+                        (self.state, self.depth) = (ParserState::Other, 1);
                     }
                 }
-                (At::Other | At::Items, _) => {
+                (ParserState::Other | ParserState::Items, _) => {
                     self.open_or_close(byte);
-                    let least = if self.at == At::Items { 2 } else { 1 };
+                    let least = if self.state == ParserState::Items {
+                        2
+                    } else {
+                        1
+                    };
                     if self.depth < least {
                         return Err(syntax("brackets do not fit"));
                     }
@@ -121,7 +125,7 @@ impl Splitter {
                 _ => return Err(syntax("this is no list")),
             }
         }
-        if self.at == At::Items {
+        if self.state == ParserState::Items {
             self.item.extend(part.get(begin..).unwrap_or_default());
         }
         Ok(())
@@ -132,9 +136,9 @@ impl Splitter {
     /// # Errors
     /// It ends early, or has no items.
     pub(super) fn finish(self) -> Result<(), ReadError> {
-        match (self.at, self.found) {
-            (At::End, true) => Ok(()),
-            (At::End, false) => Err(field("is missing")),
+        match (self.state, self.found) {
+            (ParserState::End, true) => Ok(()),
+            (ParserState::End, false) => Err(field("is missing")),
             _ => Err(syntax("the text ends within the list")),
         }
     }
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_said() {
+    fn invalid_list_is_an_error() {
         for (text, want) in [
             ("", "not JSON: the text ends within the list"),
             ("<html>", "not JSON: this is no list"),

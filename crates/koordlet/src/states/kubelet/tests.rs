@@ -1,7 +1,7 @@
 //! A kubelet in this process, over TLS, and what the agent makes of its answers and silences.
 
-use super::client::{Kubelet, KubeletError, url_of};
-use super::options::{Kubelet as Options, kubelet_trust};
+use super::client::{KubeletClient, KubeletError, url_of};
+use super::options::{KubeletClient as Options, kubelet_trust};
 use super::poll::Poll;
 use crate::metrics::Metrics;
 use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};
@@ -182,14 +182,14 @@ fn nobody() -> Client {
     .unwrap()
 }
 
-fn kubelet(options: Options, states: &Arc<States>) -> Kubelet {
+fn kubelet(options: Options, states: &Arc<States>) -> KubeletClient {
     let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
     let metrics = metrics.kubelet().clone();
-    Kubelet::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
+    KubeletClient::new(options, states.clone(), nobody(), "n".to_owned(), metrics)
 }
 
 /// Returns how many pods it lists.
-async fn count(kubelet: &mut Kubelet) -> Result<usize, KubeletError> {
+async fn count(kubelet: &mut KubeletClient) -> Result<usize, KubeletError> {
     let mut count = 0;
     let read = |_: &[u8]| {
         count += 1;
@@ -213,7 +213,7 @@ impl Bench {
         let tree = Tree::v2("0-1").unwrap();
         let mut asked = fake.options();
         options(&mut asked);
-        let poll = Poll::of(
+        let poll = Poll::with_client(
             kubelet(asked, &states),
             Duration::from_secs(10),
             true,
@@ -343,7 +343,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     odd["spec"]["containers"] = json!("none");
     bench.fake.pods(&[pod("a"), odd, pod("b")]);
     assert_eq!(bench.poll().await, ["a", "b"]);
-    let standing = bench.states.complaints.standing();
+    let standing = bench.states.malformed_inputs.current();
     let [complaint] = &standing["kubelet /pods"][..] else {
         panic!("{standing:?}");
     };
@@ -353,7 +353,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     );
     bench.fake.pods(&[pod("a"), pod("odd"), pod("b")]);
     assert_eq!(bench.poll().await, ["a", "b", "odd"]);
-    assert!(bench.states.complaints.standing().is_empty());
+    assert!(bench.states.malformed_inputs.current().is_empty());
     // The text of one item is broken, not what it says: nothing of the list is believed.
     let broken = json!({"items": [pod("a"), pod("c")]}).to_string();
     let broken = broken.replace(r#""name":"c""#, r#""name":c"#);
@@ -375,10 +375,14 @@ async fn a_pod_that_says_the_same_again_is_not_read_again() {
     bench.fake.pods(&[pod("a"), pod("b"), bad()]);
     bench.poll.once(0).await;
     let first = pods();
-    assert_eq!(bench.states.complaints.standing().len(), 1);
+    assert_eq!(bench.states.malformed_inputs.current().len(), 1);
     bench.poll.once(1000).await;
     assert!(Arc::ptr_eq(&first, &pods()), "nothing has changed");
-    assert_eq!(bench.states.complaints.standing().len(), 1, "it stands");
+    assert_eq!(
+        bench.states.malformed_inputs.current().len(),
+        1,
+        "it stands"
+    );
     // One changes, in another order: the others are what they were.
     let mut changed = pod("b");
     changed["metadata"]["annotations"] = json!({"koordinator.sh/eviction-priority": "7"});
@@ -389,7 +393,7 @@ async fn a_pod_that_says_the_same_again_is_not_read_again() {
     assert_eq!(of("b").map(|pod| pod.eviction_priority), Some(7));
     assert_eq!(of("a"), first.iter().find(|pod| pod.name == "a"));
     assert_eq!(second.len(), 3);
-    assert!(bench.states.complaints.standing().is_empty());
+    assert!(bench.states.malformed_inputs.current().is_empty());
     // And back: the text of two lists ago says what it says.
     bench.fake.pods(&[pod("b"), pod("bad"), pod("a")]);
     bench.poll.once(3000).await;

@@ -15,7 +15,7 @@ const KIND_ROOT: &str = "kubelet";
 
 /// What one source says about the kubelet's cgroups.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Words {
+pub struct CgroupHint {
     /// `cgroupDriver`.
     pub driver: Option<Driver>,
     /// `cgroupRoot`; the root group may be written as `/`.
@@ -53,7 +53,7 @@ impl Source {
 
 /// A layout and how sure it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct DetectedLayout {
     /// The layout to use now.
     pub layout: Layout,
     /// Who decided on the driver.
@@ -64,19 +64,19 @@ pub struct Found {
 
 /// What the process of the kubelet tells.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Process {
-    flag: Words,
-    file: Words,
+pub(crate) struct KubeletProcess {
+    flag: CgroupHint,
+    file: CgroupHint,
 }
 
 /// Decides. `own` is koordlet's own setting of the kubelet's cgroupRoot, which goes first when it is
 /// not the root group; `exists` tells whether a layout's group of all pods is there.
 pub(super) fn decide(
     own: &CgroupPath,
-    configz: Option<&Words>,
-    process: Option<&Process>,
+    configz: Option<&CgroupHint>,
+    process: Option<&KubeletProcess>,
     exists: impl Fn(&Layout) -> bool,
-) -> Found {
+) -> DetectedLayout {
     let flag = process.map(|process| &process.flag);
     let file = process.map(|process| &process.file);
     let sources = [
@@ -84,43 +84,49 @@ pub(super) fn decide(
         (flag, Source::Flag),
         (file, Source::File),
     ];
-    let said = |(words, _): &(Option<&Words>, Source)| words.and_then(|w| w.cgroup_root.clone());
+    let cgroup_root =
+        |(hint, _): &(Option<&CgroupHint>, Source)| hint.and_then(|hint| hint.cgroup_root.clone());
     let root = if own.is_root() {
-        sources.iter().find_map(said)
+        sources.iter().find_map(cgroup_root)
     } else {
         Some(own.as_str().to_owned())
     };
     let known_root = root.is_some();
     let root = root.unwrap_or_default();
     let root = CgroupPath::new(root.trim_matches('/')).unwrap_or_else(|_| CgroupPath::root());
-    let word = sources
+    let hint = sources
         .iter()
-        .find_map(|(words, source)| Some((words.and_then(|w| w.driver)?, *source)));
-    let mut there = Vec::new();
+        .find_map(|(hint, source)| Some((hint.and_then(|hint| hint.driver)?, *source)));
+    let mut existing = Vec::new();
     for driver in [Driver::Systemd, Driver::Cgroupfs] {
         let plain = Layout::new(driver, root.clone());
         if exists(&plain) {
-            there.push(plain);
+            existing.push(plain);
         } else if !known_root
             && let Ok(root) = CgroupPath::new(KIND_ROOT)
             && let kind = Layout::new(driver, root)
             && exists(&kind)
         {
-            there.push(kind);
+            existing.push(kind);
         }
     }
-    let with = |driver: Driver| there.iter().find(|layout| layout.driver == driver).cloned();
-    if let Some((driver, source)) = word {
+    let with = |driver: Driver| {
+        existing
+            .iter()
+            .find(|layout| layout.driver == driver)
+            .cloned()
+    };
+    if let Some((driver, source)) = hint {
         if let Some(layout) = with(driver) {
-            return Found {
+            return DetectedLayout {
                 layout,
                 source,
                 settled: true,
             };
         }
         // The runtime may have overruled what the kubelet was told: what is there counts.
-        let other = there.into_iter().next();
-        return Found {
+        let other = existing.into_iter().next();
+        return DetectedLayout {
             source: if other.is_some() {
                 Source::Directories
             } else {
@@ -130,13 +136,13 @@ pub(super) fn decide(
             settled: false,
         };
     }
-    match there.into_iter().next() {
-        Some(layout) => Found {
+    match existing.into_iter().next() {
+        Some(layout) => DetectedLayout {
             layout,
             source: Source::Directories,
             settled: false,
         },
-        None => Found {
+        None => DetectedLayout {
             // A kubelet that is told nothing uses cgroupfs.
             layout: Layout::new(
                 match process {
@@ -153,12 +159,12 @@ pub(super) fn decide(
 
 /// Looks at this machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Finder {
+pub(crate) struct LayoutFinder {
     root: Root,
     own: CgroupPath,
 }
 
-impl Finder {
+impl LayoutFinder {
     /// Below `own`, koordlet's own setting of the kubelet's cgroupRoot.
     pub(crate) fn new(root: Root, own: CgroupPath) -> Self {
         Self { root, own }
@@ -170,9 +176,9 @@ impl Finder {
     }
 
     /// What is known now; `configz` is what the kubelet says of itself.
-    pub(crate) fn look(&self, configz: Option<&Words>) -> Found {
+    pub(crate) fn detect(&self, configz: Option<&CgroupHint>) -> DetectedLayout {
         let process = match configz {
-            Some(words) if words.driver.is_some() => None,
+            Some(hint) if hint.driver.is_some() => None,
             _ => self.process(),
         };
         decide(&self.own, configz, process.as_ref(), |layout| {
@@ -182,7 +188,7 @@ impl Finder {
     }
 
     /// Returns the process of the kubelet, when this one may see it.
-    fn process(&self) -> Option<Process> {
+    fn process(&self) -> Option<KubeletProcess> {
         let read = |pid: u32, file: &str| {
             let path = self.root.proc(&format!("{pid}/{file}"));
             self.root.read(&path).ok().flatten()
@@ -199,12 +205,15 @@ impl Finder {
             Some(absolute) => format!("root/{absolute}"),
             None => format!("cwd/{config}"),
         };
-        Some(Process {
-            flag: Words {
+        Some(KubeletProcess {
+            flag: CgroupHint {
                 driver: flag(&flags, "cgroup-driver").and_then(|name| name.parse().ok()),
                 cgroup_root: flag(&flags, "cgroup-root").map(str::to_owned),
             },
-            file: read(pid, &config).as_deref().map(words).unwrap_or_default(),
+            file: read(pid, &config)
+                .as_deref()
+                .map(parse_hint)
+                .unwrap_or_default(),
         })
     }
 }
@@ -212,10 +221,10 @@ impl Finder {
 /// Returns the value of `--name=value` or `--name value`.
 fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
     flags.iter().enumerate().find_map(|(at, flag)| {
-        let rest = flag.trim_start_matches('-').strip_prefix(name)?;
-        match rest.strip_prefix('=') {
+        let value = flag.trim_start_matches('-').strip_prefix(name)?;
+        match value.strip_prefix('=') {
             Some(value) => Some(value),
-            None if rest.is_empty() => flags.get(at + 1).copied(),
+            None if value.is_empty() => flags.get(at + 1).copied(),
             None => None,
         }
     })
@@ -223,9 +232,9 @@ fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
 
 /// Returns the two keys of a KubeletConfiguration file, YAML or JSON. They are at the top of it, so a line
 /// that begins with the key is all that is looked for.
-fn words(file: &str) -> Words {
+fn parse_hint(file: &str) -> CgroupHint {
     if let Ok(value) = serde_json::from_str::<Value>(file) {
-        return Words::of(&value);
+        return CgroupHint::from_config(&value);
     }
     let value = |key: &str| {
         let line = file.lines().find_map(|line| line.strip_prefix(key))?;
@@ -234,16 +243,16 @@ fn words(file: &str) -> Words {
         let value = value.trim().trim_matches(['"', '\'']);
         (!value.is_empty()).then(|| value.to_owned())
     };
-    Words {
+    CgroupHint {
         driver: value("cgroupDriver").and_then(|name| name.parse().ok()),
         cgroup_root: value("cgroupRoot"),
     }
 }
 
-impl Words {
+impl CgroupHint {
     /// Those of a KubeletConfiguration. The empty text says nothing.
     #[must_use]
-    pub(crate) fn of(config: &Value) -> Self {
+    pub(crate) fn from_config(config: &Value) -> Self {
         let text = |key| {
             let text = lenient::member(config, key)?.as_str()?;
             (!text.is_empty()).then(|| text.to_owned())
@@ -260,8 +269,8 @@ mod tests {
     use super::*;
     use koord_host::fake::Tree;
 
-    fn words_of(driver: Option<Driver>, root: Option<&str>) -> Words {
-        Words {
+    fn words_of(driver: Option<Driver>, root: Option<&str>) -> CgroupHint {
+        CgroupHint {
             driver,
             cgroup_root: root.map(str::to_owned),
         }
@@ -270,26 +279,30 @@ mod tests {
     /// Group of all pods, source, settled.
     fn check(
         own: &str,
-        configz: Option<Words>,
-        process: Option<Process>,
+        configz: Option<CgroupHint>,
+        process: Option<KubeletProcess>,
         there: &[&str],
         want: (&str, Source, bool),
     ) {
         let own = CgroupPath::new(own).unwrap();
-        let found = decide(&own, configz.as_ref(), process.as_ref(), |layout| {
+        let detected = decide(&own, configz.as_ref(), process.as_ref(), |layout| {
             there.contains(&layout.pods.as_str())
         });
-        let got = (found.layout.pods.as_str(), found.source, found.settled);
+        let got = (
+            detected.layout.pods.as_str(),
+            detected.source,
+            detected.settled,
+        );
         assert_eq!(got, want, "{own} {configz:?} {process:?} {there:?}");
     }
 
     #[test]
-    fn the_kubelets_word_goes_first_then_what_is_there() {
+    fn kubelet_configuration_precedes_directories() {
         use Driver::{Cgroupfs, Systemd};
         use Source::{Configz, Directories, File, Flag, Guess};
         let says = |driver| Some(words_of(Some(driver), None));
-        let process = |flag: Option<Words>, file: Option<Words>| {
-            Some(Process {
+        let process = |flag: Option<CgroupHint>, file: Option<CgroupHint>| {
+            Some(KubeletProcess {
                 flag: flag.unwrap_or_default(),
                 file: file.unwrap_or_default(),
             })
@@ -300,9 +313,9 @@ mod tests {
         check("", says(Cgroupfs), None, &[], (plain, Configz, false));
         check("", says(Cgroupfs), None, &[plain], (plain, Configz, true));
         // An old tree of the other driver beside it.
-        let both = [slice, plain];
-        check("", says(Cgroupfs), None, &both, (plain, Configz, true));
-        check("", says(Systemd), None, &both, (slice, Configz, true));
+        let layouts = [slice, plain];
+        check("", says(Cgroupfs), None, &layouts, (plain, Configz, true));
+        check("", says(Systemd), None, &layouts, (slice, Configz, true));
         // The runtime overruled the setting.
         check(
             "",
@@ -317,16 +330,22 @@ mod tests {
             "",
             says(Cgroupfs),
             flag.clone(),
-            &both,
+            &layouts,
             (plain, Configz, true),
         );
-        check("", None, flag.clone(), &both, (slice, Flag, true));
-        check("", Some(Words::default()), flag, &both, (slice, Flag, true));
+        check("", None, flag.clone(), &layouts, (slice, Flag, true));
+        check(
+            "",
+            Some(CgroupHint::default()),
+            flag,
+            &layouts,
+            (slice, Flag, true),
+        );
         let file = process(None, says(Cgroupfs));
-        check("", None, file, &both, (plain, File, true));
+        check("", None, file, &layouts, (plain, File, true));
         // Nobody says anything.
         check("", None, None, &[plain], (plain, Directories, false));
-        check("", None, None, &both, (slice, Directories, false));
+        check("", None, None, &layouts, (slice, Directories, false));
         check("", None, None, &[], (slice, Guess, false));
         check("", None, process(None, None), &[], (plain, Guess, false));
         // cgroupRoot: our own setting, the kubelet's, kind's.
@@ -405,7 +424,7 @@ mod tests {
             tree.put("proc/77/cmdline", cmdline).unwrap();
             tree.put(&format!("proc/77/{path}"), file).unwrap();
             tree.put("proc/78/comm", "kubelet-proxy\n").unwrap();
-            let finder = Finder::new(tree.root().clone(), CgroupPath::root());
+            let finder = LayoutFinder::new(tree.root().clone(), CgroupPath::root());
             let process = finder.process().unwrap();
             let got = (
                 process.flag.driver,
@@ -415,17 +434,17 @@ mod tests {
             assert_eq!(got, want, "{cmdline:?}");
         }
         let empty = Tree::v2("0-1").unwrap();
-        let finder = Finder::new(empty.root().clone(), CgroupPath::root());
+        let finder = LayoutFinder::new(empty.root().clone(), CgroupPath::root());
         assert_eq!(finder.process(), None);
         // Before the first pod everything is a guess; afterwards it is not.
-        assert_eq!(finder.look(None).source, Source::Guess);
+        assert_eq!(finder.detect(None).source, Source::Guess);
         empty.group("kubepods/besteffort").unwrap();
-        let found = finder.look(None);
+        let detected = finder.detect(None);
         assert_eq!(
-            (found.layout.driver(), found.source),
+            (detected.layout.driver(), detected.source),
             (Driver::Cgroupfs, Source::Directories)
         );
         let said = words_of(Some(Driver::Cgroupfs), None);
-        assert!(finder.look(Some(&said)).settled);
+        assert!(finder.detect(Some(&said)).settled);
     }
 }

@@ -8,10 +8,10 @@ use koord_host::procfs::process;
 use koord_host::{CgroupPath, Controller, Root};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// After so many passes, the processes are read in every [`RARE`]th pass only.
-const EAGER: u32 = 3;
-/// See [`EAGER`].
-const RARE: u32 = 30;
+/// After so many passes, the processes are read in every [`RARE_INTERVAL`]th pass only.
+const EAGER_PASSES: u32 = 3;
+/// See [`EAGER_PASSES`].
+const RARE_INTERVAL: u32 = 30;
 /// Passes in a row in which a cgroup must be missing before that is reported: a container may have
 /// just begun or ended.
 const REPORT_AFTER: u32 = 3;
@@ -29,7 +29,7 @@ pub(crate) struct Locator {
 
 /// What a pass found.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Pass {
+pub(crate) struct LocateResult {
     /// Cgroups under other names.
     pub(crate) located: Located,
     /// Running containers without a cgroup for a while, with what was tried.
@@ -38,8 +38,8 @@ pub(crate) struct Pass {
 
 impl Locator {
     /// Checks the cgroups of all running containers of `pods`; `last` is the result of the pass before.
-    pub(crate) fn pass(&mut self, root: &Root, pods: &[PodInfo], last: &Located) -> Pass {
-        let mut pass = Pass::default();
+    pub(crate) fn pass(&mut self, root: &Root, pods: &[PodInfo], last: &Located) -> LocateResult {
+        let mut pass = LocateResult::default();
         let mut unknown = Vec::new();
         for pod in pods.iter().filter(|pod| is_local(pod)) {
             for container in pod.all_containers().filter(|it| it.running) {
@@ -64,15 +64,15 @@ impl Locator {
                 .get(*hash)
                 .map_or(0, |passes| passes.saturating_add(1));
             self.missing.insert((*hash).to_owned(), passes);
-            if passes < EAGER || passes.is_multiple_of(RARE) {
+            if passes < EAGER_PASSES || passes.is_multiple_of(RARE_INTERVAL) {
                 eager.insert(*hash);
             }
         }
-        let found = by_processes(root, &eager);
+        let by_hash = by_processes(root, &eager);
         for (pod, name, hash, group) in unknown {
-            if let Some(found) = found.get(hash).filter(|found| is_of_pod(found, pod)) {
+            if let Some(by_hash) = by_hash.get(hash).filter(|by_hash| is_of_pod(by_hash, pod)) {
                 self.missing.remove(hash);
-                pass.located.insert(hash.to_owned(), found.clone());
+                pass.located.insert(hash.to_owned(), by_hash.clone());
             } else if self.missing.get(hash) >= Some(&REPORT_AFTER) {
                 let message = format!(
                     "not found at {group}, under another name in {}, or through its processes",
@@ -120,9 +120,9 @@ fn is_named(name: &str, hash: &str) -> bool {
 /// Returns where the processes of containers are, by hash. Only the topmost cgroup that is named after
 /// a container counts: what a container makes below its own is its own affair.
 fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> Located {
-    let mut found = Located::new();
+    let mut located = Located::new();
     if hashes.is_empty() {
-        return found;
+        return located;
     }
     for pid in process::all(root).unwrap_or_default() {
         let in_tree = |controller| process::cgroup_of(root, pid, controller).ok().flatten();
@@ -135,7 +135,7 @@ fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> Located {
             if let Some(hash) = hashes.iter().find(|hash| is_named(name, hash)) {
                 let group = path.get(..end).and_then(|path| CgroupPath::new(path).ok());
                 if let Some(group) = group.filter(|group| root.cgroup(group).exists()) {
-                    found.entry((*hash).to_owned()).or_insert(group);
+                    located.entry((*hash).to_owned()).or_insert(group);
                 }
                 break;
             }
@@ -145,7 +145,7 @@ fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> Located {
             end += 1;
         }
     }
-    found
+    located
 }
 
 /// Returns true if `name` ends with the id of a container: 64 hex digits.
@@ -183,7 +183,7 @@ mod tests {
                 {"name": "c", "containerID": format!("{runtime}://{HASH}"), "image": "", "imageID": "",
                  "ready": true, "restartCount": 0, "state": {"running": {}}}]}}))
         .unwrap();
-        PodInfo::of(&pod, layout).unwrap()
+        PodInfo::from_pod(&pod, layout).unwrap()
     }
 
     /// The cgroups of today's runtimes, where both drivers put them; see also the table of
@@ -290,7 +290,7 @@ mod tests {
         tree.group(&format!("{}/{HASH}", pods[0].cgroup.as_str()))
             .unwrap();
         let pass = locator.pass(tree.root(), &pods, &Located::new());
-        assert_eq!(pass, Pass::default());
+        assert_eq!(pass, LocateResult::default());
     }
 
     /// A container can name what it makes below its own cgroup as it likes.

@@ -28,63 +28,64 @@ pub(super) fn read(
         return (Vec::new(), Vec::new());
     };
     let status = pod.status.as_ref();
-    let mut one = |place: Place, container: &Container, statuses: Option<&Vec<ContainerStatus>>| {
-        let status = statuses
-            .into_iter()
-            .flatten()
-            .find(|status| status.name == container.name);
-        let id = status.and_then(|status| status.container_id.as_deref());
-        let mut amounts = Amounts {
-            reader: &mut *reader,
-            place,
-            container,
-            extended: extended.containers.get(&container.name),
+    let mut read_container =
+        |place: Place, container: &Container, statuses: Option<&Vec<ContainerStatus>>| {
+            let status = statuses
+                .into_iter()
+                .flatten()
+                .find(|status| status.name == container.name);
+            let id = status.and_then(|status| status.container_id.as_deref());
+            let mut amounts = AmountReader {
+                reader: &mut *reader,
+                place,
+                container,
+                extended: extended.containers.get(&container.name),
+            };
+            let native = amounts.tier(resources::CPU, resources::MEMORY, |q| q.milli_value());
+            let batch = amounts.tier(resources::BATCH_CPU, resources::BATCH_MEMORY, integer);
+            let mid = amounts.tier(resources::MID_CPU, resources::MID_MEMORY, integer);
+            let before = last.filter(|_| lost).and_then(|last| {
+                last.all_containers()
+                    .find(|before| before.name == container.name)
+            });
+            ContainerInfo {
+                name: container.name.clone(),
+                role: match place {
+                    Place::Main(_) => Role::Main,
+                    Place::Init(_) if is_sidecar(container) => Role::Sidecar,
+                    Place::Init(_) => Role::Init,
+                },
+                id: id.map(Into::into),
+                running: status
+                    .and_then(|status| status.state.as_ref())
+                    .is_some_and(|state| state.running.is_some()),
+                cgroup: id.and_then(|id| layout.container(cgroup, id).ok()),
+                native: native.unwrap_or_default(),
+                batch: batch.or_else(|| before?.batch),
+                mid: mid
+                    .map(Box::new)
+                    .or_else(|| before.and_then(|before| before.mid.clone())),
+            }
         };
-        let native = amounts.tier(resources::CPU, resources::MEMORY, |q| q.milli_value());
-        let batch = amounts.tier(resources::BATCH_CPU, resources::BATCH_MEMORY, whole);
-        let mid = amounts.tier(resources::MID_CPU, resources::MID_MEMORY, whole);
-        let before = last.filter(|_| lost).and_then(|last| {
-            last.all_containers()
-                .find(|before| before.name == container.name)
-        });
-        ContainerInfo {
-            name: container.name.clone(),
-            role: match place {
-                Place::Main(_) => Role::Main,
-                Place::Init(_) if is_sidecar(container) => Role::Sidecar,
-                Place::Init(_) => Role::Init,
-            },
-            id: id.map(Into::into),
-            running: status
-                .and_then(|status| status.state.as_ref())
-                .is_some_and(|state| state.running.is_some()),
-            cgroup: id.and_then(|id| layout.container(cgroup, id).ok()),
-            native: native.unwrap_or_default(),
-            batch: batch.or_else(|| before?.batch),
-            mid: mid
-                .map(Box::new)
-                .or_else(|| before.and_then(|before| before.mid.clone())),
-        }
-    };
     let main = spec.containers.iter().enumerate().map(|(at, container)| {
         let statuses = status.and_then(|s| s.container_statuses.as_ref());
-        one(Place::Main(at), container, statuses)
+        read_container(Place::Main(at), container, statuses)
     });
     let main = main.collect();
     let init = spec.init_containers.iter().flatten().enumerate();
     let init = init.map(|(at, container)| {
         let statuses = status.and_then(|s| s.init_container_statuses.as_ref());
-        one(Place::Init(at), container, statuses)
+        read_container(Place::Init(at), container, statuses)
     });
     (main, init.collect())
 }
 
-fn whole(quantity: Quantity) -> i64 {
+fn integer(quantity: Quantity) -> i64 {
     quantity.value()
 }
 
 /// The amounts of one container.
-struct Amounts<'a, 'b> {
+struct AmountReader<'a, 'b> {
     reader: &'a mut Reader<'b>,
     place: Place,
     container: &'a Container,
@@ -92,7 +93,7 @@ struct Amounts<'a, 'b> {
     extended: Option<&'a ExtendedResourceContainerSpec>,
 }
 
-impl Amounts<'_, '_> {
+impl AmountReader<'_, '_> {
     /// CPU, in the unit `cpu_unit` gives, and memory of one tier; `None` when none is named.
     fn tier(
         &mut self,
@@ -103,8 +104,8 @@ impl Amounts<'_, '_> {
         let tier = Batch {
             cpu_request: self.get(false, cpu).map(&cpu_unit),
             cpu_limit: self.get(true, cpu).map(&cpu_unit),
-            memory_request: self.get(false, memory).map(whole),
-            memory_limit: self.get(true, memory).map(whole),
+            memory_request: self.get(false, memory).map(integer),
+            memory_limit: self.get(true, memory).map(integer),
         };
         (tier != Batch::default()).then_some(tier)
     }

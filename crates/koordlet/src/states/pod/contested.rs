@@ -8,7 +8,7 @@ const FIELD: usize = 100;
 /// What two plugins both set of a container. The runtime refuses the creation without telling either
 /// of them; its text is in the pod's status, as the reason why the container waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Contested {
+pub struct AdjustmentConflict {
     /// The container's name.
     pub container: String,
     /// The plugins: index and name, such as `00-koordlet_nri`.
@@ -17,9 +17,9 @@ pub struct Contested {
     pub field: String,
 }
 
-impl Contested {
+impl AdjustmentConflict {
     /// What the first such container of a pod waits for.
-    pub(super) fn of(pod: &Pod) -> Option<Box<Self>> {
+    pub(super) fn find(pod: &Pod) -> Option<Box<Self>> {
         let status = pod.status.as_ref()?;
         let main = status.container_statuses.iter().flatten();
         let mut all = main.chain(status.init_container_statuses.iter().flatten());
@@ -94,7 +94,7 @@ mod tests {
                 "containerStatuses": [waits("main", main)],
                 "initContainerStatuses": [waits("init", init)]}});
             let pod: Pod = serde_json::from_value(pod).unwrap();
-            Contested::of(&pod).map(|contested| contested.container)
+            AdjustmentConflict::find(&pod).map(|conflict| conflict.container)
         };
         assert_eq!(of("", message).as_deref(), Some("init"));
         assert_eq!(of(message, "").as_deref(), Some("main"));

@@ -19,7 +19,10 @@ fn is_exclusive(pod: &PodInfo) -> bool {
 ///
 /// A pod keeps what it has in `old`. Otherwise pods that name no more CPUs than they request come
 /// first, then exclusive pods, then older ones.
-pub(crate) fn settle_cpus(pods: &mut [PodInfo], old: &[PodInfo]) -> BTreeMap<String, String> {
+pub(crate) fn resolve_cpu_conflicts(
+    pods: &mut [PodInfo],
+    old: &[PodInfo],
+) -> BTreeMap<String, String> {
     let before: BTreeMap<&str, &CpuSet> = old
         .iter()
         .filter_map(|pod| Some((pod.uid.as_str(), pod.cpus.as_ref()?)))
@@ -31,9 +34,9 @@ pub(crate) fn settle_cpus(pods: &mut [PodInfo], old: &[PodInfo]) -> BTreeMap<Str
         }
     }
     claims.sort_by_cached_key(|pod| {
-        let kept = pod.cpus.as_ref() == before.get(pod.uid.as_str()).copied();
+        let unchanged = pod.cpus.as_ref() == before.get(pod.uid.as_str()).copied();
         (
-            Reverse((kept, pod.is_bound_by_its_cpus(), is_exclusive(pod))),
+            Reverse((unchanged, pod.is_bound_by_its_cpus(), is_exclusive(pod))),
             pod.created,
             pod.uid.clone(),
         )
@@ -45,14 +48,15 @@ pub(crate) fn settle_cpus(pods: &mut [PodInfo], old: &[PodInfo]) -> BTreeMap<Str
         let Some(cpus) = pod.cpus.clone() else {
             continue;
         };
-        let others = if is_exclusive(pod) { &held } else { &exclusive };
+        let holders = if is_exclusive(pod) { &held } else { &exclusive };
         let name = format!("{}/{}", pod.namespace, pod.name);
-        if let Some((shared, holder)) = others.overlap(&cpus) {
+        if let Some((shared, holder)) = holders.overlap(&cpus) {
             let message = format!("CPUs {shared} of {cpus} are held by pod {holder}: not used");
             conflicts.insert(name, message);
             // Batch work runs on what is left.
-            let rest = cpus.difference(&shared);
-            pod.cpus = Some(rest).filter(|rest| pod.qos == QosClass::Be && !rest.is_empty());
+            let remaining = cpus.difference(&shared);
+            pod.cpus = Some(remaining)
+                .filter(|remaining| pod.qos == QosClass::Be && !remaining.is_empty());
             pod.refused_cpus = Some(Box::new(cpus));
             continue;
         }
@@ -70,10 +74,10 @@ pub(crate) fn check_new_pod(pod: &mut PodInfo, listed: &[PodInfo]) -> Option<Str
     let cpus = pod.cpus.clone()?;
     let alone = is_exclusive(pod);
     let mut holders = Holders::default();
-    let others = listed
+    let other_pods = listed
         .iter()
         .filter(|it| it.uid != pod.uid && it.is_active());
-    for other in others.filter(|other| alone || is_exclusive(other)) {
+    for other in other_pods.filter(|other| alone || is_exclusive(other)) {
         if let Some(cpus) = &other.cpus {
             holders.add(cpus, &format!("{}/{}", other.namespace, other.name));
         }
@@ -143,18 +147,18 @@ mod tests {
                 // The name comes first, and so much is requested.
                 let both = || [pod("a", thief, "3-4", 2000), held[0].clone()];
                 let mut pods = both();
-                let conflicts = settle_cpus(&mut pods, &held);
+                let conflicts = resolve_cpu_conflicts(&mut pods, &held);
                 assert_eq!(shown(&pods), ["", "2-3"], "{holder:?} {thief:?}");
                 let expected = "CPUs 3 of 3-4 are held by pod default/b: not used";
                 assert_eq!(conflicts["default/a"], expected);
                 // The next list has the same result.
                 let last = pods.clone();
-                settle_cpus(&mut pods, &last);
+                resolve_cpu_conflicts(&mut pods, &last);
                 assert_eq!(shown(&pods), ["", "2-3"], "{holder:?} {thief:?}");
                 // Its CPUs come back when the other one has ended.
                 pods[1].phase = Phase::Succeeded;
                 let last = pods.clone();
-                assert!(settle_cpus(&mut pods, &last).is_empty());
+                assert!(resolve_cpu_conflicts(&mut pods, &last).is_empty());
                 assert_eq!(shown(&pods), ["3-4", "2-3"], "{holder:?} {thief:?}");
             }
         }
@@ -167,12 +171,12 @@ mod tests {
             pod("a", QosClass::Lse, "0-3", 100),
             pod("b", QosClass::Lsr, "2-3", 2000),
         ];
-        let conflicts = settle_cpus(&mut pods, &[]);
+        let conflicts = resolve_cpu_conflicts(&mut pods, &[]);
         assert_eq!(shown(&pods), ["", "2-3"]);
         assert_eq!(conflicts.len(), 1);
         // Pods without a claim to be alone share.
         let mut pods = ["a", "b"].map(|name| pod(name, QosClass::Ls, "0-1", 2000));
-        assert!(settle_cpus(&mut pods, &[]).is_empty());
+        assert!(resolve_cpu_conflicts(&mut pods, &[]).is_empty());
         assert_eq!(shown(&pods), ["0-1", "0-1"]);
     }
 
@@ -184,7 +188,7 @@ mod tests {
         ];
         for _ in 0..2 {
             let last = pods.clone();
-            assert_eq!(settle_cpus(&mut pods, &last).len(), 1);
+            assert_eq!(resolve_cpu_conflicts(&mut pods, &last).len(), 1);
             assert_eq!(shown(&pods), ["3", "7"]);
         }
     }

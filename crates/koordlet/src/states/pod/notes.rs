@@ -87,7 +87,7 @@ pub(super) static NONE: Notes = Notes {
 };
 
 /// What the annotations say that every pod is asked for.
-pub(super) struct Read {
+pub(super) struct ParsedAnnotations {
     pub(super) notes: Option<Box<Notes>>,
     /// From `resource-status`; never empty.
     pub(super) cpus: Option<CpuSet>,
@@ -95,9 +95,9 @@ pub(super) struct Read {
     pub(super) eviction_priority: i32,
 }
 
-impl Read {
+impl ParsedAnnotations {
     /// Reads annotations and labels; `last` speaks for what does not fit its format.
-    pub(super) fn of(reader: &mut Reader<'_>, pod: &Pod, last: Option<&PodInfo>) -> Self {
+    pub(super) fn parse(reader: &mut Reader<'_>, pod: &Pod, last: Option<&PodInfo>) -> Self {
         let labels = pod.metadata.labels.as_ref();
         let before = last.map_or(&NONE, PodInfo::notes);
         let notes = reader.notes();
@@ -155,11 +155,11 @@ impl Read {
             gpu_isolation: label(labels::GPU_ISOLATION_PROVIDER),
         };
         // What nobody could read allows nobody to evict.
-        let nobody = last.map_or(Some(Vec::new()), |last| last.evictable_by.clone());
+        let evictable_before = last.map_or(Some(Vec::new()), |last| last.evictable_by.clone());
         let policy = extension::eviction_policy(notes);
         let priority = extension::eviction_priority(notes);
         Self {
-            evictable_by: reader.checked(policy, nobody),
+            evictable_by: reader.checked(policy, evictable_before),
             eviction_priority: reader
                 .checked(priority, last.map(|last| last.eviction_priority))
                 .unwrap_or_default(),

@@ -5,7 +5,7 @@ use serde_json::json;
 
 fn info(value: serde_json::Value) -> PodInfo {
     let pod: Pod = serde_json::from_value(value).unwrap();
-    PodInfo::of(&pod, &Layout::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
+    PodInfo::from_pod(&pod, &Layout::new(Driver::Cgroupfs, CgroupPath::root())).unwrap()
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn rdma_devices_that_a_pod_does_not_ask_for_are_not_its_own() {
     ] {
         let (kinds, plain) = listed(uid, devices, request);
         assert_eq!((kinds.as_str(), plain), want, "{uid} {devices} {request}");
-        let standing = states.complaints.standing();
+        let standing = states.malformed_inputs.current();
         let complaint = standing.get("Pod d/p").map(|all| all[0].clone());
         let refused = want.0.is_empty() || want.0 == "gpu";
         assert_eq!(complaint.is_some(), refused, "{complaint:?}");
@@ -362,14 +362,11 @@ fn a_container_that_two_plugins_want_is_found_whichever_it_is() {
     ] {
         let pod = info(json!({"metadata": {"uid": "u"}, "status": {
             "initContainerStatuses": init, "containerStatuses": main}}));
-        let contested = pod.contested.as_deref();
-        assert_eq!(
-            contested.map(|contested| contested.container.as_str()),
-            want
-        );
-        if let Some(contested) = contested {
-            assert_eq!(contested.plugins, ["00-a", "10-b"]);
-            assert_eq!(contested.field, "CPU shares");
+        let conflict = pod.conflict.as_deref();
+        assert_eq!(conflict.map(|conflict| conflict.container.as_str()), want);
+        if let Some(conflict) = conflict {
+            assert_eq!(conflict.plugins, ["00-a", "10-b"]);
+            assert_eq!(conflict.field, "CPU shares");
         }
     }
 }

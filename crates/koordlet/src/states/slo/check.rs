@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 const MOST_REPAIRS: usize = 64;
 
 /// A section that was checked.
-pub(super) struct Checked {
+pub(super) struct CheckedSpec {
     /// What can be used.
     pub(super) spec: NodeSLOSpec,
     /// The same as JSON.
@@ -35,7 +35,7 @@ const SECTIONS: [&str; 6] = [
 ];
 
 /// Takes from `given` what fits, and from `last` what stood in the place of the rest.
-pub(super) fn check(given: &Value, last: &Value) -> Checked {
+pub(super) fn check(given: &Value, last: &Value) -> CheckedSpec {
     let mut malformed = Vec::new();
     let mut good = Map::new();
     let nothing = Map::new();
@@ -60,7 +60,7 @@ pub(super) fn check(given: &Value, last: &Value) -> Checked {
         }
     }
     let good = Value::Object(good);
-    Checked {
+    CheckedSpec {
         spec: lenient::from_value(&good).unwrap_or_default(),
         good,
         malformed,

@@ -20,7 +20,7 @@ pub struct HostApp {
 }
 
 impl HostApp {
-    pub(super) fn of(spec: &HostApplicationSpec) -> Self {
+    pub(super) fn from_spec(spec: &HostApplicationSpec) -> Self {
         Self {
             name: spec.name.clone(),
             priority: spec.priority,
@@ -35,7 +35,7 @@ impl HostApp {
 pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
     // Where groups are does not matter here, only whether they can be named.
     let layout = Layout::new(Driver::Cgroupfs, koord_host::CgroupPath::root());
-    let found = (0..).zip(apps).filter_map(|(at, app): (usize, _)| {
+    let violations = (0..).zip(apps).filter_map(|(at, app): (usize, _)| {
         let name = serde_json::Value::from(app.name.as_str());
         let (field, value, reason) = if app.name.is_empty() {
             ("name", name, "must not be empty".to_owned())
@@ -46,7 +46,7 @@ pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
                 "is the name of an earlier one, too".to_owned(),
             )
         } else {
-            let error = layout.host_app(&HostApp::of(app)).err()?;
+            let error = layout.host_app(&HostApp::from_spec(app)).err()?;
             let field = match app.cgroup_path {
                 Some(_) => "cgroupPath",
                 None if matches!(app.qos, QosClass::Ls | QosClass::Be) => "name",
@@ -60,5 +60,5 @@ pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
             reason,
         })
     });
-    found.last()
+    violations.last()
 }

@@ -24,11 +24,11 @@ fn defaults_fill_what_is_open() {
     let some = slo(&json!({"resourceUsedThresholdWithBE": {
         "enable": true, "cpuSuppressPolicy": "cfsQuota", "memoryEvictThresholdPercent": 80}}));
     assert!(some.enabled);
-    assert_eq!(some.policy, Policy::CfsQuota);
+    assert_eq!(some.policy, SuppressPolicy::CfsQuota);
     assert_eq!((some.suppress_percent, some.memory_percent), (65, Some(80)));
     // An open policy is upstream's default.
     let empty = slo(&json!({"resourceUsedThresholdWithBE": {"cpuSuppressPolicy": ""}}));
-    assert_eq!(empty.policy, Policy::Cpuset);
+    assert_eq!(empty.policy, SuppressPolicy::Cpuset);
 }
 
 /// Upstream's merge (states_nodeslo): sections that are not given have the defaults, disabled
@@ -100,7 +100,7 @@ fn a_bad_field_keeps_its_last_good_value_and_costs_no_other() {
     assert_eq!(kept.suppress_percent, 70);
     assert_eq!(
         (kept.policy, kept.memory_percent),
-        (Policy::Cpuset, Some(60))
+        (SuppressPolicy::Cpuset, Some(60))
     );
     let ls = kept.cpu_qos(QosClass::Ls).unwrap();
     assert_eq!((ls.enable, ls.group_identity), (Some(true), Some(2)));
