@@ -1,7 +1,7 @@
-//! Which persistent volumes the claims of pods are bound to.
+//! Persistent volumes that the claims of pods are bound to.
 //!
-//! Only block I/O settings of pods need to know, and only of the volumes that they name; these claims
-//! are looked up one by one until they are bound, which then never changes.
+//! They are needed only for block I/O settings of pods, and only for the volumes that these name. Such claims
+//! are looked up one by one until they are bound, which never changes afterwards.
 
 use super::States;
 use super::pod::{PodInfo, VolumeSource};
@@ -14,15 +14,15 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// Between two rounds.
+/// Interval between two rounds.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How long one look-up may take.
+/// Timeout of one look-up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Claims by namespace and name, with their volume; `None` while a claim has none.
+/// Claims by namespace and name, with their volume; `None` for an unbound claim.
 pub type Claims = BTreeMap<(String, String), Option<String>>;
 
-/// Keeps `states.claims` until `shutdown`.
+/// Updates `states.claims` until `shutdown`.
 pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: CancellationToken) {
     let mut log = LogOnChange::default();
     let rounds = async {
@@ -37,7 +37,7 @@ pub(crate) async fn follow(states: Arc<States>, client: Client, shutdown: Cancel
     }
 }
 
-/// Looks up what is wanted and not bound yet. What could not be looked up is left out.
+/// Looks up claims that are needed and not bound yet. Claims whose look-up fails are left out.
 async fn update_claims(states: &States, client: &Client, log: &mut LogOnChange) {
     let pods = states.pods.load_full();
     let last = states.claims.load_full();
@@ -79,7 +79,7 @@ async fn update_claims(states: &States, client: &Client, log: &mut LogOnChange) 
     }
 }
 
-/// Returns the claims that the pod's block I/O settings speak of.
+/// Returns the claims that the pod's block I/O settings refer to.
 fn volume_claims(pod: &PodInfo) -> impl Iterator<Item = (String, String)> {
     let sources = pod.notes().volumes.values();
     sources.filter_map(|source| match source {

@@ -1,4 +1,4 @@
-//! Where the kubelet puts pods and containers in the cgroup tree.
+//! Paths of pods and containers in the kubelet's cgroup tree.
 
 mod find;
 mod locate;
@@ -15,7 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// How the kubelet names cgroups.
+/// Cgroup driver of the kubelet, which determines the names of cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Driver {
     /// `kubepods/besteffort/pod<uid>/<id>`.
@@ -24,7 +24,7 @@ pub enum Driver {
     Systemd,
 }
 
-/// A name that is no cgroup driver.
+/// An unknown cgroup driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cgroup driver {0:?} is neither cgroupfs nor systemd")]
 pub struct UnknownDriver(String);
@@ -49,17 +49,17 @@ impl fmt::Display for Driver {
     }
 }
 
-/// The naming scheme and the group that all of it is below.
+/// Cgroup driver and root of the kubelet's cgroup tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     driver: Driver,
     /// The kubelet's cgroupRoot in its own notation, such as `kubelet`.
     cgroup_root: CgroupPath,
-    /// The group of all pods.
+    /// Cgroup of all pods.
     pods: CgroupPath,
-    /// What slices of QoS classes and pods begin with under systemd, such as `kubelet-kubepods`.
+    /// Prefix of the slices of QoS classes and pods under systemd, such as `kubelet-kubepods`.
     prefix: String,
-    /// Containers' cgroups that have other names, by the hash in the container's id.
+    /// Cgroups of containers with other names, by the hash in the container's id.
     located: Arc<Located>,
 }
 
@@ -70,8 +70,8 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a kubelet with this `cgroupRoot` (usually the root group). Under systemd the
-    /// names of all groups above are part of a slice's name: cgroupRoot `kubelet` gives
+    /// Creates the layout of a kubelet with this `cgroupRoot` (usually the root cgroup). Under systemd the
+    /// names of all parents are part of a slice's name: cgroupRoot `kubelet` gives
     /// `kubelet.slice/kubelet-kubepods.slice`.
     #[must_use]
     pub fn new(driver: Driver, cgroup_root: CgroupPath) -> Self {
@@ -83,7 +83,7 @@ impl Layout {
             Driver::Systemd => {
                 let (mut path, mut prefix) = (String::new(), String::new());
                 for name in names {
-                    // Within a name, dashes would mean another level.
+                    // Dashes within a name would mean another level.
                     let name = name.trim_end_matches(".slice").replace('-', "_");
                     for (text, between) in [(&mut prefix, "-"), (&mut path, "/")] {
                         if !text.is_empty() {
@@ -97,7 +97,7 @@ impl Layout {
                 (path, prefix)
             }
         };
-        // Longer than any path only if the cgroupRoot nearly was.
+        // This exceeds the path limit only if the cgroupRoot nearly did.
         let pods = CgroupPath::new(&pods).unwrap_or_else(|_| CgroupPath::root());
         Self {
             driver,
@@ -108,14 +108,14 @@ impl Layout {
         }
     }
 
-    /// Returns the layout in which these containers have cgroups of other names.
+    /// Returns the layout with these containers' cgroups of other names.
     #[must_use]
     pub(crate) fn with_located(mut self, located: Located) -> Self {
         self.located = Arc::new(located);
         self
     }
 
-    /// Containers' cgroups that have other names than the scheme gives them.
+    /// Returns the cgroups of containers that have other names than the scheme.
     pub(crate) fn located(&self) -> &Located {
         &self.located
     }
@@ -132,7 +132,7 @@ impl Layout {
         &self.cgroup_root
     }
 
-    /// Returns the group of a QoS class; guaranteed pods live directly in the group of all pods.
+    /// Returns the cgroup of a QoS class; guaranteed pods are directly in the cgroup of all pods.
     ///
     /// # Errors
     /// Never for a valid parent; the path type is checked.
@@ -148,7 +148,7 @@ impl Layout {
         }
     }
 
-    /// Returns the group of a pod.
+    /// Returns the cgroup of a pod.
     ///
     /// # Errors
     /// When the UID cannot be part of a path.
@@ -173,7 +173,8 @@ impl Layout {
         }
     }
 
-    /// Returns the group of a container below its pod's; `id` as in the pod's status, `runtime://hash`.
+    /// Returns the cgroup of a container below that of its pod; `id` is as in the pod's status,
+    /// `runtime://hash`.
     ///
     /// # Errors
     /// When the id has no runtime or cannot be part of a path.
@@ -233,13 +234,13 @@ impl Layout {
             Driver::Systemd => dir.len() > name.len() && hash.len() < name.len(),
             Driver::Cgroupfs => dir == name,
         };
-        // The process that watches a container of CRI-O or podman has a cgroup of its own.
+        // The monitor process of a container of CRI-O or podman has a cgroup of its own.
         let is_monitor = hash.starts_with("conmon-");
         (matches_driver && !hash.is_empty() && !is_monitor).then_some(hash)
     }
 
-    /// Returns the group of the pod's sandbox: the only one of its `children` that is none of its known
-    /// containers. `None` while there are several, as a container starts.
+    /// Returns the cgroup of the pod's sandbox: the only one of its `children` that is not a `known`
+    /// container. `None` while there are several, as when a container starts.
     #[must_use]
     pub fn sandbox<'a>(
         &self,
@@ -254,11 +255,12 @@ impl Layout {
         sandboxes.next().is_none().then_some(sandbox)
     }
 
-    /// Returns the group of a host application: what it says, else below `host-latency-sensitive` or
-    /// `host-best-effort`.
+    /// Returns the cgroup of a host application: its own setting, or else one below `host-latency-sensitive`
+    /// or `host-best-effort`.
     ///
     /// # Errors
-    /// It says nothing and is neither LS nor BE, its base is unknown, or its path leaves the tree.
+    /// When it has no setting and is neither LS nor BE, when its base is unknown, or when its path leaves the
+    /// tree.
     pub fn host_app(&self, app: &HostApp) -> Result<CgroupPath, HostError> {
         let refuse = |path: &str, reason| HostError::Path {
             path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Pods and containers that come and go, seen in the cgroup tree before the kubelet lists them.
+//! Detects new pods and containers in the cgroup tree, before the kubelet lists them.
 
 use super::{Layout, States};
 use koord_api::qos::KubeQos;
@@ -13,14 +13,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks where the kernel tells nothing.
+/// Polling interval without inotify.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Between two looks for directories that are not watched yet.
+/// Interval of searches for directories that are not watched yet.
 const WATCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// When pods are read again after something came: the kubelet learns of it from the runtime, and
-/// only then lists the new container's id.
+/// Delays after which pods are read again when a cgroup appeared: the kubelet learns of a container from the
+/// runtime, and only then lists its id.
 const RESYNC_DELAYS: [Duration; 3] = [
     Duration::from_millis(300),
     Duration::from_secs(1),
@@ -29,8 +29,8 @@ const RESYNC_DELAYS: [Duration; 3] = [
 
 const CLASSES: [KubeQos; 3] = [KubeQos::Guaranteed, KubeQos::Burstable, KubeQos::BestEffort];
 
-/// Asks for pods to be read whenever a pod's or container's directory comes, until `shutdown`.
-/// Without inotify it looks for new pods every second.
+/// Requests a read of the pods whenever a pod's or container's directory appears, until `shutdown`. Without
+/// inotify it searches for new pods every second.
 pub(crate) async fn watch(
     root: Root,
     setting: Layout,
@@ -65,7 +65,7 @@ fn registered(watch: Watch) -> std::io::Result<AsyncFd<Watch>> {
     AsyncFd::new(watch)
 }
 
-/// The groups of pods on this machine.
+/// The cgroups of pods on this machine.
 pub(super) struct PodGroups {
     pub(super) root: Root,
     pub(super) setting: Layout,
@@ -73,7 +73,7 @@ pub(super) struct PodGroups {
 }
 
 impl PodGroups {
-    /// Returns the directory of a group in one tree of the kubelet's.
+    /// Returns the directory of a cgroup in one hierarchy that the kubelet uses.
     fn dir(&self, group: &CgroupPath) -> Option<PathBuf> {
         self.root.cgroup(group).dir(Controller::Cpu)
     }
@@ -83,7 +83,7 @@ impl PodGroups {
         groups.into_iter().flatten()
     }
 
-    /// Returns the groups of all pods, whoever knows them.
+    /// Returns the cgroups of all pods, listed or not.
     pub(super) fn pods(&self, layout: &Layout) -> BTreeSet<CgroupPath> {
         let children = self.classes(layout).flat_map(|class| {
             let children = self.root.cgroup(&class).children_in(Controller::Cpu);
@@ -94,7 +94,7 @@ impl PodGroups {
             .collect()
     }
 
-    /// Watches what is not watched yet; whether the group of all pods is there.
+    /// Watches directories that are not watched yet. Returns whether the cgroup of a QoS class exists.
     fn extend(&self, watch: &mut Watch) -> bool {
         let layout = self.states.layout_or(&self.setting);
         let mut add = |group: &CgroupPath| {
@@ -102,8 +102,8 @@ impl PodGroups {
                 return false;
             };
             watch.add(&dir).unwrap_or_else(|error| {
-                // Too many watches: what is not told is found by the next list.
-                tracing::debug!(%error, "a directory is not watched");
+                // With too many watches, changes are found by the next list.
+                tracing::debug!(%error, "failed to add inotify watch, relying on the next list");
                 false
             })
         };
@@ -122,12 +122,12 @@ impl PodGroups {
         let mut layout = self.states.layout_or(&self.setting);
         let mut is_there = self.extend(watch.get_mut());
         if is_there {
-            // For what came before anybody watched.
+            // For cgroups that appeared before the watch.
             self.states.resync_pods();
         }
         let mut last_check = Instant::now();
         loop {
-            // Before the first pod the kubelet's group itself is waited for.
+            // Before the first pod the kubelet's own cgroup is waited for.
             let next_check = last_check
                 + if is_there {
                     WATCH_INTERVAL
@@ -172,7 +172,7 @@ impl PodGroups {
         }
     }
 
-    /// Returns whether a pod or a container may have come.
+    /// Returns whether a pod or a container may have appeared.
     fn has_new_group(&self, layout: &Layout, changes: &[Change]) -> bool {
         changes.iter().any(|change| match change {
             Change::Lost => true,
@@ -187,7 +187,7 @@ impl PodGroups {
     async fn poll(&self, reason: &str) {
         tracing::warn!(
             reason,
-            "new pods are looked for every second: the kernel does not tell"
+            "failed to watch cgroups with inotify, polling for new pods every second"
         );
         let mut before = self.pods(&self.states.layout_or(&self.setting));
         loop {

@@ -1,4 +1,4 @@
-//! What becomes of a list of pods while it is read, one pod after the other.
+//! Building a list of pods, one pod at a time.
 
 use super::pod::resolve_cpu_conflicts;
 use super::{Layout, PodInfo, States};
@@ -8,35 +8,35 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Pods by the text they were read from, so that a pod whose text is the same again need not be read
-/// again. Holds pods that said nothing malformed, of one layout.
+/// Pods by the text they were parsed from, so that a pod with an unchanged text is not parsed again. Contains
+/// pods without malformed values, of one layout.
 #[derive(Debug, Default)]
 pub(super) struct PodTextCache {
-    /// With a key of this process: nobody can make two texts that look alike.
+    /// Hasher with a random key, so that hash collisions cannot be forged.
     hasher: RandomState,
     layout: Option<Arc<Layout>>,
-    /// Hash of the text, and the UID.
+    /// UID by the hash of the text.
     by_text: FxHashMap<u64, Box<str>>,
 }
 
-/// A list that is being read.
+/// A pod list under construction.
 pub(super) struct Listing<'a> {
     states: &'a States,
     layout: Arc<Layout>,
     old: &'a [PodInfo],
     by_uid: FxHashMap<&'a str, usize>,
-    /// Which of the old ones are listed.
+    /// True for old pods that are listed.
     listed: Vec<bool>,
-    /// Which of the old ones stay as they are.
+    /// True for old pods that are unchanged.
     same: Vec<bool>,
     new: Vec<PodInfo>,
-    /// Pods of this list by their text.
+    /// Pods of this list, by the hash of their text.
     texts: FxHashMap<u64, Box<str>>,
     count: usize,
 }
 
 impl<'a> Listing<'a> {
-    /// Returns an empty list that follows `old`.
+    /// Creates an empty list that follows `old`.
     pub(super) fn new(states: &'a States, old: &'a [PodInfo], layout: Arc<Layout>) -> Self {
         let by_uid = old.iter().map(|pod| pod.uid.as_str()).zip(0..).collect();
         Self {
@@ -57,10 +57,10 @@ impl<'a> Listing<'a> {
         self.add_read(pod);
     }
 
-    /// Adds a pod as JSON; reads it only where `cache` does not know it.
+    /// Adds a pod as JSON; parses it only if it is not in `cache`.
     ///
     /// # Errors
-    /// It is no pod.
+    /// When the text is no pod.
     pub(super) fn add_text(&mut self, text: &[u8], cache: &PodTextCache) -> serde_json::Result<()> {
         let hash = cache.hasher.hash_one(text);
         if cache.layout.as_ref() == Some(&self.layout)
@@ -80,7 +80,7 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
-    /// Returns the UID of a pod that said nothing malformed.
+    /// Adds a parsed pod. Returns its UID if it has no malformed value.
     fn add_read(&mut self, pod: &Pod) -> Option<Box<str>> {
         self.count += 1;
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
@@ -113,8 +113,7 @@ impl<'a> Listing<'a> {
         index.and_then(|index| self.listed.get(*index)) == Some(&true)
     }
 
-    /// Publishes the list. Pods that are known and not listed stay as they are where `keep` (asked
-    /// with the UID) says so.
+    /// Publishes the list. Old pods that are not listed are kept if `keep` returns true for their UID.
     pub(super) fn publish(mut self, cache: &mut PodTextCache, keep: impl Fn(&str) -> bool) {
         cache.layout = Some(self.layout.clone());
         cache.by_text = std::mem::take(&mut self.texts);
@@ -137,12 +136,12 @@ impl<'a> Listing<'a> {
         let mut infos = self.new;
         infos.extend(stay);
         infos.shrink_to_fit();
-        // Equal lists look equal.
+        // Sort, so that equal lists compare equal.
         infos.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
         let conflicts = resolve_cpu_conflicts(&mut infos, self.old);
         let conditions = &self.states.conditions;
         conditions.replace(Condition::CpusConflict, &conflicts);
-        // Pods that were refused CPUs are read with them each time.
+        // Pods that were refused CPUs are parsed with them each time.
         if !first && infos == self.old {
             return;
         }

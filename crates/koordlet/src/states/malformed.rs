@@ -1,4 +1,4 @@
-//! Input that was not understood: said once, counted, and shown for as long as it stands.
+//! Malformed input: logged once, counted, and listed while it is present.
 
 use parking_lot::Mutex;
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry};
@@ -6,25 +6,25 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Longest value that is kept as a metric label, in bytes; logs show the whole of it.
+/// Maximum length of a value in a metric label, in bytes; logs have the whole value.
 const LABEL_BYTES: usize = 64;
 
-/// Most inputs that are shown as metrics at once; all are logged.
+/// Maximum number of inputs in metrics; all are logged.
 const MOST_SHOWN: usize = 200;
 
-/// One value that breaks the rules of its field. What was good last, or the default, is used instead.
+/// A value that is not valid for its field. The last valid value, or the default, is used instead.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Malformed {
     /// The field: an annotation's or label's key, or the path in a NodeSLO.
     pub field: String,
-    /// The value as it was given.
+    /// The value as given.
     pub value: String,
-    /// What is wrong with it.
+    /// Reason why the value is invalid.
     pub error: String,
 }
 
 impl Malformed {
-    /// `value` of `field` is refused because of `error`.
+    /// Creates the report that `value` of `field` is rejected because of `error`.
     pub fn new(
         field: impl Into<String>,
         value: impl Into<String>,
@@ -48,8 +48,8 @@ impl From<koord_api::extension::AnnotationError> for Malformed {
     }
 }
 
-/// A counter of malformed values, by what they are in and which field. Nothing is counted before the
-/// node's name is known.
+/// Counter of malformed values, by kind of object and field. Nothing is counted before the node's name is
+/// set.
 #[derive(Debug, Clone)]
 pub struct BadInput {
     node: Arc<OnceLock<String>>,
@@ -61,8 +61,8 @@ impl BadInput {
         Self { node, values }
     }
 
-    /// Counts a malformed value: what it was in (`NodeSLO`, `annotation`, `kubelet`, `cgroup`,
-    /// `checkpoint` …) and which field. Neither may hold the value itself.
+    /// Counts a malformed value: the kind of its object (`NodeSLO`, `annotation`, `kubelet`, `cgroup`,
+    /// `checkpoint` …) and its field. Neither may contain the value itself.
     pub fn count(&self, kind: &str, field: &str) {
         if let Some(node) = self.node.get()
             && let Ok(counter) =
@@ -74,22 +74,22 @@ impl BadInput {
     }
 }
 
-/// Every malformed input that stands now. Clones share the same list.
+/// All malformed inputs that are present. Clones share the same list.
 #[derive(Debug, Clone, Default)]
 pub struct MalformedInputs(Arc<Mutex<MalformedState>>);
 
 #[derive(Debug, Default)]
 struct MalformedState {
     current: BTreeMap<String, Vec<Malformed>>,
-    /// How many lines were logged since the start.
+    /// Number of inputs logged since the start.
     logged: u64,
     gauge: Option<(GaugeVec, String)>,
     counter: Option<BadInput>,
 }
 
 impl MalformedInputs {
-    /// Shows what stands as gauge `koordlet_malformed_input`, 1 for each object, field and value, and
-    /// counts what is said in `counter`.
+    /// Registers gauge `koordlet_malformed_input`, 1 for each present object, field and value, and counts
+    /// logged inputs in `counter`.
     pub fn register(&self, registry: &Registry, node: &str, counter: BadInput) {
         let opts = Opts::new(
             "koordlet_malformed_input",
@@ -99,15 +99,16 @@ impl MalformedInputs {
             return;
         };
         if registry.register(Box::new(gauge.clone())).is_err() {
-            tracing::debug!("koordlet_malformed_input is registered already");
+            tracing::debug!(
+                "skipping registration of koordlet_malformed_input, already registered"
+            );
         }
         let mut inner = self.0.lock();
         inner.gauge = Some((gauge, node.to_owned()));
         inner.counter = Some(counter);
     }
 
-    /// Replaces what is wrong with `object` (such as `Pod default/a`). What was not wrong in the same
-    /// way before is logged, once.
+    /// Replaces the malformed inputs of `object` (such as `Pod default/a`). New ones are logged once.
     pub fn replace(&self, object: &str, mut now: Vec<Malformed>) {
         now.sort();
         now.dedup();
@@ -123,7 +124,7 @@ impl MalformedInputs {
                     value,
                     error,
                 } = input;
-                tracing::warn!(object, field, value, error, "malformed, not used");
+                tracing::warn!(object, field, value, error, "ignoring malformed input");
                 if let Some(counter) = &inner.counter {
                     let kind = object.split(' ').next().unwrap_or(object);
                     counter.count(kind, field);
@@ -135,7 +136,7 @@ impl MalformedInputs {
             .filter(|input| !before.is_some_and(|before| before.contains(input)))
             .count();
         inner.logged = inner
-            .said
+            .logged
             .saturating_add(u64::try_from(fresh).unwrap_or(u64::MAX));
         let before = if now.is_empty() {
             inner.current.remove(object)
@@ -145,7 +146,7 @@ impl MalformedInputs {
         inner.show(object, before.unwrap_or_default());
     }
 
-    /// Forgets the objects with this prefix (such as `Pod `) for which `keep` does not hold.
+    /// Removes the objects with this prefix (such as `Pod `) for which `keep` returns false.
     pub fn retain(&self, prefix: &str, keep: impl Fn(&str) -> bool) {
         let removed: Vec<String> = {
             let inner = self.0.lock();
@@ -160,13 +161,13 @@ impl MalformedInputs {
         }
     }
 
-    /// What stands now, by object.
+    /// Returns the present malformed inputs, by object.
     #[must_use]
     pub fn current(&self) -> BTreeMap<String, Vec<Malformed>> {
         self.0.lock().standing.clone()
     }
 
-    /// Returns how many complaints were logged since the start.
+    /// Returns the number of malformed inputs logged since the start.
     #[must_use]
     pub fn logged(&self) -> u64 {
         self.0.lock().logged
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(shown(&registry), ["["]);
         complaints.replace("Pod a/b", Vec::new());
         assert!(shown(&registry).is_empty() && complaints.standing().is_empty());
-        // The same again is said again.
+        // After it was removed it is logged again.
         complaints.replace("Pod a/b", vec![input("{")]);
         assert_eq!(complaints.said(), 4);
     }

@@ -1,4 +1,4 @@
-//! What a NodeMetric asks to be collected, and how often it wants a report.
+//! Collection policy of the NodeMetric: what to collect and how often to report.
 
 use super::Malformed;
 use crate::store::Metric;
@@ -8,21 +8,20 @@ use koord_api::slo::{MemoryCollectPolicy, NodeMetricSpec};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Which memory of nodes, pods and host applications counts as used. That of the system never has
-/// page cache.
+/// Memory that counts as used by nodes, pods and host applications. That of the system never has page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryPolicy {
-    /// All but the page cache.
+    /// Memory without page cache.
     #[default]
     WithoutPageCache,
-    /// With all page cache.
+    /// Memory with all page cache.
     WithPageCache,
-    /// With the page cache that is in use, where the kernel tells; else without any.
+    /// Memory with recently accessed page cache if the kernel reports it, else without any.
     WithHotPageCache,
 }
 
 impl MemoryPolicy {
-    /// Returns the series to read; `hot` is whether the kernel tells which page cache is in use.
+    /// Returns the metric to read; `hot` is true if the kernel reports which page cache was accessed.
     #[must_use]
     pub fn metric(self, hot: bool) -> Metric {
         match self {
@@ -33,7 +32,7 @@ impl MemoryPolicy {
     }
 }
 
-/// The collection policy in force: the NodeMetric's, with defaults.
+/// The collection policy in force: that of the NodeMetric, with defaults.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MetricPolicy {
     /// Window of the averages, in milliseconds; at least a minute.
@@ -42,7 +41,7 @@ pub struct MetricPolicy {
     pub interval_ms: u64,
     /// Windows of the percentiles.
     pub windows: Vec<GoDuration>,
-    /// Which memory counts as used.
+    /// Memory that counts as used.
     pub memory: MemoryPolicy,
 }
 
@@ -58,16 +57,16 @@ impl Default for MetricPolicy {
 }
 
 impl MetricPolicy {
-    /// Returns the policy of `spec`, as [`Self::read`] without an earlier one.
+    /// Returns the policy of `spec`, like [`Self::read`] without an earlier one.
     #[must_use]
     pub fn from_spec(spec: &NodeMetricSpec) -> Self {
         let value = serde_json::to_value(spec).unwrap_or_default();
         Self::read(&value, None).0
     }
 
-    /// Reads the `spec` of a NodeMetric as it came. Values below the minimum are raised to it, and
-    /// what is left open has its default. A value that does not fit is named in the second result,
-    /// and that of `last` stays, else the default.
+    /// Parses the raw `spec` of a NodeMetric. Values below the minimum are raised to it, and missing ones
+    /// have their default. A malformed value is reported in the second result and replaced by that of `last`,
+    /// else by the default.
     #[must_use]
     pub fn read(spec: &Value, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let default = Self::default();
@@ -139,9 +138,9 @@ impl MetricPolicy {
     }
 }
 
-/// Shortest window of averages.
+/// Minimum window of averages.
 const LEAST_AGGREGATE_SECONDS: u64 = 60;
-/// Shortest time between two reports.
+/// Minimum time between two reports.
 const LEAST_INTERVAL_SECONDS: u64 = 30;
 /// Fields whose values are raised to a minimum.
 const MINIMUMS: [(&str, i64); 2] = [
@@ -158,13 +157,13 @@ fn member<'a>(object: &'a Value, name: &str) -> Option<&'a Value> {
     lenient::member(object, name).filter(|value| !value.is_null())
 }
 
-/// The fields of a policy as they came, and what does not fit.
+/// The raw fields of a policy, and the malformed ones.
 struct PolicyFields<'a> {
     section: &'a Value,
     malformed: Vec<Malformed>,
 }
 
-/// What became of one.
+/// A parsed field.
 enum Field<T> {
     Open,
     Malformed,

@@ -1,7 +1,7 @@
-//! What the agent knows about its node, its pods and its settings: compact, immutable snapshots.
+//! State of the cluster as received: the node, its pods and its settings, in compact, immutable snapshots.
 //!
-//! Everything is read once, when it arrives. A value that does not fit its format is reported (see
-//! [`malformed`]); the last good one stays, or the default.
+//! Everything is parsed once, on arrival. A malformed value is reported (see [`malformed`]), and the last
+//! valid one, or the default, is used.
 
 pub mod claims;
 pub mod kubelet;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::Notify;
 
-/// The newest snapshots. Informers replace them; the agent loop looks at them once per tick.
+/// The newest snapshots. Informers replace them; the agent loop reads them once per tick.
 #[derive(Debug, Default)]
 pub struct States {
     /// The pods bound to this node; `None` until a first list arrived.
@@ -45,62 +45,62 @@ pub struct States {
     pub node: ArcSwapOption<NodeInfo>,
     /// The settings; defaults until a NodeSLO arrives.
     pub slo: ArcSwap<Slo>,
-    /// What the NodeMetric asks for; `None` without one.
+    /// The NodeMetric's collection policy; `None` without one.
     pub policy: ArcSwapOption<MetricPolicy>,
     /// CPU pools and the kubelet's CPU manager, from the NodeResourceTopology; `None` without one.
     pub topology: ArcSwapOption<TopologyInfo>,
-    /// The kubelet's configuration, when it tells it.
+    /// The kubelet's configuration; `None` if it is unknown.
     pub kubelet: ArcSwapOption<kubelet::Config>,
-    /// Which volumes claims are bound to, as far as pods' block I/O settings speak of them.
+    /// Volumes of persistent volume claims that pods' block I/O settings refer to.
     pub claims: ArcSwap<Claims>,
-    /// How groups are named, once somebody found out; until then the agent's setting holds.
+    /// The detected cgroup layout; `None` until then, when the agent's setting is used.
     pub layout: ArcSwapOption<Layout>,
-    /// Input that was not understood and stands.
+    /// Malformed input that is present.
     pub malformed_inputs: MalformedInputs,
-    /// What lasts and an operator has to look at.
+    /// Lasting problems that an operator has to look at.
     pub conditions: Conditions,
-    /// Whether the list of pods is surely complete.
+    /// True if the list of pods is complete.
     settled: AtomicBool,
-    /// Wakes whoever reads pods; keeps one wake-up.
+    /// Wakes the reader of pods; stores one wake-up.
     resync: Notify,
-    /// Wakes whoever looks for the layout.
+    /// Wakes the layout detection.
     relook: Notify,
 }
 
 impl States {
-    /// Returns whether a pod that is not listed surely is not on this node. It is not while the kubelet has
-    /// just started: its first lists may be partial.
+    /// Returns whether a pod that is not listed is certainly not on this node. That is not so shortly after
+    /// the kubelet has started: its first lists may be partial.
     #[must_use]
     pub fn pods_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
     }
 
-    /// Tells whether the list of pods is surely complete.
+    /// Sets whether the list of pods is complete.
     pub(crate) fn set_pods_settled(&self, settled: bool) {
         self.settled.store(settled, Ordering::Relaxed);
     }
 
-    /// Asks whoever reads pods to do so now.
+    /// Requests a read of the pods now.
     pub fn resync_pods(&self) {
         self.resync.notify_one();
     }
 
-    /// Waits until pods shall be read.
+    /// Waits until a read of the pods is requested.
     pub(crate) async fn resync_requested(&self) {
         self.resync.notified().await;
     }
 
-    /// Asks for the layout to be looked for now: the kubelet said something new about itself.
+    /// Requests a layout detection now, because the kubelet's configuration changed.
     pub(crate) fn request_layout_detection(&self) {
         self.relook.notify_one();
     }
 
-    /// Waits until the layout shall be looked for.
+    /// Waits until a layout detection is requested.
     pub(crate) async fn layout_requested(&self) {
         self.relook.notified().await;
     }
 
-    /// Returns the layout in force: what was found, else `setting`.
+    /// Returns the layout in force: the detected one, else `setting`.
     #[must_use]
     pub fn layout_or(&self, setting: &Layout) -> Arc<Layout> {
         let detected = self.layout.load_full();

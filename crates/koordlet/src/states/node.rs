@@ -12,43 +12,43 @@ use koord_api::{Quantity, ResourceList, annotations, labels, quantity, resources
 use koord_host::CpuSet;
 use std::collections::BTreeMap;
 
-/// Overrides how batch work is suppressed on this node: `pressure` or `upstream`. It goes before the
+/// Annotation that overrides the suppression mode on this node: `pressure` or `upstream`. It precedes the
 /// NodeSLO and the flag.
 pub const SUPPRESS_MODE_ANNOTATION: &str = "node.koordinator.sh/cpu-suppress-mode";
 
 /// Amounts of CPU (milli-cores) and memory (bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Amounts {
-    /// Milli-cores.
+    /// CPU in milli-cores.
     pub cpu: i64,
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: i64,
 }
 
-/// What is kept back from all pods by the node's reservation annotation.
+/// Resources reserved by the node's reservation annotation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Reservation {
-    /// Amounts; the number of [`Self::cpus`] where CPUs are listed.
+    /// Reserved amounts; the number of [`Self::cpus`] if CPUs are listed.
     pub amounts: Amounts,
-    /// The CPUs that are listed; nobody but their owner runs there.
+    /// Listed CPUs, on which no pods run.
     pub cpus: CpuSet,
-    /// True if the scheduler takes the amounts off what it sees as allocatable.
+    /// True if the scheduler subtracts the amounts from the allocatable ones.
     pub trims_allocatable: bool,
-    /// The annotation as it was read.
+    /// The parsed annotation.
     pub annotation: NodeReservation,
 }
 
-/// The CPUs of pods of class SYSTEM.
+/// CPUs of pods of class SYSTEM.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SystemQos {
     /// The CPUs.
     pub cpus: CpuSet,
-    /// True if others keep off them.
+    /// True if other pods must not use them.
     pub exclusive: bool,
 }
 
 impl SystemQos {
-    /// Reads the annotation's value. `None` when it names no CPUs.
+    /// Parses the annotation's value. `None` if it has no CPUs.
     pub(super) fn parse(
         resource: &SystemQosResource,
     ) -> Result<Option<Self>, koord_host::Malformed> {
@@ -60,7 +60,7 @@ impl SystemQos {
     }
 }
 
-/// The node.
+/// The Node object, reduced to what the agent needs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct NodeInfo {
     /// Its name.
@@ -71,43 +71,43 @@ pub struct NodeInfo {
     pub capacity: Amounts,
     /// `status.allocatable`.
     pub allocatable: Amounts,
-    /// `status.allocatable` before amplification, from the annotation when it is there.
+    /// `status.allocatable` before amplification, from the annotation if present.
     pub raw_allocatable: Amounts,
-    /// CPU kept back for the system, in milli-cores: what allocatable lacks of the capacity, or the
+    /// CPU reserved for the system, in milli-cores: the difference of capacity and allocatable, or the
     /// reservation, whichever is more.
     pub reserved_cpu: i64,
     /// The reservation annotation.
     pub reservation: Reservation,
-    /// The CPUs of SYSTEM pods, when some are set aside.
+    /// CPUs reserved for SYSTEM pods; `None` without any.
     pub system_qos: Option<SystemQos>,
-    /// How much more a CPU of this node does than one of the reference model; quotas are divided by
-    /// it. `None` is not normalised.
+    /// Speed of a CPU of this node relative to the reference model. Quotas are divided by it. `None` if not
+    /// normalized.
     pub normalization_ratio: Option<f64>,
-    /// Factors by which resources are shown larger than they are; only those above 1.
+    /// Amplification factors of resources; only those above 1.
     pub amplification: BTreeMap<String, f64>,
     /// Bandwidth of the node in bits per second.
     pub network_bandwidth: Option<i64>,
-    /// The label that says whether each NUMA node keeps back its part of what the node does: `true`.
+    /// Label that selects whether each NUMA node reserves its part of the node's reservation: `true`.
     pub numa_reservation: Option<String>,
-    /// The suppression mode asked for by annotation.
+    /// Suppression mode of the annotation.
     pub suppress_mode: Option<String>,
     /// Published batch and mid resources (milli-cores and bytes).
     pub extended: BTreeMap<String, i64>,
     /// `status.addresses`: type and address.
     pub addresses: Vec<(String, String)>,
-    /// The port of the kubelet's API.
+    /// Port of the kubelet's API.
     pub kubelet_port: Option<u16>,
 }
 
 impl NodeInfo {
-    /// Reads a Node object, as [`Self::read`] does without an earlier state.
+    /// Parses a Node object, like [`Self::read`] without an earlier state.
     #[must_use]
     pub fn from_node(node: &Node) -> Self {
         Self::read(node, None).0
     }
 
-    /// Reads a Node object. Where an annotation does not fit its format, `last` speaks for it, and
-    /// the second value tells what was wrong.
+    /// Parses a Node object. A malformed annotation has its value in `last`, and is reported in the second
+    /// result.
     #[must_use]
     pub fn read(node: &Node, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let mut reader = Reader::new(node.metadata.annotations.as_ref());
@@ -129,7 +129,7 @@ impl NodeInfo {
                     .get(resources::MEMORY)
                     .map_or(allocatable.memory, Quantity::value),
             },
-            // Malformed: what was raw before is closer than what is amplified now.
+            // Malformed: the earlier raw value is closer than the amplified one.
             None if reader.text(key).is_some() => {
                 last.map_or(allocatable, |last| last.raw_allocatable)
             }
@@ -190,7 +190,7 @@ impl NodeInfo {
         (info, reader.malformed)
     }
 
-    /// Returns the factor of `resource`; 1 where it is not amplified.
+    /// Returns the amplification factor of `resource`; 1 if it is not amplified.
     #[must_use]
     pub fn amplification_of(&self, resource: &str) -> f64 {
         self.amplification.get(resource).copied().unwrap_or(1.0)
@@ -229,7 +229,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
             },
             cpus: reserved.cpus.clone(),
             trims_allocatable: reserved.trims_allocatable,
-            // It was read from the same text.
+            // The same annotation was parsed before.
             annotation: extension::read(reader.notes(), annotations::NODE_RESERVATION)
                 .ok()
                 .flatten()
@@ -240,7 +240,7 @@ fn reservation(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Reservation 
     reader.checked(read, last).unwrap_or_default()
 }
 
-/// Returns the annotation of a Node or a NodeResourceTopology.
+/// Parses the annotation of a Node or a NodeResourceTopology.
 pub(super) fn system_qos(
     reader: &mut Reader<'_>,
     last: Option<&Option<SystemQos>>,
@@ -264,7 +264,7 @@ fn normalization_ratio(reader: &mut Reader<'_>, last: Option<&NodeInfo>) -> Opti
     let key = annotations::NODE_CPU_NORMALIZATION_RATIO;
     let last = last.map(|last| last.normalization_ratio);
     let read = reader.with(key, last, |text| match text {
-        // What upstream's readers give for "not set".
+        // Upstream's readers return it for "not set".
         "-1" => Ok(None),
         text => parse_normalization_ratio(text).map(Some),
     });

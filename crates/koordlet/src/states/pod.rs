@@ -1,4 +1,4 @@
-//! A pod, reduced to what the agent needs.
+//! The Pod object, reduced to what the agent needs.
 
 mod containers;
 mod contested;
@@ -34,7 +34,7 @@ pub enum Phase {
     Unknown,
 }
 
-/// Amounts of an extended tier (batch, mid) that a container names; `None` when it does not.
+/// Amounts of an extended tier (batch, mid) of a container; `None` if not set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Batch {
     /// Requested CPU in milli-cores.
@@ -47,39 +47,39 @@ pub struct Batch {
     pub memory_limit: Option<i64>,
 }
 
-/// What a container asks for in plain CPU (milli-cores) and memory (bytes); `None` when it does not.
+/// Plain CPU (milli-cores) and memory (bytes) of a container; `None` if not set.
 pub type Native = Batch;
 
-/// When a container runs.
+/// Kind of a container, by when it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// As long as the pod.
+    /// Runs as long as the pod.
     #[default]
     Main,
-    /// Before the others, to its end.
+    /// Runs before the main containers, to completion.
     Init,
-    /// Started before the others, as long as the pod.
+    /// Started before the main containers, and runs as long as the pod.
     Sidecar,
 }
 
-/// One container of a pod.
+/// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerInfo {
     /// Its name.
     pub name: String,
-    /// When it runs.
+    /// Kind of the container.
     pub role: Role,
-    /// Its id as in the pod's status (`runtime://hash`), once the runtime has reported one.
+    /// Id as in the pod's status (`runtime://hash`); `None` until the runtime reports one.
     pub id: Option<Box<str>>,
-    /// True if it runs now, as far as the kubelet said.
+    /// True if it runs, according to the pod's status.
     pub running: bool,
-    /// Its group, once the runtime has reported an id.
+    /// Cgroup; `None` until the runtime reports an id.
     pub cgroup: Option<CgroupPath>,
-    /// What it asked for in plain resources.
+    /// Plain CPU and memory.
     pub native: Native,
-    /// What it asked for in batch resources, when it did.
+    /// Batch resources; `None` without any.
     pub batch: Option<Batch>,
-    /// What it asked for in mid resources, when it did.
+    /// Mid resources; `None` without any.
     pub mid: Option<Box<Batch>>,
 }
 
@@ -91,7 +91,7 @@ impl ContainerInfo {
     }
 }
 
-/// One pod.
+/// A pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodInfo {
     /// `metadata.uid`.
@@ -100,23 +100,23 @@ pub struct PodInfo {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// The label, as it is.
+    /// QoS class of the label, without default.
     pub qos: QosClass,
-    /// The label, or what follows from the kubelet's class.
+    /// QoS class of the label, or the default that follows from the kubelet's class.
     pub qos_default: QosClass,
-    /// The kubelet's class.
+    /// QoS class of the kubelet.
     pub kube_qos: KubeQos,
-    /// With default.
+    /// Priority class, with default.
     pub priority_class: PriorityClass,
     /// `spec.priority`.
     pub priority: Option<i32>,
-    /// `spec.priority` where it is set and not zero, else the middle of the class's band.
+    /// `spec.priority` if it is set and not zero, else the middle of the class's band.
     pub priority_value: i32,
     /// Label `koordinator.sh/priority`: the order within a class.
     pub sub_priority: Option<i32>,
     /// `status.phase`.
     pub phase: Phase,
-    /// True if deletion has begun.
+    /// True if the pod is being deleted.
     pub deleting: bool,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
@@ -124,29 +124,29 @@ pub struct PodInfo {
     pub cpu_request: i64,
     /// Requested memory in bytes.
     pub memory_request: i64,
-    /// The features that may evict the pod: `None` is all, an unreadable list is none.
+    /// Features that may evict the pod: `None` allows all, an invalid list none.
     pub evictable_by: Option<Vec<String>>,
-    /// Label `koordinator.sh/eviction-enabled` is `true`.
+    /// True if label `koordinator.sh/eviction-enabled` is `true`.
     pub eviction_enabled: bool,
-    /// Annotation `koordinator.sh/eviction-priority`; lower goes first.
+    /// Annotation `koordinator.sh/eviction-priority`; pods with lower values are evicted first.
     pub eviction_priority: i32,
-    /// CPUs the scheduler gave the pod for itself.
+    /// Exclusive CPUs that the scheduler assigned.
     pub cpus: Option<CpuSet>,
-    /// CPUs that the annotation names and that another pod has exclusively.
+    /// CPUs of the annotation that another pod has exclusively.
     pub refused_cpus: Option<Box<CpuSet>>,
-    /// True if it lives in the node's network namespace.
+    /// True if the pod uses the node's network namespace.
     pub host_network: bool,
     /// `spec.runtimeClassName`.
     pub runtime_class: Option<Box<str>>,
-    /// The pod's group.
+    /// Cgroup of the pod.
     pub cgroup: CgroupPath,
-    /// Its containers, init containers and sidecars left out.
+    /// Main containers, without init containers and sidecars.
     pub containers: Vec<ContainerInfo>,
-    /// Its init containers and sidecars.
+    /// Init containers and sidecars.
     pub init_containers: Vec<ContainerInfo>,
-    /// Why one of them is not created, where that is another plugin of the runtime.
+    /// The conflict of runtime plugins that keeps a container from being created; `None` without one.
     pub conflict: Option<Box<AdjustmentConflict>>,
-    /// What annotations ask for, when they do; [`Self::notes`] reads it.
+    /// Settings of annotations; [`Self::notes`] returns them with defaults.
     pub notes: Option<Box<Notes>>,
 }
 
@@ -186,24 +186,23 @@ impl Default for PodInfo {
 }
 
 impl PodInfo {
-    /// Reads a Pod object, as [`Self::read`] does without an earlier state.
+    /// Parses a Pod object, like [`Self::read`] without an earlier state.
     #[must_use]
     pub fn from_pod(pod: &Pod, layout: &Layout) -> Option<Self> {
         Self::read(pod, layout, None).map(|(info, _)| info)
     }
 
-    /// Reads a Pod object; `None` when it has no UID or its UID cannot name a group. Where an
-    /// annotation does not fit its format, `last` speaks for it, and the second value tells what was
-    /// wrong.
+    /// Parses a Pod object; `None` if it has no UID or its UID cannot name a cgroup. A malformed annotation
+    /// has its value in `last`, and is reported in the second result.
     #[must_use]
     pub fn read(pod: &Pod, layout: &Layout, last: Option<&Self>) -> Option<(Self, Vec<Malformed>)> {
         let meta = &pod.metadata;
         let uid = meta.uid.clone()?;
         let kube_qos = qos::kube_of_pod(pod);
-        // The uid names files, too.
+        // The UID also names files.
         let cgroup = layout.pod(kube_qos, &uid).ok()?;
-        // Static pods live under the hash the kubelet gave them. Anybody can write the annotation,
-        // so what could be the uid of another pod is not believed.
+        // Cgroups of static pods are named after the kubelet's hash. Any user can write the annotation,
+        // so a value that could be the UID of another pod is ignored.
         let notes = meta.annotations.as_ref();
         let hash = notes
             .and_then(|notes| notes.get("kubernetes.io/config.hash"))
@@ -267,9 +266,9 @@ impl PodInfo {
         Some((info, reader.malformed))
     }
 
-    /// Takes away RDMA devices that an annotation names and `pod`, which this was read from, does not
-    /// ask for: whoever makes a pod can write it, and a container would get their files. Pods of files
-    /// on the node, whose UID is no API server's, may have what they like.
+    /// Removes RDMA devices that an annotation names but `pod`, which this was parsed from, does not request:
+    /// any creator of a pod can write the annotation, and a container would get their device files. Static
+    /// pods, whose UID is not from an API server, may have any.
     pub(super) fn remove_unrequested_devices(&mut self, pod: &Pod) -> Option<Malformed> {
         let devices = &self.notes().devices;
         if is_config_hash(&self.uid) || !rdma_devices::are_unasked(pod, devices) {
@@ -288,9 +287,9 @@ impl PodInfo {
         Some(Malformed::new(key, text.unwrap_or_default(), why))
     }
 
-    /// Returns whether the pod runs on CPUs of its own and no more of them than it asks for, so that they bound
-    /// it and no quota has to. The scheduler gives as many as are asked for; whoever may change a pod can
-    /// write more into the annotation. Of a pod that is not listed nothing is known that it asks for.
+    /// Returns whether the pod has exclusive CPUs and no more of them than it requests, so that they limit it
+    /// and no quota is needed. The scheduler assigns as many as are requested, but any user that may change a
+    /// pod can write more into the annotation. The requests of a pod that is not listed are unknown.
     #[must_use]
     pub fn is_bound_by_its_cpus(&self) -> bool {
         let cpus = self.cpus.as_ref().map(|cpus| i64::try_from(cpus.len()));
@@ -298,25 +297,25 @@ impl PodInfo {
         milli.is_some_and(|milli| milli <= self.cpu_request)
     }
 
-    /// What annotations and labels ask for.
+    /// Returns the settings of annotations and labels.
     #[must_use]
     pub fn notes(&self) -> &Notes {
         self.notes.as_deref().unwrap_or(&notes::NONE)
     }
 
-    /// Main containers, then init containers and sidecars.
+    /// Returns the main containers, then the init containers and sidecars.
     pub fn all_containers(&self) -> impl Iterator<Item = &ContainerInfo> {
         self.containers.iter().chain(&self.init_containers)
     }
 
-    /// Main containers, then sidecars: those that run as long as the pod does.
+    /// Returns the main containers, then the sidecars: those that run as long as the pod.
     pub fn resident_containers(&self) -> impl Iterator<Item = &ContainerInfo> {
         self.all_containers()
             .filter(|container| container.role != Role::Init)
     }
 
-    /// Returns whether the pod counts as best-effort when CPU is shared out: labelled BE, or of the
-    /// kubelet's BestEffort class.
+    /// Returns whether the pod counts as best-effort for CPU: labeled BE, or of the kubelet's BestEffort
+    /// class.
     #[must_use]
     pub fn is_best_effort(&self) -> bool {
         self.qos == QosClass::Be || self.kube_qos == KubeQos::BestEffort
@@ -336,7 +335,7 @@ impl PodInfo {
             .is_none_or(|list| list.iter().any(|name| name == feature))
     }
 
-    /// Milli-cores of batch CPU the pod requests.
+    /// Returns the batch CPU that the pod requests, in milli-cores.
     #[must_use]
     pub fn batch_cpu_request(&self) -> i64 {
         let requests = self
@@ -348,7 +347,8 @@ impl PodInfo {
     }
 }
 
-/// Returns the kubelet's hash of a static pod: 32 hex digits. Uids from the API server have dashes.
+/// Returns whether `text` can be the kubelet's hash of a static pod: 32 hex digits. UIDs from the API server
+/// have dashes.
 pub(crate) fn is_config_hash(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

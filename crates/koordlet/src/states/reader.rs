@@ -1,4 +1,4 @@
-//! Reading annotations and labels of one object, with the last good values at hand.
+//! Parses annotations and labels of an object, with the last valid values as fallback.
 
 use super::malformed::Malformed;
 use koord_api::extension;
@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Reads the annotations of one object and remembers what it could not read.
+/// Parses the annotations of one object and collects malformed ones.
 pub(super) struct Reader<'a> {
     notes: Option<&'a BTreeMap<String, String>>,
     pub(super) malformed: Vec<Malformed>,
@@ -24,13 +24,13 @@ impl<'a> Reader<'a> {
         self.notes
     }
 
-    /// Returns the text of `key`; `None` when absent or empty.
+    /// Returns the text of `key`; `None` if missing or empty.
     pub(super) fn text(&self, key: &str) -> Option<&'a str> {
         let text = self.notes?.get(key)?.as_str();
         (!text.is_empty()).then_some(text)
     }
 
-    /// `key` read by `parse`; `last` when it does not fit.
+    /// Returns the value of `key`, parsed by `parse`; `last` if it is malformed.
     pub(super) fn with<T, E: fmt::Display>(
         &mut self,
         key: &str,
@@ -47,13 +47,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// `key` read as JSON; `last` when it does not fit.
+    /// Returns the value of `key`, parsed as JSON; `last` if it is malformed.
     pub(super) fn json<T: DeserializeOwned>(&mut self, key: &str, last: Option<T>) -> Option<T> {
         let read = extension::read(self.notes, key);
         self.checked(read, last)
     }
 
-    /// What an `extension` codec read; `last` when it could not.
+    /// Returns the result of an `extension` codec; `last` if it failed.
     pub(super) fn checked<T>(
         &mut self,
         read: Result<Option<T>, extension::AnnotationError>,

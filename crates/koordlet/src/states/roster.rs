@@ -1,28 +1,27 @@
-//! Which pods to go on knowing although the kubelet does not list them.
+//! Decides which pods to keep although the kubelet does not list them.
 //!
-//! A kubelet that has just started may list only part of its pods. What was learned about the others
-//! (rings, baselines, models) must survive until it is sure that they are gone.
+//! A kubelet that has just started may list only part of its pods. State about the others (rings, baselines,
+//! models) must survive until they have certainly been removed.
 
 use std::collections::BTreeMap;
 
-/// How long the kubelet must have answered without a failure before its list counts as complete,
-/// in milliseconds.
+/// Time without failed requests after which the kubelet's list counts as complete, in milliseconds.
 const SETTLED_MS: u64 = 30_000;
 
-/// How long a pod may be missing at most, in milliseconds: a group that nobody removes keeps no pod.
+/// Maximum time for which a missing pod is kept, in milliseconds, so that a cgroup that is never removed does
+/// not keep it.
 const MISSING_MS: u64 = 120_000;
 
-/// Pods that are known and not listed, with the time since when, in milliseconds of a steady clock.
+/// Pods that are not listed any more, with the time since when, in milliseconds of the monotonic clock.
 pub(super) type Missing = BTreeMap<String, u64>;
 
-/// Returns whether lists can be trusted that come `now_ms`, where the kubelet answers without failure since
-/// `answers_since_ms`.
+/// Returns whether a list at `now_ms` is complete, if requests have succeeded since `answers_since_ms`.
 pub(super) fn is_settled(answers_since_ms: Option<u64>, now_ms: u64) -> bool {
     answers_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= SETTLED_MS)
 }
 
-/// Returns the pods to keep of those that are `known` and not listed. A pod is forgotten when a settled list
-/// lacks it and its group is gone, and in any case after two minutes.
+/// Returns those `known` pods to keep that are not listed. A pod is removed when a settled list lacks it and
+/// its cgroup does not exist, and in any case after two minutes.
 pub(super) fn retained_pods<'a>(
     known: impl IntoIterator<Item = &'a str>,
     is_listed: impl Fn(&str) -> bool,

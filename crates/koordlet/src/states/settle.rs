@@ -1,4 +1,4 @@
-//! Settling how the kubelet and the container runtime name cgroups.
+//! Detects the cgroup layout of the kubelet and the container runtime, repeatedly.
 
 use super::layout::{LayoutFinder, Locator};
 use super::{Layout, States};
@@ -8,17 +8,17 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks while nobody has said it for sure.
+/// Interval of detection while the layout is not certain.
 const UNSETTLED_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Between two looks afterwards: a node may get another kubelet.
+/// Interval of detection afterwards: a node may get another kubelet.
 const SETTLED_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Between two checks that running containers have cgroups.
+/// Interval of checks that running containers have cgroups.
 const LOCATE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Looks until `shutdown` and publishes what it finds, starting from `setting`. Pods are read again
-/// when it changes, so that their groups are named anew.
+/// Detects the layout until `shutdown` and publishes it, starting from `setting`. Pods are read again when it
+/// changes, so that their cgroups get new names.
 pub(crate) async fn detect_layout(
     finder: LayoutFinder,
     setting: Layout,
@@ -50,7 +50,7 @@ pub(crate) async fn detect_layout(
                     cgroup_root = detected.layout.cgroup_root().as_str(),
                     source = detected.source.as_str(),
                     settled = detected.settled,
-                    "layout of the kubelet's groups"
+                    "detected the kubelet's cgroup layout"
                 );
             }
             if *before != detected.layout {
@@ -71,8 +71,8 @@ pub(crate) async fn detect_layout(
     }
 }
 
-/// Finds the cgroups of running containers that the layout in force does not have, and reports those
-/// that are nowhere.
+/// Finds the cgroups of running containers that the current layout does not have, and reports those that are
+/// missing.
 fn locate(locator: &mut Locator, finder: &LayoutFinder, setting: &Layout, states: &States) {
     let Some(pods) = states.pods.load_full() else {
         return;
@@ -88,7 +88,7 @@ fn locate(locator: &mut Locator, finder: &LayoutFinder, setting: &Layout, states
     tracing::info!(
         containers = pass.located.len(),
         example,
-        "cgroups of containers found under other names"
+        "located container cgroups under other names"
     );
     let layout = (*before).clone().with_located(pass.located);
     states.layout.store(Some(Arc::new(layout)));

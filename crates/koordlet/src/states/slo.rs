@@ -1,8 +1,8 @@
-//! The settings of the node: a NodeSLO, checked, with its defaults filled in.
+//! The settings of the node: a NodeSLO, validated, with its defaults filled in.
 //!
-//! Besides upstream's fields, one extension is read: `spec.extensions.Object.cpuSuppress`
-//! (ConfigMap key `cpu-suppress-config`), for example `{"mode":"upstream","beCPUIdle":false}`.
-//! `mode` is `pressure` or `upstream`; see [`SuppressMode`].
+//! In addition to upstream's fields, one extension is supported: `spec.extensions.Object.cpuSuppress`
+//! (ConfigMap key `cpu-suppress-config`), for example `{"mode":"upstream","beCPUIdle":false}`. `mode` is
+//! `pressure` or `upstream`; see [`SuppressMode`].
 
 mod check;
 mod host_app;
@@ -22,14 +22,14 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, LazyLock};
 
-/// The key in `spec.extensions.Object` that holds a [`SuppressExtension`].
+/// Key in `spec.extensions.Object` of a [`SuppressExtension`].
 pub const SUPPRESS_EXTENSION: &str = "cpuSuppress";
 
-/// How batch work is kept from disturbing services.
+/// Mode of CPU suppression, which keeps batch work from disturbing services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SuppressMode {
-    /// On weight alone, and held back by what helps when it harms a service. See
+    /// Lowest weight, and levers that were found to help when batch work harms a service. See
     /// [`koord_model::guard`].
     #[default]
     Pressure,
@@ -37,7 +37,7 @@ pub enum SuppressMode {
     Upstream,
 }
 
-/// A suppression mode that is not one.
+/// An unknown suppression mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cpu-suppress-mode must be pressure or upstream, got {0:?}")]
 pub struct UnknownSuppressMode(String);
@@ -62,19 +62,19 @@ impl fmt::Display for SuppressMode {
     }
 }
 
-/// What `spec.extensions.Object.cpuSuppress` holds.
+/// Content of `spec.extensions.Object.cpuSuppress`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SuppressExtension {
-    /// The mode; the flag's when missing.
+    /// Suppression mode; `None` uses that of the flag.
     pub mode: Option<SuppressMode>,
-    /// Whether BE pods' own groups get `cpu.idle`.
+    /// True if BE pods' own cgroups get `cpu.idle`; `None` uses the flag.
     #[serde(rename = "beCPUIdle")]
     pub be_cpu_idle: Option<bool>,
 }
 
-/// Returns the extension and its path below `spec.extensions`: in `Object`, which is the part that a Go manager
-/// keeps, or beside it.
+/// Returns the extension and its path below `spec.extensions`: in `Object`, which a Go manager preserves, or
+/// directly.
 fn suppress_extension(spec: &NodeSLOSpec) -> Option<(String, &Value)> {
     let all = spec.extensions.as_ref()?;
     let object = all
@@ -85,7 +85,7 @@ fn suppress_extension(spec: &NodeSLOSpec) -> Option<(String, &Value)> {
         .or_else(|| Some((SUPPRESS_EXTENSION.to_owned(), all.get(SUPPRESS_EXTENSION)?)))
 }
 
-/// Which file limits batch work in upstream mode.
+/// File that limits batch work in upstream mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SuppressPolicy {
     /// The CPU list.
@@ -95,38 +95,38 @@ pub enum SuppressPolicy {
     CfsQuota,
 }
 
-/// What holds where a NodeSLO says nothing: every section, every class.
+/// Defaults of every section and class.
 static DEFAULTS: LazyLock<Arc<NodeSLOSpec>> = LazyLock::new(|| {
     let defaults = defaults::node_slo_spec();
-    // The defaults merge with nothing given.
+    // Merge the defaults with an empty spec.
     Arc::new(defaults::effective(&NodeSLOSpec::default()).unwrap_or(defaults))
 });
 
 /// The settings in force. Clones are cheap.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slo {
-    /// True if a NodeSLO was seen at all.
+    /// True if a NodeSLO was received.
     pub known: bool,
     /// True if batch work is suppressed and evicted.
     pub enabled: bool,
-    /// What everything together may use, in percent of the node.
+    /// Maximum CPU usage of the whole node, in percent.
     pub suppress_percent: i64,
-    /// What batch work keeps, in percent of the node.
+    /// Minimum CPU of batch work, in percent of the node.
     pub suppress_min_percent: Option<i64>,
-    /// How batch work is limited in upstream mode.
+    /// File that limits batch work in upstream mode.
     pub policy: SuppressPolicy,
-    /// Memory use that starts eviction, in percent.
+    /// Memory usage that starts eviction, in percent.
     pub memory_percent: Option<i64>,
-    /// Memory use eviction aims at, in percent.
+    /// Memory usage at which eviction ends, in percent.
     pub memory_lower_percent: Option<i64>,
-    /// Our extension.
+    /// The extension `cpuSuppress`.
     pub extension: SuppressExtension,
-    /// Every section with its defaults, disabled features of a class neutralised: see
+    /// Every section with its defaults, and disabled features of a class neutralized; see
     /// [`koord_api::slo::defaults::effective`].
     pub spec: Arc<NodeSLOSpec>,
     /// Services outside Kubernetes, in the order of the NodeSLO.
     pub host_apps: Arc<[HostApp]>,
-    /// What was given and fits: the last good value of every field.
+    /// Valid values as given: the last valid value of every field.
     pub good: Arc<Value>,
 }
 
@@ -142,24 +142,22 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// Returns the settings `spec` asks for, as [`Self::read`] does without earlier ones. What is malformed
-    /// is left out.
+    /// Parses the settings of `spec`, like [`Self::read`] without earlier ones. Malformed values are dropped.
     #[must_use]
     pub fn from_spec(spec: &NodeSLOSpec) -> Self {
         let value = serde_json::to_value(spec).unwrap_or_default();
         Self::read(&value, None).0
     }
 
-    /// Reads the `spec` of a NodeSLO as it came; what it leaves open has its default. A value that
-    /// breaks the rules of its field is named in the second result, and the one `last` took from
-    /// this field stays, else the default.
+    /// Parses the raw `spec` of a NodeSLO; missing values have their default. An invalid value is reported in
+    /// the second result and replaced by that of `last`, else by the default.
     #[must_use]
     pub fn read(spec: &Value, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let nothing = Value::Null;
         let checked = check::check(spec, last.map_or(&nothing, |last| &last.good));
         let mut malformed = checked.malformed;
         let spec = defaults::effective(&checked.spec).unwrap_or_else(|error| {
-            // Not possible for values of these types, and no reason to stop.
+            // Impossible for values of these types, and no reason to stop.
             malformed.push(Malformed::new("spec", "", &error));
             DEFAULTS.as_ref().clone()
         });
@@ -169,7 +167,7 @@ impl Slo {
         (slo, malformed)
     }
 
-    /// Everything that follows from a checked and completed `spec`.
+    /// Returns the settings of a validated and completed `spec`.
     fn from_effective(spec: Arc<NodeSLOSpec>) -> Self {
         let threshold = spec.resource_used_threshold_with_be.clone();
         let threshold = threshold.unwrap_or_else(defaults::resource_threshold_strategy);
@@ -198,7 +196,7 @@ impl Slo {
         }
     }
 
-    /// Thresholds of suppression and eviction.
+    /// Returns the thresholds of suppression and eviction.
     #[must_use]
     pub fn thresholds(&self) -> &ResourceThresholdStrategy {
         let section = self.spec.resource_used_threshold_with_be.as_ref();
@@ -209,7 +207,7 @@ impl Slo {
         })
     }
 
-    /// CPU burst of services.
+    /// Returns the CPU burst settings of services.
     #[must_use]
     pub fn cpu_burst(&self) -> &CPUBurstStrategy {
         let section = self.spec.cpu_burst_strategy.as_ref();
@@ -219,7 +217,7 @@ impl Slo {
         })
     }
 
-    /// Kernel settings of the whole node.
+    /// Returns the kernel settings of the whole node.
     #[must_use]
     pub fn system(&self) -> &SystemStrategy {
         let section = self.spec.system_strategy.as_ref();
@@ -229,7 +227,7 @@ impl Slo {
         })
     }
 
-    /// Returns the settings of a class: LSE has LSR's, a pod without class none.
+    /// Returns the settings of a class: LSE has those of LSR, a pod without class has none.
     #[must_use]
     pub fn class(&self, qos: QosClass) -> Option<&ResourceQOS> {
         let strategy = self.spec.resource_qos_strategy.as_ref()?;
@@ -242,38 +240,38 @@ impl Slo {
         }
     }
 
-    /// CPU scheduler settings of a class.
+    /// Returns the CPU scheduler settings of a class.
     #[must_use]
     pub fn cpu_qos(&self, qos: QosClass) -> Option<&CPUQOSCfg> {
         self.class(qos)?.cpu_qos.as_ref()
     }
 
-    /// Memory settings of a class.
+    /// Returns the memory settings of a class.
     #[must_use]
     pub fn memory_qos(&self, qos: QosClass) -> Option<&MemoryQOSCfg> {
         self.class(qos)?.memory_qos.as_ref()
     }
 
-    /// Cache and memory bandwidth of a class.
+    /// Returns the settings of cache and memory bandwidth of a class.
     #[must_use]
     pub fn resctrl_qos(&self, qos: QosClass) -> Option<&ResctrlQOSCfg> {
         self.class(qos)?.resctrl_qos.as_ref()
     }
 
-    /// Block IO of a class.
+    /// Returns the block I/O settings of a class.
     #[must_use]
     pub fn blkio_qos(&self, qos: QosClass) -> Option<&BlkIOQOSCfg> {
         self.class(qos)?.blkio_qos.as_ref()
     }
 
-    /// Block IO of the root group.
+    /// Returns the block I/O settings of the root cgroup.
     #[must_use]
     pub fn root_blkio(&self) -> Option<&BlkIOQOSCfg> {
         let strategy = self.spec.resource_qos_strategy.as_ref()?;
         strategy.cgroup_root.as_ref()?.blkio_qos.as_ref()
     }
 
-    /// Returns whether core scheduling is the mechanism behind CPU QoS; else it is group identity.
+    /// Returns whether CPU QoS uses core scheduling; otherwise it uses group identity.
     #[must_use]
     pub fn by_core_sched(&self) -> bool {
         let strategy = self.spec.resource_qos_strategy.as_ref();

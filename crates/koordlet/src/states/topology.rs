@@ -9,50 +9,50 @@ use koord_api::topology::v1alpha1::NodeResourceTopology;
 use koord_host::CpuSet;
 use std::collections::BTreeMap;
 
-/// The CPUs of one NUMA node that pods without CPUs of their own share.
+/// The CPUs of a NUMA node that pods without exclusive CPUs share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pool {
-    /// Socket.
+    /// Number of the socket.
     pub socket: i32,
-    /// NUMA node.
+    /// Number of the NUMA node.
     pub node: i32,
-    /// The CPUs, as they are written: joined pools are written that way, too.
+    /// The CPU list as given; joined pools are written in the same way.
     pub cpuset: String,
-    /// The same, read.
+    /// The parsed CPU list.
     pub cpus: CpuSet,
 }
 
 /// The kubelet's CPU manager.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuManager {
-    /// True if it hands out CPUs itself (policy `static`).
+    /// True if it assigns exclusive CPUs (policy `static`).
     pub is_static: bool,
-    /// Its options, such as `full-pcpus-only`.
+    /// Policy options, such as `full-pcpus-only`.
     pub options: BTreeMap<String, String>,
-    /// The CPUs it keeps for the system.
+    /// CPUs reserved for the system.
     pub reserved: CpuSet,
 }
 
-/// What the NodeResourceTopology says.
+/// Content of the NodeResourceTopology's annotations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TopologyInfo {
-    /// The pools of services, in the order they are written.
+    /// Pools of services, in the given order.
     pub shared_pools: Vec<Pool>,
-    /// The pools of batch work.
+    /// Pools of batch work.
     pub be_shared_pools: Vec<Pool>,
-    /// The kubelet's CPU manager; `None` when nobody tells.
+    /// The kubelet's CPU manager; `None` if unknown.
     pub cpu_manager: Option<CpuManager>,
-    /// The CPUs the kubelet gave to pods, by UID.
+    /// CPUs that the kubelet assigned to pods, by UID.
     pub kubelet_cpus: BTreeMap<String, CpuSet>,
-    /// The CPUs of SYSTEM pods, when some are set aside.
+    /// CPUs reserved for SYSTEM pods; `None` without any.
     pub system_qos: Option<SystemQos>,
-    /// The CPUs kept back from all pods by reservation.
+    /// CPUs reserved by the node's reservation.
     pub reserved: CpuSet,
 }
 
 impl TopologyInfo {
-    /// Reads a NodeResourceTopology. Where an annotation does not fit its format, `last` speaks for
-    /// it, and the second value tells what was wrong.
+    /// Parses a NodeResourceTopology. A malformed annotation has its value in `last`, and is reported in the
+    /// second result.
     #[must_use]
     pub fn read(object: &NodeResourceTopology, last: Option<&Self>) -> (Self, Vec<Malformed>) {
         let mut reader = Reader::new(object.metadata.annotations.as_ref());
@@ -90,14 +90,14 @@ impl TopologyInfo {
         (info, reader.malformed)
     }
 
-    /// Returns whether the kubelet hands out CPUs itself.
+    /// Returns whether the kubelet assigns exclusive CPUs.
     #[must_use]
     pub fn is_static(&self) -> bool {
         self.cpu_manager.as_ref().is_some_and(|m| m.is_static)
     }
 
-    /// CPUs that batch work must keep off whatever its pools say: kept back by the kubelet or a
-    /// reservation, or exclusively of SYSTEM pods.
+    /// Returns the CPUs that batch work must not use whatever its pools: those reserved by the kubelet or the
+    /// node, or exclusive to SYSTEM pods.
     #[must_use]
     pub fn kept_back(&self) -> CpuSet {
         let mut cpus = self.reserved.clone();
@@ -120,7 +120,7 @@ fn pool(pool: CpuSharedPool) -> Result<Option<Pool>, koord_host::Malformed> {
     }))
 }
 
-/// Returns a JSON list whose elements `each` checks; all of it is `last` when one element is malformed.
+/// Parses a JSON list whose elements `each` checks; returns all of `last` if one element is malformed.
 fn list<T, U, L>(
     reader: &mut Reader<'_>,
     key: &str,
@@ -134,7 +134,7 @@ where
     let Some(text) = reader.text(key) else {
         return L::default();
     };
-    // `null` is what upstream writes for an empty list.
+    // Upstream writes `null` for an empty list.
     let read = reader.json::<Option<Vec<T>>>(key, None);
     let checked = read.map(|list| {
         let elements = list.into_iter().flatten().map(each);
@@ -160,7 +160,7 @@ fn cpu_manager(reader: &mut Reader<'_>, last: Option<&TopologyInfo>) -> Option<C
         return last();
     };
     match given.reserved_cpus.parse() {
-        // `{}` is written where the kubelet could not be asked.
+        // `{}` means that the kubelet could not be queried.
         Ok(_) if given == KubeletCpuManagerPolicy::default() => None,
         Ok(reserved) => Some(CpuManager {
             is_static: given.policy == "static",

@@ -1,4 +1,4 @@
-//! Talking to the kubelet.
+//! Client of the kubelet's API.
 
 use super::Config;
 use super::metrics::KubeletMetrics;
@@ -16,19 +16,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use tokio::time::{Instant, timeout};
 
-/// Where a pod finds its credentials.
+/// Path of a pod's service account token.
 pub(crate) const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// The object that complaints about its answers are filed under.
+/// Object under which malformed responses are reported.
 const OBJECT: &str = "kubelet";
 
-/// The kubelet's port where the Node object names none.
+/// Port of the kubelet if the Node object has none.
 const DEFAULT_PORT: u16 = 10250;
 
-/// Why the kubelet cannot be asked.
+/// Error of a request to the kubelet.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// No client can be made for it.
+    /// No client can be created.
     #[error("kubelet: {0}")]
     Endpoint(#[from] endpoint::EndpointError),
     /// The Node object cannot be read.
@@ -36,44 +36,44 @@ pub enum KubeletError {
     Node {
         /// The node.
         node: String,
-        /// What the API server said.
+        /// Error of the API server.
         source: Box<koord_kube::Error>,
     },
-    /// The Node object names no address of the wanted type.
+    /// The Node object has no address of the requested type.
     #[error("node {node} has no address of type {address_type}")]
     Address {
         /// The node.
         node: String,
-        /// The wanted type.
+        /// Requested address type.
         address_type: String,
     },
     /// The request failed.
     #[error("kubelet {url}{path}: {problem}")]
     Request {
-        /// Which kubelet.
+        /// URL of the kubelet.
         url: String,
-        /// What it was asked for.
+        /// Path of the request.
         path: &'static str,
-        /// What happened.
+        /// Cause.
         problem: String,
     },
-    /// The answer is not what it should be.
+    /// The response is invalid.
     #[error("kubelet {url}{path}: {problem}")]
     Answer {
-        /// Which kubelet.
+        /// URL of the kubelet.
         url: String,
-        /// What it was asked for.
+        /// Path of the request.
         path: &'static str,
-        /// What is wrong with it.
+        /// Cause.
         problem: ReadError,
     },
 }
 
-/// One kubelet, with the connection to it while it answers.
+/// Client of one kubelet, with the connection while requests succeed.
 pub(super) struct KubeletClient {
     options: Options,
     states: Arc<States>,
-    /// For the Node object, where the informer does not have it yet.
+    /// Client for the Node object if the informer has not received it yet.
     api: Client,
     node: String,
     token: PathBuf,
@@ -106,20 +106,20 @@ impl KubeletClient {
         }
     }
 
-    /// Returns the same, with the token of another file.
+    /// Returns the client with the token of another file.
     #[cfg(test)]
     pub(super) fn with_token(mut self, token: &std::path::Path) -> Self {
         token.clone_into(&mut self.token);
         self
     }
 
-    /// Returns whether the last request was answered.
+    /// Returns whether the last request succeeded.
     pub(super) fn is_connected(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// Gives each pod that it knows to `read`, as JSON, while the list comes in. A pod that cannot be
-    /// read is left out and named in the complaints.
+    /// Passes each pod of the kubelet to `read`, as JSON, while the list arrives. A pod that cannot be parsed
+    /// is skipped and reported as malformed input.
     pub(super) async fn pods(
         &mut self,
         mut read: impl FnMut(&[u8]) -> serde_json::Result<()>,
@@ -159,7 +159,7 @@ impl KubeletClient {
         Ok(())
     }
 
-    /// Its configuration.
+    /// Returns the kubelet's configuration.
     pub(super) async fn config(&mut self) -> Result<Config, KubeletError> {
         const PATH: &str = "/configz";
         let mut text = Vec::new();
@@ -176,8 +176,8 @@ impl KubeletClient {
         Ok(config)
     }
 
-    /// Gives the parts of its answer to `each`, and returns its URL. Forgets the connection when there
-    /// is no answer.
+    /// Passes the parts of the response body to `each`, and returns the kubelet's URL. Drops the connection
+    /// after a failure.
     async fn get(
         &mut self,
         path: &'static str,
@@ -185,10 +185,10 @@ impl KubeletClient {
     ) -> Result<String, KubeletError> {
         let fresh = self.connection.is_none();
         match self.try_get(path, &mut each).await {
-            // A token that was replaced meanwhile: a new client reads the new one. It says so before
-            // anything else, so `each` has seen nothing.
+            // The token was replaced meanwhile: a new client reads the new one. This error comes before
+            // any content, so `each` was not called.
             Err((error, true)) if !fresh => {
-                tracing::debug!(%error, "kubelet is asked again with a new token");
+                tracing::debug!(%error, "retrying kubelet request with a new token");
                 self.connection = None;
                 self.try_get(path, &mut each).await
             }
@@ -200,7 +200,7 @@ impl KubeletClient {
         })
     }
 
-    /// Returns an error tells whether the kubelet did not accept the token.
+    /// Sends one request. The flag in the error is true if the kubelet did not accept the token.
     async fn try_get(
         &mut self,
         path: &'static str,
@@ -292,7 +292,7 @@ impl KubeletClient {
     }
 }
 
-/// Where the kubelet of `node` listens.
+/// Returns the URL of the kubelet of `node`.
 pub(crate) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, KubeletError> {
     let wanted = match options.address_type.as_str() {
         known @ ("Hostname" | "InternalDNS" | "ExternalDNS" | "ExternalIP") => known,
@@ -317,7 +317,7 @@ pub(crate) fn url_of(options: &Options, node: &NodeInfo) -> Result<String, Kubel
     Ok(format!("https://{host}:{}", port.unwrap_or(DEFAULT_PORT)))
 }
 
-/// What is wrong with the pod number `at` of a list.
+/// Returns the report of the malformed pod at index `at` of a list.
 fn unreadable(at: usize, text: &[u8], error: &serde_json::Error) -> Malformed {
     let item: Value = serde_json::from_slice(text).unwrap_or_default();
     let name = |key: &str| {

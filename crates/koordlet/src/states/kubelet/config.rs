@@ -1,4 +1,4 @@
-//! The kubelet's configuration, as `/configz` tells it.
+//! The kubelet's configuration, from `/configz`.
 
 use super::super::layout::CgroupHint;
 use super::super::malformed::Malformed;
@@ -9,14 +9,14 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// The member of `/configz` that holds the KubeletConfiguration.
+/// Member of `/configz` with the KubeletConfiguration.
 const KEY: &str = "kubeletconfig";
 
-/// The signal of eviction whose threshold is taken off the allocatable memory.
+/// Eviction signal whose threshold is subtracted from the allocatable memory.
 const MEMORY_AVAILABLE: &str = "memory.available";
 
-/// The parts of a KubeletConfiguration that the agent heeds. The rest of it, which changes its form
-/// between releases (`logging` in 1.28), is not looked at.
+/// The parts of a KubeletConfiguration that the agent uses. The rest, which changes its format between
+/// releases (`logging` in 1.28), is ignored.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
     /// `cgroupDriver` and `cgroupRoot`.
@@ -39,28 +39,28 @@ pub struct Config {
     pub topology_policy: String,
     /// `topologyManagerScope`; empty is container.
     pub topology_scope: String,
-    /// True if the kubelet enforces CPU limits (`cpuCFSQuota`, true unless it says no).
+    /// True if the kubelet enforces CPU limits (`cpuCFSQuota`; true if unset).
     pub cfs_quota: bool,
 }
 
 impl Config {
-    /// Returns whether the CPU manager hands out CPUs.
+    /// Returns whether the CPU manager assigns exclusive CPUs.
     #[must_use]
     pub fn is_cpu_manager_static(&self) -> bool {
         self.cpu_manager_policy == "static"
     }
 
-    /// Returns whether the memory manager hands out memory of NUMA nodes.
+    /// Returns whether the memory manager assigns memory of NUMA nodes.
     #[must_use]
     pub fn is_memory_manager_static(&self) -> bool {
         self.memory_manager_policy == "Static"
     }
 
-    /// Reads the answer of `/configz`. A field that does not fit its type counts as not given and is
-    /// named in the second value.
+    /// Parses the response of `/configz`. A field of another type counts as missing and is reported in the
+    /// second value.
     ///
     /// # Errors
-    /// The answer is no JSON, or holds no kubelet configuration.
+    /// When the response is no JSON, or has no kubelet configuration.
     pub fn read(answer: &str) -> Result<(Self, Vec<Malformed>), ReadError> {
         let answer: Value =
             serde_json::from_str(answer).map_err(|error| ReadError::Syntax(error.to_string()))?;
@@ -95,7 +95,7 @@ impl Config {
         }
         let eviction = fields.get::<BTreeMap<String, String>>("evictionHard");
         let eviction_memory = match eviction {
-            // The kubelet's own default.
+            // The kubelet's default.
             None => "100Mi".to_owned(),
             Some(thresholds) => thresholds
                 .get(MEMORY_AVAILABLE)

@@ -1,4 +1,4 @@
-//! How long requests to the kubelet take.
+//! Metrics of requests to the kubelet.
 
 use prometheus::HistogramVec;
 

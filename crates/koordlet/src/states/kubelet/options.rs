@@ -1,27 +1,27 @@
-//! How the kubelet is reached.
+//! Settings of the connection to the kubelet.
 
 use koord_kube::endpoint::Trust;
 use std::path::Path;
 use std::time::Duration;
 
-/// How to reach the kubelet.
+/// Settings of the connection to the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubelet {
-    /// The whole URL, such as `https://127.0.0.1:10250`; else it is made from the Node object.
+    /// Full URL, such as `https://127.0.0.1:10250`; `None` derives it from the Node object.
     pub url: Option<String>,
     /// The address type to take from the Node object.
     pub address_type: String,
-    /// Plain HTTP on the read-only port.
+    /// True for plain HTTP on the read-only port.
     pub insecure: bool,
-    /// That port.
+    /// Read-only port.
     pub read_only_port: u16,
-    /// How its certificate is verified.
+    /// Trust settings for the kubelet's certificate.
     pub trust: Trust,
-    /// Time between two polls; zero never polls.
+    /// Time between two polls; zero disables polling.
     pub interval: Duration,
-    /// How long one may take.
+    /// Timeout of a request.
     pub timeout: Duration,
-    /// True if the kubelet is asked for its configuration.
+    /// True if the kubelet's configuration is requested, too.
     pub query_config: bool,
 }
 
@@ -40,11 +40,11 @@ impl Default for Kubelet {
     }
 }
 
-/// Where a pod finds the cluster's authority.
+/// Path of the cluster's CA certificate in a pod.
 const CLUSTER_AUTHORITY: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// Returns how the certificate of this machine's kubelet is verified by default: it is signed by the
-/// cluster's authority, or in a file in `pki` below the kubelet's directory `dir`.
+/// Returns the default trust settings for this machine's kubelet: its certificate is signed by the cluster's
+/// CA, or is in a file in `pki` below the kubelet's directory `dir`.
 #[must_use]
 pub fn kubelet_trust(dir: Option<&Path>) -> Trust {
     let own = ["pki/kubelet.crt", "pki/kubelet-server-current.pem"];

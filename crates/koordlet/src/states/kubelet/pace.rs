@@ -1,4 +1,4 @@
-//! How often the kubelet may be asked.
+//! Rate limit of requests to the kubelet.
 
 use koord_app::TokenBucket;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 /// Time between requests in the long run.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Requests at once.
+/// Maximum number of requests at once.
 const BURST: u32 = 10;
 
-/// A bucket of requests, filled at a steady rate. Time is milliseconds of a steady clock.
+/// Rate limiter of requests. Times are milliseconds of the monotonic clock.
 #[derive(Debug, Clone)]
 pub(super) struct RequestLimiter(TokenBucket);
 
@@ -18,7 +18,7 @@ impl RequestLimiter {
         Self(TokenBucket::new(INTERVAL, BURST))
     }
 
-    /// Takes a request that wants to go out `now`; how long it has to wait.
+    /// Reserves a request at `now`. Returns the milliseconds that it has to wait.
     pub(super) fn take(&mut self, now: u64) -> u64 {
         let wait = self.0.reserve(Duration::from_millis(now));
         u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! Asking the kubelet again and again.
+//! Polls the kubelet.
 
 use super::client::{KubeletClient, KubeletError};
 use super::metrics::KubeletMetrics;
@@ -15,24 +15,24 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 
-/// Between two looks at the configuration of a kubelet that answers, in milliseconds.
+/// Interval of reading the configuration of a kubelet that responds, in milliseconds.
 const CONFIG_EVERY_MS: u64 = 300_000;
 
-/// Polls the kubelet and publishes what it says.
+/// Polls the kubelet and publishes its pods and configuration.
 pub(crate) struct Poll {
     pub(super) interval: Duration,
     query_config: bool,
     root: Root,
-    /// Where nobody found out otherwise.
+    /// Layout to use while none was detected.
     layout: Layout,
     states: Arc<States>,
     kubelet: KubeletClient,
     origin: Instant,
     limiter: RequestLimiter,
-    /// Since when it answers without a failure.
+    /// Time since which all requests have succeeded, in milliseconds.
     answers_since: Option<u64>,
     missing: Missing,
-    /// The pods of the newest list, by their text.
+    /// Pods of the newest list, by their text.
     text_cache: PodTextCache,
     config_at: Option<u64>,
     failures: FailureLog,
@@ -40,7 +40,7 @@ pub(crate) struct Poll {
 }
 
 impl Poll {
-    /// `api` and `node` are for the Node object, where nobody has it yet.
+    /// Creates the poller. `api` and `node` are for the Node object, if it was not received yet.
     pub(crate) fn new(
         options: Options,
         layout: Layout,
@@ -81,11 +81,14 @@ impl Poll {
         }
     }
 
-    /// Polls until `shutdown`: every interval, and when somebody wants it (a pod's directory came).
-    /// A failure keeps the last known pods.
+    /// Polls until `shutdown`: every interval, and on request (when a pod's directory appeared). A failure
+    /// keeps the last known pods.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         if self.interval.is_zero() {
-            tracing::warn!(field = "kubelet-sync-interval", "is 0: pods are not read");
+            tracing::warn!(
+                field = "kubelet-sync-interval",
+                "kubelet sync interval is 0, not reading pods"
+            );
             return;
         }
         let states = self.states.clone();
@@ -114,7 +117,7 @@ impl Poll {
         u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Asks once, at `now` milliseconds of a steady clock.
+    /// Polls once, at `now` milliseconds of the monotonic clock.
     pub(super) async fn once(&mut self, now: u64) {
         let was_connected = self.kubelet.is_connected();
         if let Err(error) = self.pods(now).await {
@@ -122,12 +125,12 @@ impl Poll {
             self.states.set_pods_settled(false);
             let text = error.to_string();
             if self.failures.record(&text) {
-                tracing::warn!(error = %text, "pods could not be read");
+                tracing::warn!(error = %text, "failed to read pods from the kubelet");
             }
             return;
         }
         if self.failures.clear() {
-            tracing::info!("the kubelet answers again");
+            tracing::info!("kubelet responds again");
         }
         let due = self
             .config_at
@@ -150,7 +153,7 @@ impl Poll {
         self.answers_since.get_or_insert(now);
         let settled = roster::is_settled(self.answers_since, now);
         if listing.is_empty() && before.is_none() && !settled {
-            // A kubelet that has just started; a node without any pod is rare.
+            // The kubelet has probably just started; a node without any pod is rare.
             return Ok(());
         }
         let missing = roster::retained_pods(
@@ -165,7 +168,10 @@ impl Poll {
             },
         );
         if missing.len() > self.missing.len() {
-            tracing::debug!(pods = missing.len(), "known, but not listed by the kubelet");
+            tracing::debug!(
+                pods = missing.len(),
+                "keeping pods that the kubelet does not list"
+            );
         }
         self.missing = missing;
         listing.publish(&mut self.text_cache, |uid| self.missing.contains_key(uid));
@@ -182,11 +188,11 @@ impl Poll {
                     self.states.request_layout_detection();
                 }
             }
-            // Its pods are more important, and some kubelets do not allow it.
+            // Pods are more important, and some kubelets do not allow this request.
             Err(error) => {
                 let text = error.to_string();
                 if text != self.last_config_error {
-                    tracing::info!(error = %text, "the kubelet's configuration is not known");
+                    tracing::info!(error = %text, "failed to read the kubelet's configuration");
                     self.last_config_error = text;
                 }
             }

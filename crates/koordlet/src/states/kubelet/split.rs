@@ -1,61 +1,61 @@
-//! Taking a list apart while it arrives.
+//! Splits a list while it arrives.
 //!
-//! A list of 250 pods is megabytes of text and several times that once it is read; one pod is a few
-//! kilobytes. So a list is cut into its items as its text comes in, and only one item is held.
+//! A list of 250 pods is megabytes of text and several times that once parsed; one pod is a few kilobytes. So
+//! a list is split into its items while its text arrives, and only one item is held in memory.
 
 use koord_api::lenient::ReadError;
 
-/// Cuts the `items` of a JSON list out of its text. What is outside the items is not looked at more
-/// than it takes to find them; whoever reads an item checks it.
+/// Splits the text of a JSON list into its `items`. Text outside the items is only scanned to find them; the
+/// reader of an item checks it.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
     /// Open brackets and braces. The list's fields are at 1, its items at 2.
     depth: usize,
     in_string: bool,
-    /// After a backslash in a string.
+    /// True after a backslash in a string.
     escaped: bool,
     state: ParserState,
-    /// The field's name that was read last, or a part of it.
+    /// The last field name, or a part of it.
     name: Vec<u8>,
-    /// The begin of an item whose end has not come yet.
+    /// Start of an item whose end has not arrived yet.
     item: Vec<u8>,
     found: bool,
 }
 
-/// Where in the list.
+/// Position in the list.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum ParserState {
-    /// Before its brace.
+    /// Before the opening brace.
     #[default]
     Start,
-    /// Where a field's name is, or the end.
+    /// Before a field's name or the closing brace.
     Name,
     /// Between the name and the value.
     Colon,
     /// Before a value.
     Value,
-    /// In a value that is not looked at.
+    /// In a value that is skipped.
     Other,
     /// Between the brackets of `items`.
     Items,
-    /// After its brace.
+    /// After the closing brace.
     End,
 }
 
-/// The name of the field that holds the items.
+/// Name of the field with the items.
 const ITEMS: &[u8] = b"items";
 
 impl Splitter {
-    /// Looks at the next part of the text and gives each item that is complete to `each`.
+    /// Scans the next part of the text and passes each complete item to `each`.
     ///
     /// # Errors
-    /// The text is no list, as far as it was looked at.
+    /// When the text scanned so far is no list.
     pub(super) fn feed(
         &mut self,
         part: &[u8],
         mut each: impl FnMut(&[u8]),
     ) -> Result<(), ReadError> {
-        // Where in this part the item begins.
+        // Start of the item in this part.
         let mut begin = 0;
         for (at, byte) in part.iter().copied().enumerate() {
             if self.in_string {
@@ -131,10 +131,10 @@ impl Splitter {
         Ok(())
     }
 
-    /// Checks that the whole list has come.
+    /// Checks that the list is complete.
     ///
     /// # Errors
-    /// It ends early, or has no items.
+    /// When it ends early, or has no items.
     pub(super) fn finish(self) -> Result<(), ReadError> {
         match (self.state, self.found) {
             (ParserState::End, true) => Ok(()),

@@ -1,4 +1,4 @@
-//! Finding out how the kubelet names groups: by its own word, else by what is there.
+//! Detection of the kubelet's cgroup layout: by the kubelet's configuration, else by existing directories.
 
 use super::{Driver, Layout};
 use koord_api::lenient;
@@ -7,38 +7,38 @@ use koord_host::procfs::process;
 use koord_host::{CgroupPath, Root};
 use serde_json::Value;
 
-/// Where a kubelet that is not told otherwise has its configuration.
+/// Default path of the kubelet's configuration file.
 const DEFAULT_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
-/// The cgroupRoot of kind's kubelets, which is tried where none is known.
+/// The cgroupRoot of kind's kubelets, which is tried if none is configured.
 const KIND_ROOT: &str = "kubelet";
 
-/// What one source says about the kubelet's cgroups.
+/// Settings of the kubelet's cgroups from one source; `None` if the source does not have them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CgroupHint {
     /// `cgroupDriver`.
     pub driver: Option<Driver>,
-    /// `cgroupRoot`; the root group may be written as `/`.
+    /// `cgroupRoot`; the root cgroup may be written as `/`.
     pub cgroup_root: Option<String>,
 }
 
-/// Who decided.
+/// Source of a detected layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The kubelet's `/configz`.
     Configz,
     /// A flag of the kubelet's process.
     Flag,
-    /// The file that the kubelet's process was started with.
+    /// The configuration file of the kubelet's process.
     File,
     /// The directories that exist.
     Directories,
-    /// Nobody.
+    /// None: a guess.
     Guess,
 }
 
 impl Source {
-    /// For messages.
+    /// Returns the source as text for messages.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,26 +51,27 @@ impl Source {
     }
 }
 
-/// A layout and how sure it is.
+/// A detected layout and its reliability.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetectedLayout {
     /// The layout to use now.
     pub layout: Layout,
-    /// Who decided on the driver.
+    /// Source of the driver.
     pub source: Source,
-    /// True if the group of all pods is there and the kubelet has said so: no need to look again.
+    /// True if the kubelet's configuration is known and the cgroup of all pods exists, so that detection can
+    /// end.
     pub settled: bool,
 }
 
-/// What the process of the kubelet tells.
+/// Cgroup settings of the kubelet's process.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct KubeletProcess {
     flag: CgroupHint,
     file: CgroupHint,
 }
 
-/// Decides. `own` is koordlet's own setting of the kubelet's cgroupRoot, which goes first when it is
-/// not the root group; `exists` tells whether a layout's group of all pods is there.
+/// Decides on the layout. `own` is koordlet's own setting of the kubelet's cgroupRoot, which takes precedence
+/// unless it is the root cgroup; `exists` returns whether a layout's cgroup of all pods exists.
 pub(super) fn decide(
     own: &CgroupPath,
     configz: Option<&CgroupHint>,
@@ -124,7 +125,7 @@ pub(super) fn decide(
                 settled: true,
             };
         }
-        // The runtime may have overruled what the kubelet was told: what is there counts.
+        // The runtime may use another driver than the kubelet's setting: existing directories count.
         let other = existing.into_iter().next();
         return DetectedLayout {
             source: if other.is_some() {
@@ -143,7 +144,7 @@ pub(super) fn decide(
             settled: false,
         },
         None => DetectedLayout {
-            // A kubelet that is told nothing uses cgroupfs.
+            // A kubelet without a setting uses cgroupfs.
             layout: Layout::new(
                 match process {
                     Some(_) => Driver::Cgroupfs,
@@ -157,7 +158,7 @@ pub(super) fn decide(
     }
 }
 
-/// Looks at this machine.
+/// Detects the layout on this machine.
 #[derive(Debug, Clone)]
 pub(crate) struct LayoutFinder {
     root: Root,
@@ -165,17 +166,17 @@ pub(crate) struct LayoutFinder {
 }
 
 impl LayoutFinder {
-    /// Below `own`, koordlet's own setting of the kubelet's cgroupRoot.
+    /// Creates a finder; `own` is koordlet's own setting of the kubelet's cgroupRoot.
     pub(crate) fn new(root: Root, own: CgroupPath) -> Self {
         Self { root, own }
     }
 
-    /// Returns the machine that is looked at.
+    /// Returns the machine's root.
     pub(crate) fn root(&self) -> &Root {
         &self.root
     }
 
-    /// What is known now; `configz` is what the kubelet says of itself.
+    /// Detects the current layout; `configz` is the kubelet's own configuration, if it is known.
     pub(crate) fn detect(&self, configz: Option<&CgroupHint>) -> DetectedLayout {
         let process = match configz {
             Some(hint) if hint.driver.is_some() => None,
@@ -187,7 +188,7 @@ impl LayoutFinder {
         })
     }
 
-    /// Returns the process of the kubelet, when this one may see it.
+    /// Returns the settings of the kubelet's process, if this process may read them.
     fn process(&self) -> Option<KubeletProcess> {
         let read = |pid: u32, file: &str| {
             let path = self.root.proc(&format!("{pid}/{file}"));
@@ -200,7 +201,7 @@ impl LayoutFinder {
         let line = read(pid, "cmdline").unwrap_or_default();
         let flags: Vec<&str> = line.split('\0').collect();
         let config = flag(&flags, "config").unwrap_or(DEFAULT_CONFIG);
-        // As the kubelet sees it.
+        // The path as the kubelet sees it.
         let config = match config.strip_prefix('/') {
             Some(absolute) => format!("root/{absolute}"),
             None => format!("cwd/{config}"),
@@ -230,8 +231,8 @@ fn flag<'a>(flags: &[&'a str], name: &str) -> Option<&'a str> {
     })
 }
 
-/// Returns the two keys of a KubeletConfiguration file, YAML or JSON. They are at the top of it, so a line
-/// that begins with the key is all that is looked for.
+/// Parses the two keys of a KubeletConfiguration file, YAML or JSON. They are at the top level, so only lines
+/// that begin with a key are searched.
 fn parse_hint(file: &str) -> CgroupHint {
     if let Ok(value) = serde_json::from_str::<Value>(file) {
         return CgroupHint::from_config(&value);
@@ -250,7 +251,7 @@ fn parse_hint(file: &str) -> CgroupHint {
 }
 
 impl CgroupHint {
-    /// Those of a KubeletConfiguration. The empty text says nothing.
+    /// Returns the settings of a KubeletConfiguration. An empty text counts as missing.
     #[must_use]
     pub(crate) fn from_config(config: &Value) -> Self {
         let text = |key| {
@@ -276,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Group of all pods, source, settled.
+    /// Cgroup of all pods, source, settled.
     fn check(
         own: &str,
         configz: Option<CgroupHint>,
@@ -312,7 +313,7 @@ mod tests {
         check("", says(Systemd), None, &[], (slice, Configz, false));
         check("", says(Cgroupfs), None, &[], (plain, Configz, false));
         check("", says(Cgroupfs), None, &[plain], (plain, Configz, true));
-        // An old tree of the other driver beside it.
+        // An old tree of the other driver next to it.
         let layouts = [slice, plain];
         check("", says(Cgroupfs), None, &layouts, (plain, Configz, true));
         check("", says(Systemd), None, &layouts, (slice, Configz, true));

@@ -1,43 +1,43 @@
-//! Finding the cgroups of containers that are not where the naming scheme has them.
+//! Finds the cgroups of containers that are not where the naming scheme has them.
 //!
 //! Runtimes name containers' cgroups in their own ways: CRI-O prefixes them under cgroupfs, too, and a
-//! runtime whose driver is not the kubelet's puts them beside all pods. What exists decides.
+//! runtime whose driver is not the kubelet's puts them outside the pods' tree. Existing cgroups decide.
 
 use super::super::pod::{Phase, PodInfo};
 use koord_host::procfs::process;
 use koord_host::{CgroupPath, Controller, Root};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// After so many passes, the processes are read in every [`RARE_INTERVAL`]th pass only.
+/// Number of passes in which the processes are read each time; after that, only in every [`RARE_INTERVAL`]th
+/// pass.
 const EAGER_PASSES: u32 = 3;
-/// See [`EAGER_PASSES`].
+/// Interval of reading processes after [`EAGER_PASSES`], in passes.
 const RARE_INTERVAL: u32 = 30;
-/// Passes in a row in which a cgroup must be missing before that is reported: a container may have
-/// just begun or ended.
+/// Consecutive passes in which a cgroup must be missing before it is reported: a container may have just
+/// started or ended.
 const REPORT_AFTER: u32 = 3;
 
-/// The cgroups of containers, by the hash in the container's id, that have another name than the
-/// naming scheme gives them.
+/// Cgroups of containers, by the hash in the container's id, whose names differ from the naming scheme.
 pub(crate) type Located = BTreeMap<String, CgroupPath>;
 
-/// Looks for containers' cgroups, pass by pass.
+/// Finds containers' cgroups, pass by pass.
 #[derive(Debug, Default)]
 pub(crate) struct Locator {
-    /// For how many passes the cgroup of a hash has been missing.
+    /// Number of passes for which the cgroup of a hash has been missing.
     missing: BTreeMap<String, u32>,
 }
 
-/// What a pass found.
+/// Result of a pass.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct LocateResult {
     /// Cgroups under other names.
     pub(crate) located: Located,
-    /// Running containers without a cgroup for a while, with what was tried.
+    /// Running containers without a cgroup for a while, with the paths that were tried.
     pub(crate) missing: BTreeMap<String, String>,
 }
 
 impl Locator {
-    /// Checks the cgroups of all running containers of `pods`; `last` is the result of the pass before.
+    /// Checks the cgroups of all running containers of `pods`; `last` is the result of the previous pass.
     pub(crate) fn pass(&mut self, root: &Root, pods: &[PodInfo], last: &Located) -> LocateResult {
         let mut pass = LocateResult::default();
         let mut unknown = Vec::new();
@@ -70,9 +70,9 @@ impl Locator {
         }
         let by_hash = by_processes(root, &eager);
         for (pod, name, hash, group) in unknown {
-            if let Some(by_hash) = by_hash.get(hash).filter(|by_hash| is_of_pod(by_hash, pod)) {
+            if let Some(group) = by_hash.get(hash).filter(|group| is_of_pod(group, pod)) {
                 self.missing.remove(hash);
-                pass.located.insert(hash.to_owned(), by_hash.clone());
+                pass.located.insert(hash.to_owned(), group.clone());
             } else if self.missing.get(hash) >= Some(&REPORT_AFTER) {
                 let message = format!(
                     "not found at {group}, under another name in {}, or through its processes",
@@ -86,7 +86,7 @@ impl Locator {
     }
 }
 
-/// Returns true if containers of `pod` run now and in cgroups of this kernel.
+/// Returns true if containers of `pod` run now, and in cgroups of this kernel.
 fn is_local(pod: &PodInfo) -> bool {
     pod.phase == Phase::Running && !pod.deleting && pod.runtime_class.as_deref() != Some("kata")
 }
@@ -104,8 +104,8 @@ fn child_of(root: &Root, pod: &CgroupPath, hash: &str) -> Option<CgroupPath> {
     named.all(|other| other == first).then_some(first)
 }
 
-/// Returns true if a cgroup called `name` is that of the container `hash`: the hash behind any prefix,
-/// alone or as a systemd unit. Processes that only watch a container are in one of their own.
+/// Returns true if a cgroup called `name` belongs to the container `hash`: the hash behind any prefix, alone
+/// or as a systemd unit. Monitor processes of a container have a cgroup of their own.
 fn is_named(name: &str, hash: &str) -> bool {
     let name = [".scope", ".service", ".slice"]
         .iter()
@@ -117,8 +117,8 @@ fn is_named(name: &str, hash: &str) -> bool {
     })
 }
 
-/// Returns where the processes of containers are, by hash. Only the topmost cgroup that is named after
-/// a container counts: what a container makes below its own is its own affair.
+/// Returns the cgroups in which the processes of containers run, by hash. Only the topmost cgroup that is
+/// named after a container counts: a container may create others below its own.
 fn by_processes(root: &Root, hashes: &BTreeSet<&str>) -> Located {
     let mut located = Located::new();
     if hashes.is_empty() {
@@ -155,7 +155,7 @@ fn has_container_id(name: &str) -> bool {
     digits.count() >= 64
 }
 
-/// Returns true if the path names the pod, as every runtime has it.
+/// Returns true if the path contains the pod's name, as with every runtime.
 fn is_of_pod(group: &CgroupPath, pod: &PodInfo) -> bool {
     let path = group.as_str();
     path.contains(&pod.uid) || path.contains(&pod.uid.replace('-', "_")) || {
@@ -186,8 +186,7 @@ mod tests {
         PodInfo::from_pod(&pod, layout).unwrap()
     }
 
-    /// The cgroups of today's runtimes, where both drivers put them; see also the table of
-    /// [`super::super`].
+    /// The cgroups of current runtimes with both drivers; see also the table of
     #[test]
     fn container_is_found_under_every_runtimes_name() {
         let plain = format!("kubepods/burstable/pod{UID}");
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(pass, LocateResult::default());
     }
 
-    /// A container can name what it makes below its own cgroup as it likes.
+    /// A container may use any names for cgroups that it creates below its own.
     #[test]
     fn cgroup_within_other_container_is_not_taken() {
         let tree = Tree::v2("0-1").unwrap();

@@ -11,7 +11,7 @@ use koord_api::{Quantity, annotations, quantity, resources};
 use koord_host::CgroupPath;
 use std::collections::BTreeMap;
 
-/// Main containers, and init containers with sidecars.
+/// Parses the main containers, and the init containers with sidecars.
 pub(super) fn read(
     reader: &mut Reader<'_>,
     pod: &Pod,
@@ -21,7 +21,7 @@ pub(super) fn read(
 ) -> (Vec<ContainerInfo>, Vec<ContainerInfo>) {
     let key = annotations::POD_EXTENDED_RESOURCE_SPEC;
     let extended = reader.json::<ExtendedResourceSpec>(key, None);
-    // Malformed: what the containers asked for before goes on.
+    // Malformed: the earlier requests of the containers are used.
     let lost = extended.is_none() && reader.text(key).is_some();
     let extended = extended.unwrap_or_default();
     let Some(spec) = &pod.spec else {
@@ -84,17 +84,17 @@ fn integer(quantity: Quantity) -> i64 {
     quantity.value()
 }
 
-/// The amounts of one container.
+/// Reads the amounts of a container.
 struct AmountReader<'a, 'b> {
     reader: &'a mut Reader<'b>,
     place: Place,
     container: &'a Container,
-    /// For resources that the spec does not name.
+    /// Amounts for resources that the spec does not have.
     extended: Option<&'a ExtendedResourceContainerSpec>,
 }
 
 impl AmountReader<'_, '_> {
-    /// CPU, in the unit `cpu_unit` gives, and memory of one tier; `None` when none is named.
+    /// Returns CPU, in the unit of `cpu_unit`, and memory of one tier; `None` if none is set.
     fn tier(
         &mut self,
         cpu: &str,

@@ -1,24 +1,24 @@
-//! A container that is not created because two plugins of the container runtime want the same of it.
+//! Conflicts of runtime plugins: a container is not created because two plugins set the same field.
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// Longest name of a field that is kept, in letters. Runtimes' names are shorter.
+/// Maximum length of a field's name, in characters. Runtimes' names are shorter.
 const FIELD: usize = 100;
 
-/// What two plugins both set of a container. The runtime refuses the creation without telling either
-/// of them; its text is in the pod's status, as the reason why the container waits.
+/// A field of a container that two plugins both set. The runtime refuses the creation without notifying
+/// either; its message is in the pod's status, as the reason why the container waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdjustmentConflict {
-    /// The container's name.
+    /// Name of the container.
     pub container: String,
-    /// The plugins: index and name, such as `00-koordlet_nri`.
+    /// Index and name of both plugins, such as `00-koordlet_nri`.
     pub plugins: [String; 2],
-    /// The field, in the runtime's words.
+    /// The field, as named by the runtime.
     pub field: String,
 }
 
 impl AdjustmentConflict {
-    /// What the first such container of a pod waits for.
+    /// Returns the conflict of the first such container of a pod.
     pub(super) fn find(pod: &Pod) -> Option<Box<Self>> {
         let status = pod.status.as_ref()?;
         let main = status.container_statuses.iter().flatten();
@@ -36,14 +36,14 @@ impl AdjustmentConflict {
     }
 }
 
-/// `... plugins "00-a" and "10-b" both tried to set CPU shares`. Source: containerd/nri,
+/// Parses `... plugins "00-a" and "10-b" both tried to set CPU shares`. Source: containerd/nri,
 /// `pkg/adaptation/result.go`.
 fn read(message: &str) -> Option<([String; 2], String)> {
     let (plugins, field) = message.split_once(" both tried to set ")?;
     let (_, plugins) = plugins.rsplit_once("plugins ")?;
     let (one, other) = plugins.split_once(" and ")?;
     let name = |quoted: &str| {
-        // Quoted once more where somebody has put the text into another one.
+        // The text is quoted again if it was embedded in another one.
         let name = quoted.trim_matches(['"', '\\']);
         (!name.is_empty()).then(|| name.to_owned())
     };

@@ -1,7 +1,7 @@
-//! CPUs that pods hold, checked against one another.
+//! Conflicts of exclusive CPUs between pods.
 //!
-//! The CPUs of a pod come from an annotation, and whoever may write that can name any. So a pod gets the
-//! CPUs that it names only where no exclusive (LSE or LSR) pod has them.
+//! The CPUs of a pod come from an annotation, and a user who may write it can name any. So a pod gets the
+//! named CPUs only if no exclusive (LSE or LSR) pod has them.
 
 use super::PodInfo;
 use koord_api::qos::QosClass;
@@ -14,10 +14,10 @@ fn is_exclusive(pod: &PodInfo) -> bool {
     matches!(pod.qos, QosClass::Lse | QosClass::Lsr)
 }
 
-/// Takes CPUs that another pod has exclusively away from `pods`, and gives back those that are free
-/// again. Returns the pods that lost some, by namespace and name, with the reason.
+/// Removes CPUs that another pod has exclusively from `pods`, and restores those that are free again. Returns
+/// the pods that lost some, by namespace and name, with the reason.
 ///
-/// A pod keeps what it has in `old`. Otherwise pods that name no more CPUs than they request come
+/// A pod keeps the CPUs that it has in `old`. Otherwise pods that name no more CPUs than they request come
 /// first, then exclusive pods, then older ones.
 pub(crate) fn resolve_cpu_conflicts(
     pods: &mut [PodInfo],
@@ -42,7 +42,7 @@ pub(crate) fn resolve_cpu_conflicts(
         )
     });
     let mut conflicts = BTreeMap::new();
-    // Of each CPU, the first exclusive pod and the first pod of any class.
+    // For each CPU, the first exclusive pod and the first pod of any class.
     let (mut exclusive, mut held) = (Holders::default(), Holders::default());
     for pod in claims {
         let Some(cpus) = pod.cpus.clone() else {
@@ -53,7 +53,7 @@ pub(crate) fn resolve_cpu_conflicts(
         if let Some((shared, holder)) = holders.overlap(&cpus) {
             let message = format!("CPUs {shared} of {cpus} are held by pod {holder}: not used");
             conflicts.insert(name, message);
-            // Batch work runs on what is left.
+            // Batch work runs on the remaining CPUs.
             let remaining = cpus.difference(&shared);
             pod.cpus = Some(remaining)
                 .filter(|remaining| pod.qos == QosClass::Be && !remaining.is_empty());
@@ -68,8 +68,8 @@ pub(crate) fn resolve_cpu_conflicts(
     conflicts
 }
 
-/// Takes the CPUs of `pod`, which is not listed yet, away if one of `listed` has them exclusively, or
-/// if it is exclusive and one has them at all. Returns the reason.
+/// Removes the CPUs of `pod`, which is not listed yet, if one of `listed` has them exclusively, or if `pod`
+/// is exclusive and one has them at all. Returns the reason.
 pub(crate) fn check_new_pod(pod: &mut PodInfo, listed: &[PodInfo]) -> Option<String> {
     let cpus = pod.cpus.clone()?;
     let alone = is_exclusive(pod);
@@ -89,7 +89,7 @@ pub(crate) fn check_new_pod(pod: &mut PodInfo, listed: &[PodInfo]) -> Option<Str
     ))
 }
 
-/// Returns true if an active pod names CPUs, whether it gets them or not.
+/// Returns true if the pod is active and names CPUs, whether it gets them or not.
 fn has_claim(pod: &PodInfo) -> bool {
     pod.is_active() && (pod.cpus.is_some() || pod.refused_cpus.is_some())
 }
@@ -105,7 +105,7 @@ impl Holders {
         }
     }
 
-    /// Returns the CPUs of `cpus` that are held, and the holder of the first of them.
+    /// Returns those of `cpus` that are held, and the holder of the first of them.
     fn overlap(&self, cpus: &CpuSet) -> Option<(CpuSet, &str)> {
         let shared: CpuSet = cpus.iter().filter(|cpu| self.0.contains_key(cpu)).collect();
         let first = shared.iter().next()?;

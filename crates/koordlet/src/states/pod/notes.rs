@@ -1,4 +1,4 @@
-//! What annotations and labels ask for a pod, beyond its class. Few pods have any.
+//! Settings of a pod from annotations and labels, beyond its class. Few pods have any.
 
 use super::super::malformed::Malformed;
 use super::super::reader::Reader;
@@ -14,31 +14,31 @@ use koord_host::CpuSet;
 use koord_model::blkio;
 use std::collections::BTreeMap;
 
-/// Which pods may share a physical core with a pod.
+/// Policy for pods that may share a physical core with a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CoreSchedPolicy {
-    /// Those of its group.
+    /// Pods of its core scheduling group.
     #[default]
     Group,
-    /// Core scheduling leaves it alone.
+    /// No restriction: core scheduling does not apply.
     None,
-    /// Nobody else.
+    /// No other pods.
     Exclusive,
 }
 
-/// What is behind a volume of a pod.
+/// Source of a pod's volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeSource {
-    /// The claim of this name in the pod's namespace.
+    /// The persistent volume claim of this name in the pod's namespace.
     Claim(String),
     /// A CSI driver, for this pod only.
     Csi,
 }
 
-/// What annotations and labels ask for.
+/// Settings from annotations and labels.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Notes {
-    /// `koordinator.sh/cpuBurst`: laid over the node's strategy.
+    /// `koordinator.sh/cpuBurst`, which overrides the node's strategy.
     pub cpu_burst: Option<CPUBurstConfig>,
     /// `koordinator.sh/cpuQOS`.
     pub cpu_qos: Option<CPUQOSCfg>,
@@ -46,7 +46,7 @@ pub struct Notes {
     pub memory_qos: Option<PodMemoryQOSConfig>,
     /// `koordinator.sh/blkioQOS`.
     pub blkio_qos: Option<BlkIOQOSCfg>,
-    /// The volumes that `blkio_qos` speaks of, by name.
+    /// The volumes that `blkio_qos` refers to, by name.
     pub volumes: BTreeMap<String, VolumeSource>,
     /// `koordinator.sh/networkQOS`.
     pub network_qos: Option<PodNetworkQOS>,
@@ -56,9 +56,9 @@ pub struct Notes {
     pub numa: Vec<NumaNodeResource>,
     /// `scheduling.koordinator.sh/device-allocated`.
     pub devices: DeviceAllocations,
-    /// `node.koordinator.sh/resctrl`, with its text: a group is made once per pod and text.
+    /// `node.koordinator.sh/resctrl`, with its text: a group is created once per pod and text.
     pub resctrl: Option<(Resctrl, String)>,
-    /// Label `koordinator.sh/core-sched-group-id`; the empty group is one, too.
+    /// Label `koordinator.sh/core-sched-group-id`; the empty group is valid, too.
     pub core_sched_group: Option<String>,
     /// Label `koordinator.sh/core-sched-policy`.
     pub core_sched_policy: CoreSchedPolicy,
@@ -66,7 +66,7 @@ pub struct Notes {
     pub gpu_isolation: Option<String>,
 }
 
-/// No notes: those of most pods.
+/// Empty settings, as for most pods.
 pub(super) static NONE: Notes = Notes {
     cpu_burst: None,
     cpu_qos: None,
@@ -86,17 +86,17 @@ pub(super) static NONE: Notes = Notes {
     gpu_isolation: None,
 };
 
-/// What the annotations say that every pod is asked for.
+/// All parsed annotations and labels.
 pub(super) struct ParsedAnnotations {
     pub(super) notes: Option<Box<Notes>>,
-    /// From `resource-status`; never empty.
+    /// CPUs from `resource-status`; never empty.
     pub(super) cpus: Option<CpuSet>,
     pub(super) evictable_by: Option<Vec<String>>,
     pub(super) eviction_priority: i32,
 }
 
 impl ParsedAnnotations {
-    /// Reads annotations and labels; `last` speaks for what does not fit its format.
+    /// Parses annotations and labels; malformed ones have their value in `last`.
     pub(super) fn parse(reader: &mut Reader<'_>, pod: &Pod, last: Option<&PodInfo>) -> Self {
         let labels = pod.metadata.labels.as_ref();
         let before = last.map_or(&NONE, PodInfo::notes);
@@ -154,7 +154,7 @@ impl ParsedAnnotations {
             },
             gpu_isolation: label(labels::GPU_ISOLATION_PROVIDER),
         };
-        // What nobody could read allows nobody to evict.
+        // A malformed list allows no feature to evict.
         let evictable_before = last.map_or(Some(Vec::new()), |last| last.evictable_by.clone());
         let policy = extension::eviction_policy(notes);
         let priority = extension::eviction_priority(notes);
@@ -194,7 +194,7 @@ fn resource_status(
     }
 }
 
-/// What is wrong with a burst annotation that reads as JSON.
+/// Returns why a burst annotation of valid JSON is invalid; `None` if it is valid.
 fn bad_burst(config: &CPUBurstConfig) -> Option<String> {
     let policy = config.policy.as_ref().map(CPUBurstPolicy::as_str);
     if let Some(policy) = policy.filter(|policy| !CPUBurstPolicy::from(*policy).is_known()) {
@@ -211,7 +211,7 @@ fn bad_burst(config: &CPUBurstConfig) -> Option<String> {
     errors.first().map(ToString::to_string)
 }
 
-/// What is wrong with a block I/O annotation that reads as JSON.
+/// Returns why a block I/O annotation of valid JSON is invalid; `None` if it is valid.
 fn bad_block(config: &BlkIOQOSCfg) -> Option<String> {
     config.blocks.iter().enumerate().find_map(|(at, block)| {
         let error = blkio::violations(block.io_cfg.as_ref()?)
@@ -221,7 +221,7 @@ fn bad_block(config: &BlkIOQOSCfg) -> Option<String> {
     })
 }
 
-/// Returns the volumes of claims and CSI drivers that `config` speaks of.
+/// Returns the volumes of claims and CSI drivers that `config` refers to.
 fn volumes(pod: &Pod, config: Option<&BlkIOQOSCfg>) -> BTreeMap<String, VolumeSource> {
     let blocks = config.into_iter().flat_map(|config| &config.blocks);
     let named = blocks.filter(|block| block.type_ == Some(BlockType::PodVolume));
@@ -234,7 +234,7 @@ fn volumes(pod: &Pod, config: Option<&BlkIOQOSCfg>) -> BTreeMap<String, VolumeSo
         if let Some(claim) = &volume.persistent_volume_claim {
             return Some(VolumeSource::Claim(claim.claim_name.clone()));
         }
-        // The claim is made for the pod, and named after both.
+        // The claim is created for the pod, and named after pod and volume.
         if volume.ephemeral.is_some() {
             let pod = pod.metadata.name.as_deref().unwrap_or_default();
             return Some(VolumeSource::Claim(format!("{pod}-{name}")));

@@ -1,6 +1,6 @@
-//! Which of the given values fit: types, bounds, names.
+//! Validation of a NodeSLO: types, bounds, names.
 //!
-//! A NodeSLO is taken apart as JSON, so that one bad field costs that field and no more.
+//! A NodeSLO is validated as JSON, so that an invalid field costs only that field.
 
 use super::super::malformed::Malformed;
 use super::{SuppressExtension, host_app, suppress_extension};
@@ -12,19 +12,19 @@ use koord_api::slo::{NodeSLOSpec, ResourceQOSStrategy};
 use koord_model::blkio;
 use serde_json::{Map, Value};
 
-/// Most fields that are taken out one by one before a whole section goes.
+/// Maximum number of fields that are replaced one by one before the whole section is dropped.
 const MOST_REPAIRS: usize = 64;
 
-/// A section that was checked.
+/// A validated spec.
 pub(super) struct CheckedSpec {
-    /// What can be used.
+    /// The valid part.
     pub(super) spec: NodeSLOSpec,
-    /// The same as JSON.
+    /// The valid part as JSON.
     pub(super) good: Value,
     pub(super) malformed: Vec<Malformed>,
 }
 
-/// The sections of a NodeSLO, each read on its own.
+/// Sections of a NodeSLO, each validated on its own.
 const SECTIONS: [&str; 6] = [
     "resourceUsedThresholdWithBE",
     "resourceQOSStrategy",
@@ -34,7 +34,7 @@ const SECTIONS: [&str; 6] = [
     "hostApplications",
 ];
 
-/// Takes from `given` what fits, and from `last` what stood in the place of the rest.
+/// Returns the valid values of `given`, with those of `last` in place of invalid ones.
 pub(super) fn check(given: &Value, last: &Value) -> CheckedSpec {
     let mut malformed = Vec::new();
     let mut good = Map::new();
@@ -67,7 +67,7 @@ pub(super) fn check(given: &Value, last: &Value) -> CheckedSpec {
     }
 }
 
-/// One section on its way to being good.
+/// Replaces the invalid values of one section.
 struct Repair<'a> {
     /// An object whose only member is the section.
     section: Value,
@@ -100,10 +100,10 @@ impl Repair<'_> {
         self.section = Value::Null;
     }
 
-    /// Reports what is at `path` and puts the last good value there, or nothing.
+    /// Reports the value at `path` and replaces it with the last valid one, or removes it.
     fn replace(&mut self, path: &str, error: &str) {
         let mut steps = steps(path);
-        // Where a value cannot be told apart from its surroundings, these go.
+        // If the value itself cannot be found, its parent is replaced.
         while steps.len() > 1 && descend(&self.section, &steps).is_none() {
             steps.pop();
         }
@@ -119,7 +119,7 @@ impl Repair<'_> {
         if !self.malformed.contains(&report) {
             self.malformed.push(report);
         }
-        // Half an application would be looked for in the wrong group.
+        // An incomplete application would be looked for in the wrong cgroup.
         let element = matches!(steps[..], [_, Step::Element(_), ..]).then_some(2);
         steps.truncate(element.unwrap_or(steps.len()));
         let before = match descend(&self.section, &steps).filter(|_| element.is_some()) {
@@ -139,7 +139,7 @@ impl Repair<'_> {
     }
 }
 
-/// Returns all rules of all sections. Paths start at the spec.
+/// Returns the violations of the rules of all sections. Paths start at the spec.
 fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
     let mut all = Vec::new();
     let mut add = |section: &str, errors: Vec<FieldError>| {
@@ -215,7 +215,7 @@ fn violations(spec: &NodeSLOSpec) -> Vec<FieldError> {
     all
 }
 
-/// Amounts of block I/O that are out of range.
+/// Returns the amounts of block I/O that are out of range.
 fn block_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
     let classes = [
         ("lsrClass", &strategy.lsr_class),
@@ -240,7 +240,7 @@ fn block_violations(strategy: &ResourceQOSStrategy) -> Vec<FieldError> {
     all
 }
 
-/// A name that is one of a set, and whether it is. The empty one is no choice at all.
+/// A name of an enumeration, and whether it is known. An empty name counts as unset.
 struct Name<'a>(&'a str, bool);
 
 impl Name<'_> {
@@ -256,7 +256,7 @@ impl Name<'_> {
     }
 }
 
-/// One step of a path: a member or an element.
+/// A step of a path: a member or an element.
 #[derive(Clone, Copy)]
 enum Step<'a> {
     Member(&'a str),
@@ -287,7 +287,8 @@ fn descend<'a>(value: &'a Value, steps: &[Step<'_>]) -> Option<&'a Value> {
     })
 }
 
-/// Returns whether the elements on the way have the same names in both: else they are about other things.
+/// Returns whether the elements along the path have the same names in both values; otherwise they describe
+/// different objects.
 fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
     let name = |value: &Value, at: usize| {
         let element = steps.get(..=at).and_then(|steps| descend(value, steps));
@@ -299,11 +300,11 @@ fn same_elements(a: &Value, b: &Value, steps: &[Step<'_>]) -> bool {
     elements.all(|(at, step)| matches!(step, Step::Member(_)) || name(a, at) == name(b, at))
 }
 
-/// Puts `new` at the end of `steps`, or takes away what is there.
+/// Replaces the value at the end of `steps` with `new`, or removes it.
 fn put(value: &mut Value, steps: &[Step<'_>], new: Option<Value>) {
     match (steps, value) {
         ([Step::Member(name)], Value::Object(object)) => {
-            // The spelling that was read.
+            // Keep the spelling of the input.
             let name = object
                 .keys()
                 .find(|key| *key == name)

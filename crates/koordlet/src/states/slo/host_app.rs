@@ -1,4 +1,4 @@
-//! Services on the node that are not in Kubernetes.
+//! Host applications: services on the node outside Kubernetes.
 
 use crate::states::{Driver, Layout};
 use koord_api::PriorityClass;
@@ -6,16 +6,16 @@ use koord_api::configmap::FieldError;
 use koord_api::qos::QosClass;
 use koord_api::slo::{CgroupPath, HostApplicationSpec};
 
-/// One of them.
+/// A host application.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostApp {
-    /// Name it is reported under.
+    /// Name in reports.
     pub name: String,
-    /// Priority class, as it is given.
+    /// Priority class as given.
     pub priority: PriorityClass,
-    /// QoS class, as it is given.
+    /// QoS class as given.
     pub qos: QosClass,
-    /// Where its group is, when it says so; see [`crate::states::Layout::host_app`].
+    /// Path of its cgroup; `None` for the default. See [`crate::states::Layout::host_app`].
     pub path: Option<CgroupPath>,
 }
 
@@ -30,10 +30,11 @@ impl HostApp {
     }
 }
 
-/// Returns the last of `apps` that cannot be followed: it has no name or that of an earlier one, or no group
-/// can be told for it. One at a time, from the end, because those after one that goes move up.
+/// Returns the violation of the last of `apps` that is invalid: it has no name or that of an earlier one, or
+/// its cgroup cannot be named. Only one at a time, from the end, because removing it shifts the following
+/// ones.
 pub(super) fn violation(apps: &[HostApplicationSpec]) -> Option<FieldError> {
-    // Where groups are does not matter here, only whether they can be named.
+    // The layout does not matter here, only whether cgroups can be named.
     let layout = Layout::new(Driver::Cgroupfs, koord_host::CgroupPath::root());
     let violations = (0..).zip(apps).filter_map(|(at, app): (usize, _)| {
         let name = serde_json::Value::from(app.name.as_str());
