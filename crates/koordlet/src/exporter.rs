@@ -38,7 +38,7 @@ use std::time::Duration;
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
 /// How long an answer of the kubelet may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the kubelet lists, and what follows from it.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,8 +65,8 @@ pub struct ListError {
 /// # Errors
 /// When a file of the kernel cannot be read or understood.
 pub fn machine(root: &Root) -> koord_host::Result<Machine> {
-    let found = numa::nodes(root)?;
-    if found.is_empty() {
+    let nodes_found = numa::nodes(root)?;
+    if nodes_found.is_empty() {
         let memory = MemInfo::read(root)?.map_or(0, |memory| memory.total);
         let node = Node {
             cpus: topology::online(root)?,
@@ -75,19 +75,20 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
         };
         return Ok([(0, node)].into());
     }
-    let nodes = found.into_iter().filter_map(|node| {
+    let nodes = nodes_found.into_iter().filter_map(|node| {
         // Sets of NUMA nodes are 64 bits everywhere.
         let id = u8::try_from(node.id).ok().filter(|id| *id < 64)?;
         let pages = node.huge_pages.iter().map(|(size, count)| {
             let name = lists::huge_pages(*size);
             (name, size.saturating_mul(*count))
         });
-        let near = |(to, distance): (&u32, &u32)| Some((u8::try_from(*to).ok()?, *distance));
+        let node_distance =
+            |(to, distance): (&u32, &u32)| Some((u8::try_from(*to).ok()?, *distance));
         let memory = [("memory".to_owned(), node.memory)];
         let node = Node {
             cpus: node.cpus,
             memory: memory.into_iter().chain(pages).collect(),
-            distances: node.distances.iter().filter_map(near).collect(),
+            distances: node.distances.iter().filter_map(node_distance).collect(),
         };
         Some((id, node))
     });
@@ -106,10 +107,10 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError>
     let mut kubelet = PodResourcesListerClient::new(grpc::connect(socket))
         .max_decoding_message_size(MESSAGE_LIMIT);
     let call = "GetAllocatableResources";
-    let asked = kubelet.get_allocatable_resources(AllocatableResourcesRequest {});
-    let allocatable = answer(asked).await.map_err(failed(call))?;
-    let asked = kubelet.list(ListPodResourcesRequest {});
-    let listed = answer(asked).await.map_err(failed("List"))?;
+    let request = kubelet.get_allocatable_resources(AllocatableResourcesRequest {});
+    let allocatable = response(request).await.map_err(failed(call))?;
+    let request = kubelet.list(ListPodResourcesRequest {});
+    let listed = response(request).await.map_err(failed("List"))?;
 
     let mut problems = lists::Problems::default();
     let allocatable = lists::allocatable(&allocatable, &mut problems);
@@ -118,7 +119,7 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError>
         .map(|container| lists::taken(container, &mut problems))
         .collect();
     let mut zones = export::zones(machine, &allocatable, &taken);
-    zones.problems.extend(problems.told);
+    zones.problems.extend(problems.messages);
     zones.is_contradictory |= problems.is_contradictory;
     let pods = listed.pod_resources.iter();
     let prints = pods.map(|pod| fingerprint::pod(&pod.namespace, &pod.name));
@@ -129,13 +130,13 @@ pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError>
     })
 }
 
-async fn answer<T>(
-    asked: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+async fn response<T>(
+    request: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
 ) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, asked).await {
+    match tokio::time::timeout(KUBELET_TIMEOUT, request).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(format!("{:?}: {}", status.code(), status.message())),
-        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("no answer within {KUBELET_TIMEOUT:?}")),
     }
 }
 

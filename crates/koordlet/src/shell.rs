@@ -175,7 +175,7 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
     if let Some(reporting) = options.topology.filter(|it| !it.interval.is_zero()) {
         let parts = topology_parts(&options, reporting, &client, &root, &states, &metrics);
         let warnings = Warnings::new(&options.node_name, recorder.clone());
-        let reporter = node_topology::Reporter::new(parts, warnings);
+        let reporter = node_topology::TopologyReporter::new(parts, warnings);
         tokio::spawn(reporter.run(ctx.shutdown.clone()));
     }
     let (requests, inbox) = mpsc::channel(16);
@@ -272,9 +272,9 @@ fn topology_parts(
     root: &Root,
     states: &Arc<States>,
     metrics: &Metrics,
-) -> node_topology::Parts {
+) -> node_topology::ReporterDeps {
     let settings = &options.settings;
-    node_topology::Parts {
+    node_topology::ReporterDeps {
         node: options.node_name.clone(),
         root: root.clone(),
         states: states.clone(),

@@ -61,7 +61,7 @@ impl AgentMode {
 /// The machine.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Machine")]
-pub struct System {
+pub struct MachineFlags {
     /// `hostMode` or `dsMode`, for where the host's directories are; `dsMode` where /host-cgroup
     /// exists otherwise.
     #[arg(long, env = "agent_mode", default_value = "")]
@@ -86,11 +86,11 @@ pub struct System {
     pub kubelet_cgroup_root: String,
 }
 
-impl System {
+impl MachineFlags {
     pub(super) fn mode(&self) -> Result<AgentMode, UnknownAgentMode> {
         match self.agent_mode.as_str() {
             "" => Ok(AgentMode::detect()),
-            given => given.parse(),
+            text => text.parse(),
         }
     }
 
@@ -107,8 +107,8 @@ impl System {
             (&self.sys_fs_root_dir, &mut dirs.sys_fs),
             (&self.proc_root_dir, &mut dirs.proc),
         ] {
-            if let Some(given) = flag {
-                given.clone_into(dir);
+            if let Some(path) = flag {
+                path.clone_into(dir);
             }
         }
         Ok(dirs)
@@ -118,7 +118,7 @@ impl System {
 /// How containers get what hooks want at creation.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Container runtime")]
-pub struct Runtime {
+pub struct RuntimeFlags {
     /// The one way in which containers get their values at creation: `nri` (as the runtime's plugin),
     /// `proxy` (as the hook server of koord-runtime-proxy) or `standalone` (after creation). Otherwise
     /// `nri`, or `proxy` with --enable-nri-runtime-hook=false.
@@ -173,9 +173,9 @@ pub struct Runtime {
     pub runtime_hooks_nri_backoff_cap: Duration,
 }
 
-impl Runtime {
+impl RuntimeFlags {
     /// Where the host's /var/run, the hook server's socket and the registrations are.
-    pub(super) fn places(&self, mode: AgentMode) -> [PathBuf; 3] {
+    pub(super) fn locations(&self, mode: AgentMode) -> [PathBuf; 3] {
         let usual = match mode {
             AgentMode::DaemonSet => [
                 "/host-var-run/",
@@ -188,25 +188,25 @@ impl Runtime {
                 koord_api::hookserver::DIRECTORY,
             ],
         };
-        let given = [
+        let configured = [
             &self.var_run_root_dir,
             &self.runtime_hooks_addr,
             &self.runtime_hooks_config_path,
         ];
-        let mut places = usual.map(PathBuf::from);
-        for (place, given) in places.iter_mut().zip(given) {
-            if let Some(given) = given {
-                place.clone_from(given);
+        let mut locations = usual.map(PathBuf::from);
+        for (place, configured) in locations.iter_mut().zip(configured) {
+            if let Some(configured) = configured {
+                place.clone_from(configured);
             }
         }
-        places
+        locations
     }
 }
 
 /// Where pods come from.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Pods and reports")]
-pub struct States {
+pub struct ReportFlags {
     /// Where pods come from: `kubelet` or `apiserver`.
     #[arg(long, default_value = "kubelet")]
     pub pod_source: String,
@@ -263,7 +263,7 @@ pub struct States {
 /// Devices.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Devices (gates Accelerators and RDMADevices)")]
-pub struct Devices {
+pub struct DeviceFlags {
     /// Where vendors' tools describe their accelerators in files.
     #[arg(long, default_value = "/var/run/koordlet/xpu-device-infos/", value_parser = path)]
     pub xpu_device_infos_dir: PathBuf,
@@ -281,7 +281,7 @@ pub struct Devices {
 /// Collectors.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Collectors")]
-pub struct Collectors {
+pub struct CollectorFlags {
     /// Where samples are kept over a restart.
     #[arg(long, default_value = "/metric-data/")]
     pub tsdb_path: PathBuf,
@@ -321,7 +321,7 @@ pub struct Collectors {
 /// Strategies.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Strategies")]
-pub struct Qos {
+pub struct QosFlags {
     /// Between two reconciles of memory QoS and its like, in seconds; 0 switches them off.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub reconcile_interval_seconds: u64,
@@ -370,7 +370,7 @@ pub struct Qos {
 /// The audit log.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Audit (gates AuditEvents and AuditEventsHTTPHandler)")]
-pub struct Audit {
+pub struct AuditFlags {
     /// Where the audit log is written.
     #[arg(long, default_value = "/var/log/koordlet")]
     pub audit_log_dir: PathBuf,
@@ -391,7 +391,7 @@ pub struct Audit {
 /// The predictor.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Prediction")]
-pub struct Prediction {
+pub struct PredictionFlags {
     /// Where the predictor keeps its models.
     #[arg(long, default_value = "/prediction-checkpoints")]
     pub prediction_checkpoint_filepath: PathBuf,

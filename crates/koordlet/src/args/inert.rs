@@ -2,7 +2,7 @@
 
 /// A flag without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inert {
+pub struct IgnoredFlag {
     /// Its name.
     pub name: &'static str,
     /// Upstream's default.
@@ -14,8 +14,8 @@ pub struct Inert {
 macro_rules! inert {
     ($($why:literal: { $($field:ident $name:literal = $default:literal;)+ })+) => {
         /// All of them.
-        pub const INERT: &[Inert] = &[$($(
-            Inert { name: $name, default: $default, why: $why },
+        pub const IGNORED_FLAGS: &[IgnoredFlag] = &[$($(
+            IgnoredFlag { name: $name, default: $default, why: $why },
         )+)+];
 
         /// The flags as clap takes them.
@@ -36,10 +36,10 @@ macro_rules! inert {
         impl Flags {
             /// Those that were given.
             #[must_use]
-            pub fn given(&self) -> Vec<Inert> {
+            pub fn set_flags(&self) -> Vec<IgnoredFlag> {
                 let values = [$($(&self.$field,)+)+];
-                let given = INERT.iter().zip(values);
-                given.filter_map(|(inert, value)| value.is_some().then_some(*inert)).collect()
+                let flags = IGNORED_FLAGS.iter().zip(values);
+                flags.filter_map(|(flag, value)| value.is_some().then_some(*flag)).collect()
             }
         }
     };

@@ -1,7 +1,7 @@
 //! Command-line flags, with upstream's names and defaults.
 //!
 //! Go's forms (`-flag=value`, `--flag value`, `--bool=false`) are normalised before clap sees them.
-//! Flags that have no effect here are accepted and named at start: [`inert::INERT`].
+//! Flags that have no effect here are accepted and named at start: [`inert::IGNORED_FLAGS`].
 
 pub mod groups;
 pub mod inert;
@@ -13,7 +13,7 @@ use crate::devices;
 use crate::evictor;
 use crate::exporter;
 use crate::gates::{Gate, GateError, Gates};
-use crate::node_topology::{self, Mode};
+use crate::node_topology::{self, TopologyMode};
 use crate::options::{Options, PodSource, Thread};
 use crate::predict;
 use crate::runtime;
@@ -61,28 +61,28 @@ pub struct Args {
     pub realtime_priority: u8,
     /// The machine.
     #[command(flatten)]
-    pub system: groups::System,
+    pub system: groups::MachineFlags,
     /// Where pods come from.
     #[command(flatten)]
-    pub states: groups::States,
+    pub states: groups::ReportFlags,
     /// Collectors.
     #[command(flatten)]
-    pub collectors: groups::Collectors,
+    pub collectors: groups::CollectorFlags,
     /// Strategies.
     #[command(flatten)]
-    pub qos: groups::Qos,
+    pub qos: groups::QosFlags,
     /// The container runtime.
     #[command(flatten)]
-    pub runtime: groups::Runtime,
+    pub runtime: groups::RuntimeFlags,
     /// Devices.
     #[command(flatten)]
-    pub devices: groups::Devices,
+    pub devices: groups::DeviceFlags,
     /// The audit log.
     #[command(flatten)]
-    pub audit: groups::Audit,
+    pub audit: groups::AuditFlags,
     /// The predictor.
     #[command(flatten)]
-    pub prediction: groups::Prediction,
+    pub prediction: groups::PredictionFlags,
     /// Flags of upstream that have no effect here.
     #[command(flatten)]
     pub inert: inert::Flags,
@@ -132,7 +132,7 @@ pub enum ArgsError {
     Eviction(#[from] evictor::UnknownEvictionMode),
     /// `--node-topology-mode`.
     #[error(transparent)]
-    Topology(#[from] node_topology::UnknownMode),
+    Topology(#[from] node_topology::UnknownTopologyMode),
     /// `--node-topology-mode` and `--topology-exporter`.
     #[error(
         "node-topology-mode koordinator and topology-exporter exclude each other: a list of zones has \
@@ -179,7 +179,7 @@ impl Args {
         let pods = self.pods()?;
         let evict = self.evict()?;
         let detect_layout = Some(CgroupPath::new(&self.system.kubelet_cgroup_root)?);
-        for inert in self.inert.given() {
+        for inert in self.inert.set_flags() {
             tracing::warn!(flag = inert.name, why = inert.why, "flag without effect");
         }
         let audit = self.audit(&settings.gates);
@@ -303,9 +303,9 @@ impl Args {
             self.states.node_topology_mode.parse()?,
             self.states.topology_exporter,
         ) {
-            (Mode::Koordinator, true) => return Err(ArgsError::TwoOwners),
+            (TopologyMode::Koordinator, true) => return Err(ArgsError::TwoOwners),
             // Also before the first report is there, which would tell.
-            (Mode::Auto, true) => Mode::AnnotationsOnly,
+            (TopologyMode::Auto, true) => TopologyMode::AnnotationsOnly,
             (mode, _) => mode,
         };
         let reporting = node_topology::Reporting { interval, mode };
@@ -334,8 +334,8 @@ impl Args {
     }
 
     fn runtime(&self) -> Result<runtime::Config, ArgsError> {
-        let given = &self.runtime;
-        let wrong = |flag, why: &dyn Display| ArgsError::Runtime {
+        let flags = &self.runtime;
+        let flag_error = |flag, why: &dyn Display| ArgsError::Runtime {
             flag,
             why: why.to_string(),
         };
@@ -343,16 +343,16 @@ impl Args {
             text.parse()
                 .map_err(|error: runtime::UnknownPolicy| wrong(flag, &error))
         };
-        let mode = match given.runtime_hooks_mode.as_str() {
-            "" if given.enable_nri_runtime_hook => runtime::Mode::Nri,
+        let mode = match flags.runtime_hooks_mode.as_str() {
+            "" if flags.enable_nri_runtime_hook => runtime::Mode::Nri,
             "" => runtime::Mode::Proxy,
             named => named.parse()?,
         };
-        if given.runtime_hooks_network != "unix" {
-            let why = format!("must be unix, got {:?}", given.runtime_hooks_network);
-            return Err(wrong("runtime-hooks-network", &why));
+        if flags.runtime_hooks_network != "unix" {
+            let why = format!("must be unix, got {:?}", flags.runtime_hooks_network);
+            return Err(flag_error("runtime-hooks-network", &why));
         }
-        let stages = given.runtime_hooks_disable_stages.iter();
+        let stages = flags.runtime_hooks_disable_stages.iter();
         let disabled: Vec<String> = stages.filter(|stage| !stage.is_empty()).cloned().collect();
         for stage in &disabled {
             if !runtime::STAGES.contains(&stage.as_str()) {
@@ -363,39 +363,39 @@ impl Args {
                 );
             }
         }
-        let index = &given.runtime_hooks_nri_plugin_index;
+        let index = &flags.runtime_hooks_nri_plugin_index;
         if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
             let why = format!("must be two digits, got {index:?}");
-            return Err(wrong("runtime-hooks-nri-plugin-index", &why));
+            return Err(flag_error("runtime-hooks-nri-plugin-index", &why));
         }
-        let name = &given.runtime_hooks_nri_plugin_name;
+        let name = &flags.runtime_hooks_nri_plugin_name;
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.+".contains(letter);
         if name.is_empty() || !name.chars().all(plain) {
             let why = format!("must be letters, digits and -_.+, got {name:?}");
-            return Err(wrong("runtime-hooks-nri-plugin-name", &why));
+            return Err(flag_error("runtime-hooks-nri-plugin-name", &why));
         }
-        let [run, socket, directory] = given.places(self.system.mode()?);
+        let [run, socket, directory] = flags.locations(self.system.mode()?);
         let flag = "runtime-hooks-plugin-failure-policy";
         Ok(runtime::Config {
             mode,
-            policy: policy(flag, &given.runtime_hooks_plugin_failure_policy)?,
+            policy: policy(flag, &flags.runtime_hooks_plugin_failure_policy)?,
             disabled,
             nri: runtime::Nri {
-                socket: run.join(&given.runtime_hooks_nri_socket_path),
+                socket: run.join(&flags.runtime_hooks_nri_socket_path),
                 name: name.clone(),
                 index: index.clone(),
-                connect_within: given.runtime_hooks_nri_connect_timeout,
-                backoff: given.runtime_hooks_nri_backoff_duration,
-                backoff_cap: given
+                connect_within: flags.runtime_hooks_nri_connect_timeout,
+                backoff: flags.runtime_hooks_nri_backoff_duration,
+                backoff_cap: flags
                     .runtime_hooks_nri_backoff_cap
                     .min(runtime::BACKOFF_CAP),
             },
             server: runtime::Server {
                 socket,
-                endpoint: given.runtime_hooks_host_endpoint.clone(),
+                endpoint: flags.runtime_hooks_host_endpoint.clone(),
                 policy: policy(
                     "runtime-hooks-failure-policy",
-                    &given.runtime_hooks_failure_policy,
+                    &flags.runtime_hooks_failure_policy,
                 )?,
                 directory,
             },

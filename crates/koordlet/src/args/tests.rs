@@ -145,15 +145,15 @@ fn options(flags: &[&str]) -> Options {
 fn an_exporter_owns_the_zones() {
     let exports = "--topology-exporter";
     for (flags, expected) in [
-        (&[][..], Some(Mode::Auto)),
-        (&[exports], Some(Mode::AnnotationsOnly)),
+        (&[][..], Some(TopologyMode::Auto)),
+        (&[exports], Some(TopologyMode::AnnotationsOnly)),
         (
             &[exports, "--node-topology-mode=auto"],
-            Some(Mode::AnnotationsOnly),
+            Some(TopologyMode::AnnotationsOnly),
         ),
         (
             &["--node-topology-mode=koordinator"],
-            Some(Mode::Koordinator),
+            Some(TopologyMode::Koordinator),
         ),
         (&[exports, "--node-topology-sync-interval=0s"], None),
     ] {
@@ -178,7 +178,7 @@ fn every_flag_of_upstream_has_its_default() {
         let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
         defaults.insert(arg.get_long().unwrap(), values.concat());
     }
-    for inert in inert::INERT {
+    for inert in inert::IGNORED_FLAGS {
         assert_eq!(
             defaults.insert(inert.name, inert.default.to_owned()),
             Some(String::new())
@@ -193,13 +193,13 @@ fn every_flag_of_upstream_has_its_default() {
         defaults.insert(name, dir.display().to_string());
     }
     let args = parse(&["--agent-mode=dsMode"]);
-    let places = args.runtime.places(args.system.mode().unwrap());
+    let locations = args.runtime.locations(args.system.mode().unwrap());
     let names = [
         "var-run-root-dir",
         "runtime-hooks-addr",
         "runtime-hooks-config-path",
     ];
-    for (name, place) in names.into_iter().zip(places) {
+    for (name, place) in names.into_iter().zip(locations) {
         defaults.insert(name, place.display().to_string());
     }
     for line in UPSTREAM.lines().filter(|line| !line.is_empty()) {
@@ -306,13 +306,13 @@ fn the_mode_decides_where_the_host_is() {
 fn the_api_alone_evicts_when_upstreams_flag_says_so() {
     use evictor::Mode;
     for (flags, want) in [
-        (&[][..], Mode::ApiThenKill),
-        (&["--only-evict-by-api"], Mode::Api),
+        (&[][..], TopologyMode::ApiThenKill),
+        (&["--only-evict-by-api"], TopologyMode::Api),
         (
             &["--only-evict-by-api=true", "--eviction-mode=kill"],
-            Mode::Api,
+            TopologyMode::Api,
         ),
-        (&["--eviction-mode=kill"], Mode::Kill),
+        (&["--eviction-mode=kill"], TopologyMode::Kill),
     ] {
         assert_eq!(options(flags).evict.mode, want, "{flags:?}");
     }
@@ -331,17 +331,23 @@ fn the_stock_manifest_is_accepted() {
     ]);
     let gates = args.options().unwrap().settings.gates;
     assert!(gates.is_on(Gate::BEMemoryEvict));
-    assert!(args.inert.given().is_empty());
+    assert!(args.inert.set_flags().is_empty());
 }
 
 #[test]
 fn one_mode_delivers() {
     use runtime::{Mode, Policy};
     let mode = |flags: &[&str]| options(flags).runtime.mode;
-    assert_eq!(mode(&[]), Mode::Nri);
-    assert_eq!(mode(&["--enable-nri-runtime-hook=false"]), Mode::Proxy);
-    assert_eq!(mode(&["--runtime-hooks-mode=standalone"]), Mode::Standalone);
-    assert_eq!(mode(&["--runtime-hooks-mode=proxy"]), Mode::Proxy);
+    assert_eq!(mode(&[]), TopologyMode::Nri);
+    assert_eq!(
+        mode(&["--enable-nri-runtime-hook=false"]),
+        TopologyMode::Proxy
+    );
+    assert_eq!(
+        mode(&["--runtime-hooks-mode=standalone"]),
+        TopologyMode::Standalone
+    );
+    assert_eq!(mode(&["--runtime-hooks-mode=proxy"]), TopologyMode::Proxy);
     let flags = [
         "--runtime-hooks-plugin-failure-policy=Fail",
         "--runtime-hooks-disable-stages=PreRunPodSandbox,PreCreateContainer",

@@ -82,7 +82,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// A flag that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ArgsError {
+pub enum ExporterArgsError {
     /// A flag and what is wrong with its value.
     #[error("--{flag}: {why}")]
     Flag {
@@ -109,25 +109,25 @@ impl Args {
     ///
     /// # Errors
     /// Names the flag and its value.
-    pub fn settings(&self) -> Result<(Settings, Root), ArgsError> {
-        let wrong = |flag, why: String| ArgsError::Flag { flag, why };
+    pub fn settings(&self) -> Result<(Settings, Root), ExporterArgsError> {
+        let flag_error = |flag, why: String| ExporterArgsError::Flag { flag, why };
         if self.node_name.is_empty() {
             let why = "is empty, and so is $NODE_NAME".to_owned();
-            return Err(wrong("node-name", why));
+            return Err(flag_error("node-name", why));
         }
         if self.watch_namespace != "*" {
             let why = format!("{:?} is not \"*\": all pods count", self.watch_namespace);
-            return Err(wrong("watch-namespace", why));
+            return Err(flag_error("watch-namespace", why));
         }
-        let given = |path: &str| Some(PathBuf::from(path)).filter(|_| !path.is_empty());
-        if self.sleep_interval.is_zero() && given(&self.kubelet_state_dir).is_none() {
+        let non_empty = |path: &str| Some(PathBuf::from(path)).filter(|_| !path.is_empty());
+        if self.sleep_interval.is_zero() && non_empty(&self.kubelet_state_dir).is_none() {
             let why = "is 0, and without --kubelet-state-dir nothing would ever ask for a look";
-            return Err(wrong("sleep-interval", why.to_owned()));
+            return Err(flag_error("sleep-interval", why.to_owned()));
         }
-        let token = given(&self.api_auth_token_file);
-        let trust = match given(&self.kubelet_certificate_authority) {
+        let token = non_empty(&self.api_auth_token_file);
+        let trust = match non_empty(&self.kubelet_certificate_authority) {
             _ if !self.kubelet_verify_certificate => Trust::Any,
-            None => kubelet_trust(given(&self.kubelet_state_dir).as_deref()),
+            None => kubelet_trust(non_empty(&self.kubelet_state_dir).as_deref()),
             Some(file) => Trust::Files(vec![file]),
         };
         let kubelet = match self.kubelet_config_uri.as_str() {
@@ -136,12 +136,13 @@ impl Args {
                 ..Kubelet::default()
             }),
             uri => ConfigSource::parse(uri, token, trust)
-                .map_err(|why| wrong("kubelet-config-uri", why))?,
+                .map_err(|why| flag_error("kubelet-config-uri", why))?,
         };
-        let exclude = match given(&self.config) {
+        let exclude = match non_empty(&self.config) {
             None => BTreeSet::new(),
             Some(path) => {
-                let failed = |why: String| wrong("config", format!("{}: {why}", path.display()));
+                let failed =
+                    |why: String| flag_error("config", format!("{}: {why}", path.display()));
                 let text = std::fs::read_to_string(&path).map_err(|e| failed(e.to_string()))?;
                 excluded(&text, &self.node_name).map_err(failed)?
             }
@@ -154,7 +155,7 @@ impl Args {
             node: self.node_name.clone(),
             socket: self.podresources_socket.clone(),
             interval: self.sleep_interval,
-            state_dir: given(&self.kubelet_state_dir),
+            state_dir: non_empty(&self.kubelet_state_dir),
             kubelet,
             fingerprint: self.pods_fingerprint,
             exclude,
@@ -170,10 +171,10 @@ impl Args {
 
 /// Returns the resources that are not reported of `node`.
 fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
-    let read: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    let mine = read.exclude_list.into_iter();
-    let mine = mine.filter(|(name, _)| name == "*" || name == node);
-    Ok(mine.flat_map(|(_, resources)| resources).collect())
+    let exclusions: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let lists = exclusions.exclude_list.into_iter();
+    let lists = lists.filter(|(name, _)| name == "*" || name == node);
+    Ok(lists.flat_map(|(_, resources)| resources).collect())
 }
 
 #[cfg(test)]
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_named() {
+    fn settings_invalid_flag_names_it_in_the_error() {
         for (line, part) in [
             (&["--node-name="][..], "--node-name: is empty"),
             (&["--watch-namespace=a"], "--watch-namespace: \"a\""),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long an answer of the kubelet may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const KUBELET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a kubelet's configuration is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,10 +70,10 @@ impl ConfigSource {
         match self {
             Self::Node(kubelet) => {
                 let api: Api<Node> = Api::all(api.clone());
-                let found = api.get(node).await;
-                let found = found.map_err(|error| format!("Node {node}: {error}"))?;
+                let response = api.get(node).await;
+                let response = response.map_err(|error| format!("Node {node}: {error}"))?;
                 let server =
-                    url_of(kubelet, &NodeInfo::from_node(&found)).map_err(|e| e.to_string())?;
+                    url_of(kubelet, &NodeInfo::from_node(&response)).map_err(|e| e.to_string())?;
                 let token = Some(Path::new(TOKEN)).filter(|path| path.exists());
                 configz(&server, "/configz", token, &kubelet.trust).await
             }
@@ -106,14 +106,14 @@ async fn configz(
     trust: &Trust,
 ) -> Result<Alignment, String> {
     let named = |why: String| format!("{server}{path}: {why}");
-    let client = endpoint::connect(server, trust, token, PATIENCE);
+    let client = endpoint::connect(server, trust, token, KUBELET_TIMEOUT);
     let client = client.map_err(|error| named(error.to_string()))?;
     let request = http::Request::get(path).body(Vec::new());
     let request = request.map_err(|error| named(error.to_string()))?;
-    let asked = tokio::time::timeout(PATIENCE, client.request_text(request)).await;
-    let text = match asked {
+    let response = tokio::time::timeout(KUBELET_TIMEOUT, client.request_text(request)).await;
+    let text = match response {
         Ok(answer) => answer.map_err(|error| named(causes(&error)))?,
-        Err(_) => return Err(named(format!("no answer within {PATIENCE:?}"))),
+        Err(_) => return Err(named(format!("no answer within {KUBELET_TIMEOUT:?}"))),
     };
     alignment(&text).map_err(named)
 }
@@ -140,10 +140,10 @@ fn alignment(answer: &str) -> Result<Alignment, String> {
         "eserved",
         ".evictionHard",
     ];
-    let mut ours = malformed
+    let mut relevant = malformed
         .iter()
         .filter(|it| FIELDS.iter().any(|name| it.field.contains(name)));
-    if let Some(field) = ours.next() {
+    if let Some(field) = relevant.next() {
         let (name, value, why) = (&field.field, &field.value, &field.error);
         return Err(format!("{name}: {value}: {why}"));
     }
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_says_how_the_kubelet_aligns() {
+    async fn read_file_returns_alignment() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         let read = async |text: &str| {

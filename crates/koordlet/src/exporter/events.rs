@@ -7,7 +7,7 @@ use tokio::io::unix::AsyncFd;
 
 /// Below the kubelet's directory: where what is kept of CPUs, memory, devices and pods changes. The
 /// first three are those that nfd-topology-updater looks at.
-const PLACES: [(&str, &[&str]); 3] = [
+const WATCHED_FILES: [(&str, &[&str]); 3] = [
     ("", &["cpu_manager_state", "memory_manager_state"]),
     ("device-plugins", &["kubelet_internal_checkpoint"]),
     // A pod without anything for itself is in the fingerprint, too.
@@ -24,7 +24,7 @@ pub(super) struct Events {
 impl Events {
     /// Watches the kubelet's directory `dir`; without one, nothing ever happens.
     pub(super) fn new(dir: Option<&Path>) -> Self {
-        let files = dir.and_then(|_| match watched() {
+        let files = dir.and_then(|_| match open_watch() {
             Ok(files) => Some(files),
             Err(error) => {
                 tracing::warn!(
@@ -45,7 +45,7 @@ impl Events {
     /// Watches what was not there before. Twice is once.
     pub(super) fn extend(&mut self) {
         let Some(files) = &mut self.files else { return };
-        for (place, names) in PLACES {
+        for (place, names) in WATCHED_FILES {
             let dir = self.dir.join(place);
             if let Err(error) = files.get_mut().add(&dir, names) {
                 tracing::debug!(%error, "a directory is not watched");
@@ -84,7 +84,7 @@ impl Events {
     deprecated,
     reason = "sound for what owns its descriptor; its replacement is for koord-host only"
 )]
-fn watched() -> Result<AsyncFd<Files>, String> {
+fn open_watch() -> Result<AsyncFd<Files>, String> {
     let files = Files::new().map_err(|error| error.to_string())?;
     AsyncFd::new(files).map_err(|error| error.to_string())
 }

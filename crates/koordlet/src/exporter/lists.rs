@@ -12,15 +12,15 @@ use koord_rpc::podresources::{
 /// What of the lists makes no sense.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    pub(super) told: Vec<String>,
+    pub(super) messages: Vec<String>,
     /// True if what is free is not known for one of them.
     pub(super) is_contradictory: bool,
 }
 
 impl Problems {
-    fn wrong(&mut self, problem: String) {
+    fn add_contradiction(&mut self, problem: String) {
         self.is_contradictory = true;
-        self.told.push(problem);
+        self.messages.push(problem);
     }
 }
 
@@ -49,12 +49,14 @@ fn share(
     for id in cpus {
         match u32::try_from(*id) {
             Ok(id) if id <= CpuSet::MAX => all.cpus.insert(id),
-            _ => problems.wrong(format!("CPU {id} is listed, which no machine has")),
+            _ => problems.add_contradiction(format!("CPU {id} is listed, which no machine has")),
         }
     }
     for block in memory {
-        let (nodes, strange) = mask(block.topology.as_ref(), &block.memory_type);
-        strange.into_iter().for_each(|it| problems.wrong(it));
+        let (nodes, invalid) = mask(block.topology.as_ref(), &block.memory_type);
+        invalid
+            .into_iter()
+            .for_each(|it| problems.add_contradiction(it));
         all.memory.push(Block {
             kind: block.memory_type.clone(),
             size: block.size,
@@ -64,8 +66,8 @@ fn share(
     for group in devices {
         let resource = &group.resource_name;
         // Its plugin says so; nobody is given what is nowhere.
-        let (nodes, strange) = mask(group.topology.as_ref(), resource);
-        problems.told.extend(strange);
+        let (nodes, invalid) = mask(group.topology.as_ref(), resource);
+        problems.messages.extend(invalid);
         all.devices.push(Devices {
             resource: resource.clone(),
             ids: group.device_ids.clone(),
@@ -76,16 +78,16 @@ fn share(
 }
 
 /// Returns the NUMA nodes, and what is said of those that there cannot be.
-fn mask(topology: Option<&TopologyInfo>, of: &str) -> (NumaMask, Vec<String>) {
+fn mask(topology: Option<&TopologyInfo>, item: &str) -> (NumaMask, Vec<String>) {
     let nodes = topology.into_iter().flat_map(|topology| &topology.nodes);
-    let mut strange = Vec::new();
-    let known = nodes.filter_map(|node| match u8::try_from(node.id) {
+    let mut invalid = Vec::new();
+    let valid = nodes.filter_map(|node| match u8::try_from(node.id) {
         Ok(id) if id < 64 => Some(id),
         _ => {
             let id = node.id;
-            strange.push(format!("{of} is listed in NUMA node {id}: not 0 to 63"));
+            invalid.push(format!("{item} is listed in NUMA node {id}: not 0 to 63"));
             None
         }
     });
-    (known.collect(), strange)
+    (valid.collect(), invalid)
 }

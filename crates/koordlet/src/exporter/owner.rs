@@ -7,7 +7,7 @@ use koord_api::topology::v1alpha2::NodeResourceTopology;
 pub const FIELD_MANAGER: &str = "koord-topology-exporter";
 
 /// Who puts resources into zones that others made: koord-manager, ours and upstream's.
-const GUESTS: [&str; 2] = ["koordinator-manager", "koord-manager"];
+const RESOURCE_WRITERS: [&str; 2] = ["koordinator-manager", "koord-manager"];
 
 /// What an exporter writes.
 const FIELDS: [&str; 3] = ["f:zones", "f:attributes", "f:topologyPolicies"];
@@ -26,7 +26,7 @@ pub enum TakeOver {
 
 /// Who else has written zones, attributes or policies of `object`, if somebody has and there are some,
 /// and is not taken over from.
-pub(super) fn other(object: &NodeResourceTopology, take_over: TakeOver) -> Option<String> {
+pub(super) fn other_writer(object: &NodeResourceTopology, take_over: TakeOver) -> Option<String> {
     if take_over == TakeOver::Always {
         return None;
     }
@@ -42,8 +42,8 @@ pub(super) fn other(object: &NodeResourceTopology, take_over: TakeOver) -> Optio
     let other = writers.find_map(|entry| {
         let name = entry.manager.as_deref().unwrap_or_default();
         let partner = matches!(take_over, TakeOver::From(partner) if partner == name);
-        let known = partner || name == FIELD_MANAGER || GUESTS.contains(&name);
-        (!known).then(|| name.to_owned())
+        let is_accepted = partner || name == FIELD_MANAGER || RESOURCE_WRITERS.contains(&name);
+        (!is_accepted).then(|| name.to_owned())
     });
     other.map(|name| match name.is_empty() {
         true => "somebody without a name".to_owned(),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exporter_of_somebody_else_is_found() {
+    fn other_writer_finds_foreign_exporter() {
         let zones = json!([{"name": "node-0", "type": "Node"}]);
         let nfd = "node-feature-discovery-topology-updater";
         let annotations = json!({"f:metadata": {"f:annotations": {}}});
@@ -97,27 +97,31 @@ mod tests {
             ),
         ] {
             let object = object(zones.clone(), &managers);
-            assert_eq!(other(&object, TakeOver::Never), expected, "{managers:?}");
+            assert_eq!(
+                other_writer(&object, TakeOver::Never),
+                expected,
+                "{managers:?}"
+            );
         }
         // Who made an object without any has no zones.
         let empty = object(json!([]), &[("koordlet", json!({"f:zones": {}}))]);
-        assert_eq!(other(&empty, TakeOver::Never), None);
+        assert_eq!(other_writer(&empty, TakeOver::Never), None);
     }
 
     #[test]
-    fn others_are_taken_over_from_where_that_is_asked_for() {
+    fn other_writer_take_over_ignores_named_partner() {
         let zones = json!([{"name": "node-0", "type": "Node"}]);
         let fields = json!({"f:zones": {}});
         let koordlet = object(zones.clone(), &[("koordlet", fields.clone())]);
-        let both = object(zones, &[("koordlet", fields.clone()), ("nfd", fields)]);
+        let two_writers = object(zones, &[("koordlet", fields.clone()), ("nfd", fields)]);
         for (take_over, expected) in [
             (TakeOver::Never, [Some("koordlet"), Some("koordlet")]),
             (TakeOver::From("koordlet"), [None, Some("nfd")]),
             (TakeOver::Always, [None, None]),
         ] {
-            let found = [&koordlet, &both].map(|object| other(object, take_over));
+            let writers = [&koordlet, &two_writers].map(|object| other_writer(object, take_over));
             let expected = expected.map(|name| name.map(|name| format!("{name:?}")));
-            assert_eq!(found, expected, "{take_over:?}");
+            assert_eq!(writers, expected, "{take_over:?}");
         }
     }
 }

@@ -53,7 +53,7 @@ impl PublishError {
 
     /// Returns whether it is worth trying again before something changes: another exporter's object changes
     /// when that stops, or is deleted.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(super) fn is_retryable(&self) -> bool {
         !matches!(self, Self::Taken { .. })
     }
 }
@@ -81,17 +81,17 @@ pub(super) async fn publish(
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let made = api.create(&params, &object).await;
-        return match made {
+        let created = api.create(&params, &object).await;
+        return match created {
             Err(error) if patch::is_not_found(&error) => Err(PublishError::NotServed),
-            made => made.map(|_| Published::Written).map_err(failed),
+            created => created.map(|_| Published::Written).map_err(failed),
         };
     };
     let after = merged(&before.spec, report);
     if is_same(&before.spec, &after) {
         return Ok(Published::Unchanged);
     }
-    if let Some(other) = owner::other(&before, take_over) {
+    if let Some(other) = owner::other_writer(&before, take_over) {
         let node = node.to_owned();
         return Err(PublishError::Taken { node, other });
     }
@@ -113,7 +113,7 @@ pub(super) async fn publish(
 /// Returns the report goes when the node goes. It does not hold the node back: that takes another right.
 async fn owner_of(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
     let api: Api<Node> = Api::all(client.clone());
-    let found = api.get(node).await.map_err(|source| PublishError::Node {
+    let node_object = api.get(node).await.map_err(|source| PublishError::Node {
         node: node.to_owned(),
         source: Box::new(source),
     })?;
@@ -121,7 +121,7 @@ async fn owner_of(client: &Client, node: &str) -> Result<OwnerReference, Publish
         api_version: Node::api_version(&()).into_owned(),
         kind: Node::kind(&()).into_owned(),
         name: node.to_owned(),
-        uid: found.metadata.uid.unwrap_or_default(),
+        uid: node_object.metadata.uid.unwrap_or_default(),
         ..OwnerReference::default()
     })
 }

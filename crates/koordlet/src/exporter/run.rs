@@ -24,11 +24,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// From a change to the look at it: the kubelet writes several files for one pod.
-const SETTLE: Duration = Duration::from_millis(100);
+const SETTLE_DELAY: Duration = Duration::from_millis(100);
 /// Between two looks that changes ask for.
-const GAP: Duration = Duration::from_secs(1);
-/// The longest time until what could not be written is tried again; the first is [`GAP`].
-const LONGEST: Duration = Duration::from_secs(60);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time until what could not be written is tried again; the first is [`MIN_INTERVAL`].
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// What an exporter is told.
 #[derive(Debug, Clone)]
@@ -93,7 +93,7 @@ impl Metrics {
 
 /// What goes wrong, by what was tried, and what was logged of it.
 #[derive(Debug, Default)]
-struct Troubles(
+struct StepErrors(
     BTreeMap<&'static str, String>,
     BTreeMap<&'static str, FailureLog>,
 );
@@ -105,7 +105,7 @@ pub struct Exporter {
     client: Client,
     recorder: Recorder,
     metrics: Metrics,
-    troubles: Arc<Mutex<Troubles>>,
+    errors: Arc<Mutex<StepErrors>>,
     /// How the kubelet aligns, once that was read.
     alignment: Option<Alignment>,
     /// What the last look found; `None` if it did not succeed.
@@ -116,15 +116,15 @@ impl std::fmt::Debug for Exporter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Exporter")
             .field("settings", &self.settings)
-            .field("troubles", &self.troubles)
+            .field("troubles", &self.errors)
             .finish_non_exhaustive()
     }
 }
 
-const CONFIGURATION: &str = "kubelet's configuration";
-const MACHINE: &str = "NUMA nodes";
-const LISTS: &str = "PodResources";
-const WRITE: &str = "publication";
+const CONFIG_STEP: &str = "kubelet's configuration";
+const MACHINE_STEP: &str = "NUMA nodes";
+const LISTS_STEP: &str = "PodResources";
+const WRITE_STEP: &str = "publication";
 
 impl Exporter {
     /// Returns an exporter that has not looked yet. What stops it from writing becomes an event of the node.
@@ -136,8 +136,8 @@ impl Exporter {
         recorder: Recorder,
         metrics: Metrics,
     ) -> Self {
-        let troubles = Troubles(
-            BTreeMap::from([(LISTS, "not asked yet".to_owned())]),
+        let errors = StepErrors(
+            BTreeMap::from([(LISTS_STEP, "not asked yet".to_owned())]),
             BTreeMap::new(),
         );
         Self {
@@ -146,7 +146,7 @@ impl Exporter {
             client,
             recorder,
             metrics,
-            troubles: Arc::new(Mutex::new(troubles)),
+            errors: Arc::new(Mutex::new(errors)),
             alignment: None,
             report: None,
         }
@@ -154,8 +154,8 @@ impl Exporter {
 
     /// Whether what was found last is what the API server has; `Err` says why not.
     pub fn health(&self) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
-        let troubles = self.troubles.clone();
-        move || match troubles.lock().0.first_key_value() {
+        let errors = self.errors.clone();
+        move || match errors.lock().0.first_key_value() {
             Some((step, why)) => Err(format!("{step}: {why}")),
             None => Ok(()),
         }
@@ -169,8 +169,8 @@ impl Exporter {
         self.configure().await;
         self.scan().await;
         let published = self.publish(None).await;
-        let troubles = std::mem::take(&mut *self.troubles.lock()).0;
-        match (troubles.into_iter().next(), published) {
+        let errors = std::mem::take(&mut *self.errors.lock()).0;
+        match (errors.into_iter().next(), published) {
             (Some((step, why)), _) => Err(ExporterError { step, why }),
             (None, published) => Ok(published.unwrap_or(Published::Unchanged)),
         }
@@ -179,17 +179,17 @@ impl Exporter {
     /// Looks whenever the interval is over or the kubelet's files change, and writes what differs from
     /// the object, also when somebody else changed or deleted that. Ends with `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
-        let mine = Scope {
+        let scope = Scope {
             fields: Some(format!("metadata.name={}", self.settings.node)),
             ..Scope::default()
         };
         let mut object =
-            Informer::<NodeResourceTopology>::start(self.client.clone(), mine, stop.clone());
+            Informer::<NodeResourceTopology>::start(self.client.clone(), scope, stop.clone());
         let mut events = Events::new(self.settings.state_dir.as_deref());
         let mut tick = Instant::now();
         let (mut look, mut write) = (None, None);
         let mut last = None;
-        let mut pause = GAP;
+        let mut pause = MIN_INTERVAL;
         loop {
             let ticks = !self.settings.interval.is_zero() || last.is_none();
             tokio::select! {
@@ -202,9 +202,9 @@ impl Exporter {
                     }
                     look = Some(Instant::now());
                 }
-                () = events.changed() => look = Some(look.unwrap_or_else(|| soon(last))),
+                () = events.changed() => look = Some(look.unwrap_or_else(|| next_scan(last))),
                 change = object.changes.recv() => match change {
-                    Some(_) => write = Some(write.unwrap_or_else(|| soon(last))),
+                    Some(_) => write = Some(write.unwrap_or_else(|| next_scan(last))),
                     None => return,
                 },
                 () = sleep_until(look.unwrap_or(tick)), if look.is_some() => {
@@ -220,14 +220,14 @@ impl Exporter {
                     last = Some(Instant::now());
                     write = match self.publish(Some(&object.store)).await {
                         Ok(_) => {
-                            pause = GAP;
+                            pause = MIN_INTERVAL;
                             None
                         }
                         Err(false) => None,
                         Err(true) => {
-                            let again = Instant::now() + pause;
-                            pause = (pause * 2).min(LONGEST);
-                            Some(again)
+                            let retry = Instant::now() + pause;
+                            pause = (pause * 2).min(MAX_RETRY_DELAY);
+                            Some(retry)
                         }
                     };
                 }
@@ -236,24 +236,24 @@ impl Exporter {
     }
 
     /// Tells what stands in the way of a step, once, and once that it does not any more.
-    fn told(&self, step: &'static str, outcome: Result<(), String>) {
-        let mut troubles = self.troubles.lock();
+    fn record_step(&self, step: &'static str, outcome: Result<(), String>) {
+        let mut errors = self.errors.lock();
         match outcome {
             Ok(()) => {
-                troubles.1.remove(step);
-                if let Some(was) = troubles.0.remove(step) {
+                errors.1.remove(step);
+                if let Some(was) = errors.0.remove(step) {
                     tracing::info!(step, was, "topology exporter: this works now");
                 }
             }
             Err(why) => {
-                let is_same = troubles.0.insert(step, why.clone()).as_ref() == Some(&why);
-                if troubles.1.entry(step).or_default().record(&why) {
+                let is_same = errors.0.insert(step, why.clone()).as_ref() == Some(&why);
+                if errors.1.entry(step).or_default().record(&why) {
                     tracing::warn!(step, why, "topology exporter: nothing is published");
                 }
                 if is_same {
                     return;
                 }
-                drop(troubles);
+                drop(errors);
                 let node = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Node".to_owned()),
@@ -274,41 +274,41 @@ impl Exporter {
         match source.read(&self.client, node).await {
             Ok(alignment) => {
                 self.alignment = Some(alignment);
-                self.told(CONFIGURATION, Ok(()));
+                self.record_step(CONFIG_STEP, Ok(()));
             }
             Err(error) if self.alignment.is_some() => {
                 tracing::debug!(error, "the kubelet's configuration is not told anew");
             }
-            Err(error) => self.told(CONFIGURATION, Err(error)),
+            Err(error) => self.record_step(CONFIG_STEP, Err(error)),
         }
     }
 
     /// Looks at the machine and at the kubelet's lists.
     async fn scan(&mut self) {
-        let found = self.look().await;
-        let result = if found.is_ok() { "ok" } else { "error" };
+        let report = self.collect_report().await;
+        let result = if report.is_ok() { "ok" } else { "error" };
         self.metrics.scans.with_label_values(&[result]).inc();
-        self.report = found.ok();
+        self.report = report.ok();
     }
 
-    async fn look(&self) -> Result<Report, ()> {
-        let wrong = |step, why: String| self.told(step, Err(why));
+    async fn collect_report(&self) -> Result<Report, ()> {
+        let failed = |step, why: String| self.record_step(step, Err(why));
         let machine =
             machine(&self.root).and_then(|nodes| Ok((nodes, numa::cpu_types(&self.root)?)));
-        let (machine, types) = machine.map_err(|error| wrong(MACHINE, error.to_string()))?;
-        self.told(MACHINE, Ok(()));
+        let (machine, types) = machine.map_err(|error| failed(MACHINE_STEP, error.to_string()))?;
+        self.record_step(MACHINE_STEP, Ok(()));
         let listed = list(&machine, &self.settings.socket).await;
-        let listed = listed.map_err(|error| wrong(LISTS, error.to_string()))?;
+        let listed = listed.map_err(|error| failed(LISTS_STEP, error.to_string()))?;
         let problems = listed.zones.problems.join("; ");
         if listed.zones.is_contradictory {
             let why = format!("the lists contradict each other: {problems}");
-            self.told(LISTS, Err(why));
+            self.record_step(LISTS_STEP, Err(why));
             return Err(());
         }
         if !problems.is_empty() {
             tracing::debug!(problems, "passed over in the kubelet's lists");
         }
-        self.told(LISTS, Ok(()));
+        self.record_step(LISTS_STEP, Ok(()));
         // Said already.
         let Alignment {
             policy,
@@ -335,22 +335,22 @@ impl Exporter {
         })
     }
 
-    /// Writes what was found, unless the object in `known` says so. `Err(true)` if it is worth trying
+    /// Writes what was found, unless the object in `informed` says so. `Err(true)` if it is worth trying
     /// again soon.
     async fn publish(
         &self,
-        known: Option<&Store<NodeResourceTopology>>,
+        informed: Option<&Store<NodeResourceTopology>>,
     ) -> Result<Published, bool> {
         let Some(report) = &self.report else {
             return Err(false);
         };
         let node = &self.settings.node;
-        let known = known.and_then(|store| store.get(&ObjectKey::new("", node.as_str())));
+        let informed = informed.and_then(|store| store.get(&ObjectKey::new("", node.as_str())));
         let is_there = |object: Arc<NodeResourceTopology>| {
             export::is_same(&object.spec, &export::merged(&object.spec, report))
         };
-        if known.is_some_and(is_there) {
-            self.told(WRITE, Ok(()));
+        if informed.is_some_and(is_there) {
+            self.record_step(WRITE_STEP, Ok(()));
             return Ok(Published::Unchanged);
         }
         if !self.settings.publish {
@@ -359,33 +359,33 @@ impl Exporter {
         }
         let published = publish::publish(&self.client, node, report, self.settings.take_over).await;
         let result = match &published {
-            Ok(Published::Unchanged) => return self.settled(Published::Unchanged),
+            Ok(Published::Unchanged) => return self.publish_succeeded(Published::Unchanged),
             Ok(Published::Written) => "ok",
             Err(PublishError::Taken { .. }) => "refused",
             Err(_) => "error",
         };
         self.metrics.writes.with_label_values(&[result]).inc();
         match published {
-            Ok(published) => self.settled(published),
+            Ok(published) => self.publish_succeeded(published),
             Err(error) => {
-                let again = error.is_passing();
+                let retry = error.is_retryable();
                 // Somebody else wrote meanwhile: nothing to tell.
                 if !error.is_conflict() {
-                    self.told(WRITE, Err(error.to_string()));
+                    self.record_step(WRITE_STEP, Err(error.to_string()));
                 }
-                Err(again)
+                Err(retry)
             }
         }
     }
 
-    fn settled(&self, published: Published) -> Result<Published, bool> {
-        self.told(WRITE, Ok(()));
+    fn publish_succeeded(&self, published: Published) -> Result<Published, bool> {
+        self.record_step(WRITE_STEP, Ok(()));
         Ok(published)
     }
 }
 
 /// When a change is looked at.
-fn soon(last: Option<Instant>) -> Instant {
-    let settled = Instant::now() + SETTLE;
-    last.map_or(settled, |last| settled.max(last + GAP))
+fn next_scan(last: Option<Instant>) -> Instant {
+    let earliest = Instant::now() + SETTLE_DELAY;
+    last.map_or(earliest, |last| earliest.max(last + MIN_INTERVAL))
 }

@@ -232,7 +232,7 @@ fn what_a_container_is_listed_with_counts() {
         assert_eq!(share.cpus.to_string(), want, "{cpus:?} {devices:?}");
         let found = share.devices.iter().flat_map(|group| &group.ids);
         assert_eq!(found.count(), count, "{devices:?}");
-        assert!(problems.told.is_empty() && !problems.is_contradictory);
+        assert!(problems.messages.is_empty() && !problems.is_contradictory);
     }
 }
 

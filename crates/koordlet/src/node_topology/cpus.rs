@@ -26,7 +26,7 @@ pub(super) fn topology(machine: &MachineInfo) -> Topology {
 
 /// As many CPUs as `milli` milli-cores touch, chosen as the kubelet chooses. `None` if the machine has
 /// not as many.
-fn chosen(topology: &Topology, milli: i64) -> Option<CpuSet> {
+fn choose_cpus(topology: &Topology, milli: i64) -> Option<CpuSet> {
     let count =
         usize::try_from(milli.max(0).div_euclid(1000) + i64::from(milli % 1000 > 0)).ok()?;
     packed(topology, topology.all(), count)
@@ -38,7 +38,7 @@ fn chosen(topology: &Topology, milli: i64) -> Option<CpuSet> {
 /// Why such a kubelet would not start, or that what it says does not fit the machine.
 pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<CpuSet, Malformed> {
     let listed = &config.reserved_cpus;
-    let wrong = |field: &str, value: String, why: &str| {
+    let malformed = |field: &str, value: String, why: &str| {
         Malformed::new(format!("kubeletconfig.{field}"), value, why)
     };
     if !listed.is_empty() {
@@ -46,36 +46,36 @@ pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<C
             return Ok(listed.clone());
         }
         let why = "names CPUs that are not online";
-        return Err(wrong("reservedSystemCPUs", listed.to_string(), why));
+        return Err(malformed("reservedSystemCPUs", listed.to_string(), why));
     }
     let milli = config.reserved_milli;
     let value = || format!("{milli}m");
     if milli <= 0 {
         let why = "cpu of kubeReserved and systemReserved is nothing, which a static CPU manager \
                    does not start with";
-        return Err(wrong("kubeReserved", value(), why));
+        return Err(malformed("kubeReserved", value(), why));
     }
     let why = "cpu of kubeReserved and systemReserved is more than the machine has";
-    chosen(topology, milli).ok_or_else(|| wrong("kubeReserved", value(), why))
+    choose_cpus(topology, milli).ok_or_else(|| malformed("kubeReserved", value(), why))
 }
 
 /// Returns the reservation of the Node, with the CPUs that it comes to.
 pub(super) fn reservation(topology: &Topology, node: &NodeInfo) -> (NodeReservation, CpuSet) {
-    let mut said = node.reservation.annotation.clone();
-    let cpus = if said.reserved_cpus.is_empty() {
-        let cpu = said.resources.get(resources::CPU);
+    let mut annotation = node.reservation.annotation.clone();
+    let cpus = if annotation.reserved_cpus.is_empty() {
+        let cpu = annotation.resources.get(resources::CPU);
         let milli = cpu.map_or(0, koord_api::Quantity::milli_value);
-        chosen(topology, milli).unwrap_or_default()
+        choose_cpus(topology, milli).unwrap_or_default()
     } else {
         node.reservation.cpus.clone()
     };
-    said.reserved_cpus = cpus.to_string();
-    (said, cpus)
+    annotation.reserved_cpus = cpus.to_string();
+    (annotation, cpus)
 }
 
 /// The file `cpu_manager_state` of the kubelet.
 #[derive(Debug, Deserialize)]
-struct State {
+struct CpuManagerState {
     /// CPUs by container by UID of the pod.
     #[serde(default)]
     entries: Option<BTreeMap<String, BTreeMap<String, String>>>,
@@ -83,7 +83,7 @@ struct State {
 
 /// What the kubelet's CPU manager gave away.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(super) struct ExclusiveCpus {
     /// By pod, sorted by UID.
     pub(super) pods: Vec<PodCpuAlloc>,
     /// Together.
@@ -95,30 +95,30 @@ pub(super) struct Given {
 /// The file's name below the kubelet's directory.
 pub(super) const STATE_FILE: &str = "cpu_manager_state";
 
-impl Given {
+impl ExclusiveCpus {
     /// Reads the kubelet's file. Pods whose CPUs are the scheduler's, or who share CPUs whatever the
     /// kubelet thinks, are left out: koordlet sets the CPUs of these.
     ///
     /// # Errors
     /// It is not the kubelet's JSON.
     pub(super) fn read(text: &str, pods: &[PodInfo]) -> Result<Self, serde_json::Error> {
-        let mut given = Self::default();
+        let mut exclusive = Self::default();
         if text.trim().is_empty() {
-            return Ok(given);
+            return Ok(exclusive);
         }
-        let state: State = serde_json::from_str(text)?;
+        let state: CpuManagerState = serde_json::from_str(text)?;
         let pods: BTreeMap<&str, &PodInfo> =
             pods.iter().map(|pod| (pod.uid.as_str(), pod)).collect();
         for (uid, containers) in state.entries.unwrap_or_default() {
             let pod = pods.get(uid.as_str());
-            if pod.is_some_and(|pod| is_ours(pod)) {
+            if pod.is_some_and(|pod| is_set_by_koordlet(pod)) {
                 continue;
             }
             let mut cpus = CpuSet::new();
             for (container, list) in &containers {
                 match list.parse() {
                     Ok(more) => cpus = cpus.union(&more),
-                    Err(error) => given.malformed.push(Malformed::new(
+                    Err(error) => exclusive.malformed.push(Malformed::new(
                         format!("{STATE_FILE}: entries.{uid}.{container}"),
                         list,
                         &koord_host::Malformed::from(error),
@@ -128,8 +128,8 @@ impl Given {
             if cpus.is_empty() {
                 continue;
             }
-            given.cpus = given.cpus.union(&cpus);
-            given.pods.push(PodCpuAlloc {
+            exclusive.cpus = exclusive.cpus.union(&cpus);
+            exclusive.pods.push(PodCpuAlloc {
                 namespace: pod.map(|pod| pod.namespace.clone()).unwrap_or_default(),
                 name: pod.map(|pod| pod.name.clone()).unwrap_or_default(),
                 uid,
@@ -137,11 +137,11 @@ impl Given {
                 managed_by_kubelet: true,
             });
         }
-        Ok(given)
+        Ok(exclusive)
     }
 }
 
-fn is_ours(pod: &PodInfo) -> bool {
+fn is_set_by_koordlet(pod: &PodInfo) -> bool {
     matches!(pod.qos, QosClass::Ls | QosClass::Be)
         || pod.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty())
 }
@@ -150,12 +150,12 @@ fn is_ours(pod: &PodInfo) -> bool {
 /// their own, the latter only without those of LSE pods.
 pub(super) fn pools(
     machine: &MachineInfo,
-    given: &CpuSet,
+    exclusive: &CpuSet,
     pods: &[PodInfo],
-    kept_back: &CpuSet,
+    reserved: &CpuSet,
 ) -> [Vec<CpuSharedPool>; 2] {
-    let mut services = given.clone();
-    let mut batch = given.clone();
+    let mut services = exclusive.clone();
+    let mut batch = exclusive.clone();
     // What ended runs nowhere.
     for pod in pods.iter().filter(|pod| pod.is_active()) {
         let Some(cpus) = &pod.cpus else { continue };
@@ -164,12 +164,12 @@ pub(super) fn pools(
             batch = batch.union(cpus);
         }
     }
-    [services, batch].map(|taken| pool(machine, &taken, kept_back))
+    [services, batch].map(|taken| pool(machine, &taken, reserved))
 }
 
 /// Returns a NUMA node without any CPU left by pods has no pool; one that the rest is kept back from has an
 /// empty one.
-fn pool(machine: &MachineInfo, taken: &CpuSet, kept_back: &CpuSet) -> Vec<CpuSharedPool> {
+fn pool(machine: &MachineInfo, taken: &CpuSet, reserved: &CpuSet) -> Vec<CpuSharedPool> {
     let mut by_node: BTreeMap<u32, (u32, CpuSet)> = BTreeMap::new();
     for cpu in machine.cpus.iter().filter(|cpu| !taken.contains(cpu.cpu)) {
         let pool = by_node.entry(cpu.node);
@@ -182,7 +182,7 @@ fn pool(machine: &MachineInfo, taken: &CpuSet, kept_back: &CpuSet) -> Vec<CpuSha
         .map(|(node, (socket, cpus))| CpuSharedPool {
             socket: number(socket),
             node: number(node),
-            cpuset: cpus.difference(kept_back).to_string(),
+            cpuset: cpus.difference(reserved).to_string(),
         })
         .collect();
     pools.sort_by_key(|pool| (pool.socket, pool.node));

@@ -1,6 +1,6 @@
 //! What there is to say about a node, from what is known of it.
 
-use super::cpus::{self, Given};
+use super::cpus::{self, ExclusiveCpus};
 use super::zones;
 use crate::collect::machine::MachineInfo;
 use crate::states::kubelet::Config;
@@ -73,7 +73,7 @@ impl Report {
     /// # Errors
     /// The machine is not known well enough, or the kubelet's file cannot be read: who has which CPU
     /// is not known, and what was said last must stand.
-    pub(crate) fn of(inputs: &Inputs<'_>) -> Result<Self, FactsError> {
+    pub(crate) fn from_inputs(inputs: &Inputs<'_>) -> Result<Self, FactsError> {
         let Inputs {
             machine,
             node,
@@ -87,49 +87,50 @@ impl Report {
         let topology = cpus::topology(machine);
         let mut malformed = Vec::new();
         let mut manager = KubeletCpuManagerPolicy::default();
-        let mut given = Given::default();
-        let mut aligns = None;
+        let mut exclusive = ExclusiveCpus::default();
+        let mut aligned = None;
         if let Some(config) = kubelet {
             manager.policy.clone_from(&config.cpu_manager_policy);
             manager.options.clone_from(&config.cpu_manager_options);
             if config.is_cpu_manager_static() {
                 match cpus::kubelet_reserved(&topology, config) {
-                    Ok(reserved) => manager.reserved_cpus = reserved.to_string(),
+                    Ok(cpus) => manager.reserved_cpus = cpus.to_string(),
                     Err(error) => malformed.push(error),
                 }
-                given = Given::read(inputs.cpu_manager_state, pods).map_err(FactsError::State)?;
-                malformed.append(&mut given.malformed);
+                exclusive = ExclusiveCpus::read(inputs.cpu_manager_state, pods)
+                    .map_err(FactsError::State)?;
+                malformed.append(&mut exclusive.malformed);
             }
-            aligns = alignment(config, &mut malformed);
+            aligned = alignment(config, &mut malformed);
         }
-        let (reservation, mut kept_back) = cpus::reservation(&topology, node);
+        let (reservation, mut reserved) = cpus::reservation(&topology, node);
         let mut system = SystemQosResource::default();
-        if let Some(known) = &node.system_qos {
-            system.cpuset = known.cpus.to_string();
-            if known.exclusive {
-                kept_back = kept_back.union(&known.cpus);
+        if let Some(system_qos) = &node.system_qos {
+            system.cpuset = system_qos.cpus.to_string();
+            if system_qos.exclusive {
+                reserved = reserved.union(&system_qos.cpus);
             } else {
                 system.cpuset_exclusive = Some(false);
             }
         }
-        let [services, batch] = cpus::pools(machine, &given.cpus, pods, &kept_back);
+        let [services, batch] = cpus::pools(machine, &exclusive.cpus, pods, &reserved);
         let annotations = BTreeMap::from([
             (annotations::NODE_CPU_BASIC_INFO, json(&basic(machine))?),
             (annotations::NODE_CPU_TOPOLOGY, json(&detail(machine))?),
             (annotations::NODE_CPU_SHARED_POOLS, list(&services)?),
             (annotations::NODE_BE_CPU_SHARED_POOLS, list(&batch)?),
             (annotations::KUBELET_CPU_MANAGER_POLICY, json(&manager)?),
-            (annotations::NODE_CPU_ALLOCS, list(&given.pods)?),
+            (annotations::NODE_CPU_ALLOCS, list(&exclusive.pods)?),
             (annotations::NODE_RESERVATION, json(&reservation)?),
             (annotations::NODE_SYSTEM_QOS_RESOURCE, json(&system)?),
         ]);
         let label = node.numa_reservation.clone();
-        let (policy, scope) = aligns.unwrap_or_default();
+        let (policy, scope) = aligned.unwrap_or_default();
         Ok(Self {
             annotations,
             labels: BTreeMap::from([(labels::NODE_NUMA_RESERVATION, label)]),
             policy: export::policy_name(policy, scope).to_owned(),
-            attributes: aligns
+            attributes: aligned
                 .map(|(policy, scope)| export::attributes(policy, scope, None))
                 .unwrap_or_default(),
             zones: zones::zones(machine, node, inputs.huge_pages).map_err(FactsError::Memory)?,
@@ -141,9 +142,9 @@ impl Report {
     #[must_use]
     pub(crate) fn read(&self) -> TopologyInfo {
         let mut object = NodeResourceTopology::default();
-        let notes = self.annotations.iter();
-        let notes = notes.map(|(key, text)| ((*key).to_owned(), text.clone()));
-        object.metadata.annotations = Some(notes.collect());
+        let annotations = self.annotations.iter();
+        let annotations = annotations.map(|(key, text)| ((*key).to_owned(), text.clone()));
+        object.metadata.annotations = Some(annotations.collect());
         TopologyInfo::read(&object, None).0
     }
 }
@@ -155,14 +156,14 @@ fn alignment(config: &Config, malformed: &mut Vec<Malformed>) -> Option<(Policy,
     if policy.is_empty() || scope.is_empty() {
         return None;
     }
-    let mut wrong = |field: &str, value: &String, error: &dyn std::fmt::Display| {
+    let mut add_malformed = |field: &str, value: &String, error: &dyn std::fmt::Display| {
         let field = format!("kubeletconfig.{field}");
         malformed.push(Malformed::new(field, value, &error.to_string()));
     };
-    let read: Result<Policy, _> = policy.parse();
-    let policy = read.map_err(|error| wrong("topologyManagerPolicy", policy, &error));
-    let read: Result<Scope, _> = scope.parse();
-    let scope = read.map_err(|error| wrong("topologyManagerScope", scope, &error));
+    let parsed: Result<Policy, _> = policy.parse();
+    let policy = parsed.map_err(|error| add_malformed("topologyManagerPolicy", policy, &error));
+    let parsed: Result<Scope, _> = scope.parse();
+    let scope = parsed.map_err(|error| add_malformed("topologyManagerScope", scope, &error));
     Some((policy.ok()?, scope.ok()?))
 }
 

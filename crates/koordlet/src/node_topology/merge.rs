@@ -3,7 +3,7 @@
 //!
 //! Works on JSON as it came, so that what a newer definition adds is kept, too.
 
-use super::{Mode, Report};
+use super::{Report, TopologyMode};
 use crate::exporter;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::topology::{ResourceInfo, ZONE_TYPE_NODE, Zone, v1alpha1, v1alpha2};
@@ -55,8 +55,8 @@ koord_api::delegate_resource!(<K> Object<K> as K, metadata);
 
 impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
     /// Returns the object as it is created: with everything that is known, owned by the Node.
-    pub(crate) fn created(node: &str, uid: &str, report: &Report, mode: Mode) -> Self {
-        let ours = mode != Mode::AnnotationsOnly;
+    pub(crate) fn created(node: &str, uid: &str, report: &Report, mode: TopologyMode) -> Self {
+        let is_owner = mode != TopologyMode::AnnotationsOnly;
         let labels = report.labels.iter().filter_map(|(key, value)| {
             let value = value.clone()?;
             Some(((*key).to_owned(), value))
@@ -73,7 +73,7 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
             block_owner_deletion: Some(true),
         };
         // Both lists are required.
-        let (policy, zones) = if ours {
+        let (policy, zones) = if is_owner {
             (report.policy.as_str(), json!(report.zones))
         } else {
             ("None", json!([]))
@@ -83,7 +83,7 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
         fields.insert("kind".to_owned(), json!(K::kind(&())));
         fields.insert("topologyPolicies".to_owned(), json!([policy]));
         fields.insert("zones".to_owned(), zones);
-        if ours && !report.attributes.is_empty() {
+        if is_owner && !report.attributes.is_empty() {
             fields.insert("attributes".to_owned(), json!(report.attributes));
         }
         Self {
@@ -108,9 +108,10 @@ impl Newer {
         let old = notes.is_some_and(|notes| notes.contains_key(OLD_FINGERPRINT));
         // Ours may be set to leave the fingerprint out.
         let entries = self.metadata.managed_fields.iter().flatten();
-        let mut ours = entries.filter(|it| it.manager.as_deref() == Some(exporter::FIELD_MANAGER));
+        let mut entries =
+            entries.filter(|it| it.manager.as_deref() == Some(exporter::FIELD_MANAGER));
         old || list(&self.fields, "attributes").any(|it| it["name"] == FINGERPRINT)
-            || ours.any(|it| {
+            || entries.any(|it| {
                 it.fields_v1
                     .as_ref()
                     .is_some_and(|it| it.0.get("f:zones").is_some())
@@ -119,36 +120,36 @@ impl Newer {
 
     /// Returns a merge patch that makes it say what `report` says, good for the version that this is; `None`
     /// where it does already.
-    pub(crate) fn changes(&self, report: &Report, mode: Mode) -> Option<Value> {
+    pub(crate) fn changes(&self, report: &Report, mode: TopologyMode) -> Option<Value> {
         let mut patch = Map::new();
         let mut metadata = Map::new();
-        let known = self.metadata.annotations.as_ref();
-        let known = |key: &str| known?.get(key).map(String::as_str);
+        let present = self.metadata.annotations.as_ref();
+        let present = |key: &str| present?.get(key).map(String::as_str);
         let notes = report.annotations.iter();
         let notes =
-            notes.filter(|(key, text)| !known(key).is_some_and(|known| is_same(known, text)));
+            notes.filter(|(key, text)| !present(key).is_some_and(|present| is_same(present, text)));
         let notes: Map<String, Value> = notes
             .map(|(key, text)| ((*key).into(), json!(text)))
             .collect();
         if !notes.is_empty() {
             metadata.insert("annotations".to_owned(), notes.into());
         }
-        let known = self.metadata.labels.as_ref();
-        let wrong = report.labels.iter();
-        let wrong =
-            wrong.filter(|(key, value)| known.and_then(|all| all.get(**key)) != value.as_ref());
-        let wrong: Map<String, Value> = wrong
+        let present_labels = self.metadata.labels.as_ref();
+        let outdated = report.labels.iter();
+        let outdated = outdated
+            .filter(|(key, value)| present_labels.and_then(|all| all.get(**key)) != value.as_ref());
+        let outdated: Map<String, Value> = outdated
             .map(|(key, value)| ((*key).into(), json!(value)))
             .collect();
-        if !wrong.is_empty() {
-            metadata.insert("labels".to_owned(), wrong.into());
+        if !outdated.is_empty() {
+            metadata.insert("labels".to_owned(), outdated.into());
         }
-        let ours = match mode {
-            Mode::Koordinator => true,
-            Mode::AnnotationsOnly => false,
-            Mode::Auto => !self.is_exported(),
+        let owns_zones = match mode {
+            TopologyMode::Koordinator => true,
+            TopologyMode::AnnotationsOnly => false,
+            TopologyMode::Auto => !self.is_exported(),
         };
-        if ours {
+        if owns_zones {
             let policies = json!([report.policy]);
             if self.fields.get("topologyPolicies") != Some(&policies) {
                 patch.insert("topologyPolicies".to_owned(), policies);
@@ -176,10 +177,10 @@ impl Newer {
         }
         let mut all: Vec<Value> = list(&self.fields, "attributes").cloned().collect();
         let before = all.clone();
-        for ours in &report.attributes {
-            match all.iter_mut().find(|it| it["name"] == ours.name) {
-                Some(known) => known["value"] = json!(ours.value),
-                None => all.push(json!(ours)),
+        for attribute in &report.attributes {
+            match all.iter_mut().find(|it| it["name"] == attribute.name) {
+                Some(present) => present["value"] = json!(attribute.value),
+                None => all.push(json!(attribute)),
             }
         }
         (all != before).then(|| all.into())
@@ -188,19 +189,19 @@ impl Newer {
     /// Returns the list of zones, if it must change. In which order they are listed is nothing to write for.
     fn zones(&self, wanted: &[Zone]) -> Option<Value> {
         let present: Vec<&Value> = list(&self.fields, "zones").collect();
-        let found = |zone: &Zone| {
+        let present_zone = |zone: &Zone| {
             let mut all = present.iter().copied();
             all.find(|it| it["name"] == zone.name && it["type"] == ZONE_TYPE_NODE)
         };
-        let kept = present
+        let foreign = present
             .iter()
             .copied()
             .filter(|it| it["type"] != ZONE_TYPE_NODE);
         let mut merged: Vec<Value> = wanted
             .iter()
-            .map(|zone| merged(zone, found(zone)))
+            .map(|zone| merged(zone, present_zone(zone)))
             .collect();
-        merged.extend(kept.cloned());
+        merged.extend(foreign.cloned());
         let is_there = |zone: &Value| present.contains(&zone);
         if merged.len() == present.len() && merged.iter().all(is_there) {
             return None;
@@ -220,11 +221,11 @@ fn merged(zone: &Zone, present: Option<&Value>) -> Value {
         _ => Vec::new(),
     };
     let mut changed = false;
-    for ours in &zone.resources {
-        match resources.iter_mut().find(|it| it["name"] == ours.name) {
-            Some(known) if says(known, ours) => continue,
-            Some(known) => *known = json!(ours),
-            None => resources.push(json!(ours)),
+    for resource in &zone.resources {
+        match resources.iter_mut().find(|it| it["name"] == resource.name) {
+            Some(present) if has_amounts(present, resource) => continue,
+            Some(present) => *present = json!(resource),
+            None => resources.push(json!(resource)),
         }
         changed = true;
     }
@@ -236,14 +237,14 @@ fn merged(zone: &Zone, present: Option<&Value>) -> Value {
     out
 }
 
-fn says(known: &Value, ours: &ResourceInfo) -> bool {
+fn has_amounts(present: &Value, resource: &ResourceInfo) -> bool {
     let is = |field: &str, amount: Quantity| {
-        let known: Option<Quantity> = known[field].as_str().and_then(|text| text.parse().ok());
-        known == Some(amount)
+        let value: Option<Quantity> = present[field].as_str().and_then(|text| text.parse().ok());
+        value == Some(amount)
     };
-    is("capacity", ours.capacity)
-        && is("allocatable", ours.allocatable)
-        && is("available", ours.available)
+    is("capacity", resource.capacity)
+        && is("allocatable", resource.allocatable)
+        && is("available", resource.available)
 }
 
 fn sort(all: &mut [Value]) {
@@ -259,7 +260,7 @@ fn list<'a>(fields: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = 
 }
 
 /// Returns whether two texts are the same JSON.
-fn is_same(known: &str, wanted: &str) -> bool {
+fn is_same(present: &str, wanted: &str) -> bool {
     let read = |text: &str| serde_json::from_str::<Value>(text).ok();
-    known == wanted || read(known).is_some_and(|known| Some(known) == read(wanted))
+    present == wanted || read(present).is_some_and(|present| Some(present) == read(wanted))
 }

@@ -23,7 +23,7 @@ mod trouble;
 mod zones;
 
 pub(crate) use facts::{Inputs, Report};
-pub(crate) use report::{Parts, Reporter};
+pub(crate) use report::{ReporterDeps, TopologyReporter};
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -38,21 +38,21 @@ pub struct Reporting {
     /// Between two looks at what has changed; zero never looks.
     pub interval: Duration,
     /// Whose the zones are.
-    pub mode: Mode,
+    pub mode: TopologyMode,
 }
 
 impl Default for Reporting {
     fn default() -> Self {
         Self {
             interval: Duration::from_secs(3),
-            mode: Mode::default(),
+            mode: TopologyMode::default(),
         }
     }
 }
 
 /// Whose the zones of the object are. A list of zones has one owner: whoever writes it writes all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum TopologyMode {
     /// Ours, unless the object has the fingerprint that an exporter such as nfd-topology-updater
     /// leaves: then they are the exporter's.
     #[default]
@@ -66,17 +66,17 @@ pub enum Mode {
 /// No mode has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node-topology-mode must be auto, koordinator or annotations-only, got {0:?}")]
-pub struct UnknownMode(String);
+pub struct UnknownTopologyMode(String);
 
-impl FromStr for Mode {
-    type Err = UnknownMode;
+impl FromStr for TopologyMode {
+    type Err = UnknownTopologyMode;
 
-    fn from_str(name: &str) -> Result<Self, UnknownMode> {
+    fn from_str(name: &str) -> Result<Self, UnknownTopologyMode> {
         match name {
             "auto" => Ok(Self::Auto),
             "koordinator" => Ok(Self::Koordinator),
             "annotations-only" => Ok(Self::AnnotationsOnly),
-            other => Err(UnknownMode(other.to_owned())),
+            other => Err(UnknownTopologyMode(other.to_owned())),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::cpus::STATE_FILE;
 use super::merge::{Newer, Older};
-use super::trouble::{Trouble, Troubles};
-use super::{FIELD_MANAGER, Inputs, Mode, Report, Reporting};
+use super::trouble::{ErrorReporter, ReportError};
+use super::{FIELD_MANAGER, Inputs, Report, Reporting, TopologyMode};
 use crate::collect::machine::MachineInfo;
 use crate::metrics::Metrics;
 use crate::node_events::Warnings;
@@ -21,10 +21,10 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// How long the API server may take.
-const WITHIN: Duration = Duration::from_secs(10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the reporter needs.
-pub(crate) struct Parts {
+pub(crate) struct ReporterDeps {
     pub(crate) node: String,
     pub(crate) root: Root,
     pub(crate) states: Arc<States>,
@@ -45,46 +45,46 @@ pub(crate) struct Parts {
 }
 
 /// See the module documentation.
-pub(crate) struct Reporter {
-    parts: Parts,
+pub(crate) struct TopologyReporter {
+    deps: ReporterDeps,
     machine: Option<(MachineInfo, Instant)>,
     /// What was found last.
-    found: Option<Report>,
+    report: Option<Report>,
     /// The version of the object that says what was found last.
-    said: Option<String>,
-    troubles: Troubles,
-    yields: bool,
+    reported_version: Option<String>,
+    errors: ErrorReporter,
+    yields_zones: bool,
 }
 
 /// The object, and whether the API server has its kind.
-struct Seen {
+struct WatchedObject {
     store: Store<Newer>,
     absent: watch::Receiver<bool>,
 }
 
-impl Reporter {
+impl TopologyReporter {
     /// What stands in the way of a report is told to `warnings`.
-    pub(crate) fn new(parts: Parts, warnings: Warnings) -> Self {
+    pub(crate) fn new(deps: ReporterDeps, warnings: Warnings) -> Self {
         Self {
-            troubles: Troubles::new(parts.states.malformed_inputs.clone(), warnings),
-            parts,
+            errors: ErrorReporter::new(deps.states.malformed_inputs.clone(), warnings),
+            deps,
             machine: None,
-            found: None,
-            said: None,
-            yields: false,
+            report: None,
+            reported_version: None,
+            yields_zones: false,
         }
     }
 
     /// Reports until `shutdown`.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
-        let seen = self.parts.writes.then(|| self.watch(&shutdown));
+        let watched = self.deps.writes.then(|| self.watch(&shutdown));
         let work = async {
-            let mut timer = interval(self.parts.reporting.interval);
+            let mut timer = interval(self.deps.reporting.interval);
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 timer.tick().await;
-                let outcome = self.round(seen.as_ref()).await;
-                self.troubles.ended(outcome);
+                let outcome = self.report_once(watched.as_ref()).await;
+                self.errors.record(outcome);
             }
         };
         tokio::select! {
@@ -93,9 +93,9 @@ impl Reporter {
         }
     }
 
-    fn watch(&self, shutdown: &CancellationToken) -> Seen {
+    fn watch(&self, shutdown: &CancellationToken) -> WatchedObject {
         let scope = Scope {
-            fields: Some(format!("metadata.name={}", self.parts.node)),
+            fields: Some(format!("metadata.name={}", self.deps.node)),
             ..Scope::default()
         };
         let Informer {
@@ -103,35 +103,35 @@ impl Reporter {
             mut changes,
             absent,
         } = Informer::start_either::<Newer, Older>(
-            self.parts.client.clone(),
+            self.deps.client.clone(),
             scope,
             |object| object,
             shutdown.clone(),
         );
         tokio::spawn(async move { while changes.recv().await.is_some() {} });
-        Seen { store, absent }
+        WatchedObject { store, absent }
     }
 
-    async fn round(&mut self, seen: Option<&Seen>) -> Result<(), Trouble> {
-        let states = self.parts.states.clone();
+    async fn report_once(&mut self, watched: Option<&WatchedObject>) -> Result<(), ReportError> {
+        let states = self.deps.states.clone();
         let (Some(node), Some(pods)) = (states.node.load_full(), states.pods.load_full()) else {
             return Ok(());
         };
-        let object = match seen {
-            Some(seen) if *seen.absent.borrow() => {
-                self.find(&node, &pods).await?;
-                return Err(Trouble::NoDefinition);
+        let object = match watched {
+            Some(watched) if *watched.absent.borrow() => {
+                self.update_report(&node, &pods).await?;
+                return Err(ReportError::NoDefinition);
             }
-            Some(seen) => {
+            Some(watched) => {
                 // Until the list is there nothing can be said of what there is.
-                if !seen.store.wait_synced().await {
+                if !watched.store.wait_synced().await {
                     return Ok(());
                 }
-                seen.store.get(&ObjectKey::new("", &self.parts.node))
+                watched.store.get(&ObjectKey::new("", &self.deps.node))
             }
             None => None,
         };
-        if self.found.is_none()
+        if self.report.is_none()
             && !states.pods_settled()
             && let Some(object) = &object
         {
@@ -143,21 +143,21 @@ impl Reporter {
             self.publish(TopologyInfo::read(&before, last.as_deref()).0);
             return Ok(());
         }
-        self.find(&node, &pods).await?;
-        let Some(report) = &self.found else {
+        self.update_report(&node, &pods).await?;
+        let Some(report) = &self.report else {
             return Ok(());
         };
-        let mode = self.parts.reporting.mode;
-        match (seen, object) {
+        let mode = self.deps.reporting.mode;
+        match (watched, object) {
             (None, _) => Ok(()),
             (Some(_), None) => self.create(&node, report, mode).await,
             (Some(_), Some(object)) => {
                 let version = &object.metadata.resource_version;
-                if version.is_some() && *version == self.said {
+                if version.is_some() && *version == self.reported_version {
                     return Ok(());
                 }
-                let yields = mode == Mode::Auto && object.is_exported();
-                if yields && !self.yields {
+                let yields_zones = mode == TopologyMode::Auto && object.is_exported();
+                if yields_zones && !self.yields_zones {
                     tracing::info!(
                         "an exporter writes the zones of the NodeResourceTopology: only \
                          annotations are written"
@@ -165,72 +165,72 @@ impl Reporter {
                 }
                 match object.changes(report, mode) {
                     Some(change) => self.patch(&change).await?,
-                    None => self.said.clone_from(version),
+                    None => self.reported_version.clone_from(version),
                 }
-                self.yields = yields;
+                self.yields_zones = yields_zones;
                 Ok(())
             }
         }
     }
 
     /// Finds out what there is to say, and lets the agent know.
-    async fn find(
+    async fn update_report(
         &mut self,
         node: &NodeInfo,
         pods: &[crate::states::PodInfo],
-    ) -> Result<(), Trouble> {
-        self.look_at_machine().await?;
+    ) -> Result<(), ReportError> {
+        self.read_machine().await?;
         let Some((machine, _)) = &self.machine else {
             return Ok(());
         };
-        let kubelet = self.parts.states.kubelet.load_full();
-        let kubelet = kubelet.filter(|_| self.parts.asks_kubelet);
-        if self.parts.asks_kubelet && kubelet.is_none() {
-            return Err(Trouble::NoConfiguration);
+        let kubelet = self.deps.states.kubelet.load_full();
+        let kubelet = kubelet.filter(|_| self.deps.asks_kubelet);
+        if self.deps.asks_kubelet && kubelet.is_none() {
+            return Err(ReportError::NoConfiguration);
         }
         let mut state = String::new();
         if kubelet
             .as_ref()
             .is_some_and(|config| config.is_cpu_manager_static())
         {
-            let path = self.parts.kubelet_dir.join(STATE_FILE);
+            let path = self.deps.kubelet_dir.join(STATE_FILE);
             state = match std::fs::read_to_string(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-                read => read.map_err(|source| Trouble::StateFile { path, source })?,
+                read => read.map_err(|source| ReportError::StateFile { path, source })?,
             };
         }
-        let report = Report::of(&Inputs {
+        let report = Report::from_inputs(&Inputs {
             machine,
             node,
             pods,
             kubelet: kubelet.as_deref(),
             cpu_manager_state: &state,
-            huge_pages: self.parts.huge_pages,
+            huge_pages: self.deps.huge_pages,
         });
-        let report = report.map_err(|error| Trouble::Facts { error, state })?;
-        if self.found.as_ref() != Some(&report) {
-            let complaints = &self.parts.states.malformed_inputs;
-            complaints.replace("NodeResourceTopology", report.malformed.clone());
+        let report = report.map_err(|error| ReportError::Facts { error, state })?;
+        if self.report.as_ref() != Some(&report) {
+            let malformed_inputs = &self.deps.states.malformed_inputs;
+            malformed_inputs.replace("NodeResourceTopology", report.malformed.clone());
             self.publish(report.read());
-            self.said = None;
-            self.found = Some(report);
+            self.reported_version = None;
+            self.report = Some(report);
         }
         Ok(())
     }
 
     fn publish(&self, info: TopologyInfo) {
-        self.parts.metrics.topology(&info, self.parts.each_cpu);
-        self.parts.states.topology.store(Some(Arc::new(info)));
+        self.deps.metrics.topology(&info, self.deps.each_cpu);
+        self.deps.states.topology.store(Some(Arc::new(info)));
     }
 
     /// Reads the machine, where that is due.
-    async fn look_at_machine(&mut self) -> Result<(), Trouble> {
-        let every = self.parts.machine_every;
-        let fresh = self.machine.as_ref();
-        if fresh.is_some_and(|(_, at)| at.elapsed() < every) {
+    async fn read_machine(&mut self) -> Result<(), ReportError> {
+        let every = self.deps.machine_every;
+        let last = self.machine.as_ref();
+        if last.is_some_and(|(_, at)| at.elapsed() < every) {
             return Ok(());
         }
-        let (root, huge_pages) = (self.parts.root.clone(), self.parts.huge_pages);
+        let (root, huge_pages) = (self.deps.root.clone(), self.deps.huge_pages);
         // One file for each of hundreds of CPUs.
         let read = tokio::task::spawn_blocking(move || machine(&root, huge_pages));
         let machine = read.await??;
@@ -238,61 +238,66 @@ impl Reporter {
         Ok(())
     }
 
-    async fn create(&self, node: &NodeInfo, report: &Report, mode: Mode) -> Result<(), Trouble> {
+    async fn create(
+        &self,
+        node: &NodeInfo,
+        report: &Report,
+        mode: TopologyMode,
+    ) -> Result<(), ReportError> {
         let (name, uid) = (&node.name, &node.uid);
         let params = PostParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PostParams::default()
         };
-        let newer: Api<Newer> = Api::all(self.parts.client.clone());
+        let newer: Api<Newer> = Api::all(self.deps.client.clone());
         let work = async {
             let object = Newer::created(name, uid, report, mode);
             match newer.create(&params, &object).await {
                 Err(error) if patch::is_not_found(&error) => {
-                    let older: Api<Older> = Api::all(self.parts.client.clone());
+                    let older: Api<Older> = Api::all(self.deps.client.clone());
                     let object = Older::created(name, uid, report, mode);
                     older.create(&params, &object).await.map(drop)
                 }
-                done => done.map(drop),
+                outcome => outcome.map(drop),
             }
         };
-        settled("created", timeout(WITHIN, work).await)
+        write_result("created", timeout(WRITE_TIMEOUT, work).await)
     }
 
-    async fn patch(&self, change: &serde_json::Value) -> Result<(), Trouble> {
-        let name = &self.parts.node;
+    async fn patch(&self, change: &serde_json::Value) -> Result<(), ReportError> {
+        let name = &self.deps.node;
         let params = PatchParams {
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
         let change = Patch::Merge(change);
-        let newer: Api<Newer> = Api::all(self.parts.client.clone());
+        let newer: Api<Newer> = Api::all(self.deps.client.clone());
         let work = async {
             match newer.patch(name, &params, &change).await {
                 // The version or the object is not there.
                 Err(error) if patch::is_not_found(&error) => {
-                    let older: Api<Older> = Api::all(self.parts.client.clone());
+                    let older: Api<Older> = Api::all(self.deps.client.clone());
                     older.patch(name, &params, &change).await.map(drop)
                 }
-                done => done.map(drop),
+                outcome => outcome.map(drop),
             }
         };
-        settled("written", timeout(WITHIN, work).await)
+        write_result("written", timeout(WRITE_TIMEOUT, work).await)
     }
 }
 
 /// Somebody else's write in between is no problem: the next round sees it.
-fn settled(
+fn write_result(
     what: &'static str,
-    done: Result<Result<(), Error>, tokio::time::error::Elapsed>,
-) -> Result<(), Trouble> {
-    let why = match done {
+    outcome: Result<Result<(), Error>, tokio::time::error::Elapsed>,
+) -> Result<(), ReportError> {
+    let why = match outcome {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) if patch::is_conflict(&error) => return Ok(()),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {WITHIN:?}"),
+        Err(_) => format!("no answer within {WRITE_TIMEOUT:?}"),
     };
-    Err(Trouble::Write { what, why })
+    Err(ReportError::Write { what, why })
 }
 
 /// Returns the machine. A kernel that knows no NUMA nodes has one, with all memory.

@@ -122,7 +122,7 @@ impl Case {
     }
 
     fn report(&self) -> Result<Report, facts::FactsError> {
-        Report::of(&Inputs {
+        Report::from_inputs(&Inputs {
             machine: &self.machine,
             node: &self.node,
             pods: &self.pods,
@@ -326,7 +326,7 @@ fn what_the_kubelet_gave_away() {
         ("invalidContent", &pods, None),
         (r#"{"entries":{"pod":"1-2"}}"#, &pods, None),
     ] {
-        let given = cpus::Given::read(state, pods).ok();
+        let given = cpus::ExclusiveCpus::read(state, pods).ok();
         let text = given.map(|given| {
             assert_eq!(given.malformed, []);
             let all = given.pods.iter().map(|it| {
@@ -613,7 +613,7 @@ fn a_new_object_says_all_of_it() {
     case.kubelet = Some(kubelet(json!({"cpuManagerPolicy": "none",
         "topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"})));
     let report = case.report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, Mode::Auto);
+    let created = Newer::created("test", "node-uid", &report, TopologyMode::Auto);
     let value = serde_json::to_value(&created).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha2");
     assert_eq!(value["kind"], "NodeResourceTopology");
@@ -630,20 +630,24 @@ fn a_new_object_says_all_of_it() {
     );
     assert_eq!(value["topologyPolicies"], json!(["RestrictedPodLevel"]));
     assert_eq!(value["attributes"].as_array().unwrap().len(), 2);
-    for mode in [Mode::Auto, Mode::Koordinator, Mode::AnnotationsOnly] {
+    for mode in [
+        TopologyMode::Auto,
+        TopologyMode::Koordinator,
+        TopologyMode::AnnotationsOnly,
+    ] {
         assert_eq!(created.changes(&report, mode), None, "{mode:?}");
     }
-    let older = Older::created("test", "node-uid", &report, Mode::Koordinator);
+    let older = Older::created("test", "node-uid", &report, TopologyMode::Koordinator);
     let value = serde_json::to_value(&older).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha1");
-    let bare = Newer::created("test", "node-uid", &report, Mode::AnnotationsOnly);
+    let bare = Newer::created("test", "node-uid", &report, TopologyMode::AnnotationsOnly);
     let value = serde_json::to_value(&bare).unwrap();
     assert_eq!(
         (&value["zones"], &value["topologyPolicies"]),
         (&json!([]), &json!(["None"]))
     );
-    assert_eq!(bare.changes(&report, Mode::AnnotationsOnly), None);
-    assert!(bare.changes(&report, Mode::Auto).unwrap()["zones"].is_array());
+    assert_eq!(bare.changes(&report, TopologyMode::AnnotationsOnly), None);
+    assert!(bare.changes(&report, TopologyMode::Auto).unwrap()["zones"].is_array());
 }
 
 /// Upstream's `Test_nodeTopology_isChanged`: an annotation that differs, is new or is missing is
@@ -651,17 +655,21 @@ fn a_new_object_says_all_of_it() {
 #[test]
 fn only_what_differs_is_written() {
     let report = Case::new().report().unwrap();
-    let whole = Newer::created("test", "node-uid", &report, Mode::Koordinator);
+    let whole = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
     let changes = |edit: &dyn Fn(&mut Value)| {
         let mut value = serde_json::to_value(&whole).unwrap();
         value["metadata"]["resourceVersion"] = json!("7");
         edit(&mut value);
         let there = object(value);
-        let patch = there.changes(&report, Mode::Koordinator);
+        let patch = there.changes(&report, TopologyMode::Koordinator);
         if let Some(patch) = &patch {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             let settled = patched(&there, patch);
-            assert_eq!(settled.changes(&report, Mode::Koordinator), None, "{patch}");
+            assert_eq!(
+                settled.changes(&report, TopologyMode::Koordinator),
+                None,
+                "{patch}"
+            );
         }
         patch
     };
@@ -725,7 +733,7 @@ fn only_what_differs_is_written() {
 #[test]
 fn what_others_wrote_stays() {
     let report = Case::new().report().unwrap();
-    let whole = Newer::created("test", "node-uid", &report, Mode::Koordinator);
+    let whole = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
     let mut value = serde_json::to_value(&whole).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu",
         "capacity": "3000", "allocatable": "2000", "available": "1000"});
@@ -745,7 +753,7 @@ fn what_others_wrote_stays() {
     value["attributes"] = json!([{"name": "nodeTopologyPodsFingerprintMethod", "value": "all"}]);
     value["metadata"]["annotations"]["other"] = json!("note");
     let there = object(value);
-    let patch = there.changes(&report, Mode::Koordinator).unwrap();
+    let patch = there.changes(&report, TopologyMode::Koordinator).unwrap();
     assert!(patch.get("attributes").is_none());
     let after = serde_json::to_value(patched(&there, &patch)).unwrap();
     assert_eq!(after["metadata"]["annotations"]["other"], "note");
@@ -792,14 +800,17 @@ fn an_exporters_zones_are_left_alone() {
         "attributes": [{"name": "topologyManagerPolicy", "value": "single-numa-node"},
             {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"}]});
     let there = object(exporter.clone());
-    let patch = there.changes(&report, Mode::Auto).unwrap();
+    let patch = there.changes(&report, TopologyMode::Auto).unwrap();
     assert_eq!(
         patch.as_object().unwrap().keys().collect::<Vec<_>>(),
         ["metadata"]
     );
-    assert_eq!(patched(&there, &patch).changes(&report, Mode::Auto), None);
+    assert_eq!(
+        patched(&there, &patch).changes(&report, TopologyMode::Auto),
+        None
+    );
     // Who says so gets them, with what the exporter said beside.
-    let patch = there.changes(&report, Mode::Koordinator).unwrap();
+    let patch = there.changes(&report, TopologyMode::Koordinator).unwrap();
     assert_eq!(patch["zones"].as_array().unwrap().len(), 2);
     assert_eq!(
         patch["attributes"],
@@ -811,7 +822,7 @@ fn an_exporters_zones_are_left_alone() {
     let older: Older = serde_json::from_value(exporter.clone()).unwrap();
     assert!(
         Newer::from(older)
-            .changes(&report, Mode::Koordinator)
+            .changes(&report, TopologyMode::Koordinator)
             .unwrap()
             .get("attributes")
             .is_none()
@@ -820,7 +831,7 @@ fn an_exporters_zones_are_left_alone() {
     old["attributes"] = json!([]);
     assert!(
         object(old.clone())
-            .changes(&report, Mode::Auto)
+            .changes(&report, TopologyMode::Auto)
             .unwrap()
             .get("zones")
             .is_some()
@@ -828,7 +839,7 @@ fn an_exporters_zones_are_left_alone() {
     old["metadata"]["annotations"] = json!({"topology.node.k8s.io/fingerprint": "pfp0v001"});
     assert!(
         object(old)
-            .changes(&report, Mode::Auto)
+            .changes(&report, TopologyMode::Auto)
             .unwrap()
             .get("zones")
             .is_none()
@@ -860,7 +871,7 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             policy: "None".to_owned(),
         };
         // Koordlet has written first, then the exporter, which is part of the same agent.
-        let created = Newer::created("test", "node-uid", &report, Mode::Auto);
+        let created = Newer::created("test", "node-uid", &report, TopologyMode::Auto);
         let mut value = serde_json::to_value(created).unwrap();
         let fields = |value: &Value| serde_json::from_value(value.clone()).unwrap();
         let merged = koord_model::export::merged(&fields(&value), &exported);
@@ -871,11 +882,11 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
             "fieldsType": "FieldsV1", "fieldsV1": {"f:zones": {}, "f:attributes": {}}}]);
         let there = object(value.clone());
-        assert_eq!(there.changes(&report, Mode::Auto), None);
+        assert_eq!(there.changes(&report, TopologyMode::Auto), None);
         // What koordlet has to say later leaves the zones, and the exporter has nothing to mend.
         value["metadata"]["annotations"] = json!({});
         let there = object(value);
-        let patch = there.changes(&report, Mode::Auto).unwrap();
+        let patch = there.changes(&report, TopologyMode::Auto).unwrap();
         assert!(patch.get("zones").is_none(), "{patch}");
         let after = serde_json::to_value(patched(&there, &patch)).unwrap();
         let again = koord_model::export::merged(&fields(&after), &exported);
@@ -886,13 +897,13 @@ fn exporter_and_koordlet_keep_each_others_zones() {
 #[test]
 fn modes_have_names() {
     for (name, mode) in [
-        ("auto", Mode::Auto),
-        ("koordinator", Mode::Koordinator),
-        ("annotations-only", Mode::AnnotationsOnly),
+        ("auto", TopologyMode::Auto),
+        ("koordinator", TopologyMode::Koordinator),
+        ("annotations-only", TopologyMode::AnnotationsOnly),
     ] {
         assert_eq!(name.parse(), Ok(mode));
     }
-    let error = "nfd".parse::<Mode>().unwrap_err().to_string();
+    let error = "nfd".parse::<TopologyMode>().unwrap_err().to_string();
     assert!(
         error.contains("node-topology-mode") && error.contains("\"nfd\""),
         "{error}"

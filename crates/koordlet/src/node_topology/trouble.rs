@@ -12,20 +12,20 @@ use tokio::time::Instant;
 
 /// How long nothing is reported before the node's events say so: an agent that has just started does not
 /// know its kubelet yet, and one write may fail.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_DELAY: Duration = Duration::from_secs(10);
 
 /// The reason of the event.
 const REASON: &str = "NodeTopologyNotReported";
 
 /// What is filed under in the complaints; what is left out of a report is under the object's kind alone.
-const OBJECT: &str = "NodeResourceTopology input";
+const MALFORMED_OBJECT: &str = "NodeResourceTopology input";
 
 /// Longest part of a file that a complaint shows, in characters.
 const EXCERPT: usize = 200;
 
 /// Why nothing is reported. What was said last stands.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Trouble {
+pub(super) enum ReportError {
     #[error("the API server has no NodeResourceTopology: its definition is not installed")]
     NoDefinition,
     #[error("the kubelet's configuration is not known")]
@@ -46,7 +46,7 @@ pub(super) enum Trouble {
     Write { what: &'static str, why: String },
 }
 
-impl Trouble {
+impl ReportError {
     /// Returns the field that cannot be understood, if one is to blame.
     fn malformed(&self) -> Option<Malformed> {
         let named = |field: &dyn std::fmt::Display, value: &str, error: &dyn std::fmt::Display| {
@@ -72,58 +72,58 @@ impl Trouble {
 }
 
 /// What stands in the way now.
-struct Standing {
+struct ActiveError {
     text: String,
     since: Instant,
     /// True if there is an event that says this.
-    is_told: bool,
+    has_event: bool,
 }
 
 /// Tells what stands in the way: the log at once, the complaints where input is to blame, the node's
 /// events if it goes on.
-pub(super) struct Troubles {
-    complaints: MalformedInputs,
+pub(super) struct ErrorReporter {
+    malformed_inputs: MalformedInputs,
     warnings: Warnings,
-    standing: Option<Standing>,
+    active: Option<ActiveError>,
 }
 
-impl Troubles {
-    pub(super) fn new(complaints: MalformedInputs, warnings: Warnings) -> Self {
+impl ErrorReporter {
+    pub(super) fn new(malformed_inputs: MalformedInputs, warnings: Warnings) -> Self {
         Self {
-            complaints,
+            malformed_inputs,
             warnings,
-            standing: None,
+            active: None,
         }
     }
 
     /// How a round has ended.
-    pub(super) fn ended(&mut self, outcome: Result<(), Trouble>) {
-        let Err(trouble) = outcome else {
-            if let Some(was) = self.standing.take() {
+    pub(super) fn record(&mut self, outcome: Result<(), ReportError>) {
+        let Err(error) = outcome else {
+            if let Some(was) = self.active.take() {
                 tracing::info!(was = was.text, "NodeResourceTopology is reported again");
-                self.malformed_inputs.replace(OBJECT, Vec::new());
+                self.malformed_inputs.replace(MALFORMED_OBJECT, Vec::new());
             }
             return;
         };
-        let text = trouble.to_string();
-        let since = self.standing.as_ref().map(|standing| standing.since);
-        if self.standing.as_ref().is_none_or(|was| was.text != text) {
+        let text = error.to_string();
+        let since = self.active.as_ref().map(|active| active.since);
+        if self.active.as_ref().is_none_or(|was| was.text != text) {
             tracing::warn!(problem = text, "NodeResourceTopology is not reported");
-            let malformed = trouble.malformed().into_iter().collect();
-            self.malformed_inputs.replace(OBJECT, malformed);
-            self.standing = Some(Standing {
+            let malformed = error.malformed().into_iter().collect();
+            self.malformed_inputs.replace(MALFORMED_OBJECT, malformed);
+            self.active = Some(ActiveError {
                 text,
                 since: since.unwrap_or_else(Instant::now),
-                is_told: false,
+                has_event: false,
             });
         }
-        let Some(standing) = &mut self.standing else {
+        let Some(active) = &mut self.active else {
             return;
         };
-        if !standing.is_told && standing.since.elapsed() >= PATIENCE {
-            let message = format!("NodeResourceTopology is not reported: {}", standing.text);
+        if !active.has_event && active.since.elapsed() >= EVENT_DELAY {
+            let message = format!("NodeResourceTopology is not reported: {}", active.text);
             self.warnings.record(Severity::Warning, REASON, &message);
-            standing.is_told = true;
+            active.has_event = true;
         }
     }
 }

@@ -26,15 +26,18 @@ pub(super) fn zones(
     for numa in &machine.numa {
         capacities.push((numa.id, capacity(machine, numa, huge_pages)?));
     }
-    let kept = if node.numa_reservation.as_deref() == Some("true") {
-        let of = |part: fn(&Amounts) -> i64, unit: i128| {
-            let kept = part(&node.capacity).saturating_sub(part(&node.raw_allocatable));
+    let node_reserved = if node.numa_reservation.as_deref() == Some("true") {
+        let kept_milli = |field: fn(&Amounts) -> i64, unit: i128| {
+            let node_reserved = field(&node.capacity).saturating_sub(field(&node.raw_allocatable));
             // A node that has not said its capacity keeps nothing back.
-            i128::from(kept.max(0)) * unit
+            i128::from(node_reserved.max(0)) * unit
         };
         BTreeMap::from([
-            (resources::CPU, of(|amounts| amounts.cpu, 1)),
-            (resources::MEMORY, of(|amounts| amounts.memory, 1000)),
+            (resources::CPU, kept_milli(|amounts| amounts.cpu, 1)),
+            (
+                resources::MEMORY,
+                kept_milli(|amounts| amounts.memory, 1000),
+            ),
         ])
     } else {
         BTreeMap::new()
@@ -45,7 +48,7 @@ pub(super) fn zones(
         let having = all.filter(|(_, all)| all.get(name).is_some_and(|it| !it.is_zero()));
         i128::try_from(having.count()).unwrap_or(i128::MAX)
     };
-    let kept: BTreeMap<&str, i128> = kept
+    let node_reserved: BTreeMap<&str, i128> = node_reserved
         .into_iter()
         .map(|(name, milli)| (name, part(milli, having(name))))
         .collect();
@@ -57,7 +60,8 @@ pub(super) fn zones(
             resources: capacity
                 .iter()
                 .map(|(name, capacity)| {
-                    let allocatable = less(*capacity, kept.get(name).copied().unwrap_or(0));
+                    let allocatable =
+                        less(*capacity, node_reserved.get(name).copied().unwrap_or(0));
                     ResourceInfo {
                         name: (*name).to_owned(),
                         capacity: *capacity,

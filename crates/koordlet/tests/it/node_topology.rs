@@ -17,7 +17,7 @@ use koord_kube::client::{Body, in_process};
 use koord_kube::{Api, Client, patch};
 use koordlet::collect::machine::MachineInfo;
 use koordlet::gates::Gate;
-use koordlet::node_topology::{Mode, Reporting};
+use koordlet::node_topology::{Reporting, TopologyMode};
 use koordlet::states::kubelet::Kubelet;
 use koordlet::{Options, PodSource, Settings, Thread};
 use serde_json::{Value, json};
@@ -349,7 +349,7 @@ async fn a_mode_says_whose_the_zones_are() {
     let tree = machine(2);
     rig.koordlet(tree.root(), |options| {
         options.topology = Some(Reporting {
-            mode: Mode::AnnotationsOnly,
+            mode: TopologyMode::AnnotationsOnly,
             ..Reporting::default()
         });
     });
