@@ -1,14 +1,14 @@
-//! The exporter of this node: its NUMA nodes are in sysfs, the kubelet's PodResources service lists what
-//! of them pods can have and have, [`koord_model::export`] makes zones of both, and [`Exporter`] keeps a
-//! NodeResourceTopology that says so.
+//! Keeps the NodeResourceTopology of this node. The NUMA nodes come from sysfs, the allocatable and the
+//! assigned resources from the kubelet's PodResources service. [`koord_model::export`] builds zones from
+//! both, and [`Exporter`] writes them to the NodeResourceTopology object.
 //!
 //! ```text
 //! /sys ────────────► machine ─┐
-//! PodResources ────► list ────┼─► Report ──► merged with what others keep there ──► written if it differs
+//! PodResources ────► list ────┼─► Report ──► merged with other writers' content ──► written if it differs
 //! configz or file ─► Config ──┘
 //! ```
 //!
-//! The community's is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery.
+//! The counterpart of the community is `nfd-topology-updater` of kubernetes-sigs/node-feature-discovery.
 
 pub mod args;
 mod config;
@@ -34,24 +34,24 @@ use koord_rpc::podresources::{AllocatableResourcesRequest, ListPodResourcesReque
 use std::path::Path;
 use std::time::Duration;
 
-/// Where the kubelet serves PodResources.
+/// Default socket of the kubelet's PodResources service.
 pub const SOCKET: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 
-/// How long an answer of the kubelet may take.
+/// Maximum time for a response of the kubelet.
 const KUBELET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the kubelet lists, and what follows from it.
+/// The kubelet's resource lists, and the zones and the fingerprint computed from them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
-    /// One for each NUMA node, and what of the lists makes no sense.
+    /// A zone for each NUMA node, and the problems found in the lists.
     pub zones: Zones,
-    /// How many pods are listed.
+    /// Number of listed pods.
     pub pods: usize,
-    /// Which.
+    /// Fingerprint of the set of listed pods.
     pub fingerprint: String,
 }
 
-/// Why the kubelet's lists are not known.
+/// Failure to read the kubelet's resource lists.
 #[derive(Debug, thiserror::Error)]
 #[error("{call} at {socket}: {why}")]
 pub struct ListError {
@@ -60,10 +60,10 @@ pub struct ListError {
     why: String,
 }
 
-/// Returns the machine's NUMA nodes. A kernel that knows none has node 0, with everything.
+/// Returns the machine's NUMA nodes. On a kernel without NUMA support, node 0 has all CPUs and all memory.
 ///
 /// # Errors
-/// When a file of the kernel cannot be read or understood.
+/// Fails if a file of the kernel cannot be read or parsed.
 pub fn machine(root: &Root) -> koord_host::Result<Machine> {
     let nodes_found = numa::nodes(root)?;
     if nodes_found.is_empty() {
@@ -76,7 +76,7 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
         return Ok([(0, node)].into());
     }
     let nodes = nodes_found.into_iter().filter_map(|node| {
-        // Sets of NUMA nodes are 64 bits everywhere.
+        // NUMA masks hold 64 bits.
         let id = u8::try_from(node.id).ok().filter(|id| *id < 64)?;
         let pages = node.huge_pages.iter().map(|(size, count)| {
             let name = lists::huge_pages(*size);
@@ -95,10 +95,11 @@ pub fn machine(root: &Root) -> koord_host::Result<Machine> {
     Ok(nodes.collect())
 }
 
-/// Asks the kubelet behind `socket` what containers can have on `machine`, and what they have.
+/// Requests the allocatable resources of `machine` and the resources assigned to containers from the kubelet
+/// at `socket`.
 ///
 /// # Errors
-/// When it does not answer within ten seconds, or with an error.
+/// Fails if the kubelet returns an error or does not respond within ten seconds.
 pub async fn list(machine: &Machine, socket: &Path) -> Result<Listed, ListError> {
     let failed = |call: &'static str| {
         let socket = socket.display().to_string();

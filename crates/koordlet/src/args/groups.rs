@@ -1,4 +1,4 @@
-//! The flags by part of the agent.
+//! The flags, grouped by part of the agent.
 
 use super::{duration, path, seconds};
 use clap::ArgAction::Set;
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Where the agent runs: decides where the host's directories are.
+/// Environment of the agent, which determines the paths of the host's directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgentMode {
-    /// In a container of a DaemonSet, with the host's directories mounted at upstream's places.
+    /// In a container of a DaemonSet, with the host's directories mounted at upstream's paths.
     DaemonSet,
-    /// On the host.
+    /// Directly on the host.
     Host,
 }
 
-/// A mode that there is not.
+/// Error for an unknown agent mode.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("agent_mode must be dsMode or hostMode, got {0:?}")]
 pub struct UnknownAgentMode(String);
@@ -34,7 +34,7 @@ impl FromStr for AgentMode {
 }
 
 impl AgentMode {
-    /// Where the host's directories are mounted, else on the host.
+    /// Returns [`Self::DaemonSet`] if the host's cgroups are mounted at upstream's path, else [`Self::Host`].
     fn detect() -> Self {
         if Path::new("/host-cgroup").is_dir() {
             Self::DaemonSet
@@ -43,7 +43,7 @@ impl AgentMode {
         }
     }
 
-    /// Upstream's places.
+    /// Returns upstream's paths of the host's directories.
     fn dirs(self) -> Dirs {
         let [cgroup, sys, sys_fs] = match self {
             Self::DaemonSet => ["/host-cgroup/", "/host-sys/", "/host-sys-fs/"],
@@ -58,30 +58,30 @@ impl AgentMode {
     }
 }
 
-/// The machine.
+/// Flags of the machine.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Machine")]
 pub struct MachineFlags {
-    /// `hostMode` or `dsMode`, for where the host's directories are; `dsMode` where /host-cgroup
-    /// exists otherwise.
+    /// `hostMode` or `dsMode`: selects the default paths of the host's directories. Default: `dsMode` if
+    /// /host-cgroup exists, else `hostMode`.
     #[arg(long, env = "agent_mode", default_value = "")]
     pub agent_mode: String,
-    /// Root of the cgroup tree; /host-cgroup/ in dsMode, else /sys/fs/cgroup/.
+    /// Root of the cgroup tree. Default: /host-cgroup/ in dsMode, else /sys/fs/cgroup/.
     #[arg(long, value_parser = path)]
     pub cgroup_root_dir: Option<PathBuf>,
-    /// Root of sysfs; /host-sys/ in dsMode, else /sys/.
+    /// Root of sysfs. Default: /host-sys/ in dsMode, else /sys/.
     #[arg(long, value_parser = path)]
     pub sys_root_dir: Option<PathBuf>,
-    /// The host's /sys/fs, with resctrl below; /host-sys-fs/ in dsMode, else /sys/fs/.
+    /// The host's /sys/fs, with resctrl below. Default: /host-sys-fs/ in dsMode, else /sys/fs/.
     #[arg(long, value_parser = path)]
     pub sys_fs_root_dir: Option<PathBuf>,
-    /// Root of procfs; /proc/.
+    /// Root of procfs. Default: /proc/.
     #[arg(long, value_parser = path)]
     pub proc_root_dir: Option<PathBuf>,
     /// The kubelet's directory on the host, where volumes of pods are mounted.
     #[arg(long, default_value = "/var/lib/kubelet/", value_parser = path)]
     pub var_lib_kubelet_dir: PathBuf,
-    /// The group that `kubepods` is in (the kubelet's cgroupRoot); empty is the root group.
+    /// Parent cgroup of `kubepods` (the kubelet's cgroupRoot); empty is the root cgroup.
     #[arg(long, default_value = "")]
     pub kubelet_cgroup_root: String,
 }
@@ -94,10 +94,10 @@ impl MachineFlags {
         }
     }
 
-    /// Returns the directories that these flags and the mode give.
+    /// Returns the host's directories by these flags and the mode.
     pub(super) fn dirs(&self) -> Result<Dirs, UnknownAgentMode> {
         let mut dirs = self.mode()?.dirs();
-        // Below another /sys, resctrl is there too, unless said otherwise.
+        // Without its own flag, /sys/fs is taken from the configured sysfs root.
         if let Some(sys) = &self.sys_root_dir {
             dirs.sys_fs = sys.join("fs");
         }
@@ -115,66 +115,66 @@ impl MachineFlags {
     }
 }
 
-/// How containers get what hooks want at creation.
+/// Flags of the container runtime's hooks.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Container runtime")]
 pub struct RuntimeFlags {
-    /// The one way in which containers get their values at creation: `nri` (as the runtime's plugin),
-    /// `proxy` (as the hook server of koord-runtime-proxy) or `standalone` (after creation). Otherwise
-    /// `nri`, or `proxy` with --enable-nri-runtime-hook=false.
+    /// How containers get the hooks' values at creation: `nri` (as a plugin of the runtime), `proxy` (as the
+    /// hook server of koord-runtime-proxy) or `standalone` (after creation). Default: `nri`, or `proxy` with
+    /// --enable-nri-runtime-hook=false.
     #[arg(long, default_value = "")]
     pub runtime_hooks_mode: String,
-    /// True if `nri` is the mode where none is named.
+    /// Use `nri` if --runtime-hooks-mode is empty.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_nri_runtime_hook: bool,
-    /// What becomes of a container whose hook fails: `Ignore` (it is created as asked for) or `Fail`.
+    /// What happens to a container whose hook fails: `Ignore` (it is created as requested) or `Fail`.
     #[arg(long, default_value = "Ignore")]
     pub runtime_hooks_plugin_failure_policy: String,
-    /// Stages that are not served, with commas between.
+    /// Hook stages to disable, separated by commas.
     #[arg(long, default_value = "", value_delimiter = ',')]
     pub runtime_hooks_disable_stages: Vec<String>,
-    /// Kind of the hook server's socket: `unix`.
+    /// Network of the hook server's socket: `unix`.
     #[arg(long, default_value = "unix")]
     pub runtime_hooks_network: String,
-    /// Where the hook server listens; /host-var-run-koordlet/koordlet.sock in dsMode, else
+    /// Listen address of the hook server. Default: /host-var-run-koordlet/koordlet.sock in dsMode, else
     /// --runtime-hooks-host-endpoint.
     #[arg(long, value_parser = path)]
     pub runtime_hooks_addr: Option<PathBuf>,
-    /// Where koord-runtime-proxy finds that socket.
+    /// Path of that socket as koord-runtime-proxy sees it.
     #[arg(long, default_value = "/var/run/koordlet/koordlet.sock")]
     pub runtime_hooks_host_endpoint: String,
-    /// What koord-runtime-proxy does when the hook server does not answer: `Ignore` or `Fail`.
+    /// What koord-runtime-proxy does if the hook server does not respond: `Ignore` or `Fail`.
     #[arg(long, default_value = "Ignore")]
     pub runtime_hooks_failure_policy: String,
-    /// Directory of hook servers' registrations; /host-etc-hookserver/ in dsMode, else
+    /// Directory of hook server registrations. Default: /host-etc-hookserver/ in dsMode, else
     /// /etc/runtime/hookserver.d.
     #[arg(long, value_parser = path)]
     pub runtime_hooks_config_path: Option<PathBuf>,
-    /// The host's /var/run; /host-var-run/ in dsMode, else /var/run/.
+    /// The host's /var/run. Default: /host-var-run/ in dsMode, else /var/run/.
     #[arg(long, value_parser = path)]
     pub var_run_root_dir: Option<PathBuf>,
     /// The runtime's NRI socket below --var-run-root-dir.
     #[arg(long, default_value = "nri/nri.sock")]
     pub runtime_hooks_nri_socket_path: PathBuf,
-    /// The plugin's name.
+    /// Name of the NRI plugin.
     #[arg(long, default_value = "koordlet_nri")]
     pub runtime_hooks_nri_plugin_name: String,
-    /// The plugin's place among others: two digits.
+    /// Index of the NRI plugin, which orders it among others: two digits.
     #[arg(long, default_value = "00")]
     pub runtime_hooks_nri_plugin_index: String,
-    /// How long the runtime may take to answer the registration; at least 5s.
+    /// Timeout of the registration at the runtime; at least 5s.
     #[arg(long, default_value = "6s", value_parser = duration)]
     pub runtime_hooks_nri_connect_timeout: Duration,
-    /// Before the second attempt to reach the runtime; doubled for each one more.
+    /// Delay before the second attempt to connect to the runtime; doubled for each further attempt.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub runtime_hooks_nri_backoff_duration: Duration,
-    /// The longest time between two attempts; at most 30s.
+    /// Maximum delay between two attempts; at most 30s.
     #[arg(long, default_value = "1281023h53m38.427387903s", value_parser = duration)]
     pub runtime_hooks_nri_backoff_cap: Duration,
 }
 
 impl RuntimeFlags {
-    /// Where the host's /var/run, the hook server's socket and the registrations are.
+    /// Returns the paths of the host's /var/run, the hook server's socket and the registrations.
     pub(super) fn locations(&self, mode: AgentMode) -> [PathBuf; 3] {
         let usual = match mode {
             AgentMode::DaemonSet => [
@@ -203,74 +203,72 @@ impl RuntimeFlags {
     }
 }
 
-/// Where pods come from.
+/// Flags of the pod source and of reports.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Pods and reports")]
 pub struct ReportFlags {
-    /// Where pods come from: `kubelet` or `apiserver`.
+    /// Source of pods: `kubelet` or `apiserver`.
     #[arg(long, default_value = "kubelet")]
     pub pod_source: String,
-    /// URL of the kubelet; made from the Node object otherwise. Not used where pods come from the
-    /// API server.
+    /// URL of the kubelet. Default: built from the Node object. Unused with pods from the API server.
     #[arg(long, default_value = "")]
     pub kubelet_url: String,
-    /// Address type of the Node object to reach the kubelet by.
+    /// Type of the Node's address to use for the kubelet.
     #[arg(long, default_value = "InternalIP")]
     pub kubelet_preferred_address_type: String,
-    /// Time between two reads of the kubelet's pods; 0 never reads them.
+    /// Time between two reads of the kubelet's pods; 0 disables them.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub kubelet_sync_interval: Duration,
-    /// How long one read may take.
+    /// Timeout of one read.
     #[arg(long, default_value = "3s", value_parser = duration)]
     pub kubelet_sync_timeout: Duration,
-    /// Read the kubelet's read-only port over plain HTTP.
+    /// Use the kubelet's read-only port, over plain HTTP.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_insecure_tls: bool,
     /// The kubelet's read-only port.
     #[arg(long, default_value_t = 10255)]
     pub kubelet_read_only_port: u16,
-    /// PEM file with the authority of the kubelet's certificate, or with the certificate; the cluster's
-    /// authority and the files in `pki` below the kubelet's directory otherwise.
+    /// PEM file with the certificate authority or the certificate of the kubelet. Default: the cluster's
+    /// authority and the files in `pki` below the kubelet's directory.
     #[arg(long, default_value = "")]
     pub kubelet_certificate_authority: String,
-    /// True if the kubelet's certificate is verified.
+    /// Verify the kubelet's certificate.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_verify_certificate: bool,
-    /// Do not ask the kubelet for its configuration.
+    /// Do not query the kubelet's configuration.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_query_kubelet_config: bool,
-    /// Between two looks at what has changed of the NodeResourceTopology and of the
-    /// devices; 0 never looks.
+    /// Time between two checks of the NodeResourceTopology and of the devices for changes; 0 disables both.
     #[arg(long, default_value = "3s", value_parser = super::duration)]
     pub node_topology_sync_interval: Duration,
-    /// Whose the zones of the NodeResourceTopology are: `koordinator`, `annotations-only` (an
-    /// exporter's such as nfd-topology-updater), or `auto`, which leaves them to an exporter that has
-    /// left a fingerprint of the pods, or to `--topology-exporter`.
+    /// Owner of the zones of the NodeResourceTopology: `koordinator`, `annotations-only` (an exporter such as
+    /// nfd-topology-updater), or `auto`, which leaves them to an exporter that has left a fingerprint of the
+    /// pods, or to `--topology-exporter`.
     #[arg(long, default_value = "auto")]
     pub node_topology_mode: String,
-    /// True if the NodeResourceTopology says what is free in each NUMA node, as the kubelet's PodResources
-    /// service lists it: instead of nfd-topology-updater, and never beside it.
+    /// Report the free resources of each NUMA node, as listed by the kubelet's PodResources service, in the
+    /// NodeResourceTopology. Replaces nfd-topology-updater; never run both.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub topology_exporter: bool,
-    /// Time between two looks at what the kubelet lists that no change asks for; 0 is never.
+    /// Time between two periodic scans of the kubelet's lists; 0 disables them.
     #[arg(long, default_value = "60s", value_parser = super::duration)]
     pub topology_exporter_interval: Duration,
-    /// True if NodeMetric is reported.
+    /// Report NodeMetric.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_node_metric_report: bool,
 }
 
-/// Devices.
+/// Flags of devices.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Devices (gates Accelerators and RDMADevices)")]
 pub struct DeviceFlags {
-    /// Where vendors' tools describe their accelerators in files.
+    /// Directory of files in which vendors' tools describe their accelerators.
     #[arg(long, default_value = "/var/run/koordlet/xpu-device-infos/", value_parser = path)]
     pub xpu_device_infos_dir: PathBuf,
-    /// Report the accelerators of these files only, also where there are none.
+    /// Report only the accelerators of these files, even if there are none.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub xpu_enforce_collect_from_device_infos: bool,
-    /// NVIDIA's library: its path, or its name where the loader finds it.
+    /// NVIDIA's library: its path, or a name that the loader can resolve.
     #[arg(long, default_value = koord_host::nvml::LIBRARY)]
     pub nvml_library: PathBuf,
     /// HAMi-core's library on the host, for containers that share a GPU through it (gate GPUEnvInject).
@@ -278,127 +276,127 @@ pub struct DeviceFlags {
     pub hami_core_library_directory_path: String,
 }
 
-/// Collectors.
+/// Flags of collectors.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Collectors")]
 pub struct CollectorFlags {
-    /// Where samples are kept over a restart.
+    /// Directory in which samples are kept across restarts.
     #[arg(long, default_value = "/metric-data/")]
     pub tsdb_path: PathBuf,
     /// Time between two samples; at least one second.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_res_used_interval: Duration,
-    /// Between two readings of the CPU topology.
+    /// Time between two reads of the CPU topology.
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub collect_node_cpu_info_interval: Duration,
-    /// Between two readings of the local disks.
+    /// Time between two reads of the local disks.
     #[arg(long, default_value = "1s", value_parser = duration)]
     pub collect_node_storage_info_interval: Duration,
-    /// Between two readings of pressure.
+    /// Time between two reads of pressure.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub psi_collector_interval: Duration,
-    /// From the end of a window of performance counters to the next (with gate CPICollector).
+    /// Time from the end of one window of performance counters to the next (with gate CPICollector).
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub cpi_collector_interval: Duration,
-    /// How long such a window is.
+    /// Length of such a window.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub collect_cpi_timewindow: Duration,
-    /// Also measure memory with page cache.
+    /// Also collect memory usage with page cache.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_pagecache_collector: bool,
-    /// Count the packets that services send, with eBPF: CPU time per packet shows the pressure guard
-    /// harm through memory bandwidth and caches. Needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
+    /// Count the packets that services send, with eBPF: CPU time per packet shows the pressure guard harm
+    /// through memory bandwidth and caches. Needs CAP_BPF and CAP_NET_ADMIN, or CAP_SYS_ADMIN.
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_packet_collector: bool,
     /// Monitor cache and memory bandwidth by QoS class (with gate ResctrlCollector).
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub enable_resctrl_collector: bool,
-    /// Between two readings of these.
+    /// Time between two reads of cache and memory bandwidth.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub resctrl_collector_interval: Duration,
 }
 
-/// Strategies.
+/// Flags of strategies.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Strategies")]
 pub struct QosFlags {
-    /// Between two reconciles of memory QoS and its like, in seconds; 0 switches them off.
+    /// Time between two reconciles of memory QoS and similar strategies, in seconds; 0 disables them.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub reconcile_interval_seconds: u64,
-    /// Between two decisions of CPU suppression, in seconds; 0 switches it off.
+    /// Time between two decisions of CPU suppression, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_suppress_interval_seconds: u64,
-    /// Between two decisions of eviction for CPU, in seconds; 0 switches it off.
+    /// Time between two decisions of eviction for CPU, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_evict_interval_seconds: u64,
-    /// Between two decisions of eviction for memory, in seconds; 0 switches it off.
+    /// Time between two decisions of eviction for memory, in seconds; 0 disables it.
     #[arg(long, default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     pub memory_evict_interval_seconds: u64,
-    /// Pause between two rounds of eviction for memory, in seconds.
+    /// Pause after an eviction for memory, in seconds.
     #[arg(long, default_value = "4", value_parser = seconds, allow_negative_numbers = true)]
     pub memory_evict_cool_time_seconds: u64,
-    /// Pause between two rounds of eviction for CPU, in seconds.
+    /// Pause after an eviction for CPU, in seconds.
     #[arg(long, default_value = "20", value_parser = seconds, allow_negative_numbers = true)]
     pub cpu_evict_cool_time_seconds: u64,
-    /// The same as --eviction-mode=api.
+    /// Same as --eviction-mode=api.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub only_evict_by_api: bool,
-    /// How pods are evicted: `api-then-kill` kills where the API server does not answer or fails,
-    /// `api` never does, `kill` does not ask.
+    /// How pods are evicted: `api-then-kill` kills their processes if the API server fails or does not
+    /// respond, `api` never kills, `kill` does not call the API server.
     #[arg(long, default_value = "api-then-kill")]
     pub eviction_mode: String,
-    /// How batch work is suppressed: `pressure` or `upstream`.
+    /// Mode of CPU suppression for batch work: `pressure` or `upstream`.
     #[arg(long, default_value = "pressure")]
     pub cpu_suppress_mode: String,
-    /// Give batch pods' own groups the idle policy.
+    /// Set the idle policy on batch pods' own cgroups.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub be_pod_cpu_idle: bool,
-    /// Bring back, on a clean stop, what was in the kernel's files before this agent wrote them.
+    /// On a clean stop, restore the values that the kernel's files had before this agent changed them.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub restore_on_stop: bool,
-    /// Between two looks at pods' values, by the hooks' reconciler.
+    /// Time between two checks of pods' values by the hooks' reconciler.
     #[arg(long, default_value = "10s", value_parser = duration)]
     pub runtime_hooks_reconcile_interval: Duration,
-    /// Leave the CFS quota of pods with CPU sets alone.
+    /// Do not change the CFS quota of pods with CPU sets.
     #[arg(long, default_value_t = false, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub disable_unset_cpu_quota: bool,
-    /// Values are written again after this time, in seconds.
+    /// Time after which unchanged values are written again, in seconds.
     #[arg(long, default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     pub resource_force_update_seconds: u64,
 }
 
-/// The audit log.
+/// Flags of the audit log.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Audit (gates AuditEvents and AuditEventsHTTPHandler)")]
 pub struct AuditFlags {
-    /// Where the audit log is written.
+    /// Directory of the audit log.
     #[arg(long, default_value = "/var/log/koordlet")]
     pub audit_log_dir: PathBuf,
-    /// Audit records above this level are dropped; 0 keeps all.
+    /// Highest level of recorded audit events; 0 records all.
     #[arg(long, default_value_t = 3)]
     pub audit_verbose: u8,
-    /// Disk space of the audit log, in MiB.
+    /// Maximum disk space of the audit log, in MiB.
     #[arg(long, default_value_t = 16)]
     pub audit_max_disk_space_mb: u64,
-    /// How many may page through the events at once.
+    /// Maximum number of clients that page through the events at once.
     #[arg(long, default_value_t = 4)]
     pub audit_max_concurrent_readers: usize,
-    /// Largest page of audit events.
+    /// Maximum size of a page of audit events.
     #[arg(long, default_value_t = 2048)]
     pub audit_max_events_limit: usize,
 }
 
-/// The predictor.
+/// Flags of the predictor.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Prediction")]
 pub struct PredictionFlags {
-    /// Where the predictor keeps its models.
+    /// Directory of the predictor's models.
     #[arg(long, default_value = "/prediction-checkpoints")]
     pub prediction_checkpoint_filepath: PathBuf,
-    /// Younger pods count with their request.
+    /// Age below which a pod counts with its request.
     #[arg(long, default_value = "24h", value_parser = duration)]
     pub prediction_cold_start_duration: Duration,
-    /// Added to every forecast, in percent.
+    /// Margin added to every forecast, in percent.
     #[arg(long, default_value_t = 10)]
     pub prediction_safety_margin_percent: i64,
     /// Half-life of memory samples.
@@ -407,16 +405,16 @@ pub struct PredictionFlags {
     /// Half-life of CPU samples.
     #[arg(long, default_value = "12h", value_parser = duration)]
     pub prediction_cpu_histogram_decay_halflife: Duration,
-    /// Between two training steps.
+    /// Time between two training steps.
     #[arg(long, default_value = "1m", value_parser = duration)]
     pub prediction_training_interval: Duration,
-    /// Models not trained for this long are dropped.
+    /// Time without training after which a model is dropped.
     #[arg(long, default_value = "30m", value_parser = duration)]
     pub prediction_model_expiration_duration: Duration,
-    /// Models are saved this often.
+    /// Time between two saves of a model.
     #[arg(long, default_value = "10m", value_parser = duration)]
     pub prediction_model_checkpoint_interval: Duration,
-    /// Models saved at once.
+    /// Maximum number of models to save per step.
     #[arg(long, default_value_t = 12)]
     pub prediction_model_checkpoint_max_per_step: usize,
 }

@@ -1,24 +1,25 @@
-//! Upstream's flags that have no effect here, and why. Accepted, so that its manifests work.
+//! Upstream's flags that have no effect here, with the reason. They are accepted so that upstream's manifests
+//! work.
 
-/// A flag without effect.
+/// An accepted flag without effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IgnoredFlag {
-    /// Its name.
+    /// Name of the flag.
     pub name: &'static str,
-    /// Upstream's default.
+    /// Upstream's default value.
     pub default: &'static str,
-    /// Why it has no effect.
+    /// Reason why the flag has no effect.
     pub why: &'static str,
 }
 
 macro_rules! inert {
     ($($why:literal: { $($field:ident $name:literal = $default:literal;)+ })+) => {
-        /// All of them.
+        /// All ignored flags.
         pub const IGNORED_FLAGS: &[IgnoredFlag] = &[$($(
             IgnoredFlag { name: $name, default: $default, why: $why },
         )+)+];
 
-        /// The flags as clap takes them.
+        /// The ignored flags in clap's form.
         #[derive(Debug, Clone, clap::Args)]
         #[command(next_help_heading = "Accepted, without effect")]
         pub struct Flags {
@@ -34,7 +35,7 @@ macro_rules! inert {
         }
 
         impl Flags {
-            /// Those that were given.
+            /// Returns the ignored flags that are set on the command line.
             #[must_use]
             pub fn set_flags(&self) -> Vec<IgnoredFlag> {
                 let values = [$($(&self.$field,)+)+];
@@ -89,10 +90,10 @@ inert! {
         tsdb_max_block_duration "tsdb-max-block-duration" = "10m";
         tsdb_head_chunks_write_buffer_size "tsdb-head-chunks-write-buffer-size" = "1048576";
     }
-    "there are no strategies beside those of the table": {
+    "there are no other strategies than those of the table": {
         qos_extension_plugins "qos-extension-plugins" = "";
     }
-    "attempts to reach the runtime go on for ever, each after twice the time of the last": {
+    "attempts to connect to the runtime continue forever, each after twice the time of the last": {
         runtime_hooks_nri_backoff_steps "runtime-hooks-nri-backoff-steps" = "2147483647";
         runtime_hooks_nri_backoff_factor "runtime-hooks-nri-backoff-factor" = "2";
     }

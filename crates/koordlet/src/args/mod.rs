@@ -1,7 +1,7 @@
 //! Command-line flags, with upstream's names and defaults.
 //!
-//! Go's forms (`-flag=value`, `--flag value`, `--bool=false`) are normalised before clap sees them.
-//! Flags that have no effect here are accepted and named at start: [`inert::IGNORED_FLAGS`].
+//! Go's forms (`-flag=value`, `--flag value`, `--bool=false`) are normalized before clap parses them. Flags
+//! that have no effect here are accepted and logged at start: [`inert::IGNORED_FLAGS`].
 
 pub mod groups;
 pub mod inert;
@@ -31,7 +31,7 @@ use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The file of samples in `--tsdb-path`.
+/// Name of the file of samples in `--tsdb-path`.
 const SNAPSHOT: &str = "koordlet-samples";
 
 /// The flags of the `koordlet` daemon.
@@ -41,10 +41,10 @@ pub struct Args {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
-    /// Kubeconfig; the service account or $KUBECONFIG otherwise.
+    /// Kubeconfig. Default: the service account or $KUBECONFIG.
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
-    /// Where health, metrics and audit events are served.
+    /// Listen address for health, metrics and audit events.
     #[arg(long, default_value = ":9316", value_parser = address)]
     pub addr: Bind,
     /// Requests per second to the API server.
@@ -53,34 +53,34 @@ pub struct Args {
     /// Burst of requests to the API server.
     #[arg(long, default_value_t = 30)]
     pub kube_api_burst: u32,
-    /// Features, such as `AllAlpha=true,BECPUSuppress=false`.
+    /// Feature gates, such as `AllAlpha=true,BECPUSuppress=false`.
     #[arg(long, default_value = "")]
     pub feature_gates: String,
-    /// Real-time priority of the agent's loop, 1-99; 0 is normal.
+    /// Real-time priority of the agent's main loop, 1-99; 0 is normal scheduling.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=99))]
     pub realtime_priority: u8,
-    /// The machine.
+    /// Flags of the machine.
     #[command(flatten)]
     pub system: groups::MachineFlags,
-    /// Where pods come from.
+    /// Flags of the pod source and of reports.
     #[command(flatten)]
     pub states: groups::ReportFlags,
-    /// Collectors.
+    /// Flags of collectors.
     #[command(flatten)]
     pub collectors: groups::CollectorFlags,
-    /// Strategies.
+    /// Flags of strategies.
     #[command(flatten)]
     pub qos: groups::QosFlags,
-    /// The container runtime.
+    /// Flags of the container runtime's hooks.
     #[command(flatten)]
     pub runtime: groups::RuntimeFlags,
-    /// Devices.
+    /// Flags of devices.
     #[command(flatten)]
     pub devices: groups::DeviceFlags,
-    /// The audit log.
+    /// Flags of the audit log.
     #[command(flatten)]
     pub audit: groups::AuditFlags,
-    /// The predictor.
+    /// Flags of the predictor.
     #[command(flatten)]
     pub prediction: groups::PredictionFlags,
     /// Flags of upstream that have no effect here.
@@ -88,7 +88,7 @@ pub struct Args {
     pub inert: inert::Flags,
 }
 
-/// An address to listen on; none serves nothing.
+/// Listen address. `None` disables the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bind(pub Option<SocketAddr>);
 
@@ -102,7 +102,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     flags::duration(text).map_err(|error| error.to_string())
 }
 
-/// Whole seconds; negative ones are none, as for upstream.
+/// Parses whole seconds. Negative values count as 0, as in upstream.
 fn seconds(text: &str) -> Result<u64, String> {
     let seconds: i64 = text
         .parse()
@@ -110,7 +110,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     Ok(u64::try_from(seconds).unwrap_or(0))
 }
 
-/// Returns a directory; an empty one would be the working directory.
+/// Parses a directory. An empty text is invalid, because it would mean the working directory.
 fn path(text: &str) -> Result<PathBuf, String> {
     if text.is_empty() {
         return Err("a directory must be named".to_owned());
@@ -118,7 +118,7 @@ fn path(text: &str) -> Result<PathBuf, String> {
     Ok(text.into())
 }
 
-/// A flag that cannot be used.
+/// Errors of the agent's command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
     /// `--feature-gates`.
@@ -154,24 +154,24 @@ pub enum ArgsError {
     /// `--runtime-hooks-mode`.
     #[error(transparent)]
     Delivery(#[from] runtime::UnknownHooksMode),
-    /// A flag of the container runtime.
+    /// A flag of the container runtime's hooks has an invalid value.
     #[error("{flag} {why}")]
     Runtime {
-        /// The flag.
+        /// Name of the flag.
         flag: &'static str,
-        /// What is wrong with its value.
+        /// Reason why the value is invalid.
         why: String,
     },
-    /// A directory or group.
+    /// A directory or cgroup is invalid.
     #[error(transparent)]
     Host(#[from] HostError),
 }
 
 impl Args {
-    /// Returns the options these flags ask for. Opens the audit log and looks at the cgroup mounts.
+    /// Returns the agent's options by these flags. Opens the audit log and reads the cgroup mounts.
     ///
     /// # Errors
-    /// Names the flag and its value.
+    /// Names the invalid flag and its value.
     pub fn options(&self) -> Result<Options, ArgsError> {
         let gates: Gates = self.feature_gates.parse()?;
         let root = Root::with_dirs(self.system.dirs()?)?;
@@ -259,7 +259,7 @@ impl Args {
             fingerprint: true,
             exclude: BTreeSet::new(),
             publish: true,
-            // What it has written itself, in another mode.
+            // koordlet's own zones, written in another mode.
             take_over: exporter::TakeOver::From(node_topology::FIELD_MANAGER),
         })
     }
@@ -288,7 +288,7 @@ impl Args {
             "kubelet" => Ok(PodSource::Kubelet(kubelet)),
             "apiserver" => {
                 if let Some(url) = kubelet.url {
-                    let why = "the kubelet is not asked: pods come from the API server";
+                    let why = "pods come from the API server";
                     tracing::warn!(flag = "kubelet-url", url, why, "flag without effect");
                 }
                 Ok(PodSource::ApiServer)
@@ -304,7 +304,7 @@ impl Args {
             self.states.topology_exporter,
         ) {
             (TopologyMode::Koordinator, true) => return Err(ArgsError::TwoOwners),
-            // Also before the first report is there, which would tell.
+            // The exporter's first report does not exist yet, so `auto` could not detect it.
             (TopologyMode::Auto, true) => TopologyMode::AnnotationsOnly,
             (mode, _) => mode,
         };
@@ -341,7 +341,7 @@ impl Args {
         };
         let policy = |flag, text: &str| -> Result<runtime::Policy, ArgsError> {
             text.parse()
-                .map_err(|error: runtime::UnknownPolicy| wrong(flag, &error))
+                .map_err(|error: runtime::UnknownPolicy| flag_error(flag, &error))
         };
         let mode = match flags.runtime_hooks_mode.as_str() {
             "" if flags.enable_nri_runtime_hook => runtime::Mode::Nri,
@@ -359,7 +359,7 @@ impl Args {
                 tracing::warn!(
                     flag = "runtime-hooks-disable-stages",
                     stage,
-                    "no such stage"
+                    "ignoring unknown stage"
                 );
             }
         }
@@ -408,7 +408,7 @@ impl Args {
         let read = gates.is_on(Gate::AuditEventsHTTPHandler);
         audit::Log::open(audit::Config {
             verbose: audit.audit_verbose,
-            // Where nobody can read them, few are enough.
+            // Without the HTTP handler, events cannot be read back, so few suffice.
             capacity: if read {
                 audit.audit_max_events_limit
             } else {

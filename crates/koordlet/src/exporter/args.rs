@@ -1,4 +1,4 @@
-//! The command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
+//! Command line of `koord topology-exporter`, with the names and defaults of nfd-topology-updater.
 
 use super::{ConfigSource, SOCKET, Settings, TakeOver};
 use crate::states::kubelet::{Kubelet, kubelet_trust};
@@ -18,57 +18,57 @@ use std::time::Duration;
 #[command(
     name = "koord-topology-exporter",
     version,
-    about = "Says in a NodeResourceTopology what is free in each NUMA node of this machine"
+    about = "Reports the free resources of each NUMA node of this machine in a NodeResourceTopology"
 )]
 pub struct Args {
     /// Name of this node
     #[arg(long, env = "NODE_NAME", default_value = "")]
     pub node_name: String,
-    /// Kubeconfig; the service account or $KUBECONFIG otherwise
+    /// Kubeconfig; default: the service account or $KUBECONFIG
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
-    /// Port of health and metrics; 0 is none
+    /// Port for health and metrics; 0 disables it
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
-    /// Time between two looks that nothing asks for, as a Go duration; 0 is never
+    /// Time between two periodic scans, as a Go duration; 0 disables them
     #[arg(long, default_value = "60s", value_parser = duration)]
     pub sleep_interval: Duration,
     /// Socket of the kubelet's PodResources service
     #[arg(long, default_value = SOCKET)]
     pub podresources_socket: PathBuf,
-    /// The kubelet's directory, whose changes ask for a look; empty has none do so
+    /// The kubelet's directory, whose changes trigger a scan; empty disables the watch
     #[arg(long, default_value = "/var/lib/kubelet")]
     pub kubelet_state_dir: String,
-    /// The kubelet's configuration, as file:///path or https://host:port/configz; empty asks the kubelet
-    /// at the address that its Node names
+    /// The kubelet's configuration, as file:///path or https://host:port/configz; if empty, it is requested
+    /// from the kubelet at the address in its Node
     #[arg(long, default_value = "")]
     pub kubelet_config_uri: String,
-    /// File of a token that the kubelet accepts; the service account's otherwise
+    /// File with a token that the kubelet accepts; default: the service account's token
     #[arg(long, default_value = "")]
     pub api_auth_token_file: String,
-    /// PEM file with the authority of the kubelet's certificate, or with the certificate; the cluster's
-    /// authority and the files in pki below --kubelet-state-dir otherwise
+    /// PEM file with the certificate authority or the certificate of the kubelet; default: the cluster's
+    /// authority and the files in pki below --kubelet-state-dir
     #[arg(long, default_value = "")]
     pub kubelet_certificate_authority: String,
-    /// True if the kubelet's certificate is verified
+    /// Verify the kubelet's certificate
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub kubelet_verify_certificate: bool,
-    /// True if to say which pods were counted
+    /// Report a fingerprint of the counted pods
     #[arg(long, default_value_t = true, action = Set, num_args = 0..=1, default_missing_value = "true")]
     pub pods_fingerprint: bool,
-    /// Accepted as "*" only: who leaves pods out reports CPUs as free that are not
+    /// Only "*" is accepted: an exporter that skips pods reports CPUs as free that are not
     #[arg(long, default_value = "*")]
     pub watch_namespace: String,
-    /// File with resources that are not reported: excludeList, by node name or *
+    /// File that lists resources to exclude from the report: excludeList, by node name or *
     #[arg(long, default_value = "")]
     pub config: String,
-    /// Write nothing, log what is found
+    /// Write nothing, only log the report
     #[arg(long)]
     pub no_publish: bool,
-    /// Look and write once
+    /// Scan and write once, then exit
     #[arg(long)]
     pub oneshot: bool,
-    /// Write also where another exporter has written
+    /// Write even if another exporter has written the object
     #[arg(long)]
     pub take_over: bool,
     /// Root of sysfs
@@ -80,23 +80,23 @@ fn duration(text: &str) -> Result<Duration, String> {
     flags::duration(text).map_err(|error| error.to_string())
 }
 
-/// A flag that cannot be used.
+/// Errors of the exporter's command line.
 #[derive(Debug, thiserror::Error)]
 pub enum ExporterArgsError {
-    /// A flag and what is wrong with its value.
+    /// A flag has an invalid value.
     #[error("--{flag}: {why}")]
     Flag {
-        /// The flag.
+        /// Name of the flag.
         flag: &'static str,
-        /// What is wrong with its value.
+        /// Reason why the value is invalid.
         why: String,
     },
-    /// The kernel's directories.
+    /// A directory of the kernel is invalid.
     #[error(transparent)]
     Host(#[from] HostError),
 }
 
-/// The file of `--config`.
+/// Content of the file of `--config`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Exclusions {
@@ -105,10 +105,10 @@ struct Exclusions {
 }
 
 impl Args {
-    /// Checks everything, reads the file of `--config`, and makes settings of it.
+    /// Validates the flags, reads the file of `--config`, and returns the exporter's settings.
     ///
     /// # Errors
-    /// Names the flag and its value.
+    /// Names the invalid flag and its value.
     pub fn settings(&self) -> Result<(Settings, Root), ExporterArgsError> {
         let flag_error = |flag, why: String| ExporterArgsError::Flag { flag, why };
         if self.node_name.is_empty() {
@@ -121,7 +121,7 @@ impl Args {
         }
         let non_empty = |path: &str| Some(PathBuf::from(path)).filter(|_| !path.is_empty());
         if self.sleep_interval.is_zero() && non_empty(&self.kubelet_state_dir).is_none() {
-            let why = "is 0, and without --kubelet-state-dir nothing would ever ask for a look";
+            let why = "is 0, and without --kubelet-state-dir nothing would trigger a scan";
             return Err(flag_error("sleep-interval", why.to_owned()));
         }
         let token = non_empty(&self.api_auth_token_file);
@@ -169,7 +169,7 @@ impl Args {
     }
 }
 
-/// Returns the resources that are not reported of `node`.
+/// Returns the resources that the exclude lists name for `node`.
 fn excluded(text: &str, node: &str) -> Result<BTreeSet<String>, String> {
     let exclusions: Exclusions = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     let lists = exclusions.exclude_list.into_iter();

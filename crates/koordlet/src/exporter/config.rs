@@ -1,4 +1,4 @@
-//! How the kubelet aligns: its configuration, from itself or from its file.
+//! The kubelet's topology alignment, read from its `/configz` endpoint or its configuration file.
 
 use crate::states::NodeInfo;
 use crate::states::kubelet::{Config, Kubelet, TOKEN, url_of};
@@ -13,40 +13,40 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an answer of the kubelet may take.
+/// Maximum time for a response of the kubelet.
 const KUBELET_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a kubelet's configuration is.
+/// Source of the kubelet's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConfigSource {
-    /// A KubeletConfiguration, as YAML or JSON.
+    /// A file with a KubeletConfiguration, as YAML or JSON.
     File(PathBuf),
-    /// The kubelet answers, at the address that its Node names.
+    /// The kubelet's `/configz`, at the address in its Node.
     Node(Kubelet),
-    /// The kubelet answers.
+    /// A given URL of the kubelet.
     Kubelet {
         /// Scheme, host and port.
         server: String,
-        /// Such as `/configz`.
+        /// URL path, such as `/configz`.
         path: String,
-        /// The file of a token that it accepts.
+        /// File with a token that the kubelet accepts.
         token: Option<PathBuf>,
-        /// How its certificate is verified.
+        /// Verification of the kubelet's certificate.
         trust: Trust,
     },
 }
 
 impl ConfigSource {
-    /// Reads `file:///path` or `https://host:10250/configz`.
+    /// Parses `file:///path` or `https://host:10250/configz`.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// Describes why the text is invalid.
     pub fn parse(text: &str, token: Option<PathBuf>, trust: Trust) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("file://") {
             let path = Path::new(path);
             return match path.is_absolute() {
                 true => Ok(Self::File(path.to_owned())),
-                false => Err(format!("{text:?} is no absolute path, as file:///path")),
+                false => Err(format!("{text:?} is not an absolute path such as file:///path")),
             };
         }
         let wrong = || format!("{text:?} is neither file:///path nor https://host:port/configz");
@@ -62,10 +62,10 @@ impl ConfigSource {
         }
     }
 
-    /// Policy and scope of the kubelet's topology manager, and what it reserves.
+    /// Reads the policy and the scope of the kubelet's topology manager, and its reserved resources.
     ///
     /// # Errors
-    /// When it cannot be read, or says something that no kubelet does.
+    /// Fails if the configuration cannot be read or has values that no kubelet accepts.
     pub async fn read(&self, api: &Client, node: &str) -> Result<Alignment, String> {
         match self {
             Self::Node(kubelet) => {
@@ -98,7 +98,7 @@ impl ConfigSource {
     }
 }
 
-/// Asks the kubelet.
+/// Requests the configuration from the kubelet at `server`.
 async fn configz(
     server: &str,
     path: &str,
@@ -118,21 +118,21 @@ async fn configz(
     alignment(&text).map_err(named)
 }
 
-/// How a kubelet aligns containers.
+/// The kubelet's alignment of containers to NUMA nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alignment {
     /// `topologyManagerPolicy`.
     pub policy: Policy,
     /// `topologyManagerScope`.
     pub scope: Scope,
-    /// What it reserves, and which of its managers are on.
+    /// Resources that the kubelet reserves, and which of its resource managers are enabled.
     pub reserved: Reserved,
 }
 
-/// What an answer of `/configz` says. Without a word the policy is none and the scope container.
+/// Returns the alignment that a response of `/configz` describes. Default: policy none, scope container.
 fn alignment(answer: &str) -> Result<Alignment, String> {
     let (config, malformed) = Config::read(answer).map_err(|error| error.to_string())?;
-    // A field that cannot be read is not one that is not there.
+    // A malformed field must not be treated as an absent one.
     const FIELDS: [&str; 5] = [
         ".topologyManager",
         ".cpuManagerPolicy",
@@ -176,7 +176,7 @@ fn alignment(answer: &str) -> Result<Alignment, String> {
     })
 }
 
-/// Returns a threshold of eviction in bytes, or in percent.
+/// Parses an eviction threshold: bytes, or percent.
 fn threshold(text: &str) -> Result<(u64, f64), String> {
     let wrong = || {
         format!(

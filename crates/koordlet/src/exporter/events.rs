@@ -1,35 +1,35 @@
-//! When the kubelet may list something else than before: it has written what it gave away, or pods came
-//! and went.
+//! Detects when the kubelet's resource lists may have changed: the kubelet has rewritten a checkpoint file,
+//! or pods were added or removed.
 
 use koord_host::watch::Files;
 use std::path::{Path, PathBuf};
 use tokio::io::unix::AsyncFd;
 
-/// Below the kubelet's directory: where what is kept of CPUs, memory, devices and pods changes. The
-/// first three are those that nfd-topology-updater looks at.
+/// Directories below the kubelet's directory, with the files to watch in each: they change with assignments
+/// of CPUs, memory and devices and with pods. nfd-topology-updater watches the first three files.
 const WATCHED_FILES: [(&str, &[&str]); 3] = [
     ("", &["cpu_manager_state", "memory_manager_state"]),
     ("device-plugins", &["kubelet_internal_checkpoint"]),
-    // A pod without anything for itself is in the fingerprint, too.
+    // Pods without exclusive resources count in the fingerprint, too.
     ("pods", &[]),
 ];
 
-/// The kubelet's directory under watch.
+/// Watch of the kubelet's directory.
 pub(super) struct Events {
     dir: PathBuf,
-    /// `None` where the kernel tells nothing.
+    /// `None` if inotify is not available or the watch has failed.
     files: Option<AsyncFd<Files>>,
 }
 
 impl Events {
-    /// Watches the kubelet's directory `dir`; without one, nothing ever happens.
+    /// Watches the kubelet's directory `dir`. Without one, there are no events.
     pub(super) fn new(dir: Option<&Path>) -> Self {
         let files = dir.and_then(|_| match open_watch() {
             Ok(files) => Some(files),
             Err(error) => {
                 tracing::warn!(
                     error,
-                    "the kubelet's files are not watched: the interval remains"
+                    "failed to watch kubelet files, scanning periodically only"
                 );
                 None
             }
@@ -42,18 +42,18 @@ impl Events {
         events
     }
 
-    /// Watches what was not there before. Twice is once.
+    /// Watches directories that did not exist before. Already watched ones are unchanged.
     pub(super) fn extend(&mut self) {
         let Some(files) = &mut self.files else { return };
         for (place, names) in WATCHED_FILES {
             let dir = self.dir.join(place);
             if let Err(error) = files.get_mut().add(&dir, names) {
-                tracing::debug!(%error, "a directory is not watched");
+                tracing::debug!(%error, "failed to watch directory");
             }
         }
     }
 
-    /// Waits until something has happened.
+    /// Waits for a change of a watched file.
     pub(super) async fn changed(&mut self) {
         let Some(files) = &mut self.files else {
             return std::future::pending().await;
@@ -71,7 +71,7 @@ impl Events {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "the kubelet's files are not watched any more");
+                    tracing::warn!(%error, "watch of kubelet files failed, scanning periodically only");
                     self.files = None;
                     return;
                 }

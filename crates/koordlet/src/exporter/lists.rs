@@ -1,4 +1,4 @@
-//! The kubelet's lists as shares of a machine.
+//! Conversion of the kubelet's resource lists to shares of a machine.
 
 use koord_api::quantity::Quantity;
 use koord_model::cpuset::CpuSet;
@@ -9,11 +9,11 @@ use koord_rpc::podresources::{
     TopologyInfo,
 };
 
-/// What of the lists makes no sense.
+/// Invalid entries of the kubelet's lists.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     pub(super) messages: Vec<String>,
-    /// True if what is free is not known for one of them.
+    /// True if the free resources of a zone cannot be determined.
     pub(super) is_contradictory: bool,
 }
 
@@ -24,7 +24,7 @@ impl Problems {
     }
 }
 
-/// Returns the resource of huge pages of so many bytes each: `hugepages-2Mi`.
+/// Returns the name of the resource for huge pages of `size` bytes, such as `hugepages-2Mi`.
 pub(super) fn huge_pages(size: u64) -> String {
     let size = Quantity::from_bytes(i64::try_from(size).unwrap_or(i64::MAX));
     format!("hugepages-{size}")
@@ -65,7 +65,7 @@ fn share(
     }
     for group in devices {
         let resource = &group.resource_name;
-        // Its plugin says so; nobody is given what is nowhere.
+        // Reported by the device plugin. Such devices are not assigned, so this is no contradiction.
         let (nodes, invalid) = mask(group.topology.as_ref(), resource);
         problems.messages.extend(invalid);
         all.devices.push(Devices {
@@ -77,7 +77,7 @@ fn share(
     all
 }
 
-/// Returns the NUMA nodes, and what is said of those that there cannot be.
+/// Returns the NUMA nodes of `topology`, and a message for each invalid one.
 fn mask(topology: Option<&TopologyInfo>, item: &str) -> (NumaMask, Vec<String>) {
     let nodes = topology.into_iter().flat_map(|topology| &topology.nodes);
     let mut invalid = Vec::new();

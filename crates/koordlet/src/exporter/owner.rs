@@ -1,31 +1,31 @@
-//! Whose the zones of a NodeResourceTopology are: two exporters of one node would write over each other
-//! for ever.
+//! The writer of a NodeResourceTopology's zones. Two exporters of one node would overwrite each other
+//! endlessly.
 
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 
-/// Who writes as an exporter, as the API server remembers it.
+/// Field manager of the exporter at the API server.
 pub const FIELD_MANAGER: &str = "koord-topology-exporter";
 
-/// Who puts resources into zones that others made: koord-manager, ours and upstream's.
+/// Field managers that add resources to existing zones: koord-manager of this project and upstream.
 const RESOURCE_WRITERS: [&str; 2] = ["koordinator-manager", "koord-manager"];
 
-/// What an exporter writes.
+/// Fields that an exporter writes.
 const FIELDS: [&str; 3] = ["f:zones", "f:attributes", "f:topologyPolicies"];
 
-/// Where an exporter writes though somebody else has written there.
+/// When the exporter overwrites content of another exporter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TakeOver {
-    /// Nowhere.
+    /// Never.
     #[default]
     Never,
-    /// Where who calls himself so has written.
+    /// If the content's field manager has this name.
     From(&'static str),
-    /// Everywhere.
+    /// Always.
     Always,
 }
 
-/// Who else has written zones, attributes or policies of `object`, if somebody has and there are some,
-/// and is not taken over from.
+/// Returns the name of another writer of `object`'s zones, attributes or policies. `None` if there is none,
+/// if the object has no zones and attributes, or if `take_over` allows to overwrite it.
 pub(super) fn other_writer(object: &NodeResourceTopology, take_over: TakeOver) -> Option<String> {
     if take_over == TakeOver::Always {
         return None;

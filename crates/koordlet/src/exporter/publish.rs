@@ -1,4 +1,4 @@
-//! Writing what was found into the node's NodeResourceTopology.
+//! Publication of a report in the node's NodeResourceTopology.
 
 use super::owner::{self, FIELD_MANAGER, TakeOver};
 use k8s_openapi::api::core::v1::Node;
@@ -10,19 +10,19 @@ use koord_kube::{Api, Client, patch};
 use koord_model::export::{Report, is_same, merged};
 use serde_json::json;
 
-/// What became of a report.
+/// Outcome of a successful publication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
-    /// That is what the object says already.
+    /// The object already has the report's content.
     Unchanged,
-    /// Written.
+    /// The object was written.
     Written,
 }
 
-/// Why a report is not in the object.
+/// Failure to publish a report.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PublishError {
-    /// Waiting does not help.
+    /// Another exporter writes the object. Waiting does not help.
     #[error(
         "NodeResourceTopology {node} is written by {other}: two exporters would write over each \
          other. Stop one of them; --take-over has this one write, and so has deleting the object"
@@ -46,19 +46,19 @@ pub(super) enum PublishError {
 }
 
 impl PublishError {
-    /// Returns whether somebody else was faster.
+    /// Returns whether another client has changed the object meanwhile.
     pub(super) fn is_conflict(&self) -> bool {
         matches!(self, Self::Object { source, .. } if patch::is_conflict(source))
     }
 
-    /// Returns whether it is worth trying again before something changes: another exporter's object changes
-    /// when that stops, or is deleted.
+    /// Returns whether a retry can succeed without another change. The object of another exporter is retried
+    /// once it changes or is deleted.
     pub(super) fn is_retryable(&self) -> bool {
         !matches!(self, Self::Taken { .. })
     }
 }
 
-/// Writes `report` about `node`, if the object says something else. What others keep in it stays.
+/// Writes `report` into the NodeResourceTopology of `node`, if it differs. Content of other writers is kept.
 pub(super) async fn publish(
     client: &Client,
     node: &str,
@@ -95,7 +95,7 @@ pub(super) async fn publish(
         let node = node.to_owned();
         return Err(PublishError::Taken { node, other });
     }
-    // Lists are written as a whole: not over what somebody wrote meanwhile.
+    // Lists are replaced as a whole, so the version guards against lost updates of other clients.
     let change = json!({
         "metadata": {"resourceVersion": before.metadata.resource_version},
         "topologyPolicies": after.topology_policies,
@@ -110,7 +110,8 @@ pub(super) async fn publish(
     written.map(|_| Published::Written).map_err(failed)
 }
 
-/// Returns the report goes when the node goes. It does not hold the node back: that takes another right.
+/// Returns an owner reference to the node, so that the report is deleted with it. It does not block the
+/// node's deletion, which would need another permission.
 async fn owner_of(client: &Client, node: &str) -> Result<OwnerReference, PublishError> {
     let api: Api<Node> = Api::all(client.clone());
     let node_object = api.get(node).await.map_err(|source| PublishError::Node {

@@ -1,4 +1,4 @@
-//! The exporter's loop.
+//! The exporter's main loop.
 
 use super::config::Alignment;
 use super::events::Events;
@@ -23,37 +23,37 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-/// From a change to the look at it: the kubelet writes several files for one pod.
+/// Delay from a change to the scan, because the kubelet writes several files for one pod.
 const SETTLE_DELAY: Duration = Duration::from_millis(100);
-/// Between two looks that changes ask for.
+/// Minimum time between two scans that changes trigger.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time until what could not be written is tried again; the first is [`MIN_INTERVAL`].
+/// Maximum delay of a retry after a failed write. The first delay is [`MIN_INTERVAL`].
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// What an exporter is told.
+/// Settings of an exporter.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The node's name.
     pub node: String,
     /// The socket of the kubelet's PodResources service.
     pub socket: PathBuf,
-    /// Between two looks that nothing asks for; zero is never.
+    /// Time between two periodic scans; zero disables them.
     pub interval: Duration,
-    /// The kubelet's directory, whose changes ask for a look; `None` has none do so.
+    /// The kubelet's directory, whose changes trigger a scan. `None` disables the watch.
     pub state_dir: Option<PathBuf>,
-    /// How the kubelet aligns.
+    /// Source of the kubelet's alignment configuration.
     pub kubelet: ConfigSource,
-    /// True if it is said which pods were counted.
+    /// True if the report has a fingerprint of the counted pods.
     pub fingerprint: bool,
-    /// Resources that are not reported.
+    /// Resources to exclude from the report.
     pub exclude: BTreeSet<String>,
-    /// True if anything is written; else it is logged.
+    /// True if the report is written; otherwise it is only logged.
     pub publish: bool,
-    /// Whether it writes where another exporter has written.
+    /// When to overwrite content of another exporter.
     pub take_over: TakeOver,
 }
 
-/// Why nothing was written.
+/// Reason why nothing was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{step}: {why}")]
 pub struct ExporterError {
@@ -61,7 +61,7 @@ pub struct ExporterError {
     why: String,
 }
 
-/// What an exporter counts.
+/// Metrics of an exporter.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     scans: IntCounterVec,
@@ -69,10 +69,10 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// When metrics of these names are registered.
+    /// Fails if metrics of these names are already registered.
     pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let counter = |name: &str, help: &str| {
             let vector = IntCounterVec::new(Opts::new(name, help), &["result"])?;
@@ -91,14 +91,14 @@ impl Metrics {
     }
 }
 
-/// What goes wrong, by what was tried, and what was logged of it.
+/// Current error of each failing step, and the throttling of its log.
 #[derive(Debug, Default)]
 struct StepErrors(
     BTreeMap<&'static str, String>,
     BTreeMap<&'static str, FailureLog>,
 );
 
-/// An exporter of one node.
+/// Topology exporter of one node.
 pub struct Exporter {
     settings: Settings,
     root: Root,
@@ -106,9 +106,9 @@ pub struct Exporter {
     recorder: Recorder,
     metrics: Metrics,
     errors: Arc<Mutex<StepErrors>>,
-    /// How the kubelet aligns, once that was read.
+    /// The kubelet's alignment. `None` until it was read.
     alignment: Option<Alignment>,
-    /// What the last look found; `None` if it did not succeed.
+    /// Report of the last scan. `None` if it failed.
     report: Option<Report>,
 }
 
@@ -127,7 +127,8 @@ const LISTS_STEP: &str = "PodResources";
 const WRITE_STEP: &str = "publication";
 
 impl Exporter {
-    /// Returns an exporter that has not looked yet. What stops it from writing becomes an event of the node.
+    /// Returns an exporter that has not scanned yet. Errors that prevent it from writing become events of the
+    /// node.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -152,7 +153,7 @@ impl Exporter {
         }
     }
 
-    /// Whether what was found last is what the API server has; `Err` says why not.
+    /// Returns a health check: `Ok` if the last report is published, otherwise the reason.
     pub fn health(&self) -> impl Fn() -> Result<(), String> + Send + Sync + 'static {
         let errors = self.errors.clone();
         move || match errors.lock().0.first_key_value() {
@@ -161,10 +162,10 @@ impl Exporter {
         }
     }
 
-    /// Looks and writes once.
+    /// Scans and writes once.
     ///
     /// # Errors
-    /// Why nothing was written.
+    /// Returns the reason why nothing was written.
     pub async fn once(mut self) -> Result<Published, ExporterError> {
         self.configure().await;
         self.scan().await;
@@ -176,8 +177,8 @@ impl Exporter {
         }
     }
 
-    /// Looks whenever the interval is over or the kubelet's files change, and writes what differs from
-    /// the object, also when somebody else changed or deleted that. Ends with `stop`.
+    /// Scans after each interval and whenever the kubelet's files change, and writes the report if the object
+    /// differs from it, also after another client changed or deleted the object. Ends with `stop`.
     pub async fn run(mut self, stop: CancellationToken) {
         let scope = Scope {
             fields: Some(format!("metadata.name={}", self.settings.node)),
@@ -235,20 +236,25 @@ impl Exporter {
         }
     }
 
-    /// Tells what stands in the way of a step, once, and once that it does not any more.
+    /// Records the outcome of a step. Logs the start and the end of a failure, and creates an event for each
+    /// new error.
     fn record_step(&self, step: &'static str, outcome: Result<(), String>) {
         let mut errors = self.errors.lock();
         match outcome {
             Ok(()) => {
                 errors.1.remove(step);
                 if let Some(was) = errors.0.remove(step) {
-                    tracing::info!(step, was, "topology exporter: this works now");
+                    tracing::info!(step, was, "topology exporter step recovered");
                 }
             }
             Err(why) => {
                 let is_same = errors.0.insert(step, why.clone()).as_ref() == Some(&why);
                 if errors.1.entry(step).or_default().record(&why) {
-                    tracing::warn!(step, why, "topology exporter: nothing is published");
+                    tracing::warn!(
+                        step,
+                        why,
+                        "topology exporter step failed, publishing nothing"
+                    );
                 }
                 if is_same {
                     return;
@@ -268,7 +274,7 @@ impl Exporter {
         }
     }
 
-    /// Asks how the kubelet aligns. What it said before stands until it says something else.
+    /// Reads the kubelet's alignment. After a failure, the last known one stays in use.
     async fn configure(&mut self) {
         let (source, node) = (&self.settings.kubelet, &self.settings.node);
         match source.read(&self.client, node).await {
@@ -277,13 +283,16 @@ impl Exporter {
                 self.record_step(CONFIG_STEP, Ok(()));
             }
             Err(error) if self.alignment.is_some() => {
-                tracing::debug!(error, "the kubelet's configuration is not told anew");
+                tracing::debug!(
+                    error,
+                    "failed to refresh kubelet configuration, keeping last"
+                );
             }
             Err(error) => self.record_step(CONFIG_STEP, Err(error)),
         }
     }
 
-    /// Looks at the machine and at the kubelet's lists.
+    /// Reads the machine's NUMA nodes and the kubelet's lists into the report.
     async fn scan(&mut self) {
         let report = self.collect_report().await;
         let result = if report.is_ok() { "ok" } else { "error" };
@@ -306,10 +315,10 @@ impl Exporter {
             return Err(());
         }
         if !problems.is_empty() {
-            tracing::debug!(problems, "passed over in the kubelet's lists");
+            tracing::debug!(problems, "ignoring invalid entries of kubelet lists");
         }
         self.record_step(LISTS_STEP, Ok(()));
-        // Said already.
+        // The missing configuration is already reported.
         let Alignment {
             policy,
             scope,
@@ -335,8 +344,8 @@ impl Exporter {
         })
     }
 
-    /// Writes what was found, unless the object in `informed` says so. `Err(true)` if it is worth trying
-    /// again soon.
+    /// Writes the report, unless the object in `informed` already has its content. `Err(true)` if a retry can
+    /// succeed.
     async fn publish(
         &self,
         informed: Option<&Store<NodeResourceTopology>>,
@@ -354,7 +363,7 @@ impl Exporter {
             return Ok(Published::Unchanged);
         }
         if !self.settings.publish {
-            tracing::info!(zones = ?report.zones, attributes = ?report.attributes, "found, not written");
+            tracing::info!(zones = ?report.zones, attributes = ?report.attributes, "publication disabled, report not written");
             return Ok(Published::Unchanged);
         }
         let published = publish::publish(&self.client, node, report, self.settings.take_over).await;
@@ -369,7 +378,7 @@ impl Exporter {
             Ok(published) => self.publish_succeeded(published),
             Err(error) => {
                 let retry = error.is_retryable();
-                // Somebody else wrote meanwhile: nothing to tell.
+                // A conflict with another writer is retried and not reported.
                 if !error.is_conflict() {
                     self.record_step(WRITE_STEP, Err(error.to_string()));
                 }
@@ -384,7 +393,7 @@ impl Exporter {
     }
 }
 
-/// When a change is looked at.
+/// Returns the time of the scan that follows a change.
 fn next_scan(last: Option<Instant>) -> Instant {
     let earliest = Instant::now() + SETTLE_DELAY;
     last.map_or(earliest, |last| earliest.max(last + MIN_INTERVAL))

@@ -1,4 +1,4 @@
-//! CPUs that are kept back or given away, and the pools that are left.
+//! Exclusive and reserved CPUs, and the shared pools that remain.
 
 use crate::collect::machine::MachineInfo;
 use crate::states::kubelet::Config;
@@ -11,7 +11,7 @@ use koord_model::cpuset::{Cpu, Topology, packed};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Returns the machine as the kubelet's rules for choosing CPUs take it.
+/// Returns the machine's CPU topology in the form that the kubelet's CPU assignment rules use.
 pub(super) fn topology(machine: &MachineInfo) -> Topology {
     Topology::new(machine.cpus.iter().map(|cpu| {
         let socket = i32::try_from(cpu.socket).unwrap_or(i32::MAX);
@@ -24,18 +24,18 @@ pub(super) fn topology(machine: &MachineInfo) -> Topology {
     }))
 }
 
-/// As many CPUs as `milli` milli-cores touch, chosen as the kubelet chooses. `None` if the machine has
-/// not as many.
+/// Returns the CPUs that cover `milli` milli-cores, in the kubelet's order of choice. `None` if the machine
+/// has too few CPUs.
 fn choose_cpus(topology: &Topology, milli: i64) -> Option<CpuSet> {
     let count =
         usize::try_from(milli.max(0).div_euclid(1000) + i64::from(milli % 1000 > 0)).ok()?;
     packed(topology, topology.all(), count)
 }
 
-/// Returns the CPUs that a kubelet with a static CPU manager gives to no container.
+/// Returns the CPUs that a kubelet with a static CPU manager assigns to no container.
 ///
 /// # Errors
-/// Why such a kubelet would not start, or that what it says does not fit the machine.
+/// Fails if such a kubelet would not start with this configuration, or if it does not fit the machine.
 pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<CpuSet, Malformed> {
     let listed = &config.reserved_cpus;
     let malformed = |field: &str, value: String, why: &str| {
@@ -59,7 +59,7 @@ pub(super) fn kubelet_reserved(topology: &Topology, config: &Config) -> Result<C
     choose_cpus(topology, milli).ok_or_else(|| malformed("kubeReserved", value(), why))
 }
 
-/// Returns the reservation of the Node, with the CPUs that it comes to.
+/// Returns the Node's reservation annotation with explicit CPUs, and these CPUs.
 pub(super) fn reservation(topology: &Topology, node: &NodeInfo) -> (NodeReservation, CpuSet) {
     let mut annotation = node.reservation.annotation.clone();
     let cpus = if annotation.reserved_cpus.is_empty() {
@@ -73,34 +73,34 @@ pub(super) fn reservation(topology: &Topology, node: &NodeInfo) -> (NodeReservat
     (annotation, cpus)
 }
 
-/// The file `cpu_manager_state` of the kubelet.
+/// The kubelet's file `cpu_manager_state`.
 #[derive(Debug, Deserialize)]
 struct CpuManagerState {
-    /// CPUs by container by UID of the pod.
+    /// CPU lists by pod UID and container name.
     #[serde(default)]
     entries: Option<BTreeMap<String, BTreeMap<String, String>>>,
 }
 
-/// What the kubelet's CPU manager gave away.
+/// CPUs that the kubelet's CPU manager has assigned exclusively.
 #[derive(Debug, Default)]
 pub(super) struct ExclusiveCpus {
-    /// By pod, sorted by UID.
+    /// Assignments by pod, sorted by UID.
     pub(super) pods: Vec<PodCpuAlloc>,
-    /// Together.
+    /// Union of all assigned CPUs.
     pub(super) cpus: CpuSet,
-    /// What was not understood.
+    /// Malformed entries, which are skipped.
     pub(super) malformed: Vec<Malformed>,
 }
 
-/// The file's name below the kubelet's directory.
+/// Name of the file below the kubelet's directory.
 pub(super) const STATE_FILE: &str = "cpu_manager_state";
 
 impl ExclusiveCpus {
-    /// Reads the kubelet's file. Pods whose CPUs are the scheduler's, or who share CPUs whatever the
-    /// kubelet thinks, are left out: koordlet sets the CPUs of these.
+    /// Reads the kubelet's file. Pods with CPUs assigned by the scheduler and pods that always use shared
+    /// CPUs are skipped, because koordlet sets their CPUs.
     ///
     /// # Errors
-    /// It is not the kubelet's JSON.
+    /// Fails if the text is not the kubelet's JSON.
     pub(super) fn read(text: &str, pods: &[PodInfo]) -> Result<Self, serde_json::Error> {
         let mut exclusive = Self::default();
         if text.trim().is_empty() {
@@ -146,8 +146,8 @@ fn is_set_by_koordlet(pod: &PodInfo) -> bool {
         || pod.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty())
 }
 
-/// Returns the pools of services and of batch work: the former without the CPUs of all pods that have some of
-/// their own, the latter only without those of LSE pods.
+/// Returns the shared pools of services and of batch work. The former lack the exclusive CPUs of all pods,
+/// the latter only those of LSE pods.
 pub(super) fn pools(
     machine: &MachineInfo,
     exclusive: &CpuSet,
@@ -156,7 +156,7 @@ pub(super) fn pools(
 ) -> [Vec<CpuSharedPool>; 2] {
     let mut services = exclusive.clone();
     let mut batch = exclusive.clone();
-    // What ended runs nowhere.
+    // Terminated pods use no CPUs.
     for pod in pods.iter().filter(|pod| pod.is_active()) {
         let Some(cpus) = &pod.cpus else { continue };
         services = services.union(cpus);
@@ -167,8 +167,8 @@ pub(super) fn pools(
     [services, batch].map(|taken| pool(machine, &taken, reserved))
 }
 
-/// Returns a NUMA node without any CPU left by pods has no pool; one that the rest is kept back from has an
-/// empty one.
+/// Returns the pool of each NUMA node. A node whose CPUs are all taken by pods has no pool; one whose
+/// remaining CPUs are reserved has an empty pool.
 fn pool(machine: &MachineInfo, taken: &CpuSet, reserved: &CpuSet) -> Vec<CpuSharedPool> {
     let mut by_node: BTreeMap<u32, (u32, CpuSet)> = BTreeMap::new();
     for cpu in machine.cpus.iter().filter(|cpu| !taken.contains(cpu.cpu)) {

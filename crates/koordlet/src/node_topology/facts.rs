@@ -1,4 +1,4 @@
-//! What there is to say about a node, from what is known of it.
+//! Content of the report about a node, computed from the known state.
 
 use super::cpus::{self, ExclusiveCpus};
 use super::zones;
@@ -16,63 +16,63 @@ use koord_model::export;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// What is known of a node.
+/// Inputs of the report.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Inputs<'a> {
     /// The machine.
     pub(crate) machine: &'a MachineInfo,
     /// The Node.
     pub(crate) node: &'a NodeInfo,
-    /// Its pods.
+    /// The pods of the node.
     pub(crate) pods: &'a [PodInfo],
-    /// The kubelet's configuration; `None` where the kubelet is not asked for it.
+    /// The kubelet's configuration. `None` if the agent does not query it.
     pub(crate) kubelet: Option<&'a Config>,
-    /// The text of the kubelet's file `cpu_manager_state`; empty where there is none.
+    /// Content of the kubelet's file `cpu_manager_state`. Empty if there is none.
     pub(crate) cpu_manager_state: &'a str,
     /// True if huge pages are counted.
     pub(crate) huge_pages: bool,
 }
 
-/// What there is to say.
+/// Content of the report.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Report {
-    /// All of the annotations that are ours, as they are written.
+    /// All annotations that koordlet owns, in written form.
     pub(crate) annotations: BTreeMap<&'static str, String>,
-    /// The labels that are ours; `None` for one that must not be there.
+    /// The labels that koordlet owns. `None` for a label to remove.
     pub(crate) labels: BTreeMap<&'static str, Option<String>>,
-    /// How the kubelet aligns, by the deprecated name that holds policy and scope.
+    /// The kubelet's alignment, as the deprecated name that combines policy and scope.
     pub(crate) policy: String,
-    /// The same as attributes; none where it is not known.
+    /// The kubelet's alignment as attributes. Empty if it is unknown.
     pub(crate) attributes: Vec<AttributeInfo>,
     /// The NUMA nodes, sorted by name.
     pub(crate) zones: Vec<Zone>,
-    /// What was not understood, and is left out.
+    /// Malformed inputs, which are left out of the report.
     pub(crate) malformed: Vec<Malformed>,
 }
 
-/// Why there is nothing to say.
+/// Reasons why no report can be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FactsError {
-    /// The machine.
+    /// A NUMA node without known memory.
     #[error("memory of NUMA node {0} is not known")]
     Memory(u32),
-    /// No CPU was found.
+    /// No online CPU was found.
     #[error("no online CPU is known")]
     NoCpus,
-    /// The kubelet's file.
+    /// The kubelet's file is malformed.
     #[error("cpu_manager_state of the kubelet is not understood: {0}")]
     State(#[source] serde_json::Error),
-    /// An annotation; never happens with what is in one.
+    /// An annotation cannot be serialized. Does not happen with valid inputs.
     #[error("annotation cannot be written: {0}")]
     Json(#[from] serde_json::Error),
 }
 
 impl Report {
-    /// What there is to say.
+    /// Makes the report from `inputs`.
     ///
     /// # Errors
-    /// The machine is not known well enough, or the kubelet's file cannot be read: who has which CPU
-    /// is not known, and what was said last must stand.
+    /// Fails if the machine is not known well enough or the kubelet's file cannot be parsed. CPU assignments
+    /// are unknown then, and the last report must be kept.
     pub(crate) fn from_inputs(inputs: &Inputs<'_>) -> Result<Self, FactsError> {
         let Inputs {
             machine,
@@ -138,7 +138,7 @@ impl Report {
         })
     }
 
-    /// Returns the report as the agent itself reads it.
+    /// Returns the report as parsed by the agent itself.
     #[must_use]
     pub(crate) fn read(&self) -> TopologyInfo {
         let mut object = NodeResourceTopology::default();
@@ -149,8 +149,8 @@ impl Report {
     }
 }
 
-/// How the kubelet aligns, as far as it says so in words that are known. Without a scope there is no
-/// policy, as upstream has it; no kubelet leaves it out.
+/// Returns the kubelet's topology policy and scope if both are known. Without a scope there is no policy, as
+/// in upstream; every kubelet reports a scope.
 fn alignment(config: &Config, malformed: &mut Vec<Malformed>) -> Option<(Policy, Scope)> {
     let (policy, scope) = (&config.topology_policy, &config.topology_scope);
     if policy.is_empty() || scope.is_empty() {
@@ -171,7 +171,7 @@ fn json(value: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(value)
 }
 
-/// Returns an empty list is `null`, as Go writes it.
+/// Returns `list` as JSON. An empty list is `null`, as Go writes it.
 fn list<T: Serialize>(list: &[T]) -> serde_json::Result<String> {
     json(&(!list.is_empty()).then_some(list))
 }

@@ -1,7 +1,7 @@
-//! What of an object that is there must change. What others wrote into it stays: other annotations and
-//! labels, attributes, costs, zones that are no NUMA nodes, resources that are not ours.
+//! Computes the patch for an existing object. Content of other writers is kept: other annotations and labels,
+//! attributes, costs, zones that are not NUMA nodes, and resources that koordlet does not report.
 //!
-//! Works on JSON as it came, so that what a newer definition adds is kept, too.
+//! Works on the original JSON, so that fields of newer definitions are kept, too.
 
 use super::{Report, TopologyMode};
 use crate::exporter;
@@ -14,28 +14,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::marker::PhantomData;
 
-/// The annotation in which old exporters leave the fingerprint.
+/// Annotation with the fingerprint of old exporters.
 const OLD_FINGERPRINT: &str = "topology.node.k8s.io/fingerprint";
 
-/// A NodeResourceTopology as it came.
+/// A NodeResourceTopology as received from the API server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(crate) struct Object<K> {
     #[serde(default)]
     pub(crate) metadata: ObjectMeta,
-    /// The rest.
+    /// All other fields.
     #[serde(flatten)]
     pub(crate) fields: Map<String, Value>,
-    /// True if it came in the older version, which has no attributes.
+    /// True if the object has the older version, which has no attributes.
     #[serde(skip)]
     older: bool,
     #[serde(skip)]
     kind: PhantomData<fn() -> K>,
 }
 
-/// The newer version, in which everything is kept.
+/// The newer version, which can hold the full report.
 pub(crate) type Newer = Object<v1alpha2::NodeResourceTopology>;
-/// The older version, for clusters that have no other.
+/// The older version, for clusters that serve only this one.
 pub(crate) type Older = Object<v1alpha1::NodeResourceTopology>;
 
 koord_kube::decode!(Newer, Older);
@@ -54,7 +54,7 @@ impl From<Older> for Newer {
 koord_api::delegate_resource!(<K> Object<K> as K, metadata);
 
 impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
-    /// Returns the object as it is created: with everything that is known, owned by the Node.
+    /// Returns a new object with the full report, owned by the Node.
     pub(crate) fn created(node: &str, uid: &str, report: &Report, mode: TopologyMode) -> Self {
         let is_owner = mode != TopologyMode::AnnotationsOnly;
         let labels = report.labels.iter().filter_map(|(key, value)| {
@@ -72,7 +72,7 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
             controller: Some(true),
             block_owner_deletion: Some(true),
         };
-        // Both lists are required.
+        // The definition requires both lists.
         let (policy, zones) = if is_owner {
             (report.policy.as_str(), json!(report.zones))
         } else {
@@ -102,11 +102,12 @@ impl<K: kube_core::Resource<DynamicType = ()>> Object<K> {
 }
 
 impl Newer {
-    /// Returns whether an exporter counts the node's pods and says so here.
+    /// Returns whether an exporter writes the zones: the object has a fingerprint, or koord's exporter owns
+    /// zones.
     pub(crate) fn is_exported(&self) -> bool {
         let notes = self.metadata.annotations.as_ref();
         let old = notes.is_some_and(|notes| notes.contains_key(OLD_FINGERPRINT));
-        // Ours may be set to leave the fingerprint out.
+        // Koord's exporter can be configured to omit the fingerprint.
         let entries = self.metadata.managed_fields.iter().flatten();
         let mut entries =
             entries.filter(|it| it.manager.as_deref() == Some(exporter::FIELD_MANAGER));
@@ -118,8 +119,8 @@ impl Newer {
             })
     }
 
-    /// Returns a merge patch that makes it say what `report` says, good for the version that this is; `None`
-    /// where it does already.
+    /// Returns a merge patch that brings the object to `report`, in the object's own version. `None` if
+    /// nothing differs.
     pub(crate) fn changes(&self, report: &Report, mode: TopologyMode) -> Option<Value> {
         let mut patch = Map::new();
         let mut metadata = Map::new();
@@ -164,7 +165,7 @@ impl Newer {
         if patch.is_empty() && metadata.is_empty() {
             return None;
         }
-        // Lists are replaced as a whole: not over what somebody else has written meanwhile.
+        // Lists are replaced as a whole, so the version guards against lost updates of other clients.
         let version = &self.metadata.resource_version;
         metadata.insert("resourceVersion".to_owned(), json!(version));
         patch.insert("metadata".to_owned(), metadata.into());
@@ -186,7 +187,8 @@ impl Newer {
         (all != before).then(|| all.into())
     }
 
-    /// Returns the list of zones, if it must change. In which order they are listed is nothing to write for.
+    /// Returns the new list of zones, or `None` if it is unchanged. The order of the present list does not
+    /// matter.
     fn zones(&self, wanted: &[Zone]) -> Option<Value> {
         let present: Vec<&Value> = list(&self.fields, "zones").collect();
         let present_zone = |zone: &Zone| {
@@ -211,7 +213,7 @@ impl Newer {
     }
 }
 
-/// What `present` is when its own resources are as `zone` says; unchanged where they are.
+/// Returns `present` with the resources of `zone`. Unchanged if it already has them.
 fn merged(zone: &Zone, present: Option<&Value>) -> Value {
     let Some(present) = present else {
         return json!(zone);
@@ -259,7 +261,7 @@ fn list<'a>(fields: &'a Map<String, Value>, name: &str) -> impl Iterator<Item = 
         .flatten()
 }
 
-/// Returns whether two texts are the same JSON.
+/// Returns whether two texts contain the same JSON value.
 fn is_same(present: &str, wanted: &str) -> bool {
     let read = |text: &str| serde_json::from_str::<Value>(text).ok();
     present == wanted || read(present).is_some_and(|present| Some(present) == read(wanted))

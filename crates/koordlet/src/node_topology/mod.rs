@@ -1,17 +1,17 @@
-//! The node's NodeResourceTopology: where its CPUs are, which of them pods share, what the kubelet
-//! gave away, and what each NUMA node has.
+//! Report of this node's NodeResourceTopology: the CPU topology, the CPUs shared by pods, the CPUs that the
+//! kubelet has assigned, and the resources of each NUMA node.
 //!
 //! | module | does |
 //! |---|---|
-//! | `facts` | what there is to say, from what is known |
-//! | `cpus` | CPUs that are kept back or given away, and the pools that are left |
+//! | `facts` | content of the report |
+//! | `cpus` | exclusive and reserved CPUs, and the shared pools |
 //! | `zones` | NUMA nodes as zones |
-//! | `merge` | what of an object that is there must change |
-//! | `report` | says it every few seconds |
-//! | `trouble` | why it is not said, and who is told |
+//! | `merge` | patch of an existing object |
+//! | `report` | periodic update of the object |
+//! | `trouble` | errors, and their logs and events |
 //!
-//! The scheduler reads the annotations and the zones, the manager adds batch resources to the zones.
-//! Names and formats are those of Koordinator's koordlet.
+//! The scheduler reads the annotations and the zones, the manager adds batch resources to the zones. Names
+//! and formats are those of Koordinator's koordlet.
 
 mod cpus;
 mod facts;
@@ -28,16 +28,15 @@ pub(crate) use report::{ReporterDeps, TopologyReporter};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Who writes, as the API server remembers it: with the exporter in the same agent, this one's zones
-/// are taken over.
+/// Field manager of koordlet at the API server. An exporter in the same agent takes over zones written by it.
 pub(crate) const FIELD_MANAGER: &str = "koordlet";
 
-/// Whether and how the NodeResourceTopology is reported.
+/// Settings of the NodeResourceTopology report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reporting {
-    /// Between two looks at what has changed; zero never looks.
+    /// Time between two checks for changes; zero disables the report.
     pub interval: Duration,
-    /// Whose the zones are.
+    /// Owner of the zones.
     pub mode: TopologyMode,
 }
 
@@ -50,20 +49,20 @@ impl Default for Reporting {
     }
 }
 
-/// Whose the zones of the object are. A list of zones has one owner: whoever writes it writes all of it.
+/// Owner of the object's zones. The list of zones is written as a whole, so it has a single owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TopologyMode {
-    /// Ours, unless the object has the fingerprint that an exporter such as nfd-topology-updater
-    /// leaves: then they are the exporter's.
+    /// koordlet, unless the object has the fingerprint of an exporter such as nfd-topology-updater: then the
+    /// exporter.
     #[default]
     Auto,
-    /// Ours.
+    /// koordlet.
     Koordinator,
-    /// Somebody else's: only annotations and labels are written.
+    /// Another writer: koordlet writes only annotations and labels.
     AnnotationsOnly,
 }
 
-/// No mode has this name.
+/// Error for an unknown mode name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node-topology-mode must be auto, koordinator or annotations-only, got {0:?}")]
 pub struct UnknownTopologyMode(String);

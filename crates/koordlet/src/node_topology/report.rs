@@ -1,4 +1,4 @@
-//! Says what there is to say, every few seconds, where it is not said yet.
+//! Periodic update of the node's NodeResourceTopology.
 
 use super::cpus::STATE_FILE;
 use super::merge::{Newer, Older};
@@ -20,10 +20,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How long the API server may take.
+/// Maximum time for one write to the API server.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the reporter needs.
+/// Dependencies and settings of the reporter.
 pub(crate) struct ReporterDeps {
     pub(crate) node: String,
     pub(crate) root: Root,
@@ -31,39 +31,39 @@ pub(crate) struct ReporterDeps {
     pub(crate) metrics: Metrics,
     pub(crate) client: Client,
     pub(crate) reporting: Reporting,
-    /// True if anything is written; what the agent itself reads of it is known in any case.
+    /// True if the object is written. The agent itself uses the report in any case.
     pub(crate) writes: bool,
-    /// True if the kubelet is asked for its configuration; nothing is known until it has answered.
+    /// True if the report needs the kubelet's configuration. There is no report until it is known.
     pub(crate) asks_kubelet: bool,
     /// The kubelet's directory.
     pub(crate) kubelet_dir: PathBuf,
     pub(crate) huge_pages: bool,
     /// True if there is a metric for each CPU of the pools.
     pub(crate) each_cpu: bool,
-    /// Between two looks at the machine.
+    /// Time between two reads of the machine.
     pub(crate) machine_every: Duration,
 }
 
-/// See the module documentation.
+/// Reports the node's NodeResourceTopology. See the module documentation.
 pub(crate) struct TopologyReporter {
     deps: ReporterDeps,
     machine: Option<(MachineInfo, Instant)>,
-    /// What was found last.
+    /// Content of the last report. `None` before the first one.
     report: Option<Report>,
-    /// The version of the object that says what was found last.
+    /// Resource version of the object that has the content of the last report.
     reported_version: Option<String>,
     errors: ErrorReporter,
     yields_zones: bool,
 }
 
-/// The object, and whether the API server has its kind.
+/// The watched object, and whether the API server lacks its resource kind.
 struct WatchedObject {
     store: Store<Newer>,
     absent: watch::Receiver<bool>,
 }
 
 impl TopologyReporter {
-    /// What stands in the way of a report is told to `warnings`.
+    /// Returns a reporter that records persistent errors in `warnings`.
     pub(crate) fn new(deps: ReporterDeps, warnings: Warnings) -> Self {
         Self {
             errors: ErrorReporter::new(deps.states.malformed_inputs.clone(), warnings),
@@ -75,7 +75,7 @@ impl TopologyReporter {
         }
     }
 
-    /// Reports until `shutdown`.
+    /// Updates the object periodically until `shutdown`.
     pub(crate) async fn run(mut self, shutdown: CancellationToken) {
         let watched = self.deps.writes.then(|| self.watch(&shutdown));
         let work = async {
@@ -123,7 +123,7 @@ impl TopologyReporter {
                 return Err(ReportError::NoDefinition);
             }
             Some(watched) => {
-                // Until the list is there nothing can be said of what there is.
+                // Without the initial list, it is unknown whether the object exists.
                 if !watched.store.wait_synced().await {
                     return Ok(());
                 }
@@ -135,8 +135,8 @@ impl TopologyReporter {
             && !states.pods_settled()
             && let Some(object) = &object
         {
-            // The first lists of a kubelet may be partial: what was said before the agent was started
-            // again is better.
+            // The first lists of a kubelet may be partial: the report from before the agent's restart
+            // is more accurate.
             let mut before = NodeResourceTopology::default();
             before.metadata.clone_from(&object.metadata);
             let last = states.topology.load_full();
@@ -159,8 +159,8 @@ impl TopologyReporter {
                 let yields_zones = mode == TopologyMode::Auto && object.is_exported();
                 if yields_zones && !self.yields_zones {
                     tracing::info!(
-                        "an exporter writes the zones of the NodeResourceTopology: only \
-                         annotations are written"
+                        "an exporter owns the zones of the NodeResourceTopology, \
+                         writing only annotations and labels"
                     );
                 }
                 match object.changes(report, mode) {
@@ -173,7 +173,7 @@ impl TopologyReporter {
         }
     }
 
-    /// Finds out what there is to say, and lets the agent know.
+    /// Makes the current report and publishes it within the agent.
     async fn update_report(
         &mut self,
         node: &NodeInfo,
@@ -223,7 +223,7 @@ impl TopologyReporter {
         self.deps.states.topology.store(Some(Arc::new(info)));
     }
 
-    /// Reads the machine, where that is due.
+    /// Reads the machine if the last read is too old.
     async fn read_machine(&mut self) -> Result<(), ReportError> {
         let every = self.deps.machine_every;
         let last = self.machine.as_ref();
@@ -231,7 +231,7 @@ impl TopologyReporter {
             return Ok(());
         }
         let (root, huge_pages) = (self.deps.root.clone(), self.deps.huge_pages);
-        // One file for each of hundreds of CPUs.
+        // Reads one file for each CPU, of which there may be hundreds.
         let read = tokio::task::spawn_blocking(move || machine(&root, huge_pages));
         let machine = read.await??;
         self.machine = Some((machine, Instant::now()));
@@ -274,7 +274,7 @@ impl TopologyReporter {
         let newer: Api<Newer> = Api::all(self.deps.client.clone());
         let work = async {
             match newer.patch(name, &params, &change).await {
-                // The version or the object is not there.
+                // The version is not served, or the object does not exist.
                 Err(error) if patch::is_not_found(&error) => {
                     let older: Api<Older> = Api::all(self.deps.client.clone());
                     older.patch(name, &params, &change).await.map(drop)
@@ -286,7 +286,8 @@ impl TopologyReporter {
     }
 }
 
-/// Somebody else's write in between is no problem: the next round sees it.
+/// Maps the outcome of a write to an error. A conflict with another client's write is no error: the next
+/// update handles it.
 fn write_result(
     what: &'static str,
     outcome: Result<Result<(), Error>, tokio::time::error::Elapsed>,
@@ -300,7 +301,7 @@ fn write_result(
     Err(ReportError::Write { what, why })
 }
 
-/// Returns the machine. A kernel that knows no NUMA nodes has one, with all memory.
+/// Reads the machine. Without NUMA support in the kernel, there is one node with all memory.
 fn machine(root: &Root, huge_pages: bool) -> koord_host::Result<MachineInfo> {
     let mut machine = MachineInfo::read(root, huge_pages)?;
     if let [only] = machine.numa.as_mut_slice()

@@ -1,4 +1,4 @@
-//! Why nothing is reported, and who is told.
+//! Errors of the report, and their logs and events.
 
 use super::cpus::STATE_FILE;
 use super::facts::FactsError;
@@ -10,20 +10,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long nothing is reported before the node's events say so: an agent that has just started does not
-/// know its kubelet yet, and one write may fail.
+/// Time without a report until the node gets an event. A starting agent does not know the kubelet's
+/// configuration yet, and a single write may fail.
 const EVENT_DELAY: Duration = Duration::from_secs(10);
 
-/// The reason of the event.
+/// Reason of the event.
 const REASON: &str = "NodeTopologyNotReported";
 
-/// What is filed under in the complaints; what is left out of a report is under the object's kind alone.
+/// Object under which malformed inputs are reported. Those of the report's content are reported under the
+/// object's kind.
 const MALFORMED_OBJECT: &str = "NodeResourceTopology input";
 
-/// Longest part of a file that a complaint shows, in characters.
+/// Maximum length of a file's excerpt in a malformed-input report, in characters.
 const EXCERPT: usize = 200;
 
-/// Why nothing is reported. What was said last stands.
+/// Reason why the object is not updated. The last report is kept.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReportError {
     #[error("the API server has no NodeResourceTopology: its definition is not installed")]
@@ -39,7 +40,7 @@ pub(super) enum ReportError {
         path: PathBuf,
         source: std::io::Error,
     },
-    /// With the text of the kubelet's file.
+    /// Invalid facts, with the content of the kubelet's file.
     #[error("{error}")]
     Facts { error: FactsError, state: String },
     #[error("it cannot be {what}: {why}")]
@@ -47,7 +48,7 @@ pub(super) enum ReportError {
 }
 
 impl ReportError {
-    /// Returns the field that cannot be understood, if one is to blame.
+    /// Returns the malformed input that caused the error. `None` if the cause is not an input.
     fn malformed(&self) -> Option<Malformed> {
         let named = |field: &dyn std::fmt::Display, value: &str, error: &dyn std::fmt::Display| {
             let value: String = value.chars().take(EXCERPT).collect();
@@ -71,16 +72,16 @@ impl ReportError {
     }
 }
 
-/// What stands in the way now.
+/// The current error.
 struct ActiveError {
     text: String,
     since: Instant,
-    /// True if there is an event that says this.
+    /// True if an event for this error was recorded.
     has_event: bool,
 }
 
-/// Tells what stands in the way: the log at once, the complaints where input is to blame, the node's
-/// events if it goes on.
+/// Reports errors: in the log at once, as malformed input if an input is the cause, and as an event of the
+/// node if the error persists.
 pub(super) struct ErrorReporter {
     malformed_inputs: MalformedInputs,
     warnings: Warnings,
@@ -96,11 +97,11 @@ impl ErrorReporter {
         }
     }
 
-    /// How a round has ended.
+    /// Records the outcome of one update.
     pub(super) fn record(&mut self, outcome: Result<(), ReportError>) {
         let Err(error) = outcome else {
             if let Some(was) = self.active.take() {
-                tracing::info!(was = was.text, "NodeResourceTopology is reported again");
+                tracing::info!(was = was.text, "NodeResourceTopology report recovered");
                 self.malformed_inputs.replace(MALFORMED_OBJECT, Vec::new());
             }
             return;
@@ -108,7 +109,7 @@ impl ErrorReporter {
         let text = error.to_string();
         let since = self.active.as_ref().map(|active| active.since);
         if self.active.as_ref().is_none_or(|was| was.text != text) {
-            tracing::warn!(problem = text, "NodeResourceTopology is not reported");
+            tracing::warn!(problem = text, "failed to report NodeResourceTopology");
             let malformed = error.malformed().into_iter().collect();
             self.malformed_inputs.replace(MALFORMED_OBJECT, malformed);
             self.active = Some(ActiveError {

@@ -1,4 +1,4 @@
-//! NUMA nodes as zones.
+//! Zones of the NUMA nodes.
 
 use crate::collect::machine::{MachineInfo, NumaNode};
 use crate::states::NodeInfo;
@@ -9,14 +9,14 @@ use koord_api::topology::{ResourceInfo, ZONE_TYPE_NODE, Zone, zone_name};
 use koord_api::{quantity, resources};
 use std::collections::BTreeMap;
 
-/// The huge pages that zones have: resource name and size in KiB.
+/// The reported huge pages: resource name and page size in KiB.
 const HUGE_PAGES: [(&str, u64); 2] = [("hugepages-1Gi", 1 << 20), ("hugepages-2Mi", 2 << 10)];
 
-/// Returns the zones of the machine, sorted by name, each with its resources sorted by name. What the node
-/// keeps back of `cpu` and `memory` is taken off in equal parts where its label says so.
+/// Returns the zones of the machine and their resources, each sorted by name. If the node's label enables it,
+/// the node's reservation of `cpu` and `memory` is subtracted in equal parts.
 ///
 /// # Errors
-/// A NUMA node whose memory the kernel does not tell.
+/// Returns the ID of a NUMA node whose memory the kernel does not report.
 pub(super) fn zones(
     machine: &MachineInfo,
     node: &NodeInfo,
@@ -29,7 +29,7 @@ pub(super) fn zones(
     let node_reserved = if node.numa_reservation.as_deref() == Some("true") {
         let kept_milli = |field: fn(&Amounts) -> i64, unit: i128| {
             let node_reserved = field(&node.capacity).saturating_sub(field(&node.raw_allocatable));
-            // A node that has not said its capacity keeps nothing back.
+            // A node without known capacity has no reservation.
             i128::from(node_reserved.max(0)) * unit
         };
         BTreeMap::from([
@@ -42,7 +42,7 @@ pub(super) fn zones(
     } else {
         BTreeMap::new()
     };
-    // NUMA nodes without CPUs cannot keep any back.
+    // NUMA nodes without CPUs cannot reserve CPUs.
     let having = |name: &str| {
         let all = capacities.iter();
         let having = all.filter(|(_, all)| all.get(name).is_some_and(|it| !it.is_zero()));
@@ -100,7 +100,7 @@ fn capacity(
     Ok(all)
 }
 
-/// One of `count` equal parts of `milli` thousandths, rounded up; nothing where there are no parts.
+/// Returns one of `count` equal parts of `milli` thousandths, rounded up; 0 if `count` is 0.
 fn part(milli: i128, count: i128) -> i128 {
     if count > 0 {
         (milli + count - 1) / count
@@ -109,7 +109,7 @@ fn part(milli: i128, count: i128) -> i128 {
     }
 }
 
-/// `amount` without `milli` thousandths of a unit, and not less than nothing.
+/// Returns `amount` minus `milli` thousandths of a unit, at least 0.
 fn less(amount: Quantity, milli: i128) -> Quantity {
     let nanos = milli.saturating_mul(NANOS_PER_UNIT / 1000);
     quantity::Quantity::from_nanos((amount.nanos() - nanos).max(0), amount.format())

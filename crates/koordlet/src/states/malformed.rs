@@ -234,9 +234,9 @@ mod tests {
         for _ in 0..3 {
             complaints.replace("Pod a/b", vec![input("{"), input("{")]);
         }
-        assert_eq!(complaints.said(), 1);
+        assert_eq!(complaints.logged(), 1);
         complaints.replace("Pod a/b", vec![input("{"), input("[")]);
-        assert_eq!(complaints.said(), 2);
+        assert_eq!(complaints.logged(), 2);
         assert_eq!(shown(&registry), ["[", "{"]);
         complaints.replace("Pod a/c", vec![input("é".repeat(40).as_str())]);
         assert_eq!(shown(&registry).len(), 3);
@@ -247,6 +247,6 @@ mod tests {
         assert!(shown(&registry).is_empty() && complaints.standing().is_empty());
         // After it was removed it is logged again.
         complaints.replace("Pod a/b", vec![input("{")]);
-        assert_eq!(complaints.said(), 4);
+        assert_eq!(complaints.logged(), 4);
     }
 }
