@@ -180,15 +180,15 @@ mod tests {
             claim(Level::Pod, Classes::BE),
             claim(Level::Qos, Classes::BE),
         ];
-        let others = [claim(Level::Pod, services)];
-        assert!(check(&[("a", &batch), ("b", &others)]).is_ok());
+        let services_claim = [claim(Level::Pod, services)];
+        assert!(check(&[("a", &batch), ("b", &services_claim)]).is_ok());
         let error = check(&[("a", &batch), ("b", &[claim(Level::Pod, Classes::ALL)])]);
         assert_eq!(
             error.unwrap_err().to_string(),
             "strategies a and b both write cpu.cfs_quota_us at level Pod of all"
         );
         assert_eq!(
-            others[0].to_string(),
+            services_claim[0].to_string(),
             "cpu.cfs_quota_us at level Pod of LS,none"
         );
         assert_eq!(

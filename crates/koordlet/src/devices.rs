@@ -161,12 +161,12 @@ fn device_status(device: &Detected) -> status::Device {
         None => "unhealthy".to_owned(),
         Some(health) => {
             let texts = [&health.code, &health.message];
-            let texts = texts.into_iter().filter(|word| !word.is_empty());
-            let texts: Vec<&str> = texts.map(String::as_str).collect();
-            if texts.is_empty() {
+            let messages = messages.into_iter().filter(|word| !word.is_empty());
+            let messages: Vec<&str> = messages.map(String::as_str).collect();
+            if messages.is_empty() {
                 "unhealthy".to_owned()
             } else {
-                texts.join(": ")
+                messages.join(": ")
             }
         }
     };
@@ -224,8 +224,8 @@ mod tests {
                 code: code.to_owned(),
                 message: message.to_owned(),
             });
-            let one = device_status(&Detected { info, health });
-            (one.kind, one.minor, one.health, one.place)
+            let status = device_status(&Detected { info, health });
+            (status.kind, status.minor, status.health, status.place)
         };
         let row = |kind: &str, minor, health: &str, place: &str| {
             (kind.to_owned(), minor, health.to_owned(), place.to_owned())

@@ -479,7 +479,7 @@ fn batch_work_keeps_off_reserved_and_system_cpus() {
 
 /// With the kubelet's static policy, cgroups above containers keep all CPUs.
 #[test]
-fn a_static_kubelet_has_only_containers_narrowed() {
+fn static_kubelet_narrows_containers_only() {
     let mut rig = Rig::new();
     let manager = CpuManager {
         is_static: true,

@@ -160,8 +160,8 @@ fn an_exporter_owns_the_zones() {
         let topology = options(flags).topology;
         assert_eq!(topology.map(|it| it.mode), expected, "{flags:?}");
     }
-    let both = parse(&[exports, "--node-topology-mode=koordinator"]).options();
-    let error = both.unwrap_err().to_string();
+    let two_owners = parse(&[exports, "--node-topology-mode=koordinator"]).options();
+    let error = two_owners.unwrap_err().to_string();
     assert!(
         error.contains("node-topology-mode koordinator and topology-exporter"),
         "{error}"
@@ -303,7 +303,7 @@ fn the_mode_decides_where_the_host_is() {
 }
 
 #[test]
-fn the_api_alone_evicts_when_upstreams_flag_says_so() {
+fn only_evict_by_api_flag_sets_eviction_mode_api() {
     use evictor::Mode;
     for (flags, want) in [
         (&[][..], TopologyMode::ApiThenKill),
@@ -418,8 +418,8 @@ fn an_empty_url_is_none() {
         PodSource::ApiServer => panic!("not asked for"),
     };
     assert_eq!(url(&["--kubelet-url="]), None);
-    let given = url(&["--kubelet-url=https://k:1"]);
-    assert_eq!(given.as_deref(), Some("https://k:1"));
+    let configured = url(&["--kubelet-url=https://k:1"]);
+    assert_eq!(configured.as_deref(), Some("https://k:1"));
 }
 
 #[test]
@@ -437,7 +437,7 @@ fn audit_files_and_memory_follow_their_gates() {
             let entry = audit::Entry::new(audit::Subject::Node, 1, "r", String::new());
             log.record(jiff::Timestamp::UNIX_EPOCH, entry);
         }
-        let found = (dir.path().join("audit.log").exists(), log.entries().len());
-        assert_eq!(found, (file, kept), "{gates}");
+        let outcome = (dir.path().join("audit.log").exists(), log.entries().len());
+        assert_eq!(outcome, (file, kept), "{gates}");
     }
 }

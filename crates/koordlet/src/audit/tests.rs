@@ -172,7 +172,7 @@ fn verbosity_drops_details() {
         verbose,
         ..Config::default()
     };
-    let kept = |verbose| {
+    let kept_levels = |verbose| {
         let log = Log::open(config(verbose));
         for level in 0..6 {
             log.record(
@@ -185,12 +185,12 @@ fn verbosity_drops_details() {
         }
         log.entries().len()
     };
-    assert_eq!(kept(2), 3);
-    assert_eq!(kept(0), 6, "0 keeps all");
+    assert_eq!(kept_levels(2), 3);
+    assert_eq!(kept_levels(0), 6, "0 keeps all");
 }
 
 #[test]
-fn a_full_disk_is_said_and_counted_and_loses_nothing() {
+fn full_disk_is_logged_and_counted_and_loses_no_events() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("audit.log");
     std::os::unix::fs::symlink("/dev/full", &path).unwrap();
@@ -239,8 +239,8 @@ fn memory_keeps_the_newest() {
         ..Config::default()
     });
     write(&log, 0..5);
-    let kept = log.entries().into_iter().map(|entry| entry.message);
-    assert_eq!(kept.collect::<Vec<_>>(), ["m3", "m4"]);
+    let messages_kept = log.entries().into_iter().map(|entry| entry.message);
+    assert_eq!(messages_kept.collect::<Vec<_>>(), ["m3", "m4"]);
 }
 
 /// What reached the file before it failed is not given out from memory, too.
@@ -258,7 +258,7 @@ fn a_failed_rotation_repeats_nothing() {
     fs::rename(&path, &away).unwrap();
     log.record(at(3), entry(&"x".repeat(3 << 20)));
     fs::rename(&away, &path).unwrap();
-    let found = messages(&log.page(None, 100).unwrap());
-    assert!(found[0].starts_with('x'));
-    assert_eq!(found[1..], ["m2", "m1", "m0"]);
+    let page = messages(&log.page(None, 100).unwrap());
+    assert!(page[0].starts_with('x'));
+    assert_eq!(page[1..], ["m2", "m1", "m0"]);
 }

@@ -186,11 +186,11 @@ mod tests {
             .unwrap();
         states.pods.store(Some(Arc::new(vec![pod])));
         job.round().unwrap();
-        let found = facts.cold.load_full().unwrap();
+        let newest = facts.cold.load_full().unwrap();
         let cold = 4 * 1007 + 8;
-        assert_eq!(found.1.node_cold, cold);
-        assert_eq!(found.1.node, 60 * 1024 - cold);
-        assert_eq!(found.1.pods, [("u".to_owned(), 76)]);
+        assert_eq!(newest.1.node_cold, cold);
+        assert_eq!(newest.1.node, 60 * 1024 - cold);
+        assert_eq!(newest.1.pods, [("u".to_owned(), 76)]);
         let period = tree.root().sys(&format!("{DIR}/scan_period_in_seconds"));
         assert_eq!(std::fs::read_to_string(period).unwrap().trim(), PERIOD);
     }

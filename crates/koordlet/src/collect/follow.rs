@@ -148,13 +148,13 @@ mod tests {
                 .unwrap();
         }
         let (mut pods, mut store, root) = (TrackedPods::default(), Store::new(), tree.root());
-        let both = list(&["a", "b"]);
+        let two_pods = list(&["a", "b"]);
         assert_eq!(
-            pods.follow(both.clone(), 0, root, &mut store)
+            pods.follow(two_pods.clone(), 0, root, &mut store)
                 .map(|g| g.len()),
             Some(2)
         );
-        assert_eq!(pods.follow(both.clone(), 0, root, &mut store), None);
+        assert_eq!(pods.follow(two_pods.clone(), 0, root, &mut store), None);
         let ids: Vec<u64> = pods.iter().map(|(_, pod)| pod.id).collect();
         let container = pods.iter().nth(1).unwrap().1.containers[0].id;
         store.push((SeriesSubject::Pod(ids[1]), Metric::CpuUsage), 0, 5.0);
@@ -168,9 +168,9 @@ mod tests {
         assert_eq!(pods.iter().count(), 1);
         pods.sweep(500_000, root, &mut store);
         assert_eq!(store.len(), 2);
-        pods.follow(both, 500_000, root, &mut store);
-        let again: Vec<u64> = pods.iter().map(|(_, pod)| pod.id).collect();
-        assert_eq!((again, store.len()), (ids, 2));
+        pods.follow(two_pods, 500_000, root, &mut store);
+        let ids_after: Vec<u64> = pods.iter().map(|(_, pod)| pod.id).collect();
+        assert_eq!((ids_after, store.len()), (ids, 2));
 
         // One that is really gone is forgotten, at once when its group is.
         tree.vanish(&CgroupPath::new("kubepods/besteffort/podb").unwrap())
@@ -209,9 +209,9 @@ mod tests {
             let groups = changed.unwrap().into_iter();
             groups.map(|group| group.name().to_owned()).collect()
         };
-        let both = list(&["a", "b"]);
+        let two_pods = list(&["a", "b"]);
         assert_eq!(
-            changed_uids(pods.follow(both, 0, root, &mut store)),
+            changed_uids(pods.follow(two_pods, 0, root, &mut store)),
             ["poda", "podb"]
         );
         let more = list(&["a", "b", "c"]);
@@ -230,9 +230,9 @@ mod tests {
         pods.follow(list(&["a"]), 0, root, &mut store);
         let id = pods.iter().next().unwrap().1.containers[0].id;
         store.push((SeriesSubject::Container(id), Metric::CpuUsage), 0, 5.0);
-        let mut again = list(&["a"]).unwrap().as_ref().clone();
-        again[0].containers[0].cgroup = CgroupPath::new("kubepods/besteffort/poda/other").ok();
-        pods.follow(Some(Arc::new(again)), 1, root, &mut store);
+        let mut changed = list(&["a"]).unwrap().as_ref().clone();
+        changed[0].containers[0].cgroup = CgroupPath::new("kubepods/besteffort/poda/other").ok();
+        pods.follow(Some(Arc::new(changed)), 1, root, &mut store);
         assert_ne!(pods.iter().next().unwrap().1.containers[0].id, id);
         assert!(store.is_empty());
     }

@@ -265,8 +265,8 @@ mod tests {
             let feed = |cpu_ms: u64, periods: u64, throttled: u64| {
                 let bandwidth = format!("nr_periods {periods}\nnr_throttled {throttled}\n");
                 let (usage, stat) = if v2 {
-                    let both = format!("usage_usec {}\n{bandwidth}", cpu_ms * 1000);
-                    (both.clone(), both)
+                    let cpu_stat = format!("usage_usec {}\n{bandwidth}", cpu_ms * 1000);
+                    (cpu_stat.clone(), cpu_stat)
                 } else {
                     (format!("{}\n", cpu_ms * 1_000_000), bandwidth)
                 };
@@ -352,8 +352,8 @@ mod tests {
         collector.retry_now();
         assert_eq!(sample(&mut collector, &mut scratch, 6), (None, Some(6.0)));
         feed(1500, stat);
-        let whole = (Some(0.5), Some(6.0));
-        assert_eq!(sample(&mut collector, &mut scratch, 7), whole);
+        let expected = (Some(0.5), Some(6.0));
+        assert_eq!(sample(&mut collector, &mut scratch, 7), expected);
         feed(2000, "active_anon many\n");
         assert_eq!(sample(&mut collector, &mut scratch, 8), (Some(0.5), None));
         feed(2500, stat);
@@ -361,7 +361,7 @@ mod tests {
         feed(3000, stat);
         assert_eq!(
             sample(&mut collector, &mut scratch, 10),
-            whole,
+            expected,
             "opened again"
         );
         tree.vanish(&group).unwrap();

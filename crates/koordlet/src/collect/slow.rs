@@ -409,9 +409,9 @@ mod tests {
         }
         let ran = counts.map(|count| count.load(Ordering::Relaxed));
         assert_eq!(ran, [4, 1, 11, 4]);
-        let told = |state, text: &str| Some((state, text.to_owned()));
-        assert_eq!(facts.failure("bad"), told(State::Failing, "missing"));
-        let gave_up = told(State::Unavailable, "no PMU");
+        let failure = |state, text: &str| Some((state, text.to_owned()));
+        assert_eq!(facts.failure("bad"), failure(State::Failing, "missing"));
+        let gave_up = failure(State::Unavailable, "no PMU");
         assert_eq!(facts.failure("hopeless"), gave_up);
         assert_eq!(facts.failure("good"), None);
         let text = koord_app::metrics::encode(&registry).unwrap();

@@ -237,14 +237,14 @@ mod tests {
         .unwrap();
         let scan = read(tree.root()).unwrap();
         let set = |disks: &[&str]| disks.iter().map(ToString::to_string).collect();
-        let both: BTreeSet<String> = set(&["/dev/nvme0n1", "/dev/sda"]);
+        let two_disks: BTreeSet<String> = set(&["/dev/nvme0n1", "/dev/sda"]);
         assert_eq!(scan.numbers.len(), 2, "{:?}", scan.numbers);
         assert_eq!(scan.numbers["/dev/sda"], "8:0");
         assert_eq!(scan.numbers["/dev/nvme0n1"], "259:0");
         assert_eq!(scan.disks["/dev/sda1"], set(&["/dev/sda"]));
         assert_eq!(scan.disks["/dev/sda"], set(&["/dev/sda"]));
-        assert_eq!(scan.disks["/dev/mapper/my--vg-data--1"], both);
-        assert_eq!(scan.groups["my-vg"], both);
+        assert_eq!(scan.disks["/dev/mapper/my--vg-data--1"], two_disks);
+        assert_eq!(scan.groups["my-vg"], two_disks);
         assert_eq!(scan.mounts.len(), 3, "{:?}", scan.mounts);
         assert_eq!(scan.mounts["/mnt/with space"], "/dev/sda1");
         assert_eq!(scan.mounts["/data"], "/dev/dm-0");
@@ -276,8 +276,11 @@ mod tests {
     fn this_machine() {
         let storage = read(&Root::system().unwrap()).unwrap();
         for (device, disks) in &storage.disks {
-            let known = disks.iter().all(|disk| storage.numbers.contains_key(disk));
-            assert!(known && !disks.is_empty(), "{device} is on {disks:?}");
+            let all_numbered = disks.iter().all(|disk| storage.numbers.contains_key(disk));
+            assert!(
+                all_numbered && !disks.is_empty(),
+                "{device} is on {disks:?}"
+            );
         }
     }
 }

@@ -151,13 +151,13 @@ mod tests {
 
     fn ids(report: Option<Report>) -> Vec<String> {
         let devices = report.into_iter().flat_map(|report| report.devices);
-        devices.map(|found| found.info.id).collect()
+        devices.map(|device| device.info.id).collect()
     }
 
     fn wrong(problems_by_object: &DeviceProblems) -> Vec<(&str, &str, &str)> {
         let each = problems_by_object.iter().flat_map(|(object, list)| {
             let list = list.iter();
-            list.map(|one| (object.as_str(), one.field.as_str(), one.value.as_str()))
+            list.map(|entry| (object.as_str(), entry.field.as_str(), entry.value.as_str()))
         });
         each.collect()
     }

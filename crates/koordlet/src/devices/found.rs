@@ -66,12 +66,12 @@ impl DeviceFinder {
     }
 
     fn find_adapters(&mut self) -> Vec<Malformed> {
-        let found = match adapters(&self.root) {
-            Ok(found) => found,
+        let all_adapters = match adapters(&self.root) {
+            Ok(all_adapters) => all_adapters,
             Err(error) => return vec![Malformed::new("", "", &error)],
         };
-        self.adapters = found.adapters.iter().map(adapter).collect();
-        let left_out = found.left_out.into_iter();
+        self.adapters = all_adapters.adapters.iter().map(adapter).collect();
+        let left_out = all_adapters.left_out.into_iter();
         let wrong = left_out.map(|(device, why)| Malformed::new("device", device, &why));
         wrong.collect()
     }
@@ -120,7 +120,7 @@ mod tests {
     /// Upstream: the adapter of `Test_reportGPUDevice`, with functions.
     #[test]
     fn an_adapter_is_reported_with_its_functions() {
-        let mut one = Adapter {
+        let mut sample = Adapter {
             devices: vec!["mlx5_0".to_owned()],
             minor: 0,
             place: Place {
@@ -136,12 +136,12 @@ mod tests {
             "topology": {"socketID": -1, "nodeID": 1, "pcieID": "pci0000:00", "busID": "0000:00:09.0"},
             "vfGroups": [{"vfs": [{"minor": -1, "busID": "0000:00:09.2"},
                 {"minor": -1, "busID": "0000:00:09.3"}]}]});
-        let written = |one: &Adapter| serde_json::to_value(adapter(one).info).unwrap();
-        assert_eq!(written(&one), expected);
-        one.functions.clear();
-        one.active = false;
+        let written = |it: &Adapter| serde_json::to_value(adapter(it).info).unwrap();
+        assert_eq!(written(&sample), expected);
+        sample.functions.clear();
+        sample.active = false;
         expected.as_object_mut().unwrap().remove("vfGroups");
         expected["health"] = json!(false);
-        assert_eq!(written(&one), expected);
+        assert_eq!(written(&sample), expected);
     }
 }

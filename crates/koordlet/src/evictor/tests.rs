@@ -266,7 +266,7 @@ fn reap((mut child, files): (Child, Vec<PathBuf>)) -> JoinHandle<Option<i32>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn containers_are_killed_where_the_server_fails_or_is_not_asked() {
+async fn containers_are_killed_if_server_fails_or_mode_is_kill() {
     for (mode, asked) in [(Mode::ApiThenKill, 1), (Mode::Kill, 0)] {
         let tree = Tree::hybrid("0-1").unwrap();
         let rig = Rig::new(|_| Answer::No(500), tree.root().clone());
@@ -329,7 +329,7 @@ fn modes_have_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_offers_is_asked_once() {
+async fn eviction_api_is_discovered_once() {
     let mut rig = Rig::new(|_| Answer::Yes, nowhere());
     let (evictor, mut results) = rig.start(Mode::Api);
     for name in ["a", "b"] {

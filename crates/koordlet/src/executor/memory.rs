@@ -231,8 +231,8 @@ impl WriteCache {
     pub(super) fn remove(&mut self, target: &Target) {
         let record = match split_target(target) {
             Some((group, file)) => self.groups.get_mut(group).and_then(|records| {
-                let at = records.iter().position(|(other, _)| *other == file)?;
-                Some(records.swap_remove(at).1)
+                let index = records.iter().position(|(other, _)| *other == file)?;
+                Some(records.swap_remove(index).1)
             }),
             None => self.others.remove(target),
         };
@@ -349,14 +349,14 @@ impl WriteCache {
             return self.others.entry(target.clone()).or_default();
         };
         let records = self.groups.entry(group.clone()).or_default();
-        let at = match records.iter().position(|(other, _)| *other == file) {
-            Some(at) => at,
+        let index = match records.iter().position(|(other, _)| *other == file) {
+            Some(index) => index,
             None => {
                 records.push((file, WriteRecord::default()));
                 records.len() - 1
             }
         };
-        &mut records[at].1
+        &mut records[index].1
     }
 }
 

@@ -133,11 +133,11 @@ impl Shape {
                 for (resource, byte) in
                     [(Resource::MemoryMin, raw[7]), (Resource::MemoryLow, raw[8])]
                 {
-                    let whole = match parent {
+                    let parent_cpus = match parent {
                         Some(parent) => states[*parent][&resource].parse().unwrap(),
                         None => 1_i64 << 33,
                     };
-                    let bytes = part(whole >> 12, byte) << 12;
+                    let bytes = part(parent_cpus >> 12, byte) << 12;
                     files.insert(resource, bytes.to_string());
                 }
                 let high = if raw[9] % 3 == 0 {
@@ -163,7 +163,7 @@ struct Watch {
 
 impl Watch {
     /// Looks at what a write to `path` can have broken.
-    fn look(&self, path: &Path, value: &str) {
+    fn check_write(&self, path: &Path, value: &str) {
         let Some((root, groups)) = self.seen.get() else {
             return;
         };
@@ -173,11 +173,15 @@ impl Watch {
             text.unwrap_or_default()
         };
         let number = |at, resource| read(at, resource).parse::<i64>().unwrap_or(0);
-        let all =
-            |resource| -> Vec<i64> { (0..groups.len()).map(|at| number(at, resource)).collect() };
+        let all = |resource| -> Vec<i64> {
+            (0..groups.len())
+                .map(|index| number(index, resource))
+                .collect()
+        };
         let mut wrong = Vec::new();
         let children = || {
-            let pair = |(at, (_, parent)): (usize, &(_, Option<usize>))| Some((at, (*parent)?));
+            let pair =
+                |(index, (_, parent)): (usize, &(_, Option<usize>))| Some((index, (*parent)?));
             groups.iter().enumerate().filter_map(pair)
         };
         match &*file {
@@ -188,10 +192,10 @@ impl Watch {
                         wrong.push(format!("burst {burst} over quota {quota}"));
                     }
                 }
-                for (at, parent) in children() {
+                for (index, parent) in children() {
                     let mut above = Some(parent);
                     while let Some(ancestor) = above {
-                        let (own, limit) = (quotas[at], quotas[ancestor]);
+                        let (own, limit) = (quotas[index], quotas[ancestor]);
                         if own >= 0 && limit >= 0 && own > limit {
                             wrong.push(format!("quota {own} under {limit}"));
                         }
@@ -201,10 +205,10 @@ impl Watch {
             }
             "cpuset.cpus" => {
                 let sets: Vec<CpuSet> = (0..groups.len())
-                    .map(|at| read(at, Resource::CpusetCpus).parse().unwrap())
+                    .map(|index| read(index, Resource::CpusetCpus).parse().unwrap())
                     .collect();
-                for (at, parent) in children() {
-                    let (own, outer) = (&sets[at], &sets[parent]);
+                for (index, parent) in children() {
+                    let (own, outer) = (&sets[index], &sets[parent]);
                     if !outer.is_empty() && !own.is_subset(outer) {
                         wrong.push(format!("CPUs {own} under {outer}"));
                     }
@@ -216,25 +220,25 @@ impl Watch {
                     _ => Resource::MemoryLow,
                 };
                 let bytes = all(resource);
-                for (at, parent) in children() {
-                    if bytes[at] > bytes[parent] {
-                        wrong.push(format!("{file} {} under {}", bytes[at], bytes[parent]));
+                for (index, parent) in children() {
+                    if bytes[index] > bytes[parent] {
+                        wrong.push(format!("{file} {} under {}", bytes[index], bytes[parent]));
                     }
                 }
             }
             _ => {}
         }
-        let at = wrong
+        let violations = wrong
             .into_iter()
             .map(|what| format!("after {}={value}: {what}", path.display()));
-        self.wrong.lock().unwrap().extend(at);
+        self.wrong.lock().unwrap().extend(violations);
     }
 }
 
 impl KernelWriter for Watch {
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
         self.inner.write(path, value)?;
-        self.look(path, value);
+        self.check_write(path, value);
         Ok(())
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {

@@ -260,11 +260,11 @@ fn the_last_of_several_values_counts() {
 }
 
 #[test]
-fn what_was_there_before_can_be_brought_back() {
+fn restore_writes_back_previous_values() {
     let mut rig = Rig::new();
     let pod = rig.group("kubepods/podx");
     let leaf = rig.group("kubepods/podx/c");
-    let gone = rig.group("kubepods/gone");
+    let removed = rig.group("kubepods/gone");
     let knob = Target::Sysctl(koord_host::Sysctl::MinFreeKbytes);
     rig.tree.put("proc/sys/vm/min_free_kbytes", "67\n").unwrap();
     let root = rig.tree.root().clone();
@@ -272,7 +272,7 @@ fn what_was_there_before_can_be_brought_back() {
     root.cgroup(&leaf).set_cfs_quota(80_000).unwrap();
     root.cgroup(&leaf).set_cpu_shares(300).unwrap();
     let want = |quota: &str| {
-        let mut all = [&pod, &leaf, &gone]
+        let mut all = [&pod, &leaf, &removed]
             .map(|group| intent(group, Resource::CfsQuota, quota))
             .to_vec();
         all.push(intent(&leaf, Resource::CpuShares, "400"));
@@ -286,7 +286,7 @@ fn what_was_there_before_can_be_brought_back() {
     rig.apply(want("20000"));
     // A weight that somebody else has set since is theirs.
     root.cgroup(&leaf).set_cpu_shares(555).unwrap();
-    rig.tree.vanish(&gone).unwrap();
+    rig.tree.vanish(&removed).unwrap();
     let applied = rig
         .executor
         .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
@@ -304,10 +304,10 @@ fn what_was_there_before_can_be_brought_back() {
     let entry = rig.log.entries().pop().unwrap();
     assert_eq!(entry.reason, "restore");
     // Once.
-    let again = rig
+    let second_restore = rig
         .executor
         .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
-    assert_eq!(again, Applied::default());
+    assert_eq!(second_restore, Applied::default());
     // Nothing is believed of what was brought back.
     assert_eq!(rig.apply(want("20000")).written, 5);
 }
@@ -331,7 +331,7 @@ fn refused_write_backs_off_and_is_reported_once() {
             }
             assert_eq!(applied.failed + applied.held_back, 1, "{errno}");
         }
-        let in_second_minute = attempts.iter().filter(|at| (60..120).contains(*at));
+        let in_second_minute = attempts.iter().filter(|second| (60..120).contains(*second));
         assert!(in_second_minute.count() <= 1, "{errno}: {attempts:?}");
         assert!(attempts.len() <= 14, "{errno}: {attempts:?}");
         assert!(
@@ -427,7 +427,7 @@ fn value_replaced_by_other_program_is_reported_once() {
 }
 
 #[test]
-fn changes_are_timed_and_what_is_so_already_is_not() {
+fn write_duration_is_recorded_for_changes_only() {
     let registry = prometheus::Registry::new();
     let mut rig = Rig::new();
     let metrics = crate::metrics::Metrics::new(&registry).unwrap();

@@ -193,23 +193,23 @@ mod tests {
 
     #[test]
     fn defaults_are_upstreams() {
-        let found = settings(&[]).unwrap();
-        assert_eq!(found.interval, Duration::from_secs(60));
-        assert!(found.fingerprint && found.publish && found.take_over == TakeOver::Never);
+        let parsed = settings(&[]).unwrap();
+        assert_eq!(parsed.interval, Duration::from_secs(60));
+        assert!(parsed.fingerprint && parsed.publish && parsed.take_over == TakeOver::Never);
         assert_eq!(
-            found.socket,
+            parsed.socket,
             Path::new("/var/lib/kubelet/pod-resources/kubelet.sock")
         );
         assert_eq!(
-            found.state_dir.as_deref(),
+            parsed.state_dir.as_deref(),
             Some(Path::new("/var/lib/kubelet"))
         );
-        assert_eq!(found.kubelet, ConfigSource::Node(Kubelet::default()));
+        assert_eq!(parsed.kubelet, ConfigSource::Node(Kubelet::default()));
     }
 
     #[test]
     fn upstreams_flags_with_one_dash_are_understood() {
-        let found = settings(&[
+        let parsed = settings(&[
             "-sleep-interval=3s",
             "-kubelet-state-dir=",
             "-no-publish",
@@ -218,9 +218,9 @@ mod tests {
             "-watch-namespace=*",
         ])
         .unwrap();
-        assert_eq!(found.interval, Duration::from_secs(3));
-        assert!(!found.fingerprint && !found.publish && found.state_dir.is_none());
-        assert_eq!(found.kubelet, ConfigSource::File("/k.yaml".into()));
+        assert_eq!(parsed.interval, Duration::from_secs(3));
+        assert!(!parsed.fingerprint && !parsed.publish && parsed.state_dir.is_none());
+        assert_eq!(parsed.kubelet, ConfigSource::File("/k.yaml".into()));
     }
 
     #[test]
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn resources_are_left_out_by_node() {
         let text = "excludeList:\n  '*': [memory]\n  n: [ex.com/a]\n  m: [cpu]\n";
-        let found: Vec<String> = excluded(text, "n").unwrap().into_iter().collect();
-        assert_eq!(found, ["ex.com/a", "memory"]);
+        let excluded_names: Vec<String> = excluded(text, "n").unwrap().into_iter().collect();
+        assert_eq!(excluded_names, ["ex.com/a", "memory"]);
         // Upstream's TestNewExcludeResourceList.
         let two = "node1: [cpu, vendor/nic1]\n  node2: [memory, hugepages-2Mi]\n";
         let any = "'*': [memory, vendor/nic1]\n  node1: [cpu, hugepages-2Mi]\n";
@@ -254,9 +254,9 @@ mod tests {
             (any, "node2", &["memory", "vendor/nic1"]),
             ("{}\n", "node1", &[]),
         ] {
-            let found = excluded(&format!("excludeList:\n  {list}"), node).unwrap();
-            let found: Vec<&str> = found.iter().map(String::as_str).collect();
-            assert_eq!(found, want, "{list}");
+            let excluded_names = excluded(&format!("excludeList:\n  {list}"), node).unwrap();
+            let excluded_names: Vec<&str> = excluded_names.iter().map(String::as_str).collect();
+            assert_eq!(excluded_names, want, "{list}");
         }
         assert!(excluded("{}", "n").unwrap().is_empty());
         for (text, part) in [("excludeLst: {}", "excludeLst"), ("excludeList: 3", "3")] {

@@ -46,7 +46,9 @@ impl ConfigSource {
             let path = Path::new(path);
             return match path.is_absolute() {
                 true => Ok(Self::File(path.to_owned())),
-                false => Err(format!("{text:?} is not an absolute path such as file:///path")),
+                false => Err(format!(
+                    "{text:?} is not an absolute path such as file:///path"
+                )),
             };
         }
         let wrong = || format!("{text:?} is neither file:///path nor https://host:port/configz");

@@ -96,15 +96,15 @@ fn machine_of_two() -> Machine {
 }
 
 /// What is found of a kubelet.
-async fn ask(kubelet: Kubelet) -> Result<Listed, ListError> {
+async fn read_kubelet(kubelet: Kubelet) -> Result<Listed, ListError> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
     let stop = CancellationToken::new();
     let server = serve(Shared(Arc::new(Mutex::new(kubelet))), &socket, &stop);
-    let found = list(&machine_of_two(), &socket).await;
+    let snapshot = list(&machine_of_two(), &socket).await;
     stop.cancel();
     server.await.unwrap().unwrap();
-    found
+    snapshot
 }
 
 fn serve(
@@ -120,8 +120,8 @@ fn serve(
 }
 
 #[tokio::test]
-async fn zones_are_what_the_kubelet_lists() {
-    let found = ask(Kubelet {
+async fn list_returns_zones_of_the_kubelets_lists() {
+    let snapshot = read_kubelet(Kubelet {
         allocatable: AllocatableResourcesResponse {
             cpu_ids: (1..8).collect(),
             memory: vec![memory(7 * GI, &[0]), memory(8 * GI, &[1])],
@@ -139,16 +139,16 @@ async fn zones_are_what_the_kubelet_lists() {
     })
     .await
     .unwrap();
-    let text: Vec<String> = found
+    let text: Vec<String> = snapshot
         .zones
         .zones
         .iter()
         .flat_map(|zone| {
-            zone.resources.iter().map(|one| {
-                let (capacity, free) = (&one.capacity, &one.available);
+            zone.resources.iter().map(|resource| {
+                let (capacity, free) = (&resource.capacity, &resource.available);
                 format!(
                     "{} {} {capacity} {} {free}",
-                    zone.name, one.name, one.allocatable
+                    zone.name, resource.name, resource.allocatable
                 )
             })
         })
@@ -164,21 +164,21 @@ async fn zones_are_what_the_kubelet_lists() {
             "node-1 memory 8Gi 8Gi 6Gi",
         ]
     );
-    assert_eq!((found.pods, found.zones.problems.len()), (1, 0));
-    assert!(!found.zones.is_contradictory);
+    assert_eq!((snapshot.pods, snapshot.zones.problems.len()), (1, 0));
+    assert!(!snapshot.zones.is_contradictory);
     // Of default/pod1, by an independent implementation.
-    assert_eq!(found.fingerprint, "pfp0v001a5e1c50c557adb9d");
+    assert_eq!(snapshot.fingerprint, "pfp0v001a5e1c50c557adb9d");
 }
 
 #[tokio::test]
-async fn lists_that_make_no_sense_are_told_and_passed_over() {
+async fn list_reports_and_skips_invalid_entries() {
     let container = ContainerResources {
         cpu_ids: vec![-1, 5, i64::MAX],
         memory: vec![memory(GI, &[64])],
         devices: vec![devices(&["z"], &[-7])],
         ..ContainerResources::default()
     };
-    let found = ask(Kubelet {
+    let snapshot = read_kubelet(Kubelet {
         allocatable: AllocatableResourcesResponse {
             cpu_ids: (0..8).collect(),
             ..AllocatableResourcesResponse::default()
@@ -187,10 +187,10 @@ async fn lists_that_make_no_sense_are_told_and_passed_over() {
     })
     .await
     .unwrap();
-    assert!(found.zones.is_contradictory);
-    let free = |zone: usize| found.zones.zones[zone].resources[0].available.value();
+    assert!(snapshot.zones.is_contradictory);
+    let free = |zone: usize| snapshot.zones.zones[zone].resources[0].available.value();
     assert_eq!((free(0), free(1)), (4, 3));
-    let mut problems = found.zones.problems.clone();
+    let mut problems = snapshot.zones.problems.clone();
     problems.sort();
     assert_eq!(
         problems,
@@ -208,7 +208,7 @@ async fn lists_that_make_no_sense_are_told_and_passed_over() {
 /// CPUs that are listed are the container's own; upstream asks the API server whether they are, which
 /// differs in its last row alone, that of a pod with 1500 milli-CPUs, for which no kubelet lists any.
 #[test]
-fn what_a_container_is_listed_with_counts() {
+fn taken_counts_listed_resources_of_a_container() {
     let device = |nodes: &[i64]| ContainerDevices {
         resource_name: "fake.io/resource".to_owned(),
         device_ids: vec!["devA".to_owned()],
@@ -230,15 +230,18 @@ fn what_a_container_is_listed_with_counts() {
         let mut problems = lists::Problems::default();
         let share = lists::taken(&container, &mut problems);
         assert_eq!(share.cpus.to_string(), want, "{cpus:?} {devices:?}");
-        let found = share.devices.iter().flat_map(|group| &group.ids);
-        assert_eq!(found.count(), count, "{devices:?}");
+        let ids = share.devices.iter().flat_map(|group| &group.ids);
+        assert_eq!(ids.count(), count, "{devices:?}");
         assert!(problems.messages.is_empty() && !problems.is_contradictory);
     }
 }
 
 #[tokio::test]
 async fn a_kubelet_that_does_not_answer_is_named() {
-    let error = ask(Kubelet::default()).await.unwrap_err().to_string();
+    let error = read_kubelet(Kubelet::default())
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(
         error.starts_with("List at ") && error.ends_with("Unavailable: starting"),
         "{error}"
@@ -272,12 +275,12 @@ fn every_machine_has_a_numa_node() {
     };
     put("sys/devices/system/cpu/online", "0-1\n");
     put("proc/meminfo", "MemTotal: 4 kB\nMemFree: 1 kB\n");
-    let found = machine(&Root::below(temp.path()).unwrap()).unwrap();
-    assert_eq!(found[&0].cpus.to_string(), "0-1");
-    assert_eq!(found[&0].memory["memory"], 4096);
-    let found = machine(&Root::system().unwrap()).unwrap();
+    let nodes = machine(&Root::below(temp.path()).unwrap()).unwrap();
+    assert_eq!(nodes[&0].cpus.to_string(), "0-1");
+    assert_eq!(nodes[&0].memory["memory"], 4096);
+    let nodes = machine(&Root::system().unwrap()).unwrap();
     assert!(
-        found.values().any(|node| !node.cpus.is_empty()),
-        "{found:?}"
+        nodes.values().any(|node| !node.cpus.is_empty()),
+        "{nodes:?}"
     );
 }

@@ -158,7 +158,7 @@ mod tests {
     /// Upstream: `Test_plugin_SetPodResources`.
     #[test]
     fn pods() {
-        let one = container("a", Some(500), Some(500));
+        let limited = container("a", Some(500), Some(500));
         let only_limit = container("b", None, Some(1000));
         let only_request = container("b", Some(500), None);
         let bare = json!({"name": "c"});
@@ -166,27 +166,27 @@ mod tests {
         let lifted = Node::default().quotas_lifted();
         let fast = Node::default().ratio("1.2");
         let cases = [
-            ("not BE", &plain, "LS", vec![&one], None),
+            ("not BE", &plain, "LS", vec![&limited], None),
             ("no batch resources", &plain, "BE", vec![&bare], None),
             (
                 "quotas lifted",
                 &lifted,
                 "BE",
-                vec![&one],
+                vec![&limited],
                 Some((512, -1, 2 * GI)),
             ),
             (
                 "one container",
                 &plain,
                 "BE",
-                vec![&one],
+                vec![&limited],
                 Some((512, 50_000, 2 * GI)),
             ),
             (
                 "two containers",
                 &plain,
                 "BE",
-                vec![&one, &only_limit],
+                vec![&limited, &only_limit],
                 Some((512, 150_000, 4 * GI)),
             ),
             (
@@ -200,14 +200,14 @@ mod tests {
                 "one without a limit",
                 &plain,
                 "BE",
-                vec![&one, &only_request],
+                vec![&limited, &only_request],
                 Some((1024, -1, -1)),
             ),
             (
                 "a faster node",
                 &fast,
                 "BE",
-                vec![&one],
+                vec![&limited],
                 Some((512, 41_667, 2 * GI)),
             ),
         ];
@@ -217,7 +217,7 @@ mod tests {
             let wanted = desired(&pod, None, &node.rules());
             assert_eq!(values(&wanted), want, "{name}");
         }
-        let with_bare = batch_pod("BE", &[one, bare], &[]);
+        let with_bare = batch_pod("BE", &[limited, bare], &[]);
         let wanted = desired(&with_bare, None, &plain.rules());
         assert_eq!(values(&wanted), Some((512, -1, -1)));
         assert!(desired_sandbox(&with_bare, &plain.rules()).is_empty());
@@ -306,7 +306,7 @@ mod tests {
 
     /// V1 refuses a container a quota above its pod's.
     #[test]
-    fn a_pod_holds_its_init_containers_and_sidecars() {
+    fn pod_quota_covers_init_containers_and_sidecars() {
         let sidecar = |milli| {
             let mut sidecar = container("s", Some(milli), Some(milli));
             sidecar["restartPolicy"] = json!("Always");

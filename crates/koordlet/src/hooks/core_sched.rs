@@ -71,16 +71,20 @@ mod tests {
                     "koordinator.sh/core-sched-policy": policy}},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let of = |wanted: Adjustment| wanted.core_sched.map(|it| it.value);
+            let core_sched_value = |wanted: Adjustment| wanted.core_sched.map(|it| it.value);
             assert_eq!(
-                of(desired(&pod, pod.containers.first(), &rules)),
+                core_sched_value(desired(&pod, pod.containers.first(), &rules)),
                 want,
                 "{qos} {policy}"
             );
-            assert_eq!(of(desired_sandbox(&pod, &rules)), want, "{qos} {policy}");
-            assert_eq!(of(desired(&pod, None, &rules)), None);
+            assert_eq!(
+                core_sched_value(desired_sandbox(&pod, &rules)),
+                want,
+                "{qos} {policy}"
+            );
+            assert_eq!(core_sched_value(desired(&pod, None, &rules)), None);
             let closed = Node::default().cpu_qos("coreSched").rules();
-            assert_eq!(of(desired_sandbox(&pod, &closed)), None);
+            assert_eq!(core_sched_value(desired_sandbox(&pod, &closed)), None);
         }
     }
 }

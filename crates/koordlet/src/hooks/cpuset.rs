@@ -83,7 +83,7 @@ mod tests {
     use koord_api::PriorityClass;
     use serde_json::{Value, json};
 
-    fn given(qos: &str, resources: Value, status: Value) -> PodInfo {
+    fn pod_with_status(qos: &str, resources: Value, status: Value) -> PodInfo {
         let notes = json!({"scheduling.koordinator.sh/resource-status": status.to_string()});
         pod(json!({
             "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
@@ -128,7 +128,7 @@ mod tests {
             ("LSR", &pinned, &off, None),
             ("LSE", &pinned, &off, None),
         ] {
-            let pod = given(qos, guaranteed(), status.clone());
+            let pod = pod_with_status(qos, guaranteed(), status.clone());
             let rules = node.rules();
             let container = pod.containers.first();
             for wanted in [
@@ -168,7 +168,7 @@ mod tests {
                 Some(""),
             ),
         ] {
-            let pod = given(qos, resources, status.clone());
+            let pod = pod_with_status(qos, resources, status.clone());
             let rules = node.rules();
             let container = desired(&pod, pod.containers.first(), &rules);
             assert_eq!(cpus(container).as_deref(), want, "{qos} {status}");
@@ -181,7 +181,7 @@ mod tests {
             );
         }
         let by_pool = pools.open(Gate::BECPUManager).rules();
-        let pod = given("BE", json!({}), numa("kubernetes.io/batch-cpu"));
+        let pod = pod_with_status("BE", json!({}), numa("kubernetes.io/batch-cpu"));
         assert_eq!(
             cpus(desired_sandbox(&pod, &by_pool)).as_deref(),
             Some("8-15")

@@ -91,10 +91,14 @@ mod tests {
                 "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": qos}, "annotations": notes},
                 "spec": {"containers": [{"name": "c"}]}}));
             let rules = node.rules();
-            let of = |wanted: Adjustment| wanted.bvt.map(|it| it.value);
-            assert_eq!(of(desired(&pod, None, &rules)), want, "{qos} {notes}");
+            let bvt_value = |wanted: Adjustment| wanted.bvt.map(|it| it.value);
             assert_eq!(
-                of(desired(&pod, pod.containers.first(), &rules)),
+                bvt_value(desired(&pod, None, &rules)),
+                want,
+                "{qos} {notes}"
+            );
+            assert_eq!(
+                bvt_value(desired(&pod, pod.containers.first(), &rules)),
                 want,
                 "{qos} {notes}"
             );

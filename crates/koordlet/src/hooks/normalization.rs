@@ -109,43 +109,49 @@ mod tests {
     #[test]
     fn quotas() {
         let ls = json!({"koordinator.sh/qosClass": "LS"});
-        let one: &[Option<&str>] = &[Some("1")];
+        let one_cpu: &[Option<&str>] = &[Some("1")];
         for (name, node, labels, limits, want) in [
             ("no limit", node().ratio("1.2"), &ls, &[None][..], None),
             (
                 "BE",
                 node().ratio("1.2"),
                 &json!({"koordinator.sh/qosClass": "BE"}),
-                one,
+                one_cpu,
                 None,
             ),
             (
                 "LSR",
                 node().ratio("1.2"),
                 &json!({"koordinator.sh/qosClass": "LSR"}),
-                one,
+                one_cpu,
                 None,
             ),
             (
                 "SYSTEM",
                 node().ratio("1.2"),
                 &json!({"koordinator.sh/qosClass": "SYSTEM"}),
-                one,
+                one_cpu,
                 None,
             ),
-            ("no ratio", node(), &ls, one, None),
-            ("1.2", node().ratio("1.2"), &ls, one, Some(83_334)),
+            ("no ratio", node(), &ls, one_cpu, None),
+            ("1.2", node().ratio("1.2"), &ls, one_cpu, Some(83_334)),
             (
                 "no class",
                 node().ratio("1.2"),
                 &json!({}),
-                one,
+                one_cpu,
                 Some(83_334),
             ),
-            ("1.0", node().ratio("1.0"), &ls, one, Some(100_000)),
-            ("below 1", node().ratio("0.50"), &ls, one, Some(100_000)),
-            ("not a ratio", node().ratio("[}"), &ls, one, None),
-            ("gate closed", Node::default().ratio("1.2"), &ls, one, None),
+            ("1.0", node().ratio("1.0"), &ls, one_cpu, Some(100_000)),
+            ("below 1", node().ratio("0.50"), &ls, one_cpu, Some(100_000)),
+            ("not a ratio", node().ratio("[}"), &ls, one_cpu, None),
+            (
+                "gate closed",
+                Node::default().ratio("1.2"),
+                &ls,
+                one_cpu,
+                None,
+            ),
         ] {
             let pod = limited(labels.clone(), None, limits);
             assert_eq!(quota(&pod, &node, false), want, "pod: {name}");
@@ -157,8 +163,8 @@ mod tests {
     #[test]
     fn a_pod_is_limited_when_all_its_containers_are() {
         let node = node().ratio("2.0");
-        let both = limited(json!({}), None, &[Some("1"), Some("500m")]);
-        assert_eq!(quota(&both, &node, false), Some(75_000));
+        let two_containers = limited(json!({}), None, &[Some("1"), Some("500m")]);
+        assert_eq!(quota(&two_containers, &node, false), Some(75_000));
         let half = limited(json!({}), None, &[Some("1"), None]);
         assert_eq!(quota(&half, &node, false), None);
         assert_eq!(quota(&half, &node, true), Some(50_000));

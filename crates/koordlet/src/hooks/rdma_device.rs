@@ -55,16 +55,27 @@ mod tests {
                     "annotations": {"scheduling.koordinator.sh/device-allocated": devices}},
                 "spec": {"containers": [{"name": "c"}]}}))
         };
-        let one = pod(r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#);
+        let pod_with_adapter = pod(r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#);
         let rules = Node::default().open(Gate::RDMADeviceInject).rules();
-        let wanted = desired(&one, one.containers.first(), &rules);
+        let wanted = desired(
+            &pod_with_adapter,
+            pod_with_adapter.containers.first(),
+            &rules,
+        );
         let files: Vec<_> = wanted.devices.into_iter().map(|it| it.value).collect();
         let verbs = RdmaFile::Verbs("0000:3b:00.0".to_owned());
         assert_eq!(files, [RdmaFile::ConnectionManager, verbs]);
-        assert!(desired_sandbox(&one, &rules).is_empty());
-        assert!(desired(&one, None, &rules).is_empty());
+        assert!(desired_sandbox(&pod_with_adapter, &rules).is_empty());
+        assert!(desired(&pod_with_adapter, None, &rules).is_empty());
         let closed = Node::default().rules();
-        assert!(desired(&one, one.containers.first(), &closed).is_empty());
+        assert!(
+            desired(
+                &pod_with_adapter,
+                pod_with_adapter.containers.first(),
+                &closed
+            )
+            .is_empty()
+        );
 
         let astray = pod(r#"{"rdma":[{"minor":0,"id":"../0000:3b:00.0"}]}"#);
         let wanted = desired(&astray, astray.containers.first(), &rules);

@@ -162,15 +162,15 @@ fn hooks_are_sorted_and_values_have_one_owner() {
             for (one, two) in hook
                 .claims
                 .iter()
-                .flat_map(|one| other.claims.iter().map(move |two| (one, two)))
+                .flat_map(|claim| other.claims.iter().map(move |two| (claim, two)))
             {
-                let levels = one.levels.iter().any(|level| two.levels.contains(level));
+                let levels = claim.levels.iter().any(|level| two.levels.contains(level));
                 let clash =
-                    one.resource == two.resource && levels && one.classes.meets(two.classes);
+                    claim.resource == two.resource && levels && claim.classes.meets(two.classes);
                 assert!(
                     !clash,
                     "{} and {} both say {:?}",
-                    hook.name, other.name, one.resource
+                    hook.name, other.name, claim.resource
                 );
             }
         }
@@ -249,25 +249,25 @@ fn parts(wanted: &Adjustment) -> Vec<(HookResource, &'static str)> {
         fresh_directory: _,
         problems: _,
     } = wanted;
-    let by = |resource, by: Option<&'static str>| by.map(|by| (resource, by));
+    let with_hook = |resource, name: Option<&'static str>| name.map(|name| (resource, name));
     [
-        by(HookResource::CpuShares, cpu_shares.as_ref().map(|it| it.by)),
-        by(HookResource::CfsQuota, cfs_quota.as_ref().map(|it| it.by)),
-        by(HookResource::Cpus, cpus.as_ref().map(|it| it.by)),
-        by(
+        with_hook(HookResource::CpuShares, cpu_shares.as_ref().map(|it| it.by)),
+        with_hook(HookResource::CfsQuota, cfs_quota.as_ref().map(|it| it.by)),
+        with_hook(HookResource::Cpus, cpus.as_ref().map(|it| it.by)),
+        with_hook(
             HookResource::MemoryLimit,
             memory_limit.as_ref().map(|it| it.by),
         ),
-        by(HookResource::Bvt, bvt.as_ref().map(|it| it.by)),
-        by(HookResource::CpuIdle, cpu_idle.as_ref().map(|it| it.by)),
-        by(
+        with_hook(HookResource::Bvt, bvt.as_ref().map(|it| it.by)),
+        with_hook(HookResource::CpuIdle, cpu_idle.as_ref().map(|it| it.by)),
+        with_hook(
             HookResource::OomScoreAdj,
             oom_score_adj.as_ref().map(|it| it.by),
         ),
-        by(HookResource::CoreSched, core_sched.as_ref().map(|it| it.by)),
-        by(HookResource::Resctrl, resctrl.as_ref().map(|it| it.by)),
-        by(HookResource::Env, env.first().map(|it| it.by)),
-        by(HookResource::Devices, devices.first().map(|it| it.by)),
+        with_hook(HookResource::CoreSched, core_sched.as_ref().map(|it| it.by)),
+        with_hook(HookResource::Resctrl, resctrl.as_ref().map(|it| it.by)),
+        with_hook(HookResource::Env, env.first().map(|it| it.by)),
+        with_hook(HookResource::Devices, devices.first().map(|it| it.by)),
     ]
     .into_iter()
     .flatten()

@@ -169,7 +169,7 @@ fn names_types_and_labels_are_upstreams() {
     metrics.started("n1", 1);
     record(&metrics);
     let families = registry.gather();
-    let mut seen = BTreeMap::new();
+    let mut recorded = BTreeMap::new();
     for family in &families {
         let kind = match family.get_field_type() {
             MetricType::GAUGE => "g",
@@ -177,23 +177,23 @@ fn names_types_and_labels_are_upstreams() {
             MetricType::HISTOGRAM => "h",
             other => panic!("{other:?}"),
         };
-        let who = if is_external(family.name()) { "e" } else { "i" };
+        let audience = if is_external(family.name()) { "e" } else { "i" };
         let labels = family.get_metric()[0].get_label();
         let labels: BTreeSet<_> = labels.iter().map(|l| l.name().to_owned()).collect();
         let name = family.name().strip_prefix("koordlet_").unwrap().to_owned();
-        seen.insert(name, (kind, who, labels));
+        recorded.insert(name, (kind, audience, labels));
     }
     for line in UPSTREAM.lines().filter(|line| !line.is_empty()) {
-        let mut words = line.split(' ');
-        let name = words.next().unwrap();
-        let (kind, who, labels) = seen.remove(name).unwrap_or_else(|| panic!("no {name}"));
-        assert_eq!(words.next(), Some(kind), "{name}");
-        assert_eq!(words.next(), Some(who), "{name}");
-        let want = words.next().unwrap().split(',').map(str::to_owned);
+        let mut columns = line.split(' ');
+        let name = columns.next().unwrap();
+        let (kind, audience, labels) = recorded.remove(name).unwrap_or_else(|| panic!("no {name}"));
+        assert_eq!(columns.next(), Some(kind), "{name}");
+        assert_eq!(columns.next(), Some(audience), "{name}");
+        let want = columns.next().unwrap().split(',').map(str::to_owned);
         assert_eq!(labels, want.collect(), "{name}");
     }
-    let rest: BTreeSet<_> = seen.keys().map(String::as_str).collect();
-    assert_eq!(rest, BTreeSet::from(OURS));
+    let remaining: BTreeSet<_> = recorded.keys().map(String::as_str).collect();
+    assert_eq!(remaining, BTreeSet::from(OURS));
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn values_carry_upstreams_units() {
 }
 
 #[test]
-fn nothing_is_shown_before_the_node_is_known() {
+fn metrics_are_empty_before_the_node_is_known() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
     record(&metrics);
@@ -257,7 +257,7 @@ fn nothing_is_shown_before_the_node_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_gone_vanishes() {
+async fn metrics_of_removed_objects_are_removed() {
     let registry = Registry::new();
     let metrics = Metrics::new(&registry).unwrap();
     metrics.started("n1", 1);
@@ -287,21 +287,21 @@ async fn what_is_gone_vanishes() {
     metrics.oom_score_adj(&other, 1);
     tokio::time::advance(Duration::from_secs(2)).await;
     let later = text();
-    for gone in [
+    for absent in [
         "container_cpi{",
         "pod_psi{",
         "pod_eviction_detail{",
         "container_core_sched_cookie{",
     ] {
-        assert!(!later.contains(gone), "{gone}: {later}");
+        assert!(!later.contains(absent), "{absent}: {later}");
     }
     // Counts, specifications and what was said again stay.
-    for kept in [
+    for present in [
         "pod_eviction{",
         "container_resource_requests{",
         "oom_score_adj{",
     ] {
-        assert!(later.contains(kept), "{kept}: {later}");
+        assert!(later.contains(present), "{present}: {later}");
     }
     metrics.cookie(&other, "g", 7);
     assert!(text().contains("container_core_sched_cookie{"));

@@ -251,7 +251,7 @@ fn the_other_cases_of_upstreams_report() {
 }
 
 #[test]
-fn a_pool_that_pods_hold_is_gone_and_one_that_is_kept_back_is_empty() {
+fn pool_taken_by_pods_is_absent_and_reserved_pool_is_empty() {
     let mut case = Case::new();
     case.pods = vec![pod("pod1", "a", "LSE", "0-3")];
     let second = r#"{"socket":1,"node":1,"cpuset":"4-7"}"#;
@@ -299,7 +299,7 @@ fn cpus_of_system_pods_are_kept_from_others() {
 
 /// Upstream's `Test_calGuaranteedCpu` and `Test_calKubeletAllocatedCPUs`.
 #[test]
-fn what_the_kubelet_gave_away() {
+fn exclusive_cpus_reads_cpu_manager_state() {
     let pods = [
         pod("test-pod", "pod", "", ""),
         pod("test-ls-pod", "LSPod", "LS", "3-4"),
@@ -311,7 +311,7 @@ fn what_the_kubelet_gave_away() {
         "pod":{"container1":"1-2","container2":"2-3"},"LSPod":{"container1":"3-4"},
         "BEPod":{"container1":"4-5"},"LSRPod":{"container1":"5-6"},
         "LSEPod":{"container1":"6-7"}},"checksum":962272150}"#;
-    let one = r#"{"policyName":"none","defaultCPUSet":"1-3","entries":{
+    let state_text = r#"{"policyName":"none","defaultCPUSet":"1-3","entries":{
         "pod":{"container1":"1-2","container2":"2-3"}},"checksum":962272150}"#;
     let none = r#"{"policyName":"none","defaultCpuSet":"","checksum":1000000000}"#;
     let empty = r#"{"policyName":"none","defaultCPUSet":"4-6","entries":{},"checksum":354655845}"#;
@@ -320,16 +320,16 @@ fn what_the_kubelet_gave_away() {
         ("", &pods[..], Some("")),
         (none, &pods, Some("")),
         (empty, &pods, Some("")),
-        (one, &[], Some("/ pod 1-3")),
+        (state_text, &[], Some("/ pod 1-3")),
         (all, &pods, Some("test-ns/test-pod pod 1-3")),
         ("{", &pods, None),
         ("invalidContent", &pods, None),
         (r#"{"entries":{"pod":"1-2"}}"#, &pods, None),
     ] {
-        let given = cpus::ExclusiveCpus::read(state, pods).ok();
-        let text = given.map(|given| {
-            assert_eq!(given.malformed, []);
-            let all = given.pods.iter().map(|it| {
+        let exclusive = cpus::ExclusiveCpus::read(state, pods).ok();
+        let text = exclusive.map(|exclusive| {
+            assert_eq!(exclusive.malformed, []);
+            let all = exclusive.pods.iter().map(|it| {
                 assert!(it.managed_by_kubelet);
                 format!("{}/{} {} {}", it.namespace, it.name, it.uid, it.cpuset)
             });
@@ -355,7 +355,7 @@ fn what_the_kubelet_gave_away() {
 
 /// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and what its kubelet would not start with.
 #[test]
-fn what_the_kubelet_keeps_for_itself() {
+fn kubelet_reserved_returns_cpus_of_static_policy() {
     let topology = cpus::topology(&twelve());
     for (config, wanted) in [
         (
@@ -462,15 +462,15 @@ fn policies_of_the_topology_manager() {
             "topologyManagerPolicy": policy, "topologyManagerScope": scope})));
         let report = case.report().unwrap();
         assert_eq!(report.policy, wanted, "{policy} {scope}");
-        let said: Vec<_> = report
+        let malformed: Vec<_> = report
             .attributes
             .iter()
             .map(|it| it.value.as_str())
             .collect();
         if policy.is_empty() || scope.is_empty() || policy == "strict" {
-            assert_eq!(said, [""; 0], "{policy} {scope}");
+            assert_eq!(malformed, [""; 0], "{policy} {scope}");
         } else {
-            assert_eq!(said, [policy, scope]);
+            assert_eq!(malformed, [policy, scope]);
         }
         assert_eq!(report.malformed.len(), usize::from(policy == "strict"));
     }
@@ -555,8 +555,8 @@ fn each_numa_node_keeps_back_its_part() {
         "node-0 Node cpu=1/0/0 memory=1Gi/0/0"
     );
     // Nothing is kept back, and no capacity is known.
-    for of in [("1", "1Gi"), ("0", "0")] {
-        let zone = reserved(1, &[1 << 20], ("1", "1Gi"), of, "true");
+    for allocatable in [("1", "1Gi"), ("0", "0")] {
+        let zone = reserved(1, &[1 << 20], ("1", "1Gi"), allocatable, "true");
         assert_eq!(zone, "node-0 Node cpu=1 memory=1Gi");
     }
 }
@@ -564,7 +564,7 @@ fn each_numa_node_keeps_back_its_part() {
 /// Memory without CPUs, as CXL has it: upstream reports no node at all. CPUs are kept back where there
 /// are some.
 #[test]
-fn a_numa_node_without_cpus_is_a_zone_all_the_same() {
+fn numa_node_without_cpus_is_a_zone() {
     let mut case = Case::new();
     case.machine.numa.push(NumaNode {
         id: 10,
@@ -607,7 +607,7 @@ fn patched(object: &Newer, patch: &Value) -> Newer {
 }
 
 #[test]
-fn a_new_object_says_all_of_it() {
+fn created_object_has_the_full_report() {
     let mut case = Case::new();
     case.node.numa_reservation = Some("false".to_owned());
     case.kubelet = Some(kubelet(json!({"cpuManagerPolicy": "none",
@@ -653,18 +653,18 @@ fn a_new_object_says_all_of_it() {
 /// Upstream's `Test_nodeTopology_isChanged`: an annotation that differs, is new or is missing is
 /// written, the same JSON in another order is not; and upstream's cases of merging zones.
 #[test]
-fn only_what_differs_is_written() {
+fn changes_contains_only_differences() {
     let report = Case::new().report().unwrap();
-    let whole = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
+    let created = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
     let changes = |edit: &dyn Fn(&mut Value)| {
-        let mut value = serde_json::to_value(&whole).unwrap();
+        let mut value = serde_json::to_value(&created).unwrap();
         value["metadata"]["resourceVersion"] = json!("7");
         edit(&mut value);
-        let there = object(value);
-        let patch = there.changes(&report, TopologyMode::Koordinator);
+        let stored = object(value);
+        let patch = stored.changes(&report, TopologyMode::Koordinator);
         if let Some(patch) = &patch {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
-            let settled = patched(&there, patch);
+            let settled = patched(&stored, patch);
             assert_eq!(
                 settled.changes(&report, TopologyMode::Koordinator),
                 None,
@@ -731,10 +731,10 @@ fn only_what_differs_is_written() {
 
 /// Two fields that upstream loses: what others say of their resources, and of the zone.
 #[test]
-fn what_others_wrote_stays() {
+fn changes_keeps_content_of_other_writers() {
     let report = Case::new().report().unwrap();
-    let whole = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
-    let mut value = serde_json::to_value(&whole).unwrap();
+    let created = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
+    let mut value = serde_json::to_value(&created).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu",
         "capacity": "3000", "allocatable": "2000", "available": "1000"});
     let gpu = json!({"name": "koordinator.sh/gpu",
@@ -752,10 +752,10 @@ fn what_others_wrote_stays() {
     value["zones"].as_array_mut().unwrap().push(package.clone());
     value["attributes"] = json!([{"name": "nodeTopologyPodsFingerprintMethod", "value": "all"}]);
     value["metadata"]["annotations"]["other"] = json!("note");
-    let there = object(value);
-    let patch = there.changes(&report, TopologyMode::Koordinator).unwrap();
+    let stored = object(value);
+    let patch = stored.changes(&report, TopologyMode::Koordinator).unwrap();
     assert!(patch.get("attributes").is_none());
-    let after = serde_json::to_value(patched(&there, &patch)).unwrap();
+    let after = serde_json::to_value(patched(&stored, &patch)).unwrap();
     assert_eq!(after["metadata"]["annotations"]["other"], "note");
     assert_eq!(after["attributes"][0]["value"], "all");
     let zone = &after["zones"][0];
@@ -799,18 +799,18 @@ fn an_exporters_zones_are_left_alone() {
             {"name": "cpu", "capacity": "4", "allocatable": "3", "available": "1"}]}],
         "attributes": [{"name": "topologyManagerPolicy", "value": "single-numa-node"},
             {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"}]});
-    let there = object(exporter.clone());
-    let patch = there.changes(&report, TopologyMode::Auto).unwrap();
+    let stored = object(exporter.clone());
+    let patch = stored.changes(&report, TopologyMode::Auto).unwrap();
     assert_eq!(
         patch.as_object().unwrap().keys().collect::<Vec<_>>(),
         ["metadata"]
     );
     assert_eq!(
-        patched(&there, &patch).changes(&report, TopologyMode::Auto),
+        patched(&stored, &patch).changes(&report, TopologyMode::Auto),
         None
     );
     // Who says so gets them, with what the exporter said beside.
-    let patch = there.changes(&report, TopologyMode::Koordinator).unwrap();
+    let patch = stored.changes(&report, TopologyMode::Koordinator).unwrap();
     assert_eq!(patch["zones"].as_array().unwrap().len(), 2);
     assert_eq!(
         patch["attributes"],
@@ -881,16 +881,16 @@ fn exporter_and_koordlet_keep_each_others_zones() {
         value["metadata"]["managedFields"] = json!([{"manager": crate::exporter::FIELD_MANAGER,
             "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
             "fieldsType": "FieldsV1", "fieldsV1": {"f:zones": {}, "f:attributes": {}}}]);
-        let there = object(value.clone());
-        assert_eq!(there.changes(&report, TopologyMode::Auto), None);
+        let stored = object(value.clone());
+        assert_eq!(stored.changes(&report, TopologyMode::Auto), None);
         // What koordlet has to say later leaves the zones, and the exporter has nothing to mend.
         value["metadata"]["annotations"] = json!({});
-        let there = object(value);
-        let patch = there.changes(&report, TopologyMode::Auto).unwrap();
+        let stored = object(value);
+        let patch = stored.changes(&report, TopologyMode::Auto).unwrap();
         assert!(patch.get("zones").is_none(), "{patch}");
-        let after = serde_json::to_value(patched(&there, &patch)).unwrap();
-        let again = koord_model::export::merged(&fields(&after), &exported);
-        assert!(koord_model::export::is_same(&fields(&after), &again));
+        let after = serde_json::to_value(patched(&stored, &patch)).unwrap();
+        let remerged = koord_model::export::merged(&fields(&after), &exported);
+        assert!(koord_model::export::is_same(&fields(&after), &remerged));
     }
 }
 

@@ -122,7 +122,7 @@ impl Predictor {
         // Pods that have not been listed by now no longer exist.
         if self
             .restored
-            .is_some_and(|at| now.saturating_sub(at) > expiration)
+            .is_some_and(|saved_at| now.saturating_sub(saved_at) > expiration)
         {
             dropped.extend(self.orphans.drain());
         }

@@ -58,23 +58,23 @@ fn the_smaller_estimate_is_published() {
     let pods = [pod("old", 48), pod("young", 1), pod("unknown", 48)];
     let node = amounts(16_000, 64 << 30);
     let now = Timestamp::from_millisecond(T0 + 30 * MINUTE).unwrap();
-    let found = estimate(&predictor, pods.iter(), node, now);
+    let prediction = estimate(&predictor, pods.iter(), node, now);
     // One core, one bucket up, and the margin of 10 %.
     assert!(
-        (2800..2900).contains(&found.by_pod.reclaimable.cpu),
-        "{found:?}"
+        (2800..2900).contains(&prediction.by_pod.reclaimable.cpu),
+        "{prediction:?}"
     );
     // Two known pods' requests less class and system; the pod without a model is left out.
     assert!(
-        (5400..5700).contains(&found.by_class.reclaimable.cpu),
-        "{found:?}"
+        (5400..5700).contains(&prediction.by_class.reclaimable.cpu),
+        "{prediction:?}"
     );
     assert_eq!(
-        found.published.reclaimable.cpu,
-        found.by_pod.reclaimable.cpu
+        prediction.published.reclaimable.cpu,
+        prediction.by_pod.reclaimable.cpu
     );
     assert!(
-        found.published.peak.cpu >= 8000,
+        prediction.published.peak.cpu >= 8000,
         "unpredicted pods count with their request"
     );
 }
@@ -102,10 +102,10 @@ fn checkpoints_survive_a_restart() {
     assert!(saved["CPU"]["bucketWeights"].is_object() && saved["LastUpdated"].is_string());
 
     let mut restored = Predictor::new(config);
-    let known: BTreeSet<String> = ["a", "b", NODE].map(str::to_owned).into();
-    assert_eq!(restored.restore(&known, T0 + 11 * MINUTE).unwrap(), 1);
+    let uids: BTreeSet<String> = ["a", "b", NODE].map(str::to_owned).into();
+    assert_eq!(restored.restore(&uids, T0 + 11 * MINUTE).unwrap(), 1);
     assert_eq!(restored.forecast("a"), predictor.forecast("a"));
-    let left = || {
+    let remaining_files = || {
         let entries = std::fs::read_dir(&folder).unwrap().flatten();
         let mut names: Vec<_> = entries
             .map(|entry| entry.file_name().into_string().unwrap())
@@ -113,7 +113,11 @@ fn checkpoints_survive_a_restart() {
         names.sort();
         names
     };
-    assert_eq!(left(), ["a", "gone"], "what is broken is deleted");
+    assert_eq!(
+        remaining_files(),
+        ["a", "gone"],
+        "what is broken is deleted"
+    );
 
     // A pod that the first list lacked gets its model with its first sample.
     restored.train("a", 1.5, 3e9, T0 + 20 * MINUTE);
@@ -125,13 +129,13 @@ fn checkpoints_survive_a_restart() {
 
     // One that never comes back loses its file when models expire.
     std::fs::copy(folder.join("a"), folder.join("lost")).unwrap();
-    let mut again = Predictor::new(restored.config().clone());
-    assert_eq!(again.restore(&known, T0 + 22 * MINUTE).unwrap(), 1);
-    again.train("a", 1.5, 3e9, T0 + 50 * MINUTE);
-    again.maintain(T0 + 52 * MINUTE).unwrap();
-    assert!(left().contains(&"lost".to_owned()));
-    again.maintain(T0 + 53 * MINUTE).unwrap();
-    assert!(!left().contains(&"lost".to_owned()));
+    let mut reloaded = Predictor::new(restored.config().clone());
+    assert_eq!(reloaded.restore(&uids, T0 + 22 * MINUTE).unwrap(), 1);
+    reloaded.train("a", 1.5, 3e9, T0 + 50 * MINUTE);
+    reloaded.maintain(T0 + 52 * MINUTE).unwrap();
+    assert!(remaining_files().contains(&"lost".to_owned()));
+    reloaded.maintain(T0 + 53 * MINUTE).unwrap();
+    assert!(!remaining_files().contains(&"lost".to_owned()));
 }
 
 #[test]
@@ -165,9 +169,9 @@ fn corrupted_checkpoints_start_afresh() {
     for (name, content) in &cases {
         std::fs::write(dir.path().join(name), content).unwrap();
     }
-    let known: BTreeSet<String> = cases.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let uids: BTreeSet<String> = cases.iter().map(|(name, _)| (*name).to_owned()).collect();
     let mut predictor = Predictor::new(config);
-    assert_eq!(predictor.restore(&known, T0).unwrap(), 1);
+    assert_eq!(predictor.restore(&uids, T0).unwrap(), 1);
     for (name, _) in &cases[1..] {
         assert!(!dir.path().join(name).exists(), "{name}");
         predictor.train(name, 1.0, 1.0, T0);
@@ -177,7 +181,7 @@ fn corrupted_checkpoints_start_afresh() {
 
 /// What is ours is far below the limit; white space fills a file up.
 #[test]
-fn checkpoints_that_are_too_large_are_not_read() {
+fn oversized_checkpoints_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let buckets = |layout: Layout| -> serde_json::Value {
         let weights: serde_json::Map<_, _> = (0..layout.count())
@@ -249,10 +253,10 @@ fn a_file_from_the_future_counts_as_written_now() {
         first.train("a", 4.0, 1e9, now);
         first.maintain(now).unwrap();
     }
-    let known: BTreeSet<String> = ["a".to_owned()].into();
+    let uids: BTreeSet<String> = ["a".to_owned()].into();
     let mut second = Predictor::new(config.clone());
     let now = second.time(T0, 0);
-    assert_eq!(second.restore(&known, now).unwrap(), 1);
+    assert_eq!(second.restore(&uids, now).unwrap(), 1);
     assert!(second.forecast("a").unwrap().cpu_p95 >= 4000);
     for minute in 1..3000 {
         let wall = T0 + minute * MINUTE + if minute > 500 { 100 * DAY } else { 0 };
@@ -264,7 +268,7 @@ fn a_file_from_the_future_counts_as_written_now() {
     // The jump does not stand between the runs: the file says what the clock said.
     let mut third = Predictor::new(config);
     let now = third.time(T0 + 100 * DAY + 3001 * MINUTE, 0);
-    assert_eq!(third.restore(&known, now).unwrap(), 1);
+    assert_eq!(third.restore(&uids, now).unwrap(), 1);
     third.train("a", 4.0, 1e9, now);
     assert!(
         third.forecast("a").unwrap().cpu_p95 < 1100,

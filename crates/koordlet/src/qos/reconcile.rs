@@ -26,7 +26,7 @@ impl Reconcile {
         let versions = (view.pods_version, view.facts_version);
         let over = self
             .at_ms
-            .is_none_or(|at| now.saturating_sub(at) >= every_ms);
+            .is_none_or(|last| now.saturating_sub(last) >= every_ms);
         if over {
             self.at_ms = Some(now);
             self.versions = versions;

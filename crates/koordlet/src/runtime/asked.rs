@@ -180,8 +180,8 @@ pub(super) fn pod_cgroup(parent: &str, layout: &Layout) -> Option<(CgroupPath, K
 /// Converts a slice name to a path: `a-b` is the cgroup `a.slice/a-b.slice`.
 fn slices(name: &str) -> String {
     let ends = name.match_indices('-').map(|(at, _)| at);
-    let names = ends.filter_map(|at| name.get(..at)).chain([name]);
-    let groups: Vec<String> = names.map(|name| format!("{name}.slice")).collect();
+    let prefixes = ends.filter_map(|at| name.get(..at)).chain([name]);
+    let groups: Vec<String> = prefixes.map(|name| format!("{name}.slice")).collect();
     groups.join("/")
 }
 

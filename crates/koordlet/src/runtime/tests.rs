@@ -497,7 +497,7 @@ fn devices(reply: &koord_rpc::nri::Reply) -> Vec<&str> {
 
 /// Any user can write an annotation; only the pod list shows whether the pod requests devices.
 #[tokio::test]
-async fn a_pod_that_is_not_listed_has_to_be_before_it_gets_devices() {
+async fn pod_gets_devices_only_after_it_is_listed() {
     const FILES: [&str; 2] = ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs3"];
     let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
     let pod = PodSandbox {

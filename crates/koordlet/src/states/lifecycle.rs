@@ -154,7 +154,7 @@ impl PodGroups {
                 () = sleep_until(next.min(next_check)) => {
                     let now = Instant::now();
                     let due = resyncs.len();
-                    resyncs.retain(|at| *at > now);
+                    resyncs.retain(|time| *time > now);
                     if resyncs.len() < due {
                         self.states.resync_pods();
                     }
@@ -287,8 +287,8 @@ mod tests {
         assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
         machine.tree.group("kubepods/podnew").unwrap();
         machine.wanted().await;
-        let gone = CgroupPath::new("kubepods/podnew").unwrap();
-        machine.tree.vanish(&gone).unwrap();
+        let new_pod = CgroupPath::new("kubepods/podnew").unwrap();
+        machine.tree.vanish(&new_pod).unwrap();
         let quiet = machine.states.resync_requested();
         assert!(timeout(Duration::from_secs(30), quiet).await.is_err());
     }

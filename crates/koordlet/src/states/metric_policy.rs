@@ -316,7 +316,7 @@ mod tests {
             "nodeMemoryCollectPolicy": "magic"}});
         let named = |malformed: &[Malformed]| -> Vec<(String, String)> {
             let all = malformed.iter();
-            all.map(|one| (one.field.clone(), one.value.clone()))
+            all.map(|entry| (entry.field.clone(), entry.value.clone()))
                 .collect()
         };
         let (policy, malformed) = MetricPolicy::read(&bad, Some(&last));

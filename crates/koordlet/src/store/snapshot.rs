@@ -296,8 +296,8 @@ mod tests {
     /// A snapshot with any content and a valid hash is read or rejected.
     #[test]
     fn any_content_is_handled() {
-        let whole = filled().snapshot(WALL, 1_799_000, owner);
-        let body = &whole[..whole.len() - hash(&[]).to_le_bytes().len()];
+        let snapshot_bytes = filled().snapshot(WALL, 1_799_000, owner);
+        let body = &snapshot_bytes[..snapshot_bytes.len() - hash(&[]).to_le_bytes().len()];
         let spot = (any::<prop::sample::Index>(), any::<u8>());
         let damage = (
             prop::collection::vec(spot, 1..4),

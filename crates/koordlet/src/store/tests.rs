@@ -65,16 +65,16 @@ fn long_windows_of_a_pod_are_averages() {
 }
 
 #[test]
-fn a_gap_empties_what_is_too_old_and_time_may_be_long() {
+fn gap_drops_old_samples_and_long_times_fit() {
     let mut store = Store::new();
     let key = (SeriesSubject::Pod(1), Metric::CpuThrottled);
     store.push(key, 0, 1.0);
     // More than 32 bits of milliseconds later.
-    let late = 60 * 86_400_000;
-    store.push(key, late, 3.0);
-    assert_eq!(store.average(key, late, u64::MAX), Some(3.0));
-    store.push(key, late + 1000, 5.0);
-    assert_eq!(store.average(key, late + 1000, 1000), Some(4.0));
+    let later = 60 * 86_400_000;
+    store.push(key, later, 3.0);
+    assert_eq!(store.average(key, later, u64::MAX), Some(3.0));
+    store.push(key, later + 1000, 5.0);
+    assert_eq!(store.average(key, later + 1000, 1000), Some(4.0));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_large_node_stays_small() {
 }
 
 #[test]
-fn of_a_container_the_newest_sample_is_known() {
+fn container_series_keeps_newest_sample() {
     let mut store = Store::new();
     let key = (SeriesSubject::Container(1), CPU);
     store.push(key, 1000, 3.0);
@@ -171,7 +171,7 @@ proptest! {
         let span = store.collect(key, now + later, window, &mut out);
         prop_assert_eq!(&out, &naive.window(now + later, window));
         let times: Vec<u64> = naive.0.iter().map(|(at, _)| *at)
-            .filter(|at| *at >= (now + later).saturating_sub(window)).collect();
+            .filter(|time| *time >= (now + later).saturating_sub(window)).collect();
         prop_assert_eq!(span, times.last().map_or(0, |last| last - times[0]));
         match (store.average(key, now + later, window), naive.mean(now + later, window)) {
             (Some(a), Some(b)) => prop_assert!(near(a, b, 1e-12), "{a} {b}"),

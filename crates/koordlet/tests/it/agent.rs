@@ -445,7 +445,7 @@ async fn pods_can_come_from_the_kubelet() {
 
 /// The poll is an hour away: only the new directory can tell that a container has been started again.
 #[tokio::test]
-async fn a_restarted_batch_container_has_its_limits_at_once() {
+async fn restarted_batch_container_gets_limits_at_once() {
     let rig = Rig::start().await;
     rig.tree.group("kubepods/besteffort/podu1/c1").unwrap();
     let list = |id: &str| {

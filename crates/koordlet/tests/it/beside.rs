@@ -153,7 +153,7 @@ impl Pods<'_> {
     }
 
     /// The container's state, as the kubelet writes it.
-    async fn is(&self, name: &str, id: &str, state: Value) {
+    async fn set_state(&self, name: &str, id: &str, state: Value) {
         let status = json!({"status": {"phase": "Running", "containerStatuses": [{
             "name": "web", "containerID": format!("containerd://{id}"), "image": "x",
             "imageID": "", "ready": false, "restartCount": 0, "state": state}]}});
@@ -161,7 +161,7 @@ impl Pods<'_> {
     }
 
     async fn runs(&self, name: &str, id: &str) {
-        self.is(name, id, json!({"running": {"startedAt": null}}))
+        self.set_state(name, id, json!({"running": {"startedAt": null}}))
             .await;
     }
 
@@ -171,7 +171,7 @@ impl Pods<'_> {
         let message = refused.err().unwrap().message().to_owned();
         assert!(message.contains("both tried to set"), "{message}");
         let why = json!({"reason": "CreateContainerError", "message": message});
-        self.is(name, "", json!({"waiting": why})).await;
+        self.set_state(name, "", json!({"waiting": why})).await;
     }
 }
 
@@ -181,7 +181,7 @@ fn pods<'a>(client: &Client, machine: &'a mut Machine) -> Pods<'a> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
+async fn second_plugin_is_reported_once_and_values_are_not_contested() {
     let Some(mut machine) = Machine::start() else {
         return;
     };
@@ -195,8 +195,8 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
     let (_, second) = pods.add("second", true).await;
     let (_, third) = pods.add("third", true).await;
     let (_, plain) = pods.add("plain", false).await;
-    let there = pods.machine.container(&third, "web").await;
-    assert_eq!(there.said("cpu/cpu.shares"), "512");
+    let existing = pods.machine.container(&third, "web").await;
+    assert_eq!(existing.output_value("cpu/cpu.shares"), "512");
 
     let wanted = vec![Event::CreateContainer, Event::UpdateContainer];
     let mut settings = Settings::new("other", "10", wanted);
@@ -222,7 +222,7 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
         agent.metric("koordlet_nri_contested_containers") == 2.0
     })
     .await;
-    pods.is(
+    pods.set_state(
         "first",
         "",
         json!({"waiting": {"reason": "CrashLoopBackOff"}}),
@@ -238,18 +238,18 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
     })
     .await;
     let events: Api<NodeEvent> = Api::all(client.clone());
-    let told = async || {
+    let conflict_events = async || {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let mut all = all.into_iter();
         all.find(|event| event.reason.as_deref() == Some("RuntimePluginConflict"))
     };
-    until("it is told", async || told().await.is_some()).await;
+    until("it is told", async || conflict_events().await.is_some()).await;
     rounds(&agent).await;
-    let event = told().await.unwrap();
+    let event = conflict_events().await.unwrap();
     assert_eq!(event.count, Some(1));
-    let of = event.involved_object;
-    let of = (of.kind.as_deref(), of.name.as_deref());
-    assert_eq!(of, (Some("Node"), Some(NODE)));
+    let object = event.involved_object;
+    let object = (object.kind.as_deref(), object.name.as_deref());
+    assert_eq!(object, (Some("Node"), Some(NODE)));
     let message = event.message.unwrap();
     for part in ["10-other", "00-koordlet_nri", "web of default/first"] {
         assert!(message.contains(part), "{message}");
@@ -273,11 +273,11 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
     let refused = pods
         .machine
         .cri
-        .update_container_resources(resize(&there.id));
+        .update_container_resources(resize(&existing.id));
     let refused = refused.await.unwrap_err();
     let message = refused.message();
     assert!(message.contains("both tried to set"), "{message}");
-    assert_eq!(there.group.cpu_shares().unwrap(), Some(512));
+    assert_eq!(existing.group.cpu_shares().unwrap(), Some(512));
 
     // Once it has gone, koordlet's values are in place.
     stop.cancel();
@@ -289,7 +289,7 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
     })
     .await;
     let container = created.unwrap();
-    assert_eq!(container.said("cpu/cpu.shares"), "512");
+    assert_eq!(container.output_value("cpu/cpu.shares"), "512");
     pods.runs("first", &container.id).await;
     until("the first is over", async || {
         agent.metric("koordlet_nri_contested_containers") == 1.0
@@ -299,7 +299,7 @@ async fn a_second_plugin_is_told_once_and_values_are_not_fought_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_that_end_while_the_runtime_is_dead_are_forgotten() {
+async fn pods_that_end_during_runtime_outage_are_removed() {
     let Some(mut machine) = Machine::start() else {
         return;
     };
@@ -313,7 +313,7 @@ async fn pods_that_end_while_the_runtime_is_dead_are_forgotten() {
     let mut containers = Vec::new();
     for (name, pod) in [("stays", &stays), ("ends", &ends)] {
         let container = pods.machine.container(pod, "web").await;
-        assert_eq!(container.said("cpu/cpu.shares"), "512");
+        assert_eq!(container.output_value("cpu/cpu.shares"), "512");
         pods.runs(name, &container.id).await;
         containers.push(container);
     }
@@ -335,11 +335,11 @@ async fn pods_that_end_while_the_runtime_is_dead_are_forgotten() {
         ends.group.remove().is_ok()
     })
     .await;
-    let gone = DeleteParams {
+    let params = DeleteParams {
         grace_period_seconds: Some(0),
         ..DeleteParams::default()
     };
-    pods.api.delete("ends", &gone).await.unwrap();
+    pods.api.delete("ends", &params).await.unwrap();
     pods.machine.containerd.start_again();
     agent.connected(1.0).await;
 
@@ -363,8 +363,8 @@ async fn pods_that_end_while_the_runtime_is_dead_are_forgotten() {
     let (uid, again) = pods.add("ends", true).await;
     assert_ne!(uid, ends_uid);
     let container = pods.machine.container(&again, "web").await;
-    assert_eq!(container.said("cpu/cpu.shares"), "512");
-    assert_eq!(container.said("cpu/cpu.cfs_quota_us"), "50000");
+    assert_eq!(container.output_value("cpu/cpu.shares"), "512");
+    assert_eq!(container.output_value("cpu/cpu.cfs_quota_us"), "50000");
     pods.runs("ends", &container.id).await;
     until("it is known", async || is_known(&agent, &uid)).await;
     agent.stop().await;

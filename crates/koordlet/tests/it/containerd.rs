@@ -210,14 +210,14 @@ impl Machine {
         pod: &Pod,
         name: &str,
     ) -> Result<Started, tonic::Status> {
-        let of = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
+        let print_file = |file: &str| format!("echo {file}=$(cat /sys/fs/cgroup/{file}); ");
         let files = [
             "cpu/cpu.shares",
             "cpu/cpu.cfs_quota_us",
             "cpuset/cpuset.cpus",
             "memory/memory.limit_in_bytes",
         ];
-        let text: String = files.into_iter().map(of).collect();
+        let text: String = files.into_iter().map(print_file).collect();
         let text = format!(
             "{text} echo score=$(cat /proc/self/oom_score_adj); env; cat /proc/mounts; \
              for file in /dev/infiniband/*; do echo $file=$(stat -c '%t:%T %a' $file); done; \
@@ -256,17 +256,17 @@ impl Machine {
         };
         self.cri.start_container(request).await?;
         let log = Path::new(&pod.config.log_directory).join(format!("{name}.log"));
-        let said = eventually("log of the container", async || {
-            let said = std::fs::read_to_string(&log).ok()?;
-            let is_whole = said.lines().any(|line| line.ends_with(" said"));
-            is_whole.then_some(said)
+        let output = eventually("log of the container", async || {
+            let output = std::fs::read_to_string(&log).ok()?;
+            let is_whole = output.lines().any(|line| line.ends_with(" said"));
+            is_whole.then_some(output)
         })
         .await;
         let group = pod.group.path().join(&id).unwrap();
         Ok(Started {
             group: pod.group.root().cgroup(&group),
             id,
-            said,
+            output,
         })
     }
 }
@@ -298,14 +298,17 @@ pub(crate) struct Pod {
 pub(crate) struct Started {
     pub(crate) id: String,
     pub(crate) group: Cgroup,
-    said: String,
+    output: String,
 }
 
 impl Started {
-    pub(crate) fn said(&self, key: &str) -> &str {
+    pub(crate) fn output_value(&self, key: &str) -> &str {
         let begin = format!(" {key}=");
-        let mut found = self.said.lines().filter_map(|line| line.split_once(&begin));
-        found.next().map_or("", |(_, value)| value)
+        let mut values = self
+            .output
+            .lines()
+            .filter_map(|line| line.split_once(&begin));
+        values.next().map_or("", |(_, value)| value)
     }
 
     /// Shares, quota and memory limit now.
@@ -336,8 +339,8 @@ impl Agent {
 
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let families = self.ctx.metrics.gather();
-        let found = families.iter().find(|family| family.name() == name);
-        let metric = found.and_then(|family| family.get_metric().first());
+        let family_row = families.iter().find(|family| family.name() == name);
+        let metric = family_row.and_then(|family| family.get_metric().first());
         metric.map_or(0.0, |metric| {
             metric.get_gauge().get_value() + metric.get_counter().get_value()
         })
@@ -345,8 +348,8 @@ impl Agent {
 
     pub(crate) async fn connected(&self, lost: f64) {
         eventually("connection", async || {
-            let again = self.metric("koordlet_nri_connections_lost_total") >= lost;
-            (again && self.metric("koordlet_nri_connected") > 0.0).then_some(())
+            let reconnected = self.metric("koordlet_nri_connections_lost_total") >= lost;
+            (reconnected && self.metric("koordlet_nri_connected") > 0.0).then_some(())
         })
         .await;
     }
@@ -371,8 +374,10 @@ async fn values_are_in_place_when_processes_begin() {
     agent.connected(0.0).await;
 
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
-    let one = json!({"limits": list, "requests": list});
-    let extended = json!({"containers": {"a": one, "b": one, "c": one, "d": one}}).to_string();
+    let resources = json!({"limits": list, "requests": list});
+    let extended =
+        json!({"containers": {"a": resources, "b": resources, "c": resources, "d": resources}})
+            .to_string();
     let notes = [
         (
             "node.koordinator.sh/extended-resource-spec",
@@ -395,13 +400,18 @@ async fn values_are_in_place_when_processes_begin() {
     );
     let want = (Some(512), Some(50_000), Some(64 * MIB));
     let first = machine.container(&batch, "a").await;
-    assert_eq!(first.said("cpu/cpu.shares"), "512", "{}", first.said);
-    assert_eq!(first.said("cpu/cpu.cfs_quota_us"), "50000");
     assert_eq!(
-        first.said("memory/memory.limit_in_bytes"),
+        first.output_value("cpu/cpu.shares"),
+        "512",
+        "{}",
+        first.said
+    );
+    assert_eq!(first.output_value("cpu/cpu.cfs_quota_us"), "50000");
+    assert_eq!(
+        first.output_value("memory/memory.limit_in_bytes"),
         (64 * MIB).to_string()
     );
-    assert_eq!(first.said("score"), "777");
+    assert_eq!(first.output_value("score"), "777");
 
     // The kubelet resizes it.
     let request = cri::UpdateContainerResourcesRequest {
@@ -436,22 +446,22 @@ async fn values_are_in_place_when_processes_begin() {
         ("koordinator.sh/gpu-isolation-provider", "HAMi-core"),
     ];
     // Devices are for pods that are known to ask for them.
-    let one = json!({"cpu": "1", "koordinator.sh/rdma": "1"});
+    let resources = json!({"cpu": "1", "koordinator.sh/rdma": "1"});
     let limit = json!({"koordinator.sh/rdma": "1"});
     let object = json!({
         "metadata": {"name": "lsr", "labels": BTreeMap::from(labels),
             "annotations": BTreeMap::from(notes)},
         "spec": {"nodeName": NODE, "containers": [{"name": "s", "image": "x",
-            "resources": {"requests": one, "limits": limit}}]}});
+            "resources": {"requests": resources, "limits": limit}}]}});
     let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(client.clone(), "default");
     let made = pods.create(&PostParams::default(), &typed(object)).await;
     let uid = made.unwrap().metadata.uid.unwrap();
     let pinned = machine.pod(&uid, "burstable", &notes, &labels).await;
     let service = machine.container(&pinned, "s").await;
-    assert_eq!(service.said("cpuset/cpuset.cpus"), "0");
-    assert_eq!(service.said("cpu/cpu.cfs_quota_us"), "-1");
-    assert_eq!(service.said("NVIDIA_VISIBLE_DEVICES"), "1");
-    assert_eq!(service.said("CUDA_DEVICE_SM_LIMIT"), "50");
+    assert_eq!(service.output_value("cpuset/cpuset.cpus"), "0");
+    assert_eq!(service.output_value("cpu/cpu.cfs_quota_us"), "-1");
+    assert_eq!(service.output_value("NVIDIA_VISIBLE_DEVICES"), "1");
+    assert_eq!(service.output_value("CUDA_DEVICE_SM_LIMIT"), "50");
     for mounted in [library.to_str().unwrap(), "/tmp/vgpulock"] {
         assert!(
             service.said.contains(&format!(" {mounted} ")),
@@ -461,15 +471,15 @@ async fn values_are_in_place_when_processes_begin() {
     }
 
     // Device files are there, and the group lets the container's processes use them.
-    assert_eq!(service.said("/dev/infiniband/rdma_cm"), "1:5 666");
-    assert_eq!(service.said("/dev/infiniband/uverbs0"), "1:7 666");
-    assert_eq!(service.said("zeros"), "3");
-    assert!(service.said("full").contains("No space left"));
+    assert_eq!(service.output_value("/dev/infiniband/rdma_cm"), "1:5 666");
+    assert_eq!(service.output_value("/dev/infiniband/uverbs0"), "1:7 666");
+    assert_eq!(service.output_value("zeros"), "3");
+    assert!(service.output_value("full").contains("No space left"));
 
     // While there is no agent, containers get what they are asked for; then what hooks want.
     agent.stop().await;
     let missed = machine.container(&batch, "b").await;
-    assert_eq!(missed.said("cpu/cpu.shares"), "2");
+    assert_eq!(missed.output_value("cpu/cpu.shares"), "2");
     let agent = Agent::start(machine.options(&library, Mode::Nri), &client, &clock);
     agent.connected(0.0).await;
     eventually("values of a container that was missed", async || {
@@ -477,14 +487,14 @@ async fn values_are_in_place_when_processes_begin() {
     })
     .await;
     let next = machine.container(&batch, "c").await;
-    assert_eq!(next.said("cpu/cpu.shares"), "512");
+    assert_eq!(next.output_value("cpu/cpu.shares"), "512");
 
     machine.restart();
     agent.connected(1.0).await;
     let last = machine.container(&batch, "d").await;
-    assert_eq!(last.said("cpu/cpu.shares"), "512");
+    assert_eq!(last.output_value("cpu/cpu.shares"), "512");
     assert_eq!(
-        last.said("memory/memory.limit_in_bytes"),
+        last.output_value("memory/memory.limit_in_bytes"),
         (64 * MIB).to_string()
     );
     assert_eq!(first.now(), want, "what was there");
@@ -503,7 +513,7 @@ fn registered(directory: &Path, endpoint: &Path, policy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_agent() {
+async fn proxy_sets_values_and_applies_policies_without_the_agent() {
     let Some(mut machine) = Machine::start() else {
         return;
     };
@@ -521,8 +531,8 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
     machine.cri = proxy.client();
 
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
-    let one = json!({"limits": list, "requests": list});
-    let extended = json!({"containers": {"a": one, "c": one, "gone": one, "hangs": one}});
+    let resources = json!({"limits": list, "requests": list});
+    let extended = json!({"containers": {"a": resources, "c": resources, "gone": resources, "hangs": resources}});
     let extended = extended.to_string();
     let gpu = json!({"gpu": [{"minor": 1}]}).to_string();
     let notes = [
@@ -541,14 +551,19 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
         "the pod's own group"
     );
     let first = machine.container(&batch, "a").await;
-    assert_eq!(first.said("cpu/cpu.shares"), "512", "{}", first.said);
-    assert_eq!(first.said("cpu/cpu.cfs_quota_us"), "50000");
     assert_eq!(
-        first.said("memory/memory.limit_in_bytes"),
+        first.output_value("cpu/cpu.shares"),
+        "512",
+        "{}",
+        first.said
+    );
+    assert_eq!(first.output_value("cpu/cpu.cfs_quota_us"), "50000");
+    assert_eq!(
+        first.output_value("memory/memory.limit_in_bytes"),
         (64 * MIB).to_string()
     );
-    assert_eq!(first.said("score"), "777");
-    assert_eq!(first.said("NVIDIA_VISIBLE_DEVICES"), "1");
+    assert_eq!(first.output_value("score"), "777");
+    assert_eq!(first.output_value("NVIDIA_VISIBLE_DEVICES"), "1");
 
     agent.stop().await;
     proxy.stop().await;
@@ -577,7 +592,7 @@ async fn values_are_in_place_through_the_proxy_and_policies_hold_without_the_age
             .await;
         machine.cri = proxy.client();
         let created = machine.container(&batch, name).await;
-        assert_eq!(created.said("cpu/cpu.shares"), "2", "{name}");
+        assert_eq!(created.output_value("cpu/cpu.shares"), "2", "{name}");
         proxy.stop().await;
     }
 }

@@ -37,9 +37,9 @@ fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
     let text = std::fs::read_to_string(path).unwrap();
     let documents = text.split("\n---\n");
     let documents = documents.map(|text| serde_saphyr::from_str::<Value>(text).unwrap());
-    let mut found = documents.filter(|document| document["kind"] == kind);
-    let object = found.next().unwrap();
-    assert!(found.next().is_none(), "{file} has more than one {kind}");
+    let mut matching = documents.filter(|document| document["kind"] == kind);
+    let object = matching.next().unwrap();
+    assert!(matching.next().is_none(), "{file} has more than one {kind}");
     serde_json::from_value(object).unwrap()
 }
 
@@ -50,7 +50,7 @@ fn right(verb: &str, resource: &str, group: &str) -> String {
 }
 
 /// Returns the rights that the manifests give.
-fn given() -> BTreeSet<String> {
+fn granted() -> BTreeSet<String> {
     let role: ClusterRole = only("rbac.yaml", "ClusterRole");
     let mut out = BTreeSet::new();
     for rule in role.rules.unwrap() {
@@ -106,8 +106,8 @@ struct Record {
 
 impl Record {
     /// Notes a request; `false` for one that is not allowed.
-    fn asked(&self, right: String, given: &BTreeSet<String>) -> bool {
-        let allowed = given.contains(&right);
+    fn record_request(&self, right: String, granted: &BTreeSet<String>) -> bool {
+        let allowed = granted.contains(&right);
         if allowed {
             self.used.send_modify(|used| {
                 used.insert(right);
@@ -136,16 +136,16 @@ impl Record {
 /// Returns a client with the rights of the manifests. The list of nodes waits until somebody has asked for the
 /// one: the kubelet's address is wanted before the informer knows it.
 fn limited(service: Client, record: Arc<Record>) -> Client {
-    let given = Arc::new(given());
+    let granted = Arc::new(granted());
     in_process(service_fn(move |request: Request<Body>| {
-        let (service, record, given) = (service.clone(), record.clone(), given.clone());
+        let (service, record, granted) = (service.clone(), record.clone(), granted.clone());
         async move {
             if let Some(right) = needed(&request) {
                 if right == "list nodes" {
                     let first = BTreeSet::from(["get nodes".to_owned()]);
                     record.until(&first).await.map_err(BoxError::from)?;
                 }
-                if !record.asked(right.clone(), &given) {
+                if !record.record_request(right.clone(), &granted) {
                     return Err(BoxError::from(format!("forbidden: {right}")));
                 }
             }
@@ -156,9 +156,9 @@ fn limited(service: Client, record: Arc<Record>) -> Client {
 
 /// Returns a kubelet with these pods; what it is asked for needs the rights of Kubernetes 1.33.
 async fn kubelet(pods: Value, record: Arc<Record>) -> u16 {
-    let given = given();
+    let granted = granted();
     let answer = move |uri: http::Uri| {
-        let allowed = record.asked(format!("get nodes{}", uri.path()), &given);
+        let allowed = record.record_request(format!("get nodes{}", uri.path()), &granted);
         let answer = match uri.path() {
             "/pods" if allowed => pods.clone(),
             "/configz" if allowed => json!({"kubeletconfig": {"cgroupDriver": "cgroupfs"}}),
@@ -311,7 +311,7 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     .await;
     let broken = json!({"topologyPolicies": []});
     patch::merge(&topologies, NODE, &broken).await.unwrap();
-    let unused = record.until(&given()).await;
+    let unused = record.until(&granted()).await;
     assert_eq!(unused, Ok(()), "given, and nothing uses it");
     context.shutdown.cancel();
     agent.await.unwrap().unwrap();
@@ -352,7 +352,10 @@ fn the_manifests_fit_together() {
         .map(std::ffi::OsString::from);
     let argv = std::iter::once("koordlet".into()).chain(argv);
     let args = flags::parse::<Args>(argv).unwrap().args;
-    assert!(args.inert.given().is_empty(), "every flag has an effect");
+    assert!(
+        args.inert.set_flags().is_empty(),
+        "every flag has an effect"
+    );
     assert!(args.addr.0.unwrap().ip().is_loopback());
     // What it reads and writes is mounted, each volume once.
     let mounts = container.volume_mounts.iter().flatten();

@@ -105,7 +105,7 @@ impl Drop for Rig {
 fn ids(device: &Value) -> Vec<&str> {
     let devices = device["spec"]["devices"].as_array();
     let ids = devices.into_iter().flatten();
-    ids.map(|one| one["id"].as_str().unwrap()).collect()
+    ids.map(|entry| entry["id"].as_str().unwrap()).collect()
 }
 
 fn version(device: &Value) -> &Value {
@@ -128,7 +128,7 @@ fn wired() -> Value {
 const TABLE: &str = "scheduling.koordinator.sh/gpu-partitions";
 
 #[tokio::test(start_paused = true)]
-async fn accelerators_of_files_are_reported_and_nobody_elses_words_are_lost() {
+async fn file_accelerators_are_reported_and_foreign_content_is_kept() {
     let rig = Rig::start(&[Gate::Accelerators]).await;
     let mut cards = wired();
     rig.put("huawei", &cards.to_string());
@@ -152,7 +152,7 @@ async fn accelerators_of_files_are_reported_and_nobody_elses_words_are_lost() {
     rig.still(version(&device)).await;
 
     // An administrator's words stay, also when something is to be written.
-    let words = json!({"metadata": {
+    let annotations = json!({"metadata": {
         "labels": {"node.koordinator.sh/secondary-device-well-planned": "true"},
         "annotations": {"example.com/rack": "7"}}});
     let params = PatchParams {
@@ -161,7 +161,7 @@ async fn accelerators_of_files_are_reported_and_nobody_elses_words_are_lost() {
     };
     let patched = rig
         .devices
-        .patch(NODE, &params, &Patch::Merge(&words))
+        .patch(NODE, &params, &Patch::Merge(&annotations))
         .await
         .unwrap();
     rig.still(&json!(patched.metadata.resource_version)).await;
@@ -230,10 +230,10 @@ async fn accelerators_of_files_are_reported_and_nobody_elses_words_are_lost() {
 
     // A Device that somebody deletes is there again.
     rig.devices.delete(NODE, &Default::default()).await.unwrap();
-    let again = rig
+    let recreated = rig
         .until("another Device", |device| ids(device).len() == 4)
         .await;
-    assert_ne!(again["metadata"]["uid"], device["metadata"]["uid"]);
+    assert_ne!(recreated["metadata"]["uid"], device["metadata"]["uid"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -428,7 +428,7 @@ async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
 
 /// GPUs with NVIDIA's driver, and a library that cannot be used: said once, and shown while it is so.
 #[tokio::test(start_paused = true)]
-async fn a_missing_library_is_told() {
+async fn missing_library_is_reported() {
     let tree = Tree::hybrid("0-1").unwrap();
     FakeNvml::plug(&tree, 0x44, 0, "pci0000:3a").unwrap();
     let config = Config {
@@ -445,9 +445,9 @@ async fn a_missing_library_is_told() {
         .iter()
         .find(|family| family.name() == "koordlet_malformed_input");
     let rows = shown.unwrap().get_metric();
-    let told = rows.iter().filter(|row| {
+    let malformed = rows.iter().filter(|row| {
         let labels = row.get_label().iter();
         labels.clone().any(|label| label.value() == "NVIDIA GPUs")
     });
-    assert_eq!(told.count(), 1);
+    assert_eq!(malformed.count(), 1);
 }

@@ -56,7 +56,7 @@ async fn bad_questions_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn who_follows_asks_for_what_is_newer() {
+async fn events_endpoint_returns_newer_events_only() {
     let log = Log::open(Config::default());
     let record = |n: u32| {
         let entry = Entry::new(Subject::Pod, 1, "r", format!("m{n}"));

@@ -79,8 +79,8 @@ fn disk() -> Option<(String, String)> {
     names.sort();
     let is_disk = |name: &String| {
         let dir = format!("/sys/class/block/{name}");
-        let there = |file: &str| std::path::Path::new(&format!("{dir}/{file}")).exists();
-        there("device") && !there("partition")
+        let exists = |file: &str| std::path::Path::new(&format!("{dir}/{file}")).exists();
+        exists("device") && !exists("partition")
     };
     let name = names.into_iter().filter_map(|name| name.into_string().ok());
     let name = name.into_iter().find(is_disk)?;
@@ -127,22 +127,22 @@ fn limits_of_a_disk_stand_and_go() {
             {"enable": enable, "blocks": blocks}}}}));
         states.slo.store(Arc::new(Slo::of(&spec)));
         let began = Instant::now();
-        let mut found = None;
-        while found.as_deref() != Some(want) && began.elapsed() < Duration::from_secs(30) {
+        let mut current = None;
+        while current.as_deref() != Some(want) && began.elapsed() < Duration::from_secs(30) {
             second += 1;
             agent.tick(TickTime {
                 steady_ns: second * 1_000_000_000,
                 wall: jiff::Timestamp::from_second(1_748_000_000 + second as i64).unwrap(),
             });
             std::thread::yield_now();
-            found = root.read_target(&limit).unwrap();
+            current = root.read_target(&limit).unwrap();
         }
-        found
+        current
     };
-    let given = reaches(true, "1073741824");
+    let applied = reaches(true, "1073741824");
     let taken = reaches(false, "0");
     root.cgroup(&top).remove().unwrap();
-    assert_eq!(given.as_deref(), Some("1073741824"), "{device}");
+    assert_eq!(applied.as_deref(), Some("1073741824"), "{device}");
     assert_eq!(taken.as_deref(), Some("0"));
 }
 
@@ -215,7 +215,7 @@ impl Drop for Ground {
 }
 
 /// Waits until a file of a group says `value`, in v1 units; a kernel without it is asked nothing.
-async fn says(group: &Cgroup, resource: Resource, value: i64) {
+async fn wait_for_value(group: &Cgroup, resource: Resource, value: i64) {
     if !group.supports(resource) {
         assert!(
             group.root().version() == Version::V1 && resource.name().starts_with("memory."),
@@ -223,8 +223,8 @@ async fn says(group: &Cgroup, resource: Resource, value: i64) {
         );
         return;
     }
-    let what = format!("{value} in {} of {}", resource.name(), group.path());
-    eventually(&what, async || {
+    let context = format!("{value} in {} of {}", resource.name(), group.path());
+    eventually(&context, async || {
         (group.value(resource).unwrap() == Some(value.to_string())).then_some(())
     })
     .await;
@@ -300,24 +300,24 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
 
     // Memory QoS: shares of the request, and throttling half-way between request and limit.
     for group in [&ls_pod, &ls_container] {
-        says(group, Resource::MemoryMin, 32 << 20).await;
-        says(group, Resource::MemoryLow, 64 << 20).await;
+        wait_for_value(group, Resource::MemoryMin, 32 << 20).await;
+        wait_for_value(group, Resource::MemoryLow, 64 << 20).await;
     }
-    says(&ls_container, Resource::MemoryHigh, 192 << 20).await;
+    wait_for_value(&ls_container, Resource::MemoryHigh, 192 << 20).await;
     let class = ground.group("burstable");
-    says(&class, Resource::MemoryMin, 32 << 20).await;
+    wait_for_value(&class, Resource::MemoryMin, 32 << 20).await;
     // Burst: 60 % of half a core in a period of 100 ms, at both levels, under the quota.
     for group in [&ls_pod, &ls_container] {
-        says(group, Resource::CfsBurst, 30_000).await;
-        says(group, Resource::CfsQuota, 50_000).await;
+        wait_for_value(group, Resource::CfsBurst, 30_000).await;
+        wait_for_value(group, Resource::CfsQuota, 50_000).await;
     }
     // Batch resources, below a pod that has the idle policy.
-    says(&be_pod, Resource::CpuIdle, 1).await;
+    wait_for_value(&be_pod, Resource::CpuIdle, 1).await;
     let shares = match ground.root.version() {
         Version::V1 => 1536,
         Version::V2 => weight_to_shares(shares_to_weight(1536)),
     };
-    says(&be_container, Resource::CpuShares, shares).await;
+    wait_for_value(&be_container, Resource::CpuShares, shares).await;
     // Suppression lifts the quotas of batch pods while it limits the class, which the test's own
     // busy loops may bring about.
     let class = ground.group("besteffort");
@@ -329,8 +329,8 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
         (be_container.cfs_quota().unwrap() == wanted).then_some(())
     })
     .await;
-    says(&be_container, Resource::MemoryLimit, 1 << 30).await;
-    says(&be_pod, Resource::MemoryLimit, 1 << 30).await;
+    wait_for_value(&be_container, Resource::MemoryLimit, 1 << 30).await;
+    wait_for_value(&be_pod, Resource::MemoryLimit, 1 << 30).await;
 
     // And both pods were measured.
     eventually("the usage of both pods", async || {

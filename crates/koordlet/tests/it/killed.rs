@@ -155,15 +155,15 @@ async fn shares(client: &mut RuntimeServiceClient<Channel>, id: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
+async fn no_call_is_lost_or_unadjusted_when_processes_are_killed() {
     let Some(mut machine) = Machine::start() else {
         return;
     };
     let clock = Clock::system();
     let (_server, api) = cluster(&clock).await;
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
-    let one = json!({"limits": list, "requests": list});
-    let names = (0..CALLS).map(|at| (format!("c{at}"), one.clone()));
+    let resources = json!({"limits": list, "requests": list});
+    let names = (0..CALLS).map(|index| (format!("c{index}"), resources.clone()));
     let extended = json!({"containers": names.collect::<serde_json::Map<_, _>>()}).to_string();
     let notes = [(
         "node.koordinator.sh/extended-resource-spec",
@@ -203,11 +203,11 @@ async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut client = RuntimeServiceClient::new(grpc::connect(&behind.listen));
     let (mut live, mut kills) = (Vec::<String>::new(), [0; 3]);
-    for at in 0..CALLS {
+    for index in 0..CALLS {
         let call = match random.usize(..10) {
-            0..6 if live.len() < 20 => create(&pod, &format!("c{at}")),
+            0..6 if live.len() < 20 => create(&pod, &format!("c{index}")),
             6..8 if live.len() > 5 => Call::Remove(live.swap_remove(random.usize(..live.len()))),
-            _ if live.is_empty() => create(&pod, &format!("c{at}")),
+            _ if live.is_empty() => create(&pod, &format!("c{index}")),
             _ => Call::Update(live[random.usize(..live.len())].clone()),
         };
         // Somebody is killed in the midst of this call, and comes back. containerd takes the longest.
@@ -267,7 +267,7 @@ async fn nothing_is_lost_or_unadjusted_when_anybody_is_killed() {
     println!("killed proxy, agent, containerd: {kills:?}");
     let listed = client.list_containers(cri::ListContainersRequest::default());
     let listed = listed.await.unwrap().into_inner().containers;
-    let listed: BTreeSet<String> = listed.into_iter().map(|one| one.id).collect();
+    let listed: BTreeSet<String> = listed.into_iter().map(|container| container.id).collect();
     assert_eq!(
         listed,
         live.iter().cloned().collect(),

@@ -109,10 +109,10 @@ impl Rig {
     }
 
     /// What the node's events say of reports that are not made, once there are `count`.
-    async fn told(&self, count: usize) -> Vec<String> {
+    async fn event_messages(&self, count: usize) -> Vec<String> {
         let events: Api<Event> = Api::all(self.client.clone());
-        let what = format!("{count} events");
-        eventually_within(Duration::from_secs(300), &what, async || {
+        let context = format!("{count} events");
+        eventually_within(Duration::from_secs(300), &context, async || {
             let all = events.list(&ListParams::default()).await.unwrap().items;
             let mine = all.into_iter().filter(|event| {
                 let about = &event.involved_object;
@@ -121,8 +121,8 @@ impl Rig {
                     && about.kind.as_deref() == Some("Node")
                     && about.name.as_deref() == Some(NODE)
             });
-            let told: Vec<String> = mine.filter_map(|event| event.message).collect();
-            (told.len() >= count).then_some(told)
+            let messages: Vec<String> = mine.filter_map(|event| event.message).collect();
+            (messages.len() >= count).then_some(messages)
         })
         .await
     }
@@ -202,7 +202,7 @@ async fn machines_of_two_four_and_eight_numa_nodes_are_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_happens_on_the_node_is_reported_and_what_others_break_is_mended() {
+async fn node_changes_are_reported_and_foreign_changes_are_repaired() {
     let rig = Rig::start().await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |_| {});
@@ -242,8 +242,8 @@ async fn what_happens_on_the_node_is_reported_and_what_others_break_is_mended() 
         .await;
     assert_eq!(note(&mended, annotations::NODE_RESERVATION), json!({}));
     assert_eq!(mended["metadata"]["labels"]["team"], "a");
-    let kept = mended["zones"][1]["resources"].as_array().unwrap();
-    assert!(kept.contains(&batch), "{kept:?}");
+    let kept_resources = mended["zones"][1]["resources"].as_array().unwrap();
+    assert!(kept_resources.contains(&batch), "{kept_resources:?}");
     assert_eq!(rig.writes.load(Ordering::Relaxed), 3);
 
     // The pod ends, and somebody deletes the object.
@@ -333,18 +333,18 @@ async fn ac_11_an_exporter_and_koordlet_share_an_object() {
         let status = json!({"metadata": {"annotations": {annotations::RESOURCE_STATUS:
             json!({"cpuset": "0-1"}).to_string()}}});
         patch::merge(&pods, "lse", &status).await.unwrap();
-        let both = rig
+        let merged = rig
             .until("the pod's CPUs", |it| pools(it)[0] == "0/0 2-3")
             .await;
         assert_eq!(
-            both["zones"][0]["resources"][0]["available"], "1",
+            merged["zones"][0]["resources"][0]["available"], "1",
             "{first}"
         );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mode_says_whose_the_zones_are() {
+async fn topology_mode_selects_the_owner_of_zones() {
     let rig = Rig::start().await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |options| {
@@ -360,14 +360,14 @@ async fn a_mode_says_whose_the_zones_are() {
 
 /// By that name the exporter of the same agent knows what it may write over.
 #[tokio::test(start_paused = true)]
-async fn who_has_written_is_told() {
+async fn writes_set_the_field_manager() {
     let rig = Rig::start().await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |_| {});
     rig.until("a report", |_| true).await;
     // Made and mended by the same.
-    let gone = json!({"zones": []});
-    patch::merge(&rig.objects(), NODE, &gone).await.unwrap();
+    let no_zones = json!({"zones": []});
+    patch::merge(&rig.objects(), NODE, &no_zones).await.unwrap();
     let is_back = |object: &Value| object["zones"][1]["name"] == "node-1";
     let object = rig.until("zones again", is_back).await;
     let writers = object["metadata"]["managedFields"].as_array().unwrap();
@@ -505,7 +505,7 @@ async fn a_static_cpu_manager_is_reported() {
 
 /// Files of the kernel that are damaged, or gone. The reason is on the node, and what was said last stands.
 #[tokio::test(start_paused = true)]
-async fn a_machine_that_is_not_understood_is_told_once_and_what_was_said_stands() {
+async fn unreadable_machine_is_reported_once_and_last_report_stays() {
     let rig = Rig::start().await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |_| {});
@@ -522,21 +522,21 @@ async fn a_machine_that_is_not_understood_is_told_once_and_what_was_said_stands(
 
     // The machine is looked at every minute.
     tree.put(file, "Node 1 MemTotal: lots kB\n").unwrap();
-    let told = rig.told(1).await;
+    let messages = rig.event_messages(1).await;
     assert!(
-        told[0].starts_with("NodeResourceTopology is not reported: ")
-            && told[0].contains("node1/meminfo")
-            && told[0].contains("lots"),
-        "{told:?}"
+        messages[0].starts_with("NodeResourceTopology is not reported: ")
+            && messages[0].contains("node1/meminfo")
+            && messages[0].contains("lots"),
+        "{messages:?}"
     );
     assert!(is_complained("lots"), "{}", rig.metrics());
     sleep(600).await;
-    assert_eq!(rig.told(1).await, told, "once");
+    assert_eq!(rig.event_messages(1).await, messages, "once");
 
     std::fs::remove_file(tree.dir().join(file)).unwrap();
-    let told = rig.told(2).await;
-    let gone = "NodeResourceTopology is not reported: memory of NUMA node 1 is not known";
-    assert!(told.iter().any(|text| text == gone), "{told:?}");
+    let messages = rig.event_messages(2).await;
+    let expected = "NodeResourceTopology is not reported: memory of NUMA node 1 is not known";
+    assert!(messages.iter().any(|text| text == expected), "{messages:?}");
     assert!(!is_complained("lots") && is_complained(""));
     assert_eq!(rig.object().await, before);
 
@@ -557,16 +557,16 @@ fn definition(all: &mut [Value]) -> &mut Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cluster_without_the_definition_is_told_and_reported_to_when_it_comes() {
+async fn missing_definition_is_reported_until_it_is_installed() {
     let mut definitions = koord_api::crd_values();
     definitions.retain(|it| it["spec"]["group"] != "topology.node.k8s.io");
     let rig = Rig::with(definitions).await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |_| {});
-    let told = rig.told(1).await;
+    let messages = rig.event_messages(1).await;
     assert!(
-        told[0].ends_with("its definition is not installed"),
-        "{told:?}"
+        messages[0].ends_with("its definition is not installed"),
+        "{messages:?}"
     );
     let topology = definition(&mut koord_api::crd_values()).clone();
     rig.server.install_crds(vec![topology]).await.unwrap();
@@ -576,7 +576,7 @@ async fn a_cluster_without_the_definition_is_told_and_reported_to_when_it_comes(
 
 /// Koordinator's chart 0.5 has a definition of v1alpha1 alone.
 #[tokio::test(start_paused = true)]
-async fn the_older_version_is_written_where_it_alone_is_served() {
+async fn older_version_is_written_if_only_it_is_served() {
     let mut definitions = koord_api::crd_values();
     let versions = &mut definition(&mut definitions)["spec"]["versions"];
     let mut older = versions[0].take();
@@ -589,8 +589,8 @@ async fn the_older_version_is_written_where_it_alone_is_served() {
     let objects: Api<v1alpha1::NodeResourceTopology> = Api::all(rig.client.clone());
     let until = async |what: &str, is: &dyn Fn(&Value) -> bool| {
         eventually(what, async || {
-            let found = objects.get_opt(NODE).await.unwrap();
-            found.map(|found| json!(found)).filter(is)
+            let stored = objects.get_opt(NODE).await.unwrap();
+            stored.map(|stored| json!(stored)).filter(is)
         })
         .await
     };

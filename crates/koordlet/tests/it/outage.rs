@@ -28,7 +28,7 @@ use tower::{BoxError, ServiceExt};
 
 /// How the way to the server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Way {
+enum Connectivity {
     #[default]
     Open,
     /// Nobody listens.
@@ -40,7 +40,7 @@ enum Way {
 /// The way between agent and server, and what went over it.
 #[derive(Debug, Default)]
 struct Line {
-    way: Mutex<Way>,
+    connectivity: Mutex<Connectivity>,
     /// Ends the answers under way.
     cut: Mutex<CancellationToken>,
     asked: AtomicUsize,
@@ -50,12 +50,12 @@ struct Line {
 
 impl Line {
     /// The server vanishes, or comes back. Connections do not outlive either.
-    fn becomes(&self, way: Way) {
-        *self.way.lock().unwrap() = way;
+    fn set_connectivity(&self, connectivity: Connectivity) {
+        *self.connectivity.lock().unwrap() = connectivity;
         std::mem::take(&mut *self.cut.lock().unwrap()).cancel();
     }
 
-    fn asked(&self) -> usize {
+    fn request_count(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
 
@@ -91,12 +91,15 @@ impl tower::Service<http::Request<Body>> for Wire {
         if request.method() == http::Method::PATCH && request.uri().path().contains("nodemetrics") {
             line.reports.fetch_add(1, Ordering::SeqCst);
         }
-        let (way, cut) = (*line.way.lock().unwrap(), line.cut.lock().unwrap().clone());
+        let (connectivity, cut) = (
+            *line.connectivity.lock().unwrap(),
+            line.cut.lock().unwrap().clone(),
+        );
         Box::pin(async move {
-            match way {
-                Way::Open => {}
-                Way::Refused => return Err("connection refused".into()),
-                Way::Hangs => {
+            match connectivity {
+                Connectivity::Open => {}
+                Connectivity::Refused => return Err("connection refused".into()),
+                Connectivity::Hangs => {
                     let _unanswered = line.unanswered.clone();
                     // What the client does, which this wire is in place of.
                     tokio::time::sleep(ANSWER_WITHIN).await;
@@ -338,11 +341,12 @@ impl Node {
     }
 
     /// Returns how often the guard said this.
-    fn guard_said(&self, kind: &str) -> usize {
+    fn guard_entry_count(&self, kind: &str) -> usize {
         let starts = format!("{kind}: ");
         let entries = self.audit.entries().into_iter();
-        let said = entries.filter(|entry| entry.reason == "PressureGuard");
-        said.filter(|entry| entry.message.starts_with(&starts))
+        let guard_entries = entries.filter(|entry| entry.reason == "PressureGuard");
+        guard_entries
+            .filter(|entry| entry.message.starts_with(&starts))
             .count()
     }
 
@@ -356,8 +360,8 @@ impl Node {
     /// Waits for batch work to be held at `milli`. Within the dead band of 1 % of two cores nothing
     /// is written.
     async fn until_batch_may_use(&mut self, milli: i64, limit: u64) {
-        let what = format!("batch work at {milli}m");
-        self.until(&what, limit, async |node| {
+        let context = format!("batch work at {milli}m");
+        self.until(&context, limit, async |node| {
             (node.batch_may_use() - milli).abs() <= 20
         })
         .await;
@@ -403,9 +407,10 @@ impl Node {
     async fn until_reported(&mut self, limit: u64) -> serde_json::Value {
         let now = self.ctx.clock.now();
         self.until("a report", limit, async |node| {
-            let at = node.reported().await["updateTime"].clone();
-            at.as_str()
-                .is_some_and(|at| at.parse::<jiff::Timestamp>().unwrap() > now)
+            let updated = node.reported().await["updateTime"].clone();
+            updated
+                .as_str()
+                .is_some_and(|updated| updated.parse::<jiff::Timestamp>().unwrap() > now)
         })
         .await;
         self.reported().await
@@ -437,9 +442,12 @@ async fn ten_minutes_without_a_server(mode: Mode) {
     let report = node.until_reported(60).await;
     assert_eq!(names(&report), ["be-1", "be-2", "ls", "ls-2"]);
 
-    for (way, service_milli, pod) in [(Way::Refused, 900, 0), (Way::Hangs, 500, 1)] {
-        node.line.becomes(way);
-        let (began, asked) = (node.second, node.line.asked());
+    for (connectivity, service_milli, pod) in [
+        (Connectivity::Refused, 900, 0),
+        (Connectivity::Hangs, 500, 1),
+    ] {
+        node.line.set_connectivity(connectivity);
+        let (began, asked) = (node.second, node.line.request_count());
         let mut unanswered = 0;
         node.service_milli = service_milli;
         let limit = 1300 - i64::try_from(service_milli).unwrap();
@@ -450,11 +458,20 @@ async fn ten_minutes_without_a_server(mode: Mode) {
             node.pass(1).await;
             unanswered = unanswered.max(node.line.unanswered());
         }
-        assert!((node.batch_may_use() - limit).abs() <= 20, "{way:?}");
-        let asked = node.line.asked() - asked;
-        assert!((20..600).contains(&asked), "{way:?}: asked {asked} times");
+        assert!(
+            (node.batch_may_use() - limit).abs() <= 20,
+            "{connectivity:?}"
+        );
+        let sent = node.line.request_count() - sent;
+        assert!(
+            (20..600).contains(&sent),
+            "{connectivity:?}: asked {sent} times"
+        );
         // One by each informer, a report, an event, and evictions.
-        assert!(unanswered <= 5 + 2 + 4, "{way:?}: {unanswered} at once");
+        assert!(
+            unanswered <= 5 + 2 + 4,
+            "{connectivity:?}: {unanswered} at once"
+        );
     }
 
     // Meanwhile the cluster went on.
@@ -469,8 +486,8 @@ async fn ten_minutes_without_a_server(mode: Mode) {
         node.line.reports() > reports
     })
     .await;
-    node.line.becomes(Way::Open);
-    let asked = node.line.asked();
+    node.line.set_connectivity(Connectivity::Open);
+    let sent = node.line.request_count();
     // The end of that report, and the interval of 30 s.
     node.until_reported(30 + 10).await;
     node.until_batch_may_use(1000 - 500, 90).await;
@@ -478,8 +495,8 @@ async fn ten_minutes_without_a_server(mode: Mode) {
         names(&node.reported().await) == ["be-1", "be-2", "ls"]
     })
     .await;
-    let asked = node.line.asked() - asked;
-    assert!(asked < 200, "what had waited came as {asked} requests");
+    let sent = node.line.request_count() - sent;
+    assert!(sent < 200, "what had waited came as {sent} requests");
 
     if mode == Mode::Api {
         // The one that could not be evicted is no reason not to ask for the next.
@@ -515,14 +532,14 @@ async fn the_node_goes_on_for_ten_minutes_without_a_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_killed_for_want_of_a_server_where_only_the_api_may_evict() {
+async fn api_mode_kills_no_pod_during_a_server_outage() {
     ten_minutes_without_a_server(Mode::Api).await;
 }
 
 /// The guard decides by what the node itself shows. A lever that it held when the server went is let go
 /// to see whether the harm comes back, comes back with it, and goes when there is none any more; none of
 /// that waits for an answer. What it finds out when the server is back the server is told.
-async fn the_guard_goes_on_without_a_server(way: Way) {
+async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
     let mut slo = slo(65);
     slo["spec"]["extensions"]["cpuSuppress"]["mode"] = json!("pressure");
     let mut node = Node::with(Mode::Api, slo).await;
@@ -535,42 +552,48 @@ async fn the_guard_goes_on_without_a_server(way: Way) {
     .await;
     node.suffers = true;
     node.until("a lever that helps", 60, async |node| {
-        node.is_idle() && node.guard_said("Helped") == 1
+        node.is_idle() && node.guard_entry_count("Helped") == 1
     })
     .await;
 
-    node.line.becomes(way);
-    let (began, asked, mut unanswered) = (node.second, node.line.asked(), 0);
+    node.line.set_connectivity(connectivity);
+    let (began, asked, mut unanswered) = (node.second, node.line.request_count(), 0);
     node.until("the lever let go", 90, async |node| !node.is_idle())
         .await;
     unanswered = unanswered.max(node.line.unanswered());
     // Some samples, and not the time-out of a request.
     node.until("the lever again", 8, async |node| node.is_idle())
         .await;
-    assert_eq!(node.guard_said("Confirmed"), 1, "{way:?}");
+    assert_eq!(node.guard_entry_count("Confirmed"), 1, "{connectivity:?}");
     node.suffers = false;
     node.until("the end of the harm", 150, async |node| {
-        node.guard_said("Over") == 1
+        node.guard_entry_count("Over") == 1
     })
     .await;
     while node.second < began + 300 {
         node.pass(1).await;
         unanswered = unanswered.max(node.line.unanswered());
     }
-    assert!(!node.is_idle(), "{way:?}");
-    let asked = node.line.asked() - asked;
-    assert!((20..600).contains(&asked), "{way:?}: asked {asked} times");
+    assert!(!node.is_idle(), "{connectivity:?}");
+    let sent = node.line.request_count() - sent;
+    assert!(
+        (20..600).contains(&sent),
+        "{connectivity:?}: asked {sent} times"
+    );
     // One by each informer, a report, and the two events that there are to tell.
-    assert!(unanswered <= 5 + 3, "{way:?}: {unanswered} at once");
+    assert!(
+        unanswered <= 5 + 3,
+        "{connectivity:?}: {unanswered} at once"
+    );
 
-    node.line.becomes(Way::Open);
+    node.line.set_connectivity(Connectivity::Open);
     node.until_reported(30 + 10).await;
     node.suffers = true;
     node.until("the lever once more", 60, async |node| node.is_idle())
         .await;
     node.suffers = false;
     node.until("the end of it", 200, async |node| {
-        node.guard_said("Over") == 2
+        node.guard_entry_count("Over") == 2
     })
     .await;
     let events: Api<Event> = Api::namespaced(node.admin.clone(), "default");
@@ -588,10 +611,10 @@ async fn the_guard_goes_on_without_a_server(way: Way) {
 
 #[tokio::test(start_paused = true)]
 async fn the_guard_goes_on_without_a_server_that_refuses() {
-    the_guard_goes_on_without_a_server(Way::Refused).await;
+    the_guard_goes_on_without_a_server(Connectivity::Refused).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_guard_goes_on_without_a_server_that_hangs() {
-    the_guard_goes_on_without_a_server(Way::Hangs).await;
+    the_guard_goes_on_without_a_server(Connectivity::Hangs).await;
 }

@@ -25,7 +25,7 @@ fn rig(gates: &[(Gate, bool)]) -> Rig {
             .unwrap();
     }
     rig.tree.group("kubepods/burstable/podmixed/c1").unwrap();
-    let given = |mut pod: Pod, status: serde_json::Value| {
+    let with_status = |mut pod: Pod, status: serde_json::Value| {
         let key = "scheduling.koordinator.sh/resource-status".to_owned();
         pod.metadata.annotations = Some([(key, status.to_string())].into());
         pod
@@ -50,15 +50,15 @@ fn rig(gates: &[(Gate, bool)]) -> Rig {
             "LS",
             json!({"requests": {"cpu": "1", "memory": "1Gi"}}),
         ),
-        given(pod("lse", "LSE", none()), json!({"cpuset": "7"})),
-        given(pod("lsr", "LSR", none()), json!({"cpuset": "6"})),
+        with_status(pod("lse", "LSE", none()), json!({"cpuset": "7"})),
+        with_status(pod("lsr", "LSR", none()), json!({"cpuset": "6"})),
         batch_pod(),
-        given(batch("one", none()), numa(&[1])),
-        given(batch("both", none()), numa(&[0, 1])),
-        given(batch("gone", none()), numa(&[5])),
+        with_status(batch("one", none()), numa(&[1])),
+        with_status(batch("both", none()), numa(&[0, 1])),
+        with_status(batch("gone", none()), numa(&[5])),
         pod("plain", "", none()),
-        given(batch("pinned", none()), json!({"cpuset": "3,7"})),
-        given(batch("mixed", json!({"memory": "1Gi"})), numa(&[0])),
+        with_status(batch("pinned", none()), json!({"cpuset": "3,7"})),
+        with_status(batch("mixed", json!({"memory": "1Gi"})), numa(&[0])),
     ]);
     let pool = |node: i32, cpus: &str| Pool {
         socket: node,
@@ -124,9 +124,9 @@ fn batch_pods_keep_to_their_nodes_pools_under_every_suppression() {
         for _ in 0..24 {
             rig.step(BUSY);
         }
-        let what = format!("{mode} {policy}");
-        pools_hold(&rig, &what);
-        assert_eq!(rig.quota(), quota, "{what}");
+        let context = format!("{mode} {policy}");
+        pools_hold(&rig, &context);
+        assert_eq!(rig.quota(), quota, "{context}");
         // Foreign values do not last.
         for (path, cpus) in [("podone/c1", "2"), ("podbe/c1", "3")] {
             let group = CgroupPath::new(&format!("kubepods/besteffort/{path}")).unwrap();
@@ -136,13 +136,13 @@ fn batch_pods_keep_to_their_nodes_pools_under_every_suppression() {
         for _ in 0..12 {
             rig.step(BUSY);
         }
-        pools_hold(&rig, &what);
+        pools_hold(&rig, &context);
         rig.slo(json!({"resourceUsedThresholdWithBE": {"enable": false}}));
         for _ in 0..3 {
             rig.step(BUSY);
         }
-        assert_eq!(rig.quota(), -1, "{what}");
-        pools_hold(&rig, &what);
+        assert_eq!(rig.quota(), -1, "{context}");
+        pools_hold(&rig, &context);
     }
 }
 
@@ -159,12 +159,12 @@ fn pools_need_no_suppression() {
     let mut taken = pod("lse2", "LSE", json!({}));
     let key = "scheduling.koordinator.sh/resource-status".to_owned();
     taken.metadata.annotations = Some([(key.clone(), json!({"cpuset": "4"}).to_string())].into());
-    let mut one = batch_pod();
-    one.metadata.uid = Some("one".to_owned());
+    let mut batch = batch_pod();
+    batch.metadata.uid = Some("one".to_owned());
     let status =
         json!({"numaNodeResources": [{"node": 1, "resources": {"kubernetes.io/batch-cpu": "1"}}]});
-    one.metadata.annotations = Some([(key, status.to_string())].into());
-    rig.pods(vec![taken, one]);
+    batch.metadata.annotations = Some([(key, status.to_string())].into());
+    rig.pods(vec![taken, batch]);
     rig.step(BUSY);
     assert_eq!(cpus_of(&rig, "/podone/c1"), "5-7", "7 and 6 are free now");
     assert_eq!(cpus_of(&rig, ""), "2-3,5-7");

@@ -221,11 +221,11 @@ fn the_root_has_latency_targets_and_a_cost_model() {
         for file in [BlkioCostQos, BlkioCostModel] {
             rig.tree.feed(&root, file, "").unwrap();
         }
-        let theirs = "8:0 enable=1 ctrl=user rpct=90.00 rlat=7";
-        rig.tree.feed(&root, BlkioCostQos, theirs).unwrap();
+        let kernel_value = "8:0 enable=1 ctrl=user rpct=90.00 rlat=7";
+        rig.tree.feed(&root, BlkioCostQos, kernel_value).unwrap();
         class(&rig, "cgroupRoot", false, json!([]));
         round(&mut rig);
-        assert_eq!(rig.tree.raw(&root, BlkioCostQos).unwrap(), theirs);
+        assert_eq!(rig.tree.raw(&root, BlkioCostQos).unwrap(), kernel_value);
         let blocks = json!([{"name": "/dev/vdb", "type": "device", "ioCfg": {
             "readLatency": 1000, "enableUserModel": true, "modelReadBPS": 5, "modelWriteBPS": 6,
             "modelReadSeqIOPS": 7, "modelWriteSeqIOPS": 8, "modelReadRandIOPS": 9,
@@ -285,12 +285,12 @@ fn blocks_that_cannot_be_used_are_named_and_take_nothing_away() {
         (be(&rig, "8:0"), be(&rig, "253:16")),
         ("7".into(), "6".into())
     );
-    let said: Vec<String> = wrong(&rig, "blkio beClass")
+    let reported: Vec<String> = wrong(&rig, "blkio beClass")
         .into_iter()
         .map(|bad| format!("{} {}: {}", bad.field, bad.value, bad.error))
         .collect();
     assert_eq!(
-        said,
+        reported,
         [
             "beClass.blkioQOS.blocks /dev/sdz: block \"/dev/sdz\": no disk of this node is known for it",
             "beClass.blkioQOS.blocks x: block \"x\": type \"tape\" is not known",
@@ -347,10 +347,10 @@ fn annotations_that_cannot_be_used_are_named() {
     assert_eq!(limit(&rig), "5");
     pods(&rig, Some(volume("scratch", -5)));
     round(&mut rig);
-    let said = &wrong(&rig, "Pod default/ls")[0];
-    assert_eq!(said.field, "koordinator.sh/blkioQOS");
+    let malformed = &wrong(&rig, "Pod default/ls")[0];
+    assert_eq!(malformed.field, "koordinator.sh/blkioQOS");
     assert_eq!(
-        said.error,
+        malformed.error,
         "blocks[0].ioCfg.readIOPS must be at least 0, got -5"
     );
     assert_eq!(limit(&rig), "5", "the last good one stays");
@@ -363,8 +363,8 @@ fn annotations_that_cannot_be_used_are_named() {
     ] {
         pods(&rig, Some(volume(name, 6)));
         round(&mut rig);
-        let said = wrong(&rig, "blkio Pod default/ls");
-        assert!(said[0].error.contains(why), "{name}: {said:?}");
+        let malformed = wrong(&rig, "blkio Pod default/ls");
+        assert!(malformed[0].error.contains(why), "{name}: {malformed:?}");
         assert_eq!(limit(&rig), "5", "{name}");
     }
     // The pod goes, and what was said of it.

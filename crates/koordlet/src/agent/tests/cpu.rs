@@ -4,11 +4,11 @@ use super::*;
 
 /// A service with a limit of one core, whose quotas the kubelet has set.
 fn limited(rig: &Rig, annotations: serde_json::Value, qos: &str) {
-    rig.pods(vec![of_one_core(annotations, qos), batch_pod()]);
+    rig.pods(vec![one_core_pod(annotations, qos), batch_pod()]);
     rig.kubelet_sets_quotas();
 }
 
-fn of_one_core(annotations: serde_json::Value, qos: &str) -> Pod {
+fn one_core_pod(annotations: serde_json::Value, qos: &str) -> Pod {
     let resources = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "1"}});
     let mut service = pod("ls", qos, resources);
     service.metadata.annotations = serde_json::from_value(annotations).unwrap();
@@ -193,16 +193,16 @@ fn burst_follows_normalization() {
 #[test]
 fn pods_with_cpus_of_their_own_have_no_quota() {
     let mut rig = Rig::new();
-    let given = |cpus: &str| {
+    let with_cpus = |cpus: &str| {
         let status = json!({"cpuset": cpus}).to_string();
         json!({"scheduling.koordinator.sh/resource-status": status})
     };
-    let status = given("0");
+    let status = with_cpus("0");
     limited(&rig, status.clone(), "LSR");
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(-1, 0), (-1, 0)]);
     // Somebody gives it more than it asks for: its limit is in force again.
-    rig.pods(vec![of_one_core(given("0-1"), "LSR"), batch_pod()]);
+    rig.pods(vec![one_core_pod(with_cpus("0-1"), "LSR"), batch_pod()]);
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(100_000, 0), (100_000, 0)]);
     let settings = Settings {

@@ -9,7 +9,7 @@ fn refused(rig: &Rig) -> Vec<Attempt> {
 }
 
 #[test]
-fn a_clean_stop_restores_what_was_there_before() {
+fn clean_stop_restores_previous_values() {
     let mut rig = Rig::new();
     let class = rig.tree.root().cgroup(&rig.class);
     class.set_cfs_quota(-1).unwrap();

@@ -24,10 +24,10 @@ fn names(evictions: &[Eviction]) -> Vec<(&str, &str)> {
 
 /// Lets seconds pass until somebody is evicted.
 fn first(rig: &mut Rig, second: Second, limit: u64) -> (u64, Vec<Eviction>) {
-    for at in 1..=limit {
+    for second_number in 1..=limit {
         let evictions = rig.step(second).evictions;
         if !evictions.is_empty() {
-            return (at, evictions);
+            return (second_number, evictions);
         }
     }
     (limit, Vec::new())
@@ -57,23 +57,23 @@ fn batch_pods_go_when_they_get_too_little() {
         class.set_cfs_quota(50_000).unwrap();
         rig.step(starved).evictions
     };
-    let mut found = Vec::new();
+    let mut evicted = Vec::new();
     for _ in 0..12 {
-        found = quota();
-        if !found.is_empty() {
+        evicted = quota();
+        if !evicted.is_empty() {
             break;
         }
     }
-    assert_eq!(names(&found), [("BECPUEvict", "be")]);
+    assert_eq!(names(&evicted), [("BECPUEvict", "be")]);
     assert!(
-        found[0].message.contains("2000m requested"),
+        evicted[0].message.contains("2000m requested"),
         "{}",
-        found[0].message
+        evicted[0].message
     );
 }
 
 #[test]
-fn a_busy_node_evicts_who_may_be_evicted() {
+fn busy_node_evicts_only_evictable_pods() {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "cpuEvictLowerPercent": 70, "evictEnabledPriorityThreshold": 7999});
     let mut rig = rig(&[Gate::CPUEvict], threshold);
@@ -171,7 +171,7 @@ fn a_lower_bound_above_the_threshold_costs_only_itself() {
 
 /// Upstream goes on to the next candidate when an eviction fails; what was refused frees nothing.
 #[test]
-fn a_refused_pod_frees_nothing_and_is_asked_again_later() {
+fn refused_eviction_frees_nothing_and_is_retried_later() {
     let threshold = json!({"enable": true, "memoryEvictThresholdPercent": 80});
     let mut rig = rig(&[Gate::BEMemoryEvict], threshold);
     let service = pod("ls", "LS", json!({}));
@@ -187,10 +187,10 @@ fn a_refused_pod_frees_nothing_and_is_asked_again_later() {
     let now = rig.now();
     rig.agent.refused(&next[0], None, now);
     // After two seconds each is asked again, in order, and then after four.
-    let again = rig.step(BUSY).evictions;
-    assert_eq!(names(&again), [("BEMemoryEvict", "be")]);
+    let retried = rig.step(BUSY).evictions;
+    assert_eq!(names(&retried), [("BEMemoryEvict", "be")]);
     let now = rig.now();
-    rig.agent.refused(&again[0], None, now);
+    rig.agent.refused(&retried[0], None, now);
     let (at, found) = first(&mut rig, BUSY, 5);
     assert_eq!((at, names(&found)), (1, vec![("BEMemoryEvict", "be-2")]));
     let wait = Some(Duration::from_secs(20));

@@ -62,8 +62,8 @@ impl Rig {
             }
         }
         let entries = self.agent.audit().entries();
-        let said: Vec<_> = entries.iter().filter(|e| e.reason == NAME).collect();
-        panic!("{cure:?} was never found: {said:#?}");
+        let entries_of_guard: Vec<_> = entries.iter().filter(|e| e.reason == NAME).collect();
+        panic!("{cure:?} was never found: {entries_of_guard:#?}");
     }
 
     fn calm(&mut self, seconds: u64) {
@@ -72,11 +72,13 @@ impl Rig {
         }
     }
 
-    fn said(&self, kind: &str) -> usize {
+    fn guard_entry_count(&self, kind: &str) -> usize {
         let entries = self.agent.audit().entries();
         let starts = format!("{kind}: ");
-        let said = entries.iter().filter(|e| e.reason == NAME);
-        said.filter(|e| e.message.starts_with(&starts)).count()
+        let guard_entries = entries.iter().filter(|e| e.reason == NAME);
+        guard_entries
+            .filter(|e| e.message.starts_with(&starts))
+            .count()
     }
 
     fn refused_writes(&self) -> Vec<Attempt> {
@@ -104,7 +106,9 @@ fn guarded() -> Rig {
 fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     let mut rig = guarded();
     assert_eq!(rig.agent.fast_pace(), Some(1), "batch work runs");
-    let took = rig.until(Cure::Idle, |rig| rig.is_idle() && rig.said("Helped") == 1);
+    let took = rig.until(Cure::Idle, |rig| {
+        rig.is_idle() && rig.guard_entry_count("Helped") == 1
+    });
     assert!(took < 20, "{took}");
     assert_eq!((rig.quota(), rig.class_cpus().as_str()), (-1, "0-3"));
     let guard = rig.agent.guard.clone().unwrap();
@@ -128,9 +132,9 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
             .extensions
             .clone()
     };
-    let said = &extension("ls").unwrap()["pressureGuard"];
-    assert_eq!(said["verdict"], "protected");
-    assert_eq!(said["start"], "at the threshold and earns its way up");
+    let reported = &extension("ls").unwrap()["pressureGuard"];
+    assert_eq!(reported["verdict"], "protected");
+    assert_eq!(reported["start"], "at the threshold and earns its way up");
     assert!(extension("be").is_none());
     assert!(rig.refused_writes().is_empty());
 }
@@ -138,24 +142,26 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
 #[test]
 fn where_only_a_partition_helps_batch_work_keeps_off() {
     let mut rig = guarded();
-    rig.until(Cure::Partition, |rig| rig.said("Helped") == 1);
+    rig.until(Cure::Partition, |rig| rig.guard_entry_count("Helped") == 1);
     assert_eq!((rig.class_cpus().as_str(), rig.is_idle()), ("2-3", false));
     for path in ["/podbe", "/podbe/c1"] {
         assert_eq!(cpus_of(&rig, path), "2-3");
     }
     // It is let go, the harm comes back, and so does the partition.
-    rig.until(Cure::Partition, |rig| rig.said("Confirmed") == 1);
+    rig.until(Cure::Partition, |rig| {
+        rig.guard_entry_count("Confirmed") == 1
+    });
     assert_eq!(rig.class_cpus(), "2-3");
     // Without harm it goes.
     rig.calm(60);
     assert_eq!(rig.class_cpus(), "0-3");
-    assert_eq!(rig.said("Over"), 1);
+    assert_eq!(rig.guard_entry_count("Over"), 1);
     assert!(rig.refused_writes().is_empty());
 }
 
 /// The cap also comes down where pods in the class have limits, whose quotas go meanwhile.
 #[test]
-fn where_only_a_cap_helps_it_hovers_below_the_level_that_hurts() {
+fn cap_settles_below_the_harmful_level() {
     let mut rig = guarded();
     let batch = json!({
         "requests": {"kubernetes.io/batch-cpu": "2000"},
@@ -168,7 +174,7 @@ fn where_only_a_cap_helps_it_hovers_below_the_level_that_hurts() {
     };
     rig.calm(2);
     assert_eq!((rig.quota(), limit(&rig)), (-1, 300_000));
-    rig.until(Cure::Quota, |rig| rig.said("Confirmed") == 1);
+    rig.until(Cure::Quota, |rig| rig.guard_entry_count("Confirmed") == 1);
     assert_eq!(limit(&rig), -1);
     for _ in 0..30 {
         rig.suffer(Cure::Quota);
@@ -186,9 +192,9 @@ fn where_only_a_cap_helps_it_hovers_below_the_level_that_hurts() {
 }
 
 #[test]
-fn what_batch_work_does_not_cause_costs_it_little() {
+fn harm_not_caused_by_batch_work_restricts_it_little() {
     let mut rig = guarded();
-    rig.until(Cure::None, |rig| rig.said("Muted") == 1);
+    rig.until(Cure::None, |rig| rig.guard_entry_count("Muted") == 1);
     rig.suffer(Cure::None);
     assert_eq!((rig.quota(), rig.is_idle()), (-1, false));
     assert_eq!(rig.class_cpus(), "0-3");
@@ -200,7 +206,7 @@ fn what_batch_work_does_not_cause_costs_it_little() {
 
 /// Whatever lever an experiment holds, it is let go when the service is gone.
 #[test]
-fn a_service_that_vanishes_during_an_experiment_leaves_nothing() {
+fn removed_service_ends_the_experiment() {
     let pulled = |rig: &Rig| (rig.is_idle(), rig.class_cpus() != "0-3", rig.quota() != -1);
     for (wanted, at) in [("idle", 0), ("partition", 1), ("quota", 2)] {
         let mut rig = guarded();
@@ -217,7 +223,7 @@ fn a_service_that_vanishes_during_an_experiment_leaves_nothing() {
 
 /// Batch work that ends in the middle of one, with its groups.
 #[test]
-fn batch_pods_that_vanish_during_an_experiment_are_no_trouble() {
+fn removed_batch_pods_during_an_experiment_cause_no_error() {
     let mut rig = guarded();
     rig.until(Cure::None, Rig::is_idle);
     for path in ["kubepods/besteffort/podbe/c1", "kubepods/besteffort/podbe"] {
@@ -241,7 +247,7 @@ fn batch_pods_that_vanish_during_an_experiment_are_no_trouble() {
 fn a_clean_stop_lets_go_of_every_lever() {
     for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
         let mut rig = guarded();
-        rig.until(cure, |rig| rig.said("Helped") == 1);
+        rig.until(cure, |rig| rig.guard_entry_count("Helped") == 1);
         let now = rig.now();
         rig.agent.restore(now);
         assert_eq!((rig.quota(), rig.is_idle()), (-1, false), "{cure:?}");
@@ -251,10 +257,10 @@ fn a_clean_stop_lets_go_of_every_lever() {
 
 /// An agent that starts anew knows nothing of levers that a killed one held, and undoes them.
 #[test]
-fn after_a_kill_the_levers_are_let_go() {
+fn restarted_agent_releases_levers_of_a_killed_one() {
     for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
         let mut rig = guarded();
-        rig.until(cure, |rig| rig.said("Helped") == 1);
+        rig.until(cure, |rig| rig.guard_entry_count("Helped") == 1);
         let metrics = Metrics::new(&prometheus::Registry::new()).unwrap();
         let settings = Settings {
             layout: Layout::new(Driver::Cgroupfs, CgroupPath::root()),
@@ -271,7 +277,7 @@ fn after_a_kill_the_levers_are_let_go() {
 #[test]
 fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     let mut rig = guarded();
-    rig.until(Cure::Idle, |rig| rig.said("Helped") == 1);
+    rig.until(Cure::Idle, |rig| rig.guard_entry_count("Helped") == 1);
     rig.node(json!({"node.koordinator.sh/cpu-suppress-mode": "upstream"}));
     rig.calm(2);
     assert_eq!((rig.quota(), rig.is_idle()), (150_000, false));
@@ -289,7 +295,7 @@ fn the_node_can_be_switched_to_upstreams_policy_and_back() {
 /// A service without pressure files is judged by the delay of its threads, and one that its own limit
 /// holds up blames nobody.
 #[test]
-fn own_throttling_is_left_out() {
+fn throttling_by_own_limit_is_ignored() {
     let mut rig = Rig::new();
     rig.suppress("pressure");
     let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "1"}});
@@ -309,7 +315,7 @@ fn own_throttling_is_left_out() {
             ..BUSY
         });
     }
-    assert_eq!(rig.said("Tried"), 0);
+    assert_eq!(rig.guard_entry_count("Tried"), 0);
     assert_eq!(rig.quota(), -1);
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.services[0].value < 0.05, "{guard:?}");
@@ -324,7 +330,9 @@ fn levers_stand_while_the_guard_is_not_due() {
     };
     let mut rig = Rig::with(settings);
     rig.suppress("pressure");
-    rig.until(Cure::Idle, |rig| rig.is_idle() && rig.said("Helped") == 1);
+    rig.until(Cure::Idle, |rig| {
+        rig.is_idle() && rig.guard_entry_count("Helped") == 1
+    });
     for second in 0..20 {
         rig.suffer(Cure::Idle);
         assert!(rig.is_idle(), "{second}");
@@ -333,7 +341,7 @@ fn levers_stand_while_the_guard_is_not_due() {
 
 /// The service waits for memory unless pages were taken from batch work in the second before.
 #[test]
-fn memory_stalls_are_answered_by_reclaiming_from_batch_pods() {
+fn memory_stalls_trigger_reclaim_from_batch_pods() {
     const MIB: i64 = 1 << 20;
     let mut rig = Rig::on(Tree::v2("0-3").unwrap(), Settings::default());
     rig.suppress("pressure");
@@ -368,7 +376,7 @@ fn memory_stalls_are_answered_by_reclaiming_from_batch_pods() {
         taken = second(&mut rig, taken == 0);
         assert!((0..=16 * MIB).contains(&taken), "{taken}");
     }
-    assert!(rig.said("Helped") >= 1);
+    assert!(rig.guard_entry_count("Helped") >= 1);
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.levers.contains(&"memory reclaim".to_owned()));
     assert!(used(&rig) < start - 100 * MIB);
@@ -376,11 +384,11 @@ fn memory_stalls_are_answered_by_reclaiming_from_batch_pods() {
     for _ in 0..120 {
         second(&mut rig, false);
     }
-    let left = used(&rig);
+    let remaining = used(&rig);
     for _ in 0..10 {
         assert_eq!(second(&mut rig, false), 0);
     }
-    assert_eq!(used(&rig), left);
+    assert_eq!(used(&rig), remaining);
     // It asked for 1 GiB: that stays.
     rig.tree
         .feed(&batch, Resource::MemoryUsage, &format!("{}\n", 1034 * MIB))

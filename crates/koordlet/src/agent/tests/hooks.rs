@@ -86,13 +86,13 @@ fn reconciles_are_counted_by_level_and_file() {
         let name = "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds";
         let family = families.iter().find(|family| family.name() == name);
         let rows = family.map_or(&[][..], |family| family.get_metric()).iter();
-        let of = |row: &&prometheus::proto::Metric| {
+        let label_value = |row: &&prometheus::proto::Metric| {
             let labels = row.get_label().iter().map(|label| label.value());
             let mut labels: Vec<_> = labels.collect();
             labels.sort_unstable();
             labels == ["cpu.shares", "n", "pod", "succeeded"]
         };
-        rows.filter(of)
+        rows.filter(label_value)
             .map(|row| row.get_histogram().get_sample_count())
             .sum()
     };
@@ -116,11 +116,11 @@ fn containers_and_sandboxes_run_on_their_cpus() {
         rig.tree.group(group).unwrap();
     }
     let all = json!({"cpu": "1", "memory": "1Gi"});
-    let whole = json!({"limits": all, "requests": all});
+    let resources = json!({"limits": all, "requests": all});
     let list = |cpus| {
         vec![
             pod("ls", "LS", json!({"requests": {"cpu": "1"}})),
-            noted("lsr", "LSR", whole.clone(), pinned(cpus)),
+            noted("lsr", "LSR", resources.clone(), pinned(cpus)),
             batch_pod(),
         ]
     };
@@ -139,10 +139,10 @@ fn containers_and_sandboxes_run_on_their_cpus() {
         assert_eq!(rig.cpus(path), want, "{path}");
     }
     // A foreign write stands until the interval is over …
-    let one: CpuSet = "1".parse().unwrap();
+    let foreign: CpuSet = "1".parse().unwrap();
     let group = CgroupPath::new("kubepods/podlsr/c1").unwrap();
     let container = rig.tree.root().cgroup(&group);
-    container.set_cpuset(&one).unwrap();
+    container.set_cpuset(&foreign).unwrap();
     rig.pass();
     assert_eq!(rig.cpus("kubepods/podlsr/c1"), "1");
     for _ in 0..10 {
@@ -150,7 +150,7 @@ fn containers_and_sandboxes_run_on_their_cpus() {
     }
     assert_eq!(rig.cpus("kubepods/podlsr/c1"), "3");
     // … or the pod changes.
-    container.set_cpuset(&one).unwrap();
+    container.set_cpuset(&foreign).unwrap();
     let mut changed = list("3");
     changed[1]
         .metadata
@@ -355,7 +355,7 @@ fn a_kernel_without_cookies_is_left_alone() {
 }
 
 #[test]
-fn what_is_not_this_kernels_or_not_known_keeps_its_cpus() {
+fn groups_of_unknown_containers_keep_their_cpus() {
     let mut rig = Rig::new();
     let burstable = || json!({"requests": {"cpu": "1"}});
     // The groups of a container in a virtual machine, and two of which one is the sandbox.

@@ -25,7 +25,7 @@ fn memory_of_pods(status: &NodeMetricStatus) -> Vec<String> {
 }
 
 #[test]
-fn the_memory_policy_holds_for_node_and_pods_but_not_for_the_system() {
+fn memory_policy_applies_to_node_and_pods_not_to_system() {
     let mut rig = Rig::new();
     for _ in 0..10 {
         rig.step(BUSY);
@@ -80,35 +80,35 @@ fn numa_nodes_are_reported() {
 }
 
 #[test]
-fn what_perf_counted_is_kept_by_container() {
+fn perf_counts_are_kept_per_container() {
     let mut rig = Rig::new();
     rig.step(BUSY);
     let group = rig.service.join("c1").unwrap();
-    let gone = rig.service.join("c0").unwrap();
+    let ended = rig.service.join("c0").unwrap();
     let counts = |cycles| Counts {
         cycles,
         instructions: 2 * cycles,
         newest: true,
     };
-    let found = [(group, counts(500)), (gone, counts(7))];
-    let found = Arc::new((1, found.into_iter().collect()));
-    rig.agent.measure.facts.cpi.store(Some(found));
+    let measured = [(group, counts(500)), (ended, counts(7))];
+    let measured = Arc::new((1, measured.into_iter().collect()));
+    rig.agent.measure.facts.cpi.store(Some(measured));
     rig.step(BUSY);
     let counted = rig.now().ms();
     rig.step(BUSY);
     let measure = &rig.agent.measure;
-    let of = |uid: &str| {
+    let cpi_of = |uid: &str| {
         let (_, pod) = measure.pods.iter().find(|(pod, _)| pod.uid == uid).unwrap();
         let container = SeriesSubject::Container(pod.containers[0].id);
         let last = |metric| measure.store.last((container, metric), counted, 0);
         (last(Metric::Cycles), last(Metric::Instructions))
     };
-    assert_eq!(of("ls"), (Some(500.0), Some(1000.0)), "pushed once");
-    assert_eq!(of("be"), (None, None));
+    assert_eq!(cpi_of("ls"), (Some(500.0), Some(1000.0)), "pushed once");
+    assert_eq!(cpi_of("be"), (None, None));
 }
 
 #[test]
-fn a_collector_that_cannot_work_here_says_so_and_rests() {
+fn unsupported_collector_is_reported_and_stops() {
     let mut settings = Settings::default();
     settings.gates.set(Gate::CPICollector, true);
     // Groups of the fake tree are no groups to perf_event_open.
@@ -233,7 +233,7 @@ fn host_applications_are_reported_and_are_no_part_of_the_system() {
 
 /// A container without a limit cannot be throttled: CPU burst asks nothing of it.
 #[test]
-fn burst_looks_at_containers_with_limits_only() {
+fn burst_ignores_containers_without_limits() {
     let mut rig = Rig::new();
     let container =
         |name: &str, resources: serde_json::Value| json!({"name": name, "resources": resources});
@@ -278,7 +278,7 @@ fn burst_looks_at_containers_with_limits_only() {
             let key = (SeriesSubject::Container(id), metric);
             rig.agent.measure.store.last(key, now, 1000)
         };
-        let found = [
+        let burst = [
             last(Metric::CpuUsage),
             last(Metric::CpuThrottled),
             last(Metric::MemoryUsage),
@@ -288,13 +288,13 @@ fn burst_looks_at_containers_with_limits_only() {
         } else {
             [None; 3]
         };
-        assert_eq!(found, want, "{limited}");
+        assert_eq!(burst, want, "{limited}");
     }
 }
 
 /// The system's use is the node's less that of pods and of host applications.
 #[test]
-fn host_applications_are_not_the_system() {
+fn system_usage_excludes_host_applications() {
     let mut rig = Rig::new();
     let group = rig.tree.group("host-latency-sensitive/nginx").unwrap();
     rig.slo(json!({"hostApplications": [{"name": "nginx", "qos": "LS"}]}));

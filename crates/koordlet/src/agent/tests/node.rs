@@ -114,7 +114,7 @@ fn a_foreign_write_stands_until_the_next_round() {
 }
 
 #[test]
-fn settings_of_the_machine_are_written_where_the_kernel_has_them() {
+fn machine_settings_are_written_if_the_kernel_has_them() {
     let mut settings = Settings::default();
     settings.gates.set(Gate::SystemConfig, true);
     let mut rig = Rig::with(settings);
@@ -139,17 +139,17 @@ fn settings_of_the_machine_are_written_where_the_kernel_has_them() {
 }
 
 #[test]
-fn strategies_say_by_which_means_they_act() {
+fn strategies_report_their_mechanism() {
     use crate::health::State;
     let mut settings = Settings::default();
     settings.gates.set(Gate::BEMemoryEvict, true);
     let mut rig = Rig::with(settings);
     let strategy_states = |ticked: TickOutcome, name: &str| {
-        let found = ticked
+        let actions = ticked
             .strategy_states
             .into_iter()
             .find(|(row, ..)| *row == name);
-        found.map(|(_, state, text)| (state, text))
+        actions.map(|(_, state, text)| (state, text))
     };
     let idle = told(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(idle.0, State::Idle);

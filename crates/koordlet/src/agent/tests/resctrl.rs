@@ -49,9 +49,9 @@ fn tasks(rig: &Rig, name: &str) -> Option<Vec<u32>> {
 /// What was refused, but for the threads that are gone.
 fn refused(rig: &Rig) -> Vec<String> {
     let writes = rig.tree.writes().into_iter();
-    let gone = [70, 80].map(|id: u32| id.to_string());
+    let ended = [70, 80].map(|id: u32| id.to_string());
     writes
-        .filter(|write| write.refused.is_some() && !gone.contains(&write.value))
+        .filter(|write| write.refused.is_some() && !ended.contains(&write.value))
         .map(|write| format!("{}={}", write.file, write.value))
         .collect()
 }
@@ -90,24 +90,24 @@ fn classes_have_their_shares_on_every_vendor() {
         }
         assert_eq!(refused(&rig), Vec::<String>::new(), "{vendor}");
         for (schema, domains) in expected {
-            let found = shares(&rig, "BE", *schema);
-            assert_eq!(found.as_deref(), Some(*domains), "{vendor} {schema:?}");
+            let current = shares(&rig, "BE", *schema);
+            assert_eq!(current.as_deref(), Some(*domains), "{vendor} {schema:?}");
         }
         assert_eq!(tasks(&rig, "BE").unwrap(), [71, 72], "{vendor}");
         assert_eq!(tasks(&rig, "LS").unwrap(), [81, 82], "{vendor}");
         // Somebody else's values do not last.
         let root = rig.tree.root();
-        let whole = koord_host::Target::Resctrl {
+        let target = koord_host::Target::Resctrl {
             group: "BE".parse().unwrap(),
             file: koord_host::ResctrlFile::Schemata(expected[0].0),
         };
         let domain = hardware.domains[0];
-        root.write_target(&whole, &format!("{domain}=3")).unwrap();
+        root.write_target(&target, &format!("{domain}=3")).unwrap();
         for _ in 0..70 {
             rig.step(BUSY);
         }
-        let found = shares(&rig, "BE", expected[0].0);
-        assert_eq!(found.as_deref(), Some(expected[0].1), "{vendor}");
+        let current = shares(&rig, "BE", expected[0].0);
+        assert_eq!(current.as_deref(), Some(expected[0].1), "{vendor}");
     }
 }
 
@@ -202,7 +202,7 @@ fn the_guards_order_narrows_bandwidth_at_once_and_is_taken_back() {
 
 /// A limit on a group without threads would do nothing.
 #[test]
-fn batch_pods_enter_their_group_when_the_guard_limits_it() {
+fn batch_threads_are_moved_when_the_guard_limits_the_group() {
     let mut rig = without_guard(&ResctrlHardware::intel(), "GenuineIntel");
     threads(&rig, &rig.batch, [70, 71, 72]);
     threads(&rig, &rig.service, [80, 81, 82]);

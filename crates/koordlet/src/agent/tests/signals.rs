@@ -24,15 +24,15 @@ fn reading(rig: &Rig, uid: &str, signal: Signal) -> Option<f64> {
     pod.readings.get(signal)
 }
 
-fn said(rig: &Rig, kind: &str) -> Vec<String> {
+fn guard_messages(rig: &Rig, kind: &str) -> Vec<String> {
     let entries = rig.agent.audit().entries();
-    let said = entries.iter().filter(|entry| entry.reason == NAME);
-    let said = said.filter(|entry| entry.message.starts_with(kind));
-    said.map(|entry| entry.message.clone()).collect()
+    let guard_entries = entries.iter().filter(|entry| entry.reason == NAME);
+    let guard_entries = guard_entries.filter(|entry| entry.message.starts_with(kind));
+    guard_entries.map(|entry| entry.message.clone()).collect()
 }
 
 #[test]
-fn a_service_without_packets_at_first_makes_the_node_see_later_and_for_good() {
+fn service_with_late_packets_enables_the_signal_permanently() {
     let (mut rig, sent) = counted();
     for _ in 0..5 {
         rig.step(BUSY);
@@ -66,8 +66,8 @@ fn a_service_without_packets_at_first_makes_the_node_see_later_and_for_good() {
     assert_eq!(reading(&rig, "ls", Signal::CpuPerWork), None);
     assert_eq!(rig.quota(), -1);
     assert!(shown(&rig).start.starts_with("free"));
-    assert_eq!(said(&rig, "Start: ").len(), 1);
-    let changes = said(&rig, "Signals: ");
+    assert_eq!(guard_messages(&rig, "Start: ").len(), 1);
+    let changes = guard_messages(&rig, "Signals: ");
     assert_eq!(changes.len(), 1, "{changes:?}");
     assert!(
         changes[0].contains("would be seen from now on"),
@@ -113,8 +113,8 @@ fn cycles_per_instruction_are_read_once() {
         Some(Arc::new((round, [(group, counts)].into_iter().collect())))
     };
     for (round, cycles, cpi) in [(1, 30_000_000, 1.5), (2, 40_000_000, 2.0)] {
-        let found = counts(round, cycles);
-        rig.agent.measure.facts.cpi.store(found);
+        let measured = counts(round, cycles);
+        rig.agent.measure.facts.cpi.store(measured);
         rig.step(BUSY);
         assert_eq!(reading(&rig, "ls", Signal::Cpi), Some(cpi));
         rig.step(BUSY);

@@ -34,9 +34,9 @@ fn collector(root: &Root, states: Arc<States>) -> (CpiCollector, prometheus::Reg
 }
 
 /// Removes the group, and whatever runs below it.
-struct Ground(Cgroup);
+struct TestGroup(Cgroup);
 
-impl Drop for Ground {
+impl Drop for TestGroup {
     fn drop(&mut self) {
         for _ in 0..10_000 {
             if self.0.kill().is_ok() && self.0.remove().is_ok() {
@@ -53,7 +53,7 @@ impl Drop for Ground {
 fn containers_take_turns_in_windows() {
     let root = Root::system().unwrap();
     let top = CgroupPath::new(&format!("koord-cpi-{}", std::process::id())).unwrap();
-    let ground = Ground(root.cgroup(&top));
+    let ground = TestGroup(root.cgroup(&top));
     let pod = top.join("kubepods/besteffort/podu").unwrap();
     let groups = ["busy", "quiet"].map(|name| root.cgroup(&pod.join(name).unwrap()));
     if !root.has_cgroups() || groups.iter().any(|group| group.create(&[]).is_err()) {
@@ -90,17 +90,20 @@ fn containers_take_turns_in_windows() {
     job.round().unwrap();
     // The pause, in which nothing is held open.
     assert_eq!((job.open.len(), job.every()), (0, EVERY));
-    let found = job.facts.cpi.load_full().unwrap();
-    assert_eq!((found.0, found.1.len()), (1, 2));
-    let of = |group: &Cgroup| found.1[group.path()];
-    assert!(of(&groups[0]).cycles >= milli);
-    assert!(!of(&groups[0]).newest, "its window was the first of two");
+    let cpi = job.facts.cpi.load_full().unwrap();
+    assert_eq!((cpi.0, cpi.1.len()), (1, 2));
+    let counts_of = |group: &Cgroup| cpi.1[group.path()];
+    assert!(counts_of(&groups[0]).cycles >= milli);
+    assert!(
+        !counts_of(&groups[0]).newest,
+        "its window was the first of two"
+    );
     let nothing = Counts {
         cycles: 0,
         instructions: 0,
         newest: true,
     };
-    assert_eq!(of(&groups[1]), nothing);
+    assert_eq!(counts_of(&groups[1]), nothing);
     let families = registry.gather();
     let family = families
         .iter()
@@ -139,7 +142,7 @@ fn containers_take_turns_in_windows() {
 }
 
 #[test]
-fn a_machine_that_does_not_count_is_named_and_not_asked_again() {
+fn machine_without_counters_is_reported_and_not_retried() {
     let tree = Tree::v1("0-1").unwrap();
     let (mut job, _) = collector(tree.root(), Arc::default());
     let error = job.round().unwrap_err();
@@ -164,19 +167,19 @@ fn a_pods_cpi_is_that_of_its_containers_together() {
         instructions,
         newest: true,
     };
-    let of = |all: &[Counts]| pod_cpi(all.iter());
-    assert_eq!(of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
-    let both = [
+    let cpi_of = |all: &[Counts]| pod_cpi(all.iter());
+    assert_eq!(cpi_of(&[counts(30_000_000, 10_000_000)]), Some(3.0));
+    let two_counts = [
         counts(10_000_000, 20_000_000),
         counts(50_000_000, 10_000_000),
     ];
-    assert_eq!(of(&both), Some(2.0));
-    assert_eq!(of(&[counts(30_000_000, 9_999_999)]), None);
-    assert_eq!(of(&[]), None);
+    assert_eq!(cpi_of(&two_counts), Some(2.0));
+    assert_eq!(cpi_of(&[counts(30_000_000, 9_999_999)]), None);
+    assert_eq!(cpi_of(&[]), None);
     let old = Counts {
         newest: false,
         ..both[0]
     };
-    assert_eq!(of(&[old, both[1]]), None);
-    assert!(of(&[counts(u64::MAX, u64::MAX), counts(1, 1)]).is_some());
+    assert_eq!(cpi_of(&[old, two_counts[1]]), None);
+    assert!(cpi_of(&[counts(u64::MAX, u64::MAX), counts(1, 1)]).is_some());
 }

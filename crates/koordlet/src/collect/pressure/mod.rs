@@ -242,11 +242,11 @@ impl Pressure {
     /// Returns all newest readings of the pod `id`.
     #[must_use]
     pub fn readings(&self, id: u64) -> Readings {
-        let Some(pod) = self.at.get(&id).and_then(|at| self.pods.get(*at)) else {
+        let Some(pod) = self.at.get(&id).and_then(|index| self.pods.get(*index)) else {
             return Readings::default();
         };
-        let others = OTHERS.iter().zip(&pod.others);
-        let mut readings = others.fold(Readings::default(), |all, ((_, signal), stall)| {
+        let other_stalls = OTHERS.iter().zip(&pod.others);
+        let mut readings = other_stalls.fold(Readings::default(), |all, ((_, signal), stall)| {
             all.with(*signal, stall.newest)
         });
         readings = readings.with(Signal::CpuPeak, pod.newest_peak);

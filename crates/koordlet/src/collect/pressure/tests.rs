@@ -130,9 +130,9 @@ fn a_steady_pod_costs_one_read_per_thread() {
             let steady = f.sample();
             assert_eq!((steady.opens, steady.reads, steady.lists), (0, 6, 0));
         }
-        let again = f.sample();
+        let second_cost = f.sample();
         assert_eq!(
-            (again.opens, again.reads, again.lists),
+            (second_cost.opens, second_cost.reads, second_cost.lists),
             (2, 6, 8),
             "after ten seconds"
         );
@@ -160,7 +160,7 @@ fn the_number_of_threads_read_is_bounded() {
     f.follow(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
     // Nothing is known of the busy one, which is not among the first.
     let mut busy = 0;
-    let mut seen = None;
+    let mut found_at = None;
     for second in 1..40 {
         busy += SECOND / 2;
         f.thread(349, busy, busy);
@@ -173,12 +173,12 @@ fn the_number_of_threads_read_is_bounded() {
         match f.pressure.share(3) {
             Some(found) => {
                 assert_eq!(found, (0.5, Signal::RunQueue));
-                seen.get_or_insert(second);
+                found_at.get_or_insert(second);
             }
-            None => assert_eq!(seen, None, "once found it is read every time"),
+            None => assert_eq!(found_at, None, "once found it is read every time"),
         }
     }
-    assert!(seen.is_some_and(|second| second <= 30), "{seen:?}");
+    assert!(found_at.is_some_and(|second| second <= 30), "{found_at:?}");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn the_kernel_finds_threads_by_their_own_number() {
 }
 
 #[test]
-fn the_fast_lane_sees_what_a_second_hides() {
+fn fast_lane_detects_peaks_within_a_second() {
     let mut fixture = Fixture::new(Tree::hybrid("0-1").unwrap(), Limits::default());
     fixture.follow(&[1]);
     fixture.psi(1, 0);
@@ -233,7 +233,7 @@ fn the_fast_lane_sees_what_a_second_hides() {
 
 /// 16 files per step of 100 ms; no step is longer than five of these.
 #[test]
-fn the_fast_lane_slows_down_on_nodes_with_many_services() {
+fn fast_lane_slows_down_with_many_services() {
     for (pods, pace) in [(0, 1), (1, 1), (16, 1), (17, 2), (74, 5), (300, 5)] {
         let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
         let all: Vec<u64> = (1..=pods).collect();
@@ -251,21 +251,25 @@ fn the_fast_lane_slows_down_on_nodes_with_many_services() {
         f.pressure.sample_fast(f.now, &mut f.scratch);
         assert_eq!(f.pressure.cost().reads - before, pods);
         // What it read is not read again; of memory and IO one is read, or both.
-        let others = if pace == 1 { 2 } else { 1 };
+        let other_files = if pace == 1 { 2 } else { 1 };
         f.now -= SECOND;
-        assert_eq!(f.sample().reads, others * pods, "{pods} pods");
-        assert_eq!(f.sample().reads, (1 + others) * pods, "without a fast lane");
+        assert_eq!(f.sample().reads, other_files * pods, "{pods} pods");
+        assert_eq!(
+            f.sample().reads,
+            (1 + other_files) * pods,
+            "without a fast lane"
+        );
     }
 }
 
 /// On a node with many services each of the two is a share of the last two seconds.
 #[test]
-fn stalls_for_memory_and_io_take_turns_on_nodes_with_many_services() {
+fn memory_and_io_stalls_alternate_on_nodes_with_many_services() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
     let all: Vec<u64> = (1..=20).collect();
     all.iter().for_each(|n| f.psi(*n, 0));
     f.follow(&all);
-    let mut seen = Vec::new();
+    let mut stalls = Vec::new();
     for second in 0..12_u64 {
         for (file, per_second) in [
             (Resource::MemoryPressure, 200_000),
@@ -278,17 +282,17 @@ fn stalls_for_memory_and_io_take_turns_on_nodes_with_many_services() {
         }
         f.sample();
         let readings = f.pressure.readings(7);
-        seen.push((
+        stalls.push((
             readings.get(Signal::MemoryStall),
             readings.get(Signal::IoStall),
         ));
     }
-    assert_eq!(seen[6..], [(Some(0.2), Some(0.3)); 6]);
+    assert_eq!(stalls[6..], [(Some(0.2), Some(0.3)); 6]);
 }
 
 /// A group that goes is noticed, also while the fast lane reads it.
 #[test]
-fn a_pod_that_the_fast_lane_cannot_read_is_looked_for_anew() {
+fn pod_that_fast_lane_cannot_read_is_searched_again() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
     f.psi(1, 0);
     f.follow(&[1]);
@@ -313,7 +317,7 @@ fn a_pod_that_the_fast_lane_cannot_read_is_looked_for_anew() {
 
 /// A restarted pod's group is another one: its file is looked for at once, not when its turn comes.
 #[test]
-fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
+fn recreated_cgroup_is_found_at_the_next_sample() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
     f.psi(1, 0);
     f.follow(&[1]);
@@ -328,7 +332,7 @@ fn a_group_that_was_made_anew_is_found_at_the_next_sample() {
 }
 
 #[test]
-fn stalls_for_memory_and_io_are_read_beside_the_cpus() {
+fn memory_and_io_stalls_are_read_in_addition_to_cpu_stalls() {
     for tree in [Tree::hybrid("0-3"), Tree::v2("0-3")].map(Result::unwrap) {
         let mut f = Fixture::new(tree, Limits::default());
         f.follow(&[1]);

@@ -89,22 +89,22 @@ impl Threads {
         } else {
             part - part.div_ceil(4)
         };
-        let others = (all - always).max(1);
+        let rotating = (all - always).max(1);
         for n in 0..part {
-            let at = if n < always {
+            let index = if n < always {
                 n
             } else {
-                always + (self.turn + n - always) % others
+                always + (self.turn + n - always) % rotating
             };
-            let Some(thread) = self.list.get_mut(at) else {
+            let Some(thread) = self.list.get_mut(index) else {
                 continue;
             };
-            if let Some((waited, ran)) = thread.read(round, at < round.max_files) {
+            if let Some((waited, ran)) = thread.read(round, index < round.max_files) {
                 wait += waited;
                 run += ran;
             }
         }
-        self.turn = (self.turn + part - always) % others;
+        self.turn = (self.turn + part - always) % rotating;
         if part < all {
             self.promote(always);
         }

@@ -167,7 +167,8 @@ impl WorkMeter {
         let most = self.pods.len() / 8 + 8;
         let due = |pod: &&mut WorkPod| {
             let tried = pod.tried_ms;
-            pod.counter.is_none() && tried.is_none_or(|at| now_ms.saturating_sub(at) >= RETRY_MS)
+            pod.counter.is_none()
+                && tried.is_none_or(|last_try| now_ms.saturating_sub(last_try) >= RETRY_MS)
         };
         for pod in self.pods.iter_mut().filter(due).take(most) {
             pod.tried_ms = Some(now_ms);

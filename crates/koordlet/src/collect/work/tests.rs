@@ -10,7 +10,7 @@ const SECOND: u64 = 1_000_000_000;
 pub(crate) struct Sent(Arc<Mutex<FxHashMap<CgroupPath, u64>>>);
 
 #[derive(Debug)]
-struct One(Sent, CgroupPath);
+struct GroupCounter(Sent, CgroupPath);
 
 impl Sent {
     pub(crate) fn set(&self, group: &CgroupPath, packets: u64) {
@@ -18,7 +18,7 @@ impl Sent {
     }
 }
 
-impl PacketCount for One {
+impl PacketCount for GroupCounter {
     fn packets(&self) -> koord_host::Result<Option<u64>> {
         Ok(self.0.0.lock().get(&self.1).copied())
     }
@@ -26,8 +26,9 @@ impl PacketCount for One {
 
 impl PacketSource for Sent {
     fn attach(&self, group: &Cgroup) -> koord_host::Result<Option<Box<dyn PacketCount>>> {
-        let one = || Box::new(One(self.clone(), group.path().clone())) as Box<dyn PacketCount>;
-        Ok(self.0.lock().contains_key(group.path()).then(one))
+        let counter =
+            || Box::new(GroupCounter(self.clone(), group.path().clone())) as Box<dyn PacketCount>;
+        Ok(self.0.lock().contains_key(group.path()).then(counter))
     }
 }
 
@@ -175,7 +176,7 @@ fn at_rest_nothing_is_held() {
 }
 
 #[test]
-fn what_the_machine_lacks_is_said_and_not_tried_again() {
+fn missing_ebpf_support_is_reported_and_not_retried() {
     let tree = Tree::v1("0-3").unwrap();
     let mut work = WorkMeter::with_source(tree.root().clone(), Box::new(Refuses));
     let group = group(1);
@@ -183,11 +184,11 @@ fn what_the_machine_lacks_is_said_and_not_tried_again() {
     for second in 1..30 {
         work.sample(second * SECOND, |_| Some(1.0)).unwrap();
     }
-    let told = (
+    let expected = (
         State::Unavailable,
         "a count does not exist in this test".to_owned(),
     );
-    assert_eq!(work.problem(), Some(told));
+    assert_eq!(work.problem(), Some(expected));
     assert!(matches!(work.stage, Stage::Lacking(_)));
 
     let mut off = WorkMeter::new(tree.root().clone(), false);
@@ -199,7 +200,7 @@ fn what_the_machine_lacks_is_said_and_not_tried_again() {
 
 /// Directories that are no groups cannot be attached to, whatever this kernel has.
 #[test]
-fn on_a_fake_tree_nothing_is_counted_and_it_is_said() {
+fn fake_tree_counts_no_packets_and_reports_it() {
     let tree = Tree::hybrid("0-3").unwrap();
     let group = tree.group("kubepods/pod1").unwrap();
     let mut work = WorkMeter::new(tree.root().clone(), true);

@@ -1,6 +1,6 @@
 //! Machines of many shapes, from the kernel's files to the object in the API server.
 
-use super::published::World;
+use super::published::Fixture;
 use super::*;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 
@@ -10,15 +10,18 @@ fn text(object: &NodeResourceTopology) -> Vec<String> {
         let costs = zone.costs.iter();
         let costs: Vec<String> = costs
             .map(|cost| {
-                let of = cost.name.strip_prefix("node-").unwrap();
-                format!("{of}:{}", cost.value)
+                let node = cost.name.strip_prefix("node-").unwrap();
+                format!("{node}:{}", cost.value)
             })
             .collect();
         let resources = zone.resources.iter();
         let resources: Vec<String> = resources
-            .map(|one| {
-                let (capacity, allocatable) = (&one.capacity, &one.allocatable);
-                format!("{} {capacity}/{allocatable}/{}", one.name, one.available)
+            .map(|resource| {
+                let (capacity, allocatable) = (&resource.capacity, &resource.allocatable);
+                format!(
+                    "{} {capacity}/{allocatable}/{}",
+                    resource.name, resource.available
+                )
             })
             .collect();
         format!(
@@ -50,24 +53,24 @@ fn lists(
 }
 
 /// Writes what the machine and `kubelet` say, twice, and is what is there.
-async fn reported(world: &World, kubelet: Kubelet) -> Vec<String> {
-    *world.kubelet.0.lock() = kubelet;
-    assert_eq!(world.once().await, Ok(Published::Written));
-    let object = world.object().await;
-    assert_eq!(world.once().await, Ok(Published::Unchanged));
+async fn reported(fixture: &Fixture, kubelet: Kubelet) -> Vec<String> {
+    *fixture.kubelet.0.lock() = kubelet;
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    let object = fixture.object().await;
+    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
     text(&object)
 }
 
 /// A kubelet as it is without settings: it has no CPU manager and no memory manager, and lists nothing.
 #[tokio::test]
 async fn kubelet_without_managers_has_allocatable_zones() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let config = "kind: KubeletConfiguration\ncpuManagerPolicy: none\nmemoryManagerPolicy: None\n\
                   kubeReserved: {cpu: 500m, memory: 512Mi}\nsystemReserved: {cpu: 500m, memory: 256Mi}\n\
                   evictionHard: {memory.available: 256Mi}\n";
-    world.put("kubelet/config.yaml", config);
+    fixture.put("kubelet/config.yaml", config);
     let container = ContainerResources::default();
-    let zones = reported(&world, lists(0, &[], &[], container)).await;
+    let zones = reported(&fixture, lists(0, &[], &[], container)).await;
     assert_eq!(
         zones,
         [
@@ -79,8 +82,8 @@ async fn kubelet_without_managers_has_allocatable_zones() {
 
 #[tokio::test]
 async fn four_sockets_with_huge_pages() {
-    let world = World::new().await;
-    world.machine(
+    let fixture = Fixture::new().await;
+    fixture.machine(
         "0-3",
         &[
             (0, "0-1", 4, "10 21 21 31"),
@@ -90,7 +93,7 @@ async fn four_sockets_with_huge_pages() {
         ],
     );
     let pages = "sys/devices/system/node/node3/hugepages/hugepages-1048576kB/nr_hugepages";
-    world.put(pages, "2\n");
+    fixture.put(pages, "2\n");
     let pages = |gib: u64, node: i64| ContainerMemory {
         memory_type: "hugepages-1Gi".to_owned(),
         ..memory(gib * GI, &[node])
@@ -104,7 +107,7 @@ async fn four_sockets_with_huge_pages() {
     // One of two pages is kept back.
     kubelet.allocatable.memory.push(pages(1, 3));
     assert_eq!(
-        reported(&world, kubelet).await,
+        reported(&fixture, kubelet).await,
         [
             "node-0 0:10 1:21 2:21 3:31: cpu 2/1/1, memory 4Gi/4Gi/4Gi",
             "node-1 0:21 1:10 2:31 3:21: cpu 2/2/1, memory 4Gi/4Gi/3Gi",
@@ -116,7 +119,7 @@ async fn four_sockets_with_huge_pages() {
 
 #[tokio::test]
 async fn eight_numa_nodes() {
-    let world = World::new().await;
+    let fixture = Fixture::new().await;
     let rows: Vec<(String, String)> = (0..8)
         .map(|id| {
             let to = (0..8).map(|to| if to == id { "10" } else { "32" });
@@ -127,14 +130,14 @@ async fn eight_numa_nodes() {
     let nodes: Vec<_> = nodes
         .map(|(id, (cpus, distances))| (id, cpus.as_str(), 1, distances.as_str()))
         .collect();
-    world.machine("0-7", &nodes);
+    fixture.machine("0-7", &nodes);
     let container = ContainerResources {
         cpu_ids: vec![5],
         ..ContainerResources::default()
     };
-    let found = reported(&world, lists(8, &[], &[], container)).await;
-    assert_eq!(found.len(), 8);
-    for (id, zone) in found.iter().enumerate() {
+    let zones = reported(&fixture, lists(8, &[], &[], container)).await;
+    assert_eq!(zones.len(), 8);
+    for (id, zone) in zones.iter().enumerate() {
         let free = u8::from(id != 5);
         let wanted = format!("cpu 1/1/{free}");
         assert!(zone.starts_with(&format!("node-{id} ")), "{zone}");
@@ -147,8 +150,8 @@ async fn eight_numa_nodes() {
 /// Two sockets that are split in two each, CPUs numbered thread by thread.
 #[tokio::test]
 async fn sub_numa_clusters() {
-    let world = World::new().await;
-    world.machine(
+    let fixture = Fixture::new().await;
+    fixture.machine(
         "0-3",
         &[
             (0, "0-1,8-9", 2, "10 12 21 21"),
@@ -162,7 +165,7 @@ async fn sub_numa_clusters() {
         ..ContainerResources::default()
     };
     assert_eq!(
-        reported(&world, lists(16, &[0, 8], &[], container)).await,
+        reported(&fixture, lists(16, &[0, 8], &[], container)).await,
         [
             "node-0 0:10 1:12 2:21 3:21: cpu 4/2/2",
             "node-1 0:12 1:10 2:21 3:21: cpu 4/4/0",
@@ -175,8 +178,8 @@ async fn sub_numa_clusters() {
 /// NUMA node 2 is memory alone, number 3 is not there, and 4 is a device's, which is no zone.
 #[tokio::test]
 async fn memory_that_has_no_cpus() {
-    let world = World::new().await;
-    world.machine(
+    let fixture = Fixture::new().await;
+    fixture.machine(
         "0-2,4",
         &[
             (0, "0-3", 8, "10 21 14 30"),
@@ -185,7 +188,7 @@ async fn memory_that_has_no_cpus() {
             (4, "", 0, "30 30 30 10"),
         ],
     );
-    world.put("sys/devices/system/node/has_generic_initiator", "4\n");
+    fixture.put("sys/devices/system/node/has_generic_initiator", "4\n");
     let container = ContainerResources {
         cpu_ids: vec![1, 2],
         memory: vec![memory(10 * GI, &[0, 2])],
@@ -193,7 +196,7 @@ async fn memory_that_has_no_cpus() {
     };
     let memory = [(0, 8), (1, 8), (2, 32)];
     assert_eq!(
-        reported(&world, lists(8, &[], &memory, container)).await,
+        reported(&fixture, lists(8, &[], &memory, container)).await,
         [
             "node-0 0:10 1:21 2:14 4:30: cpu 4/4/2, memory 8Gi/8Gi/0",
             "node-1 0:21 1:10 2:24 4:30: cpu 4/4/4, memory 8Gi/8Gi/8Gi",
@@ -205,12 +208,12 @@ async fn memory_that_has_no_cpus() {
 /// This machine, whatever it is, with a kubelet that gave away one CPU and half a NUMA node's memory.
 #[tokio::test]
 async fn this_machine_is_reported_whole() {
-    let mut world = World::new().await;
-    world.root = Root::system().unwrap();
-    let online = topology::online(&world.root).unwrap();
+    let mut fixture = Fixture::new().await;
+    fixture.root = Root::system().unwrap();
+    let online = topology::online(&fixture.root).unwrap();
     let cpus: Vec<i64> = online.iter().map(i64::from).collect();
-    let found = machine(&world.root).unwrap();
-    let (first, node) = found
+    let nodes = machine(&fixture.root).unwrap();
+    let (first, node) = nodes
         .iter()
         .find(|(_, node)| !node.cpus.is_empty())
         .unwrap();
@@ -221,7 +224,7 @@ async fn this_machine_is_reported_whole() {
         memory: vec![memory(bytes / 2, &[first])],
         ..ContainerResources::default()
     };
-    *world.kubelet.0.lock() = Kubelet {
+    *fixture.kubelet.0.lock() = Kubelet {
         allocatable: AllocatableResourcesResponse {
             cpu_ids: cpus.clone(),
             memory: vec![memory(bytes, &[first])],
@@ -229,9 +232,9 @@ async fn this_machine_is_reported_whole() {
         },
         pods: vec![pod("pod1", container)],
     };
-    assert_eq!(world.once().await, Ok(Published::Written));
-    let object = world.object().await;
-    assert_eq!(world.once().await, Ok(Published::Unchanged));
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    let object = fixture.object().await;
+    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
     let sum = |name: &str, of: fn(&koord_api::topology::ResourceInfo) -> i64| -> i64 {
         let zones = object.spec.zones.iter();
         let all = zones.flat_map(|zone| &zone.resources);

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 const NODE: &str = "n1";
 
 /// A machine, a kubelet and an API server.
-pub(super) struct World {
+pub(super) struct Fixture {
     client: Client,
     limited: Client,
     refused: Arc<Mutex<BTreeSet<String>>>,
@@ -34,7 +34,7 @@ pub(super) struct World {
     _server: Arc<ApiServer>,
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.stop.cancel();
         if !std::thread::panicking() {
@@ -55,7 +55,7 @@ fn manifests() -> Vec<Value> {
         .collect()
 }
 
-impl World {
+impl Fixture {
     pub(super) async fn new() -> Self {
         Self::with(koord_api::crd_values()).await
     }
@@ -84,7 +84,7 @@ impl World {
             }
         }
         let dir = tempfile::tempdir().unwrap();
-        let world = Self {
+        let fixture = Self {
             client,
             limited,
             refused,
@@ -96,20 +96,20 @@ impl World {
             stop: CancellationToken::new(),
             _server: server,
         };
-        world.machine("0-1", &[(0, "0-3", 8, "10 21"), (1, "4-7", 8, "21 10")]);
-        world.put(
+        fixture.machine("0-1", &[(0, "0-3", 8, "10 21"), (1, "4-7", 8, "21 10")]);
+        fixture.put(
             "kubelet/config.yaml",
             "kind: KubeletConfiguration\ntopologyManagerPolicy: single-numa-node\n\
              cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n",
         );
-        world.give(&[("pod1", &[1, 2])]);
+        fixture.give(&[("pod1", &[1, 2])]);
         // As long as the world.
         drop(serve(
-            world.kubelet.clone(),
-            &world.path("kubelet.sock"),
-            &world.stop,
+            fixture.kubelet.clone(),
+            &fixture.path("kubelet.sock"),
+            &fixture.stop,
         ));
-        world
+        fixture
     }
 
     fn path(&self, path: &str) -> PathBuf {
@@ -192,7 +192,7 @@ impl World {
     }
 
     /// Does something, and waits until it was looked at.
-    async fn looked(&self, cause: impl Fn(), result: &str) {
+    async fn trigger_scan(&self, cause: impl Fn(), result: &str) {
         let scans = "koord_topology_exporter_scans_total";
         let before = self.counted(scans, result);
         cause();
@@ -266,15 +266,15 @@ fn free(object: &NodeResourceTopology) -> Vec<i64> {
 
 fn attribute<'a>(object: &'a NodeResourceTopology, name: &str) -> Option<&'a str> {
     let mut all = object.spec.attributes.iter();
-    let found = all.find(|it| it.name == name)?;
-    Some(&found.value)
+    let entry = all.find(|it| it.name == name)?;
+    Some(&entry.value)
 }
 
 #[tokio::test]
-async fn what_is_found_is_written_once() {
-    let world = World::new().await;
-    assert_eq!(world.once().await, Ok(Published::Written));
-    let object = world.object().await;
+async fn report_is_written_once() {
+    let fixture = Fixture::new().await;
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    let object = fixture.object().await;
     assert_eq!(free(&object), [2, 4]);
     assert_eq!(
         object.spec.topology_policies,
@@ -300,20 +300,20 @@ async fn what_is_found_is_written_once() {
     );
     let owner = &object.metadata.owner_references.as_ref().unwrap()[0];
     assert_eq!((&*owner.kind, &*owner.name), ("Node", NODE));
-    assert_eq!(world.once().await, Ok(Published::Unchanged));
-    let again = world.object().await.metadata.resource_version;
-    assert_eq!(again, object.metadata.resource_version);
+    assert_eq!(fixture.once().await, Ok(Published::Unchanged));
+    let version_after = fixture.object().await.metadata.resource_version;
+    assert_eq!(version_after, object.metadata.resource_version);
 
-    world.give(&[("pod1", &[1, 2]), ("pod2", &[4])]);
-    assert_eq!(world.once().await, Ok(Published::Written));
-    assert_eq!(free(&world.object().await), [2, 3]);
+    fixture.give(&[("pod1", &[1, 2]), ("pod2", &[4])]);
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(free(&fixture.object().await), [2, 3]);
 }
 
 #[tokio::test]
-async fn what_others_keep_there_stays() {
-    let world = World::new().await;
-    world.once().await.unwrap();
-    let mut zones = serde_json::to_value(world.object().await.spec.zones).unwrap();
+async fn publish_keeps_content_of_other_writers() {
+    let fixture = Fixture::new().await;
+    fixture.once().await.unwrap();
+    let mut zones = serde_json::to_value(fixture.object().await.spec.zones).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu", "capacity": "500", "allocatable": "500",
         "available": "500"});
     zones[0]["resources"]
@@ -325,15 +325,15 @@ async fn what_others_keep_there_stays() {
         ..PatchParams::default()
     };
     let notes = json!({"metadata": {"annotations": {"node.koordinator.sh/cpu-topology": "{}"}}});
-    let api = world.api();
+    let api = fixture.api();
     for change in [json!({ "zones": zones }), notes] {
         api.patch(NODE, &manager, &Patch::Merge(&change))
             .await
             .unwrap();
     }
-    world.give(&[("pod1", &[1, 2, 3])]);
-    assert_eq!(world.once().await, Ok(Published::Written));
-    let object = world.object().await;
+    fixture.give(&[("pod1", &[1, 2, 3])]);
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    let object = fixture.object().await;
     assert_eq!(free(&object), [1, 4]);
     let resources = serde_json::to_value(&object.spec.zones[0].resources).unwrap();
     assert_eq!(resources[1], batch);
@@ -343,37 +343,37 @@ async fn what_others_keep_there_stays() {
 
 /// As nfd-topology-updater writes it.
 #[tokio::test]
-async fn another_exporter_is_not_written_over() {
-    let world = World::new().await;
+async fn zones_of_another_exporter_are_not_overwritten() {
+    let fixture = Fixture::new().await;
     let nfd = PatchParams::apply("node-feature-discovery-topology-updater").force();
     let object = json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
         "metadata": {"name": NODE},
         "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
         "zones": [{"name": "node-0", "type": "Node"}]});
-    let api = world.api();
+    let api = fixture.api();
     api.patch(NODE, &nfd, &Patch::Apply(&object)).await.unwrap();
-    let before = world.object().await;
-    let error = world.once().await.unwrap_err();
+    let before = fixture.object().await;
+    let error = fixture.once().await.unwrap_err();
     assert!(
         error.contains("NodeResourceTopology n1 is written by")
             && error.contains("node-feature-discovery-topology-updater"),
         "{error}"
     );
-    assert_eq!(world.object().await, before);
-    let asked = Settings {
+    assert_eq!(fixture.object().await, before);
+    let settings = Settings {
         take_over: TakeOver::Always,
-        ..world.settings()
+        ..fixture.settings()
     };
-    let written = world.exporter(asked).once().await.unwrap();
+    let written = fixture.exporter(settings).once().await.unwrap();
     assert_eq!(written, Published::Written);
-    assert_eq!(free(&world.object().await), [2, 4]);
+    assert_eq!(free(&fixture.object().await), [2, 4]);
 }
 
 /// What koordlet wrote before it was told to export.
 #[tokio::test]
-async fn an_agents_exporter_takes_over_the_agents_zones() {
-    let world = World::new().await;
+async fn agent_exporter_takes_over_the_agents_zones() {
+    let fixture = Fixture::new().await;
     let before = PatchParams::apply(crate::node_topology::FIELD_MANAGER).force();
     let object = json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
@@ -381,18 +381,18 @@ async fn an_agents_exporter_takes_over_the_agents_zones() {
         "attributes": [{"name": "topologyManagerPolicy", "value": "none"}],
         "topologyPolicies": ["None"],
         "zones": [{"name": "node-0", "type": "Node"}]});
-    let api = world.api();
+    let api = fixture.api();
     let apply = Patch::Apply(&object);
     api.patch(NODE, &before, &apply).await.unwrap();
     // Another process of the exporter cannot know whether the agent goes on.
-    assert!(world.once().await.is_err());
+    assert!(fixture.once().await.is_err());
     let settings = Settings {
         take_over: TakeOver::From(crate::node_topology::FIELD_MANAGER),
-        ..world.settings()
+        ..fixture.settings()
     };
-    let written = world.exporter(settings).once().await.unwrap();
+    let written = fixture.exporter(settings).once().await.unwrap();
     assert_eq!(written, Published::Written);
-    let object = world.object().await;
+    let object = fixture.object().await;
     assert_eq!(free(&object), [2, 4]);
     let policy = attribute(&object, "topologyManagerPolicy");
     assert_eq!(policy, Some("single-numa-node"));
@@ -401,46 +401,46 @@ async fn an_agents_exporter_takes_over_the_agents_zones() {
 }
 
 #[tokio::test]
-async fn nothing_is_written_of_what_makes_no_sense() {
-    let world = World::new().await;
-    world.once().await.unwrap();
-    let before = world.object().await;
+async fn contradictory_lists_are_not_published() {
+    let fixture = Fixture::new().await;
+    fixture.once().await.unwrap();
+    let before = fixture.object().await;
     let refused = async |part: &str| {
-        let error = world.once().await.unwrap_err();
+        let error = fixture.once().await.unwrap_err();
         assert!(error.contains(part), "{error}");
-        assert_eq!(world.object().await, before, "{part}");
+        assert_eq!(fixture.object().await, before, "{part}");
     };
-    world.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
+    fixture.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
     refused("PodResources: the lists contradict each other: two containers have CPUs 2").await;
-    world.give(&[("pod1", &[9])]);
+    fixture.give(&[("pod1", &[9])]);
     refused("a container has CPUs 9, which are not allocatable").await;
-    world.kubelet.0.lock().pods.clear();
+    fixture.kubelet.0.lock().pods.clear();
     refused("PodResources: List at").await;
-    world.give(&[("pod2", &[3])]);
+    fixture.give(&[("pod2", &[3])]);
     let config = "kubelet/config.yaml";
-    world.put(
+    fixture.put(
         config,
         "kind: KubeletConfiguration\ntopologyManagerPolicy: strict\n",
     );
     refused("topologyManagerPolicy: \"strict\"").await;
-    world.put(
+    fixture.put(
         config,
         "kind: KubeletConfiguration\ntopologyManagerPolicy: [1]\n",
     );
     refused("topologyManagerPolicy").await;
-    world.put(config, "kind: KubeletConfiguration\n");
-    world.put("sys/devices/system/node/node1/distance", "21 far\n");
+    fixture.put(config, "kind: KubeletConfiguration\n");
+    fixture.put("sys/devices/system/node/node1/distance", "21 far\n");
     refused("NUMA nodes: ").await;
     refused("node1/distance").await;
-    world.put("sys/devices/system/node/node1/distance", "21 10\n");
-    assert_eq!(world.once().await, Ok(Published::Written));
-    assert_eq!(free(&world.object().await), [3, 4]);
+    fixture.put("sys/devices/system/node/node1/distance", "21 10\n");
+    assert_eq!(fixture.once().await, Ok(Published::Written));
+    assert_eq!(free(&fixture.object().await), [3, 4]);
 }
 
 #[tokio::test]
-async fn a_cluster_without_the_definition_is_told() {
-    let world = World::with(Vec::new()).await;
-    let error = world.once().await.unwrap_err();
+async fn missing_resource_definition_is_reported() {
+    let fixture = Fixture::with(Vec::new()).await;
+    let error = fixture.once().await.unwrap_err();
     assert!(
         error.contains("does not serve NodeResourceTopology as v1alpha2"),
         "{error}"
@@ -448,45 +448,45 @@ async fn a_cluster_without_the_definition_is_told() {
 }
 
 #[tokio::test]
-async fn what_is_left_out_and_what_is_not_to_be_written() {
-    let world = World::new().await;
+async fn excluded_resources_and_disabled_publication() {
+    let fixture = Fixture::new().await;
     let dry = Settings {
         publish: false,
-        ..world.settings()
+        ..fixture.settings()
     };
-    world.exporter(dry).once().await.unwrap();
-    assert!(world.api().get_opt(NODE).await.unwrap().is_none());
+    fixture.exporter(dry).once().await.unwrap();
+    assert!(fixture.api().get_opt(NODE).await.unwrap().is_none());
     let less = Settings {
         exclude: BTreeSet::from(["memory".to_owned()]),
         fingerprint: false,
-        ..world.settings()
+        ..fixture.settings()
     };
-    world.exporter(less).once().await.unwrap();
-    let object = world.object().await;
+    fixture.exporter(less).once().await.unwrap();
+    let object = fixture.object().await;
     assert_eq!(object.spec.zones[0].resources.len(), 1);
     assert_eq!(attribute(&object, "nodeTopologyPodsFingerprint"), None);
 }
 
 /// The hour between two looks does not pass: all of this is asked for.
 #[tokio::test]
-async fn changes_are_looked_at_and_a_deleted_report_comes_back() {
-    let world = World::new().await;
-    std::fs::create_dir_all(world.path("kubelet/device-plugins")).unwrap();
-    let exporter = world.exporter(world.settings());
+async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
+    let fixture = Fixture::new().await;
+    std::fs::create_dir_all(fixture.path("kubelet/device-plugins")).unwrap();
+    let exporter = fixture.exporter(fixture.settings());
     let health = exporter.health();
     assert!(health().unwrap_err().contains("not asked yet"));
-    let running = tokio::spawn(exporter.run(world.stop.clone()));
+    let running = tokio::spawn(exporter.run(fixture.stop.clone()));
     let mut objects = Informer::<NodeResourceTopology>::start(
-        world.client.clone(),
+        fixture.client.clone(),
         Scope::default(),
-        world.stop.clone(),
+        fixture.stop.clone(),
     );
     let mut until = async |what: &str, want: [i64; 2]| {
         let wait = async {
             loop {
-                let found = objects.store.list();
-                if let Some(found) = found.iter().find(|object| free(object) == want) {
-                    return found.metadata.uid.clone();
+                let listed = objects.store.list();
+                if let Some(listed) = listed.iter().find(|object| free(object) == want) {
+                    return listed.metadata.uid.clone();
                 }
                 assert!(objects.changes.recv().await.is_some());
             }
@@ -502,52 +502,52 @@ async fn changes_are_looked_at_and_a_deleted_report_comes_back() {
     ];
     for (at, place) in places.into_iter().enumerate() {
         let used: Vec<i64> = (4..5 + i64::try_from(at).unwrap()).collect();
-        world.give(&[("pod1", &[1, 2]), ("pod2", &used)]);
+        fixture.give(&[("pod1", &[1, 2]), ("pod2", &used)]);
         // As the kubelet does it.
-        world.put(&format!("kubelet/{place}.new"), "{}");
+        fixture.put(&format!("kubelet/{place}.new"), "{}");
         std::fs::rename(
-            world.path(&format!("kubelet/{place}.new")),
-            world.path(&format!("kubelet/{place}")),
+            fixture.path(&format!("kubelet/{place}.new")),
+            fixture.path(&format!("kubelet/{place}")),
         )
         .unwrap();
         until(place, [2, 4 - i64::try_from(used.len()).unwrap()]).await;
     }
     health().unwrap();
     let writes = "koord_topology_exporter_writes_total";
-    assert_eq!(world.counted(writes, "ok"), 4);
+    assert_eq!(fixture.counted(writes, "ok"), 4);
 
     // Looked at again, with nothing new: nothing is written.
-    world
-        .looked(|| world.put("kubelet/cpu_manager_state", "{}"), "ok")
+    fixture
+        .trigger_scan(|| fixture.put("kubelet/cpu_manager_state", "{}"), "ok")
         .await;
-    assert_eq!(world.counted(writes, "ok"), 4);
+    assert_eq!(fixture.counted(writes, "ok"), 4);
 
-    let first = world.object().await.metadata.uid;
-    world
+    let first = fixture.object().await.metadata.uid;
+    fixture
         .api()
         .delete(NODE, &DeleteParams::default())
         .await
         .unwrap();
-    while world.counted(writes, "ok") == 4 {
+    while fixture.counted(writes, "ok") == 4 {
         tokio::task::yield_now().await;
     }
-    let second = world.object().await;
+    let second = fixture.object().await;
     assert_eq!(free(&second), [2, 1]);
     assert_ne!(second.metadata.uid, first);
 
     // What makes no sense is told once.
-    world.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
+    fixture.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
     for _ in 0..2 {
-        world
-            .looked(|| world.put("kubelet/cpu_manager_state", "{}"), "error")
+        fixture
+            .trigger_scan(|| fixture.put("kubelet/cpu_manager_state", "{}"), "error")
             .await;
     }
     assert!(health().unwrap_err().contains("two containers have CPUs 2"));
-    assert_eq!(world.object().await, second);
-    let events: Api<Event> = Api::all(world.client.clone());
-    let told = loop {
-        let found = events.list(&ListParams::default()).await.unwrap().items;
-        let found: Vec<Event> = found
+    assert_eq!(fixture.object().await, second);
+    let events: Api<Event> = Api::all(fixture.client.clone());
+    let node_events = loop {
+        let listed = events.list(&ListParams::default()).await.unwrap().items;
+        let listed: Vec<Event> = listed
             .into_iter()
             .filter(|event| {
                 event
@@ -556,20 +556,20 @@ async fn changes_are_looked_at_and_a_deleted_report_comes_back() {
                     .is_some_and(|it| it.contains("CPUs 2"))
             })
             .collect();
-        if !found.is_empty() {
-            break found;
+        if !listed.is_empty() {
+            break listed;
         }
         tokio::task::yield_now().await;
     };
-    let told: Vec<_> = told
+    let node_events: Vec<_> = node_events
         .iter()
         .map(|event| (event.reason.as_deref(), event.count))
         .collect();
-    assert_eq!(told, [(Some("TopologyNotPublished"), Some(1))]);
-    world.stop.cancel();
+    assert_eq!(node_events, [(Some("TopologyNotPublished"), Some(1))]);
+    fixture.stop.cancel();
     running.await.unwrap();
     // All that the manifests give is used.
-    let given: BTreeSet<String> = [
+    let granted: BTreeSet<String> = [
         "create events",
         "create noderesourcetopologies.topology.node.k8s.io",
         "get noderesourcetopologies.topology.node.k8s.io",
@@ -580,5 +580,5 @@ async fn changes_are_looked_at_and_a_deleted_report_comes_back() {
     ]
     .map(str::to_owned)
     .into();
-    assert_eq!(*world.used.lock(), given);
+    assert_eq!(*fixture.used.lock(), granted);
 }

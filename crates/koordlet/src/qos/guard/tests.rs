@@ -36,7 +36,7 @@ fn votes_follow_priority_and_qos() {
 }
 
 #[test]
-fn what_happens_is_told_in_words() {
+fn transitions_are_described_in_words() {
     let event = |kind, lever| Event {
         key: 1,
         signal: Signal::CpuStall,
@@ -83,7 +83,11 @@ fn a_service_that_pauses_does_not_make_the_node_blind() {
         let idle = [(1, stalls), (2, stalls)];
         assert_eq!(look(hours * 3_600_000, &idle), (true, 2));
     }
-    let gone = 23 * 3_600_000;
-    assert_eq!(look(gone + 600_000, &[(1, stalls)]), (true, 2), "a restart");
-    assert_eq!(look(gone + 600_001, &[(1, stalls)]), (false, 1));
+    let day_later = 23 * 3_600_000;
+    assert_eq!(
+        look(day_later + 600_000, &[(1, stalls)]),
+        (true, 2),
+        "a restart"
+    );
+    assert_eq!(look(day_later + 600_001, &[(1, stalls)]), (false, 1));
 }

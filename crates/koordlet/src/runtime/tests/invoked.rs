@@ -19,13 +19,17 @@ impl Rig {
         lines
             .map(|line| {
                 let (labels, count) = line.rsplit_once(' ').unwrap();
-                let of = |label: &str| {
+                let label_value = |label: &str| {
                     let begin = format!("{label}=\"");
                     let (_, rest) = labels.split_once(begin.as_str()).unwrap();
                     rest.split('"').next().unwrap().to_owned()
                 };
-                assert_eq!(of("node"), "n");
-                let [stage, hook, status] = [of("stage"), of("hook"), of("status")];
+                assert_eq!(label_value("node"), "n");
+                let [stage, hook, status] = [
+                    label_value("stage"),
+                    label_value("hook"),
+                    label_value("status"),
+                ];
                 format!("{stage} {hook} {status} {count}")
             })
             .collect()
@@ -90,16 +94,16 @@ async fn hooks_that_the_runtime_asks_for_are_counted() {
     let rig = Rig::on(node());
     rig.tree.group("kubepods/besteffort/podu").unwrap();
     let plugin = rig.plugin(Policy::Ignore);
-    let asked = container(nri_resources(2, 0, 0, ""));
+    let request = container(nri_resources(2, 0, 0, ""));
     // Nobody asks for these.
-    plugin.synchronize(&[astray()], std::slice::from_ref(&asked));
+    plugin.synchronize(&[astray()], std::slice::from_ref(&request));
     assert_eq!(rig.run_hooks().await, lines(&[]));
     let event = koord_rpc::nri::Event::RunPodSandbox;
     plugin.event(event, &astray(), None).unwrap();
     assert_eq!(rig.run_hooks().await, lines(&SANDBOX));
-    plugin.create(&astray(), &asked).unwrap();
+    plugin.create(&astray(), &request).unwrap();
     let requested = nri_resources(2, 0, 0, "");
-    plugin.update(&astray(), &asked, &requested).unwrap();
+    plugin.update(&astray(), &request, &requested).unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
     assert_eq!(rig.run_hooks().await, lines(&all));
 }
@@ -111,7 +115,7 @@ async fn hooks_that_the_proxy_asks_for_are_counted() {
     let config = rig.config(Mode::Proxy);
     let _stop = rig.start(&config);
     let mut client = client(&config).await;
-    let asked = ContainerResourceHookRequest {
+    let request = ContainerResourceHookRequest {
         pod_annotations: astray().annotations,
         ..hook_request()
     };
@@ -123,9 +127,9 @@ async fn hooks_that_the_proxy_asks_for_are_counted() {
         ..PodSandboxHookRequest::default()
     };
     client.pre_run_pod_sandbox_hook(pod).await.unwrap();
-    let create = client.pre_create_container_hook(asked.clone());
+    let create = client.pre_create_container_hook(request.clone());
     create.await.unwrap();
-    let update = client.pre_update_container_resources_hook(asked);
+    let update = client.pre_update_container_resources_hook(request);
     update.await.unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
     assert_eq!(rig.run_hooks().await, lines(&all));

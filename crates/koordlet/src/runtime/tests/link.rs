@@ -50,7 +50,7 @@ impl Registered {
     }
 
     /// It has vanished.
-    pub(super) async fn gone(self) {
+    pub(super) async fn stop(self) {
         self.mux.close().await;
         self.serving.abort();
     }
@@ -63,11 +63,11 @@ pub(super) async fn client(
 ) -> (Registered, PluginClient) {
     let (runtime, plugin) = Registered::accept(listener).await;
     let plugin = PluginClient(ttrpc::Client::new(plugin));
-    let told = ConfigureRequest {
+    let request = ConfigureRequest {
         request_timeout: i64::try_from(patience.as_millis()).unwrap(),
         ..ConfigureRequest::default()
     };
-    plugin.configure(&told, &within()).await.unwrap();
+    plugin.configure(&request, &within()).await.unwrap();
     (runtime, plugin)
 }
 
@@ -130,13 +130,13 @@ impl Rig {
         let families = self.registry.gather();
         let family = families.iter().find(|family| family.name() == name);
         let mut all = family.into_iter().flat_map(|family| family.get_metric());
-        let found = all.find(|metric| {
+        let metric_row = all.find(|metric| {
             labels.iter().all(|(name, value)| {
                 let mut pairs = metric.get_label().iter();
                 pairs.any(|pair| pair.name() == *name && pair.value() == *value)
             })
         });
-        found.map_or(0.0, value)
+        metric_row.map_or(0.0, value)
     }
 
     pub(super) fn connected(&self) -> f64 {
@@ -154,7 +154,7 @@ pub(super) async fn until(what: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
+async fn plugin_answers_runtime_again_after_its_restart() {
     let rig = Rig::new();
     let group = rig.tree.group("kubepods/besteffort/podu").unwrap();
     let mut config = rig.config(Mode::Nri);
@@ -169,35 +169,38 @@ async fn a_runtime_is_answered_over_its_socket_and_again_after_its_restart() {
             .await;
         // RunPodSandbox, CreateContainer and UpdateContainer; the fourth has no hook by default.
         assert_eq!(configured.unwrap().events, 0b1000_1001);
-        let there = SynchronizeRequest {
+        let existing = SynchronizeRequest {
             pods: vec![batch_pod()],
             containers: vec![container(nri_resources(2, 0, 0, ""))],
             more: false,
         };
-        let answer = plugin.synchronize(&there, &within()).await.unwrap();
+        let answer = plugin.synchronize(&existing, &within()).await.unwrap();
         assert_eq!(answer.update.len(), 1);
         until(|| rig.connected() > 0.0).await;
         let pod = Some(batch_pod());
         if dedicated {
-            let asked = RunPodSandboxRequest { pod };
-            plugin.run_pod_sandbox(&asked, &within()).await.unwrap();
+            let run_request = RunPodSandboxRequest { pod };
+            plugin
+                .run_pod_sandbox(&run_request, &within())
+                .await
+                .unwrap();
         } else {
-            let told = StateChangeEvent {
+            let state_change = StateChangeEvent {
                 event: Event::RunPodSandbox as i32,
                 pod,
                 container: None,
             };
-            plugin.state_change(&told, &within()).await.unwrap();
+            plugin.state_change(&state_change, &within()).await.unwrap();
         }
         let shares = rig.tree.raw(&group, Resource::CpuShares).unwrap();
         assert_eq!(shares.trim(), "512");
         rig.tree.feed(&group, Resource::CpuShares, "2\n").unwrap();
-        let asked = create_request();
-        let answer = plugin.create_container(&asked, &within()).await.unwrap();
+        let request = create_request();
+        let answer = plugin.create_container(&request, &within()).await.unwrap();
         assert_eq!(adjusted(&answer), batch_values());
         drop(listener);
         let lost = rig.lost();
-        runtime.gone().await;
+        runtime.stop().await;
         until(|| rig.connected() == 0.0 && rig.lost() > lost).await;
     }
 }
@@ -219,7 +222,7 @@ fn missed(number: usize) -> (PodSandbox, Container) {
 
 /// A runtime splits at a message's size: a container may come before its pod.
 #[tokio::test]
-async fn what_comes_in_parts_is_answered_with_the_last() {
+async fn synchronize_in_parts_is_answered_with_the_last_part() {
     let rig = Rig::new();
     let config = rig.config(Mode::Nri);
     let listener = grpc::listen(&config.nri.socket).unwrap();
@@ -311,14 +314,14 @@ async fn call<R: Message + Default>(
 }
 
 #[tokio::test]
-async fn a_node_of_many_megabytes_is_known_in_one_message() {
+async fn synchronize_accepts_one_message_of_many_megabytes() {
     let rig = Rig::new();
     let config = rig.config(Mode::Nri);
     let listener = grpc::listen(&config.nri.socket).unwrap();
     let _stop = rig.start(&config);
     let (_runtime, mut plugin) = Registered::accept(&listener).await;
-    let told = ConfigureRequest::default();
-    let _: koord_rpc::nri::ConfigureResponse = call(&mut plugin, 1, "Configure", &told).await;
+    let configure = ConfigureRequest::default();
+    let _: koord_rpc::nri::ConfigureResponse = call(&mut plugin, 1, "Configure", &configure).await;
     let (pods, mut containers): (Vec<_>, Vec<_>) = (0..300).map(missed).unzip();
     for container in &mut containers {
         container.args = vec!["x".repeat(32 << 10)];
@@ -332,8 +335,8 @@ async fn a_node_of_many_megabytes_is_known_in_one_message() {
     let answer: SynchronizeResponse = call(&mut plugin, 3, "Synchronize", &all).await;
     assert_eq!(answer.update.len(), 300);
     assert_eq!(updated(&answer.update[299]), batch_values());
-    let asked = create_request();
-    let answer: CreateContainerResponse = call(&mut plugin, 5, "CreateContainer", &asked).await;
+    let request = create_request();
+    let answer: CreateContainerResponse = call(&mut plugin, 5, "CreateContainer", &request).await;
     assert_eq!(adjusted(&answer), batch_values());
 }
 
@@ -358,7 +361,7 @@ fn assert_about(took: Duration, seconds: f64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_accepts_and_does_not_answer_is_left_and_tried_again() {
+async fn connection_to_silent_runtime_is_closed_and_retried() {
     let rig = Rig::new();
     let mut config = rig.config(Mode::Nri);
     config.nri.connect_within = Duration::from_secs(6);
@@ -366,32 +369,34 @@ async fn a_runtime_that_accepts_and_does_not_answer_is_left_and_tried_again() {
     let listener = grpc::listen(&config.nri.socket).unwrap();
     let _stop = rig.start(&config);
     let (mut last, _) = listener.accept().await.unwrap();
-    let mut at = Instant::now();
+    let mut last_attempt = Instant::now();
     // Patience, and the wait before the next attempt.
     for (attempt, wait) in [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (4.0, 3.0)] {
         let (next, _) = listener.accept().await.unwrap();
         assert!(is_closed(&last), "one connection at a time");
-        let took = at.elapsed().saturating_sub(Duration::from_secs(6));
+        let took = last_attempt
+            .elapsed()
+            .saturating_sub(Duration::from_secs(6));
         assert_about(took, wait);
         assert_eq!((rig.connected(), rig.lost()), (0.0, attempt));
-        (last, at) = (next, Instant::now());
+        (last, last_attempt) = (next, Instant::now());
     }
     // It vanishes while it is waited for: known at once, not after all patience.
     drop(last);
     let (runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
-    assert_about(at.elapsed(), 3.0);
+    assert_about(last_attempt.elapsed(), 3.0);
     assert_eq!((rig.connected(), rig.lost()), (0.0, 5.0));
     let nothing = SynchronizeRequest::default();
     plugin.synchronize(&nothing, &within()).await.unwrap();
     until(|| rig.connected() > 0.0).await;
     // It has been connected: waiting begins anew.
-    let at = Instant::now();
-    runtime.gone().await;
+    let last_attempt = Instant::now();
+    runtime.stop().await;
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
-    assert_about(at.elapsed(), 1.0);
+    assert_about(last_attempt.elapsed(), 1.0);
     assert_eq!((rig.connected(), rig.lost()), (0.0, 6.0));
-    let asked = create_request();
-    let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    let request = create_request();
+    let answer = plugin.create_container(&request, &within()).await.unwrap();
     assert_eq!(adjusted(&answer), batch_values());
 }
 
@@ -416,7 +421,7 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     let (runtime, plugin) = client(&listener, Duration::from_millis(200)).await;
     let nothing = SynchronizeRequest::default();
     plugin.synchronize(&nothing, &within()).await.unwrap();
-    let asked = CreateContainerRequest {
+    let request = CreateContainerRequest {
         pod: Some(pod),
         ..create_request()
     };
@@ -425,23 +430,26 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
         rig.metric("koordlet_runtime_request_duration_milliseconds", &labels)
     };
     let numbers = without_numbers(&rig);
-    for late in [1.0, 2.0] {
-        let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    for seconds in [1.0, 2.0] {
+        let answer = plugin.create_container(&request, &within()).await.unwrap();
         assert_eq!(answer, CreateContainerResponse::default());
-        assert_eq!((answered("failed"), answered("succeeded")), (late, 0.0));
+        assert_eq!((answered("failed"), answered("succeeded")), (seconds, 0.0));
     }
     let took = rig.took(&[("event", "CREATE_CONTAINER"), ("status", "failed")]);
 
     // The connection stands, and others are answered meanwhile.
-    let others = create_request();
-    let answer = plugin.create_container(&others, &within()).await.unwrap();
+    let other_request = create_request();
+    let answer = plugin
+        .create_container(&other_request, &within())
+        .await
+        .unwrap();
     assert_eq!(adjusted(&answer), batch_values());
     assert_eq!((answered("failed"), answered("succeeded")), (2.0, 1.0));
     assert_eq!(rig.lost(), 0.0);
 
     // A runtime that vanishes while it waits is another's at once, although somebody still hangs.
     drop(plugin);
-    runtime.gone().await;
+    runtime.stop().await;
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
     assert_eq!(rig.lost(), 1.0);
     // Both late answers are one event.
@@ -456,15 +464,15 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     std::fs::write(&numbers, "10:121\n").unwrap();
     // Four fifths of the time that the runtime gave, each.
     assert!(took >= 320.0, "{took} ms");
-    let answer = plugin.create_container(&asked, &within()).await.unwrap();
+    let answer = plugin.create_container(&request, &within()).await.unwrap();
     let devices = answer.adjust.unwrap().linux.unwrap().devices;
     assert_eq!(devices.len(), 2);
 }
 
 /// The proxy gives no deadline: koordlet keeps one by itself, so that a kubelet does not wait.
 #[tokio::test]
-async fn a_hook_server_that_takes_too_long_answers_as_the_policy_says() {
-    let asked = |policy: Policy| async move {
+async fn slow_hook_server_answers_by_failure_policy() {
+    let response = |policy: Policy| async move {
         let rig = Rig::on(Node::default().open(Gate::RDMADeviceInject));
         let pod = rdma(&rig);
         let numbers = without_numbers(&rig);
@@ -472,22 +480,22 @@ async fn a_hook_server_that_takes_too_long_answers_as_the_policy_says() {
         config.policy = policy;
         let _stop = rig.start(&config);
         let mut client = super::client(&config).await;
-        let asked = ContainerResourceHookRequest {
+        let request = ContainerResourceHookRequest {
             pod_annotations: pod.annotations,
             ..hook_request()
         };
-        let answer = client.pre_create_container_hook(asked.clone()).await;
+        let answer = client.pre_create_container_hook(request.clone()).await;
         let labels = [("event", "PreCreateContainer"), ("status", "failed")];
-        let late = rig.metric("koordlet_runtime_request_duration_milliseconds", &labels);
-        assert_eq!(late, 1.0);
+        let duration = rig.metric("koordlet_runtime_request_duration_milliseconds", &labels);
+        assert_eq!(duration, 1.0);
         let took = rig.took(&labels);
         std::fs::write(&numbers, "10:121\n").unwrap();
         assert!(took >= 1600.0, "{took} ms");
-        (asked, answer)
+        (request, answer)
     };
-    let (ignored, failed) = tokio::join!(asked(Policy::Ignore), asked(Policy::Fail));
-    let (asked, answer) = ignored;
+    let (ignored, failed) = tokio::join!(response(Policy::Ignore), response(Policy::Fail));
+    let (request, answer) = ignored;
     let resources = answer.unwrap().into_inner().container_resources;
-    assert_eq!(resources, asked.container_resources);
+    assert_eq!(resources, request.container_resources);
     assert_eq!(failed.1.unwrap_err().message(), "no answer within 1.6s");
 }

@@ -6,7 +6,7 @@ use koord_rpc::nri::SynchronizeRequest;
 
 /// Reason, and the parts that the message must have. What was told before with the same words has its
 /// count raised, and no more is said of it than that.
-async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, ctx: &[&str]) {
+async fn expect_event(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, ctx: &[&str]) {
     let event = events.recv().await.unwrap();
     if event["involvedObject"].is_null() {
         assert!(event["count"].as_u64() > Some(1), "{event}");
@@ -28,7 +28,7 @@ async fn told(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, ctx: &[
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_runtime_is_told_once_and_that_it_is_back() {
+async fn lost_runtime_and_its_return_are_each_one_event() {
     let mut rig = Rig::new();
     let mut events = rig.events();
     let config = rig.config(Mode::Nri);
@@ -51,12 +51,12 @@ async fn a_lost_runtime_is_told_once_and_that_it_is_back() {
         } else {
             "closed"
         };
-        told(&mut events, "RuntimeDisconnected", &[&socket, why]).await;
-        told(&mut events, "RuntimeConnected", &[&socket]).await;
+        expect_event(&mut events, "RuntimeDisconnected", &[&socket, why]).await;
+        expect_event(&mut events, "RuntimeConnected", &[&socket]).await;
         assert!(events.is_empty());
         drop(listener);
         std::fs::remove_file(&config.nri.socket).unwrap();
-        runtime.gone().await;
+        runtime.stop().await;
         until(|| rig.connected() == 0.0).await;
     }
 }
@@ -75,7 +75,7 @@ fn both(one: &str, other: &str, field: &str) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_another_plugin_sets_too_is_told_once() {
+async fn plugin_conflict_is_reported_once() {
     const OWN: &str = "00-koordlet_nri";
     let mut rig = Rig::new();
     let mut events = rig.events();
@@ -91,7 +91,7 @@ async fn what_another_plugin_sets_too_is_told_once() {
     assert_eq!(look(vec![waiting("a", "back-off pulling image")]), 0.0);
     assert_eq!(look(vec![shares("a")]), 1.0);
     let ctx = [OWN, "10-other", "CPU shares", "web of shop/a"];
-    told(&mut events, "RuntimePluginConflict", &ctx).await;
+    expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     // The kubelet tries again, with other pods, too; and there is a moment without.
     assert_eq!(look(vec![shares("a"), shares("b")]), 2.0);
     assert_eq!(look(vec![]), 0.0);
@@ -100,21 +100,21 @@ async fn what_another_plugin_sets_too_is_told_once() {
     let memory = waiting("c", &both("00-a", OWN, "memory limit"));
     let own = waiting("d", &both(OWN, OWN, "CPU shares"));
     // What others do to each other is not ours.
-    let others = waiting("e", &both("00-a", "10-other", "CPU shares"));
-    assert_eq!(look(vec![shares("b"), memory, own, others]), 3.0);
+    let other_conflict = waiting("e", &both("00-a", "10-other", "CPU shares"));
+    assert_eq!(look(vec![shares("b"), memory, own, other_conflict]), 3.0);
     let ctx = ["00-a", "memory limit", "web of shop/c"];
-    told(&mut events, "RuntimePluginConflict", &ctx).await;
+    expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     let ctx = ["two plugins with the name", OWN, "web of shop/d"];
-    told(&mut events, "RuntimePluginConflict", &ctx).await;
+    expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     // Another value that the same plugin sets.
     let memory = waiting("f", &both(OWN, "10-other", "memory limit"));
     assert_eq!(look(vec![shares("b"), memory]), 2.0);
     let ctx = ["10-other", "memory limit", "web of shop/f"];
-    told(&mut events, "RuntimePluginConflict", &ctx).await;
+    expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
     // After a long while without, it is news again.
     tokio::time::advance(Duration::from_secs(601)).await;
     assert_eq!(look(vec![]), 0.0);
     assert_eq!(look(vec![shares("a")]), 1.0);
-    told(&mut events, "RuntimePluginConflict", &["10-other"]).await;
+    expect_event(&mut events, "RuntimePluginConflict", &["10-other"]).await;
     assert!(events.is_empty());
 }

@@ -57,8 +57,8 @@ async fn a_plugin_waits_for_the_hook_server_of_another_agent() {
     let listener = grpc::listen(&config.nri.socket).unwrap();
     let _stop = rig.start(&config);
     assert!(timeout(LONG, listener.accept()).await.is_err());
-    let there = registered(&config).unwrap();
-    assert_eq!(there.remote_endpoint, hooks.server.endpoint);
+    let registration = registered(&config).unwrap();
+    assert_eq!(registration.remote_endpoint, hooks.server.endpoint);
     // Its registration goes with its turn, so that the proxy does not ask nobody.
     drop(stop);
     let _runtime = runtime(&listener, LONG).await;
@@ -86,12 +86,12 @@ async fn two_hook_servers_do_not_take_each_others_socket() {
     let first = Rig::new();
     let config = first.config(Mode::Proxy);
     let stop = first.start(&config);
-    let mut asked = client(&config).await;
+    let mut hook_client = client(&config).await;
     // With the same socket, as two agents of one configuration have it.
     let rig = Rig::new();
     let _stop = rig.start(&config);
     tokio::time::sleep(LONG).await;
-    let answer = asked.pre_create_container_hook(hook_request()).await;
+    let answer = hook_client.pre_create_container_hook(hook_request()).await;
     assert_eq!(
         answer
             .unwrap()
@@ -112,7 +112,7 @@ async fn two_hook_servers_do_not_take_each_others_socket() {
         .unwrap();
     assert_eq!((answered(&first), answered(&rig)), (2.0, 0.0));
     // Its turn comes when the first has gone.
-    drop((stop, asked, fresh));
+    drop((stop, hook_client, fresh));
     while answered(&rig) == 0.0 {
         let mut fresh = client(&config).await;
         let _ = fresh.pre_create_container_hook(hook_request()).await;
@@ -121,7 +121,7 @@ async fn two_hook_servers_do_not_take_each_others_socket() {
 }
 
 #[tokio::test]
-async fn without_a_mode_of_its_own_an_agent_leaves_anothers_registration() {
+async fn standalone_agent_keeps_registration_of_another_agent() {
     let first = Rig::new();
     let hooks = first.config(Mode::Proxy);
     let _first = first.start(&hooks);
@@ -144,7 +144,7 @@ fn normalized() -> (Rig, PodSandbox) {
 
 /// What a hook server makes of a request for a quota.
 async fn hooked(rig: &Rig, config: &Config, pod: &PodSandbox, quota: i64) -> i64 {
-    let asked = ContainerResourceHookRequest {
+    let request = ContainerResourceHookRequest {
         pod_labels: pod.labels.clone(),
         pod_annotations: pod.annotations.clone(),
         container_resources: Some(LinuxContainerResources {
@@ -156,7 +156,7 @@ async fn hooked(rig: &Rig, config: &Config, pod: &PodSandbox, quota: i64) -> i64
     };
     let _stop = rig.start(config);
     let mut client = client(config).await;
-    let answer = client.pre_create_container_hook(asked).await.unwrap();
+    let answer = client.pre_create_container_hook(request).await.unwrap();
     answer.into_inner().container_resources.unwrap().cpu_quota
 }
 
@@ -169,18 +169,18 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
     assert_eq!(scaled, 100_000);
     assert!(registered(&hooks).is_some(), "as somebody else's would be");
     let plugin = rig.plugin(Policy::Ignore);
-    let asked = container(nri_resources(2, scaled, 0, ""));
+    let request = container(nri_resources(2, scaled, 0, ""));
     for _ in 0..2 {
-        let reply = plugin.create(&pod, &asked).unwrap();
+        let reply = plugin.create(&pod, &request).unwrap();
         assert_eq!(adjusted(&reply).1, 0, "left as the proxy passed it");
         let requested = nri_resources(2, scaled, 0, "");
-        assert_eq!(plugin.update(&pod, &asked, &requested).unwrap(), []);
+        assert_eq!(plugin.update(&pod, &request, &requested).unwrap(), []);
     }
     // Where the pod is known, its own limit counts.
     rig.listed(json!([{
         "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "LS"}},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}}]));
-    let reply = plugin.create(&pod, &asked).unwrap();
+    let reply = plugin.create(&pod, &request).unwrap();
     assert_eq!(adjusted(&reply).1, 100_000);
     let event = events.recv().await.unwrap();
     assert_eq!(event["reason"], "RuntimeHooksTwice", "{event}");
@@ -188,8 +188,8 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
     // Nobody asks before the runtime does: the request is the kubelet's own.
     std::fs::remove_file(hooks.server.directory.join("koordlet.json")).unwrap();
     rig.listed(json!([]));
-    let asked = container(nri_resources(2, 200_000, 0, ""));
-    assert_eq!(adjusted(&plugin.create(&pod, &asked).unwrap()).1, 100_000);
+    let request = container(nri_resources(2, 200_000, 0, ""));
+    assert_eq!(adjusted(&plugin.create(&pod, &request).unwrap()).1, 100_000);
 }
 
 /// What depends on the pod alone is the same from both.
@@ -204,19 +204,19 @@ async fn batch_values_are_the_same_from_both() {
         .await
         .unwrap();
     let made = answer.into_inner().container_resources.unwrap();
-    let asked = nri_resources(
+    let request = nri_resources(
         made.cpu_shares.try_into().unwrap(),
         made.cpu_quota,
         made.memory_limit_in_bytes,
         &made.cpuset_cpus,
     );
-    let want = resource_values(Some(&asked));
+    let want = resource_values(Some(&request));
     let plugin = rig.plugin(Policy::Ignore);
     let reply = plugin
-        .create(&batch_pod(), &container(asked.clone()))
+        .create(&batch_pod(), &container(request.clone()))
         .unwrap();
     assert_eq!(adjusted(&reply), want);
-    let updates = plugin.update(&batch_pod(), &container(asked.clone()), &asked);
+    let updates = plugin.update(&batch_pod(), &container(request.clone()), &request);
     let linux = updates.unwrap().remove(0).linux.unwrap();
     // The quota is the hook server's.
     let (shares, _, memory, cpus) = want;

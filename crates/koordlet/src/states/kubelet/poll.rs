@@ -134,7 +134,7 @@ impl Poll {
         }
         let due = self
             .config_at
-            .is_none_or(|at| now.saturating_sub(at) >= CONFIG_EVERY_MS);
+            .is_none_or(|last_read| now.saturating_sub(last_read) >= CONFIG_EVERY_MS);
         if self.query_config && (due || !was_connected) {
             self.config_at = Some(now);
             self.config().await;

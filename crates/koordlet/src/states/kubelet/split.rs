@@ -274,10 +274,10 @@ mod tests {
             } else {
                 list.to_string()
             };
-            let found = split(&text, size).unwrap();
-            let found: Vec<Value> =
-                found.iter().map(|item| serde_json::from_str(item).unwrap()).collect();
-            prop_assert_eq!(found, items);
+            let texts = split(&text, size).unwrap();
+            let values: Vec<Value> =
+                texts.iter().map(|item| serde_json::from_str(item).unwrap()).collect();
+            prop_assert_eq!(values, items);
         }
 
         #[test]

@@ -211,10 +211,10 @@ impl Bench {
         let fake = Fake::start().await;
         let states = Arc::new(States::default());
         let tree = Tree::v2("0-1").unwrap();
-        let mut asked = fake.options();
-        options(&mut asked);
+        let mut client_options = fake.options();
+        options(&mut client_options);
         let poll = Poll::with_client(
-            kubelet(asked, &states),
+            kubelet(client_options, &states),
             Duration::from_secs(10),
             true,
             Layout::default(),
@@ -298,7 +298,7 @@ async fn a_kubelet_that_is_gone_slow_or_confused_keeps_the_last_pods() {
     bench.poll_until(&["a", "b"]).await;
     let url = bench.fake.url.clone();
     bench.fake.shutdown.cancel();
-    let mut gone = kubelet(
+    let mut unreachable = kubelet(
         Options {
             url: Some(url.replace("https", "http")),
             timeout: Duration::from_secs(5),
@@ -306,9 +306,9 @@ async fn a_kubelet_that_is_gone_slow_or_confused_keeps_the_last_pods() {
         },
         &bench.states,
     );
-    let error = count(&mut gone).await.unwrap_err().to_string();
+    let error = count(&mut unreachable).await.unwrap_err().to_string();
     assert!(error.contains("/pods"), "{error}");
-    assert!(!gone.is_connected());
+    assert!(!unreachable.is_connected());
 }
 
 #[tokio::test]
@@ -364,7 +364,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
 
 /// What a pod says is read when its text is new, and when something else changes what it means.
 #[tokio::test]
-async fn a_pod_that_says_the_same_again_is_not_read_again() {
+async fn pod_with_unchanged_text_is_not_parsed_again() {
     let mut bench = Bench::new(|_| ()).await;
     let pods = || bench_pods(&bench.states);
     let bad = || {
@@ -389,9 +389,9 @@ async fn a_pod_that_says_the_same_again_is_not_read_again() {
     bench.fake.pods(&[changed, pod("bad"), pod("a")]);
     bench.poll.once(2000).await;
     let second = pods();
-    let of = |name: &str| second.iter().find(|pod| pod.name == name);
-    assert_eq!(of("b").map(|pod| pod.eviction_priority), Some(7));
-    assert_eq!(of("a"), first.iter().find(|pod| pod.name == "a"));
+    let pod_named = |name: &str| second.iter().find(|pod| pod.name == name);
+    assert_eq!(pod_named("b").map(|pod| pod.eviction_priority), Some(7));
+    assert_eq!(pod_named("a"), first.iter().find(|pod| pod.name == "a"));
     assert_eq!(second.len(), 3);
     assert!(bench.states.malformed_inputs.current().is_empty());
     // And back: the text of two lists ago says what it says.
@@ -415,7 +415,7 @@ fn bench_pods(states: &States) -> Arc<Vec<PodInfo>> {
 
 /// The first lists of a kubelet that has restarted are partial; what is known of the others stays.
 #[tokio::test]
-async fn pods_that_a_restarted_kubelet_does_not_list_yet_stay() {
+async fn pods_missing_in_first_lists_of_restarted_kubelet_stay() {
     let mut bench = Bench::new(|_| ()).await;
     bench.fake.pods(&[pod("a"), pod("b")]);
     bench.poll().await;
@@ -449,7 +449,7 @@ async fn a_wish_is_answered_at_once_and_not_without_end() {
     } = bench;
     let shutdown = CancellationToken::new();
     let running = tokio::spawn(poll.run(shutdown.clone()));
-    let known = async |count: usize| {
+    let wait_for_pods = async |count: usize| {
         let wait = async {
             while states.pods.load().as_ref().map_or(0, |pods| pods.len()) < count {
                 tokio::task::yield_now().await;
@@ -459,13 +459,13 @@ async fn a_wish_is_answered_at_once_and_not_without_end() {
             .await
             .unwrap();
     };
-    known(1).await;
+    wait_for_pods(1).await;
     // The timer's next tick is an hour away.
     fake.pods(&[pod("a"), pod("b")]);
     for _ in 0..100 {
         states.resync_pods();
     }
-    known(2).await;
+    wait_for_pods(2).await;
     // A hundred wishes at once are one.
     let lists = fake
         .seen()
@@ -488,7 +488,7 @@ fn urls_follow_the_node_object() {
         kubelet_port: port,
         ..NodeInfo::default()
     };
-    let both = node(
+    let two_addresses = node(
         &[("Hostname", "host"), ("InternalIP", "10.0.0.1")],
         Some(10251),
     );
@@ -500,13 +500,25 @@ fn urls_follow_the_node_object() {
     };
     for (node, options, want) in [
         (
-            &both,
+            &two_addresses,
             options("InternalIP", false),
             "https://10.0.0.1:10251",
         ),
-        (&both, options("Hostname", false), "https://host:10251"),
-        (&both, options("Elsewhere", false), "https://10.0.0.1:10251"),
-        (&both, options("InternalIP", true), "http://10.0.0.1:10255"),
+        (
+            &two_addresses,
+            options("Hostname", false),
+            "https://host:10251",
+        ),
+        (
+            &two_addresses,
+            options("Elsewhere", false),
+            "https://10.0.0.1:10251",
+        ),
+        (
+            &two_addresses,
+            options("InternalIP", true),
+            "http://10.0.0.1:10255",
+        ),
         (
             &six,
             options("InternalIP", false),
@@ -515,7 +527,7 @@ fn urls_follow_the_node_object() {
     ] {
         assert_eq!(url_of(&options, node).unwrap(), want);
     }
-    let error = url_of(&options("ExternalIP", false), &both).unwrap_err();
+    let error = url_of(&options("ExternalIP", false), &two_addresses).unwrap_err();
     assert_eq!(
         error.to_string(),
         "node n has no address of type ExternalIP"

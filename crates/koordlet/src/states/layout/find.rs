@@ -445,7 +445,7 @@ mod tests {
             (detected.layout.driver(), detected.source),
             (Driver::Cgroupfs, Source::Directories)
         );
-        let said = words_of(Some(Driver::Cgroupfs), None);
-        assert!(finder.detect(Some(&said)).settled);
+        let hint = words_of(Some(Driver::Cgroupfs), None);
+        assert!(finder.detect(Some(&hint)).settled);
     }
 }

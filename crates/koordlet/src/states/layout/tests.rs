@@ -169,16 +169,16 @@ fn the_sandbox_is_the_one_that_is_left() {
                 .container(&pod, &format!("containerd://{hash}"))
                 .unwrap()
         };
-        let of = |hashes: &[&str]| {
+        let sandbox_hash = |hashes: &[&str]| {
             let children: Vec<_> = hashes.iter().map(|hash| group(hash)).collect();
-            let found = layout.sandbox(&children, |hash| hash.starts_with('c'));
-            found.map(|group| layout.container_hash(group.name()).unwrap().to_owned())
+            let sandbox = layout.sandbox(&children, |hash| hash.starts_with('c'));
+            sandbox.map(|group| layout.container_hash(group.name()).unwrap().to_owned())
         };
-        assert_eq!(of(&["c1", "s", "c2"]).as_deref(), Some("s"));
-        assert_eq!(of(&["s"]).as_deref(), Some("s"));
-        assert_eq!(of(&["c1", "s", "t"]), None);
-        assert_eq!(of(&["c1"]), None);
-        assert_eq!(of(&[]), None);
+        assert_eq!(sandbox_hash(&["c1", "s", "c2"]).as_deref(), Some("s"));
+        assert_eq!(sandbox_hash(&["s"]).as_deref(), Some("s"));
+        assert_eq!(sandbox_hash(&["c1", "s", "t"]), None);
+        assert_eq!(sandbox_hash(&["c1"]), None);
+        assert_eq!(sandbox_hash(&[]), None);
     }
 }
 

@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn the_runtimes_text_is_found_in_others() {
-        let both = |one: &str, other: &str, field: &str| {
+        let conflict_text = |one: &str, other: &str, field: &str| {
             Some(([one.to_owned(), other.to_owned()], field.to_owned()))
         };
         let plain = r#"rpc error: code = Unknown desc = failed to create containerd container: NRI failed: plugins "00-koordlet_nri" and "10-other" both tried to set CPU shares"#;
@@ -69,10 +69,13 @@ mod tests {
         );
         let more = "the plugins said: plugins \"00-a\" and \"10-b\" both tried to set env A\ntrace";
         for (text, want) in [
-            (more, both("00-a", "10-b", "env A")),
-            (plain, both("00-koordlet_nri", "10-other", "CPU shares")),
-            (quoted, both("00-a", "00-a", "mount /x")),
-            (&long, both("a", "b", &"é".repeat(100))),
+            (more, conflict_text("00-a", "10-b", "env A")),
+            (
+                plain,
+                conflict_text("00-koordlet_nri", "10-other", "CPU shares"),
+            ),
+            (quoted, conflict_text("00-a", "00-a", "mount /x")),
+            (&long, conflict_text("a", "b", &"é".repeat(100))),
             ("", None),
             ("back-off pulling image \"x\"", None),
             ("two both tried to set x", None),
@@ -89,15 +92,15 @@ mod tests {
             serde_json::json!({"name": name, "image": "", "imageID": "", "ready": false,
                 "restartCount": 0, "state": {"waiting": {"message": message}}})
         };
-        let of = |main: &str, init: &str| {
+        let pod_with = |main: &str, init: &str| {
             let pod = serde_json::json!({"status": {
                 "containerStatuses": [waits("main", main)],
                 "initContainerStatuses": [waits("init", init)]}});
             let pod: Pod = serde_json::from_value(pod).unwrap();
             AdjustmentConflict::find(&pod).map(|conflict| conflict.container)
         };
-        assert_eq!(of("", message).as_deref(), Some("init"));
-        assert_eq!(of(message, "").as_deref(), Some("main"));
-        assert_eq!(of("", ""), None);
+        assert_eq!(pod_with("", message).as_deref(), Some("init"));
+        assert_eq!(pod_with(message, "").as_deref(), Some("main"));
+        assert_eq!(pod_with("", ""), None);
     }
 }

@@ -143,11 +143,11 @@ mod tests {
         use QosClass::{Ls, Lse, Lsr, None};
         for holder in [Lse, Lsr] {
             for thief in [Lse, Lsr, Ls, None] {
-                let held = [pod("b", holder, "2-3", 2000)];
+                let existing = [pod("b", holder, "2-3", 2000)];
                 // The name comes first, and so much is requested.
-                let both = || [pod("a", thief, "3-4", 2000), held[0].clone()];
-                let mut pods = both();
-                let conflicts = resolve_cpu_conflicts(&mut pods, &held);
+                let both_pods = || [pod("a", thief, "3-4", 2000), existing[0].clone()];
+                let mut pods = both_pods();
+                let conflicts = resolve_cpu_conflicts(&mut pods, &existing);
                 assert_eq!(shown(&pods), ["", "2-3"], "{holder:?} {thief:?}");
                 let expected = "CPUs 3 of 3-4 are held by pod default/b: not used";
                 assert_eq!(conflicts["default/a"], expected);

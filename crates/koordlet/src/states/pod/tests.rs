@@ -229,7 +229,7 @@ const NOTES: [(&str, &str, &str); 13] = [
 ];
 
 #[test]
-fn a_malformed_annotation_keeps_its_last_good_value_and_is_named() {
+fn malformed_annotation_keeps_last_good_value_and_is_reported() {
     let (none, _) = noted(&json!({}), None);
     for (key, good, bad) in NOTES {
         let (first, malformed) = noted(&json!({ key: good }), None);
@@ -304,9 +304,9 @@ fn malformed_amounts_are_named_and_batch_amounts_stay() {
 
 /// Anybody who makes a pod can write the annotation, and a container would get the devices' files.
 #[test]
-fn rdma_devices_that_a_pod_does_not_ask_for_are_not_its_own() {
+fn rdma_devices_without_request_are_ignored() {
     let key = "scheduling.koordinator.sh/device-allocated";
-    let both = json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}], "gpu": [{"minor": 1}]});
+    let rdma_and_gpu = json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}], "gpu": [{"minor": 1}]});
     let rdma = json!({"rdma": [{"minor": 0, "id": "0000:3b:00.0"}]});
     let file = "0123456789abcdef0123456789abcdef";
     let states = crate::states::States::default();
@@ -326,9 +326,9 @@ fn rdma_devices_that_a_pod_does_not_ask_for_are_not_its_own() {
     };
     let own = "koordinator.sh/rdma";
     for (uid, devices, request, want) in [
-        ("u", &both, own, ("gpu rdma", false)),
+        ("u", &rdma_and_gpu, own, ("gpu rdma", false)),
         // The same pod again: what it had does not stay.
-        ("u", &both, "cpu", ("gpu", false)),
+        ("u", &rdma_and_gpu, "cpu", ("gpu", false)),
         ("u", &rdma, "cpu", ("", true)),
         ("u", &rdma, own, ("rdma", false)),
         (file, &rdma, "cpu", ("rdma", false)),
@@ -349,7 +349,7 @@ fn rdma_devices_that_a_pod_does_not_ask_for_are_not_its_own() {
 }
 
 #[test]
-fn a_container_that_two_plugins_want_is_found_whichever_it_is() {
+fn plugin_conflict_is_found_in_any_container() {
     let status = |name: &str, message: &str| {
         json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"waiting": {"reason": "CreateContainerError", "message": message}}})
@@ -386,11 +386,11 @@ proptest! {
     /// Whatever is written into annotations, the pod is followed and the rules are kept.
     #[test]
     fn any_annotation_leaves_the_pod(
-        at in prop::collection::vec(0..NOTES.len(), 0..4),
+        indexes in prop::collection::vec(0..NOTES.len(), 0..4),
         text in prop_oneof!["\\PC{0,16}", "[0-9,-]{0,8}", r#"\{"[a-z]{0,8}":[0-9-]{1,20}\}"#],
     ) {
         let notes: serde_json::Map<_, _> =
-            at.iter().map(|at| (NOTES[*at].0.to_owned(), json!(text))).collect();
+            indexes.iter().map(|index| (NOTES[*index].0.to_owned(), json!(text))).collect();
         let (pod, malformed) = noted(&json!(notes), None);
         prop_assert!(malformed.len() <= notes.len());
         let adj = pod.notes().oom_score_adj.of("a");

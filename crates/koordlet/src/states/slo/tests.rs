@@ -11,12 +11,14 @@ fn slo(value: &Value) -> Slo {
 /// Field and value of what is refused.
 fn refused(value: &Value, last: Option<&Slo>) -> (Slo, Vec<(String, String)>) {
     let (slo, malformed) = Slo::read(value, last);
-    let named = malformed.into_iter().map(|one| (one.field, one.value));
+    let named = malformed
+        .into_iter()
+        .map(|entry| (entry.field, entry.value));
     (slo, named.collect())
 }
 
 #[test]
-fn defaults_fill_what_is_open() {
+fn missing_fields_get_defaults() {
     let none = slo(&json!({}));
     let default = Slo::default();
     assert_eq!((none.known, default.known), (true, false));
@@ -250,7 +252,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 proptest! {
     /// Whatever is written, what comes out keeps the rules, and says the same when it is read again.
     #[test]
-    fn any_spec_gives_settings_that_keep_the_rules(first in any_json(), second in any_json()) {
+    fn any_spec_gives_valid_settings(first in any_json(), second in any_json()) {
         let (before, _) = Slo::read(&first, None);
         let (slo, _) = Slo::read(&second, Some(&before));
         for slo in [&before, &slo] {
@@ -271,7 +273,7 @@ proptest! {
 }
 
 #[test]
-fn host_applications_that_cannot_be_followed_are_named_and_their_last_good_stays() {
+fn malformed_host_application_is_reported_and_last_good_stays() {
     let first = slo(&json!({"hostApplications": [
         {"name": "a", "qos": "LS"}, {"name": "b", "qos": "BE"}]}));
     let second = json!({"hostApplications": [
