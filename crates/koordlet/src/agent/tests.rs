@@ -477,7 +477,7 @@ fn batch_work_keeps_off_reserved_and_system_cpus() {
     assert!(!cpus_of(&rig, "").starts_with('0'));
 }
 
-/// With the kubelet's static policy, cgroups above containers keep all CPUs.
+/// Under the kubelet's static policy, cgroups above containers keep all CPUs.
 #[test]
 fn static_kubelet_narrows_containers_only() {
     let mut rig = Rig::new();

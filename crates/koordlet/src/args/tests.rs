@@ -106,7 +106,7 @@ prediction-model-checkpoint-max-per-step 12
 resource-force-update-seconds 60
 ";
 
-/// Flags of our own.
+/// Flags that upstream does not have.
 const OURS: [&str; 18] = [
     "agent-mode",
     "be-pod-cpu-idle",
@@ -140,7 +140,7 @@ fn options(flags: &[&str]) -> Options {
     parse(flags).options().unwrap()
 }
 
-/// A list of zones has one owner: the agent's exporter, where it has one.
+/// A list of zones has one owner: the agent's exporter, if it is enabled.
 #[test]
 fn an_exporter_owns_the_zones() {
     let exports = "--topology-exporter";

@@ -17,7 +17,7 @@ fn at(second: i64) -> Timestamp {
 fn files(dir: &Path) -> Config {
     Config {
         dir: Some(dir.to_owned()),
-        // So that whatever is paged comes from files.
+        // So that all pages come from files.
         capacity: 1,
         ..Config::default()
     }
@@ -96,7 +96,7 @@ fn the_oldest_reader_makes_room() {
     assert!(tokens[5..].iter().all(alive));
 }
 
-/// Ten thousand events over several files, written on while they are read.
+/// Reads ten thousand events from several files that are written meanwhile.
 #[test]
 fn rotation_while_reading_loses_and_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ fn full_disk_is_logged_and_counted_and_loses_no_events() {
     log.set_metrics(metrics);
     write(&log, 0..3);
     log.flush();
-    // Still full a minute later: nothing new to say.
+    // Still full a minute later: nothing new to report.
     write(&log, 61..63);
     log.flush();
     fs::remove_file(&path).unwrap();
@@ -243,7 +243,7 @@ fn memory_keeps_the_newest() {
     assert_eq!(messages_kept.collect::<Vec<_>>(), ["m3", "m4"]);
 }
 
-/// What reached the file before it failed is not given out from memory, too.
+/// Events that reached the file before it failed are not returned from memory a second time.
 #[test]
 fn a_failed_rotation_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ fn a_failed_rotation_repeats_nothing() {
     });
     write(&log, 0..3);
     log.flush();
-    // Larger than a file may be: it has to rotate, where there is no directory.
+    // Larger than a file may be, so the log must rotate, but the directory is missing.
     fs::rename(&path, &away).unwrap();
     log.record(at(3), entry(&"x".repeat(3 << 20)));
     fs::rename(&away, &path).unwrap();

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// What the server makes of an eviction.
+/// The server's response to an eviction.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     Yes,
@@ -21,12 +21,12 @@ enum Answer {
     Hang,
 }
 
-/// An API server that knows evictions and answers by the pod's name.
+/// An API server with the eviction API, which selects the response by the pod's name.
 #[derive(Clone)]
 struct Server {
     answer: fn(&str) -> Answer,
     seen: Arc<Mutex<Vec<Value>>>,
-    /// True if it offers evictions, and how often it was asked that.
+    /// True if it offers evictions, and the number of discovery requests.
     offers: bool,
     discovered: Arc<AtomicUsize>,
 }
@@ -231,7 +231,7 @@ async fn budgets_are_respected_in_every_mode_that_asks() {
     }
 }
 
-/// Returns a BE pod of which one container runs, as a process that the fake tree knows of.
+/// Returns a BE pod with one running container, which is a process in the fake tree.
 fn running_pod(rig: &Rig, tree: &Tree) -> (Child, Vec<PathBuf>) {
     let child = Command::new("sleep").arg("1000").spawn().unwrap();
     let group = tree.group("kubepods/besteffort/podu-a/c1").unwrap();
@@ -253,8 +253,8 @@ fn running_pod(rig: &Rig, tree: &Tree) -> (Child, Vec<PathBuf>) {
     (child, files)
 }
 
-/// Does what the kernel does when a process ends; says by which signal it did. Paused time stands
-/// still meanwhile.
+/// Acts as the kernel when a process ends, and returns its termination signal. Paused time stands still
+/// meanwhile.
 fn reap((mut child, files): (Child, Vec<PathBuf>)) -> JoinHandle<Option<i32>> {
     tokio::task::spawn_blocking(move || {
         let ended = child.wait().unwrap();
@@ -297,7 +297,7 @@ async fn a_pod_that_cannot_be_killed_is_no_success() {
         "it is not there"
     );
     let (mut child, files) = running_pod(&rig, &tree);
-    // One that has not started yet has nothing to kill.
+    // A container that has not started has no process to kill.
     let running = rig.states.pods.load_full().unwrap();
     let mut pending = running[0].clone();
     for container in &mut pending.containers {
@@ -308,7 +308,7 @@ async fn a_pod_that_cannot_be_killed_is_no_success() {
     assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
     rig.states.pods.store(Some(running));
     assert!(evictor.try_evict(eviction("a")));
-    // Nobody empties the files.
+    // The files are not emptied.
     assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
     child.wait().unwrap();
     for file in files {

@@ -1,6 +1,6 @@
-//! The executor on random trees: from any valid state to any other, on the strict fake of both
-//! versions and on this machine's kernel. Nothing is refused, the end is exact, and at no instant
-//! is a child above its parent.
+//! Runs the executor on random trees: from any valid state to any other, on the strict fake of both versions
+//! and on this machine's kernel. No write is refused, the final state is exact, and at no time does a child
+//! exceed its parent.
 
 use super::*;
 use koord_host::fake::Tree;
@@ -14,15 +14,15 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// The wanted files of one group.
+/// Wanted values of one group's files.
 type Files = BTreeMap<Resource, String>;
 
-/// Raw choices: each tree takes what it needs of them, so that they shrink well.
+/// Raw random choices: each tree uses the part that it needs, so that they shrink well.
 #[derive(Debug, Clone)]
 struct Script {
-    /// The parent of each group but the first, as an index modulo the groups before it.
+    /// Parent of each group except the first, as an index modulo the number of groups before it.
     parents: Vec<u8>,
-    /// For each state and group: one byte per file.
+    /// One byte per file, for each state and group.
     states: Vec<Vec<[u8; 10]>>,
 }
 
@@ -35,7 +35,7 @@ fn scripts() -> impl Strategy<Value = Script> {
     })
 }
 
-/// What the batches of all cases did, so that the test can show that it tested something.
+/// Effects of the batches of all cases, to show that the test covers them.
 #[derive(Debug, Default)]
 struct Reached {
     quota_up: u32,
@@ -54,7 +54,7 @@ struct Reached {
 /// The groups of a tree with their parents' indexes; parents come first.
 type Groups = Vec<(CgroupPath, Option<usize>)>;
 
-/// A tree.
+/// A random tree of groups.
 struct Shape {
     groups: Groups,
     cpus: Vec<u32>,
@@ -153,7 +153,7 @@ impl Shape {
     }
 }
 
-/// Checks the whole tree after every write that the kernel took.
+/// Checks the whole tree after every accepted write.
 #[derive(Debug)]
 struct Watch {
     inner: Arc<dyn KernelWriter>,
@@ -162,7 +162,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Looks at what a write to `path` can have broken.
+    /// Checks the constraints that a write to `path` can break.
     fn check_write(&self, path: &Path, value: &str) {
         let Some((root, groups)) = self.seen.get() else {
             return;
@@ -249,7 +249,7 @@ impl KernelWriter for Watch {
     }
 }
 
-/// Removes the groups of a case, also when it failed.
+/// Removes the groups of a case on drop, also after a failure.
 struct Cleanup(Root, CgroupPath);
 
 impl Drop for Cleanup {
@@ -258,7 +258,7 @@ impl Drop for Cleanup {
     }
 }
 
-/// Runs `script` below `base` of the machine at `dir`.
+/// Runs `script` below the group `base` of the machine at `dir`.
 fn run(
     script: &Script,
     dir: &Path,
@@ -288,11 +288,11 @@ fn run(
     for (step, raw) in script.states.iter().enumerate() {
         let wanted = shape.state(raw);
         let mut intents = Vec::new();
-        // In an order of its own: the executor has to find the right one.
+        // Random order: the executor must find a valid one.
         for (at, files) in wanted.iter().enumerate().rev() {
             for (resource, value) in files {
                 let target = Target::cgroup(&shape.groups[at].0, *resource);
-                // A batch need not name what stays as it is.
+                // A batch may omit unchanged values.
                 let stays = before
                     .as_ref()
                     .is_some_and(|b| b[at].get(resource) == Some(value));

@@ -66,7 +66,7 @@ fn equal_values_are_not_written_again() {
             ..Applied::default()
         }
     );
-    // Somebody else changes the file: the cache hides it until it is forced.
+    // Another program changes the file: the cache hides it until a forced write.
     rig.tree.root().cgroup(&group).set_cpu_shares(2).unwrap();
     assert_eq!(rig.apply(want()).written, 0);
     rig.now_ms += Executor::FORCE_AFTER_MS;
@@ -195,7 +195,7 @@ fn a_refusal_is_counted_and_not_cached() {
     rig.tree.refuse("podx/cpu.shares", None);
     rig.now_ms += 60_000;
     assert_eq!(rig.apply(want()).written, 1);
-    // A value the kernel could never take is not even tried.
+    // A value that the kernel never accepts is not written.
     let bad = intent(&pod, Resource::CpuShares, "1");
     assert_eq!(rig.apply(vec![bad]).failed, 1);
 }
@@ -284,7 +284,7 @@ fn restore_writes_back_previous_values() {
     };
     rig.apply(want("50000"));
     rig.apply(want("20000"));
-    // A weight that somebody else has set since is theirs.
+    // A weight that another program has set since is kept.
     root.cgroup(&leaf).set_cpu_shares(555).unwrap();
     rig.tree.vanish(&removed).unwrap();
     let applied = rig
@@ -308,11 +308,11 @@ fn restore_writes_back_previous_values() {
         .executor
         .restore(|_| true, rig.now_ms, Timestamp::UNIX_EPOCH);
     assert_eq!(second_restore, Applied::default());
-    // Nothing is believed of what was brought back.
+    // Restored values are not cached.
     assert_eq!(rig.apply(want("20000")).written, 5);
 }
 
-/// Public report koordinator-sh/koordinator#3217: a kernel refuses every write of a file.
+/// Covers koordinator-sh/koordinator#3217: a kernel refuses every write of a file.
 #[test]
 fn refused_write_backs_off_and_is_reported_once() {
     for errno in [22, 1, 13, 30, 28, 16] {
@@ -322,7 +322,7 @@ fn refused_write_backs_off_and_is_reported_once() {
         let pod = rig.group("kubepods/podx");
         rig.tree.refuse("podx/memory.limit_in_bytes", Some(errno));
         let mut attempts = Vec::new();
-        // One round in ten seconds for an hour.
+        // One round every ten seconds for an hour.
         for round in 0..360_u64 {
             rig.now_ms += 9_000;
             let applied = rig.apply(vec![intent(&pod, Resource::MemoryLimit, "4096000")]);
@@ -365,15 +365,15 @@ fn refused_write_is_retried_when_file_or_value_changes() {
     std::fs::write(path.unwrap(), "70000\n").unwrap();
     assert_eq!(rig.apply(want("40000")).failed, 1, "the file changed");
     assert_eq!(rig.apply(want("40000")).held_back, 1);
-    // What the kernel accepts depends on the parent's quota.
+    // The accepted range depends on the parent's quota.
     rig.apply(vec![intent(&pod, Resource::CfsQuota, "90000")]);
     assert_eq!(rig.apply(want("40000")).failed, 1, "the parent changed");
-    // The group is made again.
+    // The group is recreated.
     assert_eq!(rig.apply(want("40000")).held_back, 1);
     rig.tree.vanish(&leaf).unwrap();
     rig.group("kubepods/podx/c");
     assert_eq!(rig.apply(want("40000")).failed, 1, "another group");
-    // A file that refuses one value after the other waits as a whole.
+    // After a refused value, the whole file backs off.
     let mut failed = 0;
     for value in 0..100 {
         failed += rig.apply(want(&format!("{}", 30_000 + value))).failed;
@@ -413,11 +413,11 @@ fn value_replaced_by_other_program_is_reported_once() {
         "{message}"
     );
     assert_eq!(conditions.logged(), 1);
-    // It stops.
+    // The other program stops writing.
     round(&mut rig, None);
     round(&mut rig, None);
     assert!(conditions.active().is_empty());
-    // A kubelet that writes after each change of its own is no fight.
+    // A kubelet that writes only after its own changes is not a conflict.
     for _ in 0..6 {
         round(&mut rig, Some("1-2"));
         round(&mut rig, None);
@@ -495,6 +495,6 @@ fn actions_keep_their_order_and_states_do_not_need_one() {
     assert_ne!(cookies[0], "0");
     let tasks = koord_host::resctrl::tasks(&root, &"BE".parse().unwrap());
     assert_eq!(tasks.unwrap().unwrap(), [9, 5]);
-    // States are believed for a while, actions are done again.
+    // States are cached for a while, actions are repeated.
     assert_eq!(rig.apply(want()).same, 2, "directory and schemata");
 }

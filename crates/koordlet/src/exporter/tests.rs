@@ -1,4 +1,4 @@
-//! A kubelet's lists, over its socket.
+//! The kubelet's lists, read from a socket.
 
 mod machines;
 mod published;
@@ -13,14 +13,14 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-/// A kubelet that answers so.
+/// A kubelet with fixed responses.
 #[derive(Clone, Default)]
 struct Kubelet {
     allocatable: AllocatableResourcesResponse,
     pods: Vec<PodResources>,
 }
 
-/// A kubelet that a test changes.
+/// A kubelet that a test can change.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Kubelet>>);
 
@@ -95,7 +95,7 @@ fn machine_of_two() -> Machine {
     [(0, node("0-3")), (1, node("4-7"))].into()
 }
 
-/// What is found of a kubelet.
+/// Reads the lists of `kubelet`.
 async fn read_kubelet(kubelet: Kubelet) -> Result<Listed, ListError> {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("kubelet.sock");
@@ -166,7 +166,7 @@ async fn list_returns_zones_of_the_kubelets_lists() {
     );
     assert_eq!((snapshot.pods, snapshot.zones.problems.len()), (1, 0));
     assert!(!snapshot.zones.is_contradictory);
-    // Of default/pod1, by an independent implementation.
+    // Fingerprint of default/pod1 by an independent implementation.
     assert_eq!(snapshot.fingerprint, "pfp0v001a5e1c50c557adb9d");
 }
 
@@ -204,9 +204,9 @@ async fn list_reports_and_skips_invalid_entries() {
     );
 }
 
-/// Upstream's TestPodScanner: what of a container's entry counts, whether its device is somewhere or not.
-/// CPUs that are listed are the container's own; upstream asks the API server whether they are, which
-/// differs in its last row alone, that of a pod with 1500 milli-CPUs, for which no kubelet lists any.
+/// Upstream's TestPodScanner: which resources of a container's entry count, with and without a device's NUMA
+/// node. Listed CPUs are exclusive to the container; upstream asks the API server to decide that, which
+/// differs only in its last row, a pod with 1500 milli-CPUs for which no kubelet lists any.
 #[test]
 fn taken_counts_listed_resources_of_a_container() {
     let device = |nodes: &[i64]| ContainerDevices {
@@ -264,7 +264,7 @@ fn huge_pages_are_named_as_kubernetes_does() {
     assert_eq!(lists::huge_pages(64 << 10), "hugepages-64Ki");
 }
 
-/// A machine whose kernel knows no NUMA nodes, and this one.
+/// A machine without NUMA support, and this one.
 #[test]
 fn every_machine_has_a_numa_node() {
     let temp = tempfile::tempdir().unwrap();

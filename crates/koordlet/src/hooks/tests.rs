@@ -177,7 +177,7 @@ fn hooks_are_sorted_and_values_have_one_owner() {
     }
 }
 
-/// With every gate open, each hook sets only values that its row claims.
+/// Each hook sets only values that its row claims, with every gate open.
 #[test]
 fn hooks_set_only_claimed_values() {
     let mut node = Node::default()

@@ -2,7 +2,7 @@ use super::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The targets of what is logged as a warning or worse.
+/// Targets of the messages logged at level warning or above.
 #[derive(Clone, Default)]
 pub(crate) struct Warnings(Arc<Mutex<Vec<&'static str>>>);
 

@@ -4,8 +4,8 @@ use prometheus::proto::MetricType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Koordinator's metrics of koordlet: name, type (gauge, counter, histogram), who reads it
-/// (internal, external), labels. From the lists of its `pkg/koordlet/metrics`.
+/// Koordinator's metrics of koordlet: name, type (gauge, counter, histogram), audience (internal, external),
+/// labels. From the lists of its `pkg/koordlet/metrics`.
 const UPSTREAM: &str = "
 start_time g i node
 collect_node_cpu_info_status c i node,status
@@ -50,7 +50,7 @@ resctrl_llc_occupancy g e node,cache_id,qos
 resctrl_memory_bandwidth g e node,cache_id,qos,mb_type
 ";
 
-/// What upstream does not have.
+/// Metrics that upstream does not have.
 const OURS: [&str; 6] = [
     "pressure_guard_events_total",
     "be_suppress_cap_percent",
@@ -74,7 +74,7 @@ fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap()
 }
 
-/// Everything the agent can record, once.
+/// Records every metric of the agent once.
 fn record(metrics: &Metrics) {
     for fact in [NodeFact::Cpu, NodeFact::Numa, NodeFact::LocalStorage] {
         metrics.collected(fact, true);
@@ -295,7 +295,7 @@ async fn metrics_of_removed_objects_are_removed() {
     ] {
         assert!(!later.contains(absent), "{absent}: {later}");
     }
-    // Counts, specifications and what was said again stay.
+    // Counters, specifications and newly recorded values stay.
     for present in [
         "pod_eviction{",
         "container_resource_requests{",

@@ -90,7 +90,7 @@ fn fixed() -> Config {
     kubelet(json!({"cpuManagerPolicy": "static", "kubeReserved": {"cpu": "2000m"}}))
 }
 
-/// Upstream's pods of `Test_reportNodeTopology`, with the class of the third where it takes effect.
+/// Upstream's pods of `Test_reportNodeTopology`, with the QoS class set on the third where it takes effect.
 fn four_pods() -> Vec<PodInfo> {
     vec![
         pod("pod1", "xxx-y1", "LSR", "4"),
@@ -257,7 +257,7 @@ fn pool_taken_by_pods_is_absent_and_reserved_pool_is_empty() {
     let second = r#"{"socket":1,"node":1,"cpuset":"4-7"}"#;
     assert_eq!(case.note(SERVICES), format!("[{second}]"));
     assert_eq!(case.note(BATCH), format!("[{second}]"));
-    // What ended holds nothing.
+    // Terminated pods use no CPUs.
     case.pods[0].phase = crate::states::Phase::Failed;
     assert!(case.note(BATCH).contains("0-3"));
     case.node = node(json!({"metadata": {"annotations": {
@@ -268,7 +268,7 @@ fn pool_taken_by_pods_is_absent_and_reserved_pool_is_empty() {
     assert_eq!(case.note(SERVICES), "null");
 }
 
-/// Upstream's `Test_removeSystemQOSCPUs`, and the annotation that says it.
+/// Upstream's `Test_removeSystemQOSCPUs`, and the annotation of the system QoS resource.
 #[test]
 fn cpus_of_system_pods_are_kept_from_others() {
     for (text, said, pool) in [
@@ -316,7 +316,7 @@ fn exclusive_cpus_reads_cpu_manager_state() {
     let none = r#"{"policyName":"none","defaultCpuSet":"","checksum":1000000000}"#;
     let empty = r#"{"policyName":"none","defaultCPUSet":"4-6","entries":{},"checksum":354655845}"#;
     for (state, pods, wanted) in [
-        // No file, and one that is just being made.
+        // No file, and one that is being created.
         ("", &pods[..], Some("")),
         (none, &pods, Some("")),
         (empty, &pods, Some("")),
@@ -337,7 +337,7 @@ fn exclusive_cpus_reads_cpu_manager_state() {
         });
         assert_eq!(text.as_deref(), wanted, "{state}");
     }
-    // Koordinator's own: a pod of class LSR that the scheduler gave no CPUs has the kubelet's.
+    // Koordinator's own case: a pod of class LSR without CPUs from the scheduler has those from the kubelet.
     let mut case = Case::new();
     case.pods = vec![pod("pod9", "u", "LSR", "")];
     case.state = r#"{"entries":{"u":{"a":"1","b":"x-"}}}"#;
@@ -353,7 +353,8 @@ fn exclusive_cpus_reads_cpu_manager_state() {
     assert!(error.starts_with("cpu_manager_state"), "{error}");
 }
 
-/// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and what its kubelet would not start with.
+/// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and configurations with which its kubelet would
+/// not start.
 #[test]
 fn kubelet_reserved_returns_cpus_of_static_policy() {
     let topology = cpus::topology(&twelve());
@@ -415,7 +416,7 @@ fn reservations_come_to_cpus() {
             Some(r#"{"resources":{"cpu":"10"},"reservedCPUs":"0-1"}"#),
             r#"{"resources":{"cpu":"10"},"reservedCPUs":"0-1"}"#,
         ),
-        // Not upstream's: what else is said is said on.
+        // Not upstream's: other fields of the annotation are kept.
         (
             Some(r#"{"reservedCPUs":"1,0","applyPolicy":"ReservedCPUsOnly"}"#),
             r#"{"reservedCPUs":"0-1","applyPolicy":"ReservedCPUsOnly"}"#,
@@ -436,7 +437,7 @@ fn reservations_come_to_cpus() {
     }
 }
 
-/// Upstream's `Test_getTopologyPolicy`, and what we say beside the deprecated name.
+/// Upstream's `Test_getTopologyPolicy`, and the attributes that accompany the deprecated name.
 #[test]
 fn policies_of_the_topology_manager() {
     for (policy, scope, wanted) in [
@@ -488,7 +489,7 @@ fn huge_pages_are_no_memory() {
         total: 30,
         free: 0,
     };
-    // 64 KiB pages are no resource of zones.
+    // 64 KiB pages are not reported in zones.
     case.machine.numa[0].huge_pages = vec![pages(64), pages(2048), pages(1 << 20)];
     assert_eq!(zone_text(&case.report().unwrap().zones), [plain]);
     case.huge_pages = true;
@@ -554,15 +555,15 @@ fn each_numa_node_keeps_back_its_part() {
         reserved(1, &[1 << 20], ("0", "0"), ("4", "8Gi"), "true"),
         "node-0 Node cpu=1/0/0 memory=1Gi/0/0"
     );
-    // Nothing is kept back, and no capacity is known.
+    // Nothing is reserved, and the capacity is unknown.
     for allocatable in [("1", "1Gi"), ("0", "0")] {
         let zone = reserved(1, &[1 << 20], ("1", "1Gi"), allocatable, "true");
         assert_eq!(zone, "node-0 Node cpu=1 memory=1Gi");
     }
 }
 
-/// Memory without CPUs, as CXL has it: upstream reports no node at all. CPUs are kept back where there
-/// are some.
+/// Memory without CPUs, as with CXL: upstream reports no node at all. CPUs are reserved in nodes that have
+/// some.
 #[test]
 fn numa_node_without_cpus_is_a_zone() {
     let mut case = Case::new();
@@ -583,7 +584,7 @@ fn object(value: Value) -> Newer {
     serde_json::from_value(value).unwrap()
 }
 
-/// What the API server has after a merge patch.
+/// Returns the object after a merge patch.
 fn patched(object: &Newer, patch: &Value) -> Newer {
     fn merge(at: &mut Value, patch: &Value) {
         let Some(fields) = patch.as_object() else {
@@ -693,7 +694,7 @@ fn changes_contains_only_differences() {
         let notes = patch.unwrap()["metadata"]["annotations"].clone();
         assert_eq!(notes, json!({BATCH: report.annotations[BATCH]}), "{text}");
     }
-    // A label that the node has no more goes; upstream writes it for ever.
+    // A label that the node no longer has is removed; upstream rewrites it endlessly.
     let key = labels::NODE_NUMA_RESERVATION;
     let patch = changes(&|it| it["metadata"]["labels"][key] = json!("true")).unwrap();
     assert_eq!(patch["metadata"]["labels"], json!({key: null}));
@@ -729,7 +730,7 @@ fn changes_contains_only_differences() {
     );
 }
 
-/// Two fields that upstream loses: what others say of their resources, and of the zone.
+/// Two kinds of content that upstream loses: other writers' fields of resources, and of the zone.
 #[test]
 fn changes_keeps_content_of_other_writers() {
     let report = Case::new().report().unwrap();
@@ -809,7 +810,7 @@ fn an_exporters_zones_are_left_alone() {
         patched(&stored, &patch).changes(&report, TopologyMode::Auto),
         None
     );
-    // Who says so gets them, with what the exporter said beside.
+    // In mode `koordinator` the zones are written, and the exporter's other content is kept.
     let patch = stored.changes(&report, TopologyMode::Koordinator).unwrap();
     assert_eq!(patch["zones"].as_array().unwrap().len(), 2);
     assert_eq!(
@@ -818,7 +819,7 @@ fn an_exporters_zones_are_left_alone() {
             {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"},
             {"name": "topologyManagerScope", "value": "pod"}])
     );
-    // The older version has no attributes: nothing is written again and again that it does not keep.
+    // The older version has no attributes: a patch must not contain what the server drops.
     let older: Older = serde_json::from_value(exporter.clone()).unwrap();
     assert!(
         Newer::from(older)
@@ -846,7 +847,8 @@ fn an_exporters_zones_are_left_alone() {
     );
 }
 
-/// The exporter of a kubelet without managers, with and without a fingerprint, and koordlet.
+/// The exporter of a kubelet without resource managers, with and without a fingerprint, together with
+/// koordlet.
 #[test]
 fn exporter_and_koordlet_keep_each_others_zones() {
     let mut case = Case::new();
@@ -870,7 +872,7 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             ),
             policy: "None".to_owned(),
         };
-        // Koordlet has written first, then the exporter, which is part of the same agent.
+        // koordlet writes first, then the exporter, which runs in the same agent.
         let created = Newer::created("test", "node-uid", &report, TopologyMode::Auto);
         let mut value = serde_json::to_value(created).unwrap();
         let fields = |value: &Value| serde_json::from_value(value.clone()).unwrap();
@@ -883,7 +885,7 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             "fieldsType": "FieldsV1", "fieldsV1": {"f:zones": {}, "f:attributes": {}}}]);
         let stored = object(value.clone());
         assert_eq!(stored.changes(&report, TopologyMode::Auto), None);
-        // What koordlet has to say later leaves the zones, and the exporter has nothing to mend.
+        // Later patches of koordlet leave the zones unchanged, and the exporter has nothing to repair.
         value["metadata"]["annotations"] = json!({});
         let stored = object(value);
         let patch = stored.changes(&report, TopologyMode::Auto).unwrap();

@@ -127,7 +127,7 @@ fn checkpoints_survive_a_restart() {
     assert_eq!(late, before);
     assert!(late.is_some());
 
-    // One that never comes back loses its file when models expire.
+    // The file of a model that stays unused is deleted when models expire.
     std::fs::copy(folder.join("a"), folder.join("lost")).unwrap();
     let mut reloaded = Predictor::new(restored.config().clone());
     assert_eq!(reloaded.restore(&uids, T0 + 22 * MINUTE).unwrap(), 1);
@@ -179,7 +179,7 @@ fn corrupted_checkpoints_start_afresh() {
     }
 }
 
-/// What is ours is far below the limit; white space fills a file up.
+/// Real checkpoints are far below the limit; white space fills the file.
 #[test]
 fn oversized_checkpoints_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -225,13 +225,13 @@ fn a_clock_that_jumps_neither_freezes_nor_keeps_models() {
             predictor.forecast("a").unwrap().cpu_p95
         };
         assert!(minute(0, 0..100, 1.0) < 1100);
-        // As many samples again, after the jump: neither is the past forgotten nor do the new
-        // ones weigh nothing.
+        // The same number of samples after the jump: the past is not forgotten, and the new samples have
+        // weight.
         let after = minute(jump, 100..200, 4.0);
         assert!((4000..4400).contains(&after), "{jump}: {after}");
         let calm = minute(jump, 200..4000, 1.0);
         assert!(calm < 1100, "{jump}: {calm}");
-        // A pod that ended is dropped after half an hour all the same.
+        // A terminated pod is still dropped after half an hour.
         let now = predictor.time(T0, (4031 * MINUTE) as u64);
         predictor.maintain(now).unwrap();
         assert!(predictor.is_empty(), "{jump}");
@@ -265,7 +265,7 @@ fn a_file_from_the_future_counts_as_written_now() {
         second.maintain(now).unwrap();
     }
     assert!(second.forecast("a").unwrap().cpu_p95 < 1100);
-    // The jump does not stand between the runs: the file says what the clock said.
+    // The jump does not affect the third run, because the file has the clock of the last one.
     let mut third = Predictor::new(config);
     let now = third.time(T0 + 100 * DAY + 3001 * MINUTE, 0);
     assert_eq!(third.restore(&uids, now).unwrap(), 1);

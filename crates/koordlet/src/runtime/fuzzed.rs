@@ -1,5 +1,5 @@
-//! Entry point of the fuzz targets: the plugin and the hook server of a node where every gate is open except
-//! that which recreates a directory of the machine.
+//! Entry point of the fuzz targets: the plugin and the hook server of a node with every gate enabled except
+//! the one that recreates a directory of the machine.
 
 use super::nri::Plugin;
 use super::server::Service;
@@ -17,11 +17,10 @@ use koord_rpc::nri::Handler;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Returns the plugin and the hook server, on a machine whose files would be below `root`, where there are
-/// none.
+/// Returns the plugin and the hook server of a machine rooted at `root`, which has no files.
 ///
 /// # Panics
-/// When `root` is not a directory.
+/// Panics if `root` is not a directory.
 pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
     let mut settings = Settings::default();
     for gate in Gate::ALL {

@@ -1,4 +1,4 @@
-//! The hook server over its socket, the plugin with a runtime of its own, and what both answer.
+//! The hook server over its socket, the plugin with a runtime of the test, and the responses of both.
 
 mod invoked;
 mod link;
@@ -48,7 +48,7 @@ fn text(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns half a core and 64 MiB of batch resources for the container `c`.
+/// Returns an annotation with half a core and 64 MiB of batch resources for the container `c`.
 fn extended() -> String {
     let list = json!({"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"});
     json!({"containers": {"c": {"limits": list, "requests": list}}}).to_string()
@@ -276,7 +276,7 @@ async fn the_hook_server_is_registered_and_answers() {
         ..LinuxContainerResources::default()
     };
     assert_eq!(answer.container_resources, Some(want));
-    // A disabled stage, and those that no hook is heard at, say back what they were asked.
+    // A disabled stage and stages without hooks return the request unchanged.
     for answer in [
         client
             .pre_update_container_resources_hook(request.clone())
@@ -308,14 +308,14 @@ async fn the_hook_server_is_registered_and_answers() {
     assert_eq!(answer.unwrap().into_inner().labels, request.labels);
 }
 
-/// Otherwise a container would go unadjusted, whatever the proxy's failure policy.
+/// Otherwise a container would stay unadjusted, regardless of the proxy's failure policy.
 #[tokio::test]
 async fn server_waits_for_first_rules() {
     let rig = Rig::new();
     let rules = rig.ctx.rules.swap(None);
     let config = rig.config(Mode::Proxy);
     let _stop = rig.start(&config);
-    // The server's task has its turn, and again after its pause.
+    // The server's task runs, and again after its pause.
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!config.server.socket.exists());
@@ -373,14 +373,14 @@ fn new_container_gets_hook_values() {
     let want = (512, 50_000, 64 * MIB, String::new());
     let reply = plugin.create(&batch_pod(), &request).unwrap();
     assert_eq!(adjusted(&reply), want, "from the request");
-    // The list has more to say, such as what an annotation of an older webhook left out.
+    // The pod list has more, such as resources that an annotation of an older webhook omits.
     let list = json!({"kubernetes.io/batch-cpu": "1000"});
     rig.listed(json!([{
         "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "BE"}},
         "spec": {"containers": [{"name": "c", "resources": {"requests": list, "limits": list}}]}}]));
     let reply = plugin.create(&batch_pod(), &request).unwrap();
     assert_eq!(adjusted(&reply), (1024, 100_000, -1, String::new()));
-    // Nothing is wanted of a plain pod.
+    // Hooks change nothing for a plain pod.
     let plain = PodSandbox {
         uid: "v".to_owned(),
         ..PodSandbox::default()
@@ -390,7 +390,7 @@ fn new_container_gets_hook_values() {
     assert_eq!(plugin.create(&batch_pod(), &request).unwrap().adjust, None);
 }
 
-/// A name becomes a part of paths, such as of the directory that HAMi's monitor reads.
+/// The name is used in paths, such as the directory that HAMi's monitor reads.
 #[test]
 fn container_name_with_path_is_rejected() {
     let rig = Rig::new();
@@ -462,7 +462,7 @@ fn rdma(rig: &Rig) -> PodSandbox {
     unlisted_rdma(rig)
 }
 
-/// Returns the object of that pod in the pod list.
+/// Returns the pod list's object of the pod of [`rdma`].
 fn rdma_object() -> Value {
     let rdma = json!({"koordinator.sh/rdma": "1"});
     json!({
@@ -471,7 +471,7 @@ fn rdma_object() -> Value {
         "spec": {"containers": [{"name": "c", "resources": {"requests": rdma, "limits": rdma}}]}})
 }
 
-/// Returns that pod before it is listed.
+/// Returns the pod of [`rdma`] before it is listed.
 fn unlisted_rdma(rig: &Rig) -> PodSandbox {
     let put = |file: &str, numbers: &str| rig.tree.put(file, numbers).unwrap();
     put("sys/class/misc/rdma_cm/dev", "10:121\n");
@@ -495,7 +495,7 @@ fn devices(reply: &koord_rpc::nri::Reply) -> Vec<&str> {
     devices.map(|device| device.path.as_str()).collect()
 }
 
-/// Any user can write an annotation; only the pod list shows whether the pod requests devices.
+/// Any user can write the annotation; only the pod list shows whether the pod requests devices.
 #[tokio::test]
 async fn pod_gets_devices_only_after_it_is_listed() {
     const FILES: [&str; 2] = ["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs3"];
@@ -523,7 +523,7 @@ async fn pod_gets_devices_only_after_it_is_listed() {
                 is not known";
     assert_eq!(error, want);
 
-    // It is listed when the list is asked for, as a kubelet's is.
+    // It appears in the next list that is requested, as with a kubelet.
     let _ = rig.ctx.states.resync_requested().now_or_never();
     let plugin = rig.plugin(Policy::Fail);
     let (waits, here) = (pod.clone(), request.clone());
@@ -532,7 +532,7 @@ async fn pod_gets_devices_only_after_it_is_listed() {
     rig.listed(json!([rdma_object()]));
     assert_eq!(devices(&reply.await.unwrap().unwrap()), FILES);
 
-    // A file of the node says it.
+    // The pod is known from a file of the node.
     rig.listed(json!([]));
     let fixed = PodSandbox {
         uid: "0123456789abcdef0123456789abcdef".to_owned(),
@@ -614,7 +614,7 @@ fn update_sets_only_requested_values() {
     };
     let all = nri_resources(2, 30_000, 96 * MIB, "");
     assert_eq!(updated(&all), Some((512, 50_000, 64 * MIB, String::new())));
-    // A CPU manager's update says CPUs only; a burst of the quota goes on.
+    // A CPU manager's update contains CPUs only; a burst of the quota continues.
     assert_eq!(updated(&nri_resources(0, 0, 0, "0-1")), None);
     let shares = nri_resources(2, 0, 0, "");
     assert_eq!(updated(&shares), Some((512, 0, 0, String::new())));
@@ -668,7 +668,7 @@ fn synchronize_sets_only_missing_values() {
         ..container(LinuxResources::default())
     };
     assert_eq!(plugin.synchronize(&[batch_pod()], &[nobodys]), []);
-    // Whoever reads the list of pods does so now: some may have gone meanwhile.
+    // The request for a new pod list is pending now, because some pods may have ended.
     let resync = || rig.ctx.states.resync_requested().now_or_never();
     assert_eq!((resync(), resync()), (Some(()), None));
 }

@@ -1,4 +1,4 @@
-//! Whole agent, paused time.
+//! The whole agent, with paused time.
 
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -37,7 +37,7 @@ pub(crate) async fn cluster(clock: &Clock) -> (Arc<ApiServer>, Client) {
     cluster_of(clock, koord_api::crd_values()).await
 }
 
-/// Returns the same with these definitions.
+/// Returns an API server like [`cluster`] with these definitions.
 pub(crate) async fn cluster_of(clock: &Clock, definitions: Vec<Value>) -> (Arc<ApiServer>, Client) {
     let server = ApiServer::open(Config::memory(clock.clone()))
         .await
@@ -110,7 +110,7 @@ impl Rig {
         add_pod(&self.client, name, labels, resources).await
     }
 
-    /// Waits, in paused time, until `found` gives something.
+    /// Waits, in paused time, until `found` returns a value.
     async fn until<T>(&self, what: &str, found: impl AsyncFnMut() -> Option<T>) -> T {
         eventually_within(Duration::from_secs(1000), what, found).await
     }
@@ -137,7 +137,7 @@ async fn the_status_of_an_existing_nodemetric_is_reported() {
         .unwrap();
     let running = rig.koordlet();
     let metrics: Api<NodeMetric> = Api::all(rig.client.clone());
-    // The manager makes the object; koordlet must not.
+    // The manager creates the object; koordlet must not.
     tokio::time::sleep(Duration::from_secs(300)).await;
     assert!(
         metrics
@@ -342,7 +342,7 @@ async fn a_disruption_budget_spares_its_pod_and_the_next_one_goes() {
         let pod = pods.get_opt(name).await.unwrap();
         pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some())
     };
-    // The one that has most would be first.
+    // The pod with the highest usage would be first.
     rig.until("the eviction", async || leaves("free").await.then_some(()))
         .await;
     let events: Api<Event> = Api::namespaced(rig.client.clone(), "default");
@@ -390,7 +390,8 @@ async fn a_node_needs_a_name() {
     assert!(error.to_string().contains("NODE_NAME"), "{error}");
 }
 
-/// Options of an agent whose pods come from a kubelet that gives `answer`, asked every `interval`.
+/// Returns options of an agent whose pods come from a kubelet that responds with `answer`, polled every
+/// `interval`.
 async fn with_kubelet(
     rig: &Rig,
     answer: Arc<std::sync::Mutex<serde_json::Value>>,
@@ -443,7 +444,7 @@ async fn pods_can_come_from_the_kubelet() {
     running.await.unwrap().unwrap();
 }
 
-/// The poll is an hour away: only the new directory can tell that a container has been started again.
+/// The poll is an hour away: only the new directory shows that a container has been restarted.
 #[tokio::test]
 async fn restarted_batch_container_gets_limits_at_once() {
     let rig = Rig::start().await;

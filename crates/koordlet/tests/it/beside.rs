@@ -1,5 +1,5 @@
-//! The agent as a plugin of a real containerd, and what others do there: a second plugin that sets the
-//! same values, and pods that end while the runtime is dead.
+//! The agent as a plugin of a real containerd, with a second plugin that sets the same values, and pods that
+//! end while the runtime is down.
 
 use crate::agent::{NODE, typed};
 use crate::containerd::{Agent, Machine, Pod};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio_util::sync::CancellationToken;
 
-/// What the other plugin sets.
+/// Shares that the other plugin sets.
 const ITS_SHARES: u64 = 77;
 
-/// A plugin that wants the same shares of every container.
+/// A plugin that sets the same shares on every container.
 #[derive(Default)]
 struct Other {
     connected: AtomicBool,
@@ -88,7 +88,7 @@ impl Handler for Other {
     }
 }
 
-/// Looks again and again until it is so.
+/// Polls until the condition is true.
 async fn until(what: &str, mut is: impl AsyncFnMut() -> bool) {
     eventually(what, async || is().await.then_some(())).await;
 }
@@ -99,7 +99,7 @@ fn options(machine: &Machine) -> Options {
     options
 }
 
-/// So many comparisons of values with the kernel's have been made.
+/// Returns the number of comparisons with the kernel's values so far.
 fn compared(agent: &Agent) -> u64 {
     let name = "koordlet_runtime_hook_reconciler_invoked_duration_milliseconds";
     let families = agent.ctx.metrics.gather();
@@ -109,7 +109,7 @@ fn compared(agent: &Agent) -> u64 {
         .sum()
 }
 
-/// What else would have been done by the agent has been done.
+/// Waits until the agent would have done its pending work.
 async fn rounds(agent: &Agent) {
     let before = compared(agent);
     until("the agent goes on", async || compared(agent) > before + 50).await;
@@ -152,7 +152,7 @@ impl Pods<'_> {
         (uid, sandbox)
     }
 
-    /// The container's state, as the kubelet writes it.
+    /// Sets the container's state as the kubelet does.
     async fn set_state(&self, name: &str, id: &str, state: Value) {
         let status = json!({"status": {"phase": "Running", "containerStatuses": [{
             "name": "web", "containerID": format!("containerd://{id}"), "image": "x",
@@ -165,7 +165,7 @@ impl Pods<'_> {
             .await;
     }
 
-    /// The kubelet tries to create the container, and writes why it was not.
+    /// Tries to create the container as the kubelet does, and sets the reason of the failure.
     async fn is_refused(&mut self, name: &str, pod: &Pod) {
         let refused = self.machine.try_container(pod, "web").await;
         let message = refused.err().unwrap().message().to_owned();
@@ -211,7 +211,7 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
     })
     .await;
 
-    // The kubelet tries again and again, with several pods.
+    // The kubelet retries, with several pods.
     pods.is_refused("first", &first).await;
     until("one is known", async || {
         agent.metric("koordlet_nri_contested_containers") == 1.0
@@ -255,13 +255,13 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
         assert!(message.contains(part), "{message}");
     }
 
-    // What koordlet has no say in is the other's, and stays as it was made.
+    // Values that koordlet does not set stay as the other plugin set them.
     let container = pods.machine.container(&plain, "web").await;
     pods.runs("plain", &container.id).await;
     rounds(&agent).await;
     let shares = Some(i64::try_from(ITS_SHARES).unwrap());
     assert_eq!(container.group.cpu_shares().unwrap(), shares);
-    // A change that both want is refused, and nothing is changed.
+    // A change that both plugins set is refused, and nothing is changed.
     let resize = |id: &str| cri::UpdateContainerResourcesRequest {
         container_id: id.to_owned(),
         linux: Some(cri::LinuxContainerResources {
@@ -279,7 +279,7 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
     assert!(message.contains("both tried to set"), "{message}");
     assert_eq!(existing.group.cpu_shares().unwrap(), Some(512));
 
-    // Once it has gone, koordlet's values are in place.
+    // After the plugin has ended, koordlet's values are applied.
     stop.cancel();
     running.await.unwrap();
     let mut created = None;
@@ -323,7 +323,7 @@ async fn pods_that_end_during_runtime_outage_are_removed() {
     })
     .await;
 
-    // It ends with the runtime, and nobody can tell the plugin.
+    // The pod ends with the runtime, and the plugin gets no notification.
     pods.machine.containerd.kill();
     until("it is noticed", async || {
         agent.metric("koordlet_nri_connected") == 0.0
@@ -343,7 +343,7 @@ async fn pods_that_end_during_runtime_outage_are_removed() {
     pods.machine.containerd.start_again();
     agent.connected(1.0).await;
 
-    // The kubelet clears away what the runtime still has of it.
+    // The kubelet removes the runtime's remainder of the pod.
     let request = cri::RemovePodSandboxRequest {
         pod_sandbox_id: ends.id.clone(),
     };

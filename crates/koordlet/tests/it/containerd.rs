@@ -1,4 +1,4 @@
-//! The agent as a plugin of a real containerd: what is in place when a process begins.
+//! The agent as a plugin of a real containerd: the values in place when a process starts.
 
 use crate::agent::{NODE, cluster, typed};
 use koord_api::hookserver::{FAIL, HookServer, IGNORE, KOORDLET};
@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 
 const MIB: i64 = 1 << 20;
 
-/// A containerd of the test's own, and groups for its pods.
+/// A containerd of the test, and groups for its pods.
 pub(crate) struct Machine {
     pub(crate) containerd: Containerd,
     pub(crate) groups: Groups,
@@ -33,7 +33,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `None`, and said so, where there is none.
+    /// Starts containerd. Returns `None` and prints a message if it is not installed.
     #[track_caller]
     pub(crate) fn start() -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -48,7 +48,7 @@ impl Machine {
         })
     }
 
-    /// Another containerd where this one was; what ran goes on.
+    /// Starts another containerd at the same place; running containers continue.
     pub(crate) fn restart(&self) {
         self.containerd.kill();
         self.containerd.start_again();
@@ -83,7 +83,7 @@ impl Machine {
         }
     }
 
-    /// This machine, with an RDMA adapter at 0000:3b:00.0 whose device files are those of
+    /// Returns the root of this machine with an RDMA adapter at 0000:3b:00.0 whose device files are those of
     /// `/dev/zero` and `/dev/full`.
     fn with_adapter(&self) -> Root {
         let sys = self.containerd.path("sys");
@@ -109,7 +109,7 @@ impl Machine {
         Root::with_dirs(dirs).unwrap()
     }
 
-    /// Returns a pod's sandbox, whose group the kubelet would have made.
+    /// Returns a pod's sandbox and creates its group as the kubelet would.
     pub(crate) async fn pod(
         &mut self,
         uid: &str,
@@ -166,7 +166,7 @@ impl Machine {
         }
     }
 
-    /// Returns a proxy before this containerd, at the socket `name`.
+    /// Returns the options of a proxy in front of this containerd, at the socket `name`.
     pub(crate) fn proxy_options(
         &self,
         name: &str,
@@ -187,7 +187,7 @@ impl Machine {
         }
     }
 
-    /// Returns the socket of a proxy before this containerd, which asks those that `directory` names.
+    /// Starts a proxy in front of this containerd, which calls the hook servers registered in `directory`.
     async fn proxy(&self, name: &str, directory: &Path, within: Duration) -> Proxy {
         let options = self.proxy_options(name, directory, within);
         let listen = options.listen.clone();
@@ -199,12 +199,12 @@ impl Machine {
         Proxy { listen, ctx, task }
     }
 
-    /// Returns a started container, and the first words of its process: its limits, environment and mounts.
+    /// Returns a started container with the first output of its process: its limits, environment and mounts.
     pub(crate) async fn container(&mut self, pod: &Pod, name: &str) -> Started {
         self.try_container(pod, name).await.unwrap()
     }
 
-    /// Returns the same, unless it cannot be created.
+    /// Starts a container like [`Self::container`], or returns the creation error.
     pub(crate) async fn try_container(
         &mut self,
         pod: &Pod,
@@ -311,7 +311,7 @@ impl Started {
         values.next().map_or("", |(_, value)| value)
     }
 
-    /// Shares, quota and memory limit now.
+    /// Returns the current shares, quota and memory limit.
     pub(crate) fn now(&self) -> (Option<i64>, Option<i64>, Option<i64>) {
         let group = &self.group;
         let number = |value: koord_host::Result<Option<i64>>| value.unwrap();
@@ -445,7 +445,7 @@ async fn values_are_in_place_when_processes_begin() {
         ("koordinator.sh/qosClass", "LSR"),
         ("koordinator.sh/gpu-isolation-provider", "HAMi-core"),
     ];
-    // Devices are for pods that are known to ask for them.
+    // Only pods that are known to request devices get them.
     let resources = json!({"cpu": "1", "koordinator.sh/rdma": "1"});
     let limit = json!({"koordinator.sh/rdma": "1"});
     let object = json!({
@@ -476,7 +476,7 @@ async fn values_are_in_place_when_processes_begin() {
     assert_eq!(service.output_value("zeros"), "3");
     assert!(service.output_value("full").contains("No space left"));
 
-    // While there is no agent, containers get what they are asked for; then what hooks want.
+    // Without an agent, containers get their requested values; later those of the hooks.
     agent.stop().await;
     let missed = machine.container(&batch, "b").await;
     assert_eq!(missed.output_value("cpu/cpu.shares"), "2");
@@ -501,7 +501,7 @@ async fn values_are_in_place_when_processes_begin() {
     agent.stop().await;
 }
 
-/// A registration of koordlet's name, in a directory of its own.
+/// Writes a registration with koordlet's name into its own directory.
 fn registered(directory: &Path, endpoint: &Path, policy: &str) {
     std::fs::create_dir_all(directory).unwrap();
     let server = HookServer {
@@ -572,7 +572,7 @@ async fn proxy_sets_values_and_applies_policies_without_the_agent() {
     })
     .await;
 
-    // Nobody listens, or somebody does and never answers.
+    // No server listens, or one accepts and never responds.
     let hangs = machine.containerd.path("hangs.sock");
     let _hangs = std::os::unix::net::UnixListener::bind(&hangs).unwrap();
     let short = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The manifests in `deploy/koordlet`: the rights they give are those that the agent uses.
+//! The manifests in `deploy/koordlet`: the permissions they grant are those that the agent uses.
 
 use crate::agent::{NODE, cluster, typed};
 use http::{Method, Request};
@@ -43,13 +43,13 @@ fn only<K: DeserializeOwned>(file: &str, kind: &str) -> K {
     serde_json::from_value(object).unwrap()
 }
 
-/// Returns a right as `verb resource.group`.
+/// Returns a permission as `verb resource.group`.
 fn right(verb: &str, resource: &str, group: &str) -> String {
     let dot = if group.is_empty() { "" } else { "." };
     format!("{verb} {resource}{dot}{group}")
 }
 
-/// Returns the rights that the manifests give.
+/// Returns the permissions that the manifests grant.
 fn granted() -> BTreeSet<String> {
     let role: ClusterRole = only("rbac.yaml", "ClusterRole");
     let mut out = BTreeSet::new();
@@ -65,7 +65,7 @@ fn granted() -> BTreeSet<String> {
     out
 }
 
-/// Returns the right that a request to the API server needs; discovery needs none.
+/// Returns the permission that a request to the API server needs; discovery needs none.
 fn needed<B>(request: &Request<B>) -> Option<String> {
     let mut parts: Vec<&str> = request.uri().path().split('/').skip(1).collect();
     let group = match parts.remove(0) {
@@ -97,7 +97,7 @@ fn needed<B>(request: &Request<B>) -> Option<String> {
     Some(right(verb, &format!("{resource}{sub}"), group))
 }
 
-/// What was asked, and what of that the manifests do not allow; that was refused.
+/// Permissions that requests needed, and those of them that the manifests do not grant, which were refused.
 #[derive(Default)]
 struct Record {
     used: watch::Sender<BTreeSet<String>>,
@@ -105,7 +105,7 @@ struct Record {
 }
 
 impl Record {
-    /// Notes a request; `false` for one that is not allowed.
+    /// Records a request. Returns false if it is not permitted.
     fn record_request(&self, right: String, granted: &BTreeSet<String>) -> bool {
         let allowed = granted.contains(&right);
         if allowed {
@@ -133,8 +133,8 @@ impl Record {
     }
 }
 
-/// Returns a client with the rights of the manifests. The list of nodes waits until somebody has asked for the
-/// one: the kubelet's address is wanted before the informer knows it.
+/// Returns a client with the permissions of the manifests. The list of nodes waits until the single node was
+/// requested, because the kubelet's address is needed before the informer knows it.
 fn limited(service: Client, record: Arc<Record>) -> Client {
     let granted = Arc::new(granted());
     in_process(service_fn(move |request: Request<Body>| {
@@ -154,7 +154,7 @@ fn limited(service: Client, record: Arc<Record>) -> Client {
     }))
 }
 
-/// Returns a kubelet with these pods; what it is asked for needs the rights of Kubernetes 1.33.
+/// Returns a kubelet with these pods; requests need the permissions of Kubernetes 1.33.
 async fn kubelet(pods: Value, record: Arc<Record>) -> u16 {
     let granted = granted();
     let answer = move |uri: http::Uri| {
@@ -303,7 +303,7 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     let first = BTreeSet::from([right("create", "devices", group)]);
     assert_eq!(record.until(&first).await, Ok(()), "the first report");
     accelerator("second");
-    // Somebody breaks what it has reported, and it mends that.
+    // The reported content is changed, and the agent repairs it.
     let topologies: Api<NodeResourceTopology> = Api::all(client.clone());
     eventually("NodeResourceTopology", async || {
         topologies.get_opt(NODE).await.unwrap()
@@ -317,7 +317,7 @@ async fn koordlet_uses_all_of_its_rights_and_no_others() {
     agent.await.unwrap().unwrap();
     let refused = record.refused.lock().unwrap().clone();
     assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
-    // What node-policy.yaml demands.
+    // The requirements of node-policy.yaml.
     let all = ListParams::default();
     let events: Api<Event> = Api::all(client.clone());
     let events = events.list(&all).await.unwrap().items;
@@ -357,7 +357,7 @@ fn the_manifests_fit_together() {
         "every flag has an effect"
     );
     assert!(args.addr.0.unwrap().ip().is_loopback());
-    // What it reads and writes is mounted, each volume once.
+    // All read and written paths are mounted, each volume once.
     let mounts = container.volume_mounts.iter().flatten();
     let mounts: BTreeSet<&str> = mounts
         .map(|mount| mount.mount_path.trim_end_matches('/'))

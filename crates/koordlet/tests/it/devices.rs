@@ -24,7 +24,7 @@ struct Rig {
     tree: Tree,
     files: tempfile::TempDir,
     devices: Api<Device>,
-    /// Between two looks of a test.
+    /// Time between two checks of a test.
     step: Duration,
     _server: Arc<ApiServer>,
 }
@@ -67,7 +67,7 @@ impl Rig {
     }
 
     fn put(&self, name: &str, content: &str) {
-        // As the tools do, and not where a half would be read.
+        // Renamed into place as the tools do, so that no partial file is read.
         let draft = self.tree.dir().join("draft");
         fs::write(&draft, content).unwrap();
         fs::copy(&draft, self.files.path().join(".draft")).unwrap();
@@ -78,7 +78,7 @@ impl Rig {
         .unwrap();
     }
 
-    /// Waits, in paused time, until the Device is as `seen` wants it.
+    /// Waits, in paused time, until the Device satisfies `seen`.
     async fn until(&self, what: &str, seen: impl Fn(&Value) -> bool) -> Value {
         eventually_within(self.step * 2000, what, async || {
             let device = self.devices.get_opt(NODE).await.unwrap()?;
@@ -87,7 +87,7 @@ impl Rig {
         .await
     }
 
-    /// Returns the Device after ten more looks, which must not have written anything.
+    /// Returns the Device after ten more checks, which must not have written anything.
     async fn still(&self, version: &Value) -> Value {
         tokio::time::sleep(self.step * 20).await;
         let device = serde_json::to_value(self.devices.get(NODE).await.unwrap()).unwrap();
@@ -112,7 +112,7 @@ fn version(device: &Value) -> &Value {
     &device["metadata"]["resourceVersion"]
 }
 
-/// Four accelerators that are wired together.
+/// Returns four connected accelerators.
 fn wired() -> Value {
     let card = |minor: u8| {
         json!({"vendor": "huawei", "model": "Ascend-910B", "uuid": format!("npu-{minor}"),
@@ -151,7 +151,7 @@ async fn file_accelerators_are_reported_and_foreign_content_is_kept() {
     // Nothing changes, nothing is written.
     rig.still(version(&device)).await;
 
-    // An administrator's words stay, also when something is to be written.
+    // An administrator's annotations stay, also when something is written.
     let annotations = json!({"metadata": {
         "labels": {"node.koordinator.sh/secondary-device-well-planned": "true"},
         "annotations": {"example.com/rack": "7"}}});
@@ -188,7 +188,7 @@ async fn file_accelerators_are_reported_and_foreign_content_is_kept() {
     );
     assert_ne!(was["lastTransitionTime"], is["lastTransitionTime"]);
 
-    // What was reported and is not any more goes: the file has no links now.
+    // Removed values are deleted: the file has no links now.
     for card in cards.as_array_mut().unwrap() {
         card["topology"].as_object_mut().unwrap().remove("p2pLinks");
     }
@@ -213,7 +213,7 @@ async fn file_accelerators_are_reported_and_foreign_content_is_kept() {
         "vendor, model, and the administrator's: {labels:?}"
     );
 
-    // A table that an administrator wrote is his, whatever the files do not say.
+    // A table written by an administrator is kept, independent of the files.
     let table = json!({"metadata": {"annotations": {TABLE: "{}"}}});
     rig.devices
         .patch(NODE, &params, &Patch::Merge(&table))
@@ -228,7 +228,7 @@ async fn file_accelerators_are_reported_and_foreign_content_is_kept() {
         .await;
     assert_eq!(healed["metadata"]["annotations"][TABLE], "{}");
 
-    // A Device that somebody deletes is there again.
+    // A deleted Device is recreated.
     rig.devices.delete(NODE, &Default::default()).await.unwrap();
     let recreated = rig
         .until("another Device", |device| ids(device).len() == 4)
@@ -277,7 +277,7 @@ async fn a_broken_file_is_named_and_takes_no_device_away() {
     );
 }
 
-/// An adapter with one port, as sysfs shows it.
+/// Adds an adapter with one port to sysfs.
 fn adapter(tree: &Tree, address: &str, name: &str, state: &str) {
     let function = format!("sys/devices/pci0000:3a/{address}");
     tree.put(&format!("{function}/class"), "0x020700\n")
@@ -324,8 +324,7 @@ async fn without_a_gate_there_is_no_device() {
     assert_eq!(rig.devices.get_opt(NODE).await.unwrap(), None);
 }
 
-/// As the upstream rows `Test_reportGPUDevice` and `Test_reportGPUDeviceUnhealthy` have it, from a library
-/// that is loaded.
+/// The upstream rows `Test_reportGPUDevice` and `Test_reportGPUDeviceUnhealthy`, with a loaded library.
 #[tokio::test]
 async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
     let gpu = |uuid, minor, bus| FakeGpu {
@@ -373,7 +372,7 @@ async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
         devices[1],
         expected("GPU-1", 1, 0, "pci0000:3a", "0000:44:00.0")
     );
-    // Too old to tell, so nobody knows.
+    // The library is too old to report this value.
     assert_eq!(devices[2]["health"], false);
     assert_eq!(
         devices[2]["conditions"][0]["reason"],
@@ -401,7 +400,7 @@ async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
     );
     assert_eq!(failed["spec"]["devices"][1], device["spec"]["devices"][1]);
 
-    // One that has fallen off the bus is found with the next that fails.
+    // A lost GPU is noticed with the next one that fails.
     fake.put("lost", "0").unwrap();
     fake.put("event", "48 1").unwrap();
     let failed = rig
@@ -414,7 +413,7 @@ async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
     let message = condition["message"].as_str().unwrap();
     assert!(message.contains("GPU is lost"), "{message}");
 
-    // Files go first.
+    // Files have precedence.
     rig.put("huawei", &wired().to_string());
     let device = rig
         .until("accelerators of files", |device| ids(device).len() == 4)
@@ -426,7 +425,7 @@ async fn gpus_of_nvidias_library_are_reported_until_they_fail() {
     );
 }
 
-/// GPUs with NVIDIA's driver, and a library that cannot be used: said once, and shown while it is so.
+/// GPUs with NVIDIA's driver and an unusable library: logged once, and shown while the problem persists.
 #[tokio::test(start_paused = true)]
 async fn missing_library_is_reported() {
     let tree = Tree::hybrid("0-1").unwrap();
@@ -437,7 +436,7 @@ async fn missing_library_is_reported() {
     };
     let rig = Rig::start_with(&[Gate::Accelerators, Gate::RDMADevices], tree, config).await;
     adapter(&rig.tree, "0000:3b:00.0", "mlx5_0", "4: ACTIVE\n");
-    // What there is besides is reported all the same.
+    // Other devices are still reported.
     rig.until("the adapter", |device| ids(device) == ["0000:3b:00.0"])
         .await;
     let shown = rig.ctx.metrics.gather();

@@ -1,4 +1,4 @@
-//! What the agent serves.
+//! The agent's HTTP endpoints.
 
 use axum::body::{Body, to_bytes};
 use http::{Request, StatusCode};
@@ -74,7 +74,7 @@ async fn events_endpoint_returns_newer_events_only() {
     assert_eq!(newer(3).await, (String::new(), 3));
     record(3);
     assert_eq!(newer(3).await, (r#""m3""#.to_owned(), 4));
-    // The number of an agent that was started anew since.
+    // A number of an earlier run of the agent.
     assert_eq!(newer(99).await.0.matches('m').count(), 4);
 }
 

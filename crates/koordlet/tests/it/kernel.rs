@@ -1,4 +1,4 @@
-//! The agent on the real kernel, where the test may write cgroups.
+//! The agent on the real kernel, if the test may write cgroups.
 
 use crate::agent::{NODE, add_pod, cluster, typed};
 use k8s_openapi::api::core::v1::Pod;
@@ -146,7 +146,7 @@ fn limits_of_a_disk_stand_and_go() {
     assert_eq!(taken.as_deref(), Some("0"));
 }
 
-/// Groups below one of the test's own, with a busy process in each, gone at the end.
+/// Groups below one of the test, with a busy process in each, removed at the end.
 struct Ground {
     root: Root,
     top: CgroupPath,
@@ -177,7 +177,7 @@ impl Ground {
         self.root.cgroup(&self.top.join(&path).unwrap())
     }
 
-    /// As the kubelet and the runtime would: the groups, and a process that never sleeps.
+    /// Creates a container's groups as the kubelet and the runtime do, with a process that never sleeps.
     fn container(&mut self, path: &str) -> Cgroup {
         let group = self.group(path);
         let controllers = [
@@ -214,7 +214,7 @@ impl Drop for Ground {
     }
 }
 
-/// Waits until a file of a group says `value`, in v1 units; a kernel without it is asked nothing.
+/// Waits until a file of a group has `value`, in v1 units. Skipped on kernels without the file.
 async fn wait_for_value(group: &Cgroup, resource: Resource, value: i64) {
     if !group.supports(resource) {
         assert!(
@@ -256,7 +256,7 @@ async fn the_agent_measures_and_enforces_on_this_kernel() {
     let ls_pod = ground.group(&format!("burstable/pod{ls}"));
     let be_container = ground.container(&format!("besteffort/pod{be}/be"));
     let be_pod = ground.group(&format!("besteffort/pod{be}"));
-    // The kubelet's part.
+    // Written by the kubelet.
     for group in [&ls_pod, &ls_container] {
         group.set_cfs_quota(50_000).unwrap();
     }

@@ -19,21 +19,20 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Calls that change something.
+/// Number of calls that change something.
 const CALLS: usize = 500;
 
-/// What hooks give each container: half a core.
+/// Shares that hooks give each container: half a core.
 const SHARES: i64 = 512;
 
-/// A process of the node, as a thread with a runtime of its own: when it is dropped, all that it was
-/// doing ends in the midst.
+/// A process of the node, as a thread with its own runtime. Dropping it ends all its work at once.
 struct Process {
     killed: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Process {
-    /// Returns when somebody listens at `socket`.
+    /// Starts the process, and returns when it listens at `socket`.
     fn start(socket: &Path, run: impl Future<Output = ()> + Send + 'static) -> Self {
         let _ = std::fs::remove_file(socket);
         let killed = CancellationToken::new();
@@ -87,7 +86,7 @@ enum Call {
 }
 
 impl Call {
-    /// Returns the id of a container that was created.
+    /// Sends the call. Returns the id of the container that it created.
     async fn on(&self, client: &mut RuntimeServiceClient<Channel>) -> Result<String, Status> {
         match self.clone() {
             Self::Create(request) => {
@@ -143,7 +142,7 @@ fn create(pod: &Pod, name: &str) -> Call {
     }))
 }
 
-/// What the runtime has on record of a container.
+/// Returns the shares that the runtime has recorded for a container.
 async fn shares(client: &mut RuntimeServiceClient<Channel>, id: &str) -> i64 {
     let request = cri::ContainerStatusRequest {
         container_id: id.to_owned(),
@@ -192,7 +191,7 @@ async fn no_call_is_lost_or_unadjusted_when_processes_are_killed() {
         Process::start(&behind.listen, async move { run.await.unwrap() })
     };
     let mut agent = tokio::task::block_in_place(start_agent);
-    // Nobody is asked before.
+    // No hook server is called before.
     while !server.directory.join(KOORDLET).exists() {
         tokio::task::yield_now().await;
     }
@@ -210,10 +209,10 @@ async fn no_call_is_lost_or_unadjusted_when_processes_are_killed() {
             _ if live.is_empty() => create(&pod, &format!("c{index}")),
             _ => Call::Update(live[random.usize(..live.len())].clone()),
         };
-        // Somebody is killed in the midst of this call, and comes back. containerd takes the longest.
+        // A process is killed during this call and restarted. containerd takes the longest.
         let victim = [0, 0, 1, 1, 2][random.usize(..5)];
         let victim = (random.usize(..20) == 0).then_some(victim);
-        // As often before anybody was asked as later.
+        // Before the first hook call as often as later.
         let delay = [0, random.usize(..3000)][random.usize(..2)];
         let killer = async {
             let Some(victim) = victim else { return };
@@ -237,12 +236,12 @@ async fn no_call_is_lost_or_unadjusted_when_processes_are_killed() {
             });
         };
         let (mut answer, ()) = tokio::join!(call.on(&mut client), killer);
-        // As a kubelet does: again, until it is said that it is done.
+        // Retries as a kubelet does, until the call is confirmed.
         let mut tries = 0;
         let created = loop {
             match answer {
                 Ok(id) => break id,
-                // It was accepted, though the answer was lost: it is there.
+                // The call was accepted, but its response was lost: the container exists.
                 Err(status) if status.message().contains("reserved for") => {
                     let id = status.message().rsplit("reserved for ").next();
                     let id = id.unwrap_or_default();

@@ -40,7 +40,7 @@ fn machine(numa_nodes: u32) -> Tree {
 struct Rig {
     client: Client,
     ctx: Context,
-    /// Writes of NodeResourceTopologies by the agent.
+    /// Number of NodeResourceTopology writes by the agent.
     writes: Arc<AtomicUsize>,
     server: Arc<ApiServer>,
 }
@@ -67,7 +67,7 @@ impl Rig {
         }
     }
 
-    /// An agent on `root`, whose writes are counted.
+    /// Starts an agent on `root` whose writes are counted.
     fn koordlet(&self, root: &Root, change: impl FnOnce(&mut Options)) {
         let (service, writes) = (self.client.clone(), self.writes.clone());
         let counted = in_process(service_fn(move |request: Request<Body>| {
@@ -99,7 +99,7 @@ impl Rig {
         json!(self.objects().get(NODE).await.unwrap())
     }
 
-    /// Waits until the object is there and `is` so.
+    /// Waits until the object exists and satisfies `is`.
     async fn until(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         eventually(what, async || {
             let object = self.objects().get_opt(NODE).await.unwrap()?;
@@ -108,7 +108,7 @@ impl Rig {
         .await
     }
 
-    /// What the node's events say of reports that are not made, once there are `count`.
+    /// Returns the messages of the node's events about failed reports, once there are `count`.
     async fn event_messages(&self, count: usize) -> Vec<String> {
         let events: Api<Event> = Api::all(self.client.clone());
         let context = format!("{count} events");
@@ -194,7 +194,7 @@ async fn machines_of_two_four_and_eight_numa_nodes_are_reported_once() {
             object["metadata"]["labels"][labels::MANAGED_BY],
             "Koordinator"
         );
-        // Nothing changes, and nothing is written: the object was made whole.
+        // Without changes nothing is written: the object was created in full.
         sleep(600).await;
         assert_eq!(rig.object().await, object);
         assert_eq!(rig.writes.load(Ordering::Relaxed), 1);
@@ -223,7 +223,7 @@ async fn node_changes_are_reported_and_foreign_changes_are_repaired() {
     let batch = note(&object, annotations::NODE_BE_CPU_SHARED_POOLS);
     assert_eq!(batch[0]["cpuset"], "0-3");
 
-    // The manager's part, another label, and a zone and an annotation that are not as they should be.
+    // The manager's resources, another label, and a zone and an annotation with wrong content.
     let mut zones = object["zones"].clone();
     let batch = json!({"name": "kubernetes.io/batch-cpu", "capacity": "3", "allocatable": "2",
         "available": "1"});
@@ -246,7 +246,7 @@ async fn node_changes_are_reported_and_foreign_changes_are_repaired() {
     assert!(kept_resources.contains(&batch), "{kept_resources:?}");
     assert_eq!(rig.writes.load(Ordering::Relaxed), 3);
 
-    // The pod ends, and somebody deletes the object.
+    // The pod ends, and the object is deleted.
     let ended = json!({"status": {"phase": "Succeeded"}});
     patch::merge_status(&pods, "lsr", &ended).await.unwrap();
     rig.until("its CPUs again", |it| pools(it)[0] == "0/0 0-3")
@@ -258,8 +258,8 @@ async fn node_changes_are_reported_and_foreign_changes_are_repaired() {
     rig.until("a new one", |it| pools(it)[0] == "0/0 0-3").await;
 }
 
-/// What nfd-topology-updater does every minute: its own zones, attributes and policies replace what
-/// is there, the rest of the object stays. `free` is what pods have left in its first zone.
+/// Writes as nfd-topology-updater does every minute: its own zones, attributes and policies replace the
+/// present ones, the rest of the object stays. `free` is the free amount in its first zone.
 async fn nfd(objects: &Api<NodeResourceTopology>, free: &str) {
     let mut object = json!(objects.get(NODE).await.unwrap());
     let zone = |node: usize, free: &str| {
@@ -280,7 +280,7 @@ async fn nfd(objects: &Api<NodeResourceTopology>, free: &str) {
         .unwrap();
 }
 
-/// AC-11: koordlet and an applier such as NFD on one object, for ten minutes.
+/// AC-11: koordlet and another writer such as NFD share one object for ten minutes.
 #[tokio::test(start_paused = true)]
 async fn ac_11_an_exporter_and_koordlet_share_an_object() {
     for first in ["koordlet", "nfd"] {
@@ -318,7 +318,7 @@ async fn ac_11_an_exporter_and_koordlet_share_an_object() {
         assert_eq!(after["zones"][0]["resources"][0]["allocatable"], "3");
         assert!(has_notes(&after));
 
-        // Each goes on to say what is new.
+        // Each continues to write its changes.
         nfd(&rig.objects(), "1").await;
         let labels = json!({"koordinator.sh/qosClass": "LSE"});
         add_pod(
@@ -358,14 +358,14 @@ async fn topology_mode_selects_the_owner_of_zones() {
     assert_eq!(pools(&object).len(), 2);
 }
 
-/// By that name the exporter of the same agent knows what it may write over.
+/// The exporter of the same agent recognizes by this name what it may overwrite.
 #[tokio::test(start_paused = true)]
 async fn writes_set_the_field_manager() {
     let rig = Rig::start().await;
     let tree = machine(2);
     rig.koordlet(tree.root(), |_| {});
     rig.until("a report", |_| true).await;
-    // Made and mended by the same.
+    // Created and repaired by the same field manager.
     let no_zones = json!({"zones": []});
     patch::merge(&rig.objects(), NODE, &no_zones).await.unwrap();
     let is_back = |object: &Value| object["zones"][1]["name"] == "node-1";
@@ -380,7 +380,7 @@ async fn writes_set_the_field_manager() {
     assert_eq!(names, [&json!("koordlet")], "{writers:?}");
 }
 
-/// Without the gate nothing is written, and the agent knows the pools all the same.
+/// With the gate disabled nothing is written, but the agent knows the pools.
 #[tokio::test(start_paused = true)]
 async fn a_closed_gate_writes_nothing() {
     let rig = Rig::start().await;
@@ -395,7 +395,7 @@ async fn a_closed_gate_writes_nothing() {
     assert!(text.contains("share_pool"), "{text}");
 }
 
-/// What the kernel of the machine that runs this says; only groups are in a directory of its own.
+/// Reports this machine's kernel; only groups are in a separate directory.
 #[tokio::test(start_paused = true)]
 async fn this_machine_is_reported() {
     let rig = Rig::start().await;
@@ -422,7 +422,7 @@ async fn this_machine_is_reported() {
     assert_eq!(cpus.sum::<usize>(), online.len());
 }
 
-/// With a kubelet that gives out CPUs itself, which says so.
+/// With a kubelet that assigns CPUs itself.
 #[tokio::test]
 async fn a_static_cpu_manager_is_reported() {
     let clock = Clock::system();
@@ -485,7 +485,7 @@ async fn a_static_cpu_manager_is_reported() {
         json!([{"namespace": "default", "name": "g", "uid": uid, "cpuset": "2-3",
             "managedByKubelet": true}])
     );
-    // What the kubelet reserves stays in the pool, as upstream has it.
+    // CPUs reserved by the kubelet stay in the pool, as in upstream.
     assert_eq!(pools(&object), ["0/0 0-1", "0/1 4-7"]);
     assert_eq!(
         object["topologyPolicies"],
@@ -495,7 +495,7 @@ async fn a_static_cpu_manager_is_reported() {
         object["attributes"][1],
         json!({"name": "topologyManagerScope", "value": "pod"})
     );
-    // Half a file says nothing; what was said last stands.
+    // A partial file is ignored; the last report stays.
     state("{\"entries\":");
     sleep(1).await;
     assert_eq!(rig.object().await, object);
@@ -503,7 +503,7 @@ async fn a_static_cpu_manager_is_reported() {
     rig.until("the pool", |it| pools(it)[0] == "0/0 0-3").await;
 }
 
-/// Files of the kernel that are damaged, or gone. The reason is on the node, and what was said last stands.
+/// Damaged or missing files of the kernel: the node has an event with the reason, and the last report stays.
 #[tokio::test(start_paused = true)]
 async fn unreadable_machine_is_reported_once_and_last_report_stays() {
     let rig = Rig::start().await;
@@ -520,7 +520,7 @@ async fn unreadable_machine_is_reported_once_and_last_report_stays() {
     };
     assert!(!is_complained(""));
 
-    // The machine is looked at every minute.
+    // The machine is read every minute.
     tree.put(file, "Node 1 MemTotal: lots kB\n").unwrap();
     let messages = rig.event_messages(1).await;
     assert!(
@@ -574,7 +574,7 @@ async fn missing_definition_is_reported_until_it_is_installed() {
         .await;
 }
 
-/// Koordinator's chart 0.5 has a definition of v1alpha1 alone.
+/// Koordinator's chart 0.5 defines only v1alpha1.
 #[tokio::test(start_paused = true)]
 async fn older_version_is_written_if_only_it_is_served() {
     let mut definitions = koord_api::crd_values();

@@ -1,5 +1,5 @@
-//! The API server is gone for ten minutes. The node goes on by what was known last, and catches up
-//! when the server is back.
+//! The API server is unreachable for ten minutes. The node continues with the last known state, and catches
+//! up when the server is back.
 
 use crate::agent::{NODE, add_pod, cluster, typed};
 use futures::future::BoxFuture;
@@ -26,37 +26,37 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tower::{BoxError, ServiceExt};
 
-/// How the way to the server is.
+/// Connectivity of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Connectivity {
     #[default]
     Open,
-    /// Nobody listens.
+    /// Connections are refused.
     Refused,
-    /// Connections are accepted, and nothing comes back.
+    /// Connections are accepted, but there are no responses.
     Hangs,
 }
 
-/// The way between agent and server, and what went over it.
+/// Connection between agent and server, with the requests sent over it.
 #[derive(Debug, Default)]
 struct Line {
     connectivity: Mutex<Connectivity>,
-    /// Ends the answers under way.
+    /// Cancels pending responses.
     cut: Mutex<CancellationToken>,
-    asked: AtomicUsize,
+    requests: AtomicUsize,
     reports: AtomicUsize,
     unanswered: Arc<()>,
 }
 
 impl Line {
-    /// The server vanishes, or comes back. Connections do not outlive either.
+    /// Changes the connectivity. Open connections are closed.
     fn set_connectivity(&self, connectivity: Connectivity) {
         *self.connectivity.lock().unwrap() = connectivity;
         std::mem::take(&mut *self.cut.lock().unwrap()).cancel();
     }
 
     fn request_count(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+        self.requests.load(Ordering::SeqCst)
     }
 
     /// Returns how many NodeMetrics were sent.
@@ -64,7 +64,7 @@ impl Line {
         self.reports.load(Ordering::SeqCst)
     }
 
-    /// Requests that wait for a server that hangs.
+    /// Returns the number of requests that wait for a hanging server.
     fn unanswered(&self) -> usize {
         Arc::strong_count(&self.unanswered) - 1
     }
@@ -87,7 +87,7 @@ impl tower::Service<http::Request<Body>> for Wire {
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let (server, line) = (self.server.clone(), self.line.clone());
-        line.asked.fetch_add(1, Ordering::SeqCst);
+        line.requests.fetch_add(1, Ordering::SeqCst);
         if request.method() == http::Method::PATCH && request.uri().path().contains("nodemetrics") {
             line.reports.fetch_add(1, Ordering::SeqCst);
         }
@@ -101,7 +101,7 @@ impl tower::Service<http::Request<Body>> for Wire {
                 Connectivity::Refused => return Err("connection refused".into()),
                 Connectivity::Hangs => {
                     let _unanswered = line.unanswered.clone();
-                    // What the client does, which this wire is in place of.
+                    // The timeout of the client that this wire replaces.
                     tokio::time::sleep(ANSWER_WITHIN).await;
                     return Err("request timed out".into());
                 }
@@ -123,7 +123,7 @@ impl tower::Service<http::Request<Body>> for Wire {
     }
 }
 
-/// The process of a container, as the fake tree shows it.
+/// A container's process in the fake tree.
 struct Process {
     child: Child,
     files: Vec<PathBuf>,
@@ -140,7 +140,7 @@ impl Process {
         Self { child, files }
     }
 
-    /// Returns whether it has ended; does then what the kernel does.
+    /// Returns whether it has ended, and then cleans up as the kernel does.
     fn ended(&mut self) -> bool {
         let ended = self.child.try_wait().unwrap().is_some();
         if ended {
@@ -159,12 +159,12 @@ impl Drop for Process {
     }
 }
 
-/// What the batch pods have of memory, in GiB.
+/// Memory of the batch pods, in GiB.
 const BATCH_MEMORY: u64 = 3;
-/// What they use of CPU together, in milli-cores.
+/// Total CPU usage of the batch pods, in milli-cores.
 const BATCH_MILLI: u64 = 200;
 
-/// A node of two CPUs and 8 GiB, on which time only passes with [`Node::pass`].
+/// A node of two CPUs and 8 GiB, on which time passes only with [`Node::pass`].
 struct Node {
     admin: Client,
     line: Arc<Line>,
@@ -176,7 +176,7 @@ struct Node {
     processes: [Process; 2],
     second: u64,
     service_ns: u64,
-    /// What the first service uses, in milli-cores.
+    /// CPU usage of the first service, in milli-cores.
     service_milli: u64,
     available_gib: u64,
     /// True if the first service waits for CPU while batch pods are not `cpu.idle`.
@@ -247,7 +247,7 @@ impl Node {
         };
         let run = koordlet::run(options, in_process(wire), ctx.clone());
         let running = tokio::spawn(async move { run.await.unwrap() });
-        // Samples are taken half-way between what happens.
+        // Samples are taken half-way between changes.
         tokio::time::sleep(Duration::from_millis(500)).await;
         Self {
             admin,
@@ -340,7 +340,7 @@ impl Node {
         self.batches.iter().all(|group| idle(group) == Some(true))
     }
 
-    /// Returns how often the guard said this.
+    /// Returns the number of the guard's audit entries of this kind.
     fn guard_entry_count(&self, kind: &str) -> usize {
         let starts = format!("{kind}: ");
         let entries = self.audit.entries().into_iter();
@@ -357,8 +357,8 @@ impl Node {
         quota.unwrap() / 100
     }
 
-    /// Waits for batch work to be held at `milli`. Within the dead band of 1 % of two cores nothing
-    /// is written.
+    /// Waits until batch work is limited to `milli`. Changes within the dead band of 1 % of two cores are not
+    /// written.
     async fn until_batch_may_use(&mut self, milli: i64, limit: u64) {
         let context = format!("batch work at {milli}m");
         self.until(&context, limit, async |node| {
@@ -367,7 +367,7 @@ impl Node {
         .await;
     }
 
-    /// Somebody else writes a pod's weight; the agent brings its own back.
+    /// Changes a pod's weight, and waits until the agent has restored it.
     async fn is_reconciled(&mut self, pod: usize) {
         let group = self.tree.root().cgroup(&self.batches[pod]);
         assert_eq!(group.cpu_shares().unwrap(), Some(1024));
@@ -379,7 +379,7 @@ impl Node {
         .await;
     }
 
-    /// The node runs short of memory. Whether a batch pod goes says the mode.
+    /// Makes the node run short of memory, and checks by mode whether a batch pod is evicted.
     async fn is_evicted(&mut self, pod: usize, mode: Mode) {
         self.available_gib = 1;
         if mode == Mode::Api {
@@ -435,7 +435,7 @@ fn names(report: &serde_json::Value) -> Vec<&str> {
     pods.map(|pod| pod["name"].as_str().unwrap()).collect()
 }
 
-/// What batch work may use is a share of two cores less what the services use, as in upstream.
+/// Batch work may use a share of two cores minus the services' usage, as in upstream.
 async fn ten_minutes_without_a_server(mode: Mode) {
     let mut node = Node::start(mode).await;
     node.until_batch_may_use(1300 - 300, 60).await;
@@ -447,7 +447,7 @@ async fn ten_minutes_without_a_server(mode: Mode) {
         (Connectivity::Hangs, 500, 1),
     ] {
         node.line.set_connectivity(connectivity);
-        let (began, asked) = (node.second, node.line.request_count());
+        let (began, sent) = (node.second, node.line.request_count());
         let mut unanswered = 0;
         node.service_milli = service_milli;
         let limit = 1300 - i64::try_from(service_milli).unwrap();
@@ -467,20 +467,20 @@ async fn ten_minutes_without_a_server(mode: Mode) {
             (20..600).contains(&sent),
             "{connectivity:?}: asked {sent} times"
         );
-        // One by each informer, a report, an event, and evictions.
+        // One request by each informer, a report, an event, and evictions.
         assert!(
             unanswered <= 5 + 2 + 4,
             "{connectivity:?}: {unanswered} at once"
         );
     }
 
-    // Meanwhile the cluster went on.
+    // The cluster changes meanwhile.
     let slos: Api<NodeSLO> = Api::all(node.admin.clone());
     patch::merge(&slos, NODE, &slo(50)).await.unwrap();
     let pods: Api<Pod> = Api::namespaced(node.admin.clone(), "default");
     let at_once = DeleteParams::default().grace_period(0);
     pods.delete("ls-2", &at_once).await.unwrap();
-    // The worst moment: a report has just gone into the void.
+    // The worst time: a report has just been lost.
     let reports = node.line.reports();
     node.until("another report", 60, async |node| {
         node.line.reports() > reports
@@ -499,7 +499,7 @@ async fn ten_minutes_without_a_server(mode: Mode) {
     assert!(sent < 200, "what had waited came as {sent} requests");
 
     if mode == Mode::Api {
-        // The one that could not be evicted is no reason not to ask for the next.
+        // The failed eviction does not prevent the next one.
         let events: Api<Event> = Api::namespaced(node.admin.clone(), "default");
         for name in ["be-1", "be-2"] {
             node.until("what was tried", 120, async |_| {
@@ -536,14 +536,14 @@ async fn api_mode_kills_no_pod_during_a_server_outage() {
     ten_minutes_without_a_server(Mode::Api).await;
 }
 
-/// The guard decides by what the node itself shows. A lever that it held when the server went is let go
-/// to see whether the harm comes back, comes back with it, and goes when there is none any more; none of
-/// that waits for an answer. What it finds out when the server is back the server is told.
+/// The guard decides by the node's own signals. A lever held at the start of the outage is released to check
+/// whether the harm returns, is applied again if it does, and released when the harm ends, without waiting
+/// for any response. The results are reported when the server is back.
 async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
     let mut slo = slo(65);
     slo["spec"]["extensions"]["cpuSuppress"]["mode"] = json!("pressure");
     let mut node = Node::with(Mode::Api, slo).await;
-    // It sees no harm through memory bandwidth, so it starts at the threshold and earns its way up.
+    // Without signals of memory bandwidth, it starts at the threshold and raises the cap gradually.
     node.until("a cap", 60, async |node| node.batch_may_use() > 20)
         .await;
     node.until("batch work without a cap", 90, async |node| {
@@ -557,11 +557,11 @@ async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
     .await;
 
     node.line.set_connectivity(connectivity);
-    let (began, asked, mut unanswered) = (node.second, node.line.request_count(), 0);
+    let (began, sent, mut unanswered) = (node.second, node.line.request_count(), 0);
     node.until("the lever let go", 90, async |node| !node.is_idle())
         .await;
     unanswered = unanswered.max(node.line.unanswered());
-    // Some samples, and not the time-out of a request.
+    // A few samples, not the timeout of a request.
     node.until("the lever again", 8, async |node| node.is_idle())
         .await;
     assert_eq!(node.guard_entry_count("Confirmed"), 1, "{connectivity:?}");
@@ -580,7 +580,7 @@ async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
         (20..600).contains(&sent),
         "{connectivity:?}: asked {sent} times"
     );
-    // One by each informer, a report, and the two events that there are to tell.
+    // One request by each informer, a report, and the two events.
     assert!(
         unanswered <= 5 + 3,
         "{connectivity:?}: {unanswered} at once"

@@ -1,10 +1,11 @@
-//! CPU sets of batch pods by NUMA node (gate BECPUManager), beside suppression.
+//! CPU sets of batch pods by NUMA node (gate BECPUManager), together with suppression.
 
 use super::*;
 use crate::states::node::SystemQos;
 use crate::states::topology::Pool;
 
-/// Eight CPUs on two NUMA nodes. 0 is reserved, 1 is of SYSTEM pods, 6 of an LSR and 7 of an LSE pod.
+/// Returns a rig of eight CPUs on two NUMA nodes. CPU 0 is reserved, 1 belongs to SYSTEM pods, 6 to an LSR
+/// pod and 7 to an LSE pod.
 fn rig(gates: &[(Gate, bool)]) -> Rig {
     let mut settings = Settings::default();
     settings.gates.set(Gate::BECPUManager, true);
@@ -66,7 +67,7 @@ fn rig(gates: &[(Gate, bool)]) -> Rig {
         cpuset: cpus.to_owned(),
         cpus: cpus.parse().unwrap(),
     };
-    // Pools as they were before somebody took the CPUs.
+    // Pools from before these CPUs were taken.
     rig.states.topology.store(Some(Arc::new(TopologyInfo {
         shared_pools: vec![pool(0, "0-3"), pool(1, "4-5")],
         be_shared_pools: vec![pool(0, "0-3"), pool(1, "4-7")],
@@ -80,7 +81,7 @@ fn rig(gates: &[(Gate, bool)]) -> Rig {
     rig
 }
 
-/// What the class, its pods and containers have.
+/// Asserts the CPU sets of the class, its pods and its containers.
 fn pools_hold(rig: &Rig, what: &str) {
     for (path, want) in [
         ("", "2-6"),
@@ -120,7 +121,7 @@ fn batch_pods_keep_to_their_nodes_pools_under_every_suppression() {
         rig.slo(json!({
             "resourceUsedThresholdWithBE": {"enable": true, "cpuSuppressPolicy": policy},
             "extensions": {"cpuSuppress": {"mode": mode}}}));
-        // The guard of a blind node takes some seconds to let batch work free.
+        // Without signals, the guard takes some seconds to release batch work.
         for _ in 0..24 {
             rig.step(BUSY);
         }

@@ -8,8 +8,8 @@ use koord_host::Resource::{
 };
 use serde_json::Value;
 
-/// A machine with `/dev/sda` (8:0, one partition) and `/dev/vdb` (253:16), which holds the volume
-/// group `pool`. Volumes of the pod `ls` lie on both.
+/// Sets up a machine with `/dev/sda` (8:0, one partition) and `/dev/vdb` (253:16), which holds the volume
+/// group `pool`. Volumes of the pod `ls` are on both.
 fn machine(tree: &Tree) {
     put_device(tree, "pci/sda", "8:0");
     put_device(tree, "pci/sda/sda1", "8:1");
@@ -38,7 +38,7 @@ fn rig(tree: Tree) -> Rig {
     machine(&tree);
     let mut settings = Settings::default();
     settings.gates.set(Gate::BlkIOReconcile, true);
-    // The disks are read once; the thread that does so has a clock of its own.
+    // The disks are read once, by a thread with its own clock.
     settings.collectors.storage_info_ms = u64::from(u32::MAX);
     let rig = Rig::on(tree, settings);
     while rig.agent.measure.facts.storage.load().is_none() {
@@ -56,7 +56,7 @@ fn class(rig: &Rig, class: &str, enable: bool, blocks: Value) {
         {"blkioQOS": {"enable": enable, "blocks": blocks}}}}));
 }
 
-/// The pods of the rig; the service asks for `blocks`, when there are some.
+/// Sets the pods of the rig. The service requests `blocks` if given.
 fn pods(rig: &Rig, blocks: Option<Value>) {
     let mut service = pod("ls", "LS", json!({"requests": {"cpu": "1"}}));
     let note = blocks.map(|blocks| {
@@ -82,7 +82,7 @@ fn claims(rig: &Rig, bound: &[(&str, Option<&str>)]) {
     rig.states.claims.store(Arc::new(all));
 }
 
-/// What the group has for a device, in v1 units.
+/// Returns the group's value for a device, in v1 units.
 fn value(rig: &Rig, group: &CgroupPath, resource: Resource, device: &str) -> String {
     let target = koord_host::Target::CgroupLine {
         group: group.clone(),
@@ -105,7 +105,7 @@ fn refused(rig: &Rig) -> usize {
         .count()
 }
 
-/// Passes until every file is looked at again.
+/// Lets time pass until every file is checked again.
 fn round(rig: &mut Rig) {
     for _ in 0..12 {
         rig.pass();
@@ -199,7 +199,7 @@ fn pods_have_limits_on_their_volumes() {
         assert_eq!(limit(&rig, "8:0"), "10");
         assert_eq!(limit(&rig, "253:16"), "20", "the disk of the volume group");
         assert_eq!(limit(&rig, "9:9"), "0");
-        // The annotation goes, and with it what it asked for.
+        // Removing the annotation resets its values.
         pods(&rig, None);
         rig.pass();
         assert_eq!(
@@ -240,7 +240,7 @@ fn the_root_has_latency_targets_and_a_cost_model() {
             value(&rig, &root, BlkioCostModel, "253:16"),
             "ctrl=user rbps=5 rseqiops=7 rrandiops=9 wbps=6 wseqiops=8 wrandiops=10"
         );
-        // As the kernel shows it.
+        // The kernel's format.
         let shown = "253:16 enable=1 ctrl=user rpct=95.00 rlat=1000 wpct=95.00 wlat=3000 min=50.00";
         rig.tree.feed(&root, BlkioCostQos, shown).unwrap();
         drop(rig.tree.writes());
@@ -269,7 +269,7 @@ fn blocks_that_cannot_be_used_are_named_and_take_nothing_away() {
         (be(&rig, "8:0"), be(&rig, "253:16")),
         ("5".into(), "6".into())
     );
-    // A device that is not there, and a name that is none: the others follow, nothing is reset.
+    // A missing device and an invalid name: the other blocks are applied, nothing is reset.
     class(
         &rig,
         "beClass",
@@ -367,7 +367,7 @@ fn annotations_that_cannot_be_used_are_named() {
         assert!(malformed[0].error.contains(why), "{name}: {malformed:?}");
         assert_eq!(limit(&rig), "5", "{name}");
     }
-    // The pod goes, and what was said of it.
+    // Removing the pod removes its malformed inputs.
     rig.pods(vec![batch_pod()]);
     rig.pass();
     assert_eq!(wrong(&rig, "blkio Pod default/ls"), []);

@@ -1,4 +1,4 @@
-//! The table of collectors at work.
+//! Tests of the table of collectors.
 
 use super::*;
 use crate::collect::needs::Needs;
@@ -46,7 +46,7 @@ fn every_collector_of_the_table_runs() {
             Lane::Tick(_) | Lane::Along(_) => rig.agent.measure.errors.has_run(spec.name),
             Lane::Slow(_) => {
                 let mut job = jobs.next().unwrap();
-                // On a fake machine some find nothing to read.
+                // On a fake machine some collectors have no data.
                 let _ = job.round();
                 job.name() == spec.name
             }

@@ -1,8 +1,8 @@
-//! CPU limits of services and batch pods, as several strategies want them.
+//! CPU limits that several strategies set on services and batch pods.
 
 use super::*;
 
-/// A service with a limit of one core, whose quotas the kubelet has set.
+/// Sets a service with a limit of one core, whose quotas the kubelet has set.
 fn limited(rig: &Rig, annotations: serde_json::Value, qos: &str) {
     rig.pods(vec![one_core_pod(annotations, qos), batch_pod()]);
     rig.kubelet_sets_quotas();
@@ -28,7 +28,7 @@ impl Rig {
         drop(self.tree.writes());
     }
 
-    /// Quota and burst of pod and container.
+    /// Returns quota and burst of the pod and of its container.
     fn limits(&self) -> [(i64, i64); 2] {
         [self.service.clone(), self.container()].map(|group| {
             let group = self.tree.root().cgroup(&group);
@@ -72,7 +72,7 @@ fn a_burst_buffer_never_exceeds_the_quota() {
     rig.burst("cpuBurstOnly");
     rig.step(IDLE);
     rig.step(IDLE);
-    // 1000 % of the limit is asked for; the kernel takes no more than the quota.
+    // 1000 % of the limit is configured; the kernel accepts no more than the quota.
     assert_eq!(rig.limits(), [(100_000, 100_000), (100_000, 100_000)]);
     let shown = |rig: &Rig, file: &str| {
         let text = koord_app::metrics::encode(&rig.registry).unwrap();
@@ -148,7 +148,7 @@ fn leftovers_of_an_earlier_run_are_taken_back_once() {
     rig.burst("none");
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(100_000, 0), (100_000, 0)]);
-    // What the kubelet or somebody else writes later is not ours.
+    // Later writes by the kubelet or other programs are kept.
     let group = rig.tree.root().cgroup(&rig.service);
     group.set_cfs_quota(200_000).unwrap();
     for _ in 0..15 {
@@ -201,7 +201,7 @@ fn pods_with_cpus_of_their_own_have_no_quota() {
     limited(&rig, status.clone(), "LSR");
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(-1, 0), (-1, 0)]);
-    // Somebody gives it more than it asks for: its limit is in force again.
+    // It gets more CPUs than it requests, so its limit applies again.
     rig.pods(vec![one_core_pod(with_cpus("0-1"), "LSR"), batch_pod()]);
     rig.step(IDLE);
     assert_eq!(rig.limits(), [(100_000, 0), (100_000, 0)]);

@@ -1,4 +1,4 @@
-//! What a node does to its agent.
+//! Restarts and failures of the agent's node.
 
 use super::*;
 use koord_host::fake::Attempt;
@@ -19,7 +19,7 @@ fn clean_stop_restores_previous_values() {
         rig.step(BUSY);
     }
     assert_eq!((rig.quota(), rig.shares(&rig.batch)), (150_000, 2048));
-    // Somebody else's value is not ours to take back.
+    // A value of another program is not restored.
     let container = rig.batch.join("c1").unwrap();
     let foreign = rig.tree.root().cgroup(&container);
     foreign.set_cpu_shares(777).unwrap();

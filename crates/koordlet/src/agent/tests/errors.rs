@@ -31,7 +31,7 @@ impl Rig {
 fn readable_files_are_no_collect_errors() {
     for tree in [Tree::v1("0-3"), Tree::hybrid("0-3"), Tree::v2("0-3")] {
         let mut settings = Settings::default();
-        // Groups of a fake tree are no groups to eBPF.
+        // eBPF cannot use the groups of a fake tree.
         settings.collectors.packets = false;
         for gate in Gate::ALL {
             settings.gates.set(*gate, true);
@@ -75,7 +75,7 @@ fn unreadable_file_is_counted_and_logged_once() {
     let (state, why) = rig.collector("pods");
     assert_eq!(state, State::Failing);
     assert!(why.contains("podother/memory.stat"), "{why}");
-    // A group that vanishes is no error, and in the end none stands.
+    // A removed group is not an error, and no error remains in the end.
     rig.tree.vanish(&group).unwrap();
     for _ in 0..10 {
         rig.step(BUSY);
@@ -112,7 +112,7 @@ fn unreadable_cpu_stat_fails_throttling_only() {
 #[test]
 fn standing_error_ends_with_the_demand() {
     let mut settings = Settings::default();
-    // Groups of a fake tree are no groups to eBPF.
+    // eBPF cannot use the groups of a fake tree.
     settings.collectors.packets = false;
     let mut rig = Rig::with(settings);
     let limited = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}});
@@ -171,7 +171,7 @@ fn standing_error_ends_with_the_demand() {
 #[test]
 fn unreadable_file_fails_the_strategies_that_read_it() {
     let mut settings = Settings::default();
-    // Groups of a fake tree are no groups to eBPF.
+    // eBPF cannot use the groups of a fake tree.
     settings.collectors.packets = false;
     let mut rig = Rig::on(Tree::v2("0-3").unwrap(), settings);
     rig.suppress("pressure");

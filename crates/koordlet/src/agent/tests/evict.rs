@@ -1,4 +1,4 @@
-//! Who has to go, and when.
+//! Which pods are evicted, and when.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn names(evictions: &[Eviction]) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// Lets seconds pass until somebody is evicted.
+/// Lets time pass until the first eviction, up to `limit` seconds. Returns the second and the evictions.
 fn first(rig: &mut Rig, second: Second, limit: u64) -> (u64, Vec<Eviction>) {
     for second_number in 1..=limit {
         let evictions = rig.step(second).evictions;
@@ -90,13 +90,13 @@ fn busy_node_evicts_only_evictable_pods() {
         "{}",
         found[0].message
     );
-    // What is going counts, and the round rests.
+    // Pods under eviction count as freed, and the cooldown applies.
     let now = rig.now();
     rig.agent.evicted(&found[0], now);
     assert!(first(&mut rig, BUSY, 20).1.is_empty());
 }
 
-/// Returns a node on which a batch pod may go for the node's use of CPU.
+/// Returns a node on which batch pods may be evicted for the node's CPU usage.
 fn rig_with_cpu_threshold() -> Rig {
     let threshold = json!({"enable": true, "cpuEvictThresholdPercent": 90,
         "evictEnabledPriorityThreshold": 7999});
@@ -169,7 +169,7 @@ fn a_lower_bound_above_the_threshold_costs_only_itself() {
     );
 }
 
-/// Upstream goes on to the next candidate when an eviction fails; what was refused frees nothing.
+/// Upstream continues with the next candidate if an eviction fails; a refused eviction frees nothing.
 #[test]
 fn refused_eviction_frees_nothing_and_is_retried_later() {
     let threshold = json!({"enable": true, "memoryEvictThresholdPercent": 80});
@@ -177,7 +177,7 @@ fn refused_eviction_frees_nothing_and_is_retried_later() {
     let service = pod("ls", "LS", json!({}));
     rig.pods(vec![service, batch_pod(), pod("be-2", "BE", json!({}))]);
     rig.available_kib = 2 << 20;
-    // The first has 2 GiB, more than has to go.
+    // The first pod has 2 GiB, more than must be freed.
     let (_, found) = first(&mut rig, BUSY, 5);
     assert_eq!(names(&found), [("BEMemoryEvict", "be")]);
     let now = rig.now();
@@ -186,7 +186,7 @@ fn refused_eviction_frees_nothing_and_is_retried_later() {
     assert_eq!(names(&next), [("BEMemoryEvict", "be-2")]);
     let now = rig.now();
     rig.agent.refused(&next[0], None, now);
-    // After two seconds each is asked again, in order, and then after four.
+    // Each is retried after two seconds, in order, and then after four.
     let retried = rig.step(BUSY).evictions;
     assert_eq!(names(&retried), [("BEMemoryEvict", "be")]);
     let now = rig.now();
@@ -198,7 +198,7 @@ fn refused_eviction_frees_nothing_and_is_retried_later() {
     rig.agent.refused(&found[0], wait, now);
     let (at, found) = first(&mut rig, BUSY, 30);
     assert_eq!((at, names(&found)), (3, vec![("BEMemoryEvict", "be")]));
-    // One that goes lets the round rest, and the refused one stays.
+    // An accepted eviction starts the cooldown, and the refused pod stays.
     let now = rig.now();
     rig.agent.evicted(&found[0], now);
     assert!(first(&mut rig, BUSY, 10).1.is_empty());

@@ -1,10 +1,10 @@
-//! The pressure guard, from the services' files to the levers' files and back.
+//! Tests of the pressure guard, from the services' files to the levers' files.
 
 use super::*;
 use crate::qos::guard::NAME;
 use koord_host::fake::Attempt;
 
-/// What takes the harm away.
+/// Lever that removes the harm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cure {
     /// `cpu.idle` of the batch pod.
@@ -13,7 +13,7 @@ enum Cure {
     Partition,
     /// A quota of at most two and a half cores.
     Quota,
-    /// Nothing.
+    /// No lever helps.
     None,
 }
 
@@ -28,7 +28,7 @@ impl Rig {
         class.cpuset().unwrap().unwrap().to_string()
     }
 
-    /// Returns a second in which the service suffers unless the levers say otherwise.
+    /// Runs a second in which the service is harmed unless the levers prevent it.
     fn suffer(&mut self, cure: Cure) -> TickOutcome {
         let quota = self.quota();
         let cores = match quota {
@@ -53,7 +53,7 @@ impl Rig {
         })
     }
 
-    /// Until the levers stand as `wanted`; returns the seconds it took.
+    /// Runs until the levers are as `wanted`; returns the number of seconds.
     fn until(&mut self, cure: Cure, wanted: impl Fn(&Self) -> bool) -> u64 {
         for second in 1..300 {
             self.suffer(cure);
@@ -119,7 +119,7 @@ fn harm_is_answered_by_the_cheapest_lever_that_helps() {
     assert_eq!(service.held[0].lever, "cpu.idle");
     assert!(service.last.as_ref().unwrap().helped);
     assert_eq!(guard.services.len(), 1, "batch pods are no services");
-    // The node's report says it, too.
+    // The node's report contains it, too.
     let now = rig.now();
     let report = rig
         .agent
@@ -147,19 +147,19 @@ fn where_only_a_partition_helps_batch_work_keeps_off() {
     for path in ["/podbe", "/podbe/c1"] {
         assert_eq!(cpus_of(&rig, path), "2-3");
     }
-    // It is let go, the harm comes back, and so does the partition.
+    // The lever is released, the harm returns, and so does the partition.
     rig.until(Cure::Partition, |rig| {
         rig.guard_entry_count("Confirmed") == 1
     });
     assert_eq!(rig.class_cpus(), "2-3");
-    // Without harm it goes.
+    // Without harm the lever is released.
     rig.calm(60);
     assert_eq!(rig.class_cpus(), "0-3");
     assert_eq!(rig.guard_entry_count("Over"), 1);
     assert!(rig.refused_writes().is_empty());
 }
 
-/// The cap also comes down where pods in the class have limits, whose quotas go meanwhile.
+/// The cap is also lowered if pods in the class have limits; their quotas are lifted meanwhile.
 #[test]
 fn cap_settles_below_the_harmful_level() {
     let mut rig = guarded();
@@ -204,7 +204,7 @@ fn harm_not_caused_by_batch_work_restricts_it_little() {
     assert!(guard.services[0].muted_seconds.is_some());
 }
 
-/// Whatever lever an experiment holds, it is let go when the service is gone.
+/// A lever held by an experiment is released when the service is removed.
 #[test]
 fn removed_service_ends_the_experiment() {
     let pulled = |rig: &Rig| (rig.is_idle(), rig.class_cpus() != "0-3", rig.quota() != -1);
@@ -221,7 +221,7 @@ fn removed_service_ends_the_experiment() {
     }
 }
 
-/// Batch work that ends in the middle of one, with its groups.
+/// Batch pods are removed with their groups during an experiment.
 #[test]
 fn removed_batch_pods_during_an_experiment_cause_no_error() {
     let mut rig = guarded();
@@ -255,7 +255,7 @@ fn a_clean_stop_lets_go_of_every_lever() {
     }
 }
 
-/// An agent that starts anew knows nothing of levers that a killed one held, and undoes them.
+/// A started agent does not know of levers that a killed one held, and releases them.
 #[test]
 fn restarted_agent_releases_levers_of_a_killed_one() {
     for cure in [Cure::Idle, Cure::Partition, Cure::Quota] {
@@ -292,8 +292,8 @@ fn the_node_can_be_switched_to_upstreams_policy_and_back() {
     assert_eq!(rig.agent.fast_pace(), None);
 }
 
-/// A service without pressure files is judged by the delay of its threads, and one that its own limit
-/// holds up blames nobody.
+/// A service without pressure files is judged by its threads' run delay. A service throttled by its own limit
+/// is not counted as harmed.
 #[test]
 fn throttling_by_own_limit_is_ignored() {
     let mut rig = Rig::new();
@@ -321,7 +321,7 @@ fn throttling_by_own_limit_is_ignored() {
     assert!(guard.services[0].value < 0.05, "{guard:?}");
 }
 
-/// Those who pull the levers may be due more often than the guard.
+/// The strategies that apply the levers may run more often than the guard.
 #[test]
 fn levers_stand_while_the_guard_is_not_due() {
     let settings = Settings {
@@ -339,7 +339,7 @@ fn levers_stand_while_the_guard_is_not_due() {
     }
 }
 
-/// The service waits for memory unless pages were taken from batch work in the second before.
+/// The service waits for memory unless pages of batch pods were reclaimed in the previous second.
 #[test]
 fn memory_stalls_trigger_reclaim_from_batch_pods() {
     const MIB: i64 = 1 << 20;
@@ -380,7 +380,7 @@ fn memory_stalls_trigger_reclaim_from_batch_pods() {
     let guard = rig.agent.guard.clone().unwrap();
     assert!(guard.levers.contains(&"memory reclaim".to_owned()));
     assert!(used(&rig) < start - 100 * MIB);
-    // Without stalls it ends.
+    // Without stalls the reclaim ends.
     for _ in 0..120 {
         second(&mut rig, false);
     }
@@ -389,7 +389,7 @@ fn memory_stalls_trigger_reclaim_from_batch_pods() {
         assert_eq!(second(&mut rig, false), 0);
     }
     assert_eq!(used(&rig), remaining);
-    // It asked for 1 GiB: that stays.
+    // The pod requested 1 GiB, which is kept.
     rig.tree
         .feed(&batch, Resource::MemoryUsage, &format!("{}\n", 1034 * MIB))
         .unwrap();

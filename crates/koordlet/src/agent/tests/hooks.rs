@@ -38,7 +38,7 @@ impl Rig {
         self.tree.raw(&group, Resource::CpuBvtWarp).unwrap()
     }
 
-    /// A process with these attributes in a group.
+    /// Creates a process with these attributes in a group.
     fn process(&self, group: &str, pid: u32) {
         let group = CgroupPath::new(group).unwrap();
         let procs = self.tree.root().cgroup(&group).procs().unwrap();
@@ -65,7 +65,7 @@ impl Rig {
     }
 }
 
-/// Returns a pod of `qos` with one container and these notes.
+/// Returns a pod of `qos` with one container and these annotations.
 fn noted(name: &str, qos: &str, resources: serde_json::Value, notes: serde_json::Value) -> Pod {
     let mut pod = pod(name, qos, resources);
     pod.metadata.annotations = serde_json::from_value(notes).unwrap();
@@ -98,7 +98,7 @@ fn reconciles_are_counted_by_level_and_file() {
     };
     let first = counted(&rig);
     assert_eq!(first, 1, "that of the batch pod");
-    // Looked at again at the reconcile interval, changed or not.
+    // Checked again after the reconcile interval, changed or not.
     for _ in 0..10 {
         rig.step(BUSY);
     }
@@ -138,7 +138,7 @@ fn containers_and_sandboxes_run_on_their_cpus() {
     ] {
         assert_eq!(rig.cpus(path), want, "{path}");
     }
-    // A foreign write stands until the interval is over …
+    // A foreign write stays until the interval is over …
     let foreign: CpuSet = "1".parse().unwrap();
     let group = CgroupPath::new("kubepods/podlsr/c1").unwrap();
     let container = rig.tree.root().cgroup(&group);
@@ -218,7 +218,7 @@ fn group_identity_reaches_every_group_and_goes_again() {
             "resourceQOSStrategy": {"lsClass": class(2), "beClass": class(-1)},
             "hostApplications": [{"name": "worker", "qos": "BE"}]})
     };
-    // Nothing is asked for, and the switch is off: nothing is touched.
+    // Nothing is configured and the switch is off, so nothing is changed.
     rig.slo(slo(false));
     rig.pass();
     assert_eq!(sysctl(&rig, Sysctl::SchedCore), "1");
@@ -377,7 +377,7 @@ fn groups_of_unknown_containers_keep_their_cpus() {
         ("kubepods/burstable/podls/late", "0-3"),
         ("kubepods/burstable/podkata/c1", "0-3"),
         ("kubepods/burstable/podkata/pause", "0-3"),
-        // Suppression's business.
+        // Set by CPU suppression.
         ("kubepods/besteffort/podbe/c1", "0-3"),
     ] {
         assert_eq!(rig.cpus(path), want, "{path}");

@@ -1,4 +1,4 @@
-//! What is measured and published, end to end.
+//! Measured and published values, end to end.
 
 use super::*;
 use crate::collect::cpi::Counts;
@@ -31,7 +31,7 @@ fn memory_policy_applies_to_node_and_pods_not_to_system() {
         rig.step(BUSY);
     }
     let with = json!({"nodeMemoryCollectPolicy": "usageWithPageCache"});
-    // Only what was asked for is kept: the first report of another policy knows no pods.
+    // Only requested values are kept: the first report of another policy has no pods.
     assert!(rig.report(with.clone()).pods_metric.is_empty());
     for _ in 0..10 {
         rig.step(BUSY);
@@ -46,7 +46,7 @@ fn memory_policy_applies_to_node_and_pods_not_to_system() {
     );
     assert_eq!(info["systemUsage"]["resources"]["memory"], "1Gi");
     for policy in ["usageWithoutPageCache", "usageWithHotPageCache"] {
-        // Without kidled nobody knows what is hot.
+        // Without kidled, hot pages are unknown.
         let status = rig.report(json!({"nodeMemoryCollectPolicy": policy}));
         assert_eq!(memory_of_pods(&status), ["2Gi", "1Gi"], "{policy}");
     }
@@ -111,7 +111,7 @@ fn perf_counts_are_kept_per_container() {
 fn unsupported_collector_is_reported_and_stops() {
     let mut settings = Settings::default();
     settings.gates.set(Gate::CPICollector, true);
-    // Groups of the fake tree are no groups to perf_event_open.
+    // perf_event_open cannot use the groups of the fake tree.
     let rig = Rig::with(settings);
     let row = || {
         let mut rows = rig.agent.collectors().into_iter();
@@ -231,7 +231,7 @@ fn host_applications_are_reported_and_are_no_part_of_the_system() {
     assert_eq!(status.pods_metric.len(), 2);
 }
 
-/// A container without a limit cannot be throttled: CPU burst asks nothing of it.
+/// A container without a limit cannot be throttled, so CPU burst ignores it.
 #[test]
 fn burst_ignores_containers_without_limits() {
     let mut rig = Rig::new();
@@ -292,14 +292,14 @@ fn burst_ignores_containers_without_limits() {
     }
 }
 
-/// The system's use is the node's less that of pods and of host applications.
+/// The system's usage is the node's minus that of pods and host applications.
 #[test]
 fn system_usage_excludes_host_applications() {
     let mut rig = Rig::new();
     let group = rig.tree.group("host-latency-sensitive/nginx").unwrap();
     rig.slo(json!({"hostApplications": [{"name": "nginx", "qos": "LS"}]}));
     for second in 1..=70_u64 {
-        // A tenth of a core, which is all that pods leave.
+        // A tenth of a core, the remainder after the pods' usage.
         let usage = format!("{}\n", second * 100_000_000);
         rig.tree
             .feed(&group, Resource::CpuacctUsage, &usage)

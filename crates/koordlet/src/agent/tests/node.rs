@@ -1,4 +1,4 @@
-//! Memory QoS and settings of the machine.
+//! Tests of memory QoS and machine settings.
 
 use super::*;
 
@@ -66,7 +66,7 @@ fn memory_is_protected_from_the_top_down_on_v2() {
         memory(&rig, &rig.batch.clone())[..2],
         protected(0, 0, 0)[..2]
     );
-    // Off again: nothing is protected any more, and nothing was refused on the way.
+    // Disabled: protection is removed, and no write was refused on the way.
     rig.slo(json!({"resourceQOSStrategy": {"lsClass": {"memoryQOS": {"enable": false}}}}));
     rig.pass();
     assert_eq!(memory(&rig, &container), protected(0, 0, i64::MAX));

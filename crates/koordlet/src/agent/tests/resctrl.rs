@@ -1,4 +1,4 @@
-//! Shares of cache and bandwidth on a resctrl that refuses what the kernel refuses.
+//! Shares of cache and bandwidth on a resctrl that refuses the same writes as the kernel.
 
 use super::*;
 use koord_host::fake::ResctrlHardware;
@@ -25,7 +25,7 @@ fn rig_with(hardware: &ResctrlHardware, vendor: &str, settings: Settings) -> Rig
     rig
 }
 
-/// Threads that run in a group; the first one ends before anybody can move it.
+/// Adds threads to a group; the first one ends before it can be moved.
 fn threads(rig: &Rig, group: &CgroupPath, ids: [u32; 3]) {
     let container = group.join("c1").unwrap();
     let text = ids.map(|id| format!("{id}\n")).concat();
@@ -46,7 +46,7 @@ fn tasks(rig: &Rig, name: &str) -> Option<Vec<u32>> {
     resctrl::tasks(rig.tree.root(), &group).unwrap()
 }
 
-/// What was refused, but for the threads that are gone.
+/// Returns the refused writes, except those for ended threads.
 fn refused(rig: &Rig) -> Vec<String> {
     let writes = rig.tree.writes().into_iter();
     let ended = [70, 80].map(|id: u32| id.to_string());
@@ -95,7 +95,7 @@ fn classes_have_their_shares_on_every_vendor() {
         }
         assert_eq!(tasks(&rig, "BE").unwrap(), [71, 72], "{vendor}");
         assert_eq!(tasks(&rig, "LS").unwrap(), [81, 82], "{vendor}");
-        // Somebody else's values do not last.
+        // Foreign values are overwritten.
         let root = rig.tree.root();
         let target = koord_host::Target::Resctrl {
             group: "BE".parse().unwrap(),
@@ -133,7 +133,7 @@ fn too_few_groups_are_survived() {
     );
 }
 
-/// An order of the pressure guard. Here its own row is off, so that the order stands.
+/// Sets a target of the pressure guard. Its own row is disabled here, so the target stays.
 fn order(rig: &mut Rig, bandwidth: Option<i64>) {
     rig.agent.strategies.order(crate::qos::guard::LeverTargets {
         bandwidth,
@@ -180,12 +180,12 @@ fn the_guards_order_narrows_bandwidth_at_once_and_is_taken_back() {
                 .any(|e| e.message.contains("a/b suffers; 20 %")),
             "{entries:#?}"
         );
-        // It stands, also when every file is looked at again.
+        // It stays, also when every file is checked again.
         for _ in 0..15 {
             rig.step(BUSY);
             assert_eq!(bandwidth(&rig), narrowed, "{vendor}");
         }
-        // It is never wider than what is configured.
+        // It never exceeds the configured value.
         order(&mut rig, Some(90));
         rig.step(BUSY);
         assert_eq!(bandwidth(&rig), configured, "{vendor}");
@@ -200,7 +200,7 @@ fn the_guards_order_narrows_bandwidth_at_once_and_is_taken_back() {
     }
 }
 
-/// A limit on a group without threads would do nothing.
+/// A limit on a group without threads would have no effect.
 #[test]
 fn batch_threads_are_moved_when_the_guard_limits_the_group() {
     let mut rig = without_guard(&ResctrlHardware::intel(), "GenuineIntel");

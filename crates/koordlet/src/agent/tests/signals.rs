@@ -1,4 +1,4 @@
-//! Signals of harm through memory bandwidth, from what is counted to what the guard says it sees.
+//! Signals of harm through memory bandwidth, from the counters to the guard's output.
 
 use super::*;
 use crate::collect::cpi::Counts;
@@ -7,7 +7,7 @@ use crate::collect::work::tests::Sent;
 use crate::qos::guard::NAME;
 use koord_model::guard::Signal;
 
-/// Returns an agent whose counts of packets are made up here.
+/// Returns an agent with simulated packet counts.
 fn counted() -> (Rig, Sent) {
     let mut rig = Rig::new();
     let sent = Sent::default();
@@ -59,7 +59,7 @@ fn service_with_late_packets_enables_the_signal_permanently() {
         signals.contains(&Signal::CpuPerWork.to_string()),
         "{signals:?}"
     );
-    // The service pauses: nothing is said, nothing is taken back.
+    // The service pauses: nothing is reported, and no signal is withdrawn.
     for _ in 0..30 {
         rig.step(BUSY);
     }

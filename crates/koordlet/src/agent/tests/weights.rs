@@ -1,4 +1,4 @@
-//! Weights of cgroup v2, which container runtimes write by one of two formulas.
+//! Weights of cgroup v2, which container runtimes compute by one of two formulas.
 
 use super::*;
 
@@ -23,8 +23,8 @@ fn rig_with(path: &str, weight: &str) -> Rig {
     rig
 }
 
-/// Public reports opencontainers/runc#4772 and kubernetes/kubernetes#131216: 2,048 shares are weight
-/// 79 by the older formula and 174 by the one of runc 1.3.2 and crun 1.23.
+/// Covers opencontainers/runc#4772 and kubernetes/kubernetes#131216: 2,048 shares are weight 79 by the older
+/// formula and 174 by that of runc 1.3.2 and crun 1.23.
 #[test]
 fn weight_of_current_runtime_is_left_and_used() {
     let be = "kubepods/besteffort/podbe/c1";
@@ -32,7 +32,7 @@ fn weight_of_current_runtime_is_left_and_used() {
     for (path, weight, expected) in [
         (be, "174", ["174", "174"]),
         (be, "79", ["79", "79"]),
-        // What other containers on the node have says how the runtime converts.
+        // Weights of other containers show which formula the runtime uses.
         (ls, "303", ["174", "174"]),
         (ls, "157", ["79", "79"]),
         (ls, "100", ["79", "79"]),
@@ -54,7 +54,7 @@ fn weight_of_current_runtime_is_left_and_used() {
     }
 }
 
-/// A weight that is that of the new request by the other formula is still the old request's.
+/// A weight that equals that of the new request by the other formula still belongs to the old request.
 #[test]
 fn weight_follows_a_request_that_changes() {
     let mut rig = Rig::on(Tree::v2("0-3").unwrap(), Settings::default());

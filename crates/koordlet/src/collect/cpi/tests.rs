@@ -33,7 +33,7 @@ fn collector(root: &Root, states: Arc<States>) -> (CpiCollector, prometheus::Reg
     (job, registry)
 }
 
-/// Removes the group, and whatever runs below it.
+/// Removes the group and everything below it on drop.
 struct TestGroup(Cgroup);
 
 impl Drop for TestGroup {
@@ -47,8 +47,8 @@ impl Drop for TestGroup {
     }
 }
 
-/// The real tree and the real system call, with two events of the kernel's own in the place of those
-/// of the processor.
+/// Uses the real tree and the real system call, with two of the kernel's software events in place of those of
+/// the processor.
 #[test]
 fn containers_take_turns_in_windows() {
     let root = Root::system().unwrap();
@@ -60,7 +60,7 @@ fn containers_take_turns_in_windows() {
         skip("cgroup-write", "the cgroup tree cannot be written");
         return;
     }
-    // One that the runtime has not made a group for yet.
+    // A container whose group the runtime has not created yet.
     let (mut job, registry) = collector(&root, states(&top, &["busy", "new", "quiet"]));
     job.events = [Event::TaskClock, Event::ContextSwitches];
     job.descriptors = 1;
@@ -88,7 +88,7 @@ fn containers_take_turns_in_windows() {
     assert_eq!((job.open.len(), job.every()), (1, WINDOW));
     assert!(job.facts.cpi.load().is_none(), "one is still to come");
     job.round().unwrap();
-    // The pause, in which nothing is held open.
+    // The pause, in which no descriptor is held open.
     assert_eq!((job.open.len(), job.every()), (0, EVERY));
     let cpi = job.facts.cpi.load_full().unwrap();
     assert_eq!((cpi.0, cpi.1.len()), (1, 2));
@@ -123,12 +123,12 @@ fn containers_take_turns_in_windows() {
     assert!(row("koord://busy", "cycles") >= milli as f64);
     assert_eq!(row("koord://quiet", "instructions"), 0.0);
 
-    // Nor is there a pause while the guard watches.
+    // No pause while the guard watches.
     job.facts.watched.store(true, Ordering::Relaxed);
     assert_eq!(job.every(), Duration::ZERO);
     job.facts.watched.store(false, Ordering::Relaxed);
 
-    // With descriptors for all, all at once.
+    // With enough descriptors, all are counted at once.
     job.descriptors = DESCRIPTORS;
     job.round().unwrap();
     assert_eq!(job.open.len(), 2);

@@ -37,7 +37,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// Puts threads into the container `c` of a pod.
+    /// Adds threads to the container `c` of a pod.
     fn threads(&self, n: u64, ids: &[u32]) {
         let group = self.tree.group(&format!("kubepods/pod{n}/c")).unwrap();
         let text: String = ids.iter().map(|id| format!("{id}\n")).collect();
@@ -51,7 +51,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// Samples a second later and returns what that took.
+    /// Samples one second later and returns the cost.
     fn sample(&mut self) -> PressureCost {
         self.now += SECOND;
         let before = self.pressure.cost();
@@ -96,7 +96,7 @@ fn a_pod_without_psi_falls_back_alone() {
     f.sample();
     assert_eq!(f.pressure.share(1), Some((0.25, Signal::CpuStall)));
     assert_eq!(f.pressure.share(2), Some((0.4, Signal::RunQueue)));
-    // The file appears: the signal changes, and begins anew.
+    // The file appears: the signal changes and starts over.
     f.psi(2, 7);
     f.now += 10 * SECOND;
     f.sample();
@@ -104,7 +104,7 @@ fn a_pod_without_psi_falls_back_alone() {
     f.psi(2, 500_007);
     f.sample();
     assert_eq!(f.pressure.share(2), Some((0.5, Signal::CpuStall)));
-    // And goes with the group.
+    // It is removed with the group.
     f.tree.vanish(&f.pod(2)).unwrap();
     f.sample();
     assert_eq!(f.pressure.share(2), None);
@@ -124,7 +124,7 @@ fn a_steady_pod_costs_one_read_per_thread() {
         }
         f.follow(&[1, 2]);
         let first = f.sample();
-        // Per pod: one look for PSI, three threads; two groups of two files or folders each.
+        // Per pod: one open for PSI, three threads; two groups of two files or directories each.
         assert_eq!((first.opens, first.reads, first.lists), (8, 6, 8));
         for _ in 0..9 {
             let steady = f.sample();
@@ -158,7 +158,7 @@ fn the_number_of_threads_read_is_bounded() {
     f.threads(9, &[7]);
     f.thread(7, 0, 0);
     f.follow(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
-    // Nothing is known of the busy one, which is not among the first.
+    // The busy one is unknown at first, because it is not among the first.
     let mut busy = 0;
     let mut found_at = None;
     for second in 1..40 {
@@ -214,7 +214,7 @@ fn fast_lane_detects_peaks_within_a_second() {
     fixture.sample();
     let mut total = 0;
     for step in 1..=10_u64 {
-        // Held up for 80 of 100 ms, once in the second.
+        // Stalled for 80 of 100 ms, once in the second.
         total += if step == 4 { 80_000 } else { 0 };
         fixture.psi(1, total);
         let now = fixture.now + step * SECOND / 10;
@@ -231,7 +231,7 @@ fn fast_lane_detects_peaks_within_a_second() {
     assert_eq!(fixture.pressure.peak_of(1), None);
 }
 
-/// 16 files per step of 100 ms; no step is longer than five of these.
+/// The fast lane reads 16 files per step of 100 ms; a step lasts at most five times as long.
 #[test]
 fn fast_lane_slows_down_with_many_services() {
     for (pods, pace) in [(0, 1), (1, 1), (16, 1), (17, 2), (74, 5), (300, 5)] {
@@ -250,7 +250,7 @@ fn fast_lane_slows_down_with_many_services() {
         f.now += SECOND;
         f.pressure.sample_fast(f.now, &mut f.scratch);
         assert_eq!(f.pressure.cost().reads - before, pods);
-        // What it read is not read again; of memory and IO one is read, or both.
+        // Files that it has read are not read again; of memory and IO one is read, or both.
         let other_files = if pace == 1 { 2 } else { 1 };
         f.now -= SECOND;
         assert_eq!(f.sample().reads, other_files * pods, "{pods} pods");
@@ -262,7 +262,7 @@ fn fast_lane_slows_down_with_many_services() {
     }
 }
 
-/// On a node with many services each of the two is a share of the last two seconds.
+/// On a node with many services, each of the two is an average over the last two seconds.
 #[test]
 fn memory_and_io_stalls_alternate_on_nodes_with_many_services() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
@@ -290,7 +290,7 @@ fn memory_and_io_stalls_alternate_on_nodes_with_many_services() {
     assert_eq!(stalls[6..], [(Some(0.2), Some(0.3)); 6]);
 }
 
-/// A group that goes is noticed, also while the fast lane reads it.
+/// A removed group is noticed, also while the fast lane reads it.
 #[test]
 fn pod_that_fast_lane_cannot_read_is_searched_again() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());
@@ -298,7 +298,7 @@ fn pod_that_fast_lane_cannot_read_is_searched_again() {
     f.follow(&[1]);
     f.sample();
     f.psi(1, 250_000);
-    // A quarter second early: the share is that of the time between the readings.
+    // A quarter second early: the share covers the time between the readings.
     f.pressure
         .sample_fast(f.now + 3 * SECOND / 4, &mut f.scratch);
     f.sample();
@@ -315,7 +315,7 @@ fn pod_that_fast_lane_cannot_read_is_searched_again() {
     assert_eq!(f.pressure.share(1), Some((0.5, Signal::CpuStall)));
 }
 
-/// A restarted pod's group is another one: its file is looked for at once, not when its turn comes.
+/// A restarted pod has a new group: its file is opened at the next sample, not in turn.
 #[test]
 fn recreated_cgroup_is_found_at_the_next_sample() {
     let mut f = Fixture::new(Tree::hybrid("0-3").unwrap(), Limits::default());

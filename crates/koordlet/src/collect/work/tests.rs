@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What a group sent, by its path; a group that is not in here is not there.
+/// Packets sent by each group. Groups that are not in the map do not exist.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sent(Arc<Mutex<FxHashMap<CgroupPath, u64>>>);
 
@@ -32,7 +32,7 @@ impl PacketSource for Sent {
     }
 }
 
-/// Refuses everything.
+/// A source that refuses every group.
 #[derive(Debug)]
 struct Refuses;
 
@@ -70,7 +70,7 @@ impl Fixture {
             .follow(groups.iter().map(|(n, group)| (*n, group)));
     }
 
-    /// A second later, in which every pod used so many cores.
+    /// Samples one second later, in which every pod has used `cores` cores.
     fn sample(&mut self, cores: f64) {
         self.now += SECOND;
         self.work.sample(self.now, |_| Some(cores)).unwrap();
@@ -147,7 +147,7 @@ fn a_group_that_comes_and_goes_is_tried_again() {
     f.sent.0.lock().clear();
     f.sample(1.0);
     assert_eq!(f.work.cpu_per_packet(1), None);
-    // It was made anew and counts from 0.
+    // The recreated group counts from 0.
     f.sent.set(&group(1), 100);
     f.sample(1.0);
     f.sample(1.0);
@@ -198,7 +198,7 @@ fn missing_ebpf_support_is_reported_and_not_retried() {
     assert!(matches!(off.stage, Stage::Off));
 }
 
-/// Directories that are no groups cannot be attached to, whatever this kernel has.
+/// eBPF cannot be attached to ordinary directories, on any kernel.
 #[test]
 fn fake_tree_counts_no_packets_and_reports_it() {
     let tree = Tree::hybrid("0-3").unwrap();

@@ -1,10 +1,10 @@
-//! Machines of many shapes, from the kernel's files to the object in the API server.
+//! Various machines, from the kernel's files to the object in the API server.
 
 use super::published::Fixture;
 use super::*;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 
-/// `name costs: resource capacity/allocatable/available` of each zone.
+/// Formats each zone as `name costs: resource capacity/allocatable/available`.
 fn text(object: &NodeResourceTopology) -> Vec<String> {
     let zones = object.spec.zones.iter().map(|zone| {
         let costs = zone.costs.iter();
@@ -34,7 +34,7 @@ fn text(object: &NodeResourceTopology) -> Vec<String> {
     zones.collect()
 }
 
-/// Returns a kubelet that keeps `reserved` CPUs of `cpus` and nothing of the memory, GiB by NUMA node.
+/// Returns a kubelet that reserves `reserved` CPUs of `cpus` and no memory; memory is in GiB by NUMA node.
 fn lists(
     cpus: i64,
     reserved: &[i64],
@@ -52,7 +52,7 @@ fn lists(
     }
 }
 
-/// Writes what the machine and `kubelet` say, twice, and is what is there.
+/// Reports the machine and `kubelet` twice, and returns the zones of the object.
 async fn reported(fixture: &Fixture, kubelet: Kubelet) -> Vec<String> {
     *fixture.kubelet.0.lock() = kubelet;
     assert_eq!(fixture.once().await, Ok(Published::Written));
@@ -61,7 +61,7 @@ async fn reported(fixture: &Fixture, kubelet: Kubelet) -> Vec<String> {
     text(&object)
 }
 
-/// A kubelet as it is without settings: it has no CPU manager and no memory manager, and lists nothing.
+/// A kubelet with default settings has no CPU manager and no memory manager, and lists nothing.
 #[tokio::test]
 async fn kubelet_without_managers_has_allocatable_zones() {
     let fixture = Fixture::new().await;
@@ -104,7 +104,7 @@ async fn four_sockets_with_huge_pages() {
         ..ContainerResources::default()
     };
     let mut kubelet = lists(8, &[0], &[(0, 4), (1, 4), (2, 4), (3, 2)], container);
-    // One of two pages is kept back.
+    // One of two pages is reserved.
     kubelet.allocatable.memory.push(pages(1, 3));
     assert_eq!(
         reported(&fixture, kubelet).await,
@@ -147,7 +147,7 @@ async fn eight_numa_nodes() {
     }
 }
 
-/// Two sockets that are split in two each, CPUs numbered thread by thread.
+/// Two sockets of two NUMA nodes each, CPUs numbered thread by thread.
 #[tokio::test]
 async fn sub_numa_clusters() {
     let fixture = Fixture::new().await;
@@ -175,7 +175,7 @@ async fn sub_numa_clusters() {
     );
 }
 
-/// NUMA node 2 is memory alone, number 3 is not there, and 4 is a device's, which is no zone.
+/// NUMA node 2 has only memory, number 3 does not exist, and 4 is a device's, which is not a zone.
 #[tokio::test]
 async fn memory_that_has_no_cpus() {
     let fixture = Fixture::new().await;
@@ -205,7 +205,7 @@ async fn memory_that_has_no_cpus() {
     );
 }
 
-/// This machine, whatever it is, with a kubelet that gave away one CPU and half a NUMA node's memory.
+/// This machine, with a kubelet that has assigned one CPU and half of a NUMA node's memory.
 #[tokio::test]
 async fn this_machine_is_reported_whole() {
     let mut fixture = Fixture::new().await;

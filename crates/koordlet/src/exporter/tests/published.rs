@@ -1,5 +1,5 @@
-//! What an exporter makes of the node's NodeResourceTopology, in the embedded API server and with the
-//! rights of the manifests.
+//! The exporter and the node's NodeResourceTopology, in the embedded API server with the permissions of the
+//! manifests.
 
 use super::*;
 use k8s_openapi::api::core::v1::Event;
@@ -26,7 +26,7 @@ pub(super) struct Fixture {
     refused: Arc<Mutex<BTreeSet<String>>>,
     used: Arc<Mutex<BTreeSet<String>>>,
     dir: tempfile::TempDir,
-    /// Where the exporter looks for the kernel's files: below `dir`.
+    /// Root of the kernel's files, below `dir`.
     pub(super) root: Root,
     pub(super) kubelet: Shared,
     registry: Registry,
@@ -103,7 +103,7 @@ impl Fixture {
              cpuManagerPolicy: static\nmemoryManagerPolicy: Static\n",
         );
         fixture.give(&[("pod1", &[1, 2])]);
-        // As long as the world.
+        // Lives as long as the fixture.
         drop(serve(
             fixture.kubelet.clone(),
             &fixture.path("kubelet.sock"),
@@ -122,7 +122,7 @@ impl Fixture {
         std::fs::write(path, text).unwrap();
     }
 
-    /// The kernel's files of these NUMA nodes, each with number, CPUs, GiB of memory and distances.
+    /// Writes the kernel's files of these NUMA nodes, each with number, CPUs, GiB of memory and distances.
     pub(super) fn machine(&self, online: &str, nodes: &[(u32, &str, u64, &str)]) {
         self.put("sys/devices/system/node/online", &format!("{online}\n"));
         for (node, cpus, gib, distances) in nodes {
@@ -135,7 +135,7 @@ impl Fixture {
         }
     }
 
-    /// Pods with these CPUs, and only those.
+    /// Sets the listed pods and their CPUs.
     fn give(&self, pods: &[(&str, &[i64])]) {
         let pods = pods.iter().map(|(name, cpus)| {
             let container = ContainerResources {
@@ -177,7 +177,7 @@ impl Fixture {
         Exporter::new(settings, root, client, recorder, metrics)
     }
 
-    /// Looks and writes once.
+    /// Scans and writes once.
     pub(super) async fn once(&self) -> Result<Published, String> {
         let exporter = self.exporter(self.settings());
         exporter.once().await.map_err(|error| error.to_string())
@@ -191,7 +191,7 @@ impl Fixture {
         self.api().get(NODE).await.unwrap()
     }
 
-    /// Does something, and waits until it was looked at.
+    /// Runs `cause`, and waits for the scan with this result.
     async fn trigger_scan(&self, cause: impl Fn(), result: &str) {
         let scans = "koord_topology_exporter_scans_total";
         let before = self.counted(scans, result);
@@ -257,7 +257,7 @@ fn the_manifests_flags_are_flags() {
     assert!(is_mounted(Path::new("/host-kubelet-config.yaml")));
 }
 
-/// What is free of CPUs in each zone.
+/// Returns the free CPUs of each zone.
 fn free(object: &NodeResourceTopology) -> Vec<i64> {
     let zones = object.spec.zones.iter();
     let cpus = zones.filter_map(|zone| zone.resources.iter().find(|it| it.name == "cpu"));
@@ -341,7 +341,7 @@ async fn publish_keeps_content_of_other_writers() {
     assert_eq!(notes["node.koordinator.sh/cpu-topology"], "{}");
 }
 
-/// As nfd-topology-updater writes it.
+/// The object as nfd-topology-updater writes it.
 #[tokio::test]
 async fn zones_of_another_exporter_are_not_overwritten() {
     let fixture = Fixture::new().await;
@@ -370,7 +370,7 @@ async fn zones_of_another_exporter_are_not_overwritten() {
     assert_eq!(free(&fixture.object().await), [2, 4]);
 }
 
-/// What koordlet wrote before it was told to export.
+/// Zones written by koordlet before its exporter was enabled.
 #[tokio::test]
 async fn agent_exporter_takes_over_the_agents_zones() {
     let fixture = Fixture::new().await;
@@ -384,7 +384,7 @@ async fn agent_exporter_takes_over_the_agents_zones() {
     let api = fixture.api();
     let apply = Patch::Apply(&object);
     api.patch(NODE, &before, &apply).await.unwrap();
-    // Another process of the exporter cannot know whether the agent goes on.
+    // A standalone exporter cannot know whether the agent continues to run.
     assert!(fixture.once().await.is_err());
     let settings = Settings {
         take_over: TakeOver::From(crate::node_topology::FIELD_MANAGER),
@@ -467,7 +467,7 @@ async fn excluded_resources_and_disabled_publication() {
     assert_eq!(attribute(&object, "nodeTopologyPodsFingerprint"), None);
 }
 
-/// The hour between two looks does not pass: all of this is asked for.
+/// The interval of an hour does not pass: all scans are triggered.
 #[tokio::test]
 async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
     let fixture = Fixture::new().await;
@@ -503,7 +503,7 @@ async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
     for (at, place) in places.into_iter().enumerate() {
         let used: Vec<i64> = (4..5 + i64::try_from(at).unwrap()).collect();
         fixture.give(&[("pod1", &[1, 2]), ("pod2", &used)]);
-        // As the kubelet does it.
+        // The kubelet replaces files in this way.
         fixture.put(&format!("kubelet/{place}.new"), "{}");
         std::fs::rename(
             fixture.path(&format!("kubelet/{place}.new")),
@@ -516,7 +516,7 @@ async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
     let writes = "koord_topology_exporter_writes_total";
     assert_eq!(fixture.counted(writes, "ok"), 4);
 
-    // Looked at again, with nothing new: nothing is written.
+    // Scanned again without changes: nothing is written.
     fixture
         .trigger_scan(|| fixture.put("kubelet/cpu_manager_state", "{}"), "ok")
         .await;
@@ -535,7 +535,7 @@ async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
     assert_eq!(free(&second), [2, 1]);
     assert_ne!(second.metadata.uid, first);
 
-    // What makes no sense is told once.
+    // Contradictory lists are reported once.
     fixture.give(&[("pod1", &[1, 2]), ("pod2", &[2])]);
     for _ in 0..2 {
         fixture
@@ -568,7 +568,7 @@ async fn changes_trigger_scans_and_a_deleted_report_is_recreated() {
     assert_eq!(node_events, [(Some("TopologyNotPublished"), Some(1))]);
     fixture.stop.cancel();
     running.await.unwrap();
-    // All that the manifests give is used.
+    // Every permission of the manifests is used.
     let granted: BTreeSet<String> = [
         "create events",
         "create noderesourcetopologies.topology.node.k8s.io",

@@ -50,7 +50,7 @@ impl Rig {
         }
     }
 
-    /// One second on; applies what was decided.
+    /// Advances one second and applies the decision.
     fn step(&mut self) -> SuppressPlan {
         self.now_ms += 1000;
         let outcome = self.strategy.plan(&SuppressInput {
@@ -97,7 +97,7 @@ fn upstream_quota() {
         outcome.writes[0].verbosity, 1,
         "the first application is important"
     );
-    // Services leave: the limit grows by a tenth of the node per step.
+    // Services end: the limit grows by a tenth of the node per step.
     rig.usage = Usage {
         node: 3_000,
         pods: 3_000,
@@ -165,7 +165,7 @@ fn upstream_cpuset_and_change_of_policy() {
     assert_eq!(rig.quota, QUOTA_OFF);
     assert_eq!(outcome.writes[0].reason, RECOVER);
     assert!(rig.step().writes.is_empty());
-    // Once: from now on the files are somebody else's.
+    // Restored once; later values belong to other programs.
     rig.quota = 99_000;
     assert!(rig.step().writes.is_empty());
 }
@@ -177,7 +177,7 @@ fn a_recovery_that_failed_is_tried_again() {
     rig.slo.enabled = false;
     rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
-    // The kernel refused.
+    // The kernel refused the write.
     rig.quota = 120_000;
     rig.step();
     assert_eq!(rig.quota, QUOTA_OFF);
@@ -191,7 +191,7 @@ fn without_settings_an_earlier_limit_stays() {
     assert!(rig.step().writes.is_empty());
 }
 
-/// What the guard asks for is written, an experiment's level at once in both directions.
+/// The guard's target is written, an experiment's level at once in both directions.
 #[test]
 fn pressure_mode_follows_the_guard() {
     let mut rig = Rig::new(SuppressMode::Pressure, SuppressPolicy::Cpuset);
@@ -226,7 +226,7 @@ fn pressure_mode_follows_the_guard() {
     assert_eq!(rig.quota, 280_000, "without haste by a tenth of the node");
     ask(&mut rig, None, true);
     assert_eq!(rig.quota, QUOTA_OFF);
-    // Switched off, the guard's last word counts no more.
+    // When disabled, the guard's last target has no effect.
     rig.slo.enabled = false;
     ask(&mut rig, Some(10), true);
     assert_eq!(rig.quota, QUOTA_OFF);

@@ -1,4 +1,4 @@
-//! Which hooks were heard, at which stage and how it went, as `/metrics` shows it.
+//! Metrics of invoked hooks: the stage and the outcome of each, as `/metrics` shows them.
 
 use super::*;
 use koord_app::admin::Admin;
@@ -8,7 +8,7 @@ use tower::ServiceExt as _;
 const NAME: &str = "koordlet_runtime_hook_invoked_duration_milliseconds_count";
 
 impl Rig {
-    /// Stage, hook, status and how often, from the page.
+    /// Returns stage, hook, status and count of each row of the page.
     async fn invoked(&self) -> BTreeSet<String> {
         let admin = Admin::new(self.registry.clone()).split_metrics(crate::metrics::is_external);
         let request = http::Request::get("/metrics").body(axum::body::Body::empty());
@@ -40,7 +40,7 @@ fn lines(lines: &[&str]) -> BTreeSet<String> {
     lines.iter().map(|line| (*line).to_owned()).collect()
 }
 
-/// Returns a node that hears hooks of every stage.
+/// Returns a node with active hooks of every stage.
 fn node() -> Node {
     let gates = [
         Gate::BatchResource,
@@ -57,7 +57,7 @@ fn node() -> Node {
     gates.into_iter().fold(node, Node::open)
 }
 
-/// Returns a pod whose RDMA adapter is none.
+/// Returns a pod with an RDMA adapter that does not exist.
 fn astray() -> PodSandbox {
     let mut pod = batch_pod();
     let key = "scheduling.koordinator.sh/device-allocated".to_owned();
@@ -95,7 +95,7 @@ async fn hooks_that_the_runtime_asks_for_are_counted() {
     rig.tree.group("kubepods/besteffort/podu").unwrap();
     let plugin = rig.plugin(Policy::Ignore);
     let request = container(nri_resources(2, 0, 0, ""));
-    // Nobody asks for these.
+    // Hooks are not counted for these.
     plugin.synchronize(&[astray()], std::slice::from_ref(&request));
     assert_eq!(rig.run_hooks().await, lines(&[]));
     let event = koord_rpc::nri::Event::RunPodSandbox;

@@ -1,4 +1,4 @@
-//! The plugin's connection, with a runtime of the test's own at its other end.
+//! The plugin's connection, with a runtime of the test at the other end.
 
 use super::*;
 use koord_rpc::mux::{Channel, Mux};
@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// The runtime's end: who registers is told to a channel.
+/// The runtime's end, which sends each registration to a channel.
 struct FakeRuntime(mpsc::Sender<RegisterPluginRequest>);
 
 impl Runtime for FakeRuntime {
@@ -49,14 +49,14 @@ impl Registered {
         (Self { mux, serving }, plugin)
     }
 
-    /// It has vanished.
+    /// Closes the runtime's end and waits until its tasks have ended.
     pub(super) async fn stop(self) {
         self.mux.close().await;
         self.serving.abort();
     }
 }
 
-/// Returns the same, configured and called as runtimes do that do not say how long they wait.
+/// Returns a client of a registered plugin, configured and called as by runtimes that set no timeouts.
 pub(super) async fn client(
     listener: &UnixListener,
     patience: Duration,
@@ -82,7 +82,7 @@ fn create_request() -> CreateContainerRequest {
     }
 }
 
-/// What batch pods' containers get.
+/// Returns the values of batch pods' containers.
 fn batch_values() -> (u64, i64, i64, String) {
     (512, 50_000, 64 * MIB, String::new())
 }
@@ -103,8 +103,8 @@ fn updated(update: &ContainerUpdate) -> (u64, i64, i64, String) {
 }
 
 impl Rig {
-    /// Returns the value of a gauge or counter, or how often a histogram was fed, by its labels beside the
-    /// node.
+    /// Returns the value of a gauge or counter, or the number of a histogram's samples, by its labels other
+    /// than the node.
     pub(super) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.read(name, labels, |metric| {
             let fed = metric.get_histogram().get_sample_count();
@@ -114,7 +114,7 @@ impl Rig {
         })
     }
 
-    /// Returns the milliseconds that all answers of one kind took together.
+    /// Returns the total duration of all answers of one kind, in milliseconds.
     fn took(&self, labels: &[(&str, &str)]) -> f64 {
         let name = "koordlet_runtime_request_duration_milliseconds";
         let sum = |metric: &prometheus::proto::Metric| metric.get_histogram().get_sample_sum();
@@ -148,7 +148,7 @@ impl Rig {
     }
 }
 
-/// Waits for what other tasks do.
+/// Waits until `what` is true because of other tasks.
 pub(super) async fn until(what: impl Fn() -> bool) {
     poll_until(async || what().then_some(())).await;
 }
@@ -205,7 +205,7 @@ async fn plugin_answers_runtime_again_after_its_restart() {
     }
 }
 
-/// Returns a container of its own pod, as a runtime lists it that missed the agent.
+/// Returns a pod with a container that was created without the agent, as a runtime lists them.
 fn missed(number: usize) -> (PodSandbox, Container) {
     let pod = PodSandbox {
         id: format!("sandbox{number}"),
@@ -220,7 +220,7 @@ fn missed(number: usize) -> (PodSandbox, Container) {
     (pod, container)
 }
 
-/// A runtime splits at a message's size: a container may come before its pod.
+/// A runtime splits lists by message size, so a container may come before its pod.
 #[tokio::test]
 async fn synchronize_in_parts_is_answered_with_the_last_part() {
     let rig = Rig::new();
@@ -240,7 +240,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
             more: true,
         };
         let answer = plugin.synchronize(&part, &within()).await.unwrap();
-        // Else a runtime takes the plugin for one that does not know parts.
+        // Otherwise a runtime assumes that the plugin does not support parts.
         assert_eq!((answer.update.len(), answer.more), (0, true));
         assert_eq!(rig.connected(), 0.0);
     }
@@ -263,7 +263,7 @@ async fn synchronize_in_parts_is_answered_with_the_last_part() {
         assert!(update.ignore_failure, "it may have gone meanwhile");
     }
     until(|| rig.connected() > 0.0).await;
-    // What one runtime said is not added to what the next one says.
+    // Parts from one runtime are not combined with those of the next one.
     let answer = plugin.synchronize(&last, &within()).await.unwrap();
     assert_eq!(answer.update, []);
 }
@@ -284,7 +284,7 @@ struct Answer {
     payload: Vec<u8>,
 }
 
-/// Returns a call by hand: a client keeps to the limit of 4 MiB, which runtimes before NRI 0.7 do not.
+/// Sends a call by hand: a client keeps to the limit of 4 MiB, which runtimes before NRI 0.7 do not.
 async fn call<R: Message + Default>(
     channel: &mut Channel,
     stream: u32,
@@ -340,7 +340,7 @@ async fn synchronize_accepts_one_message_of_many_megabytes() {
     assert_eq!(adjusted(&answer), batch_values());
 }
 
-/// Returns whether the other end has closed the stream; what it wrote before is read.
+/// Returns whether the other end has closed the stream, after reading the data written before.
 fn is_closed(stream: &UnixStream) -> bool {
     loop {
         match stream.try_read(&mut [0; 4096]) {
@@ -351,7 +351,7 @@ fn is_closed(stream: &UnixStream) -> bool {
     }
 }
 
-/// Attempts come after one second and a tenth at most, then after two, and so on.
+/// Asserts the delay of an attempt: at most a tenth longer than `seconds`.
 fn assert_about(took: Duration, seconds: f64) {
     let took = took.as_secs_f64();
     assert!(
@@ -370,7 +370,7 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
     let _stop = rig.start(&config);
     let (mut last, _) = listener.accept().await.unwrap();
     let mut last_attempt = Instant::now();
-    // Patience, and the wait before the next attempt.
+    // The timeout, and the delay before the next attempt.
     for (attempt, wait) in [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0), (4.0, 3.0)] {
         let (next, _) = listener.accept().await.unwrap();
         assert!(is_closed(&last), "one connection at a time");
@@ -381,7 +381,7 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
         assert_eq!((rig.connected(), rig.lost()), (0.0, attempt));
         (last, last_attempt) = (next, Instant::now());
     }
-    // It vanishes while it is waited for: known at once, not after all patience.
+    // The runtime vanishes during the wait: noticed at once, not after the timeout.
     drop(last);
     let (runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
     assert_about(last_attempt.elapsed(), 3.0);
@@ -389,7 +389,7 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
     let nothing = SynchronizeRequest::default();
     plugin.synchronize(&nothing, &within()).await.unwrap();
     until(|| rig.connected() > 0.0).await;
-    // It has been connected: waiting begins anew.
+    // After a connection, the delay starts over.
     let last_attempt = Instant::now();
     runtime.stop().await;
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
@@ -400,7 +400,7 @@ async fn connection_to_silent_runtime_is_closed_and_retried() {
     assert_eq!(adjusted(&answer), batch_values());
 }
 
-/// Whoever reads the numbers of this device file waits until they are written.
+/// Creates a device file whose numbers are not written yet; readers wait until they are.
 fn without_numbers(rig: &Rig) -> std::path::PathBuf {
     let file = rig.tree.root().sys("class/misc/rdma_cm/dev");
     std::fs::remove_file(&file).unwrap();
@@ -437,7 +437,7 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     }
     let took = rig.took(&[("event", "CREATE_CONTAINER"), ("status", "failed")]);
 
-    // The connection stands, and others are answered meanwhile.
+    // The connection stays open, and other requests are answered meanwhile.
     let other_request = create_request();
     let answer = plugin
         .create_container(&other_request, &within())
@@ -447,7 +447,7 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
     assert_eq!((answered("failed"), answered("succeeded")), (2.0, 1.0));
     assert_eq!(rig.lost(), 0.0);
 
-    // A runtime that vanishes while it waits is another's at once, although somebody still hangs.
+    // A runtime that vanishes during the wait can be replaced at once, although a request still hangs.
     drop(plugin);
     runtime.stop().await;
     let (_runtime, plugin) = client(&listener, Duration::from_secs(60)).await;
@@ -458,18 +458,18 @@ async fn an_answer_that_takes_too_long_is_no_adjustment_and_counted() {
         assert_eq!(event["reason"], reason, "{event}");
         assert_eq!(event["type"], "Warning");
     }
-    // Both readers have it open; whoever opens it for writing wakes both.
+    // Both readers have it open; opening it for writing wakes both.
     std::fs::write(&numbers, "10:121\n").unwrap();
     std::fs::remove_file(&numbers).unwrap();
     std::fs::write(&numbers, "10:121\n").unwrap();
-    // Four fifths of the time that the runtime gave, each.
+    // Four fifths of the runtime's timeout each.
     assert!(took >= 320.0, "{took} ms");
     let answer = plugin.create_container(&request, &within()).await.unwrap();
     let devices = answer.adjust.unwrap().linux.unwrap().devices;
     assert_eq!(devices.len(), 2);
 }
 
-/// The proxy gives no deadline: koordlet keeps one by itself, so that a kubelet does not wait.
+/// The proxy sets no deadline: koordlet has its own, so that a kubelet does not wait.
 #[tokio::test]
 async fn slow_hook_server_answers_by_failure_policy() {
     let response = |policy: Policy| async move {

@@ -1,11 +1,11 @@
-//! What people are told of the connection to the runtime, once.
+//! Events about the connection to the runtime, each recorded once.
 
 use super::link::{client, until};
 use super::*;
 use koord_rpc::nri::SynchronizeRequest;
 
-/// Reason, and the parts that the message must have. What was told before with the same words has its
-/// count raised, and no more is said of it than that.
+/// Expects an event with this reason whose message contains `ctx`. Identical events are merged with a higher
+/// count and have no further content.
 async fn expect_event(events: &mut mpsc::UnboundedReceiver<Value>, reason: &str, ctx: &[&str]) {
     let event = events.recv().await.unwrap();
     if event["involvedObject"].is_null() {
@@ -35,7 +35,7 @@ async fn lost_runtime_and_its_return_are_each_one_event() {
     let _stop = rig.start(&config);
     let socket = config.nri.socket.display().to_string();
     for outage in [1.0, 2.0] {
-        // However many attempts fail, and for whatever reason.
+        // Independent of the number and the reasons of failed attempts.
         let lost = rig.lost();
         until(|| rig.lost() >= lost + 4.0).await;
         let listener = grpc::listen(&config.nri.socket).unwrap();
@@ -61,7 +61,7 @@ async fn lost_runtime_and_its_return_are_each_one_event() {
     }
 }
 
-/// Returns a pod whose container waits for the reason that a kubelet gives.
+/// Returns a pod whose container waits for this reason, as given by a kubelet.
 fn waiting(name: &str, message: &str) -> Value {
     json!({"metadata": {"uid": name, "name": name, "namespace": "shop"},
         "spec": {"containers": [{"name": "web"}]},
@@ -92,14 +92,14 @@ async fn plugin_conflict_is_reported_once() {
     assert_eq!(look(vec![shares("a")]), 1.0);
     let ctx = [OWN, "10-other", "CPU shares", "web of shop/a"];
     expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
-    // The kubelet tries again, with other pods, too; and there is a moment without.
+    // The kubelet retries, also with other pods; and there is a list without conflicts.
     assert_eq!(look(vec![shares("a"), shares("b")]), 2.0);
     assert_eq!(look(vec![]), 0.0);
     assert_eq!(look(vec![shares("b")]), 1.0);
     // Something else, from the other side, and another agent of this name.
     let memory = waiting("c", &both("00-a", OWN, "memory limit"));
     let own = waiting("d", &both(OWN, OWN, "CPU shares"));
-    // What others do to each other is not ours.
+    // Conflicts between other plugins are ignored.
     let other_conflict = waiting("e", &both("00-a", "10-other", "CPU shares"));
     assert_eq!(look(vec![shares("b"), memory, own, other_conflict]), 3.0);
     let ctx = ["00-a", "memory limit", "web of shop/c"];
@@ -111,7 +111,7 @@ async fn plugin_conflict_is_reported_once() {
     assert_eq!(look(vec![shares("b"), memory]), 2.0);
     let ctx = ["10-other", "memory limit", "web of shop/f"];
     expect_event(&mut events, "RuntimePluginConflict", &ctx).await;
-    // After a long while without, it is news again.
+    // After a long time without the conflict, it is reported again.
     tokio::time::advance(Duration::from_secs(601)).await;
     assert_eq!(look(vec![]), 0.0);
     assert_eq!(look(vec![shares("a")]), 1.0);

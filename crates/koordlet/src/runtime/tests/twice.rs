@@ -1,15 +1,15 @@
-//! Two that give the same containers their values: two agents of a machine, or the plugin behind a
-//! proxy that asks a hook server, too.
+//! Two components that set the same containers' values: two agents of a machine, or the plugin behind a proxy
+//! that also calls a hook server.
 
 use super::link::client as runtime;
 use super::*;
 use koord_rpc::nri::SynchronizeRequest;
 use tokio::time::timeout;
 
-/// Long enough for whatever would be done wrongly.
+/// Long enough for any wrong action to happen.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Another agent of the same machine.
+/// Returns another agent of the same machine.
 fn second(rig: &Rig, mode: Mode) -> (Rig, Config) {
     let mut config = rig.config(mode);
     config.server.socket = rig.directory.path().join("second.sock");
@@ -59,7 +59,7 @@ async fn a_plugin_waits_for_the_hook_server_of_another_agent() {
     assert!(timeout(LONG, listener.accept()).await.is_err());
     let registration = registered(&config).unwrap();
     assert_eq!(registration.remote_endpoint, hooks.server.endpoint);
-    // Its registration goes with its turn, so that the proxy does not ask nobody.
+    // The registration is removed with the lock, so that the proxy does not call a missing server.
     drop(stop);
     let _runtime = runtime(&listener, LONG).await;
     assert_eq!(registered(&config), None);
@@ -87,7 +87,7 @@ async fn two_hook_servers_do_not_take_each_others_socket() {
     let config = first.config(Mode::Proxy);
     let stop = first.start(&config);
     let mut hook_client = client(&config).await;
-    // With the same socket, as two agents of one configuration have it.
+    // With the same socket, as with two agents of one configuration.
     let rig = Rig::new();
     let _stop = rig.start(&config);
     tokio::time::sleep(LONG).await;
@@ -111,7 +111,7 @@ async fn two_hook_servers_do_not_take_each_others_socket() {
         .await
         .unwrap();
     assert_eq!((answered(&first), answered(&rig)), (2.0, 0.0));
-    // Its turn comes when the first has gone.
+    // It takes over when the first agent has ended.
     drop((stop, hook_client, fresh));
     while answered(&rig) == 0.0 {
         let mut fresh = client(&config).await;
@@ -131,7 +131,7 @@ async fn standalone_agent_keeps_registration_of_another_agent() {
     assert!(registered(&config).is_some());
 }
 
-/// Returns a pod of the class LS on a node whose CPUs are worth twice as much as they seem.
+/// Returns a pod of the class LS on a node with a CPU normalization ratio of 2.
 fn normalized() -> (Rig, PodSandbox) {
     let rig = Rig::on(Node::default().open(Gate::CPUNormalization).ratio("2.0"));
     let pod = PodSandbox {
@@ -142,7 +142,7 @@ fn normalized() -> (Rig, PodSandbox) {
     (rig, pod)
 }
 
-/// What a hook server makes of a request for a quota.
+/// Returns the quota that a hook server sets for a request.
 async fn hooked(rig: &Rig, config: &Config, pod: &PodSandbox, quota: i64) -> i64 {
     let request = ContainerResourceHookRequest {
         pod_labels: pod.labels.clone(),
@@ -176,7 +176,7 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
         let requested = nri_resources(2, scaled, 0, "");
         assert_eq!(plugin.update(&pod, &request, &requested).unwrap(), []);
     }
-    // Where the pod is known, its own limit counts.
+    // If the pod is listed, its own limit counts.
     rig.listed(json!([{
         "metadata": {"uid": "u", "labels": {"koordinator.sh/qosClass": "LS"}},
         "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]}}]));
@@ -185,14 +185,14 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
     let event = events.recv().await.unwrap();
     assert_eq!(event["reason"], "RuntimeHooksTwice", "{event}");
     assert!(events.is_empty(), "once");
-    // Nobody asks before the runtime does: the request is the kubelet's own.
+    // The hook server is not called first, so the request is the kubelet's own.
     std::fs::remove_file(hooks.server.directory.join("koordlet.json")).unwrap();
     rig.listed(json!([]));
     let request = container(nri_resources(2, 200_000, 0, ""));
     assert_eq!(adjusted(&plugin.create(&pod, &request).unwrap()).1, 100_000);
 }
 
-/// What depends on the pod alone is the same from both.
+/// Values that depend only on the pod are the same from both.
 #[tokio::test]
 async fn batch_values_are_the_same_from_both() {
     let rig = Rig::new();

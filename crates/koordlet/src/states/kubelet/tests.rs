@@ -1,4 +1,4 @@
-//! A kubelet in this process, over TLS, and what the agent makes of its answers and silences.
+//! A kubelet in this process, over TLS, and the agent's reaction to its responses and timeouts.
 
 use super::client::{KubeletClient, KubeletError, url_of};
 use super::options::{KubeletClient as Options, kubelet_trust};
@@ -18,12 +18,12 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// What the kubelet answers to a path.
+/// The kubelet's response to a path.
 #[derive(Clone)]
 enum Answer {
     Body(String),
     Status(u16),
-    /// It takes the request and says nothing.
+    /// Accepts the request and never responds.
     Silence,
 }
 
@@ -31,13 +31,13 @@ enum Answer {
 struct Inner {
     pods: Option<Answer>,
     config: Option<Answer>,
-    /// What `Authorization` must say, when it must.
+    /// Token that `Authorization` must contain, if any.
     token: Option<String>,
     /// Requests so far: path and whether they were authorized.
     seen: Vec<(String, bool)>,
 }
 
-/// A kubelet with a certificate that nobody signed.
+/// A kubelet with a self-signed certificate.
 struct Fake {
     inner: Arc<Mutex<Inner>>,
     url: String,
@@ -171,7 +171,7 @@ fn pod(name: &str) -> Value {
         "status": {"phase": "Running"}})
 }
 
-/// Returns a client that must not be needed.
+/// Returns an API client that must not be used.
 fn nobody() -> Client {
     connect(
         "http://127.0.0.1:1",
@@ -229,7 +229,7 @@ impl Bench {
         }
     }
 
-    /// Polls until it works: a busy machine may be too slow once.
+    /// Polls until it succeeds: a busy machine may be too slow once.
     async fn poll_until(&mut self, names: &[&str]) {
         for _ in 0..30 {
             if self.poll().await == names {
@@ -250,7 +250,7 @@ impl Bench {
         self.poll_at(0).await
     }
 
-    /// Polls when so many seconds have passed.
+    /// Polls after `seconds` have passed.
     async fn poll_at(&mut self, seconds: u64) -> Vec<String> {
         self.poll.once(seconds * 1000).await;
         self.names()
@@ -266,7 +266,7 @@ async fn pods_and_configuration_come_over_tls() {
     assert_eq!(bench.poll().await, ["a", "b"]);
     let config = bench.states.kubelet.load_full().unwrap();
     assert!(config.is_cpu_manager_static());
-    // The configuration is looked at now and then, not with every list.
+    // The configuration is read occasionally, not with every list.
     bench.poll().await;
     let paths: Vec<_> = bench
         .fake
@@ -322,13 +322,13 @@ async fn a_replaced_token_is_read_again() {
     let states = Arc::new(States::default());
     let mut kubelet = kubelet(fake.options(), &states).with_token(&file);
     assert_eq!(count(&mut kubelet).await.unwrap(), 1);
-    // Both change: the kubelet no longer takes the one that the client remembers.
+    // Both change: the kubelet no longer accepts the token that the client has cached.
     fake.inner.lock().token = Some("new".to_owned());
     std::fs::write(&file, "new").unwrap();
     assert_eq!(count(&mut kubelet).await.unwrap(), 1);
     let authorized: Vec<_> = fake.seen().into_iter().map(|(_, ok)| ok).collect();
     assert_eq!(authorized, [true, false, true]);
-    // Really refused: asked once more, not for ever, and the error says why.
+    // Refused again: one retry only, and the error has the reason.
     fake.inner.lock().token = Some("other".to_owned());
     let error = count(&mut kubelet).await.unwrap_err();
     assert!(matches!(&error, KubeletError::Request { .. }), "{error}");
@@ -354,7 +354,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     bench.fake.pods(&[pod("a"), pod("odd"), pod("b")]);
     assert_eq!(bench.poll().await, ["a", "b", "odd"]);
     assert!(bench.states.malformed_inputs.current().is_empty());
-    // The text of one item is broken, not what it says: nothing of the list is believed.
+    // The text of one item is malformed, not just its content: the whole list is rejected.
     let broken = json!({"items": [pod("a"), pod("c")]}).to_string();
     let broken = broken.replace(r#""name":"c""#, r#""name":c"#);
     bench.fake.answer(Answer::Body(broken));
@@ -362,7 +362,7 @@ async fn one_unreadable_pod_does_not_hide_the_others() {
     assert!(!bench.states.pods_settled());
 }
 
-/// What a pod says is read when its text is new, and when something else changes what it means.
+/// A pod is parsed only if its text or another input of the result changes.
 #[tokio::test]
 async fn pod_with_unchanged_text_is_not_parsed_again() {
     let mut bench = Bench::new(|_| ()).await;
@@ -394,13 +394,13 @@ async fn pod_with_unchanged_text_is_not_parsed_again() {
     assert_eq!(pod_named("a"), first.iter().find(|pod| pod.name == "a"));
     assert_eq!(second.len(), 3);
     assert!(bench.states.malformed_inputs.current().is_empty());
-    // And back: the text of two lists ago says what it says.
+    // And back: the text of two lists ago gives the same result.
     bench.fake.pods(&[pod("b"), pod("bad"), pod("a")]);
     bench.poll.once(3000).await;
     let third = pods();
     assert_eq!(third.len(), 3);
     assert!(third.iter().all(|pod| pod.eviction_priority == 0));
-    // Groups have other names now.
+    // Cgroups have other names now.
     let layout = Layout::new(Driver::Systemd, CgroupPath::root());
     bench.states.layout.store(Some(Arc::new(layout.clone())));
     bench.poll.once(4000).await;
@@ -413,7 +413,7 @@ fn bench_pods(states: &States) -> Arc<Vec<PodInfo>> {
     states.pods.load_full().unwrap()
 }
 
-/// The first lists of a kubelet that has restarted are partial; what is known of the others stays.
+/// The first lists of a restarted kubelet are partial; the other known pods stay.
 #[tokio::test]
 async fn pods_missing_in_first_lists_of_restarted_kubelet_stay() {
     let mut bench = Bench::new(|_| ()).await;
@@ -427,7 +427,7 @@ async fn pods_missing_in_first_lists_of_restarted_kubelet_stay() {
     bench.fake.pods(&[]);
     assert_eq!(bench.poll().await, ["a", "b"]);
     assert!(!bench.states.pods_settled());
-    // Nothing has changed for those who follow the pods.
+    // Users of the pod list see no change.
     assert!(Arc::ptr_eq(&first, &bench.states.pods.load_full().unwrap()));
     // A running pod stays after the lists have settled, too, as long as its group is there.
     bench.tree.group("kubepods/burstable/podu-a").unwrap();
@@ -466,7 +466,7 @@ async fn a_wish_is_answered_at_once_and_not_without_end() {
         states.resync_pods();
     }
     wait_for_pods(2).await;
-    // A hundred wishes at once are one.
+    // A hundred simultaneous requests are one.
     let lists = fake
         .seen()
         .iter()

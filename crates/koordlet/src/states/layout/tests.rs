@@ -9,8 +9,8 @@ fn layout(driver: Driver, root: &str) -> Layout {
     Layout::new(driver, CgroupPath::new(root).unwrap())
 }
 
-/// Driver, cgroupRoot, and the groups of all pods, both other classes, a pod of each and a container
-/// of `cri-containerd`. What the kubelet's cgroup manager and the runtimes name them.
+/// Driver, cgroupRoot, and the groups of all pods, of both other classes, of a pod of each class and of a
+/// container of `cri-containerd`, as the kubelet's cgroup manager and the runtimes name them.
 const NAMES: [(Driver, &str, [&str; 6]); 5] = [
     (
         Driver::Cgroupfs,
@@ -98,7 +98,7 @@ fn paths_of_both_drivers_below_any_cgroup_root() {
     }
 }
 
-/// On every driver and cgroup version, the files are where the kernel has them.
+/// The files are at the kernel's paths for every driver and cgroup version.
 #[test]
 fn files_of_all_four_combinations() {
     for (tree, version) in [

@@ -268,7 +268,7 @@ fn malformed_annotation_keeps_last_good_value_and_is_reported() {
         r#"{"mb":{"schemata":{"percent":20}}}"#
     );
     assert!(pod.may_be_evicted_by("CPUEvict") && !pod.may_be_evicted_by("MemoryEvict"));
-    // Upstream: the empty policy allows nobody.
+    // Upstream: the empty policy allows no evictor.
     let (pod, malformed) = noted(&json!({"koordinator.sh/eviction-policy": ""}), None);
     assert!(!pod.may_be_evicted_by("CPUEvict"));
     assert_eq!(malformed.len(), 1);
@@ -302,7 +302,7 @@ fn malformed_amounts_are_named_and_batch_amounts_stay() {
     );
 }
 
-/// Anybody who makes a pod can write the annotation, and a container would get the devices' files.
+/// Any user who creates a pod can write the annotation, and a container would get the devices' files.
 #[test]
 fn rdma_devices_without_request_are_ignored() {
     let key = "scheduling.koordinator.sh/device-allocated";
@@ -327,7 +327,7 @@ fn rdma_devices_without_request_are_ignored() {
     let own = "koordinator.sh/rdma";
     for (uid, devices, request, want) in [
         ("u", &rdma_and_gpu, own, ("gpu rdma", false)),
-        // The same pod again: what it had does not stay.
+        // The same pod without a request: its devices are not kept.
         ("u", &rdma_and_gpu, "cpu", ("gpu", false)),
         ("u", &rdma, "cpu", ("", true)),
         ("u", &rdma, own, ("rdma", false)),
@@ -371,7 +371,7 @@ fn plugin_conflict_is_found_in_any_container() {
     }
 }
 
-/// Memory of what most pods are: no notes, three containers.
+/// Size of a typical pod: no annotations, three containers.
 #[test]
 fn a_plain_pod_is_small() {
     assert!(size_of::<PodInfo>() <= 400, "{}", size_of::<PodInfo>());
@@ -383,7 +383,7 @@ fn a_plain_pod_is_small() {
 }
 
 proptest! {
-    /// Whatever is written into annotations, the pod is followed and the rules are kept.
+    /// Any annotation value keeps the pod listed and its values valid.
     #[test]
     fn any_annotation_leaves_the_pod(
         indexes in prop::collection::vec(0..NOTES.len(), 0..4),

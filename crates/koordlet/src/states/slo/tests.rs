@@ -8,7 +8,7 @@ fn slo(value: &Value) -> Slo {
     slo
 }
 
-/// Field and value of what is refused.
+/// Returns the settings of `value`, and field and value of each rejected entry.
 fn refused(value: &Value, last: Option<&Slo>) -> (Slo, Vec<(String, String)>) {
     let (slo, malformed) = Slo::read(value, last);
     let named = malformed
@@ -28,13 +28,13 @@ fn missing_fields_get_defaults() {
     assert!(some.enabled);
     assert_eq!(some.policy, SuppressPolicy::CfsQuota);
     assert_eq!((some.suppress_percent, some.memory_percent), (65, Some(80)));
-    // An open policy is upstream's default.
+    // An empty policy is upstream's default.
     let empty = slo(&json!({"resourceUsedThresholdWithBE": {"cpuSuppressPolicy": ""}}));
     assert_eq!(empty.policy, SuppressPolicy::Cpuset);
 }
 
-/// Upstream's merge (states_nodeslo): sections that are not given have the defaults, disabled
-/// features of LSR, LS and BE the neutral values.
+/// Upstream's merge (states_nodeslo): missing sections have the defaults, disabled features of LSR, LS and BE
+/// the neutral values.
 #[test]
 fn all_sections_have_their_defaults() {
     let slo = slo(&json!({
@@ -138,7 +138,7 @@ fn a_bad_field_keeps_its_last_good_value_and_costs_no_other() {
     .map(|(field, value)| (field.to_owned(), value.to_owned()));
     want.sort();
     assert_eq!(refused, want);
-    // Removed is removed: nothing is kept that was not refused.
+    // Removed fields return to defaults: only rejected values are replaced by the last good ones.
     assert_eq!(slo(&json!({})).suppress_percent, 65);
     let (gone, refused) = self::refused(&json!({}), Some(&kept));
     assert_eq!((gone.suppress_percent, refused.len()), (65, 0));
@@ -165,7 +165,7 @@ fn absurd_specs_give_defaults() {
     }
     let deep = slo(&json!({"extensions": {"cpuSuppress": deep}}));
     assert_eq!(deep.extension, SuppressExtension::default());
-    // Both of two that contradict each other are in order alone; one has to go.
+    // Two values that contradict each other are each valid alone; one must be rejected.
     let order = json!({"resourceUsedThresholdWithBE": {
         "memoryEvictThresholdPercent": 50, "memoryEvictLowerPercent": 60}});
     let (slo, refused) = refused(&order, None);
@@ -186,7 +186,7 @@ fn the_extension_switches_the_mode() {
     assert!("magic".parse::<SuppressMode>().is_err());
 }
 
-/// Any JSON, with the names of fields among its keys.
+/// Generates any JSON, with the names of fields among its keys.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -250,7 +250,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Whatever is written, what comes out keeps the rules, and says the same when it is read again.
+    /// Any spec gives valid settings, which stay the same when they are read again.
     #[test]
     fn any_spec_gives_valid_settings(first in any_json(), second in any_json()) {
         let (before, _) = Slo::read(&first, None);
