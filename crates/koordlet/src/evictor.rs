@@ -42,7 +42,7 @@ pub const REASON: &str = "evicted";
 
 /// Means of eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum EvictionMode {
     /// Through the API; by killing if the API server does not answer, fails, or does not offer evictions.
     /// Disruption budgets are respected.
     #[default]
@@ -58,7 +58,7 @@ pub enum Mode {
 #[error("eviction-mode must be api-then-kill, api or kill, got {0:?}")]
 pub struct UnknownEvictionMode(String);
 
-impl FromStr for Mode {
+impl FromStr for EvictionMode {
     type Err = UnknownEvictionMode;
 
     fn from_str(text: &str) -> Result<Self, UnknownEvictionMode> {
@@ -75,7 +75,7 @@ impl FromStr for Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
     /// Means of eviction.
-    pub mode: Mode,
+    pub mode: EvictionMode,
     /// Maximum number of concurrent evictions.
     pub parallel: usize,
     /// Timeout of one request.
@@ -85,7 +85,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            mode: Mode::default(),
+            mode: EvictionMode::default(),
             parallel: 4,
             timeout: Duration::from_secs(5),
         }
@@ -267,7 +267,7 @@ impl Worker {
     }
 
     async fn evict(&self, eviction: &Eviction) -> Outcome {
-        let refusal = if self.config.mode == Mode::Kill {
+        let refusal = if self.config.mode == EvictionMode::Kill {
             None
         } else {
             match self.request_eviction(eviction).await {
@@ -285,7 +285,7 @@ impl Worker {
                 Err(EvictionError::Failed(why)) => Some(why),
             }
         };
-        if self.config.mode == Mode::Api {
+        if self.config.mode == EvictionMode::Api {
             let why = refusal.unwrap_or_default();
             tracing::warn!(pod = eviction.name, why, "eviction failed");
             self.record_failure(eviction, &why);

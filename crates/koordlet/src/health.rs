@@ -45,6 +45,6 @@ pub struct Collector {
 pub struct Lack {
     /// The mechanism.
     pub mechanism: String,
-    /// What does not work without the mechanism, or what replaces it.
+    /// Features that do not work without the mechanism, or its replacement.
     pub consequence: String,
 }

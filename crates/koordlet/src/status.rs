@@ -33,7 +33,7 @@ pub struct Strategy {
     pub gates: Vec<String>,
     /// Milliseconds between two decisions.
     pub every_ms: u64,
-    /// What the strategy writes: file, level and classes.
+    /// Claims of the strategy: file, level and classes that it writes.
     pub claims: Vec<String>,
     /// Current means of enforcement, such as `weights; quota above the pressure level`.
     pub mechanism: String,
@@ -49,7 +49,7 @@ pub struct Gate {
     pub name: String,
     /// True if the gate is open.
     pub on: bool,
-    /// What the gate lacks of upstream's effect in this build; empty when nothing.
+    /// Missing parts of upstream's effect in this build. Empty if the effect is complete.
     pub why: String,
 }
 

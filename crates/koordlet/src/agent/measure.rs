@@ -3,7 +3,7 @@
 use super::AgentError;
 use super::snapshots::Snapshots;
 use crate::collect::cpi;
-use crate::collect::ctx::{CollectCtx, Collector, TickSamples};
+use crate::collect::ctx::{CollectCtx, TickCollector, TickSamples};
 use crate::collect::errors::CollectErrorLog;
 use crate::collect::follow::TrackedPods;
 use crate::collect::host_app::HostApps;
@@ -38,7 +38,7 @@ const SWEEP_EVERY: u64 = 10;
 #[derive(Debug)]
 struct Running {
     spec: &'static CollectorSpec,
-    collector: Box<dyn Collector>,
+    collector: Box<dyn TickCollector>,
     /// Ticks between two samples.
     every: u64,
     /// True if the collector had demand in the previous tick.

@@ -314,7 +314,7 @@ impl Args {
 
     fn evict(&self) -> Result<evictor::Config, ArgsError> {
         let mode = if self.qos.only_evict_by_api {
-            evictor::Mode::Api
+            evictor::EvictionMode::Api
         } else {
             self.qos.eviction_mode.parse()?
         };

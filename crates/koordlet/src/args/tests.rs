@@ -304,7 +304,7 @@ fn the_mode_decides_where_the_host_is() {
 
 #[test]
 fn only_evict_by_api_flag_sets_eviction_mode_api() {
-    use evictor::Mode;
+    use evictor::EvictionMode;
     for (flags, want) in [
         (&[][..], TopologyMode::ApiThenKill),
         (&["--only-evict-by-api"], TopologyMode::Api),

@@ -13,7 +13,7 @@ use koord_host::{CgroupPath, Root, Scratch};
 use std::fmt;
 
 /// A collector of the agent's loop, made from a row of [`COLLECTORS`](super::table::COLLECTORS).
-pub trait Collector: fmt::Debug + Send {
+pub trait TickCollector: fmt::Debug + Send {
     /// Takes a sample.
     ///
     /// # Errors

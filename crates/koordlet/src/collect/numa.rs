@@ -1,6 +1,6 @@
 //! CPU and memory by NUMA node.
 
-use super::ctx::{CollectCtx, Collector};
+use super::ctx::{CollectCtx, TickCollector};
 use super::errors::{CollectError, KernelErrors};
 use crate::store::{Metric, SeriesSubject};
 use koord_host::procfs::{self, CpuTicks, MemInfo, ProcStat};
@@ -127,7 +127,7 @@ impl NumaUsageCollector {
     }
 }
 
-impl Collector for NumaUsageCollector {
+impl TickCollector for NumaUsageCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let mut errors = KernelErrors::default();
         let nodes = errors.value_of(self.nodes.sample(ctx.now.steady_ns, ctx.scratch));

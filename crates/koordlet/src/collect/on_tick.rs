@@ -1,7 +1,7 @@
 //! Collectors of the loop that need only the shared context.
 
 use super::batch::{self, BatchCollector};
-use super::ctx::{CollectCtx, Collector};
+use super::ctx::{CollectCtx, TickCollector};
 use super::errors::{CollectError, KernelErrors};
 use super::node::NodeCollector;
 use super::pod::{GroupCollector, SampleOptions};
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 /// Ticks between two samples of a container's memory.
 const CONTAINER_MEMORY_EVERY: u64 = 5;
 
-impl Collector for NodeCollector {
+impl TickCollector for NodeCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let mut errors = KernelErrors::default();
         let node = errors.value_of(self.sample(ctx.now.steady_ns, ctx.scratch));
@@ -29,7 +29,7 @@ impl Collector for NodeCollector {
 #[derive(Debug)]
 pub struct PodCollector;
 
-impl Collector for PodCollector {
+impl TickCollector for PodCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let (now, tick, needs, page_cache) = (ctx.now, ctx.tick, ctx.needs, ctx.page_cache);
         let (root, store, scratch) = (ctx.root, &mut *ctx.store, &mut *ctx.scratch);
@@ -96,7 +96,7 @@ impl Collector for PodCollector {
 #[derive(Debug)]
 pub struct HostAppCollector;
 
-impl Collector for HostAppCollector {
+impl TickCollector for HostAppCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let mut errors = KernelErrors::default();
         ctx.samples.host_apps = ctx.host_apps.sample(
@@ -118,7 +118,7 @@ pub struct BatchUsageCollector {
     class: BatchCollector,
 }
 
-impl Collector for BatchUsageCollector {
+impl TickCollector for BatchUsageCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         if self.group.as_ref() != Some(ctx.batch) {
             *self = Self {
@@ -143,7 +143,7 @@ impl Collector for BatchUsageCollector {
 #[derive(Debug)]
 pub struct BatchLimitCollector;
 
-impl Collector for BatchLimitCollector {
+impl TickCollector for BatchLimitCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let mut errors = KernelErrors::default();
         let limit = batch::real_limit(ctx.root, ctx.batch, &mut errors);
@@ -159,7 +159,7 @@ impl Collector for BatchLimitCollector {
 #[derive(Debug)]
 pub struct SystemCollector;
 
-impl Collector for SystemCollector {
+impl TickCollector for SystemCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let samples = &*ctx.samples;
         let listed = ctx.pods.list().is_some();
@@ -184,7 +184,7 @@ impl Collector for SystemCollector {
 #[derive(Debug)]
 pub struct PressureCollector;
 
-impl Collector for PressureCollector {
+impl TickCollector for PressureCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         ctx.pressure.sample(ctx.now.steady_ns, ctx.scratch)
     }
@@ -198,7 +198,7 @@ impl Collector for PressureCollector {
 #[derive(Debug)]
 pub struct PacketCollector;
 
-impl Collector for PacketCollector {
+impl TickCollector for PacketCollector {
     fn collect(&mut self, ctx: &mut CollectCtx<'_>) -> Result<(), CollectError> {
         let used = ctx.pods.iter().map(|(_, pod)| (pod.id, pod.usage.cpu));
         let used: FxHashMap<u64, Option<f64>> = used.collect();

@@ -167,7 +167,7 @@ pub fn save_job(settings: &Settings, facts: &Arc<SlowResults>) -> Option<Box<dyn
     Some(Box::new(SaveJob { path, facts }))
 }
 
-/// Handle of the thread. Dropping it tells the thread to end and does not wait for it.
+/// Handle of the thread. Dropping it requests the end of the thread without waiting for it.
 pub struct SlowWorker(Arc<(Mutex<bool>, Condvar)>);
 
 impl fmt::Debug for SlowWorker {

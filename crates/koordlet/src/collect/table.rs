@@ -3,7 +3,7 @@
 //! The loop and the thread of slow collectors run its rows in order. It is logged at start and served at
 //! `/debug/collectors`. Each row starts and fails independently.
 
-use super::ctx::Collector;
+use super::ctx::TickCollector;
 use super::needs::Needs;
 use super::node::NodeCollector;
 use super::numa::{self, NumaUsageCollector};
@@ -60,7 +60,7 @@ impl Demand {
 #[derive(Debug, Clone, Copy)]
 pub enum Lane {
     /// The loop, in a tick.
-    Tick(fn(&Root, &CpuTopology) -> Box<dyn Collector>),
+    Tick(fn(&Root, &CpuTopology) -> Box<dyn TickCollector>),
     /// Sampled together with the collector of this name, which reads the same cgroups.
     Along(&'static str),
     /// The thread of slow collectors.

@@ -91,7 +91,7 @@ impl Rig {
         }
     }
 
-    fn start(&self, mode: Mode) -> (Evictor, mpsc::Receiver<EvictionResult>) {
+    fn start(&self, mode: EvictionMode) -> (Evictor, mpsc::Receiver<EvictionResult>) {
         let metrics = Metrics::new(&self.registry).unwrap();
         metrics.started("n1", 0);
         let parts = EvictorDeps {
@@ -141,7 +141,7 @@ fn nowhere() -> Root {
 #[tokio::test(start_paused = true)]
 async fn an_accepted_eviction_is_recorded_and_counted() {
     let rig = Rig::new(|_| Answer::Yes, nowhere());
-    let (evictor, mut results) = rig.start(Mode::default());
+    let (evictor, mut results) = rig.start(EvictionMode::default());
     assert!(evictor.try_evict(eviction("a")));
     assert_eq!(
         outcome(&mut results).await,
@@ -167,7 +167,7 @@ async fn a_hanging_request_delays_no_other_and_ends() {
         _ => Answer::Yes,
     };
     let rig = Rig::new(answer, nowhere());
-    let (evictor, mut results) = rig.start(Mode::Api);
+    let (evictor, mut results) = rig.start(EvictionMode::Api);
     let began = Instant::now();
     for name in ["stuck", "b", "c"] {
         assert!(evictor.try_evict(eviction(name)));
@@ -194,7 +194,7 @@ async fn a_hanging_request_delays_no_other_and_ends() {
 #[tokio::test(start_paused = true)]
 async fn as_many_as_allowed_are_under_way_at_once() {
     let rig = Rig::new(|_| Answer::Hang, nowhere());
-    let (evictor, mut results) = rig.start(Mode::Api);
+    let (evictor, mut results) = rig.start(EvictionMode::Api);
     for n in 0..6 {
         assert!(evictor.try_evict(eviction(&n.to_string())));
     }
@@ -210,12 +210,12 @@ async fn as_many_as_allowed_are_under_way_at_once() {
 #[tokio::test(start_paused = true)]
 async fn budgets_are_respected_in_every_mode_that_asks() {
     for (mode, code, want) in [
-        (Mode::Api, 429, Outcome::Blocked(None)),
-        (Mode::ApiThenKill, 429, Outcome::Blocked(None)),
-        (Mode::ApiThenKill, 404, Outcome::Gone),
+        (EvictionMode::Api, 429, Outcome::Blocked(None)),
+        (EvictionMode::ApiThenKill, 429, Outcome::Blocked(None)),
+        (EvictionMode::ApiThenKill, 404, Outcome::Gone),
         // Another pod of the same name.
-        (Mode::ApiThenKill, 409, Outcome::Gone),
-        (Mode::Api, 500, Outcome::Failed),
+        (EvictionMode::ApiThenKill, 409, Outcome::Gone),
+        (EvictionMode::Api, 500, Outcome::Failed),
     ] {
         let answer = match code {
             429 => |_: &str| Answer::No(429),
@@ -267,7 +267,7 @@ fn reap((mut child, files): (Child, Vec<PathBuf>)) -> JoinHandle<Option<i32>> {
 
 #[tokio::test(start_paused = true)]
 async fn containers_are_killed_if_server_fails_or_mode_is_kill() {
-    for (mode, asked) in [(Mode::ApiThenKill, 1), (Mode::Kill, 0)] {
+    for (mode, asked) in [(EvictionMode::ApiThenKill, 1), (EvictionMode::Kill, 0)] {
         let tree = Tree::hybrid("0-1").unwrap();
         let rig = Rig::new(|_| Answer::No(500), tree.root().clone());
         let ended = reap(running_pod(&rig, &tree));
@@ -289,7 +289,7 @@ async fn containers_are_killed_if_server_fails_or_mode_is_kill() {
 async fn a_pod_that_cannot_be_killed_is_no_success() {
     let tree = Tree::hybrid("0-1").unwrap();
     let rig = Rig::new(|_| Answer::Hang, tree.root().clone());
-    let (evictor, mut results) = rig.start(Mode::Kill);
+    let (evictor, mut results) = rig.start(EvictionMode::Kill);
     assert!(evictor.try_evict(eviction("a")));
     assert_eq!(
         outcome(&mut results).await.1,
@@ -319,9 +319,9 @@ async fn a_pod_that_cannot_be_killed_is_no_success() {
 
 #[test]
 fn modes_have_names() {
-    assert_eq!("api".parse(), Ok(Mode::Api));
-    assert_eq!("api-then-kill".parse(), Ok(Mode::default()));
-    let error = "nicely".parse::<Mode>().unwrap_err().to_string();
+    assert_eq!("api".parse(), Ok(EvictionMode::Api));
+    assert_eq!("api-then-kill".parse(), Ok(EvictionMode::default()));
+    let error = "nicely".parse::<EvictionMode>().unwrap_err().to_string();
     assert_eq!(
         error,
         "eviction-mode must be api-then-kill, api or kill, got \"nicely\""
@@ -331,7 +331,7 @@ fn modes_have_names() {
 #[tokio::test(start_paused = true)]
 async fn eviction_api_is_discovered_once() {
     let mut rig = Rig::new(|_| Answer::Yes, nowhere());
-    let (evictor, mut results) = rig.start(Mode::Api);
+    let (evictor, mut results) = rig.start(EvictionMode::Api);
     for name in ["a", "b"] {
         assert!(evictor.try_evict(eviction(name)));
         assert_eq!(outcome(&mut results).await.1, Outcome::Evicted);
@@ -339,7 +339,7 @@ async fn eviction_api_is_discovered_once() {
     assert_eq!(rig.server.discovered.load(Ordering::SeqCst), 1);
     rig.server.offers = false;
     rig.server.seen.lock().clear();
-    let (evictor, mut results) = rig.start(Mode::Api);
+    let (evictor, mut results) = rig.start(EvictionMode::Api);
     assert!(evictor.try_evict(eviction("a")));
     assert_eq!(outcome(&mut results).await.1, Outcome::Failed);
     assert!(rig.server.seen.lock().is_empty(), "there is nothing to ask");

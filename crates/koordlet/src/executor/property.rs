@@ -55,13 +55,13 @@ struct Reached {
 type Groups = Vec<(CgroupPath, Option<usize>)>;
 
 /// A random tree of groups.
-struct Shape {
+struct GroupTree {
     groups: Groups,
     cpus: Vec<u32>,
     version: Version,
 }
 
-impl Shape {
+impl GroupTree {
     fn new(script: &Script, base: &CgroupPath, cpus: &str, version: Version) -> Self {
         let mut groups = vec![(base.clone(), None)];
         for (i, pick) in script.parents.iter().enumerate() {
@@ -273,7 +273,7 @@ fn run(
         wrong: Mutex::default(),
     });
     let root = Root::with_writer(dir, watch.clone()).unwrap();
-    let shape = Shape::new(script, base, cpus, root.version());
+    let shape = GroupTree::new(script, base, cpus, root.version());
     let _cleanup = Cleanup(root.clone(), base.clone());
     let controllers = [Controller::Cpu, Controller::Cpuset, Controller::WriteCache];
     for (group, _) in &shape.groups {
@@ -343,7 +343,7 @@ fn run(
 }
 
 impl Reached {
-    fn count(&mut self, shape: &Shape, before: &[Files], after: &[Files]) {
+    fn count(&mut self, shape: &GroupTree, before: &[Files], after: &[Files]) {
         let number = |files: &Files, resource| match files.get(&resource).map(String::as_str) {
             Some("-1") => i64::MAX,
             Some(text) => text.parse::<i64>().unwrap(),

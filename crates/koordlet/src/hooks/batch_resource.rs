@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(values(&desired(&pod, pod.containers.first(), &rules)), want);
     }
 
-    /// V1 refuses a container a quota above its pod's.
+    /// On v1, the kernel refuses a container quota above that of its pod.
     #[test]
     fn pod_quota_covers_init_containers_and_sidecars() {
         let sidecar = |milli| {

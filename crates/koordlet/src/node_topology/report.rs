@@ -44,7 +44,7 @@ pub(crate) struct ReporterDeps {
     pub(crate) machine_every: Duration,
 }
 
-/// Reports the node's NodeResourceTopology. See the module documentation.
+/// Reporter of the node's NodeResourceTopology.
 pub(crate) struct TopologyReporter {
     deps: ReporterDeps,
     machine: Option<(MachineInfo, Instant)>,

@@ -215,7 +215,7 @@ mod tests {
     }
 
     impl Machine {
-        /// `tree` with the kubelet's groups, and somebody who looks at it by `how`.
+        /// Returns a machine with the kubelet's groups in `tree`, watched by inotify or by polling.
         fn start(tree: Tree, by_poll: bool) -> Self {
             let states = Arc::new(States::default());
             let shutdown = CancellationToken::new();

@@ -107,19 +107,19 @@ pub type Key = (SeriesSubject, Metric);
 
 /// Retention and resolution of a series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum Retention {
     /// Every second for 30 minutes in double precision, for published percentiles.
     Long,
     /// Every second for 5 minutes, then ten-second averages for the rest of 30 minutes.
     Layered,
     /// Every second for 75 seconds, for values that only strategies read.
     Short,
-    /// Only the newest sample: older ones are not needed, and such series are many.
+    /// Only the newest sample, because older ones are not needed and there are many such series.
     Newest,
 }
 
-/// Returns the shape of the series `key`.
-pub(super) fn shape((subject, metric): Key) -> Shape {
+/// Returns the retention of the series `key`.
+pub(super) fn retention((subject, metric): Key) -> Retention {
     use Metric::{
         CpuUsage, GpuCore, GpuMemory, MemoryUsage, MemoryUsageWithHotPageCache,
         MemoryUsageWithPageCache,
@@ -134,9 +134,9 @@ pub(super) fn shape((subject, metric): Key) -> Shape {
             | GpuMemory
     );
     match subject {
-        SeriesSubject::Node | SeriesSubject::System if usage => Shape::Long,
-        SeriesSubject::Container(_) => Shape::Newest,
-        _ if usage => Shape::Layered,
-        _ => Shape::Short,
+        SeriesSubject::Node | SeriesSubject::System if usage => Retention::Long,
+        SeriesSubject::Container(_) => Retention::Newest,
+        _ if usage => Retention::Layered,
+        _ => Retention::Short,
     }
 }

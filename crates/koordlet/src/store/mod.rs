@@ -47,7 +47,7 @@ impl Store {
         match metrics.iter_mut().find(|(metric, _)| *metric == key.1) {
             Some((_, series)) => series.push(at, value),
             None => {
-                let mut series = Series::new(key::shape(key));
+                let mut series = Series::new(key::retention(key));
                 series.push(at, value);
                 metrics.push((key.1, series));
             }

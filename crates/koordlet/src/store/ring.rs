@@ -1,6 +1,6 @@
 //! Rings of samples that are sized by time.
 
-use super::key::Shape;
+use super::key::Retention;
 use std::collections::VecDeque;
 
 /// A number type that a ring can store.
@@ -140,7 +140,7 @@ impl<V: Value> Ring<V> {
     }
 }
 
-/// A series in the resolution of its shape.
+/// Samples of a series in the resolution of its retention.
 #[derive(Debug, Clone)]
 pub(super) struct Series {
     /// The newest sample and its time.
@@ -170,15 +170,15 @@ const FINE_MERGE_MS: u32 = 750;
 const COARSE_MERGE_MS: u32 = 9_500;
 
 impl Series {
-    pub(super) fn new(shape: Shape) -> Self {
-        let rings = match shape {
-            Shape::Long => Rings::Wide(Box::new(Ring::new(FINE_MERGE_MS, LONG_MS))),
-            Shape::Short => Rings::Narrow(Box::new(Ring::new(FINE_MERGE_MS, SHORT_MS))),
-            Shape::Layered => Rings::Layered {
+    pub(super) fn new(retention: Retention) -> Self {
+        let rings = match retention {
+            Retention::Long => Rings::Wide(Box::new(Ring::new(FINE_MERGE_MS, LONG_MS))),
+            Retention::Short => Rings::Narrow(Box::new(Ring::new(FINE_MERGE_MS, SHORT_MS))),
+            Retention::Layered => Rings::Layered {
                 fine: Box::new(Ring::new(FINE_MERGE_MS, FINE_MS)),
                 coarse: Box::new(Ring::new(COARSE_MERGE_MS, LONG_MS)),
             },
-            Shape::Newest => Rings::None,
+            Retention::Newest => Rings::None,
         };
         Self {
             last: (0.0, 0),

@@ -1,6 +1,6 @@
 //! The agent against the embedded API server, in one process, on a fake machine.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
+#![allow(clippy::unwrap_used, reason = "a failed setup panics")]
 
 mod agent;
 mod beside;

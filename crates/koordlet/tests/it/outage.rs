@@ -12,7 +12,7 @@ use koord_host::{CgroupPath, Resource};
 use koord_kube::api::{DeleteParams, ListParams, PostParams};
 use koord_kube::client::{ANSWER_WITHIN, Body, in_process};
 use koord_kube::{Api, Client, patch};
-use koordlet::evictor::{Config, Mode};
+use koordlet::evictor::{Config, EvictionMode};
 use koordlet::gates::Gate;
 use koordlet::{Options, Settings, Thread, audit};
 use serde_json::json;
@@ -187,11 +187,11 @@ struct Node {
 }
 
 impl Node {
-    async fn start(mode: Mode) -> Self {
+    async fn start(mode: EvictionMode) -> Self {
         Self::with(mode, slo(65)).await
     }
 
-    async fn with(mode: Mode, slo: serde_json::Value) -> Self {
+    async fn with(mode: EvictionMode, slo: serde_json::Value) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let (server, admin) = cluster(&clock).await;
         let tree = Tree::hybrid("0-1").unwrap();
@@ -380,13 +380,13 @@ impl Node {
     }
 
     /// Makes the node run short of memory, and checks by mode whether a batch pod is evicted.
-    async fn is_evicted(&mut self, pod: usize, mode: Mode) {
+    async fn is_evicted(&mut self, pod: usize, mode: EvictionMode) {
         self.available_gib = 1;
-        if mode == Mode::Api {
+        if mode == EvictionMode::Api {
             self.pass(60).await;
             assert!(
                 !self.processes[pod].ended(),
-                "nobody but the server decides"
+                "only the server decides"
             );
         } else {
             self.until("the end of a batch pod", 30, async |node| {
@@ -436,7 +436,7 @@ fn names(report: &serde_json::Value) -> Vec<&str> {
 }
 
 /// Batch work may use a share of two cores minus the services' usage, as in upstream.
-async fn ten_minutes_without_a_server(mode: Mode) {
+async fn ten_minutes_without_a_server(mode: EvictionMode) {
     let mut node = Node::start(mode).await;
     node.until_batch_may_use(1300 - 300, 60).await;
     let report = node.until_reported(60).await;
@@ -498,7 +498,7 @@ async fn ten_minutes_without_a_server(mode: Mode) {
     let sent = node.line.request_count() - sent;
     assert!(sent < 200, "what had waited came as {sent} requests");
 
-    if mode == Mode::Api {
+    if mode == EvictionMode::Api {
         // The failed eviction does not prevent the next one.
         let events: Api<Event> = Api::namespaced(node.admin.clone(), "default");
         for name in ["be-1", "be-2"] {
@@ -516,7 +516,7 @@ async fn ten_minutes_without_a_server(mode: Mode) {
     let killed = node.audit.entries().into_iter();
     let killed = killed.filter(|entry| entry.message.contains("containers killed"));
     let killed: Vec<_> = killed.map(|entry| entry.name).collect();
-    let want: &[&str] = if mode == Mode::Api {
+    let want: &[&str] = if mode == EvictionMode::Api {
         &[]
     } else {
         &["be-1", "be-2"]
@@ -528,12 +528,12 @@ async fn ten_minutes_without_a_server(mode: Mode) {
 
 #[tokio::test(start_paused = true)]
 async fn the_node_goes_on_for_ten_minutes_without_a_server() {
-    ten_minutes_without_a_server(Mode::ApiThenKill).await;
+    ten_minutes_without_a_server(EvictionMode::ApiThenKill).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn api_mode_kills_no_pod_during_a_server_outage() {
-    ten_minutes_without_a_server(Mode::Api).await;
+    ten_minutes_without_a_server(EvictionMode::Api).await;
 }
 
 /// The guard decides by the node's own signals. A lever held at the start of the outage is released to check
@@ -542,7 +542,7 @@ async fn api_mode_kills_no_pod_during_a_server_outage() {
 async fn the_guard_goes_on_without_a_server(connectivity: Connectivity) {
     let mut slo = slo(65);
     slo["spec"]["extensions"]["cpuSuppress"]["mode"] = json!("pressure");
-    let mut node = Node::with(Mode::Api, slo).await;
+    let mut node = Node::with(EvictionMode::Api, slo).await;
     // Without signals of memory bandwidth, it starts at the threshold and raises the cap gradually.
     node.until("a cap", 60, async |node| node.batch_may_use() > 20)
         .await;

@@ -185,7 +185,7 @@ fn pods_have_limits_on_their_volumes() {
         assert_eq!(
             limit(&rig, "9:9"),
             "7",
-            "who asks for nothing is left alone"
+            "a pod without settings is unchanged"
         );
         let blocks = json!([
             {"name": "scratch", "type": "podvolume", "ioCfg": {"readIOPS": 10}},

@@ -78,7 +78,7 @@ fn busy_node_evicts_only_evictable_pods() {
         "cpuEvictLowerPercent": 70, "evictEnabledPriorityThreshold": 7999});
     let mut rig = rig(&[Gate::CPUEvict], threshold);
     let (_, found) = first(&mut rig, BUSY, 10);
-    assert!(found.is_empty(), "without the label nobody goes");
+    assert!(found.is_empty(), "no eviction without the label");
     let mut batch = batch_pod();
     let labels = batch.metadata.labels.get_or_insert_default();
     labels.insert("koordinator.sh/eviction-enabled".into(), "true".into());

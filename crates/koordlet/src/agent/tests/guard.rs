@@ -369,7 +369,7 @@ fn memory_stalls_trigger_reclaim_from_batch_pods() {
         .feed(&batch, Resource::MemoryUsage, &format!("{start}\n"))
         .unwrap();
     for _ in 0..30 {
-        assert_eq!(second(&mut rig, false), 0, "nobody suffers");
+        assert_eq!(second(&mut rig, false), 0, "no harm");
     }
     let mut taken = 0;
     for _ in 0..60 {

@@ -108,7 +108,7 @@ fn a_pod_without_psi_falls_back_alone() {
     f.tree.vanish(&f.pod(2)).unwrap();
     f.sample();
     assert_eq!(f.pressure.share(2), None);
-    assert_eq!(f.pressure.share(3), None, "nobody follows it");
+    assert_eq!(f.pressure.share(3), None, "not tracked");
 }
 
 #[test]

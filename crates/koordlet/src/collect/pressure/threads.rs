@@ -16,12 +16,12 @@ const MAX_DEPTH: usize = 4;
 /// The threads of a pod: first those that are read every time, then those that are read in turns.
 #[derive(Debug, Default)]
 pub(super) struct Threads {
-    list: Vec<Thread>,
+    list: Vec<TrackedThread>,
     turn: usize,
 }
 
 #[derive(Debug)]
-struct Thread {
+struct TrackedThread {
     id: u32,
     file: Option<Reader<SchedStat>>,
     last: Option<(SchedStat, u64)>,
@@ -68,7 +68,7 @@ impl Threads {
         let new = ids
             .into_iter()
             .filter(|id| listed.binary_search(id).is_err());
-        self.list.extend(new.map(|id| Thread {
+        self.list.extend(new.map(|id| TrackedThread {
             id,
             file: None,
             last: None,
@@ -133,7 +133,7 @@ impl Threads {
     }
 }
 
-impl Thread {
+impl TrackedThread {
     /// Returns the time the thread waited and ran since it was last read; `None` if that was too long ago.
     fn read(&mut self, round: &mut SampleRound<'_>, keep: bool) -> Option<(u64, u64)> {
         if self.file.is_none() {

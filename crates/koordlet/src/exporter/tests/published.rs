@@ -202,7 +202,7 @@ impl Fixture {
             }
         };
         let looked = tokio::time::timeout(Duration::from_secs(60), look).await;
-        assert!(looked.is_ok(), "nobody looked");
+        assert!(looked.is_ok(), "no scan");
     }
 
     fn counted(&self, name: &str, result: &str) -> u64 {

@@ -167,7 +167,7 @@ async fn behind_a_proxy_that_asks_too_a_quota_is_scaled_once() {
     let hooks = rig.config(Mode::Proxy);
     let scaled = hooked(&rig, &hooks, &pod, 200_000).await;
     assert_eq!(scaled, 100_000);
-    assert!(registered(&hooks).is_some(), "as somebody else's would be");
+    assert!(registered(&hooks).is_some(), "as one of another server");
     let plugin = rig.plugin(Policy::Ignore);
     let request = container(nri_resources(2, scaled, 0, ""));
     for _ in 0..2 {

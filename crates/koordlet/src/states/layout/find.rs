@@ -277,7 +277,7 @@ mod tests {
         }
     }
 
-    /// Cgroup of all pods, source, settled.
+    /// Asserts the cgroup of all pods, the source and whether the layout is settled.
     fn check(
         own: &str,
         configz: Option<CgroupHint>,

@@ -1,6 +1,6 @@
 //! Conflicts of exclusive CPUs between pods.
 //!
-//! The CPUs of a pod come from an annotation, and a user who may write it can name any. So a pod gets the
+//! The CPUs of a pod come from an annotation, which may name any CPU. So a pod gets the
 //! named CPUs only if no exclusive (LSE or LSR) pod has them.
 
 use super::PodInfo;
