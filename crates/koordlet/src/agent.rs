@@ -1,10 +1,10 @@
 //! Body of the agent's loop: measure, decide, write. One owner of all node-side state.
 //!
 //! [`Agent::tick`] does no network I/O and never waits: time and the state of the cluster are arguments.
-//! [`crate::shell`] supplies both, and carries out evictions and reports.
+//! [`crate::daemon`] supplies both, and carries out evictions and reports.
 
-mod learn;
 mod measure;
+mod predict_feed;
 mod snapshots;
 
 use crate::audit;
@@ -24,9 +24,9 @@ use crate::settings::Settings;
 use crate::states::{NodeInfo, PodInfo, Slo, States, TopologyInfo};
 use crate::time::TickTime;
 use koord_host::{CgroupPath, HostError, Resource, Root, Target, Version, WeightFormula};
-use learn::Learning;
 use measure::Measure;
 use parking_lot::Mutex;
+use predict_feed::PredictorFeed;
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +71,7 @@ type StrategyContext = (Arc<Slo>, Option<Arc<NodeInfo>>, Option<Arc<TopologyInfo
 #[derive(Debug)]
 pub struct Agent {
     pub(crate) measure: Measure,
-    pub(crate) learning: Learning,
+    pub(crate) learning: PredictorFeed,
     pub(crate) metrics: Metrics,
     root: Root,
     settings: Settings,
@@ -117,7 +117,7 @@ impl Agent {
         Ok(Self {
             measure,
             _worker: worker.ok(),
-            learning: Learning::new(settings.predict.clone()),
+            learning: PredictorFeed::new(settings.predict.clone()),
             strategies: Strategies::new(&settings, &metrics)?,
             executor: Executor::new(root.clone(), audit.clone(), settings.force_update_ms)
                 .measured(metrics.clone())

@@ -10,10 +10,10 @@
 //! changed, which a watch of the one object shows, and written to when the object must change.
 
 pub mod files;
-mod found;
+mod finder;
 mod nvidia;
 
-pub use found::DeviceFinder;
+pub use finder::DeviceFinder;
 
 use crate::states::States;
 use crate::status::{self, StatusHandle};
@@ -160,7 +160,7 @@ fn device_status(device: &Detected) -> status::Device {
         _ if info.health => "healthy".to_owned(),
         None => "unhealthy".to_owned(),
         Some(health) => {
-            let texts = [&health.code, &health.message];
+            let messages = [&health.code, &health.message];
             let messages = messages.into_iter().filter(|word| !word.is_empty());
             let messages: Vec<&str> = messages.map(String::as_str).collect();
             if messages.is_empty() {

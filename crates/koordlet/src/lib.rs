@@ -13,13 +13,13 @@
 //! | [`executor`] | the one writer of kernel files |
 //! | [`audit`] | a record of everything done |
 //! | [`agent`] | the loop body that ties these together |
-//! | [`report`] | NodeMetric |
-//! | [`devices`] | Device: accelerators and RDMA adapters |
-//! | [`node_topology`] | NodeResourceTopology |
-//! | [`exporter`] | NUMA nodes, and what the kubelet has allocated of them |
+//! | [`report`] | the NodeMetric report |
+//! | [`devices`] | the Device report: accelerators and RDMA adapters |
+//! | [`node_topology`] | the NodeResourceTopology report |
+//! | [`exporter`] | the report of NUMA nodes and their allocated resources |
 //! | [`evictor`] | evictions, through the API or by killing |
 //! | [`status`], [`metrics`] | status page and metrics of the agent |
-//! | [`shell`] | informers, reporter, evictor and the thread of the loop |
+//! | [`daemon`] | informers, reporter, evictor and the thread of the loop |
 //!
 //! Invariants: strategies never write; every kernel file has one claimant; the loop never waits for
 //! the network; work per tick is proportional to pods and containers; memory is bounded by their
@@ -31,6 +31,7 @@ pub mod audit;
 pub mod claims;
 pub mod collect;
 pub mod conditions;
+pub mod daemon;
 pub mod devices;
 pub mod evictor;
 pub mod executor;
@@ -50,7 +51,6 @@ pub mod qos;
 pub mod report;
 pub mod runtime;
 pub mod settings;
-pub mod shell;
 pub mod states;
 pub mod status;
 pub mod store;
@@ -58,8 +58,8 @@ pub mod time;
 
 pub use agent::Agent;
 pub use args::Args;
+pub use daemon::{Error, run};
 pub use http::events;
 pub use metrics::Metrics;
 pub use options::{Options, PodSource, Thread};
 pub use settings::Settings;
-pub use shell::{Error, run};

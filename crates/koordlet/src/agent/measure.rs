@@ -5,12 +5,12 @@ use super::snapshots::Snapshots;
 use crate::collect::cpi;
 use crate::collect::ctx::{CollectCtx, TickCollector, TickSamples};
 use crate::collect::errors::CollectErrorLog;
-use crate::collect::follow::TrackedPods;
 use crate::collect::host_app::HostApps;
 use crate::collect::needs::Needs;
 use crate::collect::pressure::{Limits, Pressure};
 use crate::collect::slow::SlowResults;
 use crate::collect::table::{self, COLLECTORS, CollectorSpec, Lane};
+use crate::collect::tracked_pods::TrackedPods;
 use crate::collect::work::WorkMeter;
 use crate::health::{self, State};
 use crate::metrics::Metrics;
@@ -74,7 +74,7 @@ pub(crate) struct Measure {
     /// Needs of the strategies at the last tick.
     needs: Needs,
     /// Results of the slow collectors.
-    pub(crate) facts: Arc<Facts>,
+    pub(crate) facts: Arc<SlowResults>,
     /// Number of the last processed round of cold pages.
     cold_round: u64,
     /// Number of the last processed window of performance counters.

@@ -1,6 +1,6 @@
 //! Saves samples to a file and restores them after a restart.
 
-use crate::collect::follow::TrackedPods;
+use crate::collect::tracked_pods::TrackedPods;
 use crate::store::{SeriesSubject, Snapshot, Store, snapshot};
 use crate::time::TickTime;
 use rustc_hash::FxHashMap;

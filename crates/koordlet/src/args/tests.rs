@@ -306,13 +306,13 @@ fn the_mode_decides_where_the_host_is() {
 fn only_evict_by_api_flag_sets_eviction_mode_api() {
     use evictor::EvictionMode;
     for (flags, want) in [
-        (&[][..], TopologyMode::ApiThenKill),
-        (&["--only-evict-by-api"], TopologyMode::Api),
+        (&[][..], EvictionMode::ApiThenKill),
+        (&["--only-evict-by-api"], EvictionMode::Api),
         (
             &["--only-evict-by-api=true", "--eviction-mode=kill"],
-            TopologyMode::Api,
+            EvictionMode::Api,
         ),
-        (&["--eviction-mode=kill"], TopologyMode::Kill),
+        (&["--eviction-mode=kill"], EvictionMode::Kill),
     ] {
         assert_eq!(options(flags).evict.mode, want, "{flags:?}");
     }
@@ -338,16 +338,10 @@ fn the_stock_manifest_is_accepted() {
 fn one_mode_delivers() {
     use runtime::{Mode, Policy};
     let mode = |flags: &[&str]| options(flags).runtime.mode;
-    assert_eq!(mode(&[]), TopologyMode::Nri);
-    assert_eq!(
-        mode(&["--enable-nri-runtime-hook=false"]),
-        TopologyMode::Proxy
-    );
-    assert_eq!(
-        mode(&["--runtime-hooks-mode=standalone"]),
-        TopologyMode::Standalone
-    );
-    assert_eq!(mode(&["--runtime-hooks-mode=proxy"]), TopologyMode::Proxy);
+    assert_eq!(mode(&[]), Mode::Nri);
+    assert_eq!(mode(&["--enable-nri-runtime-hook=false"]), Mode::Proxy);
+    assert_eq!(mode(&["--runtime-hooks-mode=standalone"]), Mode::Standalone);
+    assert_eq!(mode(&["--runtime-hooks-mode=proxy"]), Mode::Proxy);
     let flags = [
         "--runtime-hooks-plugin-failure-policy=Fail",
         "--runtime-hooks-disable-stages=PreRunPodSandbox,PreCreateContainer",

@@ -1,11 +1,11 @@
 //! Context that the collectors of the loop share: their inputs and their results.
 
 use super::errors::CollectError;
-use super::follow::TrackedPods;
 use super::host_app::HostApps;
 use super::needs::Needs;
 use super::node::NodeSample;
 use super::pressure::Pressure;
+use super::tracked_pods::TrackedPods;
 use super::work::WorkMeter;
 use crate::store::{Metric, SeriesSubject, Store};
 use crate::time::TickTime;

@@ -5,7 +5,6 @@ pub mod cold;
 pub mod cpi;
 pub mod ctx;
 pub mod errors;
-pub mod follow;
 pub mod host_app;
 pub mod machine;
 pub mod needs;
@@ -19,6 +18,7 @@ pub mod resctrl;
 pub mod slow;
 pub mod storage;
 pub mod table;
+pub mod tracked_pods;
 pub mod work;
 
 /// Turns a growing counter into a rate.

@@ -215,7 +215,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a"), format!("[{}]", card("a0", "0"))).unwrap();
         fs::write(dir.path().join("b"), format!("[{}]", card("b0", "0"))).unwrap();
-        let (report, problems_by_object) = XpuFiles::new(dir.path().to_owned()).look();
+        let (report, problems_by_object) = XpuFiles::new(dir.path().to_owned()).find();
         assert_eq!(ids(report), ["a0"]);
         let named = wrong(&problems_by_object);
         assert!(named[0].0.starts_with("XPU directory"), "{named:?}");

@@ -5,7 +5,7 @@
 //! every write. A cgroup that was removed meanwhile is no error.
 
 mod backoff;
-mod memory;
+mod write_cache;
 
 use crate::audit::{self, Entry, FileChange, Log};
 use crate::conditions::Conditions;
@@ -13,9 +13,9 @@ use crate::metrics::{AgentPart, Metrics};
 use jiff::Timestamp;
 use koord_host::target::Sysctl;
 use koord_host::{CgroupPath, HostError, Order, Resource, Root, Target, TargetKind, Written};
-use memory::WriteCache;
 use rustc_hash::FxHashSet;
 use std::time::Instant;
+use write_cache::WriteCache;
 
 /// Object that the audit record names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,7 +1,7 @@
 //! RDMADeviceInject: adds the device files of the RDMA adapters that were allocated to a pod to its
 //! containers; see [`koord_model::rdma_devices`].
 
-use super::{Adjustment, Hook, HookClaim, HookTarget, HookValue, Rules, Stage, What};
+use super::{Adjustment, Hook, HookClaim, HookResource, HookTarget, HookValue, Rules, Stage};
 use crate::claims::{Classes, Level};
 use crate::gates::Gate;
 use koord_model::rdma_devices::of_pod;

@@ -166,7 +166,7 @@ fn hooks_are_sorted_and_values_have_one_owner() {
             {
                 let levels = claim.levels.iter().any(|level| two.levels.contains(level));
                 let clash =
-                    claim.resource == two.resource && levels && claim.classes.meets(two.classes);
+                    claim.resource == two.resource && levels && claim.classes.overlaps(two.classes);
                 assert!(
                     !clash,
                     "{} and {} both say {:?}",

@@ -8,18 +8,18 @@
 //! | `zones` | NUMA nodes as zones |
 //! | `merge` | patch of an existing object |
 //! | `report` | periodic update of the object |
-//! | `trouble` | errors, and their logs and events |
+//! | `errors` | errors, and their logs and events |
 //!
 //! The scheduler reads the annotations and the zones, the manager adds batch resources to the zones. Names
 //! and formats are those of Koordinator's koordlet.
 
 mod cpus;
+mod errors;
 mod facts;
 mod merge;
 mod report;
 #[cfg(test)]
 mod tests;
-mod trouble;
 mod zones;
 
 pub(crate) use facts::{Inputs, Report};

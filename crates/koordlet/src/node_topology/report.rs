@@ -1,8 +1,8 @@
 //! Periodic update of the node's NodeResourceTopology.
 
 use super::cpus::STATE_FILE;
+use super::errors::{ErrorReporter, ReportError};
 use super::merge::{Newer, Older};
-use super::trouble::{ErrorReporter, ReportError};
 use super::{FIELD_MANAGER, Inputs, Report, Reporting, TopologyMode};
 use crate::collect::machine::MachineInfo;
 use crate::metrics::Metrics;

@@ -4,14 +4,14 @@
 //! node, and leaves its targets in the plan: CPUSuppress writes the cap and the partition of CPUs, RdtResctrl
 //! the bandwidth, the hooks `cpu.idle` of batch pods. The row itself only has pages of batch pods reclaimed.
 
-mod orders;
+mod coverage;
 mod reclaim;
-mod show;
-mod sight;
+mod report;
+mod targets;
 #[cfg(test)]
 mod tests;
 
-pub use orders::{LeverTargets, Note};
+pub use targets::{LeverTargets, Note};
 
 use crate::collect::needs::Needs;
 use crate::gates::Gate;
@@ -20,13 +20,13 @@ use crate::metrics::Metrics;
 use crate::qos::{Facts, Plan, Planner, StrategySpec, View, cpu_suppress};
 use crate::states::PodInfo;
 use crate::states::slo::SuppressMode;
+use coverage::SignalCoverage;
 use koord_api::priority::PriorityClass;
 use koord_api::qos::QosClass;
 use koord_host::Resource;
 use koord_model::guard::{Config, Decision, Event, Guard, Input, Kind, Lever, Sample, Settings};
 use koord_model::suppress::{CFS_PERIOD_US, MIN_QUOTA_US};
 use rustc_hash::FxHashMap;
-use sight::SignalCoverage;
 
 /// The strategy's name.
 pub const NAME: &str = "PressureGuard";
@@ -203,7 +203,7 @@ impl Planner for GuardPlanner {
             let shown = self.status(view, &levers, sees_bandwidth, &plan.guard);
             plan.guard_status = Some(Some(shown));
         }
-        plan.report_state(State::Active, orders::describe(&plan.guard));
+        plan.report_state(State::Active, targets::describe(&plan.guard));
     }
 }
 
@@ -294,7 +294,7 @@ impl GuardPlanner {
     /// Logs once which signals and levers this node has and how batch work starts, and again when that
     /// changes.
     fn log_start(&mut self, view: &View<'_>, sees_bandwidth: bool, plan: &mut Plan) {
-        let start = show::start(sees_bandwidth);
+        let start = report::start_level(sees_bandwidth);
         let before = self.started.replace(start);
         if before == Some(start) {
             return;
@@ -330,8 +330,8 @@ impl GuardPlanner {
 
     fn note(&mut self, view: &View<'_>, event: &Event<u64>, plan: &mut Plan) {
         let pod = self.name_of(event.key).to_owned();
-        let kind = orders::kind(event.kind);
-        let message = orders::message(event, &pod, view.now.ms());
+        let kind = targets::kind(event.kind);
+        let message = targets::message(event, &pod, view.now.ms());
         tracing::info!(service = pod, kind, lever = %event.lever, message, "pressure guard event");
         self.metrics.guard_event(&event.lever.to_string(), kind);
         self.why.clone_from(&message);
@@ -354,7 +354,7 @@ impl GuardPlanner {
         };
         let why = match (settings.pause, self.why.is_empty()) {
             (true, _) => "a pause shows how services fare without batch work".to_owned(),
-            (false, true) => format!("batch work starts {}", show::start(false)),
+            (false, true) => format!("batch work starts {}", report::start_level(false)),
             (false, false) => self.why.clone(),
         };
         let before = match self.last.pause {
@@ -362,7 +362,7 @@ impl GuardPlanner {
             false => self.last.cap,
         };
         let partition = (!settings.partition.is_empty())
-            .then(|| orders::partition(view, &settings.partition))
+            .then(|| targets::partition(view, &settings.partition))
             .flatten();
         LeverTargets {
             cap,

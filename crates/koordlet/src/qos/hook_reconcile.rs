@@ -187,7 +187,7 @@ impl RuntimeHooks {
         &self,
         object: &str,
         problems: Vec<HookValue<String>>,
-        told: &mut FxHashSet<(String, String)>,
+        logged: &mut FxHashSet<(String, String)>,
     ) {
         for problem in problems {
             let key = (object.to_owned(), problem.value);
@@ -221,7 +221,7 @@ impl RuntimeHooks {
         // Batch pods, and other pods in their class, run on the CPUs that suppression leaves.
         let cpus = pod.kube_qos != KubeQos::BestEffort && pod.qos != QosClass::Be;
         for container in pod.all_containers() {
-            let Some(at) = Write::container(pod, container) else {
+            let Some(write) = Write::container(pod, container) else {
                 continue;
             };
             let write = write.reconciles("container");

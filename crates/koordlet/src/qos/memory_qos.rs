@@ -53,9 +53,9 @@ pub const CLAIMS: &[Claim] = &{
     let levels = [Level::Qos, Level::Pod, Level::Container];
     let mut claims = [claim(Level::Qos, Resource::MemoryMin); 36];
     let mut index = 0;
-    while at < claims.len() {
-        claims[at] = claim(levels[at % 3], FILES[at / 3].0);
-        at += 1;
+    while index < claims.len() {
+        claims[index] = claim(levels[index % 3], FILES[index / 3].0);
+        index += 1;
     }
     claims
 };

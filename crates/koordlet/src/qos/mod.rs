@@ -15,6 +15,7 @@ pub mod cpu_evict;
 pub mod cpu_limits;
 pub mod cpu_suppress;
 pub mod evict;
+pub mod eviction_history;
 pub mod guard;
 pub mod hook_reconcile;
 pub mod memory_evict;
@@ -22,12 +23,11 @@ pub mod memory_qos;
 pub mod plan;
 pub mod reconcile;
 pub mod resctrl;
-pub mod standing;
 pub mod system_config;
 pub mod view;
 
+pub use eviction_history::EvictionHistory;
 pub use plan::{BurstAllowance, Eviction, Plan, Write};
-pub use standing::EvictionHistory;
 pub use view::{Facts, KernelReader, MachineFacts, PodView, View};
 
 use crate::claims::{self, Claim, ClaimError};

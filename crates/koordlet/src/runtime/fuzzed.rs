@@ -3,7 +3,7 @@
 
 use super::nri::Plugin;
 use super::server::Service;
-use super::{HookContext, Policy, answer};
+use super::{HookContext, Policy, responder};
 use crate::gates::Gate;
 use crate::hooks::{Rules, Sources};
 use crate::metrics::Metrics;
@@ -44,7 +44,7 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         cpu_idle: true,
     };
     let rules = Rules::from_sources(sources, None);
-    let stages = answer::Stages::new(&[], &settings.gates);
+    let stages = responder::Stages::new(&[], &settings.gates);
     let metrics = Metrics::new(&prometheus::Registry::new()).expect("metrics");
     metrics.started("n", 0);
     let ctx = HookContext {
@@ -55,7 +55,7 @@ pub fn answering(root: &Path) -> (impl Handler, impl RuntimeHookService) {
         metrics,
         warnings: Arc::new(Warnings::new("n", Recorder::silent())),
     };
-    let responder = Arc::new(answer::HookResponder::new(Policy::Ignore, stages, ctx));
+    let responder = Arc::new(responder::HookResponder::new(Policy::Ignore, stages, ctx));
     let plugin = Plugin::new(
         "nri".to_owned(),
         root.join("hookserver.d"),

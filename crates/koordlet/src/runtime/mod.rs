@@ -9,16 +9,16 @@
 //! reconciler uses. Missing values of a new pod are taken from the request. Neither the API server nor the
 //! kubelet is asked. To avoid conflicting writers, a running container gets only those values that the
 //! runtime is about to change, CPU lists of batch pods are left to CPUSuppress, and of several agents of a
-//! machine only one adjusts containers, in any mode (module `claim`).
+//! machine only one adjusts containers, in any mode (module `hook_lock`).
 
-mod answer;
-mod asked;
-mod claim;
-mod contest;
 #[cfg(fuzzing)]
 pub mod fuzzed;
+mod hook_lock;
 mod nri;
+mod plugin_conflicts;
 mod registration;
+mod request;
+mod responder;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -29,18 +29,18 @@ use crate::metrics::Metrics;
 use crate::node_events::Warnings;
 use crate::settings::Settings;
 use crate::states::States;
+use hook_lock::HookLock;
 use koord_host::Root;
 use koord_kube::events::Severity;
-use lock::HookLock;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use answer::STAGES;
-pub(crate) use contest::PluginConflicts;
 pub use koord_api::hookserver::{Policy, UnknownPolicy};
+pub(crate) use plugin_conflicts::PluginConflicts;
+pub(crate) use responder::STAGES;
 
 /// Integration with the container runtime at container creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -227,8 +227,8 @@ pub(crate) fn start(
     }
     let own = format!("{}-{}", config.nri.index, config.nri.name);
     let conflicts = PluginConflicts::new(own, ctx.warnings.clone(), ctx.metrics.clone());
-    let stages = answer::Stages::new(&config.disabled, &ctx.settings.gates);
-    let responder = Arc::new(answer::HookResponder::new(config.policy, stages, ctx));
+    let stages = responder::Stages::new(&config.disabled, &ctx.settings.gates);
+    let responder = Arc::new(responder::HookResponder::new(config.policy, stages, ctx));
     let config = config.clone();
     tokio::spawn(async move {
         let waits = lock.is_held_by_other();

@@ -1,7 +1,7 @@
 //! Plugin of the container runtime (NRI). Connection and deadlines are handled by [`koord_rpc::nri::Stub`].
 
-use super::answer::{HookError, HookPoint, HookResponder, NewContainer};
-use super::asked::{ContainerRequest, PodRequest};
+use super::request::{ContainerRequest, PodRequest};
+use super::responder::{HookError, HookPoint, HookResponder, NewContainer};
 use super::{Nri, Policy, registration};
 use crate::hooks::{Adjustment, HookValue};
 use koord_kube::events::Severity;

@@ -1,7 +1,7 @@
 //! The hook server, which koord-runtime-proxy calls.
 
-use super::answer::{HookError, HookPoint, HookResponder};
-use super::asked::{ContainerRequest, PodRequest, RequestError};
+use super::request::{ContainerRequest, PodRequest, RequestError};
+use super::responder::{HookError, HookPoint, HookResponder};
 use super::{Server, registration};
 use crate::hooks::{Adjustment, HookValue};
 use koord_api::hookserver::HookServer;

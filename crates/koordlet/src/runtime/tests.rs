@@ -106,7 +106,7 @@ impl Rig {
 
     /// Redirects the node's events and returns them.
     fn events(&mut self) -> mpsc::UnboundedReceiver<Value> {
-        let (sender, told) = mpsc::unbounded_channel();
+        let (sender, events) = mpsc::unbounded_channel();
         let server = tower::service_fn(move |request: http::Request<Body>| {
             let sender = sender.clone();
             async move {
@@ -120,15 +120,19 @@ impl Rig {
         let stop = CancellationToken::new();
         let recorder = Recorder::start(in_process(server), "koordlet", "n", clock, stop);
         self.ctx.warnings = Arc::new(Warnings::new("n", recorder));
-        told
+        events
     }
 
     fn plugin(&self, policy: Policy) -> Plugin {
-        let stages = answer::Stages::new(&[], &self.ctx.settings.gates);
+        let stages = responder::Stages::new(&[], &self.ctx.settings.gates);
         Plugin::new(
             "nri.sock".to_owned(),
             self.directory.path().join("hookserver.d"),
-            Arc::new(answer::HookResponder::new(policy, stages, self.ctx.clone())),
+            Arc::new(responder::HookResponder::new(
+                policy,
+                stages,
+                self.ctx.clone(),
+            )),
         )
     }
 
@@ -705,17 +709,17 @@ fn groups_as_runtimes_name_them() {
             BestEffort,
         ),
     ] {
-        let (path, found) = asked::pod_cgroup(parent, layout).unwrap();
+        let (path, found) = request::pod_cgroup(parent, layout).unwrap();
         assert_eq!((path.as_str(), found), (group, class), "{parent}");
     }
     for nonsense in ["", "/", "../x"] {
         assert!(
-            asked::pod_cgroup(nonsense, &cgroupfs).is_none(),
+            request::pod_cgroup(nonsense, &cgroupfs).is_none(),
             "{nonsense}"
         );
     }
     let path = "kubepods-burstable-podu.slice:cri-containerd:abc";
-    let group = asked::container_cgroup(path, &systemd).unwrap();
+    let group = request::container_cgroup(path, &systemd).unwrap();
     assert!(
         group
             .as_str()

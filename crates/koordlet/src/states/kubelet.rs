@@ -4,8 +4,8 @@ mod client;
 mod config;
 mod metrics;
 mod options;
-mod pace;
 mod poll;
+mod rate_limit;
 mod split;
 #[cfg(test)]
 mod tests;

@@ -164,7 +164,7 @@ impl MalformedInputs {
     /// Returns the present malformed inputs, by object.
     #[must_use]
     pub fn current(&self) -> BTreeMap<String, Vec<Malformed>> {
-        self.0.lock().standing.clone()
+        self.0.lock().current.clone()
     }
 
     /// Returns the number of malformed inputs logged since the start.
@@ -244,7 +244,7 @@ mod tests {
         complaints.replace("Pod a/b", vec![input("[")]);
         assert_eq!(shown(&registry), ["["]);
         complaints.replace("Pod a/b", Vec::new());
-        assert!(shown(&registry).is_empty() && complaints.standing().is_empty());
+        assert!(shown(&registry).is_empty() && complaints.current().is_empty());
         // After it was removed it is logged again.
         complaints.replace("Pod a/b", vec![input("{")]);
         assert_eq!(complaints.logged(), 4);

@@ -6,15 +6,15 @@
 pub mod claims;
 pub mod kubelet;
 pub mod layout;
+pub(crate) mod layout_detection;
 pub(crate) mod lifecycle;
 mod listing;
 pub mod malformed;
 pub mod metric_policy;
+mod missing_pods;
 pub mod node;
 pub mod pod;
 mod reader;
-mod roster;
-pub(crate) mod settle;
 pub mod slo;
 pub mod topology;
 

@@ -1,11 +1,11 @@
 //! The Pod object, reduced to what the agent needs.
 
+mod conflict;
 mod containers;
-mod contested;
 mod exclusive;
 mod notes;
 
-pub use contested::AdjustmentConflict;
+pub use conflict::AdjustmentConflict;
 pub(crate) use exclusive::{check_new_pod, resolve_cpu_conflicts};
 pub use notes::{CoreSchedPolicy, Notes, VolumeSource};
 

@@ -243,7 +243,10 @@ async fn second_plugin_is_reported_once_and_values_are_not_contested() {
         let mut all = all.into_iter();
         all.find(|event| event.reason.as_deref() == Some("RuntimePluginConflict"))
     };
-    until("the conflict event", async || conflict_events().await.is_some()).await;
+    until("the conflict event", async || {
+        conflict_events().await.is_some()
+    })
+    .await;
     rounds(&agent).await;
     let event = conflict_events().await.unwrap();
     assert_eq!(event.count, Some(1));

@@ -404,7 +404,7 @@ async fn values_are_in_place_when_processes_begin() {
         first.output_value("cpu/cpu.shares"),
         "512",
         "{}",
-        first.said
+        first.output
     );
     assert_eq!(first.output_value("cpu/cpu.cfs_quota_us"), "50000");
     assert_eq!(
@@ -464,9 +464,9 @@ async fn values_are_in_place_when_processes_begin() {
     assert_eq!(service.output_value("CUDA_DEVICE_SM_LIMIT"), "50");
     for mounted in [library.to_str().unwrap(), "/tmp/vgpulock"] {
         assert!(
-            service.said.contains(&format!(" {mounted} ")),
+            service.output.contains(&format!(" {mounted} ")),
             "{mounted}: {}",
-            service.said
+            service.output
         );
     }
 
@@ -555,7 +555,7 @@ async fn proxy_sets_values_and_applies_policies_without_the_agent() {
         first.output_value("cpu/cpu.shares"),
         "512",
         "{}",
-        first.said
+        first.output
     );
     assert_eq!(first.output_value("cpu/cpu.cfs_quota_us"), "50000");
     assert_eq!(

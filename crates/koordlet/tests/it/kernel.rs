@@ -41,7 +41,7 @@ fn the_loop_follows_real_groups() {
                 "imageID": "", "ready": true, "restartCount": 0, "state": {"running": {}}}]}
     }))
     .unwrap();
-    let info = PodInfo::of(&pod, &layout).unwrap();
+    let info = PodInfo::from_pod(&pod, &layout).unwrap();
     let container = root.cgroup(&info.cgroup.join("c").unwrap());
     container.create(&Controller::ALL).unwrap();
     let states = Arc::new(States::default());
@@ -125,7 +125,7 @@ fn limits_of_a_disk_stand_and_go() {
         let blocks = json!([{"name": device, "type": "device", "ioCfg": {"readBPS": 1 << 30}}]);
         let spec: NodeSLOSpec = typed(json!({"resourceQOSStrategy": {"beClass": {"blkioQOS":
             {"enable": enable, "blocks": blocks}}}}));
-        states.slo.store(Arc::new(Slo::of(&spec)));
+        states.slo.store(Arc::new(Slo::from_spec(&spec)));
         let began = Instant::now();
         let mut current = None;
         while current.as_deref() != Some(want) && began.elapsed() < Duration::from_secs(30) {

@@ -384,10 +384,7 @@ impl Node {
         self.available_gib = 1;
         if mode == EvictionMode::Api {
             self.pass(60).await;
-            assert!(
-                !self.processes[pod].ended(),
-                "only the server decides"
-            );
+            assert!(!self.processes[pod].ended(), "only the server decides");
         } else {
             self.until("the end of a batch pod", 30, async |node| {
                 node.processes[pod].ended()

@@ -93,8 +93,8 @@ fn value(rig: &Rig, group: &CgroupPath, resource: Resource, device: &str) -> Str
 }
 
 fn wrong(rig: &Rig, object: &str) -> Vec<Malformed> {
-    let mut current_error = rig.states.malformed_inputs.current();
-    standing.remove(object).unwrap_or_default()
+    let mut current = rig.states.malformed_inputs.current();
+    current.remove(object).unwrap_or_default()
 }
 
 fn refused(rig: &Rig) -> usize {

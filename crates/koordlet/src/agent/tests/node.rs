@@ -144,27 +144,27 @@ fn strategies_report_their_mechanism() {
     let mut settings = Settings::default();
     settings.gates.set(Gate::BEMemoryEvict, true);
     let mut rig = Rig::with(settings);
-    let strategy_states = |ticked: TickOutcome, name: &str| {
+    let state_of = |ticked: TickOutcome, name: &str| {
         let actions = ticked
             .strategy_states
             .into_iter()
             .find(|(row, ..)| *row == name);
         actions.map(|(_, state, text)| (state, text))
     };
-    let idle = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    let idle = state_of(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(idle.0, State::Idle);
     rig.suppress("pressure");
-    let (state, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    let (state, text) = state_of(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(state, State::Active);
     assert_eq!(text, "CFS quota at 65 % of the node, pressure mode");
-    let (state, text) = told(rig.step(BUSY), "PressureGuard").unwrap();
+    let (state, text) = state_of(rig.step(BUSY), "PressureGuard").unwrap();
     assert_eq!(state, State::Active);
     assert_eq!(text, "lowest weight, cap at 65 % of the node");
     rig.suppress("upstream");
-    let (_, text) = told(rig.step(BUSY), "BECPUSuppress").unwrap();
+    let (_, text) = state_of(rig.step(BUSY), "BECPUSuppress").unwrap();
     assert_eq!(text, "CFS quota at 65 % of the node, upstream mode");
-    let (state, _) = told(rig.step(BUSY), "MemoryEvict").unwrap();
+    let (state, _) = state_of(rig.step(BUSY), "MemoryEvict").unwrap();
     assert_eq!(state, State::Active);
-    let resctrl = (0..12).find_map(|_| told(rig.step(BUSY), "RdtResctrl"));
+    let resctrl = (0..12).find_map(|_| state_of(rig.step(BUSY), "RdtResctrl"));
     assert_eq!(resctrl.unwrap().0, State::Unavailable);
 }

@@ -224,11 +224,11 @@ fn fast_lane_detects_peaks_within_a_second() {
     let (mean, signal) = fixture.pressure.share(1).unwrap();
     assert_eq!(signal, Signal::CpuStall);
     assert!((mean - 0.08).abs() < 1e-9, "{mean}");
-    let peak = fixture.pressure.peak_of(1).unwrap();
+    let peak = fixture.pressure.peak_share(1).unwrap();
     assert!((peak - 0.8).abs() < 1e-9, "{peak}");
     // Without steps in between there is no peak.
     fixture.sample();
-    assert_eq!(fixture.pressure.peak_of(1), None);
+    assert_eq!(fixture.pressure.peak_share(1), None);
 }
 
 /// The fast lane reads 16 files per step of 100 ms; a step lasts at most five times as long.

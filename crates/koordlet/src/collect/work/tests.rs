@@ -189,13 +189,13 @@ fn missing_ebpf_support_is_reported_and_not_retried() {
         "a count does not exist in this test".to_owned(),
     );
     assert_eq!(work.problem(), Some(expected));
-    assert!(matches!(work.stage, Stage::Lacking(_)));
+    assert!(matches!(work.stage, SourceState::Unavailable(_)));
 
     let mut off = WorkMeter::new(tree.root().clone(), false);
     off.follow([(1, &group)].into_iter());
     off.sample(SECOND, |_| Some(1.0)).unwrap();
-    assert_eq!(off.trouble().unwrap().0, State::Off);
-    assert!(matches!(off.stage, Stage::Off));
+    assert_eq!(off.problem().unwrap().0, State::Off);
+    assert!(matches!(off.stage, SourceState::Off));
 }
 
 /// eBPF cannot be attached to ordinary directories, on any kernel.

@@ -64,7 +64,7 @@ fn transitions_are_described_in_words() {
             "a/b does not need CPU partition any more",
         ),
     ] {
-        assert_eq!(orders::message(&event(kind, lever), "a/b", 1000), want);
+        assert_eq!(targets::message(&event(kind, lever), "a/b", 1000), want);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::states::{ContainerInfo, PodInfo};
 use jiff::Timestamp;
 use koord_host::Target;
 use koord_host::target::Attribute;
-use koord_model::core_sched::{Action, Cookies, Members, SampleOptions, Task};
+use koord_model::core_sched::{Action, Cookies, Members, Task, Wanted};
 
 /// The processes of one container.
 #[derive(Debug)]
@@ -64,10 +64,10 @@ impl CookieKeeper {
         view: &View<'_>,
         pod: &PodInfo,
         container: Option<&ContainerInfo>,
-        at: &Write,
+        write: &Write,
         wanted: &Adjustment,
     ) {
-        let Some((hook_value, group)) = wanted.core_sched.as_ref().zip(at.target.group()) else {
+        let Some((hook_value, group)) = wanted.core_sched.as_ref().zip(write.target.group()) else {
             return;
         };
         if !self.reads_processes || hook_value.value == Wanted::Untouched {

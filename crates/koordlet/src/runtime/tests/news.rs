@@ -80,8 +80,11 @@ async fn plugin_conflict_is_reported_once() {
     let mut rig = Rig::new();
     let mut events = rig.events();
     let ctx = &rig.ctx;
-    let mut conflicts =
-        contest::PluginConflicts::new(OWN.to_owned(), ctx.warnings.clone(), ctx.metrics.clone());
+    let mut conflicts = plugin_conflicts::PluginConflicts::new(
+        OWN.to_owned(),
+        ctx.warnings.clone(),
+        ctx.metrics.clone(),
+    );
     let mut look = |pods: Vec<Value>| {
         let pods: Vec<_> = pods.into_iter().map(crate::hooks::tests::pod).collect();
         conflicts.update(&pods);

@@ -3,9 +3,9 @@
 use super::client::{KubeletClient, KubeletError};
 use super::metrics::KubeletMetrics;
 use super::options::Kubelet as Options;
-use super::pace::RequestLimiter;
+use super::rate_limit::RequestLimiter;
 use crate::states::listing::{Listing, PodTextCache};
-use crate::states::roster::{self, Missing};
+use crate::states::missing_pods::{self, Missing};
 use crate::states::{Layout, States};
 use koord_host::Root;
 use koord_kube::Client;
@@ -151,12 +151,12 @@ impl Poll {
         let read = |text: &[u8]| listing.add_text(text, cache);
         self.kubelet.pods(read).await?;
         self.answers_since.get_or_insert(now);
-        let settled = roster::is_settled(self.answers_since, now);
+        let settled = missing_pods::is_settled(self.answers_since, now);
         if listing.is_empty() && before.is_none() && !settled {
             // The kubelet has probably just started; a node without any pod is rare.
             return Ok(());
         }
-        let missing = roster::retained_pods(
+        let missing = missing_pods::retained_pods(
             old.iter().map(|pod| pod.uid.as_str()),
             |uid| listing.has(uid),
             &self.missing,

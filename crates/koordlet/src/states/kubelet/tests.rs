@@ -1,7 +1,7 @@
 //! A kubelet in this process, over TLS, and the agent's reaction to its responses and timeouts.
 
 use super::client::{KubeletClient, KubeletError, url_of};
-use super::options::{KubeletClient as Options, kubelet_trust};
+use super::options::{Kubelet as Options, kubelet_trust};
 use super::poll::Poll;
 use crate::metrics::Metrics;
 use crate::states::{Driver, Layout, NodeInfo, PodInfo, States};

@@ -244,7 +244,11 @@ fn malformed_annotation_keeps_last_good_value_and_is_reported() {
         );
         let (mut fresh, _) = noted(&json!({ key: bad }), None);
         if key.ends_with("eviction-policy") {
-            assert_eq!(fresh.evictable_by.take(), Some(vec![]), "no evictor is allowed");
+            assert_eq!(
+                fresh.evictable_by.take(),
+                Some(vec![]),
+                "no evictor is allowed"
+            );
         }
         assert_eq!(fresh, none, "{key}");
         let (removed, malformed) = noted(&json!({}), Some(&first));

@@ -1,6 +1,6 @@
 //! Responses to the container runtime or its proxy.
 
-use super::asked::{self, ContainerRequest, PodRequest, RequestError, ResolvedPod};
+use super::request::{self, ContainerRequest, PodRequest, RequestError, ResolvedPod};
 use super::{HookContext, Policy};
 use crate::gates::{Gate, Gates};
 use crate::hooks::{Adjustment, HOOKS, HookValue, Rules, Stage, desired, desired_around};
@@ -199,7 +199,7 @@ impl HookResponder {
     fn resolve(&self, request: &PodRequest) -> Result<ResolvedPod, RequestError> {
         let states = &self.ctx.states;
         let layout = states.layout_or(&self.ctx.settings.layout);
-        asked::resolve_pod(request, states.pods.load_full(), &layout)
+        request::resolve_pod(request, states.pods.load_full(), &layout)
     }
 
     /// Returns the desired values of a container that is about to be created, with its device files.
@@ -384,7 +384,7 @@ impl HookResponder {
         let Some(pod) = resolved.pod() else {
             return Ok(Adjustment::default());
         };
-        let container: ContainerInfo = asked::resolve_container(container, pod)?;
+        let container: ContainerInfo = request::resolve_container(container, pod)?;
         let mut wanted = self.run_hooks(at, pod, Some(&container), &rules);
         self.report_problems(request, &mut wanted.problems)?;
         then(pod, &mut wanted);
@@ -454,7 +454,7 @@ impl HookResponder {
         };
         let states = &self.ctx.states;
         let layout = states.layout_or(&self.ctx.settings.layout);
-        let Some(group) = asked::container_cgroup(group, &layout) else {
+        let Some(group) = request::container_cgroup(group, &layout) else {
             return Ok(());
         };
         let processes = self.ctx.root.cgroup(&group).processes()?;

@@ -11,14 +11,14 @@ use std::collections::BTreeSet;
 
 /// The predictor and the time of its last training step.
 #[derive(Debug)]
-pub(crate) struct Learning {
+pub(crate) struct PredictorFeed {
     pub(crate) predictor: Predictor,
     trained_ms: Option<u64>,
     restored: bool,
     log: LogOnChange,
 }
 
-impl Learning {
+impl PredictorFeed {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             predictor: Predictor::new(config),

@@ -6,7 +6,7 @@ use crate::qos::View;
 use koord_model::guard::{Lever, ServiceState, Verdict};
 
 /// Returns the start mode of batch work, with the reason.
-pub(super) fn start(sees_bandwidth: bool) -> &'static str {
+pub(super) fn start_level(sees_bandwidth: bool) -> &'static str {
     match sees_bandwidth {
         true => "free: harm through memory bandwidth and caches would be seen",
         false => {

@@ -96,7 +96,8 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let finder = LayoutFinder::new(root.clone(), parent);
         options.settings.layout = finder.detect(None).layout;
         let setting = options.settings.layout.clone();
-        let settle = settle::detect_layout(finder, setting, states.clone(), ctx.shutdown.clone());
+        let settle =
+            layout_detection::detect_layout(finder, setting, states.clone(), ctx.shutdown.clone());
         tokio::spawn(settle);
     }
     if options.mount_resctrl {
