@@ -17,7 +17,7 @@ use crate::runtime;
 use crate::states::layout::LayoutFinder;
 use crate::states::metric_policy::{MemoryPolicy, MetricPolicy};
 use crate::states::{
-    Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, lifecycle, settle,
+    Layout, NodeInfo, Slo, States, TopologyInfo, claims, kubelet, layout_detection, lifecycle,
 };
 use crate::status::{self, StatusHandle};
 use crate::time::TickTime;
@@ -96,9 +96,9 @@ async fn run_inner(mut options: Options, client: Client, ctx: Context) -> Result
         let finder = LayoutFinder::new(root.clone(), parent);
         options.settings.layout = finder.detect(None).layout;
         let setting = options.settings.layout.clone();
-        let settle =
+        let detection =
             layout_detection::detect_layout(finder, setting, states.clone(), ctx.shutdown.clone());
-        tokio::spawn(settle);
+        tokio::spawn(detection);
     }
     if options.mount_resctrl {
         mount_resctrl(&root, &options.settings.gates);
@@ -705,8 +705,8 @@ async fn publish(
 ) -> Result<(), koord_kube::Error> {
     let api: koord_kube::Api<RawNodeMetric> = koord_kube::Api::all(client.clone());
     let status = serde_json::to_value(status).map_err(koord_kube::Error::SerdeError)?;
-    // The whole status is ours: what is not reported any more must go, and a JSON patch that
-    // replaces it does that without a resourceVersion to conflict on.
+    // koordlet owns the whole status. Values that are no longer reported must be removed; a JSON patch that
+    // replaces the status does that without a resourceVersion to conflict on.
     let patch = serde_json::json!([{ "op": "add", "path": "/status", "value": status }]);
     let patch = serde_json::from_value(patch).map_err(koord_kube::Error::SerdeError)?;
     let patch = koord_kube::api::Patch::Json::<()>(patch);

@@ -15,7 +15,7 @@ const KEEP_MS: u64 = 600_000;
 #[derive(Debug)]
 pub(super) struct Snapshots {
     path: Option<PathBuf>,
-    /// Samples of the previous run; `None` before the file was looked for.
+    /// Samples of the previous run. `None` before the file was read.
     previous: Option<Snapshot>,
     began_ms: u64,
     saved_ms: u64,

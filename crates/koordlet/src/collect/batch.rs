@@ -22,7 +22,7 @@ impl BatchCollector {
         scratch: &mut Scratch,
         errors: &mut KernelErrors,
     ) -> Option<f64> {
-        // Strategies depend on this one cgroup, so a missing one is looked for in each sample.
+        // Strategies depend on this one cgroup, so a missing one is searched in each sample.
         self.usage.retry_now();
         let options = SampleOptions {
             memory: false,

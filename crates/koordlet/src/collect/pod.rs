@@ -7,7 +7,7 @@ use crate::store::{SeriesSubject, Store};
 use koord_host::cgroup::{CpuStat, MemoryStat};
 use koord_host::{CgroupPath, Reader, Root, Scratch};
 
-/// Ticks for which a missing cgroup is not looked for again.
+/// Number of ticks after which a missing cgroup is searched again.
 const RETRY_TICKS: u32 = 5;
 
 /// Open files of a cgroup and its newest sample.
@@ -298,7 +298,7 @@ mod tests {
             feed(600, 5, 1);
             assert_eq!(sample(6, true), (Some(0.0), Some(0.0)), "recreated");
             if v2 {
-                // One file, read once: the other reader is not asked.
+                // One file, read once: the other reader is unused.
                 collector.cpu_file = other_usage(&tree);
                 feed(1100, 10, 2);
                 let options = SampleOptions {
@@ -346,7 +346,7 @@ mod tests {
         for second in 1..=4 {
             assert_eq!(sample(&mut collector, &mut scratch, second), (None, None));
         }
-        // After four looks it is left alone for a while, unless its pod changes.
+        // After four attempts it is not read for a while, unless its pod changes.
         feed(1000, stat);
         assert_eq!(sample(&mut collector, &mut scratch, 5), (None, None));
         collector.retry_now();

@@ -95,7 +95,7 @@ const fn numa_ticks(settings: &Settings) -> u64 {
 /// Turns of collectors of cgroups: the memory of containers is read in turns, and a cgroup that cannot be
 /// opened is skipped for a while.
 const GROUPS: u32 = 6;
-/// Turns of pressure and packets: for a pod without a file it is looked for again every ten seconds.
+/// Turns of pressure and packets. A pod without a file is searched again every ten seconds.
 const SERVICES: u32 = 20;
 
 /// Every collector, in the order in which they run.

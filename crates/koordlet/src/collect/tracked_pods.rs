@@ -172,7 +172,7 @@ mod tests {
         let ids_after: Vec<u64> = pods.iter().map(|(_, pod)| pod.id).collect();
         assert_eq!((ids_after, store.len()), (ids, 2));
 
-        // One that is really gone is forgotten, at once when its group is.
+        // A pod that is absent for longer is removed, at once if its cgroup is removed.
         tree.vanish(&CgroupPath::new("kubepods/besteffort/podb").unwrap())
             .unwrap();
         pods.follow(list(&["a"]), 600_000, root, &mut store);

@@ -170,7 +170,7 @@ mod tests {
         let (report, problems_by_object) = files.find();
         assert!(
             report.is_none() && problems_by_object.is_empty(),
-            "no directory, no word"
+            "no directory, no problem"
         );
 
         let mut files = XpuFiles::new(dir.path().to_owned());
@@ -185,7 +185,7 @@ mod tests {
             [("XPU file b", "[1].minor", "x")]
         );
 
-        // Half written; more than one may be asked to read; no text; gone.
+        // A partly written file, a repaired one, and one that is not text.
         put("a", r#"[{"uuid": "a0","#);
         put("b", &format!("[{}]", card("b3", "3")));
         fs::write(dir.path().join("e"), [0xff, 0xfe]).unwrap();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(named[1].0, "XPU file e");
         assert!(
             problems_by_object.contains(&("XPU file b".to_owned(), Vec::new())),
-            "b is well now"
+            "b is valid now"
         );
 
         fs::remove_file(dir.path().join("a")).unwrap();

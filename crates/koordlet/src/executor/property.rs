@@ -275,7 +275,7 @@ fn run(
     let root = Root::with_writer(dir, watch.clone()).unwrap();
     let shape = GroupTree::new(script, base, cpus, root.version());
     let _cleanup = Cleanup(root.clone(), base.clone());
-    let controllers = [Controller::Cpu, Controller::Cpuset, Controller::WriteCache];
+    let controllers = [Controller::Cpu, Controller::Cpuset, Controller::Memory];
     for (group, _) in &shape.groups {
         root.cgroup(group).create(&controllers).unwrap();
     }

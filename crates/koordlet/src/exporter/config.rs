@@ -203,7 +203,7 @@ fn threshold(text: &str) -> Result<(u64, f64), String> {
 mod tests {
     use super::*;
 
-    /// Returns an API server that is not asked.
+    /// Returns a client whose API server refuses every request.
     fn nobody() -> Client {
         let refused = |_: http::Request<koord_kube::client::Body>| async {
             Err::<http::Response<koord_kube::client::Body>, _>(std::io::Error::other("not asked"))

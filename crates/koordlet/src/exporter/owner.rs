@@ -103,7 +103,7 @@ mod tests {
                 "{managers:?}"
             );
         }
-        // Who made an object without any has no zones.
+        // The creator of an object without zones does not own any.
         let empty = object(json!([]), &[("koordlet", json!({"f:zones": {}}))]);
         assert_eq!(other_writer(&empty, TakeOver::Never), None);
     }

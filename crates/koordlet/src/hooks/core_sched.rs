@@ -9,7 +9,7 @@ use koord_model::core_sched::{Ask, PodPolicy};
 
 const NAME: &str = "CoreSched";
 
-/// Classes whose cookies are written. SYSTEM pods, of which this agent is one, keep theirs.
+/// Classes whose cookies are written. SYSTEM pods, which include this agent, keep theirs.
 const TOUCHED: Classes = Classes::except(&[QosClass::System]);
 
 /// The row of the table of hooks.

@@ -109,7 +109,7 @@ mod tests {
         let on = Node::default();
         let off = Node::default().keep_quotas();
         let pinned = json!({"cpuset": "2-3"});
-        // More than the pod asks for: a quota that it has stays.
+        // More CPUs than the pod requests: an existing quota stays.
         let taken = json!({"cpuset": "2-4"});
         for (qos, status, node, want) in [
             ("LS", &pinned, &on, Some(-1)),

@@ -159,7 +159,7 @@ fn hooks_are_sorted_and_values_have_one_owner() {
     for (at, hook) in HOOKS.iter().enumerate() {
         assert!(!hook.gates.is_empty() && !hook.stages.is_empty() && !hook.claims.is_empty());
         for other in &HOOKS[at + 1..] {
-            for (one, two) in hook
+            for (claim, two) in hook
                 .claims
                 .iter()
                 .flat_map(|claim| other.claims.iter().map(move |two| (claim, two)))

@@ -416,7 +416,7 @@ impl Metrics {
     /// Records the limit and usage of batch work in milli-cores, and the cap in percent.
     pub fn suppression(
         &self,
-        by: SuppressPolicy,
+        policy: SuppressPolicy,
         limit: Option<i64>,
         cap: Option<i64>,
         services: i64,

@@ -1,5 +1,5 @@
 use super::merge::{Newer, Older};
-use super::*;
+use super::{TopologyMode as Mode, *};
 use crate::collect::machine::{HugePages, MachineInfo, NumaNode};
 use crate::states::kubelet::Config;
 use crate::states::{Driver, Layout, NodeInfo, PodInfo};
@@ -353,8 +353,7 @@ fn exclusive_cpus_reads_cpu_manager_state() {
     assert!(error.starts_with("cpu_manager_state"), "{error}");
 }
 
-/// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and configurations with which its kubelet would
-/// not start.
+/// Upstream's `TestGetStaticCPUManagerPolicyReservedCPUs`, and configurations that its kubelet rejects.
 #[test]
 fn kubelet_reserved_returns_cpus_of_static_policy() {
     let topology = cpus::topology(&twelve());
@@ -614,7 +613,7 @@ fn created_object_has_the_full_report() {
     case.kubelet = Some(kubelet(json!({"cpuManagerPolicy": "none",
         "topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"})));
     let report = case.report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, TopologyMode::Auto);
+    let created = Newer::created("test", "node-uid", &report, Mode::Auto);
     let value = serde_json::to_value(&created).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha2");
     assert_eq!(value["kind"], "NodeResourceTopology");
@@ -631,24 +630,20 @@ fn created_object_has_the_full_report() {
     );
     assert_eq!(value["topologyPolicies"], json!(["RestrictedPodLevel"]));
     assert_eq!(value["attributes"].as_array().unwrap().len(), 2);
-    for mode in [
-        TopologyMode::Auto,
-        TopologyMode::Koordinator,
-        TopologyMode::AnnotationsOnly,
-    ] {
+    for mode in [Mode::Auto, Mode::Koordinator, Mode::AnnotationsOnly] {
         assert_eq!(created.changes(&report, mode), None, "{mode:?}");
     }
-    let older = Older::created("test", "node-uid", &report, TopologyMode::Koordinator);
+    let older = Older::created("test", "node-uid", &report, Mode::Koordinator);
     let value = serde_json::to_value(&older).unwrap();
     assert_eq!(value["apiVersion"], "topology.node.k8s.io/v1alpha1");
-    let bare = Newer::created("test", "node-uid", &report, TopologyMode::AnnotationsOnly);
+    let bare = Newer::created("test", "node-uid", &report, Mode::AnnotationsOnly);
     let value = serde_json::to_value(&bare).unwrap();
     assert_eq!(
         (&value["zones"], &value["topologyPolicies"]),
         (&json!([]), &json!(["None"]))
     );
-    assert_eq!(bare.changes(&report, TopologyMode::AnnotationsOnly), None);
-    assert!(bare.changes(&report, TopologyMode::Auto).unwrap()["zones"].is_array());
+    assert_eq!(bare.changes(&report, Mode::AnnotationsOnly), None);
+    assert!(bare.changes(&report, Mode::Auto).unwrap()["zones"].is_array());
 }
 
 /// Upstream's `Test_nodeTopology_isChanged`: an annotation that differs, is new or is missing is
@@ -656,21 +651,17 @@ fn created_object_has_the_full_report() {
 #[test]
 fn changes_contains_only_differences() {
     let report = Case::new().report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
+    let created = Newer::created("test", "node-uid", &report, Mode::Koordinator);
     let changes = |edit: &dyn Fn(&mut Value)| {
         let mut value = serde_json::to_value(&created).unwrap();
         value["metadata"]["resourceVersion"] = json!("7");
         edit(&mut value);
         let stored = object(value);
-        let patch = stored.changes(&report, TopologyMode::Koordinator);
+        let patch = stored.changes(&report, Mode::Koordinator);
         if let Some(patch) = &patch {
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             let settled = patched(&stored, patch);
-            assert_eq!(
-                settled.changes(&report, TopologyMode::Koordinator),
-                None,
-                "{patch}"
-            );
+            assert_eq!(settled.changes(&report, Mode::Koordinator), None, "{patch}");
         }
         patch
     };
@@ -734,7 +725,7 @@ fn changes_contains_only_differences() {
 #[test]
 fn changes_keeps_content_of_other_writers() {
     let report = Case::new().report().unwrap();
-    let created = Newer::created("test", "node-uid", &report, TopologyMode::Koordinator);
+    let created = Newer::created("test", "node-uid", &report, Mode::Koordinator);
     let mut value = serde_json::to_value(&created).unwrap();
     let batch = json!({"name": "kubernetes.io/batch-cpu",
         "capacity": "3000", "allocatable": "2000", "available": "1000"});
@@ -754,7 +745,7 @@ fn changes_keeps_content_of_other_writers() {
     value["attributes"] = json!([{"name": "nodeTopologyPodsFingerprintMethod", "value": "all"}]);
     value["metadata"]["annotations"]["other"] = json!("note");
     let stored = object(value);
-    let patch = stored.changes(&report, TopologyMode::Koordinator).unwrap();
+    let patch = stored.changes(&report, Mode::Koordinator).unwrap();
     assert!(patch.get("attributes").is_none());
     let after = serde_json::to_value(patched(&stored, &patch)).unwrap();
     assert_eq!(after["metadata"]["annotations"]["other"], "note");
@@ -801,17 +792,14 @@ fn an_exporters_zones_are_left_alone() {
         "attributes": [{"name": "topologyManagerPolicy", "value": "single-numa-node"},
             {"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"}]});
     let stored = object(exporter.clone());
-    let patch = stored.changes(&report, TopologyMode::Auto).unwrap();
+    let patch = stored.changes(&report, Mode::Auto).unwrap();
     assert_eq!(
         patch.as_object().unwrap().keys().collect::<Vec<_>>(),
         ["metadata"]
     );
-    assert_eq!(
-        patched(&stored, &patch).changes(&report, TopologyMode::Auto),
-        None
-    );
+    assert_eq!(patched(&stored, &patch).changes(&report, Mode::Auto), None);
     // In mode `koordinator` the zones are written, and the exporter's other content is kept.
-    let patch = stored.changes(&report, TopologyMode::Koordinator).unwrap();
+    let patch = stored.changes(&report, Mode::Koordinator).unwrap();
     assert_eq!(patch["zones"].as_array().unwrap().len(), 2);
     assert_eq!(
         patch["attributes"],
@@ -823,7 +811,7 @@ fn an_exporters_zones_are_left_alone() {
     let older: Older = serde_json::from_value(exporter.clone()).unwrap();
     assert!(
         Newer::from(older)
-            .changes(&report, TopologyMode::Koordinator)
+            .changes(&report, Mode::Koordinator)
             .unwrap()
             .get("attributes")
             .is_none()
@@ -832,7 +820,7 @@ fn an_exporters_zones_are_left_alone() {
     old["attributes"] = json!([]);
     assert!(
         object(old.clone())
-            .changes(&report, TopologyMode::Auto)
+            .changes(&report, Mode::Auto)
             .unwrap()
             .get("zones")
             .is_some()
@@ -840,15 +828,14 @@ fn an_exporters_zones_are_left_alone() {
     old["metadata"]["annotations"] = json!({"topology.node.k8s.io/fingerprint": "pfp0v001"});
     assert!(
         object(old)
-            .changes(&report, TopologyMode::Auto)
+            .changes(&report, Mode::Auto)
             .unwrap()
             .get("zones")
             .is_none()
     );
 }
 
-/// The exporter of a kubelet without resource managers, with and without a fingerprint, together with
-/// koordlet.
+/// koordlet and the exporter of a kubelet without resource managers, with and without a fingerprint.
 #[test]
 fn exporter_and_koordlet_keep_each_others_zones() {
     let mut case = Case::new();
@@ -873,7 +860,7 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             policy: "None".to_owned(),
         };
         // koordlet writes first, then the exporter, which runs in the same agent.
-        let created = Newer::created("test", "node-uid", &report, TopologyMode::Auto);
+        let created = Newer::created("test", "node-uid", &report, Mode::Auto);
         let mut value = serde_json::to_value(created).unwrap();
         let fields = |value: &Value| serde_json::from_value(value.clone()).unwrap();
         let merged = koord_model::export::merged(&fields(&value), &exported);
@@ -884,11 +871,11 @@ fn exporter_and_koordlet_keep_each_others_zones() {
             "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
             "fieldsType": "FieldsV1", "fieldsV1": {"f:zones": {}, "f:attributes": {}}}]);
         let stored = object(value.clone());
-        assert_eq!(stored.changes(&report, TopologyMode::Auto), None);
+        assert_eq!(stored.changes(&report, Mode::Auto), None);
         // Later patches of koordlet leave the zones unchanged, and the exporter has nothing to repair.
         value["metadata"]["annotations"] = json!({});
         let stored = object(value);
-        let patch = stored.changes(&report, TopologyMode::Auto).unwrap();
+        let patch = stored.changes(&report, Mode::Auto).unwrap();
         assert!(patch.get("zones").is_none(), "{patch}");
         let after = serde_json::to_value(patched(&stored, &patch)).unwrap();
         let remerged = koord_model::export::merged(&fields(&after), &exported);
@@ -899,9 +886,9 @@ fn exporter_and_koordlet_keep_each_others_zones() {
 #[test]
 fn modes_have_names() {
     for (name, mode) in [
-        ("auto", TopologyMode::Auto),
-        ("koordinator", TopologyMode::Koordinator),
-        ("annotations-only", TopologyMode::AnnotationsOnly),
+        ("auto", Mode::Auto),
+        ("koordinator", Mode::Koordinator),
+        ("annotations-only", Mode::AnnotationsOnly),
     ] {
         assert_eq!(name.parse(), Ok(mode));
     }

@@ -225,8 +225,7 @@ fn a_clock_that_jumps_neither_freezes_nor_keeps_models() {
             predictor.forecast("a").unwrap().cpu_p95
         };
         assert!(minute(0, 0..100, 1.0) < 1100);
-        // The same number of samples after the jump: the past is not forgotten, and the new samples have
-        // weight.
+        // As many samples after the jump as before it: both the earlier and the new samples count.
         let after = minute(jump, 100..200, 4.0);
         assert!((4000..4400).contains(&after), "{jump}: {after}");
         let calm = minute(jump, 200..4000, 1.0);

@@ -108,7 +108,7 @@ pub fn may_burst(pod: &PodInfo) -> bool {
 fn ratio(pod: &PodInfo, facts: &Facts<'_>) -> Option<f64> {
     let gates = &facts.settings.gates;
     let scaled = match pod.qos {
-        // Batch pods follow the node whatever the gate says, as upstream's BatchResource does.
+        // Batch pods follow the node's ratio regardless of the gate, as upstream's BatchResource does.
         QosClass::Be => true,
         QosClass::Ls | QosClass::None => gates.is_on(Gate::CPUNormalization) && pod.cpus.is_none(),
         _ => false,

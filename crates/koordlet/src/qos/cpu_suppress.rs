@@ -3,10 +3,10 @@
 //! There are two modes, switchable at run time (see [`SuppressMode`]):
 //!
 //! * *pressure* (our default): the cap and the partition of CPUs that the pressure guard sets
-//! ([`crate::qos::guard`]), usually none; the cap is the CFS quota of the BE class.
+//!   ([`crate::qos::guard`]), usually none; the cap is the CFS quota of the BE class.
 //! * *upstream*: always the configured threshold, by CFS quota or by CPU set, with upstream's
-//! formula, dead band and growth limit. One deviation: a first quota is written even if it is within the dead
-//! band of -1, as can happen on large nodes.
+//!   formula, dead band and growth limit. One deviation: a first quota is written even if it is within the dead
+//!   band of -1, as can happen on large nodes.
 //!
 //! With gate BECPUManager CPU sets follow the scheduler (`pools`) and the limit is always a quota.
 //!

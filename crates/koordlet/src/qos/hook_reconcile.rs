@@ -390,7 +390,7 @@ fn sandbox(view: &View<'_>, pod: &PodInfo) -> Option<CgroupPath> {
         .into_iter()
         .filter(|group| !is_container(group) && !is_monitor(group));
     let sandbox = sandboxes.next()?;
-    // With two, a container is not listed yet; the next list tells them apart.
+    // With two, a container is not listed yet; the next list distinguishes them.
     sandboxes.next().is_none().then_some(sandbox)
 }
 

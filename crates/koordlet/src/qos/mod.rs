@@ -242,7 +242,7 @@ mod tests {
     fn closed_gates_and_intervals_of_zero_switch_off() {
         let mut settings = Settings::default();
         let on = |settings: &Settings| {
-            let row = shown(settings)
+            let row = strategy_rows(settings)
                 .into_iter()
                 .find(|row| row.name == hook_reconcile::NAME);
             row.unwrap().on

@@ -159,7 +159,7 @@ mod tests {
             bound("c", Some("pv-3")),
         ];
         assert_eq!(claims(&states), all);
-        // Nobody asks any more.
+        // The claims are not used any more.
         pods(&states, &["a"]);
         update_claims(&states, &client, &mut log).await;
         assert_eq!(claims(&states), all[..1]);

@@ -265,7 +265,7 @@ mod tests {
             // The first of a node is found by looking for the kubelet's own group.
             machine.tree.group("kubepods/burstable/podu1").unwrap();
             machine.wanted().await;
-            // From here on the kernel tells.
+            // From here on inotify reports changes.
             machine.tree.group("kubepods/burstable/podu2").unwrap();
             machine.wanted().await;
             for _ in RESYNC_DELAYS {

@@ -29,7 +29,7 @@ pub enum SnapshotError {
     #[error("{0}")]
     Format(&'static str),
     /// The snapshot is older than [`MAX_AGE_MS`].
-    #[error("metric snapshot is {0} s old, maximum is {} s", MAX_AGE_MS / 1000)]
+    #[error("metric snapshot is {age} s old, maximum is {} s", MAX_AGE_MS / 1000, age = .0)]
     Old(u64),
     /// The wall clock was set back since the snapshot.
     #[error("metric snapshot is from the future")]
@@ -285,12 +285,15 @@ mod tests {
             error(&bytes, WALL - 1),
             "metric snapshot is from the future"
         );
-        assert_eq!(error(&bytes[..bytes.len() - 1], WALL), "it is not whole");
-        assert_eq!(error(b"", WALL), "it is not whole");
-        assert_eq!(error(b"something else", WALL), "it is no snapshot");
+        assert_eq!(
+            error(&bytes[..bytes.len() - 1], WALL),
+            "metric snapshot is incomplete"
+        );
+        assert_eq!(error(b"", WALL), "metric snapshot is incomplete");
+        assert_eq!(error(b"something else", WALL), "file is no metric snapshot");
         let mut turned = bytes.clone();
         turned[1000] ^= 1;
-        assert_eq!(error(&turned, WALL), "it is not whole");
+        assert_eq!(error(&turned, WALL), "metric snapshot is incomplete");
     }
 
     /// A snapshot with any content and a valid hash is read or rejected.
@@ -309,7 +312,7 @@ mod tests {
             let (spots, end) = damage.new_tree(&mut runner).unwrap().current();
             let mut bytes = body.to_vec();
             for (at, byte) in spots {
-                // Most of it is samples; what names and counts them stands first.
+                // Most of the file is samples; their names and counts come first.
                 let reach = if turn % 2 == 0 { 200 } else { bytes.len() };
                 bytes[at.index(reach)] = byte;
             }

@@ -156,7 +156,7 @@ fn pools_need_no_suppression() {
     }
     pools_hold(&rig, "closed");
     assert_eq!(rig.quota(), -1);
-    // Another pod takes a CPU: the pools follow at once, whatever the annotation still says.
+    // Another pod takes a CPU: the pools change at once, before the annotation is updated.
     let mut taken = pod("lse2", "LSE", json!({}));
     let key = "scheduling.koordinator.sh/resource-status".to_owned();
     taken.metadata.annotations = Some([(key.clone(), json!({"cpuset": "4"}).to_string())].into());

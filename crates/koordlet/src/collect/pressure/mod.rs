@@ -102,7 +102,7 @@ struct PressurePod {
     group: CgroupPath,
     psi: Option<Reader<u64>>,
     stalled: Rate,
-    /// Time at which PSI was looked for and the list of threads read; `None` if that is due.
+    /// Time at which PSI was searched and the list of threads was read. `None` if that is due.
     refreshed_ms: Option<u64>,
     threads: Threads,
     newest: Option<(f64, Signal)>,

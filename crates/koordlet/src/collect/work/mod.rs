@@ -21,7 +21,7 @@ use std::fmt;
 const FEWEST: f64 = 50.0;
 /// Minimum CPU time to compare, in cores.
 const LEAST_CORES: f64 = 0.01;
-/// Milliseconds after which a cgroup that is missing in the unified tree is looked for again.
+/// Milliseconds after which a cgroup that is missing in the unified tree is searched again.
 const RETRY_MS: u64 = 10_000;
 
 /// Packet counter of a cgroup.

@@ -39,7 +39,7 @@ impl GuardPlanner {
         let now_ms = view.now.ms();
         let (paused, ran) = self.guard.paused();
         Guard {
-            start: start(sees_bandwidth).to_owned(),
+            start: start_level(sees_bandwidth).to_owned(),
             signals: self.coverage.signals().map(|s| s.to_string()).collect(),
             levers: levers.iter().map(ToString::to_string).collect(),
             absent: self

@@ -97,15 +97,15 @@ async fn hooks_that_the_runtime_asks_for_are_counted() {
     let request = container(nri_resources(2, 0, 0, ""));
     // Hooks are not counted for these.
     plugin.synchronize(&[astray()], std::slice::from_ref(&request));
-    assert_eq!(rig.run_hooks().await, lines(&[]));
+    assert_eq!(rig.invoked().await, lines(&[]));
     let event = koord_rpc::nri::Event::RunPodSandbox;
     plugin.event(event, &astray(), None).unwrap();
-    assert_eq!(rig.run_hooks().await, lines(&SANDBOX));
+    assert_eq!(rig.invoked().await, lines(&SANDBOX));
     plugin.create(&astray(), &request).unwrap();
     let requested = nri_resources(2, 0, 0, "");
     plugin.update(&astray(), &request, &requested).unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
-    assert_eq!(rig.run_hooks().await, lines(&all));
+    assert_eq!(rig.invoked().await, lines(&all));
 }
 
 #[tokio::test]
@@ -132,5 +132,5 @@ async fn hooks_that_the_proxy_asks_for_are_counted() {
     let update = client.pre_update_container_resources_hook(request);
     update.await.unwrap();
     let all = [&SANDBOX[..], &CREATION, &UPDATE].concat();
-    assert_eq!(rig.run_hooks().await, lines(&all));
+    assert_eq!(rig.invoked().await, lines(&all));
 }

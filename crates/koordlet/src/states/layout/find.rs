@@ -309,7 +309,7 @@ mod tests {
             })
         };
         let (slice, plain) = ("kubepods.slice", "kubepods");
-        // Nothing is there yet: used, and looked at again.
+        // The cgroup does not exist yet: the layout is used and detected again.
         check("", says(Systemd), None, &[], (slice, Configz, false));
         check("", says(Cgroupfs), None, &[], (plain, Configz, false));
         check("", says(Cgroupfs), None, &[plain], (plain, Configz, true));
@@ -344,7 +344,7 @@ mod tests {
         );
         let file = process(None, says(Cgroupfs));
         check("", None, file, &layouts, (plain, File, true));
-        // Nobody says anything.
+        // No source has a hint.
         check("", None, None, &[plain], (plain, Directories, false));
         check("", None, None, &layouts, (slice, Directories, false));
         check("", None, None, &[], (slice, Guess, false));

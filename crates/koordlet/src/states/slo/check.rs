@@ -119,7 +119,7 @@ impl Repair<'_> {
         if !self.malformed.contains(&report) {
             self.malformed.push(report);
         }
-        // An incomplete application would be looked for in the wrong cgroup.
+        // An incomplete application would be searched in the wrong cgroup.
         let element = matches!(steps[..], [_, Step::Element(_), ..]).then_some(2);
         steps.truncate(element.unwrap_or(steps.len()));
         let before = match descend(&self.section, &steps).filter(|_| element.is_some()) {
