@@ -71,7 +71,7 @@ impl State {
 }
 
 /// A cache, whatever it holds.
-pub(crate) trait Follow: Send + Sync {
+pub(crate) trait ObjectCache: Send + Sync {
     fn kind(&self) -> Kind;
 
     /// Starts to follow the API server, once.
@@ -80,7 +80,7 @@ pub(crate) trait Follow: Send + Sync {
     fn state(&self) -> watch::Receiver<State>;
 }
 
-type Listener<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
+type ChangeListener<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 type Start<V> = Box<dyn FnOnce(CancellationToken) -> Informer<V> + Send>;
 
 /// The mirror of one kind. Until it is started it is empty. Clones share the same content.
@@ -92,7 +92,7 @@ struct Inner<V> {
     start: Mutex<Option<Start<V>>>,
     store: OnceLock<Store<V>>,
     state: watch::Sender<State>,
-    listeners: RwLock<Vec<Listener<V>>>,
+    listeners: RwLock<Vec<ChangeListener<V>>>,
 }
 
 impl<V> Clone for Cache<V> {
@@ -151,7 +151,7 @@ where
     }
 }
 
-impl<V: Mirrored> Follow for Cache<V> {
+impl<V: Mirrored> ObjectCache for Cache<V> {
     fn kind(&self) -> Kind {
         self.0.kind
     }

@@ -19,7 +19,7 @@ const REFUSED: &str = "SLOCfgUnmarshalFailed";
 
 /// Something in the ConfigMap that was refused, or means nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub(crate) struct SettingsProblem {
     /// The key in `data`.
     pub(crate) key: &'static str,
     /// The event's reason.
@@ -30,7 +30,7 @@ pub(crate) struct Problem {
     pub(crate) is_refused: bool,
 }
 
-impl Problem {
+impl SettingsProblem {
     /// Settings are gone, and what they were stays in force.
     fn emptied(key: &'static str, message: String) -> Self {
         Self {
@@ -43,27 +43,27 @@ impl Problem {
 }
 
 /// Returns the keys that are read.
-fn known_keys() -> impl Iterator<Item = &'static str> {
+fn supported_keys() -> impl Iterator<Item = &'static str> {
     keys::ALL.into_iter().chain([suppress::CONFIG_KEY])
 }
 
 /// Returns the keys that are read and have a text in `data`. The text `null` gives nothing.
-pub(crate) fn given_keys(data: &BTreeMap<String, String>) -> BTreeSet<&'static str> {
+pub(crate) fn keys_with_value(data: &BTreeMap<String, String>) -> BTreeSet<&'static str> {
     let is_given = |key: &&str| {
         let text = data.get(*key).map_or("", |text| text.trim());
         !matches!(text, "" | "null")
     };
-    known_keys().filter(is_given).collect()
+    supported_keys().filter(is_given).collect()
 }
 
 /// Returns a problem for each key that is not read.
-fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<Problem> {
+fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<SettingsProblem> {
     let unknown = data
         .iter()
-        .filter(|(key, _)| known_keys().all(|known| known != *key));
+        .filter(|(key, _)| supported_keys().all(|supported| supported != *key));
     let problem = |(key, value): (&String, &String)| {
         let shown: String = value.chars().take(100).collect();
-        Problem {
+        SettingsProblem {
             key: "",
             reason: "SLOCfgUnknownKey",
             message: format!("nobody here reads key {key:?}, which is {shown:?}"),
@@ -105,19 +105,19 @@ impl Config {
     }
 
     /// The settings after `data` is taken over, and what of it was refused.
-    pub(crate) fn updated(&self, data: &BTreeMap<String, String>) -> (Self, Vec<Problem>) {
+    pub(crate) fn updated(&self, data: &BTreeMap<String, String>) -> (Self, Vec<SettingsProblem>) {
         let mut next = Self {
             seen: true,
             ..self.clone()
         };
         let mut problems = unknown_keys(data);
-        let given = given_keys(data);
+        let present = keys_with_value(data);
         let was_on =
             self.given.contains(keys::COLOCATION) && self.settings.colocation.cluster.is_enabled();
-        if given.is_empty() && was_on {
+        if present.is_empty() && was_on {
             // An emptied ConfigMap is like a deleted one: it must not take resources from running batch work.
             next.colocation_error = false;
-            problems.push(Problem::emptied(
+            problems.push(SettingsProblem::emptied(
                 "",
                 "the settings are empty; the last ones stay in force until a restart".to_owned(),
             ));
@@ -126,7 +126,7 @@ impl Config {
         let report = next.settings.update(data);
         next.colocation_error = report.failed(keys::COLOCATION);
         next.available |= !next.colocation_error;
-        next.given = given;
+        next.given = present;
         for key in self.given.difference(&next.given.clone()) {
             if *key == keys::COLOCATION && was_on {
                 next.settings.colocation = self.settings.colocation.clone();
@@ -135,9 +135,9 @@ impl Config {
                     "{key}: the section is empty; the last settings stay in force until a restart, and \
                      {{\"enable\": false}} switches co-location off"
                 );
-                problems.push(Problem::emptied(key, message));
+                problems.push(SettingsProblem::emptied(key, message));
             } else {
-                problems.push(Problem {
+                problems.push(SettingsProblem {
                     key,
                     reason: "SLOConfigSectionRemoved",
                     message: format!("{key}: the section is empty; its defaults are in force"),
@@ -161,14 +161,14 @@ impl Config {
             (report.remarks, "", false),
         ] {
             let semicolon = if so.is_empty() { "" } else { "; " };
-            problems.extend(errors.into_iter().map(|error| Problem {
+            problems.extend(errors.into_iter().map(|error| SettingsProblem {
                 key: error.key,
                 reason: error.event_reason(),
                 message: format!("{error}{semicolon}{so}"),
                 is_refused,
             }));
         }
-        let own = |message, is_refused| Problem {
+        let own = |message, is_refused| SettingsProblem {
             key: suppress::CONFIG_KEY,
             reason: REFUSED,
             message,
@@ -208,7 +208,9 @@ impl Config {
             return None;
         }
         let strategy = self.for_node(node);
-        strategy.is_enabled().then(|| Strategy::of(&strategy))
+        strategy
+            .is_enabled()
+            .then(|| Strategy::from_config(&strategy))
     }
 
     /// How a node's CPU compares.
@@ -249,7 +251,7 @@ impl Config {
     }
 
     /// The strategy of a node, the annotations it was made with, and what was ignored.
-    fn resolved(&self, node: &Node) -> (ColocationStrategy, Strings, Vec<String>) {
+    fn resolved(&self, node: &Node) -> (ColocationStrategy, StringMap, Vec<String>) {
         let (labels, annotations) = maps(node);
         let section = &self.settings.colocation;
         let (strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
@@ -260,7 +262,7 @@ impl Config {
             Some(problem) => {
                 let key = koord_api::annotations::NODE_COLOCATION_STRATEGY;
                 warnings.push(format!("annotation {key} is ignored: {problem}"));
-                let without = Strings::new();
+                let without = StringMap::new();
                 let (strategy, _) = colocation_strategy_for_node(section, &labels, &without);
                 (strategy, without, warnings)
             }
@@ -325,10 +327,10 @@ pub(crate) struct Origins {
     pub(crate) ignored: Vec<String>,
 }
 
-type Strings = BTreeMap<String, String>;
+type StringMap = BTreeMap<String, String>;
 
 /// Labels and annotations.
-fn maps(node: &Node) -> (Strings, Strings) {
+fn maps(node: &Node) -> (StringMap, StringMap) {
     let metadata = &node.metadata;
     (
         metadata.labels.clone().unwrap_or_default(),
@@ -351,13 +353,13 @@ pub(crate) struct Strategy {
 
 impl Default for Strategy {
     fn default() -> Self {
-        Self::of(&ColocationStrategy::defaults())
+        Self::from_config(&ColocationStrategy::defaults())
     }
 }
 
 impl Strategy {
     /// Resolves what is unset to the defaults.
-    fn of(strategy: &ColocationStrategy) -> Self {
+    fn from_config(strategy: &ColocationStrategy) -> Self {
         let mode = match strategy.mid_reclaim_mode.as_deref() {
             Some(MID_RECLAIM_STATIC) => MidMode::Static {
                 cpu_percent: strategy.mid_static_cpu_reserved_percent.unwrap_or(0),

@@ -73,7 +73,10 @@ impl Controllers {
                 controller.run().await;
             });
         }
-        replica.settings.complain(&replica.recorder, stop).await;
+        replica
+            .settings
+            .record_problems(&replica.recorder, stop)
+            .await;
         for queue in queues {
             queue.close();
         }

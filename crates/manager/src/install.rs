@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Creates the custom resource definitions and PriorityClasses that are not there. What is there
 /// stays as it is: it may be another version's, or somebody's own. A manager that may not create
 /// them leaves them to `koord crds`.
-pub(crate) async fn missing(client: Client) {
+pub(crate) async fn create_missing(client: Client) {
     let definitions = koord_api::crd_values();
     let classes = koord_api::priority_class_values();
     for object in definitions.into_iter().chain(classes) {

@@ -202,7 +202,7 @@ pub fn run(
         let controllers = Controllers::build(&replica);
         replica.start(&controllers.kinds());
         if replica.options.install {
-            tokio::spawn(install::missing(replica.client.clone()));
+            tokio::spawn(install::create_missing(replica.client.clone()));
         }
         let webhooks = webhook::start(&replica, &ctx).await?;
         replica.serve(&ctx, webhooks).await?;

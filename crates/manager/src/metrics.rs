@@ -102,8 +102,8 @@ impl Metrics {
     }
 
     /// Forgets a node.
-    pub(crate) fn forget(&self, node: &str) {
+    pub(crate) fn remove_node(&self, node: &str) {
         self.set_clock_skew(node, None);
-        self.allocatable.forget(node);
+        self.allocatable.remove_node(node);
     }
 }

@@ -32,7 +32,7 @@ where
         ObjectChange::Create(spec) => {
             let object = make(name, spec);
             let created = objects.create(&api::PostParams::default(), &object).await;
-            unless_conflict(created)?;
+            ignore_conflict(created)?;
         }
         ObjectChange::Update(spec) => {
             let old = old.cloned().unwrap_or_default();
@@ -43,14 +43,14 @@ where
             }
         }
         ObjectChange::Delete => {
-            unless_gone(objects.delete(name, &Default::default()).await)?;
+            ignore_not_found(objects.delete(name, &Default::default()).await)?;
         }
     }
     Ok(())
 }
 
 /// A conflict means that somebody was faster; the event of it brings the object back here.
-fn unless_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
+fn ignore_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
     match result {
         Err(error) if !patch::is_conflict(&error) => Err(error),
         _ => Ok(()),
@@ -58,7 +58,7 @@ fn unless_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_
 }
 
 /// What is gone need not be deleted.
-pub(crate) fn unless_gone<T>(
+pub(crate) fn ignore_not_found<T>(
     result: Result<T, koord_kube::Error>,
 ) -> Result<(), koord_kube::Error> {
     match result {

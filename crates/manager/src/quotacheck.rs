@@ -121,17 +121,17 @@ fn problems(quotas: &[Arc<ElasticQuota>]) -> Problems {
     let mut all = Problems::new();
     for quota in quotas {
         let name = name(quota);
-        let mut found = own_problems(quota);
+        let mut quota_problems = own_problems(quota);
         match by_name.get(name) {
-            Some(other) if !std::ptr::eq(*other, &**quota) => found.push(format!(
+            Some(other) if !std::ptr::eq(*other, &**quota) => quota_problems.push(format!(
                 "invalid value {name:?} for metadata.name: expected a name that no other quota has; the older quota in \
                  namespace {:?} counts",
                 other.metadata.namespace.as_deref().unwrap_or_default()
             )),
-            _ => found.extend(tree_problem(quota, &by_name, &circular)),
+            _ => quota_problems.extend(tree_problem(quota, &by_name, &circular)),
         }
-        if !found.is_empty() {
-            all.insert(ObjectKey::of(&**quota), found);
+        if !quota_problems.is_empty() {
+            all.insert(ObjectKey::of(&**quota), quota_problems);
         }
     }
     all
@@ -223,25 +223,25 @@ fn tree_problem(
 
 /// Returns what is wrong with a quota whatever others are.
 fn own_problems(quota: &ElasticQuota) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut problems = Vec::new();
     for key in FLAGS {
         let value = quota.label(key);
         if !matches!(value, "" | "true" | "false") {
-            found.push(format!(
+            problems.push(format!(
                 "invalid value {value:?} for metadata.labels[{key}]: expected true or false; it counts as not given"
             ));
         }
     }
     let (min, max) = (&quota.spec.min, &quota.spec.max);
-    negative("spec.min", min, &mut found);
-    negative("spec.max", max, &mut found);
+    negative("spec.min", min, &mut problems);
+    negative("spec.max", max, &mut problems);
     for (resource, amount) in min {
         let expected = match max.get(resource) {
             Some(most) if amount > most => format!("at most spec.max.{resource}, {most}"),
             Some(_) => continue,
             None => "a resource that spec.max limits".to_owned(),
         };
-        found.push(format!(
+        problems.push(format!(
             "invalid value \"{amount}\" for spec.min.{resource}: expected {expected}"
         ));
     }
@@ -250,17 +250,17 @@ fn own_problems(quota: &ElasticQuota) -> Vec<String> {
             Ok(amounts) => negative(
                 &format!("metadata.annotations[{key}]"),
                 &amounts,
-                &mut found,
+                &mut problems,
             ),
-            Err(_) => found.push(unreadable(quota, key, "a resource list as JSON")),
+            Err(_) => problems.push(unreadable(quota, key, "a resource list as JSON")),
         }
     }
     for key in LISTS {
         if quota.list(key).is_err() {
-            found.push(unreadable(quota, key, "a list of names as JSON"));
+            problems.push(unreadable(quota, key, "a list of names as JSON"));
         }
     }
-    found
+    problems
 }
 
 fn unreadable(quota: &ElasticQuota, key: &str, expected: &str) -> String {

@@ -85,7 +85,7 @@ fn plan(
             }
         };
         total.add(&allocatable);
-        if !takes_pods(node) {
+        if !is_schedulable(node) {
             unschedulable.add(&allocatable);
         }
     }
@@ -136,7 +136,7 @@ fn plan(
 }
 
 /// Whether a node takes new pods: it is ready, and nobody has cordoned it.
-fn takes_pods(node: &Node) -> bool {
+fn is_schedulable(node: &Node) -> bool {
     let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
     let conditions = node
         .status
@@ -165,8 +165,8 @@ fn part(resource: &str, amount: Quantity, ratio: f64) -> Quantity {
 
 /// The resources that the quota limits, and what is wrong with the annotation that names them.
 fn resource_keys(profile: &ElasticQuotaProfile) -> (Vec<String>, Option<String>) {
-    let of = profile.metadata.annotations.as_ref();
-    let (named, problem) = match extension::read(of, annotations::QUOTA_RESOURCE_KEYS) {
+    let annotations = profile.metadata.annotations.as_ref();
+    let (named, problem) = match extension::read(annotations, annotations::QUOTA_RESOURCE_KEYS) {
         Ok(named) => (named, None),
         Err(error) => (None, Some(error.to_string())),
     };
@@ -195,9 +195,9 @@ impl Plan {
             ("max", &quota.spec.max, &self.spec.max),
         ] {
             if is != wanted {
-                let gone = is.keys().filter(|key| !wanted.contains_key(*key));
+                let removed = is.keys().filter(|key| !wanted.contains_key(*key));
                 change["spec"][field] = json!(wanted);
-                for key in gone {
+                for key in removed {
                     change["spec"][field][key] = Value::Null;
                 }
             }
@@ -262,32 +262,32 @@ fn build(replica: &Arc<Replica>) -> Controller {
             }
         }
     });
-    let (own, said) = (replica.clone(), Arc::new(Said::default()));
+    let (own, reported) = (replica.clone(), Arc::new(ReportedProblems::default()));
     ROW.controller(replica, queue, move |key| {
-        reconcile(own.clone(), said.clone(), key)
+        reconcile(own.clone(), reported.clone(), key)
     })
 }
 
 /// A reason, and what is wrong.
-type Problem = (&'static str, String);
+type ProfileProblem = (&'static str, String);
 
 /// What was wrong with each profile when it was last looked at.
-type Said = Mutex<HashMap<ObjectKey, Vec<Problem>>>;
+type ReportedProblems = Mutex<HashMap<ObjectKey, Vec<ProfileProblem>>>;
 
 async fn reconcile(
     replica: Arc<Replica>,
-    said: Arc<Said>,
+    reported: Arc<ReportedProblems>,
     key: ObjectKey,
 ) -> Result<Action, crate::Error> {
     // The quota of a profile that is gone stays.
     let Some(profile) = replica.caches.quota_profiles.get(&key) else {
-        said.lock().remove(&key);
+        reported.lock().remove(&key);
         return Ok(Action::Done);
     };
     let mut problems = Vec::new();
     let outcome = keep(&replica, &profile, &key, &mut problems).await;
-    // Every few seconds the same would be said.
-    let before = said.lock().remove(&key).unwrap_or_default();
+    // Every few seconds the same would be reported.
+    let before = reported.lock().remove(&key).unwrap_or_default();
     for (reason, message) in problems.iter().filter(|problem| !before.contains(problem)) {
         tracing::warn!(profile = %key, reason, message);
         let about = events::reference(&*profile);
@@ -295,7 +295,7 @@ async fn reconcile(
         recorder.event(about, Severity::Warning, reason, message.clone());
     }
     if !problems.is_empty() {
-        said.lock().insert(key, problems);
+        reported.lock().insert(key, problems);
     }
     outcome
 }
@@ -305,7 +305,7 @@ async fn keep(
     replica: &Replica,
     profile: &ElasticQuotaProfile,
     key: &ObjectKey,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<ProfileProblem>,
 ) -> Result<Action, crate::Error> {
     let caches = &replica.caches;
     let plan = match plan(profile, caches.nodes.objects()) {

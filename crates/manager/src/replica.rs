@@ -1,8 +1,8 @@
 //! What every replica runs, leader or not: caches, settings, health; and the webhooks beside them.
 
-use crate::cache::{Cache, Follow, Kind, State};
+use crate::cache::{Cache, Kind, ObjectCache, State};
 use crate::facts::{
-    Interner, Keep, MetricFacts, PodFacts, PodsByNode, RecommendationFacts, SloFacts, Specs,
+    FieldMask, Interner, MetricFacts, PodFacts, PodsByNode, RecommendationFacts, SloFacts, Specs,
     trim_node, trim_topology,
 };
 use crate::metrics::Metrics;
@@ -55,31 +55,31 @@ impl Caches {
             move |stop| Informer::start_in_namespace(client, &namespace, only, stop)
         };
         let nodes = client.clone();
-        let of_node = |mut node: Node| {
+        let node_text = |mut node: Node| {
             trim_node(&mut node);
             Text::of(node)
         };
-        let (pods, keep) = (client.clone(), Keep::of(options));
-        let of_pod = move |pod: Pod| PodFacts::of(&pod, keep);
+        let (pods, fields) = (client.clone(), FieldMask::from_options(options));
+        let pod_facts = move |pod: Pod| PodFacts::from_pod(&pod, fields);
         let (metrics, topologies) = (client.clone(), client.clone());
         let (slos, specs) = (client.clone(), Specs::default());
         let recommendations = client.clone();
-        let of_metric = |metric: NodeMetric| MetricFacts::of(&metric);
+        let metric_facts = |metric: NodeMetric| MetricFacts::from_metric(&metric);
         Self {
             settings: Cache::new(Kind::Settings, settings),
             nodes: Cache::new(Kind::Nodes, move |stop| {
-                Informer::start_kept(nodes, all(), of_node, stop)
+                Informer::start_kept(nodes, all(), node_text, stop)
             }),
             pods: Cache::new(Kind::Pods, move |stop| {
-                Informer::start_kept(pods, all(), of_pod, stop)
+                Informer::start_kept(pods, all(), pod_facts, stop)
             }),
             node_metrics: Cache::new(Kind::NodeMetrics, move |stop| {
-                Informer::start_kept(metrics, all(), of_metric, stop)
+                Informer::start_kept(metrics, all(), metric_facts, stop)
             }),
             node_slos: Cache::new(Kind::NodeSlos, move |stop| {
-                Informer::start_kept(slos, all(), move |slo: NodeSLO| specs.of(slo), stop)
+                Informer::start_kept(slos, all(), move |slo: NodeSLO| specs.facts(slo), stop)
             }),
-            devices: whole(Kind::Devices, client),
+            devices: full_cache(Kind::Devices, client),
             topologies: Cache::new(Kind::Topologies, move |stop| {
                 Informer::start_either::<_, v1alpha1::NodeResourceTopology>(
                     topologies,
@@ -88,21 +88,22 @@ impl Caches {
                     stop,
                 )
             }),
-            profiles: whole(Kind::Profiles, client),
-            namespaces: whole(Kind::Namespaces, client),
-            priority_classes: whole(Kind::PriorityClasses, client),
-            quotas: whole(Kind::Quotas, client),
-            quota_profiles: whole(Kind::QuotaProfiles, client),
+            profiles: full_cache(Kind::Profiles, client),
+            namespaces: full_cache(Kind::Namespaces, client),
+            priority_classes: full_cache(Kind::PriorityClasses, client),
+            quotas: full_cache(Kind::Quotas, client),
+            quota_profiles: full_cache(Kind::QuotaProfiles, client),
             recommendations: Cache::new(Kind::Recommendations, move |stop| {
                 let conditions = Interner::default();
-                let of =
-                    move |object: Recommendation| RecommendationFacts::shared(object, &conditions);
-                Informer::start_kept(recommendations, all(), of, stop)
+                let convert = move |object: Recommendation| {
+                    RecommendationFacts::with_interner(object, &conditions)
+                };
+                Informer::start_kept(recommendations, all(), convert, stop)
             }),
         }
     }
 
-    fn all(&self) -> [&dyn Follow; 13] {
+    fn all(&self) -> [&dyn ObjectCache; 13] {
         [
             &self.settings,
             &self.nodes,
@@ -121,14 +122,14 @@ impl Caches {
     }
 
     /// The caches of `kinds`.
-    fn of(&self, kinds: &[Kind]) -> impl Iterator<Item = &dyn Follow> {
+    fn select(&self, kinds: &[Kind]) -> impl Iterator<Item = &dyn ObjectCache> {
         let all = self.all().into_iter();
         all.filter(|cache| kinds.contains(&cache.kind()))
     }
 }
 
 /// A cache of objects as they are.
-fn whole<K>(kind: Kind, client: &Client) -> Cache<K>
+fn full_cache<K>(kind: Kind, client: &Client) -> Cache<K>
 where
     K: kube_core::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
 {
@@ -170,8 +171,8 @@ impl Replica {
         );
         let caches = Caches::new(&options, &client);
         Arc::new(Self {
-            settings: Settings::of(&caches.settings),
-            pods_by_node: PodsByNode::of(&caches.pods),
+            settings: Settings::from_cache(&caches.settings),
+            pods_by_node: PodsByNode::from_cache(&caches.pods),
             options,
             client,
             clock: ctx.clock.clone(),
@@ -184,7 +185,7 @@ impl Replica {
 
     /// Starts to watch those of `kinds` that are not watched yet.
     pub(crate) fn start(&self, kinds: &[Kind]) {
-        for cache in self.caches.of(kinds) {
+        for cache in self.caches.select(kinds) {
             cache.start(&self.stop);
         }
     }
@@ -192,11 +193,11 @@ impl Replica {
     /// Waits until all of `needs` are in sync, for ever if one is never installed, and all of `wants`
     /// are in sync or known not to be installed.
     pub(crate) async fn wait_for(&self, needs: &[Kind], wants: &[Kind]) {
-        for cache in self.caches.of(needs) {
+        for cache in self.caches.select(needs) {
             // The sender lives as long as `self`; so below.
             let _ = cache.state().wait_for(|s| *s == State::Synced).await;
         }
-        for cache in self.caches.of(wants) {
+        for cache in self.caches.select(wants) {
             let _ = cache.state().wait_for(|s| s.is_settled()).await;
         }
     }

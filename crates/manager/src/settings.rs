@@ -1,7 +1,7 @@
 //! The settings in force, and what is wrong with the ConfigMap they come from.
 
 use crate::cache::Cache;
-use crate::config::{Config, Problem};
+use crate::config::{Config, SettingsProblem};
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use koord_kube::Change;
 use koord_kube::events::{self, Recorder, Severity};
@@ -12,38 +12,38 @@ use tokio_util::sync::CancellationToken;
 
 /// What is wrong with a ConfigMap, for events.
 #[derive(Debug, Default, Clone)]
-struct Complaints {
+struct SettingsProblems {
     about: Option<ObjectReference>,
-    problems: Vec<Problem>,
+    problems: Vec<SettingsProblem>,
 }
 
-impl Complaints {
+impl SettingsProblems {
     /// The problems that were not there `before`.
-    fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Problem> {
-        let known = |problem: &&Problem| !before.problems.contains(problem);
-        self.problems.iter().filter(known)
+    fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a SettingsProblem> {
+        let is_new = |problem: &&SettingsProblem| !before.problems.contains(problem);
+        self.problems.iter().filter(is_new)
     }
 }
 
-type Listener = Box<dyn Fn() + Send + Sync>;
+type SettingsListener = Box<dyn Fn() + Send + Sync>;
 
 /// Follows the ConfigMap.
 pub(crate) struct Settings {
     current: RwLock<Arc<Config>>,
-    complaints: watch::Sender<Complaints>,
-    listeners: RwLock<Vec<Listener>>,
+    settings_problems: watch::Sender<SettingsProblems>,
+    listeners: RwLock<Vec<SettingsListener>>,
 }
 
 impl Settings {
     /// The settings that `cache` leads to.
-    pub(crate) fn of(cache: &Cache<ConfigMap>) -> Arc<Self> {
+    pub(crate) fn from_cache(cache: &Cache<ConfigMap>) -> Arc<Self> {
         let settings = Arc::new(Self {
             current: RwLock::default(),
-            complaints: watch::channel(Complaints::default()).0,
+            settings_problems: watch::channel(SettingsProblems::default()).0,
             listeners: RwLock::default(),
         });
         let listener = settings.clone();
-        cache.on_change(move |change| listener.change(change));
+        cache.on_change(move |change| listener.apply_change(change));
         settings
     }
 
@@ -57,43 +57,43 @@ impl Settings {
         self.listeners.write().push(Box::new(listener));
     }
 
-    fn change(&self, change: &Change<ConfigMap>) {
+    fn apply_change(&self, change: &Change<ConfigMap>) {
         let current = self.current();
-        let (next, complaints) = match change {
+        let (next, settings_problems) = match change {
             Change::Applied { new, .. } => {
                 let data = new.data.clone().unwrap_or_default();
                 let (next, problems) = current.updated(&data);
                 let about = Some(events::reference(&**new));
-                (next, Complaints { about, problems })
+                (next, SettingsProblems { about, problems })
             }
             // Without the ConfigMap the defaults apply, but only if there never was one: losing it by
             // accident must not switch co-location off everywhere.
             Change::Synced if !current.is_available() && !current.is_present() => {
                 let (next, _) = current.updated(&Default::default());
-                (next, Complaints::default())
+                (next, SettingsProblems::default())
             }
             Change::Deleted(config) => {
-                let gone = Problem {
+                let deleted = SettingsProblem {
                     key: "",
                     reason: "SLOConfigDeleted",
                     message: "the settings are gone; the last ones stay in force until a restart"
                         .to_owned(),
                     is_refused: true,
                 };
-                let complaints = Complaints {
+                let settings_problems = SettingsProblems {
                     about: Some(events::reference(&**config)),
-                    problems: vec![gone],
+                    problems: vec![deleted],
                 };
-                ((*current).clone(), complaints)
+                ((*current).clone(), settings_problems)
             }
             Change::Synced => return,
         };
-        for Problem {
+        for SettingsProblem {
             key,
             message: problem,
             is_refused,
             ..
-        } in complaints.since(&self.complaints.borrow())
+        } in settings_problems.since(&self.settings_problems.borrow())
         {
             if *is_refused {
                 tracing::error!(key, problem, "settings are refused");
@@ -101,7 +101,7 @@ impl Settings {
                 tracing::warn!(key, problem, "there is something odd about the settings");
             }
         }
-        self.complaints.send_replace(complaints);
+        self.settings_problems.send_replace(settings_problems);
         let changed = *current != next;
         *self.current.write() = Arc::new(next);
         if changed {
@@ -113,21 +113,21 @@ impl Settings {
 
     /// Makes events of what is wrong now and later, until `stop`. One replica does so. What is still
     /// wrong after a change is not said again: one source may say only so much about one object.
-    pub(crate) async fn complain(&self, recorder: &Recorder, stop: CancellationToken) {
-        let mut complaints = self.complaints.subscribe();
-        let mut said = Complaints::default();
+    pub(crate) async fn record_problems(&self, recorder: &Recorder, stop: CancellationToken) {
+        let mut settings_problems = self.settings_problems.subscribe();
+        let mut recorded = SettingsProblems::default();
         loop {
-            let now = complaints.borrow_and_update().clone();
+            let now = settings_problems.borrow_and_update().clone();
             if let Some(about) = &now.about {
-                for problem in now.since(&said) {
+                for problem in now.since(&recorded) {
                     let (warning, message) = (Severity::Warning, problem.message.as_str());
                     recorder.event(about.clone(), warning, problem.reason, message);
                 }
             }
-            said = now;
+            recorded = now;
             tokio::select! {
                 () = stop.cancelled() => return,
-                changed = complaints.changed() => if changed.is_err() { return },
+                changed = settings_problems.changed() => if changed.is_err() { return },
             }
         }
     }
@@ -138,12 +138,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_still_wrong_is_not_said_again() {
-        let complaints = |messages: &[&str]| Complaints {
+    fn persisting_problems_are_not_reported_again() {
+        let settings_problems = |messages: &[&str]| SettingsProblems {
             about: None,
             problems: messages
                 .iter()
-                .map(|message| Problem {
+                .map(|message| SettingsProblem {
                     key: "",
                     reason: "SLOCfgUnknownKey",
                     message: (*message).to_owned(),
@@ -151,12 +151,19 @@ mod tests {
                 })
                 .collect(),
         };
-        let (before, now) = (complaints(&["a", "b"]), complaints(&["b", "c"]));
-        let said = |now: &Complaints, before: &Complaints| -> Vec<String> {
+        let (before, now) = (
+            settings_problems(&["a", "b"]),
+            settings_problems(&["b", "c"]),
+        );
+        let new_messages = |now: &SettingsProblems, before: &SettingsProblems| -> Vec<String> {
             now.since(before).map(|p| p.message.clone()).collect()
         };
-        assert_eq!(said(&now, &before), ["c"]);
-        assert_eq!(said(&now, &complaints(&[])), ["b", "c"], "a new leader");
-        assert_eq!(said(&complaints(&["b"]), &now), [""; 0]);
+        assert_eq!(new_messages(&now, &before), ["c"]);
+        assert_eq!(
+            new_messages(&now, &settings_problems(&[])),
+            ["b", "c"],
+            "a new leader"
+        );
+        assert_eq!(new_messages(&settings_problems(&["b"]), &now), [""; 0]);
     }
 }

@@ -37,18 +37,18 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     let section: Section =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
     let mut remarks = Vec::new();
-    let mut look = |at: &str, strategy: &Map<String, Value>| {
+    let mut check_strategy = |at: &str, strategy: &Map<String, Value>| {
         for (name, value) in strategy {
-            if let Some(why) = fault(name, value) {
+            if let Some(why) = setting_problem(name, value) {
                 let is_refused = matches!(name.as_str(), "mode" | "beCPUIdle");
                 let message = format!("{CONFIG_KEY}: field {at}.{name} is {value}: {why}");
                 remarks.push((message, is_refused));
             }
         }
     };
-    look("clusterStrategy", &section.cluster_strategy);
+    check_strategy("clusterStrategy", &section.cluster_strategy);
     for (at, node) in section.node_strategies.iter().enumerate() {
-        look(&format!("nodeStrategies[{at}]"), &node.strategy);
+        check_strategy(&format!("nodeStrategies[{at}]"), &node.strategy);
         if let Err(error) = selector::matches(&node.node_selector, &BTreeMap::new()) {
             return Err(format!("{CONFIG_KEY}: nodeStrategies[{at}]: {error}"));
         }
@@ -57,7 +57,7 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
 }
 
 /// Why a setting is left out.
-fn fault(name: &str, value: &Value) -> Option<&'static str> {
+fn setting_problem(name: &str, value: &Value) -> Option<&'static str> {
     match name {
         // It says nothing to node agents, and tells people which settings a NodeSLO carries.
         "name" => None,
@@ -94,28 +94,29 @@ pub(crate) fn extend(
     let Some(config) = config else { return Ok(()) };
     let section: Section =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
-    let sound = |strategy: Map<String, Value>| {
-        let sound = |(name, value): &(String, Value)| fault(name, value).is_none();
-        strategy.into_iter().filter(sound)
+    let valid_settings = |strategy: Map<String, Value>| {
+        let valid_settings =
+            |(name, value): &(String, Value)| setting_problem(name, value).is_none();
+        strategy.into_iter().filter(valid_settings)
     };
-    let mut strategy: Map<_, _> = sound(section.cluster_strategy).collect();
+    let mut strategy: Map<_, _> = valid_settings(section.cluster_strategy).collect();
     for mut candidate in section.node_strategies {
         candidate.strategy.remove("name");
         let matches = selector::matches(&candidate.node_selector, labels)
             .map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
         if matches {
-            strategy.extend(sound(candidate.strategy));
+            strategy.extend(valid_settings(candidate.strategy));
             break;
         }
     }
     let extensions = extensions.get_or_insert_default();
     extensions.remove(EXTENSION);
-    let kept = extensions.entry(KEPT).or_insert_with(|| json!({}));
-    if !kept.is_object() {
-        *kept = json!({});
+    let preserved = extensions.entry(KEPT).or_insert_with(|| json!({}));
+    if !preserved.is_object() {
+        *preserved = json!({});
     }
-    if let Some(kept) = kept.as_object_mut() {
-        kept.insert(EXTENSION.to_owned(), Value::Object(strategy));
+    if let Some(preserved) = preserved.as_object_mut() {
+        preserved.insert(EXTENSION.to_owned(), Value::Object(strategy));
     }
     Ok(())
 }
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_named() {
+    fn invalid_settings_are_reported() {
         let config = json!({"clusterStrategy": {"mode": "presure", "beCpuIdle": true},
             "nodeStrategies": [{"name": "n", "nodeSelector": {}, "mode": "upstream", "beCPUIdle": 1}]});
         let remarks = check(&config.to_string()).unwrap();
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_changes_nothing() {
+    fn invalid_text_changes_nothing() {
         let mut extensions = None;
         assert!(extend(&mut extensions, None, &BTreeMap::new()).is_ok());
         let error = extend(&mut extensions, Some("{"), &BTreeMap::new()).unwrap_err();

@@ -21,7 +21,7 @@ use koord_kube::events::{self, Severity};
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Api, Change, ObjectKey, patch};
 use parking_lot::Mutex;
-use plan::{Budget, Done};
+use plan::{AppliedVersions, TokenBucket};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -37,8 +37,8 @@ pub(crate) const ROW: Row = Row {
 
 /// What the rounds remember.
 struct State {
-    budget: Budget,
-    done: Done,
+    budget: TokenBucket,
+    applied: AppliedVersions,
 }
 
 fn build(replica: &Arc<Replica>) -> Controller {
@@ -51,8 +51,8 @@ fn build(replica: &Arc<Replica>) -> Controller {
     });
     let options = &replica.options.colocation_profile;
     let state = Arc::new(Mutex::new(State {
-        budget: Budget::new(options.qps, options.burst),
-        done: Done::default(),
+        budget: TokenBucket::new(options.qps, options.burst),
+        applied: AppliedVersions::default(),
     }));
     let own = replica.clone();
     ROW.controller(replica, queue, move |key| {
@@ -80,7 +80,7 @@ async fn reconcile(
     let chosen = match plan::pods(&profile, &pods, namespace) {
         Ok(chosen) => chosen,
         Err(error) => {
-            complain(&replica, &profile, "InvalidProfile", &error.to_string());
+            warn(&replica, &profile, "InvalidProfile", &error.to_string());
             // It comes back when it is changed.
             return Ok(Action::Done);
         }
@@ -95,7 +95,7 @@ async fn reconcile(
         {
             let now = Instant::now();
             let mut state = state.lock();
-            if state.done.has(version, uid, now, options.force_update) {
+            if state.applied.has(version, uid, now, options.force_update) {
                 continue;
             }
             if !state.budget.take(now) {
@@ -107,12 +107,12 @@ async fn reconcile(
             Ok(()) => {
                 let mut state = state.lock();
                 state
-                    .done
+                    .applied
                     .add(version, uid, Instant::now(), options.force_update);
             }
             Err(problem) => {
                 let message = format!("pod {}: {problem}", pod.key);
-                complain(&replica, &profile, "PodUpdateFailed", &message);
+                warn(&replica, &profile, "PodUpdateFailed", &message);
             }
         }
     }
@@ -154,7 +154,7 @@ async fn apply(
     }
 }
 
-fn complain(replica: &Replica, profile: &ClusterColocationProfile, reason: &str, message: &str) {
+fn warn(replica: &Replica, profile: &ClusterColocationProfile, reason: &str, message: &str) {
     tracing::warn!(profile = profile::name(profile), reason, message);
     let about = events::reference(profile);
     replica

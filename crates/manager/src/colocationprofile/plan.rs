@@ -14,10 +14,10 @@ use tokio::time::Instant;
 /// Whether the controller applies a profile: one that says so, or every one, and none that is going.
 pub(super) fn is_managed(profile: &ClusterColocationProfile, by_default: bool) -> bool {
     let labels = profile.metadata.labels.as_ref();
-    let says_so = labels
+    let has_label = labels
         .and_then(|all| all.get(labels::CONTROLLER_MANAGED))
         .is_some_and(|value| value == "true");
-    profile.metadata.deletion_timestamp.is_none() && (by_default || says_so)
+    profile.metadata.deletion_timestamp.is_none() && (by_default || has_label)
 }
 
 /// Whether a pod waits for a node.
@@ -96,21 +96,21 @@ pub(super) fn applied(
 
 /// How many pods may be updated now: a bucket that fills with time.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct TokenBucket {
     per_second: f64,
-    most: f64,
-    left: f64,
+    capacity: f64,
+    tokens: f64,
     since: Option<Instant>,
 }
 
-impl Budget {
+impl TokenBucket {
     /// A full bucket of `burst`, to which `per_second` are added.
     pub(super) fn new(per_second: f64, burst: u32) -> Self {
-        let most = f64::from(burst);
+        let capacity = f64::from(burst);
         Self {
             per_second: per_second.max(0.0),
-            most,
-            left: most,
+            capacity,
+            tokens: capacity,
             since: None,
         }
     }
@@ -120,11 +120,11 @@ impl Budget {
         let passed = self
             .since
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.left = (self.left + passed.as_secs_f64() * self.per_second).min(self.most);
+        self.tokens = (self.tokens + passed.as_secs_f64() * self.per_second).min(self.capacity);
         self.since = Some(now);
-        let some = self.left >= 1.0;
+        let some = self.tokens >= 1.0;
         if some {
-            self.left -= 1.0;
+            self.tokens -= 1.0;
         }
         some
     }
@@ -132,13 +132,13 @@ impl Budget {
 
 /// Which version of a profile was applied to which pod, and when.
 #[derive(Debug, Default)]
-pub(super) struct Done(HashMap<(String, String), Instant>);
+pub(super) struct AppliedVersions(HashMap<(String, String), Instant>);
 
-impl Done {
+impl AppliedVersions {
     /// Whether `version` was applied to the pod `uid` less than `keep` ago.
     pub(super) fn has(&self, version: &str, uid: &str, now: Instant, keep: Duration) -> bool {
-        let at = self.0.get(&(version.to_owned(), uid.to_owned()));
-        at.is_some_and(|at| now.saturating_duration_since(*at) < keep)
+        let applied = self.0.get(&(version.to_owned(), uid.to_owned()));
+        applied.is_some_and(|applied| now.saturating_duration_since(*applied) < keep)
     }
 
     /// Remembers it, and forgets what is older than `keep`.
@@ -152,7 +152,7 @@ impl Done {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Keep;
+    use crate::facts::FieldMask;
     use serde_json::json;
 
     fn profile(spec: Value, labels: Value) -> Arc<ClusterColocationProfile> {
@@ -167,9 +167,9 @@ mod tests {
             "status": {"phase": phase},
         }))
         .unwrap();
-        Arc::new(PodFacts::of(
+        Arc::new(PodFacts::from_pod(
             &pod,
-            Keep {
+            FieldMask {
                 labels: true,
                 uid: true,
             },
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_are_managed_that_say_so() {
+    fn labeled_profiles_are_managed() {
         let labelled = json!({"config.koordinator.sh/controller-managed": "true"});
         let other = json!({"config.koordinator.sh/controller-managed": "yes"});
         assert!(is_managed(&profile(json!({}), labelled.clone()), false));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_gets_what_can_still_change() {
+    fn mutable_fields_are_applied() {
         let spec = json!({
             "selector": {}, "labels": {"a": "1"}, "labelSuffixes": {"b": "-x"}, "qosClass": "BE",
             "schedulerName": "other", "priorityClassName": "koord-batch", "patch": {"metadata": {"labels": {"c": "3"}}},
@@ -264,16 +264,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn updates_are_limited_and_remembered() {
-        let mut budget = Budget::new(10.0, 3);
+    async fn updates_are_rate_limited_and_recorded() {
+        let mut budget = TokenBucket::new(10.0, 3);
         let start = Instant::now();
-        let taken = |budget: &mut Budget, now| (0..5).filter(|_| budget.take(now)).count();
+        let taken = |budget: &mut TokenBucket, now| (0..5).filter(|_| budget.take(now)).count();
         assert_eq!(taken(&mut budget, start), 3);
         assert_eq!(taken(&mut budget, start + Duration::from_millis(250)), 2);
         assert_eq!(taken(&mut budget, start + Duration::from_secs(60)), 3);
 
         let keep = Duration::from_secs(300);
-        let mut done = Done::default();
+        let mut done = AppliedVersions::default();
         done.add("7", "uid", start, keep);
         assert!(done.has("7", "uid", start + Duration::from_secs(299), keep));
         assert!(!done.has("7", "uid", start + keep, keep));

@@ -2,7 +2,7 @@
 //! runs, over objects that somebody fetched, with every term kept and the setting that chose it.
 
 use crate::config::{Config, Origins, Strategy};
-use crate::facts::{Keep, PodFacts, Report};
+use crate::facts::{FieldMask, PodFacts, Report};
 use crate::noderesource::{self, Draft, Input, Reset};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -133,10 +133,10 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         strategy.batch.charge_unmeasured = objects.charge_unmeasured;
     }
     let status = objects.metric.as_ref().and_then(|m| m.status.as_ref());
-    let report = status.map(Report::of);
+    let report = status.map(Report::from_status);
     let facts = objects.pods.iter();
     let pods: Vec<_> = facts
-        .map(|pod| Arc::new(PodFacts::of(pod, Keep::default())))
+        .map(|pod| Arc::new(PodFacts::from_pod(pod, FieldMask::default())))
         .collect();
     let input = Input {
         is_report_ahead: false,
@@ -154,12 +154,12 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         synced: None,
         now,
     };
-    let (view, draft, fared) = noderesource::decide(&input);
+    let (view, draft, results) = noderesource::decide(&input);
     let age = report
         .as_ref()
         .and_then(|report| report.updated)
         .map(|updated| now.as_second().saturating_sub(updated));
-    let mut said = Explanation {
+    let mut explanation = Explanation {
         node: objects.node.metadata.name.clone().unwrap_or_default(),
         refused: None,
         report_age_seconds: age,
@@ -170,16 +170,18 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         notes: Vec::new(),
         problems: problems.into_iter().map(|p| p.message).collect(),
     };
-    said.problems.extend(origins.ignored.iter().cloned());
+    explanation.problems.extend(origins.ignored.iter().cloned());
     let present = objects.node.metadata.annotations.as_ref();
     let reserved = Reserved::of(present);
     let ignored = |error| format!("{error}; it counts for nothing");
-    said.problems
+    explanation
+        .problems
         .extend(reserved.err().map(|error| ignored(error.to_string())));
-    let failed = fared
+    let failed = results
         .iter()
-        .filter_map(|(plugin, fared)| Some((plugin, fared.as_ref().err()?)));
-    said.problems
+        .filter_map(|(plugin, result)| Some((plugin, result.as_ref().err()?)));
+    explanation
+        .problems
         .extend(failed.map(|(plugin, why)| format!("{plugin}: {why}; it changes nothing")));
     let shown = objects.node.status.as_ref();
     let shown = shown.and_then(|status| status.allocatable.as_ref());
@@ -188,46 +190,58 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         (Ok(view), Some(strategy)) => {
             let third_parties = noderesource::third_parties(&input);
             let third_parties = third_parties.unwrap_or_else(|error| {
-                said.problems.push(ignored(error));
+                explanation.problems.push(ignored(error));
                 Vec::new()
             });
             let batch = reclaim::batch(&view, &strategy.batch);
             let [cpu, memory] = reclaim::sums(&batch, &strategy.batch);
             let [mid_cpu, mid_memory] = reclaim::mid_sums(&view, &strategy.mid);
-            let cpu = in_milli(cpu, &draft, &origins);
+            let cpu = batch_cpu(cpu, &draft, &origins);
             sums = [
-                Some(after(cpu, &third_parties, BATCH_CPU)),
-                Some(after(terms(memory, &origins), &third_parties, BATCH_MEMORY)),
+                Some(subtract_third_parties(cpu, &third_parties, BATCH_CPU)),
+                Some(subtract_third_parties(
+                    terms(memory, &origins),
+                    &third_parties,
+                    BATCH_MEMORY,
+                )),
                 Some(terms(mid_cpu, &origins)),
                 Some(terms(mid_memory, &origins)),
             ];
-            said.zones = zones(&input, &view, strategy, &draft, &origins);
-            said.services = services(&pods, &view, &strategy.batch);
+            explanation.zones = zones(&input, &view, strategy, &draft, &origins);
+            explanation.services = services(&pods, &view, &strategy.batch);
         }
-        (Err(reset), _) => said.refused = Some(why_not(&reset, &origins, strategy.as_ref(), age)),
+        (Err(reset), _) => {
+            explanation.refused = Some(reset_reason(&reset, &origins, strategy.as_ref(), age))
+        }
         (Ok(_), None) => {}
     }
     let names = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
     for (name, sum) in names.into_iter().zip(sums) {
         let published = noderesource::read(shown, name);
-        said.resources.push(resource(name, sum, published));
+        explanation.resources.push(resource(name, sum, published));
         if let (Some(Some(wanted)), Some(strategy)) = (draft.resources.get(name), &strategy) {
-            said.notes
-                .extend(waits(name, *wanted, published, strategy, &origins));
+            explanation.notes.extend(pending_change_note(
+                name, *wanted, published, strategy, &origins,
+            ));
         }
     }
-    said.notes
-        .extend(amplified(&objects.node, &draft, &origins));
-    said
+    explanation
+        .notes
+        .extend(amplification_note(&objects.node, &draft, &origins));
+    explanation
 }
 
 /// Terms for people, and what they add up to.
-struct Told {
+struct ResourceBreakdown {
     total: Quantity,
     terms: Vec<Term>,
 }
 
-fn resource(name: &'static str, sum: Option<Told>, published: Option<Quantity>) -> Resource {
+fn resource(
+    name: &'static str,
+    sum: Option<ResourceBreakdown>,
+    published: Option<Quantity>,
+) -> Resource {
     Resource {
         name,
         computed: sum.as_ref().map(|sum| sum.total),
@@ -236,7 +250,7 @@ fn resource(name: &'static str, sum: Option<Told>, published: Option<Quantity>) 
     }
 }
 
-fn terms(sum: Sum, origins: &Origins) -> Told {
+fn terms(sum: Sum, origins: &Origins) -> ResourceBreakdown {
     let terms = sum.terms.into_iter().map(|term| {
         let setting = term.setting;
         Term {
@@ -248,7 +262,7 @@ fn terms(sum: Sum, origins: &Origins) -> Told {
             setting: setting.map(|setting| format!("{}={}", setting.name, setting.value)),
         }
     });
-    Told {
+    ResourceBreakdown {
         terms: terms.collect(),
         total: sum.total,
     }
@@ -260,14 +274,14 @@ fn from(origins: &Origins, field: &str) -> String {
 }
 
 /// Batch CPU with what normalization adds to it.
-fn in_milli(sum: Sum, draft: &Draft, origins: &Origins) -> Told {
+fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
     let milli = Quantity::from_value(sum.total.milli_value());
     let normalised = noderesource::normalised(milli, draft.cpu_ratio);
     let more = Quantity::from_milli((normalised - milli).value());
-    let mut told = terms(sum, origins);
+    let mut breakdown = terms(sum, origins);
     if let Some(ratio) = draft.cpu_ratio.filter(|ratio| *ratio > 1.0) {
-        told.total += more;
-        told.terms.push(Term {
+        breakdown.total += more;
+        breakdown.terms.push(Term {
             what: "normalization".to_owned(),
             amount: more,
             taken: false,
@@ -276,17 +290,21 @@ fn in_milli(sum: Sum, draft: &Draft, origins: &Origins) -> Told {
             from: Some(origins.normalization.to_string()),
         });
     }
-    told
+    breakdown
 }
 
 /// What is left after third parties.
-fn after(mut told: Told, third_parties: &[ThirdPartyAllocation], name: &str) -> Told {
-    let of_cpu = name == BATCH_CPU;
+fn subtract_third_parties(
+    mut breakdown: ResourceBreakdown,
+    third_parties: &[ThirdPartyAllocation],
+    name: &str,
+) -> ResourceBreakdown {
+    let is_cpu = name == BATCH_CPU;
     for party in third_parties {
         let Some(taken) = party.resources.get(name) else {
             continue;
         };
-        let taken = if of_cpu {
+        let taken = if is_cpu {
             Quantity::from_milli(taken.value())
         } else {
             *taken
@@ -329,24 +347,26 @@ fn zones(
 ) -> Vec<ZoneResources> {
     let numbered = noderesource::numbered(input);
     let computed = reclaim::batch_by_zone(view, &numbered, &strategy.batch);
-    let zones = input.topology.map_or(&[][..], |known| &known.spec.zones);
+    let zones = input
+        .topology
+        .map_or(&[][..], |topology| &topology.spec.zones);
     let each = zones.iter().zip(computed).map(|(zone, batch)| {
         let [cpu, memory] = reclaim::sums(&batch, &strategy.batch);
         let published = |name: &str| {
-            let found = zone.resources.iter().find(|found| found.name == name);
-            found.map(|found| found.allocatable)
+            let entry = zone.resources.iter().find(|entry| entry.name == name);
+            entry.map(|entry| entry.allocatable)
         };
-        let of = |name, mut told: Told| {
-            if let Some(first) = told.terms.first_mut() {
+        let build = |name, mut breakdown: ResourceBreakdown| {
+            if let Some(first) = breakdown.terms.first_mut() {
                 "of the zone".clone_into(&mut first.why);
             }
-            resource(name, Some(told), published(name))
+            resource(name, Some(breakdown), published(name))
         };
         ZoneResources {
             name: zone.name.clone(),
             resources: vec![
-                of(BATCH_CPU, in_milli(cpu, draft, origins)),
-                of(BATCH_MEMORY, terms(memory, origins)),
+                build(BATCH_CPU, batch_cpu(cpu, draft, origins)),
+                build(BATCH_MEMORY, terms(memory, origins)),
             ],
         }
     });
@@ -354,7 +374,7 @@ fn zones(
 }
 
 /// Why nothing is reclaimed.
-fn why_not(
+fn reset_reason(
     reset: &Reset,
     origins: &Origins,
     strategy: Option<&Strategy>,
@@ -379,7 +399,7 @@ fn why_not(
 }
 
 /// Says when a change that was not written will be.
-fn waits(
+fn pending_change_note(
     name: &str,
     wanted: Quantity,
     published: Option<Quantity>,
@@ -410,7 +430,7 @@ fn waits(
 }
 
 /// What amplification makes of the node: it hides what the kubelet keeps for itself.
-fn amplified(node: &Node, draft: &Draft, origins: &Origins) -> Option<String> {
+fn amplification_note(node: &Node, draft: &Draft, origins: &Origins) -> Option<String> {
     let present = node.metadata.annotations.as_ref();
     let read = |key: &str| present.and_then(|all| all.get(key));
     let key = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
@@ -476,15 +496,15 @@ fn services(pods: &[Arc<PodFacts>], view: &NodeView, policy: &BatchPolicy) -> Ve
             }
         })
         .collect();
-    let gone = view
+    let dangling = view
         .dangling
         .iter()
-        .filter(|gone| !reclaim::is_low(gone.priority));
-    services.extend(gone.map(|gone| Service {
+        .filter(|dangling| !reclaim::is_low(dangling.priority));
+    services.extend(dangling.map(|dangling| Service {
         name: "a pod that has ended".to_owned(),
         by: "measured",
-        cpu: gone.usage.cpu,
-        memory: gone.usage.memory,
+        cpu: dangling.usage.cpu,
+        memory: dangling.usage.memory,
     }));
     services.sort_by(|a, b| b.cpu.cmp(&a.cpu).then_with(|| a.name.cmp(&b.name)));
     services

@@ -40,14 +40,14 @@ fn objects() -> Objects {
 
 /// Explains, and checks that each sum adds up to what the manager writes.
 fn explain(objects: &Objects) -> Explanation {
-    let said = node(objects, "2026-01-01T01:00:00Z".parse().unwrap());
-    let zones = said.zones.iter().flat_map(|zone| &zone.resources);
-    for resource in said.resources.iter().chain(zones) {
+    let explanation = node(objects, "2026-01-01T01:00:00Z".parse().unwrap());
+    let zones = explanation.zones.iter().flat_map(|zone| &zone.resources);
+    for resource in explanation.resources.iter().chain(zones) {
         let all = resource.terms.iter().map(|term| term.amount);
         let sum = all.fold(Quantity::ZERO, |a, b| a + b);
         assert_eq!(sum, resource.computed.unwrap_or_default(), "{resource:?}");
     }
-    for resource in &said.resources {
+    for resource in &explanation.resources {
         let Some(computed) = resource.computed else {
             continue;
         };
@@ -64,14 +64,14 @@ fn explain(objects: &Objects) -> Explanation {
         let said_so = |note: &String| {
             note.starts_with(resource.name) && note.contains(&format!(" to {shown}"))
         };
-        let written = resource.published == Some(wanted) || said.notes.iter().any(said_so);
-        assert!(written, "{resource:?}: {:?}", said.notes);
+        let written = resource.published == Some(wanted) || explanation.notes.iter().any(said_so);
+        assert!(written, "{resource:?}: {:?}", explanation.notes);
     }
-    said
+    explanation
 }
 
 /// What the terms of a resource are: their amounts, in thousandths of cores or whole bytes.
-fn told(resource: &Resource) -> Vec<(&str, i64, &str)> {
+fn amounts(resource: &Resource) -> Vec<(&str, i64, &str)> {
     let cpu = resource.name.ends_with("cpu");
     let terms = resource.terms.iter();
     terms
@@ -131,19 +131,19 @@ fn topology(model: &str, zones: &[(&str, &str, &str, &str)]) -> NodeResourceTopo
 
 #[test]
 fn the_number_is_explained_term_by_term() {
-    let said = explain(&objects());
+    let explanation = explain(&objects());
     assert_eq!(
-        (said.refused.as_ref(), said.report_age_seconds),
+        (explanation.refused.as_ref(), explanation.report_age_seconds),
         (None, Some(30))
     );
-    let [cpu, memory, mid_cpu, mid_memory] = &said.resources[..] else {
-        panic!("{said:?}")
+    let [cpu, memory, mid_cpu, mid_memory] = &explanation.resources[..] else {
+        panic!("{explanation:?}")
     };
     // 10 − 2 − 1 − (2 + 3)
     assert_eq!(cpu.computed.unwrap().value(), 2);
     assert_eq!(cpu.published.unwrap().value(), 5000);
     assert_eq!(
-        told(cpu),
+        amounts(cpu),
         [
             ("capacity", 10_000, ""),
             ("safety margin", -2_000, "cpuReclaimThresholdPercent=80"),
@@ -156,7 +156,7 @@ fn the_number_is_explained_term_by_term() {
     // 10 − 3.5 − 1 − (1 + 2)
     let giga = 1_000_000_000;
     assert_eq!(
-        told(memory),
+        amounts(memory),
         [
             ("capacity", 10 * giga, ""),
             (
@@ -174,17 +174,20 @@ fn the_number_is_explained_term_by_term() {
             ("reclaimable", 0, ""),
             ("unallocated", 0, "midUnallocatedPercent=0"),
         ];
-        assert_eq!(told(mid), nothing);
+        assert_eq!(amounts(mid), nothing);
     }
-    let charged: Vec<_> = said
+    let charged: Vec<_> = explanation
         .services
         .iter()
         .map(|service| (service.name.as_str(), service.by, service.cpu.value()))
         .collect();
     assert_eq!(charged, [("d/new", "request", 3), ("d/web", "measured", 2)]);
-    assert!(said.notes[0].contains("batch-cpu is about to change to 2000m"));
-    assert!(said.notes[1].contains("batch-memory is about to change to 2384 MiB"));
-    assert_eq!((said.zones.len(), said.problems.len()), (0, 0));
+    assert!(explanation.notes[0].contains("batch-cpu is about to change to 2000m"));
+    assert!(explanation.notes[1].contains("batch-memory is about to change to 2384 MiB"));
+    assert_eq!(
+        (explanation.zones.len(), explanation.problems.len()),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -211,13 +214,13 @@ fn each_policy_names_itself_and_where_it_was_set() {
     );
     let reservation = "{\"resources\":{\"cpu\":\"1\",\"memory\":\"2G\"}}";
     annotate(&mut objects, annotations::NODE_RESERVATION, reservation);
-    let said = explain(&objects);
-    let [cpu, memory, mid_cpu, mid_memory] = &said.resources[..] else {
-        panic!("{said:?}")
+    let explanation = explain(&objects);
+    let [cpu, memory, mid_cpu, mid_memory] = &explanation.resources[..] else {
+        panic!("{explanation:?}")
     };
     // 10 − 1 − 1 − (max(3, 2) + 3)
     assert_eq!(
-        told(cpu),
+        amounts(cpu),
         [
             ("capacity", 10_000, ""),
             ("safety margin", -1_000, "cpuReclaimThresholdPercent=90"),
@@ -231,7 +234,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
     // 10 − 1 − 2 − (2 + 2), a tenth at most
     let giga = 1_000_000_000;
     assert_eq!(
-        told(memory),
+        amounts(memory),
         [
             ("capacity", 10 * giga, ""),
             ("safety margin", -giga, "memoryReclaimThresholdPercent=90"),
@@ -244,7 +247,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
     assert_eq!(origin(memory, "limit"), at);
     // A tenth of 10 − 1 − 6; at most 500m. Of memory a tenth of 10 − 2 − 4.
     assert_eq!(
-        told(mid_cpu),
+        amounts(mid_cpu),
         [
             ("reclaimable", 0, ""),
             ("unallocated", 300, "midUnallocatedPercent=10"),
@@ -263,7 +266,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
 }
 
 #[test]
-fn what_takes_part_from_outside_is_a_term_too() {
+fn external_factors_are_terms() {
     let mut objects = objects();
     let ratios = json!({"enable": true, "ratioModel": {"M": {"baseRatio": 1.2}}});
     let factors = json!({"enable": true, "resourceAmplificationRatio": {"memory": 1.5}});
@@ -299,13 +302,13 @@ fn what_takes_part_from_outside_is_a_term_too() {
         "M",
         &[("node-0", "4", "4G", "1"), ("node-1", "6", "6G", "2")],
     ));
-    let said = explain(&objects);
-    let [cpu, memory, mid_cpu, _] = &said.resources[..] else {
-        panic!("{said:?}")
+    let explanation = explain(&objects);
+    let [cpu, memory, mid_cpu, _] = &explanation.resources[..] else {
+        panic!("{explanation:?}")
     };
     // (10 − 0 − 1 − 0.5 − 5) × 1.2 − 1
     assert_eq!(
-        told(cpu),
+        amounts(cpu),
         [
             ("capacity", 10_000, ""),
             ("safety margin", 0, "cpuReclaimThresholdPercent=100"),
@@ -326,21 +329,21 @@ fn what_takes_part_from_outside_is_a_term_too() {
     );
     // 0.7 are reclaimable, 0.4 are unused.
     assert_eq!(
-        told(mid_cpu),
+        amounts(mid_cpu),
         [
             ("reclaimable", 700, ""),
             ("in use", -300, ""),
             ("unallocated", 0, "midUnallocatedPercent=0"),
         ]
     );
-    let apps: Vec<_> = said
+    let apps: Vec<_> = explanation
         .host_applications
         .iter()
         .map(|app| (&*app.name, app.by))
         .collect();
     assert_eq!(apps, [("nginx", "system use"), ("spark", "not charged")]);
     // 4 − 0.5 − 0.25 − 2.5 and 6 − 0.5 − 0.25 − 2.5, each a fifth more; nothing of third parties.
-    let zones: Vec<_> = said
+    let zones: Vec<_> = explanation
         .zones
         .iter()
         .map(|zone| {
@@ -350,10 +353,13 @@ fn what_takes_part_from_outside_is_a_term_too() {
         })
         .collect();
     assert_eq!(zones, [("node-0", 900, 1), ("node-1", 3_300, 2)]);
-    assert_eq!(said.zones[0].resources[1].published, None);
-    assert_eq!(said.zones[0].resources[0].terms[0].why, "of the zone");
+    assert_eq!(explanation.zones[0].resources[1].published, None);
+    assert_eq!(
+        explanation.zones[0].resources[0].terms[0].why,
+        "of the zone"
+    );
     assert_eq!(cpu.terms[0].why, "of the node");
-    let amplified = said.notes.last().unwrap();
+    let amplified = explanation.notes.last().unwrap();
     assert!(
         amplified.contains("{\"cpu\":1.20,\"memory\":1.50}")
             && amplified.contains("resource-amplification-config and cpu-normalization-config"),
@@ -362,7 +368,7 @@ fn what_takes_part_from_outside_is_a_term_too() {
 }
 
 #[test]
-fn small_changes_say_until_when_they_wait() {
+fn small_changes_name_their_delay() {
     let mut objects = objects();
     let status = objects.node.status.as_mut().unwrap();
     let allocatable = status.allocatable.as_mut().unwrap();
@@ -376,7 +382,7 @@ fn small_changes_say_until_when_they_wait() {
 }
 
 #[test]
-fn what_the_node_carries_and_nobody_understands_is_a_problem() {
+fn invalid_node_metadata_is_a_problem() {
     let mut objects = objects();
     label(&mut objects, labels::NODE_CPU_RECLAIM_RATIO, "much");
     label(
@@ -394,8 +400,8 @@ fn what_the_node_carries_and_nobody_understands_is_a_problem() {
     ] {
         annotate(&mut objects, key, value);
     }
-    let said = explain(&objects);
-    for (problem, says) in said.problems.iter().zip([
+    let explanation = explain(&objects);
+    for (problem, says) in explanation.problems.iter().zip([
         "cpu-reclaim-ratio has value \"much\"",
         "colocation-strategy is ignored: field degradeTimeMinutes is -1",
         "reservedCPUs",
@@ -404,14 +410,14 @@ fn what_the_node_carries_and_nobody_understands_is_a_problem() {
     ]) {
         assert!(problem.contains(says), "{problem}");
     }
-    assert_eq!(said.problems.len(), 5, "{:?}", said.problems);
+    assert_eq!(explanation.problems.len(), 5, "{:?}", explanation.problems);
     // The settings' own value holds.
-    let cpu = &said.resources[0];
+    let cpu = &explanation.resources[0];
     assert_eq!(origin(cpu, "safety margin"), "colocation-config");
 }
 
 #[test]
-fn what_is_taken_away_says_why() {
+fn removed_resources_have_a_reason() {
     let refused = |objects: &Objects| explain(objects).refused.unwrap();
     let mut old = objects();
     status(&mut old).update_time = None;
@@ -424,13 +430,13 @@ fn what_is_taken_away_says_why() {
     );
     let mut off = objects();
     off.settings = None;
-    let said = explain(&off);
+    let explanation = explain(&off);
     assert_eq!(
-        said.refused.unwrap(),
+        explanation.refused.unwrap(),
         "co-location is off for the node (enable: default)"
     );
-    assert_eq!(said.resources[0].computed, None);
-    assert_eq!(said.resources[0].published.unwrap().value(), 5000);
+    assert_eq!(explanation.resources[0].computed, None);
+    assert_eq!(explanation.resources[0].published.unwrap().value(), 5000);
     // On for the node alone is off.
     let key = annotations::NODE_COLOCATION_STRATEGY;
     annotate(&mut off, key, "{\"enable\": true}");

@@ -48,7 +48,7 @@ pub(crate) struct PodUsage {
 }
 
 impl MetricFacts {
-    pub(crate) fn of(metric: &NodeMetric) -> Self {
+    pub(crate) fn from_metric(metric: &NodeMetric) -> Self {
         let meta = &metric.metadata;
         let boxed = |text: &Option<String>| text.as_deref().map(Box::from);
         Self {
@@ -56,15 +56,15 @@ impl MetricFacts {
             uid: boxed(&meta.uid),
             resource_version: boxed(&meta.resource_version),
             spec: metric.spec.clone(),
-            report: metric.status.as_ref().map(Report::of),
+            report: metric.status.as_ref().map(Report::from_status),
         }
     }
 }
 
 impl Report {
-    pub(crate) fn of(status: &koord_api::slo::NodeMetricStatus) -> Self {
+    pub(crate) fn from_status(status: &koord_api::slo::NodeMetricStatus) -> Self {
         let info = status.node_metric.as_ref();
-        let whole = info.and_then(|info| info.node_usage.as_ref());
+        let node_usage = info.and_then(|info| info.node_usage.as_ref());
         let complete = |list: &ResourceList| {
             list.contains_key(resources::CPU) && list.contains_key(resources::MEMORY)
         };
@@ -84,7 +84,9 @@ impl Report {
             updated: status.update_time.as_ref().map(|time| time.0.as_second()),
             measured: info.is_some(),
             system_usage: system.map(amount).unwrap_or_default(),
-            node_usage: whole.filter(|map| complete(&map.resources)).map(amount),
+            node_usage: node_usage
+                .filter(|map| complete(&map.resources))
+                .map(amount),
             prod_reclaimable: reclaimable
                 .and_then(|metric| metric.resource.as_ref())
                 .map(amount)

@@ -12,7 +12,7 @@ mod target;
 pub(crate) use interner::Interner;
 pub(crate) use metric::{MetricFacts, PodUsage, Report};
 pub(crate) use packed::Packed;
-pub(crate) use pod::{Keep, PodFacts, PodsByNode};
+pub(crate) use pod::{FieldMask, PodFacts, PodsByNode};
 pub use recommendation::RecommendationFacts;
 pub(crate) use recommendation::distributions;
 pub(crate) use slo::{SloFacts, Specs};

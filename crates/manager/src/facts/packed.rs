@@ -28,7 +28,7 @@ impl From<Amount> for Packed {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Small {
     count: i64,
-    of: Unit,
+    unit: Unit,
     format: Format,
 }
 
@@ -55,16 +55,20 @@ impl From<Quantity> for Small {
     /// whole is rounded up, as everybody does who reads a quantity as a whole number.
     fn from(quantity: Quantity) -> Self {
         let (nanos, format) = (quantity.nanos(), quantity.format());
-        let exact = |of: Unit| {
-            let count = i64::try_from(nanos / of.nanos()).ok()?;
-            (nanos % of.nanos() == 0).then_some(Self { count, of, format })
+        let exact = |unit: Unit| {
+            let count = i64::try_from(nanos / unit.nanos()).ok()?;
+            (nanos % unit.nanos() == 0).then_some(Self {
+                count,
+                unit,
+                format,
+            })
         };
-        let found = [Unit::Whole, Unit::Milli, Unit::Nano]
+        let exact_value = [Unit::Whole, Unit::Milli, Unit::Nano]
             .into_iter()
             .find_map(exact);
-        found.unwrap_or(Self {
+        exact_value.unwrap_or(Self {
             count: quantity.value(),
-            of: Unit::Whole,
+            unit: Unit::Whole,
             format,
         })
     }
@@ -72,7 +76,7 @@ impl From<Quantity> for Small {
 
 impl From<Small> for Quantity {
     fn from(small: Small) -> Self {
-        Self::from_nanos(i128::from(small.count) * small.of.nanos(), small.format)
+        Self::from_nanos(i128::from(small.count) * small.unit.nanos(), small.format)
     }
 }
 

@@ -16,16 +16,16 @@ use std::sync::{Arc, LazyLock};
 
 /// Which parts of a pod are kept besides those that the node-resource controller reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Keep {
+pub(crate) struct FieldMask {
     /// [`PodFacts::labels`].
     pub(crate) labels: bool,
     /// [`PodFacts::uid`].
     pub(crate) uid: bool,
 }
 
-impl Keep {
+impl FieldMask {
     /// What the enabled parts of the manager read.
-    pub(crate) fn of(options: &Options) -> Self {
+    pub(crate) fn from_options(options: &Options) -> Self {
         let profiles = options.gates.enabled("ColocationProfileController");
         Self {
             labels: profiles || options.gates.enabled("EnableQuotaAdmission"),
@@ -49,12 +49,12 @@ pub(crate) struct PodFacts {
     pub(crate) qos: QosClass,
     pub(crate) request: Packed,
     /// `None` of most pods.
-    rare: Option<Box<Rare>>,
+    optional: Option<Box<OptionalFields>>,
 }
 
-/// What few pods have, or few managers keep.
+/// What few pods have, or few managers fields.
 #[derive(Debug, Clone, PartialEq, Default)]
-struct Rare {
+struct OptionalFields {
     uid: Option<Box<str>>,
     quota: Box<str>,
     numa_nodes: Box<[usize]>,
@@ -62,20 +62,20 @@ struct Rare {
 }
 
 /// That of a pod that has nothing of it.
-static NOTHING: LazyLock<Rare> = LazyLock::new(Rare::default);
+static NO_OPTIONAL_FIELDS: LazyLock<OptionalFields> = LazyLock::new(OptionalFields::default);
 
 impl PodFacts {
-    pub(crate) fn of(pod: &Pod, keep: Keep) -> Self {
+    pub(crate) fn from_pod(pod: &Pod, fields: FieldMask) -> Self {
         let meta = &pod.metadata;
         let boxed = |text: &Option<String>| text.as_deref().map(Box::from);
         let status = pod.status.as_ref();
         let phase = status.and_then(|status| status.phase.as_deref());
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        let rare = Rare {
-            uid: boxed(&meta.uid).filter(|_| keep.uid),
+        let optional = OptionalFields {
+            uid: boxed(&meta.uid).filter(|_| fields.uid),
             quota: boxed_label(pod, labels::POD_QUOTA_NAME),
             numa_nodes: numa_nodes(pod),
-            labels: if keep.labels {
+            labels: if fields.labels {
                 meta.labels.clone().unwrap_or_default()
             } else {
                 BTreeMap::new()
@@ -89,33 +89,33 @@ impl PodFacts {
             priority: priority::of_pod_with_default(pod),
             qos: qos::of_pod_with_default(pod),
             request: pod_request(pod).into(),
-            rare: (rare != *NOTHING).then(|| Box::new(rare)),
+            optional: (optional != *NO_OPTIONAL_FIELDS).then(|| Box::new(optional)),
         }
     }
 
-    fn rare(&self) -> &Rare {
-        self.rare.as_deref().unwrap_or(&NOTHING)
+    fn optional(&self) -> &OptionalFields {
+        self.optional.as_deref().unwrap_or(&NO_OPTIONAL_FIELDS)
     }
 
-    /// `None` unless [`Keep::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
+    /// `None` unless [`FieldMask::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
     /// same name is nothing else to the other readers than one that changed.
     pub(crate) fn uid(&self) -> Option<&str> {
-        self.rare().uid.as_deref()
+        self.optional().uid.as_deref()
     }
 
     /// The quota that the label names; empty if none.
     pub(crate) fn quota(&self) -> &str {
-        &self.rare().quota
+        &self.optional().quota
     }
 
     /// The NUMA nodes in the scheduler's annotation.
     pub(crate) fn numa_nodes(&self) -> &[usize] {
-        &self.rare().numa_nodes
+        &self.optional().numa_nodes
     }
 
-    /// Empty unless [`Keep::labels`].
+    /// Empty unless [`FieldMask::labels`].
     pub(crate) fn labels(&self) -> &BTreeMap<String, String> {
-        &self.rare().labels
+        &self.optional().labels
     }
 }
 
@@ -164,10 +164,10 @@ pub(crate) struct PodsByNode(RwLock<HashMap<Box<str>, Vec<Arc<PodFacts>>>>);
 
 impl PodsByNode {
     /// An index of the pods in `cache`.
-    pub(crate) fn of(cache: &Cache<PodFacts>) -> Arc<Self> {
+    pub(crate) fn from_cache(cache: &Cache<PodFacts>) -> Arc<Self> {
         let index = Arc::new(Self::default());
         let listener = index.clone();
-        cache.on_change(move |change| listener.change(change));
+        cache.on_change(move |change| listener.apply_change(change));
         index
     }
 
@@ -176,7 +176,7 @@ impl PodsByNode {
         self.0.read().get(node).cloned().unwrap_or_default()
     }
 
-    fn change(&self, change: &Change<PodFacts>) {
+    fn apply_change(&self, change: &Change<PodFacts>) {
         match change {
             Change::Applied { old, new } => {
                 if let Some(old) = old {
@@ -195,7 +195,7 @@ impl PodsByNode {
     fn remove(&self, pod: &PodFacts) {
         let mut nodes = self.0.write();
         if let Some(pods) = nodes.get_mut(&pod.node) {
-            pods.retain(|known| known.key != pod.key);
+            pods.retain(|other| other.key != pod.key);
             if pods.is_empty() {
                 nodes.remove(&pod.node);
             }
@@ -211,7 +211,7 @@ mod tests {
         let mut pod = Pod::default();
         pod.metadata.name = Some(name.to_owned());
         pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
-        Arc::new(PodFacts::of(&pod, Keep::default()))
+        Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
     }
 
     #[test]
@@ -223,19 +223,19 @@ mod tests {
         };
         let (waiting, bound) = (pod("a", ""), pod("a", "n1"));
         let (old, new) = (None, waiting.clone());
-        index.change(&Change::Applied { old, new });
+        index.apply_change(&Change::Applied { old, new });
         assert!(index.0.read().is_empty(), "unbound pods are of no node");
         let (old, new) = (Some(waiting), bound.clone());
-        index.change(&Change::Applied { old, new });
+        index.apply_change(&Change::Applied { old, new });
         let (old, new) = (None, pod("b", "n1"));
-        index.change(&Change::Applied { old, new });
+        index.apply_change(&Change::Applied { old, new });
         // The same again, as after a new list.
         let (old, new) = (Some(bound.clone()), bound.clone());
-        index.change(&Change::Applied { old, new });
+        index.apply_change(&Change::Applied { old, new });
         assert_eq!(names("n1"), ["b", "a"]);
-        index.change(&Change::Deleted(bound));
+        index.apply_change(&Change::Deleted(bound));
         assert_eq!(names("n1"), ["b"]);
-        index.change(&Change::Deleted(pod("b", "n1")));
+        index.apply_change(&Change::Deleted(pod("b", "n1")));
         assert!(index.0.read().is_empty());
     }
 }

@@ -35,12 +35,12 @@ pub struct RecommendationFacts {
 impl RecommendationFacts {
     /// What is kept of one by itself.
     #[cfg(test)]
-    pub(crate) fn of(object: Recommendation) -> Self {
-        Self::shared(object, &Interner::default())
+    pub(crate) fn from_object(object: Recommendation) -> Self {
+        Self::with_interner(object, &Interner::default())
     }
 
     /// What is kept of one of many; `conditions` are those of all.
-    pub(crate) fn shared(mut object: Recommendation, conditions: &Interner<str>) -> Self {
+    pub(crate) fn with_interner(mut object: Recommendation, conditions: &Interner<str>) -> Self {
         let key = ObjectKey::of(&object);
         let meta = &mut object.metadata;
         let mut annotations = meta.annotations.take().unwrap_or_default();
@@ -51,9 +51,9 @@ impl RecommendationFacts {
         // What came as JSON can be written as JSON.
         let mut text = String::new();
         if let Some(status) = &mut object.status {
-            let said = std::mem::take(&mut status.conditions);
-            if !said.is_empty() {
-                text = serde_json::to_string(&said).unwrap_or_default();
+            let taken = std::mem::take(&mut status.conditions);
+            if !taken.is_empty() {
+                text = serde_json::to_string(&taken).unwrap_or_default();
             }
         }
         let status = object.status.as_ref();
@@ -62,7 +62,7 @@ impl RecommendationFacts {
             key,
             uid: meta.uid.as_deref().unwrap_or_default().into(),
             resource_version: meta.resource_version.take().map(Box::from),
-            target: Target::of(&object.spec.target),
+            target: Target::from_spec(&object.spec.target),
             generation: meta.generation,
             percentiles: annotations.remove(PERCENTILES).map(Box::from),
             days: days.collect(),
@@ -73,8 +73,8 @@ impl RecommendationFacts {
 
     /// Days of history that its annotation says a container has; `None` if it names no such container.
     pub(crate) fn days(&self, container: &str) -> Option<f64> {
-        let found = self.days.iter().find(|(name, _)| **name == *container)?;
-        Some(found.1)
+        let entry = self.days.iter().find(|(name, _)| **name == *container)?;
+        Some(entry.1)
     }
 
     /// Its status, if it has one.
@@ -121,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_read_of_a_recommendation_is_kept() {
+    fn facts_keep_the_fields_that_are_read() {
         let details = json!({"c": {"confidenceDays": 2.5}, "d": {"confidenceDays": 0.25}});
         let object = json!({
             "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
@@ -138,7 +138,7 @@ mod tests {
         let object: Recommendation = serde_json::from_value(object).unwrap();
         let reference = events::reference(&object);
         let status = object.status.clone();
-        let facts = RecommendationFacts::of(object);
+        let facts = RecommendationFacts::from_object(object);
         assert_eq!(facts.status(), status);
         assert_eq!(facts.reference(), reference);
         assert_eq!(facts.key(), ObjectKey::new("shop", "r"));
@@ -151,7 +151,7 @@ mod tests {
             ["c", "d", "e"].map(|name| facts.days(name)),
             [Some(2.5), Some(0.25), None]
         );
-        let none = RecommendationFacts::of(Recommendation::default());
+        let none = RecommendationFacts::from_object(Recommendation::default());
         assert_eq!((none.status(), none.days("c")), (None, None));
     }
 }

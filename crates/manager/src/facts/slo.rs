@@ -17,7 +17,7 @@ pub(crate) struct SloFacts {
 }
 
 /// So many different specs are remembered.
-const REMEMBERED: usize = 16;
+const CACHED_SPECS: usize = 16;
 
 /// Specs that were seen of late.
 #[derive(Debug, Default)]
@@ -26,18 +26,18 @@ pub(crate) struct Specs(Mutex<VecDeque<Arc<NodeSLOSpec>>>);
 impl Specs {
     /// `spec`, or an equal one that is kept already.
     fn share(&self, spec: NodeSLOSpec) -> Arc<NodeSLOSpec> {
-        let mut seen = self.0.lock();
-        let at = seen.iter().position(|known| **known == spec);
+        let mut recent = self.0.lock();
+        let index = recent.iter().position(|cached| **cached == spec);
         // The newest is first: it is the one that most nodes have next.
-        let shared = at.and_then(|at| seen.remove(at));
+        let shared = index.and_then(|index| recent.remove(index));
         let shared = shared.unwrap_or_else(|| Arc::new(spec));
-        seen.truncate(REMEMBERED - 1);
-        seen.push_front(shared.clone());
+        recent.truncate(CACHED_SPECS - 1);
+        recent.push_front(shared.clone());
         shared
     }
 
     /// What is kept of an object.
-    pub(crate) fn of(&self, slo: NodeSLO) -> SloFacts {
+    pub(crate) fn facts(&self, slo: NodeSLO) -> SloFacts {
         let meta = slo.metadata;
         let boxed = |text: Option<String>| text.map(Box::from);
         SloFacts {
@@ -67,7 +67,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn equal_specs_are_kept_once_and_old_ones_are_forgotten() {
+    fn equal_specs_are_shared_and_old_ones_evicted() {
         let specs = Specs::default();
         let slo = |node: &str, percent: i64| -> NodeSLO {
             let threshold = json!({"enable": true, "cpuSuppressThresholdPercent": percent});
@@ -75,15 +75,15 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": node}, "spec": spec})).unwrap()
         };
         let (a, b, c) = (slo("a", 65), slo("b", 65), slo("c", 60));
-        let [a, b, c] = [a, b, c].map(|slo| specs.of(slo));
+        let [a, b, c] = [a, b, c].map(|slo| specs.facts(slo));
         assert!(Arc::ptr_eq(&a.spec, &b.spec) && !Arc::ptr_eq(&a.spec, &c.spec));
         assert_eq!(
             (a.key().name.as_str(), c.spec.clone()),
             ("a", slo("c", 60).spec.into())
         );
         for percent in 1..100 {
-            specs.of(slo("d", percent));
+            specs.facts(slo("d", percent));
         }
-        assert_eq!(specs.0.lock().len(), REMEMBERED);
+        assert_eq!(specs.0.lock().len(), CACHED_SPECS);
     }
 }

@@ -28,14 +28,14 @@ impl Target {
     ///
     /// # Errors
     /// Which field is wrong, with its value.
-    pub(crate) fn of(target: &RecommendationTarget) -> Result<Self, String> {
-        let both =
+    pub(crate) fn from_spec(target: &RecommendationTarget) -> Result<Self, String> {
+        let both_set =
             || "spec.target.workload and spec.target.podSelector are both set: want one".to_owned();
         match (&target.type_, &target.workload, &target.pod_selector) {
             (RecommendationTargetType::Other(text), ..) => Err(format!(
                 "spec.target.type {text:?}: want \"workload\" or \"podSelector\""
             )),
-            (_, Some(_), Some(_)) => Err(both()),
+            (_, Some(_), Some(_)) => Err(both_set()),
             (RecommendationTargetType::Workload, None, _) => {
                 Err("spec.target.workload is absent: type \"workload\" needs it".to_owned())
             }
@@ -105,10 +105,11 @@ pub(crate) fn percentiles(
         return Ok(default);
     };
     let refused = |why: &dyn std::fmt::Display| format!("annotation {PERCENTILES} {text:?}: {why}");
-    let given: PercentilesAnnotation = lenient::from_json(text).map_err(|error| refused(&error))?;
+    let parsed: PercentilesAnnotation =
+        lenient::from_json(text).map_err(|error| refused(&error))?;
     let wanted = Percentiles {
-        cpu: given.cpu.unwrap_or(default.cpu),
-        memory: given.memory.unwrap_or(default.memory),
+        cpu: parsed.cpu.unwrap_or(default.cpu),
+        memory: parsed.memory.unwrap_or(default.memory),
     };
     wanted.check().map_err(|error| refused(&error))?;
     Ok(wanted)
@@ -121,7 +122,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn read(target: Value) -> Result<Target, String> {
-        Target::of(&serde_json::from_value(target).unwrap())
+        Target::from_spec(&serde_json::from_value(target).unwrap())
     }
 
     #[test]

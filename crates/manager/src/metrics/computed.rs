@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// The computed resources that have a gauge.
 const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
 /// How long the amount of a node that is not computed any more is kept.
-const LIFE: Duration = Duration::from_secs(15 * 60);
+const TTL: Duration = Duration::from_secs(15 * 60);
 
 /// By resource, in the order of [`RESOURCES`].
 type Amounts = [Option<(f64, Instant)>; RESOURCES.len()];
@@ -45,18 +45,18 @@ impl Computed {
 
     /// Cores for CPU resources, bytes for memory. A resource without a gauge is left out.
     pub(super) fn set(&self, node: &str, resource: &str, amount: f64) {
-        let at = RESOURCES.iter().position(|known| *known == resource);
+        let index = RESOURCES.iter().position(|name| *name == resource);
         let mut nodes = self.nodes.lock();
         if !nodes.contains_key(node) {
             nodes.insert(node.into(), Amounts::default());
         }
         let amounts = nodes.get_mut(node);
-        if let Some(place) = at.and_then(|at| amounts?.get_mut(at)) {
+        if let Some(place) = index.and_then(|index| amounts?.get_mut(index)) {
             *place = Some((amount, Instant::now()));
         }
     }
 
-    pub(super) fn forget(&self, node: &str) {
+    pub(super) fn remove_node(&self, node: &str) {
         self.nodes.lock().remove(node);
     }
 }
@@ -74,7 +74,7 @@ impl Collector for Computed {
         let now = Instant::now();
         self.nodes.lock().retain(|node, amounts| {
             for (resource, place) in RESOURCES.iter().zip(amounts.iter_mut()) {
-                *place = place.filter(|(_, since)| now.duration_since(*since) <= LIFE);
+                *place = place.filter(|(_, since)| now.duration_since(*since) <= TTL);
                 let unit = if resource.ends_with("cpu") {
                     "integer"
                 } else {
@@ -98,7 +98,7 @@ mod tests {
     use koord_app::metrics::{encode, register};
 
     #[tokio::test(start_paused = true)]
-    async fn amounts_are_told_until_they_are_old_or_the_node_goes() {
+    async fn amounts_expire_or_go_with_their_node() {
         let registry = prometheus::Registry::new();
         let computed = register(&registry, Computed::new().unwrap()).unwrap();
         let text = || encode(&registry).unwrap();
@@ -116,17 +116,17 @@ mod tests {
             "{}",
             text()
         );
-        computed.forget("b");
+        computed.remove_node("b");
         assert!(!text().contains("\"b\""));
-        tokio::time::advance(LIFE / 2).await;
+        tokio::time::advance(TTL / 2).await;
         computed.set("a", "kubernetes.io/batch-cpu", 2.5);
-        tokio::time::advance(LIFE / 2 + Duration::from_secs(1)).await;
+        tokio::time::advance(TTL / 2 + Duration::from_secs(1)).await;
         assert!(
             text().contains(&cpu) && !text().contains(&memory),
             "{}",
             text()
         );
-        tokio::time::advance(LIFE).await;
+        tokio::time::advance(TTL).await;
         assert!(!text().contains(name));
         assert!(computed.nodes.lock().is_empty());
     }

@@ -183,7 +183,7 @@ impl Resources {
             self.forget(name);
             self.written.lock().remove(name);
             self.skewed.remove(name);
-            replica.metrics.forget(name);
+            replica.metrics.remove_node(name);
             return Ok(Action::Done);
         };
         let config = replica.settings.current();

@@ -81,7 +81,7 @@ fn reserved(node: &Node) -> Amount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Keep;
+    use crate::facts::FieldMask;
     use k8s_openapi::api::core::v1::Pod;
     use koord_api::annotations;
     use koord_api::priority::PriorityClass;
@@ -133,10 +133,10 @@ mod tests {
         ];
         let facts: Vec<_> = pods
             .iter()
-            .map(|pod| PodFacts::of(pod, Keep::default()))
+            .map(|pod| PodFacts::from_pod(pod, FieldMask::default()))
             .collect();
         assert_eq!(&*facts[0].node, "n");
-        let view = node_view(&node, &Report::of(&metric), &facts);
+        let view = node_view(&node, &Report::from_status(&metric), &facts);
         assert_eq!(view.capacity, amount("16", "32Gi"));
         assert_eq!(view.allocatable, amount("15", "30Gi"));
         assert_eq!(view.reserved_by_annotation, amount("3", "1Gi"));
@@ -188,7 +188,7 @@ mod tests {
             "nodeMetric": {"nodeUsage": {"resources": {"cpu": "5"}}}}))
         .unwrap();
         assert_eq!(
-            node_view(&Node::default(), &Report::of(&metric), []).node_usage,
+            node_view(&Node::default(), &Report::from_status(&metric), []).node_usage,
             None
         );
     }

@@ -223,7 +223,7 @@ fn mistakes_in_a_profile_are_named() {
         "{said}"
     );
     let cordoned: Node = serde_json::from_value(json!({"spec": {"unschedulable": true}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})).unwrap();
-    assert!(!takes_pods(&cordoned));
+    assert!(!is_schedulable(&cordoned));
 }
 
 #[test]

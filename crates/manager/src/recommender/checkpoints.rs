@@ -261,7 +261,7 @@ pub(crate) async fn remove(
     let deleted = api
         .delete(&name(&of.name, container), &Default::default())
         .await;
-    crate::object::unless_gone(deleted)
+    crate::object::ignore_not_found(deleted)
 }
 
 fn millis(time: Option<&Time>) -> Option<UnixMillis> {

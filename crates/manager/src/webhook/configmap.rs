@@ -8,7 +8,7 @@ mod network;
 
 use super::metrics::WebhookMetrics;
 use super::{Deps, json};
-use crate::config::given_keys;
+use crate::config::keys_with_value;
 use crate::replica::Replica;
 use crate::suppress;
 use futures::future::BoxFuture;
@@ -338,7 +338,7 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
         }
         warnings.extend(odd.into_iter().map(|(message, _)| message));
     }
-    for key in given_keys(old).difference(&given_keys(data)) {
+    for key in keys_with_value(old).difference(&keys_with_value(data)) {
         let reason = "its settings are removed; an event on the ConfigMap reports what is in force";
         warnings.push(format!("{key}: {reason}"));
     }

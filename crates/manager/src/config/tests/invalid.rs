@@ -105,7 +105,7 @@ fn invalid_value_leaves_the_last_valid_section_in_force() {
         let (after, problems) = before.updated(&data(&[(key, bad)]));
         assert_eq!(after.settings, before.settings, "{key}: {bad}");
         assert_eq!(problems.len(), 1, "{bad}: {problems:?}");
-        let Problem {
+        let SettingsProblem {
             message,
             is_refused,
             ..

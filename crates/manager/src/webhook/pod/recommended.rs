@@ -129,7 +129,7 @@ mod tests {
 
     fn recommendation(target: Value, days: f64) -> Arc<RecommendationFacts> {
         let detail = json!({"main": {"confidenceDays": days}});
-        Arc::new(RecommendationFacts::of(
+        Arc::new(RecommendationFacts::from_object(
             serde_json::from_value(json!({
                 "apiVersion": "analysis.koordinator.sh/v1alpha1", "kind": "Recommendation",
                 "metadata": {"name": "r", "namespace": "shop",

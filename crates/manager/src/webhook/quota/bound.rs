@@ -67,7 +67,7 @@ impl Bound for BoundPods {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Keep;
+    use crate::facts::FieldMask;
     use k8s_openapi::api::core::v1::Pod;
     use serde_json::json;
     use std::sync::Arc;
@@ -76,7 +76,7 @@ mod tests {
         let pod = json!({"metadata": {"namespace": namespace, "name": name,
             "labels": {koord_api::labels::POD_QUOTA_NAME: quota}}});
         let pod: Pod = serde_json::from_value(pod).unwrap();
-        Arc::new(PodFacts::of(&pod, Keep::default()))
+        Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
     }
 
     #[test]

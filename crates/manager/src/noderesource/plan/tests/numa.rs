@@ -1,7 +1,7 @@
 //! Batch resources by NUMA node.
 
 use super::*;
-use crate::facts::Keep;
+use crate::facts::FieldMask;
 use k8s_openapi::api::core::v1::Pod;
 
 pub(super) fn zone(name: &str, cpu: &str, memory: &str) -> Value {
@@ -93,7 +93,7 @@ fn fixture_b() -> Case {
                 "status": {"phase": phase},
             }))
             .unwrap();
-            Arc::new(PodFacts::of(&pod, Keep::default()))
+            Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
         })
         .collect();
     case

@@ -4,7 +4,7 @@
 use super::numa::{topology, zone};
 use super::*;
 use crate::config::Config;
-use crate::facts::Keep;
+use crate::facts::FieldMask;
 use k8s_openapi::api::core::v1::Pod;
 
 /// `"20/40G"` as a resource list.
@@ -42,7 +42,7 @@ fn pod(text: &str) -> Arc<PodFacts> {
         "status": {"phase": phase},
     }))
     .unwrap();
-    Arc::new(PodFacts::of(&pod, Keep::default()))
+    Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
 }
 
 /// Where the amounts of a report are.

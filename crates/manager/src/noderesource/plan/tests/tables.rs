@@ -5,7 +5,7 @@
 
 use super::numa::{topology, zone};
 use super::*;
-use crate::facts::Keep;
+use crate::facts::FieldMask;
 use crate::noderesource::is_relevant;
 use crate::noderesource::plugins::ZoneAmounts;
 use k8s_openapi::api::core::v1::Pod;
@@ -21,7 +21,7 @@ fn pod(name: &str, qos: Option<&str>, requests: &[(&str, &str)], phase: &str) ->
         "status": {"phase": phase},
     }))
     .unwrap();
-    Arc::new(PodFacts::of(&pod, Keep::default()))
+    Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
 }
 
 /// A node of 100 cores and 120 G: a service of 20 that uses 11, batch work that uses 10, a pending pod
