@@ -22,43 +22,43 @@ pub struct Args {
     /// Kubeconfig file; without it KUBECONFIG, the pod's service account, ~/.kube/config
     #[arg(long, default_value = "")]
     pub kubeconfig: String,
-    /// Where to serve metrics; 0 is nowhere
+    /// Address to serve metrics on; 0 disables it
     #[arg(long, default_value = ":8080")]
     pub metrics_addr: String,
-    /// Where to serve /healthz and /readyz; 0 is nowhere
+    /// Address to serve /healthz and /readyz on; 0 disables it
     #[arg(long, default_value = ":8000")]
     pub health_probe_addr: String,
-    /// Let only one replica run the controllers
+    /// Run the controllers on one replica only, the elected leader
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_leader_election: bool,
-    /// Namespace of the leader election's lease
+    /// Namespace of the leader election lease
     #[arg(long, default_value = "koordinator-system")]
     pub leader_election_namespace: String,
-    /// What the leader election locks; only leases are supported
+    /// Lock type of the leader election; only leases is supported
     #[arg(long, default_value = "leases")]
     pub leader_elect_resource_lock: String,
     /// Accepted for compatibility; all namespaces are watched
     #[arg(long, default_value = "")]
     pub namespace: String,
-    /// Accepted for compatibility; what caches hold is never copied
+    /// Accepted for compatibility; cached objects are never copied
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub disable_no_deepcopy: bool,
-    /// Say at /debug/pprof, to who looks for Go's profiles there, that there are none
+    /// Serve /debug/pprof, which only answers that there are no Go profiles
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub enable_pprof: bool,
-    /// Where to say so; 0 is nowhere
+    /// Address to serve /debug/pprof on; 0 disables it
     #[arg(long, default_value = ":8090")]
     pub pprof_addr: String,
     /// Accepted for compatibility; changes are watched, not polled
     #[arg(long, default_value = "")]
     pub sync_period: String,
-    /// Requests per second to the API server; 20 when it is not above 0
+    /// Requests per second to the API server; 20 if not above 0
     #[arg(long, default_value_t = 30.0, value_parser = flags::number, allow_hyphen_values = true)]
     pub rest_config_qps: f64,
-    /// Requests at once to the API server; 30 when it is not above 0
+    /// Burst of requests to the API server; 30 if not above 0
     #[arg(long, default_value_t = 50, allow_hyphen_values = true)]
     pub rest_config_burst: i32,
     /// Controllers to run: *, name or -name, comma-separated
@@ -73,38 +73,38 @@ pub struct Args {
     /// Name of the ConfigMap with the settings
     #[arg(long, default_value = "slo-controller-config")]
     pub slo_config_name: String,
-    /// Whether node strategies must have names; true or anything else
+    /// Require names for node strategies if the value is "true"
     #[arg(long, default_value = "")]
     pub node_strategy_name_need_check: String,
-    /// How often the write of a quota is repeated for one batch of pods, at most
+    /// Maximum number of retries of a quota update for one batch of pods
     #[arg(long, default_value_t = 3)]
     pub quota_update_max_retries: u32,
-    /// Longest pause before such a repetition, as a Go duration; 0 is none
+    /// Maximum random delay before such a retry, as a Go duration; 0 disables it
     #[arg(long, default_value = "0s")]
     pub quota_update_retry_jitter: GoDuration,
-    /// Longest pause of all repetitions for one batch together
+    /// Maximum total delay of all retries for one batch of pods
     #[arg(long, default_value = "1s")]
     pub quota_update_max_total_jitter: GoDuration,
     /// Read a quota from the API server after every conflict
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub quota_update_conflict_fresh_get: bool,
-    /// Features to switch, name=true|false, comma-separated
+    /// Feature gates, name=true|false, comma-separated
     #[arg(long, default_value = "")]
     pub feature_gates: String,
-    /// Of the recommender.
+    /// Flags of the recommender.
     #[command(flatten)]
     pub recommender: recommender::RecommenderArgs,
-    /// Of the pod webhooks.
+    /// Flags of the pod webhooks.
     #[command(flatten)]
     pub pods: crate::webhook::pod::Flags,
-    /// Of the colocationprofile controller.
+    /// Flags of the colocationprofile controller.
     #[command(flatten)]
     pub colocation_profile: ProfileFlags,
 }
 
 impl Args {
-    /// Checks everything and makes options of it.
+    /// Validates all flags and converts them to [`Options`].
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl Args {
             noderesource_plugins: self.noderesource_plugins.clone(),
             config_namespace: self.config_namespace.clone(),
             config_name: self.slo_config_name.clone(),
-            // Upstream's flag is a text that is compared with this one.
+            // Upstream's flag is a string that only enables the check when it equals "true".
             node_strategy_names_needed: self.node_strategy_name_need_check == "true",
             gates,
             install: true,
@@ -163,30 +163,30 @@ impl Args {
         })
     }
 
-    /// What was asked for and has no effect, with the reason.
+    /// Returns a note, with the reason, for each flag or gate that is set and has no effect.
     fn notes(&self, gates: &Gates) -> Vec<String> {
         let flags = [
             (
                 format!("--namespace={}", self.namespace),
                 !self.namespace.is_empty(),
-                "nodes are in no namespace, and what runs on them is in all",
+                "nodes are cluster-scoped, and their pods are in all namespaces",
             ),
             (
                 format!("--sync-period={}", self.sync_period),
                 !matches!(self.sync_period.as_str(), "" | "0" | "0s"),
-                "every change is watched, and what is lost is listed again",
+                "all changes are watched, and lost ones are recovered by a relist",
             ),
             (
                 format!("--disable-no-deepcopy={}", self.disable_no_deepcopy),
                 self.disable_no_deepcopy,
-                "what caches hold cannot be changed, so that nothing is copied",
+                "cached objects are immutable and never copied",
             ),
             (
                 "--colocation-profile-expire-pod-cache-duration".to_owned(),
                 self.colocation_profile
                     .colocation_profile_expire_pod_cache_duration
                     != ProfileFlags::EXPIRE_POD_CACHE,
-                "a pod is forgotten when it may be updated again",
+                "a pod's entry expires when the pod may be updated again",
             ),
         ];
         let set = gates.iter().filter(|(gate, on)| *on != gate.default);
@@ -202,22 +202,22 @@ impl Args {
             .collect()
     }
 
-    /// The kubeconfig file, if one is given.
+    /// Returns the kubeconfig file; `None` if the flag is empty.
     #[must_use]
     pub fn kubeconfig(&self) -> Option<&Path> {
         Some(Path::new(&self.kubeconfig)).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// How the client talks; what it does is measured in `registry`.
+    /// Returns the options of the API client; its metrics are registered in `registry`.
     ///
     /// # Errors
     ///
-    /// A metric's definition is wrong, which tests would show.
+    /// A metric's definition is invalid, which tests would show.
     pub fn client_options(&self, registry: &Registry) -> prometheus::Result<ClientOptions> {
         let qps = Some(self.rest_config_qps).filter(|qps| *qps > 0.0);
         let burst = u32::try_from(self.rest_config_burst).unwrap_or(0);
         Ok(ClientOptions {
-            // What controller-runtime takes for unset.
+            // controller-runtime's default for an unset value.
             qps: qps.unwrap_or(20.0),
             burst: if burst == 0 { 30 } else { burst },
             user_agent: "koordinator-manager".to_owned(),

@@ -1,4 +1,4 @@
-//! What a replica knows of the cluster: one cache for each kind, started only if somebody needs it.
+//! The watch caches of a replica: one per kind, started only if an enabled part needs it.
 
 use koord_kube::kube_core::Resource;
 use koord_kube::{Change, Informer, Mirrored, ObjectKey, Store, Text};
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// A kind of object that is watched.
+/// A kind of object that the manager watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Settings,
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The plural, as the API server names it.
+    /// Returns the plural resource name, as the API server has it.
     pub(crate) fn plural(self) -> &'static str {
         match self {
             Self::Settings => "configmaps",
@@ -48,33 +48,33 @@ impl Kind {
     }
 }
 
-/// How far a cache is.
+/// Progress of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nobody needs it.
+    /// Not started: no enabled part needs it.
     Off,
-    /// The first list is not complete.
+    /// Started, but the first list is not complete.
     Waiting,
-    /// It mirrors the API server, and all listeners have heard of the first list.
+    /// In sync with the API server, and all listeners have received the first list.
     Synced,
-    /// The API server has no such kind. It is looked for until it appears.
+    /// The API server does not serve this kind. The cache retries until the kind appears.
     Absent,
-    /// It does not follow any more.
+    /// The informer's task has ended: the cache is no longer updated.
     Stopped,
 }
 
 impl State {
-    /// Whether decisions can be made from it: a kind that is not installed has no objects.
+    /// Returns true if decisions can be made from the cache: a kind that is not installed has no objects.
     pub(crate) fn is_settled(self) -> bool {
         matches!(self, Self::Synced | Self::Absent)
     }
 }
 
-/// A cache, whatever it holds.
+/// A cache, independent of its object type.
 pub(crate) trait ObjectCache: Send + Sync {
     fn kind(&self) -> Kind;
 
-    /// Starts to follow the API server, once.
+    /// Starts to watch the API server. Later calls have no effect.
     fn start(&self, stop: &CancellationToken);
 
     fn state(&self) -> watch::Receiver<State>;
@@ -83,7 +83,7 @@ pub(crate) trait ObjectCache: Send + Sync {
 type ChangeListener<V> = Box<dyn Fn(&Change<V>) + Send + Sync>;
 type Start<V> = Box<dyn FnOnce(CancellationToken) -> Informer<V> + Send>;
 
-/// The mirror of one kind. Until it is started it is empty. Clones share the same content.
+/// The watch cache of one kind, empty until it is started. Clones share the content.
 pub(crate) struct Cache<V>(Arc<Inner<V>>);
 
 struct Inner<V> {
@@ -102,7 +102,7 @@ impl<V> Clone for Cache<V> {
 }
 
 impl<V: Mirrored> Cache<V> {
-    /// A cache that `start` fills when it is needed.
+    /// Creates a cache; `start` creates its informer when the cache is needed.
     pub(crate) fn new(
         kind: Kind,
         start: impl FnOnce(CancellationToken) -> Informer<V> + Send + 'static,
@@ -120,13 +120,13 @@ impl<V: Mirrored> Cache<V> {
         self.0.store.get()?.get(key)
     }
 
-    /// All objects, in no particular order.
+    /// Returns all objects, in no particular order.
     pub(crate) fn list(&self) -> Vec<Arc<V>> {
         self.0.store.get().map(Store::list).unwrap_or_default()
     }
 
-    /// Calls `listener` for every change, in order; it must not block. A listener that comes late
-    /// hears of the objects that are there first.
+    /// Calls `listener` for every change, in order; it must not block. A listener that is added later first
+    /// receives the objects that already exist.
     pub(crate) fn on_change(&self, listener: impl Fn(&Change<V>) + Send + Sync + 'static) {
         let mut listeners = self.0.listeners.write();
         for new in self.list() {
@@ -140,12 +140,12 @@ impl<K> Cache<Text<K>>
 where
     K: Resource + Serialize + DeserializeOwned + Default + 'static,
 {
-    /// The object under `key`, if known.
+    /// Returns the object under `key`, decoded.
     pub(crate) fn object(&self, key: &ObjectKey) -> Option<K> {
         self.get(key).map(|text| text.read())
     }
 
-    /// All objects, one after the other, in no particular order.
+    /// Returns an iterator that decodes the objects one by one, in no particular order.
     pub(crate) fn objects(&self) -> impl Iterator<Item = K> {
         self.list().into_iter().map(|text| text.read())
     }
@@ -162,7 +162,7 @@ impl<V: Mirrored> ObjectCache for Cache<V> {
         };
         self.0.state.send_replace(State::Waiting);
         let informer = start(stop.clone());
-        // Started once: it is empty.
+        // `start` is taken above, so this runs once and the cell is empty.
         let _ = self.0.store.set(informer.store.clone());
         let stopped = Stopped(self.0.clone());
         tokio::spawn(async move { stopped.0.pump(informer).await });
@@ -201,7 +201,7 @@ impl<V: Mirrored> Inner<V> {
     }
 }
 
-/// Says that a cache has stopped, however its task ends.
+/// Sets the state to [`State::Stopped`] when dropped, however the cache's task ends.
 struct Stopped<V>(Arc<Inner<V>>);
 
 impl<V> Drop for Stopped<V> {

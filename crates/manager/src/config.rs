@@ -1,4 +1,4 @@
-//! The settings in force: an immutable snapshot of the ConfigMap `slo-controller-config`.
+//! The effective settings: an immutable snapshot of the ConfigMap `slo-controller-config`.
 //!
 //! A key that cannot be read or makes no sense leaves the last good settings of that key in force
 //! and is reported; the other keys are taken over.
@@ -14,24 +14,24 @@ use koord_api::slo::{NodeMetricCollectPolicy, NodeSLOSpec};
 use koord_model::reclaim::{BatchPolicy, CpuPolicy, MemoryPolicy, MidMode, MidPolicy};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Reason of events about keys that NodeSLOs are made of.
+/// Event reason for a refused key that NodeSLOs are built from.
 const REFUSED: &str = "SLOCfgUnmarshalFailed";
 
-/// Something in the ConfigMap that was refused, or means nothing.
+/// A problem in the ConfigMap: a value that was refused, or one without effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SettingsProblem {
     /// The key in `data`.
     pub(crate) key: &'static str,
     /// The event's reason.
     pub(crate) reason: &'static str,
-    /// Names the key, the field and the value, and says what became of it.
+    /// Names the key, the field and the value, and what happens to it.
     pub(crate) message: String,
-    /// Whether something else is in force than what it says.
+    /// True if the effective settings differ from this value.
     pub(crate) is_refused: bool,
 }
 
 impl SettingsProblem {
-    /// Settings are gone, and what they were stays in force.
+    /// Returns the problem for settings that were removed while the previous ones stay in effect.
     fn emptied(key: &'static str, message: String) -> Self {
         Self {
             key,
@@ -42,12 +42,12 @@ impl SettingsProblem {
     }
 }
 
-/// Returns the keys that are read.
+/// Returns the supported keys.
 fn supported_keys() -> impl Iterator<Item = &'static str> {
     keys::ALL.into_iter().chain([suppress::CONFIG_KEY])
 }
 
-/// Returns the keys that are read and have a text in `data`. The text `null` gives nothing.
+/// Returns the supported keys that have a value in `data`. An empty text and `null` are no value.
 pub(crate) fn keys_with_value(data: &BTreeMap<String, String>) -> BTreeSet<&'static str> {
     let is_given = |key: &&str| {
         let text = data.get(*key).map_or("", |text| text.trim());
@@ -56,7 +56,7 @@ pub(crate) fn keys_with_value(data: &BTreeMap<String, String>) -> BTreeSet<&'sta
     supported_keys().filter(is_given).collect()
 }
 
-/// Returns a problem for each key that is not read.
+/// Returns a problem for each unsupported key.
 fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<SettingsProblem> {
     let unknown = data
         .iter()
@@ -73,38 +73,38 @@ fn unknown_keys(data: &BTreeMap<String, String>) -> Vec<SettingsProblem> {
     unknown.map(problem).collect()
 }
 
-/// The settings in force.
+/// The effective settings.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Config {
-    /// Whether a ConfigMap, or its absence, was ever taken over.
+    /// True once a ConfigMap, or its absence, was applied.
     seen: bool,
-    /// Whether `colocation-config` could ever be read.
+    /// True once `colocation-config` was valid.
     available: bool,
     colocation_error: bool,
     settings: SloControllerConfig,
-    /// The last good text of our own key.
+    /// The last valid text of [`suppress::CONFIG_KEY`], which upstream does not have.
     suppress: Option<String>,
-    /// The keys with a text in the ConfigMap that these settings are from.
+    /// The keys with a value in the ConfigMap that these settings come from.
     given: BTreeSet<&'static str>,
 }
 
 impl Config {
-    /// Whether decisions can be made at all.
+    /// Returns true once `colocation-config` was valid: before that, no decisions are made.
     pub(crate) fn is_available(&self) -> bool {
         self.available
     }
 
-    /// Whether a ConfigMap was ever seen, readable or not.
+    /// Returns true once a ConfigMap was observed, valid or not.
     pub(crate) fn is_present(&self) -> bool {
         self.seen
     }
 
-    /// Whether the newest `colocation-config` was refused.
+    /// Returns true if the newest `colocation-config` was refused.
     pub(crate) fn has_colocation_error(&self) -> bool {
         self.colocation_error
     }
 
-    /// The settings after `data` is taken over, and what of it was refused.
+    /// Returns the settings after `data` is applied, and the problems in `data`.
     pub(crate) fn updated(&self, data: &BTreeMap<String, String>) -> (Self, Vec<SettingsProblem>) {
         let mut next = Self {
             seen: true,
@@ -115,7 +115,8 @@ impl Config {
         let was_on =
             self.given.contains(keys::COLOCATION) && self.settings.colocation.cluster.is_enabled();
         if present.is_empty() && was_on {
-            // An emptied ConfigMap is like a deleted one: it must not take resources from running batch work.
+            // An emptied ConfigMap is treated as a deleted one: it must not take resources from running batch
+            // pods.
             next.colocation_error = false;
             problems.push(SettingsProblem::emptied(
                 "",
@@ -195,14 +196,14 @@ impl Config {
         (next, problems)
     }
 
-    /// The last good text of [`suppress::CONFIG_KEY`].
+    /// Returns the last valid text of [`suppress::CONFIG_KEY`].
     pub(crate) fn suppress(&self) -> Option<&str> {
         self.suppress.as_deref()
     }
 
-    /// How resources of a node are reclaimed; `None` where co-location is off.
+    /// Returns the reclaim strategy of a node; `None` if co-location is off.
     ///
-    /// Off for the cluster is off everywhere, whatever a node's own settings say.
+    /// If it is off for the cluster, it is off on every node, whatever the node's own settings.
     pub(crate) fn strategy(&self, node: &Node) -> Option<Strategy> {
         if !self.available || !self.settings.colocation.cluster.is_enabled() {
             return None;
@@ -213,19 +214,19 @@ impl Config {
             .then(|| Strategy::from_config(&strategy))
     }
 
-    /// How a node's CPU compares.
+    /// Returns the CPU normalization settings of a node.
     pub(crate) fn normalization(&self, node: &Node) -> &CPUNormalizationStrategy {
         let (labels, _) = maps(node);
         self.settings.cpu_normalization.for_node(&labels)
     }
 
-    /// What a node shows more of than it has.
+    /// Returns the resource amplification settings of a node.
     pub(crate) fn amplification(&self, node: &Node) -> &ResourceAmplificationStrategy {
         let (labels, _) = maps(node);
         self.settings.resource_amplification.for_node(&labels)
     }
 
-    /// How koordlet measures on a node: the defaults where co-location is off.
+    /// Returns how koordlet collects metrics on a node: the defaults if co-location is off.
     pub(crate) fn metric_collect_policy(&self, node: &Node) -> NodeMetricCollectPolicy {
         let strategy = self.for_node(node);
         let strategy = if strategy.is_enabled() {
@@ -241,7 +242,8 @@ impl Config {
         }
     }
 
-    /// Cluster, first matching node settings, annotation, labels.
+    /// Returns the strategy of a node. Later sources win: cluster, first matching node settings, annotation,
+    /// labels.
     fn for_node(&self, node: &Node) -> ColocationStrategy {
         let (strategy, _, warnings) = self.resolved(node);
         for warning in warnings {
@@ -250,13 +252,14 @@ impl Config {
         strategy
     }
 
-    /// The strategy of a node, the annotations it was made with, and what was ignored.
+    /// Returns the strategy of a node, the annotations that were used for it, and warnings about ignored
+    /// values.
     fn resolved(&self, node: &Node) -> (ColocationStrategy, StringMap, Vec<String>) {
         let (labels, annotations) = maps(node);
         let section = &self.settings.colocation;
         let (strategy, warnings) = colocation_strategy_for_node(section, &labels, &annotations);
         let mut warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-        // The section was checked when it was read, so this is about the annotation.
+        // The section was validated when it was parsed, so this can only be the annotation.
         match strategy.violations().first() {
             None => (strategy, annotations, warnings),
             Some(problem) => {
@@ -269,7 +272,7 @@ impl Config {
         }
     }
 
-    /// Where the settings of a node come from, `text` being the `colocation-config` in force.
+    /// Returns the sources of a node's settings; `text` is the effective `colocation-config`.
     pub(crate) fn origins(&self, node: &Node, text: &str) -> Origins {
         let (labels, _) = maps(node);
         let (strategy, annotations, ignored) = self.resolved(node);
@@ -289,7 +292,7 @@ impl Config {
         }
     }
 
-    /// The QoS settings of a node, and what in its annotations could not be used.
+    /// Returns the QoS settings of a node, and the problem in its annotations, if any.
     pub(crate) fn slo(&self, node: &Node) -> (NodeSLOSpec, Option<String>) {
         let (labels, annotations) = maps(node);
         let settings = &self.settings;
@@ -312,24 +315,24 @@ impl Config {
     }
 }
 
-/// Where the settings of a node come from.
+/// Sources of the settings of a node.
 #[derive(Debug)]
 pub(crate) struct Origins {
-    /// The fields of its strategy, by their names in JSON.
+    /// Source of each field of the strategy, by the field's JSON name.
     pub(crate) fields: BTreeMap<String, Origin>,
-    /// Whether co-location is on for the cluster.
+    /// True if co-location is on for the cluster.
     pub(crate) cluster_is_on: bool,
-    /// Whether it would be on for the node.
+    /// True if the node's own settings enable co-location.
     pub(crate) is_on: bool,
     pub(crate) normalization: Origin,
     pub(crate) amplification: Origin,
-    /// What the node carries that was not taken over.
+    /// Warnings about values on the node that are ignored.
     pub(crate) ignored: Vec<String>,
 }
 
 type StringMap = BTreeMap<String, String>;
 
-/// Labels and annotations.
+/// Returns the labels and annotations of a node.
 fn maps(node: &Node) -> (StringMap, StringMap) {
     let metadata = &node.metadata;
     (
@@ -338,16 +341,16 @@ fn maps(node: &Node) -> (StringMap, StringMap) {
     )
 }
 
-/// How resources of one node are reclaimed, every field set.
+/// The reclaim strategy of one node, with every field set.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Strategy {
     pub(crate) batch: BatchPolicy,
     pub(crate) mid: MidPolicy,
-    /// A report older than this counts for nothing.
+    /// Reports older than this many minutes are ignored.
     pub(crate) degrade_minutes: i64,
-    /// Small changes are written this often.
+    /// Interval in seconds after which small changes are written, too.
     pub(crate) update_threshold_secs: i64,
-    /// A change is small up to this part of the old amount.
+    /// A change of at most this fraction of the old amount is small.
     pub(crate) diff_threshold: f64,
 }
 
@@ -358,7 +361,7 @@ impl Default for Strategy {
 }
 
 impl Strategy {
-    /// Resolves what is unset to the defaults.
+    /// Creates the strategy from settings; unset fields get their defaults.
     fn from_config(strategy: &ColocationStrategy) -> Self {
         let mode = match strategy.mid_reclaim_mode.as_deref() {
             Some(MID_RECLAIM_STATIC) => MidMode::Static {
@@ -371,7 +374,7 @@ impl Strategy {
             batch: BatchPolicy {
                 cpu_reclaim_percent: strategy.cpu_reclaim_threshold_percent.unwrap_or(60),
                 memory_reclaim_percent: strategy.memory_reclaim_threshold_percent.unwrap_or(65),
-                // "request" does not exist for CPU and means usage.
+                // The policy "request" does not exist for CPU and is treated as usage.
                 cpu: match strategy.cpu_calculate_policy {
                     Some(CalculatePolicy::MaxUsageRequest) => CpuPolicy::MaxUsageRequest,
                     _ => CpuPolicy::Usage,

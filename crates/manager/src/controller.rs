@@ -1,4 +1,4 @@
-//! What a controller of the manager is.
+//! The common parts of the manager's controllers.
 
 use crate::Error;
 use crate::cache::Kind;
@@ -8,27 +8,27 @@ pub(crate) use koord_kube::controller::Action;
 use koord_kube::queue::WorkQueue;
 use std::sync::Arc;
 
-/// A queue that listens to caches, and what is done with its keys.
+/// A work queue that is filled from caches, with the function that reconciles its keys.
 pub(crate) type Controller = koord_kube::controller::Controller<'static, ObjectKey, Error>;
 
-/// How many keys each controller works on at once.
+/// Number of keys that each controller reconciles concurrently.
 const WORKERS: usize = 4;
 
-/// A row of the table.
+/// Static description of a controller.
 pub(crate) struct Row {
-    /// As `--controllers` names it.
+    /// The name in `--controllers`.
     pub(crate) name: &'static str,
-    /// The feature gate that must be on.
+    /// The feature gate that must be enabled; `None` if there is none.
     pub(crate) gate: Option<&'static str>,
-    /// Kinds without which it does not start. They must be in sync.
+    /// Kinds that must be in sync before the controller starts.
     pub(crate) needs: &'static [Kind],
-    /// Kinds that it can do without where they are not installed.
+    /// Optional kinds: the controller waits until each is in sync or known to be not installed.
     pub(crate) wants: &'static [Kind],
     pub(crate) build: fn(&Arc<Replica>) -> Controller,
 }
 
 impl Row {
-    /// Returns the controller of this row, which reconciles the keys of `queue`.
+    /// Returns the controller of this description, which reconciles the keys of `queue`.
     pub(crate) fn controller<F>(
         &self,
         replica: &Replica,

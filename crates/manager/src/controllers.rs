@@ -1,7 +1,7 @@
-//! What only the leader runs: a table of controllers, each a queue of keys and a reconcile.
+//! The controllers, which only the leader runs: each is a queue of keys and a reconcile function.
 //!
-//! A controller fills its queue from the caches of the replica, on every replica: a key waits there
-//! once however often it is added, so that a new leader starts with all that there is.
+//! Every replica fills the queues from its caches. A queue holds each key once, however often it is added, so
+//! a new leader starts with all objects.
 
 use crate::cache::Kind;
 use crate::controller::{Controller, Row};
@@ -26,7 +26,7 @@ const TABLE: [Row; 7] = [
     quotacheck::ROW,
 ];
 
-/// The names that `--controllers` may say.
+/// The names that `--controllers` accepts.
 pub(crate) const NAMES: [&str; 7] = [
     nodemetric::ROW.name,
     nodeslo::ROW.name,
@@ -41,7 +41,7 @@ pub(crate) const NAMES: [&str; 7] = [
 pub(crate) struct Controllers(Vec<(Row, Controller)>);
 
 impl Controllers {
-    /// Builds the enabled ones; they listen to caches from now on.
+    /// Builds the enabled controllers and registers their cache listeners.
     pub(crate) fn build(replica: &Arc<Replica>) -> Self {
         let options = &replica.options;
         let rows = TABLE.into_iter();
@@ -53,14 +53,14 @@ impl Controllers {
         Self(controllers.collect())
     }
 
-    /// The kinds they read.
+    /// Returns the kinds that the enabled controllers read.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let rows = self.0.iter();
         rows.flat_map(|(row, _)| row.needs.iter().chain(row.wants).copied())
             .collect()
     }
 
-    /// Runs them until `stop`; called by the leader.
+    /// Runs the controllers until `stop` is cancelled. Only the leader calls it.
     pub(crate) async fn run(self, replica: Arc<Replica>, stop: CancellationToken) {
         let mut tasks = JoinSet::new();
         let mut queues = Vec::new();
@@ -69,7 +69,7 @@ impl Controllers {
             let replica = replica.clone();
             tasks.spawn(async move {
                 replica.wait_for(row.needs, row.wants).await;
-                tracing::info!(controller = row.name, "controller starts");
+                tracing::info!(controller = row.name, "controller started");
                 controller.run().await;
             });
         }

@@ -35,27 +35,27 @@ pub const GATES: &[Gate] = &[
     Gate::alpha("PriorityTransformer", false),
     Gate::alpha("PreemptionPolicyTransformer", false),
     Gate::alpha("ReplaceResourcesTransformer", false),
-    // Ours: recommendations are made where Recommendation objects ask for them, ...
+    // Ours: enables the controller that writes recommendations to Recommendation objects, ...
     Gate::beta("Recommender", true),
-    // ... and tell the scheduler how much of their requests new pods will use.
+    // ... and the admission that annotates new pods with their expected usage for the scheduler.
     Gate::alpha("RecommendationAdmission", false),
-    // Services that were not measured yet count with their request.
+    // Services without a measurement are charged with their request.
     Gate::beta("ChargeUnmeasuredPods", true),
     Gate::alpha("DeviceResourceWithoutColocation", false),
-    // What a replica knows of quotas, shown at /elasticQuota of the webhooks' port to whoever can connect.
+    // Serves the quota topology at /elasticQuota on the webhooks' port, without authentication.
     Gate::alpha("ElasticQuotaDump", false),
 ];
 
-/// Why a gate changes nothing here; `None` for those that do. Upstream's manager knows these and does
-/// not ask for them either.
+/// Returns why a gate has no effect here; `None` for gates that have one. Upstream's manager accepts these
+/// gates without reading them, too.
 pub(crate) fn without_effect(gate: &str) -> Option<&'static str> {
     match gate {
-        "DisablePVCReservation" => Some("it is the descheduler's"),
+        "DisablePVCReservation" => Some("it is a gate of the descheduler"),
         "ElasticQuotaIgnorePodOverhead" => {
-            Some("the scheduler counts what pods use, by its own gate")
+            Some("the scheduler computes quota usage, with its own gate")
         }
         "PriorityTransformer" | "PreemptionPolicyTransformer" => {
-            Some("it is about how the scheduler reads pods, by its own gate")
+            Some("the scheduler transforms pods, with its own gate")
         }
         _ => None,
     }
@@ -80,9 +80,9 @@ mod tests {
             "ElasticMutatingWebhook",
             "ElasticValidatingWebhook",
             "WebhookFramework",
-            // Off upstream.
+            // Disabled by default upstream.
             "ConfigMapValidatingWebhook",
-            // Unknown upstream.
+            // Does not exist upstream.
             "Recommender",
             "ChargeUnmeasuredPods",
         ];

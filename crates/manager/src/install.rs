@@ -1,24 +1,28 @@
-//! What a cluster needs before anything works: definitions and PriorityClasses.
+//! Installs the custom resource definitions and PriorityClasses that koord needs.
 
 use koord_kube::api::{ApiResource, DynamicObject, PostParams};
 use koord_kube::{Api, Client, kube_core, patch};
 use serde_json::Value;
 
-/// Creates the custom resource definitions and PriorityClasses that are not there. What is there
-/// stays as it is: it may be another version's, or somebody's own. A manager that may not create
-/// them leaves them to `koord crds`.
+/// Creates the custom resource definitions and PriorityClasses that do not exist. Existing ones are left
+/// alone: they may belong to another version or to a user. If the manager may not create them, an operator
+/// applies the output of `koord crds`.
 pub(crate) async fn create_missing(client: Client) {
     let definitions = koord_api::crd_values();
     let classes = koord_api::priority_class_values();
     for object in definitions.into_iter().chain(classes) {
         let (kind, name) = (text(&object, "/kind"), text(&object, "/metadata/name"));
         match create(&client, object).await {
-            Ok(true) => tracing::info!(kind, name, "created: it was missing"),
+            Ok(true) => tracing::info!(kind, name, "created missing object"),
             Ok(false) => {}
             Err(error) if patch::is_status(&error, 403) => {
-                tracing::info!(kind, name, "may not be created here; koord crds prints it");
+                tracing::info!(
+                    kind,
+                    name,
+                    "not allowed to create missing object, apply the output of koord crds"
+                );
             }
-            Err(error) => tracing::warn!(kind, name, %error, "not created"),
+            Err(error) => tracing::warn!(kind, name, %error, "failed to create missing object"),
         }
     }
 }
@@ -28,7 +32,7 @@ fn text(object: &Value, pointer: &str) -> String {
     text.unwrap_or_default().to_owned()
 }
 
-/// Whether it was missing.
+/// Creates `object` unless it exists; returns true if it was created.
 async fn create(client: &Client, object: Value) -> Result<bool, koord_kube::Error> {
     let object: DynamicObject =
         serde_json::from_value(object).map_err(koord_kube::Error::SerdeError)?;

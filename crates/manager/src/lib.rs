@@ -7,9 +7,9 @@
 //! metrics.k8s.io or NodeMetric, Pods ─► recommender ──► Recommendation.status (what pods should request)
 //! ```
 //!
-//! Each controller is a pure `plan` from a view of the cluster to what shall be written, and a thin
-//! driver that reads the view and writes. Every replica has the view (`replica`: a cache of each kind
-//! that an enabled part needs, the settings, health); the leader runs the table of `controllers`.
+//! Each controller is a pure `plan` from a view of the cluster to the intended objects, and a thin driver
+//! that reads the view and writes. Every replica has the view (`replica`: a cache of each kind that an
+//! enabled part needs, the settings, health); the leader runs the controllers of `controllers`.
 //!
 //! Invariant: nothing here touches a node's kernel, and no decision does I/O.
 
@@ -59,49 +59,49 @@ use std::net::SocketAddr;
 /// The lease that replicas contend for.
 pub const LEASE_NAME: &str = "koordinator-manager";
 
-/// The controllers that `--controllers` may name.
+/// The names that `--controllers` accepts.
 pub const CONTROLLERS: [&str; 7] = controllers::NAMES;
 
-/// How the manager runs. The default is upstream's, without leader election and servers.
+/// Options of the manager. The defaults are upstream's, without leader election and servers.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Contend for leadership first; `None` runs at once.
+    /// Leader election; `None` runs the controllers without it.
     pub election: Option<Election>,
-    /// This process, in leases and events.
+    /// Identity of this process in leases and events.
     pub identity: String,
-    /// Where to serve metrics.
+    /// Address to serve metrics on; `None` disables them.
     pub metrics_address: Option<SocketAddr>,
-    /// Where to serve health.
+    /// Address to serve health checks on; `None` disables them.
     pub health_address: Option<SocketAddr>,
-    /// Where whoever looks for Go's profiles is told that there are none.
+    /// Address that answers requests for Go profiles with an error; `None` disables it.
     pub profiling_address: Option<SocketAddr>,
-    /// What was asked for and has no effect, for the log.
+    /// Notes about flags and gates without effect, logged at start.
     pub notes: Vec<String>,
-    /// Metrics of controllers that other components of the process have, too; `None` registers them.
+    /// Controller metrics shared with other components of the process; `None` registers new ones.
     pub controller_metrics: Option<ControllerMetrics>,
-    /// Which controllers run.
+    /// Controllers to run.
     pub controllers: Selection,
-    /// Which resources the noderesource controller computes.
+    /// Plugins of the noderesource controller, each of which computes some resources.
     pub noderesource_plugins: Selection,
     /// Namespace of the settings.
     pub config_namespace: String,
     /// Name of the ConfigMap with the settings.
     pub config_name: String,
-    /// Whether the webhook of the settings wants a name for every override.
+    /// True if the settings webhook requires a name for every node strategy.
     pub node_strategy_names_needed: bool,
     /// Feature gates.
     pub gates: Gates,
-    /// Where the webhooks are asked.
+    /// How the webhooks are served.
     pub webhooks: webhook::Serve,
-    /// Whether definitions and PriorityClasses that the cluster lacks are created at the start.
+    /// True if missing custom resource definitions and PriorityClasses are created at start.
     pub install: bool,
-    /// How recommendations are made.
+    /// Options of the recommender.
     pub recommender: RecommenderOptions,
-    /// Flags of the pod webhooks.
+    /// Options of the pod webhooks.
     pub pods: webhook::pod::Options,
-    /// Flags of the colocationprofile controller.
+    /// Options of the colocationprofile controller.
     pub colocation_profile: ProfileOptions,
-    /// How writes of quotas are repeated, when pods are charged to them.
+    /// How conflicting writes of quotas are retried when pods are charged to them.
     pub quota_retries: webhook::QuotaRetries,
 }
 
@@ -131,7 +131,7 @@ impl Default for Options {
     }
 }
 
-/// A command line that makes no sense.
+/// An invalid flag or environment variable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: {problem}")]
 pub struct OptionsError {
@@ -147,7 +147,7 @@ impl OptionsError {
         }
     }
 
-    /// A variable of the environment.
+    /// Creates an error about an environment variable.
     fn variable(name: &str, problem: String) -> Self {
         Self {
             name: name.to_owned(),
@@ -156,31 +156,31 @@ impl OptionsError {
     }
 }
 
-/// Why the manager stopped, or a reconcile failed.
+/// An error that stops the manager or fails a reconcile.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No leadership.
+    /// Leader election failed, or leadership was lost.
     #[error(transparent)]
     Election(#[from] ElectionError),
-    /// No health or metrics server.
+    /// The health or metrics server failed to start.
     #[error(transparent)]
     Admin(#[from] AdminError),
-    /// The webhooks' address is taken or not ours.
-    #[error("webhooks: cannot listen on {address}: {source}")]
+    /// The webhook server failed to listen.
+    #[error("failed to listen on {address} for webhooks: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// A metric is registered twice.
-    #[error("metrics: {0}")]
+    #[error("failed to register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// The API server refused something.
-    #[error("API server: {0}")]
+    /// A request to the API server failed.
+    #[error("request to the API server failed: {0}")]
     Api(#[from] koord_kube::Error),
-    /// An object could not be written as JSON.
-    #[error("JSON: {0}")]
+    /// An object could not be serialized.
+    #[error("failed to serialize an object: {0}")]
     Json(#[from] serde_json::Error),
 }
 

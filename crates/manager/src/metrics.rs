@@ -7,7 +7,7 @@ use koord_app::metrics::register;
 use koord_kube::controller::ControllerMetrics;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
-/// All metrics. Clones share the series.
+/// All metrics. Clones share the time series.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
     pub(crate) nodemetric_reconcile: Outcomes,
@@ -22,7 +22,7 @@ pub(crate) struct Metrics {
     clock_skew: IntGaugeVec,
 }
 
-/// A counter with `status` and `reason`.
+/// A counter with the labels `status` and `reason`.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcomes(IntCounterVec);
 
@@ -37,7 +37,7 @@ fn status(succeeded: bool) -> &'static str {
 }
 
 impl Metrics {
-    /// Registers everything, `controllers` only if there are none.
+    /// Registers all metrics; those of controllers only if `controllers` is `None`.
     pub(crate) fn new(
         registry: &Registry,
         controllers: Option<ControllerMetrics>,
@@ -80,28 +80,28 @@ impl Metrics {
         })
     }
 
-    /// Counts a run of a plugin in a phase (`ResourceCalculate`, `ResourceReset`, ...).
+    /// Counts a run of a plugin in a phase such as `ResourceCalculate` or `ResourceReset`.
     pub(crate) fn plugin(&self, plugin: &str, succeeded: bool, phase: &str) {
         self.plugins
             .with_label_values(&[plugin, status(succeeded), phase])
             .inc();
     }
 
-    /// Shows a computed amount: cores for CPU resources, bytes for memory.
+    /// Sets a computed amount: cores for CPU resources, bytes for memory.
     pub(crate) fn computed(&self, node: &str, resource: &str, amount: f64) {
         self.allocatable.set(node, resource, amount);
     }
 
-    /// Sets by how many seconds the clock of a node is ahead; `None` removes the series.
+    /// Sets how many seconds the clock of a node is ahead; `None` removes the series.
     pub(crate) fn set_clock_skew(&self, node: &str, seconds: Option<i64>) {
         match seconds {
             Some(seconds) => self.clock_skew.with_label_values(&[node]).set(seconds),
-            // An error: there is no such series.
+            // The only error is a missing series, which is the intended state.
             None => drop(self.clock_skew.remove_label_values(&[node])),
         }
     }
 
-    /// Forgets a node.
+    /// Removes the series of a node.
     pub(crate) fn remove_node(&self, node: &str) {
         self.set_clock_skew(node, None);
         self.allocatable.remove_node(node);

@@ -1,17 +1,17 @@
-//! What controllers with one key per node have in common.
+//! The work queue of controllers with one key per node.
 
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, Mirrored, ObjectKey};
 
-/// A queue of nodes: each is looked at when it comes or goes, when something of it changes that
-/// is kept, and, as all others, when the settings do.
+/// Returns a queue of node names. A node is added when it is created or deleted and when a cached field
+/// changes; all nodes are added when the settings change.
 pub(crate) fn queue(replica: &Replica) -> WorkQueue<ObjectKey> {
     let queue = WorkQueue::default();
     let nodes = queue.clone();
     replica.caches.nodes.on_change(move |change| match change {
         Change::Applied { old, new } => {
-            // Of a heartbeat nothing is kept.
+            // Heartbeats change no cached field.
             if old.as_ref().is_none_or(|old| !old.is_like(new)) {
                 nodes.add(new.key());
             }

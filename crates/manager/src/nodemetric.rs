@@ -1,4 +1,4 @@
-//! Keeps one NodeMetric per node, whose spec says how koordlet measures.
+//! Creates one NodeMetric per node, whose spec configures how koordlet measures.
 
 use crate::cache::Kind;
 use crate::config::Config;
@@ -11,7 +11,7 @@ use koord_api::slo::{NodeMetric, NodeMetricSpec};
 use koord_kube::{Change, Mirrored, ObjectKey};
 use std::sync::Arc;
 
-/// Decides about the NodeMetric of a node.
+/// Computes the change to the NodeMetric of a node.
 pub(crate) fn plan(
     node: Option<&Node>,
     existing: Option<&NodeMetricSpec>,
@@ -29,7 +29,7 @@ pub(crate) fn plan(
     };
     match existing {
         None => ObjectChange::Create(wanted),
-        // Rather an old policy than a default one.
+        // An old policy is better than a default one.
         Some(_) if config.has_colocation_error() => ObjectChange::Nothing,
         Some(existing) if *existing == wanted => ObjectChange::Nothing,
         Some(_) => ObjectChange::Update(wanted),

@@ -1,4 +1,4 @@
-//! Keeps one NodeSLO per node: the QoS settings that apply to it.
+//! Creates one NodeSLO per node, with the QoS settings that apply to it.
 
 use crate::cache::Kind;
 use crate::config::Config;
@@ -13,8 +13,7 @@ use koord_kube::events::Severity;
 use koord_kube::{Change, Mirrored, ObjectKey, events};
 use std::sync::Arc;
 
-/// Decides about the NodeSLO of a node; the second part says what in the node's annotations could
-/// not be used.
+/// Computes the change to the NodeSLO of a node, and the problem in the node's annotations, if any.
 pub(crate) fn plan(
     node: Option<&Node>,
     existing: Option<&NodeSLOSpec>,
@@ -29,7 +28,7 @@ pub(crate) fn plan(
         return (action, None);
     };
     let (mut wanted, mut problem) = config.slo(node);
-    // Extensions belong to third parties, all but one.
+    // Extensions belong to third parties, except for cpuSuppress.
     wanted.extensions = match existing {
         Some(existing) => existing.extensions.clone(),
         None => Some(suppress::no_extensions()),

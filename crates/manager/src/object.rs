@@ -1,11 +1,11 @@
-//! One object per node, kept as a plan says: what NodeMetric and NodeSLO have in common.
+//! Applies planned changes to objects that exist once per node: NodeMetric and NodeSLO.
 
 use koord_kube::{Api, Decode, api, kube_core, patch};
 use serde::Serialize;
 use serde_json::json;
 use std::fmt::Debug;
 
-/// What to do about one node's object.
+/// The change to one node's object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ObjectChange<S> {
     Nothing,
@@ -14,8 +14,8 @@ pub(crate) enum ObjectChange<S> {
     Delete,
 }
 
-/// Does it: `old` is the spec of the object that exists, `make` makes a new object. That somebody
-/// else was faster is no failure: the next event brings the object back here.
+/// Applies `action`. `old` is the spec of the existing object, `make` builds a new object. A conflict with
+/// another writer is no failure: its event requeues the node.
 pub(crate) async fn apply<K, S>(
     objects: &Api<K>,
     name: &str,
@@ -39,7 +39,7 @@ where
             if let Some(change) = patch::diff(&old, &spec)? {
                 patch::merge(objects, name, &json!({ "spec": change })).await?;
                 let kind = K::kind(&());
-                tracing::info!(%kind, node = name, %change, "object changed");
+                tracing::info!(%kind, node = name, %change, "updated object");
             }
         }
         ObjectChange::Delete => {
@@ -49,7 +49,7 @@ where
     Ok(())
 }
 
-/// A conflict means that somebody was faster; the event of it brings the object back here.
+/// Ignores a conflict: another client wrote first, and the event of that write requeues the node.
 fn ignore_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_kube::Error> {
     match result {
         Err(error) if !patch::is_conflict(&error) => Err(error),
@@ -57,7 +57,7 @@ fn ignore_conflict<T>(result: Result<T, koord_kube::Error>) -> Result<(), koord_
     }
 }
 
-/// What is gone need not be deleted.
+/// Ignores a "not found" error: the object is already deleted.
 pub(crate) fn ignore_not_found<T>(
     result: Result<T, koord_kube::Error>,
 ) -> Result<(), koord_kube::Error> {

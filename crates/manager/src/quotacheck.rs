@@ -1,7 +1,7 @@
 //! Reports ElasticQuotas that are invalid by themselves or in their tree, with events on the quota.
 //!
-//! The webhook refuses most of them, but not those that were written while it was away, and not those that become
-//! invalid when another quota changes.
+//! The webhook refuses most of them, but not those that were written while it was unavailable, and not those
+//! that become invalid when another quota changes.
 
 use crate::cache::Kind;
 use crate::controller::{Action, Controller, Row};
@@ -18,10 +18,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time over which changes are collected: one check looks at all quotas.
+/// Time over which changes are batched, since one check covers all quotas.
 const DELAY: Duration = Duration::from_secs(2);
 
-/// Labels that are `true`, `false` or missing.
+/// Labels whose value must be `true` or `false` if present.
 const FLAGS: [&str; 5] = [
     labels::QUOTA_IS_PARENT,
     labels::QUOTA_IS_ROOT,
@@ -29,7 +29,7 @@ const FLAGS: [&str; 5] = [
     labels::QUOTA_ALLOW_FORCE_UPDATE,
     labels::QUOTA_IGNORE_DEFAULT_TREE,
 ];
-/// Annotations that are resource lists and are written by people.
+/// Annotations with a resource list that users write.
 const AMOUNTS: [&str; 4] = [
     annotations::QUOTA_SHARED_WEIGHT,
     annotations::QUOTA_ADMISSION,
@@ -59,7 +59,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     let changes = queue.clone();
     replica.caches.quotas.on_change(move |change| {
         let is_relevant = match change {
-            // The scheduler writes status and annotations of its own all the time.
+            // The scheduler often writes the status and annotations of its own.
             Change::Applied { old, new } => {
                 old.as_ref().is_none_or(|old| checked(old) != checked(new))
             }
@@ -77,7 +77,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
-/// Returns what of a quota is checked.
+/// Returns the fields of a quota that are checked.
 fn checked(
     quota: &ElasticQuota,
 ) -> (
@@ -95,7 +95,7 @@ fn checked(
     )
 }
 
-/// Writes an event for each problem that was not reported before.
+/// Records an event for each problem that was not reported before.
 fn report(replica: &Replica, reported: &Mutex<Problems>) {
     let quotas = replica.caches.quotas.list();
     let problems = problems(&quotas);
@@ -143,7 +143,7 @@ fn name(quota: &ElasticQuota) -> &str {
     quota.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Returns the quota that counts for each name: the oldest.
+/// Returns the effective quota for each name: the oldest one.
 fn by_name(quotas: &[Arc<ElasticQuota>]) -> ByName<'_> {
     let age = |quota: &ElasticQuota| {
         let meta = &quota.metadata;
@@ -160,7 +160,7 @@ fn by_name(quotas: &[Arc<ElasticQuota>]) -> ByName<'_> {
     by_name
 }
 
-/// Returns the names of the quotas that are below themselves. Each quota is visited once.
+/// Returns the names of quotas that are their own ancestors. Each quota is visited once.
 fn circular<'a>(by_name: &ByName<'a>) -> HashSet<&'a str> {
     let mut visited = HashSet::new();
     let mut circular = HashSet::new();
@@ -187,7 +187,7 @@ fn circular<'a>(by_name: &ByName<'a>) -> HashSet<&'a str> {
     circular
 }
 
-/// Returns what is wrong with the place of a quota in its tree.
+/// Returns what is wrong with a quota's parent label; `None` if it is valid.
 fn tree_problem(
     quota: &ElasticQuota,
     by_name: &ByName<'_>,
@@ -221,7 +221,7 @@ fn tree_problem(
     ))
 }
 
-/// Returns what is wrong with a quota whatever others are.
+/// Returns the problems of a quota that do not depend on other quotas.
 fn own_problems(quota: &ElasticQuota) -> Vec<String> {
     let mut problems = Vec::new();
     for key in FLAGS {

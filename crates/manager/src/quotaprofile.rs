@@ -1,4 +1,4 @@
-//! Keeps one root quota per ElasticQuotaProfile: as large as the nodes that the profile selects.
+//! Maintains one root quota per ElasticQuotaProfile, as large as the nodes that the profile selects.
 //!
 //! Source: Koordinator `pkg/quota-controller/profile`.
 
@@ -23,12 +23,12 @@ use std::time::Duration;
 
 /// How often the nodes are summed up.
 const PERIOD: Duration = Duration::from_secs(10);
-/// How soon a write that failed is tried again.
+/// Delay before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(2);
-/// No limit: so large that a cluster's sum in milli-cores still fits.
+/// Stands for no limit: the largest value whose sum over a cluster still fits in milli-cores.
 const NO_LIMIT: i64 = i64::MAX / 2000;
 
-/// The tree of the profile `namespace/name`: 64-bit FNV-1a, in decimal.
+/// Returns the tree id of the profile `namespace/name`: its 64-bit FNV-1a hash in decimal.
 fn tree_id(key: &ObjectKey) -> String {
     let text = format!("{}/{}", key.namespace, key.name);
     let hash = text
@@ -39,23 +39,23 @@ fn tree_id(key: &ObjectKey) -> String {
     hash.to_string()
 }
 
-/// What a profile's quota shall be.
+/// The intended quota of a profile.
 #[derive(Debug, Clone, PartialEq)]
 struct Plan {
-    /// The tree id, if the profile has none yet.
+    /// The new tree id; `None` if the profile already has one.
     new_tree: Option<String>,
     labels: BTreeMap<String, String>,
     spec: ElasticQuotaSpec,
     total: ResourceList,
     unschedulable: ResourceList,
-    /// What in the profile could not be used.
+    /// Problems in the profile and its nodes.
     problems: Vec<String>,
 }
 
-/// Sums up the nodes of a profile.
+/// Computes the quota of a profile from the nodes that it selects.
 ///
 /// # Errors
-/// The selector is malformed: then no nodes can be told from others, and the quota stays.
+/// The selector is invalid: the nodes of the profile are unknown then, and the quota stays as it is.
 fn plan(
     profile: &ElasticQuotaProfile,
     nodes: impl IntoIterator<Item: Borrow<Node>>,
@@ -135,7 +135,7 @@ fn plan(
     })
 }
 
-/// Whether a node takes new pods: it is ready, and nobody has cordoned it.
+/// Returns true if a node accepts new pods: it is ready and not cordoned.
 fn is_schedulable(node: &Node) -> bool {
     let cordoned = node.spec.as_ref().and_then(|spec| spec.unschedulable);
     let conditions = node
@@ -148,7 +148,7 @@ fn is_schedulable(node: &Node) -> bool {
     cordoned != Some(true) && is_ready
 }
 
-/// A share of an amount, cut off: CPU to milli-cores, everything else to whole units.
+/// Returns a fraction of an amount, truncated: CPU to milli-cores, everything else to whole units.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -163,7 +163,7 @@ fn part(resource: &str, amount: Quantity, ratio: f64) -> Quantity {
     }
 }
 
-/// The resources that the quota limits, and what is wrong with the annotation that names them.
+/// Returns the resources that the quota limits, and the problem in the annotation that lists them, if any.
 fn resource_keys(profile: &ElasticQuotaProfile) -> (Vec<String>, Option<String>) {
     let annotations = profile.metadata.annotations.as_ref();
     let (named, problem) = match extension::read(annotations, annotations::QUOTA_RESOURCE_KEYS) {
@@ -175,8 +175,8 @@ fn resource_keys(profile: &ElasticQuotaProfile) -> (Vec<String>, Option<String>)
 }
 
 impl Plan {
-    /// The change of `quota` that makes it what it shall be; `None` if it is. Amounts that mean the
-    /// same stay as they are written.
+    /// Returns the merge patch from `quota` to the intended one; `None` if it needs no change. Amounts that
+    /// are equal but written differently stay as they are.
     fn change(&self, quota: &ElasticQuota) -> Option<Value> {
         let mut change = json!({});
         for (key, value) in &self.labels {
@@ -221,14 +221,14 @@ impl Plan {
         ]
     }
 
-    /// The quota, new.
+    /// Returns a new quota.
     fn quota(&self, key: &ObjectKey) -> ElasticQuota {
         let mut quota = ElasticQuota::new(&key.name, self.spec.clone());
         quota.metadata.namespace = Some(key.namespace.clone());
         quota.metadata.labels = Some(self.labels.clone());
         let sums = self.sums().map(|(key, list)| (key.to_owned(), text(list)));
         quota.metadata.annotations = Some(BTreeMap::from(sums));
-        // As upstream leaves it, which would write the quota again for want of that; so above.
+        // Upstream writes an empty status, too, and would update a quota without one. `change` does likewise.
         quota.status = Some(ElasticQuotaStatus::default());
         quota
     }
@@ -252,7 +252,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     let profiles = queue.clone();
     replica.caches.quota_profiles.on_change(move |change| {
         if let Change::Applied { old, new } = change {
-            // What else changes is looked at every few seconds.
+            // All other changes are covered by the periodic reconcile.
             let generation = |profile: &ElasticQuotaProfile| profile.metadata.generation;
             if old
                 .as_ref()
@@ -268,10 +268,10 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
-/// A reason, and what is wrong.
+/// An event reason and its message.
 type ProfileProblem = (&'static str, String);
 
-/// What was wrong with each profile when it was last looked at.
+/// The problems of each profile as of its last reconcile.
 type ReportedProblems = Mutex<HashMap<ObjectKey, Vec<ProfileProblem>>>;
 
 async fn reconcile(
@@ -279,14 +279,14 @@ async fn reconcile(
     reported: Arc<ReportedProblems>,
     key: ObjectKey,
 ) -> Result<Action, crate::Error> {
-    // The quota of a profile that is gone stays.
+    // The quota of a deleted profile stays.
     let Some(profile) = replica.caches.quota_profiles.get(&key) else {
         reported.lock().remove(&key);
         return Ok(Action::Done);
     };
     let mut problems = Vec::new();
     let outcome = keep(&replica, &profile, &key, &mut problems).await;
-    // Every few seconds the same would be reported.
+    // The reconcile repeats every few seconds: report only new problems.
     let before = reported.lock().remove(&key).unwrap_or_default();
     for (reason, message) in problems.iter().filter(|problem| !before.contains(problem)) {
         tracing::warn!(profile = %key, reason, message);
@@ -300,7 +300,7 @@ async fn reconcile(
     outcome
 }
 
-/// Makes a profile's quota what it should be.
+/// Creates or updates the quota of a profile.
 async fn keep(
     replica: &Replica,
     profile: &ElasticQuotaProfile,

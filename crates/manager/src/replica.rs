@@ -1,4 +1,5 @@
-//! What every replica runs, leader or not: caches, settings, health; and the webhooks beside them.
+//! The part of the manager that every replica runs, leader or not: caches, settings, health and readiness of
+//! the webhooks.
 
 use crate::cache::{Cache, Kind, ObjectCache, State};
 use crate::facts::{
@@ -121,14 +122,14 @@ impl Caches {
         ]
     }
 
-    /// The caches of `kinds`.
+    /// Returns the caches of `kinds`.
     fn select(&self, kinds: &[Kind]) -> impl Iterator<Item = &dyn ObjectCache> {
         let all = self.all().into_iter();
         all.filter(|cache| kinds.contains(&cache.kind()))
     }
 }
 
-/// A cache of objects as they are.
+/// Creates a cache that stores objects unchanged.
 fn full_cache<K>(kind: Kind, client: &Client) -> Cache<K>
 where
     K: kube_core::Resource<DynamicType = ()> + Decode + Send + Sync + 'static,
@@ -139,7 +140,7 @@ where
     })
 }
 
-/// The part of the manager that every replica has.
+/// State shared by all parts of a replica.
 pub(crate) struct Replica {
     pub(crate) options: Options,
     pub(crate) client: Client,
@@ -149,12 +150,12 @@ pub(crate) struct Replica {
     pub(crate) settings: Arc<Settings>,
     pub(crate) caches: Caches,
     pub(crate) pods_by_node: Arc<PodsByNode>,
-    /// Ends when the replica does.
+    /// Cancelled when the replica stops.
     pub(crate) stop: CancellationToken,
 }
 
 impl Replica {
-    /// A replica that watches nothing yet.
+    /// Creates a replica; no cache is started yet.
     pub(crate) fn new(
         options: Options,
         client: Client,
@@ -183,18 +184,18 @@ impl Replica {
         })
     }
 
-    /// Starts to watch those of `kinds` that are not watched yet.
+    /// Starts the caches of `kinds` that are not started yet.
     pub(crate) fn start(&self, kinds: &[Kind]) {
         for cache in self.caches.select(kinds) {
             cache.start(&self.stop);
         }
     }
 
-    /// Waits until all of `needs` are in sync, for ever if one is never installed, and all of `wants`
-    /// are in sync or known not to be installed.
+    /// Waits until all of `needs` are in sync (without a timeout if one is never installed), and all of
+    /// `wants` are in sync or known to be not installed.
     pub(crate) async fn wait_for(&self, needs: &[Kind], wants: &[Kind]) {
         for cache in self.caches.select(needs) {
-            // The sender lives as long as `self`; so below.
+            // The sender lives as long as `self`, here and below.
             let _ = cache.state().wait_for(|s| *s == State::Synced).await;
         }
         for cache in self.caches.select(wants) {
@@ -202,7 +203,10 @@ impl Replica {
         }
     }
 
-    /// Whether this replica has what it needs; `Err` says what is missing.
+    /// Checks that all started caches are in sync.
+    ///
+    /// # Errors
+    /// Lists the kinds that are not.
     pub(crate) fn is_ready(&self) -> Result<(), String> {
         let caches = self.caches.all();
         let missing: Vec<_> = caches
@@ -210,10 +214,7 @@ impl Replica {
             .filter_map(|cache| match *cache.state().borrow() {
                 State::Off | State::Synced | State::Absent => None,
                 State::Waiting => Some(format!("{} are not in sync yet", cache.kind().plural())),
-                State::Stopped => Some(format!(
-                    "{} are not followed any more",
-                    cache.kind().plural()
-                )),
+                State::Stopped => Some(format!("{} are no longer watched", cache.kind().plural())),
             })
             .collect();
         if missing.is_empty() {
@@ -223,17 +224,20 @@ impl Replica {
         }
     }
 
-    /// Serves health and metrics where the options say so.
+    /// Serves health and metrics on the addresses of the options.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         ctx: &Context,
         webhooks: Option<Readiness>,
     ) -> Result<(), Error> {
         let replica = Arc::downgrade(self);
-        // Upstream's registry of metrics for users is empty.
+        // Upstream's registry of user metrics is empty.
         let admin = Admin::new(ctx.metrics.clone()).split_metrics(|_| false);
         let admin = admin.ready_when("informers", move || {
-            replica.upgrade().ok_or("it has stopped")?.is_ready()
+            replica
+                .upgrade()
+                .ok_or("the replica has stopped")?
+                .is_ready()
         });
         let admin = match webhooks {
             Some(state) => admin.ready_when("webhook-ready", move || state.borrow().clone()),
@@ -251,9 +255,10 @@ impl Replica {
             tracing::info!(%address, "serving health and metrics");
         }
         if let Some(address) = options.profiling_address {
-            // As upstream, nothing depends on it.
+            // As upstream, a failure is only logged.
             let refused = refuse_profiles(address, ctx.shutdown.clone()).await;
-            let _ = refused.inspect_err(|error| tracing::warn!(%error, "--pprof-addr"));
+            let _ =
+                refused.inspect_err(|error| tracing::warn!(%error, "failed to serve --pprof-addr"));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The settings in force, and what is wrong with the ConfigMap they come from.
+//! The effective settings, and the problems in the ConfigMap that they come from.
 
 use crate::cache::Cache;
 use crate::config::{Config, SettingsProblem};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// What is wrong with a ConfigMap, for events.
+/// The problems in a ConfigMap, for events.
 #[derive(Debug, Default, Clone)]
 struct SettingsProblems {
     about: Option<ObjectReference>,
@@ -18,7 +18,7 @@ struct SettingsProblems {
 }
 
 impl SettingsProblems {
-    /// The problems that were not there `before`.
+    /// Returns the problems that are not in `before`.
     fn since<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a SettingsProblem> {
         let is_new = |problem: &&SettingsProblem| !before.problems.contains(problem);
         self.problems.iter().filter(is_new)
@@ -27,7 +27,7 @@ impl SettingsProblems {
 
 type SettingsListener = Box<dyn Fn() + Send + Sync>;
 
-/// Follows the ConfigMap.
+/// Tracks the ConfigMap with the settings.
 pub(crate) struct Settings {
     current: RwLock<Arc<Config>>,
     settings_problems: watch::Sender<SettingsProblems>,
@@ -35,7 +35,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The settings that `cache` leads to.
+    /// Creates settings that follow the ConfigMap in `cache`.
     pub(crate) fn from_cache(cache: &Cache<ConfigMap>) -> Arc<Self> {
         let settings = Arc::new(Self {
             current: RwLock::default(),
@@ -47,12 +47,12 @@ impl Settings {
         settings
     }
 
-    /// What is in force.
+    /// Returns the effective settings.
     pub(crate) fn current(&self) -> Arc<Config> {
         self.current.read().clone()
     }
 
-    /// Calls `listener` after every change of what is in force; it must not block.
+    /// Calls `listener` after every change of the effective settings; it must not block.
     pub(crate) fn on_change(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.listeners.write().push(Box::new(listener));
     }
@@ -66,8 +66,8 @@ impl Settings {
                 let about = Some(events::reference(&**new));
                 (next, SettingsProblems { about, problems })
             }
-            // Without the ConfigMap the defaults apply, but only if there never was one: losing it by
-            // accident must not switch co-location off everywhere.
+            // Without a ConfigMap the defaults apply, but only if there never was one: its accidental loss
+            // must not switch off co-location everywhere.
             Change::Synced if !current.is_available() && !current.is_present() => {
                 let (next, _) = current.updated(&Default::default());
                 (next, SettingsProblems::default())
@@ -96,9 +96,13 @@ impl Settings {
         } in settings_problems.since(&self.settings_problems.borrow())
         {
             if *is_refused {
-                tracing::error!(key, problem, "settings are refused");
+                tracing::error!(
+                    key,
+                    problem,
+                    "slo-controller-config entry refused, previous settings stay in effect"
+                );
             } else {
-                tracing::warn!(key, problem, "there is something odd about the settings");
+                tracing::warn!(key, problem, "suspicious slo-controller-config entry");
             }
         }
         self.settings_problems.send_replace(settings_problems);
@@ -111,8 +115,9 @@ impl Settings {
         }
     }
 
-    /// Makes events of what is wrong now and later, until `stop`. One replica does so. What is still
-    /// wrong after a change is not said again: one source may say only so much about one object.
+    /// Records events for current and later problems until `stop` is cancelled. Only the leader does so. A
+    /// problem that persists after a change is not recorded again, because the number of events per source
+    /// and object is limited.
     pub(crate) async fn record_problems(&self, recorder: &Recorder, stop: CancellationToken) {
         let mut settings_problems = self.settings_problems.subscribe();
         let mut recorded = SettingsProblems::default();

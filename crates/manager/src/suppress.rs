@@ -1,10 +1,10 @@
-//! Our own setting for koordlet, carried as an extension of the NodeSLO.
+//! The setting `cpu-suppress-config` for koordlet, which upstream does not have. It is passed on in an
+//! extension of the NodeSLO.
 //!
-//! ConfigMap key `cpu-suppress-config`, shaped like upstream's sections:
-//! `{"clusterStrategy": {"mode": "pressure"}, "nodeStrategies": [{"nodeSelector": {...}, "mode":
-//! "upstream"}]}`. The strategy of a node becomes `spec.extensions.Object.cpuSuppress`: of the
-//! extensions, a Go manager keeps what is in `Object` and drops the rest. Without the key an extension
-//! that somebody else wrote stays.
+//! The ConfigMap key is shaped like upstream's sections: `{"clusterStrategy": {"mode": "pressure"},
+//! "nodeStrategies": [{"nodeSelector": {...}, "mode": "upstream"}]}`. The strategy of a node becomes
+//! `spec.extensions.Object.cpuSuppress`: of the extensions, a Go manager keeps the content of `Object` and
+//! drops the rest. Without the key, an existing extension of another writer is left alone.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
@@ -15,24 +15,24 @@ use std::collections::BTreeMap;
 
 /// The key in the ConfigMap.
 pub(crate) const CONFIG_KEY: &str = "cpu-suppress-config";
-/// The key in [`KEPT`].
+/// The key of the extension below [`KEPT`].
 pub(crate) const EXTENSION: &str = "cpuSuppress";
-/// The key below `spec.extensions` whose content every manager keeps.
+/// The key below `spec.extensions` whose content Go managers preserve.
 const KEPT: &str = "Object";
 
-/// The modes that koordlet knows.
+/// The modes that koordlet supports.
 const MODES: [&str; 2] = ["pressure", "upstream"];
 
-/// The extensions of a new NodeSLO, as a Go manager writes them.
+/// Returns the extensions of a new NodeSLO, as a Go manager writes them.
 pub(crate) fn no_extensions() -> ExtensionsMap {
     Map::from_iter([(KEPT.to_owned(), json!({}))])
 }
 
-/// What of `config`, the text of [`CONFIG_KEY`], means nothing; each with whether it is a value that is
-/// refused, or only a field that does not exist.
+/// Returns the problems in `config`, the text of [`CONFIG_KEY`]. The flag is true for an invalid value, false
+/// for a field that does not exist.
 ///
 /// # Errors
-/// It cannot be read.
+/// The text cannot be parsed, or a node selector is invalid.
 pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     let section: Section =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
@@ -56,10 +56,10 @@ pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
     Ok(remarks)
 }
 
-/// Why a setting is left out.
+/// Returns why a setting is ignored; `None` if it is valid.
 fn setting_problem(name: &str, value: &Value) -> Option<&'static str> {
     match name {
-        // It says nothing to node agents, and tells people which settings a NodeSLO carries.
+        // Node agents ignore the name; it shows users which strategy a NodeSLO has.
         "name" => None,
         "mode" if value.as_str().is_some_and(|mode| MODES.contains(&mode)) => None,
         "mode" => Some("it is none of pressure, upstream; it counts as not given"),
@@ -84,8 +84,8 @@ struct Override {
     strategy: Map<String, Value>,
 }
 
-/// Sets the extension of a node with `labels` as `config`, the text of [`CONFIG_KEY`], says.
-/// A text that cannot be read changes nothing; the error names the key.
+/// Sets the extension of a node with `labels` according to `config`, the text of [`CONFIG_KEY`]. A text that
+/// cannot be parsed changes nothing; the error names the key.
 pub(crate) fn extend(
     extensions: &mut Option<ExtensionsMap>,
     config: Option<&str>,
@@ -121,10 +121,10 @@ pub(crate) fn extend(
     Ok(())
 }
 
-/// Name and selector of each override in `config`, the text of [`CONFIG_KEY`].
+/// Returns the name and selector of each node strategy in `config`, the text of [`CONFIG_KEY`].
 ///
 /// # Errors
-/// A text that cannot be read, or a malformed selector; the error names the key.
+/// A text that cannot be parsed, or an invalid selector; the error names the key.
 pub(crate) fn overrides(
     config: Option<&str>,
 ) -> Result<Vec<(String, Option<LabelSelector>)>, String> {
@@ -208,12 +208,12 @@ mod tests {
             ["presure", "beCpuIdle", "beCPUIdle"].map(is_refused),
             [true, false, true]
         );
-        // A name is passed on from the cluster's strategy, of nodes' it is theirs alone.
+        // The cluster's name is passed on; a node strategy's name is not.
         let named = json!({"clusterStrategy": {"name": "night"},
             "nodeStrategies": [{"name": "edge", "nodeSelector": {}, "mode": "upstream"}]});
         let node = extended(&named, &[]).unwrap();
         assert_eq!(node, json!({"name": "night", "mode": "upstream"}));
-        // What means nothing is not passed on.
+        // Invalid settings are not passed on.
         let node = extended(&config, &[]).unwrap();
         assert_eq!(node, json!({"mode": "upstream"}));
         assert!(check("{").unwrap_err().starts_with("cpu-suppress-config: "));

@@ -1,4 +1,4 @@
-//! Flags of the controller, with upstream's names and defaults.
+//! Flags of the colocationprofile controller, with upstream's names and defaults.
 
 use clap::{ArgAction, Args};
 use koord_app::flags;
@@ -8,23 +8,23 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 #[group(skip)]
 pub struct ProfileFlags {
-    /// Apply profiles to pending pods also without the label config.koordinator.sh/controller-managed
+    /// Apply also profiles without the label config.koordinator.sh/controller-managed to pending pods
     #[arg(long, default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub colocation_profile_reconcile_by_default: bool,
-    /// How often a profile is applied to the pods that wait
+    /// Interval between two applications of a profile to pending pods
     #[arg(long, default_value = "30s", value_parser = flags::duration)]
     pub colocation_profile_reconcile_interval: Duration,
-    /// How long a profile leaves a pod alone that it was applied to
+    /// Time after an update in which a profile does not update the same pod again
     #[arg(long, default_value = "5m", value_parser = flags::duration)]
     pub colocation_profile_force_update_pod_duration: Duration,
-    /// Accepted for compatibility; a pod is forgotten when it may be updated again
+    /// Accepted for compatibility; a pod's entry expires when the pod may be updated again
     #[arg(long, default_value = "10m", value_parser = flags::duration)]
     pub colocation_profile_expire_pod_cache_duration: Duration,
-    /// Pods updated per second
+    /// Pod updates per second
     #[arg(long, default_value_t = 10.0, value_parser = flags::number)]
     pub colocation_profile_update_pod_qps: f64,
-    /// Pods updated at once
+    /// Burst of pod updates
     #[arg(long, default_value_t = 100)]
     pub colocation_profile_update_pod_qps_burst: u32,
 }
@@ -32,15 +32,15 @@ pub struct ProfileFlags {
 /// The settings of the colocationprofile controller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProfileOptions {
-    /// Whether profiles without the label are applied.
+    /// True if profiles without the label are applied, too.
     pub by_default: bool,
-    /// How often.
+    /// Interval between two applications of a profile.
     pub interval: Duration,
-    /// How long a pod is left alone afterwards.
+    /// Time after an update in which a profile does not update the same pod again.
     pub force_update: Duration,
-    /// Pods per second.
+    /// Pod updates per second.
     pub qps: f64,
-    /// Pods at once.
+    /// Burst of pod updates.
     pub burst: u32,
 }
 
@@ -57,10 +57,10 @@ impl Default for ProfileOptions {
 }
 
 impl ProfileFlags {
-    /// The default of the flag that has no effect.
+    /// Default of `--colocation-profile-expire-pod-cache-duration`, which has no effect.
     pub(crate) const EXPIRE_POD_CACHE: Duration = Duration::from_secs(600);
 
-    /// What they mean.
+    /// Converts the flags to options.
     #[must_use]
     pub fn options(&self) -> ProfileOptions {
         ProfileOptions {

@@ -1,8 +1,8 @@
-//! Applies ClusterColocationProfiles to pods that were there before them: pending ones, as the webhook
-//! never saw them with the profile.
+//! Applies ClusterColocationProfiles to pending pods that were created before the profile, which the webhook
+//! could not mutate.
 //!
-//! Of a profile only labels, annotations, QoS class, sub-priority and patch are applied; scheduler,
-//! priority class and resources of a pod cannot change any more. Source: Koordinator
+//! Only labels, annotations, QoS class, sub-priority and patch of a profile are applied; scheduler, priority
+//! class and resources of an existing pod cannot be changed. Source: Koordinator
 //! `pkg/controller/colocationprofile`.
 
 mod flags;
@@ -35,7 +35,7 @@ pub(crate) const ROW: Row = Row {
     build,
 };
 
-/// What the rounds remember.
+/// State kept between reconciles.
 struct State {
     budget: TokenBucket,
     applied: AppliedVersions,
@@ -81,7 +81,7 @@ async fn reconcile(
         Ok(chosen) => chosen,
         Err(error) => {
             warn(&replica, &profile, "InvalidProfile", &error.to_string());
-            // It comes back when it is changed.
+            // A change of the profile requeues it.
             return Ok(Action::Done);
         }
     };
@@ -99,7 +99,7 @@ async fn reconcile(
                 continue;
             }
             if !state.budget.take(now) {
-                // The rest has its turn in the next round.
+                // The remaining pods are updated in the next round.
                 break;
             }
         }
@@ -116,13 +116,13 @@ async fn reconcile(
             }
         }
     }
-    // Not at once, whatever the flag says.
+    // At least one second apart, whatever the flag's value.
     Ok(Action::RequeueAfter(
         options.interval.max(Duration::from_secs(1)),
     ))
 }
 
-/// Makes one pod what the profile says, if it is still there and waits.
+/// Applies the profile to one pod if the pod still exists and is pending.
 async fn apply(
     replica: &Replica,
     profile: &ClusterColocationProfile,
@@ -146,7 +146,7 @@ async fn apply(
     let written = patch::retry_on_conflict(|| patch::merge(&pods, &key.name, &change)).await;
     match written {
         Ok(_) => {
-            tracing::info!(profile = profile::name(profile), pod = %key, %change, "pod changed");
+            tracing::info!(profile = profile::name(profile), pod = %key, %change, "applied profile to pod");
             Ok(())
         }
         Err(error) if patch::is_not_found(&error) => Ok(()),

@@ -1,4 +1,4 @@
-//! Which pods a profile is applied to, and when.
+//! Selects the pods that a profile is applied to, and limits the rate of updates.
 
 use crate::facts::PodFacts;
 use crate::webhook::profile::{self, Namespace, ProfileError};
@@ -11,7 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Whether the controller applies a profile: one that says so, or every one, and none that is going.
+/// Returns true if the controller applies a profile: it has the label or `by_default` is set, and it is not
+/// being deleted.
 pub(super) fn is_managed(profile: &ClusterColocationProfile, by_default: bool) -> bool {
     let labels = profile.metadata.labels.as_ref();
     let has_label = labels
@@ -20,7 +21,7 @@ pub(super) fn is_managed(profile: &ClusterColocationProfile, by_default: bool) -
     profile.metadata.deletion_timestamp.is_none() && (by_default || has_label)
 }
 
-/// Whether a pod waits for a node.
+/// Returns true if a pod is pending and not bound to a node.
 pub(super) fn is_pending(pod: &Pod) -> bool {
     let unbound = |pod: &Pod| {
         pod.spec
@@ -36,11 +37,11 @@ pub(super) fn is_pending(pod: &Pod) -> bool {
     unbound(pod).is_none() && phase == Some("Pending")
 }
 
-/// The waiting pods that a profile selects and that its dice fall for, in the order of their keys. A
-/// profile without a pod selector selects none; a namespace that is not known does not match.
+/// Returns the pending pods that a profile selects, by selectors and probability, sorted by key. A profile
+/// without a pod selector selects none; an unknown namespace does not match.
 ///
 /// # Errors
-/// A selector or the probability is malformed.
+/// A selector or the probability is invalid.
 pub(super) fn pods(
     profile: &Arc<ClusterColocationProfile>,
     pods: &[Arc<PodFacts>],
@@ -77,7 +78,7 @@ pub(super) fn pods(
     Ok(chosen)
 }
 
-/// What the profile makes of a pod that exists.
+/// Returns the existing `pod` with the profile applied.
 ///
 /// # Errors
 /// The patch does not fit the pod.
@@ -94,7 +95,7 @@ pub(super) fn applied(
     }
 }
 
-/// How many pods may be updated now: a bucket that fills with time.
+/// Token bucket that limits pod updates.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     per_second: f64,
@@ -104,7 +105,7 @@ pub(super) struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// A full bucket of `burst`, to which `per_second` are added.
+    /// Creates a full bucket of `burst` tokens, refilled with `per_second` tokens a second.
     pub(super) fn new(per_second: f64, burst: u32) -> Self {
         let capacity = f64::from(burst);
         Self {
@@ -115,7 +116,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes one; `false` if there is none.
+    /// Takes one token; returns false if none is available.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         let passed = self
             .since
@@ -130,18 +131,18 @@ impl TokenBucket {
     }
 }
 
-/// Which version of a profile was applied to which pod, and when.
+/// Time of the last application, by resourceVersion of the profile and UID of the pod.
 #[derive(Debug, Default)]
 pub(super) struct AppliedVersions(HashMap<(String, String), Instant>);
 
 impl AppliedVersions {
-    /// Whether `version` was applied to the pod `uid` less than `keep` ago.
+    /// Returns true if `version` was applied to the pod `uid` less than `keep` ago.
     pub(super) fn has(&self, version: &str, uid: &str, now: Instant, keep: Duration) -> bool {
         let applied = self.0.get(&(version.to_owned(), uid.to_owned()));
         applied.is_some_and(|applied| now.saturating_duration_since(*applied) < keep)
     }
 
-    /// Remembers it, and forgets what is older than `keep`.
+    /// Records an application and drops entries older than `keep`.
     pub(super) fn add(&mut self, version: &str, uid: &str, now: Instant, keep: Duration) {
         self.0
             .retain(|_, at| now.saturating_duration_since(*at) < keep);

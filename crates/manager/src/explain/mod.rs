@@ -1,5 +1,5 @@
-//! Why a node has the batch and mid resources that it has: the same pure functions that the controller
-//! runs, over objects that somebody fetched, with every term kept and the setting that chose it.
+//! Explains the batch and mid resources of a node. It runs the same pure functions as the controller on
+//! objects that the caller fetched, and lists every term with the setting that determined it.
 
 use crate::config::{Config, Origins, Strategy};
 use crate::facts::{FieldMask, PodFacts, Report};
@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a decision about a node is made from.
+/// The objects that the computation for a node reads.
 #[derive(Debug, Clone, Default)]
 pub struct Objects {
     /// The node.
@@ -30,50 +30,50 @@ pub struct Objects {
     pub topology: Option<NodeResourceTopology>,
     /// The pods bound to it.
     pub pods: Vec<Pod>,
-    /// `data` of the ConfigMap with the settings; `None` without one.
+    /// `data` of the ConfigMap with the settings; `None` if there is no ConfigMap.
     pub settings: Option<BTreeMap<String, String>>,
-    /// Whether services that were not measured are charged; gate `ChargeUnmeasuredPods`.
+    /// True if services without a measurement are charged; gate `ChargeUnmeasuredPods`.
     pub charge_unmeasured: bool,
 }
 
-/// The answer.
+/// The explanation of a node's resources.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
     /// Name of the node.
     pub node: String,
-    /// Why there is nothing to reclaim; `None` if there is.
+    /// Why nothing is reclaimed; `None` if resources are reclaimed.
     pub refused: Option<String>,
-    /// Age of the report, in seconds.
+    /// Age of the NodeMetric report in seconds; `None` without a report.
     pub report_age_seconds: Option<i64>,
     /// Batch CPU and memory, mid CPU and memory.
     pub resources: Vec<Resource>,
     /// Batch resources of NUMA nodes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub zones: Vec<ZoneResources>,
-    /// What services are charged for, the largest CPU first.
+    /// Amounts that pods are charged with, largest CPU first.
     pub services: Vec<Service>,
-    /// Services outside Kubernetes, in the report's order.
+    /// Host applications (services outside Kubernetes), in the report's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub host_applications: Vec<Service>,
-    /// What else takes part: amplification, changes that wait.
+    /// Further notes: amplification, changes that are not written yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// What is wrong with the settings and with what the node carries.
+    /// Problems in the settings and in the node's annotations.
     pub problems: Vec<String>,
 }
 
-/// One resource.
+/// One extended resource.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Resource {
     /// Its name.
     pub name: &'static str,
-    /// What the manager publishes, in cores or bytes; `None` if it is taken away.
+    /// The amount that the manager publishes, in cores or bytes; `None` if it removes the resource.
     pub computed: Option<Quantity>,
-    /// What the node or zone shows, in the resource's own unit: milli-cores or bytes.
+    /// The amount on the node or zone, in the resource's own unit: milli-cores or bytes.
     pub published: Option<Quantity>,
-    /// The parts of `computed`.
+    /// The terms whose sum is `computed`.
     pub terms: Vec<Term>,
 }
 
@@ -87,37 +87,37 @@ pub struct ZoneResources {
     pub resources: Vec<Resource>,
 }
 
-/// A part of a resource.
+/// One term of a resource's sum.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Term {
-    /// What it is.
+    /// Name of the term.
     pub what: String,
-    /// Cores or bytes; negative where it is taken off.
+    /// Cores or bytes; negative if it is subtracted.
     pub amount: Quantity,
-    /// Whether it is taken off.
+    /// True if it is subtracted.
     pub taken: bool,
-    /// Why it is as large as it is.
+    /// Reason for the amount.
     pub why: String,
-    /// The setting that chose it and its value, as `name=value`.
+    /// The setting that determined it, as `name=value`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
-    /// Where that setting comes from.
+    /// Source of that setting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
 }
 
-/// A pod, or something measured that is no pod.
+/// A pod or another measured consumer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Service {
-    /// Namespace and name; for others what they are.
+    /// Namespace and name of a pod; a description of other consumers.
     pub name: String,
-    /// Of a pod `request` where it was not measured, `measured` otherwise; of a host application what
-    /// it counts as.
+    /// Basis of the amounts. For a pod: `measured`, or `request` without a measurement. For a host
+    /// application: how it is counted.
     pub by: &'static str,
-    /// Cores.
+    /// CPU in cores.
     pub cpu: Quantity,
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: Quantity,
 }
 
@@ -173,7 +173,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     explanation.problems.extend(origins.ignored.iter().cloned());
     let present = objects.node.metadata.annotations.as_ref();
     let reserved = Reserved::of(present);
-    let ignored = |error| format!("{error}; it counts for nothing");
+    let ignored = |error| format!("{error}; it is ignored");
     explanation
         .problems
         .extend(reserved.err().map(|error| ignored(error.to_string())));
@@ -182,7 +182,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
         .filter_map(|(plugin, result)| Some((plugin, result.as_ref().err()?)));
     explanation
         .problems
-        .extend(failed.map(|(plugin, why)| format!("{plugin}: {why}; it changes nothing")));
+        .extend(failed.map(|(plugin, why)| format!("{plugin}: {why}; the plugin has no effect")));
     let shown = objects.node.status.as_ref();
     let shown = shown.and_then(|status| status.allocatable.as_ref());
     let mut sums = [None, None, None, None];
@@ -231,7 +231,7 @@ pub fn node(objects: &Objects, now: Timestamp) -> Explanation {
     explanation
 }
 
-/// Terms for people, and what they add up to.
+/// The terms of a resource for display, and their sum.
 struct ResourceBreakdown {
     total: Quantity,
     terms: Vec<Term>,
@@ -273,7 +273,7 @@ fn from(origins: &Origins, field: &str) -> String {
     origin.map_or_else(|| "default".to_owned(), ToString::to_string)
 }
 
-/// Batch CPU with what normalization adds to it.
+/// Returns the terms of batch CPU, including the amount that normalization adds.
 fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
     let milli = Quantity::from_value(sum.total.milli_value());
     let normalised = noderesource::normalised(milli, draft.cpu_ratio);
@@ -285,7 +285,7 @@ fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
             what: "normalization".to_owned(),
             amount: more,
             taken: false,
-            why: "a core of this CPU counts for so much".to_owned(),
+            why: "factor of this CPU model".to_owned(),
             setting: Some(format!("ratio={ratio:.2}")),
             from: Some(origins.normalization.to_string()),
         });
@@ -293,7 +293,7 @@ fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
     breakdown
 }
 
-/// What is left after third parties.
+/// Subtracts the allocations of third parties.
 fn subtract_third_parties(
     mut breakdown: ResourceBreakdown,
     third_parties: &[ThirdPartyAllocation],
@@ -329,7 +329,7 @@ fn subtract_third_parties(
             what: "missing".to_owned(),
             amount: nothing - told.total,
             taken: false,
-            why: "there is never less than nothing".to_owned(),
+            why: "the amount is never below zero".to_owned(),
             setting: None,
             from: None,
         });
@@ -373,7 +373,7 @@ fn zones(
     each.collect()
 }
 
-/// Why nothing is reclaimed.
+/// Returns why nothing is reclaimed.
 fn reset_reason(
     reset: &Reset,
     origins: &Origins,
@@ -382,7 +382,7 @@ fn reset_reason(
 ) -> String {
     match (reset, strategy, age) {
         (Reset::Disabled, ..) if !origins.cluster_is_on && origins.is_on => format!(
-            "co-location is off for the cluster, whatever the node says: enable in {} is not true",
+            "co-location is off for the cluster, whatever the node's settings: enable in {} is not true",
             keys::COLOCATION
         ),
         (Reset::Disabled, ..) => {
@@ -398,7 +398,7 @@ fn reset_reason(
     }
 }
 
-/// Says when a change that was not written will be.
+/// Returns a note on when an unwritten change is written; `None` if the node is up to date.
 fn pending_change_note(
     name: &str,
     wanted: Quantity,
@@ -408,7 +408,7 @@ fn pending_change_note(
 ) -> Option<String> {
     let threshold = strategy.diff_threshold;
     let shown = if matches!(name, BATCH_CPU | MID_CPU) {
-        // It counts in thousandths of cores.
+        // CPU resources are counted in milli-cores.
         format!("{}m", wanted.value())
     } else {
         reclaim::mebibytes(wanted)
@@ -429,7 +429,7 @@ fn pending_change_note(
     }
 }
 
-/// What amplification makes of the node: it hides what the kubelet keeps for itself.
+/// Returns a note on amplification, which hides the kubelet's own allocatable; `None` if there is none.
 fn amplification_note(node: &Node, draft: &Draft, origins: &Origins) -> Option<String> {
     let present = node.metadata.annotations.as_ref();
     let read = |key: &str| present.and_then(|all| all.get(key));
@@ -448,8 +448,8 @@ fn amplification_note(node: &Node, draft: &Draft, origins: &Origins) -> Option<S
         from = format!("{from} and {}", origins.normalization);
     }
     Some(format!(
-        "the node shows more than it has, {factors} ({from}; {raw}); batch and mid are computed from \
-         its capacity"
+        "allocatable is amplified by {factors} ({from}; {raw}); batch and mid are computed from \
+         the capacity"
     ))
 }
 
@@ -476,7 +476,7 @@ fn host_applications(status: &NodeMetricStatus) -> Vec<Service> {
     .collect()
 }
 
-/// The view has the active pods in the order they were given.
+/// Lists what pods are charged with. `view` has the active pods in the order of `pods`.
 fn services(pods: &[Arc<PodFacts>], view: &NodeView, policy: &BatchPolicy) -> Vec<Service> {
     let active = pods.iter().filter(|pod| pod.active);
     let mut services: Vec<_> = active
@@ -501,7 +501,7 @@ fn services(pods: &[Arc<PodFacts>], view: &NodeView, policy: &BatchPolicy) -> Ve
         .iter()
         .filter(|dangling| !reclaim::is_low(dangling.priority));
     services.extend(dangling.map(|dangling| Service {
-        name: "a pod that has ended".to_owned(),
+        name: "a pod that no longer exists".to_owned(),
         by: "measured",
         cpu: dangling.usage.cpu,
         memory: dangling.usage.memory,

@@ -1,4 +1,4 @@
-//! Values that many objects have, kept once.
+//! Interning of values that many objects share.
 
 use parking_lot::Mutex;
 use std::borrow::Borrow;
@@ -6,17 +6,17 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// With fewer values it is not looked whether they are used.
+/// Smallest size at which unused values are dropped.
 const MIN_CAPACITY: usize = 64;
 
-/// The values that are in use, and some that were.
+/// An intern pool. It may still hold some values that are no longer used.
 #[derive(Debug)]
 pub(crate) struct Interner<T: ?Sized>(Mutex<InternSet<T>>);
 
 #[derive(Debug)]
 struct InternSet<T: ?Sized> {
     values: HashSet<Arc<T>>,
-    /// With so many values, those that nobody else has are dropped.
+    /// Size at which values without other references are dropped.
     capacity: usize,
 }
 
@@ -30,7 +30,7 @@ impl<T: ?Sized> Default for Interner<T> {
 }
 
 impl<T: ?Sized + Eq + Hash> Interner<T> {
-    /// `value`, or an equal one that is kept already.
+    /// Returns an interned value equal to `value`, which is added if there is none.
     pub(crate) fn share<V: Borrow<T> + Into<Arc<T>>>(&self, value: V) -> Arc<T> {
         let mut set = self.0.lock();
         if let Some(shared) = set.values.get(value.borrow()) {

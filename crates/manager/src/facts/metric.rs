@@ -1,4 +1,4 @@
-//! Reports of nodes: what they use, pod by pod.
+//! NodeMetric reports in compact form: the usage of a node by pod.
 
 use super::packed::Packed;
 use koord_api::PriorityClass;
@@ -8,42 +8,42 @@ use koord_api::slo::{NodeMetric, NodeMetricSpec, ResourceMap};
 use koord_kube::Mirrored;
 use koord_model::reclaim::{Amount, Measured};
 
-/// What the manager keeps of a NodeMetric.
+/// The fields of a NodeMetric that the manager reads.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct MetricFacts {
     pub(crate) node: Box<str>,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
     pub(crate) spec: NodeMetricSpec,
-    /// `None` before the first report.
+    /// The last report; `None` before the first one.
     pub(crate) report: Option<Report>,
 }
 
-/// One report.
+/// The status of a NodeMetric.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Report {
-    /// When it was made, in seconds since 1970.
+    /// Time of the report in Unix seconds; `None` if it has none.
     pub(crate) updated: Option<i64>,
-    /// Whether `nodeMetric` is there at all; without it the report is no measurement.
+    /// True if `nodeMetric` is present; without it the report contains no measurement.
     pub(crate) measured: bool,
-    /// Use outside pods and host applications; what is missing counts as nothing.
+    /// Usage outside pods and host applications; missing resources are zero.
     pub(crate) system_usage: Amount,
-    /// Use of the whole node; `None` if CPU or memory is missing.
+    /// Usage of the whole node; `None` if CPU or memory is missing.
     pub(crate) node_usage: Option<Amount>,
-    /// What the predictor says prod pods ask for and will not use.
+    /// Predicted amount that prod pods request and will not use.
     pub(crate) prod_reclaimable: Amount,
     pub(crate) pods: Box<[PodUsage]>,
     pub(crate) host_apps: Box<[Measured]>,
 }
 
-/// What a pod used.
+/// Usage of one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodUsage {
     pub(crate) namespace: Box<str>,
     pub(crate) name: Box<str>,
-    /// As reported.
+    /// The reported priority class.
     pub(crate) priority: PriorityClass,
-    /// `None` if the report names the pod without an amount.
+    /// `None` if the report lists the pod without an amount.
     pub(crate) usage: Option<Packed>,
 }
 

@@ -1,5 +1,5 @@
-//! What is kept of objects that there are many of: a pod or a report is several kilobytes as an
-//! object, and little of it is ever read.
+//! Compact forms of kinds with many objects: a pod or a report takes several kilobytes as an object, and the
+//! manager reads little of it.
 
 mod interner;
 mod metric;
@@ -22,7 +22,8 @@ use k8s_openapi::api::core::v1::{Node, NodeSpec, NodeStatus};
 use koord_api::annotations;
 use koord_api::topology::v1alpha2::NodeResourceTopology;
 
-/// Keeps of a node its metadata, its amounts, whether it is ready and whether it takes new pods.
+/// Removes everything from a node but its metadata, capacity, allocatable, taints, `unschedulable` and Ready
+/// condition.
 pub(crate) fn trim_node(node: &mut Node) {
     if let Some(spec) = node.spec.take() {
         node.spec = Some(NodeSpec {
@@ -48,8 +49,8 @@ pub(crate) fn trim_node(node: &mut Node) {
     }
 }
 
-/// Keeps of a NodeResourceTopology its zones and what CPU the machine has; koordlet's lists of CPUs
-/// are most of it.
+/// Removes everything from a NodeResourceTopology but its zones and the CPU basic info; most of its size are
+/// koordlet's lists of CPUs.
 pub(crate) fn trim_topology(mut topology: NodeResourceTopology) -> NodeResourceTopology {
     if let Some(annotations) = &mut topology.metadata.annotations {
         annotations.retain(|key, _| key == annotations::NODE_CPU_BASIC_INFO);

@@ -1,9 +1,9 @@
-//! Amounts in half of the bytes, for what there are hundreds of thousands of.
+//! Amounts in half of the size of `Amount`, because hundreds of thousands of them are cached.
 
 use koord_api::quantity::{Format, NANOS_PER_UNIT, Quantity};
 use koord_model::reclaim::Amount;
 
-/// CPU and memory.
+/// A CPU and a memory amount.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Packed {
     cpu: Small,
@@ -32,7 +32,7 @@ struct Small {
     format: Format,
 }
 
-/// What is counted.
+/// The unit of `count`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Unit {
     Whole,
@@ -51,8 +51,8 @@ impl Unit {
 }
 
 impl From<Quantity> for Small {
-    /// Exact up to nine billion cores, and up to eight pebibytes in thousandths; what is larger and not
-    /// whole is rounded up, as everybody does who reads a quantity as a whole number.
+    /// Exact up to nine billion cores, and up to eight pebibytes in milli units; larger fractional values are
+    /// rounded up, as for every reader of a quantity as a whole number.
     fn from(quantity: Quantity) -> Self {
         let (nanos, format) = (quantity.nanos(), quantity.format());
         let exact = |unit: Unit| {

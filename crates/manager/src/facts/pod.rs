@@ -1,4 +1,4 @@
-//! Pods, kept once: the cache holds the facts, the index points to them.
+//! Pods in compact form: the cache owns the facts, and an index by node refers to them.
 
 use super::packed::Packed;
 use crate::Options;
@@ -14,17 +14,18 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
 
-/// Which parts of a pod are kept besides those that the node-resource controller reads.
+/// Selects the optional fields of a pod that are cached in addition to those that the noderesource controller
+/// reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct FieldMask {
-    /// [`PodFacts::labels`].
+    /// Caches [`PodFacts::labels`].
     pub(crate) labels: bool,
-    /// [`PodFacts::uid`].
+    /// Caches [`PodFacts::uid`].
     pub(crate) uid: bool,
 }
 
 impl FieldMask {
-    /// What the enabled parts of the manager read.
+    /// Returns the fields that the enabled parts of the manager read.
     pub(crate) fn from_options(options: &Options) -> Self {
         let profiles = options.gates.enabled("ColocationProfileController");
         Self {
@@ -34,25 +35,25 @@ impl FieldMask {
     }
 }
 
-/// What the manager keeps of a pod.
+/// The fields of a pod that the manager reads.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PodFacts {
     pub(crate) key: ObjectKey,
     resource_version: Option<Box<str>>,
     /// The node it is bound to; empty if none.
     pub(crate) node: Box<str>,
-    /// Whether it is running or pending.
+    /// True if the phase is Running or Pending.
     pub(crate) active: bool,
-    /// Priority class, with default.
+    /// Priority class, with the default if none is set.
     pub(crate) priority: PriorityClass,
-    /// QoS class, with default.
+    /// QoS class, with the default if none is set.
     pub(crate) qos: QosClass,
     pub(crate) request: Packed,
-    /// `None` of most pods.
+    /// `None` for most pods, which have none of these fields.
     optional: Option<Box<OptionalFields>>,
 }
 
-/// What few pods have, or few managers fields.
+/// Fields that few pods have, or few managers cache.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct OptionalFields {
     uid: Option<Box<str>>,
@@ -61,7 +62,7 @@ struct OptionalFields {
     labels: BTreeMap<String, String>,
 }
 
-/// That of a pod that has nothing of it.
+/// The optional fields of a pod that has none.
 static NO_OPTIONAL_FIELDS: LazyLock<OptionalFields> = LazyLock::new(OptionalFields::default);
 
 impl PodFacts {
@@ -97,23 +98,23 @@ impl PodFacts {
         self.optional.as_deref().unwrap_or(&NO_OPTIONAL_FIELDS)
     }
 
-    /// `None` unless [`FieldMask::uid`]: a tenth of what is kept, and a pod that takes the place of one of the
-    /// same name is nothing else to the other readers than one that changed.
+    /// Returns the UID; `None` unless [`FieldMask::uid`] is set. It takes a tenth of the memory, and to the
+    /// other readers a pod that replaces one of the same name is a changed pod.
     pub(crate) fn uid(&self) -> Option<&str> {
         self.optional().uid.as_deref()
     }
 
-    /// The quota that the label names; empty if none.
+    /// Returns the quota in the pod's label; empty if there is none.
     pub(crate) fn quota(&self) -> &str {
         &self.optional().quota
     }
 
-    /// The NUMA nodes in the scheduler's annotation.
+    /// Returns the NUMA nodes in the scheduler's annotation.
     pub(crate) fn numa_nodes(&self) -> &[usize] {
         &self.optional().numa_nodes
     }
 
-    /// Empty unless [`FieldMask::labels`].
+    /// Returns the labels; empty unless [`FieldMask::labels`] is set.
     pub(crate) fn labels(&self) -> &BTreeMap<String, String> {
         &self.optional().labels
     }
@@ -158,12 +159,12 @@ fn numa_nodes(pod: &Pod) -> Box<[usize]> {
         .collect()
 }
 
-/// Pods by the node they are bound to.
+/// Index of pods by the node they are bound to.
 #[derive(Debug, Default)]
 pub(crate) struct PodsByNode(RwLock<HashMap<Box<str>, Vec<Arc<PodFacts>>>>);
 
 impl PodsByNode {
-    /// An index of the pods in `cache`.
+    /// Creates an index of the pods in `cache`.
     pub(crate) fn from_cache(cache: &Cache<PodFacts>) -> Arc<Self> {
         let index = Arc::new(Self::default());
         let listener = index.clone();
@@ -171,7 +172,7 @@ impl PodsByNode {
         index
     }
 
-    /// The pods bound to a node.
+    /// Returns the pods bound to a node.
     pub(crate) fn get(&self, node: &str) -> Vec<Arc<PodFacts>> {
         self.0.read().get(node).cloned().unwrap_or_default()
     }
@@ -229,7 +230,7 @@ mod tests {
         index.apply_change(&Change::Applied { old, new });
         let (old, new) = (None, pod("b", "n1"));
         index.apply_change(&Change::Applied { old, new });
-        // The same again, as after a new list.
+        // An unchanged pod, as after a relist.
         let (old, new) = (Some(bound.clone()), bound.clone());
         index.apply_change(&Change::Applied { old, new });
         assert_eq!(names("n1"), ["b", "a"]);

@@ -1,4 +1,4 @@
-//! What is kept of a Recommendation.
+//! Recommendations in compact form.
 
 use super::{Interner, Target};
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -10,36 +10,36 @@ use koord_kube::{Mirrored, ObjectKey, events};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A Recommendation: its target, which everybody looks at, its status as text, and of the annotation
-/// with the details only the days of history. There are thousands of these, and those details, most
-/// of an object's size, are of use where they are written.
+/// A Recommendation: its target, its status as text, and the days of history from the annotation with the
+/// details. There are thousands of Recommendations; the rest of that annotation, most of an object's size, is
+/// only needed when it is written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecommendationFacts {
     pub(crate) key: ObjectKey,
-    /// Empty if absent.
+    /// UID; empty if absent.
     pub(crate) uid: Uid,
     resource_version: Option<Box<str>>,
-    /// What it is about, or why that cannot be used.
+    /// The pods that it covers, or why its target is invalid.
     pub(crate) target: Result<Target, String>,
     pub(crate) generation: Option<i64>,
-    /// The annotation [`PERCENTILES`], as it is.
+    /// The annotation [`PERCENTILES`], unparsed.
     pub(crate) percentiles: Option<Box<str>>,
-    /// By container.
+    /// Days of history, by container.
     days: Box<[(Box<str>, f64)]>,
-    /// As JSON, without conditions; empty without one.
+    /// Status without conditions as JSON; empty without a status.
     status: Box<str>,
-    /// As JSON; empty without any. Most say the same.
+    /// Conditions as JSON; empty if there are none. Most Recommendations share one value.
     conditions: Arc<str>,
 }
 
 impl RecommendationFacts {
-    /// What is kept of one by itself.
+    /// Creates the facts of a single object.
     #[cfg(test)]
     pub(crate) fn from_object(object: Recommendation) -> Self {
         Self::with_interner(object, &Interner::default())
     }
 
-    /// What is kept of one of many; `conditions` are those of all.
+    /// Creates the facts of one of many objects, whose conditions are interned in `conditions`.
     pub(crate) fn with_interner(mut object: Recommendation, conditions: &Interner<str>) -> Self {
         let key = ObjectKey::of(&object);
         let meta = &mut object.metadata;
@@ -48,7 +48,7 @@ impl RecommendationFacts {
         let days = details
             .into_iter()
             .map(|(name, one)| (name.into(), one.confidence_days));
-        // What came as JSON can be written as JSON.
+        // Values decoded from JSON can be encoded as JSON.
         let mut text = String::new();
         if let Some(status) = &mut object.status {
             let taken = std::mem::take(&mut status.conditions);
@@ -71,21 +71,21 @@ impl RecommendationFacts {
         }
     }
 
-    /// Days of history that its annotation says a container has; `None` if it names no such container.
+    /// Returns the days of history in the annotation for a container; `None` if it has no such container.
     pub(crate) fn days(&self, container: &str) -> Option<f64> {
         let entry = self.days.iter().find(|(name, _)| **name == *container)?;
         Some(entry.1)
     }
 
-    /// Its status, if it has one.
+    /// Returns the decoded status; `None` if there is none.
     pub(crate) fn status(&self) -> Option<RecommendationStatus> {
-        // Both were written above.
+        // Both texts were encoded in `shared`.
         let mut status: RecommendationStatus = serde_json::from_str(&self.status).ok()?;
         status.conditions = serde_json::from_str(&self.conditions).unwrap_or_default();
         Some(status)
     }
 
-    /// For events about it.
+    /// Returns the object reference for events.
     pub(crate) fn reference(&self) -> ObjectReference {
         let mut object = Recommendation::default();
         object.metadata.namespace = Some(self.key.namespace.clone());
@@ -96,8 +96,8 @@ impl RecommendationFacts {
     }
 }
 
-/// What the annotation [`DISTRIBUTION`] says. It is our own: one that cannot be read says nothing, and is
-/// overwritten.
+/// Parses the annotation [`DISTRIBUTION`]. The manager writes it itself: an invalid one counts as empty and
+/// is overwritten.
 pub(crate) fn distributions(text: Option<&str>) -> BTreeMap<String, ContainerDistribution> {
     let read = text.and_then(|text| serde_json::from_str(text).ok());
     read.unwrap_or_default()

@@ -1,4 +1,4 @@
-//! NodeSLOs: thousands, and most of them say the same.
+//! NodeSLOs in compact form: there are thousands, and most have equal specs.
 
 use koord_api::slo::{NodeSLO, NodeSLOSpec};
 use koord_kube::Mirrored;
@@ -6,29 +6,29 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What the manager keeps of a NodeSLO.
+/// The fields of a NodeSLO that the manager reads.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SloFacts {
     pub(crate) node: Box<str>,
     uid: Option<Box<str>>,
     resource_version: Option<Box<str>>,
-    /// Shared with other nodes' that are equal.
+    /// Shared between nodes with equal specs.
     pub(crate) spec: Arc<NodeSLOSpec>,
 }
 
-/// So many different specs are remembered.
+/// Number of recent specs that are cached.
 const CACHED_SPECS: usize = 16;
 
-/// Specs that were seen of late.
+/// Recently used specs, newest first.
 #[derive(Debug, Default)]
 pub(crate) struct Specs(Mutex<VecDeque<Arc<NodeSLOSpec>>>);
 
 impl Specs {
-    /// `spec`, or an equal one that is kept already.
+    /// Returns a cached spec equal to `spec`, which is added if there is none.
     fn share(&self, spec: NodeSLOSpec) -> Arc<NodeSLOSpec> {
         let mut recent = self.0.lock();
         let index = recent.iter().position(|cached| **cached == spec);
-        // The newest is first: it is the one that most nodes have next.
+        // The newest comes first: most nodes have the same spec.
         let shared = index.and_then(|index| recent.remove(index));
         let shared = shared.unwrap_or_else(|| Arc::new(spec));
         recent.truncate(CACHED_SPECS - 1);
@@ -36,7 +36,7 @@ impl Specs {
         shared
     }
 
-    /// What is kept of an object.
+    /// Creates the facts of a NodeSLO.
     pub(crate) fn facts(&self, slo: NodeSLO) -> SloFacts {
         let meta = slo.metadata;
         let boxed = |text: Option<String>| text.map(Box::from);

@@ -1,4 +1,4 @@
-//! What a Recommendation asks for, understood or refused.
+//! Parses the target and the percentiles of a Recommendation.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::analysis::{
@@ -10,24 +10,24 @@ use koord_model::recommend::Percentiles;
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-/// The pods that a Recommendation is about, all in its namespace.
+/// The pods that a Recommendation covers, all in its namespace.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Target {
-    /// Those that a workload controls, directly or through others.
+    /// Pods that a workload owns, directly or through other controllers.
     Workload {
         api_version: String,
         kind: String,
         name: String,
     },
-    /// Those with certain labels.
+    /// Pods that a label selector matches.
     Selector(LabelSelector),
 }
 
 impl Target {
-    /// Reads `spec.target`.
+    /// Parses `spec.target`.
     ///
     /// # Errors
-    /// Which field is wrong, with its value.
+    /// Names the invalid field and its value.
     pub(crate) fn from_spec(target: &RecommendationTarget) -> Result<Self, String> {
         let both_set =
             || "spec.target.workload and spec.target.podSelector are both set: want one".to_owned();
@@ -69,14 +69,14 @@ impl Target {
         }
     }
 
-    /// Whether a pod with these labels, and with these controllers above it, is meant.
+    /// Returns true if the target covers a pod with these labels and these controllers as ancestors.
     pub(crate) fn matches<O: Borrow<Owner>>(
         &self,
         labels: &BTreeMap<String, String>,
         owners: &[O],
     ) -> bool {
         match self {
-            // It was read once without an error, so it has none.
+            // The selector was validated in the constructor.
             Self::Selector(labels_wanted) => {
                 selector::matches(labels_wanted, labels).unwrap_or(false)
             }
@@ -92,11 +92,11 @@ impl Target {
     }
 }
 
-/// The percentiles that the annotation of a Recommendation, if it has one, asks for; `default` for what
-/// it leaves out.
+/// Returns the percentiles in the annotation of a Recommendation, if it has one; `default` for missing
+/// values.
 ///
 /// # Errors
-/// The annotation cannot be used; says why, with its value.
+/// The annotation is invalid; the message contains the reason and the value.
 pub(crate) fn percentiles(
     annotation: Option<&str>,
     default: Percentiles,
@@ -175,7 +175,7 @@ mod tests {
         let set = owner("apps/v1", "ReplicaSet", "web-1");
         let none = BTreeMap::new();
         assert!(!target.matches(&none, std::slice::from_ref(&set)));
-        // The group counts, not the version.
+        // Only the group is compared, not the version.
         let chain = [set.clone(), owner("apps/v1", "Deployment", "web")];
         assert!(target.matches(&none, &chain));
         let foreign = [set, owner("example.io/v1", "Deployment", "web")];

@@ -1,5 +1,5 @@
-//! The computed amounts of every node. As gauges they would take a kilobyte each, of a manager that is
-//! asked for them twice a minute; so they are kept as numbers, and become gauges when somebody asks.
+//! Gauges of the amounts computed for every node. A stored gauge would take a kilobyte, and metrics are
+//! scraped only twice a minute, so the amounts are stored as numbers and converted to gauges on each scrape.
 
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY};
 use parking_lot::Mutex;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The computed resources that have a gauge.
+/// The extended resources that have a gauge.
 const RESOURCES: [&str; 4] = [BATCH_CPU, BATCH_MEMORY, MID_CPU, MID_MEMORY];
-/// How long the amount of a node that is not computed any more is kept.
+/// Time after which the amount of a node that is no longer computed is dropped.
 const TTL: Duration = Duration::from_secs(15 * 60);
 
-/// By resource, in the order of [`RESOURCES`].
+/// Amounts and the times they were set, in the order of [`RESOURCES`].
 type Amounts = [Option<(f64, Instant)>; RESOURCES.len()];
 
-/// See the module documentation. Clones share the amounts.
+/// The computed amounts by node. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Computed {
     nodes: Arc<Mutex<HashMap<Box<str>, Amounts>>>,
-    /// Without series; describes them.
+    /// An empty vector of gauges that provides the description.
     described: GaugeVec,
 }
 
@@ -43,7 +43,7 @@ impl Computed {
         })
     }
 
-    /// Cores for CPU resources, bytes for memory. A resource without a gauge is left out.
+    /// Sets an amount: cores for CPU resources, bytes for memory. A resource without a gauge is ignored.
     pub(super) fn set(&self, node: &str, resource: &str, amount: f64) {
         let index = RESOURCES.iter().position(|name| *name == resource);
         let mut nodes = self.nodes.lock();
@@ -67,7 +67,7 @@ impl Collector for Computed {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // It was made once, so it can be made again.
+        // The same definition was valid in `new`.
         let Ok(gauges) = gauges() else {
             return Vec::new();
         };
