@@ -276,8 +276,8 @@ fn from(origins: &Origins, field: &str) -> String {
 /// Returns the terms of batch CPU, including the amount that normalization adds.
 fn batch_cpu(sum: Sum, draft: &Draft, origins: &Origins) -> ResourceBreakdown {
     let milli = Quantity::from_value(sum.total.milli_value());
-    let normalised = noderesource::normalised(milli, draft.cpu_ratio);
-    let more = Quantity::from_milli((normalised - milli).value());
+    let normalized = noderesource::normalized(milli, draft.cpu_ratio);
+    let more = Quantity::from_milli((normalized - milli).value());
     let mut breakdown = terms(sum, origins);
     if let Some(ratio) = draft.cpu_ratio.filter(|ratio| *ratio > 1.0) {
         breakdown.total += more;

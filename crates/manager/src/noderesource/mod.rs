@@ -28,7 +28,7 @@ use koord_model::reclaim::NodeView;
 use koord_model::report_time;
 use parking_lot::Mutex;
 use plan::Plan;
-use plugins::Fared;
+use plugins::PluginResult;
 use rustc_hash::FxHasher;
 use serde_json::Value;
 use skew::{Skew, SkewedNodes};
@@ -38,15 +38,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use plan::{Input, Reset};
-pub(crate) use plugins::{Draft, normalised, numbered, third_parties};
+pub(crate) use plugins::{Draft, normalized, numbered, third_parties};
 pub(crate) use view::read;
 
 /// What resources of a node are reclaimed from, or why none are; and what the plugins make of it.
-pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<Fared>) {
+pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<PluginResult>) {
     let view = plan::reclaimable(input, &mut Plan::default());
     let mut draft = Draft::default();
-    let fared = plugins::run(input, view.as_ref().ok(), &mut draft);
-    (view, draft, fared)
+    let results = plugins::run(input, view.as_ref().ok(), &mut draft);
+    (view, draft, results)
 }
 
 /// The plugins that `--noderesource-plugins` may name.
@@ -80,7 +80,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
                 }
             }
             Change::Deleted(metric) => {
-                state.forget(&metric.node);
+                state.reset_sync_time(&metric.node);
                 state.skewed.remove(&metric.node);
                 metrics.add(metric.key());
             }
@@ -122,13 +122,13 @@ fn build(replica: &Arc<Replica>) -> Controller {
 }
 
 /// How long after somebody else wrote a NodeResourceTopology its zones are planned again.
-const OUTDATED: Duration = Duration::from_secs(1);
+const ZONE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Who writes batch resources in zones: exporters know that as no other exporter's.
 const FIELD_MANAGER: &str = "koordinator-manager";
 
 /// What became of the zones of a NodeResourceTopology.
-enum Zones {
+enum ZoneWrite {
     /// They are written, or nothing was to be.
     Settled,
     /// Somebody else was faster: they are to be planned from what is there now.
@@ -173,14 +173,14 @@ impl Resources {
     }
 
     /// Forgets when a node was brought up to date, so that the next change is written at once.
-    fn forget(&self, node: &str) {
+    fn reset_sync_time(&self, node: &str) {
         self.synced.lock().remove(node);
     }
 
     async fn reconcile(&self, key: &ObjectKey) -> Result<Action, crate::Error> {
         let (replica, name) = (&self.replica, key.name.as_str());
         let Some(node) = replica.caches.nodes.object(key) else {
-            self.forget(name);
+            self.reset_sync_time(name);
             self.written.lock().remove(name);
             self.skewed.remove(name);
             replica.metrics.remove_node(name);
@@ -230,9 +230,9 @@ impl Resources {
             .noderesource_reconcile
             .count(result.is_ok(), "reconcileNodeResource");
         match result? {
-            Zones::Settled => Ok(plan.recheck.map_or(Action::Done, Action::RequeueAfter)),
+            ZoneWrite::Settled => Ok(plan.recheck.map_or(Action::Done, Action::RequeueAfter)),
             // The cache has what somebody else wrote by then.
-            Zones::Outdated => Ok(Action::RequeueAfter(OUTDATED)),
+            ZoneWrite::Outdated => Ok(Action::RequeueAfter(ZONE_RETRY_DELAY)),
         }
     }
 
@@ -273,7 +273,7 @@ impl Resources {
         } else {
             "ResourceCalculate"
         };
-        for (plugin, result) in &plan.fared {
+        for (plugin, result) in &plan.plugin_results {
             self.replica.metrics.plugin(plugin, result.is_ok(), phase);
             if let Err(why) = result {
                 tracing::debug!(node, plugin, why, "plugin skipped");
@@ -289,13 +289,13 @@ impl Resources {
         }
     }
 
-    async fn apply(&self, node: &str, plan: &Plan) -> Result<Zones, crate::Error> {
+    async fn apply(&self, node: &str, plan: &Plan) -> Result<ZoneWrite, crate::Error> {
         let client = &self.replica.client;
-        let mut zones = Zones::Settled;
+        let mut zones = ZoneWrite::Settled;
         if let Some(change) = &plan.topology {
             match write_zones(client, node, change).await {
                 // What somebody else changed there may be nothing that brings the node back here.
-                Err(error) if patch::is_conflict(&error) => zones = Zones::Outdated,
+                Err(error) if patch::is_conflict(&error) => zones = ZoneWrite::Outdated,
                 Err(error) if !patch::is_not_found(&error) => return Err(error.into()),
                 _ => {}
             }
@@ -316,11 +316,11 @@ impl Resources {
             let version = written.metadata.resource_version;
             let before = self.written.lock().insert(node.to_owned(), version.clone());
             if before != Some(version) {
-                say(node, change, plan);
+                log_published(node, change, plan);
             }
         }
-        // Zones that are still due stay so.
-        if plan.in_sync && matches!(zones, Zones::Settled) {
+        // ZoneWrite that are still due stay so.
+        if plan.in_sync && matches!(zones, ZoneWrite::Settled) {
             self.synced
                 .lock()
                 .insert(node.to_owned(), self.replica.clock.now());
@@ -387,7 +387,7 @@ fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
 }
 
 /// Logs what was published on `node`.
-fn say(node: &str, change: &Value, plan: &Plan) {
+fn log_published(node: &str, change: &Value, plan: &Plan) {
     match &plan.reset {
         None => {
             tracing::debug!(node, change = %change["status"]["allocatable"], "resources published");

@@ -1,6 +1,6 @@
 //! What to write to a node: a pure function of the node, its report, its pods and the settings.
 
-use super::plugins::{self, Draft, Fared, ZoneAmounts};
+use super::plugins::{self, Draft, PluginResult, ZoneAmounts};
 use super::view;
 use crate::config::Strategy;
 use crate::facts::{PodFacts, Report};
@@ -71,8 +71,8 @@ pub(crate) struct Plan {
     pub(crate) reset: Option<Reset>,
     /// The node has something of what is computed, which a reset takes away.
     pub(crate) has_resources: bool,
-    /// How the plugins fared.
-    pub(crate) fared: Vec<Fared>,
+    /// How the plugins plugin_results.
+    pub(crate) plugin_results: Vec<PluginResult>,
     /// When time alone will change the answer.
     pub(crate) recheck: Option<Duration>,
 }
@@ -88,7 +88,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
         }
     };
     let mut draft = Draft::default();
-    plan.fared = plugins::run(input, view.as_ref(), &mut draft);
+    plan.plugin_results = plugins::run(input, view.as_ref(), &mut draft);
 
     let (diff_threshold, update_threshold) = input.strategy.map_or((0.1, 300), |strategy| {
         (strategy.diff_threshold, strategy.update_threshold_secs)
@@ -156,9 +156,9 @@ pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView
     if !report.measured {
         return Err(Reset::Degraded("the report is empty"));
     }
-    let patience = strategy.degrade_minutes.saturating_mul(60);
+    let max_age = strategy.degrade_minutes.saturating_mul(60);
     let stale_in = report.updated.map(|updated| {
-        let last = updated.saturating_add(patience);
+        let last = updated.saturating_add(max_age);
         last.saturating_sub(now).saturating_add(1)
     });
     let stale_in = stale_in.and_then(|secs| u64::try_from(secs).ok());
@@ -167,9 +167,9 @@ pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView
     Ok(view::node_view(input.node, report, pods))
 }
 
-fn earliest(known: Option<Duration>, secs: Option<u64>) -> Option<Duration> {
+fn earliest(current: Option<Duration>, secs: Option<u64>) -> Option<Duration> {
     let new = secs.map(Duration::from_secs);
-    known.into_iter().chain(new).min()
+    current.into_iter().chain(new).min()
 }
 
 /// The merge patch for what a draft changes of the metadata.

@@ -1,6 +1,6 @@
 //! The recommender's flags. All are koord's own: upstream has no recommender.
 
-use super::sources::Source;
+use super::sources::SampleSource;
 use crate::OptionsError;
 use koord_api::GoDuration;
 use koord_api::quantity::Quantity;
@@ -67,7 +67,7 @@ pub struct RecommenderArgs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecommenderOptions {
     pub(crate) settings: Settings,
-    pub(crate) source: Source,
+    pub(crate) source: SampleSource,
     pub(crate) interval: Duration,
     pub(crate) update_interval: Duration,
     pub(crate) checkpoint_interval: Duration,
@@ -78,7 +78,7 @@ impl Default for RecommenderOptions {
     fn default() -> Self {
         Self {
             settings: Settings::peak(),
-            source: Source::Auto,
+            source: SampleSource::Auto,
             interval: Duration::from_secs(60),
             update_interval: Duration::from_secs(600),
             checkpoint_interval: Duration::from_secs(600),

@@ -1,6 +1,6 @@
 //! Histories as RecommendationCheckpoint objects.
 
-use super::learn::Kept;
+use super::learn::ContainerHistory;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use koord_api::Uid;
@@ -17,19 +17,19 @@ use std::collections::{BTreeMap, HashMap};
 /// Objects per page of the list.
 const PAGE: u32 = 200;
 /// Longest name of an object.
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_LENGTH: usize = 253;
 
 /// Histories by Recommendation; each with the uid of the Recommendation it was written for, and its
 /// container.
-pub(crate) type Loaded = HashMap<ObjectKey, Vec<(Uid, String, Kept)>>;
+pub(crate) type LoadedHistories = HashMap<ObjectKey, Vec<(Uid, String, ContainerHistory)>>;
 
 /// Where checkpoints stand.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Support {
+pub(crate) enum CheckpointSupport {
     /// They were read and are written.
-    Kept,
+    Available,
     /// They cannot be: says why.
-    No(String),
+    Unavailable(String),
 }
 
 /// Reads all checkpoints. Ones that cannot be used are left out, and said so.
@@ -40,32 +40,32 @@ pub(crate) async fn load(
     client: &Client,
     settings: &Settings,
     now: UnixMillis,
-) -> Result<(Support, Loaded), koord_kube::Error> {
+) -> Result<(CheckpointSupport, LoadedHistories), koord_kube::Error> {
     let api: Api<RecommendationCheckpoint> = Api::all(client.clone());
-    let mut loaded = Loaded::new();
+    let mut loaded = LoadedHistories::new();
     let mut params = ListParams::default().limit(PAGE);
     loop {
         let page = match api.list(&params).await {
             Ok(page) => page,
             Err(error) if patch::is_not_found(&error) => {
                 let why = "there is no definition of RecommendationCheckpoint";
-                return Ok((Support::No(why.to_owned()), loaded));
+                return Ok((CheckpointSupport::Unavailable(why.to_owned()), loaded));
             }
             Err(error) if patch::is_status(&error, 403) => {
                 let why = "the manager may not list recommendationcheckpoints";
-                return Ok((Support::No(why.to_owned()), loaded));
+                return Ok((CheckpointSupport::Unavailable(why.to_owned()), loaded));
             }
             Err(error) => return Err(error),
         };
         for object in page.items {
             let key = ObjectKey::of(&object);
             match read(&object, settings, now) {
-                Ok(kept) => {
+                Ok(history) => {
                     let of = ObjectKey::new(key.namespace, object.spec.recommendation.clone());
                     let owners = object.metadata.owner_references.iter().flatten();
                     let uid = owners.map(|owner| Uid::from(owner.uid.as_str())).next();
                     let container = object.spec.container_name.clone();
-                    let one = (uid.unwrap_or_default(), container, kept);
+                    let one = (uid.unwrap_or_default(), container, history);
                     loaded.entry(of).or_default().push(one);
                 }
                 Err(problem) => {
@@ -75,7 +75,7 @@ pub(crate) async fn load(
         }
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
-            return Ok((Support::Kept, loaded));
+            return Ok((CheckpointSupport::Available, loaded));
         }
     }
 }
@@ -85,7 +85,7 @@ fn read(
     object: &RecommendationCheckpoint,
     settings: &Settings,
     now: UnixMillis,
-) -> Result<Kept, String> {
+) -> Result<ContainerHistory, String> {
     let status = object.status.as_ref().ok_or("status is absent")?;
     let histogram = |field: &str, saved: &Option<HistogramCheckpoint>| {
         let saved = saved.as_ref().ok_or(format!("{field} is absent"))?;
@@ -133,7 +133,7 @@ fn read(
         instances: status.memory_peaks.iter().map(instance).collect(),
     };
     let model = ContainerModel::load(settings, &saved, now).map_err(|error| error.to_string())?;
-    Ok(Kept {
+    Ok(ContainerHistory {
         model,
         saved: millis(status.last_update_time.as_ref()).unwrap_or(UnixMillis::MIN),
         dirty: false,
@@ -145,7 +145,7 @@ fn read(
 /// two parts apart.
 pub(crate) fn name(recommendation: &str, container: &str) -> String {
     let whole = format!("{recommendation}.{container}");
-    if whole.len() <= LONGEST_NAME {
+    if whole.len() <= MAX_NAME_LENGTH {
         return whole;
     }
     // 64-bit FNV-1a of the part that does not fit.
@@ -163,13 +163,13 @@ pub(crate) fn name(recommendation: &str, container: &str) -> String {
 
 /// The object that holds a history.
 pub(crate) fn object(
-    of: &ObjectKey,
+    recommendation: &ObjectKey,
     uid: &Uid,
     container: &str,
-    kept: &Kept,
+    history: &ContainerHistory,
     now: UnixMillis,
 ) -> RecommendationCheckpoint {
-    let saved = kept.model.save();
+    let saved = history.model.save();
     let histogram = |saved: Checkpoint, half_life_ms: i64| HistogramCheckpoint {
         reference_timestamp: (!saved.weights.is_empty())
             .then(|| time(saved.reference))
@@ -193,18 +193,18 @@ pub(crate) fn object(
         })
     });
     let mut object = RecommendationCheckpoint::new(
-        &name(&of.name, container),
+        &name(&recommendation.name, container),
         RecommendationCheckpointSpec {
-            recommendation: of.name.clone(),
+            recommendation: recommendation.name.clone(),
             container_name: container.to_owned(),
         },
     );
-    object.metadata.namespace = Some(of.namespace.clone());
-    object.metadata.resource_version = kept.version.as_deref().map(str::to_owned);
+    object.metadata.namespace = Some(recommendation.namespace.clone());
+    object.metadata.resource_version = history.version.as_deref().map(str::to_owned);
     object.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "analysis.koordinator.sh/v1alpha1".to_owned(),
         kind: "Recommendation".to_owned(),
-        name: of.name.clone(),
+        name: recommendation.name.clone(),
         uid: uid.to_string(),
         ..OwnerReference::default()
     }]);
@@ -254,12 +254,13 @@ pub(crate) async fn save(
 /// Removes the history of a container that is no more.
 pub(crate) async fn remove(
     client: &Client,
-    of: &ObjectKey,
+    recommendation: &ObjectKey,
     container: &str,
 ) -> Result<(), koord_kube::Error> {
-    let api: Api<RecommendationCheckpoint> = Api::namespaced(client.clone(), &of.namespace);
+    let api: Api<RecommendationCheckpoint> =
+        Api::namespaced(client.clone(), &recommendation.namespace);
     let deleted = api
-        .delete(&name(&of.name, container), &Default::default())
+        .delete(&name(&recommendation.name, container), &Default::default())
         .await;
     crate::object::ignore_not_found(deleted)
 }
@@ -281,7 +282,7 @@ mod tests {
 
     const NOW: UnixMillis = 1_767_225_600_000;
 
-    fn kept(settings: &Settings) -> Kept {
+    fn history(settings: &Settings) -> ContainerHistory {
         let mut model = ContainerModel::new(settings);
         for minute in 0..600 {
             let sample = Sample {
@@ -292,7 +293,7 @@ mod tests {
             };
             model.add(settings, sample);
         }
-        Kept {
+        ContainerHistory {
             model,
             saved: 0,
             dirty: true,
@@ -301,29 +302,29 @@ mod tests {
     }
 
     #[test]
-    fn an_object_gives_back_what_it_was_made_of() {
+    fn checkpoint_round_trips() {
         let settings = Settings::peak();
-        let kept = kept(&settings);
+        let history = history(&settings);
         let of = ObjectKey::new("shop", "web");
         let now = NOW + 36_000_000;
-        let object = object(&of, &"uid".into(), "main", &kept, now);
+        let object = object(&of, &"uid".into(), "main", &history, now);
         // Over the wire.
         let text = serde_json::to_string(&object).unwrap();
         let object: RecommendationCheckpoint = serde_json::from_str(&text).unwrap();
         let back = read(&object, &settings, now).unwrap();
-        let known = |kept: &Kept| {
-            koord_model::recommend::estimate(&kept.model, &settings, settings.percentiles, 1)
+        let known = |history: &ContainerHistory| {
+            koord_model::recommend::estimate(&history.model, &settings, settings.percentiles, 1)
         };
-        assert_eq!(known(&back), known(&kept));
+        assert_eq!(known(&back), known(&history));
         assert_eq!(back.saved, now);
         assert_eq!(object.metadata.name.as_deref(), Some("web.main"));
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn invalid_checkpoint_names_the_field() {
         let settings = Settings::peak();
         let of = ObjectKey::new("shop", "web");
-        let good = object(&of, &"uid".into(), "main", &kept(&settings), NOW);
+        let good = object(&of, &"uid".into(), "main", &history(&settings), NOW);
         let error = |change: &dyn Fn(&mut RecommendationCheckpointStatus)| {
             let mut bad = good.clone();
             change(bad.status.as_mut().unwrap());
@@ -363,7 +364,7 @@ mod tests {
         assert_ne!(name("a.b", "c"), name("a", "b-c"));
         let long = "r".repeat(253);
         let other = format!("{}s", "r".repeat(252));
-        assert!(name(&long, "main").len() <= LONGEST_NAME);
+        assert!(name(&long, "main").len() <= MAX_NAME_LENGTH);
         assert_ne!(name(&long, "main"), name(&other, "main"));
     }
 }

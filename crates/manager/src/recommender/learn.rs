@@ -1,7 +1,7 @@
 //! What is learned for each Recommendation. No I/O: samples in, recommendations out.
 
-use super::pods::PodFacts;
-use super::sources::PodUse;
+use super::pods::RecommenderPod;
+use super::sources::PodMeasurement;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::analysis::{ContainerDistribution, RecommendedContainerStatus};
 use koord_api::quantity::{Quantity, ResourceList};
@@ -18,7 +18,7 @@ pub(crate) const ENOUGH_DAYS: f64 = 1.0;
 
 /// One container's history, and how it is saved.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct ContainerHistory {
     pub(crate) model: ContainerModel,
     /// When it was last saved.
     pub(crate) saved: UnixMillis,
@@ -31,25 +31,29 @@ pub(crate) struct Kept {
 /// Histories by container name, sorted. A pod has few containers: in a map they would take twice the
 /// memory.
 #[derive(Debug, Default)]
-pub(crate) struct Containers(Vec<(Box<str>, Kept)>);
+pub(crate) struct ContainerHistories(Vec<(Box<str>, ContainerHistory)>);
 
-impl Containers {
+impl ContainerHistories {
     fn find(&self, name: &str) -> Result<usize, usize> {
         self.0.binary_search_by(|(one, _)| (**one).cmp(name))
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&Kept> {
+    pub(crate) fn get(&self, name: &str) -> Option<&ContainerHistory> {
         let at = self.find(name).ok()?;
-        self.0.get(at).map(|(_, kept)| kept)
+        self.0.get(at).map(|(_, history)| history)
     }
 
-    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Kept> {
+    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut ContainerHistory> {
         let at = self.find(name).ok()?;
-        self.0.get_mut(at).map(|(_, kept)| kept)
+        self.0.get_mut(at).map(|(_, history)| history)
     }
 
     /// That of a container; `fresh` if there is none.
-    pub(crate) fn or_insert_with(&mut self, name: &str, fresh: impl FnOnce() -> Kept) -> &mut Kept {
+    pub(crate) fn or_insert_with(
+        &mut self,
+        name: &str,
+        fresh: impl FnOnce() -> ContainerHistory,
+    ) -> &mut ContainerHistory {
         let at = self.find(name).unwrap_or_else(|at| {
             self.0.reserve_exact(1);
             self.0.insert(at, (name.into(), fresh()));
@@ -58,40 +62,40 @@ impl Containers {
         &mut self.0[at].1
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Kept)> {
-        self.0.iter().map(|(name, kept)| (&**name, kept))
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &ContainerHistory)> {
+        self.0.iter().map(|(name, history)| (&**name, history))
     }
 }
 
 /// Everything learned for one Recommendation.
 #[derive(Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct RecommendationState {
     /// `metadata.uid` of the Recommendation.
     pub(crate) uid: Uid,
-    pub(crate) containers: Containers,
+    pub(crate) containers: ContainerHistories,
     /// The last percentiles that made sense.
     pub(crate) percentiles: Option<Percentiles>,
     /// Whether what single containers used had to be guessed of late.
-    guessed: bool,
+    is_estimated: bool,
     /// After how many failures in a row the next write is tried, and when.
     pub(crate) failures: u32,
     pub(crate) retry_at: UnixMillis,
 }
 
-/// What is known of the containers of a Recommendation's pods.
+/// What is estimates of the containers of a Recommendation's pods.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct ContainerEstimates {
     /// By container name.
     pub(crate) containers: Vec<(String, Distribution)>,
     /// Containers that run and were never measured.
     pub(crate) unmeasured: Vec<String>,
     /// Whether single containers' use was guessed.
-    pub(crate) guessed: bool,
-    /// Days of history of the container that is known least.
+    pub(crate) is_estimated: bool,
+    /// Days of history of the container that is estimates least.
     pub(crate) days: f64,
 }
 
-impl Entry {
+impl RecommendationState {
     pub(crate) fn new(uid: &Uid) -> Self {
         Self {
             uid: uid.clone(),
@@ -103,21 +107,25 @@ impl Entry {
     pub(crate) fn learn(
         &mut self,
         settings: &Settings,
-        pod: &PodFacts,
-        used: Option<&(UnixMillis, PodUse)>,
+        pod: &RecommenderPod,
+        used: Option<&(UnixMillis, PodMeasurement)>,
         now: UnixMillis,
     ) {
         let uid = pod.uid.to_string();
         let recent = |time: &UnixMillis| now.saturating_sub(*time) <= settings.expiry_ms();
         for container in &*pod.containers {
             // Kills come first: the window that a sample opens would leave an earlier kill out.
-            if let Some(time) = container.killed.map(|time| time.min(now)).filter(recent) {
-                let kept = self.kept(settings, &container.name);
-                kept.dirty |= kept.model.oom(settings, &uid, time, container.memory);
+            if let Some(time) = container
+                .oom_killed
+                .map(|time| time.min(now))
+                .filter(recent)
+            {
+                let history = self.history_mut(settings, &container.name);
+                history.dirty |= history.model.oom(settings, &uid, time, container.memory);
             }
         }
         let Some((time, used)) = used else { return };
-        self.guessed = used.is_guess(pod);
+        self.is_estimated = used.is_estimated(pod);
         for (name, used) in used.by_container(pod) {
             let sample = Sample {
                 pod: &uid,
@@ -125,25 +133,26 @@ impl Entry {
                 cpu: used.cpu,
                 memory: used.memory,
             };
-            let kept = self.kept(settings, name);
-            kept.dirty |= kept.model.add(settings, sample);
+            let history = self.history_mut(settings, name);
+            history.dirty |= history.model.add(settings, sample);
         }
     }
 
-    fn kept(&mut self, settings: &Settings, container: &str) -> &mut Kept {
-        self.containers.or_insert_with(container, || Kept {
-            model: ContainerModel::new(settings),
-            saved: UnixMillis::MIN,
-            dirty: false,
-            version: None,
-        })
+    fn history_mut(&mut self, settings: &Settings, container: &str) -> &mut ContainerHistory {
+        self.containers
+            .or_insert_with(container, || ContainerHistory {
+                model: ContainerModel::new(settings),
+                saved: UnixMillis::MIN,
+                dirty: false,
+                version: None,
+            })
     }
 
     /// Drops what was not heard of for long; the names of the containers that are gone.
     pub(crate) fn expire(&mut self, settings: &Settings, now: UnixMillis) -> Vec<String> {
         let mut gone = Vec::new();
-        self.containers.0.retain_mut(|(name, kept)| {
-            let keep = !kept.model.expire(settings, now);
+        self.containers.0.retain_mut(|(name, history)| {
+            let keep = !history.model.expire(settings, now);
             if !keep {
                 gone.push(name.to_string());
             }
@@ -152,37 +161,36 @@ impl Entry {
         gone
     }
 
-    /// What is known of the containers of these pods.
-    pub(crate) fn known(
+    /// What is estimates of the containers of these pods.
+    pub(crate) fn estimates(
         &self,
         settings: &Settings,
         percentiles: Percentiles,
-        pods: &[&PodFacts],
-    ) -> Known {
+        pods: &[&RecommenderPod],
+    ) -> ContainerEstimates {
         let names: BTreeSet<&str> = pods
             .iter()
             .flat_map(|pod| pod.containers.iter().map(|c| &*c.name))
             .collect();
         let most = pods.iter().map(|pod| pod.containers.len()).max();
-        let mut known = Known {
-            guessed: self.guessed,
+        let mut estimates = ContainerEstimates {
+            is_estimated: self.is_estimated,
             days: f64::INFINITY,
-            ..Known::default()
+            ..ContainerEstimates::default()
         };
         for name in names {
-            let found = self
-                .containers
-                .get(name)
-                .and_then(|kept| estimate(&kept.model, settings, percentiles, most.unwrap_or(1)));
+            let found = self.containers.get(name).and_then(|history| {
+                estimate(&history.model, settings, percentiles, most.unwrap_or(1))
+            });
             match found {
                 Some(distribution) => {
-                    known.days = known.days.min(distribution.confidence);
-                    known.containers.push((name.to_owned(), distribution));
+                    estimates.days = estimates.days.min(distribution.confidence);
+                    estimates.containers.push((name.to_owned(), distribution));
                 }
-                None => known.unmeasured.push(name.to_owned()),
+                None => estimates.unmeasured.push(name.to_owned()),
             }
         }
-        known
+        estimates
     }
 }
 
@@ -206,12 +214,12 @@ fn list(amounts: Recommended) -> ResourceList {
 /// lowered by what was learned in less: a manager that had to begin anew knows less than it did. Of
 /// containers that were never measured the old recommendation stays, too.
 pub(crate) fn statuses(
-    known: &Known,
+    estimates: &ContainerEstimates,
     before: &[RecommendedContainerStatus],
     days: impl Fn(&str) -> f64,
 ) -> Vec<RecommendedContainerStatus> {
     let old = |name: &str| before.iter().find(|one| one.container_name == name);
-    let mut all: Vec<_> = known
+    let mut all: Vec<_> = estimates
         .containers
         .iter()
         .map(|(name, distribution)| {
@@ -230,7 +238,7 @@ pub(crate) fn statuses(
         })
         .collect();
     all.extend(
-        known
+        estimates
             .unmeasured
             .iter()
             .filter_map(|name| old(name).cloned()),
@@ -242,37 +250,37 @@ pub(crate) fn statuses(
 /// What the annotation says beside the status.
 #[derive(Debug)]
 pub(crate) struct Details {
-    /// What is known now.
+    /// What is estimates now.
     all: BTreeMap<String, ContainerDistribution>,
     /// The containers of which the old annotation holds on.
-    stay: Vec<String>,
+    from_old: Vec<String>,
 }
 
 impl Details {
-    /// What is known. `days` as in [`statuses`], `None` of a container that the old annotation does not
+    /// What is estimates. `days` as in [`statuses`], `None` of a container that the old annotation does not
     /// have: while the old recommendation holds, so does the history that it came from.
-    pub(crate) fn of(known: &Known, days: impl Fn(&str) -> Option<f64>) -> Self {
-        let all = known
+    pub(crate) fn new(estimates: &ContainerEstimates, days: impl Fn(&str) -> Option<f64>) -> Self {
+        let all = estimates
             .containers
             .iter()
             .map(|(name, found)| (name.clone(), details(found)));
-        let surer = known
+        let superseded = estimates
             .containers
             .iter()
             .filter(|(_, found)| found.confidence < ENOUGH_DAYS)
             .map(|(name, _)| name)
             .filter(|name| days(name).is_some_and(|days| days >= ENOUGH_DAYS));
-        let unmeasured = known.unmeasured.iter();
+        let unmeasured = estimates.unmeasured.iter();
         let unmeasured = unmeasured.filter(|name| days(name).is_some());
         Self {
             all: all.collect(),
-            stay: surer.chain(unmeasured).cloned().collect(),
+            from_old: superseded.chain(unmeasured).cloned().collect(),
         }
     }
 
     /// Whether the old annotation is needed.
-    pub(crate) fn wants_old(&self) -> bool {
-        !self.stay.is_empty()
+    pub(crate) fn needs_old(&self) -> bool {
+        !self.from_old.is_empty()
     }
 
     /// The new annotation, where the old one may be needed; empty of no container.
@@ -281,8 +289,8 @@ impl Details {
         mut old: BTreeMap<String, ContainerDistribution>,
     ) -> BTreeMap<String, ContainerDistribution> {
         let mut all = self.all;
-        let stay = self.stay.into_iter();
-        all.extend(stay.filter_map(|name| old.remove_entry(&name)));
+        let from_old = self.from_old.into_iter();
+        all.extend(from_old.filter_map(|name| old.remove_entry(&name)));
         all
     }
 }
@@ -315,23 +323,26 @@ mod tests {
     #[test]
     fn containers_are_found_by_name() {
         let settings = Settings::peak();
-        let kept = |saved| Kept {
+        let history = |saved| ContainerHistory {
             model: ContainerModel::new(&settings),
             saved,
             dirty: false,
             version: None,
         };
-        let mut all = Containers::default();
+        let mut all = ContainerHistories::default();
         for (at, name) in ["web", "a", "proxy", "web"].into_iter().enumerate() {
-            all.or_insert_with(name, || kept(at as i64));
+            all.or_insert_with(name, || history(at as i64));
         }
-        let found: Vec<_> = all.iter().map(|(name, kept)| (name, kept.saved)).collect();
+        let found: Vec<_> = all
+            .iter()
+            .map(|(name, history)| (name, history.saved))
+            .collect();
         assert_eq!(found, [("a", 1), ("proxy", 2), ("web", 0)]);
-        assert_eq!(all.get("proxy").map(|kept| kept.saved), Some(2));
+        assert_eq!(all.get("proxy").map(|history| history.saved), Some(2));
         assert!(all.get_mut("b").is_none());
     }
 
-    fn known(confidence: f64, cpu_milli: i64) -> Known {
+    fn estimates(confidence: f64, cpu_milli: i64) -> ContainerEstimates {
         let distribution = Distribution {
             target: Recommended {
                 cpu_milli,
@@ -340,10 +351,10 @@ mod tests {
             confidence,
             ..Distribution::default()
         };
-        Known {
+        ContainerEstimates {
             containers: vec![("web".to_owned(), distribution)],
             unmeasured: vec!["proxy".to_owned()],
-            ..Known::default()
+            ..ContainerEstimates::default()
         }
     }
 
@@ -360,7 +371,7 @@ mod tests {
 
     /// While the old recommendation holds, so does the history that it came from.
     #[test]
-    fn little_history_does_not_replace_what_much_history_said() {
+    fn short_history_keeps_longer_details() {
         let one = |days: f64| ContainerDistribution {
             samples: 7,
             confidence_days: days,
@@ -377,8 +388,8 @@ mod tests {
                 .map(|(name, days)| (name.to_owned(), one(days)))
                 .into();
             let told = |name: &str| before.get(name).map(|one| one.confidence_days);
-            let details = Details::of(&known(confidence, 500), told);
-            assert!(details.wants_old());
+            let details = Details::new(&estimates(confidence, 500), told);
+            assert!(details.needs_old());
             let all = details.with(before.clone());
             let names: Vec<_> = all.keys().map(String::as_str).collect();
             assert_eq!(
@@ -393,24 +404,24 @@ mod tests {
         }
     }
 
-    /// One container that is hardly known makes all of the pod hardly known.
+    /// One container that is hardly estimates makes all of the pod hardly estimates.
     #[test]
-    fn the_container_that_is_known_least_says_how_sure_a_recommendation_is() {
+    fn confidence_is_the_lowest_of_the_containers() {
         const DAY: UnixMillis = 86_400_000;
         let settings = Settings::peak();
         let spec = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {"containers": [{"name": "old"}, {"name": "new"}]}});
-        let pod = PodFacts::of(&serde_json::from_value(spec).unwrap());
-        let mut entry = Entry::new(&"r".into());
+        let pod = RecommenderPod::from_pod(&serde_json::from_value(spec).unwrap());
+        let mut entry = RecommendationState::new(&"r".into());
         let mut sample = |container: &str, time: UnixMillis| {
-            let kept = entry.kept(&settings, container);
+            let history = entry.history_mut(&settings, container);
             let sample = Sample {
                 pod: "u",
                 time,
                 cpu: Some(0.5),
                 memory: Some(1e9),
             };
-            kept.model.add(&settings, sample);
+            history.model.add(&settings, sample);
         };
         for minute in 0..3 * 1440 {
             sample("old", minute * 60_000);
@@ -418,20 +429,20 @@ mod tests {
         for minute in 0..60 {
             sample("new", 3 * DAY + minute * 60_000);
         }
-        let known = entry.known(&settings, settings.percentiles, &[&pod]);
+        let estimates = entry.estimates(&settings, settings.percentiles, &[&pod]);
         let days = |name: &str| {
-            let found = known.containers.iter().find(|(one, _)| one == name);
+            let found = estimates.containers.iter().find(|(one, _)| one == name);
             found.unwrap().1.confidence
         };
         assert!(days("old") > 2.0 && days("new") < 1.0);
-        assert_eq!(known.days, days("new"));
+        assert_eq!(estimates.days, days("new"));
     }
 
     #[test]
-    fn little_history_does_not_lower_what_much_history_said() {
+    fn short_history_does_not_lower_amounts() {
         let before = [status("web", "2", "512Mi"), status("proxy", "50m", "64Mi")];
         let cpu = |confidence, days| {
-            let all = statuses(&known(confidence, 500), &before, |_| days);
+            let all = statuses(&estimates(confidence, 500), &before, |_| days);
             assert_eq!(all[0], before[1], "never measured: as before");
             (all[1].resources["cpu"], all[1].resources["memory"])
         };
@@ -442,9 +453,9 @@ mod tests {
     }
 
     #[test]
-    fn without_an_old_annotation_nothing_is_asked_for() {
-        let details = Details::of(&known(0.1, 500), |_| None);
-        assert!(!details.wants_old());
+    fn details_need_no_missing_annotation() {
+        let details = Details::new(&estimates(0.1, 500), |_| None);
+        assert!(!details.needs_old());
         let all = details.with(BTreeMap::new());
         assert_eq!(all.keys().collect::<Vec<_>>(), ["web"]);
     }

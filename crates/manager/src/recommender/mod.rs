@@ -19,7 +19,7 @@ mod sources;
 mod status;
 
 pub use args::{RecommenderArgs, RecommenderOptions};
-pub(crate) use pods::PodFacts;
+pub(crate) use pods::RecommenderPod;
 
 use crate::cache::Kind;
 use crate::controller::{Action, Controller, Row};
@@ -28,11 +28,11 @@ use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
 use koord_kube::{Change, ObjectKey};
 use parking_lot::Mutex;
-use round::Rounds;
+use round::Recommender;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The controller. It runs in rounds, so its queue has one key.
+/// The controller. It runs in recommender, so its queue has one key.
 pub(crate) const ROW: Row = Row {
     name: "recommender",
     gate: Some("Recommender"),
@@ -42,28 +42,28 @@ pub(crate) const ROW: Row = Row {
 };
 
 /// Changes that come together are looked at together.
-const SOON: Duration = Duration::from_secs(1);
+const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 fn build(replica: &Arc<Replica>) -> Controller {
     let queue: WorkQueue<ObjectKey> = WorkQueue::default();
     let everything = ObjectKey::new("", "recommendations");
     let (waker, key) = (queue.clone(), everything.clone());
     replica.caches.recommendations.on_change(move |change| {
-        if matters(change) {
-            waker.add_after(key.clone(), SOON);
+        if is_user_change(change) {
+            waker.add_after(key.clone(), BATCH_DELAY);
         }
     });
     queue.add(everything);
     // A round takes them out and puts them back: should one panic, the next begins from checkpoints.
-    let rounds: Arc<Mutex<Option<Rounds>>> = Arc::default();
+    let recommender: Arc<Mutex<Option<Recommender>>> = Arc::default();
     let own = replica.clone();
     ROW.controller(replica, queue, move |_| {
-        let (rounds, replica) = (rounds.clone(), own.clone());
+        let (recommender, replica) = (recommender.clone(), own.clone());
         async move {
-            let taken = rounds.lock().take();
-            let mut current = taken.unwrap_or_else(|| Rounds::new(&replica));
+            let taken = recommender.lock().take();
+            let mut current = taken.unwrap_or_else(|| Recommender::new(&replica));
             let result = current.round(&replica).await;
-            *rounds.lock() = Some(current);
+            *recommender.lock() = Some(current);
             result?;
             Ok(Action::RequeueAfter(replica.options.recommender.interval))
         }
@@ -71,7 +71,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
 }
 
 /// Whether a change of a Recommendation is somebody else's: statuses are our own.
-fn matters(change: &Change<RecommendationFacts>) -> bool {
+fn is_user_change(change: &Change<RecommendationFacts>) -> bool {
     match change {
         Change::Applied { old: None, .. } => true,
         Change::Applied {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A pod, without what is of no use here.
 #[derive(Debug, Clone)]
-pub(crate) struct PodFacts {
+pub(crate) struct RecommenderPod {
     pub(crate) key: ObjectKey,
     pub(crate) uid: Uid,
     resource_version: Option<Box<str>>,
@@ -20,47 +20,47 @@ pub(crate) struct PodFacts {
     labels: Arc<str>,
     pub(crate) owner: Option<Arc<Owner>>,
     /// The containers that run as long as the pod: main ones and sidecars.
-    pub(crate) containers: Arc<[ContainerFacts]>,
+    pub(crate) containers: Arc<[RecommenderContainer]>,
 }
 
-/// What pods have in common with others of their workload.
+/// What pods have in interners with others of their workload.
 #[derive(Debug, Default)]
-pub(crate) struct Common {
+pub(crate) struct PodInterners {
     labels: Interner<str>,
     owners: Interner<Owner>,
-    containers: Interner<[ContainerFacts]>,
+    containers: Interner<[RecommenderContainer]>,
 }
 
 /// One container.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct ContainerFacts {
+pub(crate) struct RecommenderContainer {
     pub(crate) name: Box<str>,
     /// Requested cores; the batch or mid resource where the pod asks for that.
     pub(crate) cpu: Option<f64>,
     /// Requested bytes, likewise.
     pub(crate) memory: Option<f64>,
-    /// When it was last killed for want of memory.
-    pub(crate) killed: Option<UnixMillis>,
+    /// When it was last oom_killed for want of memory.
+    pub(crate) oom_killed: Option<UnixMillis>,
 }
 
 // Amounts come from quantities, which are numbers.
-impl Eq for ContainerFacts {}
+impl Eq for RecommenderContainer {}
 
-impl Hash for ContainerFacts {
+impl Hash for RecommenderContainer {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let amounts = [self.cpu, self.memory].map(|amount| amount.map(f64::to_bits));
-        (&self.name, amounts, self.killed).hash(state);
+        (&self.name, amounts, self.oom_killed).hash(state);
     }
 }
 
-impl PodFacts {
+impl RecommenderPod {
     /// What is kept of one pod by itself.
-    pub(crate) fn of(pod: &Pod) -> Self {
-        Self::shared(pod, &Common::default())
+    pub(crate) fn from_pod(pod: &Pod) -> Self {
+        Self::with_interners(pod, &PodInterners::default())
     }
 
     /// What is kept of one of many pods.
-    pub(crate) fn shared(pod: &Pod, common: &Common) -> Self {
+    pub(crate) fn with_interners(pod: &Pod, interners: &PodInterners) -> Self {
         let status = pod.status.as_ref();
         let spec = pod.spec.as_ref();
         let sidecars = spec.and_then(|spec| spec.init_containers.as_ref());
@@ -76,7 +76,7 @@ impl PodFacts {
             let lists = status.map(|s| [&s.container_statuses, &s.init_container_statuses]);
             lists.into_iter().flatten().flatten().flatten()
         };
-        let facts = |container: &Container| ContainerFacts {
+        let facts = |container: &Container| RecommenderContainer {
             name: container.name.as_str().into(),
             cpu: request(
                 container,
@@ -90,9 +90,9 @@ impl PodFacts {
                     resources::MID_MEMORY,
                 ],
             ),
-            killed: statuses()
+            oom_killed: statuses()
                 .filter(|status| status.name == container.name)
-                .filter_map(killed)
+                .filter_map(oom_killed)
                 .max(),
         };
         let labels = pod.metadata.labels.as_ref();
@@ -101,23 +101,23 @@ impl PodFacts {
             key: ObjectKey::of(pod),
             uid: pod.metadata.uid.as_deref().unwrap_or_default().into(),
             resource_version: pod.metadata.resource_version.as_deref().map(Box::from),
-            labels: common.labels.share(labels.unwrap_or_default()),
-            owner: Owner::of(&pod.metadata).map(|owner| common.owners.share(owner)),
-            containers: common
+            labels: interners.labels.share(labels.unwrap_or_default()),
+            owner: Owner::of(&pod.metadata).map(|owner| interners.owners.share(owner)),
+            containers: interners
                 .containers
                 .share(main.chain(sidecars).map(facts).collect::<Vec<_>>()),
         }
     }
 }
 
-impl PodFacts {
+impl RecommenderPod {
     pub(crate) fn labels(&self) -> BTreeMap<String, String> {
         // They were written by `of`.
         serde_json::from_str(&self.labels).unwrap_or_default()
     }
 }
 
-impl Mirrored for PodFacts {
+impl Mirrored for RecommenderPod {
     fn names(&self) -> (&str, &str) {
         (&self.key.namespace, &self.key.name)
     }
@@ -140,8 +140,8 @@ fn request(container: &Container, names: [&str; 3]) -> Option<f64> {
     })
 }
 
-/// When the container was killed for want of memory, the last time that is known.
-fn killed(status: &ContainerStatus) -> Option<UnixMillis> {
+/// When the container was oom_killed for want of memory, the last time that is known.
+fn oom_killed(status: &ContainerStatus) -> Option<UnixMillis> {
     let states = [status.last_state.as_ref(), status.state.as_ref()];
     let ended = states
         .into_iter()
@@ -179,10 +179,10 @@ mod tests {
             ]},
         }))
         .unwrap();
-        let facts = PodFacts::of(&pod);
+        let facts = RecommenderPod::from_pod(&pod);
         let of = |at: usize| {
             let one = &facts.containers[at];
-            (&*one.name, one.cpu, one.memory, one.killed)
+            (&*one.name, one.cpu, one.memory, one.oom_killed)
         };
         assert_eq!(facts.containers.len(), 3);
         let gib = 1024.0 * 1024.0 * 1024.0;
@@ -195,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_workload_share_what_they_have_in_common() {
-        let common = Common::default();
+    fn pods_of_a_workload_share_interned_parts() {
+        let interners = PodInterners::default();
         let facts = |name: &str, cpu: &str| {
             let pod = serde_json::from_value(json!({
                 "metadata": {"name": name, "namespace": "shop", "uid": name, "labels": {"app": "web"},
@@ -205,10 +205,10 @@ mod tests {
                 "spec": {"containers": [
                     {"name": "main", "resources": {"requests": {"cpu": cpu}}}]},
             }));
-            PodFacts::shared(&pod.unwrap(), &common)
+            RecommenderPod::with_interners(&pod.unwrap(), &interners)
         };
         let [a, b, c] = [("a", "1"), ("b", "1"), ("c", "2")].map(|(name, cpu)| facts(name, cpu));
-        let owner = |pod: &PodFacts| pod.owner.clone().unwrap();
+        let owner = |pod: &RecommenderPod| pod.owner.clone().unwrap();
         assert!(Arc::ptr_eq(&owner(&a), &owner(&c)));
         assert!(Arc::ptr_eq(&a.labels, &b.labels));
         assert!(Arc::ptr_eq(&a.containers, &b.containers));

@@ -1,10 +1,10 @@
 //! One round: who is meant, what was used, what is recommended, what is written.
 
-use super::checkpoints::{self, Loaded, Support};
-use super::learn::{self, Details, Entry, Known};
-use super::pods::{Common, PodFacts};
-use super::sources::{self, Measured};
-use super::status::{self, Cause, Findings, Verdict, Write};
+use super::checkpoints::{self, CheckpointSupport, LoadedHistories};
+use super::learn::{self, ContainerEstimates, Details, RecommendationState};
+use super::pods::{PodInterners, RecommenderPod};
+use super::sources::{self, Measurements};
+use super::status::{self, Cause, ConditionState, Findings, StatusWrite};
 use crate::Error;
 use crate::facts::{self, RecommendationFacts, Target};
 use crate::replica::Replica;
@@ -25,35 +25,35 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Writes at once.
 const WRITERS: usize = 8;
 /// Recommendations that are decided about before the first of them is written.
-const DECIDED: usize = 256;
+const WRITE_BATCH: usize = 256;
 /// The longest pause between two tries to write what the API server refuses, in minutes.
-const LONGEST_PAUSE: u32 = 16;
+const MAX_RETRY_MINUTES: u32 = 16;
 
 /// What lasts from round to round.
-pub(super) struct Rounds {
-    entries: HashMap<ObjectKey, Entry>,
+pub(super) struct Recommender {
+    entries: HashMap<ObjectKey, RecommendationState>,
     owners: Owners,
     /// Followed while there is a Recommendation.
-    pods: Option<(Store<PodFacts>, DropGuard)>,
+    pods: Option<(Store<RecommenderPod>, DropGuard)>,
     /// `None` until they are read.
-    checkpoints: Option<Support>,
+    checkpoints: Option<CheckpointSupport>,
     /// Histories whose Recommendation was not seen yet.
-    loaded: Loaded,
+    loaded: LoadedHistories,
     /// When the API server is asked again for what it did not have.
-    ask_again: UnixMillis,
+    recheck_at: UnixMillis,
 }
 
 /// A Recommendation in a round.
-struct Case {
+struct RecommendationCase {
     facts: Arc<RecommendationFacts>,
-    pods: Vec<Arc<PodFacts>>,
+    pods: Vec<Arc<RecommenderPod>>,
     /// Why the API server has no such target.
-    unknown: Option<String>,
+    unknown_kind: Option<String>,
     /// Something was wrong with looking for the target.
-    trouble: Option<Cause>,
+    no_pods_cause: Option<Cause>,
 }
 
-impl Case {
+impl RecommendationCase {
     fn key(&self) -> &ObjectKey {
         &self.facts.key
     }
@@ -61,26 +61,26 @@ impl Case {
     /// What it is about, or why that cannot be used.
     fn target(&self) -> Result<&Target, &String> {
         let target = self.facts.target.as_ref()?;
-        self.unknown.as_ref().map_or(Ok(target), Err)
+        self.unknown_kind.as_ref().map_or(Ok(target), Err)
     }
 }
 
-impl Rounds {
+impl Recommender {
     pub(super) fn new(replica: &Replica) -> Self {
         Self {
             entries: HashMap::new(),
             owners: Owners::new(replica.client.clone()),
             pods: None,
             checkpoints: None,
-            loaded: Loaded::new(),
-            ask_again: UnixMillis::MIN,
+            loaded: LoadedHistories::new(),
+            recheck_at: UnixMillis::MIN,
         }
     }
 
     pub(super) async fn round(&mut self, replica: &Arc<Replica>) -> Result<(), Error> {
         let now = replica.clock.now().as_millisecond();
         let objects = replica.caches.recommendations.list();
-        self.forget(&objects);
+        self.remove_deleted(&objects);
         if objects.is_empty() {
             self.pods = None;
             return Ok(());
@@ -89,7 +89,7 @@ impl Rounds {
         let Some(pods) = self.pods(replica).await else {
             return Ok(());
         };
-        self.adopt(&objects);
+        self.create_entries(&objects);
         let cases = self.cases(objects, &pods).await?;
         let namespaces: BTreeSet<&str> = cases
             .iter()
@@ -97,14 +97,15 @@ impl Rounds {
             .map(|case| case.key().namespace.as_str())
             .collect();
         let namespaces: Vec<&str> = namespaces.into_iter().collect();
-        let mut measured = Measured::default();
+        let mut measurements = Measurements::default();
         if !namespaces.is_empty() {
             let source = replica.options.recommender.source;
             let metrics = replica.caches.node_metrics.list();
-            measured = sources::measure(&replica.client, source, &namespaces, &metrics, now).await;
+            measurements =
+                sources::measure(&replica.client, source, &namespaces, &metrics, now).await;
         }
-        self.learn(replica, &cases, &measured, now);
-        self.write(replica, &cases, &measured, now).await;
+        self.learn(replica, &cases, &measurements, now);
+        self.write(replica, &cases, &measurements, now).await;
         self.save(replica, now).await;
         self.owners.tidy();
         Ok(())
@@ -112,7 +113,7 @@ impl Rounds {
 
     /// Drops what was learned for Recommendations that are no more. The garbage collector takes
     /// their checkpoints.
-    fn forget(&mut self, objects: &[Arc<RecommendationFacts>]) {
+    fn remove_deleted(&mut self, objects: &[Arc<RecommendationFacts>]) {
         let uids: HashMap<ObjectKey, &Uid> = objects
             .iter()
             .map(|object| (object.key(), &object.uid))
@@ -124,8 +125,8 @@ impl Rounds {
     /// Reads the checkpoints, once there are any to read.
     async fn load(&mut self, replica: &Replica, now: UnixMillis) -> Result<(), Error> {
         let settled = match &self.checkpoints {
-            Some(Support::Kept) => true,
-            Some(Support::No(_)) => now < self.ask_again,
+            Some(CheckpointSupport::Available) => true,
+            Some(CheckpointSupport::Unavailable(_)) => now < self.recheck_at,
             None => false,
         };
         if settled {
@@ -135,24 +136,28 @@ impl Rounds {
         let (support, loaded) = checkpoints::load(&replica.client, settings, now).await?;
         if self.checkpoints.as_ref() != Some(&support) {
             match &support {
-                Support::Kept => tracing::info!(targets = loaded.len(), "histories loaded"),
-                Support::No(why) => tracing::warn!(why, "histories are not kept over restarts"),
+                CheckpointSupport::Available => {
+                    tracing::info!(targets = loaded.len(), "histories loaded")
+                }
+                CheckpointSupport::Unavailable(why) => {
+                    tracing::warn!(why, "histories are not kept over restarts")
+                }
             }
         }
         self.checkpoints = Some(support);
         self.loaded = loaded;
         let pause = replica.options.recommender.checkpoint_interval;
-        self.ask_again = now.saturating_add(i64::try_from(pause.as_millis()).unwrap_or(i64::MAX));
+        self.recheck_at = now.saturating_add(i64::try_from(pause.as_millis()).unwrap_or(i64::MAX));
         Ok(())
     }
 
     /// The pods, in sync; `None` when the manager ends first.
-    async fn pods(&mut self, replica: &Replica) -> Option<Store<PodFacts>> {
+    async fn pods(&mut self, replica: &Replica) -> Option<Store<RecommenderPod>> {
         let (store, _) = self.pods.get_or_insert_with(|| {
             let stop: CancellationToken = replica.stop.child_token();
             let client = replica.client.clone();
-            let common = Common::default();
-            let of = move |pod: Pod| PodFacts::shared(&pod, &common);
+            let interners = PodInterners::default();
+            let of = move |pod: Pod| RecommenderPod::with_interners(&pod, &interners);
             let Informer {
                 store, mut changes, ..
             } = Informer::start_kept(client, Scope::default(), of, stop.clone());
@@ -164,17 +169,17 @@ impl Rounds {
     }
 
     /// An entry for each Recommendation, with its history where there is one.
-    fn adopt(&mut self, objects: &[Arc<RecommendationFacts>]) {
+    fn create_entries(&mut self, objects: &[Arc<RecommendationFacts>]) {
         for object in objects {
             let key = object.key();
             let uid = &object.uid;
             let entry = self
                 .entries
                 .entry(key.clone())
-                .or_insert_with(|| Entry::new(uid));
-            for (owner, container, kept) in self.loaded.remove(&key).into_iter().flatten() {
+                .or_insert_with(|| RecommendationState::new(uid));
+            for (owner, container, history) in self.loaded.remove(&key).into_iter().flatten() {
                 if owner == *uid {
-                    entry.containers.or_insert_with(&container, || kept);
+                    entry.containers.or_insert_with(&container, || history);
                 }
             }
         }
@@ -184,15 +189,15 @@ impl Rounds {
     async fn cases(
         &mut self,
         objects: Vec<Arc<RecommendationFacts>>,
-        pods: &Store<PodFacts>,
-    ) -> Result<Vec<Case>, Error> {
-        let mut cases: Vec<Case> = objects
+        pods: &Store<RecommenderPod>,
+    ) -> Result<Vec<RecommendationCase>, Error> {
+        let mut cases: Vec<RecommendationCase> = objects
             .into_iter()
-            .map(|facts| Case {
+            .map(|facts| RecommendationCase {
                 facts,
                 pods: Vec::new(),
-                unknown: None,
-                trouble: None,
+                unknown_kind: None,
+                no_pods_cause: None,
             })
             .collect();
         cases.sort_by(|a, b| a.key().cmp(b.key()));
@@ -245,14 +250,14 @@ impl Rounds {
         }
         for case in &mut cases {
             if case.pods.is_empty() {
-                self.explain(case).await;
+                self.explain_no_pods(case).await;
             }
         }
         Ok(cases)
     }
 
     /// Why a Recommendation has no pods.
-    async fn explain(&mut self, case: &mut Case) {
+    async fn explain_no_pods(&mut self, case: &mut RecommendationCase) {
         let none = |message: String| Cause {
             reason: "NoPods",
             message,
@@ -260,7 +265,7 @@ impl Rounds {
         let (api_version, kind, name) = match case.target() {
             Err(_) => return,
             Ok(Target::Selector(_)) => {
-                case.trouble = Some(none("no pod has these labels".to_owned()));
+                case.no_pods_cause = Some(none("no pod has these labels".to_owned()));
                 return;
             }
             Ok(Target::Workload {
@@ -274,7 +279,7 @@ impl Rounds {
                 let client = self.owners.client();
                 let objects: Api<koord_kube::kube_core::DynamicObject> =
                     Api::namespaced_with(client, &case.key().namespace, &resource);
-                case.trouble = Some(match objects.get_metadata_opt(&name).await {
+                case.no_pods_cause = Some(match objects.get_metadata_opt(&name).await {
                     Ok(None) => Cause {
                         reason: "TargetMissing",
                         message: format!("there is no {kind} {name:?}"),
@@ -284,26 +289,32 @@ impl Rounds {
                 });
             }
             Ok(None) => {
-                case.unknown = Some(format!(
+                case.unknown_kind = Some(format!(
                     "spec.target.workload.kind {kind:?}: the API server has no such kind in \
                      {api_version:?}, or it is in no namespace"
                 ));
             }
             Err(error) => {
                 let message = format!("no pod of {kind} {name:?} is known: {error}");
-                case.trouble = Some(none(message));
+                case.no_pods_cause = Some(none(message));
             }
         }
     }
 
-    fn learn(&mut self, replica: &Replica, cases: &[Case], measured: &Measured, now: UnixMillis) {
+    fn learn(
+        &mut self,
+        replica: &Replica,
+        cases: &[RecommendationCase],
+        measurements: &Measurements,
+        now: UnixMillis,
+    ) {
         let settings = &replica.options.recommender.settings;
         for case in cases {
             let Some(entry) = self.entries.get_mut(case.key()) else {
                 continue;
             };
             for pod in &case.pods {
-                entry.learn(settings, pod, measured.pods.get(&pod.key), now);
+                entry.learn(settings, pod, measurements.pods.get(&pod.key), now);
             }
         }
     }
@@ -312,21 +323,21 @@ impl Rounds {
     async fn write(
         &mut self,
         replica: &Arc<Replica>,
-        cases: &[Case],
-        measured: &Measured,
+        cases: &[RecommendationCase],
+        measurements: &Measurements,
         now: UnixMillis,
     ) {
-        // A few at a time: all of them at once are many times what is kept.
-        for cases in cases.chunks(DECIDED) {
-            self.write_some(replica, cases, measured, now).await;
+        // A few at a time: all of them at once are many times what is history.
+        for cases in cases.chunks(WRITE_BATCH) {
+            self.write_batch(replica, cases, measurements, now).await;
         }
     }
 
-    async fn write_some(
+    async fn write_batch(
         &mut self,
         replica: &Arc<Replica>,
-        cases: &[Case],
-        measured: &Measured,
+        cases: &[RecommendationCase],
+        measurements: &Measurements,
         now: UnixMillis,
     ) {
         let mut writes = Vec::new();
@@ -339,7 +350,7 @@ impl Rounds {
             }
             let support = self.checkpoints.as_ref();
             let status = case.facts.status();
-            let decided = decide(replica, case, status.as_ref(), entry, measured, support);
+            let decided = decide(replica, case, status.as_ref(), entry, measurements, support);
             if let Some((write, details)) = decided {
                 let old = status.unwrap_or_default();
                 writes.push((case.facts.clone(), old, write, details));
@@ -363,7 +374,7 @@ impl Rounds {
             match result {
                 Ok(()) => entry.failures = 0,
                 Err(error) => {
-                    let minutes = (1 << entry.failures.min(4)).min(LONGEST_PAUSE);
+                    let minutes = (1 << entry.failures.min(4)).min(MAX_RETRY_MINUTES);
                     entry.retry_at = now.saturating_add(i64::from(minutes) * 60_000);
                     // With growing pauses; one line says it all.
                     if entry.failures == 0 {
@@ -380,7 +391,7 @@ impl Rounds {
     /// Saves the histories that have waited longest, and removes those out of date.
     async fn save(&mut self, replica: &Replica, now: UnixMillis) {
         let options = &replica.options.recommender;
-        let kept = self.checkpoints == Some(Support::Kept);
+        let history = self.checkpoints == Some(CheckpointSupport::Available);
         let mut gone = Vec::new();
         let interval = i64::try_from(options.checkpoint_interval.as_millis()).unwrap_or(i64::MAX);
         let mut due = Vec::new();
@@ -393,7 +404,7 @@ impl Rounds {
                 }
             }
         }
-        if !kept {
+        if !history {
             return;
         }
         for (key, name) in gone {
@@ -446,12 +457,12 @@ impl Rounds {
 /// What to write about one Recommendation that has the status `before`: its new status, and the details.
 fn decide(
     replica: &Replica,
-    case: &Case,
+    case: &RecommendationCase,
     before: Option<&RecommendationStatus>,
-    entry: &mut Entry,
-    measured: &Measured,
-    checkpoints: Option<&Support>,
-) -> Option<(Write, Option<Details>)> {
+    entry: &mut RecommendationState,
+    measurements: &Measurements,
+    checkpoints: Option<&CheckpointSupport>,
+) -> Option<(StatusWrite, Option<Details>)> {
     let options = &replica.options.recommender;
     let wanted = facts::percentiles(
         case.facts.percentiles.as_deref(),
@@ -473,24 +484,24 @@ fn decide(
     };
     let mut known = None;
     if case.target().is_ok() {
-        findings.no_objects_matched = case.trouble.clone().into();
+        findings.no_objects_matched = case.no_pods_cause.clone().into();
         if !case.pods.is_empty() {
-            let pods: Vec<&PodFacts> = case.pods.iter().map(|pod| &**pod).collect();
-            let found = entry.known(&options.settings, percentiles, &pods);
-            let cause = status::low_confidence(&found, measured.problem.as_deref());
-            findings.low_confidence = Verdict::from(cause);
+            let pods: Vec<&RecommenderPod> = case.pods.iter().map(|pod| &**pod).collect();
+            let found = entry.estimates(&options.settings, percentiles, &pods);
+            let cause = status::low_confidence(&found, measurements.problem.as_deref());
+            findings.low_confidence = ConditionState::from(cause);
             known = Some(found);
         }
     }
-    if let Some(Support::No(why)) = checkpoints {
+    if let Some(CheckpointSupport::Unavailable(why)) = checkpoints {
         findings.remark = Some(format!("not kept over restarts of the manager: {why}"));
     }
     let old = before.and_then(|status| status.pod_status.as_ref());
     let old = old.map_or(&[][..], |status| &status.container_statuses);
     let days = |name: &str| case.facts.days(name);
-    let containers = known
-        .as_ref()
-        .map(|known: &Known| learn::statuses(known, old, |name| days(name).unwrap_or(0.0)));
+    let containers = known.as_ref().map(|known: &ContainerEstimates| {
+        learn::statuses(known, old, |name| days(name).unwrap_or(0.0))
+    });
     let write = status::plan(
         before,
         case.facts.generation,
@@ -499,14 +510,14 @@ fn decide(
         replica.clock.now(),
         options.update_interval,
     )?;
-    Some((write, known.map(|known| Details::of(&known, days))))
+    Some((write, known.map(|known| Details::new(&known, days))))
 }
 
 async fn apply(
     replica: &Replica,
     facts: &RecommendationFacts,
     old: &RecommendationStatus,
-    write: &Write,
+    write: &StatusWrite,
     details: Option<Details>,
 ) -> Result<(), Error> {
     let ObjectKey { namespace, name } = facts.key();
@@ -517,9 +528,9 @@ async fn apply(
     };
     let changed = written.is_some();
     let details = match details {
-        // Few need the old annotation, and it is large: it is not kept. A write brings it back, one of
+        // Few need the old annotation, and it is large: it is not history. A write brings it back, one of
         // nothing, too.
-        Some(details) if details.wants_old() => {
+        Some(details) if details.needs_old() => {
             let object: Recommendation = match written {
                 Some(object) => object,
                 None => patch::merge(&api, &name, &json!({})).await?,
@@ -537,10 +548,13 @@ async fn apply(
     }
     if changed {
         let about = || facts.reference();
-        if let Some(news) = &write.news {
-            replica
-                .recorder
-                .event(about(), Severity::Normal, "Recommended", news.clone());
+        if let Some(change_summary) = &write.change_summary {
+            replica.recorder.event(
+                about(),
+                Severity::Normal,
+                "Recommended",
+                change_summary.clone(),
+            );
         }
         if let Some(refusal) = &write.refusal {
             replica.recorder.event(

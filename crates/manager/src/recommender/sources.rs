@@ -1,7 +1,7 @@
 //! Where samples come from: the metrics API, which knows containers, or NodeMetrics, which know
 //! pods.
 
-use super::pods::{ContainerFacts, PodFacts};
+use super::pods::{RecommenderContainer, RecommenderPod};
 use crate::facts::{MetricFacts, Packed};
 use jiff::Timestamp;
 use koord_api::quantity::Quantity;
@@ -13,14 +13,14 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What was measured longer ago says nothing about now: a node that is gone may leave its report.
+/// What was measurements longer ago says nothing about now: a node that is gone may leave its report.
 const STALE_MS: i64 = 15 * 60_000;
 /// Up to so many namespaces are asked for one by one; of more, everything is asked for at once.
 const FEW_NAMESPACES: usize = 5;
 
 /// Which source is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Source {
+pub(crate) enum SampleSource {
     /// The metrics API, and NodeMetrics while it cannot be reached.
     #[default]
     Auto,
@@ -28,7 +28,7 @@ pub(crate) enum Source {
     NodeMetric,
 }
 
-impl std::str::FromStr for Source {
+impl std::str::FromStr for SampleSource {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -45,24 +45,24 @@ impl std::str::FromStr for Source {
 
 /// Cores and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Use {
+pub(crate) struct ResourceUsage {
     pub(crate) cpu: Option<f64>,
     pub(crate) memory: Option<f64>,
 }
 
 /// What one pod used.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum PodUse {
+pub(crate) enum PodMeasurement {
     /// Each container by itself.
-    Containers(Vec<(String, Use)>),
+    Containers(Vec<(String, ResourceUsage)>),
     /// The pod as a whole.
-    Whole(Use),
+    Whole(ResourceUsage),
 }
 
 /// Uses of pods, each with its time.
 #[derive(Debug, Default)]
-pub(crate) struct Measured {
-    pub(crate) pods: HashMap<ObjectKey, (UnixMillis, PodUse)>,
+pub(crate) struct Measurements {
+    pub(crate) pods: HashMap<ObjectKey, (UnixMillis, PodMeasurement)>,
     /// Why the metrics API was not used, if it should have been.
     pub(crate) problem: Option<String>,
 }
@@ -70,28 +70,28 @@ pub(crate) struct Measured {
 /// Asks the source.
 pub(crate) async fn measure(
     client: &Client,
-    source: Source,
+    source: SampleSource,
     namespaces: &[&str],
     node_metrics: &[Arc<MetricFacts>],
     now: UnixMillis,
-) -> Measured {
-    let mut measured = Measured::default();
-    if source != Source::NodeMetric {
+) -> Measurements {
+    let mut measurements = Measurements::default();
+    if source != SampleSource::NodeMetric {
         match pod_metrics(client, namespaces).await {
             Ok(items) => {
-                measured.pods = items
+                measurements.pods = items
                     .into_iter()
                     .filter_map(|item| item.read(now))
                     .collect();
-                return measured;
+                return measurements;
             }
-            Err(error) => measured.problem = Some(format!("metrics.k8s.io: {error}")),
+            Err(error) => measurements.problem = Some(format!("metrics.k8s.io: {error}")),
         }
     }
-    if source != Source::MetricsApi {
-        measured.pods = of_node_metrics(node_metrics, namespaces, now);
+    if source != SampleSource::MetricsApi {
+        measurements.pods = node_metric_usage(node_metrics, namespaces, now);
     }
-    measured
+    measurements
 }
 
 async fn pod_metrics(
@@ -149,14 +149,14 @@ struct ContainerMetrics {
 }
 
 impl PodMetrics {
-    fn read(self, now: UnixMillis) -> Option<(ObjectKey, (UnixMillis, PodUse))> {
+    fn read(self, now: UnixMillis) -> Option<(ObjectKey, (UnixMillis, PodMeasurement))> {
         let time = current(self.timestamp.parse().ok()?, now)?;
         let container = |container: ContainerMetrics| {
             let amount = |name: &str| {
                 let amount: Quantity = container.usage.get(name)?.parse().ok()?;
                 Some(amount.to_f64())
             };
-            let used = Use {
+            let used = ResourceUsage {
                 cpu: amount(resources::CPU),
                 memory: amount(resources::MEMORY),
             };
@@ -164,7 +164,7 @@ impl PodMetrics {
         };
         let containers = self.containers.into_iter().map(container).collect();
         let key = ObjectKey::new(self.metadata.namespace, self.metadata.name);
-        Some((key, (time, PodUse::Containers(containers))))
+        Some((key, (time, PodMeasurement::Containers(containers))))
     }
 }
 
@@ -178,11 +178,11 @@ fn current(time: Timestamp, now: UnixMillis) -> Option<UnixMillis> {
     (now - time <= STALE_MS).then_some(time)
 }
 
-fn of_node_metrics(
+fn node_metric_usage(
     metrics: &[Arc<MetricFacts>],
     namespaces: &[&str],
     now: UnixMillis,
-) -> HashMap<ObjectKey, (UnixMillis, PodUse)> {
+) -> HashMap<ObjectKey, (UnixMillis, PodMeasurement)> {
     let mut pods = HashMap::new();
     for report in metrics.iter().filter_map(|metric| metric.report.as_ref()) {
         let updated = report.updated.and_then(|s| Timestamp::from_second(s).ok());
@@ -195,22 +195,25 @@ fn of_node_metrics(
             };
             if namespaces.contains(&&*pod.namespace) {
                 let key = ObjectKey::new(&*pod.namespace, &*pod.name);
-                let whole = Use {
+                let whole = ResourceUsage {
                     cpu: Some(usage.cpu.to_f64()),
                     memory: Some(usage.memory.to_f64()),
                 };
-                pods.insert(key, (time, PodUse::Whole(whole)));
+                pods.insert(key, (time, PodMeasurement::Whole(whole)));
             }
         }
     }
     pods
 }
 
-impl PodUse {
-    /// What each container of `pod` used. Of a pod that was measured as a whole, each container
+impl PodMeasurement {
+    /// What each container of `pod` used. Of a pod that was measurements as a whole, each container
     /// has the part of the use that it has of the requests, or the same part where none requests
     /// anything.
-    pub(crate) fn by_container<'a>(&'a self, pod: &'a PodFacts) -> Vec<(&'a str, Use)> {
+    pub(crate) fn by_container<'a>(
+        &'a self,
+        pod: &'a RecommenderPod,
+    ) -> Vec<(&'a str, ResourceUsage)> {
         match self {
             Self::Containers(list) => list
                 .iter()
@@ -221,8 +224,8 @@ impl PodUse {
                 let cpu = shares(&pod.containers, |container| container.cpu);
                 let memory = shares(&pod.containers, |container| container.memory);
                 let parts = cpu.into_iter().zip(memory);
-                let part = |(container, (cpu, memory)): (&'a ContainerFacts, _)| {
-                    let used = Use {
+                let part = |(container, (cpu, memory)): (&'a RecommenderContainer, _)| {
+                    let used = ResourceUsage {
                         cpu: whole.cpu.map(|cores| cores * cpu),
                         memory: whole.memory.map(|bytes| bytes * memory),
                     };
@@ -234,12 +237,15 @@ impl PodUse {
     }
 
     /// Whether the use of single containers was guessed.
-    pub(crate) fn is_guess(&self, pod: &PodFacts) -> bool {
+    pub(crate) fn is_estimated(&self, pod: &RecommenderPod) -> bool {
         matches!(self, Self::Whole(_)) && pod.containers.len() > 1
     }
 }
 
-fn shares(containers: &[ContainerFacts], of: fn(&ContainerFacts) -> Option<f64>) -> Vec<f64> {
+fn shares(
+    containers: &[RecommenderContainer],
+    of: fn(&RecommenderContainer) -> Option<f64>,
+) -> Vec<f64> {
     let amounts: Vec<f64> = containers
         .iter()
         .map(|container| of(container).unwrap_or(0.0).max(0.0))
@@ -257,13 +263,13 @@ mod tests {
 
     const NOW: UnixMillis = 1_767_225_600_000;
 
-    fn pod(requests: &[Option<f64>]) -> PodFacts {
-        let mut pod = PodFacts::of(&k8s_openapi::api::core::v1::Pod::default());
-        let container = |(at, cpu): (usize, &Option<f64>)| ContainerFacts {
+    fn pod(requests: &[Option<f64>]) -> RecommenderPod {
+        let mut pod = RecommenderPod::from_pod(&k8s_openapi::api::core::v1::Pod::default());
+        let container = |(at, cpu): (usize, &Option<f64>)| RecommenderContainer {
             name: format!("c{at}").into(),
             cpu: *cpu,
             memory: None,
-            killed: None,
+            oom_killed: None,
         };
         pod.containers = requests.iter().enumerate().map(container).collect();
         pod
@@ -271,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_whole_pod_is_split_by_requests() {
-        let whole = PodUse::Whole(Use {
+        let whole = PodMeasurement::Whole(ResourceUsage {
             cpu: Some(2.0),
             memory: Some(900.0),
         });
@@ -281,7 +287,7 @@ mod tests {
         assert_eq!(cpu, [0.5, 1.5, 0.0]);
         // Nobody requests memory: even parts.
         assert_eq!(parts[2].1.memory, Some(300.0));
-        assert!(whole.is_guess(&three) && !whole.is_guess(&pod(&[None])));
+        assert!(whole.is_estimated(&three) && !whole.is_estimated(&pod(&[None])));
         assert_eq!(whole.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
     }
 
@@ -298,14 +304,17 @@ mod tests {
             json!({"items": [{"metadata": {"name": "a", "namespace": "n"}, "timestamp": time,
                 "containers": [{"name": "c", "usage": {"cpu": "250m", "memory": "lots"}}]}]})
         };
-        let used = Use {
+        let used = ResourceUsage {
             cpu: Some(0.25),
             memory: None,
         };
         let got = read(item("2026-01-01T00:00:00Z"));
         assert_eq!(
             got[0].1,
-            (NOW, PodUse::Containers(vec![("c".to_owned(), used)]))
+            (
+                NOW,
+                PodMeasurement::Containers(vec![("c".to_owned(), used)])
+            )
         );
         // A clock that is ahead.
         assert_eq!(read(item("2026-01-01T00:01:00Z"))[0].1.0, NOW);

@@ -1,6 +1,6 @@
 //! What of a Recommendation is written, and when. No I/O.
 
-use super::learn::{ENOUGH_DAYS, Known};
+use super::learn::{ContainerEstimates, ENOUGH_DAYS};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use koord_api::analysis::recommendation_conditions::{
@@ -10,7 +10,7 @@ use koord_api::analysis::{RecommendationStatus, RecommendedContainerStatus, Reco
 use std::time::Duration;
 
 /// A value that moved by no more than this share is not written before its time.
-const MOVED: f64 = 0.1;
+const NOTABLE_CHANGE: f64 = 0.1;
 /// An unchanged recommendation is confirmed after so long.
 const REFRESH: Duration = Duration::from_secs(3600);
 
@@ -23,26 +23,26 @@ pub(crate) struct Cause {
 
 /// Whether a condition holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Verdict {
+pub(crate) enum ConditionState {
     /// It was not looked at: what was said before stays.
     #[default]
     Unknown,
-    Holds(Cause),
-    DoesNot,
+    True(Cause),
+    False,
 }
 
-impl From<Option<Cause>> for Verdict {
+impl From<Option<Cause>> for ConditionState {
     fn from(cause: Option<Cause>) -> Self {
-        cause.map_or(Self::DoesNot, Self::Holds)
+        cause.map_or(Self::False, Self::True)
     }
 }
 
 /// What there is to say about a Recommendation beside the amounts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Findings {
-    pub(crate) config_unsupported: Verdict,
-    pub(crate) no_objects_matched: Verdict,
-    pub(crate) low_confidence: Verdict,
+    pub(crate) config_unsupported: ConditionState,
+    pub(crate) no_objects_matched: ConditionState,
+    pub(crate) low_confidence: ConditionState,
     /// Said in the message of the confidence, whichever it is.
     pub(crate) remark: Option<String>,
 }
@@ -55,22 +55,25 @@ pub(crate) fn refused(message: impl Into<String>) -> Cause {
     }
 }
 
-/// Why little is known, if it is.
-pub(crate) fn low_confidence(known: &Known, problem: Option<&str>) -> Option<Cause> {
+/// Why little is estimates, if it is.
+pub(crate) fn low_confidence(
+    estimates: &ContainerEstimates,
+    problem: Option<&str>,
+) -> Option<Cause> {
     let mut reasons = Vec::new();
-    if known.guessed {
+    if estimates.is_estimated {
         let text =
             "nodes measure pods: the use of single containers is guessed from their requests";
         reasons.push(("PodLevelMetrics", text.to_owned()));
     }
-    if !known.unmeasured.is_empty() {
-        let mut text = format!("not measured yet: {}", known.unmeasured.join(", "));
+    if !estimates.unmeasured.is_empty() {
+        let mut text = format!("not measured yet: {}", estimates.unmeasured.join(", "));
         if let Some(problem) = problem {
             text = format!("{text} ({problem})");
         }
         reasons.push(("NoSamples", text));
     }
-    if known.days < ENOUGH_DAYS {
+    if estimates.days < ENOUGH_DAYS {
         reasons.push(("ShortHistory", "less than a day of history".to_owned()));
     }
     let (reason, _) = reasons.first()?;
@@ -83,10 +86,10 @@ pub(crate) fn low_confidence(known: &Known, problem: Option<&str>) -> Option<Cau
 
 /// What to write.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Write {
+pub(crate) struct StatusWrite {
     pub(crate) status: RecommendationStatus,
     /// What to tell about the amounts, if these changed notably.
-    pub(crate) news: Option<String>,
+    pub(crate) change_summary: Option<String>,
     /// The new text of `ConfigUnsupported`, if it says something new.
     pub(crate) refusal: Option<String>,
 }
@@ -102,7 +105,7 @@ pub(crate) fn plan(
     findings: &Findings,
     now: Timestamp,
     interval: Duration,
-) -> Option<Write> {
+) -> Option<StatusWrite> {
     let none = RecommendationStatus::default();
     let old = old.unwrap_or(&none);
     let before = old
@@ -110,7 +113,7 @@ pub(crate) fn plan(
         .as_ref()
         .map_or(&[][..], |status| &status.container_statuses);
     let conditions = conditions(&old.conditions, generation, findings, now);
-    let judged = |list: &[Condition]| -> Vec<(String, String, String, String)> {
+    let comparable = |list: &[Condition]| -> Vec<(String, String, String, String)> {
         list.iter()
             .map(|c| {
                 let text = |text: &String| text.clone();
@@ -123,8 +126,10 @@ pub(crate) fn plan(
             })
             .collect()
     };
-    let judged_anew = judged(&conditions) != judged(&old.conditions);
-    let news = containers.as_ref().and_then(|new| news(before, new));
+    let conditions_changed = comparable(&conditions) != comparable(&old.conditions);
+    let change_summary = containers
+        .as_ref()
+        .and_then(|new| change_summary(before, new));
     let age = old
         .update_time
         .as_ref()
@@ -138,11 +143,11 @@ pub(crate) fn plan(
             } else {
                 interval
             };
-            news.is_some() || age.is_none_or(|age| age >= limit)
+            change_summary.is_some() || age.is_none_or(|age| age >= limit)
         }
         None => false,
     };
-    if !judged_anew && !due {
+    if !conditions_changed && !due {
         return None;
     }
     let told = |list: &[Condition]| {
@@ -156,7 +161,7 @@ pub(crate) fn plan(
         Some(container_statuses) if computed => Some(RecommendedPodStatus { container_statuses }),
         _ => old.pod_status.clone(),
     };
-    Some(Write {
+    Some(StatusWrite {
         status: RecommendationStatus {
             pod_status,
             update_time: if computed {
@@ -166,7 +171,7 @@ pub(crate) fn plan(
             },
             conditions,
         },
-        news,
+        change_summary,
         refusal,
     })
 }
@@ -177,7 +182,7 @@ fn seconds(time: Timestamp) -> Timestamp {
 }
 
 /// What changed notably, in words.
-fn news(
+fn change_summary(
     before: &[RecommendedContainerStatus],
     after: &[RecommendedContainerStatus],
 ) -> Option<String> {
@@ -192,7 +197,7 @@ fn news(
                 None => changes.push(format!("{resource} {amount}")),
                 Some(was) => {
                     let (a, b) = (was.to_f64(), amount.to_f64());
-                    if (b - a).abs() > a.abs() * MOVED {
+                    if (b - a).abs() > a.abs() * NOTABLE_CHANGE {
                         changes.push(format!("{resource} {was} -> {amount}"));
                     }
                 }
@@ -242,10 +247,10 @@ fn conditions(
     for (type_, verdict, cleared, text) in rows {
         let at = all.iter().position(|condition| condition.type_ == type_);
         let (status, reason, mut message) = match verdict {
-            Verdict::Unknown => continue,
-            Verdict::Holds(cause) => ("True", cause.reason, cause.message.clone()),
-            Verdict::DoesNot if at.is_none() => continue,
-            Verdict::DoesNot => ("False", cleared, text.to_owned()),
+            ConditionState::Unknown => continue,
+            ConditionState::True(cause) => ("True", cause.reason, cause.message.clone()),
+            ConditionState::False if at.is_none() => continue,
+            ConditionState::False => ("False", cleared, text.to_owned()),
         };
         if let Some(remark) = findings.remark.as_ref().filter(|_| type_ == LOW_CONFIDENCE) {
             message = format!("{message}; {remark}");
@@ -291,12 +296,12 @@ mod tests {
     }
 
     fn short() -> Findings {
-        let known = Known {
+        let estimates = ContainerEstimates {
             days: 0.5,
-            ..Known::default()
+            ..ContainerEstimates::default()
         };
         Findings {
-            low_confidence: low_confidence(&known, None).into(),
+            low_confidence: low_confidence(&estimates, None).into(),
             ..Findings::default()
         }
     }
@@ -304,7 +309,7 @@ mod tests {
     #[test]
     fn small_changes_wait_and_large_ones_do_not() {
         let first = plan(None, None, containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
-        assert_eq!(first.news.as_deref(), Some("web: cpu 1"));
+        assert_eq!(first.change_summary.as_deref(), Some("web: cpu 1"));
         let old = Some(&first.status);
         let next = |cpu, minutes| {
             plan(
@@ -315,7 +320,7 @@ mod tests {
                 at(minutes),
                 TEN_MINUTES,
             )
-            .map(|write| write.news.is_some())
+            .map(|write| write.change_summary.is_some())
         };
         for (cpu, minutes, want) in [
             ("1", 1, None),
@@ -345,7 +350,7 @@ mod tests {
             ("LowConfidence", "True", "ShortHistory")
         );
         let clear = Findings {
-            low_confidence: Verdict::DoesNot,
+            low_confidence: ConditionState::False,
             ..Findings::default()
         };
         let old = Some(&first.status);
@@ -362,7 +367,7 @@ mod tests {
     fn a_missing_target_keeps_the_recommendation_and_its_time() {
         let first = plan(None, None, containers("1"), &short(), at(0), TEN_MINUTES).unwrap();
         let missing = Findings {
-            no_objects_matched: Verdict::Holds(Cause {
+            no_objects_matched: ConditionState::True(Cause {
                 reason: "TargetMissing",
                 message: "no Deployment web".to_owned(),
             }),
@@ -393,9 +398,9 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_once() {
+    fn refusal_is_reported_once() {
         let wrong = Findings {
-            config_unsupported: Verdict::Holds(refused("spec.target.type \"x\"")),
+            config_unsupported: ConditionState::True(refused("spec.target.type \"x\"")),
             ..Findings::default()
         };
         let first = plan(None, None, None, &wrong, at(0), TEN_MINUTES).unwrap();
@@ -409,13 +414,13 @@ mod tests {
 
     #[test]
     fn a_guess_is_named_before_a_short_history() {
-        let known = Known {
-            guessed: true,
+        let estimates = ContainerEstimates {
+            is_estimated: true,
             days: 0.2,
             unmeasured: vec!["proxy".to_owned()],
-            ..Known::default()
+            ..ContainerEstimates::default()
         };
-        let cause = low_confidence(&known, Some("metrics.k8s.io: gone")).unwrap();
+        let cause = low_confidence(&estimates, Some("metrics.k8s.io: gone")).unwrap();
         assert_eq!(cause.reason, "PodLevelMetrics");
         assert!(
             cause

@@ -13,7 +13,7 @@ use serde_json::json;
 const NOW: &str = "2026-01-01T01:00:00Z";
 
 /// A node of 10 cores and 10 G, reclaimed up to 100 %, that uses 1 core and 1 G for the system.
-struct Case {
+struct PlanCase {
     node: Node,
     metric: Option<NodeMetric>,
     strategy: Option<Strategy>,
@@ -28,7 +28,7 @@ struct Case {
     synced: Option<Timestamp>,
 }
 
-fn case() -> Case {
+fn case() -> PlanCase {
     let mut strategy = Strategy::default();
     strategy.batch.cpu_reclaim_percent = 100;
     strategy.batch.memory_reclaim_percent = 100;
@@ -43,7 +43,7 @@ fn case() -> Case {
             "prodReclaimableMetric": {"resource": {"resources": {"cpu": "500m", "memory": "1G"}}},
         },
     });
-    Case {
+    PlanCase {
         node: node(json!({}), json!({})),
         metric: Some(serde_json::from_value(metric).unwrap()),
         strategy: Some(strategy),
@@ -75,7 +75,7 @@ fn json_merge(base: &mut Value, upper: &Value) {
     }
 }
 
-impl Case {
+impl PlanCase {
     fn plan(&self) -> Plan {
         let status = self
             .metric
@@ -158,7 +158,7 @@ fn nothing_is_written_twice() {
 
 #[test]
 fn stale_missing_and_incomplete_reports_take_resources_away() {
-    let reset = |change: &dyn Fn(&mut Case), why: &str| {
+    let reset = |change: &dyn Fn(&mut PlanCase), why: &str| {
         let mut case = case();
         case.node = node(json!({}), published());
         case.synced = Some(NOW.parse().unwrap());
@@ -220,7 +220,7 @@ fn origin_of(plan: &Plan) -> Value {
 }
 
 #[test]
-fn an_origin_that_says_the_same_is_left_alone() {
+fn equal_origin_annotation_is_not_rewritten() {
     let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
     let text = |cpu: &str, memory: &str| {
         let amounts = json!({BATCH_CPU: cpu, "foreign": "3", BATCH_MEMORY: memory});
@@ -234,7 +234,7 @@ fn an_origin_that_says_the_same_is_left_alone() {
 }
 
 #[test]
-fn taking_away_also_empties_the_origin_and_only_what_is_there() {
+fn reset_empties_an_existing_origin_annotation() {
     let mut case = case();
     case.strategy = None;
     assert_eq!(case.plan().status, None);

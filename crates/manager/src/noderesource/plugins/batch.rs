@@ -1,6 +1,6 @@
 //! Batch resources of the node and of its NUMA nodes.
 
-use super::{Draft, Plugin, whole};
+use super::{Draft, Plugin, to_whole_units};
 use crate::noderesource::plan::Input;
 use koord_api::extension::{self, OriginAllocatable, ThirdPartyAllocation, ThirdPartyAllocations};
 use koord_api::quantity::{Format, Quantity, ResourceList};
@@ -31,42 +31,42 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
         draft
             .resources
             .extend([(BATCH_CPU, None), (BATCH_MEMORY, None)]);
-        origin(input, None, draft);
-        nothing_by_zone(input, draft);
+        set_origin(input, None, draft);
+        clear_zones(input, draft);
         return Ok(());
     };
     let amount = reclaim::batch(view, &strategy.batch);
-    let cpu = normalised(amount.milli_cpu(), draft.cpu_ratio);
-    let memory = whole(amount.memory);
+    let cpu = normalized(amount.milli_cpu(), draft.cpu_ratio);
+    let memory = to_whole_units(amount.memory);
     draft.computed.insert(BATCH_CPU, amount.cpu);
     draft.computed.insert(BATCH_MEMORY, amount.memory);
     let (cpu_message, memory_message) = reclaim::explain(&amount, &strategy.batch);
     draft.messages.extend([cpu_message, memory_message]);
-    origin(input, Some((cpu, memory)), draft);
-    let taken = taken(input);
+    set_origin(input, Some((cpu, memory)), draft);
+    let taken = third_party_sum(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
         // A negative allocation would publish what does not exist.
         let left = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
-            Some(taken) => whole(reclaim::after_third_parties(amount, *taken)),
+            Some(taken) => to_whole_units(reclaim::after_third_parties(amount, *taken)),
             None => amount,
         };
         draft.resources.insert(name, Some(left));
     }
-    by_zone(input, view, draft);
+    add_zones(input, view, draft);
     Ok(())
 }
 
 /// Milli-cores, more of them where a core counts for more than one.
-pub(crate) fn normalised(milli: Quantity, ratio: Option<f64>) -> Quantity {
+pub(crate) fn normalized(milli: Quantity, ratio: Option<f64>) -> Quantity {
     match ratio {
-        Some(ratio) if ratio > 1.0 => whole(reclaim::scale_milli(milli, ratio)),
+        Some(ratio) if ratio > 1.0 => to_whole_units(reclaim::scale_milli(milli, ratio)),
         _ => milli,
     }
 }
 
 /// The annotation that keeps what was computed, whatever third parties have allocated of it. What
 /// others keep in it stays, and a text that says the same stays as it is.
-fn origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &mut Draft) {
+fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &mut Draft) {
     let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
     let present = input.node.metadata.annotations.as_ref();
     let text = present.and_then(|all| all.get(key));
@@ -104,7 +104,7 @@ pub(crate) fn third_parties(input: &Input<'_>) -> Result<Vec<ThirdPartyAllocatio
 }
 
 /// The sum of [`third_parties`].
-fn taken(input: &Input<'_>) -> ResourceList {
+fn third_party_sum(input: &Input<'_>) -> ResourceList {
     let allocations = third_parties(input).unwrap_or_else(|error| {
         tracing::warn!(node = input.node.metadata.name, %error, "ignored");
         Vec::new()
@@ -151,7 +151,7 @@ pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
         .collect()
 }
 
-fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
+fn add_zones(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
     let (Some(strategy), zones) = (input.strategy, zones(input)) else {
         return;
     };
@@ -162,14 +162,14 @@ fn by_zone(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
         .zip(computed)
         .map(|(zone, batch)| ZoneAmounts {
             zone: zone.name.clone(),
-            cpu: normalised(batch.milli_cpu(), draft.cpu_ratio),
-            memory: whole(batch.memory),
+            cpu: normalized(batch.milli_cpu(), draft.cpu_ratio),
+            memory: to_whole_units(batch.memory),
         })
         .collect();
 }
 
 /// Zones that have batch resources have none of them any more.
-fn nothing_by_zone(input: &Input<'_>, draft: &mut Draft) {
+fn clear_zones(input: &Input<'_>, draft: &mut Draft) {
     let batch = |name: &str| name == BATCH_CPU || name == BATCH_MEMORY;
     let left = zones(input)
         .iter()

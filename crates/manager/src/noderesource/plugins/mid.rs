@@ -1,6 +1,6 @@
 //! Mid resources.
 
-use super::{Draft, Plugin, whole};
+use super::{Draft, Plugin, to_whole_units};
 use crate::noderesource::plan::Input;
 use koord_api::resources::{MID_CPU, MID_MEMORY};
 use koord_model::reclaim::{self, NodeView};
@@ -22,7 +22,7 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     draft.resources.insert(MID_CPU, Some(amount.milli_cpu()));
     draft
         .resources
-        .insert(MID_MEMORY, Some(whole(amount.memory)));
+        .insert(MID_MEMORY, Some(to_whole_units(amount.memory)));
     draft.computed.insert(MID_CPU, amount.cpu);
     draft.computed.insert(MID_MEMORY, amount.memory);
     draft

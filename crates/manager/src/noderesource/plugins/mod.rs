@@ -12,10 +12,10 @@ use koord_model::reclaim::NodeView;
 use std::collections::BTreeMap;
 
 pub(super) use batch::ZoneAmounts;
-pub(crate) use batch::{normalised, numbered, third_parties};
+pub(crate) use batch::{normalized, numbered, third_parties};
 
-/// How a plugin fared: its name, and why it could not do its work.
-pub(crate) type Fared = (&'static str, Result<(), String>);
+/// How a plugin results: its name, and why it could not do its work.
+pub(crate) type PluginResult = (&'static str, Result<(), String>);
 
 /// A plugin.
 pub(crate) struct Plugin {
@@ -58,7 +58,7 @@ pub(crate) struct Draft {
     pub(super) with_status: BTreeMap<&'static str, Option<String>>,
     /// Changes of labels.
     pub(super) labels: BTreeMap<&'static str, String>,
-    /// How much a core of this node counts for; 1 unless normalised.
+    /// How much a core of this node counts for; 1 unless normalized.
     pub(crate) cpu_ratio: Option<f64>,
     /// Batch resources by NUMA node, by the zones' names.
     pub(super) zones: Vec<ZoneAmounts>,
@@ -69,19 +69,23 @@ pub(crate) struct Draft {
 }
 
 /// Runs the enabled plugins. `view` is `None` where there is nothing to reclaim from: co-location is
-/// off or the report cannot be used. Returns how each fared.
-pub(super) fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Vec<Fared> {
-    let mut fared = Vec::new();
+/// off or the report cannot be used. Returns how each results.
+pub(super) fn run(
+    input: &Input<'_>,
+    view: Option<&NodeView>,
+    draft: &mut Draft,
+) -> Vec<PluginResult> {
+    let mut results = Vec::new();
     for plugin in TABLE {
         let enabled = input.plugins.enabled(plugin.name);
         if enabled && (input.strategy.is_some() || (plugin.runs_without_colocation)(input)) {
-            fared.push((plugin.name, (plugin.run)(input, view, draft)));
+            results.push((plugin.name, (plugin.run)(input, view, draft)));
         }
     }
-    fared
+    results
 }
 
 /// Whole units: extended resources must not be fractional.
-fn whole(quantity: Quantity) -> Quantity {
+fn to_whole_units(quantity: Quantity) -> Quantity {
     Quantity::from_value(quantity.value()).with_format(quantity.format())
 }

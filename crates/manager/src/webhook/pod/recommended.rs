@@ -1,7 +1,7 @@
 //! Tells the scheduler how much of its request a new pod will use, where a Recommendation knows.
 
 use crate::facts::{RecommendationFacts, Target};
-use crate::recommender::PodFacts;
+use crate::recommender::RecommenderPod;
 use crate::webhook::json::{self, Misfit};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
@@ -28,7 +28,7 @@ pub(super) fn pod(
     if json::annotations(pod).contains_key(LOAD_ESTIMATED_SCALING_FACTORS) {
         return Ok(());
     }
-    let facts = PodFacts::of(typed);
+    let facts = RecommenderPod::from_pod(typed);
     let (chain, labels) = (owners(&facts), facts.labels());
     let matches = |target: &Target| target.matches(&labels, &chain);
     let about = |known: &&Arc<RecommendationFacts>| {
@@ -47,7 +47,7 @@ pub(super) fn pod(
 }
 
 /// Percent of the requests, by resource.
-fn factors(pod: &PodFacts, known: &RecommendationFacts) -> BTreeMap<&'static str, i64> {
+fn factors(pod: &RecommenderPod, known: &RecommendationFacts) -> BTreeMap<&'static str, i64> {
     let status = known.status().and_then(|status| status.pod_status);
     let recommended = |container: &str| {
         let enough = known.days(container)? >= ENOUGH_DAYS;
@@ -76,7 +76,7 @@ fn factors(pod: &PodFacts, known: &RecommendationFacts) -> BTreeMap<&'static str
 }
 
 /// The controller of a pod, and the one above it as its name says: an admission asks nobody else.
-fn owners(pod: &PodFacts) -> Vec<Owner> {
+fn owners(pod: &RecommenderPod) -> Vec<Owner> {
     let Some(owner) = pod.owner.as_deref().cloned() else {
         return Vec::new();
     };

@@ -20,7 +20,7 @@ pub(super) fn topology(zones: &Value) -> NodeResourceTopology {
 }
 
 /// Golden fixture B of the manager's specification: 100 cores and 120 G in two zones.
-fn fixture_b() -> Case {
+fn fixture_b() -> PlanCase {
     let used = |cpu: &str, memory: &str| json!({"resources": {"cpu": cpu, "memory": memory}});
     let pod = |name: &str, cpu: &str, memory: &str, priority: &str| json!({"namespace": "d", "name": name, "podUsage": used(cpu, memory), "priority": priority});
     let metric = json!({
@@ -132,7 +132,7 @@ fn batch_is_split_over_numa_nodes_as_published() {
 }
 
 #[test]
-fn zones_are_known_by_their_number_not_their_place() {
+fn zones_are_matched_by_number_not_position() {
     let mut case = fixture_b();
     case.topology = Some(topology(&json!([
         zone("node-1", "50", "58G"),
@@ -190,8 +190,8 @@ fn small_changes_of_zones_wait_and_resets_empty_them() {
     assert!(fixture_b_disabled().plan().topology.is_none());
 }
 
-fn fixture_b_disabled() -> Case {
-    Case {
+fn fixture_b_disabled() -> PlanCase {
+    PlanCase {
         strategy: None,
         ..fixture_b()
     }

@@ -5,8 +5,8 @@ use koord_api::configmap::ModelRatioCfg;
 use koord_api::{labels, resources};
 use std::collections::BTreeMap;
 
-fn with(plugins: &str) -> Case {
-    Case {
+fn with(plugins: &str) -> PlanCase {
+    PlanCase {
         plugins: koord_app::flags::selection(plugins).unwrap(),
         ..case()
     }
@@ -16,7 +16,7 @@ fn annotation<'a>(plan: &'a Plan, key: &str) -> Option<&'a Value> {
     plan.meta.as_ref()?["metadata"]["annotations"].get(key)
 }
 
-fn labelled(case: &mut Case, key: &str, value: &str) {
+fn labelled(case: &mut PlanCase, key: &str, value: &str) {
     let labels = case.node.metadata.labels.get_or_insert_default();
     labels.insert(key.to_owned(), value.to_owned());
 }
@@ -32,7 +32,7 @@ fn topology(info: Value) -> NodeResourceTopology {
 }
 
 /// Normalised by the model that upstream's tables use.
-fn normalised(hyper_threads: bool, turbo: bool) -> Case {
+fn normalized(hyper_threads: bool, turbo: bool) -> PlanCase {
     let mut case = with("CPUNormalization,BatchResource,ResourceAmplification");
     case.normalization.enable = Some(true);
     let ratios = ModelRatioCfg {
@@ -52,14 +52,14 @@ const RATIO: &str = annotations::NODE_CPU_NORMALIZATION_RATIO;
 const FACTORS: &str = annotations::NODE_RESOURCE_AMPLIFICATION_RATIO;
 
 #[test]
-fn a_cpus_ratio_is_found_by_its_model_and_what_is_switched_on() {
+fn cpu_ratio_depends_on_model_and_features() {
     for (threads, turbo, ratio, milli) in [
         (false, false, "1.50", "13500"),
         (true, false, "1.00", "9k"),
         (false, true, "1.80", "16200"),
         (true, true, "1.20", "10800"),
     ] {
-        let plan = normalised(threads, turbo).plan();
+        let plan = normalized(threads, turbo).plan();
         assert_eq!(annotation(&plan, RATIO), Some(&json!(ratio)));
         let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
         assert_eq!(allocatable[BATCH_CPU], milli, "{ratio}");
@@ -70,29 +70,29 @@ fn a_cpus_ratio_is_found_by_its_model_and_what_is_switched_on() {
 }
 
 #[test]
-fn a_node_without_normalization_says_one() {
+fn ratio_is_one_without_normalization() {
     let plan = with("CPUNormalization").plan();
     assert_eq!(annotation(&plan, RATIO), Some(&json!("1.00")));
-    let mut off = normalised(false, true);
+    let mut off = normalized(false, true);
     labelled(&mut off, labels::NODE_CPU_NORMALIZATION_ENABLED, "false");
     assert_eq!(annotation(&off.plan(), RATIO), Some(&json!("1.00")));
-    let mut on = normalised(false, true);
+    let mut on = normalized(false, true);
     on.normalization.enable = None;
     labelled(&mut on, labels::NODE_CPU_NORMALIZATION_ENABLED, "true");
     assert_eq!(annotation(&on.plan(), RATIO), Some(&json!("1.80")));
 }
 
 #[test]
-fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
-    let check = |why: &str, change: &dyn Fn(&mut Case)| {
-        let mut case = normalised(false, false);
+fn missing_or_invalid_ratio_changes_nothing() {
+    let check = |why: &str, change: &dyn Fn(&mut PlanCase)| {
+        let mut case = normalized(false, false);
         change(&mut case);
         let plan = case.plan();
         assert_eq!(annotation(&plan, RATIO), None, "{why}");
         let failed: Vec<_> = plan
-            .fared
+            .plugin_results
             .iter()
-            .filter(|(_, fared)| fared.is_err())
+            .filter(|(_, plugin_results)| plugin_results.is_err())
             .collect();
         let [(name, Err(message))] = failed[..] else {
             panic!("{why}: {failed:?}")
@@ -123,21 +123,21 @@ fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
         labelled(case, labels::NODE_CPU_NORMALIZATION_ENABLED, "maybe");
     });
     // What the node says stays in force, also for its factors.
-    let mut case = normalised(false, false);
+    let mut case = normalized(false, false);
     case.topology = None;
     case.node = node(json!({RATIO: "1.50"}), json!({}));
     assert_eq!(annotation(&case.plan(), RATIO), None);
     let factors = json!("{\"cpu\":1.50}");
     assert_eq!(annotation(&case.plan(), FACTORS), Some(&factors));
     // A model that is not listed has the default.
-    let mut case = normalised(false, false);
+    let mut case = normalized(false, false);
     case.normalization.default_ratio = Some(1.1);
     case.topology = Some(topology(json!({"cpuModel": "YYY"})));
     assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.10")));
     case.normalization.ratio_model.clear();
     assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.10")));
     // The model's own goes before it.
-    let mut case = normalised(false, false);
+    let mut case = normalized(false, false);
     case.normalization.default_ratio = Some(3.5);
     assert_eq!(annotation(&case.plan(), RATIO), Some(&json!("1.50")));
     // A model that is listed without what is switched on has it, too.
@@ -147,7 +147,7 @@ fn a_ratio_that_cannot_be_found_or_believed_changes_nothing() {
 }
 
 #[test]
-fn factors_are_written_when_they_change_and_removed_when_there_are_none() {
+fn amplification_factors_are_written_and_removed() {
     let mut case = with("ResourceAmplification");
     assert_eq!(case.plan().meta, None);
     case.amplification.resource_amplification_ratio =
@@ -164,7 +164,7 @@ fn factors_are_written_when_they_change_and_removed_when_there_are_none() {
     let plan = case.plan();
     assert_eq!(plan.meta, None);
     assert!(
-        plan.fared[0]
+        plan.plugin_results[0]
             .1
             .as_ref()
             .unwrap_err()
@@ -304,7 +304,7 @@ fn factors_and_the_cpus_ratio_multiply() {
             Some("{\"cpu\":1.20,\"memory\":3.50,\"storage\":1.80}"),
         ),
     ] {
-        let mut case = normalised(false, false);
+        let mut case = normalized(false, false);
         let models = &mut case.normalization.ratio_model;
         models.get_mut("XXX CPU").unwrap().base_ratio = Some(ratio);
         case.amplification.enable = Some(true);
@@ -318,14 +318,14 @@ fn factors_and_the_cpus_ratio_multiply() {
         json!({"cpu": 0.5, "memory": 3.5, "storage": 1.8}),
         json!({"memory": 3.5, "storage": 0.5}),
     ] {
-        let mut case = normalised(false, false);
+        let mut case = normalized(false, false);
         case.amplification.enable = Some(true);
         case.amplification.resource_amplification_ratio =
             serde_json::from_value(given.clone()).unwrap();
         let plan = case.plan();
         assert_eq!(annotation(&plan, FACTORS), None, "{given}");
         let failed = plan
-            .fared
+            .plugin_results
             .iter()
             .find(|(name, _)| *name == "ResourceAmplification");
         assert!(failed.unwrap().1.is_err(), "{given}");

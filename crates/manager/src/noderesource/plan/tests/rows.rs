@@ -88,7 +88,7 @@ impl Reported<'_> {
 }
 
 /// The fields of the cluster's strategy, over `base`, on a node of `capacity`.
-fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) -> Case {
+fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) -> PlanCase {
     let mut given: Value = serde_json::from_str(&format!("{{{strategy}}}")).unwrap();
     given["enable"] = json!(true);
     let mut annotations = json!({});

@@ -26,7 +26,7 @@ fn pod(name: &str, qos: Option<&str>, requests: &[(&str, &str)], phase: &str) ->
 
 /// A node of 100 cores and 120 G: a service of 20 that uses 11, batch work that uses 10, a pending pod
 /// without a class of 20 cores and 40 G that uses 22, and batch work that has ended.
-fn busy(reclaimable: Option<(&str, &str)>) -> Case {
+fn busy(reclaimable: Option<(&str, &str)>) -> PlanCase {
     let used = |cpu: &str, memory: &str| json!({"resources": {"cpu": cpu, "memory": memory}});
     let pod_used = |name: &str, cpu: &str, memory: &str| json!({"namespace": "test", "name": name, "podUsage": used(cpu, memory)});
     let mut status = json!({
@@ -105,7 +105,7 @@ fn the_sums_of_a_node() {
 }
 
 /// A node that shows 20 and 40 G of batch resources and has so much to give.
-fn shows_and_has(cpu: &str, memory: &str) -> Case {
+fn shows_and_has(cpu: &str, memory: &str) -> PlanCase {
     let mut case = case();
     let shown = json!({BATCH_CPU: "20", BATCH_MEMORY: "40G"});
     let mut list = json!({"cpu": cpu, "memory": memory});
@@ -120,7 +120,7 @@ fn shows_and_has(cpu: &str, memory: &str) -> Case {
 }
 
 /// What is shown afterwards: batch CPU in thousandths of cores, batch memory in bytes.
-fn shown_after(case: &Case) -> [Option<i64>; 2] {
+fn shown_after(case: &PlanCase) -> [Option<i64>; 2] {
     let plan = case.plan();
     [(BATCH_CPU, Some(20)), (BATCH_MEMORY, Some(40_000_000_000))].map(|(name, before)| {
         let Some(status) = &plan.status else {
@@ -135,7 +135,7 @@ fn shown_after(case: &Case) -> [Option<i64>; 2] {
 }
 
 #[test]
-fn what_is_written_and_when() {
+fn writes_follow_thresholds() {
     let giga = 1_000_000_000_i64;
     let gibi = 1_i64 << 30;
     let now: Timestamp = NOW.parse().unwrap();
@@ -195,12 +195,12 @@ fn shown(zones: &[Zone]) -> Vec<Vec<(&str, String)>> {
 }
 
 #[test]
-fn zones_get_batch_resources_in_their_place_and_new_ones_replace_them() {
+fn zone_batch_resources_are_replaced() {
     let amount = |zone: &str, cpu: i64, giga: i64, ratio: Option<f64>| {
         let cpu = Quantity::from_value(cpu);
         ZoneAmounts {
             zone: zone.to_owned(),
-            cpu: crate::noderesource::normalised(cpu, ratio),
+            cpu: crate::noderesource::normalized(cpu, ratio),
             memory: Quantity::from_value(giga * 1_000_000_000),
         }
     };
