@@ -1,7 +1,7 @@
 //! Publishes batch and mid resources on nodes.
 //!
-//! A node is looked at when its report, its own relevant fields or the settings change, and when
-//! time alone changes the answer (a report goes stale, a small change becomes due).
+//! A node is reconciled when its report, its relevant fields or the settings change, and when time alone
+//! changes the result (a report becomes stale, a small change becomes due).
 
 mod plan;
 mod plugins;
@@ -41,7 +41,8 @@ pub(crate) use plan::{Input, Reset};
 pub(crate) use plugins::{Draft, normalized, numbered, third_parties};
 pub(crate) use view::read;
 
-/// What resources of a node are reclaimed from, or why none are; and what the plugins make of it.
+/// Returns the view that a node's resources are reclaimed from, or why none are; the resulting draft; and the
+/// result of each plugin.
 pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<PluginResult>) {
     let view = plan::reclaimable(input, &mut Plan::default());
     let mut draft = Draft::default();
@@ -49,7 +50,7 @@ pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<
     (view, draft, results)
 }
 
-/// The plugins that `--noderesource-plugins` may name.
+/// The names that `--noderesource-plugins` accepts.
 pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;
 
 /// The controller.
@@ -121,26 +122,26 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
-/// How long after somebody else wrote a NodeResourceTopology its zones are planned again.
+/// Delay before zones are planned again after a conflicting write of the NodeResourceTopology.
 const ZONE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Who writes batch resources in zones: exporters know that as no other exporter's.
+/// Field manager of batch resources in zones, which tells koord's exporter that no other exporter wrote them.
 const FIELD_MANAGER: &str = "koordinator-manager";
 
-/// What became of the zones of a NodeResourceTopology.
+/// Result of writing the zones of a NodeResourceTopology.
 enum ZoneWrite {
-    /// They are written, or nothing was to be.
+    /// The zones are written, or needed no change.
     Settled,
-    /// Somebody else was faster: they are to be planned from what is there now.
+    /// The object changed in the meantime: plan again from the new version.
     Outdated,
 }
 
-/// The controller's own state: when each node was last brought up to date.
+/// State of the controller: when each node was last synced.
 struct Resources {
     replica: Arc<Replica>,
     started: Timestamp,
     synced: Mutex<HashMap<String, Timestamp>>,
-    /// The version of each node that the last write left.
+    /// resourceVersion of each node after the last write.
     written: Mutex<HashMap<String, Option<String>>>,
     skewed: SkewedNodes,
 }
@@ -156,8 +157,8 @@ impl Resources {
         }
     }
 
-    /// When a node was brought up to date. Those that this process never touched are due one after the
-    /// other, so that a new leader does not write all of them at once.
+    /// Returns when a node was last synced. Nodes that this process never wrote are spread over the update
+    /// interval, so that a new leader does not write all of them at once.
     fn synced(&self, node: &str, strategy: Option<&Strategy>) -> Timestamp {
         if let Some(synced) = self.synced.lock().get(node) {
             return *synced;
@@ -172,7 +173,7 @@ impl Resources {
         Timestamp::from_second(due.saturating_sub(interval)).unwrap_or(Timestamp::MIN)
     }
 
-    /// Forgets when a node was brought up to date, so that the next change is written at once.
+    /// Drops the sync time of a node, so that the next change is written immediately.
     fn reset_sync_time(&self, node: &str) {
         self.synced.lock().remove(node);
     }
@@ -231,12 +232,12 @@ impl Resources {
             .count(result.is_ok(), "reconcileNodeResource");
         match result? {
             ZoneWrite::Settled => Ok(plan.recheck.map_or(Action::Done, Action::RequeueAfter)),
-            // The cache has what somebody else wrote by then.
+            // By then the cache has the conflicting write.
             ZoneWrite::Outdated => Ok(Action::RequeueAfter(ZONE_RETRY_DELAY)),
         }
     }
 
-    /// Reports once that the clock of `node` is ahead, and once that it is right again.
+    /// Reports once when the clock of `node` is ahead, and once when it is correct again.
     fn report_skew(&self, node: &Node, skew: Skew) {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         let metrics = &self.replica.metrics;
@@ -276,7 +277,12 @@ impl Resources {
         for (plugin, result) in &plan.plugin_results {
             self.replica.metrics.plugin(plugin, result.is_ok(), phase);
             if let Err(why) = result {
-                tracing::debug!(node, plugin, why, "plugin skipped");
+                tracing::debug!(
+                    node,
+                    plugin,
+                    why,
+                    "noderesource plugin failed, keeping its previous values"
+                );
             }
         }
         for (resource, amount) in &plan.computed {
@@ -294,13 +300,13 @@ impl Resources {
         let mut zones = ZoneWrite::Settled;
         if let Some(change) = &plan.topology {
             match write_zones(client, node, change).await {
-                // What somebody else changed there may be nothing that brings the node back here.
+                // The change by another client may not trigger a reconcile of this node.
                 Err(error) if patch::is_conflict(&error) => zones = ZoneWrite::Outdated,
                 Err(error) if !patch::is_not_found(&error) => return Err(error.into()),
                 _ => {}
             }
         }
-        // The API server keeps metadata that comes with a status: one write for both.
+        // A patch of the status subresource may change metadata, too: one write for both.
         let change = merged(plan.meta.as_ref(), plan.status.as_ref());
         if let Some(change) = &change {
             let write = || async {
@@ -311,15 +317,15 @@ impl Resources {
                 }
             };
             let written = patch::retry_on_conflict(write).await?;
-            // Planned from a cache that lags behind the last write, the same is written again and
-            // the node stays what it is: nothing to say.
+            // A plan from a stale cache repeats the last write, which leaves the node's version unchanged:
+            // log nothing.
             let version = written.metadata.resource_version;
             let before = self.written.lock().insert(node.to_owned(), version.clone());
             if before != Some(version) {
                 log_published(node, change, plan);
             }
         }
-        // ZoneWrite that are still due stay so.
+        // A node with outstanding zones is not synced yet.
         if plan.in_sync && matches!(zones, ZoneWrite::Settled) {
             self.synced
                 .lock()
@@ -329,9 +335,9 @@ impl Resources {
     }
 }
 
-/// Patches a node's NodeResourceTopology. What the version of a request does not have, the API server
-/// takes from the object that it stores, so it is written as v1alpha1 only where that is all there is:
-/// "not found" may mean the version or the object, and the patch is good for one `resourceVersion`.
+/// Patches a node's NodeResourceTopology. Fields that the version of a request does not have are taken from
+/// the stored object, so v1alpha1 is used only if it is the only version: "not found" may refer to the
+/// version or to the object, and the patch is valid for one `resourceVersion`.
 async fn write_zones(client: &Client, node: &str, change: &Value) -> Result<(), koord_kube::Error> {
     let params = PatchParams {
         field_manager: Some(FIELD_MANAGER.to_owned()),
@@ -348,7 +354,7 @@ async fn write_zones(client: &Client, node: &str, change: &Value) -> Result<(), 
     }
 }
 
-/// Both patches as one.
+/// Merges both patches into one.
 fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
     let mut both = serde_json::Map::new();
     for patch in [meta, status].into_iter().flatten() {
@@ -363,8 +369,8 @@ fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
     (!both.is_empty()).then_some(Value::Object(both))
 }
 
-/// Whether a change of a NodeResourceTopology, batch resources aside, can change anything: what zones
-/// have of CPU and memory, whether they have batch resources, and the node's CPU.
+/// Returns true if a change of a NodeResourceTopology, other than of batch amounts, can change the result:
+/// CPU and memory of zones, presence of batch resources, the node's CPU info.
 fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
     let info = |topology: &NodeResourceTopology| {
         let annotations = topology.metadata.annotations.as_ref();
@@ -390,13 +396,15 @@ fn is_relevant(old: &NodeResourceTopology, new: &NodeResourceTopology) -> bool {
 fn log_published(node: &str, change: &Value, plan: &Plan) {
     match &plan.reset {
         None => {
-            tracing::debug!(node, change = %change["status"]["allocatable"], "resources published");
+            tracing::debug!(node, change = %change["status"]["allocatable"], "published reclaimed resources");
         }
-        Some(Reset::Disabled) => tracing::info!(node, "resources taken away: co-location is off"),
+        Some(Reset::Disabled) => {
+            tracing::info!(node, "removed reclaimed resources, co-location is off")
+        }
         // A new node has no report yet.
         Some(Reset::Degraded(why)) if !plan.has_resources => {
-            tracing::debug!(node, why, "no resources published");
+            tracing::debug!(node, why, "published no reclaimed resources");
         }
-        Some(Reset::Degraded(why)) => tracing::warn!(node, why, "resources taken away"),
+        Some(Reset::Degraded(why)) => tracing::warn!(node, why, "removed reclaimed resources"),
     }
 }

@@ -1,4 +1,4 @@
-//! What to write to a node: a pure function of the node, its report, its pods and the settings.
+//! Computes what to write to a node: a pure function of the node, its report, its pods and the settings.
 
 use super::plugins::{self, Draft, PluginResult, ZoneAmounts};
 use super::view;
@@ -20,16 +20,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Everything a decision is made from.
+/// Inputs of the computation.
 pub(crate) struct Input<'a> {
     pub(crate) node: &'a Node,
-    /// `None` where co-location is off for the node.
+    /// `None` if co-location is off for the node.
     pub(crate) strategy: Option<&'a Strategy>,
     pub(crate) normalization: &'a CPUNormalizationStrategy,
     pub(crate) amplification: &'a ResourceAmplificationStrategy,
     /// The node's newest report.
     pub(crate) report: Option<&'a Report>,
-    /// The report was dated too far ahead of now when it arrived.
+    /// True if the report was dated too far ahead of now when it arrived.
     pub(crate) is_report_ahead: bool,
     pub(crate) pods: &'a [Arc<PodFacts>],
     pub(crate) topology: Option<&'a NodeResourceTopology>,
@@ -39,45 +39,45 @@ pub(crate) struct Input<'a> {
     pub(crate) share_gpus: bool,
     /// Gate `DeviceResourceWithoutColocation`.
     pub(crate) devices_always: bool,
-    /// When the node's status was last brought up to date.
+    /// When the node's status was last synced; `None` if never.
     pub(crate) synced: Option<Timestamp>,
     pub(crate) now: Timestamp,
 }
 
-/// Why resources are taken away.
+/// Why resources are removed from a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reset {
     /// Co-location is off for the node.
     Disabled,
-    /// The report is missing, incomplete or old.
+    /// The report is missing, incomplete or stale.
     Degraded(&'static str),
 }
 
-/// What to write, and why.
+/// The planned writes, with their reasons.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Plan {
     /// A merge patch for the node's metadata.
     pub(crate) meta: Option<Value>,
     /// A merge patch for the node's status.
     pub(crate) status: Option<Value>,
-    /// A merge patch for the node's NodeResourceTopology, good for the version it was made from.
+    /// A merge patch for the node's NodeResourceTopology, valid for the resourceVersion it was computed from.
     pub(crate) topology: Option<Value>,
-    /// The status is up to date as of now, written or not.
+    /// True if the status is up to date once the plan is applied.
     pub(crate) in_sync: bool,
     /// The computed amount of each resource, before thresholds and third parties.
     pub(crate) computed: BTreeMap<&'static str, Quantity>,
-    /// The arithmetic, for the operator.
+    /// Messages that show the arithmetic, for the log.
     pub(crate) messages: Vec<String>,
     pub(crate) reset: Option<Reset>,
-    /// The node has something of what is computed, which a reset takes away.
+    /// True if the node has a non-zero amount of a computed resource, which a reset removes.
     pub(crate) has_resources: bool,
-    /// How the plugins plugin_results.
+    /// Results of the plugins.
     pub(crate) plugin_results: Vec<PluginResult>,
-    /// When time alone will change the answer.
+    /// Time until the plan changes without an event; `None` if it does not.
     pub(crate) recheck: Option<Duration>,
 }
 
-/// Decides what to write to a node.
+/// Plans the writes to a node.
 pub(crate) fn plan(input: &Input<'_>) -> Plan {
     let mut plan = Plan::default();
     let view = match reclaimable(input, &mut plan) {
@@ -124,7 +124,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
     if let (Some((zones, far)), Some(topology)) = (zones, input.topology)
         && (far || next_sync.is_none())
     {
-        // The list is written as a whole, and not over what koordlet wrote meanwhile.
+        // The list is written as a whole, and must not overwrite a concurrent write of koordlet.
         let version = &topology.metadata.resource_version;
         plan.topology = Some(json!({
             "metadata": { "resourceVersion": version }, "zones": zones,
@@ -136,7 +136,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
     plan
 }
 
-/// What resources can be reclaimed from, or why none can.
+/// Returns the view that resources are reclaimed from, or why none are.
 pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView, Reset> {
     let strategy = input.strategy.ok_or(Reset::Disabled)?;
     let report = input.report.ok_or(Reset::Degraded("there is no report"))?;
@@ -172,7 +172,7 @@ fn earliest(current: Option<Duration>, secs: Option<u64>) -> Option<Duration> {
     current.into_iter().chain(new).min()
 }
 
-/// The merge patch for what a draft changes of the metadata.
+/// Returns the merge patch for a draft's metadata changes; `None` if there are none.
 fn meta_patch(draft: &Draft) -> Option<Value> {
     let mut metadata = Map::new();
     if !draft.annotations.is_empty() {
@@ -184,8 +184,8 @@ fn meta_patch(draft: &Draft) -> Option<Value> {
     (!metadata.is_empty()).then(|| json!({ "metadata": metadata }))
 }
 
-/// The zones with the amounts in them, and whether any changes by more than `threshold`; `None` if
-/// nothing changes. Zones without an amount have what they had of it taken away.
+/// Returns the zones with `amounts` set, and whether an amount changes by more than `threshold`; `None` if
+/// nothing changes. In zones without an entry, existing batch amounts become zero.
 fn zones_after(
     zones: &[Zone],
     amounts: &[ZoneAmounts],
@@ -213,7 +213,7 @@ fn zones_after(
                     (old, wanted.unwrap_or_default())
                 }
             };
-            // Parts of a byte, as upstream writes them, are no change.
+            // Fractions of a byte, which upstream writes, count as no change.
             if old.is_some_and(|old| old.iter().all(|old| old.value() == amount.value())) {
                 continue;
             }
@@ -238,8 +238,8 @@ fn zones_after(
     changed.then_some((after, far))
 }
 
-/// The merge patch that brings capacity and allocatable to the wanted amounts, owned keys only, so
-/// that a kubelet's concurrent write is never undone.
+/// Returns the merge patch that sets capacity and allocatable to the wanted amounts. It contains own keys
+/// only, so a concurrent write of the kubelet is never undone.
 fn status_patch(node: &Node, wanted: &BTreeMap<&'static str, Option<Quantity>>) -> Option<Value> {
     let status = node.status.as_ref();
     let change = |list: Option<&BTreeMap<_, _>>| {

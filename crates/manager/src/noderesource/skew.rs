@@ -1,25 +1,25 @@
-//! Nodes whose clock is ahead, as far as their reports show it.
+//! Detects nodes whose clock is ahead by the dates of their reports.
 
 use jiff::{SignedDuration, Timestamp};
 use koord_model::report_time;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 
-/// The times of reports that were refused because they were dated ahead, by node. A refused report stays so when the
-/// local clock catches up with its date: nothing newer has come since.
+/// Dates of reports that were refused because they were ahead of now, by node. A refused report stays refused
+/// when the local clock catches up with its date, because no newer one has arrived since.
 #[derive(Debug, Default)]
 pub(super) struct SkewedNodes(Mutex<HashMap<String, i64>>);
 
-/// The result of looking at a node's newest report.
+/// The clock skew that a node's newest report shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Skew {
-    /// The report may be used as far as its date goes.
+    /// The report's date is no reason to refuse it.
     None,
-    /// The report is the first that may be used after others were refused.
+    /// The report is the first one accepted after refused ones.
     Ended,
-    /// The report is refused, as the one before it was.
+    /// The report is refused, like the one before it.
     Ongoing,
-    /// The report is the first to be refused, dated so far ahead of now.
+    /// The report is the first one refused; the value is how far it is ahead.
     Started(SignedDuration),
 }
 
@@ -31,7 +31,7 @@ impl Skew {
 }
 
 impl SkewedNodes {
-    /// Records the date of the newest report of `node`, in seconds since 1970, which is used for `life`.
+    /// Records the date of the newest report of `node`, in Unix seconds; a report is used for `life`.
     pub(super) fn observe(
         &self,
         node: &str,
@@ -76,7 +76,7 @@ mod tests {
         let hour = SignedDuration::from_hours(1);
         assert_eq!(observe(4600, 1000), Skew::Started(hour));
         assert_eq!(observe(4660, 1060), Skew::Ongoing, "the next report");
-        // The clock catches up with a report that nothing followed.
+        // The clock catches up with the last report.
         assert_eq!(observe(4660, 4661), Skew::Ongoing);
         assert_eq!(observe(4700, 4700), Skew::Ended);
         assert_eq!(observe(4760, 4760), Skew::None);

@@ -1,4 +1,4 @@
-//! From API objects to the [`NodeView`] that the formulas take.
+//! Converts API objects to the [`NodeView`] that the formulas take.
 
 use crate::facts::{Packed, PodFacts, PodUsage, Report};
 use k8s_openapi::api::core::v1::Node;
@@ -8,7 +8,7 @@ use koord_api::resources;
 use koord_model::reclaim::{Amount, Measured, NodeView, PodView};
 use std::collections::HashMap;
 
-/// The view of a node with the pods bound to it and its newest report.
+/// Returns the view of a node with the pods bound to it and its newest report.
 pub(crate) fn node_view<'a>(
     node: &Node,
     report: &Report,
@@ -59,15 +59,15 @@ fn status_amount(
     Amount::new(get(resources::CPU), get(resources::MEMORY))
 }
 
-/// An amount of a resource list; `None` if it is absent or cannot be read.
+/// Returns an amount in a resource list; `None` if it is absent or invalid.
 pub(crate) fn read(list: Option<&K8sList>, name: &str) -> Option<Quantity> {
     quantity::parse(list?.get(name)?).ok()
 }
 
-/// What the reservation annotation takes away; nothing where it is malformed, with a line in the log.
+/// Returns the amounts in the reservation annotation; zero, with a log line, if it is invalid.
 fn reserved(node: &Node) -> Amount {
     let reserved = Reserved::of(node.metadata.annotations.as_ref()).unwrap_or_else(|error| {
-        tracing::warn!(node = node.metadata.name, %error, "ignored");
+        tracing::warn!(node = node.metadata.name, %error, "ignoring invalid node reservation annotation");
         None
     });
     reserved.map_or(Amount::ZERO, |reserved| {
@@ -171,7 +171,7 @@ mod tests {
             "{",
             "{\"reservedCPUs\":\"3-1\"}",
             "{\"reservedCPUs\":\"x\"}",
-            // The whole annotation is ignored, as upstream ignores it.
+            // The whole annotation is ignored, as upstream does.
             "{\"resources\":{\"cpu\":\"2\",\"memory\":\"1Gi\"},\"reservedCPUs\":\"a-b\"}",
             "{}",
         ] {

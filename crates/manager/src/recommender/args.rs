@@ -10,60 +10,60 @@ use std::time::Duration;
 /// Flags of the recommender.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RecommenderArgs {
-    /// Where the recommender's samples come from: auto, metrics-api or node-metric
+    /// Source of usage samples: auto, metrics-api or node-metric
     #[arg(long, default_value = "auto")]
     pub recommender_source: String,
-    /// What recommendations cover: peak (p99 of CPU, p95 of memory, and 5 %) or vpa (p90 and 15 %)
+    /// Preset of percentiles and margin: peak (p99 of CPU, p95 of memory, 5 % margin) or vpa (p90, 15 % margin)
     #[arg(long, default_value = "peak")]
     pub recommender_profile: String,
-    /// Small changes of a recommendation are written this often
+    /// Interval at which small changes of a recommendation are written
     #[arg(long, default_value = "10m")]
     pub recommender_update_interval: GoDuration,
-    /// How often pods are measured
+    /// Interval between two measurements of pods
     #[arg(long, default_value = "1m")]
     pub recommender_interval: GoDuration,
-    /// Each history is saved this often
+    /// Interval at which each usage history is saved
     #[arg(long, default_value = "10m")]
     pub recommender_checkpoint_interval: GoDuration,
-    /// How many histories are saved per round at most
+    /// Maximum number of usage histories saved per round
     #[arg(long, default_value_t = 300)]
     pub recommender_checkpoints_per_round: usize,
-    /// Share of CPU samples to cover, instead of the profile's
+    /// Percentile of CPU samples to cover, from 0 to 1; overrides the profile
     #[arg(long)]
     pub recommender_cpu_percentile: Option<f64>,
-    /// Share of memory peaks to cover, instead of the profile's
+    /// Percentile of memory peaks to cover, from 0 to 1; overrides the profile
     #[arg(long)]
     pub recommender_memory_percentile: Option<f64>,
-    /// Added to every recommendation, as a share of it, instead of the profile's
+    /// Margin added to every recommendation, as a fraction of it; overrides the profile
     #[arg(long)]
     pub recommender_margin: Option<f64>,
-    /// The least CPU a pod is recommended
+    /// Minimum CPU recommended for a pod
     #[arg(long, default_value = "25m")]
     pub recommender_pod_min_cpu: Quantity,
-    /// The least memory a pod is recommended
+    /// Minimum memory recommended for a pod
     #[arg(long, default_value = "250Mi")]
     pub recommender_pod_min_memory: Quantity,
-    /// After how long a CPU sample weighs half
+    /// Half-life of the weight of CPU samples
     #[arg(long, default_value = "24h")]
     pub recommender_cpu_half_life: GoDuration,
-    /// After how long a memory peak weighs half
+    /// Half-life of the weight of memory peaks
     #[arg(long, default_value = "24h")]
     pub recommender_memory_half_life: GoDuration,
-    /// Of each window of this length the highest memory use counts
+    /// Length of the window of which the memory peak counts
     #[arg(long, default_value = "24h")]
     pub recommender_memory_window: GoDuration,
-    /// What was not seen for so many windows is forgotten
+    /// Number of windows without a sample after which a history is dropped
     #[arg(long, default_value_t = 8)]
     pub recommender_memory_windows: i64,
-    /// A container killed for want of memory gets so many times what it had
+    /// Factor by which memory is raised after an OOM kill
     #[arg(long, default_value_t = 1.2)]
     pub recommender_oom_ratio: f64,
-    /// ... and at least so much more
+    /// Minimum amount by which memory is raised after an OOM kill
     #[arg(long, default_value = "100Mi")]
     pub recommender_oom_min_bump: Quantity,
 }
 
-/// How the recommender works.
+/// Options of the recommender.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecommenderOptions {
     pub(crate) settings: Settings,
@@ -88,7 +88,7 @@ impl Default for RecommenderOptions {
 }
 
 impl RecommenderArgs {
-    /// Checks everything and makes options of it.
+    /// Validates the flags and converts them to options.
     pub(crate) fn options(&self) -> Result<RecommenderOptions, OptionsError> {
         let wrong = OptionsError::flag;
         let preset = match self.recommender_profile.as_str() {
@@ -149,7 +149,7 @@ impl RecommenderArgs {
     }
 }
 
-/// The flag that a setting comes from.
+/// Returns the flag of an invalid setting.
 fn flag_of(error: &SettingsError) -> &'static str {
     match error.field {
         "cpu" => "recommender-cpu-percentile",

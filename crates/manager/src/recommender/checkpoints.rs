@@ -1,4 +1,4 @@
-//! Histories as RecommendationCheckpoint objects.
+//! Loads and saves histories as RecommendationCheckpoint objects.
 
 use super::learn::ContainerHistory;
 use jiff::Timestamp;
@@ -14,28 +14,28 @@ use koord_model::histogram::{Checkpoint, UnixMillis, ZERO_TIME};
 use koord_model::recommend::{ContainerCheckpoint, ContainerModel, SavedInstance, Settings};
 use std::collections::{BTreeMap, HashMap};
 
-/// Objects per page of the list.
+/// Number of objects per page of a list request.
 const PAGE: u32 = 200;
-/// Longest name of an object.
+/// Maximum length of an object's name.
 const MAX_NAME_LENGTH: usize = 253;
 
-/// Histories by Recommendation; each with the uid of the Recommendation it was written for, and its
-/// container.
+/// Loaded histories by Recommendation, each with the UID of its Recommendation and its container.
 pub(crate) type LoadedHistories = HashMap<ObjectKey, Vec<(Uid, String, ContainerHistory)>>;
 
-/// Where checkpoints stand.
+/// Whether checkpoints can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CheckpointSupport {
-    /// They were read and are written.
+    /// Checkpoints were loaded and are saved.
     Available,
-    /// They cannot be: says why.
+    /// Checkpoints cannot be used, with the reason.
     Unavailable(String),
 }
 
-/// Reads all checkpoints. Ones that cannot be used are left out, and said so.
+/// Loads all checkpoints. Invalid ones are skipped with a warning.
 ///
 /// # Errors
-/// The API server cannot say now: nothing may be learned anew before it can.
+/// The request failed for a temporary reason: learning must not start from nothing before a later attempt
+/// succeeds.
 pub(crate) async fn load(
     client: &Client,
     settings: &Settings,
@@ -69,7 +69,7 @@ pub(crate) async fn load(
                     loaded.entry(of).or_default().push(one);
                 }
                 Err(problem) => {
-                    tracing::warn!(checkpoint = %key, problem, "a history is lost");
+                    tracing::warn!(checkpoint = %key, problem, "ignoring invalid RecommendationCheckpoint");
                 }
             }
         }
@@ -80,7 +80,7 @@ pub(crate) async fn load(
     }
 }
 
-/// What a checkpoint holds.
+/// Parses the history in a checkpoint.
 fn read(
     object: &RecommendationCheckpoint,
     settings: &Settings,
@@ -141,8 +141,8 @@ fn read(
     })
 }
 
-/// The name of a container's checkpoint. Container names have no dots, so the last dot tells the
-/// two parts apart.
+/// Returns the name of a container's checkpoint. Container names have no dots, so the last dot separates the
+/// two parts.
 pub(crate) fn name(recommendation: &str, container: &str) -> String {
     let whole = format!("{recommendation}.{container}");
     if whole.len() <= MAX_NAME_LENGTH {
@@ -161,7 +161,7 @@ pub(crate) fn name(recommendation: &str, container: &str) -> String {
     )
 }
 
-/// The object that holds a history.
+/// Returns the checkpoint object of a history.
 pub(crate) fn object(
     recommendation: &ObjectKey,
     uid: &Uid,
@@ -221,7 +221,7 @@ pub(crate) fn object(
     object
 }
 
-/// Writes a history; its new `resourceVersion`.
+/// Writes a checkpoint and returns its new `resourceVersion`.
 pub(crate) async fn save(
     client: &Client,
     mut object: RecommendationCheckpoint,
@@ -235,13 +235,13 @@ pub(crate) async fn save(
         api.create(&params, &object).await
     };
     let written = match written {
-        // Somebody removed it.
+        // It was deleted in the meantime.
         Err(error) if patch::is_not_found(&error) => {
             object.metadata.resource_version = None;
             api.create(&params, &object).await
         }
-        // Another manager wrote it before this one led: what this one learned goes on from there or
-        // is as good.
+        // Another manager wrote it before this one became leader: the history of this one continues it or is
+        // equivalent.
         Err(error) if patch::is_conflict(&error) => {
             object.metadata.resource_version = api.get(&name).await?.metadata.resource_version;
             api.replace(&name, &params, &object).await
@@ -251,7 +251,7 @@ pub(crate) async fn save(
     written.map(|object| object.metadata.resource_version)
 }
 
-/// Removes the history of a container that is no more.
+/// Deletes the checkpoint of a container that no longer exists.
 pub(crate) async fn remove(
     client: &Client,
     recommendation: &ObjectKey,
@@ -308,7 +308,7 @@ mod tests {
         let of = ObjectKey::new("shop", "web");
         let now = NOW + 36_000_000;
         let object = object(&of, &"uid".into(), "main", &history, now);
-        // Over the wire.
+        // Encode and decode, as over the network.
         let text = serde_json::to_string(&object).unwrap();
         let object: RecommendationCheckpoint = serde_json::from_str(&text).unwrap();
         let back = read(&object, &settings, now).unwrap();

@@ -1,4 +1,4 @@
-//! What is learned for each Recommendation. No I/O: samples in, recommendations out.
+//! Learns usage histories and computes recommendations. No I/O.
 
 use super::pods::RecommenderPod;
 use super::sources::PodMeasurement;
@@ -13,23 +13,22 @@ use koord_model::recommend::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// With this many days of history a recommendation is no guess any more.
+/// Days of history from which a recommendation is reliable.
 pub(crate) const ENOUGH_DAYS: f64 = 1.0;
 
-/// One container's history, and how it is saved.
+/// Usage history of one container, and the state of its checkpoint.
 #[derive(Debug)]
 pub(crate) struct ContainerHistory {
     pub(crate) model: ContainerModel,
-    /// When it was last saved.
+    /// When it was last saved, in Unix milliseconds.
     pub(crate) saved: UnixMillis,
-    /// Whether it learned something since.
+    /// True if it changed since then.
     pub(crate) dirty: bool,
-    /// `resourceVersion` of its checkpoint, where there is one.
+    /// `resourceVersion` of its checkpoint; `None` if there is none.
     pub(crate) version: Option<Box<str>>,
 }
 
-/// Histories by container name, sorted. A pod has few containers: in a map they would take twice the
-/// memory.
+/// Histories sorted by container name. A pod has few containers, for which a map would take twice the memory.
 #[derive(Debug, Default)]
 pub(crate) struct ContainerHistories(Vec<(Box<str>, ContainerHistory)>);
 
@@ -48,7 +47,7 @@ impl ContainerHistories {
         self.0.get_mut(at).map(|(_, history)| history)
     }
 
-    /// That of a container; `fresh` if there is none.
+    /// Returns the history of a container, creating it with `fresh` if there is none.
     pub(crate) fn or_insert_with(
         &mut self,
         name: &str,
@@ -67,31 +66,31 @@ impl ContainerHistories {
     }
 }
 
-/// Everything learned for one Recommendation.
+/// Learned state of one Recommendation.
 #[derive(Debug, Default)]
 pub(crate) struct RecommendationState {
     /// `metadata.uid` of the Recommendation.
     pub(crate) uid: Uid,
     pub(crate) containers: ContainerHistories,
-    /// The last percentiles that made sense.
+    /// The last valid percentiles.
     pub(crate) percentiles: Option<Percentiles>,
-    /// Whether what single containers used had to be guessed of late.
+    /// True if the last sample measured whole pods, so that the usage of containers was estimated.
     is_estimated: bool,
-    /// After how many failures in a row the next write is tried, and when.
+    /// Number of consecutive failed writes, and when the next write is attempted.
     pub(crate) failures: u32,
     pub(crate) retry_at: UnixMillis,
 }
 
-/// What is estimates of the containers of a Recommendation's pods.
+/// Estimated usage of the containers of a Recommendation's pods.
 #[derive(Debug, Default)]
 pub(crate) struct ContainerEstimates {
-    /// By container name.
+    /// Usage distribution by container name.
     pub(crate) containers: Vec<(String, Distribution)>,
-    /// Containers that run and were never measured.
+    /// Running containers without a sample.
     pub(crate) unmeasured: Vec<String>,
-    /// Whether single containers' use was guessed.
+    /// True if the usage of single containers was estimated from that of pods.
     pub(crate) is_estimated: bool,
-    /// Days of history of the container that is estimates least.
+    /// Days of history of the container with the shortest one.
     pub(crate) days: f64,
 }
 
@@ -103,7 +102,7 @@ impl RecommendationState {
         }
     }
 
-    /// Learns from one pod: its kills, and what it used.
+    /// Records the OOM kills and the usage of one pod.
     pub(crate) fn learn(
         &mut self,
         settings: &Settings,
@@ -114,7 +113,7 @@ impl RecommendationState {
         let uid = pod.uid.to_string();
         let recent = |time: &UnixMillis| now.saturating_sub(*time) <= settings.expiry_ms();
         for container in &*pod.containers {
-            // Kills come first: the window that a sample opens would leave an earlier kill out.
+            // OOM kills come first: the memory window that a sample opens would exclude an earlier kill.
             if let Some(time) = container
                 .oom_killed
                 .map(|time| time.min(now))
@@ -148,7 +147,7 @@ impl RecommendationState {
             })
     }
 
-    /// Drops what was not heard of for long; the names of the containers that are gone.
+    /// Drops expired histories and returns the names of containers without one.
     pub(crate) fn expire(&mut self, settings: &Settings, now: UnixMillis) -> Vec<String> {
         let mut gone = Vec::new();
         self.containers.0.retain_mut(|(name, history)| {
@@ -161,7 +160,7 @@ impl RecommendationState {
         gone
     }
 
-    /// What is estimates of the containers of these pods.
+    /// Returns the usage estimates of the containers of these pods.
     pub(crate) fn estimates(
         &self,
         settings: &Settings,
@@ -208,11 +207,11 @@ fn list(amounts: Recommended) -> ResourceList {
     .into()
 }
 
-/// The recommendation as the status of a Recommendation has it, sorted by name.
+/// Returns the recommended amounts for the status of a Recommendation, sorted by container name.
 ///
-/// What was recommended `before` from a day of history or more (`days` says it by container) is not
-/// lowered by what was learned in less: a manager that had to begin anew knows less than it did. Of
-/// containers that were never measured the old recommendation stays, too.
+/// An amount in `before` that comes from at least a day of history (`days` returns it by container) is not
+/// lowered by a shorter history, for example after a manager lost its checkpoints. Containers without a
+/// sample keep the old recommendation, too.
 pub(crate) fn statuses(
     estimates: &ContainerEstimates,
     before: &[RecommendedContainerStatus],
@@ -247,18 +246,18 @@ pub(crate) fn statuses(
     all
 }
 
-/// What the annotation says beside the status.
+/// The details in a Recommendation's annotation.
 #[derive(Debug)]
 pub(crate) struct Details {
-    /// What is estimates now.
+    /// The current details by container.
     all: BTreeMap<String, ContainerDistribution>,
-    /// The containers of which the old annotation holds on.
+    /// Containers whose details are taken from the old annotation.
     from_old: Vec<String>,
 }
 
 impl Details {
-    /// What is estimates. `days` as in [`statuses`], `None` of a container that the old annotation does not
-    /// have: while the old recommendation holds, so does the history that it came from.
+    /// Creates the details of current estimates. `days` is as in [`statuses`], `None` for a container that
+    /// the old annotation does not have: while the old recommendation is kept, its details are kept, too.
     pub(crate) fn new(estimates: &ContainerEstimates, days: impl Fn(&str) -> Option<f64>) -> Self {
         let all = estimates
             .containers
@@ -278,12 +277,12 @@ impl Details {
         }
     }
 
-    /// Whether the old annotation is needed.
+    /// Returns true if the old annotation is needed.
     pub(crate) fn needs_old(&self) -> bool {
         !self.from_old.is_empty()
     }
 
-    /// The new annotation, where the old one may be needed; empty of no container.
+    /// Returns the new annotation, completed from the old one; empty without containers.
     pub(crate) fn with(
         self,
         mut old: BTreeMap<String, ContainerDistribution>,
@@ -369,7 +368,7 @@ mod tests {
         }
     }
 
-    /// While the old recommendation holds, so does the history that it came from.
+    /// While the old recommendation is kept, its details are kept, too.
     #[test]
     fn short_history_keeps_longer_details() {
         let one = |days: f64| ContainerDistribution {
@@ -404,7 +403,7 @@ mod tests {
         }
     }
 
-    /// One container that is hardly estimates makes all of the pod hardly estimates.
+    /// One container with a short history lowers the confidence of the whole pod.
     #[test]
     fn confidence_is_the_lowest_of_the_containers() {
         const DAY: UnixMillis = 86_400_000;

@@ -1,4 +1,4 @@
-//! Recommends what containers should request, from what they use.
+//! Recommends container requests from measured usage.
 //!
 //! ```text
 //! Recommendation ─► target ──┐
@@ -7,8 +7,8 @@
 //!                         checkpoints: RecommendationCheckpoint
 //! ```
 //!
-//! One round a minute for all Recommendations; a new one is looked at at once. Without any, nothing
-//! is watched but Recommendations. Upstream defines the Recommendation and makes none.
+//! One round a minute covers all Recommendations; a new one starts a round early. Without Recommendations
+//! only they are watched. Upstream defines the Recommendation resource and has no controller for it.
 
 mod args;
 mod checkpoints;
@@ -32,7 +32,7 @@ use round::Recommender;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The controller. It runs in recommender, so its queue has one key.
+/// The controller. It works in rounds, so its queue has one key.
 pub(crate) const ROW: Row = Row {
     name: "recommender",
     gate: Some("Recommender"),
@@ -41,7 +41,7 @@ pub(crate) const ROW: Row = Row {
     build,
 };
 
-/// Changes that come together are looked at together.
+/// Delay over which changes are batched into one round.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 fn build(replica: &Arc<Replica>) -> Controller {
@@ -54,7 +54,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
         }
     });
     queue.add(everything);
-    // A round takes them out and puts them back: should one panic, the next begins from checkpoints.
+    // A round takes the state out and puts it back: after a panic, the next round starts from checkpoints.
     let recommender: Arc<Mutex<Option<Recommender>>> = Arc::default();
     let own = replica.clone();
     ROW.controller(replica, queue, move |_| {
@@ -70,7 +70,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     })
 }
 
-/// Whether a change of a Recommendation is somebody else's: statuses are our own.
+/// Returns true if a Recommendation was changed by a user; the status is written by the recommender itself.
 fn is_user_change(change: &Change<RecommendationFacts>) -> bool {
     match change {
         Change::Applied { old: None, .. } => true,

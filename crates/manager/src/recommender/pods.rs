@@ -1,4 +1,4 @@
-//! What the recommender keeps of a pod.
+//! Pods in the compact form of the recommender.
 
 use crate::facts::Interner;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
@@ -10,20 +10,20 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// A pod, without what is of no use here.
+/// The fields of a pod that the recommender reads.
 #[derive(Debug, Clone)]
 pub(crate) struct RecommenderPod {
     pub(crate) key: ObjectKey,
     pub(crate) uid: Uid,
     resource_version: Option<Box<str>>,
-    /// As JSON; empty without any.
+    /// Labels as JSON; empty if there are none.
     labels: Arc<str>,
     pub(crate) owner: Option<Arc<Owner>>,
-    /// The containers that run as long as the pod: main ones and sidecars.
+    /// Containers that run as long as the pod: main containers and sidecars.
     pub(crate) containers: Arc<[RecommenderContainer]>,
 }
 
-/// What pods have in interners with others of their workload.
+/// Interners of the values that pods of a workload share.
 #[derive(Debug, Default)]
 pub(crate) struct PodInterners {
     labels: Interner<str>,
@@ -31,19 +31,19 @@ pub(crate) struct PodInterners {
     containers: Interner<[RecommenderContainer]>,
 }
 
-/// One container.
+/// The fields of a container that the recommender reads.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RecommenderContainer {
     pub(crate) name: Box<str>,
-    /// Requested cores; the batch or mid resource where the pod asks for that.
+    /// Requested cores: CPU, or batch or mid CPU if that is requested instead.
     pub(crate) cpu: Option<f64>,
-    /// Requested bytes, likewise.
+    /// Requested bytes: memory, or batch or mid memory.
     pub(crate) memory: Option<f64>,
-    /// When it was last oom_killed for want of memory.
+    /// When it was last OOM-killed, in Unix milliseconds.
     pub(crate) oom_killed: Option<UnixMillis>,
 }
 
-// Amounts come from quantities, which are numbers.
+// Amounts come from quantities and are never NaN.
 impl Eq for RecommenderContainer {}
 
 impl Hash for RecommenderContainer {
@@ -54,12 +54,12 @@ impl Hash for RecommenderContainer {
 }
 
 impl RecommenderPod {
-    /// What is kept of one pod by itself.
+    /// Creates the compact form of a single pod.
     pub(crate) fn from_pod(pod: &Pod) -> Self {
         Self::with_interners(pod, &PodInterners::default())
     }
 
-    /// What is kept of one of many pods.
+    /// Creates the compact form of one of many pods, with interned values.
     pub(crate) fn with_interners(pod: &Pod, interners: &PodInterners) -> Self {
         let status = pod.status.as_ref();
         let spec = pod.spec.as_ref();
@@ -112,7 +112,7 @@ impl RecommenderPod {
 
 impl RecommenderPod {
     pub(crate) fn labels(&self) -> BTreeMap<String, String> {
-        // They were written by `of`.
+        // The text was encoded in `with_interners`.
         serde_json::from_str(&self.labels).unwrap_or_default()
     }
 }
@@ -129,8 +129,8 @@ impl Mirrored for RecommenderPod {
     }
 }
 
-/// What a container requests of the first resource that it requests. Batch and mid CPU are counted
-/// in milli-cores.
+/// Returns a container's request of the first resource in `names` that it requests. Batch and mid CPU are
+/// counted in milli-cores.
 fn request(container: &Container, names: [&str; 3]) -> Option<f64> {
     let requests = container.resources.as_ref()?.requests.as_ref()?;
     names.into_iter().find_map(|name| {
@@ -140,7 +140,7 @@ fn request(container: &Container, names: [&str; 3]) -> Option<f64> {
     })
 }
 
-/// When the container was oom_killed for want of memory, the last time that is known.
+/// Returns when the container was last OOM-killed, in Unix milliseconds.
 fn oom_killed(status: &ContainerStatus) -> Option<UnixMillis> {
     let states = [status.last_state.as_ref(), status.state.as_ref()];
     let ended = states

@@ -1,4 +1,4 @@
-//! One round: who is meant, what was used, what is recommended, what is written.
+//! One round: find the pods of each Recommendation, measure them, learn, write.
 
 use super::checkpoints::{self, CheckpointSupport, LoadedHistories};
 use super::learn::{self, ContainerEstimates, Details, RecommendationState};
@@ -22,24 +22,24 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Writes at once.
+/// Number of concurrent writes.
 const WRITERS: usize = 8;
-/// Recommendations that are decided about before the first of them is written.
+/// Recommendations that are planned before the first of them is written.
 const WRITE_BATCH: usize = 256;
-/// The longest pause between two tries to write what the API server refuses, in minutes.
+/// Longest delay in minutes between two attempts of a write that fails.
 const MAX_RETRY_MINUTES: u32 = 16;
 
-/// What lasts from round to round.
+/// State kept from round to round.
 pub(super) struct Recommender {
     entries: HashMap<ObjectKey, RecommendationState>,
     owners: Owners,
-    /// Followed while there is a Recommendation.
+    /// Pod informer, running while there is a Recommendation.
     pods: Option<(Store<RecommenderPod>, DropGuard)>,
-    /// `None` until they are read.
+    /// `None` until checkpoints are loaded.
     checkpoints: Option<CheckpointSupport>,
-    /// Histories whose Recommendation was not seen yet.
+    /// Loaded histories whose Recommendation was not observed yet.
     loaded: LoadedHistories,
-    /// When the API server is asked again for what it did not have.
+    /// When unavailable checkpoints are requested again, in Unix milliseconds.
     recheck_at: UnixMillis,
 }
 
@@ -47,9 +47,9 @@ pub(super) struct Recommender {
 struct RecommendationCase {
     facts: Arc<RecommendationFacts>,
     pods: Vec<Arc<RecommenderPod>>,
-    /// Why the API server has no such target.
+    /// Why the API server cannot have such a target.
     unknown_kind: Option<String>,
-    /// Something was wrong with looking for the target.
+    /// Why the target has no pods, if it has none.
     no_pods_cause: Option<Cause>,
 }
 
@@ -58,7 +58,7 @@ impl RecommendationCase {
         &self.facts.key
     }
 
-    /// What it is about, or why that cannot be used.
+    /// Returns the target, or why it cannot be used.
     fn target(&self) -> Result<&Target, &String> {
         let target = self.facts.target.as_ref()?;
         self.unknown_kind.as_ref().map_or(Ok(target), Err)
@@ -111,8 +111,7 @@ impl Recommender {
         Ok(())
     }
 
-    /// Drops what was learned for Recommendations that are no more. The garbage collector takes
-    /// their checkpoints.
+    /// Drops the state of deleted Recommendations. The garbage collector deletes their checkpoints.
     fn remove_deleted(&mut self, objects: &[Arc<RecommendationFacts>]) {
         let uids: HashMap<ObjectKey, &Uid> = objects
             .iter()
@@ -122,7 +121,7 @@ impl Recommender {
             .retain(|key, entry| uids.get(key).is_some_and(|uid| **uid == entry.uid));
     }
 
-    /// Reads the checkpoints, once there are any to read.
+    /// Loads the checkpoints unless that is done.
     async fn load(&mut self, replica: &Replica, now: UnixMillis) -> Result<(), Error> {
         let settled = match &self.checkpoints {
             Some(CheckpointSupport::Available) => true,
@@ -137,10 +136,10 @@ impl Recommender {
         if self.checkpoints.as_ref() != Some(&support) {
             match &support {
                 CheckpointSupport::Available => {
-                    tracing::info!(targets = loaded.len(), "histories loaded")
+                    tracing::info!(targets = loaded.len(), "loaded histories from checkpoints")
                 }
                 CheckpointSupport::Unavailable(why) => {
-                    tracing::warn!(why, "histories are not kept over restarts")
+                    tracing::warn!(why, "checkpoints unavailable, histories will be lost on restart")
                 }
             }
         }
@@ -151,7 +150,7 @@ impl Recommender {
         Ok(())
     }
 
-    /// The pods, in sync; `None` when the manager ends first.
+    /// Returns the synced pod store; `None` if the manager stops first.
     async fn pods(&mut self, replica: &Replica) -> Option<Store<RecommenderPod>> {
         let (store, _) = self.pods.get_or_insert_with(|| {
             let stop: CancellationToken = replica.stop.child_token();
@@ -168,7 +167,7 @@ impl Recommender {
         store.wait_synced().await.then_some(store)
     }
 
-    /// An entry for each Recommendation, with its history where there is one.
+    /// Creates the state of each new Recommendation, with its loaded history.
     fn create_entries(&mut self, objects: &[Arc<RecommendationFacts>]) {
         for object in objects {
             let key = object.key();
@@ -185,7 +184,7 @@ impl Recommender {
         }
     }
 
-    /// Which pods each Recommendation is about.
+    /// Finds the pods of each Recommendation.
     async fn cases(
         &mut self,
         objects: Vec<Arc<RecommendationFacts>>,
@@ -256,7 +255,7 @@ impl Recommender {
         Ok(cases)
     }
 
-    /// Why a Recommendation has no pods.
+    /// Finds out why a Recommendation has no pods.
     async fn explain_no_pods(&mut self, case: &mut RecommendationCase) {
         let none = |message: String| Cause {
             reason: "NoPods",
@@ -319,7 +318,7 @@ impl Recommender {
         }
     }
 
-    /// Writes what is due. A refusal of the API server is tried again after a growing pause.
+    /// Writes what is due. A failed write is retried with exponential backoff.
     async fn write(
         &mut self,
         replica: &Arc<Replica>,
@@ -327,7 +326,7 @@ impl Recommender {
         measurements: &Measurements,
         now: UnixMillis,
     ) {
-        // A few at a time: all of them at once are many times what is history.
+        // In batches, because plans take many times the memory of the stored state.
         for cases in cases.chunks(WRITE_BATCH) {
             self.write_batch(replica, cases, measurements, now).await;
         }
@@ -376,11 +375,11 @@ impl Recommender {
                 Err(error) => {
                     let minutes = (1 << entry.failures.min(4)).min(MAX_RETRY_MINUTES);
                     entry.retry_at = now.saturating_add(i64::from(minutes) * 60_000);
-                    // With growing pauses; one line says it all.
+                    // Retried with backoff: one warning is enough.
                     if entry.failures == 0 {
-                        tracing::warn!(recommendation = %key, %error, "not written; it is tried again");
+                        tracing::warn!(recommendation = %key, %error, "failed to write recommendation, retrying with backoff");
                     } else {
-                        tracing::debug!(recommendation = %key, %error, minutes, "not written again");
+                        tracing::debug!(recommendation = %key, %error, minutes, "failed to write recommendation again");
                     }
                     entry.failures = entry.failures.saturating_add(1);
                 }
@@ -388,7 +387,7 @@ impl Recommender {
         }
     }
 
-    /// Saves the histories that have waited longest, and removes those out of date.
+    /// Saves the histories whose last save is longest ago, and deletes the checkpoints of expired ones.
     async fn save(&mut self, replica: &Replica, now: UnixMillis) {
         let options = &replica.options.recommender;
         let history = self.checkpoints == Some(CheckpointSupport::Available);
@@ -409,7 +408,7 @@ impl Recommender {
         }
         for (key, name) in gone {
             if let Err(error) = checkpoints::remove(&replica.client, &key, &name).await {
-                tracing::warn!(recommendation = %key, container = name, %error, "an old history stays");
+                tracing::warn!(recommendation = %key, container = name, %error, "failed to delete checkpoint of an expired history");
             }
         }
         due.sort_unstable();
@@ -439,7 +438,7 @@ impl Recommender {
             let Some(one) = entry.and_then(|entry| entry.containers.get_mut(&name)) else {
                 continue;
             };
-            // One that cannot be written must not keep the others from their turn.
+            // A history that cannot be written must not block the others.
             one.saved = now;
             match saved {
                 Ok(version) => {
@@ -447,14 +446,14 @@ impl Recommender {
                     one.dirty = false;
                 }
                 Err(error) => {
-                    tracing::warn!(recommendation = %key, container = name, %error, "its history is not saved");
+                    tracing::warn!(recommendation = %key, container = name, %error, "failed to save checkpoint");
                 }
             }
         }
     }
 }
 
-/// What to write about one Recommendation that has the status `before`: its new status, and the details.
+/// Returns what to write to one Recommendation that has the status `before`: its new status and the details.
 fn decide(
     replica: &Replica,
     case: &RecommendationCase,
@@ -528,8 +527,8 @@ async fn apply(
     };
     let changed = written.is_some();
     let details = match details {
-        // Few need the old annotation, and it is large: it is not history. A write brings it back, one of
-        // nothing, too.
+        // Few need the old annotation, which is large and therefore not cached. A write returns the object,
+        // an empty patch does, too.
         Some(details) if details.needs_old() => {
             let object: Recommendation = match written {
                 Some(object) => object,

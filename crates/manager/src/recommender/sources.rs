@@ -1,5 +1,4 @@
-//! Where samples come from: the metrics API, which knows containers, or NodeMetrics, which know
-//! pods.
+//! Sources of usage samples: the metrics API, which reports containers, or NodeMetrics, which report pods.
 
 use super::pods::{RecommenderContainer, RecommenderPod};
 use crate::facts::{MetricFacts, Packed};
@@ -13,15 +12,15 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What was measurements longer ago says nothing about now: a node that is gone may leave its report.
+/// Maximum age of a sample in milliseconds: the report of a deleted node may still exist.
 const STALE_MS: i64 = 15 * 60_000;
-/// Up to so many namespaces are asked for one by one; of more, everything is asked for at once.
+/// Up to this many namespaces are requested one by one, more by one request for all.
 const FEW_NAMESPACES: usize = 5;
 
-/// Which source is used.
+/// Source of samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum SampleSource {
-    /// The metrics API, and NodeMetrics while it cannot be reached.
+    /// The metrics API, or NodeMetrics while it is unavailable.
     #[default]
     Auto,
     MetricsApi,
@@ -43,31 +42,31 @@ impl std::str::FromStr for SampleSource {
     }
 }
 
-/// Cores and bytes.
+/// Usage in cores and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct ResourceUsage {
     pub(crate) cpu: Option<f64>,
     pub(crate) memory: Option<f64>,
 }
 
-/// What one pod used.
+/// Measured usage of one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum PodMeasurement {
-    /// Each container by itself.
+    /// Usage of each container.
     Containers(Vec<(String, ResourceUsage)>),
-    /// The pod as a whole.
+    /// Usage of the pod as a whole.
     Whole(ResourceUsage),
 }
 
-/// Uses of pods, each with its time.
+/// Measured usage of pods, each with its time.
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
     pub(crate) pods: HashMap<ObjectKey, (UnixMillis, PodMeasurement)>,
-    /// Why the metrics API was not used, if it should have been.
+    /// Why the metrics API could not be used; `None` if it was or was not wanted.
     pub(crate) problem: Option<String>,
 }
 
-/// Asks the source.
+/// Reads the usage of pods from the source.
 pub(crate) async fn measure(
     client: &Client,
     source: SampleSource,
@@ -120,8 +119,8 @@ struct PodMetricsList {
     items: Vec<PodMetrics>,
 }
 
-/// `PodMetrics` of `metrics.k8s.io/v1beta1`. Amounts are read one by one: a malformed one takes
-/// only its own container away.
+/// `PodMetrics` of `metrics.k8s.io/v1beta1`. Amounts are parsed one by one: an invalid one only affects its
+/// own container.
 #[derive(Debug, Deserialize)]
 struct PodMetrics {
     #[serde(default)]
@@ -207,9 +206,8 @@ fn node_metric_usage(
 }
 
 impl PodMeasurement {
-    /// What each container of `pod` used. Of a pod that was measurements as a whole, each container
-    /// has the part of the use that it has of the requests, or the same part where none requests
-    /// anything.
+    /// Returns the usage of each container of `pod`. The usage of a pod measured as a whole is split in
+    /// proportion to the requests, or evenly if there are none.
     pub(crate) fn by_container<'a>(
         &'a self,
         pod: &'a RecommenderPod,
@@ -236,7 +234,7 @@ impl PodMeasurement {
         }
     }
 
-    /// Whether the use of single containers was guessed.
+    /// Returns true if the usage of containers is estimated from that of the pod.
     pub(crate) fn is_estimated(&self, pod: &RecommenderPod) -> bool {
         matches!(self, Self::Whole(_)) && pod.containers.len() > 1
     }
@@ -285,7 +283,7 @@ mod tests {
         let parts = whole.by_container(&three);
         let cpu: Vec<_> = parts.iter().map(|part| part.1.cpu.unwrap()).collect();
         assert_eq!(cpu, [0.5, 1.5, 0.0]);
-        // Nobody requests memory: even parts.
+        // No container requests memory: it is split evenly.
         assert_eq!(parts[2].1.memory, Some(300.0));
         assert!(whole.is_estimated(&three) && !whole.is_estimated(&pod(&[None])));
         assert_eq!(whole.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
@@ -316,7 +314,7 @@ mod tests {
                 PodMeasurement::Containers(vec![("c".to_owned(), used)])
             )
         );
-        // A clock that is ahead.
+        // The clock of the source is ahead.
         assert_eq!(read(item("2026-01-01T00:01:00Z"))[0].1.0, NOW);
         assert!(read(item("2025-12-31T23:00:00Z")).is_empty());
         assert!(read(item("yesterday")).is_empty());

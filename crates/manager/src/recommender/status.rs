@@ -1,4 +1,4 @@
-//! What of a Recommendation is written, and when. No I/O.
+//! Plans the status of a Recommendation, and when it is written. No I/O.
 
 use super::learn::{ContainerEstimates, ENOUGH_DAYS};
 use jiff::Timestamp;
@@ -9,22 +9,22 @@ use koord_api::analysis::recommendation_conditions::{
 use koord_api::analysis::{RecommendationStatus, RecommendedContainerStatus, RecommendedPodStatus};
 use std::time::Duration;
 
-/// A value that moved by no more than this share is not written before its time.
+/// Relative change up to which an amount is not written before the interval ends.
 const NOTABLE_CHANGE: f64 = 0.1;
-/// An unchanged recommendation is confirmed after so long.
+/// Interval after which an unchanged recommendation is confirmed.
 const REFRESH: Duration = Duration::from_secs(3600);
 
-/// Why a condition is true.
+/// Reason and message of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cause {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
-/// Whether a condition holds.
+/// State of a condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum ConditionState {
-    /// It was not looked at: what was said before stays.
+    /// Not evaluated: the previous condition stays.
     #[default]
     Unknown,
     True(Cause),
@@ -37,17 +37,17 @@ impl From<Option<Cause>> for ConditionState {
     }
 }
 
-/// What there is to say about a Recommendation beside the amounts.
+/// The conditions of a Recommendation, other than its amounts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Findings {
     pub(crate) config_unsupported: ConditionState,
     pub(crate) no_objects_matched: ConditionState,
     pub(crate) low_confidence: ConditionState,
-    /// Said in the message of the confidence, whichever it is.
+    /// Appended to the message of `low_confidence`, whatever its state.
     pub(crate) remark: Option<String>,
 }
 
-/// A spec or annotation that cannot be used.
+/// Returns the cause for an invalid spec or annotation.
 pub(crate) fn refused(message: impl Into<String>) -> Cause {
     Cause {
         reason: "Refused",
@@ -55,7 +55,7 @@ pub(crate) fn refused(message: impl Into<String>) -> Cause {
     }
 }
 
-/// Why little is estimates, if it is.
+/// Returns why the confidence is low; `None` if it is not.
 pub(crate) fn low_confidence(
     estimates: &ContainerEstimates,
     problem: Option<&str>,
@@ -84,20 +84,20 @@ pub(crate) fn low_confidence(
     })
 }
 
-/// What to write.
+/// A planned write of a Recommendation.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StatusWrite {
     pub(crate) status: RecommendationStatus,
-    /// What to tell about the amounts, if these changed notably.
+    /// Message of the event about notable changes of amounts; `None` if there are none.
     pub(crate) change_summary: Option<String>,
-    /// The new text of `ConfigUnsupported`, if it says something new.
+    /// New message of `ConfigUnsupported`; `None` if it did not change.
     pub(crate) refusal: Option<String>,
 }
 
-/// Decides about the status: `containers` are the recommended amounts, `None` to keep the old ones.
+/// Plans the status; `containers` are the recommended amounts, `None` keeps the old ones.
 ///
-/// Amounts are written when one of them moved by more than a tenth, when `interval` is over and
-/// anything changed, and every hour; conditions at once.
+/// Amounts are written when one of them changed by more than a tenth, when `interval` has passed and anything
+/// changed, and every hour; conditions are written immediately.
 pub(crate) fn plan(
     old: Option<&RecommendationStatus>,
     generation: Option<i64>,
@@ -176,12 +176,12 @@ pub(crate) fn plan(
     })
 }
 
-/// Kubernetes writes whole seconds.
+/// Truncates to seconds, as Kubernetes writes times.
 fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }
 
-/// What changed notably, in words.
+/// Describes the notable changes of amounts; `None` if there are none.
 fn change_summary(
     before: &[RecommendedContainerStatus],
     after: &[RecommendedContainerStatus],
@@ -216,7 +216,7 @@ fn change_summary(
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The conditions after these findings. One that is not true is written only where it was before.
+/// Returns the updated conditions. A condition that is not true is written only if it existed before.
 fn conditions(
     old: &[Condition],
     generation: Option<i64>,
@@ -328,7 +328,7 @@ mod tests {
             ("1050m", 10, Some(false)),
             ("1150m", 1, Some(true)),
             ("850m", 1, Some(true)),
-            // The same amounts are confirmed once an hour.
+            // Unchanged amounts are confirmed once an hour.
             ("1", 59, None),
             ("1", 60, Some(false)),
         ] {
@@ -384,7 +384,7 @@ mod tests {
         .unwrap();
         assert_eq!(next.status.pod_status, first.status.pod_status);
         assert_eq!(next.status.update_time, first.status.update_time);
-        // Nobody looked at the confidence.
+        // The confidence was not evaluated.
         assert_eq!(next.status.conditions[0], first.status.conditions[0]);
         let again = plan(
             Some(&next.status),

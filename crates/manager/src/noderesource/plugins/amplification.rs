@@ -1,4 +1,4 @@
-//! Resource amplification: an annotation with the factors by which the node shows more than it has.
+//! Resource amplification: an annotation with the factors by which a node's allocatable is increased.
 
 use super::{Draft, Plugin};
 use crate::noderesource::plan::Input;
@@ -28,14 +28,14 @@ fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(),
     Ok(())
 }
 
-/// The ratio of normalization that the node says, which stays in force where none was found just now.
+/// Returns the normalization ratio in the node's annotation, which stays in effect if none was computed now.
 fn published(input: &Input<'_>) -> Option<f64> {
     let present = input.node.metadata.annotations.as_ref()?;
     let text = present.get(annotations::NODE_CPU_NORMALIZATION_RATIO)?;
     extension::parse_normalization_ratio(text).ok()
 }
 
-/// The configured factors; CPU's times the ratio of normalization.
+/// Returns the configured factors; the CPU factor is multiplied with the normalization ratio.
 fn ratios(input: &Input<'_>, cpu_ratio: Option<f64>) -> Result<BTreeMap<String, f64>, String> {
     let mut ratios = if input.amplification.enable == Some(true) {
         input.amplification.resource_amplification_ratio.clone()

@@ -20,9 +20,9 @@ pub(super) const PLUGIN: Plugin = Plugin {
 pub(in crate::noderesource) struct ZoneAmounts {
     /// The zone's name.
     pub(in crate::noderesource) zone: String,
-    /// Milli-cores.
+    /// Batch CPU in milli-cores.
     pub(in crate::noderesource) cpu: Quantity,
-    /// Bytes.
+    /// Batch memory in bytes.
     pub(in crate::noderesource) memory: Quantity,
 }
 
@@ -45,7 +45,7 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     set_origin(input, Some((cpu, memory)), draft);
     let taken = third_party_sum(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
-        // A negative allocation would publish what does not exist.
+        // A negative allocation would publish resources that do not exist.
         let left = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
             Some(taken) => to_whole_units(reclaim::after_third_parties(amount, *taken)),
             None => amount,
@@ -56,7 +56,7 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     Ok(())
 }
 
-/// Milli-cores, more of them where a core counts for more than one.
+/// Returns milli-cores multiplied with the normalization ratio, if that is above one.
 pub(crate) fn normalized(milli: Quantity, ratio: Option<f64>) -> Quantity {
     match ratio {
         Some(ratio) if ratio > 1.0 => to_whole_units(reclaim::scale_milli(milli, ratio)),
@@ -64,8 +64,8 @@ pub(crate) fn normalized(milli: Quantity, ratio: Option<f64>) -> Quantity {
     }
 }
 
-/// The annotation that keeps what was computed, whatever third parties have allocated of it. What
-/// others keep in it stays, and a text that says the same stays as it is.
+/// Sets the annotation with the computed amounts before third-party allocations are subtracted. Other content
+/// of the annotation is preserved, and an equal annotation is not rewritten.
 fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &mut Draft) {
     let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
     let present = input.node.metadata.annotations.as_ref();
@@ -73,12 +73,12 @@ fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &
     let known: Option<OriginAllocatable> = extension::read(present, key).ok().flatten();
     let (cpu, memory) = match amounts {
         Some(amounts) => amounts,
-        // Where there never was an annotation nothing needs to be taken back.
+        // Without an annotation there is nothing to reset.
         None if text.is_none() => return,
         None => (Quantity::ZERO, Quantity::ZERO),
     };
     let mut wanted = known.clone().unwrap_or_default();
-    // As upstream writes it.
+    // Upstream writes this format.
     let memory = memory.with_format(Format::BinarySi);
     wanted.resources.insert(BATCH_CPU.to_owned(), cpu);
     wanted.resources.insert(BATCH_MEMORY.to_owned(), memory);
@@ -89,10 +89,10 @@ fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &
     }
 }
 
-/// What other schedulers have allocated of the batch resources, by their annotation.
+/// Returns the batch resources that other schedulers allocated, from the node's annotation.
 ///
 /// # Errors
-/// The annotation cannot be read; it counts for nothing.
+/// The annotation is invalid; callers ignore it.
 pub(crate) fn third_parties(input: &Input<'_>) -> Result<Vec<ThirdPartyAllocation>, String> {
     let key = annotations::NODE_THIRD_PARTY_ALLOCATIONS;
     let present = input.node.metadata.annotations.as_ref();
@@ -103,10 +103,10 @@ pub(crate) fn third_parties(input: &Input<'_>) -> Result<Vec<ThirdPartyAllocatio
     Ok(allocations)
 }
 
-/// The sum of [`third_parties`].
+/// Returns the sum of [`third_parties`].
 fn third_party_sum(input: &Input<'_>) -> ResourceList {
     let allocations = third_parties(input).unwrap_or_else(|error| {
-        tracing::warn!(node = input.node.metadata.name, %error, "ignored");
+        tracing::warn!(node = input.node.metadata.name, %error, "ignoring invalid third-party allocations annotation");
         Vec::new()
     });
     let mut sum = ResourceList::new();
@@ -116,7 +116,7 @@ fn third_party_sum(input: &Input<'_>) -> ResourceList {
     sum
 }
 
-/// The zones that can be divided: all of them, if any has CPU or memory.
+/// Returns the zones to divide batch resources among: all zones if any has CPU or memory, otherwise none.
 fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
     let zones = input.topology.map_or(&[][..], |known| &known.spec.zones);
     let counts = |name: &str| name == resources::CPU || name == resources::MEMORY;
@@ -128,7 +128,7 @@ fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
     }
 }
 
-/// The zones that can be divided, as the formulas take them.
+/// Returns [`zones`] in the form that the formulas take.
 pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
     let amount = |zone: &Zone, name: &str| {
         let found = zone.resources.iter().find(|resource| resource.name == name);
@@ -168,7 +168,7 @@ fn add_zones(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
         .collect();
 }
 
-/// Zones that have batch resources have none of them any more.
+/// Sets the batch resources of zones that have some to zero.
 fn clear_zones(input: &Input<'_>, draft: &mut Draft) {
     let batch = |name: &str| name == BATCH_CPU || name == BATCH_MEMORY;
     let left = zones(input)

@@ -1,4 +1,4 @@
-//! GPU, NPU and RDMA resources, summed up from the node's Device.
+//! GPU, NPU and RDMA resources, summed over the devices in the node's Device.
 
 use super::{Draft, Plugin};
 use crate::noderesource::plan::Input;
@@ -20,7 +20,7 @@ pub(super) const RDMA_PLUGIN: Plugin = Plugin {
     run: rdma,
 };
 
-/// What accelerators of any vendor may offer.
+/// Extended resources of accelerators, of any vendor.
 const GPU_RESOURCES: [&str; 8] = [
     resources::GPU,
     resources::GPU_CORE,
@@ -32,14 +32,14 @@ const GPU_RESOURCES: [&str; 8] = [
     resources::GPU_SHARED,
 ];
 
-/// Copied from the Device, never removed.
+/// Labels that are copied from the Device and never removed.
 const GPU_LABELS: [&str; 3] = [
     labels::NODE_GPU_VENDOR,
     labels::NODE_GPU_MODEL,
     labels::NODE_GPU_DRIVER_VERSION,
 ];
 
-/// Percent of one device.
+/// Amount of one whole device, in percent.
 const ONE_DEVICE: i64 = 100;
 
 fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
@@ -57,7 +57,7 @@ fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<()
     }
     let of_device = device.metadata.labels.as_ref();
     let label = |key: &str| of_device.and_then(|labels| labels.get(key));
-    // Upstream's name for whole GPUs is NVIDIA's alone.
+    // Upstream uses this name for whole GPUs of NVIDIA only.
     let vendor = label(labels::NODE_GPU_VENDOR).map_or("", String::as_str);
     if matches!(vendor, "" | "nvidia") {
         let cores = sum.get(resources::GPU_CORE).copied().unwrap_or_default();
@@ -66,7 +66,7 @@ fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<()
     if input.share_gpus {
         sum.insert(resources::GPU_SHARED.to_owned(), devices(healthy.len()));
     }
-    // What the Device does not offer stays as it is.
+    // Resources that the Device does not have are left unchanged.
     let known = GPU_RESOURCES.into_iter();
     let offered = known.filter_map(|name| Some((name, Some(*sum.get(name)?))));
     draft.resources.extend(offered);
@@ -94,7 +94,7 @@ fn healthy<'a>(input: &Input<'a>, kind: &DeviceType) -> Vec<&'a DeviceInfo> {
         .collect()
 }
 
-/// So many whole devices.
+/// Returns the amount of `count` whole devices.
 fn devices(count: usize) -> Quantity {
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     Quantity::from_value(count.saturating_mul(ONE_DEVICE))

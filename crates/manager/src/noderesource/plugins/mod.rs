@@ -1,4 +1,4 @@
-//! What is computed for a node: a table of plugins, each a pure function of the same input.
+//! The table of noderesource plugins, each a pure function of the same input.
 
 mod amplification;
 mod batch;
@@ -14,20 +14,20 @@ use std::collections::BTreeMap;
 pub(super) use batch::ZoneAmounts;
 pub(crate) use batch::{normalized, numbered, third_parties};
 
-/// How a plugin results: its name, and why it could not do its work.
+/// Name of a plugin, and why it failed if it did.
 pub(crate) type PluginResult = (&'static str, Result<(), String>);
 
-/// A plugin.
+/// A plugin that computes some of a node's resources or annotations.
 pub(crate) struct Plugin {
-    /// As `--noderesource-plugins` names it.
+    /// The name in `--noderesource-plugins`.
     pub(crate) name: &'static str,
-    /// Whether it runs on nodes where co-location is off.
+    /// Returns true if the plugin also runs on nodes where co-location is off.
     runs_without_colocation: fn(&Input<'_>) -> bool,
-    /// Adds what it wants to the draft. An error leaves what it owns as it is.
+    /// Adds its changes to the draft. After an error the plugin's fields on the node stay unchanged.
     run: fn(&Input<'_>, Option<&NodeView>, &mut Draft) -> Result<(), String>,
 }
 
-/// All plugins, in the order they run: later ones build on the ratio that earlier ones found.
+/// All plugins in execution order: later ones use the ratio that earlier ones computed.
 pub(crate) const TABLE: [Plugin; 6] = [
     normalization::PLUGIN,
     amplification::PLUGIN,
@@ -47,29 +47,29 @@ pub(crate) const NAMES: [&str; 6] = [
     devices::RDMA_PLUGIN.name,
 ];
 
-/// What the plugins want of a node.
+/// The changes of a node that the plugins computed.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
-    /// Amounts to publish as capacity and allocatable; `None` for what is to be taken away.
+    /// Amounts to publish as capacity and allocatable; `None` removes a resource.
     pub(crate) resources: BTreeMap<&'static str, Option<Quantity>>,
-    /// Changes of annotations, `None` to remove one.
+    /// Changes of annotations; `None` removes an annotation.
     pub(crate) annotations: BTreeMap<&'static str, Option<String>>,
-    /// Changes of annotations that wait until the status is written.
+    /// Changes of annotations that are written together with the status.
     pub(super) with_status: BTreeMap<&'static str, Option<String>>,
     /// Changes of labels.
     pub(super) labels: BTreeMap<&'static str, String>,
-    /// How much a core of this node counts for; 1 unless normalized.
+    /// CPU normalization ratio of this node; `None` if normalization did not run.
     pub(crate) cpu_ratio: Option<f64>,
-    /// Batch resources by NUMA node, by the zones' names.
+    /// Batch resources by NUMA zone.
     pub(super) zones: Vec<ZoneAmounts>,
     /// The computed amount of each resource, before thresholds and third parties.
     pub(super) computed: BTreeMap<&'static str, Quantity>,
-    /// The arithmetic, for the operator.
+    /// Messages that show the arithmetic, for the log.
     pub(super) messages: Vec<String>,
 }
 
-/// Runs the enabled plugins. `view` is `None` where there is nothing to reclaim from: co-location is
-/// off or the report cannot be used. Returns how each results.
+/// Runs the enabled plugins and returns their results. `view` is `None` if nothing is reclaimed: co-location
+/// is off or the report cannot be used.
 pub(super) fn run(
     input: &Input<'_>,
     view: Option<&NodeView>,
@@ -85,7 +85,7 @@ pub(super) fn run(
     results
 }
 
-/// Whole units: extended resources must not be fractional.
+/// Rounds up to whole units: extended resources must not be fractional.
 fn to_whole_units(quantity: Quantity) -> Quantity {
     Quantity::from_value(quantity.value()).with_format(quantity.format())
 }

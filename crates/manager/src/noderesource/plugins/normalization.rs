@@ -1,4 +1,4 @@
-//! CPU normalization: an annotation that says how much a core of this machine counts for.
+//! CPU normalization: an annotation with the performance ratio of this node's CPU model.
 
 use super::{Draft, Plugin};
 use crate::noderesource::plan::Input;
@@ -32,13 +32,13 @@ fn run(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(),
     Ok(())
 }
 
-/// The node's label decides, then the strategy.
+/// Returns true if normalization is enabled: by the node's label, otherwise by the settings.
 fn is_enabled(input: &Input<'_>) -> Result<bool, String> {
     let key = labels::NODE_CPU_NORMALIZATION_ENABLED;
     let labels = input.node.metadata.labels.as_ref();
     match labels.and_then(|all| all.get(key)).map(String::as_str) {
         None => Ok(input.normalization.enable == Some(true)),
-        // What Go's ParseBool takes.
+        // The values that Go's ParseBool accepts.
         Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
         Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
         Some(other) => Err(format!("label {key} is {other:?}, not true or false")),
