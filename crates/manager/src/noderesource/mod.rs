@@ -356,9 +356,9 @@ async fn write_zones(client: &Client, node: &str, change: &Value) -> Result<(), 
 
 /// Merges both patches into one.
 fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
-    let mut both = serde_json::Map::new();
+    let mut merged = serde_json::Map::new();
     for patch in [meta, status].into_iter().flatten() {
-        both.extend(
+        merged.extend(
             patch
                 .as_object()
                 .into_iter()
@@ -366,7 +366,7 @@ fn merged(meta: Option<&Value>, status: Option<&Value>) -> Option<Value> {
                 .map(|(k, v)| (k.clone(), v.clone())),
         );
     }
-    (!both.is_empty()).then_some(Value::Object(both))
+    (!merged.is_empty()).then_some(Value::Object(merged))
 }
 
 /// Returns true if a change of a NodeResourceTopology, other than of batch amounts, can change the result:

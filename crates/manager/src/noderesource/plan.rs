@@ -106,7 +106,7 @@ pub(crate) fn plan(input: &Input<'_>) -> Plan {
         .synced
         .map(|synced| synced.as_second().saturating_add(update_threshold))
         .filter(|due| *due >= input.now.as_second());
-    let zones = input.topology.map(|known| &known.spec.zones[..]);
+    let zones = input.topology.map(|topology| &topology.spec.zones[..]);
     let zones = zones.and_then(|zones| zones_after(zones, &draft.zones, diff_threshold));
     let status_change = status_patch(input.node, &draft.resources);
     if differs || next_sync.is_none() {
@@ -147,7 +147,7 @@ pub(super) fn reclaimable(input: &Input<'_>, plan: &mut Plan) -> Result<NodeView
     let life = SignedDuration::from_secs(strategy.degrade_minutes.saturating_mul(60));
     let date = report
         .updated
-        .and_then(|at| Timestamp::from_second(at).ok());
+        .and_then(|second| Timestamp::from_second(second).ok());
     if input.is_report_ahead
         || date.is_some_and(|date| report_time::excess(date, input.now, life).is_some())
     {
@@ -194,22 +194,22 @@ fn zones_after(
     let (mut changed, mut far) = (false, false);
     let mut after = zones.to_vec();
     for zone in &mut after {
-        let found = amounts.iter().find(|amounts| amounts.zone == zone.name);
+        let zone_amounts = amounts.iter().find(|amounts| amounts.zone == zone.name);
         let wanted = [
-            (BATCH_CPU, found.map(|amounts| amounts.cpu)),
-            (BATCH_MEMORY, found.map(|amounts| amounts.memory)),
+            (BATCH_CPU, zone_amounts.map(|amounts| amounts.cpu)),
+            (BATCH_MEMORY, zone_amounts.map(|amounts| amounts.memory)),
         ];
         for (name, wanted) in wanted {
-            let known = zone
+            let existing = zone
                 .resources
                 .iter_mut()
                 .find(|resource| resource.name == name);
-            let (old, amount) = match (&known, wanted) {
+            let (old, amount) = match (&existing, wanted) {
                 (None, None) => continue,
-                (known, wanted) => {
-                    let old = known
-                        .as_ref()
-                        .map(|known| [known.capacity, known.allocatable, known.available]);
+                (existing, wanted) => {
+                    let old = existing.as_ref().map(|existing| {
+                        [existing.capacity, existing.allocatable, existing.available]
+                    });
                     (old, wanted.unwrap_or_default())
                 }
             };
@@ -228,8 +228,8 @@ fn zones_after(
                 allocatable: amount,
                 available: amount,
             };
-            match known {
-                Some(known) => *known = resource,
+            match existing {
+                Some(existing) => *existing = resource,
                 None => zone.resources.push(resource),
             }
         }

@@ -122,8 +122,8 @@ impl RecommenderArgs {
             .map_err(|error| wrong(flag_of(&error), error.to_string()))?;
         let positive = |flag: &'static str, duration: GoDuration| {
             let least = GoDuration::from_secs(1);
-            let found = duration.to_std().filter(|_| duration >= least);
-            found.ok_or_else(|| wrong(flag, format!("must be at least 1s, got {duration}")))
+            let valid = duration.to_std().filter(|_| duration >= least);
+            valid.ok_or_else(|| wrong(flag, format!("must be at least 1s, got {duration}")))
         };
         if self.recommender_checkpoints_per_round == 0 {
             let problem = "must be at least 1, got 0".to_owned();
@@ -178,8 +178,8 @@ mod tests {
     }
 
     fn options(line: &str) -> Result<RecommenderOptions, String> {
-        let words = std::iter::once("manager").chain(line.split_whitespace());
-        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        let argv = std::iter::once("manager").chain(line.split_whitespace());
+        let line = Line::try_parse_from(argv).map_err(|error| error.to_string())?;
         line.args.options().map_err(|error| error.to_string())
     }
 

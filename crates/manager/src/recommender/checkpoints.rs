@@ -61,12 +61,13 @@ pub(crate) async fn load(
             let key = ObjectKey::of(&object);
             match read(&object, settings, now) {
                 Ok(history) => {
-                    let of = ObjectKey::new(key.namespace, object.spec.recommendation.clone());
+                    let owner_key =
+                        ObjectKey::new(key.namespace, object.spec.recommendation.clone());
                     let owners = object.metadata.owner_references.iter().flatten();
                     let uid = owners.map(|owner| Uid::from(owner.uid.as_str())).next();
                     let container = object.spec.container_name.clone();
-                    let one = (uid.unwrap_or_default(), container, history);
-                    loaded.entry(of).or_default().push(one);
+                    let entry = (uid.unwrap_or_default(), container, history);
+                    loaded.entry(owner_key).or_default().push(entry);
                 }
                 Err(problem) => {
                     tracing::warn!(checkpoint = %key, problem, "ignoring invalid RecommendationCheckpoint");
@@ -144,9 +145,9 @@ fn read(
 /// Returns the name of a container's checkpoint. Container names have no dots, so the last dot separates the
 /// two parts.
 pub(crate) fn name(recommendation: &str, container: &str) -> String {
-    let whole = format!("{recommendation}.{container}");
-    if whole.len() <= MAX_NAME_LENGTH {
-        return whole;
+    let full_name = format!("{recommendation}.{container}");
+    if full_name.len() <= MAX_NAME_LENGTH {
+        return full_name;
     }
     // 64-bit FNV-1a of the part that does not fit.
     let hash = recommendation
@@ -182,14 +183,14 @@ pub(crate) fn object(
         total_weight: saved.total,
         half_life_seconds: half_life_ms / 1000,
     };
-    let peaks = saved.instances.into_iter().filter_map(|one| {
+    let peaks = saved.instances.into_iter().filter_map(|instance| {
         Some(MemoryPeak {
-            pod_uid: one.pod,
-            window_end: time(one.window_end)?,
-            peak: one.peak,
-            oom_peak: one.oom_peak,
-            last_sample_start: one.last.and_then(time),
-            last_oom_time: one.last_oom.and_then(time),
+            pod_uid: instance.pod,
+            window_end: time(instance.window_end)?,
+            peak: instance.peak,
+            oom_peak: instance.oom_peak,
+            last_sample_start: instance.last.and_then(time),
+            last_oom_time: instance.last_oom.and_then(time),
         })
     });
     let mut object = RecommendationCheckpoint::new(
@@ -305,17 +306,17 @@ mod tests {
     fn checkpoint_round_trips() {
         let settings = Settings::peak();
         let history = history(&settings);
-        let of = ObjectKey::new("shop", "web");
+        let recommendation = ObjectKey::new("shop", "web");
         let now = NOW + 36_000_000;
-        let object = object(&of, &"uid".into(), "main", &history, now);
+        let object = object(&recommendation, &"uid".into(), "main", &history, now);
         // Encode and decode, as over the network.
         let text = serde_json::to_string(&object).unwrap();
         let object: RecommendationCheckpoint = serde_json::from_str(&text).unwrap();
         let back = read(&object, &settings, now).unwrap();
-        let known = |history: &ContainerHistory| {
+        let fields = |history: &ContainerHistory| {
             koord_model::recommend::estimate(&history.model, &settings, settings.percentiles, 1)
         };
-        assert_eq!(known(&back), known(&history));
+        assert_eq!(fields(&back), fields(&history));
         assert_eq!(back.saved, now);
         assert_eq!(object.metadata.name.as_deref(), Some("web.main"));
     }
@@ -323,8 +324,14 @@ mod tests {
     #[test]
     fn invalid_checkpoint_names_the_field() {
         let settings = Settings::peak();
-        let of = ObjectKey::new("shop", "web");
-        let good = object(&of, &"uid".into(), "main", &history(&settings), NOW);
+        let recommendation = ObjectKey::new("shop", "web");
+        let good = object(
+            &recommendation,
+            &"uid".into(),
+            "main",
+            &history(&settings),
+            NOW,
+        );
         let error = |change: &dyn Fn(&mut RecommendationCheckpointStatus)| {
             let mut bad = good.clone();
             change(bad.status.as_mut().unwrap());

@@ -38,13 +38,13 @@ impl ContainerHistories {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&ContainerHistory> {
-        let at = self.find(name).ok()?;
-        self.0.get(at).map(|(_, history)| history)
+        let index = self.find(name).ok()?;
+        self.0.get(index).map(|(_, history)| history)
     }
 
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut ContainerHistory> {
-        let at = self.find(name).ok()?;
-        self.0.get_mut(at).map(|(_, history)| history)
+        let index = self.find(name).ok()?;
+        self.0.get_mut(index).map(|(_, history)| history)
     }
 
     /// Returns the history of a container, creating it with `fresh` if there is none.
@@ -53,12 +53,12 @@ impl ContainerHistories {
         name: &str,
         fresh: impl FnOnce() -> ContainerHistory,
     ) -> &mut ContainerHistory {
-        let at = self.find(name).unwrap_or_else(|at| {
+        let index = self.find(name).unwrap_or_else(|index| {
             self.0.reserve_exact(1);
-            self.0.insert(at, (name.into(), fresh()));
-            at
+            self.0.insert(index, (name.into(), fresh()));
+            index
         });
-        &mut self.0[at].1
+        &mut self.0[index].1
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &ContainerHistory)> {
@@ -149,15 +149,15 @@ impl RecommendationState {
 
     /// Drops expired histories and returns the names of containers without one.
     pub(crate) fn expire(&mut self, settings: &Settings, now: UnixMillis) -> Vec<String> {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         self.containers.0.retain_mut(|(name, history)| {
             let keep = !history.model.expire(settings, now);
             if !keep {
-                gone.push(name.to_string());
+                removed.push(name.to_string());
             }
             keep
         });
-        gone
+        removed
     }
 
     /// Returns the usage estimates of the containers of these pods.
@@ -178,10 +178,10 @@ impl RecommendationState {
             ..ContainerEstimates::default()
         };
         for name in names {
-            let found = self.containers.get(name).and_then(|history| {
+            let distribution = self.containers.get(name).and_then(|history| {
                 estimate(&history.model, settings, percentiles, most.unwrap_or(1))
             });
-            match found {
+            match distribution {
                 Some(distribution) => {
                     estimates.days = estimates.days.min(distribution.confidence);
                     estimates.containers.push((name.to_owned(), distribution));
@@ -217,7 +217,7 @@ pub(crate) fn statuses(
     before: &[RecommendedContainerStatus],
     days: impl Fn(&str) -> f64,
 ) -> Vec<RecommendedContainerStatus> {
-    let old = |name: &str| before.iter().find(|one| one.container_name == name);
+    let old = |name: &str| before.iter().find(|status| status.container_name == name);
     let mut all: Vec<_> = estimates
         .containers
         .iter()
@@ -332,11 +332,11 @@ mod tests {
         for (at, name) in ["web", "a", "proxy", "web"].into_iter().enumerate() {
             all.or_insert_with(name, || history(at as i64));
         }
-        let found: Vec<_> = all
+        let sorted: Vec<_> = all
             .iter()
             .map(|(name, history)| (name, history.saved))
             .collect();
-        assert_eq!(found, [("a", 1), ("proxy", 2), ("web", 0)]);
+        assert_eq!(sorted, [("a", 1), ("proxy", 2), ("web", 0)]);
         assert_eq!(all.get("proxy").map(|history| history.saved), Some(2));
         assert!(all.get_mut("b").is_none());
     }
@@ -371,7 +371,7 @@ mod tests {
     /// While the old recommendation is kept, its details are kept, too.
     #[test]
     fn short_history_keeps_longer_details() {
-        let one = |days: f64| ContainerDistribution {
+        let distribution = |days: f64| ContainerDistribution {
             samples: 7,
             confidence_days: days,
             ..ContainerDistribution::default()
@@ -384,10 +384,14 @@ mod tests {
         ] {
             let before = [("web", days), ("proxy", 0.5), ("gone", 9.0)];
             let before: BTreeMap<_, _> = before
-                .map(|(name, days)| (name.to_owned(), one(days)))
+                .map(|(name, days)| (name.to_owned(), distribution(days)))
                 .into();
-            let told = |name: &str| before.get(name).map(|one| one.confidence_days);
-            let details = Details::new(&estimates(confidence, 500), told);
+            let reported_days = |name: &str| {
+                before
+                    .get(name)
+                    .map(|distribution| distribution.confidence_days)
+            };
+            let details = Details::new(&estimates(confidence, 500), reported_days);
             assert!(details.needs_old());
             let all = details.with(before.clone());
             let names: Vec<_> = all.keys().map(String::as_str).collect();
@@ -396,8 +400,8 @@ mod tests {
                 ["proxy", "web"],
                 "what is no container any more goes"
             );
-            assert_eq!(all["proxy"], one(0.5), "never measured: as before");
-            let old = all["web"] == one(days);
+            assert_eq!(all["proxy"], distribution(0.5), "never measured: as before");
+            let old = all["web"] == distribution(days);
             assert_eq!(old, stays, "{confidence} days after {days}");
             assert!(old || all["web"].confidence_days == confidence);
         }
@@ -430,8 +434,11 @@ mod tests {
         }
         let estimates = entry.estimates(&settings, settings.percentiles, &[&pod]);
         let days = |name: &str| {
-            let found = estimates.containers.iter().find(|(one, _)| one == name);
-            found.unwrap().1.confidence
+            let container = estimates
+                .containers
+                .iter()
+                .find(|(container, _)| container == name);
+            container.unwrap().1.confidence
         };
         assert!(days("old") > 2.0 && days("new") < 1.0);
         assert_eq!(estimates.days, days("new"));

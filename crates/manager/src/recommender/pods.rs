@@ -180,18 +180,23 @@ mod tests {
         }))
         .unwrap();
         let facts = RecommenderPod::from_pod(&pod);
-        let of = |at: usize| {
-            let one = &facts.containers[at];
-            (&*one.name, one.cpu, one.memory, one.oom_killed)
+        let amounts = |at: usize| {
+            let container = &facts.containers[at];
+            (
+                &*container.name,
+                container.cpu,
+                container.memory,
+                container.oom_killed,
+            )
         };
         assert_eq!(facts.containers.len(), 3);
         let gib = 1024.0 * 1024.0 * 1024.0;
         assert_eq!(
-            of(0),
+            amounts(0),
             ("main", Some(0.5), Some(gib), Some(1_767_225_610_000))
         );
-        assert_eq!(of(1), ("batch", Some(1.5), Some(2.0 * gib), None));
-        assert_eq!(of(2), ("proxy", None, None, None));
+        assert_eq!(amounts(1), ("batch", Some(1.5), Some(2.0 * gib), None));
+        assert_eq!(amounts(2), ("proxy", None, None, None));
     }
 
     #[test]

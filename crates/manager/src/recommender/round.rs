@@ -139,7 +139,10 @@ impl Recommender {
                     tracing::info!(targets = loaded.len(), "loaded histories from checkpoints")
                 }
                 CheckpointSupport::Unavailable(why) => {
-                    tracing::warn!(why, "checkpoints unavailable, histories will be lost on restart")
+                    tracing::warn!(
+                        why,
+                        "checkpoints unavailable, histories will be lost on restart"
+                    )
                 }
             }
         }
@@ -156,10 +159,10 @@ impl Recommender {
             let stop: CancellationToken = replica.stop.child_token();
             let client = replica.client.clone();
             let interners = PodInterners::default();
-            let of = move |pod: Pod| RecommenderPod::with_interners(&pod, &interners);
+            let convert = move |pod: Pod| RecommenderPod::with_interners(&pod, &interners);
             let Informer {
                 store, mut changes, ..
-            } = Informer::start_kept(client, Scope::default(), of, stop.clone());
+            } = Informer::start_kept(client, Scope::default(), convert, stop.clone());
             tokio::spawn(async move { while changes.recv().await.is_some() {} });
             (store, stop.drop_guard())
         });
@@ -215,7 +218,7 @@ impl Recommender {
         let wanted = |namespace: &str, owner: &Owner| {
             let members = by_namespace.get(namespace).into_iter().flatten();
             let none = BTreeMap::new();
-            let mut targets = members.filter_map(|at| cases[*at].target().ok());
+            let mut targets = members.filter_map(|index| cases[*index].target().ok());
             targets.any(|target| match target {
                 Target::Workload { .. } => target.matches(&none, &[owner]),
                 Target::Selector(_) => false,
@@ -223,7 +226,7 @@ impl Recommender {
         };
         let has_workloads = |namespace: &String| {
             let members = by_namespace.get(namespace).into_iter().flatten();
-            let mut targets = members.map(|at| cases[*at].target());
+            let mut targets = members.map(|index| cases[*index].target());
             targets.any(|target| matches!(target, Ok(Target::Workload { .. })))
         };
         let starts: HashSet<(String, Arc<Owner>)> = pods
@@ -239,8 +242,8 @@ impl Recommender {
             let chain = pod.owner.as_ref().and_then(|owner| chains.get(owner));
             let chain = chain.map_or(&[][..], Vec::as_slice);
             let labels = pod.labels();
-            for at in by_namespace.get(&pod.key.namespace).into_iter().flatten() {
-                let case = &mut cases[*at];
+            for index in by_namespace.get(&pod.key.namespace).into_iter().flatten() {
+                let case = &mut cases[*index];
                 let matches = |target: &Target| target.matches(&labels, chain);
                 if case.target().is_ok_and(matches) {
                     case.pods.push(pod.clone());
@@ -391,12 +394,12 @@ impl Recommender {
     async fn save(&mut self, replica: &Replica, now: UnixMillis) {
         let options = &replica.options.recommender;
         let history = self.checkpoints == Some(CheckpointSupport::Available);
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         let interval = i64::try_from(options.checkpoint_interval.as_millis()).unwrap_or(i64::MAX);
         let mut due = Vec::new();
         for (key, entry) in &mut self.entries {
             let names = entry.expire(&options.settings, now);
-            gone.extend(names.into_iter().map(|name| (key.clone(), name)));
+            removed.extend(names.into_iter().map(|name| (key.clone(), name)));
             for (name, one) in entry.containers.iter() {
                 if one.dirty && now.saturating_sub(one.saved) >= interval {
                     due.push((one.saved, key.clone(), name.to_owned()));
@@ -406,7 +409,7 @@ impl Recommender {
         if !history {
             return;
         }
-        for (key, name) in gone {
+        for (key, name) in removed {
             if let Err(error) = checkpoints::remove(&replica.client, &key, &name).await {
                 tracing::warn!(recommendation = %key, container = name, %error, "failed to delete checkpoint of an expired history");
             }
@@ -481,15 +484,15 @@ fn decide(
         config_unsupported: refused.into(),
         ..Findings::default()
     };
-    let mut known = None;
+    let mut estimates = None;
     if case.target().is_ok() {
         findings.no_objects_matched = case.no_pods_cause.clone().into();
         if !case.pods.is_empty() {
             let pods: Vec<&RecommenderPod> = case.pods.iter().map(|pod| &**pod).collect();
-            let found = entry.estimates(&options.settings, percentiles, &pods);
-            let cause = status::low_confidence(&found, measurements.problem.as_deref());
+            let current = entry.estimates(&options.settings, percentiles, &pods);
+            let cause = status::low_confidence(&current, measurements.problem.as_deref());
             findings.low_confidence = ConditionState::from(cause);
-            known = Some(found);
+            estimates = Some(current);
         }
     }
     if let Some(CheckpointSupport::Unavailable(why)) = checkpoints {
@@ -498,8 +501,8 @@ fn decide(
     let old = before.and_then(|status| status.pod_status.as_ref());
     let old = old.map_or(&[][..], |status| &status.container_statuses);
     let days = |name: &str| case.facts.days(name);
-    let containers = known.as_ref().map(|known: &ContainerEstimates| {
-        learn::statuses(known, old, |name| days(name).unwrap_or(0.0))
+    let containers = estimates.as_ref().map(|estimates: &ContainerEstimates| {
+        learn::statuses(estimates, old, |name| days(name).unwrap_or(0.0))
     });
     let write = status::plan(
         before,
@@ -509,7 +512,10 @@ fn decide(
         replica.clock.now(),
         options.update_interval,
     )?;
-    Some((write, known.map(|known| Details::new(&known, days))))
+    Some((
+        write,
+        estimates.map(|estimates| Details::new(&estimates, days)),
+    ))
 }
 
 async fn apply(

@@ -99,8 +99,9 @@ async fn pod_metrics(
 ) -> Result<Vec<PodMetrics>, koord_kube::Error> {
     let mut paths = vec!["/apis/metrics.k8s.io/v1beta1/pods".to_owned()];
     if namespaces.len() <= FEW_NAMESPACES {
-        let one = |namespace| format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods");
-        paths = namespaces.iter().map(one).collect();
+        let path_of =
+            |namespace| format!("/apis/metrics.k8s.io/v1beta1/namespaces/{namespace}/pods");
+        paths = namespaces.iter().map(path_of).collect();
     }
     let mut items = Vec::new();
     for path in paths {
@@ -194,11 +195,11 @@ fn node_metric_usage(
             };
             if namespaces.contains(&&*pod.namespace) {
                 let key = ObjectKey::new(&*pod.namespace, &*pod.name);
-                let whole = ResourceUsage {
+                let usage = ResourceUsage {
                     cpu: Some(usage.cpu.to_f64()),
                     memory: Some(usage.memory.to_f64()),
                 };
-                pods.insert(key, (time, PodMeasurement::Whole(whole)));
+                pods.insert(key, (time, PodMeasurement::Whole(usage)));
             }
         }
     }
@@ -275,18 +276,18 @@ mod tests {
 
     #[test]
     fn a_whole_pod_is_split_by_requests() {
-        let whole = PodMeasurement::Whole(ResourceUsage {
+        let measurement = PodMeasurement::Whole(ResourceUsage {
             cpu: Some(2.0),
             memory: Some(900.0),
         });
         let three = pod(&[Some(1.0), Some(3.0), None]);
-        let parts = whole.by_container(&three);
+        let parts = measurement.by_container(&three);
         let cpu: Vec<_> = parts.iter().map(|part| part.1.cpu.unwrap()).collect();
         assert_eq!(cpu, [0.5, 1.5, 0.0]);
         // No container requests memory: it is split evenly.
         assert_eq!(parts[2].1.memory, Some(300.0));
-        assert!(whole.is_estimated(&three) && !whole.is_estimated(&pod(&[None])));
-        assert_eq!(whole.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
+        assert!(measurement.is_estimated(&three) && !measurement.is_estimated(&pod(&[None])));
+        assert_eq!(measurement.by_container(&pod(&[None]))[0].1.cpu, Some(2.0));
     }
 
     #[test]

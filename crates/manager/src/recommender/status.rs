@@ -150,13 +150,14 @@ pub(crate) fn plan(
     if !conditions_changed && !due {
         return None;
     }
-    let told = |list: &[Condition]| {
-        let found = list.iter().find(|c| c.type_ == CONFIG_UNSUPPORTED);
-        found
+    let refusal_message = |list: &[Condition]| {
+        let condition = list.iter().find(|c| c.type_ == CONFIG_UNSUPPORTED);
+        condition
             .filter(|c| c.status == "True")
             .map(|c| c.message.clone())
     };
-    let refusal = told(&conditions).filter(|text| told(&old.conditions).as_ref() != Some(text));
+    let refusal = refusal_message(&conditions)
+        .filter(|text| refusal_message(&old.conditions).as_ref() != Some(text));
     let pod_status = match containers {
         Some(container_statuses) if computed => Some(RecommendedPodStatus { container_statuses }),
         _ => old.pod_status.clone(),
@@ -190,7 +191,7 @@ fn change_summary(
     for new in after {
         let old = before
             .iter()
-            .find(|one| one.container_name == new.container_name);
+            .find(|status| status.container_name == new.container_name);
         let mut changes = Vec::new();
         for (resource, amount) in &new.resources {
             match old.and_then(|old| old.resources.get(resource)) {
@@ -245,18 +246,18 @@ fn conditions(
     ];
     let mut all = old.to_vec();
     for (type_, verdict, cleared, text) in rows {
-        let at = all.iter().position(|condition| condition.type_ == type_);
+        let index = all.iter().position(|condition| condition.type_ == type_);
         let (status, reason, mut message) = match verdict {
             ConditionState::Unknown => continue,
             ConditionState::True(cause) => ("True", cause.reason, cause.message.clone()),
-            ConditionState::False if at.is_none() => continue,
+            ConditionState::False if index.is_none() => continue,
             ConditionState::False => ("False", cleared, text.to_owned()),
         };
         if let Some(remark) = findings.remark.as_ref().filter(|_| type_ == LOW_CONFIDENCE) {
             message = format!("{message}; {remark}");
         }
-        let since = at
-            .and_then(|at| all.get(at))
+        let since = index
+            .and_then(|index| all.get(index))
             .filter(|old| old.status == status)
             .map_or_else(
                 || Time(seconds(now)),
@@ -270,8 +271,8 @@ fn conditions(
             last_transition_time: since,
             observed_generation: generation,
         };
-        match at {
-            Some(at) => all[at] = condition,
+        match index {
+            Some(index) => all[index] = condition,
             None => all.push(condition),
         }
     }
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(next.status.update_time, first.status.update_time);
         // The confidence was not evaluated.
         assert_eq!(next.status.conditions[0], first.status.conditions[0]);
-        let again = plan(
+        let second = plan(
             Some(&next.status),
             None,
             None,
@@ -394,7 +395,7 @@ mod tests {
             at(999),
             TEN_MINUTES,
         );
-        assert_eq!(again, None);
+        assert_eq!(second, None);
     }
 
     #[test]

@@ -46,11 +46,11 @@ fn run(input: &Input<'_>, view: Option<&NodeView>, draft: &mut Draft) -> Result<
     let taken = third_party_sum(input);
     for (name, amount) in [(BATCH_CPU, cpu), (BATCH_MEMORY, memory)] {
         // A negative allocation would publish resources that do not exist.
-        let left = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
+        let available = match taken.get(name).filter(|taken| **taken > Quantity::ZERO) {
             Some(taken) => to_whole_units(reclaim::after_third_parties(amount, *taken)),
             None => amount,
         };
-        draft.resources.insert(name, Some(left));
+        draft.resources.insert(name, Some(available));
     }
     add_zones(input, view, draft);
     Ok(())
@@ -70,19 +70,19 @@ fn set_origin(input: &Input<'_>, amounts: Option<(Quantity, Quantity)>, draft: &
     let key = annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE;
     let present = input.node.metadata.annotations.as_ref();
     let text = present.and_then(|all| all.get(key));
-    let known: Option<OriginAllocatable> = extension::read(present, key).ok().flatten();
+    let existing: Option<OriginAllocatable> = extension::read(present, key).ok().flatten();
     let (cpu, memory) = match amounts {
         Some(amounts) => amounts,
         // Without an annotation there is nothing to reset.
         None if text.is_none() => return,
         None => (Quantity::ZERO, Quantity::ZERO),
     };
-    let mut wanted = known.clone().unwrap_or_default();
+    let mut wanted = existing.clone().unwrap_or_default();
     // Upstream writes this format.
     let memory = memory.with_format(Format::BinarySi);
     wanted.resources.insert(BATCH_CPU.to_owned(), cpu);
     wanted.resources.insert(BATCH_MEMORY.to_owned(), memory);
-    if known.as_ref() != Some(&wanted)
+    if existing.as_ref() != Some(&wanted)
         && let Ok(text) = serde_json::to_string(&wanted)
     {
         draft.with_status.insert(key, Some(text));
@@ -110,7 +110,10 @@ fn third_party_sum(input: &Input<'_>) -> ResourceList {
         Vec::new()
     });
     let mut sum = ResourceList::new();
-    for (name, amount) in allocations.into_iter().flat_map(|one| one.resources) {
+    for (name, amount) in allocations
+        .into_iter()
+        .flat_map(|allocation| allocation.resources)
+    {
         *sum.entry(name).or_default() += amount;
     }
     sum
@@ -118,7 +121,9 @@ fn third_party_sum(input: &Input<'_>) -> ResourceList {
 
 /// Returns the zones to divide batch resources among: all zones if any has CPU or memory, otherwise none.
 fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
-    let zones = input.topology.map_or(&[][..], |known| &known.spec.zones);
+    let zones = input
+        .topology
+        .map_or(&[][..], |topology| &topology.spec.zones);
     let counts = |name: &str| name == resources::CPU || name == resources::MEMORY;
     let mut all = zones.iter().flat_map(|zone| &zone.resources);
     if all.any(|resource| counts(&resource.name)) {
@@ -131,8 +136,8 @@ fn zones<'a>(input: &Input<'a>) -> &'a [Zone] {
 /// Returns [`zones`] in the form that the formulas take.
 pub(crate) fn numbered(input: &Input<'_>) -> Vec<reclaim::Zone> {
     let amount = |zone: &Zone, name: &str| {
-        let found = zone.resources.iter().find(|resource| resource.name == name);
-        found
+        let entry = zone.resources.iter().find(|resource| resource.name == name);
+        entry
             .map(|resource| resource.allocatable)
             .unwrap_or_default()
     };
@@ -171,10 +176,10 @@ fn add_zones(input: &Input<'_>, view: &NodeView, draft: &mut Draft) {
 /// Sets the batch resources of zones that have some to zero.
 fn clear_zones(input: &Input<'_>, draft: &mut Draft) {
     let batch = |name: &str| name == BATCH_CPU || name == BATCH_MEMORY;
-    let left = zones(input)
+    let with_batch = zones(input)
         .iter()
         .filter(|zone| zone.resources.iter().any(|resource| batch(&resource.name)));
-    draft.zones = left
+    draft.zones = with_batch
         .map(|zone| ZoneAmounts {
             zone: zone.name.clone(),
             cpu: Quantity::ZERO,

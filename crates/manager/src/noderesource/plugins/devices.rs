@@ -45,8 +45,8 @@ const ONE_DEVICE: i64 = 100;
 fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<(), String> {
     let healthy = healthy(input, &DeviceType::Gpu);
     let Some(device) = input.device.filter(|_| !healthy.is_empty()) else {
-        let gone = GPU_RESOURCES.map(|name| (name, None));
-        draft.resources.extend(gone);
+        let removed = GPU_RESOURCES.map(|name| (name, None));
+        draft.resources.extend(removed);
         return Ok(());
     };
     let mut sum = ResourceList::new();
@@ -67,8 +67,8 @@ fn gpus(input: &Input<'_>, _: Option<&NodeView>, draft: &mut Draft) -> Result<()
         sum.insert(resources::GPU_SHARED.to_owned(), devices(healthy.len()));
     }
     // Resources that the Device does not have are left unchanged.
-    let known = GPU_RESOURCES.into_iter();
-    let offered = known.filter_map(|name| Some((name, Some(*sum.get(name)?))));
+    let names = GPU_RESOURCES.into_iter();
+    let offered = names.filter_map(|name| Some((name, Some(*sum.get(name)?))));
     draft.resources.extend(offered);
     let of_node = input.node.metadata.labels.as_ref();
     for key in GPU_LABELS {
