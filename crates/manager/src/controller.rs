@@ -15,7 +15,7 @@ pub(crate) type Controller = koord_kube::controller::Controller<'static, ObjectK
 const WORKERS: usize = 4;
 
 /// Static description of a controller.
-pub(crate) struct Row {
+pub(crate) struct ControllerSpec {
     /// The name in `--controllers`.
     pub(crate) name: &'static str,
     /// The feature gate that must be enabled; `None` if there is none.
@@ -27,7 +27,7 @@ pub(crate) struct Row {
     pub(crate) build: fn(&Arc<Replica>) -> Controller,
 }
 
-impl Row {
+impl ControllerSpec {
     /// Returns the controller of this description, which reconciles the keys of `queue`.
     pub(crate) fn controller<F>(
         &self,

@@ -4,7 +4,7 @@
 //! a new leader starts with all objects.
 
 use crate::cache::Kind;
-use crate::controller::{Controller, Row};
+use crate::controller::{Controller, ControllerSpec};
 use crate::replica::Replica;
 use crate::{
     colocationprofile, nodemetric, noderesource, nodeslo, quotacheck, quotaprofile, recommender,
@@ -16,29 +16,29 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// All controllers.
-const TABLE: [Row; 7] = [
-    nodemetric::ROW,
-    nodeslo::ROW,
-    noderesource::ROW,
-    colocationprofile::ROW,
-    recommender::ROW,
-    quotaprofile::ROW,
-    quotacheck::ROW,
+const TABLE: [ControllerSpec; 7] = [
+    nodemetric::SPEC,
+    nodeslo::SPEC,
+    noderesource::SPEC,
+    colocationprofile::SPEC,
+    recommender::SPEC,
+    quotaprofile::SPEC,
+    quotacheck::SPEC,
 ];
 
 /// The names that `--controllers` accepts.
 pub(crate) const NAMES: [&str; 7] = [
-    nodemetric::ROW.name,
-    nodeslo::ROW.name,
-    noderesource::ROW.name,
-    recommender::ROW.name,
-    quotaprofile::ROW.name,
-    colocationprofile::ROW.name,
-    quotacheck::ROW.name,
+    nodemetric::SPEC.name,
+    nodeslo::SPEC.name,
+    noderesource::SPEC.name,
+    recommender::SPEC.name,
+    quotaprofile::SPEC.name,
+    colocationprofile::SPEC.name,
+    quotacheck::SPEC.name,
 ];
 
 /// The enabled controllers of a replica.
-pub(crate) struct Controllers(Vec<(Row, Controller)>);
+pub(crate) struct Controllers(Vec<(ControllerSpec, Controller)>);
 
 impl Controllers {
     /// Builds the enabled controllers and registers their cache listeners.
@@ -84,6 +84,6 @@ impl Controllers {
     }
 }
 
-fn is_enabled(row: &Row, selected: &Selection, gates: &Gates) -> bool {
+fn is_enabled(row: &ControllerSpec, selected: &Selection, gates: &Gates) -> bool {
     selected.enabled(row.name) && row.gate.is_none_or(|gate| gates.enabled(gate))
 }

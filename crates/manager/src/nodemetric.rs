@@ -2,7 +2,7 @@
 
 use crate::cache::Kind;
 use crate::config::Config;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::node;
 use crate::object::{self, ObjectChange};
 use crate::replica::Replica;
@@ -37,7 +37,7 @@ pub(crate) fn plan(
 }
 
 /// The controller.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "nodemetric",
     gate: None,
     needs: &[Kind::Settings, Kind::Nodes, Kind::NodeMetrics],
@@ -61,7 +61,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
             Change::Synced => {}
         });
     let own = replica.clone();
-    ROW.controller(replica, queue, move |key| reconcile(own.clone(), key))
+    SPEC.controller(replica, queue, move |key| reconcile(own.clone(), key))
 }
 
 async fn reconcile(replica: Arc<Replica>, key: ObjectKey) -> Result<Action, crate::Error> {

@@ -4,7 +4,7 @@
 //! that become invalid when another quota changes.
 
 use crate::cache::Kind;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{ROOT_QUOTA, is_built_in};
@@ -43,7 +43,7 @@ const LISTS: [&str; 2] = [
 ];
 
 /// The controller.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "quotacheck",
     gate: None,
     needs: &[Kind::Quotas],
@@ -71,7 +71,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
         }
     });
     let (own, reported) = (replica.clone(), Arc::<Mutex<Problems>>::default());
-    ROW.controller(replica, queue, move |_| {
+    SPEC.controller(replica, queue, move |_| {
         report(&own, &reported);
         std::future::ready(Ok(Action::Done))
     })

@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/quota-controller/profile`.
 
 use crate::cache::Kind;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use k8s_openapi::api::core::v1::Node;
 use koord_api::quantity::{self, Format, Quantity, ResourceList};
@@ -239,7 +239,7 @@ fn text(list: &ResourceList) -> String {
 }
 
 /// The controller.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "quotaprofile",
     gate: None,
     needs: &[Kind::Nodes, Kind::Quotas, Kind::QuotaProfiles],
@@ -263,7 +263,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
         }
     });
     let (own, reported) = (replica.clone(), Arc::new(ReportedProblems::default()));
-    ROW.controller(replica, queue, move |key| {
+    SPEC.controller(replica, queue, move |key| {
         reconcile(own.clone(), reported.clone(), key)
     })
 }

@@ -7,7 +7,7 @@ use crate::facts::{
     trim_node, trim_topology,
 };
 use crate::metrics::Metrics;
-use crate::settings::Settings;
+use crate::settings::SettingsStore;
 use crate::{Error, Options};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
@@ -147,7 +147,7 @@ pub(crate) struct Replica {
     pub(crate) clock: Clock,
     pub(crate) metrics: Metrics,
     pub(crate) recorder: Recorder,
-    pub(crate) settings: Arc<Settings>,
+    pub(crate) settings: Arc<SettingsStore>,
     pub(crate) caches: Caches,
     pub(crate) pods_by_node: Arc<PodsByNode>,
     /// Cancelled when the replica stops.
@@ -172,7 +172,7 @@ impl Replica {
         );
         let caches = Caches::new(&options, &client);
         Arc::new(Self {
-            settings: Settings::from_cache(&caches.settings),
+            settings: SettingsStore::from_cache(&caches.settings),
             pods_by_node: PodsByNode::from_cache(&caches.pods),
             options,
             client,

@@ -28,13 +28,13 @@ impl SettingsProblems {
 type SettingsListener = Box<dyn Fn() + Send + Sync>;
 
 /// Tracks the ConfigMap with the settings.
-pub(crate) struct Settings {
+pub(crate) struct SettingsStore {
     current: RwLock<Arc<Config>>,
     settings_problems: watch::Sender<SettingsProblems>,
     listeners: RwLock<Vec<SettingsListener>>,
 }
 
-impl Settings {
+impl SettingsStore {
     /// Creates settings that follow the ConfigMap in `cache`.
     pub(crate) fn from_cache(cache: &Cache<ConfigMap>) -> Arc<Self> {
         let settings = Arc::new(Self {

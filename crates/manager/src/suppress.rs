@@ -34,7 +34,7 @@ pub(crate) fn no_extensions() -> ExtensionsMap {
 /// # Errors
 /// The text cannot be parsed, or a node selector is invalid.
 pub(crate) fn check(config: &str) -> Result<Vec<(String, bool)>, String> {
-    let section: Section =
+    let section: SuppressSection =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
     let mut remarks = Vec::new();
     let mut check_strategy = |at: &str, strategy: &Map<String, Value>| {
@@ -71,7 +71,7 @@ fn setting_problem(name: &str, value: &Value) -> Option<&'static str> {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Section {
+struct SuppressSection {
     cluster_strategy: Map<String, Value>,
     node_strategies: Vec<Override>,
 }
@@ -92,7 +92,7 @@ pub(crate) fn extend(
     labels: &BTreeMap<String, String>,
 ) -> Result<(), String> {
     let Some(config) = config else { return Ok(()) };
-    let section: Section =
+    let section: SuppressSection =
         serde_json::from_str(config).map_err(|error| format!("{CONFIG_KEY}: {error}"))?;
     let valid_settings = |strategy: Map<String, Value>| {
         let valid_settings =
@@ -132,7 +132,7 @@ pub(crate) fn overrides(
         return Ok(Vec::new());
     };
     let wrong = |error: &dyn std::fmt::Display| format!("{CONFIG_KEY}: {error}");
-    let section: Section = serde_json::from_str(config).map_err(|error| wrong(&error))?;
+    let section: SuppressSection = serde_json::from_str(config).map_err(|error| wrong(&error))?;
     let named = |(at, node): (usize, Override)| {
         selector::matches(&node.node_selector, &BTreeMap::new()).map_err(|error| wrong(&error))?;
         let name = node.strategy.get("name").and_then(Value::as_str);

@@ -11,7 +11,7 @@ mod plan;
 pub use flags::{ProfileFlags, ProfileOptions};
 
 use crate::cache::Kind;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::replica::Replica;
 use crate::webhook::profile;
 use crate::webhook::strategic_pod;
@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The controller.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "colocationprofile",
     gate: Some("ColocationProfileController"),
     needs: &[Kind::Profiles, Kind::Pods, Kind::Namespaces],
@@ -55,7 +55,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
         applied: AppliedVersions::default(),
     }));
     let own = replica.clone();
-    ROW.controller(replica, queue, move |key| {
+    SPEC.controller(replica, queue, move |key| {
         reconcile(own.clone(), state.clone(), key)
     })
 }

@@ -10,7 +10,7 @@ mod view;
 
 use crate::cache::Kind;
 use crate::config::Strategy;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::node;
 use crate::replica::Replica;
 use jiff::{SignedDuration, Timestamp};
@@ -54,7 +54,7 @@ pub(crate) fn decide(input: &Input<'_>) -> (Result<NodeView, Reset>, Draft, Vec<
 pub(crate) const PLUGINS: [&str; 6] = plugins::NAMES;
 
 /// The controller.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "noderesource",
     gate: None,
     needs: &[Kind::Settings, Kind::Nodes],
@@ -116,7 +116,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
             Change::Deleted(device) => devices.add(device.key()),
             Change::Synced => {}
         });
-    ROW.controller(replica, queue, move |key| {
+    SPEC.controller(replica, queue, move |key| {
         let resources = resources.clone();
         async move { resources.reconcile(&key).await }
     })

@@ -22,7 +22,7 @@ pub use args::{RecommenderArgs, RecommenderOptions};
 pub(crate) use pods::RecommenderPod;
 
 use crate::cache::Kind;
-use crate::controller::{Action, Controller, Row};
+use crate::controller::{Action, Controller, ControllerSpec};
 use crate::facts::RecommendationFacts;
 use crate::replica::Replica;
 use koord_kube::queue::WorkQueue;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The controller. It works in rounds, so its queue has one key.
-pub(crate) const ROW: Row = Row {
+pub(crate) const SPEC: ControllerSpec = ControllerSpec {
     name: "recommender",
     gate: Some("Recommender"),
     needs: &[],
@@ -57,7 +57,7 @@ fn build(replica: &Arc<Replica>) -> Controller {
     // A round takes the state out and puts it back: after a panic, the next round starts from checkpoints.
     let recommender: Arc<Mutex<Option<Recommender>>> = Arc::default();
     let own = replica.clone();
-    ROW.controller(replica, queue, move |_| {
+    SPEC.controller(replica, queue, move |_| {
         let (recommender, replica) = (recommender.clone(), own.clone());
         async move {
             let taken = recommender.lock().take();

@@ -39,7 +39,7 @@ const ORDER: [&str; 9] = [
 ];
 
 /// Made-up nodes per selector: enough for any two values of any two requirements.
-const MOST_NODES: usize = 4096;
+const MAX_SAMPLE_NODES: usize = 4096;
 
 /// What is known of settings and nodes.
 pub trait Source: Send + Sync {
@@ -59,17 +59,17 @@ impl Source for Arc<Replica> {
     }
 
     fn data(&self) -> Option<Strings> {
-        let found = self.caches.settings.get(&self.key())?;
-        Some(found.data.clone().unwrap_or_default())
+        let config_map = self.caches.settings.get(&self.key())?;
+        Some(config_map.data.clone().unwrap_or_default())
     }
 
     fn nodes(&self) -> Vec<(String, Strings)> {
         let nodes = self.caches.nodes.objects();
-        let known = nodes.map(|node| {
+        let named_labels = nodes.map(|node| {
             let labels = node.metadata.labels.unwrap_or_default();
             (node.metadata.name.unwrap_or_default(), labels)
         });
-        known.collect()
+        named_labels.collect()
     }
 
     fn names_needed(&self) -> bool {
@@ -79,12 +79,12 @@ impl Source for Arc<Replica> {
 
 /// Why a ConfigMap or a node is refused.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Refusal {
+pub(crate) struct SettingsRefusal {
     reason: &'static str,
     message: Value,
 }
 
-impl std::fmt::Display for Refusal {
+impl std::fmt::Display for SettingsRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { reason, message } = self;
         let content = json!({ "reason": reason, "message": message });
@@ -92,7 +92,7 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-impl Refusal {
+impl SettingsRefusal {
     fn invalid(message: impl Into<String>) -> Self {
         Self {
             reason: "ConfigParamInvalid",
@@ -113,7 +113,7 @@ impl Refusal {
 struct Overrides {
     key: &'static str,
     /// Name and selector.
-    of: Vec<(String, Option<LabelSelector>)>,
+    entries: Vec<(String, Option<LabelSelector>)>,
 }
 
 /// The overrides of all keys that can be read.
@@ -121,13 +121,13 @@ pub(crate) struct Sections(Vec<Overrides>);
 
 impl Sections {
     /// Those of a ConfigMap.
-    pub(crate) fn of(data: &Strings) -> Self {
+    pub(crate) fn from_data(data: &Strings) -> Self {
         let (config, _) = SloControllerConfig::parse(data);
         Self::in_config(&config, data)
     }
 
     fn in_config(config: &SloControllerConfig, data: &Strings) -> Self {
-        fn of<T>(key: &'static str, section: &Section<T>) -> Overrides {
+        fn overrides_of<T>(key: &'static str, section: &Section<T>) -> Overrides {
             let named = |(at, node): (usize, &NodeOverride<T>)| {
                 let name = match node.name.as_str() {
                     "" => format!("#{at}"),
@@ -135,22 +135,22 @@ impl Sections {
                 };
                 (name, node.selector.clone())
             };
-            let of = section.nodes.iter().enumerate().map(named).collect();
-            Overrides { key, of }
+            let entries = section.nodes.iter().enumerate().map(named).collect();
+            Overrides { key, of: entries }
         }
         let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
         Self(vec![
-            of(keys::COLOCATION, &config.colocation),
-            of(keys::RESOURCE_THRESHOLD, &config.resource_threshold),
-            of(keys::RESOURCE_QOS, &config.resource_qos),
-            of(keys::SYSTEM, &config.system),
-            of(keys::CPU_BURST, &config.cpu_burst),
-            of(keys::HOST_APPLICATION, &config.host_application),
-            of(keys::CPU_NORMALIZATION, &config.cpu_normalization),
-            of(keys::RESOURCE_AMPLIFICATION, &config.resource_amplification),
+            overrides_of(keys::COLOCATION, &config.colocation),
+            overrides_of(keys::RESOURCE_THRESHOLD, &config.resource_threshold),
+            overrides_of(keys::RESOURCE_QOS, &config.resource_qos),
+            overrides_of(keys::SYSTEM, &config.system),
+            overrides_of(keys::CPU_BURST, &config.cpu_burst),
+            overrides_of(keys::HOST_APPLICATION, &config.host_application),
+            overrides_of(keys::CPU_NORMALIZATION, &config.cpu_normalization),
+            overrides_of(keys::RESOURCE_AMPLIFICATION, &config.resource_amplification),
             Overrides {
                 key: suppress::CONFIG_KEY,
-                of: suppress::overrides(own).unwrap_or_default(),
+                entries: suppress::overrides(own).unwrap_or_default(),
             },
         ])
     }
@@ -165,8 +165,8 @@ impl Sections {
     pub(crate) fn conflict<'a>(
         &self,
         nodes: impl IntoIterator<Item = (&'a str, &'a Strings)>,
-    ) -> Result<(), Refusal> {
-        let several: Vec<_> = self.0.iter().filter(|s| s.of.len() > 1).collect();
+    ) -> Result<(), SettingsRefusal> {
+        let several: Vec<_> = self.0.iter().filter(|s| s.entries.len() > 1).collect();
         if several.is_empty() {
             return Ok(());
         }
@@ -176,7 +176,12 @@ impl Sections {
                 if names.len() > 1 {
                     // The spelling is upstream's.
                     let reason = "ExistNodeConfict";
-                    return Err(Refusal::conflict(reason, section.key, &names, Some(node)));
+                    return Err(SettingsRefusal::conflict(
+                        reason,
+                        section.key,
+                        &names,
+                        Some(node),
+                    ));
                 }
             }
         }
@@ -190,15 +195,18 @@ impl Overrides {
             let selector = selector.as_ref();
             selector.is_some_and(|s| selector::matches(s, labels).unwrap_or(false))
         };
-        let of = self.of.iter().filter(|(_, selector)| matches(selector));
-        of.map(|(name, _)| name.as_str()).collect()
+        let matching = self
+            .entries
+            .iter()
+            .filter(|(_, selector)| matches(selector));
+        matching.map(|(name, _)| name.as_str()).collect()
     }
 
     /// Names and selectors by themselves.
-    fn check(&self, names_needed: bool) -> Result<(), Refusal> {
+    fn check(&self, names_needed: bool) -> Result<(), SettingsRefusal> {
         let key = self.key;
-        let mut seen = BTreeSet::new();
-        for (at, (name, selector)) in self.of.iter().enumerate() {
+        let mut names = BTreeSet::new();
+        for (at, (name, selector)) in self.entries.iter().enumerate() {
             let empty = |selector: &LabelSelector| {
                 selector
                     .match_labels
@@ -211,35 +219,39 @@ impl Overrides {
             };
             if selector.as_ref().is_none_or(empty) {
                 let message = format!("{key}: override {name:?}: nodeSelector is empty");
-                return Err(Refusal::invalid(message));
+                return Err(SettingsRefusal::invalid(message));
             }
-            if let Some(why) = selector.as_ref().and_then(no_label) {
+            if let Some(why) = selector.as_ref().and_then(invalid_label) {
                 let message = format!("{key}: override {name:?}: nodeSelector: {why}");
-                return Err(Refusal::invalid(message));
+                return Err(SettingsRefusal::invalid(message));
             }
             if !names_needed {
                 continue;
             }
             if *name == format!("#{at}") {
-                return Err(Refusal::invalid(format!(
+                return Err(SettingsRefusal::invalid(format!(
                     "{key}: override {name:?} has no name"
                 )));
             }
-            if !seen.insert(name) {
+            if !names.insert(name) {
                 let message = format!("{key}: two overrides have the name {name:?}");
-                return Err(Refusal::invalid(message));
+                return Err(SettingsRefusal::invalid(message));
             }
         }
         Ok(())
     }
 
     /// Whether a node that one selector describes is picked by another, too.
-    fn overlap(&self) -> Result<(), Refusal> {
-        for labels in self.of.iter().flat_map(|(_, s)| made_up(s.as_ref())) {
+    fn overlap(&self) -> Result<(), SettingsRefusal> {
+        for labels in self
+            .entries
+            .iter()
+            .flat_map(|(_, s)| sample_nodes(s.as_ref()))
+        {
             let names = self.matching(&labels);
             if names.len() > 1 {
                 let reason = "NodeStrategiesOverlap";
-                return Err(Refusal::conflict(reason, self.key, &names, None));
+                return Err(SettingsRefusal::conflict(reason, self.key, &names, None));
             }
         }
         Ok(())
@@ -247,16 +259,16 @@ impl Overrides {
 }
 
 /// Returns what is wrong with a label of a selector that no object can have.
-pub(super) fn no_label(selector: &LabelSelector) -> Option<String> {
+pub(super) fn invalid_label(selector: &LabelSelector) -> Option<String> {
     let labels = selector.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
     let wanted = selector.match_expressions.iter().flatten();
-    let wanted = wanted.flat_map(|of| {
+    let wanted = wanted.flat_map(|expression| {
         // Those without values have a key.
-        let values = of.values.iter().flatten().map(String::as_str);
+        let values = expression.values.iter().flatten().map(String::as_str);
         std::iter::once("")
             .chain(values)
-            .map(|value| (&*of.key, value))
+            .map(|value| (&*expression.key, value))
     });
     labels
         .chain(wanted)
@@ -265,7 +277,7 @@ pub(super) fn no_label(selector: &LabelSelector) -> Option<String> {
 
 /// Nodes that a selector describes: with its labels and, in the k-th of them, the k-th value of each
 /// requirement that has values (round and round). Coarse, as upstream's.
-fn made_up(selector: Option<&LabelSelector>) -> Vec<Strings> {
+fn sample_nodes(selector: Option<&LabelSelector>) -> Vec<Strings> {
     let Some(selector) = selector else {
         return Vec::new();
     };
@@ -275,7 +287,7 @@ fn made_up(selector: Option<&LabelSelector>) -> Vec<Strings> {
     };
     let product = with_values().fold(1, |n: usize, (_, values)| n.saturating_mul(values.len()));
     let labels = selector.match_labels.clone().unwrap_or_default();
-    (0..product.min(MOST_NODES))
+    (0..product.min(MAX_SAMPLE_NODES))
         .map(|k| {
             let mut labels = labels.clone();
             for (key, values) in with_values() {
@@ -292,7 +304,11 @@ fn made_up(selector: Option<&LabelSelector>) -> Vec<Strings> {
 ///
 /// # Errors
 /// The first key that is refused, and all that is wrong with it.
-fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<String>, Refusal> {
+fn check(
+    data: &Strings,
+    old: &Strings,
+    settings: &dyn Source,
+) -> Result<Vec<String>, SettingsRefusal> {
     let changed = |key: &&str| {
         let text = data.get(*key).filter(|text| !text.is_empty());
         text.is_some() && text != old.get(*key)
@@ -307,7 +323,7 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
         let of_key = || problems().filter(|problem| problem.key == key);
         let unreadable = of_key().find(|p| matches!(p.problem, ConfigProblem::Read(_)));
         if let Some(problem) = unreadable {
-            return Err(Refusal {
+            return Err(SettingsRefusal {
                 reason: "ParseConfigFail",
                 message: problem.to_string().into(),
             });
@@ -318,7 +334,7 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
             messages.extend(network::violations(&config, total));
         }
         if !messages.is_empty() {
-            return Err(Refusal::invalid(messages.join("; ")));
+            return Err(SettingsRefusal::invalid(messages.join("; ")));
         }
     }
     let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
@@ -326,15 +342,16 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
     let remarks = remarks.filter(|remark| changed.contains(remark.key));
     let mut warnings: Vec<String> = remarks.map(ToString::to_string).collect();
     if changed.contains(suppress::CONFIG_KEY) {
-        let unreadable = |problem: String| Refusal {
+        let unreadable = |problem: String| SettingsRefusal {
             reason: "ParseConfigFail",
             message: problem.into(),
         };
-        let found = suppress::check(own.unwrap_or_default()).map_err(unreadable)?;
-        let (refused, odd): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, refused)| *refused);
+        let problems = suppress::check(own.unwrap_or_default()).map_err(unreadable)?;
+        let (refused, odd): (Vec<_>, Vec<_>) =
+            problems.into_iter().partition(|(_, refused)| *refused);
         if !refused.is_empty() {
             let messages: Vec<String> = refused.into_iter().map(|(message, _)| message).collect();
-            return Err(Refusal::invalid(messages.join("; ")));
+            return Err(SettingsRefusal::invalid(messages.join("; ")));
         }
         warnings.extend(odd.into_iter().map(|(message, _)| message));
     }
@@ -354,24 +371,24 @@ fn check(data: &Strings, old: &Strings, settings: &dyn Source) -> Result<Vec<Str
 
 /// Makes the handler.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(Validating {
+    Arc::new(ConfigMapValidator {
         settings: deps.settings.clone(),
         metrics: deps.metrics.clone(),
     })
 }
 
-struct Validating {
+struct ConfigMapValidator {
     settings: Arc<dyn Source>,
     metrics: WebhookMetrics,
 }
 
-impl Handler for Validating {
+impl Handler for ConfigMapValidator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(std::future::ready(self.validate(&request)))
     }
 }
 
-impl Validating {
+impl ConfigMapValidator {
     fn validate(&self, request: &Request) -> Answer {
         let key = self.settings.key();
         let about_it = request.resource.resource == "configmaps"
@@ -387,7 +404,7 @@ impl Validating {
         let old = request.old_object.as_ref().map(data).unwrap_or_default();
         let steps = self
             .metrics
-            .of("validate", "configmap", request.operation.as_str());
+            .steps("validate", "configmap", request.operation.as_str());
         let step = steps.start("SLOConfig");
         match step.stop(check(&data(object), &old, &*self.settings)) {
             Ok(warnings) => Answer::Allow { warnings },

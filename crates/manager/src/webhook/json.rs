@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// A part of an object that has not the type it must have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {value} is no {want}")]
-pub(crate) struct Misfit {
+pub(crate) struct TypeMismatch {
     /// Where, such as `spec.containers[0].resources.requests`.
     pub(crate) path: String,
     /// What is there, as JSON.
@@ -17,7 +17,7 @@ pub(crate) struct Misfit {
     pub(crate) want: &'static str,
 }
 
-impl Misfit {
+impl TypeMismatch {
     pub(crate) fn new(path: impl Into<String>, value: &Value, want: &'static str) -> Self {
         Self {
             path: path.into(),
@@ -31,28 +31,31 @@ impl Misfit {
 pub(crate) fn object_at<'a>(
     root: &'a mut Value,
     path: &[&str],
-) -> Result<&'a mut Map<String, Value>, Misfit> {
+) -> Result<&'a mut Map<String, Value>, TypeMismatch> {
     let mut here = root;
     let mut walked = String::new();
     for name in path {
-        let map = own(here, &walked)?;
+        let map = object_or_insert(here, &walked)?;
         here = map.entry(*name).or_insert(Value::Null);
         if !walked.is_empty() {
             walked.push('.');
         }
         walked.push_str(name);
     }
-    own(here, &walked)
+    object_or_insert(here, &walked)
 }
 
 /// `value` as an object; nothing becomes an empty one.
-fn own<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Value>, Misfit> {
+fn object_or_insert<'a>(
+    value: &'a mut Value,
+    path: &str,
+) -> Result<&'a mut Map<String, Value>, TypeMismatch> {
     if value.is_null() {
         *value = Value::Object(Map::new());
     }
     match value {
         Value::Object(map) => Ok(map),
-        other => Err(Misfit::new(path, other, "object")),
+        other => Err(TypeMismatch::new(path, other, "object")),
     }
 }
 
@@ -80,8 +83,8 @@ pub(crate) fn annotations(object: &Value) -> BTreeMap<String, String> {
 }
 
 /// Reads an amount; `path` is for the error.
-pub(crate) fn quantity(value: &Value, path: &str) -> Result<Quantity, Misfit> {
-    serde_json::from_value(value.clone()).map_err(|_| Misfit::new(path, value, "quantity"))
+pub(crate) fn quantity(value: &Value, path: &str) -> Result<Quantity, TypeMismatch> {
+    serde_json::from_value(value.clone()).map_err(|_| TypeMismatch::new(path, value, "quantity"))
 }
 
 /// The containers of a pod spec's `list` (`containers` or `initContainers`) with the path of each.
@@ -104,7 +107,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_missing_is_made_and_what_does_not_fit_is_named() {
+    fn missing_objects_are_created_mismatches_named() {
         let mut pod = json!({"metadata": {"labels": null}, "spec": {"containers": "many"}});
         object_at(&mut pod, &["metadata", "labels"])
             .unwrap()

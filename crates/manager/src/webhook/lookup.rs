@@ -40,22 +40,22 @@ impl Lookup for Arc<Replica> {
             if let Some(found) = self.caches.namespaces.get(&ObjectKey::new("", name)) {
                 return Some(found.metadata.labels.clone().unwrap_or_default());
             }
-            let found: Namespace = read(self, name).await?;
-            Some(found.metadata.labels.unwrap_or_default())
+            let namespace: Namespace = read(self, name).await?;
+            Some(namespace.metadata.labels.unwrap_or_default())
         })
     }
 
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>> {
         Box::pin(async move {
             self.wait_for(&[], &[Kind::PriorityClasses]).await;
-            let found = self.caches.priority_classes.get(&ObjectKey::new("", name));
-            let found = match found {
-                Some(found) => found,
+            let class = self.caches.priority_classes.get(&ObjectKey::new("", name));
+            let class = match class {
+                Some(class) => class,
                 None => Arc::new(read(self, name).await?),
             };
             Some(Priority {
-                value: found.value,
-                preemption_policy: found.preemption_policy.clone(),
+                value: class.value,
+                preemption_policy: class.preemption_policy.clone(),
             })
         })
     }
@@ -67,11 +67,11 @@ where
     K: Resource<DynamicType = ()> + koord_kube::Decode,
 {
     let objects: Api<K> = Api::all(replica.client.clone());
-    let found = objects.get_opt(name).await.inspect_err(|error| {
+    let result = objects.get_opt(name).await.inspect_err(|error| {
         let kind = K::kind(&());
         tracing::warn!(%kind, name, %error, "it cannot be looked up");
     });
-    found.ok().flatten()
+    result.ok().flatten()
 }
 
 /// From now on a profile that cannot be applied as it is gets an event, before a pod meets it.

@@ -59,7 +59,7 @@ impl WebhookMetrics {
     }
 
     /// The steps of one webhook: `mutate` or `validate`, the kind of object, `CREATE` or the like.
-    pub(crate) fn of(
+    pub(crate) fn steps(
         &self,
         webhook: &'static str,
         object: &'static str,

@@ -61,7 +61,7 @@ impl std::fmt::Debug for Deps {
 }
 
 /// One path.
-pub(crate) struct Row {
+pub(crate) struct WebhookSpec {
     /// Where it is served.
     pub(crate) path: &'static str,
     /// Without it the path is neither served nor configured.
@@ -73,11 +73,11 @@ pub(crate) struct Row {
     /// What it looks at; a question waits until these are in sync or known not to be installed.
     pub(crate) caches: &'static [Kind],
     /// Makes the handler; `None` while there is none.
-    pub(crate) handler: Option<Make>,
+    pub(crate) handler: Option<HandlerFactory>,
 }
 
 /// Makes a handler.
-pub(crate) type Make = fn(&Deps) -> Arc<dyn Handler>;
+pub(crate) type HandlerFactory = fn(&Deps) -> Arc<dyn Handler>;
 
 /// The gate without which there is no webhook at all.
 const FRAMEWORK: &str = "WebhookFramework";
@@ -99,8 +99,8 @@ const CORE: Registration = Registration {
 };
 
 /// Every webhook, in upstream's order of paths.
-pub(crate) const TABLE: &[Row] = &[
-    Row {
+pub(crate) const TABLE: &[WebhookSpec] = &[
+    WebhookSpec {
         path: "/mutate-pod",
         gate: "PodMutatingWebhook",
         mutating: true,
@@ -134,7 +134,7 @@ pub(crate) const TABLE: &[Row] = &[
         ],
         handler: Some(pod::mutating),
     },
-    Row {
+    WebhookSpec {
         path: "/validate-pod",
         gate: "PodValidatingWebhook",
         mutating: false,
@@ -148,7 +148,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[Kind::Quotas],
         handler: Some(pod::validating),
     },
-    Row {
+    WebhookSpec {
         path: "/validate-pod-binding",
         gate: "PodValidatingWebhook",
         mutating: false,
@@ -162,7 +162,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[],
         handler: Some(pod::binding),
     },
-    Row {
+    WebhookSpec {
         path: "/mutate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",
         gate: "ElasticMutatingWebhook",
         mutating: true,
@@ -177,7 +177,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[Kind::Quotas],
         handler: Some(quota::mutating),
     },
-    Row {
+    WebhookSpec {
         path: "/validate-scheduling-sigs-k8s-io-v1alpha1-elasticquota",
         gate: "ElasticValidatingWebhook",
         mutating: false,
@@ -192,7 +192,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[Kind::Quotas, Kind::Pods],
         handler: Some(quota::validating),
     },
-    Row {
+    WebhookSpec {
         path: "/mutate-node-status",
         gate: "NodeMutatingWebhook",
         mutating: true,
@@ -206,7 +206,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[],
         handler: Some(node::mutating),
     },
-    Row {
+    WebhookSpec {
         path: "/validate-node",
         gate: "NodeValidatingWebhook",
         mutating: false,
@@ -220,7 +220,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[Kind::Settings],
         handler: Some(node::validating),
     },
-    Row {
+    WebhookSpec {
         path: "/validate-configmap",
         gate: "ConfigMapValidatingWebhook",
         mutating: false,
@@ -237,7 +237,7 @@ pub(crate) const TABLE: &[Row] = &[
         caches: &[Kind::Nodes],
         handler: Some(configmap::validating),
     },
-    Row {
+    WebhookSpec {
         path: "/mutate-reservation",
         gate: "ReservationMutatingWebhook",
         mutating: true,
@@ -255,7 +255,7 @@ pub(crate) const TABLE: &[Row] = &[
 ];
 
 /// The rows whose gates are on and that have a handler.
-pub(crate) fn enabled(gates: &Gates) -> impl Iterator<Item = &'static Row> {
+pub(crate) fn enabled(gates: &Gates) -> impl Iterator<Item = &'static WebhookSpec> {
     let framework = gates.enabled(FRAMEWORK);
     TABLE
         .iter()
@@ -270,17 +270,17 @@ pub fn paths(gates: &Gates) -> impl Iterator<Item = &'static str> {
 /// The two webhook configurations of the paths that are served with these gates, as manifests.
 #[must_use]
 pub fn configurations(gates: &Gates, service: &Service) -> [Value; 2] {
-    of_rows(|| enabled(gates), service)
+    render_configurations(|| enabled(gates), service)
 }
 
 /// The two webhook configurations as a cluster installs them: with every path, of which a manager
 /// leaves out what it does not serve.
 #[must_use]
 pub fn manifests(service: &Service) -> [Value; 2] {
-    of_rows(|| TABLE.iter(), service)
+    render_configurations(|| TABLE.iter(), service)
 }
 
-fn of_rows<I: Iterator<Item = &'static Row>>(
+fn render_configurations<I: Iterator<Item = &'static WebhookSpec>>(
     rows: impl Fn() -> I,
     service: &Service,
 ) -> [Value; 2] {
@@ -294,7 +294,7 @@ fn of_rows<I: Iterator<Item = &'static Row>>(
 /// Every webhook, for who asks it without a replica, such as a test.
 #[must_use]
 pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
-    let make = |row: &Row| {
+    let make = |row: &WebhookSpec| {
         Some(Webhook {
             path: row.path,
             mutating: row.mutating,

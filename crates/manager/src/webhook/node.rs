@@ -16,18 +16,18 @@ const AMPLIFIED: [&str; 2] = ["cpu", "memory"];
 
 /// Makes the handler of `/mutate-node-status`.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(Mutating(deps.metrics.clone()))
+    Arc::new(NodeMutator(deps.metrics.clone()))
 }
 
-struct Mutating(WebhookMetrics);
+struct NodeMutator(WebhookMetrics);
 
-impl Handler for Mutating {
+impl Handler for NodeMutator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(std::future::ready(self.mutate(request)))
     }
 }
 
-impl Mutating {
+impl NodeMutator {
     fn mutate(&self, mut request: Request) -> Answer {
         let about_status = request.resource.resource == "nodes" && request.sub_resource == "status";
         let Some(mut node) = request.object.take() else {
@@ -36,7 +36,7 @@ impl Mutating {
         if !about_status || request.operation != Operation::Update {
             return Answer::allow();
         }
-        let steps = self.0.of("mutate", "node", request.operation.as_str());
+        let steps = self.0.steps("mutate", "node", request.operation.as_str());
         let step = steps.start("NodeResourceAmplificationPlugin");
         let by_kubelet = request.user.name.starts_with("system:node:")
             || request
@@ -110,8 +110,8 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
     else {
         return Ok(warnings);
     };
-    let asked = amounts(allocatable, "status.allocatable")?;
-    let known = match annotations.get(NODE_RAW_ALLOCATABLE) {
+    let reported = amounts(allocatable, "status.allocatable")?;
+    let stored_raw = match annotations.get(NODE_RAW_ALLOCATABLE) {
         None => None,
         Some(text) => {
             let list: Value = serde_json::from_str(text)
@@ -124,9 +124,13 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
         Some(list) => amounts(list, "status.allocatable of the stored node")?,
         None => ResourceList::new(),
     };
-    let raw = match known {
-        Some(known) if !(by_kubelet && is_news(&asked, &before, &known, &ratios)) => known,
-        _ => asked,
+    let raw = match stored_raw {
+        Some(stored_raw)
+            if !(by_kubelet && is_new_report(&reported, &before, &stored_raw, &ratios)) =>
+        {
+            stored_raw
+        }
+        _ => reported,
     };
     if raw.is_empty() {
         return Ok(warnings);
@@ -141,17 +145,17 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
         if let Some(ratio) = ratios.of(name)
             && let Ok(list) = json::object_at(node, &["status", "allocatable"])
         {
-            list.insert(name.clone(), json!(amplified(name, *amount, ratio)));
+            list.insert(name.clone(), json!(amplified_amount(name, *amount, ratio)));
         }
     }
     Ok(warnings)
 }
 
 /// Whether a kubelet's amounts are neither those that are stored nor the known ones amplified.
-fn is_news(
-    asked: &ResourceList,
+fn is_new_report(
+    reported: &ResourceList,
     before: &ResourceList,
-    known: &ResourceList,
+    stored_raw: &ResourceList,
     ratios: &AmplificationRatios,
 ) -> bool {
     AMPLIFIED.into_iter().any(|name| {
@@ -160,12 +164,12 @@ fn is_news(
             (None, None) => true,
             _ => false,
         };
-        let asked = asked.get(name);
-        let shown = known.get(name).map(|amount| match ratios.of(name) {
-            Some(ratio) => amplified(name, *amount, ratio),
+        let reported = reported.get(name);
+        let shown = stored_raw.get(name).map(|amount| match ratios.of(name) {
+            Some(ratio) => amplified_amount(name, *amount, ratio),
             None => *amount,
         });
-        !same(asked, before.get(name).copied()) && !same(asked, shown)
+        !same(reported, before.get(name).copied()) && !same(reported, shown)
     })
 }
 
@@ -175,7 +179,7 @@ fn is_news(
     clippy::cast_precision_loss,
     reason = "binary floating point and truncation are the rule; casts saturate"
 )]
-fn amplified(name: &str, amount: Quantity, ratio: f64) -> Quantity {
+fn amplified_amount(name: &str, amount: Quantity, ratio: f64) -> Quantity {
     let milli = (amount.milli_value() as f64 * ratio) as i64;
     let scaled = Quantity::from_milli(milli).with_format(amount.format());
     if name == "memory" {
@@ -186,24 +190,24 @@ fn amplified(name: &str, amount: Quantity, ratio: f64) -> Quantity {
 
 /// Makes the handler of `/validate-node`.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(Validating {
+    Arc::new(NodeValidator {
         settings: deps.settings.clone(),
         metrics: deps.metrics.clone(),
     })
 }
 
-struct Validating {
+struct NodeValidator {
     settings: Arc<dyn super::configmap::Source>,
     metrics: WebhookMetrics,
 }
 
-impl Handler for Validating {
+impl Handler for NodeValidator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(std::future::ready(self.validate(&request)))
     }
 }
 
-impl Validating {
+impl NodeValidator {
     /// A node whose labels change must not be picked by two overrides of one section.
     fn validate(&self, request: &Request) -> Answer {
         let (Some(node), Some(old)) = (&request.object, &request.old_object) else {
@@ -218,12 +222,12 @@ impl Validating {
         }
         let steps = self
             .metrics
-            .of("validate", "node", request.operation.as_str());
+            .steps("validate", "node", request.operation.as_str());
         let step = steps.start("SLOManagerConfigConflictForNode");
         let Some(data) = self.settings.data() else {
             return Answer::allow();
         };
-        match step.stop(Sections::of(&data).conflict([(request.name.as_str(), &labels)])) {
+        match step.stop(Sections::from_data(&data).conflict([(request.name.as_str(), &labels)])) {
             Ok(()) => Answer::allow(),
             Err(problem) => Answer::deny(400, problem.to_string()),
         }
@@ -258,24 +262,24 @@ mod tests {
 
     /// Facts of upstream's table: raw {cpu 1000, memory 2000} times {cpu 2, memory 3}.
     #[test]
-    fn what_a_kubelet_reports_is_kept_and_shown_amplified() {
-        let both = (RATIO, r#"{"cpu":2,"memory":3}"#);
+    fn kubelet_amounts_are_stored_and_amplified() {
+        let ratios = (RATIO, r#"{"cpu":2,"memory":3}"#);
         let raw = r#"{"cpu":"1k","memory":"2k"}"#;
         #[rustfmt::skip]
         let rows = [
             // Without a ratio what was kept goes.
             (node(&[(RAW, raw)], "1000", "2000"), node(&[], "1", "1"), true, ("1000", "2000", "")),
             // Nothing was kept.
-            (node(&[both], "1000", "2000"), node(&[], "1000", "2000"), true, ("2k", "6k", raw)),
+            (node(&[ratios], "1000", "2000"), node(&[], "1000", "2000"), true, ("2k", "6k", raw)),
             // The kubelet repeats what it finds.
-            (node(&[both, (RAW, raw)], "2k", "6k"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
+            (node(&[ratios, (RAW, raw)], "2k", "6k"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
             // It has been given more.
-            (node(&[both, (RAW, raw)], "3k", "6k"), node(&[], "2k", "6k"), true,
+            (node(&[ratios, (RAW, raw)], "3k", "6k"), node(&[], "2k", "6k"), true,
                 ("6k", "18k", r#"{"cpu":"3k","memory":"6k"}"#)),
             // It writes what was kept anew.
-            (node(&[both, (RAW, raw)], "1000", "2000"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
+            (node(&[ratios, (RAW, raw)], "1000", "2000"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
             // Somebody else does.
-            (node(&[both, (RAW, raw)], "9", "9"), node(&[], "2k", "6k"), false, ("2k", "6k", raw)),
+            (node(&[ratios, (RAW, raw)], "9", "9"), node(&[], "2k", "6k"), false, ("2k", "6k", raw)),
             // Only cpu; a ratio of one and less changes nothing.
             (node(&[(RATIO, r#"{"cpu":1.5,"memory":0.5}"#)], "3", "2000"), node(&[], "3", "2000"), true,
                 ("4500m", "2000", r#"{"cpu":"3","memory":"2k"}"#)),

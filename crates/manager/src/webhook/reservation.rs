@@ -2,7 +2,7 @@
 
 use super::metrics::WebhookMetrics;
 use super::pod::{Lookup, strategic};
-use super::profile::{self, Means, Namespace, ProfileError};
+use super::profile::{self, Namespace, ProfileContext, ProfileError};
 use super::{Deps, json};
 use futures::future::BoxFuture;
 use koord_kube::webhook::{Answer, Handler, Operation, Request};
@@ -12,24 +12,24 @@ use std::sync::Arc;
 
 /// Makes the handler.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(Mutating {
+    Arc::new(ReservationMutator {
         lookup: deps.lookup.clone(),
         metrics: deps.metrics.clone(),
     })
 }
 
-struct Mutating {
+struct ReservationMutator {
     lookup: Arc<dyn Lookup>,
     metrics: WebhookMetrics,
 }
 
-impl Handler for Mutating {
+impl Handler for ReservationMutator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(self.mutate(request))
     }
 }
 
-impl Mutating {
+impl ReservationMutator {
     /// Metadata is the Reservation's own; what a profile says of the pod goes into the template, if
     /// there is one. Resources stay as they are, and namespaces are not looked at.
     async fn mutate(&self, mut request: Request) -> Answer {
@@ -41,7 +41,7 @@ impl Mutating {
         };
         let steps = self
             .metrics
-            .of("mutate", "reservation", request.operation.as_str());
+            .steps("mutate", "reservation", request.operation.as_str());
         let step = steps.start("ClusterReservation");
         let profiles = self.lookup.profiles().await;
         let labels = json::labels(&object);
@@ -60,13 +60,13 @@ impl Mutating {
         let template = object
             .pointer("/spec/template")
             .is_some_and(Value::is_object);
-        let means = Means {
+        let ctx = ProfileContext {
             priority: &|name| priorities.get(name).cloned(),
             merge: &merge,
             roll: &|profile| profile::roll(&request.uid, profile),
             pod_spec: template.then_some(&["spec", "template", "spec"]),
         };
-        let applied: Result<(), ProfileError> = profile::apply(&matched, &mut object, &means);
+        let applied: Result<(), ProfileError> = profile::apply(&matched, &mut object, &ctx);
         match step.stop(applied) {
             Ok(()) => Answer::Mutate { object, warnings },
             Err(error) => Answer::deny(500, error.to_string()),
@@ -78,20 +78,20 @@ impl Mutating {
 fn merge(object: &Value, patch: &Value) -> Result<Value, String> {
     let mut patch = patch.clone();
     let spec = patch.get_mut("spec").and_then(Value::as_object_mut);
-    let of_template = spec.and_then(|spec| spec.remove("template"));
+    let template_patch = spec.and_then(|spec| spec.remove("template"));
     let merged = koord_object::patch::merge_patch(object, &patch);
     let mut merged = merged.map_err(|error| error.to_string())?;
-    let Some(of_template) = of_template else {
+    let Some(template_patch) = template_patch else {
         return Ok(merged);
     };
     let spec = json::object_at(&mut merged, &["spec"]).map_err(|error| error.to_string())?;
-    if of_template.is_null() {
+    if template_patch.is_null() {
         spec.remove("template");
         return Ok(merged);
     }
     // A template is a pod without kind and status.
     let old = spec.get("template").cloned().unwrap_or_else(|| json!({}));
-    let new = strategic(&old, &of_template)?;
+    let new = strategic(&old, &template_patch)?;
     spec.insert("template".to_owned(), new);
     Ok(merged)
 }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_of_the_template_merge_by_name_and_owners_are_replaced() {
+    fn template_containers_merge_and_owners_are_replaced() {
         let object = json!({"spec": {"owners": [{"a": 1}], "ttl": "1h", "template": {"spec": {
             "containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "j"}]}}}});
         let patch = json!({"metadata": {"labels": {"x": "y"}}, "spec": {"owners": [{"b": 2}],
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(images.len(), 2);
         assert!(images.contains(&(&json!("c"), &json!("i"))));
         assert!(images.contains(&(&json!("d"), &json!("k"))));
-        let gone = merge(&object, &json!({"spec": {"template": null}})).unwrap();
-        assert_eq!(gone["spec"].get("template"), None);
+        let removed = merge(&object, &json!({"spec": {"template": null}})).unwrap();
+        assert_eq!(removed["spec"].get("template"), None);
     }
 }

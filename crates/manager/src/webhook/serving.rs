@@ -1,7 +1,7 @@
 //! How a replica's webhooks come to be asked.
 
 use super::settings::Settings;
-use super::{Deps, QuotaAdmission, Row, WebhookMetrics, enabled};
+use super::{Deps, QuotaAdmission, WebhookMetrics, WebhookSpec, enabled};
 use crate::Error;
 use crate::cache::Kind;
 use crate::replica::Replica;
@@ -35,8 +35,8 @@ impl std::fmt::Debug for Serve {
 }
 
 impl Deps {
-    fn of(replica: &Arc<Replica>, ctx: &Context) -> Result<Self, Error> {
-        let quotas = QuotaAdmission::of(replica);
+    fn from_replica(replica: &Arc<Replica>, ctx: &Context) -> Result<Self, Error> {
+        let quotas = QuotaAdmission::from_replica(replica);
         Ok(Self {
             client: replica.client.clone(),
             gates: replica.options.gates.clone(),
@@ -57,11 +57,11 @@ pub(crate) async fn start(
     ctx: &Context,
 ) -> Result<Option<Readiness>, Error> {
     let serve = &replica.options.webhooks;
-    let rows: Vec<&'static Row> = enabled(&replica.options.gates).collect();
+    let rows: Vec<&'static WebhookSpec> = enabled(&replica.options.gates).collect();
     if matches!(serve, Serve::Nowhere) || rows.is_empty() {
         return Ok(None);
     }
-    let deps = Deps::of(replica, ctx)?;
+    let deps = Deps::from_replica(replica, ctx)?;
     super::lookup::report_profiles(replica);
     for row in &rows {
         replica.start(row.caches);
@@ -70,7 +70,7 @@ pub(crate) async fn start(
         Some(Webhook {
             path: row.path,
             mutating: row.mutating,
-            handler: Arc::new(Synced {
+            handler: Arc::new(SyncedHandler {
                 replica: replica.clone(),
                 row,
                 handler: row.handler?(&deps),
@@ -117,16 +117,16 @@ fn pages(replica: &Arc<Replica>, deps: &Deps) -> Vec<Page> {
 
 /// A handler that is asked once what it looks at is there. The question's time limit ends the wait,
 /// and then the failure policy decides.
-struct Synced {
+struct SyncedHandler {
     replica: Arc<Replica>,
-    row: &'static Row,
+    row: &'static WebhookSpec,
     handler: Arc<dyn Handler>,
 }
 
-impl Handler for Synced {
+impl Handler for SyncedHandler {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         Box::pin(async move {
-            if let Some(problem) = malformed(self.row, &request) {
+            if let Some(problem) = request_problem(self.row, &request) {
                 return Answer::deny(400, problem);
             }
             self.replica.wait_for(&[], self.row.caches).await;
@@ -137,14 +137,19 @@ impl Handler for Synced {
 
 /// What keeps a question from being one about the row's objects, which upstream refuses to decode.
 /// Questions about anything else are for the handlers to let through.
-fn malformed(row: &Row, request: &Request) -> Option<String> {
+fn request_problem(row: &WebhookSpec, request: &Request) -> Option<String> {
     let about_them = row.registrations.iter().any(|entry| {
         let (resource, sub) = entry
             .resource
             .split_once('/')
             .unwrap_or((entry.resource, ""));
-        let asked = &request.resource;
-        (entry.group, resource, sub) == (&*asked.group, &*asked.resource, &*request.sub_resource)
+        let resource_ref = &request.resource;
+        (entry.group, resource, sub)
+            == (
+                &*resource_ref.group,
+                &*resource_ref.resource,
+                &*request.sub_resource,
+            )
     });
     if !about_them {
         return None;
@@ -162,19 +167,19 @@ fn malformed(row: &Row, request: &Request) -> Option<String> {
         let Some(object) = object else {
             return needed.then(|| format!("request.{name}: missing"));
         };
-        let problem = misfit(object, &request.kind.kind)?;
+        let problem = metadata_problem(object, &request.kind.kind)?;
         Some(format!("request.{name}.{problem}"))
     })
 }
 
 /// What of kind and metadata no object of `kind` has.
-fn misfit(object: &Value, kind: &str) -> Option<String> {
-    let found = object.get("kind").filter(|found| !found.is_null());
-    if let Some(found) = found
+fn metadata_problem(object: &Value, kind: &str) -> Option<String> {
+    let actual = object.get("kind").filter(|actual| !actual.is_null());
+    if let Some(actual) = actual
         && !kind.is_empty()
-        && found != kind
+        && actual != kind
     {
-        return Some(format!("kind: {found}: expected {kind:?}"));
+        return Some(format!("kind: {actual}: expected {kind:?}"));
     }
     let metadata = object.get("metadata").filter(|value| !value.is_null())?;
     if !metadata.is_object() {
@@ -198,7 +203,7 @@ mod tests {
     use koord_kube::webhook::{Kind, Resource, User};
     use serde_json::json;
 
-    fn asked(operation: Operation, object: Option<Value>, old: Option<Value>) -> Request {
+    fn request(operation: Operation, object: Option<Value>, old: Option<Value>) -> Request {
         Request {
             uid: "u".to_owned(),
             kind: Kind {
@@ -225,31 +230,31 @@ mod tests {
             .iter()
             .find(|row| row.path == "/validate-pod")
             .unwrap();
-        malformed(row, request)
+        request_problem(row, request)
     }
 
     #[test]
-    fn what_is_no_pod_is_named() {
+    fn invalid_objects_are_named() {
         use Operation::{Create, Delete, Update};
         let good = json!({"kind": "Pod", "metadata": {"labels": {"a": "b"}, "annotations": null}});
         let pod = || Some(good.clone());
         let passes = [
-            asked(Create, pod(), None),
-            asked(Update, pod(), pod()),
-            asked(Delete, None, pod()),
-            asked(Delete, None, None),
-            asked(Create, Some(json!({})), None),
+            request(Create, pod(), None),
+            request(Update, pod(), pod()),
+            request(Delete, None, pod()),
+            request(Delete, None, None),
+            request(Create, Some(json!({})), None),
         ];
         for request in passes {
             assert_eq!(problem(&request), None, "{request:?}");
         }
-        let wrong = |object: Value| asked(Create, Some(object), None);
+        let wrong = |object: Value| request(Create, Some(object), None);
         for (request, says) in [
-            (asked(Create, None, None), "request.object: missing"),
-            (asked(Update, None, pod()), "request.object: missing"),
-            (asked(Update, pod(), None), "request.oldObject: missing"),
+            (request(Create, None, None), "request.object: missing"),
+            (request(Update, None, pod()), "request.object: missing"),
+            (request(Update, pod(), None), "request.oldObject: missing"),
             (
-                asked(Update, pod(), Some(json!({"kind": "Node"}))),
+                request(Update, pod(), Some(json!({"kind": "Node"}))),
                 "request.oldObject.kind: \"Node\": expected \"Pod\"",
             ),
             (
@@ -268,7 +273,7 @@ mod tests {
             assert_eq!(problem(&request).as_deref(), Some(says));
         }
         // About something else, which the handlers let through.
-        let mut other = asked(Create, Some(json!({"kind": "Eviction"})), None);
+        let mut other = request(Create, Some(json!({"kind": "Eviction"})), None);
         other.sub_resource = "eviction".to_owned();
         assert_eq!(problem(&other), None);
     }

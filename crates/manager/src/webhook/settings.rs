@@ -127,15 +127,15 @@ mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Result<Settings, String> {
-        let of = |name: &str| {
-            let found = pairs.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_owned())
+        let variable = |name: &str| {
+            let pair = pairs.iter().find(|(key, _)| *key == name);
+            pair.map(|(_, value)| (*value).to_owned())
         };
-        Settings::from_env(of).map_err(|error| error.to_string())
+        Settings::from_env(variable).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn names_are_upstreams_unless_the_environment_says_otherwise() {
+    fn environment_overrides_upstream_names() {
         let settings = read(&[]).unwrap();
         assert_eq!(settings.address, "0.0.0.0:9876".parse().unwrap());
         assert_eq!(

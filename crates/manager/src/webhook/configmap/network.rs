@@ -9,14 +9,14 @@ use koord_api::slo::NetworkQOSCfg;
 /// neither was left out when the settings were read. `total`: whether
 /// there are settings that say what a node's network can do.
 pub(super) fn violations(config: &SloControllerConfig, total: bool) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut problems = Vec::new();
     let cluster = config.system.cluster.total_network_bandwidth;
     let cluster = cluster.filter(|_| total);
     strategy(
         "clusterStrategy",
         &config.resource_qos.cluster,
         cluster,
-        &mut found,
+        &mut problems,
     );
     for (at, node) in config.resource_qos.nodes.iter().enumerate() {
         let same = config
@@ -33,10 +33,10 @@ pub(super) fn violations(config: &SloControllerConfig, total: bool) -> Vec<Strin
             &name,
             &node.strategy,
             bandwidth.filter(|_| total),
-            &mut found,
+            &mut problems,
         );
     }
-    found
+    problems
 }
 
 fn strategy(
@@ -51,8 +51,8 @@ fn strategy(
         .filter_map(|qos| qos.as_ref()?.network_qos.as_ref())
         .collect();
     let key = keys::RESOURCE_QOS;
-    type Part = fn(&NetworkQOSCfg) -> &Option<IntOrString>;
-    let parts: [(&str, Part); 2] = [
+    type ShareField = fn(&NetworkQOSCfg) -> &Option<IntOrString>;
+    let parts: [(&str, ShareField); 2] = [
         ("ingressRequest", |network| &network.ingress_request),
         ("egressRequest", |network| &network.egress_request),
     ];

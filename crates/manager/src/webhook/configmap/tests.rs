@@ -205,7 +205,7 @@ fn refusals_name_key_field_and_value() {
 }
 
 #[test]
-fn what_is_only_odd_passes_with_a_warning() {
+fn suspicious_settings_pass_with_a_warning() {
     let settings = Fixed {
         nodes: Vec::new(),
         names_needed: false,
@@ -249,7 +249,7 @@ fn overrides_that_pick_the_same_node_are_refused() {
 }
 
 #[test]
-fn names_are_needed_where_the_flag_says_so() {
+fn flag_requires_names() {
     let data = |nodes: Value| json!({"cpu-burst-config": {"nodeStrategies": nodes}});
     for (nodes, says) in [
         (json!([picks("", "pool", "c")]), "has no name"),
@@ -274,5 +274,5 @@ fn made_up_nodes_are_limited() {
         json!({"matchExpressions": [requirement("a"), requirement("b"), requirement("c")]}),
     )
     .unwrap();
-    assert_eq!(made_up(Some(&selector)).len(), MOST_NODES);
+    assert_eq!(sample_nodes(Some(&selector)).len(), MAX_SAMPLE_NODES);
 }

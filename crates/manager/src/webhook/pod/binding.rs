@@ -255,7 +255,7 @@ mod tests {
 
     /// Upstream's `TestBindingAdmissionHandler_BypassLabelAndAnnotation` and `_FailOpen`.
     #[test]
-    fn pods_that_anybody_may_bind() {
+    fn bypass_labels_and_annotations() {
         let default = "koordinator.sh/binding-admission-bypass";
         let label = |key: &str| json!({"labels": {key: "anything"}});
         let annotation = |key: &str| json!({"annotations": {key: "vk"}});

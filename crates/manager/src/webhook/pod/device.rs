@@ -4,7 +4,7 @@
 //! `pkg/webhook/pod/validating/verify_device_resource.go`.
 
 use super::field::{self, REQUESTS};
-use crate::webhook::json::{self, Misfit};
+use crate::webhook::json::{self, TypeMismatch};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use koord_api::quantity::{self, Quantity};
 use koord_api::resources::{
@@ -20,9 +20,9 @@ const GPUS: [&str; 5] = [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED
 ///
 /// # Errors
 /// Something is no resource list, or an amount is no quantity.
-pub(super) fn pod(pod: &mut Value) -> Result<(), Misfit> {
+pub(super) fn pod(pod: &mut Value) -> Result<(), TypeMismatch> {
     for (path, container) in json::containers_mut(pod, "containers") {
-        let below = |error: Misfit| Misfit {
+        let below = |error: TypeMismatch| TypeMismatch {
             path: format!("{path}.{}", error.path),
             ..error
         };
@@ -34,7 +34,7 @@ pub(super) fn pod(pod: &mut Value) -> Result<(), Misfit> {
         if !GPUS.iter().any(|name| own(container, name).is_some()) {
             continue;
         }
-        let read = |container: &Value, name: &str| -> Result<Option<i64>, Misfit> {
+        let read = |container: &Value, name: &str| -> Result<Option<i64>, TypeMismatch> {
             let Some(amount) = own(container, name) else {
                 return Ok(None);
             };
@@ -93,9 +93,9 @@ fn container_problems(container: &Container) -> Vec<String> {
         .resources
         .as_ref()
         .and_then(|own| own.requests.as_ref());
-    let asked = |name: &str| requests.and_then(|list| quantity::parse(list.get(name)?).ok());
-    let value = |name: &str| asked(name).map_or(0, |amount| amount.value());
-    match (asked(GPU), asked(GPU_SHARED)) {
+    let requested = |name: &str| requests.and_then(|list| quantity::parse(list.get(name)?).ok());
+    let value = |name: &str| requested(name).map_or(0, |amount| amount.value());
+    match (requested(GPU), requested(GPU_SHARED)) {
         (Some(_), Some(_)) => {
             let why = format!("{GPU} and {GPU_SHARED} exclude each other");
             vec![field::forbidden(REQUESTS, &why)]

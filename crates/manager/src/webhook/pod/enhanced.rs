@@ -96,7 +96,7 @@ mod tests {
         let two = json!({"name": "two", "requiredLabels": ["product", "app"]});
         let app = json!({"name": "app-label-required", "requiredLabels": ["app"]});
         let with_quota = json!({"quota.scheduling.koordinator.sh/name": "q"});
-        let both = json!({"quota.scheduling.koordinator.sh/name": "q", "app": "a"});
+        let labels = json!({"quota.scheduling.koordinator.sh/name": "q", "app": "a"});
         let skip = json!({"pod.koordinator.sh/skip-enhanced-validation": "true"});
         for (enable, rules, namespace, labels, missing) in [
             ("false", json!([quota]), "ns1", json!({}), ""),
@@ -140,7 +140,7 @@ mod tests {
                 json!({}),
                 r#"["product", "app"]"#,
             ),
-            ("true", json!([quota, app]), "ns1", both, ""),
+            ("true", json!([quota, app]), "ns1", labels, ""),
             (
                 "true",
                 json!([quota, app]),
@@ -170,16 +170,16 @@ mod tests {
 
     #[test]
     fn malformed_rules_are_named() {
-        let of = |text: &str| {
+        let error = |text: &str| {
             let data = [("rules".to_owned(), text.to_owned())].into();
             Requirements::parse(&data).unwrap_err()
         };
         assert!(
-            of("nonsense").contains("\"rules\": not JSON"),
+            error("nonsense").contains("\"rules\": not JSON"),
             "{}",
-            of("nonsense")
+            error("nonsense")
         );
-        let error = of(r#"[{"name": "a", "requiredLabels": "app"}]"#);
+        let error = error(r#"[{"name": "a", "requiredLabels": "app"}]"#);
         assert!(
             error.contains("[0].requiredLabels") && error.contains("app"),
             "{error}"

@@ -3,7 +3,7 @@
 //!
 //! Source: Koordinator `pkg/webhook/pod/mutating/extended_resource_spec.go`.
 
-use crate::webhook::json::{self, Misfit};
+use crate::webhook::json::{self, TypeMismatch};
 use koord_api::annotations::POD_EXTENDED_RESOURCE_SPEC;
 use koord_api::extension::{
     self, AnnotationError, ExtendedResourceContainerSpec, ExtendedResourceSpec,
@@ -20,7 +20,7 @@ pub(crate) enum ExtendedError {
     Annotation(#[from] AnnotationError),
     /// The pod is.
     #[error(transparent)]
-    Misfit(#[from] Misfit),
+    TypeMismatch(#[from] TypeMismatch),
 }
 
 /// Makes the annotation of the pod say what its containers ask for. One that says so already stays
@@ -30,10 +30,10 @@ pub(crate) enum ExtendedError {
 /// The annotation is malformed, or an amount is no quantity.
 pub(super) fn pod(pod: &mut Value) -> Result<(), ExtendedError> {
     let annotations = json::annotations(pod);
-    let said: Option<ExtendedResourceSpec> =
+    let existing: Option<ExtendedResourceSpec> =
         extension::read(Some(&annotations), POD_EXTENDED_RESOURCE_SPEC)?;
-    let spec = asked(pod)?;
-    if said.unwrap_or_default() == spec {
+    let spec = requested(pod)?;
+    if existing.unwrap_or_default() == spec {
         return Ok(());
     }
     let annotations = json::object_at(pod, &["metadata", "annotations"])?;
@@ -42,10 +42,10 @@ pub(super) fn pod(pod: &mut Value) -> Result<(), ExtendedError> {
     Ok(())
 }
 
-fn asked(pod: &mut Value) -> Result<ExtendedResourceSpec, Misfit> {
+fn requested(pod: &mut Value) -> Result<ExtendedResourceSpec, TypeMismatch> {
     let mut spec = ExtendedResourceSpec::default();
     for (path, container) in json::containers_mut(pod, "containers") {
-        let list = |side: &str| -> Result<ResourceList, Misfit> {
+        let list = |side: &str| -> Result<ResourceList, TypeMismatch> {
             let own = container.get("resources").and_then(|own| own.get(side));
             let path = format!("{path}.resources.{side}");
             let amounts = [BATCH_CPU, BATCH_MEMORY].into_iter().filter_map(|name| {

@@ -22,8 +22,8 @@ pub(super) fn forbidden(path: &str, why: &str) -> String {
 
 /// All problems as one text, each once; none is fine.
 pub(super) fn all(mut problems: Vec<String>) -> Result<(), String> {
-    let mut seen = std::collections::BTreeSet::new();
-    problems.retain(|problem| seen.insert(problem.clone()));
+    let mut unique = std::collections::BTreeSet::new();
+    problems.retain(|problem| unique.insert(problem.clone()));
     match problems.as_slice() {
         [] => Ok(()),
         [one] => Err(one.clone()),

@@ -120,7 +120,7 @@ fn read(pod: Option<&Value>, what: &str) -> Result<Pod, Answer> {
 
 /// Makes the handler of `/mutate-pod`.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(mutate::Mutating {
+    Arc::new(mutate::PodMutator {
         lookup: deps.lookup.clone(),
         quotas: deps.quotas.clone(),
         gates: deps.gates.clone(),
@@ -132,12 +132,12 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
 /// Makes the handler of `/validate-pod`.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     let options = &deps.pods;
-    let enhanced = validate::Enhanced::new(
+    let enhanced = validate::RequirementsCache::new(
         deps.client.clone(),
         options.enhanced_source.clone(),
         options.enhanced_interval,
     );
-    Arc::new(validate::Validating {
+    Arc::new(validate::PodValidator {
         quotas: deps.quotas.clone(),
         gates: deps.gates.clone(),
         enhanced,
@@ -148,7 +148,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
 
 /// Makes the handler of `/validate-pod-binding`.
 pub(super) fn binding(deps: &Deps) -> Arc<dyn Handler> {
-    Arc::new(validate::Binding {
+    Arc::new(validate::BindingValidator {
         policy: deps.pods.binding.clone(),
         annotations: deps.pods.annotations.clone(),
         gates: deps.gates.clone(),

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::webhook::json;
 use crate::webhook::metrics::WebhookMetrics;
-use crate::webhook::profile::{self, Means, Namespace, Priority, ProfileError};
+use crate::webhook::profile::{self, Namespace, Priority, ProfileContext, ProfileError};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The handler.
-pub(crate) struct Mutating {
+pub(crate) struct PodMutator {
     pub(crate) lookup: Arc<dyn Lookup>,
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
     pub(crate) gates: Gates,
@@ -28,7 +28,7 @@ pub(crate) struct Mutating {
     pub(crate) metrics: WebhookMetrics,
 }
 
-impl Handler for Mutating {
+impl Handler for PodMutator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
             match self.mutate(request).await {
@@ -39,7 +39,7 @@ impl Handler for Mutating {
     }
 }
 
-impl Mutating {
+impl PodMutator {
     async fn mutate(&self, mut request: Request) -> Result<Answer, Answer> {
         if !is_about_pods(&request) || request.operation != Operation::Create {
             return Ok(Answer::allow());
@@ -49,7 +49,9 @@ impl Mutating {
             return Ok(Answer::allow());
         };
         let failed = |error: &dyn std::fmt::Display| Answer::deny(500, error.to_string());
-        let pods = self.metrics.of("mutate", "pod", request.operation.as_str());
+        let pods = self
+            .metrics
+            .steps("mutate", "pod", request.operation.as_str());
         let mut warnings = Vec::new();
 
         // Before the profiles: their annotations are an administrator's.
@@ -57,7 +59,7 @@ impl Mutating {
         let is_computed = !self.gates.enabled("DisableExtendedResourceSpec");
         let problems = self.annotations.problems(
             (&request.user, &request.namespace),
-            &protected::of_object(Some(&pod)),
+            &protected::object_annotations(Some(&pod)),
             &BTreeMap::new(),
             is_computed,
         );
@@ -66,9 +68,9 @@ impl Mutating {
             .map_err(|message| Answer::deny(403, message))?;
 
         let timer = pods.start("ClusterColocationProfile");
-        let found = self.profiles(&request, &pod).await;
-        warnings.extend(found.warnings.iter().cloned());
-        let done = found.apply(&request, &mut pod, &self.gates);
+        let profiles = self.profiles(&request, &pod).await;
+        warnings.extend(profiles.warnings.iter().cloned());
+        let done = profiles.apply(&request, &mut pod, &self.gates);
         warnings.extend(timer.stop(done).map_err(|error| failed(&error))?);
 
         if !self.gates.enabled("DisableExtendedResourceSpec") {
@@ -92,9 +94,9 @@ impl Mutating {
         }
         if self.gates.enabled("RecommendationAdmission") {
             let timer = pods.start("Recommendation");
-            let known = self.lookup.recommendations().await;
+            let recommendations = self.lookup.recommendations().await;
             let typed = read(Some(&pod), "the pod after its mutations")?;
-            let done = recommended::pod(&mut pod, &typed, &request.namespace, &known);
+            let done = recommended::pod(&mut pod, &typed, &request.namespace, &recommendations);
             timer.stop(done).map_err(|error| failed(&error))?;
         }
         Ok(Answer::Mutate {
@@ -153,7 +155,7 @@ pub(super) enum Failure {
     #[error("the pod after its ClusterColocationProfiles: {0}")]
     Broken(#[from] lenient::ReadError),
     #[error(transparent)]
-    Misfit(#[from] json::Misfit),
+    TypeMismatch(#[from] json::TypeMismatch),
 }
 
 impl Profiles {
@@ -168,13 +170,13 @@ impl Profiles {
         if self.matched.is_empty() {
             return Ok(Vec::new());
         }
-        let means = Means {
+        let ctx = ProfileContext {
             priority: &|name| self.priorities.get(name).cloned(),
             merge: &strategic,
             roll: &|profile| profile::roll(&request.uid, profile),
             pod_spec: Some(&["spec"]),
         };
-        profile::apply(&self.matched, pod, &means)?;
+        profile::apply(&self.matched, pod, &ctx)?;
         let keep = self
             .matched
             .iter()

@@ -145,13 +145,13 @@ impl AnnotationPolicy {
 }
 
 /// Returns the annotations of a pod.
-pub(super) fn of_pod(pod: Option<&Pod>) -> Annotations {
+pub(super) fn pod_annotations(pod: Option<&Pod>) -> Annotations {
     let annotations = pod.and_then(|pod| pod.metadata.annotations.clone());
     annotations.unwrap_or_default()
 }
 
 /// Returns the annotations of an object of another kind; values that are no text are left out.
-pub(super) fn of_object(object: Option<&Value>) -> Annotations {
+pub(super) fn object_annotations(object: Option<&Value>) -> Annotations {
     object
         .map(crate::webhook::json::annotations)
         .unwrap_or_default()

@@ -2,7 +2,7 @@
 
 use crate::facts::{RecommendationFacts, Target};
 use crate::recommender::RecommenderPod;
-use crate::webhook::json::{self, Misfit};
+use crate::webhook::json::{self, TypeMismatch};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations::LOAD_ESTIMATED_SCALING_FACTORS;
 use koord_api::quantity::Quantity;
@@ -24,19 +24,22 @@ pub(super) fn pod(
     typed: &Pod,
     namespace: &str,
     recommendations: &[Arc<RecommendationFacts>],
-) -> Result<(), Misfit> {
+) -> Result<(), TypeMismatch> {
     if json::annotations(pod).contains_key(LOAD_ESTIMATED_SCALING_FACTORS) {
         return Ok(());
     }
     let facts = RecommenderPod::from_pod(typed);
     let (chain, labels) = (owners(&facts), facts.labels());
     let matches = |target: &Target| target.matches(&labels, &chain);
-    let about = |known: &&Arc<RecommendationFacts>| {
-        known.target.as_ref().is_ok_and(matches) && known.key().namespace == namespace
+    let about = |recommendation: &&Arc<RecommendationFacts>| {
+        recommendation.target.as_ref().is_ok_and(matches)
+            && recommendation.key().namespace == namespace
     };
-    let mut found: Vec<_> = recommendations.iter().filter(about).collect();
-    found.sort_by_key(|known| known.key());
-    let factors = found.into_iter().map(|known| factors(&facts, known));
+    let mut matching: Vec<_> = recommendations.iter().filter(about).collect();
+    matching.sort_by_key(|recommendation| recommendation.key());
+    let factors = matching
+        .into_iter()
+        .map(|recommendation| factors(&facts, recommendation));
     let Some(factors) = factors.into_iter().find(|factors| !factors.is_empty()) else {
         return Ok(());
     };
@@ -47,13 +50,17 @@ pub(super) fn pod(
 }
 
 /// Percent of the requests, by resource.
-fn factors(pod: &RecommenderPod, known: &RecommendationFacts) -> BTreeMap<&'static str, i64> {
-    let status = known.status().and_then(|status| status.pod_status);
+fn factors(
+    pod: &RecommenderPod,
+    recommendation: &RecommendationFacts,
+) -> BTreeMap<&'static str, i64> {
+    let status = recommendation.status().and_then(|status| status.pod_status);
     let recommended = |container: &str| {
-        let enough = known.days(container)? >= ENOUGH_DAYS;
+        let enough = recommendation.days(container)? >= ENOUGH_DAYS;
         let mut all = status.as_ref()?.container_statuses.iter();
-        let found = all.find(|one| enough && one.container_name == container)?;
-        let amount = |name, of: fn(&Quantity) -> i64| Some((name, of(found.resources.get(name)?)));
+        let status =
+            all.find(|container_status| enough && container_status.container_name == container)?;
+        let amount = |name, of: fn(&Quantity) -> i64| Some((name, of(status.resources.get(name)?)));
         let cpu = amount(resources::CPU, |amount| amount.milli_value());
         let memory = amount(resources::MEMORY, |amount| amount.value());
         Some(cpu.into_iter().chain(memory).collect())
@@ -145,21 +152,27 @@ mod tests {
     fn admitted(
         mut value: Value,
         namespace: &str,
-        known: &Arc<RecommendationFacts>,
+        recommendation: &Arc<RecommendationFacts>,
     ) -> Option<String> {
         let typed = serde_json::from_value(value.clone()).unwrap();
-        pod(&mut value, &typed, namespace, std::slice::from_ref(known)).unwrap();
+        pod(
+            &mut value,
+            &typed,
+            namespace,
+            std::slice::from_ref(recommendation),
+        )
+        .unwrap();
         json::annotations(&value).remove(LOAD_ESTIMATED_SCALING_FACTORS)
     }
 
     #[test]
-    fn a_pod_is_told_what_it_will_use_of_its_request() {
+    fn pod_gets_the_scaling_factors_annotation() {
         let workload = |kind: &str, name: &str| json!({"type": "workload", "workload": {"kind": kind, "name": name}});
-        let known = recommendation(workload("Deployment", "web"), 2.0);
+        let recommendation = recommendation(workload("Deployment", "web"), 2.0);
         // 500m of 2 cores and 2 cores of 2, 1 GiB of 4.
         let want = Some(r#"{"cpu":63,"memory":25}"#.to_owned());
-        assert_eq!(admitted(new_pod(), "shop", &known), want);
-        assert_eq!(admitted(new_pod(), "other", &known), None);
+        assert_eq!(admitted(new_pod(), "shop", &recommendation), want);
+        assert_eq!(admitted(new_pod(), "other", &recommendation), None);
         let labels = json!({"type": "podSelector", "podSelector": {"matchLabels": {"app": "web"}}});
         assert_eq!(
             admitted(new_pod(), "shop", &recommendation(labels, 2.0)),
@@ -170,9 +183,9 @@ mod tests {
             ("Deployment", "web-7d9f", 2.0),
             ("StatefulSet", "web", 2.0),
         ] {
-            let known = recommendation(workload(kind, name), days);
+            let recommendation = recommendation(workload(kind, name), days);
             assert_eq!(
-                admitted(new_pod(), "shop", &known),
+                admitted(new_pod(), "shop", &recommendation),
                 None,
                 "{kind} {name} {days}"
             );
@@ -180,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_says_itself_what_it_will_use_is_left_alone() {
+    fn existing_annotation_is_kept() {
         let mut pod = new_pod();
         pod["metadata"]["annotations"] = json!({LOAD_ESTIMATED_SCALING_FACTORS: "{}"});
         let target = json!({"type": "podSelector", "podSelector": {}});
@@ -189,15 +202,15 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_a_cron_job_are_known_by_their_names() {
+    fn cron_job_is_derived_from_job_name() {
         let mut value = new_pod();
         let target = json!({"type": "workload", "workload": {"kind": "CronJob", "name": "web"}});
-        let known = recommendation(target, 2.0);
+        let recommendation = recommendation(target, 2.0);
         for (name, there) in [("web-29384756", true), ("web-other", false)] {
             value["metadata"]["ownerReferences"] = json!([{"apiVersion": "batch/v1",
                 "kind": "Job", "name": name, "uid": "u", "controller": true}]);
             assert_eq!(
-                admitted(value.clone(), "shop", &known).is_some(),
+                admitted(value.clone(), "shop", &recommendation).is_some(),
                 there,
                 "{name}"
             );

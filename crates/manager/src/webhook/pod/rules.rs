@@ -55,22 +55,22 @@ pub(super) fn colocation_problems(
 ) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(old) = old {
-        let mut must_stay = |path: &str, old: &str, new: &str| {
+        let mut require_equal = |path: &str, old: &str, new: &str| {
             if old != new {
                 problems.push(field::invalid(path, new, "field is immutable"));
             }
         };
         let qos = |pod| qos::of_pod(pod).as_str();
-        must_stay(&format!("labels.{}", labels::POD_QOS), qos(old), qos(pod));
+        require_equal(&format!("labels.{}", labels::POD_QOS), qos(old), qos(pod));
         let class = |pod| priority::of_pod(pod).as_str();
-        must_stay("spec.priority", class(old), class(pod));
+        require_equal("spec.priority", class(old), class(pod));
         if !priority_may_change {
             let path = format!("labels.{}", labels::POD_PRIORITY);
-            must_stay(&path, sub_priority(old), sub_priority(pod));
+            require_equal(&path, sub_priority(old), sub_priority(pod));
         }
     }
     let qos = qos::of_pod(pod);
-    if qos != QosClass::Be && asks_for_batch(pod) {
+    if qos != QosClass::Be && requests_batch(pod) {
         let why = format!("pods with {BATCH_CPU} or {BATCH_MEMORY} must be BE");
         problems.push(field::required(
             &format!("labels.{}", labels::POD_QOS),
@@ -78,7 +78,7 @@ pub(super) fn colocation_problems(
         ));
     }
     let class = priority::of_pod(pod);
-    if !go_together(qos, class) {
+    if !is_allowed_combination(qos, class) {
         let qos_key = labels::POD_QOS;
         let why = format!("{qos_key}={qos} does not go with priorityClass={class}");
         problems.push(field::forbidden("Pod", &why));
@@ -95,7 +95,7 @@ fn sub_priority(pod: &Pod) -> &str {
 }
 
 /// The combinations that are forbidden on purpose; every other is allowed, recommended or not.
-fn go_together(qos: QosClass, class: PriorityClass) -> bool {
+fn is_allowed_combination(qos: QosClass, class: PriorityClass) -> bool {
     match qos {
         QosClass::Be => !matches!(class, PriorityClass::None | PriorityClass::Prod),
         QosClass::Lsr => class == PriorityClass::Prod,
@@ -115,8 +115,8 @@ fn cpu_problem(pod: &Pod, qos: QosClass) -> Option<String> {
             &format!("{qos} pods must request CPUs"),
         ));
     }
-    let whole = cpu.value().saturating_mul(1000) == cpu.milli_value();
-    (!whole).then(|| {
+    let is_whole = cpu.value().saturating_mul(1000) == cpu.milli_value();
+    (!is_whole).then(|| {
         field::invalid(
             REQUESTS,
             cpu,
@@ -126,7 +126,7 @@ fn cpu_problem(pod: &Pod, qos: QosClass) -> Option<String> {
 }
 
 /// Whether any part of the pod requests batch resources.
-fn asks_for_batch(pod: &Pod) -> bool {
+fn requests_batch(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else {
         return false;
     };

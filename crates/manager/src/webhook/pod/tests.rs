@@ -60,12 +60,12 @@ fn mutate(
         value: 5999,
         preemption_policy: Some("fakePreemptionPolicy".to_owned()),
     };
-    let found = Profiles {
+    let profiles = Profiles {
         matched,
         warnings,
         priorities: [("koordinator-batch".to_owned(), batch)].into(),
     };
-    let done = found.apply(&request(uid), pod, &gates(on));
+    let done = profiles.apply(&request(uid), pod, &gates(on));
     done.map_err(|error| error.to_string())
 }
 
@@ -144,9 +144,9 @@ fn row_metadata_and_priority() -> Value {
 /// The resources of [`row_pod`] as those of a batch pod. `1k` is how 1000 is written.
 fn as_batch(mut pod: Value) -> Value {
     let list = |cpu: &str, memory: &str| json!({"kubernetes.io/batch-cpu": cpu, "kubernetes.io/batch-memory": memory});
-    let both = |cpu: &str, memory: &str| json!({"limits": list(cpu, memory), "requests": list(cpu, memory)});
-    pod["spec"]["initContainers"][0]["resources"] = both("500", "1Gi");
-    pod["spec"]["containers"][0]["resources"] = both("1k", "4Gi");
+    let resources = |cpu: &str, memory: &str| json!({"limits": list(cpu, memory), "requests": list(cpu, memory)});
+    pod["spec"]["initContainers"][0]["resources"] = resources("500", "1Gi");
+    pod["spec"]["containers"][0]["resources"] = resources("1k", "4Gi");
     pod["spec"]["overhead"] = list("1k", "2Gi");
     pod
 }
@@ -273,14 +273,14 @@ fn profiles_copy_keys_and_append_suffixes() {
 }
 
 #[test]
-fn later_profiles_overwrite_earlier_ones_and_each_class_has_its_resources() {
-    let of = |name: &str, spec: Value| json!({"metadata": {"name": name}, "spec": spec});
+fn later_profiles_overwrite_earlier_ones() {
+    let named_profile = |name: &str, spec: Value| json!({"metadata": {"name": name}, "spec": spec});
     let resources = |priority: i64, qos: &str| {
         let mut pod = row_pod();
         pod["spec"]["priority"] = json!(priority);
         let profiles = vec![
-            of("b", json!({"labels": {"x": "second"}, "qosClass": qos})),
-            of("a", json!({"labels": {"x": "first"}, "qosClass": "LS"})),
+            named_profile("b", json!({"labels": {"x": "second"}, "qosClass": qos})),
+            named_profile("a", json!({"labels": {"x": "first"}, "qosClass": "LS"})),
         ];
         mutate(&mut pod, profiles, "", "uid").unwrap();
         assert_eq!(pod["metadata"]["labels"]["x"], "second");
@@ -336,7 +336,7 @@ fn patches_merge_strategically() {
 }
 
 #[test]
-fn what_a_profile_gets_wrong_is_named() {
+fn profile_errors_are_named() {
     for (spec, parts) in [
         (
             json!({"probability": "often"}),
@@ -397,13 +397,13 @@ const SPEC: &str = "node.koordinator.sh/extended-resource-spec";
 
 /// Upstream's `TestExtendedResourceSpecMutatingPod`, and the states of the annotation.
 #[test]
-fn the_annotation_says_what_containers_ask_for() {
+fn annotation_lists_container_requests() {
     let list = json!({"kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "4Gi", "unknown-resource": "1"});
     let pod = |annotations: Value, list: &Value| {
         let container = json!({"name": "a", "resources": {"limits": list, "requests": list}});
         json!({"metadata": {"annotations": annotations}, "spec": {"containers": [container]}})
     };
-    let said = |pod: &Value| pod["metadata"]["annotations"][SPEC].clone();
+    let annotation = |pod: &Value| pod["metadata"]["annotations"][SPEC].clone();
     let amounts = r#"{"kubernetes.io/batch-cpu":"1k","kubernetes.io/batch-memory":"4Gi"}"#;
     let want = format!(r#"{{"containers":{{"a":{{"limits":{amounts},"requests":{amounts}}}}}}}"#);
     for before in [
@@ -414,13 +414,13 @@ fn the_annotation_says_what_containers_ask_for() {
     ] {
         let mut pod = pod(before, &list);
         extended::pod(&mut pod).unwrap();
-        assert_eq!(said(&pod), want);
+        assert_eq!(annotation(&pod), want);
     }
     // The same said otherwise stays.
     let same = want.replace("1k", "1000");
-    let mut kept = pod(json!({SPEC: same}), &list);
-    extended::pod(&mut kept).unwrap();
-    assert_eq!(said(&kept), same);
+    let mut unchanged = pod(json!({SPEC: same}), &list);
+    extended::pod(&mut unchanged).unwrap();
+    assert_eq!(annotation(&unchanged), same);
     // No batch resources: nothing, or an end to what is out of date.
     let native = json!({"cpu": "1"});
     let mut untouched = pod(json!({}), &native);
@@ -428,7 +428,7 @@ fn the_annotation_says_what_containers_ask_for() {
     assert_eq!(untouched, pod(json!({}), &native));
     let mut stale = pod(json!({SPEC: want}), &native);
     extended::pod(&mut stale).unwrap();
-    assert_eq!(said(&stale), "{}");
+    assert_eq!(annotation(&stale), "{}");
     // Malformed.
     let mut bad = pod(json!({SPEC: r#"{"containers": 7}"#}), &list);
     let error = extended::pod(&mut bad).unwrap_err().to_string();
@@ -466,27 +466,30 @@ fn gpus_are_spelled_out() {
         ("gpu-memory-ratio", "200"),
         ("gpu.shared", "2"),
     ];
-    let both = |list: &Value| json!({"requests": list, "limits": list});
+    let resources = |list: &Value| json!({"requests": list, "limits": list});
     for (resources, want) in [
-        (both(&list(&share)), both(&with(&share, "1"))),
-        (both(&list(&multiple)), both(&with(&multiple, "2"))),
-        (both(&list(&[("gpu", "200")])), both(&list(&two))),
+        (resources(&list(&share)), resources(&with(&share, "1"))),
         (
-            both(&list(&[("gpu-core", "300")])),
-            both(&with(&[("gpu-core", "300")], "3")),
+            resources(&list(&multiple)),
+            resources(&with(&multiple, "2")),
+        ),
+        (resources(&list(&[("gpu", "200")])), resources(&list(&two))),
+        (
+            resources(&list(&[("gpu-core", "300")])),
+            resources(&with(&[("gpu-core", "300")], "3")),
         ),
         (
-            both(&list(&[("gpu-core", "150")])),
-            both(&with(&[("gpu-core", "150")], "1")),
+            resources(&list(&[("gpu-core", "150")])),
+            resources(&with(&[("gpu-core", "150")], "1")),
         ),
         // Upstream panics: a side is missing.
         (
             json!({"requests": list(&[("gpu", "200")])}),
-            both(&list(&two)),
+            resources(&list(&two)),
         ),
         (
             json!({"limits": list(&[("gpu", "200")])}),
-            both(&list(&two)),
+            resources(&list(&two)),
         ),
         (
             json!({"limits": list(&[("gpu.shared", "1")])}),
@@ -726,25 +729,33 @@ fn allocations_of_rdma_go_with_requests() {
         typed(json!({"metadata": {"annotations": notes},
             "spec": {"containers": [{"name": "a", "resources": {"requests": {request: "1"}}}]}}))
     };
-    let one = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#;
+    let allocation = r#"{"rdma":[{"minor":0,"id":"0000:3b:00.0"}]}"#;
     let two = r#"{"rdma":[{"minor":1,"id":"0000:af:00.0"}]}"#;
     let gpu = r#"{"gpu":[{"minor":0}]}"#;
     let rdma = "koordinator.sh/rdma";
     for (old, new, denied) in [
-        (None, pod(Some(one), "cpu"), true),
+        (None, pod(Some(allocation), "cpu"), true),
         // A pod that is restored, or that its maker wants on these devices: the scheduler checks it.
-        (None, pod(Some(one), rdma), false),
+        (None, pod(Some(allocation), rdma), false),
         (None, pod(Some(gpu), "cpu"), false),
         (None, pod(None, "cpu"), false),
         // What koordlet makes nothing of.
         (None, pod(Some("{"), "cpu"), false),
-        (Some(pod(None, "cpu")), pod(Some(one), "cpu"), true),
-        (Some(pod(Some(one), "cpu")), pod(Some(two), "cpu"), true),
+        (Some(pod(None, "cpu")), pod(Some(allocation), "cpu"), true),
+        (
+            Some(pod(Some(allocation), "cpu")),
+            pod(Some(two), "cpu"),
+            true,
+        ),
         // As the scheduler does.
-        (Some(pod(None, rdma)), pod(Some(one), rdma), false),
+        (Some(pod(None, rdma)), pod(Some(allocation), rdma), false),
         // A pod from before this rule can be changed and ended.
-        (Some(pod(Some(one), "cpu")), pod(Some(one), "cpu"), false),
-        (Some(pod(Some(one), "cpu")), pod(None, "cpu"), false),
+        (
+            Some(pod(Some(allocation), "cpu")),
+            pod(Some(allocation), "cpu"),
+            false,
+        ),
+        (Some(pod(Some(allocation), "cpu")), pod(None, "cpu"), false),
     ] {
         let problems = rules::device_problems(&new, old.as_ref());
         let text = field::all(problems).err().unwrap_or_default();
@@ -818,7 +829,7 @@ fn all_steps(pod: &Value, profile: &Value) -> Value {
 proptest! {
     /// An API server may ask twice about one pod; what was done is not done again.
     #[test]
-    fn asked_again_nothing_changes(pod in pods(), profile in profiles()) {
+    fn second_admission_changes_nothing(pod in pods(), profile in profiles()) {
         let once = all_steps(&pod, &profile);
         prop_assert_eq!(&all_steps(&once, &profile), &once);
     }

@@ -3,7 +3,7 @@
 //! `batch-cpu` and `mid-cpu` count milli-cores, so that `500m` becomes `500`. Source: Koordinator
 //! `pkg/webhook/pod/mutating/cluster_colocation_profile.go`.
 
-use crate::webhook::json::{self, Misfit};
+use crate::webhook::json::{self, TypeMismatch};
 use koord_api::priority::PriorityClass;
 use koord_api::priority::translate;
 use koord_api::quantity::Quantity;
@@ -19,7 +19,7 @@ const NATIVE: [&str; 2] = [resources::CPU, resources::MEMORY];
 ///
 /// # Errors
 /// Something is no resource list, or an amount is no quantity.
-pub(super) fn pod(pod: &mut Value, class: PriorityClass) -> Result<(), Misfit> {
+pub(super) fn pod(pod: &mut Value, class: PriorityClass) -> Result<(), TypeMismatch> {
     if !has_own_resources(class) {
         return Ok(());
     }
@@ -45,9 +45,9 @@ pub(super) fn pod(pod: &mut Value, class: PriorityClass) -> Result<(), Misfit> {
 
 /// A warning if the pod as a whole asks for native resources although its class has its own.
 pub(super) fn warning(pod: &Value, class: PriorityClass) -> Option<String> {
-    let whole = pod.get("spec")?.get("resources")?;
+    let pod_resources = pod.get("spec")?.get("resources")?;
     let asks = ["requests", "limits"].iter().any(|side| {
-        let list = whole.get(side).and_then(Value::as_object);
+        let list = pod_resources.get(side).and_then(Value::as_object);
         list.is_some_and(|list| NATIVE.iter().any(|name| list.contains_key(*name)))
     });
     (asks && has_own_resources(class)).then(|| {
@@ -63,11 +63,11 @@ fn has_own_resources(class: PriorityClass) -> bool {
     matches!(class, PriorityClass::Batch | PriorityClass::Mid)
 }
 
-fn rename(list: Option<&mut Value>, class: PriorityClass, path: &str) -> Result<(), Misfit> {
+fn rename(list: Option<&mut Value>, class: PriorityClass, path: &str) -> Result<(), TypeMismatch> {
     let list = match list {
         None | Some(Value::Null) => return Ok(()),
         Some(Value::Object(list)) => list,
-        Some(other) => return Err(Misfit::new(path, other, "object")),
+        Some(other) => return Err(TypeMismatch::new(path, other, "object")),
     };
     for native in NATIVE {
         let (Some(own), Some(amount)) = (translate(class, native), list.get(native)) else {
@@ -90,7 +90,7 @@ fn request_the_limit(
     class: PriorityClass,
     native: &str,
     path: &str,
-) -> Result<(), Misfit> {
+) -> Result<(), TypeMismatch> {
     let Some(name) = translate(class, native) else {
         return Ok(());
     };
@@ -99,7 +99,7 @@ fn request_the_limit(
         return Ok(());
     };
     let requests: &mut Map<String, Value> =
-        json::object_at(own, &["requests"]).map_err(|error| Misfit {
+        json::object_at(own, &["requests"]).map_err(|error| TypeMismatch {
             path: format!("{path}.resources.{}", error.path),
             ..error
         })?;

@@ -18,15 +18,15 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 /// The handler of pods.
-pub(crate) struct Validating {
+pub(crate) struct PodValidator {
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
     pub(crate) gates: Gates,
-    pub(crate) enhanced: Enhanced,
+    pub(crate) enhanced: RequirementsCache,
     pub(crate) annotations: AnnotationPolicy,
     pub(crate) metrics: WebhookMetrics,
 }
 
-impl Handler for Validating {
+impl Handler for PodValidator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
             match self.validate(request).await {
@@ -38,7 +38,7 @@ impl Handler for Validating {
     }
 }
 
-impl Validating {
+impl PodValidator {
     async fn validate(&self, request: Request) -> Result<(), Answer> {
         let written = matches!(request.operation, Operation::Create | Operation::Update);
         if !is_about_pods(&request) || !written {
@@ -53,7 +53,7 @@ impl Validating {
         let denied = |message: String| Answer::deny(400, message);
         let pods = self
             .metrics
-            .of("validate", "pod", request.operation.as_str());
+            .steps("validate", "pod", request.operation.as_str());
 
         let timer = pods.start("ClusterReservation");
         let checked = field::all(rules::annotation_problems(&pod));
@@ -63,7 +63,10 @@ impl Validating {
         if old.is_some() || !self.gates.enabled("PodMutatingWebhook") {
             let timer = pods.start("ProtectedAnnotations");
             let author = (&request.user, request.namespace.as_str());
-            let (new, old) = (protected::of_pod(Some(&pod)), protected::of_pod(old));
+            let (new, old) = (
+                protected::pod_annotations(Some(&pod)),
+                protected::pod_annotations(old),
+            );
             let problems = self.annotations.problems(author, &new, &old, false);
             let checked = timer.stop(field::all(problems));
             checked.map_err(|message| Answer::deny(403, message))?;
@@ -106,14 +109,14 @@ impl Validating {
 }
 
 /// The requirements of the enhanced validator, read again when they are older than an interval.
-pub(crate) struct Enhanced {
+pub(crate) struct RequirementsCache {
     client: Client,
     source: ObjectKey,
     interval: Duration,
     read: Mutex<Option<(Instant, Arc<Requirements>)>>,
 }
 
-impl Enhanced {
+impl RequirementsCache {
     /// Reads the ConfigMap `source` at the first question, and every `interval` at most.
     pub(crate) fn new(client: Client, source: ObjectKey, interval: Duration) -> Self {
         Self {
@@ -155,7 +158,7 @@ impl Enhanced {
 }
 
 /// The handler of bindings.
-pub(crate) struct Binding {
+pub(crate) struct BindingValidator {
     pub(crate) policy: BindingPolicy,
     pub(crate) annotations: AnnotationPolicy,
     pub(crate) gates: Gates,
@@ -163,7 +166,7 @@ pub(crate) struct Binding {
     pub(crate) metrics: WebhookMetrics,
 }
 
-impl Handler for Binding {
+impl Handler for BindingValidator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
             if let Err(message) = self.check_annotations(&request) {
@@ -191,10 +194,10 @@ impl Handler for Binding {
     }
 }
 
-impl Binding {
+impl BindingValidator {
     /// Checks the annotations of a binding, which the API server adds to the pod.
     fn check_annotations(&self, request: &Request) -> Result<(), String> {
-        let new = protected::of_object(request.object.as_ref());
+        let new = protected::object_annotations(request.object.as_ref());
         let author = (&request.user, request.namespace.as_str());
         let nothing = Default::default();
         field::all(self.annotations.problems(author, &new, &nothing, false))
@@ -207,8 +210,8 @@ impl Binding {
         if !is_binding || !self.gates.enabled("BindingAdmissionWebhook") {
             return Decision::Unchecked;
         }
-        let early = self.policy.decide(&request.user.name, &request.namespace);
-        if let Some(decision) = early {
+        let decision = self.policy.decide(&request.user.name, &request.namespace);
+        if let Some(decision) = decision {
             return decision;
         }
         // Few bindings come here, so that keeping the labels of every pod is not worth it.

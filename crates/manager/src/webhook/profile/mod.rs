@@ -5,8 +5,8 @@
 //! the pod spec is differs. Source: Koordinator `pkg/webhook/pod/mutating/cluster_colocation_profile.go`,
 //! `pkg/webhook/reservation/mutating`.
 
-use super::configmap::no_label;
-use super::json::{self, Misfit};
+use super::configmap::invalid_label;
+use super::json::{self, TypeMismatch};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use koord_api::config::{ClusterColocationProfile, ClusterColocationProfileSpec};
@@ -137,7 +137,7 @@ pub struct Priority {
 }
 
 /// What applying profiles needs besides them.
-pub(crate) struct Means<'a> {
+pub(crate) struct ProfileContext<'a> {
     /// PriorityClasses by name.
     pub(crate) priority: &'a dyn Fn(&str) -> Option<Priority>,
     /// Strategic merge of a patch into the object.
@@ -155,24 +155,24 @@ pub(crate) struct Means<'a> {
 pub(crate) fn apply(
     profiles: &[Arc<ClusterColocationProfile>],
     object: &mut Value,
-    means: &Means<'_>,
+    ctx: &ProfileContext<'_>,
 ) -> Result<(), ProfileError> {
     for profile in profiles {
         let percent = percent(profile)?;
-        if is_skipped(percent, || (means.roll)(name(profile))) {
+        if is_skipped(percent, || (ctx.roll)(name(profile))) {
             continue;
         }
         let spec = &profile.spec;
-        let misfit = |error: Misfit| ProfileError::new(profile, "metadata.name", error);
+        let misfit = |error: TypeMismatch| ProfileError::new(profile, "metadata.name", error);
         set_metadata(object, spec).map_err(misfit)?;
-        if let Some(path) = means.pod_spec {
+        if let Some(path) = ctx.pod_spec {
             if !spec.scheduler_name.is_empty() {
                 let pod = json::object_at(object, path).map_err(misfit)?;
                 pod.insert("schedulerName".into(), json!(spec.scheduler_name));
             }
             if !spec.priority_class_name.is_empty() {
                 let class = &spec.priority_class_name;
-                let priority = (means.priority)(class).ok_or_else(|| missing_class(profile))?;
+                let priority = (ctx.priority)(class).ok_or_else(|| missing_class(profile))?;
                 let pod = json::object_at(object, path).map_err(misfit)?;
                 pod.insert("priorityClassName".into(), json!(class));
                 pod.insert("priority".into(), json!(priority.value));
@@ -183,7 +183,7 @@ pub(crate) fn apply(
             }
         }
         if let Some(patch) = spec.patch.as_ref().filter(|patch| !patch.is_null()) {
-            *object = (means.merge)(object, patch)
+            *object = (ctx.merge)(object, patch)
                 .map_err(|error| ProfileError::new(profile, "spec.patch", error))?;
         }
     }
@@ -196,7 +196,7 @@ pub(crate) fn apply(
 pub(crate) fn set_metadata(
     object: &mut Value,
     spec: &ClusterColocationProfileSpec,
-) -> Result<(), Misfit> {
+) -> Result<(), TypeMismatch> {
     const LABELS: &[&str] = &["metadata", "labels"];
     const ANNOTATIONS: &[&str] = &["metadata", "annotations"];
     for (path, values, copies) in [
@@ -305,7 +305,7 @@ pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> 
         let result = selector.as_ref().map(|s| selector::matches(s, &nothing));
         if let Some(Err(error)) = result {
             problems.push(ProfileError::new(profile, field, error));
-        } else if let Some(problem) = selector.as_ref().and_then(no_label) {
+        } else if let Some(problem) = selector.as_ref().and_then(invalid_label) {
             let problem = format!("{problem}; it selects nothing");
             problems.push(ProfileError::new(profile, field, problem));
         }

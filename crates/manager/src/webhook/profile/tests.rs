@@ -55,7 +55,7 @@ fn both_selectors_decide_and_names_order() {
 }
 
 #[test]
-fn what_cannot_be_told_does_not_apply_and_is_said() {
+fn unknown_namespace_does_not_match_and_warns() {
     let pod = text_map(json!({"app": "spark"}));
     let bad = json!([{"key": "app", "operator": "in", "values": ["spark"]}]);
     let profiles = [
@@ -112,7 +112,7 @@ fn metadata_is_set_in_the_order_of_the_fields() {
 }
 
 #[test]
-fn a_profile_that_says_nothing_changes_nothing() {
+fn empty_profile_changes_nothing() {
     let profile = profile("p", json!({"labelSuffixes": {"a": "b"}}));
     for pod in [json!({}), json!({"metadata": {"name": "x", "labels": {}}})] {
         let mut changed = pod.clone();
@@ -154,7 +154,7 @@ fn probability_is_a_number_or_a_percentage() {
 }
 
 #[test]
-fn dice_are_fair_enough_and_do_not_change_their_mind() {
+fn rolls_are_uniform_and_repeatable() {
     let rolls: Vec<_> = (0..10_000)
         .map(|n| roll(&format!("uid-{n}"), "p"))
         .collect();
@@ -207,9 +207,9 @@ fn values_out_of_range_are_reported_with_their_effect() {
             ["spec.selector", "no label", "selects nothing"],
         ),
     ] {
-        let found = problems(&profile("p", spec));
-        assert_eq!(found.len(), 1, "{found:?}");
-        let text = found[0].to_string();
+        let found_problems = problems(&profile("p", spec));
+        assert_eq!(found_problems.len(), 1, "{found_problems:?}");
+        let text = found_problems[0].to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     }
     assert_eq!(problems(&profile("p", json!({"probability": 100}))), []);

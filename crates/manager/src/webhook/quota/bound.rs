@@ -1,6 +1,6 @@
 //! Which pods quotas have, by what the pods say.
 
-use super::check::Bound;
+use super::check::QuotaPods;
 use crate::cache::Cache;
 use crate::facts::PodFacts;
 use koord_kube::{Change, ObjectKey};
@@ -25,7 +25,7 @@ impl BoundPods {
     }
 
     /// Takes in what the cache of pods says.
-    pub(super) fn change(&self, change: &Change<PodFacts>) {
+    pub(super) fn apply_change(&self, change: &Change<PodFacts>) {
         let (old, new) = match change {
             Change::Applied { old, new } => (old.as_deref(), Some(&**new)),
             Change::Deleted(pod) => (Some(&**pod), None),
@@ -50,7 +50,7 @@ impl BoundPods {
     }
 }
 
-impl Bound for BoundPods {
+impl QuotaPods for BoundPods {
     fn labelled(&self, quota: &str) -> Vec<String> {
         let labelled = self.labelled.read();
         let pods = labelled.get(quota).into_iter().flatten();
@@ -85,7 +85,7 @@ mod tests {
         let bound = BoundPods::new(Cache::new(crate::cache::Kind::Pods, never));
         let apply = |old: Option<&Arc<PodFacts>>, new: &Arc<PodFacts>| {
             let (old, new) = (old.cloned(), new.clone());
-            bound.change(&Change::Applied { old, new });
+            bound.apply_change(&Change::Applied { old, new });
         };
         let (first, moved, other) = (pod("a", "p", "q"), pod("a", "p", "r"), pod("a", "o", ""));
         for pod in [&first, &other, &first] {
@@ -98,9 +98,9 @@ mod tests {
             (bound.labelled("q"), bound.labelled("r")),
             (vec![], vec!["p".to_owned()])
         );
-        bound.change(&Change::Deleted(moved));
+        bound.apply_change(&Change::Deleted(moved));
         assert!(bound.labelled("").is_empty());
-        bound.change(&Change::Deleted(other));
+        bound.apply_change(&Change::Deleted(other));
         assert!(bound.labelled.read().is_empty());
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Source: Koordinator `pkg/webhook/elasticquota/quota_topology.go`, `quota_topology_check.go`.
 
-use super::info::Info;
-use super::topology::Topology;
+use super::info::QuotaInfo;
+use super::topology::QuotaTopology;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{ROOT_QUOTA, SYSTEM_QUOTA, is_built_in};
 use koord_api::requests::Total;
@@ -13,7 +13,7 @@ use koord_api::{annotations, labels};
 use koord_model::list;
 
 /// Which pods belong to quotas, for checks that depend on it.
-pub(crate) trait Bound {
+pub(crate) trait QuotaPods {
     /// The names of the pods whose label names the quota, in order.
     fn labelled(&self, quota: &str) -> Vec<String>;
     /// Whether there is a pod in the namespace.
@@ -22,7 +22,7 @@ pub(crate) trait Bound {
 
 /// What is checked beyond the basics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Rules {
+pub(crate) struct QuotaRules {
     /// Gate `ElasticQuotaGuaranteeUsage`: a minimum may grow only as far as an ancestor can back it.
     pub(crate) guarantee_usage: bool,
     /// Gate `ElasticQuotaEnableUpdateResourceKey`: a child may limit fewer resources than its parent.
@@ -43,13 +43,13 @@ macro_rules! refuse {
 
 /// Whether `quota` may be created.
 pub(crate) fn create(
-    topology: &Topology,
+    topology: &QuotaTopology,
     quota: &ElasticQuota,
-    rules: Rules,
-    pods: &dyn Bound,
-) -> Result<Info, Refusal> {
-    malformed(None, quota)?;
-    let info = Info::of(quota);
+    rules: QuotaRules,
+    pods: &dyn QuotaPods,
+) -> Result<QuotaInfo, Refusal> {
+    check_annotations(None, quota)?;
+    let info = QuotaInfo::from_quota(quota);
     let name = &info.name;
     if topology.get(name).is_some() {
         refuse!("AddQuota quota already exist:{name}");
@@ -61,20 +61,20 @@ pub(crate) fn create(
             );
         }
     }
-    of_itself(quota)?;
-    in_tree(topology, None, &info, rules, pods)?;
+    check_values(quota)?;
+    check_in_tree(topology, None, &info, rules, pods)?;
     Ok(info)
 }
 
 /// Whether `old` may become `new`; `None` when nothing that counts here changes.
 pub(crate) fn update(
-    topology: &Topology,
+    topology: &QuotaTopology,
     old: &ElasticQuota,
     new: &ElasticQuota,
-    rules: Rules,
-    pods: &dyn Bound,
-) -> Result<Option<Info>, Refusal> {
-    malformed(Some(old), new)?;
+    rules: QuotaRules,
+    pods: &dyn QuotaPods,
+) -> Result<Option<QuotaInfo>, Refusal> {
+    check_annotations(Some(old), new)?;
     let counts = |quota: &ElasticQuota| {
         let text = [
             quota.label(labels::QUOTA_PARENT),
@@ -87,7 +87,7 @@ pub(crate) fn update(
     if counts(old) == counts(new) && old.spec == new.spec {
         return Ok(None);
     }
-    let mut info = Info::of(new);
+    let mut info = QuotaInfo::from_quota(new);
     info.version = super::info::version(old);
     let name = &info.name;
     if matches!(name.as_str(), ROOT_QUOTA | SYSTEM_QUOTA) {
@@ -101,37 +101,37 @@ pub(crate) fn update(
             );
         }
     }
-    let Some(known) = topology.get(name) else {
+    let Some(existing) = topology.get(name) else {
         refuse!("UpdateQuota quota not exist in quotaInfoMap:{name}");
     };
-    if known.namespace != info.namespace {
+    if existing.namespace != info.namespace {
         refuse!(
             "UpdateQuota metadata.name {name:?} of the quota in namespace {} is taken by the quota in namespace {}",
             info.namespace,
-            known.namespace
+            existing.namespace
         );
     }
-    of_itself(new)?;
+    check_values(new)?;
     let bound = old.namespaces().unwrap_or_default();
-    in_tree(topology, Some((known, &bound)), &info, rules, pods)?;
+    check_in_tree(topology, Some((existing, &bound)), &info, rules, pods)?;
     Ok(Some(info))
 }
 
 /// Whether `quota` may be deleted; `None` when another quota has its name, and this one never counted.
 pub(crate) fn delete(
-    topology: &Topology,
+    topology: &QuotaTopology,
     quota: &ElasticQuota,
-    pods: &dyn Bound,
-) -> Result<Option<Info>, Refusal> {
-    let info = Info::of(quota);
+    pods: &dyn QuotaPods,
+) -> Result<Option<QuotaInfo>, Refusal> {
+    let info = QuotaInfo::from_quota(quota);
     let name = &info.name;
     if is_built_in(name) {
         refuse!("can not delete quotaGroup :{name}");
     }
-    let Some(known) = topology.get(name) else {
+    let Some(existing) = topology.get(name) else {
         refuse!("not found quota:{name}");
     };
-    if known.namespace != info.namespace {
+    if existing.namespace != info.namespace {
         return Ok(None);
     }
     let children = topology.children(name).count();
@@ -156,7 +156,7 @@ pub(crate) fn delete(
 
 /// Refuses annotations that people write and nobody can read. On an update only those that change:
 /// who corrects one of two mistakes is not stopped.
-fn malformed(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(), Refusal> {
+fn check_annotations(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(), Refusal> {
     let changed = |key: &str| old.is_none_or(|old| old.annotation(key) != new.annotation(key));
     let lists = [
         annotations::QUOTA_NAMESPACES,
@@ -180,7 +180,7 @@ fn malformed(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(), Refus
 }
 
 /// What can be said of a quota without the others.
-pub(crate) fn of_itself(quota: &ElasticQuota) -> Result<(), Refusal> {
+pub(crate) fn check_values(quota: &ElasticQuota) -> Result<(), Refusal> {
     let name = quota.metadata.name.as_deref().unwrap_or_default();
     let (min, max) = (&quota.spec.min, &quota.spec.max);
     for (list, amounts) in [("Max", max), ("Min", min)] {
@@ -232,21 +232,21 @@ pub(crate) fn of_itself(quota: &ElasticQuota) -> Result<(), Refusal> {
 
 /// What a quota must fit among its relatives. `old` is what it is now and the namespaces that the
 /// object claims.
-fn in_tree(
-    topology: &Topology,
-    old: Option<(&Info, &[String])>,
-    new: &Info,
-    rules: Rules,
-    pods: &dyn Bound,
+fn check_in_tree(
+    topology: &QuotaTopology,
+    old: Option<(&QuotaInfo, &[String])>,
+    new: &QuotaInfo,
+    rules: QuotaRules,
+    pods: &dyn QuotaPods,
 ) -> Result<(), Refusal> {
     let name = &new.name;
     if name == ROOT_QUOTA {
         return Ok(());
     }
     if let Some((old, claimed)) = old {
-        parenthood(topology, old, new, claimed, pods)?;
+        check_is_parent(topology, old, new, claimed, pods)?;
     }
-    tree_id(topology, old.map(|(old, _)| old), new)?;
+    check_tree_id(topology, old.map(|(old, _)| old), new)?;
     if new.parent == ROOT_QUOTA && !new.is_parent {
         return Ok(());
     }
@@ -257,25 +257,25 @@ fn in_tree(
             new.parent
         );
     }
-    keys(topology, new, rules).map_err(|why| {
+    check_keys(topology, new, rules).map_err(|why| {
         Refusal(format!(
             "failed to check sub and parent group quotaKey, err: {why}"
         ))
     })?;
-    min_sums(topology, new)?;
+    check_min_sums(topology, new)?;
     if rules.guarantee_usage {
-        guaranteed(topology, new).map_err(|why| Refusal(format!("{why} {name}")))?;
+        check_guaranteed(topology, new).map_err(|why| Refusal(format!("{why} {name}")))?;
     }
     Ok(())
 }
 
 /// Whether it may become, or cease to be, a parent.
-fn parenthood(
-    topology: &Topology,
-    old: &Info,
-    new: &Info,
+fn check_is_parent(
+    topology: &QuotaTopology,
+    old: &QuotaInfo,
+    new: &QuotaInfo,
     claimed: &[String],
-    pods: &dyn Bound,
+    pods: &dyn QuotaPods,
 ) -> Result<(), Refusal> {
     let name = &old.name;
     if old.is_parent == new.is_parent {
@@ -298,7 +298,11 @@ fn parenthood(
 }
 
 /// A tree id never changes, and is the same in all of a tree.
-fn tree_id(topology: &Topology, old: Option<&Info>, new: &Info) -> Result<(), Refusal> {
+fn check_tree_id(
+    topology: &QuotaTopology,
+    old: Option<&QuotaInfo>,
+    new: &QuotaInfo,
+) -> Result<(), Refusal> {
     let (name, tree) = (&new.name, &new.tree);
     if let Some(old) = old.filter(|old| old.tree != *tree) {
         refuse!("{name} tree id changed [{}] vs [{tree}]", old.tree);
@@ -323,7 +327,7 @@ fn tree_id(topology: &Topology, old: Option<&Info>, new: &Info) -> Result<(), Re
     Ok(())
 }
 
-fn parent_exists(topology: &Topology, new: &Info) -> Result<(), Refusal> {
+fn parent_exists(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusal> {
     let (name, parent) = (&new.name, &new.parent);
     if parent == ROOT_QUOTA {
         return Ok(());
@@ -338,12 +342,15 @@ fn parent_exists(topology: &Topology, new: &Info) -> Result<(), Refusal> {
 }
 
 /// Whether the way up from its parent comes back to the quota.
-fn is_own_ancestor(topology: &Topology, new: &Info) -> bool {
+fn is_own_ancestor(topology: &QuotaTopology, new: &QuotaInfo) -> bool {
     ancestors(topology, new).any(|ancestor| ancestor.name == new.name)
 }
 
 /// The quotas above `quota`, nearest first. Ends, also where a cluster has a circle already.
-fn ancestors<'a>(topology: &'a Topology, quota: &Info) -> impl Iterator<Item = &'a Info> {
+fn ancestors<'a>(
+    topology: &'a QuotaTopology,
+    quota: &QuotaInfo,
+) -> impl Iterator<Item = &'a QuotaInfo> {
     let first = topology.get(&quota.parent);
     let all = std::iter::successors(first, |above| topology.get(&above.parent));
     all.take(topology.len())
@@ -351,9 +358,9 @@ fn ancestors<'a>(topology: &'a Topology, quota: &Info) -> impl Iterator<Item = &
 
 /// The resources of the maximum are the parent's and the children's; those of the minimum are among
 /// the parent's.
-fn keys(topology: &Topology, new: &Info, rules: Rules) -> Result<(), String> {
+fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> Result<(), String> {
     let name = &new.name;
-    let same = |above: &Info, below: &Info| {
+    let same = |above: &QuotaInfo, below: &QuotaInfo| {
         list::names_within(&below.max, &above.max)
             && (rules.fewer_keys || list::names_within(&above.max, &below.max))
     };
@@ -393,7 +400,7 @@ fn keys(topology: &Topology, new: &Info, rules: Rules) -> Result<(), String> {
 }
 
 /// What siblings are guaranteed together is guaranteed to their parent.
-fn min_sums(topology: &Topology, new: &Info) -> Result<(), Refusal> {
+fn check_min_sums(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusal> {
     if new.forced || new.tree_root {
         return Ok(());
     }
@@ -421,10 +428,10 @@ fn min_sums(topology: &Topology, new: &Info) -> Result<(), Refusal> {
 
 /// What the children of `parent`, but for one, have together.
 fn sum(
-    topology: &Topology,
+    topology: &QuotaTopology,
     parent: &str,
     without: &str,
-    of: impl Fn(&Info) -> &ResourceList,
+    of: impl Fn(&QuotaInfo) -> &ResourceList,
 ) -> ResourceList {
     let children = topology.children(parent);
     let mut sum = ResourceList::new();
@@ -436,7 +443,7 @@ fn sum(
 
 /// Whether an ancestor has enough guaranteed for what a new minimum takes: on the way up, each must
 /// be guaranteed what its children are then, until one has it already.
-fn guaranteed(topology: &Topology, new: &Info) -> Result<(), String> {
+fn check_guaranteed(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), String> {
     if new.forced || new.tree.is_empty() || new.tree_root {
         return Ok(());
     }

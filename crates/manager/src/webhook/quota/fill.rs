@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/webhook/elasticquota/quota_topology.go`, `fillQuotaDefaultInformation`.
 
 use super::check::Refusal;
-use super::topology::Topology;
+use super::topology::QuotaTopology;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::ROOT_QUOTA;
 use koord_api::scheduling::ElasticQuota;
@@ -22,7 +22,10 @@ pub(crate) struct Defaults {
 }
 
 /// What a new quota lacks. The root quota lacks nothing.
-pub(crate) fn defaults(topology: &Topology, quota: &ElasticQuota) -> Result<Defaults, Refusal> {
+pub(crate) fn defaults(
+    topology: &QuotaTopology,
+    quota: &ElasticQuota,
+) -> Result<Defaults, Refusal> {
     let mut set = Defaults::default();
     let name = quota.metadata.name.as_deref().unwrap_or_default();
     if name == ROOT_QUOTA {

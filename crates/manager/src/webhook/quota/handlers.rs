@@ -3,7 +3,7 @@
 use super::Admission;
 use super::check::{self, Refusal};
 use super::fill;
-use super::topology::Write;
+use super::topology::QuotaWrite;
 use crate::webhook::WebhookMetrics;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -14,21 +14,21 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Fills in what a new quota lacks.
-pub(crate) struct Mutating {
+pub(crate) struct QuotaMutator {
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: WebhookMetrics,
 }
 
 /// Decides whether a quota may be written.
-pub(crate) struct Validating {
+pub(crate) struct QuotaValidator {
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: WebhookMetrics,
 }
 
 /// Lets everything through, where quotas are not followed.
-pub(crate) struct Nothing;
+pub(crate) struct AllowAll;
 
-impl Handler for Nothing {
+impl Handler for AllowAll {
     fn handle(&self, _: Request) -> BoxFuture<'_, Answer> {
         async { Answer::allow() }.boxed()
     }
@@ -49,7 +49,7 @@ fn timed<T>(
     operation: Operation,
     step: impl FnOnce() -> Result<T, Refusal>,
 ) -> Result<T, Refusal> {
-    let steps = metrics.of(webhook, OBJECT, operation.as_str());
+    let steps = metrics.steps(webhook, OBJECT, operation.as_str());
     let timer = steps.start(PLUGIN);
     timer.stop(step())
 }
@@ -62,7 +62,7 @@ fn read(quota: Option<&Value>, what: &str) -> Result<ElasticQuota, Refusal> {
     lenient::from_value(quota).map_err(|error| Refusal(format!("{what}: {error}")))
 }
 
-impl Handler for Mutating {
+impl Handler for QuotaMutator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
             if !is_about_quotas(&request) {
@@ -78,7 +78,7 @@ impl Handler for Mutating {
     }
 }
 
-impl Mutating {
+impl QuotaMutator {
     fn fill(&self, request: Request) -> Result<Answer, Refusal> {
         let quota = read(request.object.as_ref(), "object")?;
         if request.operation != Operation::Create {
@@ -120,7 +120,7 @@ fn members<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String,
     value.as_object_mut()
 }
 
-impl Handler for Validating {
+impl Handler for QuotaValidator {
     fn handle(&self, request: Request) -> BoxFuture<'_, Answer> {
         async move {
             if !is_about_quotas(&request) {
@@ -143,7 +143,7 @@ impl Handler for Validating {
     }
 }
 
-impl Validating {
+impl QuotaValidator {
     /// Checks, and remembers what is admitted, in one step: of two requests that together are too much
     /// the second is refused.
     fn check(&self, request: &Request) -> Result<(), Refusal> {
@@ -162,12 +162,12 @@ impl Validating {
         let write = match (&old, &new) {
             (None, Some(new)) => {
                 let admitted = check::create(&topology, new, *quota_rules, bound)?;
-                Some(Write::Create(admitted))
+                Some(QuotaWrite::Create(admitted))
             }
             (Some(old), Some(new)) => {
-                check::update(&topology, old, new, *quota_rules, bound)?.map(Write::Update)
+                check::update(&topology, old, new, *quota_rules, bound)?.map(QuotaWrite::Update)
             }
-            (Some(old), None) => check::delete(&topology, old, bound)?.map(Write::Delete),
+            (Some(old), None) => check::delete(&topology, old, bound)?.map(QuotaWrite::Delete),
             (None, None) => None,
         };
         if let Some(write) = write.filter(|_| !request.dry_run) {

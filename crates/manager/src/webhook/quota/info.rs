@@ -7,7 +7,7 @@ use koord_api::scheduling::ElasticQuota;
 /// One quota, read. Annotations that are malformed count as missing: whoever admits quotas refuses
 /// them with [`super::check::malformed`].
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(crate) struct Info {
+pub(crate) struct QuotaInfo {
     /// Namespace of the object.
     pub(crate) namespace: String,
     /// Its name, which no other quota of the cluster should have.
@@ -40,9 +40,9 @@ pub(crate) struct Info {
     pub(crate) namespaces: Vec<String>,
 }
 
-impl Info {
+impl QuotaInfo {
     /// Reads an object.
-    pub(crate) fn of(quota: &ElasticQuota) -> Self {
+    pub(crate) fn from_quota(quota: &ElasticQuota) -> Self {
         let meta = &quota.metadata;
         let created = meta.creation_timestamp.as_ref();
         let text = |field: &Option<String>| field.clone().unwrap_or_default();

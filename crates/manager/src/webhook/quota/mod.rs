@@ -25,7 +25,7 @@ use bound::BoundPods;
 use evaluate::{ClusterQuotas, Denial, Evaluator};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use info::Info;
+use info::QuotaInfo;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::quota::ElasticQuotaProfile;
 use koord_api::scheduling::ElasticQuota;
@@ -35,25 +35,25 @@ use parking_lot::RwLock;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
-use topology::Topology;
+use topology::QuotaTopology;
 
 /// How often what was admitted is compared with what there is.
 const RESYNC: Duration = Duration::from_secs(30);
 
 /// What a replica knows of quotas, and decides by it.
 pub struct Admission {
-    topology: RwLock<Topology>,
+    topology: RwLock<QuotaTopology>,
     bound: BoundPods,
     evaluator: Evaluator,
-    quota_rules: check::Rules,
-    pod_rules: pods::Rules,
+    quota_rules: check::QuotaRules,
+    pod_rules: pods::PodRules,
     quotas: Cache<ElasticQuota>,
     profiles: Cache<ElasticQuotaProfile>,
 }
 
 impl Admission {
     /// Follows the caches of a replica, which somebody else starts.
-    pub(crate) fn of(replica: &Replica) -> Arc<Self> {
+    pub(crate) fn from_replica(replica: &Replica) -> Arc<Self> {
         let caches = &replica.caches;
         let options = &replica.options;
         let (gates, retries) = (&options.gates, options.quota_retries.clone());
@@ -65,24 +65,24 @@ impl Admission {
             topology: RwLock::default(),
             bound: BoundPods::new(caches.pods.clone()),
             evaluator: Evaluator::new(Arc::new(access), retries),
-            quota_rules: check::Rules {
+            quota_rules: check::QuotaRules {
                 guarantee_usage: on("ElasticQuotaGuaranteeUsage"),
                 fewer_keys: on("ElasticQuotaEnableUpdateResourceKey"),
             },
-            pod_rules: pods::Rules::of(gates),
+            pod_rules: pods::PodRules::from_gates(gates),
             quotas: caches.quotas.clone(),
             profiles: caches.quota_profiles.clone(),
         });
         let weak = Arc::downgrade(&admission);
         caches.pods.on_change(move |change| {
             if let Some(admission) = weak.upgrade() {
-                admission.bound.change(change);
+                admission.bound.apply_change(change);
             }
         });
         let weak = Arc::downgrade(&admission);
         admission.quotas.on_change(move |change| {
             if let Some(admission) = weak.upgrade() {
-                admission.change(change);
+                admission.apply_change(change);
             }
         });
         let stop = replica.stop.clone();
@@ -102,21 +102,25 @@ impl Admission {
         admission
     }
 
-    fn change(&self, change: &Change<ElasticQuota>) {
+    fn apply_change(&self, change: &Change<ElasticQuota>) {
         match change {
-            Change::Applied { new, .. } => self.topology.write().observe(Info::of(new)),
+            Change::Applied { new, .. } => {
+                self.topology.write().observe(QuotaInfo::from_quota(new))
+            }
             Change::Deleted(quota) => {
-                let gone = Info::of(quota);
+                let deleted = QuotaInfo::from_quota(quota);
                 // Another object may have waited for the name.
-                let heirs = self.quotas.list();
-                let heirs = heirs
+                let candidates = self.quotas.list();
+                let candidates = candidates
                     .iter()
-                    .filter(|other| other.metadata.name.as_deref() == Some(&gone.name));
-                let heirs: Vec<_> = heirs.map(|heir| Info::of(heir)).collect();
+                    .filter(|other| other.metadata.name.as_deref() == Some(&deleted.name));
+                let candidates: Vec<_> = candidates
+                    .map(|candidate| QuotaInfo::from_quota(candidate))
+                    .collect();
                 let mut topology = self.topology.write();
-                topology.observe_deleted(&gone);
-                for heir in heirs {
-                    topology.observe(heir);
+                topology.observe_deleted(&deleted);
+                for candidate in candidates {
+                    topology.observe(candidate);
                 }
             }
             Change::Synced => {}
@@ -126,7 +130,7 @@ impl Admission {
     fn resync(&self) {
         if *self.quotas.state().borrow() == State::Synced {
             let all = self.quotas.list();
-            let all = all.iter().map(|quota| Info::of(quota));
+            let all = all.iter().map(|quota| QuotaInfo::from_quota(quota));
             self.topology.write().resync(all);
         }
     }
@@ -191,8 +195,8 @@ impl Admission {
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     let metrics = deps.metrics.clone();
     match deps.admission.clone() {
-        Some(admission) => Arc::new(handlers::Mutating { admission, metrics }),
-        None => Arc::new(handlers::Nothing),
+        Some(admission) => Arc::new(handlers::QuotaMutator { admission, metrics }),
+        None => Arc::new(handlers::AllowAll),
     }
 }
 
@@ -200,7 +204,7 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     let metrics = deps.metrics.clone();
     match deps.admission.clone() {
-        Some(admission) => Arc::new(handlers::Validating { admission, metrics }),
-        None => Arc::new(handlers::Nothing),
+        Some(admission) => Arc::new(handlers::QuotaValidator { admission, metrics }),
+        None => Arc::new(handlers::AllowAll),
     }
 }

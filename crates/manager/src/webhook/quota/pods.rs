@@ -4,7 +4,7 @@
 //! `pkg/webhook/pod/validating/evaluate_quota.go`.
 
 use super::check::Refusal;
-use super::topology::Topology;
+use super::topology::QuotaTopology;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, is_built_in};
@@ -15,11 +15,11 @@ use koord_model::replace::replace_resources;
 
 /// How pods are charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Rules {
+pub(crate) struct PodRules {
     /// Gate `DisableDefaultQuota`: a pod that names no quota belongs to none.
     pub(crate) no_default: bool,
     /// Gate `SupportParentQuotaSubmitPod`: quotas with children may own pods.
-    pub(crate) parents_take_pods: bool,
+    pub(crate) parents_accept_pods: bool,
     /// Gate `EnableQuotaAdmission`: pods are admitted only where their quota has room.
     pub(crate) admission: bool,
     /// Gate `EnableQuotaAdmissionOnUpdate`: also when they change quota.
@@ -29,13 +29,13 @@ pub(crate) struct Rules {
     pub(crate) replace_resources: bool,
 }
 
-impl Rules {
+impl PodRules {
     /// As the gates say.
-    pub(crate) fn of(gates: &Gates) -> Self {
+    pub(crate) fn from_gates(gates: &Gates) -> Self {
         let on = |gate| gates.enabled(gate);
         Self {
             no_default: on("DisableDefaultQuota"),
-            parents_take_pods: on("SupportParentQuotaSubmitPod"),
+            parents_accept_pods: on("SupportParentQuotaSubmitPod"),
             admission: on("EnableQuotaAdmission"),
             admission_on_update: on("EnableQuotaAdmissionOnUpdate"),
             replace_resources: on("ElasticQuotaEvaluationTransformPod")
@@ -57,9 +57,9 @@ fn namespace(pod: &Pod) -> &str {
 
 /// The quota that a pod names, or belongs to by its namespace; empty when it belongs to none. There
 /// need not be such a quota.
-pub(crate) fn quota_of<'a>(topology: &'a Topology, pod: &'a Pod, rules: Rules) -> &'a str {
+pub(crate) fn quota_of<'a>(topology: &'a QuotaTopology, pod: &'a Pod, rules: PodRules) -> &'a str {
     match label(pod, labels::POD_QUOTA_NAME) {
-        "" if !rules.no_default => topology.of_namespace(namespace(pod)),
+        "" if !rules.no_default => topology.quota_of_namespace(namespace(pod)),
         named => named,
     }
 }
@@ -67,10 +67,10 @@ pub(crate) fn quota_of<'a>(topology: &'a Topology, pod: &'a Pod, rules: Rules) -
 /// Whether a pod may be what it is to become: its quota takes pods, and whether it can be preempted
 /// stays as it was. A pod that is being deleted must be able to go.
 pub(crate) fn check(
-    topology: &Topology,
+    topology: &QuotaTopology,
     old: Option<&Pod>,
     new: &Pod,
-    rules: Rules,
+    rules: PodRules,
 ) -> Result<(), Refusal> {
     if new.metadata.deletion_timestamp.is_some() {
         return Ok(());
@@ -85,7 +85,7 @@ pub(crate) fn check(
             label(new, key)
         )));
     }
-    if rules.parents_take_pods {
+    if rules.parents_accept_pods {
         return Ok(());
     }
     let quota = quota_of(topology, new, rules);
@@ -101,10 +101,10 @@ pub(crate) fn check(
 /// The quota that must have room for a pod; `None` when no quota is asked. With `old` the pod is
 /// changed, and charged only when it goes to another quota.
 pub(crate) fn to_charge(
-    topology: &Topology,
+    topology: &QuotaTopology,
     old: Option<&Pod>,
     new: &Pod,
-    rules: Rules,
+    rules: PodRules,
 ) -> Result<Option<ObjectKey>, Refusal> {
     if !rules.admission || (old.is_some() && !rules.admission_on_update) {
         return Ok(None);
@@ -116,7 +116,7 @@ pub(crate) fn to_charge(
     if name.is_empty() || is_built_in(name) {
         return Ok(None);
     }
-    match &*topology.homes(name) {
+    match &*topology.observed_namespaces(name) {
         [] => Err(Refusal(format!("elastic quota {name} not found"))),
         [home] => Ok(Some(ObjectKey::new(*home, name))),
         _ => Err(Refusal(format!("more than one elastic quota {name} found"))),
@@ -124,7 +124,7 @@ pub(crate) fn to_charge(
 }
 
 /// What a pod asks its quota for. A pod that has ended asks for nothing.
-pub(crate) fn request(pod: &Pod, rules: Rules) -> Result<ResourceList, Refusal> {
+pub(crate) fn request(pod: &Pod, rules: PodRules) -> Result<ResourceList, Refusal> {
     let phase = pod
         .status
         .as_ref()

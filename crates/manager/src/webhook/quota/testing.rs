@@ -1,20 +1,20 @@
 //! Quotas in few words, for tests.
 
-use super::check::Bound;
-use super::info::Info;
-use super::topology::Topology;
+use super::check::QuotaPods;
+use super::info::QuotaInfo;
+use super::topology::QuotaTopology;
 use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use serde_json::{Value, json};
 
-/// A quota of namespace `ns` that says what `words` do: `parent`, `tree` and `version` texts;
+/// A quota of namespace `ns` that says what `fields` do: `parent`, `tree` and `version` texts;
 /// `isParent`, `isRoot` and `forced` booleans; `max`, `min`, `used`, `weight`, `guaranteed`,
 /// `admission`, `childRequest` resource lists, of which `[cpu, memory]` is short; `namespaces` and
 /// `strict` lists; `annotations` as they are.
-pub(crate) fn quota(name: &str, words: Value) -> ElasticQuota {
+pub(crate) fn quota(name: &str, fields: Value) -> ElasticQuota {
     let mut object = json!({"metadata": {
         "name": name, "namespace": "ns", "labels": {}, "annotations": {}}, "spec": {}});
-    for (word, value) in words.as_object().unwrap() {
+    for (word, value) in fields.as_object().unwrap() {
         let amounts = amounts(value);
         let mut annotate = |key: &str, value: &Value| {
             object["metadata"]["annotations"][key] = json!(value.to_string());
@@ -61,10 +61,10 @@ fn amounts(value: &Value) -> Value {
 }
 
 /// A topology that has seen `quotas`.
-pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -> Topology {
-    let mut topology = Topology::default();
+pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -> QuotaTopology {
+    let mut topology = QuotaTopology::default();
     for quota in quotas {
-        topology.observe(Info::of(quota));
+        topology.observe(QuotaInfo::from_quota(quota));
     }
     topology
 }
@@ -73,7 +73,7 @@ pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -
 #[derive(Debug, Default)]
 pub(crate) struct Pods(pub(crate) Vec<(&'static str, &'static str, &'static str)>);
 
-impl Bound for Pods {
+impl QuotaPods for Pods {
     fn labelled(&self, quota: &str) -> Vec<String> {
         let named = self.0.iter().filter(|(_, _, label)| *label == quota);
         named.map(|(_, name, _)| (*name).to_owned()).collect()

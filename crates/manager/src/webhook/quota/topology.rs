@@ -2,9 +2,9 @@
 //!
 //! An informer on every replica feeds it, and a request that is admitted changes it at once, so that
 //! the next request is judged by what will be. An admission that comes to nothing (another webhook
-//! denied it) is taken back after two [`Topology::resync`]s.
+//! denied it) is taken back after two [`QuotaTopology::resync`]s.
 
-use super::info::Info;
+use super::info::QuotaInfo;
 use koord_api::quantity::ResourceList;
 use koord_api::quota::{DEFAULT_QUOTA, ROOT_QUOTA};
 use serde::Serialize;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 /// See the module documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Topology {
-    quotas: BTreeMap<String, Arc<Info>>,
+pub(crate) struct QuotaTopology {
+    quotas: BTreeMap<String, Arc<QuotaInfo>>,
     children: BTreeMap<String, BTreeSet<String>>,
     /// The quotas that claim each namespace.
     claims: BTreeMap<String, BTreeSet<String>>,
     /// The namespaces in which a watch has shown a quota of each name.
-    homes: BTreeMap<String, BTreeSet<String>>,
+    observed_namespaces: BTreeMap<String, BTreeSet<String>>,
     admitted: BTreeMap<String, Admitted>,
     round: u64,
 }
@@ -33,23 +33,23 @@ struct Admitted {
     /// The uid of the object that it changes; empty for a new one.
     uid: String,
     /// What it makes of it; `None` for a deletion.
-    becomes: Option<Arc<Info>>,
+    new_info: Option<Arc<QuotaInfo>>,
 }
 
 /// A change of one quota.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Write {
+pub(crate) enum QuotaWrite {
     /// A new quota.
-    Create(Info),
+    Create(QuotaInfo),
     /// What a quota becomes; the version is that of what it replaces.
-    Update(Info),
+    Update(QuotaInfo),
     /// A quota goes.
-    Delete(Info),
+    Delete(QuotaInfo),
 }
 
-impl Topology {
+impl QuotaTopology {
     /// The quota of this name.
-    pub(crate) fn get(&self, name: &str) -> Option<&Info> {
+    pub(crate) fn get(&self, name: &str) -> Option<&QuotaInfo> {
         self.quotas.get(name).map(AsRef::as_ref)
     }
 
@@ -59,20 +59,20 @@ impl Topology {
     }
 
     /// The children of a quota, by name.
-    pub(crate) fn children(&self, name: &str) -> impl Iterator<Item = &Info> {
+    pub(crate) fn children(&self, name: &str) -> impl Iterator<Item = &QuotaInfo> {
         let names = self.children.get(name).into_iter().flatten();
         names.filter_map(|name| self.get(name))
     }
 
     /// The namespaces that have a quota of this name. There should be one at most.
-    pub(crate) fn homes(&self, name: &str) -> Vec<&str> {
-        let seen = self.homes.get(name).into_iter().flatten();
-        let seen: Vec<&str> = seen.map(String::as_str).collect();
-        if seen.is_empty() {
+    pub(crate) fn observed_namespaces(&self, name: &str) -> Vec<&str> {
+        let namespaces = self.observed_namespaces.get(name).into_iter().flatten();
+        let namespaces: Vec<&str> = namespaces.map(String::as_str).collect();
+        if namespaces.is_empty() {
             let admitted = self.get(name).map(|quota| quota.namespace.as_str());
             return admitted.into_iter().collect();
         }
-        seen
+        namespaces
     }
 
     /// The first quota that claims a namespace by annotation.
@@ -88,14 +88,14 @@ impl Topology {
     }
 
     /// The quota of this name, else the one that claims `namespace`.
-    pub(crate) fn named_or_claiming(&self, name: &str, namespace: &str) -> Option<&Info> {
+    pub(crate) fn named_or_claiming(&self, name: &str, namespace: &str) -> Option<&QuotaInfo> {
         self.get(name)
             .or_else(|| self.get(self.claimant(namespace)?))
     }
 
     /// The quota of a pod in `namespace` that names none: the one named like the namespace in it,
     /// else the first that claims it, else the default quota.
-    pub(crate) fn of_namespace(&self, namespace: &str) -> &str {
+    pub(crate) fn quota_of_namespace(&self, namespace: &str) -> &str {
         let own = self.get(namespace);
         match own.filter(|quota| quota.namespace == namespace) {
             Some(own) => &own.name,
@@ -104,105 +104,109 @@ impl Topology {
     }
 
     /// Takes in what a watch shows.
-    pub(crate) fn observe(&mut self, quota: Info) {
-        self.sight(&quota);
+    pub(crate) fn observe(&mut self, quota: QuotaInfo) {
+        self.record_namespace(&quota);
         if let Some(admitted) = self.admitted.get(&quota.name) {
-            if !admitted.is_overtaken_by(&quota) {
+            if !admitted.is_superseded_by(&quota) {
                 return;
             }
             self.admitted.remove(&quota.name);
         }
-        self.put(Arc::new(quota));
+        self.insert(Arc::new(quota));
     }
 
     /// Takes in that a watch shows the end of an object.
-    pub(crate) fn observe_deleted(&mut self, quota: &Info) {
-        forget(&mut self.homes, &quota.name, &quota.namespace);
-        let known = self.quotas.get(&quota.name);
-        let Some(known) = known.filter(|known| known.namespace == quota.namespace) else {
+    pub(crate) fn observe_deleted(&mut self, quota: &QuotaInfo) {
+        remove_from_set(&mut self.observed_namespaces, &quota.name, &quota.namespace);
+        let existing = self.quotas.get(&quota.name);
+        let Some(existing) = existing.filter(|existing| existing.namespace == quota.namespace)
+        else {
             return;
         };
         // A quota of the same name may have been admitted since.
-        if known.uid.is_empty() || quota.uid.is_empty() || known.uid == quota.uid {
+        if existing.uid.is_empty() || quota.uid.is_empty() || existing.uid == quota.uid {
             let is_new = self
                 .admitted
                 .get(&quota.name)
-                .is_some_and(|admitted| admitted.uid.is_empty() && admitted.becomes.is_some());
+                .is_some_and(|admitted| admitted.uid.is_empty() && admitted.new_info.is_some());
             if !is_new {
                 self.admitted.remove(&quota.name);
-                self.take(&quota.name);
+                self.remove(&quota.name);
             }
         }
     }
 
     /// Takes in a request that was admitted.
-    pub(crate) fn admit(&mut self, write: Write) {
+    pub(crate) fn admit(&mut self, write: QuotaWrite) {
         let round = self.round;
         let (base, info, stays) = match write {
-            Write::Create(info) => (0, info, true),
-            Write::Update(info) => (info.version, info, true),
-            Write::Delete(info) => (info.version, info, false),
+            QuotaWrite::Create(info) => (0, info, true),
+            QuotaWrite::Update(info) => (info.version, info, true),
+            QuotaWrite::Delete(info) => (info.version, info, false),
         };
         let name = info.name.clone();
-        let old = self.take(&name);
-        let becomes = stays.then(|| Arc::new(info));
-        if let Some(info) = &becomes {
-            self.put(info.clone());
+        let old = self.remove(&name);
+        let new_info = stays.then(|| Arc::new(info));
+        if let Some(info) = &new_info {
+            self.insert(info.clone());
         }
         let admitted = Admitted {
             round,
             base,
             uid: old.map_or_else(String::new, |old| old.uid.clone()),
-            becomes,
+            new_info,
         };
         self.admitted.insert(name, admitted);
     }
 
     /// Starts anew from everything there is, keeping what was admitted since the last time and is
     /// not seen yet.
-    pub(crate) fn resync(&mut self, all: impl IntoIterator<Item = Info>) {
+    pub(crate) fn resync(&mut self, all: impl IntoIterator<Item = QuotaInfo>) {
         self.round += 1;
         let oldest = self.round.saturating_sub(1);
         self.quotas.clear();
         self.children.clear();
         self.claims.clear();
-        self.homes.clear();
+        self.observed_namespaces.clear();
         for quota in all {
-            self.sight(&quota);
+            self.record_namespace(&quota);
             if let Some(admitted) = self.admitted.get(&quota.name)
-                && admitted.is_overtaken_by(&quota)
+                && admitted.is_superseded_by(&quota)
             {
                 self.admitted.remove(&quota.name);
             }
-            self.put(Arc::new(quota));
+            self.insert(Arc::new(quota));
         }
         self.admitted.retain(|_, admitted| admitted.round >= oldest);
         let pending: Vec<_> = self
             .admitted
             .iter()
-            .map(|(name, admitted)| (name.clone(), admitted.becomes.clone()))
+            .map(|(name, admitted)| (name.clone(), admitted.new_info.clone()))
             .collect();
-        for (name, becomes) in pending {
-            self.take(&name);
-            if let Some(info) = becomes {
-                self.put(info);
+        for (name, new_info) in pending {
+            self.remove(&name);
+            if let Some(info) = new_info {
+                self.insert(info);
             }
         }
     }
 
-    fn sight(&mut self, quota: &Info) {
-        let homes = self.homes.entry(quota.name.clone()).or_default();
-        homes.insert(quota.namespace.clone());
+    fn record_namespace(&mut self, quota: &QuotaInfo) {
+        let observed_namespaces = self
+            .observed_namespaces
+            .entry(quota.name.clone())
+            .or_default();
+        observed_namespaces.insert(quota.namespace.clone());
     }
 
-    fn put(&mut self, quota: Arc<Info>) {
-        if let Some(known) = self.quotas.get(&quota.name) {
-            let age = |quota: &Info| (quota.created, quota.namespace.clone());
-            if known.namespace != quota.namespace && age(known) < age(&quota) {
+    fn insert(&mut self, quota: Arc<QuotaInfo>) {
+        if let Some(existing) = self.quotas.get(&quota.name) {
+            let age = |quota: &QuotaInfo| (quota.created, quota.namespace.clone());
+            if existing.namespace != quota.namespace && age(existing) < age(&quota) {
                 return;
             }
             let name = quota.name.clone();
-            self.take(&name);
+            self.remove(&name);
         }
         let name = &quota.name;
         if *name != ROOT_QUOTA {
@@ -216,11 +220,11 @@ impl Topology {
         self.quotas.insert(name.clone(), quota);
     }
 
-    fn take(&mut self, name: &str) -> Option<Arc<Info>> {
+    fn remove(&mut self, name: &str) -> Option<Arc<QuotaInfo>> {
         let quota = self.quotas.remove(name)?;
-        forget(&mut self.children, &quota.parent, name);
+        remove_from_set(&mut self.children, &quota.parent, name);
         for namespace in &quota.namespaces {
-            forget(&mut self.claims, namespace, name);
+            remove_from_set(&mut self.claims, namespace, name);
         }
         Some(quota)
     }
@@ -257,9 +261,9 @@ impl Topology {
 impl Admitted {
     /// Whether `quota` is newer than what was admitted: this, or another write after it. A quota of
     /// another namespace has nothing to do with it.
-    fn is_overtaken_by(&self, quota: &Info) -> bool {
-        match &self.becomes {
-            Some(becomes) if becomes.namespace != quota.namespace => false,
+    fn is_superseded_by(&self, quota: &QuotaInfo) -> bool {
+        match &self.new_info {
+            Some(new_info) if new_info.namespace != quota.namespace => false,
             Some(_) => quota.version > self.base,
             // An object that waits for its finalizers is shown again and again: it is still there.
             None => quota.uid != self.uid || quota.version > self.base,
@@ -268,7 +272,7 @@ impl Admitted {
 }
 
 /// Takes `name` out of the set under `key`, and the set if that empties it.
-fn forget(sets: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str) {
+fn remove_from_set(sets: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str) {
     if let Some(set) = sets.get_mut(key) {
         set.remove(name);
         if set.is_empty() {

@@ -3,7 +3,7 @@
 //! Source: Koordinator `pkg/webhook/pod/mutating/multi_quota_tree_affinity.go`.
 
 use super::check::Refusal;
-use super::topology::Topology;
+use super::topology::QuotaTopology;
 use koord_api::labels;
 use koord_api::quota::ElasticQuotaProfile;
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// # Errors
 /// A part of the pod is of the wrong kind.
 pub(crate) fn bind_to_tree(
-    topology: &Topology,
+    topology: &QuotaTopology,
     profiles: &[Arc<ElasticQuotaProfile>],
     namespace: &str,
     pod: &mut Value,
@@ -41,7 +41,7 @@ pub(crate) fn bind_to_tree(
     if wanted.is_empty() {
         return Ok(());
     }
-    let mut at = pod;
+    let mut value = pod;
     let mut path = String::new();
     for name in [
         "spec",
@@ -50,11 +50,11 @@ pub(crate) fn bind_to_tree(
         "requiredDuringSchedulingIgnoredDuringExecution",
         "nodeSelectorTerms",
     ] {
-        let parent = object(at, &path)?;
-        at = parent.entry(name).or_insert(Value::Null);
+        let parent = object(value, &path)?;
+        value = parent.entry(name).or_insert(Value::Null);
         path = format!("{path}.{name}");
     }
-    let terms = list(at, &path)?;
+    let terms = list(value, &path)?;
     if terms.is_empty() {
         terms.push(json!({}));
     }
@@ -112,14 +112,14 @@ fn requirements(profile: &ElasticQuotaProfile) -> Vec<Value> {
     let labels = selector.match_labels.iter().flatten();
     let equal = labels.map(|(key, value)| json!({"key": key, "operator": "In", "values": [value]}));
     let expressions = selector.match_expressions.iter().flatten();
-    let others = expressions.map(|expression| {
+    let expressions = expressions.map(|expression| {
         let mut requirement = json!({"key": expression.key, "operator": expression.operator});
         if let Some(values) = &expression.values {
             requirement["values"] = json!(values);
         }
         requirement
     });
-    equal.chain(others).collect()
+    equal.chain(expressions).collect()
 }
 
 #[cfg(test)]

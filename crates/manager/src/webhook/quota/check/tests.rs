@@ -5,7 +5,7 @@ mod property;
 
 use super::*;
 use crate::webhook::quota::testing::{Pods, quota, topology};
-use crate::webhook::quota::topology::Write;
+use crate::webhook::quota::topology::QuotaWrite;
 use koord_api::quota::DEFAULT_QUOTA;
 use serde_json::{Value, json};
 
@@ -71,9 +71,9 @@ fn relatives_limit_the_same_resources() {
     let big = [120, 1048576];
     let parent = |words: Value| quota("temp", words);
     let child = |words: Value| {
-        let mut words = words;
-        words["parent"] = json!("temp");
-        quota("temp-bu1", words)
+        let mut fields = fields;
+        fields["parent"] = json!("temp");
+        quota("temp-bu1", fields)
     };
     let pair = |of_parent: Value, of_child: Value| vec![parent(of_parent), child(of_child)];
     // (the relatives, which of them is written, whether children may have fewer keys, allowed)
@@ -170,11 +170,15 @@ fn relatives_limit_the_same_resources() {
         ),
     ];
     for (at, (quotas, written, fewer_keys, allowed)) in rows.into_iter().enumerate() {
-        let rules = Rules {
+        let rules = QuotaRules {
             fewer_keys,
-            ..Rules::default()
+            ..QuotaRules::default()
         };
-        let result = keys(&topology(&quotas), &Info::of(&quotas[written]), rules);
+        let result = check_keys(
+            &topology(&quotas),
+            &QuotaInfo::from_quota(&quotas[written]),
+            rules,
+        );
         assert_eq!(result.is_ok(), allowed, "row {at}: {result:?}");
     }
 }
@@ -204,7 +208,7 @@ fn a_tree_has_one_id() {
                 json!({"parent": "temp", "max": own, "min": own, "tree": trees[2]}),
             ),
         ];
-        let result = tree_id(&topology(&quotas), None, &Info::of(&quotas[1]));
+        let result = check_tree_id(&topology(&quotas), None, &QuotaInfo::from_quota(&quotas[1]));
         assert_eq!(result.is_ok(), allowed, "{trees:?}: {result:?}");
     }
 }
@@ -246,7 +250,7 @@ fn siblings_are_not_guaranteed_more_than_their_parent() {
         ),
     ];
     for (at, (quotas, written, allowed)) in rows.into_iter().enumerate() {
-        let result = min_sums(&topology(&quotas), &Info::of(&quotas[written]));
+        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&quotas[written]));
         assert_eq!(result.is_ok(), allowed, "row {at}: {result:?}");
     }
 }
@@ -257,12 +261,12 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
     let max = [120, 1048576];
     let above = |more: Value| parent("temp", &more);
     let below = |name: &str, min: i64, more: Value| {
-        let mut words = json!({"parent": "temp", "max": max, "min": [min, 0]});
-        words
+        let mut fields = json!({"parent": "temp", "max": max, "min": [min, 0]});
+        fields
             .as_object_mut()
             .unwrap()
             .extend(more.as_object().unwrap().clone());
-        quota(name, words)
+        quota(name, fields)
     };
     let (forced, root) = (json!({"forced": true}), json!({"isRoot": true}));
     for (written, ok) in [
@@ -274,7 +278,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
         (below("sub-1", 4, json!({})), true),
     ] {
         let quotas = [above(json!({})), below("forced", 60, forced.clone())];
-        let result = min_sums(&topology(&quotas), &Info::of(&written));
+        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
         assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
     }
     // The same seen from above.
@@ -284,7 +288,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
         (above(json!({"min": [59, 0], "isRoot": true})), true),
     ] {
         let quotas = [written.clone(), below("sub-1", 60, json!({}))];
-        let result = min_sums(&topology(&quotas), &Info::of(&written));
+        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
         assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
     }
 }
@@ -301,12 +305,12 @@ fn a_quotas_own_guarantee_counts() {
         )
     };
     let below = |more: Value| {
-        let mut words = json!({"parent": "temp", "max": max, "min": [8, 8], "tree": "t"});
-        words
+        let mut fields = json!({"parent": "temp", "max": max, "min": [8, 8], "tree": "t"});
+        fields
             .as_object_mut()
             .unwrap()
             .extend(more.as_object().unwrap().clone());
-        quota("sub", words)
+        quota("sub", fields)
     };
     for (above, written, ok) in [
         // Nobody has anything: who is forced, or in no tree of its own, is not asked.
@@ -325,7 +329,7 @@ fn a_quotas_own_guarantee_counts() {
         (json!([10, 10]), json!({}), true),
     ] {
         let quotas = [root(above.clone()), below(written.clone())];
-        let result = guaranteed(&topology(&quotas), &Info::of(&quotas[1]));
+        let result = check_guaranteed(&topology(&quotas), &QuotaInfo::from_quota(&quotas[1]));
         assert_eq!(result.is_ok(), ok, "{above} {written}: {result:?}");
     }
 }
@@ -355,25 +359,25 @@ fn a_minimum_grows_as_far_as_ancestors_back_it() {
                 "guaranteed": sibling}),
             ),
         ];
-        let result = guaranteed(&topology(&quotas), &Info::of(&quotas[1]));
+        let result = check_guaranteed(&topology(&quotas), &QuotaInfo::from_quota(&quotas[1]));
         assert_eq!(result.is_ok(), allowed, "{min:?}: {result:?}");
-        let rules = |guarantee_usage| Rules {
+        let rules = |guarantee_usage| QuotaRules {
             guarantee_usage,
-            ..Rules::default()
+            ..QuotaRules::default()
         };
-        let whole = |on| {
-            in_tree(
+        let with_rule = |on| {
+            check_in_tree(
                 &topology(&quotas),
                 None,
-                &Info::of(&quotas[1]),
+                &QuotaInfo::from_quota(&quotas[1]),
                 rules(on),
                 NO_PODS,
             )
         };
-        assert_eq!(whole(false), Ok(()), "the gate is off");
+        assert_eq!(with_rule(false), Ok(()), "the gate is off");
         if !allowed {
             assert_eq!(
-                text(whole(true)),
+                text(with_rule(true)),
                 "tree root quota temp can't guarantee for min test1"
             );
         }
@@ -381,24 +385,24 @@ fn a_minimum_grows_as_far_as_ancestors_back_it() {
 }
 
 /// Admits and remembers, as the webhook does.
-struct Desk {
-    topology: Topology,
+struct QuotaAdmitter {
+    topology: QuotaTopology,
     pods: Pods,
 }
 
-impl Desk {
+impl QuotaAdmitter {
     fn create(&mut self, quota: &ElasticQuota) -> String {
-        let result = create(&self.topology, quota, Rules::default(), &self.pods);
+        let result = create(&self.topology, quota, QuotaRules::default(), &self.pods);
         if let Ok(info) = &result {
-            self.topology.admit(Write::Create(info.clone()));
+            self.topology.admit(QuotaWrite::Create(info.clone()));
         }
         text(result)
     }
 
     fn update(&mut self, old: &ElasticQuota, new: &ElasticQuota) -> String {
-        let result = update(&self.topology, old, new, Rules::default(), &self.pods);
+        let result = update(&self.topology, old, new, QuotaRules::default(), &self.pods);
         if let Ok(Some(info)) = &result {
-            self.topology.admit(Write::Update(info.clone()));
+            self.topology.admit(QuotaWrite::Update(info.clone()));
         }
         text(result)
     }
@@ -406,7 +410,7 @@ impl Desk {
     fn delete(&mut self, quota: &ElasticQuota) -> String {
         let result = delete(&self.topology, quota, &self.pods);
         if let Ok(Some(info)) = &result {
-            self.topology.admit(Write::Delete(info.clone()));
+            self.topology.admit(QuotaWrite::Delete(info.clone()));
         }
         text(result)
     }
@@ -417,9 +421,9 @@ impl Desk {
     }
 }
 
-fn desk() -> Desk {
-    Desk {
-        topology: Topology::default(),
+fn admitter() -> QuotaAdmitter {
+    QuotaAdmitter {
+        topology: QuotaTopology::default(),
         pods: Pods::default(),
     }
 }
@@ -427,105 +431,105 @@ fn desk() -> Desk {
 const MAX: [i64; 2] = [120, 1048576];
 
 fn parent(name: &str, more: &Value) -> ElasticQuota {
-    let mut words = json!({"max": MAX, "min": [64, 51200], "isParent": true});
-    words
+    let mut fields = json!({"max": MAX, "min": [64, 51200], "isParent": true});
+    fields
         .as_object_mut()
         .unwrap()
         .extend(more.as_object().unwrap().clone());
-    quota(name, words)
+    quota(name, fields)
 }
 
 #[test]
 fn creations_are_judged_one_after_the_other() {
-    let mut desk = desk();
+    let mut admitter = admitter();
     let temp = parent("temp", &json!({}));
-    assert_eq!(desk.create(&temp), "");
-    assert_eq!(desk.create(&temp), "AddQuota quota already exist:temp");
+    assert_eq!(admitter.create(&temp), "");
+    assert_eq!(admitter.create(&temp), "AddQuota quota already exist:temp");
     for name in ["sub-1", "sub-2"] {
         let sub = quota(
             name,
             json!({"parent": "temp", "max": MAX, "min": [16, 12800]}),
         );
-        assert_eq!(desk.create(&sub), "");
+        assert_eq!(admitter.create(&sub), "");
     }
-    assert_eq!(desk.children("temp"), ["sub-1", "sub-2"]);
+    assert_eq!(admitter.children("temp"), ["sub-1", "sub-2"]);
     assert_eq!(
-        desk.create(&parent("temp2", &json!({"tree": "tree-1"}))),
+        admitter.create(&parent("temp2", &json!({"tree": "tree-1"}))),
         ""
     );
     assert_eq!(
-        desk.create(&parent("sub-3", &json!({"parent": "temp2"}))),
+        admitter.create(&parent("sub-3", &json!({"parent": "temp2"}))),
         "sub-3 tree id is different from parent temp2, [] vs [tree-1]"
     );
     assert_eq!(
-        desk.create(&quota(
+        admitter.create(&quota(
             "sub-4",
             json!({"parent": "temp", "max": MAX, "min": [33, 12800]})
         )),
         "checkMinQuotaSum all brothers' MinQuota > parent MinQuota, parent: temp"
     );
     assert_eq!(
-        desk.create(&quota(
+        admitter.create(&quota(
             "sub-5",
             json!({"parent": "temp", "max": {"cpu": 1}})
         )),
         "failed to check sub and parent group quotaKey, err: checkSubAndParentGroupQuotaKey failed: temp's max keys are not the same with sub-5's"
     );
     assert_eq!(
-        desk.create(&quota("sub-6", json!({"parent": "sub-1", "max": MAX}))),
+        admitter.create(&quota("sub-6", json!({"parent": "sub-1", "max": MAX}))),
         "sub-6 has parentName sub-1 but the parentQuotaInfo's IsParent is false"
     );
     assert_eq!(
-        desk.create(&quota("sub-7", json!({"parent": "none", "max": MAX}))),
+        admitter.create(&quota("sub-7", json!({"parent": "none", "max": MAX}))),
         "sub-7 has parentName none but not find parentInfo in quotaInfoMap"
     );
 }
 
 #[test]
-fn updates_are_judged_by_what_was_admitted_before() {
-    let mut desk = desk();
+fn updates_are_checked_against_admitted_state() {
+    let mut admitter = admitter();
     let temp = parent("temp", &json!({}));
-    assert_eq!(desk.create(&temp), "");
-    assert_eq!(desk.update(&temp, &temp), "");
+    assert_eq!(admitter.create(&temp), "");
+    assert_eq!(admitter.update(&temp, &temp), "");
     let weighted = parent("temp", &json!({"weight": [96, 655360]}));
-    assert_eq!(desk.update(&temp, &weighted), "");
+    assert_eq!(admitter.update(&temp, &weighted), "");
     let temp2 = parent("temp2", &json!({}));
-    assert_eq!(desk.create(&temp2), "");
+    assert_eq!(admitter.create(&temp2), "");
     let sub = |parent: &str, min: [i64; 2]| {
         quota("sub-1", json!({"parent": parent, "max": MAX, "min": min}))
     };
     let sub1 = sub("temp", [60, 12800]);
-    assert_eq!(desk.create(&sub1), "");
-    assert_eq!(desk.children("temp"), ["sub-1"]);
+    assert_eq!(admitter.create(&sub1), "");
+    assert_eq!(admitter.children("temp"), ["sub-1"]);
     let moved = sub("temp2", [60, 12800]);
-    assert_eq!(desk.update(&sub1, &moved), "");
-    assert!(desk.children("temp").is_empty());
-    assert_eq!(desk.children("temp2"), ["sub-1"]);
+    assert_eq!(admitter.update(&sub1, &moved), "");
+    assert!(admitter.children("temp").is_empty());
+    assert_eq!(admitter.children("temp2"), ["sub-1"]);
     assert_eq!(
-        desk.update(&sub1, &sub("temp", [121, 1048576])),
+        admitter.update(&sub1, &sub("temp", [121, 1048576])),
         "resourceKey cpu of quota sub-1 min 121 > max 120"
     );
     assert_eq!(
-        desk.children("temp2"),
+        admitter.children("temp2"),
         ["sub-1"],
         "a refusal changes nothing"
     );
     let unknown = quota("tmp", json!({"parent": "temp", "max": MAX}));
     assert_eq!(
-        desk.update(&sub1, &unknown),
+        admitter.update(&sub1, &unknown),
         "UpdateQuota quota not exist in quotaInfoMap:tmp"
     );
     for name in [ROOT_QUOTA, SYSTEM_QUOTA] {
         let changed = quota(name, json!({"parent": "temp", "max": MAX}));
         assert_eq!(
-            desk.update(&sub1, &changed),
+            admitter.update(&sub1, &changed),
             format!("invalid quota {name}")
         );
     }
     let leaf = parent("temp", &json!({"isParent": false}));
-    assert_eq!(desk.update(&temp, &leaf), "");
+    assert_eq!(admitter.update(&temp, &leaf), "");
     assert_eq!(
-        desk.update(&temp2, &parent("temp2", &json!({"isParent": false}))),
+        admitter.update(&temp2, &parent("temp2", &json!({"isParent": false}))),
         "quota has children, isParent is forbidden to modify as false, quotaName:temp2"
     );
 }
@@ -543,91 +547,96 @@ fn a_quota_with_pods_becomes_no_parent() {
         (&plain, vec![("namespace2", "pod4", "other")], false),
     ];
     for (old, pods, refused) in rows {
-        let mut desk = desk();
-        assert_eq!(desk.create(old), "");
-        desk.pods = Pods(pods);
+        let mut admitter = admitter();
+        assert_eq!(admitter.create(old), "");
+        admitter.pods = Pods(pods);
         let want = if refused {
             "quota has bound pods, isParent is forbidden to modify as true, quotaName: sub-1"
         } else {
             ""
         };
-        assert_eq!(desk.update(old, &sub(json!({}))), want, "{:?}", desk.pods);
+        assert_eq!(
+            admitter.update(old, &sub(json!({}))),
+            want,
+            "{:?}",
+            admitter.pods
+        );
     }
-    let mut desk = desk();
-    assert_eq!(desk.create(&plain), "");
+    let mut admitter = admitter();
+    assert_eq!(admitter.create(&plain), "");
     let in_tree = sub(json!({"isParent": false, "tree": "tree-1"}));
     assert_eq!(
-        desk.update(&plain, &in_tree),
+        admitter.update(&plain, &in_tree),
         "sub-1 tree id changed [] vs [tree-1]"
     );
 }
 
 #[test]
 fn a_namespace_belongs_to_one_quota() {
-    let mut desk = desk();
+    let mut admitter = admitter();
     let claims = |name: &str, namespaces: Value| quota(name, json!({"namespaces": namespaces}));
     let temp = claims("temp", json!(["test1", "test2"]));
-    assert_eq!(desk.create(&temp), "");
-    assert_eq!(desk.topology.claimant("test1"), Some("temp"));
+    assert_eq!(admitter.create(&temp), "");
+    assert_eq!(admitter.topology.claimant("test1"), Some("temp"));
     assert_eq!(
-        desk.create(&claims("temp2", json!(["test1", "test2"]))),
+        admitter.create(&claims("temp2", json!(["test1", "test2"]))),
         "AddQuota quota temp2's annotation namespace test1 is already bound to quota temp"
     );
     let changed = claims("temp", json!(["test2", "test3"]));
-    assert_eq!(desk.update(&temp, &changed), "");
-    let of = |namespace| desk.topology.claimant(namespace);
+    assert_eq!(admitter.update(&temp, &changed), "");
+    let claimant = |namespace| admitter.topology.claimant(namespace);
     assert_eq!(
-        [of("test1"), of("test2"), of("test3")],
+        [claimant("test1"), claimant("test2"), claimant("test3")],
         [None, Some("temp"), Some("temp")]
     );
     let temp5 = quota("temp5", json!({}));
-    assert_eq!(desk.create(&temp5), "");
+    assert_eq!(admitter.create(&temp5), "");
     assert_eq!(
-        desk.update(&temp5, &claims("temp5", json!(["test2"]))),
+        admitter.update(&temp5, &claims("temp5", json!(["test2"]))),
         "UpdadteQuota, quota temp5 update namespaces, but namespace test2 is already bound to quota temp"
     );
-    assert_eq!(desk.delete(&changed), "");
-    assert_eq!(desk.topology.claimant("test2"), None);
+    assert_eq!(admitter.delete(&changed), "");
+    assert_eq!(admitter.topology.claimant("test2"), None);
 }
 
 #[test]
 fn deletions_leave_no_orphans() {
-    let mut desk = desk();
+    let mut admitter = admitter();
     let (temp, temp2) = (parent("temp", &json!({})), parent("temp2", &json!({})));
     let sub = quota(
         "sub-1",
         json!({"parent": "temp", "max": MAX, "min": [60, 12800]}),
     );
     for quota in [&temp, &temp2, &sub] {
-        assert_eq!(desk.create(quota), "");
+        assert_eq!(admitter.create(quota), "");
     }
     assert_eq!(
-        desk.delete(&temp),
+        admitter.delete(&temp),
         "delete quota failed, quota temp has 1 child quotas"
     );
-    assert_eq!(desk.children("temp"), ["sub-1"]);
-    assert_eq!(desk.delete(&temp2), "");
-    desk.pods = Pods(vec![("sub-1", "pod1", "sub-1")]);
+    assert_eq!(admitter.children("temp"), ["sub-1"]);
+    assert_eq!(admitter.delete(&temp2), "");
+    admitter.pods = Pods(vec![("sub-1", "pod1", "sub-1")]);
     assert_eq!(
-        desk.delete(&sub),
+        admitter.delete(&sub),
         "delete quota failed, quota sub-1 has 1 child pods: pod1"
     );
-    desk.pods = Pods(vec![
+    admitter.pods = Pods(vec![
         ("a", "p1", "sub-1"),
         ("a", "p2", "sub-1"),
         ("b", "p3", "sub-1"),
     ]);
     assert_eq!(
-        desk.delete(&sub),
+        admitter.delete(&sub),
         "delete quota failed, quota sub-1 has 3 child pods: p1, p2, ..."
     );
-    desk.pods = Pods::default();
-    assert_eq!(desk.delete(&sub), "");
-    assert_eq!(desk.delete(&temp), "");
-    assert_eq!(desk.delete(&temp), "not found quota:temp");
+    admitter.pods = Pods::default();
+    assert_eq!(admitter.delete(&sub), "");
+    assert_eq!(admitter.delete(&temp), "");
+    assert_eq!(admitter.delete(&temp), "not found quota:temp");
     for name in [ROOT_QUOTA, SYSTEM_QUOTA, DEFAULT_QUOTA] {
         assert_eq!(
-            desk.delete(&quota(name, json!({}))),
+            admitter.delete(&quota(name, json!({}))),
             format!("can not delete quotaGroup :{name}")
         );
     }
@@ -661,25 +670,25 @@ fn malformed_annotations_are_refused_with_field_and_value() {
             "cpu",
         ),
     ] {
-        let mut desk = desk();
+        let mut admitter = admitter();
         let bad = with(key, value);
-        let refusal = desk.create(&bad);
+        let refusal = admitter.create(&bad);
         assert!(
             refusal.contains(key) && refusal.contains(shown),
             "{key}={value}: {refusal}"
         );
         // It may have come while no webhook was there: then it stops only who touches it.
-        desk.topology.observe(Info::of(&bad));
+        admitter.topology.observe(QuotaInfo::from_quota(&bad));
         let mut mended = bad.clone();
         mended
             .spec
             .min
             .insert("cpu".to_owned(), koord_api::Quantity::from_value(1));
         if key == annotations::QUOTA_NAMESPACES || key == annotations::QUOTA_ADMISSION {
-            assert_eq!(desk.update(&bad, &mended), "", "{key}");
+            assert_eq!(admitter.update(&bad, &mended), "", "{key}");
         }
         let good = quota("bad", json!({"max": MAX}));
-        let refusal = desk.update(&good, &bad);
+        let refusal = admitter.update(&good, &bad);
         assert!(
             refusal.contains(key) && refusal.contains(shown),
             "{key}={value}: {refusal}"
@@ -688,18 +697,18 @@ fn malformed_annotations_are_refused_with_field_and_value() {
 }
 
 #[test]
-fn nobody_is_his_own_ancestor() {
-    let mut desk = desk();
+fn circular_parents_are_refused() {
+    let mut admitter = admitter();
     let below = |name: &str, parent_name: &str| {
         parent(name, &json!({"parent": parent_name, "min": [0, 0]}))
     };
     let a = parent("a", &json!({"min": [0, 0]}));
-    assert_eq!(desk.create(&a), "");
-    assert_eq!(desk.create(&below("b", "a")), "");
-    assert_eq!(desk.create(&below("c", "b")), "");
+    assert_eq!(admitter.create(&a), "");
+    assert_eq!(admitter.create(&below("b", "a")), "");
+    assert_eq!(admitter.create(&below("c", "b")), "");
     for parent_name in ["a", "b", "c"] {
         assert_eq!(
-            desk.update(&a, &below("a", parent_name)),
+            admitter.update(&a, &below("a", parent_name)),
             format!("a has parentName {parent_name} but that is a itself or below it")
         );
     }
@@ -707,19 +716,27 @@ fn nobody_is_his_own_ancestor() {
 
 #[test]
 fn of_two_quotas_with_one_name_the_first_counts() {
-    let mut desk = desk();
+    let mut admitter = admitter();
     let first = parent("same", &json!({}));
     let second = parent("same", &json!({"namespace": "other"}));
-    assert_eq!(desk.create(&first), "");
-    assert_eq!(desk.create(&second), "AddQuota quota already exist:same");
+    assert_eq!(admitter.create(&first), "");
+    assert_eq!(
+        admitter.create(&second),
+        "AddQuota quota already exist:same"
+    );
     let changed = parent("same", &json!({"namespace": "other", "min": [1, 1]}));
     assert_eq!(
-        desk.update(&second, &changed),
+        admitter.update(&second, &changed),
         "UpdateQuota metadata.name \"same\" of the quota in namespace other is taken by the quota in namespace ns"
     );
-    assert_eq!(desk.delete(&second), "", "whatever got in can be deleted");
     assert_eq!(
-        desk.topology
+        admitter.delete(&second),
+        "",
+        "whatever got in can be deleted"
+    );
+    assert_eq!(
+        admitter
+            .topology
             .get("same")
             .map(|quota| quota.namespace.as_str()),
         Some("ns")

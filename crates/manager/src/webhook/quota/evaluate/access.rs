@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How quotas are read and written.
-pub(crate) trait Access: Send + Sync {
+pub(crate) trait QuotaAccess: Send + Sync {
     /// A quota as it is, or was a moment ago.
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>>;
 
@@ -31,37 +31,37 @@ pub(crate) trait Access: Send + Sync {
 }
 
 /// Where a cache of quotas is looked into.
-pub(crate) type Cached = Box<dyn Fn(&ObjectKey) -> Option<Arc<ElasticQuota>> + Send + Sync>;
+pub(crate) type QuotaLookup = Box<dyn Fn(&ObjectKey) -> Option<Arc<ElasticQuota>> + Send + Sync>;
 
 /// How many quotas are remembered.
-const REMEMBERED: usize = 100;
+const CACHE_SIZE: usize = 100;
 
 /// The quotas of a cluster: a cache, what was written here and is not in the cache yet, and the API
 /// server where both are known to be too old.
 pub(crate) struct ClusterQuotas {
     client: Client,
-    cached: Cached,
+    cached: QuotaLookup,
     fresh_get: bool,
     /// Newest last.
-    remembered: Mutex<VecDeque<(ObjectKey, Remembered)>>,
+    recent: Mutex<VecDeque<(ObjectKey, CachedQuota)>>,
 }
 
 #[derive(Clone)]
-enum Remembered {
+enum CachedQuota {
     /// What was written or read here.
     Object(Arc<ElasticQuota>),
     /// Somebody else wrote after this version.
-    OlderThanThis(u64),
+    StaleUpTo(u64),
 }
 
 impl ClusterQuotas {
     /// With `fresh_get` a conflict is followed by a read from the API server, whatever the cache has.
-    pub(crate) fn new(client: Client, cached: Cached, fresh_get: bool) -> Self {
+    pub(crate) fn new(client: Client, cached: QuotaLookup, fresh_get: bool) -> Self {
         Self {
             client,
             cached,
             fresh_get,
-            remembered: Mutex::default(),
+            recent: Mutex::default(),
         }
     }
 
@@ -69,37 +69,37 @@ impl ClusterQuotas {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    fn remember(&self, key: ObjectKey, what: Option<Remembered>) {
-        let mut all = self.remembered.lock();
-        all.retain(|(known, _)| *known != key);
+    fn store(&self, key: ObjectKey, what: Option<CachedQuota>) {
+        let mut all = self.recent.lock();
+        all.retain(|(other, _)| *other != key);
         if let Some(what) = what {
             all.push_back((key, what));
         }
-        if all.len() > REMEMBERED {
+        if all.len() > CACHE_SIZE {
             all.pop_front();
         }
     }
 
-    fn recall(&self, key: &ObjectKey) -> Option<Remembered> {
-        let all = self.remembered.lock();
-        let found = all.iter().find(|(known, _)| known == key);
-        found.map(|(_, what)| what.clone())
+    fn lookup(&self, key: &ObjectKey) -> Option<CachedQuota> {
+        let all = self.recent.lock();
+        let entry = all.iter().find(|(other, _)| other == key);
+        entry.map(|(_, what)| what.clone())
     }
 
     async fn read(&self, key: &ObjectKey) -> Result<Arc<ElasticQuota>, Refusal> {
         match self.api(&key.namespace).get(&key.name).await {
             Ok(quota) => {
                 let quota = Arc::new(quota);
-                self.remember(key.clone(), Some(Remembered::Object(quota.clone())));
+                self.store(key.clone(), Some(CachedQuota::Object(quota.clone())));
                 Ok(quota)
             }
-            Err(error) => Err(refused(key, &error)),
+            Err(error) => Err(api_refusal(key, &error)),
         }
     }
 }
 
 /// What the API server said of a quota, in its words.
-fn refused(key: &ObjectKey, error: &koord_kube::Error) -> Refusal {
+fn api_refusal(key: &ObjectKey, error: &koord_kube::Error) -> Refusal {
     match error {
         koord_kube::Error::Api(status) => {
             Refusal(format!("elastic quota {key}: {}", status.message))
@@ -108,24 +108,22 @@ fn refused(key: &ObjectKey, error: &koord_kube::Error) -> Refusal {
     }
 }
 
-impl Access for ClusterQuotas {
+impl QuotaAccess for ClusterQuotas {
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         async move {
             let cached = (self.cached)(key);
             let cached_version = cached.as_ref().map_or(0, |quota| version(quota));
-            match (self.recall(key), cached) {
+            match (self.lookup(key), cached) {
                 (None, Some(cached)) => Ok(cached),
-                (Some(Remembered::Object(own)), Some(cached))
+                (Some(CachedQuota::Object(own)), Some(cached))
                     if version(&own) <= cached_version =>
                 {
-                    self.remember(key.clone(), None);
+                    self.store(key.clone(), None);
                     Ok(cached)
                 }
-                (Some(Remembered::Object(own)), Some(_)) => Ok(own),
-                (Some(Remembered::OlderThanThis(stale)), Some(cached))
-                    if stale < cached_version =>
-                {
-                    self.remember(key.clone(), None);
+                (Some(CachedQuota::Object(own)), Some(_)) => Ok(own),
+                (Some(CachedQuota::StaleUpTo(stale)), Some(cached)) if stale < cached_version => {
+                    self.store(key.clone(), None);
                     Ok(cached)
                 }
                 // The same version again would meet the same conflict. What the cache does not have
@@ -153,7 +151,7 @@ impl Access for ClusterQuotas {
             let written = patch::merge(&self.api(&key.namespace), &key.name, &change).await;
             let error = match written {
                 Ok(written) => {
-                    self.remember(key, Some(Remembered::Object(Arc::new(written))));
+                    self.store(key, Some(CachedQuota::Object(Arc::new(written))));
                     return Ok(());
                 }
                 Err(error) => error,
@@ -162,14 +160,14 @@ impl Access for ClusterQuotas {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
                 }
-                let stale = Remembered::OlderThanThis(version(quota));
-                self.remember(key.clone(), Some(stale));
+                let stale = CachedQuota::StaleUpTo(version(quota));
+                self.store(key.clone(), Some(stale));
                 if self.fresh_get {
                     // The reason is the conflict, whatever comes of this.
                     let _ = self.read(&key).await;
                 }
             }
-            Err(refused(&key, &error))
+            Err(api_refusal(&key, &error))
         }
         .boxed()
     }

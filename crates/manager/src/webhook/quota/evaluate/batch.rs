@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A quota that limits none of these limits no pods.
-const OF_PODS: [&str; 14] = [
+const POD_RESOURCES: [&str; 14] = [
     resources::CPU,
     resources::MEMORY,
     resources::EPHEMERAL_STORAGE,
@@ -58,14 +58,14 @@ impl Retries {
     const MIN: u32 = 3;
 
     /// The most repetitions for any batch.
-    pub(super) fn most(&self) -> u32 {
+    pub(super) fn max_retries(&self) -> u32 {
         self.max.max(Self::MIN)
     }
 
     /// The repetitions for a batch of which `pods` were let in: one more with every doubling.
-    pub(super) fn of_batch(&self, pods: usize) -> u32 {
+    pub(super) fn for_batch(&self, pods: usize) -> u32 {
         let doublings = pods.max(1).ilog2();
-        Self::MIN.saturating_add(doublings).min(self.most())
+        Self::MIN.saturating_add(doublings).min(self.max_retries())
     }
 
     /// The longest pause after the next write, if it fails and `left` repetitions remain, and after
@@ -82,12 +82,12 @@ impl Retries {
 
 /// A pod's request and what became of it; `None` while it is open.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct BatchRequest {
     pub(super) request: ResourceList,
     pub(super) verdict: Option<Result<(), Refusal>>,
 }
 
-impl Asked {
+impl BatchRequest {
     pub(super) fn new(request: ResourceList) -> Self {
         Self {
             request,
@@ -116,12 +116,16 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Judges the open requests by what the quota says now. `None` when nothing is left to write.
-    pub(super) fn judge(&mut self, quota: &ElasticQuota, asked: &mut [Asked]) -> Option<Charge> {
+    pub(super) fn judge(
+        &mut self,
+        quota: &ElasticQuota,
+        requests: &mut [BatchRequest],
+    ) -> Option<Charge> {
         let (mut used, limit) = match read(quota) {
             Ok(read) => read,
             Err(refusal) => {
-                for asked in asked.iter_mut().filter(|asked| asked.verdict.is_none()) {
-                    asked.verdict = Some(Err(refusal.clone()));
+                for entry in requests.iter_mut().filter(|entry| entry.verdict.is_none()) {
+                    entry.verdict = Some(Err(refusal.clone()));
                 }
                 return None;
             }
@@ -142,14 +146,14 @@ impl Batch {
             }
             self.delta.clear();
         }
-        let limits_pods = OF_PODS.iter().any(|name| max.contains_key(*name));
+        let limits_pods = POD_RESOURCES.iter().any(|name| max.contains_key(*name));
         let mut pods = 0;
-        for asked in asked.iter_mut().filter(|asked| asked.verdict.is_none()) {
+        for entry in requests.iter_mut().filter(|entry| entry.verdict.is_none()) {
             let counts = |name: &str| max.contains_key(name);
-            let mut request = list::masked(&asked.request, counts);
+            let mut request = list::masked(&entry.request, counts);
             request.retain(|_, amount| !amount.is_zero());
             if !limits_pods || request.is_empty() {
-                asked.verdict = Some(Ok(()));
+                entry.verdict = Some(Ok(()));
                 continue;
             }
             let mut then = list::masked(&used, |name| request.contains_key(name));
@@ -160,7 +164,7 @@ impl Batch {
                 self.delta.add(&request);
                 pods += 1;
             } else {
-                asked.verdict = Some(Err(exceeded(quota, &over, &request, &used, &limit)));
+                entry.verdict = Some(Err(exceeded(quota, &over, &request, &used, &limit)));
             }
         }
         (pods > 0).then_some(Charge {

@@ -9,11 +9,11 @@ mod batch;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use access::{Access, ClusterQuotas};
+pub(crate) use access::{ClusterQuotas, QuotaAccess};
 pub use batch::Retries;
 
 use super::check::Refusal;
-use batch::{Asked, Batch};
+use batch::{Batch, BatchRequest};
 use koord_api::quantity::ResourceList;
 use koord_kube::ObjectKey;
 use parking_lot::Mutex;
@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, oneshot};
 /// How many quotas are worked on at once.
 const WORKERS: usize = 16;
 /// How long a request waits at most.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a pod is not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,14 +49,14 @@ type Queues = Arc<Mutex<HashMap<ObjectKey, Vec<Waiter>>>>;
 /// See the module documentation. Clones share the queues.
 #[derive(Clone)]
 pub(crate) struct Evaluator {
-    access: Arc<dyn Access>,
+    access: Arc<dyn QuotaAccess>,
     retries: Arc<Retries>,
     queues: Queues,
     workers: Arc<Semaphore>,
 }
 
 impl Evaluator {
-    pub(crate) fn new(access: Arc<dyn Access>, retries: Retries) -> Self {
+    pub(crate) fn new(access: Arc<dyn QuotaAccess>, retries: Retries) -> Self {
         Self {
             access,
             retries: Arc::new(retries),
@@ -86,7 +86,7 @@ impl Evaluator {
         if first {
             tokio::spawn(self.clone().work(quota));
         }
-        match tokio::time::timeout(PATIENCE, answered).await {
+        match tokio::time::timeout(TIMEOUT, answered).await {
             Ok(Ok(verdict)) => Ok(verdict?),
             Ok(Err(_)) | Err(_) => Err(Denial::TimedOut),
         }
@@ -98,20 +98,20 @@ impl Evaluator {
         quota: &ObjectKey,
         request: ResourceList,
     ) -> Result<(), Denial> {
-        let look = async {
+        let check = async {
             let quota = self.access.get(quota).await?;
-            let mut asked = [Asked::new(request)];
-            Batch::default().judge(&quota, &mut asked);
-            let [asked] = asked;
-            asked.verdict.unwrap_or(Ok(()))
+            let mut requests = [BatchRequest::new(request)];
+            Batch::default().judge(&quota, &mut requests);
+            let [entry] = requests;
+            entry.verdict.unwrap_or(Ok(()))
         };
-        let looked = tokio::time::timeout(PATIENCE, look).await;
-        looked.map_err(|_| Denial::TimedOut)?.map_err(Into::into)
+        let result = tokio::time::timeout(TIMEOUT, check).await;
+        result.map_err(|_| Denial::TimedOut)?.map_err(Into::into)
     }
 
     /// Works on a quota until nobody waits for it.
     async fn work(self, quota: ObjectKey) {
-        let mut listed = Listed {
+        let mut guard = QueueGuard {
             queues: self.queues.clone(),
             quota: Some(quota.clone()),
         };
@@ -127,66 +127,68 @@ impl Evaluator {
                 if waiting.is_empty() {
                     queues.remove(&quota);
                     // From here on the entry may be another worker's.
-                    listed.quota = None;
+                    guard.quota = None;
                     return;
                 }
                 waiting
             };
             // Who has given up must not be charged.
-            let waiters = waiters.into_iter().filter(|one| !one.answer.is_closed());
-            let (mut asked, answers): (Vec<_>, Vec<_>) = waiters
-                .map(|one| (Asked::new(one.request), one.answer))
+            let waiters = waiters
+                .into_iter()
+                .filter(|waiter| !waiter.answer.is_closed());
+            let (mut requests, answers): (Vec<_>, Vec<_>) = waiters
+                .map(|waiter| (BatchRequest::new(waiter.request), waiter.answer))
                 .unzip();
-            self.settle(&quota, &mut asked).await;
-            for (asked, answer) in asked.into_iter().zip(answers) {
+            self.process_batch(&quota, &mut requests).await;
+            for (entry, answer) in requests.into_iter().zip(answers) {
                 // Whoever went away meanwhile stays charged until the scheduler counts anew.
-                let _ = answer.send(asked.verdict.unwrap_or(Ok(())));
+                let _ = answer.send(entry.verdict.unwrap_or(Ok(())));
             }
         }
     }
 
     /// Judges a batch and writes the quota. What is open then is granted.
-    async fn settle(&self, key: &ObjectKey, asked: &mut [Asked]) {
-        let refuse_open = |asked: &mut [Asked], refusal: &Refusal| {
-            for asked in asked.iter_mut().filter(|asked| asked.verdict.is_none()) {
-                asked.verdict = Some(Err(refusal.clone()));
+    async fn process_batch(&self, key: &ObjectKey, requests: &mut [BatchRequest]) {
+        let refuse_open = |requests: &mut [BatchRequest], refusal: &Refusal| {
+            for entry in requests.iter_mut().filter(|entry| entry.verdict.is_none()) {
+                entry.verdict = Some(Err(refusal.clone()));
             }
         };
         let mut batch = Batch::default();
-        let mut left = self.retries.most();
+        let mut retries_left = self.retries.max_retries();
         let mut paused = Duration::ZERO;
         let mut quota = match self.access.get(key).await {
             Ok(quota) => quota,
-            Err(refusal) => return refuse_open(asked, &refusal),
+            Err(refusal) => return refuse_open(requests, &refusal),
         };
-        while let Some(charge) = batch.judge(&quota, asked) {
+        while let Some(charge) = batch.judge(&quota, requests) {
             if let Some(pods) = charge.pods {
-                left = left.min(self.retries.of_batch(pods));
+                retries_left = retries_left.min(self.retries.for_batch(pods));
             }
-            let pause = self.retries.pause(paused, left);
+            let pause = self.retries.pause(paused, retries_left);
             paused += pause;
             let Err(refusal) = self.access.charge(&quota, &charge.used, pause).await else {
                 return;
             };
-            if left == 0 {
-                return refuse_open(asked, &refusal);
+            if retries_left == 0 {
+                return refuse_open(requests, &refusal);
             }
-            left -= 1;
+            retries_left -= 1;
             quota = match self.access.get(key).await {
                 Ok(quota) => quota,
-                Err(_) => return refuse_open(asked, &refusal),
+                Err(_) => return refuse_open(requests, &refusal),
             };
         }
     }
 }
 
 /// Takes a quota off the list if the work on it breaks off, so that the next request starts anew.
-struct Listed {
+struct QueueGuard {
     queues: Queues,
     quota: Option<ObjectKey>,
 }
 
-impl Drop for Listed {
+impl Drop for QueueGuard {
     fn drop(&mut self) {
         if let Some(quota) = &self.quota {
             self.queues.lock().remove(quota);

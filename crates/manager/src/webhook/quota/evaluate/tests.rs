@@ -19,10 +19,10 @@ fn list(value: &Value) -> ResourceList {
 
 /// One pod against one quota: what is written, or the refusal; `None` when it is allowed as it is.
 fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, String> {
-    let mut asked = [Asked::new(list(request))];
-    let charge = Batch::default().judge(quota, &mut asked);
-    let [asked] = asked;
-    match (charge, asked.verdict) {
+    let mut requests = [BatchRequest::new(list(request))];
+    let charge = Batch::default().judge(quota, &mut requests);
+    let [entry] = requests;
+    match (charge, entry.verdict) {
         (Some(charge), None) => Ok(Some(charge.used)),
         (None, Some(verdict)) => verdict.map(|()| None).map_err(|refusal| refusal.0),
         odd => panic!("{odd:?}"),
@@ -30,7 +30,7 @@ fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, 
 }
 
 #[test]
-fn a_quota_has_room_or_says_what_is_exceeded() {
+fn refusal_names_exceeded_resources() {
     let two = json!({"cpu": "2", "memory": "4Gi"});
     let four = json!({"cpu": "4", "memory": "8Gi"});
     let batch = json!({"kubernetes.io/batch-cpu": "4", "kubernetes.io/batch-memory": "8Gi"});
@@ -154,15 +154,15 @@ fn a_quota_has_room_or_says_what_is_exceeded() {
 
 #[test]
 fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
-    let of = |used: &str| {
+    let with_used = |used: &str| {
         quota(
             "q",
             json!({"max": {"cpu": "20"}, "childRequest": {"cpu": used}}),
         )
     };
-    let ask = |all: &[&str]| -> Vec<Asked> {
+    let requests_of = |all: &[&str]| -> Vec<BatchRequest> {
         all.iter()
-            .map(|cpu| Asked::new(list(&json!({"cpu": cpu}))))
+            .map(|cpu| BatchRequest::new(list(&json!({"cpu": cpu}))))
             .collect()
     };
     let charge = |cpu: &str, pods| {
@@ -172,35 +172,41 @@ fn a_batch_is_judged_pod_by_pod_and_repeated_in_one_step() {
         })
     };
     let mut batch = Batch::default();
-    let mut asked = ask(&["2", "9", "3", "0"]);
-    assert_eq!(batch.judge(&of("10"), &mut asked), charge("15", Some(2)));
+    let mut requests = requests_of(&["2", "9", "3", "0"]);
     assert_eq!(
-        asked
+        batch.judge(&with_used("10"), &mut requests),
+        charge("15", Some(2))
+    );
+    assert_eq!(
+        requests
             .iter()
-            .map(|asked| asked.verdict.as_ref().map(Result::is_ok))
+            .map(|entry| entry.verdict.as_ref().map(Result::is_ok))
             .collect::<Vec<_>>(),
         [None, Some(false), None, Some(true)]
     );
     assert_eq!(
-        batch.judge(&of("12"), &mut asked),
+        batch.judge(&with_used("12"), &mut requests),
         charge("17", None),
         "both still fit"
     );
     assert_eq!(
-        batch.judge(&of("17"), &mut asked),
+        batch.judge(&with_used("17"), &mut requests),
         charge("19", Some(1)),
         "one of them does"
     );
-    assert!(asked[2].verdict.as_ref().is_some_and(Result::is_err));
-    assert_eq!(batch.judge(&of("19"), &mut asked), None);
-    assert!(asked.iter().all(|asked| asked.verdict.is_some()));
+    assert!(requests[2].verdict.as_ref().is_some_and(Result::is_err));
+    assert_eq!(batch.judge(&with_used("19"), &mut requests), None);
+    assert!(requests.iter().all(|entry| entry.verdict.is_some()));
     // Another maximum: what was summed up may not be what counts.
-    let mut asked = ask(&["2"]);
+    let mut requests = requests_of(&["2"]);
     let mut batch = Batch::default();
-    assert_eq!(batch.judge(&of("10"), &mut asked), charge("12", Some(1)));
+    assert_eq!(
+        batch.judge(&with_used("10"), &mut requests),
+        charge("12", Some(1))
+    );
     let other = quota("q", json!({"max": {"memory": "1Gi"}}));
-    assert_eq!(batch.judge(&other, &mut asked), None);
-    assert_eq!(asked[0].verdict, Some(Ok(())));
+    assert_eq!(batch.judge(&other, &mut requests), None);
+    assert_eq!(requests[0].verdict, Some(Ok(())));
 }
 
 #[test]
@@ -210,7 +216,7 @@ fn retries_grow_with_the_batch() {
             max,
             ..Retries::default()
         }
-        .of_batch(pods)
+        .for_batch(pods)
     };
     for (max, pods, want) in [
         (10, 0, 3),
@@ -293,7 +299,7 @@ impl Contended {
     }
 }
 
-impl Access for Contended {
+impl QuotaAccess for Contended {
     fn get<'a>(&'a self, _: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         async {
             if std::mem::take(&mut *self.panics.lock()) {
@@ -331,9 +337,9 @@ fn key() -> ObjectKey {
     ObjectKey::new("ns", "q")
 }
 
-async fn ask(evaluator: &Evaluator, cpu: &str) -> Result<(), String> {
-    let asked = evaluator.evaluate(key(), list(&json!({"cpu": cpu}))).await;
-    asked.map_err(|denial| denial.to_string())
+async fn evaluate_cpu(evaluator: &Evaluator, cpu: &str) -> Result<(), String> {
+    let result = evaluator.evaluate(key(), list(&json!({"cpu": cpu}))).await;
+    result.map_err(|denial| denial.to_string())
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,8 +352,8 @@ async fn one_after_the_other_adds_up() {
         &[],
     );
     let evaluator = Evaluator::new(access.clone(), Retries::default());
-    assert_eq!(ask(&evaluator, "1").await, Ok(()));
-    let denied = ask(&evaluator, "3").await.unwrap_err();
+    assert_eq!(evaluate_cpu(&evaluator, "1").await, Ok(()));
+    let denied = evaluate_cpu(&evaluator, "3").await.unwrap_err();
     assert_eq!(
         denied,
         "exceeded quota: ns/q, requested: cpu=3, used: cpu=9, limited: cpu=10"
@@ -372,7 +378,7 @@ async fn one_after_the_other_adds_up() {
 async fn requests_that_wait_together_are_one_write() {
     let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     let evaluator = Evaluator::new(access.clone(), Retries::default());
-    let all = (0..30).map(|_| ask(&evaluator, "1"));
+    let all = (0..30).map(|_| evaluate_cpu(&evaluator, "1"));
     let granted = futures::future::join_all(all).await;
     assert_eq!(granted.iter().filter(|granted| granted.is_ok()).count(), 20);
     assert_eq!(
@@ -399,7 +405,7 @@ async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
             },
         );
         (
-            ask(&evaluator, "5").await,
+            evaluate_cpu(&evaluator, "5").await,
             access.used(),
             *access.writes.lock(),
         )
@@ -420,19 +426,22 @@ async fn a_conflict_is_retried_as_often_as_the_batch_deserves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_waits_longer_than_ten_seconds_and_who_left_is_not_charged() {
+async fn evaluation_times_out_without_charging() {
     let mut access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     Arc::get_mut(&mut access).unwrap().slow = Some(Duration::from_secs(11));
     let evaluator = Evaluator::new(access.clone(), Retries::default());
     let start = tokio::time::Instant::now();
-    let first = ask(&evaluator, "1");
+    let first = evaluate_cpu(&evaluator, "1");
     let second = async {
         // In the queue behind the first, whose batch is being worked on.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        ask(&evaluator, "2").await
+        evaluate_cpu(&evaluator, "2").await
     };
-    let late = Err("Internal error occurred: elastic quota evaluation timed out".to_owned());
-    assert_eq!(futures::join!(first, second), (late.clone(), late));
+    let timed_out = Err("Internal error occurred: elastic quota evaluation timed out".to_owned());
+    assert_eq!(
+        futures::join!(first, second),
+        (timed_out.clone(), timed_out)
+    );
     assert!(start.elapsed() < Duration::from_secs(11));
     while !evaluator.queues.lock().is_empty() {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -457,7 +466,10 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
             ..Retries::default()
         };
         let evaluator = Evaluator::new(access.clone(), retries);
-        assert_eq!(ask(&evaluator, "5").await, Err("conflict".to_owned()));
+        assert_eq!(
+            evaluate_cpu(&evaluator, "5").await,
+            Err("conflict".to_owned())
+        );
         assert_eq!(*access.pauses.lock(), want.map(ms), "{total}");
     }
 }
@@ -468,7 +480,7 @@ async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
     let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);
     *access.panics.lock() = true;
     let evaluator = Evaluator::new(access.clone(), Retries::default());
-    assert!(ask(&evaluator, "1").await.is_err());
-    assert_eq!(ask(&evaluator, "2").await, Ok(()));
+    assert!(evaluate_cpu(&evaluator, "1").await.is_err());
+    assert_eq!(evaluate_cpu(&evaluator, "2").await, Ok(()));
     assert_eq!(access.used(), list(&json!({"cpu": "2"})));
 }

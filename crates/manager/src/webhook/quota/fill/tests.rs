@@ -32,23 +32,23 @@ fn parent_tree_and_weight_are_filled_in() {
     let (cpu, memory) = (json!({"cpu": 0}), json!({"memory": 1048576}));
     let plain = quota("temp2", json!({"max": max}));
     let in_tree = quota("temp2", json!({"max": max, "tree": "tree-1"}));
-    let both = r#"{"cpu":"120","memory":"1048576"}"#;
+    let weight = r#"{"cpu":"120","memory":"1048576"}"#;
     let rows = [
-        (None, json!({"max": max}), (ROOT_QUOTA, "", both)),
+        (None, json!({"max": max}), (ROOT_QUOTA, "", weight)),
         (
             Some(&plain),
             json!({"max": max, "parent": "temp2"}),
-            ("temp2", "", both),
+            ("temp2", "", weight),
         ),
         (
             Some(&in_tree),
             json!({"max": max, "parent": "temp2"}),
-            ("temp2", "tree-1", both),
+            ("temp2", "tree-1", weight),
         ),
         (
             None,
             json!({"max": max, "tree": "tree-1"}),
-            (ROOT_QUOTA, "tree-1", both),
+            (ROOT_QUOTA, "tree-1", weight),
         ),
         (
             None,
@@ -81,8 +81,12 @@ fn parent_tree_and_weight_are_filled_in() {
 }
 
 #[test]
-fn what_cannot_be_filled_in_is_refused() {
-    let refusal = |words| defaults(&topology([]), &quota("new", words)).unwrap_err().0;
+fn impossible_defaults_are_refused() {
+    let refusal = |fields| {
+        defaults(&topology([]), &quota("new", fields))
+            .unwrap_err()
+            .0
+    };
     assert_eq!(
         refusal(json!({"parent": "none"})),
         "fill quota new failed, parent not exist: none"

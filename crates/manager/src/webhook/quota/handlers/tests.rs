@@ -16,22 +16,22 @@ async fn admission() -> Arc<Admission> {
     let server = ApiServer::open(Config::memory(clock)).await.unwrap();
     let client = koord_kube::client::in_process(server.service());
     let metrics = crate::metrics::Metrics::new(&ctx.metrics, None).unwrap();
-    Admission::of(&Replica::new(Options::default(), client, metrics, &ctx))
+    Admission::from_replica(&Replica::new(Options::default(), client, metrics, &ctx))
 }
 
 fn metrics() -> WebhookMetrics {
     WebhookMetrics::new(&prometheus::Registry::new()).unwrap()
 }
 
-fn mutating(admission: &Arc<Admission>) -> Mutating {
-    Mutating {
+fn mutating(admission: &Arc<Admission>) -> QuotaMutator {
+    QuotaMutator {
         admission: admission.clone(),
         metrics: metrics(),
     }
 }
 
-fn validating(admission: &Arc<Admission>) -> Validating {
-    Validating {
+fn validating(admission: &Arc<Admission>) -> QuotaValidator {
+    QuotaValidator {
         admission: admission.clone(),
         metrics: metrics(),
     }
@@ -123,7 +123,7 @@ async fn the_mutating_webhook_answers_as_upstreams() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_quota_gets_what_it_lacks_and_keeps_the_rest() {
+async fn new_quota_gets_missing_defaults() {
     let handler = mutating(&admission().await);
     let object = json!({"metadata": {"name": "q", "namespace": "ns", "annotations": null}, "spec": {"max": {"cpu": 4, "memory": "1Gi"}}, "other": [1]});
     let answer = handler

@@ -11,12 +11,12 @@ fn pod(namespace: &str, labels: Value) -> Pod {
     .unwrap()
 }
 
-fn of(name: &str) -> Pod {
+fn pod_of(name: &str) -> Pod {
     pod("default", json!({ labels::POD_QUOTA_NAME: name }))
 }
 
 #[test]
-fn a_pod_belongs_to_what_it_names_or_to_its_namespaces_quota() {
+fn quota_comes_from_label_or_namespace() {
     let all = topology([
         &quota(
             "parent-quota",
@@ -31,9 +31,9 @@ fn a_pod_belongs_to_what_it_names_or_to_its_namespaces_quota() {
         quota_of(
             &all,
             pod,
-            Rules {
+            PodRules {
                 no_default,
-                ..Rules::default()
+                ..PodRules::default()
             },
         )
         .to_owned()
@@ -62,34 +62,40 @@ fn a_quota_with_children_owns_no_pods() {
         &quota("sub-1", json!({"parent": "temp"})),
         &quota("sub-2", json!({"parent": "temp"})),
     ]);
-    let strict = Rules::default();
-    let lax = Rules {
-        parents_take_pods: true,
+    let strict = PodRules::default();
+    let lax = PodRules {
+        parents_accept_pods: true,
         ..strict
     };
-    assert_eq!(check(&all, None, &of("sub-1"), strict), Ok(()));
+    assert_eq!(check(&all, None, &pod_of("sub-1"), strict), Ok(()));
     assert_eq!(
-        check(&all, Some(&of("sub-1")), &of("sub-2"), strict),
+        check(&all, Some(&pod_of("sub-1")), &pod_of("sub-2"), strict),
         Ok(())
     );
-    let refusal = check(&all, None, &of("temp"), strict).unwrap_err();
+    let refusal = check(&all, None, &pod_of("temp"), strict).unwrap_err();
     assert_eq!(
         refusal.0,
         "pod can not be linked to a parentQuotaGroup,quota:temp, pod:pod"
     );
-    assert_eq!(check(&all, Some(&of("temp")), &of("sub-2"), strict), Ok(()));
-    assert!(check(&all, Some(&of("sub-2")), &of("temp"), strict).is_err());
-    assert_eq!(check(&all, Some(&of("sub-2")), &of("temp"), lax), Ok(()));
     assert_eq!(
-        check(&all, Some(&of("temp")), &of("default"), strict),
+        check(&all, Some(&pod_of("temp")), &pod_of("sub-2"), strict),
+        Ok(())
+    );
+    assert!(check(&all, Some(&pod_of("sub-2")), &pod_of("temp"), strict).is_err());
+    assert_eq!(
+        check(&all, Some(&pod_of("sub-2")), &pod_of("temp"), lax),
+        Ok(())
+    );
+    assert_eq!(
+        check(&all, Some(&pod_of("temp")), &pod_of("default"), strict),
         Ok(()),
         "unknown quotas are the default's"
     );
-    let mut leaving = of("temp");
+    let mut leaving = pod_of("temp");
     leaving.metadata.deletion_timestamp =
         serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     assert_eq!(
-        check(&all, Some(&of("temp")), &leaving, strict),
+        check(&all, Some(&pod_of("temp")), &leaving, strict),
         Ok(()),
         "its finalizers must go"
     );
@@ -99,15 +105,15 @@ fn a_quota_with_children_owns_no_pods() {
 fn whether_a_pod_is_preemptible_stays() {
     let labelled = |value: &str| pod("default", json!({ labels::POD_PREEMPTIBLE: value }));
     let all = topology([]);
-    let lax = Rules {
-        parents_take_pods: true,
-        ..Rules::default()
+    let lax = PodRules {
+        parents_accept_pods: true,
+        ..PodRules::default()
     };
     assert_eq!(
         check(&all, Some(&labelled("false")), &labelled("false"), lax),
         Ok(())
     );
-    let refusal = check(&all, Some(&labelled("false")), &of("a"), lax)
+    let refusal = check(&all, Some(&labelled("false")), &pod_of("a"), lax)
         .unwrap_err()
         .0;
     assert!(
@@ -121,7 +127,7 @@ fn whether_a_pod_is_preemptible_stays() {
 }
 
 #[test]
-fn only_quotas_that_are_asked_are_charged() {
+fn only_relevant_quotas_are_charged() {
     let mut all = topology([
         &quota("quota1", json!({})),
         &quota("quota2", json!({})),
@@ -129,22 +135,22 @@ fn only_quotas_that_are_asked_are_charged() {
         &quota(DEFAULT_QUOTA, json!({})),
         &quota(koord_api::quota::SYSTEM_QUOTA, json!({})),
     ]);
-    all.observe(super::super::info::Info::of(&quota(
+    all.observe(super::super::info::QuotaInfo::from_quota(&quota(
         "twice",
         json!({"namespace": "other"}),
     )));
-    let on = Rules {
+    let on = PodRules {
         admission: true,
-        ..Rules::default()
+        ..PodRules::default()
     };
-    let on_update = Rules {
+    let on_update = PodRules {
         admission_on_update: true,
         ..on
     };
     let ns = |name: &str| Ok(Some(ObjectKey::new("ns", name)));
     let refusal = |text: &str| Err(Refusal(text.to_owned()));
     let rows = [
-        (None, "quota1", Rules::default(), Ok(None)),
+        (None, "quota1", PodRules::default(), Ok(None)),
         (None, "quota1", on, ns("quota1")),
         (
             None,
@@ -170,7 +176,7 @@ fn only_quotas_that_are_asked_are_charged() {
     for (old, new, rules, want) in rows {
         let old = old.map(of);
         assert_eq!(
-            to_charge(&all, old.as_ref(), &of(new), rules),
+            to_charge(&all, old.as_ref(), &pod_of(new), rules),
             want,
             "{new} {rules:?}"
         );
@@ -181,7 +187,7 @@ fn only_quotas_that_are_asked_are_charged() {
 fn resources_are_replaced_where_both_gates_are_on() {
     let replaced = |text: &str| {
         let gates = Gates::parse(crate::GATES, text).unwrap();
-        Rules::of(&gates).replace_resources
+        PodRules::from_gates(&gates).replace_resources
     };
     assert!(!replaced("ElasticQuotaEvaluationTransformPod=true"));
     assert!(!replaced("ReplaceResourcesTransformer=true"));

@@ -4,11 +4,11 @@ use super::*;
 use crate::webhook::quota::testing::{quota, topology};
 use serde_json::{Value, json};
 
-fn info(name: &str, words: Value) -> Info {
-    Info::of(&quota(name, words))
+fn info(name: &str, words: Value) -> QuotaInfo {
+    QuotaInfo::from_quota(&quota(name, words))
 }
 
-fn children(topology: &Topology, name: &str) -> Vec<String> {
+fn children(topology: &QuotaTopology, name: &str) -> Vec<String> {
     let children = topology.children(name);
     children.map(|child| child.name.clone()).collect()
 }
@@ -31,28 +31,28 @@ fn a_watch_may_show_children_before_their_parents() {
 
 #[test]
 fn an_admission_counts_until_the_watch_is_past_it() {
-    let seen = |version: &str, parent: &str| {
+    let version_of = |version: &str, parent: &str| {
         info(
             "a",
             json!({"version": version, "parent": parent, "uid": "1"}),
         )
     };
-    let mut all = Topology::default();
-    all.observe(seen("5", "old"));
+    let mut all = QuotaTopology::default();
+    all.observe(version_of("5", "old"));
     // The update of version 5 is admitted; a status write that was made before comes late.
-    all.admit(Write::Update(seen("6", "new")));
-    all.observe(seen("6", "old"));
+    all.admit(QuotaWrite::Update(version_of("6", "new")));
+    all.observe(version_of("6", "old"));
     assert_eq!(all.get("a").unwrap().parent, "new");
-    all.observe(seen("7", "new"));
-    all.observe(seen("8", "newer"));
+    all.observe(version_of("7", "new"));
+    all.observe(version_of("8", "newer"));
     assert_eq!(all.get("a").unwrap().parent, "newer");
     // Deleted and created anew, before the watch shows either.
-    all.admit(Write::Delete(seen("8", "newer")));
+    all.admit(QuotaWrite::Delete(version_of("8", "newer")));
     assert!(all.get("a").is_none());
-    all.observe(seen("8", "newer"));
+    all.observe(version_of("8", "newer"));
     assert!(all.get("a").is_none(), "the watch repeats what was there");
-    all.admit(Write::Create(info("a", json!({"parent": "next"}))));
-    all.observe_deleted(&seen("8", "newer"));
+    all.admit(QuotaWrite::Create(info("a", json!({"parent": "next"}))));
+    all.observe_deleted(&version_of("8", "newer"));
     assert_eq!(all.get("a").unwrap().parent, "next");
     all.observe(info(
         "a",
@@ -66,25 +66,25 @@ fn an_admission_counts_until_the_watch_is_past_it() {
 }
 
 #[test]
-fn an_admission_that_comes_to_nothing_is_forgotten() {
-    let there = || {
+fn abandoned_admission_is_dropped() {
+    let present = || {
         [
             info("kept", json!({"version": "1", "uid": "k"})),
             info("moved", json!({"version": "2", "parent": "p"})),
         ]
     };
-    let mut all = Topology::default();
-    all.resync(there());
-    all.admit(Write::Create(info("denied-elsewhere", json!({}))));
-    all.admit(Write::Update(info(
+    let mut all = QuotaTopology::default();
+    all.resync(present());
+    all.admit(QuotaWrite::Create(info("denied-elsewhere", json!({}))));
+    all.admit(QuotaWrite::Update(info(
         "moved",
         json!({"version": "2", "parent": "q"}),
     )));
-    all.admit(Write::Delete(info(
+    all.admit(QuotaWrite::Delete(info(
         "kept",
         json!({"version": "1", "uid": "k"}),
     )));
-    let shown = |all: &Topology| {
+    let shown = |all: &QuotaTopology| {
         let parent = all.get("moved").unwrap().parent.clone();
         (
             all.get("denied-elsewhere").is_some(),
@@ -93,35 +93,35 @@ fn an_admission_that_comes_to_nothing_is_forgotten() {
         )
     };
     // It may still be on its way at the next resync.
-    all.resync(there());
+    all.resync(present());
     assert_eq!(shown(&all), (true, "q".to_owned(), false));
     assert_eq!(children(&all, "q"), ["moved"]);
-    all.resync(there());
+    all.resync(present());
     assert_eq!(shown(&all), (false, "p".to_owned(), true));
     assert_eq!(children(&all, "q"), [""; 0]);
 }
 
 #[test]
 fn the_older_of_two_quotas_with_one_name_counts_until_it_goes() {
-    let at = |namespace: &str, created: i64| Info {
+    let quota_at = |namespace: &str, created: i64| QuotaInfo {
         created,
         ..info("same", json!({"namespace": namespace}))
     };
-    let mut all = Topology::default();
-    all.observe(at("young", 20));
-    all.observe(at("old", 10));
+    let mut all = QuotaTopology::default();
+    all.observe(quota_at("young", 20));
+    all.observe(quota_at("old", 10));
     assert_eq!(all.get("same").unwrap().namespace, "old");
-    assert_eq!(all.homes("same"), ["old", "young"]);
-    all.observe(at("young", 20));
+    assert_eq!(all.observed_namespaces("same"), ["old", "young"]);
+    all.observe(quota_at("young", 20));
     assert_eq!(all.get("same").unwrap().namespace, "old");
-    all.observe_deleted(&at("young", 20));
+    all.observe_deleted(&quota_at("young", 20));
     assert_eq!(
-        (all.get("same").is_some(), all.homes("same")),
+        (all.get("same").is_some(), all.observed_namespaces("same")),
         (true, vec!["old"])
     );
-    all.observe(at("young", 20));
-    all.observe_deleted(&at("old", 10));
-    all.resync([at("young", 20)]);
+    all.observe(quota_at("young", 20));
+    all.observe_deleted(&quota_at("old", 10));
+    all.resync([quota_at("young", 20)]);
     assert_eq!(all.get("same").unwrap().namespace, "young");
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A request about one of a few quotas, mostly sensible.
 #[derive(Debug, Clone)]
-struct Wish {
+struct QuotaOperation {
     delete: bool,
     name: usize,
     parent: usize,
@@ -20,8 +20,8 @@ const NAMES: [&str; 7] = ["a", "b", "c", "d", "e", "f", "g"];
 const TREES: [&str; 2] = ["", "t"];
 const KEYS: [&[&str]; 2] = [&["cpu", "memory"], &["cpu"]];
 
-fn wishes() -> impl Strategy<Value = Vec<Wish>> {
-    let wish = (
+fn operations() -> impl Strategy<Value = Vec<QuotaOperation>> {
+    let operation = (
         prop::bool::weighted(0.1),
         0..NAMES.len(),
         prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6, 7, 7, 7]),
@@ -30,36 +30,39 @@ fn wishes() -> impl Strategy<Value = Vec<Wish>> {
         0..6_i64,
         prop::sample::select(vec![0, 0, 0, 0, 0, 0, 0, 1]),
     );
-    let wish = wish.prop_map(|(delete, name, parent, is_parent, tree, min, keys)| Wish {
-        delete,
-        name,
-        parent,
-        is_parent,
-        tree,
-        min,
-        keys,
-    });
-    prop::collection::vec(wish, 1..80)
+    let operation =
+        operation.prop_map(
+            |(delete, name, parent, is_parent, tree, min, keys)| QuotaOperation {
+                delete,
+                name,
+                parent,
+                is_parent,
+                tree,
+                min,
+                keys,
+            },
+        );
+    prop::collection::vec(operation, 1..80)
 }
 
-fn object(wish: &Wish) -> ElasticQuota {
+fn object(operation: &QuotaOperation) -> ElasticQuota {
     let amounts = |amount: i64| {
-        let keys = KEYS[wish.keys].iter();
+        let keys = KEYS[operation.keys].iter();
         keys.map(|key| ((*key).to_owned(), json!(amount)))
             .collect::<serde_json::Map<_, _>>()
     };
-    let parent = NAMES.get(wish.parent).copied().unwrap_or(ROOT_QUOTA);
+    let parent = NAMES.get(operation.parent).copied().unwrap_or(ROOT_QUOTA);
     quota(
-        NAMES[wish.name],
+        NAMES[operation.name],
         json!({
-            "parent": parent, "isParent": wish.is_parent, "tree": TREES[wish.tree],
-            "min": amounts(wish.min), "max": amounts(20),
+            "parent": parent, "isParent": operation.is_parent, "tree": TREES[operation.tree],
+            "min": amounts(operation.min), "max": amounts(20),
         }),
     )
 }
 
 /// What must hold of everything that was admitted, computed from the objects alone.
-fn whole(all: &BTreeMap<String, ElasticQuota>) -> Result<(), String> {
+fn check_invariants(all: &BTreeMap<String, ElasticQuota>) -> Result<(), String> {
     for (name, quota) in all {
         let parent = quota.parent();
         let mut above = BTreeSet::from([name.as_str()]);
@@ -112,23 +115,23 @@ fn whatever_is_admitted_keeps_the_trees_whole() {
         cases: 256,
         ..ProptestConfig::default()
     });
-    let result = runner.run(&wishes(), |wishes| {
-        let mut desk = desk();
+    let result = runner.run(&operations(), |operations| {
+        let mut admitter = admitter();
         let mut all: BTreeMap<String, ElasticQuota> = BTreeMap::new();
-        for wish in wishes {
-            let new = object(&wish);
-            let name = NAMES[wish.name].to_owned();
+        for operation in operations {
+            let new = object(&operation);
+            let name = NAMES[operation.name].to_owned();
             let refusal = match all.get(&name).cloned() {
-                Some(old) if wish.delete => desk.delete(&old),
-                Some(old) => desk.update(&old, &new),
-                None => desk.create(&new),
+                Some(old) if operation.delete => admitter.delete(&old),
+                Some(old) => admitter.update(&old, &new),
+                None => admitter.create(&new),
             };
             if !refusal.is_empty() {
                 count(&refused);
                 continue;
             }
             count(&admitted);
-            if wish.delete && all.contains_key(&name) {
+            if operation.delete && all.contains_key(&name) {
                 all.remove(&name);
             } else {
                 if new.parent() != ROOT_QUOTA {
@@ -136,7 +139,7 @@ fn whatever_is_admitted_keeps_the_trees_whole() {
                 }
                 all.insert(name, new);
             }
-            prop_assert_eq!(whole(&all), Ok(()));
+            prop_assert_eq!(check_invariants(&all), Ok(()));
         }
         Ok(())
     });

@@ -70,7 +70,7 @@ struct Counted {
     pace: u64,
 }
 
-impl Access for Counted {
+impl QuotaAccess for Counted {
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         self.inner.get(key)
     }
@@ -134,15 +134,15 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
                     // Not all at once, and not in step.
                     tokio::time::sleep(Duration::from_millis((index as u64 * 7 + round * 13) % 23))
                         .await;
-                    let asked = evaluator
+                    let result = evaluator
                         .evaluate(ObjectKey::new("default", "q"), list(&json!({"cpu": "1"})))
                         .await;
-                    granted += u64::from(asked.is_ok());
+                    granted += u64::from(result.is_ok());
                 }
                 granted
             }
         };
-        let others = async {
+        let other_writers = async {
             for round in 0..20 {
                 let change = json!({"metadata": {"annotations": {"round": round.to_string()}}});
                 patch::merge(&cluster.quotas, "q", &change).await.unwrap();
@@ -150,7 +150,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
             }
         };
         let writers = futures::future::join_all((0..40).map(|index| tokio::spawn(writer(index))));
-        let (granted, ()) = futures::join!(writers, others);
+        let (granted, ()) = futures::join!(writers, other_writers);
         let granted: u64 = granted.into_iter().map(Result::unwrap).sum();
         let count = |of: fn(&Counted) -> &AtomicU64| {
             [&one_count, &two_count].map(|counted| of(counted).load(Ordering::Relaxed))
@@ -175,7 +175,7 @@ async fn two_replicas_never_let_in_more_than_the_limit() {
 
 /// Upstream's table of `quota_accessor_test.go`: what is known after a write.
 #[tokio::test(start_paused = true)]
-async fn what_was_written_is_read_before_the_cache_has_it() {
+async fn own_write_is_read_before_the_cache_has_it() {
     let cluster = Cluster::start(&limited("10")).await;
     let old = Arc::new(cluster.quotas.get("q").await.unwrap());
     let key = ObjectKey::new("default", "q");
