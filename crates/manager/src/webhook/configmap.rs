@@ -1,8 +1,8 @@
-//! `/validate-configmap`: `slo-controller-config` before it is stored.
+//! `/validate-configmap`: validates `slo-controller-config` before it is stored.
 //!
-//! Every key is checked that has a text and changed, so that one old mistake does not lock the rest.
-//! Texts of refusals are upstream's JSON between three underscores; the message names key, field and
-//! value. Source: Koordinator `pkg/webhook/cm/plugins/sloconfig`.
+//! Only keys with a text that changed are checked, so that one old mistake does not block other changes.
+//! Refusals are upstream's JSON between three underscores; the message names key, field and value. Source:
+//! Koordinator `pkg/webhook/cm/plugins/sloconfig`.
 
 mod network;
 
@@ -24,32 +24,32 @@ use std::sync::Arc;
 
 type Strings = BTreeMap<String, String>;
 
-/// The order in which keys are looked at.
+/// The keys in the order in which they are checked.
 const ORDER: [&str; 9] = [
     keys::COLOCATION,
     keys::RESOURCE_THRESHOLD,
     keys::RESOURCE_QOS,
     keys::SYSTEM,
     keys::CPU_BURST,
-    // Upstream lets these pass.
+    // Upstream does not check these.
     keys::HOST_APPLICATION,
     keys::CPU_NORMALIZATION,
     keys::RESOURCE_AMPLIFICATION,
     suppress::CONFIG_KEY,
 ];
 
-/// Made-up nodes per selector: enough for any two values of any two requirements.
+/// Maximum number of sample nodes per selector: enough for any two values of any two requirements.
 const MAX_SAMPLE_NODES: usize = 4096;
 
-/// What is known of settings and nodes.
+/// Access to the settings and the nodes of the cluster.
 pub trait Source: Send + Sync {
-    /// Which ConfigMap it is.
+    /// Returns the key of the ConfigMap.
     fn key(&self) -> ObjectKey;
-    /// What it holds; `None` without one.
+    /// Returns the stored `data`; `None` if there is no ConfigMap.
     fn data(&self) -> Option<Strings>;
-    /// Names and labels of all nodes.
+    /// Returns the names and labels of all nodes.
     fn nodes(&self) -> Vec<(String, Strings)>;
-    /// Whether overrides must have names.
+    /// Returns true if node strategies must have names.
     fn names_needed(&self) -> bool;
 }
 
@@ -109,18 +109,18 @@ impl SettingsRefusal {
     }
 }
 
-/// The overrides of one key.
+/// The node strategies of one key.
 struct Overrides {
     key: &'static str,
-    /// Name and selector.
+    /// Name and node selector of each strategy.
     entries: Vec<(String, Option<LabelSelector>)>,
 }
 
-/// The overrides of all keys that can be read.
+/// The node strategies of all keys that can be parsed.
 pub(crate) struct Sections(Vec<Overrides>);
 
 impl Sections {
-    /// Those of a ConfigMap.
+    /// Parses the node strategies in a ConfigMap.
     pub(crate) fn from_data(data: &Strings) -> Self {
         let (config, _) = SloControllerConfig::parse(data);
         Self::in_config(&config, data)
@@ -160,8 +160,10 @@ impl Sections {
         self
     }
 
+    /// Checks that no node is selected by two strategies of one key.
+    ///
     /// # Errors
-    /// A node that two overrides of one key pick.
+    /// Names the first such node and the strategies.
     pub(crate) fn conflict<'a>(
         &self,
         nodes: impl IntoIterator<Item = (&'a str, &'a Strings)>,
@@ -202,7 +204,7 @@ impl Overrides {
         matching.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Names and selectors by themselves.
+    /// Checks the names and selectors, each strategy by itself.
     fn check(&self, names_needed: bool) -> Result<(), SettingsRefusal> {
         let key = self.key;
         let mut names = BTreeSet::new();
@@ -241,7 +243,7 @@ impl Overrides {
         Ok(())
     }
 
-    /// Whether a node that one selector describes is picked by another, too.
+    /// Checks that no sample node of one selector is selected by another one, too.
     fn overlap(&self) -> Result<(), SettingsRefusal> {
         for labels in self
             .entries
@@ -258,13 +260,13 @@ impl Overrides {
     }
 }
 
-/// Returns what is wrong with a label of a selector that no object can have.
+/// Returns the problem with a label in a selector that no object can have; `None` if there is none.
 pub(super) fn invalid_label(selector: &LabelSelector) -> Option<String> {
     let labels = selector.match_labels.iter().flatten();
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
     let wanted = selector.match_expressions.iter().flatten();
     let wanted = wanted.flat_map(|expression| {
-        // Those without values have a key.
+        // Requirements without values have a key, too.
         let values = expression.values.iter().flatten().map(String::as_str);
         std::iter::once("")
             .chain(values)
@@ -275,8 +277,8 @@ pub(super) fn invalid_label(selector: &LabelSelector) -> Option<String> {
         .find_map(|(key, value)| label_problem(key, value))
 }
 
-/// Nodes that a selector describes: with its labels and, in the k-th of them, the k-th value of each
-/// requirement that has values (round and round). Coarse, as upstream's.
+/// Returns the labels of sample nodes that a selector matches: its labels plus, in the k-th sample, the k-th
+/// value (modulo their number) of each requirement that has values. As coarse as upstream's check.
 fn sample_nodes(selector: Option<&LabelSelector>) -> Vec<Strings> {
     let Some(selector) = selector else {
         return Vec::new();
@@ -300,10 +302,10 @@ fn sample_nodes(selector: Option<&LabelSelector>) -> Vec<Strings> {
         .collect()
 }
 
-/// Checks the keys of `data` that have a text and are not as in `old`; what is odd about them.
+/// Checks the keys of `data` that have a text and differ from `old`, and returns warnings.
 ///
 /// # Errors
-/// The first key that is refused, and all that is wrong with it.
+/// The first key that is refused, with all its problems.
 fn check(
     data: &Strings,
     old: &Strings,
@@ -369,7 +371,7 @@ fn check(
     Ok(warnings)
 }
 
-/// Makes the handler.
+/// Creates the handler.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(ConfigMapValidator {
         settings: deps.settings.clone(),

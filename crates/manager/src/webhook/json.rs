@@ -1,19 +1,19 @@
-//! Objects under admission stay the JSON they came as and are changed in place: what no rule touches,
-//! unknown fields too, stays as it was, and the patch is as small as the change.
+//! Helpers to edit objects under admission in place as JSON. What no rule changes, including unknown fields,
+//! stays as it was, and the patch is as small as the change.
 
 use koord_api::quantity::Quantity;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// A part of an object that has not the type it must have.
+/// A part of an object that has the wrong JSON type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {value} is no {want}")]
 pub(crate) struct TypeMismatch {
-    /// Where, such as `spec.containers[0].resources.requests`.
+    /// Path such as `spec.containers[0].resources.requests`.
     pub(crate) path: String,
-    /// What is there, as JSON.
+    /// The actual value, as JSON.
     pub(crate) value: String,
-    /// What should be there.
+    /// The expected type.
     pub(crate) want: &'static str,
 }
 
@@ -27,7 +27,7 @@ impl TypeMismatch {
     }
 }
 
-/// The object at `path` below `root`; what is missing on the way is made.
+/// Returns the object at `path` below `root`, creating missing objects on the way.
 pub(crate) fn object_at<'a>(
     root: &'a mut Value,
     path: &[&str],
@@ -45,7 +45,7 @@ pub(crate) fn object_at<'a>(
     object_or_insert(here, &walked)
 }
 
-/// `value` as an object; nothing becomes an empty one.
+/// Returns `value` as an object; null is replaced by an empty one.
 fn object_or_insert<'a>(
     value: &'a mut Value,
     path: &str,
@@ -59,7 +59,7 @@ fn object_or_insert<'a>(
     }
 }
 
-/// The texts of the map at `path`, such as the labels; empty where there is none.
+/// Returns the string values of the map at `path`, such as the labels; empty if there is none.
 pub(crate) fn texts(root: &Value, path: &[&str]) -> BTreeMap<String, String> {
     let mut here = Some(root);
     for name in path {
@@ -72,22 +72,22 @@ pub(crate) fn texts(root: &Value, path: &[&str]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The labels of an object.
+/// Returns the labels of an object.
 pub(crate) fn labels(object: &Value) -> BTreeMap<String, String> {
     texts(object, &["metadata", "labels"])
 }
 
-/// The annotations of an object.
+/// Returns the annotations of an object.
 pub(crate) fn annotations(object: &Value) -> BTreeMap<String, String> {
     texts(object, &["metadata", "annotations"])
 }
 
-/// Reads an amount; `path` is for the error.
+/// Parses an amount; `path` is used in the error.
 pub(crate) fn quantity(value: &Value, path: &str) -> Result<Quantity, TypeMismatch> {
     serde_json::from_value(value.clone()).map_err(|_| TypeMismatch::new(path, value, "quantity"))
 }
 
-/// The containers of a pod spec's `list` (`containers` or `initContainers`) with the path of each.
+/// Returns the containers in `list` of a pod spec (`containers` or `initContainers`) with the path of each.
 pub(crate) fn containers_mut<'a>(
     pod: &'a mut Value,
     list: &'static str,

@@ -1,4 +1,4 @@
-//! What handlers look up, from the caches of the replica.
+//! Lookups of the webhook handlers in the caches of the replica.
 
 use super::pod::Lookup;
 use super::profile::{self, Priority};
@@ -14,8 +14,8 @@ use koord_kube::{Api, Change, ObjectKey};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A replica waits for its caches: a pod must not miss a profile because the manager has just
-/// started. The question's time limit ends the wait.
+/// Waits for the caches: a pod must not miss a profile because the manager has just started. The timeout of
+/// the admission request ends the wait.
 impl Lookup for Arc<Replica> {
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>> {
         Box::pin(async move {
@@ -61,7 +61,8 @@ impl Lookup for Arc<Replica> {
     }
 }
 
-/// Reads what no cache has: what a pod refers to may be only a moment older than the pod.
+/// Reads an object that is not in the cache: it may have been created only a moment before the pod that
+/// refers to it.
 async fn read<K>(replica: &Replica, name: &str) -> Option<K>
 where
     K: Resource<DynamicType = ()> + koord_kube::Decode,
@@ -69,12 +70,12 @@ where
     let objects: Api<K> = Api::all(replica.client.clone());
     let result = objects.get_opt(name).await.inspect_err(|error| {
         let kind = K::kind(&());
-        tracing::warn!(%kind, name, %error, "it cannot be looked up");
+        tracing::warn!(%kind, name, %error, "failed to read object that is not cached");
     });
     result.ok().flatten()
 }
 
-/// From now on a profile that cannot be applied as it is gets an event, before a pod meets it.
+/// Records an event for each new or changed profile that cannot be applied, before a pod matches it.
 pub(super) fn report_profiles(replica: &Arc<Replica>) {
     let recorder = replica.recorder.clone();
     let weak = Arc::downgrade(replica);
@@ -96,7 +97,7 @@ pub(super) fn report_profiles(replica: &Arc<Replica>) {
     });
 }
 
-/// Writes an event on a profile whose PriorityClass does not exist, once classes are known.
+/// Records an event on a profile whose PriorityClass does not exist, once the cache of classes is synced.
 async fn report_missing_class(replica: Arc<Replica>, profile: Arc<ClusterColocationProfile>) {
     let stop = replica.stop.clone();
     let class = tokio::select! {

@@ -1,4 +1,4 @@
-//! What webhooks are measured by, with upstream's names.
+//! Metrics of the webhooks, with upstream's names.
 
 use prometheus::{
     GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets,
@@ -11,17 +11,17 @@ const SUBSYSTEM: &str = "koord_manager_webhook";
 #[derive(Debug, Clone)]
 pub struct WebhookMetrics {
     durations: HistogramVec,
-    /// Decisions about bindings.
+    /// Number of binding decisions.
     pub(crate) bindings: IntCounterVec,
-    /// Shared weights that were filled in, by quota and resource, in the resource's unit.
+    /// Defaulted shared weights by quota and resource, in the resource's unit.
     pub(crate) shared_weight: GaugeVec,
 }
 
 impl WebhookMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     ///
     /// # Errors
-    /// One is registered already.
+    /// A metric is already registered.
     pub fn new(registry: &Registry) -> prometheus::Result<Self> {
         let options = HistogramOpts::new(
             "webhook_duration_milliseconds",
@@ -42,7 +42,7 @@ impl WebhookMetrics {
         )?;
         let options = Opts::new(
             "binding_admission_decisions_total",
-            "Decisions about who may bind pods",
+            "Decisions about bindings of pods",
         );
         let bindings = IntCounterVec::new(options.subsystem(SUBSYSTEM), &["decision"])?;
         let options = Opts::new("quota_shared_weight", "The shared weight of a quota");
@@ -58,7 +58,8 @@ impl WebhookMetrics {
         })
     }
 
-    /// The steps of one webhook: `mutate` or `validate`, the kind of object, `CREATE` or the like.
+    /// Returns the step timers of one webhook: `mutate` or `validate`, the kind of object, `CREATE` or
+    /// another operation.
     pub(crate) fn steps(
         &self,
         webhook: &'static str,
@@ -72,14 +73,14 @@ impl WebhookMetrics {
     }
 }
 
-/// The steps of one webhook.
+/// Creates the timers of one webhook's steps.
 pub(crate) struct Steps<'a> {
     metrics: &'a WebhookMetrics,
     labels: [&'static str; 3],
 }
 
 impl<'a> Steps<'a> {
-    /// Starts the step that upstream names `plugin`.
+    /// Starts the timer of the step that upstream names `plugin`.
     pub(crate) fn start(&self, plugin: &'static str) -> Timer<'a> {
         let [webhook, object, operation] = self.labels;
         Timer {
@@ -90,7 +91,7 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// A step that has started.
+/// Timer of a running step.
 pub(crate) struct Timer<'a> {
     metrics: &'a WebhookMetrics,
     labels: [&'static str; 4],
@@ -98,7 +99,7 @@ pub(crate) struct Timer<'a> {
 }
 
 impl Timer<'_> {
-    /// Records how it ended, and gives that back.
+    /// Records duration and outcome of the step, and returns `result`.
     pub(crate) fn stop<T, E>(self, result: Result<T, E>) -> Result<T, E> {
         let status = if result.is_ok() {
             "allowed"

@@ -1,5 +1,4 @@
-//! The manager's admission webhooks: which there are, what gates them, how API servers learn of
-//! them.
+//! The manager's admission webhooks: their handlers, feature gates and webhook configurations.
 
 mod configmap;
 mod json;
@@ -31,24 +30,24 @@ use koord_kube::webhook::{Handler, Registration, Selector, Webhook};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// What handlers are made of. Add what yours needs.
+/// Dependencies of the handlers.
 #[derive(Clone)]
 pub struct Deps {
-    /// For what no cache has.
+    /// Client for objects that are not cached.
     pub client: koord_kube::Client,
-    /// Of the manager.
+    /// The manager's feature gates.
     pub gates: Gates,
-    /// What the steps are measured by.
+    /// Metrics of the webhooks.
     pub metrics: WebhookMetrics,
-    /// Profiles and what they refer to.
+    /// Lookup of profiles and the objects they refer to.
     pub lookup: Arc<dyn pod::Lookup>,
-    /// Quotas; without them every quota is let through.
+    /// Admission of quotas; `None` allows every quota.
     pub admission: Option<Arc<QuotaAdmission>>,
-    /// Quotas of pods; without them no pod is held against one.
+    /// Quota checks of pods; `None` skips them.
     pub quotas: Option<Arc<dyn pod::Quotas>>,
     /// Flags of the pod webhooks.
     pub pods: pod::Options,
-    /// `slo-controller-config`, and the nodes it is about.
+    /// Access to `slo-controller-config` and the nodes that it applies to.
     pub settings: Arc<dyn configmap::Source>,
 }
 
@@ -60,33 +59,33 @@ impl std::fmt::Debug for Deps {
     }
 }
 
-/// One path.
+/// Static description of one webhook path.
 pub(crate) struct WebhookSpec {
-    /// Where it is served.
+    /// The HTTP path.
     pub(crate) path: &'static str,
-    /// Without it the path is neither served nor configured.
+    /// Feature gate; if it is off, the path is neither served nor configured.
     pub(crate) gate: &'static str,
-    /// Whether it may change objects; says in which configuration it is.
+    /// True for the MutatingWebhookConfiguration, false for the validating one.
     pub(crate) mutating: bool,
-    /// Its entries in that configuration.
+    /// Entries in that configuration.
     pub(crate) registrations: &'static [Registration],
-    /// What it looks at; a question waits until these are in sync or known not to be installed.
+    /// Caches that the handler reads; a request waits until they are in sync or known to be not installed.
     pub(crate) caches: &'static [Kind],
-    /// Makes the handler; `None` while there is none.
+    /// Creates the handler; `None` if there is none yet.
     pub(crate) handler: Option<HandlerFactory>,
 }
 
-/// Makes a handler.
+/// Function that creates a handler.
 pub(crate) type HandlerFactory = fn(&Deps) -> Arc<dyn Handler>;
 
-/// The gate without which there is no webhook at all.
+/// Feature gate of all webhooks together.
 const FRAMEWORK: &str = "WebhookFramework";
 const SCHEDULING: &str = "scheduling.koordinator.sh";
 const QUOTAS: &str = "scheduling.sigs.k8s.io";
-/// Namespaces with this label are of the control plane: its pods must start without us.
+/// Excludes namespaces of the control plane by label: its pods must start without the manager.
 const NOT_CONTROL_PLANE: Option<Selector> = Some(Selector::DoesNotExist("control-plane"));
 
-/// An entry for the core group that fails closed and takes every object.
+/// A configuration entry for all objects of the core group, with failure policy Fail.
 const CORE: Registration = Registration {
     name: "",
     operations: &[],
@@ -98,7 +97,7 @@ const CORE: Registration = Registration {
     object_selector: None,
 };
 
-/// Every webhook, in upstream's order of paths.
+/// All webhooks, in upstream's order of paths.
 pub(crate) const TABLE: &[WebhookSpec] = &[
     WebhookSpec {
         path: "/mutate-pod",
@@ -254,7 +253,7 @@ pub(crate) const TABLE: &[WebhookSpec] = &[
     },
 ];
 
-/// The rows whose gates are on and that have a handler.
+/// Returns the webhooks whose gates are enabled and that have a handler.
 pub(crate) fn enabled(gates: &Gates) -> impl Iterator<Item = &'static WebhookSpec> {
     let framework = gates.enabled(FRAMEWORK);
     TABLE
@@ -262,19 +261,19 @@ pub(crate) fn enabled(gates: &Gates) -> impl Iterator<Item = &'static WebhookSpe
         .filter(move |row| framework && gates.enabled(row.gate) && row.handler.is_some())
 }
 
-/// The paths that are served with these gates.
+/// Returns the paths that are served with these gates.
 pub fn paths(gates: &Gates) -> impl Iterator<Item = &'static str> {
     enabled(gates).map(|row| row.path)
 }
 
-/// The two webhook configurations of the paths that are served with these gates, as manifests.
+/// Returns the manifests of the two webhook configurations, with the paths that are served with these gates.
 #[must_use]
 pub fn configurations(gates: &Gates, service: &Service) -> [Value; 2] {
     render_configurations(|| enabled(gates), service)
 }
 
-/// The two webhook configurations as a cluster installs them: with every path, of which a manager
-/// leaves out what it does not serve.
+/// Returns the manifests of the two webhook configurations for installation, with all paths. A running
+/// manager removes those it does not serve.
 #[must_use]
 pub fn manifests(service: &Service) -> [Value; 2] {
     render_configurations(|| TABLE.iter(), service)
@@ -291,7 +290,7 @@ fn render_configurations<I: Iterator<Item = &'static WebhookSpec>>(
     })
 }
 
-/// Every webhook, for who asks it without a replica, such as a test.
+/// Returns all webhooks, for callers without a replica such as tests.
 #[must_use]
 pub fn webhooks(deps: &Deps) -> Vec<Webhook> {
     let make = |row: &WebhookSpec| {
@@ -322,7 +321,7 @@ mod tests {
         assert_eq!(documents, manifests(&service));
     }
 
-    /// A gate that nobody declared would never be on.
+    /// An undeclared gate would never be enabled.
     #[test]
     fn gates_are_declared_and_names_unique() {
         let mut names = std::collections::BTreeSet::new();

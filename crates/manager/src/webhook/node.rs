@@ -1,4 +1,4 @@
-//! Webhooks of nodes: amplified resources in their status, and settings that would become ambiguous.
+//! Webhooks of nodes: amplified resources in the status, and labels that would make settings ambiguous.
 
 use super::configmap::Sections;
 use super::metrics::WebhookMetrics;
@@ -11,10 +11,10 @@ use koord_kube::webhook::{Answer, Handler, Operation, Request};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// What is amplified.
+/// Resources that are amplified.
 const AMPLIFIED: [&str; 2] = ["cpu", "memory"];
 
-/// Makes the handler of `/mutate-node-status`.
+/// Creates the handler of `/mutate-node-status`.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(NodeMutator(deps.metrics.clone()))
 }
@@ -55,7 +55,7 @@ impl NodeMutator {
     }
 }
 
-/// The amounts of [`AMPLIFIED`] in `list`.
+/// Returns the amounts of [`AMPLIFIED`] in `list`.
 fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
     if !(list.is_object() || list.is_null()) {
         return Err(format!("{at}: {list}: expected an object"));
@@ -72,14 +72,14 @@ fn amounts(list: &Value, at: &str) -> Result<ResourceList, String> {
     Ok(amounts)
 }
 
-/// Shows cpu and memory of `status.allocatable` amplified, as the node's annotation says, and keeps
-/// in another what they were before.
+/// Amplifies cpu and memory in `status.allocatable` by the factors in the node's annotation, and stores the
+/// original amounts in another annotation.
 ///
-/// Only a kubelet says what a node has. It may repeat the amplified amounts, which it finds in the
-/// node; that says nothing new. Whoever else writes does not change what was known.
+/// Only a kubelet reports the capacity of a node. It may repeat the amplified amounts, which it reads from
+/// the node; that is no new report. Writes of other clients do not change the original amounts.
 ///
 /// # Errors
-/// Names annotation or field, and its value.
+/// Names the annotation or field, and its value.
 fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Vec<String>, String> {
     const ANNOTATIONS: [&str; 2] = ["metadata", "annotations"];
     let annotations = json::annotations(node);
@@ -151,7 +151,7 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
     Ok(warnings)
 }
 
-/// Whether a kubelet's amounts are neither those that are stored nor the known ones amplified.
+/// Returns true if a kubelet's amounts are neither the stored ones nor the amplified original ones.
 fn is_new_report(
     reported: &ResourceList,
     before: &ResourceList,
@@ -173,7 +173,7 @@ fn is_new_report(
     })
 }
 
-/// `amount` times `ratio`, truncated to thousandths as upstream does it, but never a part of a byte.
+/// Returns `amount` times `ratio`, truncated to milli units as upstream does, but memory in whole bytes.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -188,7 +188,7 @@ fn amplified_amount(name: &str, amount: Quantity, ratio: f64) -> Quantity {
     scaled
 }
 
-/// Makes the handler of `/validate-node`.
+/// Creates the handler of `/validate-node`.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(NodeValidator {
         settings: deps.settings.clone(),
@@ -208,7 +208,7 @@ impl Handler for NodeValidator {
 }
 
 impl NodeValidator {
-    /// A node whose labels change must not be picked by two overrides of one section.
+    /// Refuses a label change that makes a node match two node strategies of one key.
     fn validate(&self, request: &Request) -> Answer {
         let (Some(node), Some(old)) = (&request.object, &request.old_object) else {
             return Answer::allow();
@@ -260,30 +260,30 @@ mod tests {
         )
     }
 
-    /// Facts of upstream's table: raw {cpu 1000, memory 2000} times {cpu 2, memory 3}.
+    /// From upstream's table: raw {cpu 1000, memory 2000} times {cpu 2, memory 3}.
     #[test]
     fn kubelet_amounts_are_stored_and_amplified() {
         let ratios = (RATIO, r#"{"cpu":2,"memory":3}"#);
         let raw = r#"{"cpu":"1k","memory":"2k"}"#;
         #[rustfmt::skip]
         let rows = [
-            // Without a ratio what was kept goes.
+            // Without a ratio the stored amounts are removed.
             (node(&[(RAW, raw)], "1000", "2000"), node(&[], "1", "1"), true, ("1000", "2000", "")),
-            // Nothing was kept.
+            // No amounts were stored.
             (node(&[ratios], "1000", "2000"), node(&[], "1000", "2000"), true, ("2k", "6k", raw)),
-            // The kubelet repeats what it finds.
+            // The kubelet repeats the amplified amounts.
             (node(&[ratios, (RAW, raw)], "2k", "6k"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
-            // It has been given more.
+            // The node has more resources than before.
             (node(&[ratios, (RAW, raw)], "3k", "6k"), node(&[], "2k", "6k"), true,
                 ("6k", "18k", r#"{"cpu":"3k","memory":"6k"}"#)),
-            // It writes what was kept anew.
+            // The kubelet writes the stored amounts again.
             (node(&[ratios, (RAW, raw)], "1000", "2000"), node(&[], "2k", "6k"), true, ("2k", "6k", raw)),
-            // Somebody else does.
+            // Another client writes.
             (node(&[ratios, (RAW, raw)], "9", "9"), node(&[], "2k", "6k"), false, ("2k", "6k", raw)),
-            // Only cpu; a ratio of one and less changes nothing.
+            // Only cpu; a ratio of at most one changes nothing.
             (node(&[(RATIO, r#"{"cpu":1.5,"memory":0.5}"#)], "3", "2000"), node(&[], "3", "2000"), true,
                 ("4500m", "2000", r#"{"cpu":"3","memory":"2k"}"#)),
-            // No part of a byte.
+            // No fraction of a byte.
             (node(&[(RATIO, r#"{"memory":1.5}"#)], "3", "33"), node(&[], "3", "33"), true,
                 ("3", "50", r#"{"cpu":"3","memory":"33"}"#)),
         ];

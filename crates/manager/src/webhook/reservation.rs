@@ -1,4 +1,4 @@
-//! `/mutate-reservation`: what ClusterColocationProfiles make of a new Reservation.
+//! `/mutate-reservation`: applies ClusterColocationProfiles to a new Reservation.
 
 use super::metrics::WebhookMetrics;
 use super::pod::{Lookup, strategic};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Makes the handler.
+/// Creates the handler.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(ReservationMutator {
         lookup: deps.lookup.clone(),
@@ -30,8 +30,8 @@ impl Handler for ReservationMutator {
 }
 
 impl ReservationMutator {
-    /// Metadata is the Reservation's own; what a profile says of the pod goes into the template, if
-    /// there is one. Resources stay as they are, and namespaces are not looked at.
+    /// Applies the matching profiles. Metadata is set on the Reservation, pod fields in the template, if
+    /// there is one. Resources are left alone, and namespace selectors are ignored.
     async fn mutate(&self, mut request: Request) -> Answer {
         let about_it = request.resource.resource == "reservations"
             && request.sub_resource.is_empty()
@@ -74,7 +74,7 @@ impl ReservationMutator {
     }
 }
 
-/// Merges a patch: lists of the pod template by their keys, everything else as JSON.
+/// Applies a patch: strategic merge in the pod template, JSON merge elsewhere.
 fn merge(object: &Value, patch: &Value) -> Result<Value, String> {
     let mut patch = patch.clone();
     let spec = patch.get_mut("spec").and_then(Value::as_object_mut);

@@ -1,4 +1,4 @@
-//! How a replica's webhooks come to be asked.
+//! Serves the webhooks of a replica.
 
 use super::settings::Settings;
 use super::{Deps, QuotaAdmission, WebhookMetrics, WebhookSpec, enabled};
@@ -12,15 +12,15 @@ use koord_kube::webhook::{Answer, Handler, Operation, Page, Request, Webhook};
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Where the webhooks are asked.
+/// How the webhooks are served.
 #[derive(Clone, Default)]
 pub enum Serve {
-    /// Nowhere.
+    /// Not at all.
     #[default]
     Nowhere,
-    /// Over HTTPS, by any API server.
+    /// Over HTTPS, to any API server.
     Https(Settings),
-    /// In this process, by whoever is given them.
+    /// In this process: the callback receives the webhooks.
     InProcess(Arc<dyn Fn(Vec<Webhook>) + Send + Sync>),
 }
 
@@ -50,8 +50,8 @@ impl Deps {
     }
 }
 
-/// Makes the handlers of a replica and serves them; they watch what they need from now on. `None`
-/// where none is to be served.
+/// Creates and serves the handlers of a replica, and starts the caches that they read. Returns `None` if no
+/// webhook is served over HTTPS.
 pub(crate) async fn start(
     replica: &Arc<Replica>,
     ctx: &Context,
@@ -99,7 +99,7 @@ pub(crate) async fn start(
     }
 }
 
-/// `/elasticQuota`: what this replica knows of quotas. Upstream shows it always; here who wants it says so.
+/// Gate of `/elasticQuota`, the quota topology of this replica. Upstream always serves it.
 const DUMP: &str = "ElasticQuotaDump";
 
 fn pages(replica: &Arc<Replica>, deps: &Deps) -> Vec<Page> {
@@ -115,8 +115,8 @@ fn pages(replica: &Arc<Replica>, deps: &Deps) -> Vec<Page> {
     page.into_iter().collect()
 }
 
-/// A handler that is asked once what it looks at is there. The question's time limit ends the wait,
-/// and then the failure policy decides.
+/// A handler that waits for its caches. The timeout of the request ends the wait, and then the failure policy
+/// decides.
 struct SyncedHandler {
     replica: Arc<Replica>,
     row: &'static WebhookSpec,
@@ -135,8 +135,8 @@ impl Handler for SyncedHandler {
     }
 }
 
-/// What keeps a question from being one about the row's objects, which upstream refuses to decode.
-/// Questions about anything else are for the handlers to let through.
+/// Returns why a request about the webhook's objects is invalid, which upstream fails to decode; `None` if it
+/// is valid. Requests about other objects are left to the handler, which allows them.
 fn request_problem(row: &WebhookSpec, request: &Request) -> Option<String> {
     let about_them = row.registrations.iter().any(|entry| {
         let (resource, sub) = entry
@@ -172,7 +172,7 @@ fn request_problem(row: &WebhookSpec, request: &Request) -> Option<String> {
     })
 }
 
-/// What of kind and metadata no object of `kind` has.
+/// Returns the problem in kind and metadata that no object of `kind` can have; `None` if there is none.
 fn metadata_problem(object: &Value, kind: &str) -> Option<String> {
     let actual = object.get("kind").filter(|actual| !actual.is_null());
     if let Some(actual) = actual
@@ -272,7 +272,7 @@ mod tests {
         ] {
             assert_eq!(problem(&request).as_deref(), Some(says));
         }
-        // About something else, which the handlers let through.
+        // Another resource, which the handlers allow.
         let mut other = request(Create, Some(json!({"kind": "Eviction"})), None);
         other.sub_resource = "eviction".to_owned();
         assert_eq!(problem(&other), None);

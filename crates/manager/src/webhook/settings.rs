@@ -1,4 +1,4 @@
-//! Where the webhook server is and what it is called: environment variables, as upstream's.
+//! Address and names of the webhook server, from the same environment variables as upstream.
 
 use crate::OptionsError;
 use koord_kube::certs::Keeper;
@@ -9,30 +9,30 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Of the MutatingWebhookConfiguration, unless `MUTATING_WEBHOOK_NAME` says otherwise.
+/// Default name of the MutatingWebhookConfiguration; `MUTATING_WEBHOOK_NAME` overrides it.
 pub const MUTATING: &str = "koordinator-mutating-webhook-configuration";
-/// Of the ValidatingWebhookConfiguration, unless `VALIDATING_WEBHOOK_NAME` says otherwise.
+/// Default name of the ValidatingWebhookConfiguration; `VALIDATING_WEBHOOK_NAME` overrides it.
 pub const VALIDATING: &str = "koordinator-validating-webhook-configuration";
 
-/// How the webhooks are served.
+/// Settings of the webhook server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the server listens; `WEBHOOK_PORT`.
+    /// Listen address; port from `WEBHOOK_PORT`.
     pub address: SocketAddr,
     /// Name of the MutatingWebhookConfiguration; `MUTATING_WEBHOOK_NAME`.
     pub mutating: String,
     /// Name of the ValidatingWebhookConfiguration; `VALIDATING_WEBHOOK_NAME`.
     pub validating: String,
-    /// The service in front of it; `POD_NAMESPACE` and `SERVICE_NAME`.
+    /// The service in front of the server; `POD_NAMESPACE` and `SERVICE_NAME`.
     pub service: Service,
     /// Name of the Secret with the certificates; `SECRET_NAME`.
     pub secret: String,
-    /// Where API servers go instead of to the service; `WEBHOOK_HOST`.
+    /// Host that API servers connect to instead of the service; `WEBHOOK_HOST`.
     pub host: Option<String>,
-    /// Keeps the certificates in files rather than in the Secret; `WEBHOOK_CERT_WRITER=fs` and
+    /// Directory of certificate files that are used instead of the Secret; `WEBHOOK_CERT_WRITER=fs` and
     /// `WEBHOOK_CERT_DIR`.
     pub directory: Option<PathBuf>,
-    /// What happens to pods while no replica answers, when not as the configurations say;
+    /// Failure policy of the pod webhooks; `None` keeps that of the configurations.
     /// `WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS`.
     pub pods: Option<FailurePolicy>,
 }
@@ -90,7 +90,7 @@ impl Settings {
         })
     }
 
-    /// A server of these paths. Its configurations name the port it is told to listen on.
+    /// Creates a server of the paths `served`. Its configurations contain the port that it listens on.
     pub(crate) fn server(
         &self,
         client: &koord_kube::Client,
@@ -144,7 +144,7 @@ mod tests {
         );
         assert_eq!(settings.secret, "koordinator-webhook-certs");
         assert_eq!((settings.directory, settings.pods), (None, None));
-        // As upstream's manifests set them.
+        // The values in upstream's manifests.
         let settings = read(&[
             (
                 "MUTATING_WEBHOOK_NAME",
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(settings.mutating, "koord-mutating-webhook-configuration");
         assert_eq!(settings.pods, Some(FailurePolicy::Ignore));
         assert_eq!(settings.address.port(), 9443);
-        // A host of its own has its certificates in files, unless told otherwise.
+        // With a host, certificates are files by default.
         let host = ("WEBHOOK_HOST", "10.0.0.1");
         assert!(read(&[host]).unwrap().directory.is_some());
         let secret = ("WEBHOOK_CERT_WRITER", "secret");

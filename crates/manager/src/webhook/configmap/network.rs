@@ -1,13 +1,13 @@
-//! The network shares of `resource-qos-config`.
+//! Validates the network shares in `resource-qos-config`.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use koord_api::configmap::{ResourceQOSStrategy, SloControllerConfig, keys};
 use koord_api::quantity::Quantity;
 use koord_api::slo::NetworkQOSCfg;
 
-/// What is wrong with all shares together. A share is a percentage or an amount per second; what is
-/// neither was left out when the settings were read. `total`: whether
-/// there are settings that say what a node's network can do.
+/// Returns the problems of the shares of all classes together. A share is a percentage or an amount per
+/// second; other values were dropped when the settings were parsed. `total` is true if there are settings
+/// with the total bandwidth of nodes.
 pub(super) fn violations(config: &SloControllerConfig, total: bool) -> Vec<String> {
     let mut problems = Vec::new();
     let cluster = config.system.cluster.total_network_bandwidth;

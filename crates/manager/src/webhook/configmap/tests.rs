@@ -265,7 +265,7 @@ fn flag_requires_names() {
     }
 }
 
-/// However many values selectors have, their nodes are few.
+/// The number of sample nodes is limited, however many values the selectors have.
 #[test]
 fn made_up_nodes_are_limited() {
     let values: Vec<String> = (0..200).map(|n| n.to_string()).collect();

@@ -1,36 +1,36 @@
-//! Who may bind pods to nodes: while schedulers are exchanged, the old one shall not place what the
-//! new one is responsible for.
+//! Restricts which users may bind pods to nodes: while one scheduler replaces another, the old one must not
+//! place pods that the new one is responsible for.
 //!
-//! Source: Koordinator `pkg/webhook/pod/validating/binding_admission.go`. Upstream allows users whose
-//! name contains a listed text; this is an access rule, so here the name is the listed one.
+//! Source: Koordinator `pkg/webhook/pod/validating/binding_admission.go`. Upstream allows users whose name
+//! contains a listed text; as an access rule, koord requires the name to be equal.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_app::flags;
 use std::collections::BTreeSet;
 
-/// Who may bind what, as the flags `--binding-admission-*` say.
+/// Policy of the flags `--binding-admission-*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BindingPolicy {
-    /// Users who may bind; without any the check is off.
+    /// Users that may bind pods; if empty, the check is off.
     pub users: BTreeSet<String>,
-    /// Where the check is made.
+    /// Namespaces in which bindings are checked.
     pub namespaces: Namespaces,
-    /// Where it is never made.
+    /// Namespaces in which bindings are never checked.
     pub exempt_namespaces: BTreeSet<String>,
-    /// A pod with one of these label keys may be bound by anybody.
+    /// Label keys of pods that any user may bind.
     pub bypass_labels: BTreeSet<String>,
-    /// A pod with one of these annotation keys may be bound by anybody.
+    /// Annotation keys of pods that any user may bind.
     pub bypass_annotations: BTreeSet<String>,
-    /// Count what would be denied, and allow it.
+    /// Counts bindings that would be denied, and allows them.
     pub dry_run: bool,
 }
 
-/// A choice of namespaces.
+/// A set of namespaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespaces {
     /// Every namespace.
     All,
-    /// Only these; possibly none.
+    /// Only these namespaces, possibly none.
     Only(BTreeSet<String>),
 }
 
@@ -47,14 +47,14 @@ impl Default for BindingPolicy {
     }
 }
 
-/// The entries of a comma-separated list.
+/// Returns the entries of a comma-separated list.
 pub(crate) fn set(text: &str) -> BTreeSet<String> {
     flags::list(text).into_iter().collect()
 }
 
-/// Returns the users of a comma-separated list. A bare name stands for the user of that name and for the service
-/// account in Koordinator's namespace: upstream takes a listed text as part of a name, and its manifests list
-/// `koord-scheduler`.
+/// Returns the users of a comma-separated list. A bare name stands for the user of that name and for the
+/// service account in Koordinator's namespace: upstream treats an entry as part of a name, and its manifests
+/// list `koord-scheduler`.
 pub(crate) fn users(text: &str) -> BTreeSet<String> {
     let mut users = set(text);
     let bare = users.iter().filter(|name| !name.contains(':'));
@@ -66,7 +66,7 @@ pub(crate) fn users(text: &str) -> BTreeSet<String> {
 }
 
 impl Namespaces {
-    /// Reads a flag: `*`, or a comma-separated list.
+    /// Parses a flag: `*`, or a comma-separated list.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         if text == "*" {
@@ -77,10 +77,10 @@ impl Namespaces {
     }
 }
 
-/// What is decided about a binding.
+/// Decision about a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// The check is not for this request, or off.
+    /// The check does not apply to this request, or is off.
     Unchecked,
     AllowedUser,
     ExemptNamespace,
@@ -92,7 +92,7 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// Upstream's value of the label `decision` of the metric; what is not checked is not counted.
+    /// Returns upstream's value of the metric label `decision`; `None` for requests that are not counted.
     pub(crate) fn metric(self) -> Option<&'static str> {
         Some(match self {
             Self::Unchecked => return None,
@@ -108,7 +108,7 @@ impl Decision {
 }
 
 impl BindingPolicy {
-    /// What can be decided without the pod; `None` needs [`BindingPolicy::about`].
+    /// Decides without the pod if possible; `None` requires [`BindingPolicy::about`].
     pub(crate) fn decide(&self, user: &str, namespace: &str) -> Option<Decision> {
         if self.users.is_empty() {
             return Some(Decision::Unchecked);
@@ -126,8 +126,8 @@ impl BindingPolicy {
         }
     }
 
-    /// What is decided about the pod of `metadata`, which a user who is not listed binds. A pod that
-    /// cannot be read is allowed: this check shall not stop a cluster.
+    /// Decides about a pod, by its metadata, that a user who is not listed binds. Without metadata the
+    /// binding is allowed: this check must not stop a cluster.
     pub(crate) fn about(&self, metadata: Option<&ObjectMeta>) -> Decision {
         let Some(metadata) = metadata else {
             return Decision::Unchecked;
@@ -154,8 +154,8 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Upstream's `TestBindingAdmissionHandler_Handle`, without the rows about other requests and the
-    /// gate, which are the handler's: users, scope, exempt, user, namespace, decision.
+    /// Upstream's `TestBindingAdmissionHandler_Handle`, without the rows that only concern the handler (other
+    /// requests, the gate): users, scope, exempt, user, namespace, decision.
     #[test]
     fn users_and_namespaces() {
         for (users, scope, exempt, user, namespace, want) in [
@@ -241,7 +241,7 @@ mod tests {
                 true,
             ),
             ("system:kube-scheduler", true),
-            // A tenant's own account of that name.
+            // A tenant's own account with that name.
             ("system:serviceaccount:default:koord-scheduler", false),
             (
                 "system:serviceaccount:koordinator-system:system:kube-scheduler",

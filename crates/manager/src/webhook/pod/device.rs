@@ -1,4 +1,4 @@
-//! Resources of GPUs: the short form is spelled out, and what is asked for is checked.
+//! GPU resources of pods: expands the short form and validates requests.
 //!
 //! Source: Koordinator `pkg/webhook/pod/mutating/device_resource_spec.go`,
 //! `pkg/webhook/pod/validating/verify_device_resource.go`.
@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 const GPUS: [&str; 5] = [GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED];
 
-/// Spells out the GPUs of the containers: `gpu: n` becomes `gpu-core: n` and `gpu-memory-ratio: n`, and
-/// a container without a number of shares gets one. Requests and limits are the same afterwards, as
-/// of every resource that is not overcommitted; a container that only limits asks for its limit.
+/// Expands the GPU requests of the containers: `gpu: n` becomes `gpu-core: n` and `gpu-memory-ratio: n`, and
+/// a container without a number of shares gets one. Requests and limits are equal afterwards, as for every
+/// resource that cannot be overcommitted; a container with limits only requests its limits.
 ///
 /// # Errors
-/// Something is no resource list, or an amount is no quantity.
+/// A resource list is not an object, or an amount is not a quantity.
 pub(super) fn pod(pod: &mut Value) -> Result<(), TypeMismatch> {
     for (path, container) in json::containers_mut(pod, "containers") {
         let below = |error: TypeMismatch| TypeMismatch {
@@ -74,7 +74,7 @@ fn amount(value: i64) -> Value {
     json!(Quantity::from_value(value))
 }
 
-/// One share for each whole GPU, else one.
+/// Returns the number of shares: one per whole GPU, otherwise one.
 fn shares(core: Option<i64>, ratio: Option<i64>) -> i64 {
     match ratio.or(core) {
         Some(percent) if percent > 100 && percent % 100 == 0 => percent / 100,
@@ -82,7 +82,7 @@ fn shares(core: Option<i64>, ratio: Option<i64>) -> i64 {
     }
 }
 
-/// What is wrong with the GPUs that a pod asks for.
+/// Returns the problems of a pod's GPU requests.
 pub(super) fn problems(pod: &Pod) -> Vec<String> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     containers.flat_map(container_problems).collect()
@@ -141,7 +141,7 @@ fn share_problems(shared: Quantity, value: impl Fn(&str) -> i64) -> Vec<String> 
         }
     }
     for name in [GPU_CORE, GPU_MEMORY_RATIO] {
-        // Nothing is a multiple of no share; that there is none is said above.
+        // A share of zero, which is reported above, has no multiples.
         if shared.value() != 0 && value(name) % shared.value() != 0 {
             let why = format!("{name} must be a multiple of {GPU_SHARED}, which is {shared}");
             problems.push(field::invalid(REQUESTS, value(name), &why));

@@ -1,4 +1,4 @@
-//! Labels that pods must have, as a ConfigMap says.
+//! Validates that pods have the labels that a ConfigMap requires.
 //!
 //! Source: Koordinator `pkg/webhook/pod/validating/pod_enhanced_validator.go`.
 
@@ -6,14 +6,14 @@ use koord_api::{labels, lenient};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// What pods must have.
+/// The required labels of pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Requirements {
     enabled: bool,
     rules: Vec<Rule>,
 }
 
-/// Labels that pods outside of some namespaces must have.
+/// Labels that pods outside of certain namespaces must have.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Rule {
@@ -23,7 +23,7 @@ struct Rule {
 }
 
 impl Requirements {
-    /// Reads the ConfigMap's `enable` and `rules`.
+    /// Parses `enable` and `rules` of the ConfigMap.
     ///
     /// # Errors
     /// `rules` is not a list of rules; the error names key, field and value.
@@ -39,10 +39,10 @@ impl Requirements {
         Ok(Self { enabled, rules })
     }
 
-    /// Whether a pod with `labels` in `namespace` has what it must have.
+    /// Checks that a pod with `labels` in `namespace` has the required labels.
     ///
     /// # Errors
-    /// Names the first rule that is broken and what is missing.
+    /// Names the first violated rule and the missing labels.
     pub(crate) fn check(
         &self,
         labels: &BTreeMap<String, String>,

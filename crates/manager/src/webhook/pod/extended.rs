@@ -1,5 +1,5 @@
-//! The batch resources of the containers, written where the node's runtime hooks find them: they see
-//! annotations, but not resources that a container runtime does not know.
+//! Copies the batch resources of containers to an annotation for the node's runtime hooks, which see
+//! annotations but no resources that the container runtime does not support.
 //!
 //! Source: Koordinator `pkg/webhook/pod/mutating/extended_resource_spec.go`.
 
@@ -12,22 +12,22 @@ use koord_api::quantity::ResourceList;
 use koord_api::resources::{BATCH_CPU, BATCH_MEMORY};
 use serde_json::{Value, json};
 
-/// Why the annotation cannot be kept.
+/// Why the annotation cannot be set.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ExtendedError {
-    /// The pod's own annotation is malformed.
+    /// The existing annotation is invalid.
     #[error("metadata.annotations: {0}")]
     Annotation(#[from] AnnotationError),
-    /// The pod is.
+    /// A resource list of the pod is invalid.
     #[error(transparent)]
     TypeMismatch(#[from] TypeMismatch),
 }
 
-/// Makes the annotation of the pod say what its containers ask for. One that says so already stays
-/// as it is, a pod without batch resources gets none, and one that is out of date becomes `{}`.
+/// Sets the annotation to the batch resources of the containers. An equal annotation stays unchanged, a pod
+/// without batch resources gets none, and an outdated one becomes `{}`.
 ///
 /// # Errors
-/// The annotation is malformed, or an amount is no quantity.
+/// The annotation is invalid, or an amount is not a quantity.
 pub(super) fn pod(pod: &mut Value) -> Result<(), ExtendedError> {
     let annotations = json::annotations(pod);
     let existing: Option<ExtendedResourceSpec> =

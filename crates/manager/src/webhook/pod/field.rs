@@ -1,26 +1,29 @@
-//! Errors of single fields, worded as Kubernetes words them, and one message of several.
+//! Messages about invalid fields in Kubernetes' wording, and their combination into one message.
 
 use std::fmt::Display;
 
-/// Where the requests of any container are.
+/// Path of the requests of any container.
 pub(super) const REQUESTS: &str = "pod.spec.containers[*].resources.requests";
 
-/// The field must be set.
+/// Returns the message for a missing field.
 pub(super) fn required(path: &str, why: &str) -> String {
     format!("{path}: Required value: {why}")
 }
 
-/// The field must not have this value.
+/// Returns the message for an invalid value.
 pub(super) fn invalid(path: &str, value: impl Display, why: &str) -> String {
     format!("{path}: Invalid value: {:?}: {why}", value.to_string())
 }
 
-/// The field must not be set like this.
+/// Returns the message for a field that must not be set like this.
 pub(super) fn forbidden(path: &str, why: &str) -> String {
     format!("{path}: Forbidden: {why}")
 }
 
-/// All problems as one text, each once; none is fine.
+/// Combines problems into one message, without duplicates.
+///
+/// # Errors
+/// There is at least one problem.
 pub(super) fn all(mut problems: Vec<String>) -> Result<(), String> {
     let mut unique = std::collections::BTreeSet::new();
     problems.retain(|problem| unique.insert(problem.clone()));

@@ -6,12 +6,12 @@ use koord_app::flags;
 use koord_kube::ObjectKey;
 use std::time::Duration;
 
-/// The flags.
+/// Flags of the pod webhooks.
 #[derive(Debug, Clone, Args)]
 #[group(skip)]
 pub struct Flags {
-    /// Users who may bind pods to nodes, comma-separated; a name without colons is also the service account of that
-    /// name in koordinator-system; without any, everybody who has the right
+    /// Users allowed to bind pods to nodes, comma-separated; a name without colons is also the service account of that
+    /// name in koordinator-system; if empty, bindings are not checked
     #[arg(long, default_value = "")]
     pub binding_admission_user_name: String,
     /// Count bindings that would be denied, and allow them
@@ -24,17 +24,17 @@ pub struct Flags {
     /// Namespaces where bindings are never checked, comma-separated
     #[arg(long, default_value = "kube-system")]
     pub binding_admission_exclude_namespaces: String,
-    /// Label keys of pods that anybody may bind, comma-separated
+    /// Label keys of pods that any user may bind, comma-separated
     #[arg(long, default_value = koord_api::labels::BINDING_ADMISSION_BYPASS)]
     pub binding_admission_bypass_labels: String,
-    /// Annotation keys of pods that anybody may bind, comma-separated
+    /// Annotation keys of pods that any user may bind, comma-separated
     #[arg(long, default_value = "")]
     pub binding_admission_bypass_annotations: String,
     /// Keys of pod annotations that only the users and groups below may write, comma-separated; empty accepts all of
     /// them from every author, as Koordinator does
     #[arg(long, default_value = protected::KEYS)]
     pub protected_pod_annotations: String,
-    /// Users who may write protected pod annotations, comma-separated
+    /// Users allowed to write protected pod annotations, comma-separated
     #[arg(long, default_value = protected::USERS)]
     pub protected_pod_annotations_users: String,
     /// Groups whose members may write protected pod annotations, comma-separated
@@ -49,13 +49,13 @@ pub struct Flags {
     /// Name of the ConfigMap with the labels that pods must have
     #[arg(long, default_value = "pod-enhanced-validator-config")]
     pub pod_enhanced_validator_config_name: String,
-    /// How often that ConfigMap is read
+    /// Interval at which that ConfigMap is read
     #[arg(long, default_value = "5m", value_parser = flags::duration)]
     pub pod_enhanced_validator_reconcile_interval: Duration,
 }
 
 impl Flags {
-    /// What they mean.
+    /// Converts the flags to options.
     #[must_use]
     pub fn options(&self) -> Options {
         Options {

@@ -1,7 +1,8 @@
-//! Pods under admission: what profiles make of them, what they may not say, and who may bind them.
+//! Webhooks of pods: apply profiles, validate pods, and check bindings.
 //!
-//! The parts are pure and work on the pod as JSON or as a typed value; the handlers look up what the parts need and run them in upstream's order, which is the order of the
-//! calls in `mutate.rs` and `validate.rs`. Quotas have their places in both, behind [`Quotas`].
+//! The parts are pure and work on the pod as JSON or as a typed value. The handlers look up what the parts
+//! need and run them in upstream's order, which is the order of the calls in `mutate.rs` and `validate.rs`.
+//! Quota checks take part in both through [`Quotas`].
 
 mod binding;
 mod device;
@@ -35,16 +36,16 @@ use std::time::Duration;
 
 use super::{Deps, Priority};
 
-/// Flags of the pod webhooks.
+/// Options of the pod webhooks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Who may bind pods.
+    /// Policy for bindings.
     pub binding: BindingPolicy,
-    /// Which annotations only some users may write.
+    /// Policy for protected annotations.
     pub annotations: AnnotationPolicy,
     /// The ConfigMap of the enhanced validator.
     pub enhanced_source: ObjectKey,
-    /// How old what was read of it may be.
+    /// Maximum age of the cached ConfigMap.
     pub enhanced_interval: Duration,
 }
 
@@ -59,41 +60,41 @@ impl Default for Options {
     }
 }
 
-/// What the pod webhooks look up.
+/// Objects that the pod webhooks look up.
 pub trait Lookup: Send + Sync {
-    /// All profiles, once they are known.
+    /// Returns all profiles, waiting until they are synced.
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>>;
-    /// The labels of a namespace; `None` if there is none of this name.
+    /// Returns the labels of a namespace; `None` if it does not exist.
     fn namespace_labels<'a>(
         &'a self,
         name: &'a str,
     ) -> BoxFuture<'a, Option<BTreeMap<String, String>>>;
-    /// A PriorityClass; `None` if there is none of this name.
+    /// Returns a PriorityClass; `None` if it does not exist.
     fn priority_class<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Option<Priority>>;
-    /// All Recommendations, once they are known.
+    /// Returns all Recommendations, waiting until they are synced.
     fn recommendations(&self) -> BoxFuture<'_, Vec<Arc<RecommendationFacts>>> {
         Box::pin(async { Vec::new() })
     }
 }
 
-/// What quotas do about pods, at their places in the two orders.
+/// Quota checks of pods, called at their place in upstream's order.
 pub trait Quotas: Send + Sync {
-    /// Binds a new pod to the nodes of its quota's tree (gate `MultiQuotaTree`).
+    /// Restricts a new pod to the nodes of its quota's tree (gate `MultiQuotaTree`).
     ///
     /// # Errors
-    /// Says what is wrong with pod or quota; the pod is refused with it.
+    /// Describes the problem with pod or quota; the pod is refused.
     fn place(&self, request: &Request, pod: &mut Value) -> Result<(), String>;
 
-    /// Whether the quota of a new or changed pod may own pods.
+    /// Checks that the quota of a new or changed pod may own pods.
     ///
     /// # Errors
-    /// Says why not.
+    /// Describes why not.
     fn may_own(&self, request: &Request, pod: &Pod, old: Option<&Pod>) -> Result<(), String>;
 
-    /// Whether the pod fits into its quota, which is charged for it (gate `EnableQuotaAdmission`).
+    /// Charges the pod to its quota if it fits (gate `EnableQuotaAdmission`).
     ///
     /// # Errors
-    /// Says what is exceeded.
+    /// Describes what is exceeded.
     fn charge<'a>(
         &'a self,
         request: &'a Request,
@@ -102,14 +103,14 @@ pub trait Quotas: Send + Sync {
     ) -> BoxFuture<'a, Result<(), String>>;
 }
 
-/// Whether a request is about pods themselves, not about a sub-resource or anything else.
+/// Returns true if a request is about pods, not about a subresource or another resource.
 fn is_about_pods(request: &Request) -> bool {
     request.sub_resource.is_empty()
         && request.resource.group.is_empty()
         && request.resource.resource == "pods"
 }
 
-/// Reads a pod of a request; the error names the field and shows the value.
+/// Decodes the pod of a request; the error names the field and its value.
 fn read(pod: Option<&Value>, what: &str) -> Result<Pod, Answer> {
     let Some(pod) = pod else {
         let operation = "the request has none";
@@ -118,7 +119,7 @@ fn read(pod: Option<&Value>, what: &str) -> Result<Pod, Answer> {
     lenient::from_value(pod).map_err(|error| Answer::deny(400, format!("{what}: {error}")))
 }
 
-/// Makes the handler of `/mutate-pod`.
+/// Creates the handler of `/mutate-pod`.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(mutate::PodMutator {
         lookup: deps.lookup.clone(),
@@ -129,7 +130,7 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     })
 }
 
-/// Makes the handler of `/validate-pod`.
+/// Creates the handler of `/validate-pod`.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     let options = &deps.pods;
     let enhanced = validate::RequirementsCache::new(
@@ -146,7 +147,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     })
 }
 
-/// Makes the handler of `/validate-pod-binding`.
+/// Creates the handler of `/validate-pod-binding`.
 pub(super) fn binding(deps: &Deps) -> Arc<dyn Handler> {
     Arc::new(validate::BindingValidator {
         policy: deps.pods.binding.clone(),

@@ -1,4 +1,4 @@
-//! `/mutate-pod`: what a new pod becomes.
+//! `/mutate-pod`: applies profiles, resources and quotas to a new pod.
 
 use super::{
     AnnotationPolicy, Lookup, Quotas, device, extended, field, is_about_pods, protected, read,
@@ -19,7 +19,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The handler.
+/// The handler of `/mutate-pod`.
 pub(crate) struct PodMutator {
     pub(crate) lookup: Arc<dyn Lookup>,
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
@@ -54,7 +54,7 @@ impl PodMutator {
             .steps("mutate", "pod", request.operation.as_str());
         let mut warnings = Vec::new();
 
-        // Before the profiles: their annotations are an administrator's.
+        // Before the profiles, whose annotations an administrator wrote.
         let timer = pods.start("ProtectedAnnotations");
         let is_computed = !self.gates.enabled("DisableExtendedResourceSpec");
         let problems = self.annotations.problems(
@@ -105,7 +105,7 @@ impl PodMutator {
         })
     }
 
-    /// The profiles for a pod and what they refer to.
+    /// Looks up the profiles that match a pod, and the objects they refer to.
     async fn profiles(&self, request: &Request, pod: &Value) -> Profiles {
         let profiles = self.lookup.profiles().await;
         let labels = json::labels(pod);
@@ -139,28 +139,28 @@ impl PodMutator {
     }
 }
 
-/// What was looked up for a pod.
+/// The profiles that match a pod, and the objects they refer to.
 pub(super) struct Profiles {
-    /// In the order of their names.
+    /// Matching profiles, sorted by name.
     pub(super) matched: Vec<Arc<ClusterColocationProfile>>,
     pub(super) warnings: Vec<String>,
     pub(super) priorities: BTreeMap<String, Priority>,
 }
 
-/// Why a pod cannot be made what the profiles say.
+/// Why the profiles cannot be applied to a pod.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    #[error("the pod after its ClusterColocationProfiles: {0}")]
+    #[error("invalid pod after applying ClusterColocationProfiles: {0}")]
     Broken(#[from] lenient::ReadError),
     #[error(transparent)]
     TypeMismatch(#[from] json::TypeMismatch),
 }
 
 impl Profiles {
-    /// Makes `pod` what the profiles say and, where one applies, lets it ask for the resources of its
-    /// class. What they could not do comes as warnings.
+    /// Applies the profiles to `pod` and, if one matches, replaces its resources by those of its priority
+    /// class. Returns warnings.
     pub(super) fn apply(
         &self,
         request: &Request,
@@ -190,12 +190,12 @@ impl Profiles {
     }
 }
 
-/// Merges a patch into a pod by the merge keys of the pod's lists.
+/// Applies a strategic merge patch to a pod, with the merge keys of the pod's lists.
 ///
 /// # Errors
-/// The patch is malformed, or what comes out is no pod, which is the patch's fault.
+/// The patch is invalid, or the result is no valid pod.
 pub(crate) fn strategic(pod: &Value, patch: &Value) -> Result<Value, String> {
-    let pods = types::find("core/v1.Pod").ok_or("pods are not known")?;
+    let pods = types::find("core/v1.Pod").ok_or("no schema of pods")?;
     let merged = koord_object::patch::strategic_merge(&pods.schema, pod, patch);
     let merged = merged.map_err(|error| error.to_string())?;
     let read = lenient::from_value::<Pod>(&merged);

@@ -150,7 +150,7 @@ pub(super) fn pod_annotations(pod: Option<&Pod>) -> Annotations {
     annotations.unwrap_or_default()
 }
 
-/// Returns the annotations of an object of another kind; values that are no text are left out.
+/// Returns the annotations of a JSON object; values that are not strings are omitted.
 pub(super) fn object_annotations(object: Option<&Value>) -> Annotations {
     object
         .map(crate::webhook::json::annotations)
@@ -197,7 +197,7 @@ mod tests {
             let same = policy.problems((&tenant, "default"), &one, &one, false);
             assert_eq!(same, [""; 0], "{key}");
         }
-        // Settings of the pod's own that upstream documents for its users.
+        // Settings of the pod itself that upstream documents for its users.
         for key in [
             annotations::POD_CPU_BURST,
             annotations::POD_MEMORY_QOS,
@@ -230,7 +230,7 @@ mod tests {
                 "default",
                 true,
             ),
-            // A service account of the same name that a tenant made.
+            // A tenant's own service account with the same name.
             (
                 user("system:serviceaccount:default:koord-scheduler", &[]),
                 "default",

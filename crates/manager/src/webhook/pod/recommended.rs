@@ -1,4 +1,5 @@
-//! Tells the scheduler how much of its request a new pod will use, where a Recommendation knows.
+//! Annotates new pods with the share of their requests that they will use, for the scheduler, if a
+//! Recommendation covers them.
 
 use crate::facts::{RecommendationFacts, Target};
 use crate::recommender::RecommenderPod;
@@ -14,11 +15,11 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What was learned in fewer days is no reason to expect less than the request.
+/// Days of history below which a usage less than the request is not assumed.
 const ENOUGH_DAYS: f64 = 1.0;
 
-/// Sets the annotation of the load estimate on `pod`, which is `typed` as it came and of
-/// `namespace`, unless it carries one. Recommendations of less than a day say nothing.
+/// Sets the load estimate annotation on `pod` (`typed` is its decoded form) in `namespace`, unless it has
+/// one. Recommendations with less than a day of history are ignored.
 pub(super) fn pod(
     pod: &mut Value,
     typed: &Pod,
@@ -49,7 +50,7 @@ pub(super) fn pod(
     Ok(())
 }
 
-/// Percent of the requests, by resource.
+/// Returns the expected usage in percent of the requests, by resource.
 fn factors(
     pod: &RecommenderPod,
     recommendation: &RecommendationFacts,
@@ -82,7 +83,8 @@ fn factors(
     scaling_factors(&containers)
 }
 
-/// The controller of a pod, and the one above it as its name says: an admission asks nobody else.
+/// Returns the controller of a pod, and its owner as derived from the name: an admission makes no further
+/// requests.
 fn owners(pod: &RecommenderPod) -> Vec<Owner> {
     let Some(owner) = pod.owner.as_deref().cloned() else {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! What a pod may not say: reserved annotations, QoS classes and priorities that do not go together,
-//! and what may not change.
+//! Validation rules of pods: reserved annotations, invalid combinations of QoS class and priority, immutable
+//! fields.
 //!
 //! Source: Koordinator `pkg/webhook/pod/validating/{verify_annotations,cluster_colocation_profile}.go`.
 
@@ -14,10 +14,10 @@ use koord_api::{annotations, labels};
 use koord_model::rdma_devices;
 use koord_model::reclaim::pod_request;
 
-/// RDMA devices that a new pod's annotation names, or a changed one's for the first time, and that the
-/// pod does not ask for: koordlet gives a container their files, and no scheduler has accounted them.
-/// What the scheduler writes, and what is restored of a pod, goes with requests. A malformed text is
-/// others' to refuse: koordlet gives nothing for it.
+/// Returns a problem if the device annotation of a new pod, or a changed one, contains RDMA devices that no
+/// container requests: koordlet would mount their device files although no scheduler accounted for them.
+/// Annotations of the scheduler, and of restored pods, come with requests. An annotation that cannot be
+/// parsed is ignored here, since koordlet mounts nothing for it.
 pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
     let key = annotations::DEVICE_ALLOCATED;
     let text = |pod: &Pod| {
@@ -34,7 +34,7 @@ pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
     unasked.then(problem).into_iter().collect()
 }
 
-/// Annotations that only the scheduler's own stand-ins of reservations have.
+/// Returns a problem if a pod has an annotation that is reserved for the scheduler's reserve pods.
 pub(super) fn annotation_problems(pod: &Pod) -> Vec<String> {
     let key = annotations::RESERVE_POD;
     let has = pod
@@ -46,8 +46,8 @@ pub(super) fn annotation_problems(pod: &Pod) -> Vec<String> {
     has.then(problem).into_iter().collect()
 }
 
-/// Everything that the rules of co-location say against `pod`, which replaces `old` if there is one.
-/// `priority_may_change` lifts the rule that the sub-priority stays.
+/// Returns all violations of the co-location rules by `pod`, which replaces `old` if that is set.
+/// `priority_may_change` permits a change of the sub-priority.
 pub(super) fn colocation_problems(
     pod: &Pod,
     old: Option<&Pod>,
@@ -94,7 +94,7 @@ fn sub_priority(pod: &Pod) -> &str {
         .map_or("", String::as_str)
 }
 
-/// The combinations that are forbidden on purpose; every other is allowed, recommended or not.
+/// Returns false for the explicitly forbidden combinations; all others are allowed, recommended or not.
 fn is_allowed_combination(qos: QosClass, class: PriorityClass) -> bool {
     match qos {
         QosClass::Be => !matches!(class, PriorityClass::None | PriorityClass::Prod),
@@ -103,7 +103,7 @@ fn is_allowed_combination(qos: QosClass, class: PriorityClass) -> bool {
     }
 }
 
-/// Pods with CPUs of their own ask for whole ones.
+/// Returns a problem if a pod with exclusive CPUs does not request whole CPUs.
 fn cpu_problem(pod: &Pod, qos: QosClass) -> Option<String> {
     if !matches!(qos, QosClass::Lsr | QosClass::Lse) {
         return None;
@@ -125,7 +125,7 @@ fn cpu_problem(pod: &Pod, qos: QosClass) -> Option<String> {
     })
 }
 
-/// Whether any part of the pod requests batch resources.
+/// Returns true if any part of the pod requests batch resources.
 fn requests_batch(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else {
         return false;

@@ -69,7 +69,7 @@ fn mutate(
     done.map_err(|error| error.to_string())
 }
 
-/// The pod of upstream's rows.
+/// Returns the pod of upstream's rows.
 fn row_pod() -> Value {
     json!({
         "metadata": {
@@ -98,7 +98,7 @@ fn row_pod() -> Value {
     })
 }
 
-/// The profile of upstream's rows, with more in its spec.
+/// Returns the profile of upstream's rows, with `more` in its spec.
 fn row_profile(more: Value) -> Value {
     let mut profile = json!({
         "metadata": {"name": "test-profile"},
@@ -123,7 +123,7 @@ fn row_profile(more: Value) -> Value {
     profile
 }
 
-/// What [`row_profile`] makes of [`row_pod`] except for its resources.
+/// Returns metadata and priority of [`row_pod`] after [`row_profile`], without its resources.
 fn row_metadata_and_priority() -> Value {
     let mut pod = row_pod();
     pod["metadata"]["labels"] = json!({
@@ -141,7 +141,7 @@ fn row_metadata_and_priority() -> Value {
     pod
 }
 
-/// The resources of [`row_pod`] as those of a batch pod. `1k` is how 1000 is written.
+/// Replaces the resources of [`row_pod`] by those of a batch pod. `1k` is how 1000 is written.
 fn as_batch(mut pod: Value) -> Value {
     let list = |cpu: &str, memory: &str| json!({"kubernetes.io/batch-cpu": cpu, "kubernetes.io/batch-memory": memory});
     let resources = |cpu: &str, memory: &str| json!({"limits": list(cpu, memory), "requests": list(cpu, memory)});
@@ -380,7 +380,7 @@ fn profile_errors_are_named() {
     );
 }
 
-/// Pod-level resources take native names only, so a batch pod keeps them, and its owner is told.
+/// Pod-level resources allow native names only, so a batch pod keeps them and its author gets a warning.
 #[test]
 fn resources_of_the_pod_as_a_whole_stay() {
     let mut pod = row_pod();
@@ -718,7 +718,7 @@ fn stand_ins_of_reservations_are_the_schedulers() {
     );
 }
 
-/// Whoever makes pods can write the annotation, and gets device files on the node by it.
+/// Any author of a pod can write the annotation, which makes koordlet mount device files.
 #[test]
 fn allocations_of_rdma_go_with_requests() {
     let pod = |note: Option<&str>, request: &str| {
@@ -827,14 +827,14 @@ fn all_steps(pod: &Value, profile: &Value) -> Value {
 }
 
 proptest! {
-    /// An API server may ask twice about one pod; what was done is not done again.
+    /// An API server may send a pod twice; the second admission changes nothing.
     #[test]
     fn second_admission_changes_nothing(pod in pods(), profile in profiles()) {
         let once = all_steps(&pod, &profile);
         prop_assert_eq!(&all_steps(&once, &profile), &once);
     }
 
-    /// A patch touches what the rules are about and nothing else, and applied it gives the result.
+    /// A patch changes only what the rules cover, and yields the result when applied.
     #[test]
     fn patches_are_small(pod in pods(), profile in profiles()) {
         let changed = all_steps(&pod, &profile);

@@ -1,6 +1,6 @@
-//! Batch and mid pods ask for reclaimed resources: their cpu and memory get the names of their class.
+//! Replaces cpu and memory of batch and mid pods by the extended resources of their class.
 //!
-//! `batch-cpu` and `mid-cpu` count milli-cores, so that `500m` becomes `500`. Source: Koordinator
+//! `batch-cpu` and `mid-cpu` count milli-cores, so `500m` becomes `500`. Source: Koordinator
 //! `pkg/webhook/pod/mutating/cluster_colocation_profile.go`.
 
 use crate::webhook::json::{self, TypeMismatch};
@@ -12,13 +12,13 @@ use serde_json::{Map, Value, json};
 
 const NATIVE: [&str; 2] = [resources::CPU, resources::MEMORY];
 
-/// Renames cpu and memory of every container, init container and the overhead to those of `class`; a
-/// limit without a request gets one. A class without resources of its own changes nothing.
+/// Renames cpu and memory of every container, init container and the overhead to those of `class`; a limit
+/// without a request gets one. Classes without own resources change nothing.
 ///
-/// Resources of the pod as a whole are left alone: the API server takes native ones only there.
+/// Pod-level resources are left alone: the API server accepts native resources only.
 ///
 /// # Errors
-/// Something is no resource list, or an amount is no quantity.
+/// A resource list is not an object, or an amount is not a quantity.
 pub(super) fn pod(pod: &mut Value, class: PriorityClass) -> Result<(), TypeMismatch> {
     if !has_own_resources(class) {
         return Ok(());
@@ -43,7 +43,7 @@ pub(super) fn pod(pod: &mut Value, class: PriorityClass) -> Result<(), TypeMisma
     rename(overhead, class, "spec.overhead")
 }
 
-/// A warning if the pod as a whole asks for native resources although its class has its own.
+/// Returns a warning if a pod has native pod-level resources although its class has own ones.
 pub(super) fn warning(pod: &Value, class: PriorityClass) -> Option<String> {
     let pod_resources = pod.get("spec")?.get("resources")?;
     let asks = ["requests", "limits"].iter().any(|side| {

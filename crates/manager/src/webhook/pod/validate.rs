@@ -1,4 +1,4 @@
-//! `/validate-pod` and `/validate-pod-binding`: what pods may not be, and who may bind them.
+//! `/validate-pod` and `/validate-pod-binding`: validate pods, and check which users bind them.
 
 use super::binding::Decision;
 use super::enhanced::Requirements;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// The handler of pods.
+/// The handler of `/validate-pod`.
 pub(crate) struct PodValidator {
     pub(crate) quotas: Option<Arc<dyn Quotas>>,
     pub(crate) gates: Gates,
@@ -59,7 +59,8 @@ impl PodValidator {
         let checked = field::all(rules::annotation_problems(&pod));
         timer.stop(checked).map_err(denied)?;
 
-        // A new pod was checked as its author sent it; here it also has what profiles added.
+        // A new pod was checked by the mutating webhook as its author sent it; here it includes what profiles
+        // added.
         if old.is_some() || !self.gates.enabled("PodMutatingWebhook") {
             let timer = pods.start("ProtectedAnnotations");
             let author = (&request.user, request.namespace.as_str());
@@ -108,7 +109,7 @@ impl PodValidator {
     }
 }
 
-/// The requirements of the enhanced validator, read again when they are older than an interval.
+/// Cache of the enhanced validator's requirements, refreshed after an interval.
 pub(crate) struct RequirementsCache {
     client: Client,
     source: ObjectKey,
@@ -117,7 +118,7 @@ pub(crate) struct RequirementsCache {
 }
 
 impl RequirementsCache {
-    /// Reads the ConfigMap `source` at the first question, and every `interval` at most.
+    /// Creates a cache of the ConfigMap `source`, read on the first request and again after `interval`.
     pub(crate) fn new(client: Client, source: ObjectKey, interval: Duration) -> Self {
         Self {
             client,
@@ -127,8 +128,8 @@ impl RequirementsCache {
         }
     }
 
-    /// The requirements in force. Without a ConfigMap there are none; while it is malformed or cannot
-    /// be read, the last ones stay.
+    /// Returns the effective requirements. Without a ConfigMap there are none; while it is invalid or cannot
+    /// be read, the last ones stay in effect.
     async fn current(&self) -> Arc<Requirements> {
         let mut read = self.read.lock().await;
         if let Some((at, requirements)) = &*read
@@ -143,12 +144,12 @@ impl RequirementsCache {
             Ok(Some(config)) => match Requirements::parse(&config.data.unwrap_or_default()) {
                 Ok(requirements) => Arc::new(requirements),
                 Err(problem) => {
-                    tracing::error!(config = %self.source, problem, "the last rules stay in force");
+                    tracing::error!(config = %self.source, problem, "invalid pod validation rules, keeping the previous ones");
                     last
                 }
             },
             Err(error) => {
-                tracing::error!(config = %self.source, %error, "the last rules stay in force");
+                tracing::error!(config = %self.source, %error, "failed to read pod validation rules, keeping the previous ones");
                 last
             }
         };
@@ -157,7 +158,7 @@ impl RequirementsCache {
     }
 }
 
-/// The handler of bindings.
+/// The handler of `/validate-pod-binding`.
 pub(crate) struct BindingValidator {
     pub(crate) policy: BindingPolicy,
     pub(crate) annotations: AnnotationPolicy,
@@ -184,7 +185,7 @@ impl Handler for BindingValidator {
                     Answer::deny(403, message)
                 }
                 Decision::DryRun => {
-                    tracing::info!(%pod, user, "dry run: the binding would be denied");
+                    tracing::info!(%pod, user, "allowing binding that would be denied, dry run");
                     Answer::allow()
                 }
                 _ => Answer::allow(),
@@ -214,11 +215,12 @@ impl BindingValidator {
         if let Some(decision) = decision {
             return decision;
         }
-        // Few bindings come here, so that keeping the labels of every pod is not worth it.
+        // Bindings that get here are rare, so caching the labels of all pods is not worth it.
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.namespace);
         let pod = pods.get_metadata_opt(&request.name).await;
-        let pod =
-            pod.inspect_err(|error| tracing::warn!(%error, "a pod to be bound cannot be read"));
+        let pod = pod.inspect_err(
+            |error| tracing::warn!(%error, "failed to read the pod of a binding, allowing it"),
+        );
         self.policy
             .about(pod.ok().flatten().map(|pod| pod.metadata).as_ref())
     }

@@ -1,8 +1,8 @@
-//! ClusterColocationProfiles: which apply to an object, and what they make of it.
+//! Matches ClusterColocationProfiles to objects and applies them.
 //!
-//! Which profiles apply is decided once, on the object as it came; they are then applied in the order
-//! of their names, and a later one overwrites an earlier one. Pods and Reservations share this; where
-//! the pod spec is differs. Source: Koordinator `pkg/webhook/pod/mutating/cluster_colocation_profile.go`,
+//! Matching is done once, on the original object. The profiles are then applied in the order of their names,
+//! and later ones overwrite earlier ones. Pods and Reservations share this code; only the location of the pod
+//! spec differs. Source: Koordinator `pkg/webhook/pod/mutating/cluster_colocation_profile.go`,
 //! `pkg/webhook/reservation/mutating`.
 
 use super::configmap::invalid_label;
@@ -19,26 +19,26 @@ use std::sync::Arc;
 
 type Labels = BTreeMap<String, String>;
 
-/// What is known of the namespace of the object.
+/// The namespace of the object, as far as it is available.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Namespace<'a> {
-    /// Its labels.
+    /// Labels of the namespace.
     Labels(&'a Labels),
-    /// It could not be looked up.
+    /// The lookup failed.
     Unknown,
-    /// Namespaces are not looked at.
+    /// Namespace selectors are ignored.
     Ignored,
 }
 
-/// A profile that cannot be applied.
+/// An error in a profile that cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("ClusterColocationProfile {profile:?}: {field}: {problem}")]
 pub(crate) struct ProfileError {
-    /// The profile.
+    /// Name of the profile.
     pub(crate) profile: String,
-    /// Its field.
+    /// The invalid field.
     pub(crate) field: &'static str,
-    /// What is wrong with the field, with its value.
+    /// The problem with the field, including its value.
     pub(crate) problem: String,
 }
 
@@ -52,12 +52,12 @@ impl ProfileError {
     }
 }
 
-/// The name of a profile.
+/// Returns the name of a profile.
 pub(crate) fn name(profile: &ClusterColocationProfile) -> &str {
     profile.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// Whether a profile selects by labels of the namespace, so that they have to be known.
+/// Returns true if a profile selects by labels of the namespace, which must be looked up then.
 pub(crate) fn needs_namespace(profile: &ClusterColocationProfile) -> bool {
     let selects = |selector: &LabelSelector| {
         selector
@@ -76,8 +76,8 @@ pub(crate) fn needs_namespace(profile: &ClusterColocationProfile) -> bool {
         .is_some_and(selects)
 }
 
-/// The profiles that apply to an object with `labels`, in the order of their names, and a warning for
-/// each that does not because it cannot be told.
+/// Returns the profiles that match an object with `labels`, sorted by name, and a warning for each one whose
+/// match could not be evaluated.
 pub(crate) fn matching(
     profiles: impl IntoIterator<Item = Arc<ClusterColocationProfile>>,
     labels: &Labels,
@@ -127,7 +127,7 @@ fn applies(
     }
 }
 
-/// What a profile takes over from a PriorityClass.
+/// The fields of a PriorityClass that a profile applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Priority {
     /// `value`.
@@ -136,22 +136,22 @@ pub struct Priority {
     pub preemption_policy: Option<String>,
 }
 
-/// What applying profiles needs besides them.
+/// The functions and paths needed to apply profiles to an object.
 pub(crate) struct ProfileContext<'a> {
-    /// PriorityClasses by name.
+    /// Returns a PriorityClass by name.
     pub(crate) priority: &'a dyn Fn(&str) -> Option<Priority>,
-    /// Strategic merge of a patch into the object.
+    /// Applies a strategic merge patch to the object.
     pub(crate) merge: &'a dyn Fn(&Value, &Value) -> Result<Value, String>,
-    /// A number from 0 to 99 for a profile, by its name.
+    /// Returns a number from 0 to 99 for the name of a profile.
     pub(crate) roll: &'a dyn Fn(&str) -> i64,
-    /// Where the pod spec is in the object; `None` if it has none.
+    /// Path of the pod spec in the object; `None` if it has none.
     pub(crate) pod_spec: Option<&'static [&'static str]>,
 }
 
-/// Applies `profiles`, which are those of [`matching`] and in its order.
+/// Applies `profiles`, the result of [`matching`], in their order.
 ///
 /// # Errors
-/// A profile has a malformed probability or patch, or names a PriorityClass that does not exist.
+/// A profile has an invalid probability or patch, or names a PriorityClass that does not exist.
 pub(crate) fn apply(
     profiles: &[Arc<ClusterColocationProfile>],
     object: &mut Value,
@@ -190,9 +190,9 @@ pub(crate) fn apply(
     Ok(())
 }
 
-/// Labels and annotations in the order of the fields: values, copies, suffixes, QoS, sub-priority.
+/// Sets labels and annotations in the order of the fields: values, copies, suffixes, QoS, sub-priority.
 ///
-/// A value that has its suffix already keeps it: what is admitted or reconciled twice has it once.
+/// A value that already ends with its suffix is left alone, so that repeated application adds it once.
 pub(crate) fn set_metadata(
     object: &mut Value,
     spec: &ClusterColocationProfileSpec,
@@ -241,16 +241,16 @@ pub(crate) fn set_metadata(
     Ok(())
 }
 
-/// Whether a profile leaves the resources of the pods alone that it applies to.
+/// Returns true if a profile does not change the resources of its pods.
 pub(crate) fn keeps_resources(profile: &ClusterColocationProfile) -> bool {
     let annotations = profile.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(annotations::PROFILE_SKIP_UPDATE_RESOURCES))
 }
 
-/// `spec.probability` in percent, 100 where it is absent; percentages are whole numbers.
+/// Returns `spec.probability` in percent, 100 if it is absent; percentages are whole numbers.
 ///
 /// # Errors
-/// The text is no percentage.
+/// The text is not a percentage.
 pub(crate) fn percent(profile: &ClusterColocationProfile) -> Result<i64, ProfileError> {
     match &profile.spec.probability {
         None => Ok(100),
@@ -267,33 +267,33 @@ pub(crate) fn percent(profile: &ClusterColocationProfile) -> Result<i64, Profile
     }
 }
 
-/// Whether a profile of `percent` leaves out the object that `roll` (0 to 99) fell to.
+/// Returns true if a profile with probability `percent` skips the object whose number is `roll` (0 to 99).
 ///
 /// The bound is upstream's: a probability of p takes p + 1 of 100 objects.
 pub(crate) fn is_skipped(percent: i64, roll: impl FnOnce() -> i64) -> bool {
     percent == 0 || (percent != 100 && roll() > percent)
 }
 
-/// A number from 0 to 99 that `subject` (the UID of a request or a pod) gets from a profile, always the
-/// same: asked again, a profile answers as before.
+/// Returns a number from 0 to 99 for `subject` (the UID of a request or a pod) and a profile. It is always
+/// the same, so that a repeated request has the same result.
 pub(crate) fn roll(subject: &str, profile: &str) -> i64 {
     let mut hasher = rustc_hash::FxHasher::default();
     for text in [subject, profile] {
         hasher.write(text.as_bytes());
         hasher.write_u8(0xff);
     }
-    // Its low bits are the weak ones.
+    // The low bits of this hash are the weak ones.
     i64::try_from((hasher.finish() >> 32) % 100).unwrap_or(0)
 }
 
-/// Returns the error of a profile whose PriorityClass does not exist: pods that it applies to are refused.
+/// Returns the error for a profile whose PriorityClass does not exist: matching pods are refused.
 pub(crate) fn missing_class(profile: &ClusterColocationProfile) -> ProfileError {
     let class = &profile.spec.priority_class_name;
     let problem = format!("there is no PriorityClass {class:?}");
     ProfileError::new(profile, "spec.priorityClassName", problem)
 }
 
-/// What is wrong with a profile by itself, so that it can be said before a pod meets it.
+/// Returns the problems of a profile that do not depend on a pod, so that they can be reported early.
 pub(crate) fn problems(profile: &ClusterColocationProfile) -> Vec<ProfileError> {
     let spec = &profile.spec;
     let nothing = Labels::new();

@@ -1,4 +1,4 @@
-//! Which pods quotas have, by what the pods say.
+//! Index of pods by quota and namespace.
 
 use super::check::QuotaPods;
 use crate::cache::Cache;
@@ -7,7 +7,7 @@ use koord_kube::{Change, ObjectKey};
 use parking_lot::RwLock;
 use std::collections::{BTreeSet, HashMap};
 
-/// Pods by the quota they name.
+/// Index of pods by the quota in their label.
 pub(super) struct BoundPods {
     labelled: RwLock<Labelled>,
     pods: Cache<PodFacts>,
@@ -16,7 +16,7 @@ pub(super) struct BoundPods {
 type Labelled = HashMap<Box<str>, BTreeSet<ObjectKey>>;
 
 impl BoundPods {
-    /// No pods yet; those of a namespace are looked for in `pods`.
+    /// Creates an empty index; pods of a namespace are searched in `pods`.
     pub(super) fn new(pods: Cache<PodFacts>) -> Self {
         Self {
             labelled: RwLock::default(),
@@ -24,7 +24,7 @@ impl BoundPods {
         }
     }
 
-    /// Takes in what the cache of pods says.
+    /// Applies a change of the pod cache.
     pub(super) fn apply_change(&self, change: &Change<PodFacts>) {
         let (old, new) = match change {
             Change::Applied { old, new } => (old.as_deref(), Some(&**new)),
@@ -57,7 +57,7 @@ impl QuotaPods for BoundPods {
         pods.map(|pod| pod.name.clone()).collect()
     }
 
-    /// Asked when a quota goes: an index would cost more than it saves.
+    /// Only called when a quota is deleted or becomes a parent: an index would cost more than it saves.
     fn any_in(&self, namespace: &str) -> bool {
         let pods = self.pods.list();
         pods.iter().any(|pod| pod.key.namespace == namespace)

@@ -1,5 +1,5 @@
-//! Whether a quota may be written: the checks of upstream's validating webhook, in its order and with
-//! its messages.
+//! Validates writes of quotas: the checks of upstream's validating webhook, in its order and with its
+//! messages.
 //!
 //! Source: Koordinator `pkg/webhook/elasticquota/quota_topology.go`, `quota_topology_check.go`.
 
@@ -12,36 +12,39 @@ use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use koord_model::list;
 
-/// Which pods belong to quotas, for checks that depend on it.
+/// Lookup of the pods of quotas, for checks that depend on them.
 pub(crate) trait QuotaPods {
-    /// The names of the pods whose label names the quota, in order.
+    /// Returns the names of the pods whose label names the quota, sorted.
     fn labelled(&self, quota: &str) -> Vec<String>;
-    /// Whether there is a pod in the namespace.
+    /// Returns true if there is a pod in the namespace.
     fn any_in(&self, namespace: &str) -> bool;
 }
 
-/// What is checked beyond the basics.
+/// Optional rules, by feature gates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct QuotaRules {
-    /// Gate `ElasticQuotaGuaranteeUsage`: a minimum may grow only as far as an ancestor can back it.
+    /// Gate `ElasticQuotaGuaranteeUsage`: a minimum may only grow as far as an ancestor can guarantee it.
     pub(crate) guarantee_usage: bool,
     /// Gate `ElasticQuotaEnableUpdateResourceKey`: a child may limit fewer resources than its parent.
     pub(crate) fewer_keys: bool,
 }
 
-/// Why a quota may not be written, for its author.
+/// Why a write is refused; the text is the response to the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Refusal(pub(crate) String);
 
-/// Refuses with a message.
+/// Returns a [`Refusal`] with a formatted message.
 macro_rules! refuse {
     ($($message:tt)*) => {
         return Err(Refusal(format!($($message)*)))
     };
 }
 
-/// Whether `quota` may be created.
+/// Checks the creation of `quota`.
+///
+/// # Errors
+/// The quota may not be created.
 pub(crate) fn create(
     topology: &QuotaTopology,
     quota: &ElasticQuota,
@@ -66,7 +69,7 @@ pub(crate) fn create(
     Ok(info)
 }
 
-/// Whether `old` may become `new`; `None` when nothing that counts here changes.
+/// Checks the update of `old` to `new`; returns `None` if no checked field changes.
 pub(crate) fn update(
     topology: &QuotaTopology,
     old: &ElasticQuota,
@@ -117,7 +120,7 @@ pub(crate) fn update(
     Ok(Some(info))
 }
 
-/// Whether `quota` may be deleted; `None` when another quota has its name, and this one never counted.
+/// Checks the deletion of `quota`; returns `None` if another quota of this name is the effective one.
 pub(crate) fn delete(
     topology: &QuotaTopology,
     quota: &ElasticQuota,
@@ -154,8 +157,8 @@ pub(crate) fn delete(
     Ok(Some(info))
 }
 
-/// Refuses annotations that people write and nobody can read. On an update only those that change:
-/// who corrects one of two mistakes is not stopped.
+/// Refuses invalid annotations that users write. An update only fails for annotations that it changes, so
+/// that one of two mistakes can be corrected.
 fn check_annotations(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(), Refusal> {
     let changed = |key: &str| old.is_none_or(|old| old.annotation(key) != new.annotation(key));
     let lists = [
@@ -179,7 +182,7 @@ fn check_annotations(old: Option<&ElasticQuota>, new: &ElasticQuota) -> Result<(
     Ok(())
 }
 
-/// What can be said of a quota without the others.
+/// Checks the values of a quota that do not depend on other quotas.
 pub(crate) fn check_values(quota: &ElasticQuota) -> Result<(), Refusal> {
     let name = quota.metadata.name.as_deref().unwrap_or_default();
     let (min, max) = (&quota.spec.min, &quota.spec.max);
@@ -230,7 +233,7 @@ pub(crate) fn check_values(quota: &ElasticQuota) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What a quota must fit among its relatives. `old` is what it is now and the namespaces that the
+/// Checks a quota against its parent and children. `old` is the current quota with the namespaces that the
 /// object claims.
 fn check_in_tree(
     topology: &QuotaTopology,
@@ -269,7 +272,7 @@ fn check_in_tree(
     Ok(())
 }
 
-/// Whether it may become, or cease to be, a parent.
+/// Checks a change of the label that makes a quota a parent.
 fn check_is_parent(
     topology: &QuotaTopology,
     old: &QuotaInfo,
@@ -297,7 +300,7 @@ fn check_is_parent(
     Ok(())
 }
 
-/// A tree id never changes, and is the same in all of a tree.
+/// Checks that the tree id is unchanged and equal to that of parent and children.
 fn check_tree_id(
     topology: &QuotaTopology,
     old: Option<&QuotaInfo>,
@@ -341,12 +344,12 @@ fn parent_exists(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusa
     }
 }
 
-/// Whether the way up from its parent comes back to the quota.
+/// Returns true if the quota is among its own ancestors.
 fn is_own_ancestor(topology: &QuotaTopology, new: &QuotaInfo) -> bool {
     ancestors(topology, new).any(|ancestor| ancestor.name == new.name)
 }
 
-/// The quotas above `quota`, nearest first. Ends, also where a cluster has a circle already.
+/// Returns the ancestors of `quota`, nearest first. Terminates even if the cluster already has a cycle.
 fn ancestors<'a>(
     topology: &'a QuotaTopology,
     quota: &QuotaInfo,
@@ -356,8 +359,8 @@ fn ancestors<'a>(
     all.take(topology.len())
 }
 
-/// The resources of the maximum are the parent's and the children's; those of the minimum are among
-/// the parent's.
+/// Checks that the resources of the maximum equal those of parent and children, and that those of the minimum
+/// are a subset of the parent's.
 fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> Result<(), String> {
     let name = &new.name;
     let same = |above: &QuotaInfo, below: &QuotaInfo| {
@@ -368,7 +371,7 @@ fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> R
     if new.parent != ROOT_QUOTA
         && let Some(parent) = topology.get(&new.parent)
     {
-        // Upstream names the two the other way round here.
+        // Upstream names the two in reverse order here.
         let strict = (&parent.name, name);
         pairs.push((parent, new, strict));
     }
@@ -399,7 +402,7 @@ fn check_keys(topology: &QuotaTopology, new: &QuotaInfo, rules: QuotaRules) -> R
     Ok(())
 }
 
-/// What siblings are guaranteed together is guaranteed to their parent.
+/// Checks that the minimums of siblings do not sum up to more than the minimum of their parent.
 fn check_min_sums(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refusal> {
     if new.forced || new.tree_root {
         return Ok(());
@@ -426,7 +429,7 @@ fn check_min_sums(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), Refus
     Ok(())
 }
 
-/// What the children of `parent`, but for one, have together.
+/// Returns the sum over the children of `parent` except `without`.
 fn sum(
     topology: &QuotaTopology,
     parent: &str,
@@ -441,8 +444,8 @@ fn sum(
     sum
 }
 
-/// Whether an ancestor has enough guaranteed for what a new minimum takes: on the way up, each must
-/// be guaranteed what its children are then, until one has it already.
+/// Checks that an ancestor guarantees enough for a new minimum: each ancestor must be guaranteed the new sum
+/// of its children, until one already has enough.
 fn check_guaranteed(topology: &QuotaTopology, new: &QuotaInfo) -> Result<(), String> {
     if new.forced || new.tree.is_empty() || new.tree_root {
         return Ok(());

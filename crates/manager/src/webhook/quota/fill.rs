@@ -1,4 +1,4 @@
-//! What the mutating webhook writes into a new quota: parent, tree id and shared weight.
+//! Defaults of a new quota: parent, tree id and shared weight.
 //!
 //! Source: Koordinator `pkg/webhook/elasticquota/quota_topology.go`, `fillQuotaDefaultInformation`.
 
@@ -10,18 +10,18 @@ use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use std::collections::BTreeMap;
 
-/// What is to be set on a new quota.
+/// Labels and annotations to set on a new quota.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Defaults {
     /// Labels by key.
     pub(crate) labels: BTreeMap<&'static str, String>,
     /// Annotations by key.
     pub(crate) annotations: BTreeMap<&'static str, String>,
-    /// Whether the shared weight is the maximum because none was given.
+    /// True if the shared weight is the maximum because none was set.
     pub(crate) weight_is_max: bool,
 }
 
-/// What a new quota lacks. The root quota lacks nothing.
+/// Returns the missing fields of a new quota; none for the root quota.
 pub(crate) fn defaults(
     topology: &QuotaTopology,
     quota: &ElasticQuota,
@@ -71,7 +71,7 @@ pub(crate) fn defaults(
     Ok(set)
 }
 
-/// A resource list as the text of an annotation.
+/// Encodes a resource list for an annotation.
 pub(crate) fn text(list: &ResourceList) -> String {
     serde_json::to_string(list).unwrap_or_default()
 }

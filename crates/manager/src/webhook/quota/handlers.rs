@@ -1,4 +1,4 @@
-//! The two webhooks of quotas.
+//! Handlers of the mutating and the validating webhook of quotas.
 
 use super::Admission;
 use super::check::{self, Refusal};
@@ -13,19 +13,19 @@ use koord_kube::webhook::{Answer, Handler, Operation, Request};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// Fills in what a new quota lacks.
+/// Sets defaults on new quotas.
 pub(crate) struct QuotaMutator {
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: WebhookMetrics,
 }
 
-/// Decides whether a quota may be written.
+/// Validates writes of quotas.
 pub(crate) struct QuotaValidator {
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: WebhookMetrics,
 }
 
-/// Lets everything through, where quotas are not followed.
+/// Allows every request, for replicas without quota admission.
 pub(crate) struct AllowAll;
 
 impl Handler for AllowAll {
@@ -34,7 +34,7 @@ impl Handler for AllowAll {
     }
 }
 
-/// The metric's words for the object and the one step.
+/// Metric label values for the object and its single step.
 const OBJECT: &str = "elasticquota";
 const PLUGIN: &str = "QuotaMetaChecker";
 
@@ -42,7 +42,7 @@ fn is_about_quotas(request: &Request) -> bool {
     request.sub_resource.is_empty() && request.resource.resource == "elasticquotas"
 }
 
-/// Does the one step of a webhook, which the metrics show.
+/// Runs the single step of a webhook and records its duration.
 fn timed<T>(
     metrics: &WebhookMetrics,
     webhook: &'static str,
@@ -54,7 +54,7 @@ fn timed<T>(
     timer.stop(step())
 }
 
-/// Reads a quota of a request; the error names the field and shows the value.
+/// Decodes the quota of a request; the error names the field and its value.
 fn read(quota: Option<&Value>, what: &str) -> Result<ElasticQuota, Refusal> {
     let Some(quota) = quota else {
         return Err(Refusal(format!("{what}: the request has none")));
@@ -110,7 +110,7 @@ impl QuotaMutator {
     }
 }
 
-/// The members of a map in the metadata of an object, which need not be there yet.
+/// Returns a map in the metadata of an object, creating it if it is missing.
 fn members<'a>(object: &'a mut Value, field: &str) -> Option<&'a mut Map<String, Value>> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     let value = metadata.entry(field).or_insert(Value::Null);
@@ -144,7 +144,7 @@ impl Handler for QuotaValidator {
 }
 
 impl QuotaValidator {
-    /// Checks, and remembers what is admitted, in one step: of two requests that together are too much
+    /// Checks a write and records it as admitted in one step: of two requests that exceed a limit together,
     /// the second is refused.
     fn check(&self, request: &Request) -> Result<(), Refusal> {
         let Admission {

@@ -1,47 +1,47 @@
-//! What the topology keeps of an ElasticQuota.
+//! The fields of an ElasticQuota that the topology stores.
 
 use koord_api::annotations;
 use koord_api::quantity::ResourceList;
 use koord_api::scheduling::ElasticQuota;
 
-/// One quota, read. Annotations that are malformed count as missing: whoever admits quotas refuses
-/// them with [`super::check::malformed`].
+/// One parsed quota. Invalid annotations count as missing: the admission refuses them in
+/// [`super::check::check_annotations`].
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct QuotaInfo {
     /// Namespace of the object.
     pub(crate) namespace: String,
-    /// Its name, which no other quota of the cluster should have.
+    /// Name, which should be unique in the cluster.
     pub(crate) name: String,
     /// `metadata.uid`; empty if unknown.
     pub(crate) uid: String,
     /// `metadata.resourceVersion` as a number; 0 if unknown.
     pub(crate) version: u64,
-    /// When it was created, in seconds since 1970: of two quotas with one name the older counts.
+    /// Creation time in Unix seconds: of two quotas with one name the older is effective.
     pub(crate) created: i64,
     /// Name of the parent.
     pub(crate) parent: String,
-    /// Whether it is meant to have children.
+    /// True if it may have children.
     pub(crate) is_parent: bool,
-    /// Whether others may borrow from it.
+    /// True if other quotas may borrow from it.
     pub(crate) lendable: bool,
-    /// Whether sums are not checked.
+    /// True if sums of minimums are not checked.
     pub(crate) forced: bool,
-    /// Whether it is the root of a tree.
+    /// True if it is the root of a tree.
     pub(crate) tree_root: bool,
-    /// The tree; empty is the default tree.
+    /// Tree id; empty for the default tree.
     pub(crate) tree: String,
-    /// What it is guaranteed.
+    /// Guaranteed amounts (`spec.min`).
     pub(crate) min: ResourceList,
-    /// The most it may use.
+    /// Maximum amounts (`spec.max`).
     pub(crate) max: ResourceList,
-    /// What the scheduler says is guaranteed to it.
+    /// Amounts that the scheduler reports as guaranteed.
     pub(crate) guaranteed: ResourceList,
     /// Namespaces whose pods belong to it.
     pub(crate) namespaces: Vec<String>,
 }
 
 impl QuotaInfo {
-    /// Reads an object.
+    /// Parses an object.
     pub(crate) fn from_quota(quota: &ElasticQuota) -> Self {
         let meta = &quota.metadata;
         let created = meta.creation_timestamp.as_ref();
@@ -68,7 +68,7 @@ impl QuotaInfo {
     }
 }
 
-/// The resource version as a number, which is how etcd orders writes; 0 if there is none.
+/// Returns the resourceVersion as a number, which orders writes in etcd; 0 if there is none.
 pub(crate) fn version(quota: &ElasticQuota) -> u64 {
     let version = quota.metadata.resource_version.as_deref();
     version

@@ -1,7 +1,7 @@
-//! ElasticQuotas under admission: whether a quota may be written, and what pods may do with quotas.
+//! Admission of ElasticQuotas, and of pods by their quotas.
 //!
-//! [`Admission`] holds what this replica knows; everything that is decided is decided by pure parts:
-//! [`check`] and [`fill`] for quotas, [`pods`], [`tree`] and [`evaluate`] for pods.
+//! [`Admission`] holds the state of this replica; all decisions are made by pure parts: [`check`] and
+//! [`fill`] for quotas, [`pods`], [`tree`] and [`evaluate`] for pods.
 
 mod bound;
 mod check;
@@ -37,10 +37,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use topology::QuotaTopology;
 
-/// How often what was admitted is compared with what there is.
+/// Interval at which the admitted state is reconciled with the cache.
 const RESYNC: Duration = Duration::from_secs(30);
 
-/// What a replica knows of quotas, and decides by it.
+/// Quota state of a replica, and the admission decisions based on it.
 pub struct Admission {
     topology: RwLock<QuotaTopology>,
     bound: BoundPods,
@@ -52,7 +52,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Follows the caches of a replica, which somebody else starts.
+    /// Creates an admission that follows the caches of a replica; the caller starts these.
     pub(crate) fn from_replica(replica: &Replica) -> Arc<Self> {
         let caches = &replica.caches;
         let options = &replica.options;
@@ -109,7 +109,7 @@ impl Admission {
             }
             Change::Deleted(quota) => {
                 let deleted = QuotaInfo::from_quota(quota);
-                // Another object may have waited for the name.
+                // Another object may take over the name.
                 let candidates = self.quotas.list();
                 let candidates = candidates
                     .iter()
@@ -135,7 +135,7 @@ impl Admission {
         }
     }
 
-    /// What `/elasticQuota` shows, as JSON.
+    /// Returns the content of `/elasticQuota` as JSON.
     #[must_use]
     pub fn dump(&self) -> String {
         serde_json::to_string(&self.topology.read().summary()).unwrap_or_default()
@@ -176,7 +176,7 @@ impl Quotas for Admission {
 }
 
 impl Admission {
-    /// Whether there is room for a new or changed pod; charges its quota, unless this is a dry run.
+    /// Charges a new or changed pod to its quota; a dry run only checks that it fits.
     async fn charge(&self, old: Option<&Pod>, new: &Pod, dry_run: bool) -> Result<(), Denial> {
         let quota = pods::to_charge(&self.topology.read(), old, new, self.pod_rules)?;
         let Some(quota) = quota else {
@@ -191,7 +191,7 @@ impl Admission {
     }
 }
 
-/// Makes the handler of new quotas.
+/// Creates the handler of new quotas.
 pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     let metrics = deps.metrics.clone();
     match deps.admission.clone() {
@@ -200,7 +200,7 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
     }
 }
 
-/// Makes the handler that decides whether quotas may be written.
+/// Creates the handler that validates writes of quotas.
 pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
     let metrics = deps.metrics.clone();
     match deps.admission.clone() {

@@ -1,4 +1,4 @@
-//! Which quota a pod belongs to, and whether it may.
+//! Determines and checks the quota of a pod.
 //!
 //! Source: Koordinator `pkg/webhook/elasticquota/pod_check.go`,
 //! `pkg/webhook/pod/validating/evaluate_quota.go`.
@@ -13,24 +13,24 @@ use koord_app::features::Gates;
 use koord_kube::ObjectKey;
 use koord_model::replace::replace_resources;
 
-/// How pods are charged.
+/// Rules for charging pods, by feature gates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PodRules {
-    /// Gate `DisableDefaultQuota`: a pod that names no quota belongs to none.
+    /// Gate `DisableDefaultQuota`: a pod without a quota label has no quota.
     pub(crate) no_default: bool,
     /// Gate `SupportParentQuotaSubmitPod`: quotas with children may own pods.
     pub(crate) parents_accept_pods: bool,
-    /// Gate `EnableQuotaAdmission`: pods are admitted only where their quota has room.
+    /// Gate `EnableQuotaAdmission`: pods are admitted only if they fit into their quota.
     pub(crate) admission: bool,
-    /// Gate `EnableQuotaAdmissionOnUpdate`: also when they change quota.
+    /// Gate `EnableQuotaAdmissionOnUpdate`: also checks pods that change their quota.
     pub(crate) admission_on_update: bool,
-    /// Gates `ElasticQuotaEvaluationTransformPod` and `ReplaceResourcesTransformer`, both: resources are
-    /// replaced first, as an annotation says.
+    /// Gates `ElasticQuotaEvaluationTransformPod` and `ReplaceResourcesTransformer`, both required: resources
+    /// are first replaced according to an annotation.
     pub(crate) replace_resources: bool,
 }
 
 impl PodRules {
-    /// As the gates say.
+    /// Creates the rules from feature gates.
     pub(crate) fn from_gates(gates: &Gates) -> Self {
         let on = |gate| gates.enabled(gate);
         Self {
@@ -55,8 +55,7 @@ fn namespace(pod: &Pod) -> &str {
     pod.metadata.namespace.as_deref().unwrap_or_default()
 }
 
-/// The quota that a pod names, or belongs to by its namespace; empty when it belongs to none. There
-/// need not be such a quota.
+/// Returns the quota of a pod, by its label or its namespace; empty if it has none. The quota need not exist.
 pub(crate) fn quota_of<'a>(topology: &'a QuotaTopology, pod: &'a Pod, rules: PodRules) -> &'a str {
     match label(pod, labels::POD_QUOTA_NAME) {
         "" if !rules.no_default => topology.quota_of_namespace(namespace(pod)),
@@ -64,8 +63,8 @@ pub(crate) fn quota_of<'a>(topology: &'a QuotaTopology, pod: &'a Pod, rules: Pod
     }
 }
 
-/// Whether a pod may be what it is to become: its quota takes pods, and whether it can be preempted
-/// stays as it was. A pod that is being deleted must be able to go.
+/// Checks that the quota of a pod accepts pods, and that its preemptible label is unchanged. A pod that is
+/// being deleted is always allowed.
 pub(crate) fn check(
     topology: &QuotaTopology,
     old: Option<&Pod>,
@@ -98,8 +97,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// The quota that must have room for a pod; `None` when no quota is asked. With `old` the pod is
-/// changed, and charged only when it goes to another quota.
+/// Returns the quota that a pod is charged to; `None` if there is none. An update (`old` is set) is charged
+/// only if the quota changes.
 pub(crate) fn to_charge(
     topology: &QuotaTopology,
     old: Option<&Pod>,
@@ -123,7 +122,7 @@ pub(crate) fn to_charge(
     }
 }
 
-/// What a pod asks its quota for. A pod that has ended asks for nothing.
+/// Returns the amounts that a pod is charged with; empty for a terminated pod.
 pub(crate) fn request(pod: &Pod, rules: PodRules) -> Result<ResourceList, Refusal> {
     let phase = pod
         .status

@@ -1,4 +1,4 @@
-//! Quotas in few words, for tests.
+//! Compact construction of quotas for tests.
 
 use super::check::QuotaPods;
 use super::info::QuotaInfo;
@@ -7,10 +7,10 @@ use koord_api::scheduling::ElasticQuota;
 use koord_api::{annotations, labels};
 use serde_json::{Value, json};
 
-/// A quota of namespace `ns` that says what `fields` do: `parent`, `tree` and `version` texts;
-/// `isParent`, `isRoot` and `forced` booleans; `max`, `min`, `used`, `weight`, `guaranteed`,
-/// `admission`, `childRequest` resource lists, of which `[cpu, memory]` is short; `namespaces` and
-/// `strict` lists; `annotations` as they are.
+/// Returns a quota of namespace `ns` with `fields`: the texts `parent`, `tree` and `version`; the booleans
+/// `isParent`, `isRoot` and `forced`; the resource lists `max`, `min`, `used`, `weight`, `guaranteed`,
+/// `admission` and `childRequest`, which can be shortened to `[cpu, memory]`; the lists `namespaces` and
+/// `strict`; and `annotations`.
 pub(crate) fn quota(name: &str, fields: Value) -> ElasticQuota {
     let mut object = json!({"metadata": {
         "name": name, "namespace": "ns", "labels": {}, "annotations": {}}, "spec": {}});
@@ -47,7 +47,7 @@ pub(crate) fn quota(name: &str, fields: Value) -> ElasticQuota {
             "version" => object["metadata"]["resourceVersion"] = value.clone(),
             "uid" => object["metadata"]["uid"] = value.clone(),
             "namespace" => object["metadata"]["namespace"] = value.clone(),
-            other => panic!("{other} says nothing about a quota"),
+            other => panic!("unknown field {other}"),
         }
     }
     serde_json::from_value(object).unwrap()
@@ -60,7 +60,7 @@ fn amounts(value: &Value) -> Value {
     }
 }
 
-/// A topology that has seen `quotas`.
+/// Returns a topology that observed `quotas`.
 pub(crate) fn topology<'a>(quotas: impl IntoIterator<Item = &'a ElasticQuota>) -> QuotaTopology {
     let mut topology = QuotaTopology::default();
     for quota in quotas {

@@ -1,8 +1,8 @@
-//! The quotas of the cluster by name, with what has been admitted but is not seen yet.
+//! The quotas of the cluster by name, including admitted writes that are not observed yet.
 //!
-//! An informer on every replica feeds it, and a request that is admitted changes it at once, so that
-//! the next request is judged by what will be. An admission that comes to nothing (another webhook
-//! denied it) is taken back after two [`QuotaTopology::resync`]s.
+//! It is updated by an informer on every replica and by every admitted request, so that the next request is
+//! checked against the future state. An admitted write that never appears (another webhook denied it) is
+//! dropped after two [`QuotaTopology::resync`]s.
 
 use super::info::QuotaInfo;
 use koord_api::quantity::ResourceList;
@@ -11,60 +11,60 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// See the module documentation.
+/// The quota topology, as described in the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct QuotaTopology {
     quotas: BTreeMap<String, Arc<QuotaInfo>>,
     children: BTreeMap<String, BTreeSet<String>>,
     /// The quotas that claim each namespace.
     claims: BTreeMap<String, BTreeSet<String>>,
-    /// The namespaces in which a watch has shown a quota of each name.
+    /// The namespaces in which a quota of each name was observed.
     observed_namespaces: BTreeMap<String, BTreeSet<String>>,
     admitted: BTreeMap<String, Admitted>,
     round: u64,
 }
 
-/// A change that was admitted and that no watch has shown yet.
+/// An admitted write that is not observed yet.
 #[derive(Debug)]
 struct Admitted {
     round: u64,
-    /// The version of the object that it changes; 0 for a new one.
+    /// resourceVersion of the object before the write; 0 for a new one.
     base: u64,
-    /// The uid of the object that it changes; empty for a new one.
+    /// UID of the object; empty for a new one.
     uid: String,
-    /// What it makes of it; `None` for a deletion.
+    /// The quota after the write; `None` for a deletion.
     new_info: Option<Arc<QuotaInfo>>,
 }
 
-/// A change of one quota.
+/// An admitted write of one quota.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum QuotaWrite {
     /// A new quota.
     Create(QuotaInfo),
-    /// What a quota becomes; the version is that of what it replaces.
+    /// An update; its version is that of the replaced object.
     Update(QuotaInfo),
-    /// A quota goes.
+    /// A deletion.
     Delete(QuotaInfo),
 }
 
 impl QuotaTopology {
-    /// The quota of this name.
+    /// Returns the quota of this name.
     pub(crate) fn get(&self, name: &str) -> Option<&QuotaInfo> {
         self.quotas.get(name).map(AsRef::as_ref)
     }
 
-    /// How many quotas there are.
+    /// Returns the number of quotas.
     pub(crate) fn len(&self) -> usize {
         self.quotas.len()
     }
 
-    /// The children of a quota, by name.
+    /// Returns the children of a quota, sorted by name.
     pub(crate) fn children(&self, name: &str) -> impl Iterator<Item = &QuotaInfo> {
         let names = self.children.get(name).into_iter().flatten();
         names.filter_map(|name| self.get(name))
     }
 
-    /// The namespaces that have a quota of this name. There should be one at most.
+    /// Returns the namespaces that have a quota of this name; normally at most one.
     pub(crate) fn observed_namespaces(&self, name: &str) -> Vec<&str> {
         let namespaces = self.observed_namespaces.get(name).into_iter().flatten();
         let namespaces: Vec<&str> = namespaces.map(String::as_str).collect();
@@ -75,26 +75,26 @@ impl QuotaTopology {
         namespaces
     }
 
-    /// The first quota that claims a namespace by annotation.
+    /// Returns the first quota that claims a namespace by annotation.
     pub(crate) fn claimant(&self, namespace: &str) -> Option<&str> {
         let names = self.claims.get(namespace)?;
         names.first().map(String::as_str)
     }
 
-    /// A quota other than `name` that claims a namespace by annotation.
+    /// Returns a quota other than `name` that claims a namespace by annotation.
     pub(crate) fn other_claimant(&self, namespace: &str, name: &str) -> Option<&str> {
         let mut names = self.claims.get(namespace)?.iter();
         names.find(|other| *other != name).map(String::as_str)
     }
 
-    /// The quota of this name, else the one that claims `namespace`.
+    /// Returns the quota of this name, otherwise the one that claims `namespace`.
     pub(crate) fn named_or_claiming(&self, name: &str, namespace: &str) -> Option<&QuotaInfo> {
         self.get(name)
             .or_else(|| self.get(self.claimant(namespace)?))
     }
 
-    /// The quota of a pod in `namespace` that names none: the one named like the namespace in it,
-    /// else the first that claims it, else the default quota.
+    /// Returns the quota of a pod in `namespace` without a quota label: the quota in that namespace with its
+    /// name, otherwise the first that claims it, otherwise the default quota.
     pub(crate) fn quota_of_namespace(&self, namespace: &str) -> &str {
         let own = self.get(namespace);
         match own.filter(|quota| quota.namespace == namespace) {
@@ -103,7 +103,7 @@ impl QuotaTopology {
         }
     }
 
-    /// Takes in what a watch shows.
+    /// Applies an observed quota.
     pub(crate) fn observe(&mut self, quota: QuotaInfo) {
         self.record_namespace(&quota);
         if let Some(admitted) = self.admitted.get(&quota.name) {
@@ -115,7 +115,7 @@ impl QuotaTopology {
         self.insert(Arc::new(quota));
     }
 
-    /// Takes in that a watch shows the end of an object.
+    /// Applies an observed deletion.
     pub(crate) fn observe_deleted(&mut self, quota: &QuotaInfo) {
         remove_from_set(&mut self.observed_namespaces, &quota.name, &quota.namespace);
         let existing = self.quotas.get(&quota.name);
@@ -123,7 +123,7 @@ impl QuotaTopology {
         else {
             return;
         };
-        // A quota of the same name may have been admitted since.
+        // A new quota of the same name may have been admitted since.
         if existing.uid.is_empty() || quota.uid.is_empty() || existing.uid == quota.uid {
             let is_new = self
                 .admitted
@@ -136,7 +136,7 @@ impl QuotaTopology {
         }
     }
 
-    /// Takes in a request that was admitted.
+    /// Applies an admitted write.
     pub(crate) fn admit(&mut self, write: QuotaWrite) {
         let round = self.round;
         let (base, info, stays) = match write {
@@ -159,8 +159,8 @@ impl QuotaTopology {
         self.admitted.insert(name, admitted);
     }
 
-    /// Starts anew from everything there is, keeping what was admitted since the last time and is
-    /// not seen yet.
+    /// Rebuilds the topology from all observed quotas, keeping writes that were admitted since the last
+    /// resync and are not observed yet.
     pub(crate) fn resync(&mut self, all: impl IntoIterator<Item = QuotaInfo>) {
         self.round += 1;
         let oldest = self.round.saturating_sub(1);
@@ -229,7 +229,7 @@ impl QuotaTopology {
         Some(quota)
     }
 
-    /// What `/elasticQuota` shows.
+    /// Returns the content of `/elasticQuota`.
     pub(crate) fn summary(&self) -> Summary<'_> {
         let quotas = self.quotas.values().map(|quota| {
             let shown = QuotaSummary {
@@ -259,19 +259,19 @@ impl QuotaTopology {
 }
 
 impl Admitted {
-    /// Whether `quota` is newer than what was admitted: this, or another write after it. A quota of
-    /// another namespace has nothing to do with it.
+    /// Returns true if `quota` is newer than the admitted write: its result or a later write. A quota of
+    /// another namespace is unrelated.
     fn is_superseded_by(&self, quota: &QuotaInfo) -> bool {
         match &self.new_info {
             Some(new_info) if new_info.namespace != quota.namespace => false,
             Some(_) => quota.version > self.base,
-            // An object that waits for its finalizers is shown again and again: it is still there.
+            // An object with finalizers is observed repeatedly while it still exists.
             None => quota.uid != self.uid || quota.version > self.base,
         }
     }
 }
 
-/// Takes `name` out of the set under `key`, and the set if that empties it.
+/// Removes `name` from the set under `key`, and the set if it becomes empty.
 fn remove_from_set(sets: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str) {
     if let Some(set) = sets.get_mut(key) {
         set.remove(name);

@@ -1,4 +1,4 @@
-//! Pods of a quota tree go to the nodes of the tree (gate `MultiQuotaTree`).
+//! Restricts pods of a quota tree to the nodes of the tree (gate `MultiQuotaTree`).
 //!
 //! Source: Koordinator `pkg/webhook/pod/mutating/multi_quota_tree_affinity.go`.
 
@@ -9,13 +9,13 @@ use koord_api::quota::ElasticQuotaProfile;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Adds to a pod of `namespace` the node affinity that its quota asks for, and changes nothing else.
+/// Adds the node affinity of its quota tree to a pod of `namespace`.
 ///
-/// The quota is the one that the pod names, or that is named like its namespace, or that claims the
-/// namespace; of the profiles of its tree the first by namespace and name counts.
+/// The quota is the one in the pod's label, or the one named like its namespace, or the one that claims the
+/// namespace. Of the profiles of its tree the first by namespace and name is used.
 ///
 /// # Errors
-/// A part of the pod is of the wrong kind.
+/// A part of the pod has the wrong JSON type.
 pub(crate) fn bind_to_tree(
     topology: &QuotaTopology,
     profiles: &[Arc<ElasticQuotaProfile>],
@@ -68,7 +68,7 @@ pub(crate) fn bind_to_tree(
     Ok(())
 }
 
-/// An object; what is not there becomes one.
+/// Returns `value` as an object; null is replaced by an empty one.
 fn object<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Value>, Refusal> {
     if value.is_null() {
         *value = json!({});
@@ -87,7 +87,7 @@ fn object<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Va
     value.as_object_mut().ok_or_else(wrong)
 }
 
-/// A list; what is not there becomes one.
+/// Returns `value` as a list; null is replaced by an empty one.
 fn list<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Vec<Value>, Refusal> {
     if value.is_null() {
         *value = json!([]);
@@ -106,7 +106,7 @@ fn list<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Vec<Value>, Refu
     value.as_array_mut().ok_or_else(wrong)
 }
 
-/// A profile's node selector in the words of node affinity.
+/// Converts a profile's node selector to requirements of node affinity.
 fn requirements(profile: &ElasticQuotaProfile) -> Vec<Value> {
     let selector = &profile.spec.node_selector;
     let labels = selector.match_labels.iter().flatten();

@@ -255,7 +255,7 @@ fn siblings_are_not_guaranteed_more_than_their_parent() {
     }
 }
 
-/// Who is forced, or the root of a tree, breaks sums that count for everybody else.
+/// A forced quota or the root of a tree is exempt from the sums that apply to all others.
 #[test]
 fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
     let max = [120, 1048576];
@@ -293,7 +293,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
     }
 }
 
-/// What a quota is guaranteed already is not asked for again, and counts for its ancestors.
+/// An amount that a quota is already guaranteed is not required again, and counts for its ancestors.
 #[test]
 fn a_quotas_own_guarantee_counts() {
     let max = [120, 1048576];
@@ -384,7 +384,7 @@ fn a_minimum_grows_as_far_as_ancestors_back_it() {
     }
 }
 
-/// Admits and remembers, as the webhook does.
+/// Admits and records quotas as the webhook does.
 struct QuotaAdmitter {
     topology: QuotaTopology,
     pods: Pods,

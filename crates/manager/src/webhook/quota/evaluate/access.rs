@@ -1,4 +1,4 @@
-//! Reading quotas as new as can be had cheaply, and writing what is used of them.
+//! Reads quotas that are as fresh as is cheaply possible, and writes their usage.
 
 use crate::webhook::quota::check::Refusal;
 use crate::webhook::quota::fill;
@@ -15,13 +15,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How quotas are read and written.
+/// Read and write access to quotas.
 pub(crate) trait QuotaAccess: Send + Sync {
-    /// A quota as it is, or was a moment ago.
+    /// Returns a quota, possibly slightly stale.
     fn get<'a>(&'a self, key: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>>;
 
-    /// Writes what is used of a quota, unless it is not `quota` any more. Then, this waits up to
-    /// `pause` before it fails.
+    /// Writes the usage of a quota unless it changed since `quota` was read. After such a conflict this waits
+    /// up to `pause` before it fails.
     fn charge<'a>(
         &'a self,
         quota: &'a ElasticQuota,
@@ -30,32 +30,33 @@ pub(crate) trait QuotaAccess: Send + Sync {
     ) -> BoxFuture<'a, Result<(), Refusal>>;
 }
 
-/// Where a cache of quotas is looked into.
+/// Lookup of a quota in a cache.
 pub(crate) type QuotaLookup = Box<dyn Fn(&ObjectKey) -> Option<Arc<ElasticQuota>> + Send + Sync>;
 
-/// How many quotas are remembered.
+/// Number of recently read or written quotas that are stored.
 const CACHE_SIZE: usize = 100;
 
-/// The quotas of a cluster: a cache, what was written here and is not in the cache yet, and the API
-/// server where both are known to be too old.
+/// The quotas of a cluster: from a cache, from recent own writes that are not in the cache yet, or from the
+/// API server if both are known to be stale.
 pub(crate) struct ClusterQuotas {
     client: Client,
     cached: QuotaLookup,
     fresh_get: bool,
-    /// Newest last.
+    /// Recent quotas, newest last.
     recent: Mutex<VecDeque<(ObjectKey, CachedQuota)>>,
 }
 
 #[derive(Clone)]
 enum CachedQuota {
-    /// What was written or read here.
+    /// The object as it was last written or read here.
     Object(Arc<ElasticQuota>),
-    /// Somebody else wrote after this version.
+    /// This version is stale: another client wrote after it.
     StaleUpTo(u64),
 }
 
 impl ClusterQuotas {
-    /// With `fresh_get` a conflict is followed by a read from the API server, whatever the cache has.
+    /// Creates the access. With `fresh_get`, each conflict is followed by a read from the API server, even if
+    /// the cache has a newer quota.
     pub(crate) fn new(client: Client, cached: QuotaLookup, fresh_get: bool) -> Self {
         Self {
             client,
@@ -98,7 +99,7 @@ impl ClusterQuotas {
     }
 }
 
-/// What the API server said of a quota, in its words.
+/// Returns the API server's error about a quota, in its own words.
 fn api_refusal(key: &ObjectKey, error: &koord_kube::Error) -> Refusal {
     match error {
         koord_kube::Error::Api(status) => {
@@ -126,8 +127,8 @@ impl QuotaAccess for ClusterQuotas {
                     self.store(key.clone(), None);
                     Ok(cached)
                 }
-                // The same version again would meet the same conflict. What the cache does not have
-                // may be gone, or not seen yet.
+                // The stale version would conflict again. A quota that is not cached may be deleted or not
+                // observed yet.
                 _ => self.read(key).await,
             }
         }
@@ -142,7 +143,7 @@ impl QuotaAccess for ClusterQuotas {
     ) -> BoxFuture<'a, Result<(), Refusal>> {
         async move {
             let key = ObjectKey::of(quota);
-            // Only this annotation is ours; the version makes it fail where anything changed since.
+            // Only this annotation is owned here; the version makes the write fail if anything changed.
             let change = json!({"metadata": {
                 "resourceVersion": quota.metadata.resource_version,
                 "uid": quota.metadata.uid,
@@ -163,7 +164,7 @@ impl QuotaAccess for ClusterQuotas {
                 let stale = CachedQuota::StaleUpTo(version(quota));
                 self.store(key.clone(), Some(stale));
                 if self.fresh_get {
-                    // The reason is the conflict, whatever comes of this.
+                    // The conflict is reported, whatever the result of this read.
                     let _ = self.read(&key).await;
                 }
             }

@@ -1,4 +1,4 @@
-//! Pods that ask one quota for room, judged together.
+//! Checks the requests of several pods for one quota together.
 //!
 //! Source: Koordinator `pkg/webhook/quotaevaluate/evaluator.go`.
 
@@ -11,7 +11,7 @@ use koord_model::list;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A quota that limits none of these limits no pods.
+/// Resources of pods: a quota that limits none of them does not limit pods.
 const POD_RESOURCES: [&str; 14] = [
     resources::CPU,
     resources::MEMORY,
@@ -29,16 +29,16 @@ const POD_RESOURCES: [&str; 14] = [
     resources::GPU_MEMORY_RATIO,
 ];
 
-/// How writes of quotas that meet another writer are repeated.
+/// Retry policy of quota writes that conflict with another writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retries {
-    /// The most repetitions for one batch of pods; less than three count as three.
+    /// Maximum number of retries for one batch of pods; less than three count as three.
     pub max: u32,
-    /// The longest pause before a repetition, half of which is random; zero is none.
+    /// Maximum delay before a retry, of which half is random; zero disables it.
     pub jitter: Duration,
-    /// The most that the pauses of one batch may take together.
+    /// Maximum total delay of one batch.
     pub max_total_jitter: Duration,
-    /// Whether the quota is read from the API server after a conflict even if a newer one is cached.
+    /// True if the quota is read from the API server after a conflict even if a newer one is cached.
     pub fresh_get: bool,
 }
 
@@ -54,22 +54,22 @@ impl Default for Retries {
 }
 
 impl Retries {
-    /// The fewest repetitions.
+    /// Minimum number of retries.
     const MIN: u32 = 3;
 
-    /// The most repetitions for any batch.
+    /// Returns the maximum number of retries for any batch.
     pub(super) fn max_retries(&self) -> u32 {
         self.max.max(Self::MIN)
     }
 
-    /// The repetitions for a batch of which `pods` were let in: one more with every doubling.
+    /// Returns the number of retries for a batch that grants `pods` pods: one more with every doubling.
     pub(super) fn for_batch(&self, pods: usize) -> u32 {
         let doublings = pods.max(1).ilog2();
         Self::MIN.saturating_add(doublings).min(self.max_retries())
     }
 
-    /// The longest pause after the next write, if it fails and `left` repetitions remain, and after
-    /// pauses of `spent`.
+    /// Returns the maximum delay after the next write if it fails, with `left` retries remaining and delays
+    /// of `spent` so far.
     pub(super) fn pause(&self, spent: Duration, left: u32) -> Duration {
         let fits = spent.saturating_add(self.jitter) <= self.max_total_jitter;
         if left > 0 && fits {
@@ -80,7 +80,7 @@ impl Retries {
     }
 }
 
-/// A pod's request and what became of it; `None` while it is open.
+/// The request of a pod and its verdict; `None` while it is open.
 #[derive(Debug)]
 pub(super) struct BatchRequest {
     pub(super) request: ResourceList,
@@ -96,26 +96,26 @@ impl BatchRequest {
     }
 }
 
-/// What shall be written so that the open requests are granted.
+/// The write that grants the open requests.
 #[derive(Debug, PartialEq)]
 pub(super) struct Charge {
-    /// The new `child-request`.
+    /// The new value of the annotation `child-request`.
     pub(super) used: ResourceList,
-    /// How many pods it has room for; `None` when they were not judged one by one again.
+    /// Number of pods that it grants; `None` if they were not checked one by one again.
     pub(super) pods: Option<usize>,
 }
 
-/// What is carried from one attempt at a batch to the next.
+/// State carried from one attempt at a batch to the next.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// What the granted pods take together.
+    /// Sum of the granted requests.
     delta: ResourceList,
-    /// The resources of the maximum at that time.
+    /// The resources in the maximum at that time.
     limited: BTreeSet<String>,
 }
 
 impl Batch {
-    /// Judges the open requests by what the quota says now. `None` when nothing is left to write.
+    /// Decides the open requests by the current quota. Returns `None` if there is nothing to write.
     pub(super) fn judge(
         &mut self,
         quota: &ElasticQuota,
@@ -136,7 +136,7 @@ impl Batch {
             self.delta.clear();
         }
         if !self.delta.is_empty() {
-            // The same pods as before: if they fit together, they fit one by one.
+            // The pods are unchanged: if they fit together, each fits.
             let mut then = used.clone();
             then.add(&self.delta);
             let then = list::masked(&then, |name| self.delta.contains_key(name));
@@ -174,8 +174,8 @@ impl Batch {
     }
 }
 
-/// What is used of a quota, and the most that may be: the annotation if it lists anything, else the
-/// maximum.
+/// Returns usage and limit of a quota; the limit is the admission annotation if it is not empty, otherwise
+/// the maximum.
 fn read(quota: &ElasticQuota) -> Result<(ResourceList, ResourceList), Refusal> {
     let amounts = |key| {
         let read = quota.amounts(key);

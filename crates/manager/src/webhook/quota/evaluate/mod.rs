@@ -1,8 +1,8 @@
-//! Whether a quota has room for a pod, asked by many at once on every replica.
+//! Charges pods to quotas that have room for them, under concurrent requests on every replica.
 //!
-//! Requests for one quota are judged in batches, one batch at a time, and each batch is one write of
-//! the quota, which fails if anybody else wrote it since it was read: so no number of replicas lets in
-//! more than the limit. What is used is never lowered here; the scheduler counts anew.
+//! Requests for one quota are decided in batches, one batch at a time. Each batch is one write of the quota,
+//! which fails if another client wrote the quota since it was read, so that any number of replicas stays
+//! below the limit. The usage is never lowered here; the scheduler recomputes it.
 
 mod access;
 mod batch;
@@ -22,18 +22,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 
-/// How many quotas are worked on at once.
+/// Number of quotas that are processed concurrently.
 const WORKERS: usize = 16;
-/// How long a request waits at most.
+/// Maximum time that a request waits.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a pod is not let in.
+/// Why a pod is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Denial {
-    /// The quota has no room, cannot be read or cannot be written.
+    /// The quota is exceeded, or cannot be read or written.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// There was no answer in time.
+    /// There was no decision in time.
     #[error("Internal error occurred: elastic quota evaluation timed out")]
     TimedOut,
 }
@@ -43,10 +43,10 @@ struct Waiter {
     answer: oneshot::Sender<Result<(), Refusal>>,
 }
 
-/// The requests that wait for a quota. A quota that is worked on is listed, if only with none.
+/// Waiting requests by quota. A quota that is being processed has an entry, even an empty one.
 type Queues = Arc<Mutex<HashMap<ObjectKey, Vec<Waiter>>>>;
 
-/// See the module documentation. Clones share the queues.
+/// Batches and decides quota requests, as described in the module documentation. Clones share the queues.
 #[derive(Clone)]
 pub(crate) struct Evaluator {
     access: Arc<dyn QuotaAccess>,
@@ -65,7 +65,7 @@ impl Evaluator {
         }
     }
 
-    /// Charges `request` to a quota, if there is room.
+    /// Charges `request` to a quota if it fits.
     pub(crate) async fn evaluate(
         &self,
         quota: ObjectKey,
@@ -92,7 +92,7 @@ impl Evaluator {
         }
     }
 
-    /// Whether there is room for `request` now; charges nothing.
+    /// Checks that `request` fits now, without charging it.
     pub(crate) async fn would_fit(
         &self,
         quota: &ObjectKey,
@@ -109,14 +109,14 @@ impl Evaluator {
         result.map_err(|_| Denial::TimedOut)?.map_err(Into::into)
     }
 
-    /// Works on a quota until nobody waits for it.
+    /// Processes the requests for a quota until none is waiting.
     async fn work(self, quota: ObjectKey) {
         let mut guard = QueueGuard {
             queues: self.queues.clone(),
             quota: Some(quota.clone()),
         };
         loop {
-            // Those who come while this waits for a worker join the batch.
+            // Requests that arrive while this waits for a worker join the batch.
             let Ok(_worker) = self.workers.acquire().await else {
                 return;
             };
@@ -126,13 +126,13 @@ impl Evaluator {
                 let waiting = waiting.unwrap_or_default();
                 if waiting.is_empty() {
                     queues.remove(&quota);
-                    // From here on the entry may be another worker's.
+                    // From here on the entry may belong to another worker.
                     guard.quota = None;
                     return;
                 }
                 waiting
             };
-            // Who has given up must not be charged.
+            // A request that was given up must not be charged.
             let waiters = waiters
                 .into_iter()
                 .filter(|waiter| !waiter.answer.is_closed());
@@ -141,13 +141,13 @@ impl Evaluator {
                 .unzip();
             self.process_batch(&quota, &mut requests).await;
             for (entry, answer) in requests.into_iter().zip(answers) {
-                // Whoever went away meanwhile stays charged until the scheduler counts anew.
+                // A request given up in the meantime stays charged until the scheduler recomputes the usage.
                 let _ = answer.send(entry.verdict.unwrap_or(Ok(())));
             }
         }
     }
 
-    /// Judges a batch and writes the quota. What is open then is granted.
+    /// Decides a batch and writes the quota. Requests that are still open afterwards are granted.
     async fn process_batch(&self, key: &ObjectKey, requests: &mut [BatchRequest]) {
         let refuse_open = |requests: &mut [BatchRequest], refusal: &Refusal| {
             for entry in requests.iter_mut().filter(|entry| entry.verdict.is_none()) {
@@ -182,7 +182,7 @@ impl Evaluator {
     }
 }
 
-/// Takes a quota off the list if the work on it breaks off, so that the next request starts anew.
+/// Removes the entry of a quota if its processing is aborted, so that the next request starts it again.
 struct QueueGuard {
     queues: Queues,
     quota: Option<ObjectKey>,

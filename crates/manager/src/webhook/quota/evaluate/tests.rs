@@ -17,7 +17,8 @@ fn list(value: &Value) -> ResourceList {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// One pod against one quota: what is written, or the refusal; `None` when it is allowed as it is.
+/// Evaluates one pod against one quota: returns the charge, or the refusal; `None` if nothing needs to be
+/// written.
 fn alone(quota: &ElasticQuota, request: &Value) -> Result<Option<ResourceList>, String> {
     let mut requests = [BatchRequest::new(list(request))];
     let charge = Batch::default().judge(quota, &mut requests);
@@ -266,10 +267,10 @@ struct Contended {
     quota: Mutex<ElasticQuota>,
     others: Mutex<VecDeque<Value>>,
     writes: Mutex<u32>,
-    /// How long each write may pause where it fails.
+    /// The pause of each failed write.
     pauses: Mutex<Vec<Duration>>,
     slow: Option<Duration>,
-    /// Whether the next read panics.
+    /// True if the next read panics.
     panics: Mutex<bool>,
 }
 
@@ -474,7 +475,7 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
     }
 }
 
-/// Whoever waits is told, and the next request finds the quota unlocked.
+/// A waiting request fails, and the next one finds the quota unlocked.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
     let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);

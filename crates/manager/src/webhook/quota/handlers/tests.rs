@@ -9,7 +9,7 @@ use koord_apiserver::{ApiServer, Config};
 use koord_kube::webhook::{Resource, User};
 use serde_json::json;
 
-/// Of a replica that watches nothing.
+/// Returns the admission of a replica that watches nothing.
 async fn admission() -> Arc<Admission> {
     let clock = koord_app::Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
     let ctx = koord_app::Context::with_clock(clock.clone());

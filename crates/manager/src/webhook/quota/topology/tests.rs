@@ -1,4 +1,4 @@
-//! What watches and admissions make of the topology, in whatever order they come.
+//! Tests of observed and admitted changes in any order.
 
 use super::*;
 use crate::webhook::quota::testing::{quota, topology};

@@ -61,7 +61,7 @@ fn object(operation: &QuotaOperation) -> ElasticQuota {
     )
 }
 
-/// What must hold of everything that was admitted, computed from the objects alone.
+/// Checks the invariants of all admitted quotas, from the objects alone.
 fn check_invariants(all: &BTreeMap<String, ElasticQuota>) -> Result<(), String> {
     for (name, quota) in all {
         let parent = quota.parent();

@@ -31,7 +31,7 @@ impl Cluster {
         }
     }
 
-    /// A replica with a cache of its own.
+    /// Returns a replica with its own cache.
     async fn replica(&self, retries: &Retries, pace: u64) -> (Evaluator, Arc<Counted>) {
         let all = Scope::default();
         let store =
