@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_flags_are_named() {
         for (line, says) in [
             (
                 "--backend-runtime-mode=containerd",

@@ -1,7 +1,7 @@
 //! The calls that hook servers have a say in, as functions of a request's bytes.
 //!
 //! [`Decider::decide`] turns the message that the kubelet sent into the one that the runtime gets, and says
-//! what is to be done when the runtime has done it ([`Then`]). A message that nobody changes stays the
+//! what is to be done when the runtime has done it ([`PostCall`]). A message that nobody changes stays the
 //! bytes that came; a changed one is changed in place (see `wire`).
 
 mod apply;
@@ -36,7 +36,7 @@ pub(crate) enum Call {
 
 impl Call {
     /// The call with this path, if it is one of them.
-    pub(crate) fn of(path: &str) -> Option<Self> {
+    pub(crate) fn from_path(path: &str) -> Option<Self> {
         Some(match path.strip_prefix("/runtime.v1.RuntimeService/")? {
             "RunPodSandbox" => Self::RunPodSandbox,
             "StopPodSandbox" => Self::StopPodSandbox,
@@ -51,7 +51,7 @@ impl Call {
     }
 
     /// What is asked before it.
-    pub(crate) fn before(self) -> Option<Hook> {
+    pub(crate) fn pre_hook(self) -> Option<Hook> {
         Some(match self {
             Self::RunPodSandbox => Hook::PreRunPodSandbox,
             Self::CreateContainer => Hook::PreCreateContainer,
@@ -64,7 +64,7 @@ impl Call {
 
 /// What is to be done when the runtime has done what it was asked.
 #[derive(Debug)]
-pub(crate) enum Then {
+pub(crate) enum PostCall {
     Nothing,
     /// The answer has the id of this pod.
     Ran(PodSandboxHookRequest),
@@ -82,12 +82,12 @@ pub(crate) enum Then {
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) message: Bytes,
-    pub(crate) then: Then,
+    pub(crate) post_call: PostCall,
 }
 
 /// Why a request cannot be looked into.
 #[derive(Debug, thiserror::Error)]
-enum Unreadable {
+enum UnreadableRequest {
     #[error("the request is no message of its kind: {0}")]
     Decode(#[from] prost::DecodeError),
     #[error("the request is no message: {0}")]
@@ -110,11 +110,11 @@ impl Decider {
     ///
     /// When a hook failed whose failure is the call's.
     pub(crate) async fn decide(&self, call: Call, message: Bytes) -> Result<Decision, Refusal> {
-        let unreadable = |error: &Unreadable| {
-            if let Some(hook) = call.before() {
-                self.hooks.unaskable::<()>(hook, error.to_string())?;
+        let unreadable = |error: &UnreadableRequest| {
+            if let Some(hook) = call.pre_hook() {
+                self.hooks.skip_or_refuse::<()>(hook, error.to_string())?;
             }
-            Ok(Then::Nothing)
+            Ok(PostCall::Nothing)
         };
         let decided = match call {
             Call::RunPodSandbox => self.run_pod(&message).await,
@@ -122,15 +122,15 @@ impl Decider {
             Call::UpdateContainerResources => self.update_container(&message).await,
             _ => self.by_id(call, &message).await.map(|done| {
                 let unchanged = message.clone();
-                done.map(|then| (unchanged, then))
+                done.map(|post_call| (unchanged, post_call))
             }),
         };
         match decided {
-            Ok(Ok((message, then))) => Ok(Decision { message, then }),
+            Ok(Ok((message, post_call))) => Ok(Decision { message, post_call }),
             Ok(Err(refusal)) => Err(refusal),
             Err(error) => {
-                let then = unreadable(&error)?;
-                Ok(Decision { message, then })
+                let post_call = unreadable(&error)?;
+                Ok(Decision { message, post_call })
             }
         }
     }
@@ -139,15 +139,15 @@ impl Decider {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
-    async fn run_pod(&self, message: &Bytes) -> Outcome<(Bytes, Then)> {
+    async fn run_pod(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
         let request = cri::RunPodSandboxRequest::decode(message.clone())?;
         let mut pod = pod(request.config.unwrap_or_default(), request.runtime_handler);
         if self.exempt(&pod.labels) {
-            return Ok(Ok((message.clone(), Then::Ran(pod))));
+            return Ok(Ok((message.clone(), PostCall::Ran(pod))));
         }
         let answer = match self.hooks.pod(Hook::PreRunPodSandbox, &pod).await {
             Ok(Some(answer)) => answer,
-            Ok(None) => return Ok(Ok((message.clone(), Then::Ran(pod)))),
+            Ok(None) => return Ok(Ok((message.clone(), PostCall::Ran(pod)))),
             Err(refusal) => return Ok(Err(refusal)),
         };
         let message = apply::run_pod(message, &answer)?;
@@ -156,16 +156,16 @@ impl Decider {
         if !answer.cgroup_parent.is_empty() {
             pod.cgroup_parent = answer.cgroup_parent;
         }
-        Ok(Ok((message, Then::Ran(pod))))
+        Ok(Ok((message, PostCall::Ran(pod))))
     }
 
-    async fn create_container(&self, message: &Bytes) -> Outcome<(Bytes, Then)> {
+    async fn create_container(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
         let request = cri::CreateContainerRequest::decode(message.clone())?;
         let config = request.config.unwrap_or_default();
         // The request has all of it, too, but for what a hook said about the pod.
-        let asked_for = pod(request.sandbox_config.unwrap_or_default(), String::new());
-        let known = self.store.pod(&request.pod_sandbox_id);
-        let pod = known.as_deref().unwrap_or(&asked_for);
+        let requested_pod = pod(request.sandbox_config.unwrap_or_default(), String::new());
+        let stored_pod = self.store.pod(&request.pod_sandbox_id);
+        let pod = stored_pod.as_deref().unwrap_or(&requested_pod);
         let resources = config.linux.and_then(|linux| linux.resources);
         // Values that are no text cannot be sent to a hook server; the runtime gets them as they are.
         let envs = config.envs.into_iter();
@@ -181,83 +181,93 @@ impl Decider {
                 container_annotations: config.annotations,
                 container_resources: resources.as_ref().map(merge::resources),
                 container_envs: envs.collect(),
-                ..of_pod(pod)
+                ..container_request(pod)
             },
         };
-        let asked = &mut container.request;
-        if !asked_for.cgroup_parent.is_empty() {
-            asked.pod_cgroup_parent = asked_for.cgroup_parent.clone();
+        let hook_request = &mut container.request;
+        if !requested_pod.cgroup_parent.is_empty() {
+            hook_request.pod_cgroup_parent = requested_pod.cgroup_parent.clone();
         }
-        if self.exempt(&asked.pod_labels) {
-            return Ok(Ok((message.clone(), Then::Created(container))));
+        if self.exempt(&hook_request.pod_labels) {
+            return Ok(Ok((message.clone(), PostCall::Created(container))));
         }
-        let answer = match self.hooks.container(Hook::PreCreateContainer, asked).await {
+        let answer = match self
+            .hooks
+            .container(Hook::PreCreateContainer, hook_request)
+            .await
+        {
             Ok(Some(answer)) => answer,
-            Ok(None) => return Ok(Ok((message.clone(), Then::Created(container)))),
+            Ok(None) => return Ok(Ok((message.clone(), PostCall::Created(container)))),
             Err(refusal) => return Ok(Err(refusal)),
         };
         merge::entries(
-            &mut asked.container_annotations,
+            &mut hook_request.container_annotations,
             &answer.container_annotations,
         );
-        merge::entries(&mut asked.container_envs, &answer.container_envs);
+        merge::entries(&mut hook_request.container_envs, &answer.container_envs);
         if let Some(answered) = &answer.container_resources {
-            merge::answer(asked.container_resources.get_or_insert_default(), answered);
+            merge::answer(
+                hook_request.container_resources.get_or_insert_default(),
+                answered,
+            );
         }
         if !answer.pod_cgroup_parent.is_empty() {
-            asked
+            hook_request
                 .pod_cgroup_parent
                 .clone_from(&answer.pod_cgroup_parent);
         }
         let wanted = answer
             .container_resources
             .is_some()
-            .then_some(asked.container_resources.as_ref())
+            .then_some(hook_request.container_resources.as_ref())
             .flatten();
         let message = apply::create_container(message, &answer, wanted)?;
-        Ok(Ok((message, Then::Created(container))))
+        Ok(Ok((message, PostCall::Created(container))))
     }
 
-    async fn update_container(&self, message: &Bytes) -> Outcome<(Bytes, Then)> {
+    async fn update_container(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
         let request = cri::UpdateContainerResourcesRequest::decode(message.clone())?;
         let id = request.container_id;
         let hook = Hook::PreUpdateContainerResources;
-        let known = match self.container_for(hook, &id).await {
-            Ok(Some(known)) => known,
-            Ok(None) => return Ok(Ok((message.clone(), Then::Nothing))),
+        let stored = match self.container_for(hook, &id).await {
+            Ok(Some(container)) => container,
+            Ok(None) => return Ok(Ok((message.clone(), PostCall::Nothing))),
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let mut container = (*known).clone();
-        let asked = &mut container.request;
+        let mut container = (*stored).clone();
+        let hook_request = &mut container.request;
         if let Some(linux) = &request.linux {
-            let resources = asked.container_resources.get_or_insert_default();
+            let resources = hook_request.container_resources.get_or_insert_default();
             merge::update(resources, &merge::resources(linux));
         }
-        if self.exempt(&asked.pod_labels) {
-            return Ok(Ok((message.clone(), Then::Updated(id, container))));
+        if self.exempt(&hook_request.pod_labels) {
+            return Ok(Ok((message.clone(), PostCall::Updated(id, container))));
         }
-        let answer = match self.hooks.container(hook, asked).await {
+        let answer = match self.hooks.container(hook, hook_request).await {
             Ok(Some(answer)) => answer,
-            Ok(None) => return Ok(Ok((message.clone(), Then::Updated(id, container)))),
+            Ok(None) => return Ok(Ok((message.clone(), PostCall::Updated(id, container)))),
             Err(refusal) => return Ok(Err(refusal)),
         };
         // What the container has already is nothing that the hook asks for.
-        let said = answer.container_annotations.iter();
-        let said = said.filter(|(key, value)| asked.container_annotations.get(*key) != Some(value));
-        let annotations: BTreeMap<_, _> = said.map(|(k, v)| (k.clone(), v.clone())).collect();
-        merge::entries(&mut asked.container_annotations, &annotations);
+        let new_annotations = answer.container_annotations.iter();
+        let new_annotations = new_annotations
+            .filter(|(key, value)| hook_request.container_annotations.get(*key) != Some(value));
+        let annotations: BTreeMap<_, _> = new_annotations
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect();
+        merge::entries(&mut hook_request.container_annotations, &annotations);
         let mut wanted = None;
         if let Some(answered) = &answer.container_resources {
-            let resources = asked.container_resources.get_or_insert_default();
+            let resources = hook_request.container_resources.get_or_insert_default();
             merge::answer(resources, answered);
             wanted = Some(&*resources);
         }
         let message = apply::update_container(message, &annotations, wanted)?;
-        Ok(Ok((message, Then::Updated(id, container))))
+        Ok(Ok((message, PostCall::Updated(id, container))))
     }
 
     /// Calls that name only an id, and are never changed.
-    async fn by_id(&self, call: Call, message: &Bytes) -> Outcome<Then> {
+    async fn by_id(&self, call: Call, message: &Bytes) -> Outcome<PostCall> {
         Ok(match call {
             Call::StartContainer => {
                 let id = cri::StartContainerRequest::decode(message.clone())?.container_id;
@@ -266,53 +276,53 @@ impl Decider {
             Call::StopContainer => {
                 let id = cri::StopContainerRequest::decode(message.clone())?.container_id;
                 let container = match self.hooks.server(Hook::PostStopContainer) {
-                    Some(_) => self.known_container(&id).await.unwrap_or_default(),
+                    Some(_) => self.lookup_container(&id).await.unwrap_or_default(),
                     None => None,
                 };
-                Ok(Then::StoppedContainer(id, container))
+                Ok(PostCall::StoppedContainer(id, container))
             }
             Call::StopPodSandbox => {
                 let id = cri::StopPodSandboxRequest::decode(message.clone())?.pod_sandbox_id;
                 let pod = match self.hooks.server(Hook::PostStopPodSandbox) {
-                    Some(_) => self.known_pod(&id).await.unwrap_or_default(),
+                    Some(_) => self.lookup_pod(&id).await.unwrap_or_default(),
                     None => None,
                 };
-                Ok(Then::StoppedPod(id, pod))
+                Ok(PostCall::StoppedPod(id, pod))
             }
             Call::RemovePodSandbox => {
                 let request = cri::RemovePodSandboxRequest::decode(message.clone())?;
-                Ok(Then::RemovedPod(request.pod_sandbox_id))
+                Ok(PostCall::RemovedPod(request.pod_sandbox_id))
             }
             Call::RemoveContainer => {
                 let request = cri::RemoveContainerRequest::decode(message.clone())?;
-                Ok(Then::RemovedContainer(request.container_id))
+                Ok(PostCall::RemovedContainer(request.container_id))
             }
             Call::RunPodSandbox | Call::CreateContainer | Call::UpdateContainerResources => {
-                Ok(Then::Nothing)
+                Ok(PostCall::Nothing)
             }
         })
     }
 
-    async fn start(&self, id: &str) -> Result<Then, Refusal> {
+    async fn start(&self, id: &str) -> Result<PostCall, Refusal> {
         let before = self.container_for(Hook::PreStartContainer, id).await?;
         let container = match before {
             Some(container) => container,
             None if self.hooks.server(Hook::PostStartContainer).is_none() => {
-                return Ok(Then::Nothing);
+                return Ok(PostCall::Nothing);
             }
-            None => match self.known_container(id).await {
+            None => match self.lookup_container(id).await {
                 Ok(Some(container)) => container,
-                _ => return Ok(Then::Nothing),
+                _ => return Ok(PostCall::Nothing),
             },
         };
         if self.exempt(&container.request.pod_labels) {
-            return Ok(Then::Nothing);
+            return Ok(PostCall::Nothing);
         }
         // A start has nothing that an answer could change.
         self.hooks
             .container(Hook::PreStartContainer, &container.request)
             .await?;
-        Ok(Then::Started(container))
+        Ok(PostCall::Started(container))
     }
 
     /// The container that `hook` is to be asked about: looked up only if somebody wants to be asked. A
@@ -321,16 +331,16 @@ impl Decider {
         if self.hooks.server(hook).is_none() {
             return Ok(self.store.container(id));
         }
-        match self.known_container(id).await {
-            Ok(known) => Ok(known),
+        match self.lookup_container(id).await {
+            Ok(container) => Ok(container),
             Err(status) => {
                 let problem = format!("container {id} cannot be looked up: {}", status.message());
-                self.hooks.unaskable(hook, problem)
+                self.hooks.skip_or_refuse(hook, problem)
             }
         }
     }
 
-    async fn known_pod(&self, id: &str) -> Result<Option<Arc<PodSandboxHookRequest>>, Status> {
+    async fn lookup_pod(&self, id: &str) -> Result<Option<Arc<PodSandboxHookRequest>>, Status> {
         if let Some(pod) = self.store.pod(id) {
             return Ok(Some(pod));
         }
@@ -342,23 +352,23 @@ impl Decider {
         Ok(Some(pod))
     }
 
-    async fn known_container(&self, id: &str) -> Result<Option<Arc<Container>>, Status> {
+    async fn lookup_container(&self, id: &str) -> Result<Option<Arc<Container>>, Status> {
         if let Some(container) = self.store.container(id) {
             return Ok(Some(container));
         }
         let Some(mut container) = self.runtime.container(id).await? else {
             return Ok(None);
         };
-        if let Some(pod) = self.known_pod(&container.sandbox).await? {
-            let of_container = std::mem::take(&mut container.request);
-            let pod = of_pod(&pod);
+        if let Some(pod) = self.lookup_pod(&container.sandbox).await? {
+            let own_request = std::mem::take(&mut container.request);
+            let pod = container_request(&pod);
             container.request = ContainerResourceHookRequest {
                 pod_meta: pod.pod_meta,
                 pod_annotations: pod.pod_annotations,
                 pod_labels: pod.pod_labels,
                 pod_resources: pod.pod_resources,
                 pod_cgroup_parent: pod.pod_cgroup_parent,
-                ..of_container
+                ..own_request
             };
         }
         let container = Arc::new(container);
@@ -367,14 +377,14 @@ impl Decider {
     }
 
     /// Does what comes after a call that went well. `answer` is the runtime's, if it was small enough.
-    pub(crate) async fn after(&self, then: Then, answer: Option<Bytes>) {
-        match then {
-            Then::Nothing => {}
-            Then::Ran(pod) => match answer.map(cri::RunPodSandboxResponse::decode) {
+    pub(crate) async fn after(&self, post_call: PostCall, answer: Option<Bytes>) {
+        match post_call {
+            PostCall::Nothing => {}
+            PostCall::Ran(pod) => match answer.map(cri::RunPodSandboxResponse::decode) {
                 Some(Ok(answer)) => self.store.put_pod(answer.pod_sandbox_id, Arc::new(pod)),
                 answer => tracing::warn!(?answer, "the runtime ran a pod, but does not say its id"),
             },
-            Then::Created(mut container) => {
+            PostCall::Created(mut container) => {
                 match answer.map(cri::CreateContainerResponse::decode) {
                     Some(Ok(answer)) => {
                         let meta = container.request.container_meta.get_or_insert_default();
@@ -390,30 +400,31 @@ impl Decider {
                     }
                 }
             }
-            Then::Updated(id, container) => self.store.put_container(id, Arc::new(container)),
-            Then::Started(container) => {
-                self.tell(Hook::PostStartContainer, &container.request)
+            PostCall::Updated(id, container) => self.store.put_container(id, Arc::new(container)),
+            PostCall::Started(container) => {
+                self.notify(Hook::PostStartContainer, &container.request)
                     .await;
             }
-            Then::StoppedContainer(id, container) => {
+            PostCall::StoppedContainer(id, container) => {
                 if let Some(container) = container {
-                    self.tell(Hook::PostStopContainer, &container.request).await;
+                    self.notify(Hook::PostStopContainer, &container.request)
+                        .await;
                 }
                 self.store.remove_container(&id);
             }
-            Then::StoppedPod(id, pod) => {
+            PostCall::StoppedPod(id, pod) => {
                 if let Some(pod) = pod.filter(|pod| !self.exempt(&pod.labels)) {
                     // What comes back, and a failure, is for nobody: it is done.
                     let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
                 }
                 self.store.remove_pod(&id);
             }
-            Then::RemovedPod(id) => self.store.remove_pod(&id),
-            Then::RemovedContainer(id) => self.store.remove_container(&id),
+            PostCall::RemovedPod(id) => self.store.remove_pod(&id),
+            PostCall::RemovedContainer(id) => self.store.remove_container(&id),
         }
     }
 
-    async fn tell(&self, hook: Hook, request: &ContainerResourceHookRequest) {
+    async fn notify(&self, hook: Hook, request: &ContainerResourceHookRequest) {
         if !self.exempt(&request.pod_labels) {
             // What comes back, and a failure, is for nobody: it is done.
             let _ = self.hooks.container(hook, request).await;
@@ -422,7 +433,7 @@ impl Decider {
 }
 
 /// Whether the request could be read, and whether the call goes on.
-type Outcome<T> = Result<Result<T, Refusal>, Unreadable>;
+type Outcome<T> = Result<Result<T, Refusal>, UnreadableRequest>;
 
 /// What a hook server is told of a pod.
 fn pod(config: cri::PodSandboxConfig, runtime_handler: String) -> PodSandboxHookRequest {
@@ -444,7 +455,7 @@ fn pod(config: cri::PodSandboxConfig, runtime_handler: String) -> PodSandboxHook
 }
 
 /// What a hook server is told of the pod of a container.
-fn of_pod(pod: &PodSandboxHookRequest) -> ContainerResourceHookRequest {
+fn container_request(pod: &PodSandboxHookRequest) -> ContainerResourceHookRequest {
     ContainerResourceHookRequest {
         pod_meta: pod.pod_meta.clone(),
         pod_annotations: pod.annotations.clone(),

@@ -13,7 +13,7 @@ use crate::hooks::{Hook, Hooks, Refusal};
 use crate::store::{Container, Store};
 use crate::{Skip, grpc, merge};
 use bytes::Bytes;
-use engine::{Engine, EngineError, Found};
+use engine::{ContainerInspect, Engine, EngineError};
 use fields::{HOST_CONFIG, LABELS};
 use http::{Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Either, Full, Limited};
@@ -63,7 +63,7 @@ fn own(bytes: Bytes) -> Body {
 
 /// What a container is to Kubernetes, and what hook servers are asked about it.
 #[derive(Debug, Clone)]
-enum Known {
+enum ContainerRole {
     Pod(Arc<koord_rpc::hooks::PodSandboxHookRequest>),
     Container(Arc<Container>),
 }
@@ -106,7 +106,7 @@ impl Docker {
 
     /// Answers a request.
     pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
-        let answer = match Route::of(request.method(), request.uri()) {
+        let answer = match Route::from_request(request.method(), request.uri()) {
             None => self.pass(request).await.map_err(Failure::from),
             Some(Route::Create(name)) => self.create(&name, request).await,
             Some(Route::Start(id)) => self.start(&id, request).await,
@@ -138,33 +138,34 @@ impl Docker {
     }
 
     /// What is known of a container by its id or name, and its id.
-    async fn known(&self, id: &str) -> Result<Option<(String, Known)>, EngineError> {
+    async fn lookup(&self, id: &str) -> Result<Option<(String, ContainerRole)>, EngineError> {
         if let Some(pod) = self.store.pod(id) {
-            return Ok(Some((id.to_owned(), Known::Pod(pod))));
+            return Ok(Some((id.to_owned(), ContainerRole::Pod(pod))));
         }
         if let Some(container) = self.store.container(id) {
-            return Ok(Some((id.to_owned(), Known::Container(container))));
+            return Ok(Some((id.to_owned(), ContainerRole::Container(container))));
         }
-        let Some(Found { id, config, name }) = self.engine.inspect(id).await? else {
+        let Some(ContainerInspect { id, config, name }) = self.engine.inspect(id).await? else {
             return Ok(None);
         };
         let Some(name) = Name::parse(&name) else {
             return Ok(None);
         };
-        let known = match fields::sandbox_of(&config) {
+        let role = match fields::sandbox_of(&config) {
             None => {
                 let pod = Arc::new(pod(&name, &config));
                 self.store.put_pod(id.clone(), pod.clone());
-                Known::Pod(pod)
+                ContainerRole::Pod(pod)
             }
             Some(sandbox) => {
-                let of = self.sandbox(&sandbox).await?;
-                let container = Arc::new(container(&name, &config, sandbox, of.as_deref()));
+                let sandbox_pod = self.sandbox(&sandbox).await?;
+                let container =
+                    Arc::new(container(&name, &config, sandbox, sandbox_pod.as_deref()));
                 self.store.put_container(id.clone(), container.clone());
-                Known::Container(container)
+                ContainerRole::Container(container)
             }
         };
-        Ok(Some((id, known)))
+        Ok(Some((id, role)))
     }
 
     /// The pod whose pause container this is.
@@ -175,27 +176,31 @@ impl Docker {
         if let Some(pod) = self.store.pod(id) {
             return Ok(Some(pod));
         }
-        let Some(Found { id, config, name }) = self.engine.inspect(id).await? else {
+        let Some(ContainerInspect { id, config, name }) = self.engine.inspect(id).await? else {
             return Ok(None);
         };
-        let known = Name::parse(&name).map(|name| Arc::new(pod(&name, &config)));
-        if let Some(pod) = &known {
+        let role = Name::parse(&name).map(|name| Arc::new(pod(&name, &config)));
+        if let Some(pod) = &role {
             self.store.put_pod(id, pod.clone());
         }
-        Ok(known)
+        Ok(role)
     }
 
     /// What is known of a container that `hook` is asked about; an engine that does not say is a hook
     /// that failed.
-    async fn asked(&self, hook: Hook, id: &str) -> Result<Option<(String, Known)>, Refusal> {
+    async fn lookup_for_hook(
+        &self,
+        hook: Hook,
+        id: &str,
+    ) -> Result<Option<(String, ContainerRole)>, Refusal> {
         if self.hooks.server(hook).is_none() {
             return Ok(None);
         }
-        match self.known(id).await {
-            Ok(known) => Ok(known),
+        match self.lookup(id).await {
+            Ok(role) => Ok(role),
             Err(error) => self
                 .hooks
-                .unaskable(hook, format!("container {id} cannot be looked up: {error}")),
+                .skip_or_refuse(hook, format!("container {id} cannot be looked up: {error}")),
         }
     }
 
@@ -205,30 +210,30 @@ impl Docker {
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Failure> {
         let (head, body) = request.into_parts();
-        let body = whole(body).await?;
+        let body = read_body(body).await?;
         let decided = match serde_json::from_slice::<Map<String, Value>>(&body) {
             Ok(config) => self.decide(name, config).await?,
             Err(error) => {
                 let problem = format!("the body of a creation cannot be read: {error}");
                 self.hooks
-                    .unaskable::<()>(Hook::PreCreateContainer, problem)?;
+                    .skip_or_refuse::<()>(Hook::PreCreateContainer, problem)?;
                 None
             }
         };
-        let (body, known) = match decided {
-            Some((changed, known)) => (changed.unwrap_or(body), Some(known)),
+        let (body, role) = match decided {
+            Some((changed, role)) => (changed.unwrap_or(body), Some(role)),
             None => (body, None),
         };
-        let response = self.send_whole(head, body).await?;
-        let Some(known) = known.filter(|_| response.status().is_success()) else {
+        let response = self.send_with_body(head, body).await?;
+        let Some(role) = role.filter(|_| response.status().is_success()) else {
             return Ok(response.map(Either::Left));
         };
         let (head, answer) = response.into_parts();
-        let answer = whole(answer).await?;
+        let answer = read_body(answer).await?;
         match fields::id(&answer) {
-            Some(id) => match known {
-                Known::Pod(pod) => self.store.put_pod(id, pod),
-                Known::Container(mut container) => {
+            Some(id) => match role {
+                ContainerRole::Pod(pod) => self.store.put_pod(id, pod),
+                ContainerRole::Container(mut container) => {
                     let with_id = Arc::make_mut(&mut container);
                     let meta = with_id.request.container_meta.get_or_insert_default();
                     meta.id.clone_from(&id);
@@ -245,7 +250,7 @@ impl Docker {
         &self,
         name: &Name,
         mut config: Map<String, Value>,
-    ) -> Result<Option<(Option<Bytes>, Known)>, Refusal> {
+    ) -> Result<Option<(Option<Bytes>, ContainerRole)>, Refusal> {
         let before = config.clone();
         let Some(sandbox) = fields::sandbox_of(&config) else {
             let mut pod = pod(name, &config);
@@ -266,75 +271,82 @@ impl Docker {
                     pod.cgroup_parent = answer.cgroup_parent;
                 }
             }
-            return Ok(Some((changed(&before, &config), Known::Pod(Arc::new(pod)))));
+            return Ok(Some((
+                changed(&before, &config),
+                ContainerRole::Pod(Arc::new(pod)),
+            )));
         };
         let hook = Hook::PreCreateContainer;
-        let of = match self.sandbox(&sandbox).await {
-            Ok(of) => of,
+        let sandbox_pod = match self.sandbox(&sandbox).await {
+            Ok(sandbox_pod) => sandbox_pod,
             Err(error) => {
                 let problem = format!("pod sandbox {sandbox} cannot be looked up: {error}");
-                self.hooks.unaskable(hook, problem)?
+                self.hooks.skip_or_refuse(hook, problem)?
             }
         };
-        let mut container = container(name, &config, sandbox, of.as_deref());
-        let asked = &mut container.request;
-        if !self.exempt(&asked.pod_labels)
-            && let Some(answer) = self.hooks.container(hook, asked).await?
+        let mut container = container(name, &config, sandbox, sandbox_pod.as_deref());
+        let hook_request = &mut container.request;
+        if !self.exempt(&hook_request.pod_labels)
+            && let Some(answer) = self.hooks.container(hook, hook_request).await?
         {
-            let annotations = &mut asked.container_annotations;
+            let annotations = &mut hook_request.container_annotations;
             merge::entries(annotations, &answer.container_annotations);
-            merge::entries(&mut asked.container_envs, &answer.container_envs);
+            merge::entries(&mut hook_request.container_envs, &answer.container_envs);
             fields::put_env(&mut config, &answer.container_envs);
             fields::edit(&mut config, HOST_CONFIG, |host| {
                 if let Some(answered) = &answer.container_resources {
-                    let wanted = asked.container_resources.get_or_insert_default();
+                    let wanted = hook_request.container_resources.get_or_insert_default();
                     merge::answer(wanted, answered);
                     fields::put_resources(host, wanted);
                 }
                 fields::put_parent(host, &answer.pod_cgroup_parent);
             });
             if !answer.pod_cgroup_parent.is_empty() {
-                asked.pod_cgroup_parent = answer.pod_cgroup_parent;
+                hook_request.pod_cgroup_parent = answer.pod_cgroup_parent;
             }
         }
-        let known = Known::Container(Arc::new(container));
-        Ok(Some((changed(&before, &config), known)))
+        let role = ContainerRole::Container(Arc::new(container));
+        Ok(Some((changed(&before, &config), role)))
     }
 
     async fn start(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
-        let mut known = self.asked(Hook::PreStartContainer, id).await?;
-        if known.is_none() {
+        let mut role = self.lookup_for_hook(Hook::PreStartContainer, id).await?;
+        if role.is_none() {
             // Who only wants to hear of it fails nothing.
-            known = self
-                .asked(Hook::PostStartContainer, id)
+            role = self
+                .lookup_for_hook(Hook::PostStartContainer, id)
                 .await
                 .unwrap_or_default();
         }
-        let of = match known {
-            Some((_, Known::Container(one))) if !self.exempt(&one.request.pod_labels) => Some(one),
+        let container = match role {
+            Some((_, ContainerRole::Container(container)))
+                if !self.exempt(&container.request.pod_labels) =>
+            {
+                Some(container)
+            }
             _ => None,
         };
-        if let Some(one) = &of {
+        if let Some(container) = &container {
             self.hooks
-                .container(Hook::PreStartContainer, &one.request)
+                .container(Hook::PreStartContainer, &container.request)
                 .await?;
         }
         let response = self.pass(request).await?;
-        if let Some(one) = of.filter(|_| response.status().is_success()) {
+        if let Some(container) = container.filter(|_| response.status().is_success()) {
             // What comes back, and a failure, is for nobody: it is done.
             let _ = self
                 .hooks
-                .container(Hook::PostStartContainer, &one.request)
+                .container(Hook::PostStartContainer, &container.request)
                 .await;
         }
         Ok(response)
     }
 
     async fn stop(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
-        let mut known = None;
+        let mut role = None;
         for hook in [Hook::PostStopContainer, Hook::PostStopPodSandbox] {
-            if known.is_none() {
-                known = self.asked(hook, id).await.unwrap_or_default();
+            if role.is_none() {
+                role = self.lookup_for_hook(hook, id).await.unwrap_or_default();
             }
         }
         let response = self.pass(request).await?;
@@ -343,23 +355,23 @@ impl Docker {
             return Ok(response);
         }
         // What comes back, and a failure, is for nobody: it is done.
-        match known {
-            Some((id, Known::Container(one))) => {
-                if !self.exempt(&one.request.pod_labels) {
+        match role {
+            Some((id, ContainerRole::Container(container))) => {
+                if !self.exempt(&container.request.pod_labels) {
                     let _ = self
                         .hooks
-                        .container(Hook::PostStopContainer, &one.request)
+                        .container(Hook::PostStopContainer, &container.request)
                         .await;
                 }
                 self.store.remove_container(&id);
             }
-            Some((id, Known::Pod(pod))) => {
+            Some((id, ContainerRole::Pod(pod))) => {
                 if !self.exempt(&pod.labels) {
                     let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
                 }
                 self.store.remove_pod(&id);
             }
-            None => self.forget(id),
+            None => self.remove_from_store(id),
         }
         Ok(response)
     }
@@ -370,23 +382,24 @@ impl Docker {
         request: Request<Incoming>,
     ) -> Result<Response<Body>, Failure> {
         let hook = Hook::PreUpdateContainerResources;
-        let Some((id, Known::Container(known))) = self.asked(hook, id).await? else {
+        let Some((id, ContainerRole::Container(role))) = self.lookup_for_hook(hook, id).await?
+        else {
             return Ok(self.pass(request).await?);
         };
         let (head, body) = request.into_parts();
-        let body = whole(body).await?;
-        let mut container = (*known).clone();
+        let body = read_body(body).await?;
+        let mut container = (*role).clone();
         let (body, remember) = match serde_json::from_slice::<Map<String, Value>>(&body) {
             Ok(mut update) => {
                 let before = update.clone();
-                let asked = &mut container.request;
-                let resources = asked.container_resources.get_or_insert_default();
+                let hook_request = &mut container.request;
+                let resources = hook_request.container_resources.get_or_insert_default();
                 merge::update(resources, &fields::resources(&update));
-                if !self.exempt(&asked.pod_labels)
-                    && let Some(answer) = self.hooks.container(hook, asked).await?
+                if !self.exempt(&hook_request.pod_labels)
+                    && let Some(answer) = self.hooks.container(hook, hook_request).await?
                     && let Some(answered) = &answer.container_resources
                 {
-                    let resources = asked.container_resources.get_or_insert_default();
+                    let resources = hook_request.container_resources.get_or_insert_default();
                     merge::answer(resources, answered);
                     fields::put_update(&mut update, resources);
                 }
@@ -394,11 +407,11 @@ impl Docker {
             }
             Err(error) => {
                 let problem = format!("the body of an update cannot be read: {error}");
-                self.hooks.unaskable::<()>(hook, problem)?;
+                self.hooks.skip_or_refuse::<()>(hook, problem)?;
                 (body, false)
             }
         };
-        let response = self.send_whole(head, body).await?;
+        let response = self.send_with_body(head, body).await?;
         if remember && response.status().is_success() {
             self.store.put_container(id, Arc::new(container));
         }
@@ -412,17 +425,17 @@ impl Docker {
     ) -> Result<Response<Body>, Failure> {
         let response = self.pass(request).await?;
         if response.status().is_success() {
-            self.forget(id);
+            self.remove_from_store(id);
         }
         Ok(response)
     }
 
-    fn forget(&self, id: &str) {
+    fn remove_from_store(&self, id: &str) {
         self.store.remove_container(id);
         self.store.remove_pod(id);
     }
 
-    async fn send_whole(
+    async fn send_with_body(
         &self,
         mut head: http::request::Parts,
         body: Bytes,
@@ -441,7 +454,7 @@ fn changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<By
         .map(Bytes::from)
 }
 
-async fn whole(body: Incoming) -> Result<Bytes, Failure> {
+async fn read_body(body: Incoming) -> Result<Bytes, Failure> {
     let body = Limited::new(body, grpc::MESSAGE).collect().await;
     Ok(body.map_err(Failure::Body)?.to_bytes())
 }
@@ -471,13 +484,13 @@ fn container(
     name: &Name,
     config: &Map<String, Value>,
     sandbox: String,
-    of: Option<&koord_rpc::hooks::PodSandboxHookRequest>,
+    sandbox_pod: Option<&koord_rpc::hooks::PodSandboxHookRequest>,
 ) -> Container {
     let host = config.get(HOST_CONFIG).and_then(Value::as_object);
     let (labels, annotations) = fields::split(config.get(LABELS));
     // A pod that is gone: its containers' names and labels say who it was.
     let unknown;
-    let pod = match of {
+    let pod = match sandbox_pod {
         Some(pod) => pod,
         None => {
             unknown = koord_rpc::hooks::PodSandboxHookRequest {

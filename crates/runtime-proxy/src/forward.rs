@@ -30,7 +30,7 @@ pub(crate) const CONNECTION_WINDOW: u32 = 16 << 20;
 pub(crate) const HEADERS: u32 = 16 << 20;
 
 /// Of an answer that is looked at, so much is kept, in bytes: it has an id.
-const KEPT: usize = 64 << 10;
+const MAX_CAPTURED: usize = 64 << 10;
 
 /// Why an answer that never ends by itself ends all the same.
 pub(crate) const RESTARTS: &str = "the proxy restarts";
@@ -66,7 +66,7 @@ impl Backend {
         *request.uri_mut() = local(path);
         // Over HTTP/2 all versions are the same.
         *request.version_mut() = http::Version::HTTP_2;
-        let mut again = true;
+        let mut may_retry = true;
         loop {
             let mut sender = self
                 .sender()
@@ -82,8 +82,8 @@ impl Backend {
             self.sender.lock().take_if(|sender| sender.is_closed());
             match error.take_message() {
                 // It was not sent: the connection had ended, perhaps just now.
-                Some(unsent) if std::mem::take(&mut again) => request = unsent,
-                _ => return Err(SendError::of(&self.path, error.into_error())),
+                Some(unsent) if std::mem::take(&mut may_retry) => request = unsent,
+                _ => return Err(SendError::from_hyper(&self.path, error.into_error())),
             }
         }
     }
@@ -96,7 +96,7 @@ impl Backend {
             .cloned()
     }
 
-    async fn sender(&self) -> Result<SendRequest<Outgoing>, LinkError> {
+    async fn sender(&self) -> Result<SendRequest<Outgoing>, ConnectError> {
         if let Some(sender) = self.connected() {
             return Ok(sender);
         }
@@ -106,7 +106,7 @@ impl Backend {
         }
         let dial = UnixStream::connect(&*self.path);
         let dialled = tokio::time::timeout(DIAL, dial).await;
-        let stream = dialled.map_err(|_| LinkError::Slow)??;
+        let stream = dialled.map_err(|_| ConnectError::Slow)??;
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -135,7 +135,7 @@ fn local(path: Option<PathAndQuery>) -> Uri {
 
 /// Why there is no connection, or none any more.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+pub(crate) enum ConnectError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("it does not accept a connection within {DIAL:?}")]
@@ -149,7 +149,7 @@ pub(crate) enum LinkError {
 pub(crate) enum SendError {
     /// There is no connection, or it broke.
     #[error("the runtime at {} cannot be reached: {error}", path.display())]
-    Unavailable { path: PathBuf, error: LinkError },
+    Unavailable { path: PathBuf, error: ConnectError },
     /// The runtime ended this call alone.
     #[error("the runtime reset the call: {0}")]
     Reset(#[source] hyper::Error),
@@ -159,7 +159,7 @@ pub(crate) enum SendError {
 }
 
 impl SendError {
-    fn of(path: &Path, error: hyper::Error) -> Self {
+    fn from_hyper(path: &Path, error: hyper::Error) -> Self {
         if was_reset(&error) {
             return Self::Reset(error);
         }
@@ -211,7 +211,7 @@ impl Body for Outgoing {
 }
 
 /// What is done when a call went well, with the framed answer if it is small, before the kubelet hears so.
-pub(crate) type Done = Box<dyn FnOnce(Option<Bytes>) -> BoxFuture<'static, ()> + Send>;
+pub(crate) type OnSuccess = Box<dyn FnOnce(Option<Bytes>) -> BoxFuture<'static, ()> + Send>;
 
 /// What goes back to the kubelet.
 pub(crate) enum Answer {
@@ -231,17 +231,17 @@ pub(crate) enum Answer {
 
 pub(crate) struct Watched {
     from: Incoming,
-    kept: Option<BytesMut>,
-    done: Option<Done>,
+    captured: Option<BytesMut>,
+    done: Option<OnSuccess>,
     /// Trailers that wait for what is done.
     last: Option<(http::HeaderMap, BoxFuture<'static, ()>)>,
 }
 
 impl Answer {
-    pub(crate) fn watched(from: Incoming, done: Done) -> Self {
+    pub(crate) fn watched(from: Incoming, done: OnSuccess) -> Self {
         Self::Watched(Box::new(Watched {
             from,
-            kept: Some(BytesMut::new()),
+            captured: Some(BytesMut::new()),
             done: Some(done),
             last: None,
         }))
@@ -268,9 +268,11 @@ impl Watched {
                 end => return Poll::Ready(end),
             };
             if let Some(data) = frame.data_ref() {
-                match &mut self.kept {
-                    Some(kept) if kept.len() + data.len() <= KEPT => kept.extend_from_slice(data),
-                    kept => *kept = None,
+                match &mut self.captured {
+                    Some(captured) if captured.len() + data.len() <= MAX_CAPTURED => {
+                        captured.extend_from_slice(data)
+                    }
+                    captured => *captured = None,
                 }
             }
             let trailers = match frame.into_trailers() {
@@ -279,8 +281,8 @@ impl Watched {
             };
             match self.done.take().filter(|_| grpc::is_ok(&trailers)) {
                 Some(done) => {
-                    let kept = self.kept.take().map(BytesMut::freeze);
-                    self.last = Some((trailers, done(kept)));
+                    let captured = self.captured.take().map(BytesMut::freeze);
+                    self.last = Some((trailers, done(captured)));
                 }
                 None => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
             }

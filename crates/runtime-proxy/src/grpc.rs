@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_framed_is_unframed() {
+    fn frames_round_trip() {
         for len in [0, 1, 70_000] {
             let message = Bytes::from(vec![7; len]);
             assert_eq!(unframe(&frame(&message)), Ok(message));

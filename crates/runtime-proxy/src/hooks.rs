@@ -66,7 +66,9 @@ impl Hooks {
     /// The server that is asked: the first one that registered for it.
     pub(crate) fn server(&self, hook: Hook) -> Option<Arc<Registration>> {
         let registrations = self.registrations.load();
-        let wants = |one: &&Arc<Registration>| one.hooks.iter().any(|name| name == hook.name());
+        let wants = |registration: &&Arc<Registration>| {
+            registration.hooks.iter().any(|name| name == hook.name())
+        };
         registrations.iter().find(wants).cloned()
     }
 
@@ -74,7 +76,11 @@ impl Hooks {
         let mut channels = self.channels.lock();
         if !channels.contains_key(&server.endpoint) {
             let registrations = self.registrations.load();
-            channels.retain(|path, _| registrations.iter().any(|one| one.endpoint == *path));
+            channels.retain(|path, _| {
+                registrations
+                    .iter()
+                    .any(|registration| registration.endpoint == *path)
+            });
         }
         let channel = channels
             .entry(server.endpoint.clone())
@@ -169,7 +175,11 @@ impl Hooks {
     }
 
     /// What becomes of a call that this proxy cannot ask about, for the reason `problem`.
-    pub(crate) fn unaskable<T>(&self, hook: Hook, problem: String) -> Result<Option<T>, Refusal> {
+    pub(crate) fn skip_or_refuse<T>(
+        &self,
+        hook: Hook,
+        problem: String,
+    ) -> Result<Option<T>, Refusal> {
         let Some(server) = self.server(hook) else {
             return Ok(None);
         };

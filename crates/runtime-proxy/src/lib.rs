@@ -22,12 +22,12 @@ mod docker;
 mod forward;
 mod grpc;
 mod hooks;
+mod hot_restart;
 mod merge;
 pub mod program;
 mod registration;
 mod server;
 mod store;
-mod successor;
 mod wire;
 
 pub use args::Args;
@@ -142,7 +142,7 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
         error,
     })?;
     ready();
-    successor::announce();
+    hot_restart::announce();
     tracing::info!(socket = %options.listen.display(), runtime = %options.runtime.display(), "serving");
     loop {
         tokio::select! {
@@ -155,7 +155,7 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
                 }
                 return Ok(());
             }
-            _ = hangup.recv() => match successor::start(&listener.socket).await {
+            _ = hangup.recv() => match hot_restart::start(&listener.socket).await {
                 Ok(pid) => {
                     tracing::info!(pid, "the successor serves; finishing the calls in progress");
                     tokio::select! {
@@ -181,9 +181,10 @@ async fn protocol(options: &Options, hooks: hooks::Hooks) -> Result<server::Prot
     Ok(match options.mode {
         Mode::Containerd => {
             let runtime = store::lookup::Runtime::new(&options.runtime);
-            let said = runtime.version().await;
-            let said = said.map_err(|status| unknown("the CRI v1", status.message().to_owned()));
-            let (name, version) = said?;
+            let version = runtime.version().await;
+            let version =
+                version.map_err(|status| unknown("the CRI v1", status.message().to_owned()));
+            let (name, version) = version?;
             tracing::info!(name, version, "runtime");
             let decider = call::Decider {
                 hooks,

@@ -32,30 +32,30 @@ pub(crate) fn resources(of: &cri::LinuxContainerResources) -> Resources {
 
 /// What a container has after an update asked for `update`: only what it says. The score is never
 /// changed by an update, nor are huge pages.
-pub(crate) fn update(known: &mut Resources, update: &Resources) {
-    positive(known, update);
+pub(crate) fn update(current: &mut Resources, update: &Resources) {
+    positive(current, update);
     for (into, from) in [
-        (&mut known.cpuset_cpus, &update.cpuset_cpus),
-        (&mut known.cpuset_mems, &update.cpuset_mems),
+        (&mut current.cpuset_cpus, &update.cpuset_cpus),
+        (&mut current.cpuset_mems, &update.cpuset_mems),
     ] {
         if !from.is_empty() {
             into.clone_from(from);
         }
     }
-    entries(&mut known.unified, &update.unified);
+    entries(&mut current.unified, &update.unified);
 }
 
-/// What a container shall get when it was to get `asked` and a hook server answered `answer`. A CPU set
+/// What a container shall get when it was to get `target` and a hook server answered `answer`. A CPU set
 /// counts also when it is empty and a score when it is 0, since koordlet answers with all it was asked;
 /// huge pages are never taken.
-pub(crate) fn answer(asked: &mut Resources, answer: &Resources) {
-    positive(asked, answer);
+pub(crate) fn answer(target: &mut Resources, answer: &Resources) {
+    positive(target, answer);
     if (-1000..=1000).contains(&answer.oom_score_adj) {
-        asked.oom_score_adj = answer.oom_score_adj;
+        target.oom_score_adj = answer.oom_score_adj;
     }
-    asked.cpuset_cpus.clone_from(&answer.cpuset_cpus);
-    asked.cpuset_mems.clone_from(&answer.cpuset_mems);
-    entries(&mut asked.unified, &answer.unified);
+    target.cpuset_cpus.clone_from(&answer.cpuset_cpus);
+    target.cpuset_mems.clone_from(&answer.cpuset_mems);
+    entries(&mut target.unified, &answer.unified);
 }
 
 /// The fields of which 0 means "not said", and less than that too, but for the quota.

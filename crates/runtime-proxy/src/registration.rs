@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 const RESCAN: Duration = Duration::from_secs(60);
 
 /// A registration is at most so large, in bytes.
-const FILE: u64 = 1 << 20;
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
 /// One hook server's registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum RegistrationError {
     Io(#[from] std::io::Error),
     #[error(transparent)]
     Json(#[from] ReadError),
-    #[error("it is larger than {FILE} bytes")]
+    #[error("it is larger than {MAX_FILE_SIZE} bytes")]
     Large,
     #[error("remote-endpoint: {0:?} is not the absolute path of a socket")]
     Endpoint(String),
@@ -73,9 +73,9 @@ fn parse(text: &[u8]) -> Result<Registration, RegistrationError> {
 fn read(path: &Path) -> Result<Registration, RegistrationError> {
     let mut text = Vec::new();
     fs::File::open(path)?
-        .take(FILE + 1)
+        .take(MAX_FILE_SIZE + 1)
         .read_to_end(&mut text)?;
-    if text.len() as u64 > FILE {
+    if text.len() as u64 > MAX_FILE_SIZE {
         return Err(RegistrationError::Large);
     }
     parse(&text)
@@ -91,7 +91,7 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(file: &Metadata) -> Self {
+    fn from_metadata(file: &Metadata) -> Self {
         Self {
             inode: file.ino(),
             modified: (file.mtime(), file.mtime_nsec()),
@@ -142,27 +142,27 @@ impl Directory {
             if !metadata.is_file() {
                 continue;
             }
-            let identity = Identity::of(&metadata);
-            let said = match before.remove(&name) {
-                Some((as_it_was, said)) if as_it_was == identity => said,
+            let identity = Identity::from_metadata(&metadata);
+            let registration = match before.remove(&name) {
+                Some((as_it_was, registration)) if as_it_was == identity => registration,
                 other => match read(&path) {
                     Ok(registration) => {
                         tracing::info!(file = %path.display(), ?registration, "hook server registered");
                         Some(Arc::new(registration))
                     }
                     Err(error) => {
-                        let said = other.and_then(|(_, said)| said);
-                        let stays = if said.is_some() {
+                        let registration = other.and_then(|(_, registration)| registration);
+                        let stays = if registration.is_some() {
                             "what it said before stays"
                         } else {
                             "it is left out"
                         };
                         tracing::warn!(file = %path.display(), %error, "a registration cannot be read: {stays}");
-                        said
+                        registration
                     }
                 },
             };
-            self.files.insert(name, (identity, said));
+            self.files.insert(name, (identity, registration));
         }
         for name in before.keys() {
             let file = self.path.join(name);
@@ -176,7 +176,10 @@ impl Directory {
             let dir = self.path.display();
             tracing::warn!(%dir, %error, "the directory of registrations cannot be read");
         }
-        let registrations = self.files.values().filter_map(|(_, said)| said.clone());
+        let registrations = self
+            .files
+            .values()
+            .filter_map(|(_, registration)| registration.clone());
         to.store(Arc::new(registrations.collect()));
     }
 }
@@ -210,11 +213,11 @@ async fn event(watched: &AsyncFd<OwnedFd>) -> std::io::Result<bool> {
     let mut ready = watched.readable().await?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
     let mut reader = Reader::new(watched.get_ref(), &mut buffer);
-    let gone = ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF;
+    let removed = ReadFlags::IGNORED | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF;
     let mut stands = true;
     loop {
         match reader.next() {
-            Ok(event) => stands &= !event.events().intersects(gone),
+            Ok(event) => stands &= !event.events().intersects(removed),
             Err(rustix::io::Errno::WOULDBLOCK) => break,
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -4,7 +4,7 @@
 //! input, and on SIGHUP a process starts its successor with it. Who connects meanwhile waits in the
 //! socket's queue instead of being refused; calls in progress are finished by the process that has them.
 
-use crate::call::{Call, Decider, Then};
+use crate::call::{Call, Decider, PostCall};
 use crate::docker::Docker;
 use crate::forward::{
     Answer, Backend, CONNECTION_WINDOW, HEADERS, Outgoing, RESTARTS, STREAM_WINDOW, SendError,
@@ -41,11 +41,11 @@ const FIRST_CALL: Duration = Duration::from_secs(2);
 pub(crate) struct Listener {
     pub(crate) socket: UnixListener,
     /// Where this process made it; `None` when it was handed in.
-    made: Option<Made>,
+    created: Option<CreatedSocket>,
 }
 
 #[derive(Debug)]
-struct Made {
+struct CreatedSocket {
     path: PathBuf,
     inode: u64,
 }
@@ -56,14 +56,17 @@ impl Listener {
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         if let Some(socket) = inherited() {
             tracing::info!(socket = %path.display(), "listening on the socket that was handed in");
-            return Ok(Self { socket, made: None });
+            return Ok(Self {
+                socket,
+                created: None,
+            });
         }
         let dir = path.parent().unwrap_or(Path::new("/"));
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
             .create(dir)?;
-        // Made aside and moved there: at no time is there a socket that nobody listens on.
+        // CreatedSocket aside and moved there: at no time is there a socket that nobody listens on.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let aside = dir.join(format!(".{name}.{}", std::process::id()));
         let _ = std::fs::remove_file(&aside);
@@ -72,22 +75,22 @@ impl Listener {
         std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(0o660))?;
         let inode = std::fs::metadata(&aside)?.ino();
         std::fs::rename(&aside, path)?;
-        let made = Made {
+        let created = CreatedSocket {
             path: path.to_owned(),
             inode,
         };
         Ok(Self {
             socket,
-            made: Some(made),
+            created: Some(created),
         })
     }
 
     /// Takes the name away, if it still is this socket's.
     fn unlink(&self) {
-        if let Some(made) = &self.made
-            && std::fs::metadata(&made.path).is_ok_and(|now| now.ino() == made.inode)
+        if let Some(created) = &self.created
+            && std::fs::metadata(&created.path).is_ok_and(|now| now.ino() == created.inode)
         {
-            let _ = std::fs::remove_file(&made.path);
+            let _ = std::fs::remove_file(&created.path);
         }
     }
 }
@@ -162,7 +165,7 @@ impl Server {
 
     /// Ends listening. Who connected already is served: on a socket of this process' own nobody else will.
     pub(crate) async fn leave(&self, listener: Listener) {
-        if listener.made.is_some() {
+        if listener.created.is_some() {
             listener.unlink();
             while let Some(Ok((stream, _))) =
                 futures::FutureExt::now_or_never(listener.socket.accept())
@@ -217,20 +220,20 @@ impl Server {
     }
 
     fn serve_cri(&self, stream: UnixStream, runtime: &Arc<Path>, decider: &Arc<Decider>) {
-        let one = Connection {
+        let handler = Connection {
             backend: Backend::new(runtime.clone()),
             decider: decider.clone(),
             drain: self.drain.clone(),
             called: CancellationToken::new(),
         };
-        let end = end_of(self.drain.clone(), one.called.clone());
+        let end = end_of(self.drain.clone(), handler.called.clone());
         // Whatever it sends as authority.
         let stream = TokioIo::new(Tolerant::new(stream));
         self.connections.spawn(async move {
-            let one = Arc::new(one);
+            let handler = Arc::new(handler);
             let service = service_fn(move |request| {
-                let one = one.clone();
-                async move { one.call(request).await }
+                let handler = handler.clone();
+                async move { handler.call(request).await }
             });
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder
@@ -276,7 +279,7 @@ impl Connection {
     async fn call(&self, request: Request<Incoming>) -> Result<Response<Answer>, SendError> {
         self.called.cancel();
         let path = request.uri().path();
-        if let Some(call) = Call::of(path) {
+        if let Some(call) = Call::from_path(path) {
             return Box::pin(self.intercept(call, request)).await;
         }
         let until = (path == EVENTS).then(|| self.drain.clone());
@@ -315,7 +318,7 @@ impl Connection {
         request: Request<Incoming>,
     ) -> Result<Response<Answer>, SendError> {
         let (mut head, body) = request.into_parts();
-        let Some(body) = whole(body).await.map_err(SendError::Request)? else {
+        let Some(body) = read_request(body).await.map_err(SendError::Request)? else {
             let text = format!(
                 "{call:?}: the request is larger than {} bytes",
                 grpc::MESSAGE
@@ -327,20 +330,23 @@ impl Connection {
                 let decision = self.decider.decide(call, message.clone()).await;
                 decision.map(|decision| {
                     if decision.message == message {
-                        return (body, decision.then);
+                        return (body, decision.post_call);
                     }
                     // Nobody has to say it, and it is another one now.
                     head.headers.remove(header::CONTENT_LENGTH);
-                    (grpc::frame(&decision.message), decision.then)
+                    (grpc::frame(&decision.message), decision.post_call)
                 })
             }
-            Err(error) => match call.before() {
-                Some(hook) => self.decider.hooks.unaskable::<()>(hook, error.to_string()),
+            Err(error) => match call.pre_hook() {
+                Some(hook) => self
+                    .decider
+                    .hooks
+                    .skip_or_refuse::<()>(hook, error.to_string()),
                 None => Ok(None),
             }
-            .map(|_| (body, Then::Nothing)),
+            .map(|_| (body, PostCall::Nothing)),
         };
-        let (body, then) = match decision {
+        let (body, post_call) = match decision {
             Ok(decision) => decision,
             Err(refusal) => return Ok(Answer::refusal(Code::Unknown, &refusal.to_string())),
         };
@@ -348,7 +354,7 @@ impl Connection {
         let done = move |answer: Option<Bytes>| {
             let doing = async move {
                 let message = answer.and_then(|answer| grpc::unframe(&answer).ok());
-                decider.after(then, message).await;
+                decider.after(post_call, message).await;
             };
             Box::pin(doing) as futures::future::BoxFuture<'static, ()>
         };
@@ -359,7 +365,7 @@ impl Connection {
 }
 
 /// All of a request; `None` when it is larger than a message may be.
-async fn whole(mut body: Incoming) -> Result<Option<Bytes>, hyper::Error> {
+async fn read_request(mut body: Incoming) -> Result<Option<Bytes>, hyper::Error> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         if let Ok(data) = frame?.into_data() {

@@ -19,14 +19,14 @@ pub(crate) struct Container {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct ProxyState {
     pods: HashMap<String, Arc<PodSandboxHookRequest>>,
     containers: HashMap<String, Arc<Container>>,
 }
 
 /// Checkpoints by the ids that the runtime gave.
 #[derive(Debug, Default)]
-pub(crate) struct Store(Mutex<Known>);
+pub(crate) struct Store(Mutex<ProxyState>);
 
 impl Store {
     pub(crate) fn pod(&self, id: &str) -> Option<Arc<PodSandboxHookRequest>> {
@@ -47,9 +47,11 @@ impl Store {
 
     /// Forgets a pod with its containers.
     pub(crate) fn remove_pod(&self, id: &str) {
-        let mut known = self.0.lock();
-        known.pods.remove(id);
-        known.containers.retain(|_, one| one.sandbox != id);
+        let mut state = self.0.lock();
+        state.pods.remove(id);
+        state
+            .containers
+            .retain(|_, container| container.sandbox != id);
     }
 
     pub(crate) fn remove_container(&self, id: &str) {

@@ -19,13 +19,13 @@ const DEPTH: usize = 100;
 pub(crate) enum WireError {
     /// It ends inside a field.
     #[error("the message ends inside a field, at byte {0}")]
-    Short(usize),
+    Truncated(usize),
     /// No field has such a key.
     #[error("the key {key} at byte {at} is none")]
     Key { key: u64, at: usize },
     /// More groups inside each other than anybody sends.
     #[error("groups are nested too deeply at byte {0}")]
-    Deep(usize),
+    TooDeep(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,26 +52,26 @@ impl Field {
         let mut bytes = BytesMut::with_capacity(content.len() + 12);
         encode_varint(u64::from(number) << 3 | 2, &mut bytes);
         encode_varint(content.len() as u64, &mut bytes);
-        let at = bytes.len();
+        let content_start = bytes.len();
         bytes.put_slice(content);
         Self {
             number,
             kind: Kind::Sized,
             bytes: bytes.freeze(),
-            content: at,
+            content: content_start,
         }
     }
 
     fn varint(number: u32, value: u64) -> Self {
         let mut bytes = BytesMut::with_capacity(16);
         encode_varint(u64::from(number) << 3, &mut bytes);
-        let at = bytes.len();
+        let content_start = bytes.len();
         encode_varint(value, &mut bytes);
         Self {
             number,
             kind: Kind::Varint,
             bytes: bytes.freeze(),
-            content: at,
+            content: content_start,
         }
     }
 
@@ -127,22 +127,22 @@ impl Message {
     pub(crate) fn set_int(&mut self, number: u32, value: i64) {
         // Negative numbers are ten bytes on the wire.
         let value = value.cast_unsigned();
-        let found = self.last(number, Kind::Varint);
-        let now = found.and_then(|at| self.fields.get(at)?.value());
+        let index = self.last(number, Kind::Varint);
+        let now = index.and_then(|index| self.fields.get(index)?.value());
         if now.unwrap_or_default() == value {
             return;
         }
-        self.put(found, value == 0, Field::varint(number, value));
+        self.put(index, value == 0, Field::varint(number, value));
     }
 
     /// Sets a text; an empty one is the field's absence, as proto3 has it.
     pub(crate) fn set_text(&mut self, number: u32, value: &[u8]) {
-        let found = self.last(number, Kind::Sized);
-        let now = found.and_then(|at| Some(self.fields.get(at)?.content()));
+        let index = self.last(number, Kind::Sized);
+        let now = index.and_then(|index| Some(self.fields.get(index)?.content()));
         if now.unwrap_or_default() == value {
             return;
         }
-        self.put(found, value.is_empty(), Field::sized(number, value));
+        self.put(index, value.is_empty(), Field::sized(number, value));
     }
 
     /// Puts `field` at `found` or at the end, or removes all that are like it.
@@ -150,7 +150,7 @@ impl Message {
         if remove {
             self.fields
                 .retain(|other| other.number != field.number || other.kind != field.kind);
-        } else if let Some(place) = found.and_then(|at| self.fields.get_mut(at)) {
+        } else if let Some(place) = found.and_then(|index| self.fields.get_mut(index)) {
             *place = field;
         } else {
             self.fields.push(field);
@@ -176,10 +176,10 @@ impl Message {
         if after == before {
             return Ok(());
         }
-        let at = self.fields.iter().position(same);
+        let index = self.fields.iter().position(same);
         self.fields.retain(|field| !same(field));
-        let at = at.unwrap_or(self.fields.len());
-        self.fields.insert(at, Field::sized(number, &after));
+        let index = index.unwrap_or(self.fields.len());
+        self.fields.insert(index, Field::sized(number, &after));
         Ok(())
     }
 
@@ -215,16 +215,16 @@ impl Message {
 
     fn text(&self, number: u32) -> Bytes {
         self.last(number, Kind::Sized)
-            .and_then(|at| Some(self.fields.get(at)?.content()))
+            .and_then(|index| Some(self.fields.get(index)?.content()))
             .unwrap_or_default()
     }
 }
 
 fn varint(bytes: &Bytes, at: &mut usize) -> Result<u64, WireError> {
-    let mut rest = bytes.get(*at..).unwrap_or_default();
-    let before = rest.len();
-    let value = decode_varint(&mut rest).map_err(|_| WireError::Short(*at))?;
-    *at += before - rest.len();
+    let mut remaining = bytes.get(*at..).unwrap_or_default();
+    let before = remaining.len();
+    let value = decode_varint(&mut remaining).map_err(|_| WireError::Truncated(*at))?;
+    *at += before - remaining.len();
     Ok(value)
 }
 
@@ -233,7 +233,7 @@ fn forward(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
         .ok()
         .and_then(|by| at.checked_add(by))
         .filter(|end| *end <= bytes.len())
-        .ok_or(WireError::Short(*at))?;
+        .ok_or(WireError::Truncated(*at))?;
     *at = end;
     Ok(())
 }
@@ -268,7 +268,7 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> 
             }
             3 => {
                 if groups.len() == DEPTH {
-                    return Err(WireError::Deep(start));
+                    return Err(WireError::TooDeep(start));
                 }
                 groups.push(number);
                 Kind::Other

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
-use world::{Body, Client, World, frame, hear, reply, serve};
+use world::{Body, Client, TestEnv, frame, hear, reply, serve};
 
 /// By this the program knows that it is to be the proxy.
 const PROXY: &str = "KOORD_TEST_IS_PROXY";
@@ -87,7 +87,7 @@ fn signal(name: &str, pid: &str) {
 }
 
 /// A first process, and where those that serve say so.
-fn start(world: &World) -> (Family, UnixDatagram) {
+fn start(world: &TestEnv) -> (Family, UnixDatagram) {
     let notify_path = world.path("notify");
     let notify = UnixDatagram::bind(&notify_path).unwrap();
     notify.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -109,7 +109,7 @@ fn start(world: &World) -> (Family, UnixDatagram) {
 
 /// A kubelet's connection that was there before ends when its calls have; a new one is the successor's.
 async fn no_call_fails_when_one_process_follows_another() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
     let go = Arc::new(Notify::new());
     let gate = go.clone();
@@ -164,7 +164,7 @@ const RELOADS: usize = 100;
 /// Every call has a connection of its own, which is there for a moment before the call is made, and none
 /// is made twice.
 async fn no_call_of_new_connections_fails_in_many_reloads() {
-    let world = World::new();
+    let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
             hear(request).await;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 
 /// Headers that are about a connection and not about what is asked.
-const OF_CONNECTIONS: [HeaderName; 6] = [
+const CONNECTION_HEADERS: [HeaderName; 6] = [
     header::CONNECTION,
     header::UPGRADE,
     header::TE,
@@ -31,7 +31,7 @@ const API: &str = "/v1.39";
 
 /// How long the engine may take to say something, and how much, in bytes.
 const DEADLINE: Duration = Duration::from_secs(5);
-const ANSWER: usize = 16 << 20;
+const MAX_RESPONSE: usize = 16 << 20;
 
 /// Why the engine does not answer.
 #[derive(Debug, thiserror::Error)]
@@ -45,13 +45,13 @@ pub(super) enum EngineError {
     Broken { path: PathBuf, error: hyper::Error },
     #[error("the engine does not answer {0} within {DEADLINE:?}")]
     Slow(String),
-    #[error("the engine's answer to {asked}: {problem}")]
-    Answer { asked: String, problem: String },
+    #[error("the engine's answer to {path}: {problem}")]
+    Answer { path: String, problem: String },
 }
 
 /// A container as the engine has it: its configuration as a creation has it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ContainerInspect {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) config: Map<String, Value>,
@@ -88,7 +88,7 @@ impl Engine {
         mut request: Request<Body>,
     ) -> Result<Response<Incoming>, EngineError> {
         let upgrade = request.headers().get(header::UPGRADE).cloned();
-        for name in OF_CONNECTIONS {
+        for name in CONNECTION_HEADERS {
             request.headers_mut().remove(name);
         }
         if let Some(upgrade) = upgrade {
@@ -115,7 +115,7 @@ impl Engine {
         tokio::spawn(connection.with_upgrades());
         let mut response = sender.send_request(request).await.map_err(broken)?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-            for name in OF_CONNECTIONS {
+            for name in CONNECTION_HEADERS {
                 response.headers_mut().remove(name);
             }
         }
@@ -124,25 +124,27 @@ impl Engine {
 
     /// What the engine says to a question of this proxy's own; `None` when there is no such thing.
     async fn get(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
-        let asking = async {
+        let exchange = async {
             let mut request = Request::new(own(Bytes::new()));
             let uri = Uri::try_from(format!("{API}{path}"));
-            *request.uri_mut() = uri.map_err(|error| answer(path, error))?;
+            *request.uri_mut() = uri.map_err(|error| invalid_answer(path, error))?;
             let host = header::HeaderValue::from_static("docker");
             request.headers_mut().insert(header::HOST, host);
             let (head, body) = self.send(request).await?.into_parts();
             if head.status == StatusCode::NOT_FOUND {
                 return Ok(None);
             }
-            let body = Limited::new(body, ANSWER).collect().await;
-            let body = body.map_err(|error| answer(path, error))?.to_bytes();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await;
+            let body = body
+                .map_err(|error| invalid_answer(path, error))?
+                .to_bytes();
             if !head.status.is_success() {
-                return Err(answer(path, String::from_utf8_lossy(&body)));
+                return Err(invalid_answer(path, String::from_utf8_lossy(&body)));
             }
             Ok(Some(body))
         };
-        let asked = tokio::time::timeout(DEADLINE, asking).await;
-        asked.unwrap_or_else(|_| Err(EngineError::Slow(path.to_owned())))
+        let result = tokio::time::timeout(DEADLINE, exchange).await;
+        result.unwrap_or_else(|_| Err(EngineError::Slow(path.to_owned())))
     }
 
     pub(super) async fn version(&self) -> Result<String, EngineError> {
@@ -152,23 +154,24 @@ impl Engine {
             version: String,
         }
         let path = "/version";
-        let said = self.get(path).await?;
-        let said = said.ok_or_else(|| answer(path, "there is none"))?;
-        let read: Version = serde_json::from_slice(&said).map_err(|error| answer(path, error))?;
+        let body = self.get(path).await?;
+        let body = body.ok_or_else(|| invalid_answer(path, "there is none"))?;
+        let read: Version =
+            serde_json::from_slice(&body).map_err(|error| invalid_answer(path, error))?;
         Ok(read.version)
     }
 
     /// The container of this id or name, if there is one.
-    pub(super) async fn inspect(&self, id: &str) -> Result<Option<Found>, EngineError> {
+    pub(super) async fn inspect(&self, id: &str) -> Result<Option<ContainerInspect>, EngineError> {
         let path = format!("/containers/{id}/json");
-        let Some(said) = self.get(&path).await? else {
+        let Some(body) = self.get(&path).await? else {
             return Ok(None);
         };
         let read: Inspected =
-            serde_json::from_slice(&said).map_err(|error| answer(&path, error))?;
+            serde_json::from_slice(&body).map_err(|error| invalid_answer(&path, error))?;
         let mut config = read.config;
         config.insert(super::HOST_CONFIG.to_owned(), read.host_config);
-        Ok(Some(Found {
+        Ok(Some(ContainerInspect {
             id: read.id,
             name: read.name,
             config,
@@ -176,9 +179,9 @@ impl Engine {
     }
 }
 
-fn answer(asked: &str, problem: impl std::fmt::Display) -> EngineError {
+fn invalid_answer(path: &str, problem: impl std::fmt::Display) -> EngineError {
     EngineError::Answer {
-        asked: asked.to_owned(),
+        path: path.to_owned(),
         problem: problem.to_string(),
     }
 }

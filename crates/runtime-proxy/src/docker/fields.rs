@@ -122,7 +122,7 @@ pub(super) fn parent(of: &Object) -> String {
         return parent.to_owned();
     };
     let ends = name.match_indices('-').map(|(at, _)| at);
-    let names = ends.filter_map(|at| name.get(..at)).chain([name]);
+    let names = ends.filter_map(|index| name.get(..at)).chain([name]);
     names.map(|name| format!("/{name}.slice")).collect()
 }
 
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(value: Value) -> Object {
+    fn object(value: Value) -> Object {
         match value {
             Value::Object(object) => object,
             _ => panic!("no object"),
@@ -212,7 +212,7 @@ mod tests {
 
     /// The four forms of a group in upstream's tables.
     #[test]
-    fn groups_are_told_with_those_they_are_in() {
+    fn cgroup_parents_include_their_slices() {
         for (there, told) in [
             (
                 "kubepods-besteffort-podX.slice",
@@ -222,24 +222,24 @@ mod tests {
             ("/kubepods/besteffort/podX", "/kubepods/besteffort/podX"),
             ("", ""),
         ] {
-            let mut host = of(json!({ "CgroupParent": there, "Init": true }));
+            let mut host = object(json!({ "CgroupParent": there, "Init": true }));
             assert_eq!(parent(&host), told);
             let before = host.clone();
             put_parent(&mut host, told);
             put_parent(&mut host, "");
             assert_eq!(host, before);
         }
-        let mut host = of(json!({ "CgroupParent": "kubepods-besteffort-podX.slice" }));
+        let mut host = object(json!({ "CgroupParent": "kubepods-besteffort-podX.slice" }));
         put_parent(&mut host, "/kubepods.slice/kubepods-podX.slice");
         assert_eq!(host["CgroupParent"], "kubepods-podX.slice");
-        let mut host = of(json!({ "CgroupParent": "/kubepods/podX" }));
+        let mut host = object(json!({ "CgroupParent": "/kubepods/podX" }));
         put_parent(&mut host, "/kubepods/besteffort/podX");
         assert_eq!(host["CgroupParent"], "/kubepods/besteffort/podX");
     }
 
     #[test]
-    fn only_what_differs_is_said() {
-        let mut host = of(json!({ "CpuShares": 2, "Memory": 64, "Binds": ["/a:/a"] }));
+    fn only_differences_are_written() {
+        let mut host = object(json!({ "CpuShares": 2, "Memory": 64, "Binds": ["/a:/a"] }));
         let mut wanted = resources(&host);
         let before = host.clone();
         put_resources(&mut host, &wanted);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn variables_keep_their_places() {
-        let mut config = of(json!({ "Env": ["A=1", "B=$(A)=x", "A=2", "C"] }));
+        let mut config = object(json!({ "Env": ["A=1", "B=$(A)=x", "A=2", "C"] }));
         let read = env(&config);
         assert_eq!(read["A"], "2");
         assert_eq!(read["B"], "$(A)=x");

@@ -15,7 +15,7 @@ pub(super) enum Route {
 }
 
 impl Route {
-    pub(super) fn of(method: &Method, uri: &Uri) -> Option<Self> {
+    pub(super) fn from_request(method: &Method, uri: &Uri) -> Option<Self> {
         let path = uri.path().strip_prefix('/')?;
         let path = match path.split_once('/') {
             Some((version, rest)) if is_version(version) => rest,
@@ -77,30 +77,30 @@ mod tests {
     use super::*;
 
     fn route(method: &str, uri: &str) -> Option<Route> {
-        Route::of(&method.parse().unwrap(), &uri.parse().unwrap())
+        Route::from_request(&method.parse().unwrap(), &uri.parse().unwrap())
     }
 
     #[test]
-    fn requests_about_a_kubelets_containers_are_known() {
-        let of = |id: &str| id.to_owned();
+    fn requests_for_kubelet_containers_are_recognized() {
+        let text = |id: &str| id.to_owned();
         let name = Name {
-            container: of("main"),
-            pod: of("web-0"),
-            namespace: of("shop"),
-            uid: of("b1e3-4"),
+            container: text("main"),
+            pod: text("web-0"),
+            namespace: text("shop"),
+            uid: text("b1e3-4"),
             attempt: 2,
         };
         let create = "/v1.41/containers/create?platform=&name=k8s_main_web-0_shop_b1e3-4_2";
         assert_eq!(route("POST", create), Some(Route::Create(name.clone())));
         assert_eq!(Name::parse("/k8s_main_web-0_shop_b1e3-4_2"), Some(name));
-        let start = Some(Route::Start(of("ab12")));
+        let start = Some(Route::Start(text("ab12")));
         assert_eq!(route("POST", "/containers/ab12/start"), start);
         assert_eq!(route("POST", "/v1.24/containers/ab12/start"), start);
-        let stop = Some(Route::Stop(of("ab12")));
+        let stop = Some(Route::Stop(text("ab12")));
         assert_eq!(route("POST", "/v1.41/containers/ab12/stop?t=30"), stop);
-        let update = Some(Route::Update(of("ab12")));
+        let update = Some(Route::Update(text("ab12")));
         assert_eq!(route("POST", "/v1.41/containers/ab12/update"), update);
-        let remove = Some(Route::Remove(of("ab12")));
+        let remove = Some(Route::Remove(text("ab12")));
         assert_eq!(route("DELETE", "/v1.41/containers/ab12?v=1"), remove);
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn of(quota: i64, shares: i64, cpus: &str, score: i64) -> Resources {
+fn resources_of(quota: i64, shares: i64, cpus: &str, score: i64) -> Resources {
     Resources {
         cpu_quota: quota,
         cpu_shares: shares,
@@ -13,33 +13,51 @@ fn of(quota: i64, shares: i64, cpus: &str, score: i64) -> Resources {
 }
 
 #[test]
-fn an_update_changes_what_it_says() {
-    let known = of(1000, 512, "0-3", 937);
+fn update_sets_only_its_fields() {
+    let current = resources_of(1000, 512, "0-3", 937);
     let cases = [
-        (of(0, 0, "", 0), of(1000, 512, "0-3", 937)),
-        (of(-1, -1, "", 5), of(-1, 512, "0-3", 937)),
-        (of(2000, 1024, "1", 0), of(2000, 1024, "1", 937)),
+        (
+            resources_of(0, 0, "", 0),
+            resources_of(1000, 512, "0-3", 937),
+        ),
+        (
+            resources_of(-1, -1, "", 5),
+            resources_of(-1, 512, "0-3", 937),
+        ),
+        (
+            resources_of(2000, 1024, "1", 0),
+            resources_of(2000, 1024, "1", 937),
+        ),
     ];
-    for (asked, wanted) in cases {
-        let mut now = known.clone();
-        update(&mut now, &asked);
-        assert_eq!(now, wanted, "{asked:?}");
+    for (target, wanted) in cases {
+        let mut now = current.clone();
+        update(&mut now, &target);
+        assert_eq!(now, wanted, "{target:?}");
     }
 }
 
 #[test]
-fn an_answer_says_sets_and_score_always() {
-    let asked = of(1000, 512, "0-3", 937);
+fn answer_always_sets_cpusets_and_score() {
+    let target = resources_of(1000, 512, "0-3", 937);
     let cases = [
-        (of(0, 0, "", 0), of(1000, 512, "", 0)),
-        (of(-1, 0, "0-3", 937), of(-1, 512, "0-3", 937)),
-        (of(0, 2, "1", 1001), of(1000, 2, "1", 937)),
-        (of(0, -2, "1", -1000), of(1000, 512, "1", -1000)),
+        (resources_of(0, 0, "", 0), resources_of(1000, 512, "", 0)),
+        (
+            resources_of(-1, 0, "0-3", 937),
+            resources_of(-1, 512, "0-3", 937),
+        ),
+        (
+            resources_of(0, 2, "1", 1001),
+            resources_of(1000, 2, "1", 937),
+        ),
+        (
+            resources_of(0, -2, "1", -1000),
+            resources_of(1000, 512, "1", -1000),
+        ),
     ];
-    for (said, wanted) in cases {
-        let mut now = asked.clone();
-        answer(&mut now, &said);
-        assert_eq!(now, wanted, "{said:?}");
+    for (answered, wanted) in cases {
+        let mut now = target.clone();
+        answer(&mut now, &answered);
+        assert_eq!(now, wanted, "{answered:?}");
     }
 }
 
@@ -60,7 +78,7 @@ fn unified_is_merged_by_key_and_huge_pages_stay() {
         hugepage_limits: vec![page("2MB", 4)],
         ..Default::default()
     };
-    let said = Resources {
+    let answered = Resources {
         unified: map(&[("memory.high", "2"), ("io.weight", "50")]),
         hugepage_limits: vec![page("1GB", 8)],
         ..Default::default()
@@ -71,7 +89,7 @@ fn unified_is_merged_by_key_and_huge_pages_stay() {
         ("memory.max", "1"),
     ]);
     for merge in [update, answer] {
-        merge(&mut now, &said);
+        merge(&mut now, &answered);
         assert_eq!(now.unified, wanted);
         assert_eq!(now.hugepage_limits, [page("2MB", 4)]);
     }

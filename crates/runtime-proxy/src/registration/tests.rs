@@ -1,8 +1,8 @@
 use super::*;
 
-fn said(dir: &Directory, name: &str) -> Option<Registration> {
-    let (_, said) = dir.files.get(std::ffi::OsStr::new(name))?;
-    said.as_deref().cloned()
+fn registered_as(dir: &Directory, name: &str) -> Option<Registration> {
+    let (_, registration) = dir.files.get(std::ffi::OsStr::new(name))?;
+    registration.as_deref().cloned()
 }
 
 fn at(endpoint: &str, policy: Policy, hooks: &[&str]) -> Registration {
@@ -14,7 +14,7 @@ fn at(endpoint: &str, policy: Policy, hooks: &[&str]) -> Registration {
 }
 
 #[test]
-fn a_registration_is_what_koordlet_writes() {
+fn koordlet_registration_is_parsed() {
     let text = b"{\n\t\"remote-endpoint\": \"/var/run/koordlet/koordlet.sock\",\n\t\"failure-policy\": \"Ignore\",\n\t\"runtime-hooks\": [\n\t\t\"PreRunPodSandbox\",\n\t\t\"PreRemoveRunPodSandbox\"\n\t]\n}";
     assert_eq!(
         parse(text).unwrap(),
@@ -45,26 +45,42 @@ fn files_are_read_again_when_they_changed() {
     let temp = tempfile::tempdir().unwrap();
     let path = |name: &str| temp.path().join(name);
     let mut dir = Directory::new(temp.path().to_owned());
-    let one = r#"{"remote-endpoint":"/one"}"#;
-    fs::write(path("a.json"), one).unwrap();
+    let first = r#"{"remote-endpoint":"/one"}"#;
+    fs::write(path("a.json"), first).unwrap();
     fs::write(path("bjson"), r#"{"remote-endpoint":"/b"}"#).unwrap();
-    fs::write(path("c.json.tmp"), one).unwrap();
+    fs::write(path("c.json.tmp"), first).unwrap();
     fs::write(path("d.json"), "").unwrap();
     fs::create_dir(path("e.json")).unwrap();
     dir.scan().unwrap();
-    assert_eq!(said(&dir, "a.json"), Some(at("/one", Policy::Ignore, &[])));
-    assert_eq!(said(&dir, "bjson"), Some(at("/b", Policy::Ignore, &[])));
+    assert_eq!(
+        registered_as(&dir, "a.json"),
+        Some(at("/one", Policy::Ignore, &[]))
+    );
+    assert_eq!(
+        registered_as(&dir, "bjson"),
+        Some(at("/b", Policy::Ignore, &[]))
+    );
     let names: Vec<_> = dir.files.keys().collect();
     assert_eq!(names, ["a.json", "bjson", "d.json"]);
-    assert_eq!(said(&dir, "d.json"), None, "never read, so it says nothing");
+    assert_eq!(
+        registered_as(&dir, "d.json"),
+        None,
+        "never read, so it says nothing"
+    );
 
     // Half a file keeps what it said, and a whole one says the new.
-    fs::write(path("a.json"), &one[..10]).unwrap();
+    fs::write(path("a.json"), &first[..10]).unwrap();
     dir.scan().unwrap();
-    assert_eq!(said(&dir, "a.json"), Some(at("/one", Policy::Ignore, &[])));
+    assert_eq!(
+        registered_as(&dir, "a.json"),
+        Some(at("/one", Policy::Ignore, &[]))
+    );
     fs::write(path("a.json"), r#"{"remote-endpoint":"/two!"}"#).unwrap();
     dir.scan().unwrap();
-    assert_eq!(said(&dir, "a.json"), Some(at("/two!", Policy::Ignore, &[])));
+    assert_eq!(
+        registered_as(&dir, "a.json"),
+        Some(at("/two!", Policy::Ignore, &[]))
+    );
 
     // Put back with the time that it had: another inode says so.
     let modified = fs::metadata(path("a.json")).unwrap().modified().unwrap();
@@ -78,7 +94,10 @@ fn files_are_read_again_when_they_changed() {
     fs::rename(path("x"), path("a.json")).unwrap();
     fs::remove_file(path("bjson")).unwrap();
     dir.scan().unwrap();
-    assert_eq!(said(&dir, "a.json"), Some(at("/six!", Policy::Ignore, &[])));
+    assert_eq!(
+        registered_as(&dir, "a.json"),
+        Some(at("/six!", Policy::Ignore, &[]))
+    );
     assert_eq!(dir.files.len(), 2);
 }
 

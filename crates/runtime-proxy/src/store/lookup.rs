@@ -181,11 +181,11 @@ fn container(
     verbose: &BTreeMap<String, String>,
 ) -> wire::ContainerResourceHookRequest {
     let info = info(verbose);
-    let asked: BTreeSet<&str> = info.config.envs.iter().map(|env| &*env.key).collect();
+    let requested: BTreeSet<&str> = info.config.envs.iter().map(|env| &*env.key).collect();
     // What the image sets is not the kubelet's to say.
     let envs = info.spec.process.env.iter();
     let envs = envs.filter_map(|env| env.split_once('='));
-    let envs = envs.filter(|(key, _)| asked.contains(key));
+    let envs = envs.filter(|(key, _)| requested.contains(key));
     let linux = status.resources.and_then(|resources| resources.linux);
     wire::ContainerResourceHookRequest {
         container_meta: status.metadata.map(|meta| wire::ContainerMetadata {

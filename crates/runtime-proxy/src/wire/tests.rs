@@ -35,7 +35,7 @@ fn field() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn what_is_not_changed_keeps_its_bytes(fields in proptest::collection::vec(field(), 0..12)) {
+    fn unchanged_fields_keep_their_bytes(fields in proptest::collection::vec(field(), 0..12)) {
         let bytes = Bytes::from(fields.concat());
         let message = Message::parse(&bytes).unwrap();
         prop_assert_eq!(message.fields.len(), fields.len());
@@ -59,7 +59,7 @@ proptest! {
         cpus in "[0-9,-]{0,8}",
         value in "\\PC{0,8}",
     ) {
-        let known = cri::LinuxContainerResources {
+        let original = cri::LinuxContainerResources {
             cpu_shares: 7,
             cpuset_cpus: "3".to_owned(),
             unified: [("k".to_owned(), "v".to_owned())].into(),
@@ -71,7 +71,7 @@ proptest! {
             Field::sized(4000, &raw).bytes.to_vec()
         };
         let (before, after) = (foreign(&before), foreign(&after));
-        let bytes = Bytes::from([&*before, &known.encode_to_vec(), &after].concat());
+        let bytes = Bytes::from([&*before, &original.encode_to_vec(), &after].concat());
         let mut message = Message::parse(&bytes).unwrap();
         message.set_int(3, shares);
         message.set_text(6, cpus.as_bytes());
@@ -79,7 +79,7 @@ proptest! {
         message.set_entry(9, "new", b"1").unwrap();
         let changed = message.encode();
         prop_assert!(changed.starts_with(&before));
-        let mut wanted = known.clone();
+        let mut wanted = original.clone();
         wanted.cpu_shares = shares;
         wanted.cpuset_cpus = cpus;
         wanted.unified.insert("k".to_owned(), value);
@@ -87,11 +87,11 @@ proptest! {
         prop_assert_eq!(cri::LinuxContainerResources::decode(changed.clone()).unwrap(), wanted);
         prop_assert!(changed.windows(after.len()).any(|part| part == after));
         // And back: a set to what is said already changes nothing.
-        let again = Message::parse(&changed).unwrap();
-        let mut same = again.clone();
+        let reparsed = Message::parse(&changed).unwrap();
+        let mut same = reparsed.clone();
         same.set_int(3, shares);
         same.set_entry(9, "new", b"1").unwrap();
-        prop_assert_eq!(same.encode(), again.encode());
+        prop_assert_eq!(same.encode(), reparsed.encode());
     }
 }
 
@@ -117,19 +117,19 @@ fn a_message_that_came_in_parts_is_one() {
 }
 
 #[test]
-fn what_is_no_message_is_said() {
+fn invalid_messages_are_refused() {
     let parse = |bytes: &'static [u8]| Message::parse(&Bytes::from_static(bytes)).unwrap_err();
-    assert_eq!(parse(b"\x0a\x05abc"), WireError::Short(2));
-    assert_eq!(parse(b"\x08"), WireError::Short(1));
+    assert_eq!(parse(b"\x0a\x05abc"), WireError::Truncated(2));
+    assert_eq!(parse(b"\x08"), WireError::Truncated(1));
     assert_eq!(parse(b"\x02\x00"), WireError::Key { key: 2, at: 0 });
     assert_eq!(parse(b"\x0f"), WireError::Key { key: 15, at: 0 });
     // A group that ends as another one, one that never begins, and one too many.
     assert_eq!(parse(b"\x0b\x14"), WireError::Key { key: 0x14, at: 1 });
     assert_eq!(parse(b"\x0c"), WireError::Key { key: 0x0c, at: 0 });
-    assert_eq!(parse(&[0x0b; 101]), WireError::Deep(100));
-    assert_eq!(parse(&[0x0b; 100]), WireError::Short(100));
+    assert_eq!(parse(&[0x0b; 101]), WireError::TooDeep(100));
+    assert_eq!(parse(&[0x0b; 100]), WireError::Truncated(100));
     assert_eq!(
         parse(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-        WireError::Short(11)
+        WireError::Truncated(11)
     );
 }

@@ -1,8 +1,8 @@
 //! A real containerd behind the proxy.
 
-use crate::asking::Hooks;
-use crate::passing::methods;
-use crate::world::{Client, Got, World, frame};
+use crate::hook_calls::Hooks;
+use crate::passthrough::methods;
+use crate::world::{Client, Got, TestEnv, frame};
 use koord_host::testing::{Containerd, Groups, IMAGE};
 use koord_rpc::cri;
 use prost::Message;
@@ -119,7 +119,7 @@ async fn every_method_answers_as_containerd_itself() {
     let Some(machine) = Machine::start() else {
         return;
     };
-    let mut world = World::new();
+    let mut world = TestEnv::new();
     world.options.runtime = machine.containerd.socket();
     let _proxy = world.proxy().await;
     let direct = Client::connect(&world.options.runtime).await;
@@ -144,16 +144,16 @@ async fn every_method_answers_as_containerd_itself() {
 }
 
 #[tokio::test]
-async fn what_crictl_does() {
+async fn crictl_operations_work() {
     let Some(machine) = Machine::start() else {
         return;
     };
-    let mut world = World::new();
+    let mut world = TestEnv::new();
     world.options.runtime = machine.containerd.socket();
     let hooks = Hooks::default();
     let socket = world.path("koordlet.sock");
     let _hooks = hooks.serve(&socket);
-    world.register("koordlet.json", &socket, "Fail", &crate::asking::ALL);
+    world.register("koordlet.json", &socket, "Fail", &crate::hook_calls::ALL);
     let _proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
 
@@ -185,9 +185,9 @@ async fn what_crictl_does() {
         cmd: ["sh", "-c", "echo $AAA"].map(str::to_owned).into(),
         timeout: 10,
     };
-    let said = client.cri("ExecSync", &exec).await;
-    let said = cri::ExecSyncResponse::decode(said.body.slice(5..)).unwrap();
-    assert_eq!(said.stdout, b"new\n", "the hook's variable");
+    let response = client.cri("ExecSync", &exec).await;
+    let response = cri::ExecSyncResponse::decode(response.body.slice(5..)).unwrap();
+    assert_eq!(response.stdout, b"new\n", "the hook's variable");
     let update = cri::UpdateContainerResourcesRequest {
         container_id: container.clone(),
         linux: Some(cri::LinuxContainerResources {

@@ -10,8 +10,8 @@ const KUBELET: &str = include_str!("../../../../deploy/runtime-proxy/kubelet-con
 
 fn value<'a>(unit: &'a str, key: &str) -> &'a str {
     let lines = unit.lines();
-    let mut found = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    found.next_back().unwrap()
+    let mut values = lines.filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    values.next_back().unwrap()
 }
 
 fn options() -> Options {
@@ -30,7 +30,7 @@ fn socket_service_and_kubelet_mean_the_same_path() {
 }
 
 #[test]
-fn systemd_waits_for_calls_and_knows_the_successor() {
+fn unit_supports_draining_and_hot_restart() {
     let stop: u64 = value(SERVICE, "TimeoutStopSec").parse().unwrap();
     assert!(Duration::from_secs(stop) > options().drain_timeout);
     assert_eq!(value(SERVICE, "StandardInput"), "socket");
@@ -61,14 +61,14 @@ fn systemd_finds_nothing_wrong_with_the_units() {
         path
     });
     let mut verify = Command::new("systemd-analyze");
-    let Ok(said) = verify.arg("verify").args(units).output() else {
+    let Ok(output) = verify.arg("verify").args(units).output() else {
         koord_host::testing::skip("systemd-analyze", "there is none");
         return;
     };
-    let text = String::from_utf8_lossy(&said.stderr);
+    let text = String::from_utf8_lossy(&output.stderr);
     // It may tell of other units of the machine.
-    let ours = text
+    let lines_of_units = text
         .lines()
         .filter(|line| line.contains("koord-runtime-proxy"));
-    assert_eq!(ours.collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(lines_of_units.collect::<Vec<_>>(), [""; 0]);
 }

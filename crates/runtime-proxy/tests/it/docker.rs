@@ -1,7 +1,7 @@
 //! A Docker engine behind the proxy: a fake that answers as Docker 20.10.24 was recorded to.
 
-use crate::asking::{ALL, Asked, Hooks};
-use crate::world::{Proxy, World};
+use crate::hook_calls::{ALL, HookCall, Hooks};
+use crate::world::{Proxy, TestEnv};
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
@@ -20,16 +20,16 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
 /// What a request was, without its version.
-type Heard = (Method, String, Value);
+type RecordedRequest = (Method, String, Value);
 
 #[derive(Debug, Default)]
 struct Engine {
-    heard: Mutex<Vec<Heard>>,
+    recorded: Mutex<Vec<RecordedRequest>>,
     /// Inspections by id.
     containers: Mutex<BTreeMap<String, Value>>,
 }
 
-fn said(status: u16, body: Value) -> Response<Full<Bytes>> {
+fn response(status: u16, body: Value) -> Response<Full<Bytes>> {
     let body = if body.is_null() {
         String::new()
     } else {
@@ -44,14 +44,17 @@ fn said(status: u16, body: Value) -> Response<Full<Bytes>> {
 }
 
 impl Engine {
-    fn answer(&self, heard: &Heard) -> Response<Full<Bytes>> {
-        let (method, path, body) = heard;
+    fn answer(&self, recorded: &RecordedRequest) -> Response<Full<Bytes>> {
+        let (method, path, body) = recorded;
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
         let mut containers = self.containers.lock();
-        let missing = |id: &str| said(404, json!({"message": format!("No such container: {id}")}));
+        let missing =
+            |id: &str| response(404, json!({"message": format!("No such container: {id}")}));
         match (method.as_str(), parts.as_slice()) {
-            ("GET", ["version"]) => said(200, json!({"Version": "20.10.24", "ApiVersion": "1.41"})),
+            ("GET", ["version"]) => {
+                response(200, json!({"Version": "20.10.24", "ApiVersion": "1.41"}))
+            }
             ("POST", ["containers", "create"]) => {
                 let id = format!("{:064x}", containers.len() + 1);
                 let mut config = body.clone();
@@ -60,20 +63,20 @@ impl Engine {
                 let inspected = json!({"Id": id, "Name": format!("/{name}"), "Config": config,
                     "HostConfig": host, "State": {"Status": "created"}});
                 containers.insert(id.clone(), inspected);
-                said(201, json!({"Id": id, "Warnings": []}))
+                response(201, json!({"Id": id, "Warnings": []}))
             }
             ("GET", ["containers", id, "json"]) => match containers.get(*id) {
-                Some(inspected) => said(200, inspected.clone()),
+                Some(inspected) => response(200, inspected.clone()),
                 None => missing(id),
             },
             (_, ["containers", id, ..]) if !containers.contains_key(*id) => missing(id),
-            ("POST", ["containers", _, "update"]) => said(200, json!({"Warnings": null})),
-            ("POST", ["containers", _, "start" | "stop"]) => said(204, Value::Null),
+            ("POST", ["containers", _, "update"]) => response(200, json!({"Warnings": null})),
+            ("POST", ["containers", _, "start" | "stop"]) => response(204, Value::Null),
             ("DELETE", ["containers", id]) => {
                 containers.remove(*id);
-                said(204, Value::Null)
+                response(204, Value::Null)
             }
-            _ => said(404, json!({"message": "page not found"})),
+            _ => response(404, json!({"message": "page not found"})),
         }
     }
 
@@ -102,9 +105,9 @@ impl Engine {
         let path = head.uri.to_string();
         let path = path.replace("/v1.41/", "/").replace("/v1.39/", "/");
         let body = serde_json::from_slice(&body).unwrap_or_default();
-        let heard = (head.method, path, body);
-        let answer = self.answer(&heard);
-        self.heard.lock().push(heard);
+        let recorded = (head.method, path, body);
+        let answer = self.answer(&recorded);
+        self.recorded.lock().push(recorded);
         answer
     }
 
@@ -132,15 +135,15 @@ impl Engine {
 
     /// The last request with this method whose path ends so.
     fn last(&self, method: &str, end: &str) -> Value {
-        let heard = self.heard.lock();
-        let mut heard = heard.iter().rev();
-        let found = heard.find(|(m, path, _)| m == method && path.ends_with(end));
-        found.unwrap().2.clone()
+        let recorded = self.recorded.lock();
+        let mut recorded = recorded.iter().rev();
+        let request = recorded.find(|(m, path, _)| m == method && path.ends_with(end));
+        request.unwrap().2.clone()
     }
 }
 
 struct Stage {
-    world: World,
+    world: TestEnv,
     engine: Arc<Engine>,
     hooks: Hooks,
     proxy: Proxy,
@@ -148,7 +151,7 @@ struct Stage {
 }
 
 async fn stage(hooks: Hooks, policy: &str) -> Stage {
-    let mut world = World::new();
+    let mut world = TestEnv::new();
     world.options.mode = Mode::Docker;
     world.options.hook_timeout = Duration::from_secs(5);
     let engine = Arc::new(Engine::default());
@@ -167,9 +170,9 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
 }
 
 impl Stage {
-    async fn ask(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+    async fn send(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
         let stream = self.connect().await;
-        Self::ask_over(stream, method, path, body).await
+        Self::send_over(stream, method, path, body).await
     }
 
     async fn connect(&self) -> UnixStream {
@@ -177,7 +180,7 @@ impl Stage {
         stream.unwrap()
     }
 
-    async fn ask_over(
+    async fn send_over(
         stream: UnixStream,
         method: &str,
         path: &str,
@@ -207,7 +210,7 @@ impl Stage {
 
     async fn create(&self, name: &str, config: Value) -> String {
         let path = format!("/containers/create?name={name}");
-        let (status, answer) = self.ask("POST", &path, config).await;
+        let (status, answer) = self.send("POST", &path, config).await;
         assert_eq!(status, 201, "{answer}");
         answer["Id"].as_str().unwrap().to_owned()
     }
@@ -258,9 +261,9 @@ async fn a_pod_of_docker_is_adjusted() {
     host["CpusetCpus"] = "0-1".into();
     assert_eq!(stage.engine.last("POST", "_4d0a_0"), expected);
 
-    let asked = stage.hooks.all();
-    let [(_, Asked::Pod(pod)), (_, Asked::Container(of))] = asked.as_slice() else {
-        panic!("{asked:?}");
+    let calls = stage.hooks.all();
+    let [(_, HookCall::Pod(pod)), (_, HookCall::Container(of))] = calls.as_slice() else {
+        panic!("{calls:?}");
     };
     let meta = pod.pod_meta.clone().unwrap();
     assert_eq!(
@@ -283,15 +286,15 @@ async fn a_pod_of_docker_is_adjusted() {
 }
 
 #[tokio::test]
-async fn updates_starts_and_stops_are_asked_about() {
+async fn hooks_run_on_update_start_and_stop() {
     let stage = stage(Hooks::default(), "Fail").await;
     let (sandbox_id, id) = stage.pod().await;
-    let at = |id: &str, verb: &str| format!("/containers/{id}/{verb}");
+    let path = |id: &str, verb: &str| format!("/containers/{id}/{verb}");
 
-    let (status, _) = stage.ask("POST", &at(&id, "start"), Value::Null).await;
+    let (status, _) = stage.send("POST", &path(&id, "start"), Value::Null).await;
     assert_eq!(status, 204);
     let update = json!({"Memory": 2_i64 << 30, "CpuShares": 512, "RestartPolicy": {"Name": "no"}});
-    let (status, answer) = stage.ask("POST", &at(&id, "update"), update).await;
+    let (status, answer) = stage.send("POST", &path(&id, "update"), update).await;
     assert_eq!(
         (status, answer),
         (StatusCode::OK, json!({"Warnings": null}))
@@ -303,11 +306,11 @@ async fn updates_starts_and_stops_are_asked_about() {
     assert_eq!(got["RestartPolicy"], json!({"Name": "no"}));
     for id in [&id, &sandbox_id] {
         let (status, _) = stage
-            .ask("POST", &format!("{}?t=30", at(id, "stop")), Value::Null)
+            .send("POST", &format!("{}?t=30", path(id, "stop")), Value::Null)
             .await;
         assert_eq!(status, 204);
         let (status, _) = stage
-            .ask("DELETE", &format!("/containers/{id}"), Value::Null)
+            .send("DELETE", &format!("/containers/{id}"), Value::Null)
             .await;
         assert_eq!(status, 204);
     }
@@ -330,7 +333,7 @@ async fn updates_starts_and_stops_are_asked_about() {
         ]
     );
     // What nobody knows is the engine's to refuse.
-    let (status, answer) = stage.ask("POST", &at(&id, "stop"), Value::Null).await;
+    let (status, answer) = stage.send("POST", &path(&id, "stop"), Value::Null).await;
     assert_eq!(status, 404);
     assert!(
         answer["message"]
@@ -348,42 +351,44 @@ async fn a_proxy_that_was_restarted_asks_the_engine() {
     stage.proxy.running.await.unwrap().unwrap();
     stage.proxy = stage.world.proxy().await;
     let path = format!("/containers/{id}/update");
-    let (status, _) = stage.ask("POST", &path, json!({"Memory": 1 << 29})).await;
+    let (status, _) = stage.send("POST", &path, json!({"Memory": 1 << 29})).await;
     assert_eq!(status, 200);
-    let asked = stage.hooks.all().pop().unwrap();
-    let ("PreUpdateContainerResources", Asked::Container(asked)) = asked else {
-        panic!("{asked:?}");
+    let calls = stage.hooks.all().pop().unwrap();
+    let ("PreUpdateContainerResources", HookCall::Container(calls)) = calls else {
+        panic!("{calls:?}");
     };
-    assert_eq!(asked.pod_meta.unwrap().name, "web-0");
-    assert_eq!(asked.pod_labels["app"], "web");
-    let resources = asked.container_resources.unwrap();
+    assert_eq!(calls.pod_meta.unwrap().name, "web-0");
+    assert_eq!(calls.pod_labels["app"], "web");
+    let resources = calls.container_resources.unwrap();
     assert_eq!(resources.memory_limit_in_bytes, 1 << 29);
     assert_eq!(resources.oom_score_adj, 937);
-    assert_eq!(asked.container_meta.unwrap().name, "main");
+    assert_eq!(calls.container_meta.unwrap().name, "main");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_connected_can_ask_once_although_the_proxy_stops() {
+async fn connected_client_is_served_once_during_shutdown() {
     let stage = stage(Hooks::default(), "Fail").await;
     let stream = stage.connect().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     stage.proxy.context.shutdown.cancel();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (status, _) = Stage::ask_over(stream, "GET", "/version", Value::Null).await;
+    let (status, _) = Stage::send_over(stream, "GET", "/version", Value::Null).await;
     assert_eq!(status, 200);
 }
 
 #[tokio::test]
-async fn what_is_not_a_kubelets_passes() {
+async fn foreign_containers_pass_unchanged() {
     let stage = stage(Hooks::default(), "Fail").await;
     let config = json!({"Image": "tool", "HostConfig": {"CpuShares": 7}});
     let id = stage.create("tool", config.clone()).await;
     assert_eq!(stage.engine.last("POST", "create?name=tool"), config);
     let (status, _) = stage
-        .ask("POST", &format!("/containers/{id}/start"), Value::Null)
+        .send("POST", &format!("/containers/{id}/start"), Value::Null)
         .await;
     assert_eq!(status, 204);
-    let (status, answer) = stage.ask("GET", "/containers/none/json", Value::Null).await;
+    let (status, answer) = stage
+        .send("GET", "/containers/none/json", Value::Null)
+        .await;
     assert_eq!(status, 404);
     assert_eq!(answer, json!({"message": "No such container: none"}));
     let mut exempt = sandbox();
@@ -396,12 +401,12 @@ async fn what_is_not_a_kubelets_passes() {
 }
 
 #[tokio::test]
-async fn failed_hooks_and_bad_bodies_end_as_the_policy_says() {
+async fn failure_policy_decides_on_hooks_and_bodies() {
     let malformed = || Bytes::from_static(b"{\"HostConfig\": ");
     for (policy, expected) in [("Ignore", 201), ("Fail", 500)] {
         let stage = stage(Hooks::failing(), policy).await;
         let path = "/containers/create?name=k8s_POD_web-0_shop_4d0a_1";
-        let (status, answer) = stage.ask("POST", path, sandbox()).await;
+        let (status, answer) = stage.send("POST", path, sandbox()).await;
         assert_eq!(status, expected);
         if policy == "Fail" {
             let message = answer["message"].as_str().unwrap();
@@ -459,8 +464,8 @@ async fn an_attached_stream_goes_both_ways_until_both_have_ended() {
 }
 
 #[tokio::test]
-async fn without_an_engine_there_is_no_proxy_and_later_an_error_of_docker() {
-    let mut world = World::new();
+async fn missing_engine_fails_start_and_later_requests() {
+    let mut world = TestEnv::new();
     world.options.mode = Mode::Docker;
     let error = world.proxy_with(world.options.clone()).await.unwrap_err();
     let error = error.to_string();
@@ -468,7 +473,7 @@ async fn without_an_engine_there_is_no_proxy_and_later_an_error_of_docker() {
 
     let stage = stage(Hooks::default(), "Ignore").await;
     std::fs::remove_file(&stage.world.options.runtime).unwrap();
-    let (status, answer) = stage.ask("GET", "/_ping", Value::Null).await;
+    let (status, answer) = stage.send("GET", "/_ping", Value::Null).await;
     assert_eq!(status, 502);
     assert!(
         answer["message"]

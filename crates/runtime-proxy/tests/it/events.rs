@@ -1,7 +1,7 @@
 //! GetContainerEvents of a real containerd, byte by byte.
 
 use crate::containerd::Machine;
-use crate::world::{Client, World, frame};
+use crate::world::{Client, TestEnv, frame};
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full};
 use koord_rpc::cri;
@@ -19,13 +19,13 @@ use tokio::net::{UnixListener, UnixStream};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a server said on each of its connections.
-type Said = Arc<Mutex<Vec<BytesMut>>>;
+type ServerBytes = Arc<Mutex<Vec<BytesMut>>>;
 
 /// Listens at `listen`, passes bytes on to `to` and back, and notes what comes back.
-fn tap(listen: &Path, to: &Path) -> Said {
+fn tap(listen: &Path, to: &Path) -> ServerBytes {
     let (listener, to) = (UnixListener::bind(listen).unwrap(), to.to_owned());
-    let said = Said::default();
-    let all = said.clone();
+    let server_bytes = ServerBytes::default();
+    let all = server_bytes.clone();
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             let server = UnixStream::connect(&to).await.unwrap();
@@ -45,16 +45,20 @@ fn tap(listen: &Path, to: &Path) -> Said {
             });
         }
     });
-    said
+    server_bytes
 }
 
 /// What each stream of an HTTP/2 connection has carried (RFC 9113, 4.1 and 6.1).
-fn streams(mut said: BytesMut) -> BTreeMap<u32, BytesMut> {
+fn streams(mut server_bytes: BytesMut) -> BTreeMap<u32, BytesMut> {
     let mut streams = BTreeMap::<u32, BytesMut>::new();
-    while said.len() >= 9 {
-        let head = said.get_uint(3);
-        let (kind, flags, stream) = (said.get_u8(), said.get_u8(), said.get_u32());
-        let payload = said.split_to(usize::try_from(head).unwrap());
+    while server_bytes.len() >= 9 {
+        let head = server_bytes.get_uint(3);
+        let (kind, flags, stream) = (
+            server_bytes.get_u8(),
+            server_bytes.get_u8(),
+            server_bytes.get_u32(),
+        );
+        let payload = server_bytes.split_to(usize::try_from(head).unwrap());
         if kind == 0 {
             assert_eq!(flags & 8, 0, "Go does not pad");
             streams.entry(stream).or_default().extend(payload);
@@ -79,9 +83,9 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
     let Some(machine) = Machine::start() else {
         return;
     };
-    let mut world = World::new();
+    let mut world = TestEnv::new();
     world.options.runtime = world.path("tap.sock");
-    let said = tap(&world.options.runtime, &machine.containerd.socket());
+    let server_bytes = tap(&world.options.runtime, &machine.containerd.socket());
     let _proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
     let full = Full::new(frame(b"")).map_err(|never| match never {});
@@ -133,9 +137,9 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
             seen.push((event.container_id, kind));
         }
     }
-    let of = |id: &String| -> Vec<Type> {
-        let of = seen.iter().filter(|(of, _)| of == id);
-        of.map(|(_, kind)| *kind).collect()
+    let types_of = |id: &String| -> Vec<Type> {
+        let types_of = seen.iter().filter(|(types_of, _)| types_of == id);
+        types_of.map(|(_, kind)| *kind).collect()
     };
     let all = [
         Type::ContainerCreatedEvent,
@@ -143,9 +147,17 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
         Type::ContainerStoppedEvent,
         Type::ContainerDeletedEvent,
     ];
-    assert_eq!(of(&container), all);
-    assert_eq!(of(&pod), all);
-    let said: Vec<_> = said.lock().iter().cloned().flat_map(streams).collect();
-    let same = said.iter().filter(|(_, said)| *said == got).count();
+    assert_eq!(types_of(&container), all);
+    assert_eq!(types_of(&pod), all);
+    let server_bytes: Vec<_> = server_bytes
+        .lock()
+        .iter()
+        .cloned()
+        .flat_map(streams)
+        .collect();
+    let same = server_bytes
+        .iter()
+        .filter(|(_, server_bytes)| *server_bytes == got)
+        .count();
     assert_eq!(same, 1, "{} bytes are not what was said", got.len());
 }

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on shall panic")]
 
-mod asking;
 mod containerd;
 mod deploy;
 mod docker;
 mod events;
-mod passing;
+mod hook_calls;
+mod passthrough;
 mod versions;
 mod world;

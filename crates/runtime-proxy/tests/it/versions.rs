@@ -1,8 +1,8 @@
 //! Runtimes and kubelets that speak another version of the CRI.
 
-use crate::asking::{ALL, Hooks};
-use crate::passing::UNKNOWN;
-use crate::world::{Body, Client, Heard, Serving, World, frame, hear, reply, serve};
+use crate::hook_calls::{ALL, Hooks};
+use crate::passthrough::UNKNOWN;
+use crate::world::{Body, Client, RecordedCall, Serving, TestEnv, frame, hear, reply, serve};
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{HeaderValue, Request, Response};
@@ -14,22 +14,22 @@ use std::sync::Arc;
 
 /// A runtime that answers every call, Version too, with `answer` of its path.
 fn runtime(
-    world: &World,
+    world: &TestEnv,
     answer: impl Fn(&str) -> Response<Body> + Send + Sync + 'static,
-) -> (Serving, Arc<Mutex<Vec<Heard>>>) {
-    let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
-    let (all, answer) = (heard.clone(), Arc::new(answer));
+) -> (Serving, Arc<Mutex<Vec<RecordedCall>>>) {
+    let recorded: Arc<Mutex<Vec<RecordedCall>>> = Arc::default();
+    let (all, answer) = (recorded.clone(), Arc::new(answer));
     let handler = Arc::new(move |request: Request<Incoming>| {
         let (all, answer) = (all.clone(), answer.clone());
         let answer: BoxFuture<'static, Response<Body>> = Box::pin(async move {
-            let heard = hear(request).await;
-            let answer = answer(&heard.path);
-            all.lock().push(heard);
+            let recorded = hear(request).await;
+            let answer = answer(&recorded.path);
+            all.lock().push(recorded);
             answer
         });
         answer
     });
-    (serve(&world.options.runtime, handler), heard)
+    (serve(&world.options.runtime, handler), recorded)
 }
 
 /// What a runtime answers that calls itself version 2 of the API, with fields that are new.
@@ -45,9 +45,9 @@ fn version() -> Bytes {
 
 /// As upstream's proxy has it: the services of other versions are not the one that it looks into.
 #[tokio::test]
-async fn calls_of_other_versions_pass_and_nobody_is_asked() {
-    let mut world = World::new();
-    let (_runtime, heard) = runtime(&world, |path| match path.ends_with("/Version") {
+async fn other_api_versions_pass_without_hooks() {
+    let mut world = TestEnv::new();
+    let (_runtime, recorded) = runtime(&world, |path| match path.ends_with("/Version") {
         true => reply(version(), "0"),
         false => reply(frame(b"\x0a\x02id"), "0"),
     });
@@ -59,7 +59,7 @@ async fn calls_of_other_versions_pass_and_nobody_is_asked() {
     let _proxy = world.proxy().await;
     let direct = Client::connect(&world.options.runtime).await;
     let through = Client::connect(&world.options.listen).await;
-    heard.lock().clear();
+    recorded.lock().clear();
     let request = cri::VersionRequest {
         version: "v2".to_owned(),
     };
@@ -92,9 +92,9 @@ async fn calls_of_other_versions_pass_and_nobody_is_asked() {
         let wanted = direct.call(&path, body.clone()).await;
         assert_eq!(wanted.status().0, "0", "{path}");
         assert_eq!(through.call(&path, body.clone()).await, wanted, "{path}");
-        let heard = std::mem::take(&mut *heard.lock());
-        assert_eq!(heard[0], heard[1], "{path}");
-        assert_eq!((&heard[1].path, &heard[1].body), (&path, &body));
+        let recorded = std::mem::take(&mut *recorded.lock());
+        assert_eq!(recorded[0], recorded[1], "{path}");
+        assert_eq!((&recorded[1].path, &recorded[1].body), (&path, &body));
     }
     assert_eq!(hooks.all(), []);
     // It would have been.
@@ -105,8 +105,8 @@ async fn calls_of_other_versions_pass_and_nobody_is_asked() {
 
 #[tokio::test]
 async fn a_runtime_of_an_older_version_only_is_refused_at_the_start() {
-    let world = World::new();
-    let (_runtime, heard) = runtime(&world, |path| {
+    let world = TestEnv::new();
+    let (_runtime, recorded) = runtime(&world, |path| {
         if path.starts_with("/runtime.v1alpha2.") {
             return reply(version(), "0");
         }
@@ -125,5 +125,8 @@ async fn a_runtime_of_an_older_version_only_is_refused_at_the_start() {
         "{text}"
     );
     assert!(!world.options.listen.exists());
-    assert_eq!(heard.lock()[0].path, "/runtime.v1.RuntimeService/Version");
+    assert_eq!(
+        recorded.lock()[0].path,
+        "/runtime.v1.RuntimeService/Version"
+    );
 }

@@ -21,7 +21,7 @@ pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
 /// A call as a runtime heard it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Heard {
+pub(crate) struct RecordedCall {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     /// With the frame of gRPC.
@@ -39,11 +39,11 @@ pub(crate) struct Got {
 impl Got {
     /// The call's status, wherever it stands, and its message.
     pub(crate) fn status(&self) -> (String, String) {
-        let of = |name| {
+        let value_of = |name| {
             let value = self.trailers.get(name).or_else(|| self.headers.get(name));
             value.map_or(String::new(), |value| value.to_str().unwrap().to_owned())
         };
-        (of("grpc-status"), of("grpc-message"))
+        (value_of("grpc-status"), value_of("grpc-message"))
     }
 }
 
@@ -105,13 +105,13 @@ pub(crate) fn serve(socket: &Path, handler: Handler) -> Serving {
     }))
 }
 
-pub(crate) async fn hear(request: Request<Incoming>) -> Heard {
+pub(crate) async fn hear(request: Request<Incoming>) -> RecordedCall {
     let (head, body) = request.into_parts();
     let body = body
         .collect()
         .await
         .map_or(Bytes::new(), |all| all.to_bytes());
-    Heard {
+    RecordedCall {
         path: head.uri.path().to_owned(),
         headers: head.headers,
         body,
@@ -178,20 +178,20 @@ impl Client {
 
 /// A directory with sockets, and what serves there.
 #[derive(Debug)]
-pub(crate) struct World {
+pub(crate) struct TestEnv {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) options: Options,
 }
 
-impl World {
+impl TestEnv {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
+        let path = |name: &str| dir.path().join(name);
         let options = Options {
-            listen: at("proxy/proxy.sock"),
-            runtime: at("runtime.sock"),
+            listen: path("proxy/proxy.sock"),
+            runtime: path("runtime.sock"),
             mode: Mode::Containerd,
-            hooks: at("hookserver.d"),
+            hooks: path("hookserver.d"),
             hook_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(60),
             skip: Skip {
@@ -223,23 +223,23 @@ impl World {
     pub(crate) fn runtime(
         &self,
         answer: impl Fn(&str, &Bytes) -> Response<Body> + Send + Sync + 'static,
-    ) -> (Serving, Arc<Mutex<Vec<Heard>>>) {
-        let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
-        let all = heard.clone();
+    ) -> (Serving, Arc<Mutex<Vec<RecordedCall>>>) {
+        let recorded: Arc<Mutex<Vec<RecordedCall>>> = Arc::default();
+        let all = recorded.clone();
         let answer = Arc::new(answer);
         let handler: Handler = Arc::new(move |request| {
             let (all, answer) = (all.clone(), answer.clone());
             Box::pin(async move {
-                let heard = hear(request).await;
-                if heard.path.ends_with("/Version") {
+                let recorded = hear(request).await;
+                if recorded.path.ends_with("/Version") {
                     return reply(frame(&[]), "0");
                 }
-                let answer = answer(&heard.path, &heard.body);
-                all.lock().push(heard);
+                let answer = answer(&recorded.path, &recorded.body);
+                all.lock().push(recorded);
                 answer
             })
         });
-        (serve(&self.options.runtime, handler), heard)
+        (serve(&self.options.runtime, handler), recorded)
     }
 
     pub(crate) async fn proxy(&self) -> Proxy {

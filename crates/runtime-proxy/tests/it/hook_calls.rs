@@ -1,7 +1,7 @@
 //! Calls that a hook server has a say in.
 
-use crate::passing::UNKNOWN;
-use crate::world::{Client, Heard, Serving, World, frame, reply};
+use crate::passthrough::UNKNOWN;
+use crate::world::{Client, RecordedCall, Serving, TestEnv, frame, reply};
 use bytes::Bytes;
 use koord_rpc::cri;
 use koord_rpc::hooks::runtime_hook_service_server::{RuntimeHookService, RuntimeHookServiceServer};
@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 /// A hook server that answers as koordlet does, with all it was asked, and then says its own.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hooks {
-    asked: Arc<Mutex<Vec<(&'static str, Asked)>>>,
+    calls: Arc<Mutex<Vec<(&'static str, HookCall)>>>,
     /// It never answers.
     hangs: bool,
     /// It answers nothing but an error.
@@ -33,7 +33,7 @@ pub(crate) struct Hooks {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Asked {
+pub(crate) enum HookCall {
     Pod(PodRequest),
     Container(ContainerRequest),
 }
@@ -55,7 +55,9 @@ impl Hooks {
         request: Request<PodRequest>,
     ) -> Result<Response<PodResponse>, Status> {
         let request = request.into_inner();
-        self.asked.lock().push((hook, Asked::Pod(request.clone())));
+        self.calls
+            .lock()
+            .push((hook, HookCall::Pod(request.clone())));
         self.wait().await?;
         let mut labels = request.labels;
         labels.insert("hooked".to_owned(), "pod".to_owned());
@@ -73,8 +75,8 @@ impl Hooks {
         request: Request<ContainerRequest>,
     ) -> Result<Response<ContainerResponse>, Status> {
         let request = request.into_inner();
-        let asked = Asked::Container(request.clone());
-        self.asked.lock().push((hook, asked));
+        let call = HookCall::Container(request.clone());
+        self.calls.lock().push((hook, call));
         self.wait().await?;
         let mut resources = request.container_resources.unwrap_or_default();
         resources.cpu_shares = 4096;
@@ -124,12 +126,12 @@ impl Hooks {
     }
 
     /// All that was asked, in order.
-    pub(crate) fn all(&self) -> Vec<(&'static str, Asked)> {
-        self.asked.lock().clone()
+    pub(crate) fn all(&self) -> Vec<(&'static str, HookCall)> {
+        self.calls.lock().clone()
     }
 
     fn hooks(&self) -> Vec<&'static str> {
-        self.asked.lock().iter().map(|(hook, _)| *hook).collect()
+        self.calls.lock().iter().map(|(hook, _)| *hook).collect()
     }
 }
 
@@ -233,25 +235,25 @@ fn create() -> cri::CreateContainerRequest {
 }
 
 struct Stage {
-    world: World,
+    world: TestEnv,
     hooks: Hooks,
     _hook_server: JoinHandle<()>,
     _runtime: Serving,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    recorded: Arc<Mutex<Vec<RecordedCall>>>,
     client: Client,
     _proxy: crate::world::Proxy,
 }
 
 /// A whole node, whose hook server registered with this policy.
 async fn stage(hooks: Hooks, policy: &str) -> Stage {
-    let mut world = World::new();
+    let mut world = TestEnv::new();
     if hooks.hangs {
         world.options.hook_timeout = Duration::from_millis(50);
     }
     let socket = world.path("koordlet.sock");
     let hook_server = hooks.serve(&socket);
     world.register("koordlet.json", &socket, policy, &ALL);
-    let (runtime, heard) = world.runtime(answer);
+    let (runtime, recorded) = world.runtime(answer);
     let proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
     Stage {
@@ -259,7 +261,7 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
         hooks,
         _hook_server: hook_server,
         _runtime: runtime,
-        heard,
+        recorded,
         client,
         _proxy: proxy,
     }
@@ -329,7 +331,7 @@ fn answer(path: &str, _: &Bytes) -> http::Response<crate::world::Body> {
 impl Stage {
     /// What the runtime heard last.
     fn last(&self) -> Bytes {
-        self.heard.lock().last().unwrap().body.slice(5..)
+        self.recorded.lock().last().unwrap().body.slice(5..)
     }
 
     async fn run(&self) -> crate::world::Got {
@@ -409,13 +411,13 @@ async fn a_pods_day() {
             "PostStopPodSandbox",
         ]
     );
-    let asked = stage.hooks.asked.lock();
-    let Asked::Container(create) = &asked[1].1 else {
+    let calls = stage.hooks.calls.lock();
+    let HookCall::Container(create) = &calls[1].1 else {
         panic!()
     };
     assert_eq!(create.pod_labels["hooked"], "pod");
     assert_eq!(create.container_envs, map(&[("B", "$(Z)"), ("Z", "27")]));
-    let Asked::Container(update) = &asked[4].1 else {
+    let HookCall::Container(update) = &calls[4].1 else {
         panic!()
     };
     assert_eq!(update.container_meta.as_ref().unwrap().id, "c1");
@@ -434,7 +436,7 @@ async fn a_pods_day() {
 }
 
 #[tokio::test]
-async fn what_no_definition_has_arrives_in_a_changed_request() {
+async fn unknown_fields_survive_a_changed_request() {
     let stage = stage(Hooks::default(), "Fail").await;
     // Unknown fields at every level on the way to what is changed.
     let nested = |number: u8, inner: &[u8]| {
@@ -450,16 +452,18 @@ async fn what_no_definition_has_arrives_in_a_changed_request() {
     let request = [b"\x0a\x04pod1".as_slice(), &config, UNKNOWN].concat();
     let path = "/runtime.v1.RuntimeService/CreateContainer";
     stage.client.call(path, frame(&request)).await;
-    let heard = stage.last();
-    let found = heard.windows(UNKNOWN.len()).filter(|part| *part == UNKNOWN);
-    assert_eq!(found.count(), 4);
-    let heard = cri::CreateContainerRequest::decode(heard).unwrap();
-    let linux = heard.config.unwrap().linux.unwrap();
+    let recorded = stage.last();
+    let occurrences = recorded
+        .windows(UNKNOWN.len())
+        .filter(|part| *part == UNKNOWN);
+    assert_eq!(occurrences.count(), 4);
+    let recorded = cri::CreateContainerRequest::decode(recorded).unwrap();
+    let linux = recorded.config.unwrap().linux.unwrap();
     assert_eq!(linux.resources.unwrap().cpu_shares, 4096);
 }
 
 #[tokio::test]
-async fn the_policy_says_what_a_failure_of_a_hook_is() {
+async fn failure_policy_decides_on_failed_hooks() {
     let failing = |hangs, fails| Hooks {
         hangs,
         fails,
@@ -489,7 +493,7 @@ async fn the_policy_says_what_a_failure_of_a_hook_is() {
             "{text}"
         );
         assert_eq!(
-            failing.heard.lock().len(),
+            failing.recorded.lock().len(),
             0,
             "the runtime hears nothing of it"
         );
@@ -497,37 +501,37 @@ async fn the_policy_says_what_a_failure_of_a_hook_is() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_read_is_what_the_policy_says() {
-    for (policy, heard) in [("Ignore", 2), ("Fail", 0)] {
+async fn failure_policy_decides_on_invalid_requests() {
+    for (policy, recorded) in [("Ignore", 2), ("Fail", 0)] {
         let stage = stage(Hooks::default(), policy).await;
         let path = "/runtime.v1.RuntimeService/CreateContainer";
         let mut compressed = frame(&create().encode_to_vec()).to_vec();
         compressed[0] = 1;
         for body in [frame(&[0x0a, 0x7f, 1]), compressed.into()] {
             let got = stage.client.call(path, body.clone()).await;
-            let wanted = if heard == 0 { "2" } else { "0" };
+            let wanted = if recorded == 0 { "2" } else { "0" };
             assert_eq!(got.status().0, wanted, "{got:?}");
-            if heard > 0 {
-                assert_eq!(stage.heard.lock().last().unwrap().body, body);
+            if recorded > 0 {
+                assert_eq!(stage.recorded.lock().last().unwrap().body, body);
             }
         }
-        assert_eq!(stage.heard.lock().len(), heard);
+        assert_eq!(stage.recorded.lock().len(), recorded);
         assert_eq!(stage.hooks.hooks(), [""; 0]);
     }
 }
 
 /// Answers that are no messages, also to what the proxy itself asks about pods and containers.
 #[tokio::test]
-async fn a_runtime_that_answers_nonsense_is_heard_as_it_is() {
+async fn invalid_runtime_responses_are_passed_on() {
     const NONSENSE: &[u8] = b"\x0a\x7f\xffnonsense";
     for policy in ["Ignore", "Fail"] {
         let hooks = Hooks::default();
-        let mut world = World::new();
+        let mut world = TestEnv::new();
         world.options.hook_timeout = Duration::from_secs(60);
         let socket = world.path("koordlet.sock");
         let _hook_server = hooks.serve(&socket);
         world.register("koordlet.json", &socket, policy, &ALL);
-        let (_runtime, heard) = world.runtime(|_, _| reply(frame(NONSENSE), "0"));
+        let (_runtime, recorded) = world.runtime(|_, _| reply(frame(NONSENSE), "0"));
         let _proxy = world.proxy().await;
         let client = Client::connect(&world.options.listen).await;
         let run = cri::RunPodSandboxRequest {
@@ -543,9 +547,9 @@ async fn a_runtime_that_answers_nonsense_is_heard_as_it_is() {
         let started = cri::StartContainerRequest {
             container_id: "c1".to_owned(),
         };
-        let before = heard.lock().len();
+        let before = recorded.lock().len();
         let got = client.cri("StartContainer", &started).await;
-        let reached = heard.lock().split_off(before);
+        let reached = recorded.lock().split_off(before);
         let reached = reached
             .iter()
             .any(|call| call.path.ends_with("/StartContainer"));
@@ -592,7 +596,7 @@ async fn exempt_pods_are_nobodys_business() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_just_started_knows_what_runs() {
+async fn restarted_proxy_looks_up_running_pods() {
     let stage = stage(Hooks::default(), "Fail").await;
     let update = cri::UpdateContainerResourcesRequest {
         container_id: "c1".to_owned(),
@@ -609,17 +613,17 @@ async fn a_proxy_that_just_started_knows_what_runs() {
         (linux.cpu_quota, linux.memory_limit_in_bytes),
         (-1, 1 << 30)
     );
-    let asked = stage.hooks.asked.lock();
-    let [(_, Asked::Container(asked))] = asked.as_slice() else {
-        panic!("{asked:?}")
+    let calls = stage.hooks.calls.lock();
+    let [(_, HookCall::Container(calls))] = calls.as_slice() else {
+        panic!("{calls:?}")
     };
-    let meta = asked.container_meta.as_ref().unwrap();
+    let meta = calls.container_meta.as_ref().unwrap();
     assert_eq!((meta.name.as_str(), meta.id.as_str()), ("main", "c1"));
-    assert_eq!(asked.pod_meta.as_ref().unwrap().namespace, "shop");
-    assert_eq!(asked.pod_labels, map(&[("app", "web"), ("hooked", "pod")]));
-    assert_eq!(asked.pod_cgroup_parent, "/kubepods/pod4d0a/sub");
-    assert_eq!(asked.container_envs, map(&[("Z", "27")]));
-    let resources = asked.container_resources.as_ref().unwrap();
+    assert_eq!(calls.pod_meta.as_ref().unwrap().namespace, "shop");
+    assert_eq!(calls.pod_labels, map(&[("app", "web"), ("hooked", "pod")]));
+    assert_eq!(calls.pod_cgroup_parent, "/kubepods/pod4d0a/sub");
+    assert_eq!(calls.container_envs, map(&[("Z", "27")]));
+    let resources = calls.container_resources.as_ref().unwrap();
     assert_eq!((resources.cpu_shares, resources.cpu_quota), (4096, 40000));
 }
 
@@ -631,27 +635,27 @@ async fn registrations_come_change_and_go_while_the_proxy_runs() {
     let _server = other.serve(&socket);
     let file = stage.world.options.hooks.join("koordlet.json");
     // Runs pods until the change was noticed: who was asked last says so.
-    let asked = |hooks: &Hooks| hooks.asked.lock().len();
+    let count = |hooks: &Hooks| hooks.calls.lock().len();
     async fn until(stage: &Stage, seen: impl Fn() -> bool) {
         while !seen() {
             assert_eq!(stage.run().await.status().0, "0");
         }
     }
-    until(&stage, || asked(&stage.hooks) == 1).await;
+    until(&stage, || count(&stage.hooks) == 1).await;
     // Half a file says nothing, so what it said before stays.
     std::fs::write(&file, "{\"remote-endpoint\":").unwrap();
-    until(&stage, || asked(&stage.hooks) == 5).await;
+    until(&stage, || count(&stage.hooks) == 5).await;
     // The first name counts.
     stage
         .world
         .register("a.json", &socket, "Fail", &["PreRunPodSandbox"]);
-    until(&stage, || asked(&other) == 2).await;
+    until(&stage, || count(&other) == 2).await;
     std::fs::remove_file(stage.world.options.hooks.join("a.json")).unwrap();
-    let before = asked(&stage.hooks);
-    until(&stage, || asked(&stage.hooks) > before).await;
+    let before = count(&stage.hooks);
+    until(&stage, || count(&stage.hooks) > before).await;
     stage
         .world
         .register("koordlet.json", &socket, "Fail", &["PreRunPodSandbox"]);
-    let before = asked(&other);
-    until(&stage, || asked(&other) > before).await;
+    let before = count(&other);
+    until(&stage, || count(&other) > before).await;
 }

@@ -1,6 +1,6 @@
 //! What nobody looks into passes as it is.
 
-use crate::world::{Body, Client, World, frame, hear, reply, serve, trailers};
+use crate::world::{Body, Client, TestEnv, frame, hear, reply, serve, trailers};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body_util::{BodyExt, StreamBody};
@@ -15,8 +15,8 @@ pub(crate) fn methods() -> Vec<String> {
     let mut methods = Vec::new();
     let mut service = "";
     for line in include_str!("../../../rpc/proto/cri.proto").lines() {
-        let mut words = line.split([' ', '(']).filter(|word| !word.is_empty());
-        match (words.next(), words.next()) {
+        let mut tokens = line.split([' ', '(']).filter(|word| !word.is_empty());
+        match (tokens.next(), tokens.next()) {
             (Some("service"), Some(name)) => service = name,
             (Some("rpc"), Some(name)) => methods.push(format!("/runtime.v1.{service}/{name}")),
             _ => {}
@@ -34,10 +34,10 @@ pub(crate) const UNKNOWN: &[u8] = &[
 
 #[tokio::test]
 async fn every_method_has_the_bytes_it_had() {
-    let world = World::new();
+    let world = TestEnv::new();
     let answered = frame(&[b"\x0a\x02id".as_slice(), UNKNOWN].concat());
     let answer = answered.clone();
-    let (_runtime, heard) = world.runtime(move |_, _| reply(answer.clone(), "0"));
+    let (_runtime, recorded) = world.runtime(move |_, _| reply(answer.clone(), "0"));
     let _proxy = world.proxy().await;
     let direct = Client::connect(&world.options.runtime).await;
     let through = Client::connect(&world.options.listen).await;
@@ -64,9 +64,9 @@ async fn every_method_has_the_bytes_it_had() {
             let wanted = direct.call(path, body.clone()).await;
             let got = through.call(path, body.clone()).await;
             assert_eq!(got, wanted, "{path}");
-            let heard = std::mem::take(&mut *heard.lock());
-            assert_eq!(heard[0], heard[1], "{path}");
-            assert_eq!(heard[1].body, body);
+            let recorded = std::mem::take(&mut *recorded.lock());
+            assert_eq!(recorded[0], recorded[1], "{path}");
+            assert_eq!(recorded[1].body, body);
             assert_eq!(got.body, answered);
         }
     }
@@ -74,7 +74,7 @@ async fn every_method_has_the_bytes_it_had() {
 
 #[tokio::test]
 async fn failures_of_the_runtime_are_the_kubelets() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (_runtime, _) = world.runtime(|path, _| {
         let mut response = reply(Bytes::new(), "0");
         *response.body_mut() = if path.ends_with('3') {
@@ -106,7 +106,7 @@ async fn failures_of_the_runtime_are_the_kubelets() {
 }
 
 /// Sends back what comes, frame by frame.
-fn echo(world: &World) -> crate::world::Serving {
+fn echo(world: &TestEnv) -> crate::world::Serving {
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
             if request.uri().path().ends_with("/Version") {
@@ -125,7 +125,7 @@ fn echo(world: &World) -> crate::world::Serving {
 
 #[tokio::test]
 async fn streams_pass_in_both_directions_at_once() {
-    let world = World::new();
+    let world = TestEnv::new();
     let _runtime = echo(&world);
     let _proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
@@ -152,8 +152,8 @@ async fn streams_pass_in_both_directions_at_once() {
 
 #[tokio::test]
 async fn messages_of_16_mib_pass() {
-    let world = World::new();
-    let (_runtime, heard) = world.runtime(|_, body| reply(body.clone(), "0"));
+    let world = TestEnv::new();
+    let (_runtime, recorded) = world.runtime(|_, body| reply(body.clone(), "0"));
     let _proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
     let mut message = vec![0x92, 0x03, 0xf5, 0xff, 0xff, 0x07];
@@ -164,7 +164,7 @@ async fn messages_of_16_mib_pass() {
         let got = client.call(&path, body.clone()).await;
         assert_eq!(got.body, body, "{method}");
     }
-    assert_eq!(heard.lock().len(), 2);
+    assert_eq!(recorded.lock().len(), 2);
     // One byte more, of a call that is read, is more than a kubelet sends or a runtime takes.
     message.push(b'a');
     let path = "/runtime.v1.RuntimeService/CreateContainer";
@@ -172,12 +172,12 @@ async fn messages_of_16_mib_pass() {
     let (code, text) = got.status();
     assert_eq!(code, "8");
     assert!(text.contains("larger than 16777216 bytes"), "{text}");
-    assert_eq!(heard.lock().len(), 2);
+    assert_eq!(recorded.lock().len(), 2);
 }
 
 #[tokio::test]
 async fn a_call_that_the_kubelet_gives_up_ends_at_the_runtime() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (gone, mut is_gone) = mpsc::unbounded_channel::<()>();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
     let handler = Arc::new(move |request: http::Request<hyper::body::Incoming>| {
@@ -222,7 +222,7 @@ fn scopeguard(gone: mpsc::UnboundedSender<()>) -> Guard {
 
 #[tokio::test]
 async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
     let _proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
@@ -245,7 +245,7 @@ async fn a_runtime_that_is_away_is_unavailable_until_it_is_back() {
 
 #[tokio::test]
 async fn without_a_runtime_the_proxy_ends() {
-    let world = World::new();
+    let world = TestEnv::new();
     let error = world.proxy_with(world.options.clone()).await.unwrap_err();
     let text = error.to_string();
     assert!(
@@ -257,7 +257,7 @@ async fn without_a_runtime_the_proxy_ends() {
 
 #[tokio::test]
 async fn calls_in_progress_are_finished_when_the_proxy_stops() {
-    let world = World::new();
+    let world = TestEnv::new();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
     let go = Arc::new(tokio::sync::Notify::new());
     let gate = go.clone();
@@ -302,8 +302,8 @@ async fn calls_in_progress_are_finished_when_the_proxy_stops() {
 
 /// containerd says nothing, not even headers, before the first event.
 #[tokio::test(start_paused = true)]
-async fn who_waits_for_the_first_event_does_not_hold_up_a_stop() {
-    let world = World::new();
+async fn waiting_event_stream_does_not_delay_shutdown() {
+    let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {
         let answer: futures::future::BoxFuture<'static, Response<Body>> = Box::pin(async move {
             if hear(request).await.path.ends_with("/GetContainerEvents") {
@@ -331,8 +331,8 @@ async fn who_waits_for_the_first_event_does_not_hold_up_a_stop() {
 /// A client that has connected is about to call. Were it told first that no calls are taken, its call
 /// would be lost, unless it tries again elsewhere.
 #[tokio::test(start_paused = true)]
-async fn who_has_connected_can_call_once_although_the_proxy_stops() {
-    let world = World::new();
+async fn connected_client_can_call_once_during_shutdown() {
+    let world = TestEnv::new();
     let (_runtime, _) = world.runtime(|_, _| reply(frame(b""), "0"));
     let proxy = world.proxy().await;
     let client = Client::connect(&world.options.listen).await;
@@ -344,8 +344,8 @@ async fn who_has_connected_can_call_once_although_the_proxy_stops() {
     let got = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
     assert_eq!(got.await.unwrap().status().0, "0");
     // Whoever calls again, or not at all, is not waited for much longer.
-    let again = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
-    assert!(again.await.is_err());
+    let second = client.try_call("/runtime.v1.RuntimeService/Status", frame(b""));
+    assert!(second.await.is_err());
     proxy.running.await.unwrap().unwrap();
     assert!(stopped.elapsed() < Duration::from_secs(3));
 }
@@ -354,8 +354,8 @@ async fn who_has_connected_can_call_once_although_the_proxy_stops() {
 #[tokio::test]
 async fn a_client_that_dials_a_bare_path_is_served() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    let world = World::new();
-    let (_runtime, heard) = world.runtime(|_, _| reply(frame(b""), "0"));
+    let world = TestEnv::new();
+    let (_runtime, recorded) = world.runtime(|_, _| reply(frame(b""), "0"));
     let _proxy = world.proxy().await;
     let mut stream = tokio::net::UnixStream::connect(&world.options.listen)
         .await
@@ -387,5 +387,5 @@ async fn a_client_that_dials_a_bare_path_is_served() {
         }
     };
     assert_eq!(kind, 1, "headers, and not a reset");
-    assert_eq!(heard.lock()[0].path, "/runtime.v1.RuntimeService/Status");
+    assert_eq!(recorded.lock()[0].path, "/runtime.v1.RuntimeService/Status");
 }

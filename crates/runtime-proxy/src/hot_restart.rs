@@ -10,12 +10,12 @@ use tokio::net::UnixListener;
 use tokio::process::Command;
 
 /// Tells a successor that somebody reads its standard output for [`READY`].
-const FOLLOWS: &str = "KOORD_RUNTIME_PROXY_FOLLOWS";
+const ANNOUNCE_VARIABLE: &str = "KOORD_RUNTIME_PROXY_FOLLOWS";
 
 const READY: &[u8] = b"ready\n";
 
 /// How long a successor may take until it serves: it asks the runtime for its version.
-const PATIENCE: Duration = Duration::from_secs(15);
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Starts this program again, as it is on disk now and with the same arguments, and returns its process
 /// id when it serves. One that does not is ended.
@@ -26,16 +26,16 @@ pub(crate) async fn start(socket: &UnixListener) -> Result<u32, String> {
     let socket = socket.map_err(|error| format!("the socket cannot be handed on: {error}"))?;
     let mut child = Command::new(program)
         .args(argv)
-        .env(FOLLOWS, "1")
+        .env(ANNOUNCE_VARIABLE, "1")
         .stdin(Stdio::from(socket))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
-    let mut said = Vec::new();
+    let mut output = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         let mut first = stdout.take(READY.len() as u64);
-        match tokio::time::timeout(PATIENCE, first.read_to_end(&mut said)).await {
-            Ok(Ok(_)) if said == READY => {
+        match tokio::time::timeout(READY_TIMEOUT, first.read_to_end(&mut output)).await {
+            Ok(Ok(_)) if output == READY => {
                 let pid = child.id().unwrap_or_default();
                 // It lives on when this process ends, which is why it is never killed for being dropped.
                 tokio::spawn(async move { child.wait().await });
@@ -43,7 +43,7 @@ pub(crate) async fn start(socket: &UnixListener) -> Result<u32, String> {
             }
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "the successor cannot be heard"),
-            Err(_) => tracing::warn!("the successor does not serve after {PATIENCE:?}"),
+            Err(_) => tracing::warn!("the successor does not serve after {READY_TIMEOUT:?}"),
         }
     }
     let _ = child.start_kill();
@@ -57,7 +57,7 @@ pub(crate) async fn start(socket: &UnixListener) -> Result<u32, String> {
 /// it is to look after from now on.
 pub(crate) fn announce() {
     use std::io::Write as _;
-    if std::env::var_os(FOLLOWS).is_some() {
+    if std::env::var_os(ANNOUNCE_VARIABLE).is_some() {
         let mut out = std::io::stdout();
         // The one before may be gone already.
         let _ = out.write_all(READY).and_then(|()| out.flush());
