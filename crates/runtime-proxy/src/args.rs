@@ -11,19 +11,19 @@ use std::time::Duration;
 #[command(
     name = "koord-runtime-proxy",
     version,
-    about = "Stands between kubelet and container runtime, and asks koordlet before containers start"
+    about = "Proxies the CRI between kubelet and container runtime, and calls the hooks of koordlet"
 )]
 pub struct Args {
-    /// Socket where the kubelet calls
+    /// Socket that the kubelet connects to
     #[arg(long, default_value = "/var/run/koord-runtimeproxy/runtimeproxy.sock")]
     pub koord_runtimeproxy_endpoint: String,
     /// Socket of the container runtime
     #[arg(long, default_value = "/var/run/containerd/containerd.sock")]
     pub remote_runtime_service_endpoint: String,
-    /// Accepted for compatibility: images are asked for where the runtime is
+    /// Accepted for compatibility; the runtime's socket serves images, too
     #[arg(long, default_value = "")]
     pub remote_image_service_endpoint: String,
-    /// What the runtime speaks: Containerd (the CRI) or Docker (the API of its engine)
+    /// Protocol of the runtime: Containerd (CRI) or Docker (API of the Docker engine)
     #[arg(long, default_value = "Containerd")]
     pub backend_runtime_mode: String,
     /// Key of the label that exempts a pod from hooks
@@ -35,16 +35,16 @@ pub struct Args {
     /// Directory where hook servers register
     #[arg(long, default_value = koord_api::hookserver::DIRECTORY, hide = true)]
     pub runtime_hook_server_config_dir: PathBuf,
-    /// How long a hook server may take for an answer, as a Go duration
+    /// Timeout of a hook call, as a Go duration
     #[arg(long, default_value = "5s")]
     pub runtime_hook_timeout: GoDuration,
-    /// How long calls in progress may take when the proxy is asked to stop, as a Go duration
+    /// Time for calls in progress on shutdown, as a Go duration
     #[arg(long, default_value = "30s")]
     pub drain_timeout: GoDuration,
 }
 
 impl Args {
-    /// Checks everything and makes options of it.
+    /// Validates all flags and converts them to [`Options`].
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Args {
         if !self.remote_image_service_endpoint.is_empty() {
             tracing::warn!(
                 endpoint = self.remote_image_service_endpoint,
-                "--remote-image-service-endpoint is ignored: the runtime's socket serves images too"
+                "ignoring --remote-image-service-endpoint, the runtime's socket serves images, too"
             );
         }
         let listen = socket(
@@ -94,7 +94,7 @@ impl Args {
     }
 }
 
-/// A socket's path, with or without the scheme that kubelets want.
+/// Returns the path of a socket, with or without the scheme that kubelets require.
 fn socket(flag: &str, value: &str) -> Result<PathBuf, OptionsError> {
     let path = Path::new(value.strip_prefix("unix://").unwrap_or(value));
     if !path.is_absolute() {

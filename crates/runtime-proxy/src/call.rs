@@ -1,8 +1,8 @@
-//! The calls that hook servers have a say in, as functions of a request's bytes.
+//! The calls for which hook servers are called, as functions of a request's bytes.
 //!
-//! [`Decider::decide`] turns the message that the kubelet sent into the one that the runtime gets, and says
-//! what is to be done when the runtime has done it ([`PostCall`]). A message that nobody changes stays the
-//! bytes that came; a changed one is changed in place (see `wire`).
+//! [`Decider::decide`] converts the kubelet's message to the one for the runtime, and returns what to do
+//! after the runtime has processed it ([`PostCall`]). A message that no hook changes keeps its bytes;
+//! otherwise it is changed in place (see `wire`).
 
 mod apply;
 
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use tonic::Status;
 
-/// Calls that are looked into.
+/// CRI calls that the proxy decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     RunPodSandbox,
@@ -35,7 +35,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// The call with this path, if it is one of them.
+    /// Returns the call with this path; `None` if it is not one of them.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
         Some(match path.strip_prefix("/runtime.v1.RuntimeService/")? {
             "RunPodSandbox" => Self::RunPodSandbox,
@@ -50,7 +50,7 @@ impl Call {
         })
     }
 
-    /// What is asked before it.
+    /// Returns the hook that runs before the call.
     pub(crate) fn pre_hook(self) -> Option<Hook> {
         Some(match self {
             Self::RunPodSandbox => Hook::PreRunPodSandbox,
@@ -62,13 +62,13 @@ impl Call {
     }
 }
 
-/// What is to be done when the runtime has done what it was asked.
+/// What to do after the runtime has processed the call.
 #[derive(Debug)]
 pub(crate) enum PostCall {
     Nothing,
-    /// The answer has the id of this pod.
+    /// Store this pod; the response contains its id.
     Ran(PodSandboxHookRequest),
-    /// The answer has the id of this container.
+    /// Store this container; the response contains its id.
     Created(Container),
     Updated(String, Container),
     Started(Arc<Container>),
@@ -78,23 +78,23 @@ pub(crate) enum PostCall {
     RemovedContainer(String),
 }
 
-/// What the runtime gets, and what comes after.
+/// The message for the runtime, and what to do afterwards.
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) message: Bytes,
     pub(crate) post_call: PostCall,
 }
 
-/// Why a request cannot be looked into.
+/// Why a request cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 enum UnreadableRequest {
-    #[error("the request is no message of its kind: {0}")]
+    #[error("failed to decode the request: {0}")]
     Decode(#[from] prost::DecodeError),
-    #[error("the request is no message: {0}")]
+    #[error("failed to parse the request: {0}")]
     Wire(#[from] crate::wire::WireError),
 }
 
-/// Everything that decides about calls.
+/// Calls hook servers and applies their responses.
 #[derive(Debug)]
 pub(crate) struct Decider {
     pub(crate) hooks: Hooks,
@@ -104,11 +104,11 @@ pub(crate) struct Decider {
 }
 
 impl Decider {
-    /// Asks whom there is to ask.
+    /// Calls the hook server that is registered for the call, and applies its response.
     ///
     /// # Errors
     ///
-    /// When a hook failed whose failure is the call's.
+    /// A hook failed whose failure policy is Fail.
     pub(crate) async fn decide(&self, call: Call, message: Bytes) -> Result<Decision, Refusal> {
         let unreadable = |error: &UnreadableRequest| {
             if let Some(hook) = call.pre_hook() {
@@ -162,12 +162,12 @@ impl Decider {
     async fn create_container(&self, message: &Bytes) -> Outcome<(Bytes, PostCall)> {
         let request = cri::CreateContainerRequest::decode(message.clone())?;
         let config = request.config.unwrap_or_default();
-        // The request has all of it, too, but for what a hook said about the pod.
+        // The request contains the same, except for what a hook changed in the pod.
         let requested_pod = pod(request.sandbox_config.unwrap_or_default(), String::new());
         let stored_pod = self.store.pod(&request.pod_sandbox_id);
         let pod = stored_pod.as_deref().unwrap_or(&requested_pod);
         let resources = config.linux.and_then(|linux| linux.resources);
-        // Values that are no text cannot be sent to a hook server; the runtime gets them as they are.
+        // Values that are not UTF-8 cannot be sent to a hook server; the runtime gets them unchanged.
         let envs = config.envs.into_iter();
         let envs = envs.filter_map(|env| Some((env.key, String::from_utf8(env.value).ok()?)));
         let mut container = Container {
@@ -248,7 +248,7 @@ impl Decider {
             Ok(None) => return Ok(Ok((message.clone(), PostCall::Updated(id, container)))),
             Err(refusal) => return Ok(Err(refusal)),
         };
-        // What the container has already is nothing that the hook asks for.
+        // Annotations that the container already has are not changes by the hook.
         let new_annotations = answer.container_annotations.iter();
         let new_annotations = new_annotations
             .filter(|(key, value)| hook_request.container_annotations.get(*key) != Some(value));
@@ -266,7 +266,7 @@ impl Decider {
         Ok(Ok((message, PostCall::Updated(id, container))))
     }
 
-    /// Calls that name only an id, and are never changed.
+    /// Decides about calls that contain only an id, and are never changed.
     async fn by_id(&self, call: Call, message: &Bytes) -> Outcome<PostCall> {
         Ok(match call {
             Call::StartContainer => {
@@ -318,15 +318,15 @@ impl Decider {
         if self.exempt(&container.request.pod_labels) {
             return Ok(PostCall::Nothing);
         }
-        // A start has nothing that an answer could change.
+        // A start request has no field that a response could change.
         self.hooks
             .container(Hook::PreStartContainer, &container.request)
             .await?;
         Ok(PostCall::Started(container))
     }
 
-    /// The container that `hook` is to be asked about: looked up only if somebody wants to be asked. A
-    /// runtime that does not say is a hook that failed.
+    /// Returns the container for `hook`, looked up in the runtime only if a server is registered for the
+    /// hook. A failed lookup counts as a failed hook.
     async fn container_for(&self, hook: Hook, id: &str) -> Result<Option<Arc<Container>>, Refusal> {
         if self.hooks.server(hook).is_none() {
             return Ok(self.store.container(id));
@@ -334,7 +334,7 @@ impl Decider {
         match self.lookup_container(id).await {
             Ok(container) => Ok(container),
             Err(status) => {
-                let problem = format!("container {id} cannot be looked up: {}", status.message());
+                let problem = format!("failed to look up container {id}: {}", status.message());
                 self.hooks.skip_or_refuse(hook, problem)
             }
         }
@@ -376,13 +376,16 @@ impl Decider {
         Ok(Some(container))
     }
 
-    /// Does what comes after a call that went well. `answer` is the runtime's, if it was small enough.
+    /// Runs what follows a successful call. `answer` is the runtime's response, if it was small enough.
     pub(crate) async fn after(&self, post_call: PostCall, answer: Option<Bytes>) {
         match post_call {
             PostCall::Nothing => {}
             PostCall::Ran(pod) => match answer.map(cri::RunPodSandboxResponse::decode) {
                 Some(Ok(answer)) => self.store.put_pod(answer.pod_sandbox_id, Arc::new(pod)),
-                answer => tracing::warn!(?answer, "the runtime ran a pod, but does not say its id"),
+                answer => tracing::warn!(
+                    ?answer,
+                    "no pod id in the runtime's response to RunPodSandbox"
+                ),
             },
             PostCall::Created(mut container) => {
                 match answer.map(cri::CreateContainerResponse::decode) {
@@ -395,7 +398,7 @@ impl Decider {
                     answer => {
                         tracing::warn!(
                             ?answer,
-                            "the runtime made a container, but does not say its id"
+                            "no container id in the runtime's response to CreateContainer"
                         );
                     }
                 }
@@ -414,7 +417,7 @@ impl Decider {
             }
             PostCall::StoppedPod(id, pod) => {
                 if let Some(pod) = pod.filter(|pod| !self.exempt(&pod.labels)) {
-                    // What comes back, and a failure, is for nobody: it is done.
+                    // The call is done: response and failure of the hook have no effect.
                     let _ = self.hooks.pod(Hook::PostStopPodSandbox, &pod).await;
                 }
                 self.store.remove_pod(&id);
@@ -426,16 +429,16 @@ impl Decider {
 
     async fn notify(&self, hook: Hook, request: &ContainerResourceHookRequest) {
         if !self.exempt(&request.pod_labels) {
-            // What comes back, and a failure, is for nobody: it is done.
+            // The call is done: response and failure of the hook have no effect.
             let _ = self.hooks.container(hook, request).await;
         }
     }
 }
 
-/// Whether the request could be read, and whether the call goes on.
+/// The outer result is whether the request could be decoded, the inner one whether the call may proceed.
 type Outcome<T> = Result<Result<T, Refusal>, UnreadableRequest>;
 
-/// What a hook server is told of a pod.
+/// Returns the hook request for a pod.
 fn pod(config: cri::PodSandboxConfig, runtime_handler: String) -> PodSandboxHookRequest {
     let linux = config.linux.unwrap_or_default();
     PodSandboxHookRequest {
@@ -454,7 +457,7 @@ fn pod(config: cri::PodSandboxConfig, runtime_handler: String) -> PodSandboxHook
     }
 }
 
-/// What a hook server is told of the pod of a container.
+/// Returns a hook request for a container with the fields of its pod.
 fn container_request(pod: &PodSandboxHookRequest) -> ContainerResourceHookRequest {
     ContainerResourceHookRequest {
         pod_meta: pod.pod_meta.clone(),
@@ -466,19 +469,19 @@ fn container_request(pod: &PodSandboxHookRequest) -> ContainerResourceHookReques
     }
 }
 
-/// What the fuzz targets call: `None` where a request cannot be read.
+/// Entry points of the fuzz targets; they return `None` for requests that cannot be decoded.
 #[cfg(fuzzing)]
 pub mod fuzzed {
     use super::apply;
     use bytes::Bytes;
     use koord_rpc::hooks::{ContainerResourceHookResponse, PodSandboxHookResponse};
 
-    /// RunPodSandbox.
+    /// Applies a response to a RunPodSandbox request.
     pub fn run_pod(request: &Bytes, answer: &PodSandboxHookResponse) -> Option<Bytes> {
         apply::run_pod(request, answer).ok()
     }
 
-    /// CreateContainer.
+    /// Applies a response to a CreateContainer request.
     pub fn create_container(
         request: &Bytes,
         answer: &ContainerResourceHookResponse,
@@ -486,7 +489,7 @@ pub mod fuzzed {
         apply::create_container(request, answer, answer.container_resources.as_ref()).ok()
     }
 
-    /// UpdateContainerResources.
+    /// Applies a response to an UpdateContainerResources request.
     pub fn update_container(
         request: &Bytes,
         answer: &ContainerResourceHookResponse,

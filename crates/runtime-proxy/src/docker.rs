@@ -1,9 +1,9 @@
-//! The same for a kubelet that speaks to dockerd: its HTTP API passes as it comes, and hook servers are
-//! asked about the containers that a kubelet makes there.
+//! Proxy for kubelets that use dockerd: passes its HTTP API through, and calls hook servers for the
+//! containers that a kubelet creates.
 //!
-//! dockershim and cri-dockerd know no pods in that API: a pod is a container by itself, its pause
-//! container, and names and labels say what belongs together (`names`). Containers with other names are
-//! not Kubernetes' and pass.
+//! dockershim and cri-dockerd have no pods in that API: a pod is represented by its pause container, and
+//! names and labels show which containers belong to it (`names`). Containers with other names do not belong
+//! to Kubernetes and are passed through.
 
 mod engine;
 mod fields;
@@ -26,22 +26,22 @@ use std::path::Path;
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
-/// A body: the other side's as it comes, or one of ours.
+/// A body: streamed from the other side, or created here.
 pub(crate) type Body = Either<Incoming, Full<Bytes>>;
 
-/// Why the engine is not asked, or cannot be.
+/// Why a request is not sent to the engine, or failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]
     Engine(#[from] EngineError),
-    #[error("a body is larger than {limit} bytes, or broke off: {0}", limit = grpc::MESSAGE)]
+    #[error("failed to read a body of at most {limit} bytes: {0}", limit = grpc::MESSAGE)]
     Body(Box<dyn std::error::Error + Send + Sync>),
 }
 
 impl Failure {
-    /// As dockerd says what is wrong.
+    /// Returns the error response in dockerd's format.
     fn answer(&self) -> Response<Body> {
         let status = match self {
             Self::Refused(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -61,7 +61,7 @@ fn own(bytes: Bytes) -> Body {
     Either::Right(Full::new(bytes))
 }
 
-/// What a container is to Kubernetes, and what hook servers are asked about it.
+/// The role of a Docker container in Kubernetes, with the request for its hooks.
 #[derive(Debug, Clone)]
 enum ContainerRole {
     Pod(Arc<koord_rpc::hooks::PodSandboxHookRequest>),
@@ -75,7 +75,7 @@ pub(crate) struct Docker {
     store: Store,
     skip: Skip,
     engine: Engine,
-    /// Connections that became something else than HTTP: attach and exec.
+    /// Connections that were upgraded from HTTP: attach and exec.
     tunnels: TaskTracker,
 }
 
@@ -90,7 +90,7 @@ impl Docker {
         }
     }
 
-    /// The engine's version; an error when there is none.
+    /// Returns the engine's version.
     pub(crate) async fn version(&self) -> Result<String, String> {
         self.engine
             .version()
@@ -98,13 +98,13 @@ impl Docker {
             .map_err(|error| error.to_string())
     }
 
-    /// Returns when every tunnel has ended.
+    /// Waits until all tunnels have ended.
     pub(crate) async fn finish(&self) {
         self.tunnels.close();
         self.tunnels.wait().await;
     }
 
-    /// Answers a request.
+    /// Handles a request and returns the response.
     pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
         let answer = match Route::from_request(request.method(), request.uri()) {
             None => self.pass(request).await.map_err(Failure::from),
@@ -115,7 +115,7 @@ impl Docker {
             Some(Route::Remove(id)) => self.remove(&id, request).await,
         };
         answer.unwrap_or_else(|failure| {
-            tracing::warn!(%failure, "a request of the Docker API has failed");
+            tracing::warn!(%failure, "Docker API request failed");
             failure.answer()
         })
     }
@@ -137,7 +137,7 @@ impl Docker {
         labels.get(&self.skip.key) == Some(&self.skip.value)
     }
 
-    /// What is known of a container by its id or name, and its id.
+    /// Looks up a container by its id or name, in the store or the engine; returns its id and role.
     async fn lookup(&self, id: &str) -> Result<Option<(String, ContainerRole)>, EngineError> {
         if let Some(pod) = self.store.pod(id) {
             return Ok(Some((id.to_owned(), ContainerRole::Pod(pod))));
@@ -168,7 +168,7 @@ impl Docker {
         Ok(Some((id, role)))
     }
 
-    /// The pod whose pause container this is.
+    /// Looks up the pod of a pause container.
     async fn sandbox(
         &self,
         id: &str,
@@ -186,8 +186,7 @@ impl Docker {
         Ok(role)
     }
 
-    /// What is known of a container that `hook` is asked about; an engine that does not say is a hook
-    /// that failed.
+    /// Looks up the container for `hook`. A failed lookup counts as a failed hook.
     async fn lookup_for_hook(
         &self,
         hook: Hook,
@@ -200,7 +199,7 @@ impl Docker {
             Ok(role) => Ok(role),
             Err(error) => self
                 .hooks
-                .skip_or_refuse(hook, format!("container {id} cannot be looked up: {error}")),
+                .skip_or_refuse(hook, format!("failed to look up container {id}: {error}")),
         }
     }
 
@@ -214,7 +213,7 @@ impl Docker {
         let decided = match serde_json::from_slice::<Map<String, Value>>(&body) {
             Ok(config) => self.decide(name, config).await?,
             Err(error) => {
-                let problem = format!("the body of a creation cannot be read: {error}");
+                let problem = format!("failed to decode the body of a create request: {error}");
                 self.hooks
                     .skip_or_refuse::<()>(Hook::PreCreateContainer, problem)?;
                 None
@@ -240,12 +239,12 @@ impl Docker {
                     self.store.put_container(id, container);
                 }
             },
-            None => tracing::warn!("the engine made a container, but does not say its id"),
+            None => tracing::warn!("no container id in the engine's response to create"),
         }
         Ok(Response::from_parts(head, own(answer)))
     }
 
-    /// The body that the engine gets, when it is another one, and what is to be remembered.
+    /// Calls the hook for a creation. Returns the changed body, if it changed, and what to store.
     async fn decide(
         &self,
         name: &Name,
@@ -280,7 +279,7 @@ impl Docker {
         let sandbox_pod = match self.sandbox(&sandbox).await {
             Ok(sandbox_pod) => sandbox_pod,
             Err(error) => {
-                let problem = format!("pod sandbox {sandbox} cannot be looked up: {error}");
+                let problem = format!("failed to look up pod sandbox {sandbox}: {error}");
                 self.hooks.skip_or_refuse(hook, problem)?
             }
         };
@@ -312,7 +311,7 @@ impl Docker {
     async fn start(&self, id: &str, request: Request<Incoming>) -> Result<Response<Body>, Failure> {
         let mut role = self.lookup_for_hook(Hook::PreStartContainer, id).await?;
         if role.is_none() {
-            // Who only wants to hear of it fails nothing.
+            // A failed lookup for a hook that runs afterwards does not fail the call.
             role = self
                 .lookup_for_hook(Hook::PostStartContainer, id)
                 .await
@@ -333,7 +332,7 @@ impl Docker {
         }
         let response = self.pass(request).await?;
         if let Some(container) = container.filter(|_| response.status().is_success()) {
-            // What comes back, and a failure, is for nobody: it is done.
+            // The call is done: response and failure of the hook have no effect.
             let _ = self
                 .hooks
                 .container(Hook::PostStartContainer, &container.request)
@@ -350,11 +349,11 @@ impl Docker {
             }
         }
         let response = self.pass(request).await?;
-        // A container that had stopped is 304.
+        // The status of a container that was already stopped is 304.
         if !response.status().is_success() && response.status() != StatusCode::NOT_MODIFIED {
             return Ok(response);
         }
-        // What comes back, and a failure, is for nobody: it is done.
+        // The call is done: response and failure of the hook have no effect.
         match role {
             Some((id, ContainerRole::Container(container))) => {
                 if !self.exempt(&container.request.pod_labels) {
@@ -406,7 +405,7 @@ impl Docker {
                 (changed(&before, &update).unwrap_or(body), true)
             }
             Err(error) => {
-                let problem = format!("the body of an update cannot be read: {error}");
+                let problem = format!("failed to decode the body of an update request: {error}");
                 self.hooks.skip_or_refuse::<()>(hook, problem)?;
                 (body, false)
             }
@@ -440,13 +439,13 @@ impl Docker {
         mut head: http::request::Parts,
         body: Bytes,
     ) -> Result<Response<Incoming>, EngineError> {
-        // Said anew, for the body that it is now.
+        // Set again for the changed body.
         head.headers.remove(header::CONTENT_LENGTH);
         self.engine.send(Request::from_parts(head, own(body))).await
     }
 }
 
-/// The object as text, if it is not what it was.
+/// Returns the object as JSON text if it changed.
 fn changed(before: &Map<String, Value>, after: &Map<String, Value>) -> Option<Bytes> {
     (before != after)
         .then(|| serde_json::to_vec(after).ok())
@@ -459,7 +458,7 @@ async fn read_body(body: Incoming) -> Result<Bytes, Failure> {
     Ok(body.map_err(Failure::Body)?.to_bytes())
 }
 
-/// What a hook server is told of a pod, from the configuration of its pause container.
+/// Returns the hook request for a pod, from the configuration of its pause container.
 fn pod(name: &Name, config: &Map<String, Value>) -> koord_rpc::hooks::PodSandboxHookRequest {
     let (labels, annotations) = fields::split(config.get(LABELS));
     let host = config.get(HOST_CONFIG).and_then(Value::as_object);
@@ -479,7 +478,7 @@ fn pod(name: &Name, config: &Map<String, Value>) -> koord_rpc::hooks::PodSandbox
     }
 }
 
-/// What a hook server is told of a container.
+/// Returns the hook request for a container.
 fn container(
     name: &Name,
     config: &Map<String, Value>,
@@ -488,7 +487,7 @@ fn container(
 ) -> Container {
     let host = config.get(HOST_CONFIG).and_then(Value::as_object);
     let (labels, annotations) = fields::split(config.get(LABELS));
-    // A pod that is gone: its containers' names and labels say who it was.
+    // If the pod no longer exists, names and labels of its containers identify it.
     let unknown;
     let pod = match sandbox_pod {
         Some(pod) => pod,

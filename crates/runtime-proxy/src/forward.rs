@@ -1,4 +1,4 @@
-//! Bytes from the kubelet to the runtime and back, as they come.
+//! Forwards bytes between kubelet and runtime unchanged.
 
 use crate::grpc::{self, Code};
 use bytes::{Bytes, BytesMut};
@@ -19,31 +19,31 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-/// How long a connection to the runtime may take: upstream's dial timeout.
+/// Timeout of a connect to the runtime; upstream's dial timeout.
 pub(crate) const DIAL: Duration = Duration::from_secs(5);
 
-/// How much may be on its way in one call, in bytes, and in all calls of a connection.
+/// Flow control window in bytes, per call and per connection.
 pub(crate) const STREAM_WINDOW: u32 = 1 << 20;
 pub(crate) const CONNECTION_WINDOW: u32 = 16 << 20;
 
-/// Headers of one call are at most so large, in bytes: gRPC's own limit in Go.
+/// Maximum size of a call's headers in bytes: the limit of gRPC in Go.
 pub(crate) const HEADERS: u32 = 16 << 20;
 
-/// Of an answer that is looked at, so much is kept, in bytes: it has an id.
+/// Maximum size in bytes of a captured response, which only contains an id.
 const MAX_CAPTURED: usize = 64 << 10;
 
-/// Why an answer that never ends by itself ends all the same.
+/// Message of the status that ends an endless response on a restart.
 pub(crate) const RESTARTS: &str = "the proxy restarts";
 
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
-/// One kubelet connection's way to the runtime: a connection of its own, made again after the runtime
-/// closed it. Calls of different connections never wait for each other's windows.
+/// Connection to the runtime for one kubelet connection, established again after the runtime closes it. Calls
+/// of different connections never wait for each other's windows.
 #[derive(Debug)]
 pub(crate) struct Backend {
     path: Arc<Path>,
     sender: Mutex<Option<SendRequest<Outgoing>>>,
-    /// Held while a connection is made, so that only one is.
+    /// Held while connecting, so that only one connection is made.
     dial: tokio::sync::Mutex<()>,
 }
 
@@ -56,15 +56,15 @@ impl Backend {
         }
     }
 
-    /// Sends a call on. An error resets the call, for the same reason as the runtime reset it; a runtime
-    /// that cannot be reached is an answer, UNAVAILABLE.
+    /// Forwards a call. An error resets the call with the runtime's reset reason; an unreachable runtime
+    /// results in the status UNAVAILABLE.
     pub(crate) async fn send(
         &self,
         mut request: Request<Outgoing>,
     ) -> Result<Response<Incoming>, SendError> {
         let path = request.uri().path_and_query().cloned();
         *request.uri_mut() = local(path);
-        // Over HTTP/2 all versions are the same.
+        // With HTTP/2 all versions are equal.
         *request.version_mut() = http::Version::HTTP_2;
         let mut may_retry = true;
         loop {
@@ -81,7 +81,7 @@ impl Backend {
             };
             self.sender.lock().take_if(|sender| sender.is_closed());
             match error.take_message() {
-                // It was not sent: the connection had ended, perhaps just now.
+                // It was not sent, because the connection had just ended.
                 Some(unsent) if std::mem::take(&mut may_retry) => request = unsent,
                 _ => return Err(SendError::from_hyper(&self.path, error.into_error())),
             }
@@ -124,7 +124,7 @@ impl Backend {
     }
 }
 
-/// Where gRPC over a socket calls: the host is never looked at.
+/// Returns the URI of a gRPC call over a socket; the host is ignored.
 fn local(path: Option<PathAndQuery>) -> Uri {
     let mut parts = http::uri::Parts::default();
     parts.scheme = Some(http::uri::Scheme::HTTP);
@@ -133,28 +133,28 @@ fn local(path: Option<PathAndQuery>) -> Uri {
     Uri::from_parts(parts).unwrap_or_default()
 }
 
-/// Why there is no connection, or none any more.
+/// Why a connection cannot be made, or broke.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectError {
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    #[error("it does not accept a connection within {DIAL:?}")]
+    #[error("connect timed out after {DIAL:?}")]
     Slow,
     #[error(transparent)]
     Http(#[from] hyper::Error),
 }
 
-/// Why there is no answer of the runtime.
+/// Why there is no response of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
-    /// There is no connection, or it broke.
-    #[error("the runtime at {} cannot be reached: {error}", path.display())]
+    /// Connecting failed, or the connection broke.
+    #[error("failed to reach the runtime at {}: {error}", path.display())]
     Unavailable { path: PathBuf, error: ConnectError },
-    /// The runtime ended this call alone.
-    #[error("the runtime reset the call: {0}")]
+    /// The runtime reset only this call.
+    #[error("call reset by the runtime: {0}")]
     Reset(#[source] hyper::Error),
-    /// The kubelet ended this call.
-    #[error("the request broke off: {0}")]
+    /// The kubelet aborted this call.
+    #[error("request aborted by the client: {0}")]
     Request(#[source] hyper::Error),
 }
 
@@ -170,7 +170,7 @@ impl SendError {
     }
 }
 
-/// Whether the peer ended one call, and not the whole connection.
+/// Returns true if the peer reset one call, and not the whole connection.
 fn was_reset(error: &hyper::Error) -> bool {
     let mut source = error.source();
     while let Some(error) = source {
@@ -182,7 +182,8 @@ fn was_reset(error: &hyper::Error) -> bool {
     false
 }
 
-/// What goes to the runtime: as it comes, or one message. Neither says a length that the kubelet did not.
+/// Request body for the runtime: a stream or one message. Neither adds a content length that the kubelet did
+/// not send.
 pub(crate) enum Outgoing {
     Passing(Incoming),
     Whole(Option<Bytes>),
@@ -210,22 +211,23 @@ impl Body for Outgoing {
     }
 }
 
-/// What is done when a call went well, with the framed answer if it is small, before the kubelet hears so.
+/// Runs after a successful call, before the kubelet gets the result. The argument is the framed response, if
+/// it is small.
 pub(crate) type OnSuccess = Box<dyn FnOnce(Option<Bytes>) -> BoxFuture<'static, ()> + Send>;
 
-/// What goes back to the kubelet.
+/// Response body for the kubelet.
 pub(crate) enum Answer {
-    /// Nothing but headers.
+    /// Headers only.
     Empty,
-    /// The runtime's answer as it comes.
+    /// The runtime's response as a stream.
     Passing {
         from: Incoming,
-        /// When it is cut off: of answers that never end by themselves.
+        /// Cuts off a response that never ends by itself.
         until: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     },
-    /// The same, with an eye on it.
+    /// The runtime's response as a stream that is captured as well.
     Watched(Box<Watched>),
-    /// What ended the call in the runtime's place was said.
+    /// Ended by a status of the proxy.
     Over,
 }
 
@@ -233,7 +235,7 @@ pub(crate) struct Watched {
     from: Incoming,
     captured: Option<BytesMut>,
     done: Option<OnSuccess>,
-    /// Trailers that wait for what is done.
+    /// Trailers that are held back until `OnSuccess` has completed.
     last: Option<(http::HeaderMap, BoxFuture<'static, ()>)>,
 }
 
@@ -316,10 +318,10 @@ impl Body for Answer {
             Self::Watched(watched) => ready!(watched.poll(cx)),
         };
         Poll::Ready(match frame {
-            // A connection that broke is said as gRPC clients say it, had they been connected themselves.
+            // A broken connection is reported as gRPC clients report it for their own connections.
             Some(Err(error)) if !was_reset(&error) => {
                 *answer = Self::Over;
-                let text = format!("the runtime broke off its answer: {error}");
+                let text = format!("response aborted by the runtime: {error}");
                 Some(Ok(Frame::trailers(grpc::status(Code::Unavailable, &text))))
             }
             frame => frame.map(|frame| frame.map_err(Into::into)),

@@ -1,15 +1,15 @@
-//! What of gRPC a proxy has to know: how a message is framed, and how a call ends.
+//! The parts of gRPC that the proxy needs: message framing and call status.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, header};
 
-/// Flag and length before a message.
+/// Length of the prefix of a message: a flag and the message length.
 pub(crate) const PREFIX: usize = 5;
 
-/// Messages that are read are at most so large, in bytes.
+/// Maximum size in bytes of a message that is decoded.
 pub(crate) const MESSAGE: usize = koord_rpc::grpc::MESSAGE_LIMIT;
 
-/// Codes that this proxy gives, as <https://grpc.io/docs/guides/status-codes/> has them.
+/// Status codes that the proxy returns, from <https://grpc.io/docs/guides/status-codes/>.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub(crate) enum Code {
@@ -18,16 +18,16 @@ pub(crate) enum Code {
     Unavailable = 14,
 }
 
-/// Why the body of a unary call is not one message.
+/// Why the body of a unary call is not a single message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Unframed {
-    #[error("the message is compressed")]
+    #[error("compressed messages are not supported")]
     Compressed,
-    #[error("{0} bytes are not one message")]
+    #[error("body of {0} bytes is not a single gRPC message")]
     Length(usize),
 }
 
-/// The only message of a call.
+/// Returns the only message of a call.
 pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, Unframed> {
     let Some((&[flag, a, b, c, d], message)) = body.split_first_chunk::<PREFIX>() else {
         return Err(Unframed::Length(body.len()));
@@ -44,13 +44,13 @@ pub(crate) fn unframe(body: &Bytes) -> Result<Bytes, Unframed> {
 pub(crate) fn frame(message: &Bytes) -> Bytes {
     let mut body = BytesMut::with_capacity(PREFIX + message.len());
     body.put_u8(0);
-    // Nothing comes near 4 GiB: what is read is limited, and hook servers' answers are.
+    // No message is near 4 GiB: requests and hook responses are limited.
     body.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     body.put_slice(message);
     body.freeze()
 }
 
-/// How a call ends, as headers or trailers. `message` is for people.
+/// Returns the status of a call, as headers or trailers. `message` is for users.
 pub(crate) fn status(code: Code, message: &str) -> HeaderMap {
     let mut map = HeaderMap::new();
     map.insert(STATUS, HeaderValue::from(code as i32));
@@ -67,7 +67,7 @@ pub(crate) fn status(code: Code, message: &str) -> HeaderMap {
     map
 }
 
-/// Headers of a call that ends without an answer.
+/// Returns the headers of a call that ends without a response.
 pub(crate) fn refusal(code: Code, message: &str) -> HeaderMap {
     let mut map = status(code, message);
     map.insert(
@@ -77,7 +77,7 @@ pub(crate) fn refusal(code: Code, message: &str) -> HeaderMap {
     map
 }
 
-/// Whether headers or trailers say that a call went well.
+/// Returns true if headers or trailers have the status OK.
 pub(crate) fn is_ok(map: &HeaderMap) -> bool {
     map.get(STATUS)
         .is_some_and(|status| status.as_bytes() == b"0")

@@ -1,4 +1,4 @@
-//! Hook servers: which one is asked, and what it answers.
+//! Calls of hook servers.
 
 use crate::registration::{Registration, Registrations};
 use koord_api::hookserver::Policy;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-/// When a hook server can be asked, by the names that registrations use.
+/// Hook points, with the names used in registrations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hook {
     PreRunPodSandbox,
@@ -41,7 +41,7 @@ impl Hook {
     }
 }
 
-/// A failed hook under the policy Fail: what the kubelet hears.
+/// The error that the kubelet gets for a failed hook with policy Fail.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("hook server err: {0}")]
 pub(crate) struct Refusal(pub(crate) String);
@@ -63,7 +63,7 @@ impl Hooks {
         }
     }
 
-    /// The server that is asked: the first one that registered for it.
+    /// Returns the server for a hook: the first one registered for it.
     pub(crate) fn server(&self, hook: Hook) -> Option<Arc<Registration>> {
         let registrations = self.registrations.load();
         let wants = |registration: &&Arc<Registration>| {
@@ -88,7 +88,7 @@ impl Hooks {
         RuntimeHookServiceClient::new(channel.clone())
     }
 
-    /// Asks about a pod. `None` when there is nobody to ask, or a failure that is to be ignored.
+    /// Calls a pod hook. Returns `None` if no server is registered, or a failure is ignored.
     pub(crate) async fn pod(
         &self,
         hook: Hook,
@@ -109,7 +109,7 @@ impl Hooks {
         self.judge(hook, &server, &pod, self.limit(answer).await)
     }
 
-    /// Asks about a container, in the same way.
+    /// Calls a container hook, like [`Self::pod`].
     pub(crate) async fn container(
         &self,
         hook: Hook,
@@ -169,12 +169,12 @@ impl Hooks {
             policy = ?server.policy,
             pod = %format_args!("{}/{}", pod.namespace, pod.name),
             error,
-            "hook failed"
+            "hook failed, applying its failure policy"
         );
         refused(server.policy, error)
     }
 
-    /// What becomes of a call that this proxy cannot ask about, for the reason `problem`.
+    /// Applies the failure policy to a hook that cannot be called because of `problem`.
     pub(crate) fn skip_or_refuse<T>(
         &self,
         hook: Hook,
@@ -183,7 +183,7 @@ impl Hooks {
         let Some(server) = self.server(hook) else {
             return Ok(None);
         };
-        tracing::warn!(hook = hook.name(), policy = ?server.policy, problem, "hook not asked");
+        tracing::warn!(hook = hook.name(), policy = ?server.policy, problem, "failed to call hook, applying its failure policy");
         refused(server.policy, problem)
     }
 }

@@ -1,20 +1,20 @@
-//! The runtime proxy: it stands between a kubelet and its container runtime, and asks a hook server
-//! (koordlet) before a container starts.
+//! The runtime proxy: it sits between a kubelet and its container runtime, and calls a hook server (koordlet)
+//! before a container starts.
 //!
 //! ```text
 //! kubelet ── CRI ──► proxy ── CRI ──► runtime
 //!                      │
-//!                      └── runtime hooks ──► koordlet, as its file in hookserver.d says
+//!                      └── runtime hooks ──► koordlet, registered by a file in hookserver.d
 //! ```
 //!
-//! `forward` passes every call on as it comes, byte by byte, whatever its service, method and direction.
-//! Eight calls are read as well (`call`): what a hook server answers is put into the request (`merge`
-//! says how, `wire` does it without touching anything else), and what the runtime did is remembered
-//! (`store`). `registration` knows who wants to be asked, `hooks` asks. `server` is the socket, and how
-//! one process follows another there without a call being lost. `docker` does the same with the API of a
-//! Docker engine.
+//! `forward` passes all calls through unchanged, whatever their service, method and direction. Eight calls
+//! are also decoded (`call`): the response of a hook server is merged into the request (`merge` has the
+//! rules, `wire` changes only those fields), and the result of the runtime is stored (`store`).
+//! `registration` reads which hook servers are registered, `hooks` calls them. `server` is the listening
+//! socket, and `hot_restart` hands it to a new process without losing a call. `docker` does the same for the
+//! API of a Docker engine.
 //!
-//! Invariant: no client of Kubernetes, and nothing here decides what a container shall get.
+//! Invariant: no Kubernetes client, and no decision about what a container gets.
 
 mod args;
 mod call;
@@ -41,19 +41,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// How long a process whose successor serves already may finish its calls: longer than any of them.
+/// Time for the remaining calls of a process after its replacement has taken over: longer than any call.
 const LINGER: Duration = Duration::from_secs(30 * 60);
 
-/// The label by which a pod says that no hook server is to be asked about it.
+/// The label that exempts a pod from hooks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skip {
     /// The label's key.
     pub key: String,
-    /// And its value.
+    /// The label's value.
     pub value: String,
 }
 
-/// What the runtime speaks.
+/// Protocol of the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The CRI: containerd, CRI-O, cri-dockerd.
@@ -62,26 +62,26 @@ pub enum Mode {
     Docker,
 }
 
-/// How the proxy runs.
+/// Options of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The socket where the kubelet calls.
+    /// The socket that the kubelet connects to.
     pub listen: PathBuf,
     /// The runtime's socket.
     pub runtime: PathBuf,
-    /// What it speaks.
+    /// Protocol of the runtime.
     pub mode: Mode,
     /// The directory where hook servers register.
     pub hooks: PathBuf,
-    /// How long a hook server may take for an answer.
+    /// Timeout of a hook call.
     pub hook_timeout: Duration,
-    /// How long calls in progress may take when the proxy is asked to stop.
+    /// Time for calls in progress on shutdown.
     pub drain_timeout: Duration,
-    /// Pods with this label are not asked about.
+    /// Pods with this label are exempt from hooks.
     pub skip: Skip,
 }
 
-/// A command line that makes no sense.
+/// An invalid flag.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("--{flag}: {problem}")]
 pub struct OptionsError {
@@ -98,37 +98,38 @@ impl OptionsError {
     }
 }
 
-/// Why the proxy ended.
+/// An error that stops the proxy.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// No runtime answers as it should.
-    #[error("the runtime at {} does not speak {api}: {problem}", path.display())]
+    /// The runtime does not respond as expected.
+    #[error("runtime at {} does not speak {api}: {problem}", path.display())]
     Runtime {
-        /// Its socket.
+        /// The runtime's socket.
         path: PathBuf,
-        /// What it was asked in.
+        /// The expected API.
         api: &'static str,
-        /// What it said.
+        /// The runtime's response or the error.
         problem: String,
     },
-    /// The socket for the kubelet cannot be had.
-    #[error("cannot listen at {}: {error}", path.display())]
+    /// The socket for the kubelet cannot be created.
+    #[error("failed to listen on {}: {error}", path.display())]
     Listen {
-        /// Where it was to be.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The cause.
         error: std::io::Error,
     },
-    /// No signals.
-    #[error("signal handlers: {0}")]
+    /// Signal handlers cannot be installed.
+    #[error("failed to install signal handlers: {0}")]
     Signals(std::io::Error),
 }
 
-/// Runs until `context` is shut down or a successor took over. `ready` is called when the socket is open.
+/// Runs until `context` is shut down or a new process has taken over. `ready` is called when the socket is
+/// open.
 ///
 /// # Errors
 ///
-/// When there is no runtime or no socket at the start; a supervisor tries again.
+/// There is no runtime or no socket at the start; a supervisor retries.
 pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Result<(), RunError> {
     let following = context.shutdown.child_token();
     let _unfollow = following.clone().drop_guard();
@@ -157,20 +158,20 @@ pub async fn run(options: Options, context: Context, ready: impl FnOnce()) -> Re
             }
             _ = hangup.recv() => match hot_restart::start(&listener.socket).await {
                 Ok(pid) => {
-                    tracing::info!(pid, "the successor serves; finishing the calls in progress");
+                    tracing::info!(pid, "new process serves, finishing the calls in progress");
                     tokio::select! {
                         finished = tokio::time::timeout(LINGER, server.finish()) => drop(finished),
                         () = context.shutdown.cancelled() => {}
                     }
                     return Ok(());
                 }
-                Err(error) => tracing::error!(error, "no successor; serving on"),
+                Err(error) => tracing::error!(error, "failed to start a new process, continuing to serve"),
             }
         }
     }
 }
 
-/// What is served, once the runtime has said who it is.
+/// Connects to the runtime and returns the protocol to serve.
 async fn protocol(options: &Options, hooks: hooks::Hooks) -> Result<server::Protocol, RunError> {
     let unknown = |api, problem| RunError::Runtime {
         path: options.runtime.clone(),
@@ -185,7 +186,7 @@ async fn protocol(options: &Options, hooks: hooks::Hooks) -> Result<server::Prot
             let version =
                 version.map_err(|status| unknown("the CRI v1", status.message().to_owned()));
             let (name, version) = version?;
-            tracing::info!(name, version, "runtime");
+            tracing::info!(name, version, "connected to the container runtime");
             let decider = call::Decider {
                 hooks,
                 store: store::Store::default(),
@@ -198,7 +199,11 @@ async fn protocol(options: &Options, hooks: hooks::Hooks) -> Result<server::Prot
             let docker = docker::Docker::new(&options.runtime, hooks, skip);
             let version = docker.version().await;
             let version = version.map_err(|problem| unknown("the Docker API", problem))?;
-            tracing::info!(name = "docker", version, "runtime");
+            tracing::info!(
+                name = "docker",
+                version,
+                "connected to the container runtime"
+            );
             server::Protocol::docker(docker)
         }
     })

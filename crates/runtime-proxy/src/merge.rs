@@ -1,10 +1,10 @@
-//! What a hook server's answer does to a call: upstream's rules, as functions of values.
+//! Merges a hook server's response into a call: upstream's rules, as pure functions.
 
 use koord_rpc::cri;
 use koord_rpc::hooks::LinuxContainerResources as Resources;
 use std::collections::BTreeMap;
 
-/// The hooks' resources of the CRI's: the same fields.
+/// Converts resources from the CRI's type to that of the hooks, which has the same fields.
 pub(crate) fn resources(of: &cri::LinuxContainerResources) -> Resources {
     let pages = of.hugepage_limits.iter();
     Resources {
@@ -30,8 +30,8 @@ pub(crate) fn resources(of: &cri::LinuxContainerResources) -> Resources {
     }
 }
 
-/// What a container has after an update asked for `update`: only what it says. The score is never
-/// changed by an update, nor are huge pages.
+/// Applies an update to a container's resources. Only fields that are set change; the OOM score and huge
+/// pages are never updated.
 pub(crate) fn update(current: &mut Resources, update: &Resources) {
     positive(current, update);
     for (into, from) in [
@@ -45,9 +45,8 @@ pub(crate) fn update(current: &mut Resources, update: &Resources) {
     entries(&mut current.unified, &update.unified);
 }
 
-/// What a container shall get when it was to get `target` and a hook server answered `answer`. A CPU set
-/// counts also when it is empty and a score when it is 0, since koordlet answers with all it was asked;
-/// huge pages are never taken.
+/// Applies a hook server's response to the resources of a request. An empty CPU set and an OOM score of 0 are
+/// applied, too, since koordlet returns all fields of the request; huge pages never change.
 pub(crate) fn answer(target: &mut Resources, answer: &Resources) {
     positive(target, answer);
     if (-1000..=1000).contains(&answer.oom_score_adj) {
@@ -58,7 +57,7 @@ pub(crate) fn answer(target: &mut Resources, answer: &Resources) {
     entries(&mut target.unified, &answer.unified);
 }
 
-/// The fields of which 0 means "not said", and less than that too, but for the quota.
+/// Applies the fields for which values up to 0 mean "not set"; for the quota only 0 does.
 fn positive(into: &mut Resources, from: &Resources) {
     for (into, from) in [
         (&mut into.cpu_period, from.cpu_period),
@@ -78,7 +77,7 @@ fn positive(into: &mut Resources, from: &Resources) {
     }
 }
 
-/// Key by key; `from` wins.
+/// Inserts all entries of `from`, replacing existing ones.
 pub(crate) fn entries(into: &mut BTreeMap<String, String>, from: &BTreeMap<String, String>) {
     for (key, value) in from {
         into.insert(key.clone(), value.clone());

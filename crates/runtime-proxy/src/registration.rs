@@ -1,7 +1,7 @@
-//! Which hook server wants to be asked when: the files that hook servers write.
+//! Registrations of hook servers, from the files that they write.
 //!
-//! A file that cannot be read keeps what it said before; one that goes away is forgotten at once. Files
-//! are looked at when inotify says that something happened in their directory, and every minute.
+//! An invalid file keeps its previous registration; a deleted one is removed immediately. The directory is
+//! scanned after inotify events and once a minute.
 
 use arc_swap::ArcSwap;
 use koord_api::hookserver::{self, HookServer, Policy};
@@ -20,23 +20,23 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
-/// How often all files are looked at without being told.
+/// Interval of the scans without events.
 const RESCAN: Duration = Duration::from_secs(60);
 
-/// A registration is at most so large, in bytes.
+/// Maximum size of a registration file in bytes.
 const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// One hook server's registration.
+/// The registration of one hook server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Registration {
-    /// Where it listens.
+    /// Path of its socket.
     pub(crate) endpoint: PathBuf,
     pub(crate) policy: Policy,
-    /// Names of hooks, as in the file; some may be unknown.
+    /// Names of hooks, as in the file; some may not exist.
     pub(crate) hooks: Vec<String>,
 }
 
-/// Registrations by the order of their files' names.
+/// All registrations, sorted by file name.
 pub(crate) type Registrations = Arc<ArcSwap<Vec<Arc<Registration>>>>;
 
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ pub(crate) enum RegistrationError {
     Io(#[from] std::io::Error),
     #[error(transparent)]
     Json(#[from] ReadError),
-    #[error("it is larger than {MAX_FILE_SIZE} bytes")]
+    #[error("file is larger than {MAX_FILE_SIZE} bytes")]
     Large,
     #[error("remote-endpoint: {0:?} is not the absolute path of a socket")]
     Endpoint(String),
@@ -60,7 +60,7 @@ fn parse(text: &[u8]) -> Result<Registration, RegistrationError> {
     if !["", policy.name()].contains(&server.failure_policy.as_str()) {
         tracing::warn!(
             policy = server.failure_policy,
-            "unknown failure-policy: it is Ignore"
+            "unknown failure-policy, using Ignore"
         );
     }
     Ok(Registration {
@@ -81,8 +81,7 @@ fn read(path: &Path) -> Result<Registration, RegistrationError> {
     parse(&text)
 }
 
-/// What tells whether a file is as it was: a file that is put back with an old time has another inode,
-/// or another size.
+/// Detects whether a file changed: a restored file with an old modification time has another inode or size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     inode: u64,
@@ -100,11 +99,11 @@ impl Identity {
     }
 }
 
-/// A directory of registrations as it was last seen.
+/// State of the registration directory as of its last scan.
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
-    /// With what they say, or said when they could last be read.
+    /// Files with their last valid registration.
     files: BTreeMap<OsString, (Identity, Option<Arc<Registration>>)>,
 }
 
@@ -123,7 +122,7 @@ impl Directory {
             .create(&self.path)
     }
 
-    /// Looks at every file, and reads those that changed.
+    /// Checks all files, and reads those that changed.
     fn scan(&mut self) -> std::io::Result<()> {
         let mut before = std::mem::take(&mut self.files);
         for entry in fs::read_dir(&self.path)? {
@@ -135,7 +134,7 @@ impl Directory {
                 continue;
             }
             let path = self.path.join(&name);
-            // Of a link, the file that it leads to.
+            // Follows symbolic links.
             let Ok(metadata) = fs::metadata(&path) else {
                 continue;
             };
@@ -153,11 +152,11 @@ impl Directory {
                     Err(error) => {
                         let registration = other.and_then(|(_, registration)| registration);
                         let stays = if registration.is_some() {
-                            "what it said before stays"
+                            "keeping the previous one"
                         } else {
-                            "it is left out"
+                            "ignoring it"
                         };
-                        tracing::warn!(file = %path.display(), %error, "a registration cannot be read: {stays}");
+                        tracing::warn!(file = %path.display(), %error, "failed to read hook server registration, {stays}");
                         registration
                     }
                 },
@@ -166,7 +165,7 @@ impl Directory {
         }
         for name in before.keys() {
             let file = self.path.join(name);
-            tracing::info!(file = %file.display(), "a registration is gone");
+            tracing::info!(file = %file.display(), "hook server registration removed");
         }
         Ok(())
     }
@@ -174,7 +173,7 @@ impl Directory {
     fn publish(&mut self, to: &Registrations) {
         if let Err(error) = self.scan() {
             let dir = self.path.display();
-            tracing::warn!(%dir, %error, "the directory of registrations cannot be read");
+            tracing::warn!(%dir, %error, "failed to read the registration directory");
         }
         let registrations = self
             .files
@@ -184,7 +183,7 @@ impl Directory {
     }
 }
 
-/// What changes files or their names; a change of rights alone is none.
+/// Watches for changes of files and their names; a change of permissions alone is ignored.
 fn watch(dir: &Path) -> std::io::Result<AsyncFd<OwnedFd>> {
     let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
     let flags = WatchFlags::CREATE
@@ -208,7 +207,7 @@ fn registered(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd)
 }
 
-/// Waits until something happened; whether the directory itself still stands.
+/// Waits for events; returns false if the directory itself was moved or deleted.
 async fn event(watched: &AsyncFd<OwnedFd>) -> std::io::Result<bool> {
     let mut ready = watched.readable().await?;
     let mut buffer = [MaybeUninit::<u8>::uninit(); 4096];
@@ -227,7 +226,7 @@ async fn event(watched: &AsyncFd<OwnedFd>) -> std::io::Result<bool> {
     Ok(stands)
 }
 
-/// Reads all registrations of `dir`, which is made if it is missing, and follows them until `stop`.
+/// Reads all registrations in `dir`, which is created if it is missing, and follows changes until `stop`.
 pub(crate) fn follow(
     dir: PathBuf,
     stop: CancellationToken,
@@ -253,7 +252,7 @@ pub(crate) fn follow(
                     Ok(true) => {}
                     Ok(false) => watched = None,
                     Err(error) => {
-                        tracing::warn!(%error, "registrations are not watched any more, but looked at every minute");
+                        tracing::warn!(%error, "failed to watch registrations, scanning once a minute");
                         watched = None;
                     }
                 },
@@ -273,12 +272,12 @@ fn begin(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
     watched
         .inspect_err(|error| {
             let dir = directory.path.display();
-            tracing::warn!(%dir, %error, "registrations cannot be watched: they are looked at every minute");
+            tracing::warn!(%dir, %error, "failed to watch registrations, scanning once a minute");
         })
         .ok()
 }
 
-/// What the fuzz target calls: endpoint, policy and hooks of a file's text.
+/// Entry point of the fuzz target: returns endpoint, policy and hooks of a file's text.
 #[cfg(fuzzing)]
 pub fn fuzzed(text: &[u8]) -> Option<(PathBuf, Policy, Vec<String>)> {
     let read = parse(text).ok()?;

@@ -1,8 +1,8 @@
-//! The socket where the kubelet calls, and how one process follows another there.
+//! The socket that the kubelet connects to, and its hand-over from one process to the next.
 //!
-//! The listening socket outlives the process where it can: systemd holds it and hands it in as standard
-//! input, and on SIGHUP a process starts its successor with it. Who connects meanwhile waits in the
-//! socket's queue instead of being refused; calls in progress are finished by the process that has them.
+//! The listening socket outlives the process if possible: systemd holds it and passes it as standard input,
+//! and on SIGHUP a process starts its replacement with it. Clients that connect in the meantime wait in the
+//! socket's queue and are not refused; calls in progress are completed by their process.
 
 use crate::call::{Call, Decider, PostCall};
 use crate::docker::Docker;
@@ -29,18 +29,18 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// The answer that never ends by itself, and that a kubelet asks for again when it does.
+/// The call whose response never ends by itself; a kubelet repeats it when it is cut off.
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// A connection without a call yet is kept open for so long after the end of accepting: it was made for
-/// a call, which is on its way. A client that hears of the end first may take the call for lost.
+/// Time that a connection without a call is kept open after accepting ends: its first call is probably on the
+/// way, and a client whose connection closes first may treat it as failed.
 const FIRST_CALL: Duration = Duration::from_secs(2);
 
 /// The listening socket.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: UnixListener,
-    /// Where this process made it; `None` when it was handed in.
+    /// The socket file that this process created; `None` if the socket was inherited.
     created: Option<CreatedSocket>,
 }
 
@@ -51,11 +51,11 @@ struct CreatedSocket {
 }
 
 impl Listener {
-    /// Takes the socket that standard input is, if it is one to listen on, and otherwise makes one in
-    /// the place of what is there.
+    /// Uses standard input if it is a listening socket; otherwise creates the socket, replacing an existing
+    /// one.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         if let Some(socket) = inherited() {
-            tracing::info!(socket = %path.display(), "listening on the socket that was handed in");
+            tracing::info!(socket = %path.display(), "listening on the inherited socket");
             return Ok(Self {
                 socket,
                 created: None,
@@ -66,12 +66,12 @@ impl Listener {
             .recursive(true)
             .mode(0o755)
             .create(dir)?;
-        // CreatedSocket aside and moved there: at no time is there a socket that nobody listens on.
+        // Created under another name and renamed, so that a socket without a listener never exists.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let aside = dir.join(format!(".{name}.{}", std::process::id()));
         let _ = std::fs::remove_file(&aside);
         let socket = UnixListener::bind(&aside)?;
-        // Who may call here may do everything with the node.
+        // Any client of this socket controls the node.
         std::fs::set_permissions(&aside, std::fs::Permissions::from_mode(0o660))?;
         let inode = std::fs::metadata(&aside)?.ino();
         std::fs::rename(&aside, path)?;
@@ -85,7 +85,7 @@ impl Listener {
         })
     }
 
-    /// Takes the name away, if it still is this socket's.
+    /// Removes the socket file if it still is this socket's.
     fn unlink(&self) {
         if let Some(created) = &self.created
             && std::fs::metadata(&created.path).is_ok_and(|now| now.ino() == created.inode)
@@ -95,8 +95,8 @@ impl Listener {
     }
 }
 
-/// Standard input, if it is a socket with a name and nobody at its other end. The name itself says nothing:
-/// systemd writes `/run` for `/var/run`, and a process before this one moved its socket.
+/// Returns standard input if it is a named socket without a peer. The name itself is not compared: systemd
+/// writes `/run` for `/var/run`, and a previous process renamed its socket.
 fn inherited() -> Option<UnixListener> {
     let fd = std::io::stdin().as_fd().try_clone_to_owned().ok()?;
     let socket = std::os::unix::net::UnixStream::from(fd);
@@ -109,7 +109,7 @@ fn inherited() -> Option<UnixListener> {
     UnixListener::from_std(socket).ok()
 }
 
-/// What is spoken on the socket, and with the runtime.
+/// Protocol on the socket and with the runtime.
 #[derive(Debug)]
 pub(crate) enum Protocol {
     Cri {
@@ -132,11 +132,11 @@ impl Protocol {
     }
 }
 
-/// Serves connections until `stop`, and then until the calls in progress are done.
+/// Serves connections until `finish` is called, and then until the calls in progress are done.
 #[derive(Debug)]
 pub(crate) struct Server {
     protocol: Protocol,
-    /// Said to connections: no new calls.
+    /// Cancelled when connections must not accept new calls.
     drain: CancellationToken,
     connections: TaskTracker,
 }
@@ -155,15 +155,16 @@ impl Server {
             match listener.socket.accept().await {
                 Ok((stream, _)) => self.serve(stream),
                 Err(error) => {
-                    // Out of files, most likely: others will be closed.
-                    tracing::warn!(%error, "cannot accept a connection");
+                    // Probably out of file descriptors: other connections will close.
+                    tracing::warn!(%error, "failed to accept a connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         }
     }
 
-    /// Ends listening. Who connected already is served: on a socket of this process' own nobody else will.
+    /// Stops listening. Clients that already connected to this process' own socket are served, since no other
+    /// process will.
     pub(crate) async fn leave(&self, listener: Listener) {
         if listener.created.is_some() {
             listener.unlink();
@@ -175,7 +176,7 @@ impl Server {
         }
     }
 
-    /// Returns when every call is done.
+    /// Waits until all calls are done.
     pub(crate) async fn finish(&self) {
         self.drain.cancel();
         self.connections.close();
@@ -202,7 +203,7 @@ impl Server {
                 async move { Ok::<_, Infallible>(docker.call(request).await) }
             });
             let mut builder = http1::Builder::new();
-            // A client that has sent all still waits for the answer.
+            // A client that closed its sending side still expects the response.
             builder.half_close(true).auto_date_header(false);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
             let mut connection = pin!(connection.with_upgrades());
@@ -214,7 +215,7 @@ impl Server {
                 }
             };
             if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended");
+                tracing::debug!(%error, "connection failed");
             }
         });
     }
@@ -227,7 +228,7 @@ impl Server {
             called: CancellationToken::new(),
         };
         let end = end_of(self.drain.clone(), handler.called.clone());
-        // Whatever it sends as authority.
+        // Accepts any authority that the client sends.
         let stream = TokioIo::new(Tolerant::new(stream));
         self.connections.spawn(async move {
             let handler = Arc::new(handler);
@@ -252,30 +253,30 @@ impl Server {
                 }
             };
             if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended");
+                tracing::debug!(%error, "connection failed");
             }
         });
     }
 }
 
-/// When a connection is told to end: there is no hurry before its first call.
+/// Completes when a connection is to be shut down: at drain, but not before its first call or [`FIRST_CALL`].
 async fn end_of(drain: CancellationToken, called: CancellationToken) {
     drain.cancelled().await;
     let _ = tokio::time::timeout(FIRST_CALL, called.cancelled()).await;
 }
 
-/// One connection of a kubelet.
+/// A connection of a kubelet.
 #[derive(Debug)]
 struct Connection {
     backend: Backend,
     decider: Arc<Decider>,
     drain: CancellationToken,
-    /// There has been a call.
+    /// Cancelled by the first call.
     called: CancellationToken,
 }
 
 impl Connection {
-    /// An error resets the call.
+    /// Handles a call; an error resets it.
     async fn call(&self, request: Request<Incoming>) -> Result<Response<Answer>, SendError> {
         self.called.cancel();
         let path = request.uri().path();
@@ -290,7 +291,7 @@ impl Connection {
         };
         let cut = Some(Box::pin(until.clone().cancelled_owned()));
         tokio::select! {
-            // A runtime answers with the first event, and that may be long from now.
+            // The runtime responds with the first event, which may take long.
             () = until.cancelled() => {
                 Ok(Answer::refusal(Code::Unavailable, RESTARTS))
             }
@@ -332,7 +333,7 @@ impl Connection {
                     if decision.message == message {
                         return (body, decision.post_call);
                     }
-                    // Nobody has to say it, and it is another one now.
+                    // The header is optional, and the length has changed.
                     head.headers.remove(header::CONTENT_LENGTH);
                     (grpc::frame(&decision.message), decision.post_call)
                 })
@@ -364,7 +365,7 @@ impl Connection {
     }
 }
 
-/// All of a request; `None` when it is larger than a message may be.
+/// Reads the whole request; returns `None` if it exceeds the message limit.
 async fn read_request(mut body: Incoming) -> Result<Option<Bytes>, hyper::Error> {
     let mut bytes = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {

@@ -1,8 +1,7 @@
-//! What the runtime was told about pods and containers: what hook servers are asked with later.
+//! Pods and containers as the runtime got them, for later hook requests.
 //!
-//! Nothing is kept on disk. What this process does not know, because it started later or missed an
-//! answer, is looked up in the runtime when it is first needed ([`lookup`]): so a restart of any party
-//! needs no repair.
+//! Nothing is stored on disk. What this process missed, because it started later or lost a response, is
+//! looked up in the runtime on demand ([`lookup`]), so a restart of any component needs no repair.
 
 pub(crate) mod lookup;
 
@@ -11,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A container, and the pod sandbox it is in.
+/// A container and the id of its pod sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Container {
     pub(crate) sandbox: String,
@@ -24,7 +23,7 @@ struct ProxyState {
     containers: HashMap<String, Arc<Container>>,
 }
 
-/// Checkpoints by the ids that the runtime gave.
+/// Pods and containers by the ids that the runtime assigned.
 #[derive(Debug, Default)]
 pub(crate) struct Store(Mutex<ProxyState>);
 
@@ -45,7 +44,7 @@ impl Store {
         self.0.lock().containers.insert(id, container);
     }
 
-    /// Forgets a pod with its containers.
+    /// Removes a pod with its containers.
     pub(crate) fn remove_pod(&self, id: &str) {
         let mut state = self.0.lock();
         state.pods.remove(id);

@@ -1,29 +1,28 @@
-//! Protobuf messages changed in place: what nobody changes keeps its bytes.
+//! Protobuf messages that are changed in place: unchanged fields keep their bytes.
 //!
-//! Decoding with generated types and encoding again would drop every field that the definition at hand
-//! does not have, and a proxy is always older than some kubelet. So a change is made to the message as
-//! it came: [`Message::parse`] cuts it into fields, the `set` functions replace single ones, and
-//! [`Message::encode`] puts all of them together again, in their order. A `set` to what a field already
-//! says changes nothing, not even an unusual encoding.
+//! Decoding and encoding with generated types would drop all fields that the definition does not have, and a
+//! proxy is older than some kubelets. So a change is made to the encoded message: [`Message::parse`] splits
+//! it into fields, the `set` functions replace single ones, and [`Message::encode`] joins them in their
+//! order. A `set` to the current value changes nothing, not even an unusual encoding.
 //!
 //! Wire format: <https://protobuf.dev/programming-guides/encoding/>.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{decode_varint, encode_varint};
 
-/// Groups inside groups, as deep as the common decoders go.
+/// Maximum depth of nested groups, as in common decoders.
 const DEPTH: usize = 100;
 
-/// Bytes that are no message.
+/// Why bytes are not a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
-    /// It ends inside a field.
-    #[error("the message ends inside a field, at byte {0}")]
+    /// The message ends inside a field.
+    #[error("message truncated inside a field at byte {0}")]
     Truncated(usize),
-    /// No field has such a key.
-    #[error("the key {key} at byte {at} is none")]
+    /// A field key is invalid.
+    #[error("invalid field key {key} at byte {at}")]
     Key { key: u64, at: usize },
-    /// More groups inside each other than anybody sends.
+    /// Groups are nested deeper than the limit.
     #[error("groups are nested too deeply at byte {0}")]
     TooDeep(usize),
 }
@@ -33,17 +32,17 @@ enum Kind {
     Varint,
     /// Text, bytes or a message.
     Sized,
-    /// Fixed numbers and groups: nothing that is ever changed here.
+    /// Fixed-size numbers and groups, which are never changed here.
     Other,
 }
 
-/// One field as it came: its key and its value.
+/// One encoded field: its key and its value.
 #[derive(Debug, Clone)]
 struct Field {
     number: u32,
     kind: Kind,
     bytes: Bytes,
-    /// Where in `bytes` the value of a [`Kind::Varint`] or the content of a [`Kind::Sized`] begins.
+    /// Offset in `bytes` of the value of a [`Kind::Varint`] or the content of a [`Kind::Sized`].
     content: usize,
 }
 
@@ -84,7 +83,7 @@ impl Field {
     }
 }
 
-/// A message as the fields it came as.
+/// A message as a list of encoded fields.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Message {
     fields: Vec<Field>,
@@ -116,16 +115,16 @@ impl Message {
         out.freeze()
     }
 
-    /// Where the last occurrence of a field stands: of a single value the last one counts.
+    /// Returns the index of the last occurrence of a field, which is the effective one of a single value.
     fn last(&self, number: u32, kind: Kind) -> Option<usize> {
         self.fields
             .iter()
             .rposition(|field| field.number == number && field.kind == kind)
     }
 
-    /// Sets a number; 0 is the field's absence, as proto3 has it.
+    /// Sets a number; 0 removes the field, as in proto3.
     pub(crate) fn set_int(&mut self, number: u32, value: i64) {
-        // Negative numbers are ten bytes on the wire.
+        // Negative numbers take ten bytes.
         let value = value.cast_unsigned();
         let index = self.last(number, Kind::Varint);
         let now = index.and_then(|index| self.fields.get(index)?.value());
@@ -135,7 +134,7 @@ impl Message {
         self.put(index, value == 0, Field::varint(number, value));
     }
 
-    /// Sets a text; an empty one is the field's absence, as proto3 has it.
+    /// Sets a string; an empty one removes the field, as in proto3.
     pub(crate) fn set_text(&mut self, number: u32, value: &[u8]) {
         let index = self.last(number, Kind::Sized);
         let now = index.and_then(|index| Some(self.fields.get(index)?.content()));
@@ -145,7 +144,8 @@ impl Message {
         self.put(index, value.is_empty(), Field::sized(number, value));
     }
 
-    /// Puts `field` at `found` or at the end, or removes all that are like it.
+    /// Replaces the field at the index or appends `field`; with `remove`, removes all fields with its number
+    /// and kind.
     fn put(&mut self, found: Option<usize>, remove: bool, field: Field) {
         if remove {
             self.fields
@@ -157,8 +157,8 @@ impl Message {
         }
     }
 
-    /// Changes a message inside this one. Several occurrences are one message, as decoders have it;
-    /// without any it begins empty, and comes to be when it does not stay so.
+    /// Changes an embedded message. Several occurrences are merged into one message, as decoders do. A
+    /// missing one starts empty, and is added unless it stays empty.
     pub(crate) fn edit(
         &mut self,
         number: u32,
@@ -183,8 +183,8 @@ impl Message {
         Ok(())
     }
 
-    /// Changes the last entry whose field 1 is `key`, or appends one. `value` is its field 2: so are the
-    /// entries of maps, and the CRI's lists of keys and values.
+    /// Changes the last entry whose field 1 is `key`, or appends one. `value` is its field 2: this is the
+    /// form of map entries, and of the CRI's lists of keys and values.
     pub(crate) fn set_entry(
         &mut self,
         number: u32,
@@ -238,7 +238,7 @@ fn forward(bytes: &Bytes, at: &mut usize, by: u64) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Goes behind the field at `at`: its number, kind, and where its content began.
+/// Skips the field at `at`; returns its number, its kind, and the offset of its content.
 fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> {
     let mut groups: Vec<u32> = Vec::new();
     let mut first = None;

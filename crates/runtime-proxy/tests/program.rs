@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use world::{Body, Client, TestEnv, frame, hear, reply, serve};
 
-/// By this the program knows that it is to be the proxy.
+/// Environment variable that makes the test program run the proxy.
 const PROXY: &str = "KOORD_TEST_IS_PROXY";
 
 fn main() {
@@ -66,7 +66,7 @@ impl Drop for Family {
     }
 }
 
-/// The process that says it serves.
+/// Returns the process that announced itself as serving.
 fn announced(notify: &UnixDatagram) -> String {
     let mut text = [0; 100];
     let length = notify.recv(&mut text).expect("a process that serves");
@@ -75,7 +75,7 @@ fn announced(notify: &UnixDatagram) -> String {
     pid.trim_end().to_owned()
 }
 
-/// Whether a process runs: one that has ended and that nobody has waited for has no command line.
+/// Returns true if a process runs; a zombie has no command line.
 fn runs(pid: &str) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline"));
     line.is_ok_and(|line| !line.is_empty())
@@ -86,7 +86,7 @@ fn signal(name: &str, pid: &str) {
     assert!(status.unwrap().success());
 }
 
-/// A first process, and where those that serve say so.
+/// Starts a first process; returns the socket on which serving processes announce themselves.
 fn start(world: &TestEnv) -> (Family, UnixDatagram) {
     let notify_path = world.path("notify");
     let notify = UnixDatagram::bind(&notify_path).unwrap();
@@ -107,7 +107,7 @@ fn start(world: &TestEnv) -> (Family, UnixDatagram) {
     (Family { first }, notify)
 }
 
-/// A kubelet's connection that was there before ends when its calls have; a new one is the successor's.
+/// An existing connection of a kubelet ends when its calls are done; a new one goes to the new process.
 async fn no_call_fails_when_one_process_follows_another() {
     let world = TestEnv::new();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
@@ -158,11 +158,11 @@ async fn no_call_fails_when_one_process_follows_another() {
     eventually("end of all processes", ended).await;
 }
 
-/// So many processes follow each other while clients call.
+/// Number of restarts while clients call.
 const RELOADS: usize = 100;
 
-/// Every call has a connection of its own, which is there for a moment before the call is made, and none
-/// is made twice.
+/// Each call has its own connection, which exists for a moment before the call is made, and no call is
+/// repeated.
 async fn no_call_of_new_connections_fails_in_many_reloads() {
     let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {

@@ -1,4 +1,4 @@
-//! Answers of hook servers, put into the requests that they are about.
+//! Applies responses of hook servers to encoded requests.
 
 use crate::wire::{Message, WireError};
 use bytes::Bytes;
@@ -9,24 +9,24 @@ use std::collections::BTreeMap;
 
 /// Field numbers of the CRI's messages.
 mod field {
-    /// Of RunPodSandboxRequest.
+    /// Fields of RunPodSandboxRequest.
     pub(super) const RUN_CONFIG: u32 = 1;
-    /// Of CreateContainerRequest.
+    /// Fields of CreateContainerRequest.
     pub(super) const CREATE_CONFIG: u32 = 2;
     pub(super) const CREATE_SANDBOX_CONFIG: u32 = 3;
-    /// Of PodSandboxConfig.
+    /// Fields of PodSandboxConfig.
     pub(super) const POD_LABELS: u32 = 6;
     pub(super) const POD_ANNOTATIONS: u32 = 7;
     pub(super) const POD_LINUX: u32 = 8;
-    /// Of LinuxPodSandboxConfig.
+    /// Fields of LinuxPodSandboxConfig.
     pub(super) const CGROUP_PARENT: u32 = 1;
-    /// Of ContainerConfig.
+    /// Fields of ContainerConfig.
     pub(super) const ENVS: u32 = 6;
     pub(super) const ANNOTATIONS: u32 = 10;
     pub(super) const LINUX: u32 = 15;
-    /// Of LinuxContainerConfig.
+    /// Fields of LinuxContainerConfig.
     pub(super) const RESOURCES: u32 = 1;
-    /// Of UpdateContainerResourcesRequest.
+    /// Fields of UpdateContainerResourcesRequest.
     pub(super) const UPDATE_LINUX: u32 = 2;
     pub(super) const UPDATE_ANNOTATIONS: u32 = 4;
 }
@@ -46,7 +46,7 @@ pub(super) fn run_pod(
     Ok(request.encode())
 }
 
-/// `wanted` are the container's resources, when the answer says any.
+/// Applies a response to a creation. `wanted` are the container's resources, if the response has any.
 pub(super) fn create_container(
     request: &Bytes,
     answer: &ContainerResourceHookResponse,
@@ -55,7 +55,7 @@ pub(super) fn create_container(
     let mut request = Message::parse(request)?;
     request.edit(field::CREATE_CONFIG, |config| {
         entries(config, field::ANNOTATIONS, &answer.container_annotations)?;
-        // Values change in their places, so that the order stays: a later variable may use an earlier one.
+        // Variables keep their order: a later one may refer to an earlier one.
         entries(config, field::ENVS, &answer.container_envs)?;
         let Some(wanted) = wanted else { return Ok(()) };
         config.edit(field::LINUX, |linux| {
@@ -98,7 +98,7 @@ fn cgroup_parent(config: &mut Message, parent: &str) -> Result<(), WireError> {
     })
 }
 
-/// LinuxContainerResources, but for huge pages: no answer changes them.
+/// Sets LinuxContainerResources except huge pages, which no response changes.
 fn resources(message: &mut Message, wanted: &LinuxContainerResources) -> Result<(), WireError> {
     message.set_int(1, wanted.cpu_period);
     message.set_int(2, wanted.cpu_quota);

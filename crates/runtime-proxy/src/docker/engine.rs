@@ -1,4 +1,4 @@
-//! The Docker engine behind its socket.
+//! Client of the Docker engine.
 
 use super::{Body, own};
 use crate::forward::DIAL;
@@ -15,41 +15,41 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Headers that are about a connection and not about what is asked.
+/// Headers that concern a connection and not the request.
 const CONNECTION_HEADERS: [HeaderName; 6] = [
     header::CONNECTION,
     header::UPGRADE,
     header::TE,
     header::TRAILER,
     header::TRANSFER_ENCODING,
-    // hyper has answered it.
+    // hyper has handled it.
     header::EXPECT,
 ];
 
-/// The version of the API by which this proxy asks itself: upstream's, which every engine knows since 2018.
+/// API version of the proxy's own requests: upstream's, which every engine supports since 2018.
 const API: &str = "/v1.39";
 
-/// How long the engine may take to say something, and how much, in bytes.
+/// Timeout of the proxy's own requests, and maximum size of their responses in bytes.
 const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_RESPONSE: usize = 16 << 20;
 
-/// Why the engine does not answer.
+/// Why a request to the engine failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EngineError {
-    #[error("the engine at {} cannot be reached: {error}", path.display())]
+    #[error("failed to connect to the Docker engine at {}: {error}", path.display())]
     Dial {
         path: PathBuf,
         error: std::io::Error,
     },
-    #[error("the engine at {} breaks off: {error}", path.display())]
+    #[error("connection to the Docker engine at {} failed: {error}", path.display())]
     Broken { path: PathBuf, error: hyper::Error },
-    #[error("the engine does not answer {0} within {DEADLINE:?}")]
+    #[error("no response from the Docker engine to {0} within {DEADLINE:?}")]
     Slow(String),
-    #[error("the engine's answer to {path}: {problem}")]
+    #[error("invalid response from the Docker engine to {path}: {problem}")]
     Answer { path: String, problem: String },
 }
 
-/// A container as the engine has it: its configuration as a creation has it.
+/// A container as the engine reports it; its configuration has the form of a creation request.
 #[derive(Debug)]
 pub(super) struct ContainerInspect {
     pub(super) id: String,
@@ -57,7 +57,7 @@ pub(super) struct ContainerInspect {
     pub(super) config: Map<String, Value>,
 }
 
-/// What of a container's inspection is used.
+/// The fields of an inspect response that are used.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Inspected {
@@ -69,7 +69,7 @@ struct Inspected {
     host_config: Value,
 }
 
-/// The engine. Each request has a connection of its own, as it may become something else than HTTP.
+/// Client of the engine. Each request has its own connection, since it may be upgraded from HTTP.
 #[derive(Debug)]
 pub(super) struct Engine {
     socket: PathBuf,
@@ -82,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// Sends a request on.
+    /// Forwards a request.
     pub(super) async fn send(
         &self,
         mut request: Request<Body>,
@@ -122,7 +122,7 @@ impl Engine {
         Ok(response)
     }
 
-    /// What the engine says to a question of this proxy's own; `None` when there is no such thing.
+    /// Sends the proxy's own GET request; returns `None` if the object does not exist.
     async fn get(&self, path: &str) -> Result<Option<Bytes>, EngineError> {
         let exchange = async {
             let mut request = Request::new(own(Bytes::new()));
@@ -155,13 +155,13 @@ impl Engine {
         }
         let path = "/version";
         let body = self.get(path).await?;
-        let body = body.ok_or_else(|| invalid_answer(path, "there is none"))?;
+        let body = body.ok_or_else(|| invalid_answer(path, "not found"))?;
         let read: Version =
             serde_json::from_slice(&body).map_err(|error| invalid_answer(path, error))?;
         Ok(read.version)
     }
 
-    /// The container of this id or name, if there is one.
+    /// Inspects the container with this id or name; returns `None` if it does not exist.
     pub(super) async fn inspect(&self, id: &str) -> Result<Option<ContainerInspect>, EngineError> {
         let path = format!("/containers/{id}/json");
         let Some(body) = self.get(&path).await? else {
@@ -186,18 +186,18 @@ fn invalid_answer(path: &str, problem: impl std::fmt::Display) -> EngineError {
     }
 }
 
-/// Bytes of a connection that is no HTTP any more, both ways, until both ended.
+/// Copies the bytes of an upgraded connection in both directions until both have ended.
 pub(super) async fn tunnel(client: OnUpgrade, engine: OnUpgrade) {
     let ends = tokio::try_join!(client, engine);
     let (client, engine) = match ends {
         Ok(ends) => ends,
         Err(error) => {
-            tracing::debug!(%error, "no tunnel");
+            tracing::debug!(%error, "failed to upgrade connection");
             return;
         }
     };
     let (mut client, mut engine) = (TokioIo::new(client), TokioIo::new(engine));
     if let Err(error) = tokio::io::copy_bidirectional(&mut client, &mut engine).await {
-        tracing::debug!(%error, "a tunnel ended");
+        tracing::debug!(%error, "upgraded connection failed");
     }
 }

@@ -1,4 +1,4 @@
-//! The fields of the Docker API that hook servers hear of, and change. All others stay as they are.
+//! The fields of the Docker API that hook servers get and change. All others stay unchanged.
 
 use koord_rpc::hooks::LinuxContainerResources as Resources;
 use serde_json::{Map, Value};
@@ -12,15 +12,15 @@ const ENV: &str = "Env";
 const PARENT: &str = "CgroupParent";
 const SCORE: &str = "OomScoreAdj";
 
-/// Labels by which a kubelet's containers know what they are.
+/// Labels that identify a kubelet's containers.
 const KIND: &str = "io.kubernetes.docker.type";
 const SANDBOX: &str = "podsandbox";
 const SANDBOX_ID: &str = "io.kubernetes.sandbox.id";
 
-/// What a label's key begins with when it is an annotation of Kubernetes.
+/// Prefix of labels that contain annotations of Kubernetes.
 const ANNOTATION: &str = "annotation.";
 
-/// The id of the pause container that a container belongs to; `None` for a pause container.
+/// Returns the id of the pause container that a container belongs to; `None` for a pause container.
 pub(super) fn sandbox_of(config: &Object) -> Option<String> {
     let labels = config.get(LABELS)?;
     let label = |key: &str| labels.get(key).and_then(Value::as_str);
@@ -30,7 +30,7 @@ pub(super) fn sandbox_of(config: &Object) -> Option<String> {
     label(SANDBOX_ID).map(ToOwned::to_owned)
 }
 
-/// Labels and annotations.
+/// Splits labels into labels and annotations of Kubernetes.
 pub(super) fn split(
     labels: Option<&Value>,
 ) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
@@ -47,7 +47,7 @@ pub(super) fn split(
     (plain, annotations)
 }
 
-/// Changes the object in a field, which comes to be if there is none.
+/// Changes the object in a field, creating it if it is missing.
 pub(super) fn edit(of: &mut Object, field: &str, change: impl FnOnce(&mut Object)) {
     let mut object = match of.remove(field) {
         Some(Value::Object(object)) => object,
@@ -74,7 +74,7 @@ fn texts(of: &mut Resources) -> [(&'static str, &mut String); 2] {
     ]
 }
 
-/// The resources of a HostConfig, or of an update.
+/// Returns the resources in a HostConfig or an update.
 pub(super) fn resources(of: &Object) -> Resources {
     let mut read = Resources::default();
     let number = |field: &str| of.get(field).and_then(Value::as_i64).unwrap_or_default();
@@ -91,7 +91,7 @@ pub(super) fn resources(of: &Object) -> Resources {
     read
 }
 
-/// Makes the resources of an update these, but for those that it says already.
+/// Sets the resources of an update, except for equal values.
 pub(super) fn put_update(of: &mut Object, wanted: &Resources) {
     let (mut now, mut wanted) = (resources(of), wanted.clone());
     for ((field, wanted), (_, now)) in numbers(&mut wanted).into_iter().zip(numbers(&mut now)) {
@@ -106,7 +106,7 @@ pub(super) fn put_update(of: &mut Object, wanted: &Resources) {
     }
 }
 
-/// Makes the resources of a HostConfig these, but for those that it says already.
+/// Sets the resources of a HostConfig, except for equal values.
 pub(super) fn put_resources(of: &mut Object, wanted: &Resources) {
     if resources(of).oom_score_adj != wanted.oom_score_adj {
         of.insert(SCORE.to_owned(), Value::from(wanted.oom_score_adj));
@@ -114,8 +114,8 @@ pub(super) fn put_resources(of: &mut Object, wanted: &Resources) {
     put_update(of, wanted);
 }
 
-/// The group of a HostConfig as hook servers know groups: with the systemd driver, the slice with those
-/// that it is in.
+/// Returns the cgroup parent in a HostConfig in the form of hook requests: with the systemd driver, the slice
+/// including the slices above it.
 pub(super) fn parent(of: &Object) -> String {
     let parent = of.get(PARENT).and_then(Value::as_str).unwrap_or_default();
     let Some(name) = slice(parent) else {
@@ -126,14 +126,14 @@ pub(super) fn parent(of: &Object) -> String {
     names.map(|name| format!("/{name}.slice")).collect()
 }
 
-/// The name of a slice alone, without its ending.
+/// Returns the name of a single slice, without its suffix.
 fn slice(parent: &str) -> Option<&str> {
     parent
         .strip_suffix(".slice")
         .filter(|name| !name.is_empty() && !name.contains('/'))
 }
 
-/// Makes the group of a HostConfig this one, in the form that it has there. An empty one says nothing.
+/// Sets the cgroup parent of a HostConfig, in the form that it already has. An empty one changes nothing.
 pub(super) fn put_parent(of: &mut Object, wanted: &str) {
     if wanted.is_empty() || wanted == parent(of) {
         return;
@@ -150,7 +150,7 @@ pub(super) fn put_parent(of: &mut Object, wanted: &str) {
     of.insert(PARENT.to_owned(), Value::from(name));
 }
 
-/// The environment; of a variable that is there twice, the last value.
+/// Returns the environment; of a repeated variable, the last value.
 pub(super) fn env(config: &Object) -> BTreeMap<String, String> {
     let list = config
         .get(ENV)
@@ -163,8 +163,7 @@ pub(super) fn env(config: &Object) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Changes variables in their places and appends those that are not there: a later one may use an
-/// earlier one.
+/// Changes variables in place and appends new ones: a later one may refer to an earlier one.
 pub(super) fn put_env(config: &mut Object, wanted: &BTreeMap<String, String>) {
     let now = env(config);
     let mut list = match config.get(ENV) {
@@ -192,7 +191,7 @@ pub(super) fn put_env(config: &mut Object, wanted: &BTreeMap<String, String>) {
     }
 }
 
-/// The id in the engine's answer to a creation.
+/// Returns the id in the engine's response to a creation.
 pub(super) fn id(answer: &[u8]) -> Option<String> {
     let answer: Value = serde_json::from_slice(answer).ok()?;
     Some(answer.get("Id")?.as_str()?.to_owned())
@@ -210,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The four forms of a group in upstream's tables.
+    /// The four forms of a cgroup parent in upstream's tables.
     #[test]
     fn cgroup_parents_include_their_slices() {
         for (there, told) in [

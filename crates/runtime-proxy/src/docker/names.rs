@@ -1,13 +1,13 @@
-//! What requests of the Docker API are about, and the names that a kubelet gives to containers.
+//! Routes of the Docker API, and the names that a kubelet gives to containers.
 
 use http::{Method, Uri};
 
-/// A request that is looked into.
+/// A request that is decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
-    /// Of a container that a kubelet makes.
+    /// Creation of a container of a kubelet.
     Create(Name),
-    /// And of any, by id or name.
+    /// Start of any container, by id or name.
     Start(String),
     Stop(String),
     Update(String),
@@ -37,14 +37,14 @@ impl Route {
     }
 }
 
-/// `v1.41`.
+/// Returns true for a version such as `v1.41`.
 fn is_version(text: &str) -> bool {
     let numbers = text.strip_prefix('v').and_then(|text| text.split_once('.'));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     numbers.is_some_and(|(major, minor)| digits(major) && digits(minor))
 }
 
-/// `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`: no part can have an underscore.
+/// A container name `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`: no part can contain an underscore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     pub(super) container: String,
@@ -55,7 +55,8 @@ pub(super) struct Name {
 }
 
 impl Name {
-    /// `None` for containers that are not a kubelet's. Inspected names begin with a slash.
+    /// Parses a name; returns `None` for containers that are not a kubelet's. Inspected names start with a
+    /// slash.
     pub(super) fn parse(name: &str) -> Option<Self> {
         let name = name.strip_prefix('/').unwrap_or(name);
         let parts: Vec<&str> = name.split('_').collect();

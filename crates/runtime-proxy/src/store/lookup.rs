@@ -1,4 +1,4 @@
-//! Checkpoints from what the runtime says of a pod or container that it runs.
+//! Looks up running pods and containers in the runtime.
 
 use super::Container;
 use crate::{grpc, merge};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-/// How long the runtime may take to say something.
+/// Timeout of a request to the runtime.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// The runtime, asked by this proxy itself.
+/// Client for the proxy's own requests to the runtime.
 #[derive(Debug, Clone)]
 pub(crate) struct Runtime(RuntimeServiceClient<Channel>);
 
@@ -25,7 +25,7 @@ impl Runtime {
         Self(client.max_decoding_message_size(grpc::MESSAGE))
     }
 
-    /// Whether there is a runtime that speaks the CRI v1: its name and version.
+    /// Returns name and version of the runtime, which must support the CRI v1.
     pub(crate) async fn version(&self) -> Result<(String, String), Status> {
         let mut client = self.0.clone();
         let request = cri::VersionRequest {
@@ -35,7 +35,7 @@ impl Runtime {
         Ok((answer.runtime_name, answer.runtime_version))
     }
 
-    /// `None` when the runtime has no such pod.
+    /// Returns a pod; `None` if the runtime does not have it.
     pub(crate) async fn pod(
         &self,
         id: &str,
@@ -49,10 +49,10 @@ impl Runtime {
         Ok(answer.and_then(|answer| Some(pod(answer.status?, &answer.info))))
     }
 
-    /// The container and the id of its pod; `None` when the runtime has no such container.
+    /// Returns a container and the id of its pod; `None` if the runtime does not have it.
     pub(crate) async fn container(&self, id: &str) -> Result<Option<Container>, Status> {
         let mut client = self.0.clone();
-        // A status does not say the pod.
+        // A status does not contain the pod.
         let request = cri::ListContainersRequest {
             filter: Some(cri::ContainerFilter {
                 id: id.to_owned(),
@@ -83,7 +83,7 @@ async fn limit<T>(
 ) -> Result<T, Status> {
     match tokio::time::timeout(DEADLINE, answer).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded("the runtime does not answer")),
+        Err(_) => Err(Status::deadline_exceeded("no response from the runtime")),
     }
 }
 
@@ -95,8 +95,8 @@ fn found<T>(answer: Result<T, Status>) -> Result<Option<T>, Status> {
     }
 }
 
-/// What containerd and CRI-O add to a status that is asked for in full. Whatever is missing or of
-/// another form is left out: no runtime owes it.
+/// What containerd and CRI-O add to a verbose status. Missing or differently formed fields are ignored: they
+/// are optional.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Info {
@@ -146,7 +146,7 @@ struct SpecLinux {
 fn info(of: &BTreeMap<String, String>) -> Info {
     let text = of.get("info").map_or("{}", String::as_str);
     serde_json::from_str(text).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the runtime's info of a status is of another form");
+        tracing::warn!(%error, "ignoring verbose status info with an unexpected format");
         Info::default()
     })
 }
@@ -182,7 +182,7 @@ fn container(
 ) -> wire::ContainerResourceHookRequest {
     let info = info(verbose);
     let requested: BTreeSet<&str> = info.config.envs.iter().map(|env| &*env.key).collect();
-    // What the image sets is not the kubelet's to say.
+    // Variables of the image are not part of the kubelet's request.
     let envs = info.spec.process.env.iter();
     let envs = envs.filter_map(|env| env.split_once('='));
     let envs = envs.filter(|(key, _)| requested.contains(key));
@@ -202,8 +202,8 @@ fn container(
     }
 }
 
-/// The pod's group of where its sandbox is: `PARENT/ID`, or for systemd `SLICE:PREFIX:ID`, where the
-/// dashes of a slice's name are its way down.
+/// Returns the pod's cgroup parent from the path of its sandbox: `PARENT/ID`, or for systemd
+/// `SLICE:PREFIX:ID`, where the dashes of a slice's name are its path.
 fn parent(cgroups_path: &str) -> String {
     let Some((slice, _)) = cgroups_path.split_once(':') else {
         let parent = cgroups_path.rsplit_once('/').map(|(parent, _)| parent);

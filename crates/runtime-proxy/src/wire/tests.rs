@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// A decoder sees exactly the change, and every other field is where it was.
+    /// Decoding shows exactly the change, and all other fields are at their place.
     #[test]
     fn a_change_is_the_only_one(
         before in proptest::collection::vec(field(), 0..6),

@@ -15,7 +15,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// `None`, and said so, where there is none.
+    /// Returns `None`, with a message, if containerd is not installed.
     #[track_caller]
     pub(crate) fn start() -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -103,7 +103,7 @@ async fn shares(client: &Client, id: &str) -> i64 {
     resources.linux.unwrap().cpu_shares
 }
 
-/// The file of the kernel, below whichever mount has it.
+/// Reads a kernel file, from the mount that has it.
 fn kernel(parent: &str, id: &str) -> Option<String> {
     let below = format!("{parent}/{id}");
     let v1 = format!("/sys/fs/cgroup/cpu{below}/cpu.shares");

@@ -1,4 +1,4 @@
-//! What is installed on a node fits the program.
+//! Tests that the installed units fit the program.
 
 use koord_runtime_proxy::{Args, Options};
 use std::process::Command;
@@ -44,7 +44,7 @@ fn unit_supports_draining_and_hot_restart() {
     assert_eq!(value(SERVICE, "StartLimitIntervalSec"), "0");
 }
 
-/// systemd's own reading, where the machine has it.
+/// Verifies the units with systemd, if the machine has it.
 #[test]
 fn systemd_finds_nothing_wrong_with_the_units() {
     let dir = tempfile::tempdir().unwrap();

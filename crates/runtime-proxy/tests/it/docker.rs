@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
-/// What a request was, without its version.
+/// A request without its API version.
 type RecordedRequest = (Method, String, Value);
 
 #[derive(Debug, Default)]
@@ -133,7 +133,7 @@ impl Engine {
         })
     }
 
-    /// The last request with this method whose path ends so.
+    /// Returns the body of the last request with this method and path suffix.
     fn last(&self, method: &str, end: &str) -> Value {
         let recorded = self.recorded.lock();
         let mut recorded = recorded.iter().rev();
@@ -215,7 +215,7 @@ impl Stage {
         answer["Id"].as_str().unwrap().to_owned()
     }
 
-    /// A pod with a container in it: their ids.
+    /// Creates a pod with a container; returns their ids.
     async fn pod(&self) -> (String, String) {
         let sandbox = self.create("k8s_POD_web-0_shop_4d0a_1", sandbox()).await;
         let name = "k8s_main_web-0_shop_4d0a_0";
@@ -430,7 +430,7 @@ async fn failure_policy_decides_on_hooks_and_bodies() {
         if policy == "Fail" {
             assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
             assert!(
-                answer.contains("the body of a creation cannot be read"),
+                answer.contains("failed to decode the body of a create request"),
                 "{answer}"
             );
         }
@@ -479,6 +479,6 @@ async fn missing_engine_fails_start_and_later_requests() {
         answer["message"]
             .as_str()
             .unwrap()
-            .contains("cannot be reached")
+            .contains("failed to connect to the Docker engine")
     );
 }

@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 /// Longer than any machine needs for one event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a server said on each of its connections.
+/// The bytes that a server sent on each connection.
 type ServerBytes = Arc<Mutex<Vec<BytesMut>>>;
 
 /// Listens at `listen`, passes bytes on to `to` and back, and notes what comes back.
@@ -48,7 +48,7 @@ fn tap(listen: &Path, to: &Path) -> ServerBytes {
     server_bytes
 }
 
-/// What each stream of an HTTP/2 connection has carried (RFC 9113, 4.1 and 6.1).
+/// Returns the payload of each stream of an HTTP/2 connection (RFC 9113, 4.1 and 6.1).
 fn streams(mut server_bytes: BytesMut) -> BTreeMap<u32, BytesMut> {
     let mut streams = BTreeMap::<u32, BytesMut>::new();
     while server_bytes.len() >= 9 {
@@ -67,7 +67,7 @@ fn streams(mut server_bytes: BytesMut) -> BTreeMap<u32, BytesMut> {
     streams
 }
 
-/// The message at the beginning, if all of it has come.
+/// Removes and returns the first message, if it is complete.
 fn event(bytes: &mut BytesMut) -> Option<cri::ContainerEventResponse> {
     let length = u32::from_be_bytes(bytes.get(1..5)?.try_into().unwrap());
     let length = 5 + usize::try_from(length).unwrap();
@@ -159,5 +159,5 @@ async fn the_events_of_a_runtime_come_byte_by_byte() {
         .iter()
         .filter(|(_, server_bytes)| *server_bytes == got)
         .count();
-    assert_eq!(same, 1, "{} bytes are not what was said", got.len());
+    assert_eq!(same, 1, "{} bytes differ from the server's", got.len());
 }

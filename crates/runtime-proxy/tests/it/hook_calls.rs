@@ -1,4 +1,4 @@
-//! Calls that a hook server has a say in.
+//! Tests of calls with hooks.
 
 use crate::passthrough::UNKNOWN;
 use crate::world::{Client, RecordedCall, Serving, TestEnv, frame, reply};
@@ -22,13 +22,13 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
-/// A hook server that answers as koordlet does, with all it was asked, and then says its own.
+/// A hook server that responds as koordlet does, with all fields of the request and its own changes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Hooks {
     calls: Arc<Mutex<Vec<(&'static str, HookCall)>>>,
-    /// It never answers.
+    /// True if it never responds.
     hangs: bool,
-    /// It answers nothing but an error.
+    /// True if all its responses are errors.
     fails: bool,
 }
 
@@ -117,7 +117,7 @@ impl Hooks {
         })
     }
 
-    /// One that fails everything.
+    /// Creates a server that fails every call.
     pub(crate) fn failing() -> Self {
         Self {
             fails: true,
@@ -125,7 +125,7 @@ impl Hooks {
         }
     }
 
-    /// All that was asked, in order.
+    /// Returns all calls in order.
     pub(crate) fn all(&self) -> Vec<(&'static str, HookCall)> {
         self.calls.lock().clone()
     }
@@ -244,7 +244,7 @@ struct Stage {
     _proxy: crate::world::Proxy,
 }
 
-/// A whole node, whose hook server registered with this policy.
+/// Starts runtime, hook server with this policy, and proxy.
 async fn stage(hooks: Hooks, policy: &str) -> Stage {
     let mut world = TestEnv::new();
     if hooks.hangs {
@@ -267,7 +267,7 @@ async fn stage(hooks: Hooks, policy: &str) -> Stage {
     }
 }
 
-/// A runtime that has one pod with one container, also when it was not asked to make them.
+/// Responds as a runtime that has one pod with one container, even if they were not created.
 fn answer(path: &str, _: &Bytes) -> http::Response<crate::world::Body> {
     let message = match path.rsplit('/').next().unwrap() {
         "RunPodSandbox" => cri::RunPodSandboxResponse {
@@ -329,7 +329,7 @@ fn answer(path: &str, _: &Bytes) -> http::Response<crate::world::Body> {
 }
 
 impl Stage {
-    /// What the runtime heard last.
+    /// Returns the last request that the runtime got.
     fn last(&self) -> Bytes {
         self.recorded.lock().last().unwrap().body.slice(5..)
     }

@@ -1,4 +1,4 @@
-//! What nobody looks into passes as it is.
+//! Tests of calls that are passed through unchanged.
 
 use crate::world::{Body, Client, TestEnv, frame, hear, reply, serve, trailers};
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// Every method of the CRI: its full path.
+/// Returns the full path of every method of the CRI.
 pub(crate) fn methods() -> Vec<String> {
     let mut methods = Vec::new();
     let mut service = "";
@@ -300,7 +300,7 @@ async fn calls_in_progress_are_finished_when_the_proxy_stops() {
     proxy.running.await.unwrap().unwrap();
 }
 
-/// containerd says nothing, not even headers, before the first event.
+/// Before the first event containerd sends nothing, not even headers.
 #[tokio::test(start_paused = true)]
 async fn waiting_event_stream_does_not_delay_shutdown() {
     let world = TestEnv::new();
@@ -328,8 +328,8 @@ async fn waiting_event_stream_does_not_delay_shutdown() {
     assert_eq!(events.status().0, "14");
 }
 
-/// A client that has connected is about to call. Were it told first that no calls are taken, its call
-/// would be lost, unless it tries again elsewhere.
+/// A connected client is about to call. If it were refused first, its call would be lost unless it retries
+/// elsewhere.
 #[tokio::test(start_paused = true)]
 async fn connected_client_can_call_once_during_shutdown() {
     let world = TestEnv::new();
@@ -350,7 +350,7 @@ async fn connected_client_can_call_once_during_shutdown() {
     assert!(stopped.elapsed() < Duration::from_secs(3));
 }
 
-/// What grpc-go sends when it is told to dial a path: no HTTP/2 library sends such an authority.
+/// The bytes that grpc-go sends when it dials a path: no HTTP/2 library sends such an authority.
 #[tokio::test]
 async fn a_client_that_dials_a_bare_path_is_served() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -1,4 +1,4 @@
-//! Runtimes and kubelets that speak another version of the CRI.
+//! Tests with runtimes and kubelets that use another version of the CRI.
 
 use crate::hook_calls::{ALL, Hooks};
 use crate::passthrough::UNKNOWN;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use prost::Message as _;
 use std::sync::Arc;
 
-/// A runtime that answers every call, Version too, with `answer` of its path.
+/// Starts a runtime that responds to every call, including Version, with `answer` of its path.
 fn runtime(
     world: &TestEnv,
     answer: impl Fn(&str) -> Response<Body> + Send + Sync + 'static,
@@ -32,7 +32,7 @@ fn runtime(
     (serve(&world.options.runtime, handler), recorded)
 }
 
-/// What a runtime answers that calls itself version 2 of the API, with fields that are new.
+/// Returns the response of a runtime with version 2 of the API, with new fields.
 fn version() -> Bytes {
     let version = cri::VersionResponse {
         version: "0.2.0".to_owned(),
@@ -43,7 +43,7 @@ fn version() -> Bytes {
     frame(&[&version.encode_to_vec()[..], UNKNOWN].concat())
 }
 
-/// As upstream's proxy has it: the services of other versions are not the one that it looks into.
+/// Upstream's proxy does not decode the services of other versions either.
 #[tokio::test]
 async fn other_api_versions_pass_without_hooks() {
     let mut world = TestEnv::new();

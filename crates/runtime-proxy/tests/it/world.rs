@@ -19,16 +19,16 @@ use tokio::task::JoinHandle;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// A call as a runtime heard it.
+/// A call that a runtime received.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RecordedCall {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
-    /// With the frame of gRPC.
+    /// The body, including the gRPC frame.
     pub(crate) body: Bytes,
 }
 
-/// What a client got.
+/// The response that a client received.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Got {
     pub(crate) headers: HeaderMap,
@@ -37,7 +37,7 @@ pub(crate) struct Got {
 }
 
 impl Got {
-    /// The call's status, wherever it stands, and its message.
+    /// Returns status and message of the call, from trailers or headers.
     pub(crate) fn status(&self) -> (String, String) {
         let value_of = |name| {
             let value = self.trailers.get(name).or_else(|| self.headers.get(name));
@@ -61,7 +61,7 @@ pub(crate) fn trailers(status: &'static str) -> HeaderMap {
     map
 }
 
-/// An answer of one message, with what gRPC servers say around it.
+/// Returns a response with one message, in the form of gRPC servers.
 pub(crate) fn reply(body: Bytes, status: &'static str) -> Response<Body> {
     let frames = [Ok(Frame::data(body)), Ok(Frame::trailers(trailers(status)))];
     let body = StreamBody::new(futures::stream::iter(frames));
@@ -149,7 +149,7 @@ impl Client {
         self.0.clone().send_request(request).await
     }
 
-    /// A call with this body; an error when it is reset or the connection breaks.
+    /// Sends a call with this body; fails if it is reset or the connection breaks.
     pub(crate) async fn try_call(&self, path: &str, body: Bytes) -> Result<Got, hyper::Error> {
         let body = Full::new(body).map_err(|never| match never {});
         let request = Self::request(path)
@@ -169,7 +169,7 @@ impl Client {
         self.try_call(path, body).await.unwrap()
     }
 
-    /// A call of the CRI.
+    /// Sends a CRI call.
     pub(crate) async fn cri<M: prost::Message>(&self, method: &str, message: &M) -> Got {
         let path = format!("/runtime.v1.RuntimeService/{method}");
         self.call(&path, frame(&message.encode_to_vec())).await
@@ -219,7 +219,7 @@ impl TestEnv {
         std::fs::rename(aside, self.options.hooks.join(file)).unwrap();
     }
 
-    /// A runtime that remembers what it heard, and answers every call with `answer` of path and message.
+    /// Starts a runtime that records calls, and responds to each with `answer` of path and message.
     pub(crate) fn runtime(
         &self,
         answer: impl Fn(&str, &Bytes) -> Response<Body> + Send + Sync + 'static,
