@@ -59,28 +59,28 @@ pub fn main(args: &Args) -> Result<()> {
 }
 
 async fn run(args: &Args) -> Result<()> {
-    let wanted = Wanted::of(args, Timestamp::now());
-    let (records, newest) = read(args, &wanted).await?;
+    let filter = RecordFilter::from_args(args, Timestamp::now());
+    let (records, newest) = read(args, &filter).await?;
     for record in records.iter().rev() {
         show(args, record);
     }
     if !args.follow {
         return match records.is_empty() {
-            true => nothing(args),
+            true => report_empty(args),
             false => Ok(()),
         };
     }
     // What came between the pages and now.
-    let mut seen = newest;
+    let mut last = newest;
     let mut after = 0;
     loop {
-        let answer = ask(args, &format!("/events?after={after}")).await?;
+        let answer = query(args, &format!("/events?after={after}")).await?;
         for record in &answer.events {
-            let place = place(record);
-            if place > seen && wanted.fits(record) {
+            let position = position(record);
+            if position > last && filter.fits(record) {
                 show(args, record);
             }
-            seen = seen.max(place);
+            last = last.max(position);
         }
         after = answer.newest;
         tokio::time::sleep(FOLLOW).await;
@@ -88,7 +88,7 @@ async fn run(args: &Args) -> Result<()> {
 }
 
 /// Says that there is nothing to show: whoever asks for something that is not there may have misspelled it.
-fn nothing(args: &Args) -> Result<()> {
+fn report_empty(args: &Args) -> Result<()> {
     let pod = args.pod.as_ref().map(|pod| format!("of pod {pod:?}"));
     let reason = args.reason.as_ref();
     let reason = reason.map(|reason| format!("with reason {reason:?}"));
@@ -102,19 +102,19 @@ fn nothing(args: &Args) -> Result<()> {
 }
 
 /// The wanted records, newest first, and the place of the newest of all.
-async fn read(args: &Args, wanted: &Wanted) -> Result<(Vec<Value>, Place)> {
+async fn read(args: &Args, filter: &RecordFilter) -> Result<(Vec<Value>, RecordPosition)> {
     let (mut records, mut newest) = (Vec::new(), None);
     let mut token = String::new();
     loop {
         let path = format!("/events?size={PAGE}&pageToken={token}");
-        let answer = ask(args, &path).await?;
+        let answer = query(args, &path).await?;
         for record in answer.events {
-            let place = place(&record);
-            newest = newest.max(Some(place));
-            if wanted.is_over(place) {
+            let position = position(&record);
+            newest = newest.max(Some(position));
+            if filter.is_past(position) {
                 return Ok((records, newest.unwrap_or_default()));
             }
-            if wanted.fits(&record) {
+            if filter.fits(&record) {
                 records.push(record);
             }
             if args.tail > 0 && records.len() >= args.tail {
@@ -128,7 +128,7 @@ async fn read(args: &Args, wanted: &Wanted) -> Result<(Vec<Value>, Place)> {
     }
 }
 
-async fn ask(args: &Args, path: &str) -> Result<Answer> {
+async fn query(args: &Args, path: &str) -> Result<Answer> {
     let address = running::koordlet(args.address.as_deref());
     let (code, body) = plain::get(&address, "koordlet", path).await?;
     match code {
@@ -142,23 +142,25 @@ async fn ask(args: &Args, path: &str) -> Result<Answer> {
 }
 
 /// When a record was made, and its number among those of the same time.
-type Place = (Option<Timestamp>, u64);
+type RecordPosition = (Option<Timestamp>, u64);
 
-fn place(record: &Value) -> Place {
-    let at = record["createdAt"].as_str().and_then(|at| at.parse().ok());
-    (at, record["sequence"].as_u64().unwrap_or_default())
+fn position(record: &Value) -> RecordPosition {
+    let created = record["createdAt"]
+        .as_str()
+        .and_then(|created| created.parse().ok());
+    (created, record["sequence"].as_u64().unwrap_or_default())
 }
 
 /// What the flags ask for.
 #[derive(Debug, Clone)]
-struct Wanted {
+struct RecordFilter {
     pod: Option<(Option<String>, String)>,
     reason: Option<String>,
     from: Option<Timestamp>,
 }
 
-impl Wanted {
-    fn of(args: &Args, now: Timestamp) -> Self {
+impl RecordFilter {
+    fn from_args(args: &Args, now: Timestamp) -> Self {
         let pod = args.pod.as_deref().map(|pod| match pod.split_once('/') {
             Some((namespace, name)) => (Some(namespace.to_owned()), name.to_owned()),
             None => (None, pod.to_owned()),
@@ -171,7 +173,7 @@ impl Wanted {
         }
     }
 
-    fn is_over(&self, (at, _): Place) -> bool {
+    fn is_past(&self, (at, _): RecordPosition) -> bool {
         self.from.is_some() && at < self.from
     }
 
@@ -201,8 +203,8 @@ fn show(args: &Args, record: &Value) {
 /// A record for people: time, what it is about, the reason, what was done.
 fn line(record: &Value) -> String {
     let text = |key: &str| record[key].as_str().unwrap_or_default();
-    let at = match place(record).0 {
-        Some(at) => at.strftime("%Y-%m-%d %H:%M:%S").to_string(),
+    let time = match position(record).0 {
+        Some(time) => time.strftime("%Y-%m-%d %H:%M:%S").to_string(),
         None => text("createdAt").to_owned(),
     };
     let mut about = match text("type") {
@@ -216,13 +218,13 @@ fn line(record: &Value) -> String {
         about = format!("group {}", text("cgroup"));
     }
     let reason = text("reason");
-    format!("{at}  {about:32}  {reason:16}  {}", what(record))
+    format!("{time}  {about:32}  {reason:16}  {}", action(record))
         .trim_end()
         .to_owned()
 }
 
 /// What was done: the change of a file in short, else the message.
-fn what(record: &Value) -> String {
+fn action(record: &Value) -> String {
     let text = |key: &str| record[key].as_str();
     let message = text("message").unwrap_or_default();
     let (Some(file), Some(new)) = (text("file"), text("new")) else {
@@ -268,8 +270,8 @@ mod tests {
                 name: ["cart", "web"][n % 2].to_owned(),
                 ..Entry::new(Subject::Pod, 1, reason, format!("m{n}"))
             };
-            let at = Timestamp::from_second(1_700_000_000 + n as i64).unwrap();
-            log.record(at, entry);
+            let time = Timestamp::from_second(1_700_000_000 + n as i64).unwrap();
+            log.record(time, entry);
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -283,8 +285,8 @@ mod tests {
     async fn records_are_chosen_over_all_pages() {
         let (address, serving) = served().await;
         let messages = async |args: Args, now: Timestamp| {
-            let wanted = Wanted::of(&args, now);
-            let (records, newest) = read(&args, &wanted).await.unwrap();
+            let filter = RecordFilter::from_args(&args, now);
+            let (records, newest) = read(&args, &filter).await.unwrap();
             assert_eq!(newest.1, 600);
             let message = |record: &Value| record["message"].as_str().unwrap().to_owned();
             records.iter().map(message).collect::<Vec<_>>()
@@ -307,11 +309,11 @@ mod tests {
         };
         assert_eq!(messages(young, now).await, bursts[..2]);
         for (pod, count) in [("web", 300), ("other/web", 0), ("shop/nobody", 0)] {
-            let of = Args {
+            let filtered = Args {
                 pod: Some(pod.to_owned()),
                 ..all()
             };
-            assert_eq!(messages(of, now).await.len(), count, "{pod}");
+            assert_eq!(messages(filtered, now).await.len(), count, "{pod}");
         }
         serving.abort();
     }

@@ -26,7 +26,7 @@ pub enum Command {
     Recommend(recommend::Args),
     /// Say what the node agent does on this machine.
     #[command(subcommand)]
-    Node(node::Command),
+    Node(node::NodeCommand),
     /// Show what the node agent did, and why.
     Audit(audit::Args),
     /// Print the CRDs and PriorityClasses as YAML.

@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 /// What to do with a node.
 #[derive(Debug, Clone, clap::Subcommand)]
-pub enum Command {
+pub enum NodeCommand {
     /// What koordlet measures and enforces here, by which means, and what this kernel lacks.
     Status(Args),
     /// Draw the NUMA nodes of this machine, and what of each the kubelet has given to pods.
@@ -35,12 +35,12 @@ pub struct Args {
 ///
 /// # Errors
 /// Koordlet cannot be asked, or the machine's files cannot be read.
-pub fn main(command: &Command) -> Result<()> {
+pub fn main(command: &NodeCommand) -> Result<()> {
     let args = match command {
-        Command::Status(args) => args,
-        Command::Topology(args) => return topology::main(args),
+        NodeCommand::Status(args) => args,
+        NodeCommand::Topology(args) => return topology::main(args),
     };
-    let status = runtime()?.block_on(ask(&running::koordlet(args.address.as_deref())))?;
+    let status = runtime()?.block_on(fetch_status(&running::koordlet(args.address.as_deref())))?;
     if args.json {
         console::say(serde_json::to_string_pretty(&status)?);
     } else {
@@ -53,7 +53,7 @@ pub fn main(command: &Command) -> Result<()> {
 ///
 /// # Errors
 /// It cannot be asked, or its answer is no status.
-pub(crate) async fn ask(address: &str) -> Result<Status> {
+pub(crate) async fn fetch_status(address: &str) -> Result<Status> {
     let (code, body) = plain::get(address, "koordlet", "/debug/status").await?;
     if code != 200 {
         bail!("{address} answers {code} to /debug/status");
@@ -62,7 +62,7 @@ pub(crate) async fn ask(address: &str) -> Result<Status> {
 }
 
 /// The pressure guard in words: how it stands, and a line per service.
-pub(crate) fn guard(guard: &Guard) -> String {
+pub(crate) fn render_guard(guard: &Guard) -> String {
     let mut out = String::new();
     let g = guard;
     let mut now = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn guard(guard: &Guard) -> String {
     }
     let _ = writeln!(out, "pressure guard: {}", now.join(", "));
     let _ = writeln!(out, "  batch work starts {}", g.start);
-    let _ = writeln!(out, "  looks at {}", listed(&g.signals));
+    let _ = writeln!(out, "  looks at {}", join_or_nothing(&g.signals));
     let lacks = g.absent.iter();
     let lacks: Vec<_> = lacks
         .map(|lack| format!("{} ({})", lack.mechanism, lack.consequence))
@@ -94,8 +94,8 @@ pub(crate) fn guard(guard: &Guard) -> String {
     let _ = writeln!(
         out,
         "  levers {}; not {}",
-        listed(&g.levers),
-        listed(&lacks)
+        join_or_nothing(&g.levers),
+        join_or_nothing(&lacks)
     );
     let _ = writeln!(
         out,
@@ -117,43 +117,43 @@ pub(crate) fn guard(guard: &Guard) -> String {
         "LAST TRIAL",
     ]);
     for service in &g.services {
-        table.add_row(guarded(service));
+        table.add_row(guard_row(service));
     }
     let _ = writeln!(out, "\n{}", trimmed(&table));
     out
 }
 
-fn listed(all: &[String]) -> String {
+fn join_or_nothing(all: &[String]) -> String {
     match all.is_empty() {
         true => "nothing".to_owned(),
         false => all.join(", "),
     }
 }
 
-fn guarded(service: &GuardService) -> [String; 8] {
+fn guard_row(service: &GuardService) -> [String; 8] {
     let s = service;
     let verdict = match s.muted_seconds {
         Some(seconds) => format!("{} for {seconds} s", s.verdict),
         None => s.verdict.clone(),
     };
     let learned = if s.learned { "" } else { " (assumed)" };
-    let held = s.held.iter().map(|held| {
-        let level = match held.level {
+    let levers = s.held.iter().map(|levers| {
+        let level = match levers.level {
             0 => String::new(),
             100 => " let go".to_owned(),
             level => format!(" {level} %"),
         };
-        let sure = if held.confirmed { "" } else { "?" };
-        format!("{}{level}{sure}", held.lever)
+        let sure = if levers.confirmed { "" } else { "?" };
+        format!("{}{level}{sure}", levers.lever)
     });
     let last = s.last.as_ref().map_or_else(String::new, |last| {
-        let found = if last.helped {
+        let outcome = if last.helped {
             "helped"
         } else {
             "did not help"
         };
         format!(
-            "{} {found}: {:.3} -> {:.3}, {} s ago",
+            "{} {outcome}: {:.3} -> {:.3}, {} s ago",
             last.lever, last.before, last.after, last.ago_seconds
         )
     });
@@ -172,7 +172,7 @@ fn guarded(service: &GuardService) -> [String; 8] {
             true => format!("{:.3} + {:.3}{learned}", s.expected, s.margin),
             false => String::new(),
         },
-        held.collect::<Vec<_>>().join(", "),
+        levers.collect::<Vec<_>>().join(", "),
         last,
     ]
 }
@@ -180,8 +180,8 @@ fn guarded(service: &GuardService) -> [String; 8] {
 fn render(status: &Status) -> String {
     let mut out = String::new();
     let s = status;
-    let since = s.started_at.map_or_else(String::new, |at| {
-        format!(" since {}", at.strftime("%Y-%m-%d %H:%M:%S UTC"))
+    let since = s.started_at.map_or_else(String::new, |started| {
+        format!(" since {}", started.strftime("%Y-%m-%d %H:%M:%S UTC"))
     });
     let _ = writeln!(out, "node {}: koordlet {}{since}", s.node, s.version);
     let pods = match s.pods {
@@ -208,14 +208,20 @@ fn render(status: &Status) -> String {
     let rows = s.strategies.iter().map(strategy);
     section(&mut out, ["ENFORCED", "STATE", "EVERY", "BY"], rows);
     if let Some(guard) = &s.guard {
-        let _ = writeln!(out, "\n{}", self::guard(guard).trim_end());
+        let _ = writeln!(out, "\n{}", self::render_guard(guard).trim_end());
     }
     if !s.devices.is_empty() {
         let mut table = columns();
         table.set_header(["DEVICE", "MINOR", "ID", "STATE", "WHERE"]);
-        for one in &s.devices {
-            let minor = one.minor.to_string();
-            table.add_row([&one.kind, &minor, &one.id, &one.health, &one.place]);
+        for device in &s.devices {
+            let minor = device.minor.to_string();
+            table.add_row([
+                &device.kind,
+                &minor,
+                &device.id,
+                &device.health,
+                &device.place,
+            ]);
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
@@ -233,16 +239,16 @@ fn render(status: &Status) -> String {
     if !s.malformed.is_empty() {
         let mut table = columns();
         table.set_header(["NOT UNDERSTOOD", "FIELD", "VALUE", "BECAUSE"]);
-        for one in &s.malformed {
-            table.add_row([&one.object, &one.field, &one.value, &one.error]);
+        for device in &s.malformed {
+            table.add_row([&device.object, &device.field, &device.value, &device.error]);
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
     if !s.conditions.is_empty() {
         let mut table = columns();
         table.set_header(["CONDITION", "OF", "MESSAGE"]);
-        for one in &s.conditions {
-            table.add_row([&one.condition, &one.object, &one.message]);
+        for device in &s.conditions {
+            table.add_row([&device.condition, &device.object, &device.message]);
         }
         let _ = writeln!(out, "\n{}", trimmed(&table));
     }
@@ -467,8 +473,8 @@ TerwayQoS                      Terway is not supported
     }
 
     #[test]
-    fn the_guard_is_told_in_words() {
-        let text = guard(&Guard {
+    fn guard_is_rendered() {
+        let text = render_guard(&Guard {
             start: "free: all is seen".to_owned(),
             signals: vec!["CPU stall".to_owned()],
             levers: vec!["cpu.idle".to_owned(), "CPU cap".to_owned()],
@@ -521,7 +527,7 @@ shop/cart  1     protected  CPU stall  0.021  0.020 + 0.025  cpu.idle  cpu.idle 
     }
 
     #[test]
-    fn an_agent_of_another_version_is_understood() {
+    fn status_of_another_version_is_parsed() {
         let status: Status = serde_json::from_str(r#"{"node": "n1", "later": 1}"#).unwrap();
         assert!(render(&status).contains("pods not known yet"));
     }

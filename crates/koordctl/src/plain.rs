@@ -31,11 +31,11 @@ pub async fn get_as(
     let mut stream = TcpStream::connect(authority)
         .await
         .with_context(unreachable)?;
-    let known = match token {
+    let bearer = match token {
         Some(token) => Some(token.trim().to_owned()),
         None => running::token_of(authority),
     };
-    let authorization = known.map_or_else(String::new, |token| {
+    let authorization = bearer.map_or_else(String::new, |token| {
         format!("Authorization: Bearer {token}\r\n")
     });
     let request = format!(

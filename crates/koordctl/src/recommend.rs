@@ -100,11 +100,11 @@ async fn run(args: &Args) -> Result<()> {
             Err(error) => return Err(error.into()),
         }
     } else {
-        let mut found = Vec::new();
+        let mut objects = Vec::new();
         for name in &args.names {
-            found.push(api.get(name).await?);
+            objects.push(api.get(name).await?);
         }
-        found
+        objects
     };
     let mut owners = Owners::new(client.clone());
     let mut reports = Vec::new();
@@ -143,8 +143,10 @@ async fn requested(
             return BTreeMap::new();
         };
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
-        let found = api.get_opt(&workload.name).await.ok().flatten();
-        return found.map_or_else(BTreeMap::new, |found| of_template(&found.data));
+        let workload_object = api.get_opt(&workload.name).await.ok().flatten();
+        return workload_object.map_or_else(BTreeMap::new, |workload_object| {
+            template_requests(&workload_object.data)
+        });
     }
     let Some(labels) = &target.pod_selector else {
         return BTreeMap::new();
@@ -160,14 +162,14 @@ async fn requested(
     chosen.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
     let mut all = BTreeMap::new();
     for spec in chosen.iter().filter_map(|pod| pod.spec.as_ref()) {
-        all.extend(of_spec(spec));
+        all.extend(spec_requests(spec));
     }
     all
 }
 
 /// What the pod template of a workload requests, wherever Kubernetes' own kinds and those built
 /// like them have it.
-fn of_template(workload: &Value) -> BTreeMap<String, ResourceList> {
+fn template_requests(workload: &Value) -> BTreeMap<String, ResourceList> {
     [
         "/spec/template/spec",
         "/spec/jobTemplate/spec/template/spec",
@@ -175,10 +177,10 @@ fn of_template(workload: &Value) -> BTreeMap<String, ResourceList> {
     .into_iter()
     .find_map(|path| workload.pointer(path))
     .and_then(|spec| serde_json::from_value(spec.clone()).ok())
-    .map_or_else(BTreeMap::new, |spec| of_spec(&spec))
+    .map_or_else(BTreeMap::new, |spec| spec_requests(&spec))
 }
 
-fn of_spec(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
+fn spec_requests(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
     let sidecars = spec.init_containers.iter().flatten();
     let running = spec
         .containers
@@ -191,10 +193,10 @@ fn of_spec(spec: &PodSpec) -> BTreeMap<String, ResourceList> {
                 .as_ref()
                 .and_then(|r| r.requests.as_ref());
             let amount = |names: [&str; 3]| {
-                let found = names
+                let entry = names
                     .into_iter()
                     .find_map(|name| Some((name, listed?.get(name)?)));
-                let (name, text) = found?;
+                let (name, text) = entry?;
                 let amount = quantity::parse(text).ok()?;
                 // Batch and mid CPU are counted in milli-cores.
                 Some(match name {
@@ -231,20 +233,20 @@ fn report(object: &Recommendation, requested: &BTreeMap<String, ResourceList>) -
         name: name.to_owned(),
         requests: requested.get(name).cloned().unwrap_or_default(),
         recommended: ResourceList::new(),
-        confidence_days: details.get(name).map(|one| one.confidence_days),
+        confidence_days: details.get(name).map(|detail| detail.confidence_days),
     };
     for name in requested.keys() {
         rows.insert(name.clone(), fresh(name));
     }
-    for one in status
+    for detail in status
         .pod_status
         .iter()
         .flat_map(|status| &status.container_statuses)
     {
         let row = rows
-            .entry(one.container_name.clone())
-            .or_insert_with(|| fresh(&one.container_name));
-        row.recommended.clone_from(&one.resources);
+            .entry(detail.container_name.clone())
+            .or_insert_with(|| fresh(&detail.container_name));
+        row.recommended.clone_from(&detail.resources);
     }
     let target = &object.spec.target;
     let target = match &target.workload {
@@ -254,13 +256,13 @@ fn report(object: &Recommendation, requested: &BTreeMap<String, ResourceList>) -
     let holds = status
         .conditions
         .into_iter()
-        .filter(|one| one.status == "True");
+        .filter(|detail| detail.status == "True");
     Report {
         namespace: object.namespace().unwrap_or_default(),
         name: object.name_any(),
         target,
         containers: rows.into_values().collect(),
-        conditions: holds.map(|one| (one.type_, one.message)).collect(),
+        conditions: holds.map(|detail| (detail.type_, detail.message)).collect(),
     }
 }
 
@@ -365,13 +367,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_stand_beside_recommendations() {
+    fn table_shows_requests_and_recommendations() {
         let workload = json!({"spec": {"template": {"spec": {
             "containers": [{"name": "main", "resources": {"requests": {
                 "kubernetes.io/batch-cpu": "2000", "kubernetes.io/batch-memory": "4Gi"}}}],
             "initContainers": [{"name": "setup"}, {"name": "proxy", "restartPolicy": "Always"}],
         }}}});
-        let report = report(&object(), &of_template(&workload));
+        let report = report(&object(), &template_requests(&workload));
         let text = table(std::slice::from_ref(&report), true);
         let lines: Vec<Vec<&str>> = text
             .lines()
@@ -417,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recommendation_that_says_nothing_has_a_row() {
+    fn empty_recommendation_has_a_row() {
         let mut object = object();
         object.status = None;
         let text = table(&[report(&object, &BTreeMap::new())], false);
@@ -436,8 +438,8 @@ mod tests {
             args: Args,
         }
         let parse = |line: &str| {
-            let words = std::iter::once("recommend").chain(line.split_whitespace());
-            <Line as clap::Parser>::try_parse_from(words).map(|line| line.args)
+            let argv = std::iter::once("recommend").chain(line.split_whitespace());
+            <Line as clap::Parser>::try_parse_from(argv).map(|line| line.args)
         };
         assert_eq!(parse("web -n shop -o json").unwrap().names, ["web"]);
         assert!(parse("-A").unwrap().all_namespaces);

@@ -183,8 +183,8 @@ pub struct Args {
 
 impl Args {
     fn dir(&self) -> PathBuf {
-        let given = self.data_dir.clone();
-        given.unwrap_or_else(|| cluster_files::default_data_dir(self.memory))
+        let data_dir = self.data_dir.clone();
+        data_dir.unwrap_or_else(|| cluster_files::default_data_dir(self.memory))
     }
 }
 
@@ -194,13 +194,16 @@ pub(crate) fn koordlet(given: Option<&str>) -> String {
     if let Some(given) = given {
         return given.to_owned();
     }
-    let known = [false, true].into_iter().find_map(|memory| {
+    let address = [false, true].into_iter().find_map(|memory| {
         let dir = cluster_files::default_data_dir(memory);
         let holder = cluster_files::holder(&dir).ok()??;
         let running = Running::read(&dir).ok()??;
         running.koordlet.filter(|_| running.pid == holder.pid)
     });
-    known.map_or_else(|| cluster_files::KOORDLET.to_owned(), |at| at.to_string())
+    address.map_or_else(
+        || cluster_files::KOORDLET.to_owned(),
+        |address| address.to_string(),
+    )
 }
 
 /// The token of the cluster of this machine that has a component at `authority`, if this user may read
@@ -226,7 +229,7 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
 }
 
 /// How long `koord down` waits: twice what the parts of a cluster may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Says whether a cluster runs, and how to talk to it.
 ///
@@ -281,8 +284,11 @@ pub fn down(args: &Args) -> Result<()> {
         .with_context(|| format!("cannot stop process {}", holder.pid))?;
     let begun = Instant::now();
     while cluster_files::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
-        if begun.elapsed() > PATIENCE {
-            bail!("process {} has not stopped within {PATIENCE:?}", holder.pid);
+        if begun.elapsed() > STOP_TIMEOUT {
+            bail!(
+                "process {} has not stopped within {STOP_TIMEOUT:?}",
+                holder.pid
+            );
         }
         std::thread::park_timeout(Duration::from_millis(50));
     }
@@ -315,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_as_expected_is_said_in_the_welcome() {
+    fn welcome_lists_notices() {
         let text = running().welcome(Stopping::CtrlC);
         assert!(
             text.starts_with(

@@ -9,7 +9,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use koord_apiserver::{ApiServer, Config};
 use koord_app::{Clock, flags::Selection};
 use koord_kube::{Api, api::PostParams, secure};
-use koordctl::explain::{Args, ask};
+use koordctl::explain::{Args, query};
 use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use tokio_util::sync::CancellationToken;
@@ -76,19 +76,19 @@ async fn explain_shows_a_token_there() {
         insecure_skip_tls_verify: true,
         ..Default::default()
     };
-    let answer = ask(&known, "it", &server, "/metrics").await.unwrap();
+    let answer = query(&known, "it", &server, "/metrics").await.unwrap();
     assert_eq!(answer, (200, "numbers".to_owned()));
     let bare = Args {
         token_file: None,
         ..known.clone()
     };
-    let (code, body) = ask(&bare, "it", &server, "/metrics").await.unwrap();
+    let (code, body) = query(&bare, "it", &server, "/metrics").await.unwrap();
     assert_eq!(code, 403);
     assert!(body.contains("cannot get path"), "{body}");
     let doubtful = Args {
         insecure_skip_tls_verify: false,
         ..known
     };
-    assert!(ask(&doubtful, "it", &server, "/metrics").await.is_err());
+    assert!(query(&doubtful, "it", &server, "/metrics").await.is_err());
     stop.cancel();
 }

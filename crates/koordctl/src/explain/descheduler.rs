@@ -1,6 +1,6 @@
 //! Why pods were moved in the last cycle of the descheduler, and why the others were not.
 
-use super::{Args, Cluster, ask};
+use super::{Args, Cluster, query};
 use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
@@ -12,13 +12,13 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-const WHO: &str = "the descheduler";
+const COMPONENT: &str = "the descheduler";
 /// Nodes that are named where many have the same to be said of them.
-const NAMED: usize = 5;
+const NODES_PER_PROBLEM: usize = 5;
 /// Problems of nodes that are listed, those of most nodes first.
-const MOST_PROBLEMS: usize = 10;
+const MAX_PROBLEMS: usize = 10;
 /// Migrations that are listed, of those under way and of those that failed.
-const MOST_JOBS: usize = 20;
+const MAX_JOBS: usize = 20;
 
 /// Asks the descheduler of the cluster that is meant and prints what it answers.
 ///
@@ -29,7 +29,7 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
         Ok(cluster) => Some(cluster),
         // The descheduler alone can be asked, too.
         Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
-            console::warn(format_args!("koord: only {WHO} is asked: {error:#}"));
+            console::warn(format_args!("koord: only {COMPONENT} is asked: {error:#}"));
             None
         }
         Err(error) => return Err(error),
@@ -38,7 +38,7 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
         .as_ref()
         .and_then(|cluster| cluster.part(super::DESCHEDULER));
     let server = args.server.clone().or(part).with_context(|| {
-        format!("{WHO} is not asked: its address is not known, --server names it")
+        format!("{COMPONENT} is not asked: its address is not known, --server names it")
     })?;
     let path = match node {
         // Names of nodes need no escaping; what does is no name of one.
@@ -48,7 +48,7 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
         Some(node) => format!("/debug/descheduler/{node}"),
         None => "/debug/descheduler".to_owned(),
     };
-    let (code, body) = ask(args, WHO, &server, &path).await?;
+    let (code, body) = query(args, COMPONENT, &server, &path).await?;
     if code != 200 {
         let why = match body.trim() {
             "" => format!(
@@ -56,10 +56,10 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
             ),
             why => why.to_owned(),
         };
-        bail!("{WHO} at {server}: {why}");
+        bail!("{COMPONENT} at {server}: {why}");
     }
     let report: Report =
-        serde_json::from_str(&body).with_context(|| format!("the answer of {WHO}"))?;
+        serde_json::from_str(&body).with_context(|| format!("the answer of {COMPONENT}"))?;
     let jobs = match &cluster {
         Some(cluster) => jobs(cluster, node).await,
         None => Vec::new(),
@@ -92,7 +92,7 @@ struct Job {
 
 impl Job {
     /// Nothing of a job that has moved its pod.
-    fn of(job: &PodMigrationJob) -> Option<Self> {
+    fn from_object(job: &PodMigrationJob) -> Option<Self> {
         let status = job.status.clone().unwrap_or_default();
         let phase = status.phase.map(|phase| phase.as_str().to_owned());
         let phase = phase.unwrap_or_else(|| PodMigrationJobPhase::Pending.as_str().to_owned());
@@ -100,14 +100,14 @@ impl Job {
             return None;
         }
         let pod = &job.spec.pod_ref;
-        let of = |part: &Option<String>| part.clone().unwrap_or_default();
-        let said = [status.status, status.reason, status.message];
-        let said: Vec<_> = said.into_iter().filter(|part| !part.is_empty()).collect();
+        let text_of = |part: &Option<String>| part.clone().unwrap_or_default();
+        let parts = [status.status, status.reason, status.message];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         Some(Self {
             name: job.metadata.name.clone().unwrap_or_default(),
-            pod: format!("{}/{}", of(&pod.namespace), of(&pod.name)),
+            pod: format!("{}/{}", text_of(&pod.namespace), text_of(&pod.name)),
             phase,
-            why: said.join(": "),
+            why: parts.join(": "),
         })
     }
 }
@@ -119,22 +119,22 @@ async fn jobs(cluster: &Cluster, node: Option<&str>) -> Vec<Job> {
     let Ok(list) = jobs.list(&ListParams::default()).await else {
         return Vec::new();
     };
-    let mut jobs: Vec<_> = list.items.iter().filter_map(Job::of).collect();
+    let mut jobs: Vec<_> = list.items.iter().filter_map(Job::from_object).collect();
     jobs.sort_by(|a, b| a.name.cmp(&b.name));
     let Some(node) = node else {
         return jobs;
     };
     let pods: Api<Pod> = Api::all(cluster.client.clone());
     let bound = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    let there = match pods.list_metadata(&bound).await {
+    let pods = match pods.list_metadata(&bound).await {
         Ok(pods) => pods.items,
         Err(_) => return Vec::new(),
     };
-    let there: BTreeSet<_> = there
+    let pods: BTreeSet<_> = pods
         .iter()
         .map(|pod| format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()))
         .collect();
-    jobs.retain(|job| there.contains(&job.pod));
+    jobs.retain(|job| pods.contains(&job.pod));
     jobs
 }
 
@@ -148,15 +148,15 @@ fn render_jobs(out: &mut String, jobs: &[Job]) {
         };
         vec![job.pod.clone(), job.name.clone(), why]
     };
-    let under_way = jobs
+    let in_progress = jobs
         .iter()
         .filter(|job| !ended(job))
-        .take(MOST_JOBS)
+        .take(MAX_JOBS)
         .map(row);
-    super::render::rows(out, "migrations under way", under_way);
-    let failed = jobs.iter().filter(ended).take(MOST_JOBS).map(row);
+    super::render::rows(out, "migrations under way", in_progress);
+    let failed = jobs.iter().filter(ended).take(MAX_JOBS).map(row);
     super::render::rows(out, "migrations that failed", failed);
-    let shown = |ended: usize| ended.saturating_sub(MOST_JOBS);
+    let shown = |ended: usize| ended.saturating_sub(MAX_JOBS);
     let failed = jobs.iter().filter(ended).count();
     let more = shown(failed) + shown(jobs.len() - failed);
     if more > 0 {
@@ -183,9 +183,9 @@ fn render(report: &Report, node: Option<&str>) -> String {
         out,
         "cycle of {}{dry_run}: {}, {}, {}",
         report.at,
-        many(hot, "hot node"),
-        many(successes, "action"),
-        many(done.len() - successes, "failure"),
+        counted(hot, "hot node"),
+        counted(successes, "action"),
+        counted(done.len() - successes, "failure"),
     );
     if let Some(error) = &report.error {
         let _ = writeln!(out, "  it ended early: {error}");
@@ -195,23 +195,23 @@ fn render(report: &Report, node: Option<&str>) -> String {
     }
     if let Some(name) = node {
         for (_, node) in all() {
-            one(&mut out, name, node);
+            render_node(&mut out, name, node);
         }
         return out;
     }
-    rules(&mut out, everywhere.clone());
-    let told: Vec<_> = all()
+    render_rules(&mut out, everywhere.clone());
+    let shown_nodes: Vec<_> = all()
         .filter(|(_, node)| node.hot || !node.actions.is_empty())
         .collect();
-    for (name, node) in &told {
-        one(&mut out, name, node);
+    for (name, node) in &shown_nodes {
+        render_node(&mut out, name, node);
     }
     if report.elsewhere != NodeReport::default() {
-        one(&mut out, "", &report.elsewhere);
+        render_node(&mut out, "", &report.elsewhere);
     }
-    problems(&mut out, all());
-    let others = all().filter(|(_, node)| !node.hot && node.actions.is_empty());
-    let (skipped, cool): (Vec<_>, Vec<_>) = others.partition(|(_, node)| node.skipped);
+    render_problems(&mut out, all());
+    let other_nodes = all().filter(|(_, node)| !node.hot && node.actions.is_empty());
+    let (skipped, cool): (Vec<_>, Vec<_>) = other_nodes.partition(|(_, node)| node.skipped);
     let cool = match cool.len() {
         0 => None,
         1 => Some("1 other node is not hot".to_owned()),
@@ -222,18 +222,18 @@ fn render(report: &Report, node: Option<&str>) -> String {
         1 => Some("1 node was not looked at".to_owned()),
         n => Some(format!("{n} nodes were not looked at")),
     };
-    let said: Vec<_> = cool.into_iter().chain(skipped).collect();
-    if !said.is_empty() {
+    let summary: Vec<_> = cool.into_iter().chain(skipped).collect();
+    if !summary.is_empty() {
         let _ = writeln!(
             out,
             "{}: `koord explain descheduler NODE` has what was found there",
-            said.join(", ")
+            summary.join(", ")
         );
     }
     out
 }
 
-fn many(count: usize, what: &str) -> String {
+fn counted(count: usize, what: &str) -> String {
     match count {
         0 => format!("no {what}"),
         1 => format!("1 {what}"),
@@ -242,59 +242,63 @@ fn many(count: usize, what: &str) -> String {
 }
 
 /// How many pods each rule keeps, those that keep most first.
-fn rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
+fn render_rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
     let mut rules = BTreeMap::<&str, (usize, usize)>::new();
     for (rule, pods) in nodes.flat_map(|(_, node)| &node.kept) {
-        let of = rules.entry(rule).or_default();
-        of.0 += pods.count;
-        of.1 += 1;
+        let counts = rules.entry(rule).or_default();
+        counts.0 += pods.count;
+        counts.1 += 1;
     }
     let mut rules: Vec<_> = rules.into_iter().collect();
     rules.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
     let rows = rules.iter().map(|(rule, (pods, nodes))| {
         vec![
             (*rule).to_owned(),
-            many(*pods, "pod"),
-            format!("on {}", many(*nodes, "node")),
+            counted(*pods, "pod"),
+            format!("on {}", counted(*nodes, "node")),
         ]
     });
     super::render::rows(out, "pods were kept by", rows);
 }
 
 /// What is wrong with nodes, and on which.
-fn problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
-    let mut found = BTreeMap::<&str, Vec<&str>>::new();
+fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
+    let mut by_problem = BTreeMap::<&str, Vec<&str>>::new();
     for (name, node) in nodes {
         for problem in &node.problems {
-            found.entry(problem).or_default().push(name);
+            by_problem.entry(problem).or_default().push(name);
         }
     }
-    let mut found: Vec<_> = found.into_iter().collect();
-    found.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(b.0)));
-    let rest = found.split_off(found.len().min(MOST_PROBLEMS));
-    for (problem, nodes) in found {
+    let mut by_problem: Vec<_> = by_problem.into_iter().collect();
+    by_problem.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(b.0)));
+    let remaining = by_problem.split_off(by_problem.len().min(MAX_PROBLEMS));
+    for (problem, nodes) in by_problem {
         let some = nodes
             .iter()
-            .take(NAMED)
+            .take(NODES_PER_PROBLEM)
             .copied()
             .collect::<Vec<_>>()
             .join(", ");
-        let more = if nodes.len() > NAMED { ", ..." } else { "" };
+        let more = if nodes.len() > NODES_PER_PROBLEM {
+            ", ..."
+        } else {
+            ""
+        };
         let _ = writeln!(
             out,
             "{}: {problem} ({some}{more})",
-            many(nodes.len(), "node")
+            counted(nodes.len(), "node")
         );
     }
-    if !rest.is_empty() {
-        let nodes: BTreeSet<_> = rest.iter().flat_map(|(_, nodes)| nodes).collect();
-        let (problems, nodes) = (rest.len(), many(nodes.len(), "node"));
+    if !remaining.is_empty() {
+        let nodes: BTreeSet<_> = remaining.iter().flat_map(|(_, nodes)| nodes).collect();
+        let (problems, nodes) = (remaining.len(), counted(nodes.len(), "node"));
         let _ = writeln!(out, "{nodes}: {problems} other problems");
     }
 }
 
 /// All that is known of a node; without a name, of pods that are on none.
-fn one(out: &mut String, name: &str, node: &NodeReport) {
+fn render_node(out: &mut String, name: &str, node: &NodeReport) {
     let _ = match (name, node.hot) {
         ("", _) => writeln!(out, "pods on no node"),
         (name, true) if node.early => writeln!(out, "node {name} is hot, but not for long"),
@@ -316,15 +320,15 @@ fn one(out: &mut String, name: &str, node: &NodeReport) {
     };
     super::render::rows(out, "done", done(true));
     super::render::rows(out, "not done", done(false));
-    let kept = node.kept.iter().map(|(rule, pods)| {
+    let not_moved = node.kept.iter().map(|(rule, pods)| {
         let more = pods.count.saturating_sub(pods.pods.len());
         let mut named = pods.pods.join("; ");
         if more > 0 {
             let _ = write!(named, "; and {more} more");
         }
-        vec![rule.clone(), many(pods.count, "pod"), named]
+        vec![rule.clone(), counted(pods.count, "pod"), named]
     });
-    super::render::rows(out, "kept", kept);
+    super::render::rows(out, "kept", not_moved);
     let nothing = node.actions.is_empty() && node.kept.is_empty();
     if nothing && node.notes.is_empty() && node.problems.is_empty() {
         let _ = writeln!(
@@ -340,7 +344,7 @@ mod tests {
     use serde_json::json;
 
     fn report() -> Report {
-        let kept = |count: usize, pods: &[&str]| json!({"count": count, "pods": pods});
+        let kept_pods = |count: usize, pods: &[&str]| json!({"count": count, "pods": pods});
         let report = json!({
             "at": "2026-01-01T00:00:00Z", "dryRun": false,
             "notes": ["p/LowNodeLoad: 1 node is below its low thresholds"],
@@ -352,11 +356,11 @@ mod tests {
                         {"what": "move d/q: hot", "strategy": "LowNodeLoad", "outcome": "eviction: 429", "success": false},
                     ],
                     "kept": {
-                        "LowNodeLoad: DaemonSet": kept(7, &["d/r: is of DaemonSet x"]),
-                        "LowNodeLoad: MaxMigratingPerNode": kept(2, &["d/s: 2 of 2", "d/t: 2 of 2"]),
+                        "LowNodeLoad: DaemonSet": kept_pods(7, &["d/r: is of DaemonSet x"]),
+                        "LowNodeLoad: MaxMigratingPerNode": kept_pods(2, &["d/s: 2 of 2", "d/t: 2 of 2"]),
                     },
                 },
-                "b": {"hot": true, "notes": ["p/LowNodeLoad: hot"], "kept": {"LowNodeLoad: DaemonSet": kept(1, &["d/u: is of DaemonSet x"])}},
+                "b": {"hot": true, "notes": ["p/LowNodeLoad: hot"], "kept": {"LowNodeLoad: DaemonSet": kept_pods(1, &["d/u: is of DaemonSet x"])}},
                 "c": {"problems": ["has no NodeMetric"]},
                 "d": {"problems": ["has no NodeMetric"], "skipped": true},
             },
@@ -395,22 +399,22 @@ node b is hot
     }
 
     #[test]
-    fn a_cluster_of_which_nothing_is_known_is_not_called_cool() {
+    fn skipped_nodes_are_not_called_cool() {
         let mut report = Report::default();
-        for at in 0..5000 {
+        for index in 0..5000 {
             let unknown = NodeReport {
                 skipped: true,
                 problems: vec![
                     "has no NodeMetric".to_owned(),
-                    format!("is odd in way {at}"),
+                    format!("is odd in way {index}"),
                 ],
                 ..NodeReport::default()
             };
-            report.nodes.insert(format!("n{at:04}"), unknown);
+            report.nodes.insert(format!("n{index:04}"), unknown);
         }
         let text = render(&report, None);
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 1 + MOST_PROBLEMS + 2, "{text}");
+        assert_eq!(lines.len(), 1 + MAX_PROBLEMS + 2, "{text}");
         assert_eq!(
             lines[1],
             "5000 nodes: has no NodeMetric (n0000, n0001, n0002, n0003, n0004, ...)"
@@ -426,14 +430,14 @@ node b is hot
     fn one_node_is_explained_whatever_it_is() {
         let mut report = report();
         report.nodes = [("x".to_owned(), NodeReport::default())].into();
-        let early = NodeReport {
+        let early_report = NodeReport {
             hot: true,
             early: true,
             notes: vec!["p/LowNodeLoad: hot: cpu, 1 of 6 cycles".to_owned()],
             ..NodeReport::default()
         };
         let mut waits = report.clone();
-        waits.nodes = [("x".to_owned(), early)].into();
+        waits.nodes = [("x".to_owned(), early_report)].into();
         let text = render(&waits, Some("x"));
         assert!(
             text.ends_with(
@@ -460,7 +464,7 @@ node x
         let job = |name: &str, status: serde_json::Value| {
             let job = json!({"metadata": {"name": name}, "status": status,
                 "spec": {"podRef": {"namespace": "d", "name": format!("pod-{name}")}}});
-            Job::of(&serde_json::from_value(job).unwrap())
+            Job::from_object(&serde_json::from_value(job).unwrap())
         };
         let jobs = [
             job(

@@ -21,12 +21,12 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         .scheduler_name
         .as_deref()
         .unwrap_or("default-scheduler");
-    if let Some(known) = schedulers
-        && !known.iter().any(|name| name == wanted)
+    if let Some(served) = schedulers
+        && !served.iter().any(|name| name == wanted)
     {
         hints.push(format!(
             "nobody serves schedulerName {wanted:?}: here are {}",
-            known.join(", ")
+            served.join(", ")
         ));
     }
     if let Some(gates) = spec
@@ -44,7 +44,7 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
         if !nodes.iter().any(|node| label(node, key) == Some(value)) {
             hints.push(format!(
                 "no node has label {key}={value}, which nodeSelector asks for{}",
-                others(nodes, key)
+                existing_values(nodes, key)
             ));
         }
     }
@@ -60,12 +60,12 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
     // Terms are alternatives: a term that asks for what no node has is only in the way alone.
     let terms = required.map(|selector| &selector.node_selector_terms[..]);
     if let [term] = terms.unwrap_or_default() {
-        for wish in term.match_expressions.iter().flatten() {
-            if !nodes.iter().any(|node| fits(node, wish)) {
+        for requirement in term.match_expressions.iter().flatten() {
+            if !nodes.iter().any(|node| fits(node, requirement)) {
                 hints.push(format!(
                     "no node has label {}, which nodeAffinity asks for{}",
-                    shown(wish),
-                    others(nodes, &wish.key)
+                    shown(requirement),
+                    existing_values(nodes, &requirement.key)
                 ));
             }
         }
@@ -77,10 +77,11 @@ fn label<'a>(node: &'a Node, key: &str) -> Option<&'a String> {
     node.metadata.labels.as_ref()?.get(key)
 }
 
-fn fits(node: &Node, wish: &NodeSelectorRequirement) -> bool {
-    let value = label(node, &wish.key);
-    let listed = || value.is_some_and(|value| wish.values.iter().flatten().any(|v| v == value));
-    match wish.operator.as_str() {
+fn fits(node: &Node, requirement: &NodeSelectorRequirement) -> bool {
+    let value = label(node, &requirement.key);
+    let listed =
+        || value.is_some_and(|value| requirement.values.iter().flatten().any(|v| v == value));
+    match requirement.operator.as_str() {
         "In" => listed(),
         "Exists" => value.is_some(),
         "NotIn" => !listed(),
@@ -90,17 +91,22 @@ fn fits(node: &Node, wish: &NodeSelectorRequirement) -> bool {
     }
 }
 
-fn shown(wish: &NodeSelectorRequirement) -> String {
-    let values: Vec<&str> = wish.values.iter().flatten().map(String::as_str).collect();
-    match (wish.operator.as_str(), &values[..]) {
-        ("In", [one]) => format!("{}={one}", wish.key),
-        (operator, []) => format!("{} ({operator})", wish.key),
-        (operator, _) => format!("{} ({operator} {})", wish.key, values.join(", ")),
+fn shown(requirement: &NodeSelectorRequirement) -> String {
+    let values: Vec<&str> = requirement
+        .values
+        .iter()
+        .flatten()
+        .map(String::as_str)
+        .collect();
+    match (requirement.operator.as_str(), &values[..]) {
+        ("In", [one]) => format!("{}={one}", requirement.key),
+        (operator, []) => format!("{} ({operator})", requirement.key),
+        (operator, _) => format!("{} ({operator} {})", requirement.key, values.join(", ")),
     }
 }
 
 /// The values that a label has on some node.
-fn others(nodes: &[Node], key: &str) -> String {
+fn existing_values(nodes: &[Node], key: &str) -> String {
     let values: BTreeSet<&str> = nodes
         .iter()
         .filter_map(|node| label(node, key))
@@ -119,7 +125,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn said(spec: Value, schedulers: Option<&[&str]>) -> Vec<String> {
+    fn hints_of(spec: Value, schedulers: Option<&[&str]>) -> Vec<String> {
         let nodes = ["a", "b"].map(|zone| {
             serde_json::from_value(json!({"metadata": {"labels": {"zone": zone}}})).unwrap()
         });
@@ -130,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_no_node_has_is_named_with_what_there_is() {
+    fn missing_label_lists_existing_values() {
         let selects =
-            |selector: Value| said(json!({"containers": [], "nodeSelector": selector}), None);
+            |selector: Value| hints_of(json!({"containers": [], "nodeSelector": selector}), None);
         assert_eq!(selects(json!({"zone": "a"})), Vec::<String>::new());
         assert_eq!(
             selects(json!({"zone": "c", "disk": "ssd"})),
@@ -141,11 +147,11 @@ mod tests {
                 "no node has label zone=c, which nodeSelector asks for (there are a, b)",
             ]
         );
-        let wants = |wish: Value| {
-            said(
+        let wants = |requirement: Value| {
+            hints_of(
                 json!({"containers": [], "affinity": {"nodeAffinity": {
                     "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                        {"matchExpressions": [wish]}]}}}}),
+                        {"matchExpressions": [requirement]}]}}}}),
                 None,
             )
         };
@@ -173,11 +179,11 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_that_nobody_is_gets_named() {
+    fn unserved_scheduler_name_is_reported() {
         let spec = json!({"containers": [], "schedulerName": "kord-scheduler"});
-        assert_eq!(said(spec.clone(), None), Vec::<String>::new());
+        assert_eq!(hints_of(spec.clone(), None), Vec::<String>::new());
         assert_eq!(
-            said(
+            hints_of(
                 spec.clone(),
                 Some(&["koord-scheduler", "default-scheduler"])
             ),
@@ -186,8 +192,11 @@ mod tests {
                  default-scheduler"
             ]
         );
-        assert_eq!(said(spec, Some(&["kord-scheduler"])), Vec::<String>::new());
+        assert_eq!(
+            hints_of(spec, Some(&["kord-scheduler"])),
+            Vec::<String>::new()
+        );
         let bound = json!({"containers": [], "schedulerName": "x", "nodeName": "n"});
-        assert_eq!(said(bound, Some(&[])), Vec::<String>::new());
+        assert_eq!(hints_of(bound, Some(&[])), Vec::<String>::new());
     }
 }

@@ -26,10 +26,10 @@ use std::path::{Path, PathBuf};
 
 const DESCHEDULER: &str = "descheduler";
 
-/// What to explain, and whom to ask.
+/// Subject to explain, and whom to ask.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// What to explain, as kubectl takes it: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
+    /// Subject to explain, as kubectl takes it: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
     /// `pod NAMESPACE/NAME`. `descheduler` is the last cycle of the descheduler, `descheduler NODE` what it
     /// made of that node.
     #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
@@ -69,9 +69,9 @@ pub struct Args {
     pub json: bool,
 }
 
-/// What is to be explained.
+/// Subject is to be explained.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum What {
+enum Subject {
     Pod {
         namespace: String,
         name: String,
@@ -87,9 +87,9 @@ impl Args {
     }
 
     /// Understands the positional arguments.
-    fn what(&self) -> Result<What> {
+    fn subject(&self) -> Result<Subject> {
         let (kind, name) = match &self.what[..] {
-            [one] if one == DESCHEDULER => return Ok(What::Descheduler(None)),
+            [one] if one == DESCHEDULER => return Ok(Subject::Descheduler(None)),
             [one] => one
                 .split_once('/')
                 .with_context(|| format!("{one:?}: expected KIND/NAME, such as pod/web"))?,
@@ -107,10 +107,10 @@ impl Args {
                     (within, given) => within.or(given).unwrap_or_else(|| "default".to_owned()),
                 };
                 let name = name.to_owned();
-                Ok(What::Pod { namespace, name })
+                Ok(Subject::Pod { namespace, name })
             }
-            "node" | "nodes" | "no" => Ok(What::Node(name.to_owned())),
-            DESCHEDULER => Ok(What::Descheduler(Some(name.to_owned()))),
+            "node" | "nodes" | "no" => Ok(Subject::Node(name.to_owned())),
+            DESCHEDULER => Ok(Subject::Descheduler(Some(name.to_owned()))),
             _ => bail!("{kind:?} is not explained: pod, node or {DESCHEDULER}"),
         }
     }
@@ -121,23 +121,23 @@ impl Args {
 /// # Errors
 /// Nobody can be asked, or the pod or node is unknown there.
 pub fn main(args: &Args) -> Result<()> {
-    let what = args.what()?;
-    runtime()?.block_on(run(args, &what))
+    let subject = args.subject()?;
+    runtime()?.block_on(run(args, &subject))
 }
 
-async fn run(args: &Args, what: &What) -> Result<()> {
+async fn run(args: &Args, what: &Subject) -> Result<()> {
     install_crypto_provider();
     match what {
-        What::Node(name) => explain_node(args, name).await,
-        What::Descheduler(node) => descheduler::explain(args, node.as_deref()).await,
-        What::Pod { namespace, name } => explain_pod(args, namespace, name).await,
+        Subject::Node(name) => explain_node(args, name).await,
+        Subject::Descheduler(node) => descheduler::explain(args, node.as_deref()).await,
+        Subject::Pod { namespace, name } => explain_pod(args, namespace, name).await,
     }
 }
 
 /// The cluster that is meant, if one is.
 struct Cluster {
     client: Client,
-    /// What a cluster of `koord up` tells about itself.
+    /// Subject a cluster of `koord up` tells about itself.
     parts: Option<ConfigMap>,
 }
 
@@ -180,7 +180,7 @@ impl Cluster {
         Ok(Self { client, parts })
     }
 
-    /// What is reported of the NUMA nodes where `pod` is, as far as it can be had.
+    /// Subject is reported of the NUMA nodes where `pod` is, as far as it can be had.
     async fn report_about(&self, pod: &Pod) -> Option<NodeResourceTopology> {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
         let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
@@ -210,12 +210,12 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         .as_ref()
         .and_then(|cluster| cluster.part("scheduler"));
     let server = args.server.clone().or(part);
-    let mut known = None;
+    let mut pod_object = None;
     let mut nodes = Vec::new();
     if let Some(cluster) = &cluster {
         let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
-        let found = pods.get_opt(name).await?;
-        known = Some(found.with_context(|| format!("there is no pod {namespace}/{name}"))?);
+        let fetched = pods.get_opt(name).await?;
+        pod_object = Some(fetched.with_context(|| format!("there is no pod {namespace}/{name}"))?);
         let all: Api<Node> = Api::all(cluster.client.clone());
         nodes = all
             .list(&ListParams::default())
@@ -228,7 +228,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         "the scheduler is not asked: its address is not known, --server names it".to_owned();
     if let Some(server) = &server {
         let path = format!("/debug/scheduler/pods/{namespace}/{name}");
-        match ask(args, "the scheduler", server, &path).await {
+        match query(args, "the scheduler", server, &path).await {
             Ok((200, body)) => {
                 answer =
                     Some(serde_json::from_str::<Value>(&body).context("the scheduler's answer")?);
@@ -237,14 +237,14 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
                 let value: Value = serde_json::from_str(&body).unwrap_or_default();
                 missing = value["message"].as_str().unwrap_or(&body).to_owned();
             }
-            Err(error) if known.is_some() => missing = format!("{error:#}"),
+            Err(error) if pod_object.is_some() => missing = format!("{error:#}"),
             Err(error) => return Err(error),
         }
-        schedulers = served(args, server).await;
+        schedulers = served_names(args, server).await;
     }
-    let Some(pod) = known else {
+    let Some(pod) = pod_object else {
         let answer = answer.with_context(|| missing)?;
-        return say(args, &answer, &[]);
+        return print_answer(args, &answer, &[]);
     };
     let mut hints = hints::hints(&pod, &nodes, schedulers.as_deref());
     if let Some(cluster) = &cluster {
@@ -254,11 +254,11 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
         ));
     }
     match answer {
-        Some(answer) => say(args, &answer, &hints),
+        Some(answer) => print_answer(args, &answer, &hints),
         None if args.is_json() => {
-            let said = json!({"pod": format!("{namespace}/{name}"), "hints": hints,
+            let output = json!({"pod": format!("{namespace}/{name}"), "hints": hints,
                 "condition": condition(&pod), "scheduler": missing});
-            console::say(serde_json::to_string_pretty(&said)?);
+            console::say(serde_json::to_string_pretty(&output)?);
             Ok(())
         }
         None => {
@@ -273,7 +273,7 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     }
 }
 
-fn say(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
+fn print_answer(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
     if args.is_json() {
         let mut answer = answer.clone();
         if !hints.is_empty() {
@@ -291,8 +291,8 @@ fn say(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
 }
 
 /// The names that a scheduler serves; `None` when it does not say.
-async fn served(args: &Args, server: &str) -> Option<Vec<String>> {
-    let (code, body) = ask(args, "the scheduler", server, "/debug/scheduler/plugins")
+async fn served_names(args: &Args, server: &str) -> Option<Vec<String>> {
+    let (code, body) = query(args, "the scheduler", server, "/debug/scheduler/plugins")
         .await
         .ok()?;
     let profiles: Vec<Value> = serde_json::from_str(&body).ok().filter(|_| code == 200)?;
@@ -314,14 +314,14 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
         }
         Err(error) => return Err(error),
     };
-    let mut said = None;
+    let mut explanation = None;
     let mut simulated = false;
     if let Some(cluster) = &cluster {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
-        let found = nodes.get_opt(name).await?;
-        let node = found.with_context(|| format!("there is no node {name:?}"))?;
+        let fetched = nodes.get_opt(name).await?;
+        let node = fetched.with_context(|| format!("there is no node {name:?}"))?;
         simulated = koord_api::simulation::is_simulated(&node);
-        said = Some(resources::of(&cluster.client, node).await?);
+        explanation = Some(resources::fetch_explanation(&cluster.client, node).await?);
     }
     let part = cluster
         .as_ref()
@@ -333,7 +333,7 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
         None => Err(format!(
             "where {name}'s koordlet is to be asked is not known: --address names it"
         )),
-        Some(address) => match guard(&address, name).await {
+        Some(address) => match fetch_guard(&address, name).await {
             // Who was named has to answer.
             Err(error) if args.address.is_some() => return Err(error),
             answer => answer.map_err(|error| format!("{error:#}")),
@@ -344,13 +344,15 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
             Ok((guard, _)) => json!(guard),
             Err(why) => json!({"unknown": why}),
         };
-        let answer = json!({"resources": said, "pressureGuard": guard});
+        let answer = json!({"resources": explanation, "pressureGuard": guard});
         console::say(serde_json::to_string_pretty(&answer)?);
         return Ok(());
     }
-    let mut text = said.as_ref().map_or_else(String::new, resources::render);
+    let mut text = explanation
+        .as_ref()
+        .map_or_else(String::new, resources::render);
     match guard {
-        Ok((Some(guard), _)) => text.push_str(&node::guard(&guard)),
+        Ok((Some(guard), _)) => text.push_str(&node::render_guard(&guard)),
         Ok((None, why)) => {
             let _ = writeln!(text, "pressure guard: does nothing ({why})");
         }
@@ -362,12 +364,12 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the koordlet of node `name` says of its guard, and why it does nothing if it does.
-async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
-    let status = node::ask(address).await?;
+/// Subject the koordlet of node `name` says of its guard, and why it does nothing if it does.
+async fn fetch_guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
+    let status = node::fetch_status(address).await?;
     if status.node != name {
-        let there = &status.node;
-        bail!("koordlet at {address} is that of node {there}, not {name}: name its --address");
+        let actual = &status.node;
+        bail!("koordlet at {address} is that of node {actual}, not {name}: name its --address");
     }
     let row = status.strategies.iter().find(|s| s.name == GUARD);
     let why = row.map_or("this koordlet has none", |row| row.why.as_str());
@@ -379,7 +381,7 @@ async fn guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
 ///
 /// # Errors
 /// The server cannot be reached.
-pub async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
+pub async fn query(args: &Args, who: &str, server: &str, path: &str) -> Result<(u16, String)> {
     if !server.starts_with("https://") {
         let token = match &args.token_file {
             None => None,
@@ -408,7 +410,7 @@ pub async fn ask(args: &Args, who: &str, server: &str, path: &str) -> Result<(u1
     }
 }
 
-/// What the pod itself says.
+/// Subject the pod itself says.
 fn condition(pod: &Pod) -> String {
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
         return format!("is bound to {node}");
@@ -438,14 +440,14 @@ mod tests {
         args: Args,
     }
 
-    fn what(line: &str) -> Result<What> {
+    fn parse(line: &str) -> Result<Subject> {
         let words = std::iter::once("explain").chain(line.split_whitespace());
-        Line::try_parse_from(words)?.args.what()
+        Line::try_parse_from(words)?.args.subject()
     }
 
     #[test]
     fn pods_are_named_as_kubectl_names_them() {
-        let web = |namespace: &str| What::Pod {
+        let web = |namespace: &str| Subject::Pod {
             namespace: namespace.to_owned(),
             name: "web".to_owned(),
         };
@@ -457,22 +459,26 @@ mod tests {
             ("pod shop/web", "shop"),
             ("pod/web -o json -n shop", "shop"),
         ] {
-            assert_eq!(what(line).unwrap(), web(namespace), "{line}");
+            assert_eq!(parse(line).unwrap(), web(namespace), "{line}");
         }
         for line in ["node/vm", "node vm", "nodes vm", "no/vm -o json"] {
-            assert_eq!(what(line).unwrap(), What::Node("vm".to_owned()), "{line}");
+            assert_eq!(
+                parse(line).unwrap(),
+                Subject::Node("vm".to_owned()),
+                "{line}"
+            );
         }
         for line in ["descheduler vm", "descheduler/vm"] {
             let vm = Some("vm".to_owned());
-            assert_eq!(what(line).unwrap(), What::Descheduler(vm), "{line}");
+            assert_eq!(parse(line).unwrap(), Subject::Descheduler(vm), "{line}");
         }
-        assert_eq!(what("descheduler").unwrap(), What::Descheduler(None));
+        assert_eq!(parse("descheduler").unwrap(), Subject::Descheduler(None));
         for (line, says) in [
             ("web", "expected KIND/NAME"),
             ("svc/web", "\"svc\" is not explained"),
             ("pod shop/web -n other", "is not in namespace other"),
         ] {
-            let error = what(line).unwrap_err().to_string();
+            let error = parse(line).unwrap_err().to_string();
             assert!(error.contains(says), "{line}: {error}");
         }
     }

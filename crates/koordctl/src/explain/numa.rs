@@ -17,10 +17,10 @@ pub(super) fn placed(pod: &Pod, report: Option<&NodeResourceTopology>) -> Option
         Ok(status) => status.unwrap_or_default(),
         Err(error) => return Some(format!("its NUMA nodes are not known: {error}")),
     };
-    given(&status).or_else(|| chosen(node, report?))
+    scheduler_choice(&status).or_else(|| kubelet_choice(node, report?))
 }
 
-fn given(status: &ResourceStatus) -> Option<String> {
+fn scheduler_choice(status: &ResourceStatus) -> Option<String> {
     let zones = status.numa_node_resources.iter().map(|zone| {
         let name = u32::try_from(zone.node).map_or_else(|_| zone.node.to_string(), zone_name);
         let amount = |(name, amount): (&String, &Quantity)| format!("{name} {amount}");
@@ -39,7 +39,7 @@ fn given(status: &ResourceStatus) -> Option<String> {
     Some(text)
 }
 
-fn chosen(node: &str, report: &NodeResourceTopology) -> Option<String> {
+fn kubelet_choice(node: &str, report: &NodeResourceTopology) -> Option<String> {
     let spec = &report.spec;
     let zones = spec.zones.iter();
     if zones.filter(|zone| zone.type_ == ZONE_TYPE_NODE).count() < 2 {
@@ -47,7 +47,8 @@ fn chosen(node: &str, report: &NodeResourceTopology) -> Option<String> {
     }
     let policies = spec.topology_policies.iter().map(String::as_str);
     let attributes = spec.attributes.iter();
-    let attributes = attributes.map(|one| (one.name.as_str(), one.value.as_str()));
+    let attributes =
+        attributes.map(|attribute| (attribute.name.as_str(), attribute.value.as_str()));
     let (config, _) = Config::read(policies, attributes);
     (config.policy != Policy::None).then(|| {
         let (policy, scope) = (config.policy.as_str(), config.scope.as_str());

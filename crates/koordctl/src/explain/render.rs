@@ -67,14 +67,14 @@ pub(super) fn render(value: &Value) -> String {
     rows(
         &mut out,
         "nearest nodes",
-        nearest.map(|near| [text(&near["node"]), text(&near["lacks"])].to_vec()),
+        nearest.map(|candidate| [text(&candidate["node"]), text(&candidate["lacks"])].to_vec()),
     );
     decision(&mut out, &value["decision"]);
-    for (plugin, told) in value["plugins"].as_object().into_iter().flatten() {
+    for (plugin, state) in value["plugins"].as_object().into_iter().flatten() {
         match plugin.as_str() {
-            "Coscheduling" => gang(&mut out, told),
-            "ElasticQuota" => quota(&mut out, told),
-            _ => said(&mut out, 2, plugin, told),
+            "Coscheduling" => gang(&mut out, state),
+            "ElasticQuota" => quota(&mut out, state),
+            _ => render_value(&mut out, 2, plugin, state),
         }
     }
     out
@@ -99,15 +99,15 @@ fn decision(out: &mut String, decision: &Value) {
             .collect::<Vec<_>>(),
     ];
     let plugins = ranking[0]["scores"].as_array().map_or(0, Vec::len);
-    for at in 0..plugins {
+    for index in 0..plugins {
         let mut line = vec![
-            ranking[0]["scores"][at]["plugin"]
+            ranking[0]["scores"][index]["plugin"]
                 .as_str()
                 .unwrap_or_default()
                 .to_owned(),
         ];
         line.extend(ranking.iter().map(|node| {
-            let score = &node["scores"][at];
+            let score = &node["scores"][index];
             match score["score"].as_i64() {
                 Some(value) => format!("{value} x {}", score["weight"]),
                 None => format!("(raw {})", score["raw"]),
@@ -145,21 +145,21 @@ fn gang(out: &mut String, gang: &Value) {
         let _ = writeln!(out, "    waits together with {group}");
     }
     for (key, label) in [("blocked", "held back"), ("lastFailure", "last failure")] {
-        if let Some(said) = gang[key].as_str() {
+        if let Some(reason) = gang[key].as_str() {
             let _ = writeln!(out, "    {label}: {said}");
         }
     }
 }
 
 /// A quota in words, and a line for each resource it limits.
-fn quota(out: &mut String, said: &Value) {
-    let quota = &said["quota"];
-    let counted = match said["placed"].as_bool() {
+fn quota(out: &mut String, state: &Value) {
+    let quota = &state["quota"];
+    let counted = match state["placed"].as_bool() {
         Some(true) => "the pod is counted as used",
         _ => "the pod is not counted yet",
     };
     let _ = writeln!(out, "  quota {}: {counted}", text(&quota["name"]));
-    if let Some(refusal) = said["refusal"].as_str() {
+    if let Some(refusal) = state["refusal"].as_str() {
         let _ = writeln!(out, "    refused: {refusal}");
     }
     let amount = |list: &str, resource: &str| match &quota[list][resource] {
@@ -182,20 +182,20 @@ fn quota(out: &mut String, said: &Value) {
 }
 
 /// Anything else a plugin says, as `key: value` lines.
-fn said(out: &mut String, indent: usize, key: &str, value: &Value) {
+fn render_value(out: &mut String, indent: usize, key: &str, value: &Value) {
     let pad = " ".repeat(indent);
     let _ = match value {
         Value::Null => return,
         Value::Object(map) => {
             let _ = writeln!(out, "{pad}{key}:");
             for (key, value) in map {
-                said(out, indent + 2, key, value);
+                render_value(out, indent + 2, key, value);
             }
             return;
         }
-        Value::Array(all) if all.iter().any(|one| one.is_object() || one.is_array()) => {
-            for one in all {
-                said(out, indent, key, one);
+        Value::Array(all) if all.iter().any(|item| item.is_object() || item.is_array()) => {
+            for item in all {
+                render_value(out, indent, key, item);
             }
             return;
         }
@@ -203,7 +203,7 @@ fn said(out: &mut String, indent: usize, key: &str, value: &Value) {
             let all: Vec<String> = all.iter().map(text).collect();
             writeln!(out, "{pad}{key}: {}", all.join(", "))
         }
-        one => writeln!(out, "{pad}{key}: {}", text(one)),
+        item => writeln!(out, "{pad}{key}: {}", text(item)),
     };
 }
 

@@ -12,22 +12,22 @@ use koord_model::reclaim;
 use std::fmt::Write as _;
 
 /// Services that are listed; the rest is one line.
-const MOST_SERVICES: usize = 10;
+const MAX_SERVICES: usize = 10;
 
 /// Fetches what the manager decides from and decides as it does.
-pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
+pub(super) async fn fetch_explanation(client: &Client, node: Node) -> Result<Explanation> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let metrics: Api<NodeMetric> = Api::all(client.clone());
     let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
     let pods: Api<Pod> = Api::all(client.clone());
     let bound = ListParams::default().fields(&format!("spec.nodeName={name}"));
     let topologies: Api<v1alpha2::NodeResourceTopology> = Api::all(client.clone());
-    let metric = where_installed(metrics.get_opt(&name).await).context("NodeMetric")?;
-    let mut topology = where_installed(topologies.get_opt(&name).await);
+    let metric = none_if_not_installed(metrics.get_opt(&name).await).context("NodeMetric")?;
+    let mut topology = none_if_not_installed(topologies.get_opt(&name).await);
     if matches!(topology, Ok(None)) {
         // The older version may be all that is served.
         let topologies: Api<v1alpha1::NodeResourceTopology> = Api::all(client.clone());
-        let old = where_installed(topologies.get_opt(&name).await);
+        let old = none_if_not_installed(topologies.get_opt(&name).await);
         topology = old.map(|old| old.map(Into::into));
     }
     let topology = topology.context("NodeResourceTopology")?;
@@ -44,7 +44,7 @@ pub(super) async fn of(client: &Client, node: Node) -> Result<Explanation> {
 }
 
 /// Where a kind is not installed there is none of its objects either.
-fn where_installed<T>(
+fn none_if_not_installed<T>(
     found: Result<Option<T>, koord_kube::Error>,
 ) -> Result<Option<T>, koord_kube::Error> {
     match found {
@@ -54,29 +54,33 @@ fn where_installed<T>(
 }
 
 /// The sums as text.
-pub(super) fn render(said: &Explanation) -> String {
+pub(super) fn render(explanation: &Explanation) -> String {
     let mut out = String::new();
-    for resource in &said.resources {
+    for resource in &explanation.resources {
         sum(&mut out, resource, "");
     }
-    for zone in &said.zones {
+    for zone in &explanation.zones {
         let _ = writeln!(out, "NUMA {}:", zone.name);
         for resource in &zone.resources {
             sum(&mut out, resource, "  ");
         }
     }
-    if let Some(why) = &said.refused {
+    if let Some(why) = &explanation.refused {
         let _ = writeln!(out, "there is nothing to reclaim: {why}");
     }
-    if let Some(age) = said.report_age_seconds {
+    if let Some(age) = explanation.report_age_seconds {
         let _ = writeln!(out, "the report is {age} s old");
     }
-    services(&mut out, "services", &said.services);
-    services(&mut out, "host applications", &said.host_applications);
-    for note in &said.notes {
+    services(&mut out, "services", &explanation.services);
+    services(
+        &mut out,
+        "host applications",
+        &explanation.host_applications,
+    );
+    for note in &explanation.notes {
         let _ = writeln!(out, "note: {note}");
     }
-    for problem in &said.problems {
+    for problem in &explanation.problems {
         let _ = writeln!(out, "wrong: {problem}");
     }
     out
@@ -124,7 +128,7 @@ fn services(out: &mut String, title: &str, services: &[Service]) {
     if !services.is_empty() {
         let _ = writeln!(out, "{title}:");
     }
-    for service in services.iter().take(MOST_SERVICES) {
+    for service in services.iter().take(MAX_SERVICES) {
         let (cpu, memory) = (
             unit(service.cpu, true, true),
             unit(service.memory, true, false),
@@ -132,7 +136,7 @@ fn services(out: &mut String, title: &str, services: &[Service]) {
         let (name, by) = (&service.name, service.by);
         let _ = writeln!(out, "  {cpu:>9} {memory:>14}  {name} ({by})");
     }
-    if let Some(more) = services.len().checked_sub(MOST_SERVICES + 1) {
+    if let Some(more) = services.len().checked_sub(MAX_SERVICES + 1) {
         let _ = writeln!(out, "  and {} more", more + 1);
     }
 }
@@ -191,7 +195,7 @@ mod tests {
             Some("1"),
             vec![term("capacity", "1", false, "")],
         );
-        let said = Explanation {
+        let explanation = Explanation {
             node: "n".to_owned(),
             refused: None,
             report_age_seconds: Some(30),
@@ -209,7 +213,7 @@ mod tests {
             problems: vec!["colocation-config: wrong".to_owned()],
         };
         assert_eq!(
-            render(&said),
+            render(&explanation),
             format!(
                 "\
 kubernetes.io/batch-cpu: 2000m (2000m is published)

@@ -63,7 +63,7 @@ fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
         }
         let zones = listed.iter().flat_map(|listed| &listed.zones.zones);
         for zone in zones.filter(|zone| zone.name == name) {
-            given(&mut out, zone, exclusive);
+            render_resources(&mut out, zone, exclusive);
         }
     }
     match listed {
@@ -102,7 +102,7 @@ fn facts(node: &Node) -> String {
 }
 
 /// A bar for each resource: what pods have, of what they can have. CPUs only if some can be exclusive.
-fn given(out: &mut String, zone: &Zone, exclusive: bool) {
+fn render_resources(out: &mut String, zone: &Zone, exclusive: bool) {
     const WIDTH: i64 = 20;
     let all = zone.resources.iter();
     for resource in all.filter(|it| exclusive || it.name != resources::CPU) {
@@ -162,7 +162,7 @@ mod tests {
 
     /// The kubelet's CPU manager without a policy lists no CPUs.
     #[test]
-    fn that_no_cpu_is_exclusive_is_said() {
+    fn missing_exclusive_cpus_are_reported() {
         let node = Node {
             cpus: "0-3".parse().unwrap(),
             ..Node::default()
