@@ -1,4 +1,4 @@
-//! `koord audit`: what the node agent did, and why.
+//! `koord audit`: shows what the node agent did, and why.
 
 use crate::{plain, running};
 use anyhow::{Context as _, Result, bail};
@@ -9,15 +9,15 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
 
-/// How many records are asked for at once.
+/// Number of records per request.
 const PAGE: usize = 256;
-/// Between two looks for newer records.
+/// Interval at which newer records are requested.
 const FOLLOW: Duration = Duration::from_secs(1);
 
-/// Which records to show, and whom to ask.
+/// Arguments of `koord audit`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where koordlet serves its health and metrics [default: as `koord up` here says, else 127.0.0.1:9316]
+    /// Address of koordlet's health and metrics [default: that of `koord up` on this machine, else 127.0.0.1:9316]
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
     /// Only records about this pod.
@@ -29,13 +29,13 @@ pub struct Args {
     /// Only records younger than this.
     #[arg(long, value_name = "DURATION", value_parser = koord_app::flags::duration)]
     pub since: Option<Duration>,
-    /// The newest so many records; 0 shows all there are.
+    /// Number of records to show, the newest ones; 0 shows all.
     #[arg(long, short = 'n', default_value_t = 50)]
     pub tail: usize,
-    /// Wait for more.
+    /// Wait for further records.
     #[arg(long, short)]
     pub follow: bool,
-    /// Print records as JSON, one a line.
+    /// Print records as JSON, one per line.
     #[arg(long)]
     pub json: bool,
 }
@@ -53,7 +53,7 @@ struct Answer {
 /// Prints records, oldest first.
 ///
 /// # Errors
-/// Koordlet cannot be asked, or does not serve its audit log.
+/// koordlet cannot be reached, or does not serve its audit log.
 pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(run(args))
 }
@@ -70,7 +70,7 @@ async fn run(args: &Args) -> Result<()> {
             false => Ok(()),
         };
     }
-    // What came between the pages and now.
+    // The response repeats records that were shown already.
     let mut last = newest;
     let mut after = 0;
     loop {
@@ -87,7 +87,7 @@ async fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Says that there is nothing to show: whoever asks for something that is not there may have misspelled it.
+/// Reports that there are no records; an error if a filter is set, since it may be misspelled.
 fn report_empty(args: &Args) -> Result<()> {
     let pod = args.pod.as_ref().map(|pod| format!("of pod {pod:?}"));
     let reason = args.reason.as_ref();
@@ -95,13 +95,13 @@ fn report_empty(args: &Args) -> Result<()> {
     let since = args.since.map(|since| format!("younger than {since:?}"));
     let wanted: Vec<String> = [pod, reason, since].into_iter().flatten().collect();
     if wanted.is_empty() {
-        console::warn("koord: there are no records yet");
+        console::warn("koord: no records yet");
         return Ok(());
     }
-    bail!("there is no record {}", wanted.join(" "))
+    bail!("no record {}", wanted.join(" "))
 }
 
-/// The wanted records, newest first, and the place of the newest of all.
+/// Returns the matching records, newest first, and the position of the newest record.
 async fn read(args: &Args, filter: &RecordFilter) -> Result<(Vec<Value>, RecordPosition)> {
     let (mut records, mut newest) = (Vec::new(), None);
     let mut token = String::new();
@@ -132,16 +132,16 @@ async fn query(args: &Args, path: &str) -> Result<Answer> {
     let address = running::koordlet(args.address.as_deref());
     let (code, body) = plain::get(&address, "koordlet", path).await?;
     match code {
-        200 => serde_json::from_str(&body).context("koordlet's answer"),
+        200 => serde_json::from_str(&body).context("invalid response from koordlet"),
         404 => bail!(
             "koordlet at {address} does not serve its audit log; start it with \
              --feature-gates=AuditEvents=true,AuditEventsHTTPHandler=true"
         ),
-        _ => bail!("koordlet at {address} answers {code}: {body}"),
+        _ => bail!("koordlet at {address} returned HTTP status {code}: {body}"),
     }
 }
 
-/// When a record was made, and its number among those of the same time.
+/// Creation time of a record, and its sequence number among those of the same time.
 type RecordPosition = (Option<Timestamp>, u64);
 
 fn position(record: &Value) -> RecordPosition {
@@ -151,7 +151,7 @@ fn position(record: &Value) -> RecordPosition {
     (created, record["sequence"].as_u64().unwrap_or_default())
 }
 
-/// What the flags ask for.
+/// Selects records according to the flags.
 #[derive(Debug, Clone)]
 struct RecordFilter {
     pod: Option<(Option<String>, String)>,
@@ -200,7 +200,7 @@ fn show(args: &Args, record: &Value) {
     }
 }
 
-/// A record for people: time, what it is about, the reason, what was done.
+/// Formats a record: time, object, reason, action.
 fn line(record: &Value) -> String {
     let text = |key: &str| record[key].as_str().unwrap_or_default();
     let time = match position(record).0 {
@@ -223,14 +223,14 @@ fn line(record: &Value) -> String {
         .to_owned()
 }
 
-/// What was done: the change of a file in short, else the message.
+/// Returns the action of a record: the change of a file in short, otherwise the message.
 fn action(record: &Value) -> String {
     let text = |key: &str| record[key].as_str();
     let message = text("message").unwrap_or_default();
     let (Some(file), Some(new)) = (text("file"), text("new")) else {
         return message.to_owned();
     };
-    // The message ends with the reason in numbers.
+    // The message ends with the reason, which has the figures.
     let because = message.rsplit_once(&format!(" to {new}: "));
     let because = because.map_or_else(String::new, |(_, because)| format!("  ({because})"));
     match text("old") {
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// A log of 600 records of two pods, served as koordlet serves it.
+    /// Serves a log of 600 records of two pods, as koordlet does.
     async fn served() -> (String, tokio::task::JoinHandle<()>) {
         let log = Log::open(Config::default());
         for n in 0..600 {
@@ -330,7 +330,7 @@ mod tests {
                     pod: pod("nonsense"),
                     ..all()
                 },
-                "there is no record of pod \"nonsense\"",
+                "no record of pod \"nonsense\"",
             ),
             (
                 Args {
@@ -338,14 +338,14 @@ mod tests {
                     reason: Some("x".to_owned()),
                     ..all()
                 },
-                "there is no record of pod \"shop/cart\" with reason \"x\"",
+                "no record of pod \"shop/cart\" with reason \"x\"",
             ),
             (
                 Args {
                     since: Some(Duration::from_secs(1)),
                     ..all()
                 },
-                "there is no record younger than 1s",
+                "no record younger than 1s",
             ),
         ] {
             assert_eq!(run(&args).await.unwrap_err().to_string(), said);

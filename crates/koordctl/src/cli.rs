@@ -1,4 +1,4 @@
-//! Arguments of `koordctl`, and which of its parts they start.
+//! Arguments and subcommands of `koordctl`.
 
 use crate::{audit, crds, explain, node, recommend, running};
 use anyhow::Result;
@@ -14,17 +14,17 @@ struct Args {
     command: Command,
 }
 
-/// A verb.
+/// A subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Say whether a cluster of `koord up` runs, and where.
+    /// Show whether a `koord up` cluster runs on this machine, and its address.
     Status(running::Args),
-    /// Say why a pod waits, or why it is where it is, where a node's batch resources come from, or why
-    /// pods were moved or not.
+    /// Explain why a pod is pending or placed where it is, a node's batch resources, or what the
+    /// descheduler moved.
     Explain(explain::Args),
-    /// Print what containers request beside what is recommended to them.
+    /// Print the requests of containers next to their recommendations.
     Recommend(recommend::Args),
-    /// Say what the node agent does on this machine.
+    /// Show what the node agent measures and enforces on this machine.
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Show what the node agent did, and why.
@@ -45,10 +45,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Does what `command` names.
+/// Runs `command`.
 ///
 /// # Errors
-/// Those of the verb.
+/// Those of the subcommand.
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Status(args) => running::status(&args),

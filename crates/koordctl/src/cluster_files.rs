@@ -1,4 +1,4 @@
-//! The files of the clusters that `koord up` runs on this machine: where they are, and which process has them.
+//! Files of the `koord up` clusters on this machine: their paths, and the processes that hold their locks.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -6,28 +6,29 @@ use std::fs::{File, TryLockError};
 use std::io::{Read as _, Seek as _};
 use std::path::{Path, PathBuf};
 
-/// Name of the ConfigMap, in [`NAMESPACE`](koord_api::configmap::NAMESPACE), that says where the parts of a local cluster are
-/// to be asked: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty when not served).
+/// Name of the ConfigMap in [`NAMESPACE`](koord_api::configmap::NAMESPACE) with the addresses of a local
+/// cluster's components: `node` (a name), `scheduler`, `descheduler` and `koordlet` (URLs, empty if not
+/// served).
 pub const ADDRESSES_NAME: &str = "koord-up";
 
-/// Where koordlet of a local cluster serves its health, metrics, state and audit events.
+/// Address at which koordlet of a local cluster serves health, metrics, state and audit events.
 pub const KOORDLET: &str = "127.0.0.1:9316";
-/// Where the claims on control groups are kept: they end with the boot, as the groups do.
+/// Directory of the claims on cgroups, which like the cgroups last until the next boot.
 pub const GROUP_CLAIMS: &str = "/run/koord";
-/// As many clusters can share a machine.
+/// Maximum number of clusters that share a machine.
 pub const MOST_CLUSTERS: u32 = 64;
 
-/// The holder of a lock, as the lock's file names it.
+/// The holder of a lock, as written in the lock file.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
-    /// The process.
+    /// Process id.
     pub pid: u32,
-    /// The directory of its cluster.
+    /// Data directory of its cluster.
     pub dir: PathBuf,
 }
 
-/// The directories of the clusters of this machine, as far as this user may see them.
+/// Returns the data directories of the clusters on this machine that this user may read.
 #[must_use]
 pub fn directories() -> Vec<PathBuf> {
     let claims = Path::new(GROUP_CLAIMS);
@@ -39,16 +40,16 @@ pub fn directories() -> Vec<PathBuf> {
     dirs.collect()
 }
 
-/// Returns the lock of the control groups of the cluster with this number.
+/// Returns the lock file for the cgroups of the cluster with this number.
 #[must_use]
 pub fn claim_of(claims: &Path, number: u32) -> PathBuf {
     claims.join(format!("cluster-{number}.lock"))
 }
 
-/// The process that has `dir`, if one has.
+/// Returns the process that holds the lock of `dir`; `None` if none does.
 ///
 /// # Errors
-/// When the lock cannot be looked at.
+/// The lock cannot be checked.
 pub fn holder(dir: &Path) -> Result<Option<Holder>> {
     let path = lock_of(dir);
     if !path.exists() {
@@ -62,29 +63,29 @@ pub fn holder(dir: &Path) -> Result<Option<Holder>> {
     }
 }
 
-/// Returns the lock of the cluster in `dir`.
+/// Returns the lock file of the cluster in `dir`.
 #[must_use]
 pub fn lock_of(dir: &Path) -> PathBuf {
     dir.join("lock")
 }
 
-/// Opens a lock's file, made when missing.
+/// Opens a lock file, creating it if it is missing.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// It cannot be opened.
 pub fn open(path: &Path) -> Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     options.open(path).map_err(|error| failed(path, error))
 }
 
-/// Returns the error of a lock at `path`.
+/// Returns the error for a lock file at `path`.
 #[must_use]
 pub fn failed(path: &Path, error: std::io::Error) -> anyhow::Error {
-    anyhow::Error::new(error).context(format!("cannot lock {}", path.display()))
+    anyhow::Error::new(error).context(format!("failed to lock {}", path.display()))
 }
 
-/// Returns what the holder wrote; nothing while it has not.
+/// Returns the holder in a lock file; the default if it has not written the file yet.
 #[must_use]
 pub fn read(file: &mut File) -> Holder {
     let mut text = String::new();
@@ -94,8 +95,8 @@ pub fn read(file: &mut File) -> Holder {
         .unwrap_or_default()
 }
 
-/// The directory of `koord up` when none is given. A cluster in memory has another, so that it
-/// leaves the files of a durable one alone.
+/// Returns the default data directory of `koord up`. Clusters in memory have another one, so that they leave
+/// the files of a durable cluster alone.
 #[must_use]
 pub fn default_data_dir(memory: bool) -> PathBuf {
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from);
@@ -104,7 +105,7 @@ pub fn default_data_dir(memory: bool) -> PathBuf {
         .join(if memory { "koord-memory" } else { "koord" })
 }
 
-/// Where the token of a cluster is.
+/// Returns the file with the token of a cluster.
 #[must_use]
 pub fn token_file(dir: &Path) -> PathBuf {
     dir.join("token")

@@ -1,4 +1,4 @@
-//! `koord crds`: what a cluster needs before the components run, as YAML.
+//! `koord crds`: prints the objects that a cluster needs before the components run, as YAML.
 
 use serde_json::Value;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! The `koordctl` command: questions to a cluster and to a node, and their answers. `koord` hands its verbs of these names on to
-//! this crate.
+//! The `koordctl` command: queries to a cluster and to a node. `koord` passes the subcommands of these names
+//! on to this crate.
 //!
 //! Invariant: it works with any cluster, and needs nothing of the one that `koord up` runs.
 

@@ -1,5 +1,5 @@
-//! `koord node status`: what the node agent measures, what it enforces and by which means, and what
-//! this kernel lacks. `koord node topology` is beside it.
+//! `koord node status` shows what the node agent measures and enforces, by which means, and what this kernel
+//! lacks. `koord node topology` is in [`topology`].
 
 mod topology;
 
@@ -11,30 +11,30 @@ use koord_app::daemon::runtime;
 use koordlet::status::{Collector, Guard, GuardService, State, Status, Strategy};
 use std::fmt::Write;
 
-/// What to do with a node.
+/// Subcommands of `koord node`.
 #[derive(Debug, Clone, clap::Subcommand)]
 pub enum NodeCommand {
-    /// What koordlet measures and enforces here, by which means, and what this kernel lacks.
+    /// Show what koordlet measures and enforces, by which means, and what this kernel lacks.
     Status(Args),
-    /// Draw the NUMA nodes of this machine, and what of each the kubelet has given to pods.
+    /// Show the NUMA nodes of this machine, and what the kubelet allocated of each.
     Topology(topology::Args),
 }
 
-/// Whom to ask.
+/// Arguments of `koord node status`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Where koordlet serves its health and metrics [default: as `koord up` here says, else 127.0.0.1:9316]
+    /// Address of koordlet's health and metrics [default: that of `koord up` on this machine, else 127.0.0.1:9316]
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
-    /// Print all of it as JSON.
+    /// Print the status as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Asks and prints.
+/// Queries koordlet or the machine, and prints the result.
 ///
 /// # Errors
-/// Koordlet cannot be asked, or the machine's files cannot be read.
+/// koordlet cannot be reached, or the machine's files cannot be read.
 pub fn main(command: &NodeCommand) -> Result<()> {
     let args = match command {
         NodeCommand::Status(args) => args,
@@ -49,19 +49,19 @@ pub fn main(command: &NodeCommand) -> Result<()> {
     Ok(())
 }
 
-/// What koordlet at `address` says of itself.
+/// Fetches the status of koordlet at `address`.
 ///
 /// # Errors
-/// It cannot be asked, or its answer is no status.
+/// koordlet cannot be reached, or its response is invalid.
 pub(crate) async fn fetch_status(address: &str) -> Result<Status> {
     let (code, body) = plain::get(address, "koordlet", "/debug/status").await?;
     if code != 200 {
-        bail!("{address} answers {code} to /debug/status");
+        bail!("koordlet at {address} returned HTTP status {code} for /debug/status");
     }
-    serde_json::from_str(&body).context("koordlet's answer")
+    serde_json::from_str(&body).context("invalid response from koordlet")
 }
 
-/// The pressure guard in words: how it stands, and a line per service.
+/// Formats the state of the pressure guard, with a line per service.
 pub(crate) fn render_guard(guard: &Guard) -> String {
     let mut out = String::new();
     let g = guard;
@@ -70,7 +70,7 @@ pub(crate) fn render_guard(guard: &Guard) -> String {
         now.push("cpu.idle on batch pods".to_owned());
     }
     if g.reclaim {
-        now.push("pages of batch pods are reclaimed".to_owned());
+        now.push("reclaiming pages of batch pods".to_owned());
     }
     if let Some(percent) = g.bandwidth_percent {
         now.push(format!(
@@ -78,28 +78,28 @@ pub(crate) fn render_guard(guard: &Guard) -> String {
         ));
     }
     if let Some(cpus) = &g.batch_cpus {
-        now.push(format!("batch work on CPUs {cpus}"));
+        now.push(format!("batch pods on CPUs {cpus}"));
     }
     match g.cap_percent {
-        Some(cap) => now.push(format!("cap at {cap} % of the node")),
-        None => now.push("no cap".to_owned()),
+        Some(cap) => now.push(format!("CPU cap at {cap} % of the node")),
+        None => now.push("no CPU cap".to_owned()),
     }
     let _ = writeln!(out, "pressure guard: {}", now.join(", "));
-    let _ = writeln!(out, "  batch work starts {}", g.start);
-    let _ = writeln!(out, "  looks at {}", join_or_nothing(&g.signals));
+    let _ = writeln!(out, "  start of batch pods: {}", g.start);
+    let _ = writeln!(out, "  signals: {}", join_or_nothing(&g.signals));
     let lacks = g.absent.iter();
     let lacks: Vec<_> = lacks
         .map(|lack| format!("{} ({})", lack.mechanism, lack.consequence))
         .collect();
     let _ = writeln!(
         out,
-        "  levers {}; not {}",
+        "  levers: {}; unavailable: {}",
         join_or_nothing(&g.levers),
         join_or_nothing(&lacks)
     );
     let _ = writeln!(
         out,
-        "  batch work ran {} s, was paused for {} s; {:.0} s are left for experiments",
+        "  batch pods ran for {} s and were paused for {} s; experiment budget: {:.0} s",
         g.batch_seconds, g.paused_seconds, g.budget_seconds
     );
     if g.services.is_empty() {
@@ -111,10 +111,10 @@ pub(crate) fn render_guard(guard: &Guard) -> String {
         "VOTE",
         "VERDICT",
         "SIGNAL",
-        "IS",
+        "VALUE",
         "EXPECTED",
-        "HELD",
-        "LAST TRIAL",
+        "LEVERS",
+        "LAST EXPERIMENT",
     ]);
     for service in &g.services {
         table.add_row(guard_row(service));
@@ -140,7 +140,7 @@ fn guard_row(service: &GuardService) -> [String; 8] {
     let levers = s.held.iter().map(|levers| {
         let level = match levers.level {
             0 => String::new(),
-            100 => " let go".to_owned(),
+            100 => " released".to_owned(),
             level => format!(" {level} %"),
         };
         let sure = if levers.confirmed { "" } else { "?" };
@@ -212,7 +212,7 @@ fn render(status: &Status) -> String {
     }
     if !s.devices.is_empty() {
         let mut table = columns();
-        table.set_header(["DEVICE", "MINOR", "ID", "STATE", "WHERE"]);
+        table.set_header(["DEVICE", "MINOR", "ID", "STATE", "LOCATION"]);
         for device in &s.devices {
             let minor = device.minor.to_string();
             table.add_row([
@@ -230,7 +230,7 @@ fn render(status: &Status) -> String {
     }
     if !kernel.lacks.is_empty() {
         let mut table = columns();
-        table.set_header(["THIS KERNEL LACKS", "SO"]);
+        table.set_header(["THIS KERNEL LACKS", "CONSEQUENCE"]);
         for lack in &kernel.lacks {
             table.add_row([&lack.mechanism, &lack.consequence]);
         }
@@ -238,7 +238,7 @@ fn render(status: &Status) -> String {
     }
     if !s.malformed.is_empty() {
         let mut table = columns();
-        table.set_header(["NOT UNDERSTOOD", "FIELD", "VALUE", "BECAUSE"]);
+        table.set_header(["INVALID OBJECT", "FIELD", "VALUE", "ERROR"]);
         for device in &s.malformed {
             table.add_row([&device.object, &device.field, &device.value, &device.error]);
         }
@@ -246,7 +246,7 @@ fn render(status: &Status) -> String {
     }
     if !s.conditions.is_empty() {
         let mut table = columns();
-        table.set_header(["CONDITION", "OF", "MESSAGE"]);
+        table.set_header(["CONDITION", "OBJECT", "MESSAGE"]);
         for device in &s.conditions {
             table.add_row([&device.condition, &device.object, &device.message]);
         }
@@ -256,7 +256,7 @@ fn render(status: &Status) -> String {
     let without: Vec<_> = open.filter(|gate| !gate.why.is_empty()).collect();
     if !without.is_empty() {
         let mut table = columns();
-        table.set_header(["OPEN GATE WITHOUT FULL EFFECT", "BECAUSE"]);
+        table.set_header(["ENABLED GATE WITHOUT FULL EFFECT", "REASON"]);
         for gate in without {
             table.add_row([&gate.name, &gate.why]);
         }
@@ -311,7 +311,7 @@ fn state(state: State) -> String {
     name.to_owned()
 }
 
-/// Milliseconds as people write them; nothing for never.
+/// Formats milliseconds in the largest exact unit; `-` for 0, which means never.
 fn time(ms: u64) -> String {
     match ms {
         0 => "-".to_owned(),
@@ -345,7 +345,7 @@ fn columns() -> Table {
     table
 }
 
-/// Without the blanks that a table's lines begin and end with.
+/// Formats a table without blanks at the start and end of its lines.
 fn trimmed(table: &Table) -> String {
     let text = table.to_string();
     let lines = text.lines().map(|line| {
@@ -451,23 +451,23 @@ ENFORCED     STATE   EVERY  BY
 CPUSuppress  active  500ms  cpu.cfs_quota_us at level Qos of BE
 CPUBurst     off     2m     gate CPUBurst is closed
 
-DEVICE  MINOR  ID            STATE                                                WHERE
+DEVICE  MINOR  ID            STATE                                                LOCATION
 gpu     0      GPU-1         Xid44: Xid error detected on device, error code: 44  NUMA node 0, pci0000:3a, 0000:44:00.0
 rdma    1      0000:3b:00.1  healthy
 
 This kernel has CFS quota, cpusets.
 
-THIS KERNEL LACKS  SO
+THIS KERNEL LACKS  CONSEQUENCE
 resctrl            cache is not divided
 
-NOT UNDERSTOOD  FIELD                  VALUE  BECAUSE
+INVALID OBJECT  FIELD                  VALUE  ERROR
 NodeSLO         cpuBurstConfig.policy  x      no such policy
 
-CONDITION     OF                          MESSAGE
+CONDITION     OBJECT                      MESSAGE
 WriteRefused  /kubepods/podx memory.high  Invalid argument (os error 22); written again after 60 s
 
-OPEN GATE WITHOUT FULL EFFECT  BECAUSE
-TerwayQoS                      Terway is not supported
+ENABLED GATE WITHOUT FULL EFFECT  REASON
+TerwayQoS                         Terway is not supported
 "
         );
     }
@@ -514,13 +514,13 @@ TerwayQoS                      Terway is not supported
         });
         assert_eq!(
             text,
-            "pressure guard: cpu.idle on batch pods, no cap
-  batch work starts free: all is seen
-  looks at CPU stall
-  levers cpu.idle, CPU cap; not CPU partition (there is one CPU)
-  batch work ran 120 s, was paused for 0 s; 25 s are left for experiments
+            "pressure guard: cpu.idle on batch pods, no CPU cap
+  start of batch pods: free: all is seen
+  signals: CPU stall
+  levers: cpu.idle, CPU cap; unavailable: CPU partition (there is one CPU)
+  batch pods ran for 120 s and were paused for 0 s; experiment budget: 25 s
 
-SERVICE    VOTE  VERDICT    SIGNAL     IS     EXPECTED       HELD      LAST TRIAL
+SERVICE    VOTE  VERDICT    SIGNAL     VALUE  EXPECTED       LEVERS    LAST EXPERIMENT
 shop/cart  1     protected  CPU stall  0.021  0.020 + 0.025  cpu.idle  cpu.idle helped: 0.300 -> 0.001, 7 s ago
 "
         );

@@ -1,24 +1,24 @@
-//! One GET over plain HTTP, to a server on this machine: spoken by hand, as nothing more is needed.
+//! A minimal HTTP GET client for servers on this machine.
 
 use crate::running;
 use anyhow::{Context as _, Result, anyhow};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Status code and body of a GET for JSON. `who` is asked, as errors name it; `server` is
+/// Sends a GET for JSON; returns status code and body. `who` names the server in errors; `server` is
 /// `HOST:PORT`, with or without `http://`.
 ///
 /// # Errors
-/// The server cannot be reached, or does not speak HTTP.
+/// The server cannot be reached, or its response is not HTTP.
 pub async fn get(server: &str, who: &str, path: &str) -> Result<(u16, String)> {
     get_as(None, server, who, path).await
 }
 
-/// [`get`] with a bearer token. Without one, that of the cluster of this machine which has this port is
-/// shown, if it may be read.
+/// Like [`get`], with a bearer token. Without one, uses the token of the cluster on this machine that owns
+/// the port, if this user may read it.
 ///
 /// # Errors
-/// As [`get`].
+/// Those of [`get`].
 pub async fn get_as(
     token: Option<&str>,
     server: &str,
@@ -27,7 +27,7 @@ pub async fn get_as(
 ) -> Result<(u16, String)> {
     let authority = server.strip_prefix("http://").unwrap_or(server);
     let authority = authority.trim_end_matches('/');
-    let unreachable = || format!("{who} at {server} cannot be reached");
+    let unreachable = || format!("failed to reach {who} at {server}");
     let mut stream = TcpStream::connect(authority)
         .await
         .with_context(unreachable)?;
@@ -52,8 +52,8 @@ pub async fn get_as(
         .with_context(unreachable)?;
     let (head, body) = answer
         .split_once("\r\n\r\n")
-        .ok_or_else(|| anyhow!("{server} does not speak HTTP"))?;
+        .ok_or_else(|| anyhow!("{server} returned an invalid HTTP response"))?;
     let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let code = code.ok_or_else(|| anyhow!("{server} does not speak HTTP"))?;
+    let code = code.ok_or_else(|| anyhow!("{server} returned an invalid HTTP response"))?;
     Ok((code, body.to_owned()))
 }

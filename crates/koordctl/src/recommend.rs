@@ -1,5 +1,4 @@
-//! `koord recommend`: what containers request beside what they should, from the Recommendations of a
-//! cluster.
+//! `koord recommend`: shows the requests of containers next to their recommendations.
 
 use crate::explain;
 use anyhow::{Result, bail};
@@ -22,23 +21,23 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Which Recommendations to print, and from where.
+/// Arguments of `koord recommend`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// Names of Recommendations; all without one.
+    /// Names of Recommendations [default: all].
     #[arg(value_name = "NAME")]
     pub names: Vec<String>,
-    /// The namespace; else the context's.
+    /// The namespace [default: that of the context].
     #[arg(short, long, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Those of all namespaces.
+    /// Print the Recommendations of all namespaces.
     #[arg(short = 'A', long, conflicts_with_all = ["namespace", "names"])]
     pub all_namespaces: bool,
     /// Print as a table or as JSON.
     #[arg(short, long, default_value = "table", value_parser = ["table", "json"])]
     pub output: String,
-    /// The cluster that is meant; else KUBECONFIG, else ~/.kube/config, else the cluster of
-    /// `koord up`.
+    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
+    /// cluster].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig.
@@ -52,10 +51,10 @@ pub struct Args {
 struct Report {
     namespace: String,
     name: String,
-    /// As `KIND/NAME`, or `pods` for a selector.
+    /// Target as `KIND/NAME`, or `pods` for a selector.
     target: String,
     containers: Vec<Row>,
-    /// Conditions that hold, each with its message.
+    /// Conditions with status True, each with its message.
     conditions: BTreeMap<String, String>,
 }
 
@@ -66,15 +65,15 @@ struct Row {
     name: String,
     requests: ResourceList,
     recommended: ResourceList,
-    /// Days of history, where that is known.
+    /// Days of history; `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     confidence_days: Option<f64>,
 }
 
-/// Asks the cluster and prints.
+/// Queries the cluster and prints the Recommendations.
 ///
 /// # Errors
-/// The cluster cannot be asked, or a name is unknown there.
+/// The cluster cannot be reached, or a named Recommendation does not exist.
 pub fn main(args: &Args) -> Result<()> {
     runtime()?.block_on(run(args))
 }
@@ -95,7 +94,7 @@ async fn run(args: &Args) -> Result<()> {
         match api.list(&ListParams::default()).await {
             Ok(list) => list.items,
             Err(error) if koord_kube::patch::is_not_found(&error) => bail!(
-                "the cluster has no Recommendations: install the definitions (koord crds | kubectl apply -f -)"
+                "the cluster has no Recommendation resource, install it with: koord crds | kubectl apply -f -"
             ),
             Err(error) => return Err(error.into()),
         }
@@ -127,7 +126,7 @@ async fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What the containers of the target request; empty where it cannot be found.
+/// Returns the requests of the target's containers; empty if the target cannot be found.
 async fn requested(
     client: &Client,
     owners: &mut Owners,
@@ -158,7 +157,7 @@ async fn requested(
         .iter()
         .filter(|pod| selector::matches(labels, pod.labels()).unwrap_or(false))
         .collect();
-    // The newest says last what it requests.
+    // The newest pod overrides older ones.
     chosen.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
     let mut all = BTreeMap::new();
     for spec in chosen.iter().filter_map(|pod| pod.spec.as_ref()) {
@@ -167,8 +166,8 @@ async fn requested(
     all
 }
 
-/// What the pod template of a workload requests, wherever Kubernetes' own kinds and those built
-/// like them have it.
+/// Returns the requests in the pod template of a workload, for Kubernetes' own kinds and custom ones with the
+/// same structure.
 fn template_requests(workload: &Value) -> BTreeMap<String, ResourceList> {
     [
         "/spec/template/spec",
@@ -329,7 +328,7 @@ fn or_dash(text: Option<String>) -> String {
         .unwrap_or_else(|| "-".to_owned())
 }
 
-/// CPU as it is, memory in whole MiB where that loses nothing that matters.
+/// Formats an amount: memory in whole MiB if it has at least one, everything else unchanged.
 fn amount(list: &ResourceList, name: &str) -> Option<String> {
     let amount = list.get(name)?;
     if name == resources::MEMORY && amount.format() == Format::BinarySi {

@@ -1,4 +1,4 @@
-//! What is known of a cluster that runs on this machine: `koord status`, `koord down`.
+//! State of a `koord up` cluster on this machine: `koord status`, `koord down`.
 
 use crate::cluster_files::{self, token_file};
 use anyhow::{Context as _, Result, bail};
@@ -12,53 +12,53 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A cluster that is up; its file is in its directory while it is.
+/// A running cluster. Its file is in the data directory while it runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Running {
-    /// Its process.
+    /// Process id.
     pub pid: u32,
-    /// The URL of its API server.
+    /// URL of the API server.
     pub server: String,
     /// The administrator's kubeconfig.
     pub kubeconfig: PathBuf,
     /// The name of this machine's node.
     pub node: String,
-    /// How many nodes are simulated.
+    /// Number of simulated nodes.
     pub simulated_nodes: u32,
-    /// The node takes only pods that tolerate the taint of [`HOST_LABEL`].
+    /// True if the node only accepts pods that tolerate the taint of [`HOST_LABEL`].
     #[serde(default)]
     pub host_taint: bool,
-    /// Objects are kept in memory only.
+    /// True if objects are stored in memory only.
     pub memory: bool,
-    /// Why pods are not confined, when they are not.
+    /// Why pods run without cgroups; `None` if they have some.
     pub unconfined: Option<String>,
-    /// That another cluster runs on this machine, if one did at the start.
+    /// Notice that another cluster ran on this machine at the start.
     pub beside: Option<String>,
-    /// The runtime that runs the pods, when one does.
+    /// The container runtime of the pods; `None` if they run without one.
     #[serde(default)]
     pub runtime: Option<String>,
-    /// Where the scheduler explains itself.
+    /// Address of the scheduler's explanations.
     pub scheduler: Option<SocketAddr>,
-    /// Where the descheduler explains itself.
+    /// Address of the descheduler's explanations.
     #[serde(default)]
     pub descheduler: Option<SocketAddr>,
-    /// Where koordlet shows its state.
+    /// Address of koordlet's state.
     pub koordlet: Option<SocketAddr>,
-    /// What a pod may do, in one line.
+    /// One line about the rights of pods.
     #[serde(default)]
     pub rights: Option<String>,
-    /// What else is not as one would expect.
+    /// Further notices about unexpected conditions.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// How the cluster is stopped.
+/// How the cluster can be stopped.
 #[derive(Debug, Clone, Copy)]
 pub enum Stopping<'a> {
-    /// By the terminal that it runs in.
+    /// With Ctrl-C in its terminal.
     CtrlC,
-    /// By `koord down`; whether its directory has to be named.
+    /// With `koord down`; true if the data directory must be passed.
     Down(&'a Path, bool),
 }
 
@@ -67,24 +67,24 @@ impl Running {
         dir.join("cluster.json")
     }
 
-    /// Returns what the cluster in `dir` wrote, if it is up.
+    /// Reads the state that the cluster in `dir` wrote; `None` if there is none.
     ///
     /// # Errors
-    /// When the file is there and cannot be read.
+    /// The file exists and cannot be read.
     pub fn read(dir: &Path) -> Result<Option<Self>> {
         let path = Self::path(dir);
         match std::fs::read(&path) {
-            // Half-written, or of another version: not to be understood yet, or never.
+            // A file that is incomplete or of another version counts as missing.
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
         }
     }
 
-    /// Writes the file of the cluster in `dir`.
+    /// Writes the state of the cluster in `dir`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// It cannot be written.
     pub fn write(&self, dir: &Path) -> Result<()> {
         let path = Self::path(dir);
         let write = |text: Vec<u8>| {
@@ -93,16 +93,16 @@ impl Running {
             options.open(&path)?.write_all(&text)
         };
         write(serde_json::to_vec_pretty(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+            .with_context(|| format!("failed to write {}", path.display()))
     }
 
-    /// Removes the file of the cluster in `dir`.
+    /// Removes the state of the cluster in `dir`.
     pub fn remove(dir: &Path) {
-        // Without it `status` says less; the lock tells the truth all the same.
+        // A failure has no consequence: `status` relies on the lock.
         let _ = std::fs::remove_file(Self::path(dir));
     }
 
-    /// Returns what a person needs to go on.
+    /// Returns the text shown to the user after the start.
     #[must_use]
     pub fn welcome(&self, stopping: Stopping<'_>) -> String {
         let mut text = format!("\nkoord is up: {} with {}. ", self.server, self.nodes());
@@ -137,13 +137,13 @@ impl Running {
         }
     }
 
-    /// What is not as one would expect.
+    /// Returns the notices about unexpected conditions.
     fn notices(&self) -> String {
         let mut text = String::new();
         if let Some(why) = &self.unconfined {
             let _ = writeln!(
                 text,
-                "\n  NOTHING IS ENFORCED: pods run without control groups, so batch work is neither \
+                "\n  NOTHING IS ENFORCED: pods run without cgroups, so batch pods are neither \
                  limited nor measured.\n  {why}"
             );
         }
@@ -170,13 +170,13 @@ impl Running {
     }
 }
 
-/// Which cluster is meant.
+/// Selects a cluster on this machine.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The directory of the cluster, as `koord up` was given.
+    /// Data directory of the cluster, as passed to `koord up`.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// The cluster of `koord up --memory`.
+    /// Select the cluster of `koord up --memory`.
     #[arg(long, conflicts_with = "data_dir")]
     pub memory: bool,
 }
@@ -188,8 +188,8 @@ impl Args {
     }
 }
 
-/// Where to ask koordlet of this machine: as `given`, else where a cluster of `koord up` in a usual directory
-/// says, else at koordlet's own port.
+/// Returns the address of koordlet on this machine: `given`, otherwise that of a `koord up` cluster in a
+/// default directory, otherwise koordlet's default port.
 pub(crate) fn koordlet(given: Option<&str>) -> String {
     if let Some(given) = given {
         return given.to_owned();
@@ -206,8 +206,8 @@ pub(crate) fn koordlet(given: Option<&str>) -> String {
     )
 }
 
-/// The token of the cluster of this machine that has a component at `authority`, if this user may read
-/// it.
+/// Returns the token of the cluster on this machine that has a component at `authority`, if this user may
+/// read it.
 pub(crate) fn token_of(authority: &str) -> Option<String> {
     let mut dirs = cluster_files::directories();
     dirs.extend([false, true].map(cluster_files::default_data_dir));
@@ -217,7 +217,7 @@ pub(crate) fn token_of(authority: &str) -> Option<String> {
 fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
     let authority: SocketAddr = authority.replace("localhost", "127.0.0.1").parse().ok()?;
     dirs.iter().find_map(|dir| {
-        // A cluster that has ended no longer has the port, and another program may.
+        // A stopped cluster no longer owns the port, and another program may.
         let holder = cluster_files::holder(dir).ok()??;
         let running = Running::read(dir).ok()??;
         let its = [running.scheduler, running.descheduler, running.koordlet];
@@ -228,13 +228,13 @@ fn token_in(dirs: &[PathBuf], authority: &str) -> Option<String> {
     })
 }
 
-/// How long `koord down` waits: twice what the parts of a cluster may take.
+/// Timeout of `koord down`: twice that of the components of a cluster.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Says whether a cluster runs, and how to talk to it.
+/// Prints whether a cluster runs, and how to use it.
 ///
 /// # Errors
-/// None runs.
+/// No cluster runs.
 pub fn status(args: &Args) -> Result<()> {
     let dir = args.dir();
     let Some(holder) = cluster_files::holder(&dir)? else {
@@ -267,10 +267,10 @@ pub fn status(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Stops the cluster as Ctrl-C would, and waits until it has.
+/// Stops the cluster as Ctrl-C does, and waits until it has stopped.
 ///
 /// # Errors
-/// None runs, it is another user's, or it does not stop.
+/// No cluster runs, it belongs to another user, or it does not stop in time.
 pub fn down(args: &Args) -> Result<()> {
     let dir = args.dir();
     let Some(holder) = cluster_files::holder(&dir)? else {
@@ -279,20 +279,23 @@ pub fn down(args: &Args) -> Result<()> {
     let pid = i32::try_from(holder.pid)
         .ok()
         .and_then(rustix::process::Pid::from_raw)
-        .context("the cluster's process is not known yet")?;
+        .context("the cluster's process is unknown so far")?;
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-        .with_context(|| format!("cannot stop process {}", holder.pid))?;
+        .with_context(|| format!("failed to stop process {}", holder.pid))?;
     let begun = Instant::now();
     while cluster_files::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
         if begun.elapsed() > STOP_TIMEOUT {
             bail!(
-                "process {} has not stopped within {STOP_TIMEOUT:?}",
+                "process {} did not stop within {STOP_TIMEOUT:?}",
                 holder.pid
             );
         }
         std::thread::park_timeout(Duration::from_millis(50));
     }
-    console::say(format_args!("stopped; {} is kept", dir.display()));
+    console::say(format_args!(
+        "stopped; its files in {} are kept",
+        dir.display()
+    ));
     Ok(())
 }
 

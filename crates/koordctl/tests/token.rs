@@ -1,4 +1,4 @@
-//! Tokens that `explain` shows to a secure port.
+//! Tests of the token that `explain` sends to a secure port.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Why pods were moved in the last cycle of the descheduler, and why the others were not.
+//! Explains which pods were moved in the last cycle of the descheduler, and why others were not.
 
 use super::{Args, Cluster, query};
 use anyhow::{Context as _, Result, bail};
@@ -13,23 +13,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 const COMPONENT: &str = "the descheduler";
-/// Nodes that are named where many have the same to be said of them.
+/// Maximum number of nodes that are named per problem.
 const NODES_PER_PROBLEM: usize = 5;
-/// Problems of nodes that are listed, those of most nodes first.
+/// Maximum number of node problems that are listed, most frequent first.
 const MAX_PROBLEMS: usize = 10;
-/// Migrations that are listed, of those under way and of those that failed.
+/// Maximum number of migrations that are listed, in progress and failed ones each.
 const MAX_JOBS: usize = 20;
 
-/// Asks the descheduler of the cluster that is meant and prints what it answers.
+/// Queries the descheduler of the selected cluster and prints its report.
 ///
 /// # Errors
-/// It cannot be asked, no cycle has ended there, or `node` was not part of it.
+/// It cannot be reached, it has not completed a cycle, or `node` was not part of it.
 pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     let cluster = match Cluster::find(args).await {
         Ok(cluster) => Some(cluster),
-        // The descheduler alone can be asked, too.
+        // The descheduler can be queried without the cluster.
         Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
-            console::warn(format_args!("koord: only {COMPONENT} is asked: {error:#}"));
+            console::warn(format_args!("koord: querying only {COMPONENT}: {error:#}"));
             None
         }
         Err(error) => return Err(error),
@@ -37,13 +37,15 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     let part = cluster
         .as_ref()
         .and_then(|cluster| cluster.part(super::DESCHEDULER));
-    let server = args.server.clone().or(part).with_context(|| {
-        format!("{COMPONENT} is not asked: its address is not known, --server names it")
-    })?;
+    let server = args
+        .server
+        .clone()
+        .or(part)
+        .with_context(|| format!("the address of {COMPONENT} is unknown, set --server"))?;
     let path = match node {
-        // Names of nodes need no escaping; what does is no name of one.
+        // Names of nodes need no escaping; anything else is not a node name.
         Some(node) if node.contains(|c: char| !c.is_ascii_alphanumeric() && !"-.".contains(c)) => {
-            bail!("{node:?} is no name of a node")
+            bail!("invalid node name {node:?}")
         }
         Some(node) => format!("/debug/descheduler/{node}"),
         None => "/debug/descheduler".to_owned(),
@@ -51,15 +53,13 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     let (code, body) = query(args, COMPONENT, &server, &path).await?;
     if code != 200 {
         let why = match body.trim() {
-            "" => format!(
-                "HTTP status {code}: enableProfiling is off there, or it is another program"
-            ),
+            "" => format!("HTTP status {code}: enableProfiling is off, or this is another program"),
             why => why.to_owned(),
         };
         bail!("{COMPONENT} at {server}: {why}");
     }
-    let report: Report =
-        serde_json::from_str(&body).with_context(|| format!("the answer of {COMPONENT}"))?;
+    let report: Report = serde_json::from_str(&body)
+        .with_context(|| format!("invalid response from {COMPONENT}"))?;
     let jobs = match &cluster {
         Some(cluster) => jobs(cluster, node).await,
         None => Vec::new(),
@@ -76,22 +76,22 @@ pub(super) async fn explain(args: &Args, node: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// A migration that is under way or did not come to a good end.
+/// A migration that is in progress or failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Job {
-    /// Of the PodMigrationJob.
+    /// Name of the PodMigrationJob.
     name: String,
-    /// `namespace/name`.
+    /// The pod as `namespace/name`.
     pod: String,
-    /// `Pending`, `Running`, `Failed` or `Aborted`.
+    /// Phase: `Pending`, `Running`, `Failed` or `Aborted`.
     phase: String,
-    /// Where it stands, and why.
+    /// Status, reason and message.
     why: String,
 }
 
 impl Job {
-    /// Nothing of a job that has moved its pod.
+    /// Converts a job; returns `None` if it succeeded.
     fn from_object(job: &PodMigrationJob) -> Option<Self> {
         let status = job.status.clone().unwrap_or_default();
         let phase = status.phase.map(|phase| phase.as_str().to_owned());
@@ -112,8 +112,8 @@ impl Job {
     }
 }
 
-/// Jobs of the cluster that are under way or failed, by name; of pods on `node` if it is given. None where they cannot
-/// be read.
+/// Returns jobs in progress or failed, sorted by name, and only those of pods on `node` if it is set. Empty
+/// if they cannot be read.
 async fn jobs(cluster: &Cluster, node: Option<&str>) -> Vec<Job> {
     let jobs: Api<PodMigrationJob> = Api::all(cluster.client.clone());
     let Ok(list) = jobs.list(&ListParams::default()).await else {
@@ -138,7 +138,7 @@ async fn jobs(cluster: &Cluster, node: Option<&str>) -> Vec<Job> {
     jobs
 }
 
-/// Jobs in words, those that are under way first.
+/// Formats jobs, those in progress first.
 fn render_jobs(out: &mut String, jobs: &[Job]) {
     let ended = |job: &&Job| matches!(job.phase.as_str(), "Failed" | "Aborted");
     let row = |job: &Job| {
@@ -153,9 +153,9 @@ fn render_jobs(out: &mut String, jobs: &[Job]) {
         .filter(|job| !ended(job))
         .take(MAX_JOBS)
         .map(row);
-    super::render::rows(out, "migrations under way", in_progress);
+    super::render::rows(out, "migrations in progress", in_progress);
     let failed = jobs.iter().filter(ended).take(MAX_JOBS).map(row);
-    super::render::rows(out, "migrations that failed", failed);
+    super::render::rows(out, "failed migrations", failed);
     let shown = |ended: usize| ended.saturating_sub(MAX_JOBS);
     let failed = jobs.iter().filter(ended).count();
     let more = shown(failed) + shown(jobs.len() - failed);
@@ -164,7 +164,7 @@ fn render_jobs(out: &mut String, jobs: &[Job]) {
     }
 }
 
-/// The report in words. Without `node`, nodes of which there is nothing to say are counted.
+/// Formats the report. Without `node`, nodes without actions that are not hot are only counted.
 fn render(report: &Report, node: Option<&str>) -> String {
     let mut out = String::new();
     let all = || {
@@ -188,7 +188,7 @@ fn render(report: &Report, node: Option<&str>) -> String {
         counted(done.len() - successes, "failure"),
     );
     if let Some(error) = &report.error {
-        let _ = writeln!(out, "  it ended early: {error}");
+        let _ = writeln!(out, "  ended early: {error}");
     }
     for note in &report.notes {
         let _ = writeln!(out, "  {note}");
@@ -219,14 +219,14 @@ fn render(report: &Report, node: Option<&str>) -> String {
     };
     let skipped = match skipped.len() {
         0 => None,
-        1 => Some("1 node was not looked at".to_owned()),
-        n => Some(format!("{n} nodes were not looked at")),
+        1 => Some("1 node was skipped".to_owned()),
+        n => Some(format!("{n} nodes were skipped")),
     };
     let summary: Vec<_> = cool.into_iter().chain(skipped).collect();
     if !summary.is_empty() {
         let _ = writeln!(
             out,
-            "{}: `koord explain descheduler NODE` has what was found there",
+            "{}: see `koord explain descheduler NODE`",
             summary.join(", ")
         );
     }
@@ -241,7 +241,7 @@ fn counted(count: usize, what: &str) -> String {
     }
 }
 
-/// How many pods each rule keeps, those that keep most first.
+/// Lists how many pods each rule prevented from moving, most first.
 fn render_rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
     let mut rules = BTreeMap::<&str, (usize, usize)>::new();
     for (rule, pods) in nodes.flat_map(|(_, node)| &node.kept) {
@@ -258,10 +258,10 @@ fn render_rules<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a 
             format!("on {}", counted(*nodes, "node")),
         ]
     });
-    super::render::rows(out, "pods were kept by", rows);
+    super::render::rows(out, "pods not moved, by rule", rows);
 }
 
-/// What is wrong with nodes, and on which.
+/// Lists the problems of nodes, and the nodes that have them.
 fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &'a NodeReport)>) {
     let mut by_problem = BTreeMap::<&str, Vec<&str>>::new();
     for (name, node) in nodes {
@@ -297,11 +297,13 @@ fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &
     }
 }
 
-/// All that is known of a node; without a name, of pods that are on none.
+/// Formats the report of a node; an empty name stands for pods on no node.
 fn render_node(out: &mut String, name: &str, node: &NodeReport) {
     let _ = match (name, node.hot) {
         ("", _) => writeln!(out, "pods on no node"),
-        (name, true) if node.early => writeln!(out, "node {name} is hot, but not for long"),
+        (name, true) if node.early => {
+            writeln!(out, "node {name} is hot, but not for enough cycles yet")
+        }
         (name, true) => writeln!(out, "node {name} is hot"),
         (name, false) => writeln!(out, "node {name}"),
     };
@@ -309,7 +311,7 @@ fn render_node(out: &mut String, name: &str, node: &NodeReport) {
         let _ = writeln!(out, "  {note}");
     }
     for problem in &node.problems {
-        let _ = writeln!(out, "  wrong: {problem}");
+        let _ = writeln!(out, "  problem: {problem}");
     }
     let done = |success: bool| {
         let actions = node
@@ -318,8 +320,8 @@ fn render_node(out: &mut String, name: &str, node: &NodeReport) {
             .filter(move |done| done.success == success);
         actions.map(|done: &Done| vec![done.what.clone(), done.outcome.clone()])
     };
-    super::render::rows(out, "done", done(true));
-    super::render::rows(out, "not done", done(false));
+    super::render::rows(out, "succeeded", done(true));
+    super::render::rows(out, "failed", done(false));
     let not_moved = node.kept.iter().map(|(rule, pods)| {
         let more = pods.count.saturating_sub(pods.pods.len());
         let mut named = pods.pods.join("; ");
@@ -328,12 +330,12 @@ fn render_node(out: &mut String, name: &str, node: &NodeReport) {
         }
         vec![rule.clone(), counted(pods.count, "pod"), named]
     });
-    super::render::rows(out, "kept", not_moved);
+    super::render::rows(out, "not moved", not_moved);
     let nothing = node.actions.is_empty() && node.kept.is_empty();
     if nothing && node.notes.is_empty() && node.problems.is_empty() {
         let _ = writeln!(
             out,
-            "  no strategy has anything to say of it, and no pod of it was looked at"
+            "  no strategy reported anything, and no pod was considered"
         );
     }
 }
@@ -376,24 +378,24 @@ mod tests {
             "\
 cycle of 2026-01-01T00:00:00Z: 2 hot nodes, 1 action, 1 failure
   p/LowNodeLoad: 1 node is below its low thresholds
-  pods were kept by:
+  pods not moved, by rule:
     LowNodeLoad: DaemonSet            8 pods  on 2 nodes
     LowNodeLoad: MaxMigratingPerNode  2 pods  on 1 node
 node a is hot
   p/LowNodeLoad: hot: cpu usage 81.00% > threshold 75.00%
-  done:
+  succeeded:
     move d/p to c: hot  PodMigrationJob j is created
-  not done:
+  failed:
     move d/q: hot  eviction: 429
-  kept:
+  not moved:
     LowNodeLoad: DaemonSet            7 pods  d/r: is of DaemonSet x; and 6 more
     LowNodeLoad: MaxMigratingPerNode  2 pods  d/s: 2 of 2; d/t: 2 of 2
 node b is hot
   p/LowNodeLoad: hot
-  kept:
+  not moved:
     LowNodeLoad: DaemonSet  1 pod  d/u: is of DaemonSet x
 2 nodes: has no NodeMetric (c, d)
-1 other node is not hot, 1 node was not looked at: `koord explain descheduler NODE` has what was found there
+1 other node is not hot, 1 node was skipped: see `koord explain descheduler NODE`
 "
         );
     }
@@ -420,10 +422,7 @@ node b is hot
             "5000 nodes: has no NodeMetric (n0000, n0001, n0002, n0003, n0004, ...)"
         );
         assert_eq!(lines[11], "4991 nodes: 4991 other problems");
-        assert!(
-            lines[12].starts_with("5000 nodes were not looked at: "),
-            "{text}"
-        );
+        assert!(lines[12].starts_with("5000 nodes were skipped: "), "{text}");
     }
 
     #[test]
@@ -441,7 +440,7 @@ node b is hot
         let text = render(&waits, Some("x"));
         assert!(
             text.ends_with(
-                "node x is hot, but not for long\n  p/LowNodeLoad: hot: cpu, 1 of 6 cycles\n"
+                "node x is hot, but not for enough cycles yet\n  p/LowNodeLoad: hot: cpu, 1 of 6 cycles\n"
             ),
             "{text}"
         );
@@ -451,10 +450,10 @@ node b is hot
             render(&report, Some("x")),
             "\
 cycle of 2026-01-01T00:00:00Z, a dry run: no hot node, no action, no failure
-  it ended early: 1 node is ready, and 2 are needed
+  ended early: 1 node is ready, and 2 are needed
   p/LowNodeLoad: 1 node is below its low thresholds
 node x
-  no strategy has anything to say of it, and no pod of it was looked at
+  no strategy reported anything, and no pod was considered
 "
         );
     }
@@ -483,8 +482,8 @@ node x
         render_jobs(&mut text, &jobs);
         assert_eq!(
             text,
-            "  migrations under way:\n    d/pod-a  a  Running: WaitForPodEvict\n    d/pod-d  d  Pending\n  \
-             migrations that failed:\n    d/pod-b  b  Failed: Timeout: too late\n"
+            "  migrations in progress:\n    d/pod-a  a  Running: WaitForPodEvict\n    d/pod-d  d  Pending\n  \
+             failed migrations:\n    d/pod-b  b  Failed: Timeout: too late\n"
         );
         let many: Vec<_> = (0..25).map(|_| jobs[0].clone()).collect();
         let mut text = String::new();

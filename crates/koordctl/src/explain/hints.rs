@@ -1,14 +1,14 @@
-//! What an API server's objects alone tell about a pending pod: which label no node has, and whether
-//! anybody serves its `schedulerName`.
+//! Hints about a pending pod from API objects alone: labels that no node has, a `schedulerName` that no
+//! scheduler serves.
 
 use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, Pod};
 use std::collections::BTreeSet;
 
-/// At most so many values of a label are named.
+/// Maximum number of label values that are listed.
 const SHOWN: usize = 5;
 
-/// Sentences about what keeps `pod` from any of `nodes`. `schedulers` are the names that are served,
-/// where that is known.
+/// Returns what keeps `pod` from all of `nodes`. `schedulers` are the served scheduler names; `None` if they
+/// are unknown.
 pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) -> Vec<String> {
     let Some(spec) = &pod.spec else {
         return Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn hints(pod: &Pod, nodes: &[Node], schedulers: Option<&[String]>) ->
                 .required_during_scheduling_ignored_during_execution
                 .as_ref()
         });
-    // Terms are alternatives: a term that asks for what no node has is only in the way alone.
+    // Terms are alternatives: one that no node satisfies only matters if it is the only one.
     let terms = required.map(|selector| &selector.node_selector_terms[..]);
     if let [term] = terms.unwrap_or_default() {
         for requirement in term.match_expressions.iter().flatten() {
@@ -86,7 +86,7 @@ fn fits(node: &Node, requirement: &NodeSelectorRequirement) -> bool {
         "Exists" => value.is_some(),
         "NotIn" => !listed(),
         "DoesNotExist" => value.is_none(),
-        // Comparisons are left to the scheduler.
+        // Other operators are left to the scheduler.
         _ => true,
     }
 }
@@ -105,7 +105,7 @@ fn shown(requirement: &NodeSelectorRequirement) -> String {
     }
 }
 
-/// The values that a label has on some node.
+/// Returns the values of a label that nodes have.
 fn existing_values(nodes: &[Node], key: &str) -> String {
     let values: BTreeSet<&str> = nodes
         .iter()

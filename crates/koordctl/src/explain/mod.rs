@@ -1,5 +1,5 @@
-//! `koord explain`: why a pod waits, or why it is where it is, where a node's batch resources come from
-//! and what holds batch work back there, and why pods were moved or not, in words.
+//! `koord explain`: explains the scheduling of a pod, the batch resources of a node with its pressure guard,
+//! and the decisions of the descheduler.
 
 mod descheduler;
 mod hints;
@@ -26,12 +26,12 @@ use std::path::{Path, PathBuf};
 
 const DESCHEDULER: &str = "descheduler";
 
-/// Subject to explain, and whom to ask.
+/// Arguments of `koord explain`.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Args {
-    /// Subject to explain, as kubectl takes it: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
-    /// `pod NAMESPACE/NAME`. `descheduler` is the last cycle of the descheduler, `descheduler NODE` what it
-    /// made of that node.
+    /// What to explain, in kubectl's forms: `pod NAME`, `pod/NAME`, `node NAME`, `node/NAME`; also
+    /// `pod NAMESPACE/NAME`. `descheduler` explains the last cycle of the descheduler, `descheduler NODE`
+    /// that node in it.
     #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
     pub what: Vec<String>,
     /// The pod's namespace.
@@ -40,36 +40,36 @@ pub struct Args {
     /// Print as text or as JSON.
     #[arg(short, long, default_value = "text", value_parser = ["text", "json"])]
     pub output: String,
-    /// The cluster that is meant; else KUBECONFIG, else ~/.kube/config, else the cluster of
-    /// `koord up`.
+    /// Kubeconfig of the cluster [default: KUBECONFIG, else ~/.kube/config, else the `koord up`
+    /// cluster].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,
-    /// Where the scheduler, or for `descheduler` the descheduler, serves its health and metrics, or its
-    /// secure port with https://. A cluster of `koord up` says itself where.
+    /// Address of the health and metrics of the scheduler, or for `descheduler` of the descheduler; or of its
+    /// secure port with https://. Not needed for a `koord up` cluster.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// For a node: where its koordlet serves its health and metrics. A cluster of `koord up` says
-    /// itself where.
+    /// For a node: address of the health and metrics of its koordlet. Not needed for a `koord up`
+    /// cluster.
     #[arg(long, value_name = "HOST:PORT")]
     pub address: Option<String>,
-    /// For https: the token to show there.
+    /// For https: file with the bearer token.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// For https: who vouches for that server's certificate, instead of the system's authorities.
+    /// For https: certificate authority of the server, instead of the system's authorities.
     #[arg(long, value_name = "FILE")]
     pub certificate_authority: Option<PathBuf>,
-    /// For https: take any certificate, as through a port-forward.
+    /// For https: accept any certificate, for example through a port-forward.
     #[arg(long)]
     pub insecure_skip_tls_verify: bool,
-    /// As `-o json`.
+    /// Same as `-o json`.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Subject is to be explained.
+/// The object to explain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Subject {
     Pod {
@@ -77,7 +77,7 @@ enum Subject {
         name: String,
     },
     Node(String),
-    /// The descheduler's last cycle, as far as it is about a node if one is named.
+    /// The descheduler's last cycle; for one node if it is named.
     Descheduler(Option<String>),
 }
 
@@ -86,7 +86,7 @@ impl Args {
         self.json || self.output == "json"
     }
 
-    /// Understands the positional arguments.
+    /// Parses the positional arguments.
     fn subject(&self) -> Result<Subject> {
         let (kind, name) = match &self.what[..] {
             [one] if one == DESCHEDULER => return Ok(Subject::Descheduler(None)),
@@ -111,15 +111,15 @@ impl Args {
             }
             "node" | "nodes" | "no" => Ok(Subject::Node(name.to_owned())),
             DESCHEDULER => Ok(Subject::Descheduler(Some(name.to_owned()))),
-            _ => bail!("{kind:?} is not explained: pod, node or {DESCHEDULER}"),
+            _ => bail!("cannot explain {kind:?}: expected pod, node or {DESCHEDULER}"),
         }
     }
 }
 
-/// Asks the scheduler, of a node its koordlet, or the descheduler, and prints the answer.
+/// Queries the scheduler, koordlet or the descheduler, and prints the explanation.
 ///
 /// # Errors
-/// Nobody can be asked, or the pod or node is unknown there.
+/// No component can be reached, or the pod or node does not exist.
 pub fn main(args: &Args) -> Result<()> {
     let subject = args.subject()?;
     runtime()?.block_on(run(args, &subject))
@@ -134,18 +134,18 @@ async fn run(args: &Args, what: &Subject) -> Result<()> {
     }
 }
 
-/// The cluster that is meant, if one is.
+/// The selected cluster.
 struct Cluster {
     client: Client,
-    /// Subject a cluster of `koord up` tells about itself.
+    /// Addresses of the components of a `koord up` cluster.
     parts: Option<ConfigMap>,
 }
 
-/// A client of the cluster that is meant: that of the kubeconfig, else of KUBECONFIG or
-/// ~/.kube/config, else the one of `koord up`.
+/// Returns a client of the selected cluster: that of the kubeconfig, otherwise of KUBECONFIG or
+/// ~/.kube/config, otherwise the `koord up` cluster.
 ///
 /// # Errors
-/// There is none, or its kubeconfig cannot be used.
+/// There is no cluster, or its kubeconfig is invalid.
 pub(crate) async fn connect(kubeconfig: Option<&Path>, context: Option<&str>) -> Result<Client> {
     let options = ClientOptions {
         context: context.map(str::to_owned),
@@ -170,24 +170,25 @@ impl Cluster {
     async fn find(args: &Args) -> Result<Self> {
         let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
-        // A user who may not read it has to name the addresses, as where there is none.
+        // A user who may not read it must pass the addresses, as for other clusters.
         let parts = match maps.get_opt(cluster_files::ADDRESSES_NAME).await {
             Err(error) if !matches!(error, koord_kube::Error::Api(_)) => {
-                return Err(error).context("the cluster cannot be asked");
+                return Err(error).context("failed to query the cluster");
             }
             found => found.ok().flatten(),
         };
         Ok(Self { client, parts })
     }
 
-    /// Subject is reported of the NUMA nodes where `pod` is, as far as it can be had.
+    /// Returns the NodeResourceTopology of the node of `pod`, if it can be read.
     async fn report_about(&self, pod: &Pod) -> Option<NodeResourceTopology> {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
         let reports: Api<NodeResourceTopology> = Api::all(self.client.clone());
         reports.get_opt(node).await.ok().flatten()
     }
 
-    /// Where a part of a cluster of `koord up` is to be asked. Only this machine is believed.
+    /// Returns the address of a component of a `koord up` cluster. Only addresses on this machine are
+    /// trusted.
     fn part(&self, name: &str) -> Option<String> {
         let url = self.parts.as_ref()?.data.as_ref()?.get(name)?;
         url.starts_with("http://127.0.0.1:").then(|| url.clone())
@@ -197,10 +198,10 @@ impl Cluster {
 async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     let cluster = match Cluster::find(args).await {
         Ok(cluster) => Some(cluster),
-        // The scheduler alone can be asked, too.
+        // The scheduler can be queried without the cluster.
         Err(error) if args.server.is_some() && args.kubeconfig.is_none() => {
             console::warn(format_args!(
-                "koord: only the scheduler is asked: {error:#}"
+                "koord: querying only the scheduler: {error:#}"
             ));
             None
         }
@@ -224,14 +225,15 @@ async fn explain_pod(args: &Args, namespace: &str, name: &str) -> Result<()> {
     }
     let mut schedulers = None;
     let mut answer = None;
-    let mut missing =
-        "the scheduler is not asked: its address is not known, --server names it".to_owned();
+    let mut missing = "the address of the scheduler is unknown, set --server".to_owned();
     if let Some(server) = &server {
         let path = format!("/debug/scheduler/pods/{namespace}/{name}");
         match query(args, "the scheduler", server, &path).await {
             Ok((200, body)) => {
-                answer =
-                    Some(serde_json::from_str::<Value>(&body).context("the scheduler's answer")?);
+                answer = Some(
+                    serde_json::from_str::<Value>(&body)
+                        .context("invalid response from the scheduler")?,
+                );
             }
             Ok((_, body)) => {
                 let value: Value = serde_json::from_str(&body).unwrap_or_default();
@@ -290,7 +292,7 @@ fn print_answer(args: &Args, answer: &Value, hints: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The names that a scheduler serves; `None` when it does not say.
+/// Returns the scheduler names that a scheduler serves; `None` if they are unknown.
 async fn served_names(args: &Args, server: &str) -> Option<Vec<String>> {
     let (code, body) = query(args, "the scheduler", server, "/debug/scheduler/plugins")
         .await
@@ -303,13 +305,13 @@ async fn served_names(args: &Args, server: &str) -> Option<Vec<String>> {
     (!names.is_empty()).then_some(names)
 }
 
-/// Where a node's batch resources come from, what holds batch work back there, and for which service.
+/// Explains the batch resources of a node, and the state of its pressure guard.
 async fn explain_node(args: &Args, name: &str) -> Result<()> {
     let cluster = match Cluster::find(args).await {
         Ok(cluster) => Some(cluster),
-        // The koordlet alone can be asked, too.
+        // koordlet can be queried without the cluster.
         Err(error) if args.address.is_some() && args.kubeconfig.is_none() => {
-            console::warn(format_args!("koord: only koordlet is asked: {error:#}"));
+            console::warn(format_args!("koord: querying only koordlet: {error:#}"));
             None
         }
         Err(error) => return Err(error),
@@ -331,10 +333,10 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
             "{name} is a simulated node: no koordlet runs there"
         )),
         None => Err(format!(
-            "where {name}'s koordlet is to be asked is not known: --address names it"
+            "the address of koordlet on {name} is unknown, set --address"
         )),
         Some(address) => match fetch_guard(&address, name).await {
-            // Who was named has to answer.
+            // An address that was passed must respond.
             Err(error) if args.address.is_some() => return Err(error),
             answer => answer.map_err(|error| format!("{error:#}")),
         },
@@ -354,25 +356,27 @@ async fn explain_node(args: &Args, name: &str) -> Result<()> {
     match guard {
         Ok((Some(guard), _)) => text.push_str(&node::render_guard(&guard)),
         Ok((None, why)) => {
-            let _ = writeln!(text, "pressure guard: does nothing ({why})");
+            let _ = writeln!(text, "pressure guard: inactive ({why})");
         }
         Err(why) => {
-            let _ = writeln!(text, "pressure guard: not known ({why})");
+            let _ = writeln!(text, "pressure guard: unknown ({why})");
         }
     }
     console::say(text.trim_end());
     Ok(())
 }
 
-/// Subject the koordlet of node `name` says of its guard, and why it does nothing if it does.
+/// Returns the guard of koordlet on node `name`, and why it is inactive.
 async fn fetch_guard(address: &str, name: &str) -> Result<(Option<Guard>, String)> {
     let status = node::fetch_status(address).await?;
     if status.node != name {
         let actual = &status.node;
-        bail!("koordlet at {address} is that of node {actual}, not {name}: name its --address");
+        bail!("koordlet at {address} belongs to node {actual}, not {name}: set --address");
     }
     let row = status.strategies.iter().find(|s| s.name == GUARD);
-    let why = row.map_or("this koordlet has none", |row| row.why.as_str());
+    let why = row.map_or("this koordlet has no pressure guard", |row| {
+        row.why.as_str()
+    });
     let why = why.to_owned();
     Ok((status.guard, why))
 }
@@ -406,11 +410,11 @@ pub async fn query(args: &Args, who: &str, server: &str, path: &str) -> Result<(
             let body = json!({"message": status.message});
             Ok((status.code, body.to_string()))
         }
-        Err(error) => Err(error).with_context(|| format!("{who} at {server} cannot be reached")),
+        Err(error) => Err(error).with_context(|| format!("failed to reach {who} at {server}")),
     }
 }
 
-/// Subject the pod itself says.
+/// Returns the scheduling state in the pod's own status.
 fn condition(pod: &Pod) -> String {
     if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
         return format!("is bound to {node}");
@@ -425,7 +429,7 @@ fn condition(pod: &Pod) -> String {
         .find(|condition| condition.type_ == "PodScheduled");
     match scheduled.and_then(|condition| condition.message.as_ref()) {
         Some(said) => format!("is pending\n  {said}"),
-        None => "is pending; no scheduler has said anything about it".to_owned(),
+        None => "is pending; no scheduler has reported on it".to_owned(),
     }
 }
 
@@ -475,7 +479,7 @@ mod tests {
         assert_eq!(parse("descheduler").unwrap(), Subject::Descheduler(None));
         for (line, says) in [
             ("web", "expected KIND/NAME"),
-            ("svc/web", "\"svc\" is not explained"),
+            ("svc/web", "cannot explain \"svc\""),
             ("pod shop/web -n other", "is not in namespace other"),
         ] {
             let error = parse(line).unwrap_err().to_string();

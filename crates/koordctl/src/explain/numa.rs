@@ -1,4 +1,4 @@
-//! Which NUMA nodes a placed pod has.
+//! Explains the NUMA nodes of a placed pod.
 
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::extension::{self, ResourceStatus};
@@ -8,14 +8,14 @@ use koord_api::{annotations, quantity::Quantity};
 use koord_model::alignment::{Config, Policy};
 use std::fmt::Write as _;
 
-/// What the scheduler gave `pod`, or that the kubelet of its node, whose report is `report`, chooses;
-/// `None` where nobody does.
+/// Returns the scheduler's choice for `pod`, or that the kubelet of its node chooses according to `report`;
+/// `None` if neither does.
 pub(super) fn placed(pod: &Pod, report: Option<&NodeResourceTopology>) -> Option<String> {
     let node = pod.spec.as_ref()?.node_name.as_deref()?;
     let key = annotations::RESOURCE_STATUS;
     let status = match extension::read(pod.metadata.annotations.as_ref(), key) {
         Ok(status) => status.unwrap_or_default(),
-        Err(error) => return Some(format!("its NUMA nodes are not known: {error}")),
+        Err(error) => return Some(format!("NUMA nodes unknown: {error}")),
     };
     scheduler_choice(&status).or_else(|| kubelet_choice(node, report?))
 }

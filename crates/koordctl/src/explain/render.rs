@@ -1,9 +1,9 @@
-//! What the scheduler says of a pod, as text.
+//! Formats the scheduler's explanation of a pod.
 
 use serde_json::Value;
 use std::fmt::Write as _;
 
-/// The scheduler's answer as text.
+/// Formats the scheduler's response.
 pub(super) fn render(value: &Value) -> String {
     let list = |value: &Value| -> String {
         let all = value.as_array().into_iter().flatten();
@@ -23,7 +23,7 @@ pub(super) fn render(value: &Value) -> String {
     if let Some(place) = queue["place"].as_str() {
         let attempts = &queue["attempts"];
         let _ = write!(out, "  queue: {place}, {attempts} attempts");
-        for (key, label) in [("refusedBy", "refused by"), ("gatedBy", "held back by")] {
+        for (key, label) in [("refusedBy", "refused by"), ("gatedBy", "gated by")] {
             if queue[key].is_array() {
                 let _ = write!(out, ", {label} {}", list(&queue[key]));
             }
@@ -42,7 +42,7 @@ pub(super) fn render(value: &Value) -> String {
         out.push('\n');
     }
     for (key, label) in [
-        ("nominatedNode", "room is being made on"),
+        ("nominatedNode", "nominated to node"),
         ("waitsFor", "waits for"),
     ] {
         if !value[key].is_null() {
@@ -80,18 +80,21 @@ pub(super) fn render(value: &Value) -> String {
     out
 }
 
-/// The score table of a placement: a line per plugin, a column per node.
+/// Formats the score table of a placement: a line per plugin, a column per node.
 fn decision(out: &mut String, decision: &Value) {
     let Some(time) = decision["time"].as_str() else {
         return;
     };
     let ranking = decision["ranking"].as_array().cloned().unwrap_or_default();
     if ranking.is_empty() {
-        let _ = writeln!(out, "  decided {time}, without a comparison");
+        let _ = writeln!(out, "  decided {time}, without scores");
         return;
     }
     let (feasible, nodes) = (&decision["feasible"], &decision["nodes"]);
-    let _ = writeln!(out, "  decided {time}: {feasible} of {nodes} nodes fitted");
+    let _ = writeln!(
+        out,
+        "  decided {time}: {feasible} of {nodes} nodes were feasible"
+    );
     let name = |node: &Value| node["node"].as_str().unwrap_or_default().to_owned();
     let mut table = vec![
         std::iter::once("score x weight".to_owned())
@@ -120,14 +123,14 @@ fn decision(out: &mut String, decision: &Value) {
     rows(out, "scores", table.into_iter());
 }
 
-/// A gang in words.
+/// Formats the state of a gang.
 fn gang(out: &mut String, gang: &Value) {
     let count = |key: &str| gang[key].as_u64().unwrap_or(0);
     let name = text(&gang["gang"]);
     let _ = match gang["needs"].as_u64() {
         Some(needs) => writeln!(
             out,
-            "  gang {name}: needs {needs} pods together, and has {}: {} pending, {} waiting for the \
+            "  gang {name}: needs {needs} pods, has {}: {} pending, {} waiting for the \
              others, {} bound",
             count("members"),
             count("pending"),
@@ -136,27 +139,27 @@ fn gang(out: &mut String, gang: &Value) {
         ),
         None => writeln!(
             out,
-            "  gang {name}: has {} pods; nothing says how many it needs",
+            "  gang {name}: has {} pods; the number it needs is unknown",
             count("members")
         ),
     };
     let group = gang["group"].as_str().unwrap_or_default();
     if group.contains(',') {
-        let _ = writeln!(out, "    waits together with {group}");
+        let _ = writeln!(out, "    gang group {group}");
     }
-    for (key, label) in [("blocked", "held back"), ("lastFailure", "last failure")] {
+    for (key, label) in [("blocked", "blocked"), ("lastFailure", "last failure")] {
         if let Some(reason) = gang[key].as_str() {
             let _ = writeln!(out, "    {label}: {said}");
         }
     }
 }
 
-/// A quota in words, and a line for each resource it limits.
+/// Formats the state of a quota, with a line for each resource it limits.
 fn quota(out: &mut String, state: &Value) {
     let quota = &state["quota"];
     let counted = match state["placed"].as_bool() {
-        Some(true) => "the pod is counted as used",
-        _ => "the pod is not counted yet",
+        Some(true) => "usage includes this pod",
+        _ => "usage does not include this pod yet",
     };
     let _ = writeln!(out, "  quota {}: {counted}", text(&quota["name"]));
     if let Some(refusal) = state["refusal"].as_str() {
@@ -168,7 +171,7 @@ fn quota(out: &mut String, state: &Value) {
     };
     let resources = quota["max"].as_object().into_iter().flatten();
     let mut table = vec![
-        ["resource", "used", "may use now", "min", "max"]
+        ["resource", "used", "runtime", "min", "max"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -181,7 +184,7 @@ fn quota(out: &mut String, state: &Value) {
     }
 }
 
-/// Anything else a plugin says, as `key: value` lines.
+/// Formats the state of any other plugin, as `key: value` lines.
 fn render_value(out: &mut String, indent: usize, key: &str, value: &Value) {
     let pad = " ".repeat(indent);
     let _ = match value {
@@ -214,7 +217,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// A table under a title; nothing without rows.
+/// Formats a table under a title; nothing without rows.
 pub(super) fn rows(out: &mut String, title: &str, table: impl Iterator<Item = Vec<String>>) {
     let table: Vec<Vec<String>> = table.collect();
     if table.is_empty() {
@@ -224,7 +227,7 @@ pub(super) fn rows(out: &mut String, title: &str, table: impl Iterator<Item = Ve
     lines(out, "    ", &table);
 }
 
-/// Rows with their columns aligned.
+/// Formats rows with aligned columns.
 fn lines(out: &mut String, indent: &str, table: &[Vec<String>]) {
     let columns = table.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -271,11 +274,11 @@ mod tests {
              queue: unschedulable, 2 attempts, refused by NodeResourcesFit\n  refused by:\n    \
              NodeResourcesFit  3 nodes  Insufficient cpu\n  nearest nodes:\n    \
              n1  cpu: needs 4, free 2500m\n  \
-             gang ns/g: needs 3 pods together, and has 2: 2 pending, 0 waiting for the others, 0 \
-             bound\n    held back: too few\n  \
-             quota team: the pod is not counted yet\n    refused: Insufficient quotas\n    \
-             resource  used  may use now  min  max\n    \
-             cpu       3     4            -    4\n  \
+             gang ns/g: needs 3 pods, has 2: 2 pending, 0 waiting for the others, 0 \
+             bound\n    blocked: too few\n  \
+             quota team: usage does not include this pod yet\n    refused: Insufficient quotas\n    \
+             resource  used  runtime  min  max\n    \
+             cpu       3     4        -    4\n  \
              Reservation:\n    reservations:\n      name: r\n      usable: false\n"
         );
     }
@@ -293,7 +296,7 @@ mod tests {
         }));
         assert_eq!(
             text,
-            "default/web is bound on n1\n  decided 2026-01-01T00:00:00Z: 2 of 3 nodes fitted\n  \
+            "default/web is bound on n1\n  decided 2026-01-01T00:00:00Z: 2 of 3 nodes were feasible\n  \
              scores:\n    score x weight  n1      n2\n    Fit             90 x 2  8 x 2\n    \
              total           180     16\n"
         );

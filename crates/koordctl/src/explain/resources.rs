@@ -1,4 +1,4 @@
-//! Where a node's batch and mid resources come from, as sums.
+//! Explains a node's batch and mid resources as sums.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
@@ -11,10 +11,10 @@ use koord_manager::explain::{self, Explanation, Objects, Resource, Service};
 use koord_model::reclaim;
 use std::fmt::Write as _;
 
-/// Services that are listed; the rest is one line.
+/// Maximum number of services that are listed.
 const MAX_SERVICES: usize = 10;
 
-/// Fetches what the manager decides from and decides as it does.
+/// Fetches the objects that the manager reads, and computes the resources as it does.
 pub(super) async fn fetch_explanation(client: &Client, node: Node) -> Result<Explanation> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let metrics: Api<NodeMetric> = Api::all(client.clone());
@@ -25,7 +25,7 @@ pub(super) async fn fetch_explanation(client: &Client, node: Node) -> Result<Exp
     let metric = none_if_not_installed(metrics.get_opt(&name).await).context("NodeMetric")?;
     let mut topology = none_if_not_installed(topologies.get_opt(&name).await);
     if matches!(topology, Ok(None)) {
-        // The older version may be all that is served.
+        // The cluster may only serve the older version.
         let topologies: Api<v1alpha1::NodeResourceTopology> = Api::all(client.clone());
         let old = none_if_not_installed(topologies.get_opt(&name).await);
         topology = old.map(|old| old.map(Into::into));
@@ -43,7 +43,7 @@ pub(super) async fn fetch_explanation(client: &Client, node: Node) -> Result<Exp
     Ok(explain::node(&objects, jiff::Timestamp::now()))
 }
 
-/// Where a kind is not installed there is none of its objects either.
+/// Returns `None` for an object whose kind is not installed.
 fn none_if_not_installed<T>(
     found: Result<Option<T>, koord_kube::Error>,
 ) -> Result<Option<T>, koord_kube::Error> {
@@ -53,7 +53,7 @@ fn none_if_not_installed<T>(
     }
 }
 
-/// The sums as text.
+/// Formats the explanation.
 pub(super) fn render(explanation: &Explanation) -> String {
     let mut out = String::new();
     for resource in &explanation.resources {
@@ -66,10 +66,10 @@ pub(super) fn render(explanation: &Explanation) -> String {
         }
     }
     if let Some(why) = &explanation.refused {
-        let _ = writeln!(out, "there is nothing to reclaim: {why}");
+        let _ = writeln!(out, "nothing is reclaimed: {why}");
     }
     if let Some(age) = explanation.report_age_seconds {
-        let _ = writeln!(out, "the report is {age} s old");
+        let _ = writeln!(out, "NodeMetric report: {age} s old");
     }
     services(&mut out, "services", &explanation.services);
     services(
@@ -81,12 +81,12 @@ pub(super) fn render(explanation: &Explanation) -> String {
         let _ = writeln!(out, "note: {note}");
     }
     for problem in &explanation.problems {
-        let _ = writeln!(out, "wrong: {problem}");
+        let _ = writeln!(out, "problem: {problem}");
     }
     out
 }
 
-/// A number and its terms, each line after `indent`.
+/// Formats an amount and its terms, each line indented by `indent`.
 fn sum(out: &mut String, resource: &Resource, indent: &str) {
     let name = resource.name;
     let is_cpu = name.ends_with("cpu");
@@ -123,7 +123,7 @@ fn sum(out: &mut String, resource: &Resource, indent: &str) {
     }
 }
 
-/// The largest of the services, each on a line.
+/// Lists the largest services.
 fn services(out: &mut String, title: &str, services: &[Service]) {
     if !services.is_empty() {
         let _ = writeln!(out, "{title}:");
@@ -141,7 +141,8 @@ fn services(out: &mut String, title: &str, services: &[Service]) {
     }
 }
 
-/// CPU as milli-cores, which `cores` says whether it is counted in yet; memory as bytes.
+/// Formats CPU in milli-cores and memory in MiB. With `cores`, the amount of CPU is in cores, otherwise in
+/// milli-cores.
 fn unit(amount: Quantity, cores: bool, is_cpu: bool) -> String {
     match (is_cpu, cores) {
         (true, true) => reclaim::millicores(amount),
@@ -226,13 +227,13 @@ kubernetes.io/batch-memory: nothing is published
 NUMA node-0:
   kubernetes.io/batch-cpu: 1000m (2000m is published)
                1000m  capacity       because
-the report is 30 s old
+NodeMetric report: 30 s old
 services:
 {}  and 2 more
 host applications:
       8000m       1024 MiB  nginx (request)
 note: it waits
-wrong: colocation-config: wrong
+problem: colocation-config: wrong
 ",
                 "      8000m       1024 MiB  d/web (request)\n".repeat(10)
             )

@@ -1,4 +1,4 @@
-//! `koord node topology`: the NUMA nodes of this machine, and what its kubelet has given away of them.
+//! `koord node topology`: shows the NUMA nodes of this machine, and what the kubelet allocated of them.
 
 use anyhow::{Context as _, Result};
 use koord_api::resources;
@@ -10,10 +10,10 @@ use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// Which kubelet to ask.
+/// Arguments of `koord node topology`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// The socket of the kubelet's PodResources service.
+    /// Socket of the kubelet's PodResources service.
     #[arg(long, value_name = "PATH", default_value = exporter::SOCKET)]
     pub socket: PathBuf,
     /// Print zones as in a NodeResourceTopology, as JSON.
@@ -21,10 +21,10 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Looks and prints.
+/// Reads the topology and the kubelet's allocations, and prints them.
 ///
 /// # Errors
-/// When the kernel's files cannot be read or understood; with `--json`, also when no kubelet answers.
+/// The kernel's files are missing or invalid; with `--json`, also if no kubelet responds.
 pub(super) fn main(args: &Args) -> Result<()> {
     let root = koord_host::Root::system().context("the kernel's file systems")?;
     let machine = exporter::machine(&root).context("NUMA nodes")?;
@@ -69,20 +69,20 @@ fn render(machine: &Machine, listed: Result<&Listed, &ListError>) -> String {
     match listed {
         Ok(listed) => {
             if !exclusive {
-                // The kubelet does not say why; its other policy leaves some.
-                let _ = writeln!(out, "no CPU is exclusive (cpuManagerPolicy none)");
+                // The kubelet does not report its policy; with the static one some CPUs are allocatable.
+                let _ = writeln!(out, "no exclusive CPUs (cpuManagerPolicy none)");
             }
             let _ = writeln!(
                 out,
-                "{} pods are listed, fingerprint {}",
+                "{} pods listed, fingerprint {}",
                 listed.pods, listed.fingerprint
             );
             for problem in &listed.zones.problems {
-                let _ = writeln!(out, "  passed over: {problem}");
+                let _ = writeln!(out, "  skipped: {problem}");
             }
         }
         Err(error) => {
-            let _ = writeln!(out, "what is free is not known: {error}");
+            let _ = writeln!(out, "free resources unknown: {error}");
         }
     }
     out
@@ -101,7 +101,7 @@ fn facts(node: &Node) -> String {
         .join(", ")
 }
 
-/// A bar for each resource: what pods have, of what they can have. CPUs only if some can be exclusive.
+/// Draws a bar of allocated amounts for each resource; for CPUs only if some can be exclusive.
 fn render_resources(out: &mut String, zone: &Zone, exclusive: bool) {
     const WIDTH: i64 = 20;
     let all = zone.resources.iter();
@@ -113,7 +113,7 @@ fn render_resources(out: &mut String, zone: &Zone, exclusive: bool) {
         let empty = usize::try_from(WIDTH).unwrap_or(0) - filled;
         let _ = writeln!(
             out,
-            "  [{}{}] {}: {} free of {} ({} in all)",
+            "  [{}{}] {}: {} free of {} ({} in total)",
             "#".repeat(filled),
             ".".repeat(empty),
             resource.name,
@@ -150,17 +150,17 @@ mod tests {
             render(&machine, Ok(&listed)),
             "node-0  CPUs 0-3 (4), memory 8192 MiB\n  \
              distance to node-0 10, node-1 21\n  \
-             [#####...............] cpu: 3 free of 4 (4 in all)\n\
+             [#####...............] cpu: 3 free of 4 (4 in total)\n\
              node-1  no CPUs, memory 8192 MiB\n  \
              distance to node-0 21, node-1 10\n  \
-             [....................] cpu: 0 free of 0 (0 in all)\n\
-             2 pods are listed, fingerprint pfp0v001a5e1c50c557adb9d\n  \
-             passed over: a container has CPUs 9, which are not allocatable\n  \
-             passed over: two containers have CPUs 1\n"
+             [....................] cpu: 0 free of 0 (0 in total)\n\
+             2 pods listed, fingerprint pfp0v001a5e1c50c557adb9d\n  \
+             skipped: a container has CPUs 9, which are not allocatable\n  \
+             skipped: two containers have CPUs 1\n"
         );
     }
 
-    /// The kubelet's CPU manager without a policy lists no CPUs.
+    /// The kubelet's CPU manager lists no CPUs with policy none.
     #[test]
     fn missing_exclusive_cpus_are_reported() {
         let node = Node {
@@ -176,8 +176,8 @@ mod tests {
         assert_eq!(
             render(&machine, Ok(&listed)),
             "node-0  CPUs 0-3 (4)\n\
-             no CPU is exclusive (cpuManagerPolicy none)\n\
-             0 pods are listed, fingerprint pfp0v001ef46db3751d8e999\n"
+             no exclusive CPUs (cpuManagerPolicy none)\n\
+             0 pods listed, fingerprint pfp0v001ef46db3751d8e999\n"
         );
     }
 }
