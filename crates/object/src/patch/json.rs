@@ -149,7 +149,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn json_patch_errors_are_told_apart() {
+    fn json_patch_errors_are_distinguished() {
         let doc = json!({"a": 1});
         let ok = json_patch(&doc, br#"[{"op":"replace","path":"/a","value":2}]"#).unwrap();
         assert_eq!(ok, json!({"a": 2}));

@@ -69,12 +69,12 @@ fn merge_map(
     }
     for (key, value) in patch {
         if let Some(field) = key.strip_prefix(DELETE) {
-            let gone = value
+            let deleted = value
                 .as_array()
                 .ok_or_else(|| PatchError::Failed(format!("{key} must be a list")))?;
             if let Some(Value::Array(items)) = original.get_mut(field) {
-                let gone: HashSet<&Value> = gone.iter().collect();
-                items.retain(|item| !gone.contains(item));
+                let deleted: HashSet<&Value> = deleted.iter().collect();
+                items.retain(|item| !deleted.contains(item));
             }
         }
     }
@@ -187,8 +187,8 @@ fn go_map(map: &Map<String, Value>) -> String {
 
 /// Appends the elements of `patch` that `old` does not have, each once.
 fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
-    let mut seen: HashSet<&Value> = old.iter().collect();
-    let new: Vec<&Value> = patch.iter().filter(|item| seen.insert(item)).collect();
+    let mut unique: HashSet<&Value> = old.iter().collect();
+    let new: Vec<&Value> = patch.iter().filter(|item| unique.insert(item)).collect();
     old.extend(new.into_iter().cloned());
     old
 }
@@ -226,8 +226,8 @@ impl<'a> KeyedList<'a> {
 
     /// Deletes every element with `key`.
     fn delete(&mut self, key: &Value) {
-        for at in self.positions.remove(key).into_iter().flatten() {
-            self.items[at] = None;
+        for position in self.positions.remove(key).into_iter().flatten() {
+            self.items[position] = None;
         }
     }
 
@@ -320,13 +320,13 @@ fn reorder(
         let id = id(&item, merge_key);
         (order.get(&id).copied(), server.get(&id).copied(), item)
     });
-    let (mut named, rest): (Vec<_>, Vec<_>) = ranked.partition(|(rank, ..)| rank.is_some());
+    let (mut named, others): (Vec<_>, Vec<_>) = ranked.partition(|(rank, ..)| rank.is_some());
     named.sort_by_key(|(rank, ..)| *rank);
-    let mut out = Vec::with_capacity(named.len() + rest.len());
+    let mut out = Vec::with_capacity(named.len() + others.len());
     let mut named = named.into_iter().peekable();
-    let mut rest = rest.into_iter().peekable();
+    let mut others = others.into_iter().peekable();
     loop {
-        let named_first = match (named.peek(), rest.peek()) {
+        let named_first = match (named.peek(), others.peek()) {
             (None, None) => return out,
             (Some(_), None) => true,
             (None, Some(_)) => false,
@@ -336,7 +336,7 @@ fn reorder(
         let next = if named_first {
             named.next()
         } else {
-            rest.next()
+            others.next()
         };
         out.extend(next.map(|(.., item)| item));
     }
@@ -383,11 +383,14 @@ mod tests {
                 "tolerations": [{"key": "other"}],
             }})
         );
-        let gone = pod(
+        let deleted = pod(
             old.clone(),
             json!({"spec": {"containers": [{"$patch": "delete", "name": "a"}]}}),
         );
-        assert_eq!(gone.unwrap()["spec"]["containers"], json!([{"name": "b"}]));
+        assert_eq!(
+            deleted.unwrap()["spec"]["containers"],
+            json!([{"name": "b"}])
+        );
         let replaced = pod(
             old.clone(),
             json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "c"}]}}),

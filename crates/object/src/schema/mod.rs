@@ -282,13 +282,13 @@ impl Schema {
     }
 
     /// The member `key`; `None` when the schema has no place for it.
-    fn known(&self, key: &str) -> Option<&Self> {
+    fn allowed_member(&self, key: &str) -> Option<&Self> {
         self.declared(key).or(self.additional.as_deref())
     }
 
     /// The member `key`, of which nothing may be known.
     pub fn member(&self, key: &str) -> &Self {
-        self.known(key).unwrap_or(&ANYTHING)
+        self.allowed_member(key).unwrap_or(&ANYTHING)
     }
 
     /// The elements of a list.

@@ -149,19 +149,19 @@ impl Parser {
     ) {
         if let Some(Value::Object(properties)) = map.get("properties") {
             let compiled = properties.iter().map(|(key, v)| {
-                let at = format!("{path}.properties[{key}]");
-                (key.clone(), self.node(v, &at, typed, depth + 1))
+                let child_path = format!("{path}.properties[{key}]");
+                (key.clone(), self.node(v, &child_path, typed, depth + 1))
             });
             s.members = Members::Own(compiled.collect());
         }
         match map.get("additionalProperties") {
             Some(Value::Bool(any)) => s.additional_any = *any,
             Some(v @ Value::Object(_)) => {
-                let at = format!("{path}.additionalProperties");
-                s.additional = Some(Box::new(self.node(v, &at, typed, depth + 1)));
+                let child_path = format!("{path}.additionalProperties");
+                s.additional = Some(Box::new(self.node(v, &child_path, typed, depth + 1)));
                 if !s.properties().is_empty() && typed {
                     self.errors.push(FieldError::forbidden(
-                        at,
+                        child_path,
                         "additionalProperties and properties are mutual exclusive",
                     ));
                 }
@@ -170,8 +170,8 @@ impl Parser {
         }
         match map.get("items") {
             Some(v @ Value::Object(_)) => {
-                let at = format!("{path}.items");
-                s.items = Some(Box::new(self.node(v, &at, typed, depth + 1)));
+                let child_path = format!("{path}.items");
+                s.items = Some(Box::new(self.node(v, &child_path, typed, depth + 1)));
             }
             Some(Value::Array(_)) => self.errors.push(FieldError::forbidden(
                 format!("{path}.items"),
@@ -241,10 +241,10 @@ impl Parser {
         let Some(text) = text(map, "x-kubernetes-list-type") else {
             return ListType::Atomic;
         };
-        let at = format!("{path}.x-kubernetes-list-type");
+        let type_path = format!("{path}.x-kubernetes-list-type");
         if s.kind != Type::Array {
             self.errors.push(FieldError::invalid(
-                at,
+                type_path,
                 text,
                 "must be array if the list type is set",
             ));
@@ -277,7 +277,7 @@ impl Parser {
             }
             _ => {
                 self.errors.push(FieldError::not_supported(
-                    at,
+                    type_path,
                     text,
                     &["atomic", "map", "set"],
                 ));

@@ -120,15 +120,15 @@ fn inherit(types: &[Named], id: TypeId, out: &mut FxHashMap<&'static str, Schema
 }
 
 fn parse_type(id: TypeId, line: &'static str, names: &FxHashMap<&'static str, TypeId>) -> Named {
-    let mut words = line.split(' ');
-    let name = words.next().unwrap_or_default();
-    let mut words = words.peekable();
+    let mut tokens = line.split(' ');
+    let name = tokens.next().unwrap_or_default();
+    let mut tokens = tokens.peekable();
     let mut schema = typed(Type::Object);
     schema.members = Members::Named(id);
-    schema.atomic = words.next_if_eq(&"%-").is_some();
+    schema.atomic = tokens.next_if_eq(&"%-").is_some();
     let (mut wire, mut fields) = (Vec::new(), FxHashMap::default());
-    for word in words {
-        if let Some((field, schema)) = parse_field(word, names) {
+    for token in tokens {
+        if let Some((field, schema)) = parse_field(token, names) {
             wire.push(field);
             if field.inline.is_none() {
                 fields.insert(field.json, schema);
@@ -250,15 +250,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_of_the_table_is_understood() {
+    fn every_field_of_the_table_is_parsed() {
         let mut fields = 0;
         for (line, s) in include_str!("types.txt")
             .lines()
             .filter(|l| !l.is_empty() && !l.starts_with('#'))
             .zip(&TABLE.types)
         {
-            let words = line.split(' ').skip(1).filter(|w| *w != "%-").count();
-            assert_eq!(words, s.wire.len(), "{line}");
+            let count = line.split(' ').skip(1).filter(|w| *w != "%-").count();
+            assert_eq!(count, s.wire.len(), "{line}");
             fields += s.wire.len();
         }
         assert!(fields > 2000, "{fields}");

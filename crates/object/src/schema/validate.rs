@@ -83,11 +83,11 @@ fn check_type(
 }
 
 fn wrong_type(path: Path<'_>, value: &Value, want: &str) -> FieldError {
-    let found = type_name(value);
+    let actual = type_name(value);
     FieldError::type_invalid(
         path,
-        found,
-        format!("{path} in body must be of type {want}: \"{found}\""),
+        actual,
+        format!("{path} in body must be of type {want}: \"{actual}\""),
     )
 }
 
@@ -210,10 +210,10 @@ fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Ve
             validate(inner, item, Path::Item(&path, i), errors);
         }
     }
-    let mut seen = std::collections::HashSet::new();
+    let mut unique = std::collections::HashSet::new();
     match &schema.list_type {
         ListType::Atomic => {
-            if rules.unique_items && !items.iter().all(|v| seen.insert(v.to_string())) {
+            if rules.unique_items && !items.iter().all(|v| unique.insert(v.to_string())) {
                 errors.push(FieldError::invalid(
                     path,
                     Value::from(items.to_vec()),
@@ -223,7 +223,7 @@ fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Ve
         }
         ListType::Set => {
             for (i, item) in items.iter().enumerate() {
-                if !seen.insert(item.to_string()) {
+                if !unique.insert(item.to_string()) {
                     errors.push(FieldError::duplicate(format!("{path}[{i}]"), item.clone()));
                 }
             }
@@ -235,16 +235,16 @@ fn check_array(schema: &Schema, items: &[Value], path: Path<'_>, errors: &mut Ve
                     .filter_map(|k| Some((k.clone(), item.get(k)?.clone())))
                     .collect();
                 for key in keys.iter().filter(|k| !id.contains_key(*k)) {
-                    let known = schema
+                    let is_required = schema
                         .items
                         .as_ref()
                         .is_some_and(|s| s.rules().required.contains(key));
-                    if item.is_object() && !known {
+                    if item.is_object() && !is_required {
                         errors.push(FieldError::required(format!("{path}[{i}].{key}"), ""));
                     }
                 }
                 let id = Value::Object(id);
-                if !seen.insert(id.to_string()) {
+                if !unique.insert(id.to_string()) {
                     errors.push(FieldError::duplicate(format!("{path}[{i}]"), id));
                 }
             }
@@ -346,7 +346,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
             .filter(|s| passes(s, value, path))
             .count();
         if valid != 1 {
-            let found = if valid == 0 {
+            let valid_count = if valid == 0 {
                 "none".to_owned()
             } else {
                 valid.to_string()
@@ -355,7 +355,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
                 path,
                 "",
                 format!(
-                    "\"{path}\" must validate one and only one schema (oneOf). Found {found} valid"
+                    "\"{path}\" must validate one and only one schema (oneOf). Found {valid_count} valid"
                 ),
             ));
         }

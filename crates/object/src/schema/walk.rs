@@ -124,7 +124,7 @@ fn check<'v>(
         Type::Object | Type::SchemaOr(_) => match value {
             Value::Object(map) => {
                 for (key, v) in map {
-                    if let Some(inner) = schema.known(key) {
+                    if let Some(inner) = schema.allowed_member(key) {
                         path.push(key);
                         check(root, inner, v, path)?;
                         path.pop();
@@ -209,7 +209,7 @@ impl Schema {
     fn prune_map(&self, map: &mut Map<String, Value>) {
         let fields = matches!(self.members, Members::Named(_));
         map.retain(|key, v| {
-            let Some(inner) = self.known(key) else {
+            let Some(inner) = self.allowed_member(key) else {
                 return self.is_open();
             };
             inner.prune(v);
@@ -257,7 +257,7 @@ impl Schema {
             }
             (_, Value::Object(map)) => {
                 for (key, v) in map.iter_mut() {
-                    if let Some(inner) = self.known(key) {
+                    if let Some(inner) = self.allowed_member(key) {
                         inner.canonicalize(v);
                     }
                 }
@@ -323,12 +323,12 @@ fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String
     match value {
         Value::Object(map) => {
             for (key, v) in map {
-                let at = Path::Key(path, key);
-                match schema.known(key) {
-                    Some(inner) => unknown(inner, v, &at, out),
+                let child = Path::Key(path, key);
+                match schema.allowed_member(key) {
+                    Some(inner) => unknown(inner, v, &child, out),
                     None if schema.is_open() => {}
                     None if listed(out) => return,
-                    None => out.push(at.to_string()),
+                    None => out.push(child.to_string()),
                 }
             }
         }

@@ -78,7 +78,7 @@ impl LabelSelector {
     /// # Errors
     /// The text names the part that is wrong.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
-        let mut parser = Parser {
+        let mut parser = SelectorParser {
             tokens: tokenize(text),
             at: 0,
         };
@@ -263,12 +263,12 @@ fn tokenize(text: &str) -> Vec<Token> {
     out
 }
 
-struct Parser {
+struct SelectorParser {
     tokens: Vec<Token>,
     at: usize,
 }
 
-impl Parser {
+impl SelectorParser {
     fn peek(&self) -> Token {
         self.tokens.get(self.at).cloned().unwrap_or(Token::End)
     }

@@ -241,11 +241,11 @@ impl ApiError {
     #[must_use]
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let mut message = format!("{} {} is invalid", qualified(kind, group), quoted(name));
-        let mut seen = HashSet::new();
+        let mut unique = HashSet::new();
         let texts: Vec<String> = errors
             .iter()
             .map(ToString::to_string)
-            .filter(|text| seen.insert(text.clone()))
+            .filter(|text| unique.insert(text.clone()))
             .collect();
         match texts.as_slice() {
             [] => {}
@@ -291,13 +291,13 @@ impl ApiError {
     /// 403 about an object; `name` may be empty (collections).
     #[must_use]
     pub fn forbidden(group: &str, resource: &str, name: &str, why: &str) -> Self {
-        let what = qualified(resource, group);
+        let qualified_resource = qualified(resource, group);
         let message = if resource.is_empty() {
             format!("forbidden: {why}")
         } else if name.is_empty() {
-            format!("{what} is forbidden: {why}")
+            format!("{qualified_resource} is forbidden: {why}")
         } else {
-            format!("{what} {} is forbidden: {why}", quoted(name))
+            format!("{qualified_resource} {} is forbidden: {why}", quoted(name))
         };
         Self::new(403, "Forbidden", message).about(group, resource, name)
     }
@@ -319,10 +319,10 @@ impl ApiError {
     /// 405.
     #[must_use]
     pub fn method_not_allowed(group: &str, resource: &str, action: &str) -> Self {
-        let what = qualified(resource, group);
+        let qualified_resource = qualified(resource, group);
         let message = format!(
             "{action} is not supported on resources of kind {}",
-            quoted(&what)
+            quoted(&qualified_resource)
         );
         Self::new(405, "MethodNotAllowed", message).about(group, resource, "")
     }
