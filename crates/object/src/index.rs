@@ -1,32 +1,32 @@
-//! How objects are named and found without parsing them.
+//! Identification and lookup of objects without parsing them.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Names one table: `"group/plural"`, with an empty group for the core API (`"/pods"`).
+/// Identifies one table: `"group/plural"`, with an empty group for the core API (`"/pods"`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId(Arc<str>);
 
 impl TableId {
-    /// The table of `plural` in API group `group` (`""` for core).
+    /// Creates the id of the table of `plural` in API group `group` (`""` for core).
     #[must_use]
     pub fn new(group: &str, plural: &str) -> Self {
         Self(format!("{group}/{plural}").into())
     }
 
-    /// The id as text, `"group/plural"`.
+    /// Returns the id as text, `"group/plural"`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The API group, `""` for core.
+    /// Returns the API group, `""` for core.
     #[must_use]
     pub fn group(&self) -> &str {
         self.0.rsplit_once('/').map_or("", |(group, _)| group)
     }
 
-    /// The plural resource name.
+    /// Returns the plural resource name.
     #[must_use]
     pub fn plural(&self) -> &str {
         self.0
@@ -47,7 +47,7 @@ impl fmt::Display for TableId {
     }
 }
 
-/// What selectors and garbage collection need to know about an object without parsing it.
+/// The fields of an object that selectors and garbage collection use without parsing it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
     /// `metadata.uid`.
@@ -62,7 +62,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.labels
@@ -71,7 +71,7 @@ impl Index {
             .map(|(_, v)| &**v)
     }
 
-    /// The value of selectable field `path`.
+    /// Returns the value of selectable field `path`.
     #[must_use]
     pub fn field(&self, path: &str) -> Option<&str> {
         self.fields

@@ -1,5 +1,5 @@
-//! Objects as JSON values: metadata, names, quantities, the schemas of built-in types and of definitions,
-//! label selectors and patches. Pure functions, for the API server and for components alike.
+//! Objects as JSON values: metadata, names, quantities, the schemas of built-in types and of custom
+//! resources, label selectors and patches. Pure functions, for the API server and for components.
 
 mod index;
 pub mod meta;

@@ -1,8 +1,8 @@
-//! Reading and checking what all objects have: apiVersion, kind, metadata.
+//! Reads and checks the fields that all objects have: apiVersion, kind, metadata.
 
 use serde_json::{Map, Value};
 
-/// `v1` for the core group, `group/version` otherwise.
+/// Returns `v1` for the core group, `group/version` otherwise.
 #[must_use]
 pub fn api_version(group: &str, version: &str) -> String {
     if group.is_empty() {
@@ -18,7 +18,7 @@ pub fn split_api_version(text: &str) -> (&str, &str) {
     text.split_once('/').unwrap_or(("", text))
 }
 
-/// The string at `metadata.<key>`, empty if absent.
+/// Returns the string at `metadata.<key>`, empty if absent.
 #[must_use]
 pub fn text<'a>(object: &'a Value, key: &str) -> &'a str {
     object
@@ -28,19 +28,19 @@ pub fn text<'a>(object: &'a Value, key: &str) -> &'a str {
         .unwrap_or("")
 }
 
-/// `metadata.name`.
+/// Returns `metadata.name`, empty if absent.
 #[must_use]
 pub fn name(object: &Value) -> &str {
     text(object, "name")
 }
 
-/// `metadata.namespace`.
+/// Returns `metadata.namespace`, empty if absent.
 #[must_use]
 pub fn namespace(object: &Value) -> &str {
     text(object, "namespace")
 }
 
-/// `metadata`, created when absent. `None` when the object or its metadata is not a JSON object.
+/// Returns `metadata`, created if absent; `None` if the object or its metadata is not a JSON object.
 pub fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     let map = object.as_object_mut()?;
     let slot = map
@@ -52,7 +52,7 @@ pub fn metadata_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     slot.as_object_mut()
 }
 
-/// `metadata.generation`, 0 if absent.
+/// Returns `metadata.generation`, 0 if absent.
 #[must_use]
 pub fn generation(object: &Value) -> i64 {
     object
@@ -62,31 +62,31 @@ pub fn generation(object: &Value) -> i64 {
         .unwrap_or(0)
 }
 
-/// The value at a path of object keys.
+/// Returns the value at a path of object keys.
 #[must_use]
 pub fn at<'a>(object: &'a Value, path: &[&str]) -> Option<&'a Value> {
     path.iter().try_fold(object, |v, key| v.get(key))
 }
 
-/// The string at a path of object keys, empty if absent.
+/// Returns the string at a path of object keys, empty if absent.
 #[must_use]
 pub fn str_at<'a>(object: &'a Value, path: &[&str]) -> &'a str {
     at(object, path).and_then(Value::as_str).unwrap_or("")
 }
 
-/// The whole number at a path of object keys.
+/// Returns the whole number at a path of object keys.
 #[must_use]
 pub fn int_at(object: &Value, path: &[&str]) -> Option<i64> {
     at(object, path)?.as_i64()
 }
 
-/// Whether `true` stands at a path of object keys.
+/// Returns true if the value at a path of object keys is `true`.
 #[must_use]
 pub fn is_true(object: &Value, path: &[&str]) -> bool {
     at(object, path).and_then(Value::as_bool) == Some(true)
 }
 
-/// The list at a path of object keys, empty if absent.
+/// Returns the list at a path of object keys, empty if absent.
 #[must_use]
 pub fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
     at(object, path)
@@ -94,7 +94,7 @@ pub fn list_at<'a>(object: &'a Value, path: &[&str]) -> &'a [Value] {
         .map_or(&[], Vec::as_slice)
 }
 
-/// Orders versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
+/// Returns a sort key of versions: `v2` > `v1` > `v2beta1` > `v1alpha1` > anything else.
 #[must_use]
 pub fn version_rank(version: &str) -> (u8, u32, u32) {
     let parse = || -> Option<(u8, u32, u32)> {

@@ -1,6 +1,6 @@
-//! Syntax of names, labels and their messages.
+//! Syntax checks of names and labels, with Kubernetes' messages.
 
-/// What is wrong with a label value.
+/// Returns the problem with a label value; `None` if it is valid.
 pub fn label_value(value: &str) -> Option<String> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
@@ -23,7 +23,7 @@ fn is_label_like(text: &str) -> bool {
     ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(|b| inner(*b))
 }
 
-/// What is wrong with a qualified name (label key, annotation key, resource name, finalizer).
+/// Returns the problems with a qualified name (label key, annotation key, resource name, finalizer).
 pub fn qualified_name(text: &str) -> Vec<String> {
     let mut errors = Vec::new();
     let name = match text.split_once('/') {
@@ -73,7 +73,7 @@ fn is_dns_label(text: &str) -> bool {
             .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
 }
 
-/// What is wrong with a DNS-1123 label.
+/// Returns the problem with a DNS-1123 label; `None` if it is valid.
 pub fn dns1123_label(text: &str) -> Option<String> {
     if text.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
@@ -89,7 +89,7 @@ pub fn dns1123_label(text: &str) -> Option<String> {
     )
 }
 
-/// What is wrong with a DNS-1123 subdomain.
+/// Returns the problem with a DNS-1123 subdomain; `None` if it is valid.
 pub fn dns1123_subdomain(text: &str) -> Option<String> {
     if text.len() > 253 {
         return Some("must be no more than 253 bytes".to_owned());
@@ -105,7 +105,7 @@ pub fn dns1123_subdomain(text: &str) -> Option<String> {
     )
 }
 
-/// What is wrong with a DNS-1035 label (service names).
+/// Returns the problem with a DNS-1035 label (service names); `None` if it is valid.
 pub fn dns1035_label(text: &str) -> Option<String> {
     if text.len() > 63 {
         return Some("must be no more than 63 bytes".to_owned());
@@ -121,7 +121,7 @@ pub fn dns1035_label(text: &str) -> Option<String> {
     )
 }
 
-/// What is wrong with a name that is one path segment (RBAC objects).
+/// Returns the problem with a name that is one path segment (RBAC objects); `None` if it is valid.
 pub fn path_segment(text: &str) -> Option<String> {
     if text == "." || text == ".." {
         return Some(format!("may not be '{text}'"));

@@ -3,10 +3,10 @@
 use koord_api::quantity::Quantity;
 use serde_json::Value;
 
-/// The pattern error messages cite.
+/// The pattern in error messages.
 pub const PATTERN: &str = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$";
 
-/// A quantity given as string or number; `None` if it is not one.
+/// Parses a quantity given as string or number; `None` if it is invalid.
 #[must_use]
 pub fn parse(value: &Value) -> Option<Quantity> {
     match value {
@@ -16,13 +16,13 @@ pub fn parse(value: &Value) -> Option<Quantity> {
     }
 }
 
-/// The canonical text of a quantity, `None` if `value` is not one.
+/// Returns the canonical text of a quantity; `None` if `value` is invalid.
 #[must_use]
 pub fn canonical(value: &Value) -> Option<String> {
     parse(value).map(|q| q.to_string())
 }
 
-/// RFC 3339 in UTC with exactly `digits` fractional digits (0 or 6), as `metav1.Time` and
+/// Formats a time as RFC 3339 in UTC with `digits` fractional digits (0 or 6), as `metav1.Time` and
 /// `MicroTime` are written.
 #[must_use]
 pub fn format_time(time: jiff::Timestamp, digits: u8) -> String {

@@ -1,36 +1,36 @@
-//! JSON patch (RFC 6902), with bounds: a few `copy` operations can double an object each time, and
-//! `move` can nest one without end.
+//! JSON patch (RFC 6902) with limits: each `copy` operation can double an object, and `move` can nest one
+//! arbitrarily deep.
 
 use json_patch::PatchOperation;
 use serde_json::Value;
 
 use super::{MAX_OPERATIONS, PatchError};
 
-/// Bytes that all `copy` operations of one patch may copy together.
+/// Maximum number of bytes copied by all `copy` operations of a patch.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
-/// Bytes that all `move` operations of one patch may move together; bounds the work, not the result.
+/// Maximum number of bytes moved by all `move` operations of a patch; limits the work, not the result.
 const MAX_MOVED: usize = 64 * 1024 * 1024;
-/// Elements of lists that all operations of one patch may shift together by inserting or removing one
+/// Maximum number of list elements shifted by all operations of a patch, by inserting or removing elements
 /// before them.
 const MAX_SHIFTED: usize = 32 * 1024 * 1024;
-/// Deepest nesting that an operation may make. Stored objects must stay below the depth that the
-/// JSON parser accepts (128).
+/// Maximum nesting depth of a result. Stored objects must stay below the depth that the JSON parser accepts
+/// (128).
 const MAX_DEPTH: usize = 120;
 
 /// Applies an RFC 6902 patch document.
 ///
 /// # Errors
-/// Undecodable documents, operations that fail, results that would grow beyond all measure.
+/// Invalid documents, failing operations, and results that exceed the limits.
 pub fn json_patch(original: &Value, body: &[u8]) -> Result<Value, PatchError> {
     let document: Value =
         serde_json::from_slice(body).map_err(|e| PatchError::Malformed(e.to_string()))?;
     json_patch_value(original, document)
 }
 
-/// [`json_patch()`] of a parsed document.
+/// Applies a parsed document, like [`json_patch()`].
 ///
 /// # Errors
-/// As [`json_patch()`].
+/// Those of [`json_patch()`].
 pub fn json_patch_value(original: &Value, document: Value) -> Result<Value, PatchError> {
     let count = document.as_array().map_or(0, Vec::len);
     if count > MAX_OPERATIONS {
@@ -64,7 +64,7 @@ struct Budget {
     shifted: usize,
 }
 
-/// Elements behind the one that `path` names, if it is one of a list.
+/// Returns the number of list elements from the one that `path` refers to; 0 if it is not in a list.
 fn elements_behind(object: &Value, path: &json_patch::jsonptr::Pointer) -> usize {
     let Some((list, index)) = path.as_str().rsplit_once('/') else {
         return 0;
@@ -121,7 +121,7 @@ impl Budget {
     }
 }
 
-/// Approximate size in bytes and the depth of a value; does not recurse.
+/// Returns the approximate size in bytes and the depth of a value, without recursion.
 pub fn measure(value: &Value) -> (usize, usize) {
     let (mut size, mut deepest) = (0_usize, 0);
     let mut stack = vec![(value, 1)];
@@ -181,7 +181,7 @@ mod tests {
         let e = json_patch(&doc, json!(copies).to_string().as_bytes()).unwrap_err();
         assert!(e.to_string().contains("bytes copied by one patch"), "{e}");
 
-        // Each pair of moves nests the object a little deeper.
+        // Each pair of moves nests the object one level deeper.
         let mut moves = vec![json!({"op": "add", "path": "/b", "value": {"n": {"n": {"n": {}}}}})];
         for _ in 0..2000 {
             moves.push(json!({"op": "move", "from": "/a", "path": "/b/n/n/n/a"}));

@@ -1,4 +1,5 @@
-//! Patches that need no record of managers: JSON patch (RFC 6902), merge patch (RFC 7386), strategic merge.
+//! Patches that do not depend on field managers: JSON patch (RFC 6902), merge patch (RFC 7386), strategic
+//! merge patch.
 
 mod json;
 mod strategic;
@@ -10,43 +11,43 @@ use super::status::{ApiError, FieldError};
 
 pub use json::{json_patch, json_patch_value, measure};
 
-/// Upper bound for the operations of one JSON patch.
+/// Maximum number of operations of a JSON patch.
 pub const MAX_OPERATIONS: usize = 10_000;
 
-/// A patch that could not be applied.
+/// Why a patch could not be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatchError {
-    /// The patch document is not understood.
+    /// The patch document is invalid.
     #[error("error decoding patch: {0}")]
     Malformed(String),
-    /// The patch is fine but does not fit the object.
+    /// The patch is valid but does not fit the object.
     #[error("{0}")]
     Failed(String),
-    /// The patch has not the form that merging needs.
+    /// The patch lacks the structure that merging requires.
     #[error("{0}")]
     Broken(String),
     /// Too many operations.
     #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
     TooManyOperations(usize),
-    /// The resource does not take this type of patch.
+    /// The resource does not support this type of patch.
     #[error("strategic merge patch is not supported for {0}")]
     Unsupported(String),
 }
 
 impl PatchError {
-    /// The answer for a patch of `name`, an object of `kind` in `group`.
+    /// Returns the error response for a patch of `name`, an object of `kind` in `group`.
     #[must_use]
     pub fn to_api(&self, group: &str, kind: &str, name: &str) -> ApiError {
         match self {
             Self::Malformed(_) => ApiError::bad_request(self.to_string()),
-            // kubectl shows the causes of such an answer rather than its message.
+            // kubectl shows the causes of such a response instead of its message.
             Self::Failed(why) => ApiError::invalid(
                 group,
                 kind,
                 name,
                 &[FieldError::forbidden("patch", why.as_str())],
             ),
-            // Upstream does not say whose fault it is.
+            // Upstream returns a server error for this, too.
             Self::Broken(why) => ApiError::new(500, "", why.as_str()),
             Self::TooManyOperations(_) => {
                 ApiError::new(413, "RequestEntityTooLarge", self.to_string())
@@ -63,7 +64,7 @@ impl PatchError {
 /// Applies an RFC 7386 merge patch.
 ///
 /// # Errors
-/// When the patch is not a JSON object.
+/// The patch is not a JSON object.
 pub fn merge_patch(original: &Value, patch: &Value) -> Result<Value, PatchError> {
     if !patch.is_object() {
         return Err(PatchError::Malformed(
@@ -78,7 +79,7 @@ pub fn merge_patch(original: &Value, patch: &Value) -> Result<Value, PatchError>
 /// Applies a strategic merge patch with the merge keys of `schema`, the schema of a built-in type.
 ///
 /// # Errors
-/// Patches whose directives or list elements are malformed.
+/// Invalid directives or list elements.
 pub fn strategic_merge(
     schema: &Schema,
     original: &Value,

@@ -1,4 +1,4 @@
-//! Strategic merge patch: a merge patch that knows which lists are merged by a key.
+//! Strategic merge patch: a merge patch that merges certain lists by a key.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -12,7 +12,7 @@ const RETAIN: &str = "$retainKeys";
 const ORDER: &str = "$setElementOrder/";
 const DELETE: &str = "$deleteFromPrimitiveList/";
 
-/// Nesting deeper than this is refused instead of exhausting the stack.
+/// Deeper nesting is refused, to protect the stack.
 const MAX_DEPTH: usize = 128;
 
 pub(super) fn merge(schema: &Schema, original: &Value, patch: &Value) -> Result<Value, PatchError> {
@@ -114,7 +114,7 @@ fn merge_map(
                         continue;
                     }
                 };
-                // Without an order of its own a patch means that of its list.
+                // A patch without an order of its own implies that of its list.
                 let server = (!ordered(key)).then(|| ids(&old, merge_key));
                 let merged = match merge_key {
                     Some(k) => merge_list(inner.element(), k, old, p, depth + 1)?,
@@ -154,7 +154,7 @@ fn merge_map(
     Ok(original)
 }
 
-/// What tells an element of a list apart.
+/// Returns the identity of a list element.
 fn id(item: &Value, merge_key: Option<&str>) -> Value {
     match merge_key {
         Some(k) => item.get(k).cloned().unwrap_or(Value::Null),
@@ -166,7 +166,7 @@ fn ids(items: &[Value], merge_key: Option<&str>) -> Vec<Value> {
     items.iter().map(|v| id(v, merge_key)).collect()
 }
 
-/// A value as Go prints it.
+/// Formats a value as Go does.
 fn go(value: &Value) -> String {
     match value {
         Value::Null => "<nil>".to_owned(),
@@ -193,11 +193,10 @@ fn union(mut old: Vec<Value>, patch: &[Value]) -> Vec<Value> {
     old
 }
 
-/// The elements of a list with the positions of each merge key, so that an element is found
-/// without a search through the list.
+/// A list with the positions of each merge key, which avoids searching the list.
 struct KeyedList<'a> {
     merge_key: &'a str,
-    /// `None` where an element was deleted.
+    /// The elements; `None` for deleted ones.
     items: Vec<Option<Value>>,
     /// The positions of the elements with a key, in ascending order.
     positions: HashMap<Value, VecDeque<usize>>,
@@ -231,8 +230,8 @@ impl<'a> KeyedList<'a> {
         }
     }
 
-    /// Replaces the first element with `key` by what `change` makes of it, or appends what `change`
-    /// makes of an empty one.
+    /// Replaces the first element with `key` by the result of `change`, or appends the result of `change` for
+    /// an empty element.
     fn change(
         &mut self,
         key: &Value,
@@ -251,7 +250,7 @@ impl<'a> KeyedList<'a> {
             _ => Map::new(),
         };
         let changed = change(base)?;
-        // A key that is null in the patch is gone from the element.
+        // A null key in the patch removes the key from the element.
         if changed.get(self.merge_key) != Some(key) {
             positions.pop_front();
             if positions.is_empty() {
@@ -307,8 +306,8 @@ fn merge_list(
     Ok(list.into_items())
 }
 
-/// Puts the elements named in `order` in that order; the others keep their place relative to how
-/// the server's list was ordered before the patch.
+/// Sorts the elements in `order` accordingly; the others keep their position relative to the server's list
+/// before the patch.
 fn reorder(
     items: Vec<Value>,
     order: &[Value],
@@ -342,7 +341,7 @@ fn reorder(
     }
 }
 
-/// The position of each value in a list, of duplicates the first.
+/// Returns the position of each value in a list; the first one for duplicates.
 fn ranks(list: &[Value]) -> HashMap<&Value, usize> {
     let mut ranks = HashMap::with_capacity(list.len());
     for (rank, value) in list.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! String formats that are checked; unknown ones are accepted, as the specification asks.
+//! Validation of string formats; unknown ones are accepted, as the specification requires.
 
-/// Whether `text` has the format.
+/// Returns true if `text` has the format.
 pub(super) fn matches(format: &str, text: &str) -> bool {
     match format {
         "date-time" | "datetime" => text.parse::<jiff::Timestamp>().is_ok(),
@@ -34,7 +34,7 @@ pub(super) fn matches(format: &str, text: &str) -> bool {
     }
 }
 
-/// Go durations, or the `P...` and `3 days` forms the format also allows.
+/// Returns true for Go durations, and for the forms `P...` and `3 days` that the format also allows.
 fn is_duration(text: &str) -> bool {
     if text.parse::<jiff::Span>().is_ok() {
         return true;

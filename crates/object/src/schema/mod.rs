@@ -1,6 +1,6 @@
-//! What is known of a value: one type for the built-in kinds, which `types` reads from a table,
-//! and for the schemas of definitions, which [`parse`] compiles. Decoding, pruning, defaulting,
-//! validation, every kind of patch and protobuf walk it.
+//! Schemas of values: one type for the built-in kinds, which `types` reads from a table, and for the schemas
+//! of custom resources, which [`parse`] compiles. Decoding, pruning, defaulting, validation, all kinds of
+//! patches and protobuf are based on it.
 
 mod formats;
 mod parse;
@@ -17,7 +17,7 @@ use serde_json::Value;
 pub use parse::parse;
 use types::TypeId;
 
-/// What a value is. The first six are those that JSON schemas name.
+/// Type of a value. The first six are the types of JSON schemas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Type {
     /// JSON object.
@@ -26,17 +26,17 @@ pub enum Type {
     Array,
     /// JSON string.
     String,
-    /// Number without fraction; in a built-in type one of 64 bits.
+    /// Number without fraction; 64 bits in a built-in type.
     Integer,
     /// Any number.
     Number,
     /// `true` or `false`.
     Boolean,
-    /// Number without fraction or string.
+    /// Number without fraction, or string.
     IntOrString,
-    /// Nothing is said.
+    /// Any value: no type is specified.
     Any,
-    /// Number of 32 bits without fraction.
+    /// Number without fraction, 32 bits.
     Int32,
     /// Bytes in base64.
     Bytes,
@@ -46,31 +46,31 @@ pub enum Type {
     Time,
     /// Time with a precision of microseconds.
     MicroTime,
-    /// Nanoseconds, or text such as `1m`.
+    /// Duration in nanoseconds, or text such as `1m`.
     Duration,
-    /// JSON object held as bytes.
+    /// JSON object stored as bytes.
     Raw,
-    /// Field set of a manager.
+    /// Field set of a field manager.
     FieldsV1,
     /// A list of strings that protobuf wraps in a message.
     WrappedStrings,
-    /// A schema of a definition, or something else in its place.
+    /// A schema of a custom resource, or an alternative to it.
     SchemaOr(Other),
 }
 
-/// What may stand in the place of a schema.
+/// What is allowed in place of a schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Other {
-    /// Several schemas.
+    /// A list of schemas.
     Schemas,
-    /// Whether anything is allowed.
+    /// A boolean that allows any value or none.
     Bool,
-    /// Names of properties.
+    /// A list of property names.
     Strings,
 }
 
 impl Type {
-    /// The schema keyword of a type that has one.
+    /// Returns the schema keyword; `object` for types without their own.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -84,83 +84,83 @@ impl Type {
     }
 }
 
-/// How server-side apply tells the elements of a list apart.
+/// How server-side apply identifies the elements of a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ListType {
-    /// Not at all: the list is one value.
+    /// No identity: the list is one value.
     #[default]
     Atomic,
-    /// Scalars that may occur once.
+    /// Unique scalars.
     Set,
     /// Objects identified by these fields.
     Map(Vec<String>),
 }
 
-/// How a strategic merge patch treats a list.
+/// How a strategic merge patch merges a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Merge {
-    /// The patch's value replaces the old one.
+    /// The list of the patch replaces the old one.
     #[default]
     Default,
-    /// Elements with the same value of this key merge.
+    /// Elements with an equal value of this key are merged.
     Key(&'static str),
-    /// A list of scalars used as a set.
+    /// A list of scalars treated as a set.
     Set,
 }
 
-/// Where the members of an object are declared.
+/// Declaration of an object's members.
 #[derive(Debug, Clone, Default)]
 pub enum Members {
-    /// Nowhere.
+    /// No members are declared.
     #[default]
     None,
-    /// Here: `properties`.
+    /// Declared in this schema (`properties`).
     Own(BTreeMap<String, Schema>),
-    /// In a built-in type, which other values have too.
+    /// Declared in a built-in type, which other values share.
     Named(TypeId),
 }
 
-/// What is known of a value, and of the field that it is the value of.
+/// Schema of a value, and of the field that contains it.
 #[derive(Debug, Clone)]
 pub struct Schema {
     /// `type`.
     pub kind: Type,
-    /// Of a built-in type: what is decoded into it loses nulls and what is empty.
+    /// True for a built-in type: decoding drops nulls and empty values.
     pub typed: bool,
     pub members: Members,
-    /// `additionalProperties` as a schema, the values of a map.
+    /// `additionalProperties` as a schema: the values of a map.
     pub additional: Option<Box<Schema>>,
     /// `items`.
     pub items: Option<Box<Schema>>,
     /// `x-kubernetes-list-type` with `x-kubernetes-list-map-keys`.
     pub list_type: ListType,
-    /// The object is owned as a whole (`x-kubernetes-map-type: atomic`).
+    /// True if the object is owned as a whole (`x-kubernetes-map-type: atomic`).
     pub atomic: bool,
-    /// `default`; in a built-in type what an absent key of a list element stands for.
+    /// `default`; in a built-in type the value that an absent key of a list element stands for.
     pub default: Option<Box<Value>>,
     /// `additionalProperties: true`.
     pub additional_any: bool,
     /// `x-kubernetes-preserve-unknown-fields`.
     pub preserve_unknown: bool,
-    /// A whole object with apiVersion, kind and metadata: the root, or what
-    /// `x-kubernetes-embedded-resource` says.
+    /// True for an object with apiVersion, kind and metadata: the root, or one with
+    /// `x-kubernetes-embedded-resource`.
     pub object: bool,
     /// `nullable`.
     pub nullable: bool,
-    /// What [`Schema::validate`] asks besides.
+    /// Validation rules in addition to the type.
     rules: Option<Box<Rules>>,
-    /// A pointer: its empty value is not left out.
+    /// True for a pointer, whose empty value is not omitted.
     pub pointer: bool,
-    /// A field that a typed server writes even when it is empty.
+    /// True for a field that a typed server writes even if it is empty.
     pub written: bool,
     pub merge: Merge,
-    /// A patch replaces the value.
+    /// True if a patch replaces the value.
     pub replace: bool,
-    /// A patch says which members stay.
+    /// True if a patch lists the members to retain.
     pub retain_keys: bool,
 }
 
-/// What a value must be besides its type.
+/// Validation rules in addition to the type.
 #[derive(Debug, Clone, Default)]
 struct Rules {
     /// `format`.
@@ -169,9 +169,9 @@ struct Rules {
     required: Vec<String>,
     /// `enum`.
     allowed: Vec<Value>,
-    /// `minimum` and whether it is exclusive.
+    /// `minimum`, and true if it is exclusive.
     minimum: Option<(f64, bool)>,
-    /// `maximum` and whether it is exclusive.
+    /// `maximum`, and true if it is exclusive.
     maximum: Option<(f64, bool)>,
     /// `multipleOf`.
     multiple_of: Option<f64>,
@@ -201,7 +201,7 @@ struct Rules {
     not: Option<Schema>,
 }
 
-/// Of what nothing is declared: objects are taken apart, lists are not.
+/// Schema of undeclared values: objects are merged by member, lists are atomic.
 static ANYTHING: Schema = Schema::new(Type::Any, true);
 
 static NO_RULES: LazyLock<Rules> = LazyLock::new(Rules::default);
@@ -244,7 +244,7 @@ impl Schema {
         }
     }
 
-    /// The built-in type of the value.
+    /// Returns the built-in type of the value; `None` if it has none.
     pub fn named(&self) -> Option<&'static types::Named> {
         match self.members {
             Members::Named(id) => Some(types::get(id)),
@@ -252,7 +252,7 @@ impl Schema {
         }
     }
 
-    /// `properties` of a definition's schema.
+    /// Returns `properties` of a custom resource's schema.
     pub fn properties(&self) -> &BTreeMap<String, Self> {
         match &self.members {
             Members::Own(properties) => properties,
@@ -260,12 +260,12 @@ impl Schema {
         }
     }
 
-    /// Members that it does not know are kept.
+    /// Returns true if unknown members are preserved.
     fn is_open(&self) -> bool {
         self.additional_any || self.preserve_unknown
     }
 
-    /// The member `key` where it is declared by its name.
+    /// Returns the schema of the member `key` if it is declared by name.
     fn declared(&self, key: &str) -> Option<&Self> {
         if self.object {
             match key {
@@ -281,37 +281,37 @@ impl Schema {
         }
     }
 
-    /// The member `key`; `None` when the schema has no place for it.
+    /// Returns the schema of the member `key`; `None` if the schema does not allow it.
     fn allowed_member(&self, key: &str) -> Option<&Self> {
         self.declared(key).or(self.additional.as_deref())
     }
 
-    /// The member `key`, of which nothing may be known.
+    /// Returns the schema of the member `key`, which allows anything if it is not declared.
     pub fn member(&self, key: &str) -> &Self {
         self.allowed_member(key).unwrap_or(&ANYTHING)
     }
 
-    /// The elements of a list.
+    /// Returns the schema of a list's elements.
     pub fn element(&self) -> &Self {
         self.items.as_deref().unwrap_or(&ANYTHING)
     }
 
-    /// The type declares a member of this name; the keys of a map are not declared.
+    /// Returns true if the type declares a member of this name; the keys of a map are not declared.
     pub fn declares(&self, key: &str) -> bool {
         self.declared(key).is_some()
     }
 
-    /// An object is owned as a whole.
+    /// Returns true if the object is owned as a whole.
     pub fn is_whole(&self) -> bool {
         self.atomic || self.named().is_some_and(|t| t.schema.atomic)
     }
 
-    /// A typed server never leaves this object out, not even when it is empty.
+    /// Returns true if a typed server never omits this object, even if it is empty.
     pub fn is_always_there(&self) -> bool {
         self.kind == Type::Object && !self.pointer && self.named().is_some()
     }
 
-    /// A typed server never leaves this list or map out, but writes null.
+    /// Returns true if a typed server writes null for this list or map if it is absent.
     pub fn is_null_when_absent(&self) -> bool {
         self.written && (self.items.is_some() || self.additional.is_some())
     }

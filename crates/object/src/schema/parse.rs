@@ -1,4 +1,4 @@
-//! From the JSON of `openAPIV3Schema` to a compiled schema, reporting what is not structural.
+//! Compiles the JSON of `openAPIV3Schema`, and reports violations of the rules for structural schemas.
 
 use regex::Regex;
 use serde_json::{Map, Value};
@@ -6,13 +6,13 @@ use serde_json::{Map, Value};
 use super::{ListType, Members, Rules, Schema, Type};
 use crate::status::FieldError;
 
-/// Nesting deeper than this is refused instead of exhausting the stack.
+/// Deeper nesting is refused, to protect the stack.
 const MAX_DEPTH: usize = 96;
 
 /// Compiles the schema at `path`. A root schema must describe an object.
 ///
 /// # Errors
-/// Everything that is wrong with the schema.
+/// All problems of the schema.
 pub fn parse(value: &Value, path: &str) -> Result<Schema, Vec<FieldError>> {
     let mut parser = Parser { errors: Vec::new() };
     let mut schema = parser.node(value, path, true, 0);
@@ -32,7 +32,7 @@ pub fn parse(value: &Value, path: &str) -> Result<Schema, Vec<FieldError>> {
     }
 }
 
-/// What of a schema becomes [`Rules`]; most have none of it.
+/// The keywords that become [`Rules`]; most schemas have none of them.
 const RULES: [&str; 18] = [
     "format",
     "required",
@@ -59,7 +59,7 @@ struct Parser {
 }
 
 impl Parser {
-    /// `typed`: a type is required here (not inside `anyOf` and friends).
+    /// Compiles a schema. With `typed`, a type is required here (not inside `anyOf` and the like).
     fn node(&mut self, value: &Value, path: &str, typed: bool, depth: usize) -> Schema {
         let Some(map) = value.as_object() else {
             self.errors.push(FieldError::invalid(
@@ -128,7 +128,7 @@ impl Parser {
             s.rules = Some(Box::new(rules));
         }
         s.list_type = self.list_type(map, path, &s);
-        // The root has a message of its own.
+        // The root has its own message.
         let inner = typed && depth > 0;
         if inner && s.kind == Type::Any && !s.preserve_unknown {
             self.errors.push(FieldError::required(

@@ -1,6 +1,5 @@
-//! The built-in types, compiled once from the compact table `types.txt`: names of fields, types,
-//! protobuf numbers, merge keys. `cargo xtask types` writes the table from the Go sources of a
-//! Kubernetes version.
+//! The built-in types, compiled once from the compact table `types.txt`: field names, types, protobuf
+//! numbers, merge keys. `cargo xtask types` generates the table from the Go sources of a Kubernetes version.
 
 use std::sync::LazyLock;
 
@@ -12,37 +11,37 @@ use super::{ListType, Members, Merge, Other, Schema, Type};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeId(u32);
 
-/// A type with a name of its own.
+/// A named type.
 #[derive(Debug)]
 pub struct Named {
-    /// Such as `core/v1.Pod`.
+    /// Name such as `core/v1.Pod`.
     pub name: &'static str,
-    /// The schema of its values.
+    /// Schema of its values.
     pub schema: Schema,
-    /// The fields of its message, in the order of the table.
+    /// Protobuf fields, in the order of the table.
     pub wire: Vec<Wire>,
-    /// By JSON name, those of inline members too.
+    /// Fields by JSON name, including those of inline members.
     pub fields: FxHashMap<&'static str, Schema>,
 }
 
-/// A field in protobuf.
+/// A protobuf field.
 #[derive(Debug, Clone, Copy)]
 pub struct Wire {
-    /// 0: it is not in protobuf.
+    /// Field number; 0 if it does not exist in protobuf.
     pub number: u32,
-    /// Its name in JSON.
+    /// JSON name.
     pub json: &'static str,
-    /// The type whose members stand in its place in JSON.
+    /// The type whose members are inlined in JSON.
     pub inline: Option<TypeId>,
 }
 
 impl Named {
-    /// The field with this JSON name, also if it comes from an inline member.
+    /// Returns the field with this JSON name, including those of inline members.
     pub fn field(&self, name: &str) -> Option<&Schema> {
         self.fields.get(name)
     }
 
-    /// The name without that of its group.
+    /// Returns the name without its group.
     pub(super) fn short_name(&self) -> &'static str {
         self.name.rsplit_once('/').map_or(self.name, |(_, n)| n)
     }
@@ -56,18 +55,18 @@ struct Table {
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| parse(include_str!("types.txt")));
 
-/// The type called `name`, e.g. `core/v1.Pod`.
+/// Returns the type called `name`, e.g. `core/v1.Pod`.
 pub fn find(name: &str) -> Option<&'static Named> {
     TABLE.by_name.get(name).map(|id| get(*id))
 }
 
-/// The type with this index.
+/// Returns the type with this index.
 pub fn get(id: TypeId) -> &'static Named {
-    // Ids only come from the table itself.
+    // Ids come from the table only.
     &TABLE.types[id.0 as usize]
 }
 
-/// `metadata` of every object.
+/// Returns the schema of every object's `metadata`.
 pub fn object_meta() -> &'static Schema {
     &TABLE.object_meta
 }
@@ -168,7 +167,7 @@ fn parse_field(
         Some("") => Merge::Set,
         Some(key) => Merge::Key(key),
     };
-    // Apply tells elements apart as patches do, unless it is said otherwise.
+    // Apply identifies elements as patches do, unless a flag overrides it.
     schema.list_type = match (flag(flags, '%'), schema.merge) {
         (Some("-"), _) | (None, Merge::Default) => ListType::Atomic,
         (Some(""), _) | (None, Merge::Set) => ListType::Set,
@@ -187,16 +186,16 @@ fn parse_field(
     Some((wire, schema))
 }
 
-/// What each flag of a field begins with.
+/// First characters of a field's flags.
 const FLAGS: [char; 6] = ['?', '!', '~', '@', '%', '$'];
 
-/// What stands behind a flag, `None` without it.
+/// Returns the argument of a flag; `None` if the flag is not set.
 fn flag(flags: &'static str, sign: char) -> Option<&'static str> {
     let (_, rest) = flags.split_once(sign)?;
     rest.split(FLAGS).next()
 }
 
-/// The type of a definition's schemas.
+/// Type of the schemas of custom resources.
 const SCHEMA: &str = "apiextensions/v1.JSONSchemaProps";
 
 fn typed(kind: Type) -> Schema {

@@ -1,4 +1,4 @@
-//! Validation of a value against a schema, with the wording of a Kubernetes API server.
+//! Validates a value against a schema, with the messages of a Kubernetes API server.
 
 use serde_json::{Map, Value};
 
@@ -7,8 +7,7 @@ use super::{ListType, Rules, Schema, Type, formats};
 use crate::status::FieldError;
 
 impl Schema {
-    /// Appends everything that is wrong with `value`, which stands at `path`, by a definition's
-    /// schema.
+    /// Appends all errors of the `value` at `path`, by the schema of a custom resource.
     pub fn validate(&self, value: &Value, path: &str, errors: &mut Vec<FieldError>) {
         let path = match path {
             "" => Path::Root,
@@ -69,7 +68,7 @@ fn check_type(
         Type::Integer => is_integral(value),
         Type::Number => value.is_number(),
         Type::Boolean => value.is_boolean(),
-        // The others are not those of definitions.
+        // The other types do not occur in custom resources.
         _ => !value.is_null() || schema.preserve_unknown,
     };
     if !fits {
@@ -264,7 +263,7 @@ fn check_object(
             errors.push(FieldError::required(Path::Key(&path, key), ""));
         }
     }
-    // Those of the root are checked before.
+    // Those of the root are checked earlier.
     if schema.object && !matches!(path, Path::Root) {
         for key in ["apiVersion", "kind"] {
             if map
@@ -313,7 +312,8 @@ fn passes(schema: &Schema, value: &Value, path: Path<'_>) -> bool {
     errors.is_empty()
 }
 
-/// Schemas inside `anyOf` and friends need not have a type; null then is not an error by itself.
+/// Validates by a schema inside `anyOf` and the like, which need not have a type; then null is no error by
+/// itself.
 fn validate_untyped(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     if value.is_null() && schema.kind == Type::Any {
         return;
@@ -328,7 +328,7 @@ fn combined(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<Fie
     for inner in &rules.all_of {
         validate_untyped(inner, value, path, errors);
     }
-    // The two branches of an int-or-string are already covered by the type check.
+    // The two alternatives of an int-or-string are covered by the type check.
     if !rules.any_of.is_empty()
         && schema.kind != Type::IntOrString
         && !rules.any_of.iter().any(|s| passes(s, value, path))

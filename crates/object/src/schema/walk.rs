@@ -1,11 +1,11 @@
-//! Walks over JSON objects: decoding, pruning, defaulting.
+//! Traversals of JSON objects: decoding, pruning, defaulting.
 
 use serde_json::{Map, Value};
 
 use super::{Members, Other, Schema, Type};
 use crate::quantity;
 
-/// Go-like name of what a JSON value is, for decoding errors.
+/// Returns Go's name of a JSON value's kind, for decoding errors.
 fn json_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -17,7 +17,7 @@ fn json_kind(value: &Value) -> &'static str {
     }
 }
 
-/// Go-like name of a built-in type.
+/// Returns Go's name of a built-in type.
 fn go_name(schema: &Schema) -> String {
     let name = match schema.kind {
         Type::String => "string",
@@ -52,8 +52,8 @@ fn mismatch(root: &str, path: &[&str], value: &Value, schema: &Schema) -> String
 }
 
 impl Schema {
-    /// Checks that every known field of an object of a built-in type has a JSON type its Go type
-    /// can be decoded from.
+    /// Checks that every known field of an object of a built-in type has a JSON type that its Go type can be
+    /// decoded from.
     pub fn check_types(&self, object: &Value) -> Result<(), String> {
         let name = self.named().map_or("", |t| t.name);
         let name = name.rsplit_once('.').map_or(name, |(_, n)| n);
@@ -160,7 +160,7 @@ fn check_quantity(value: &Value, path: &[&str]) -> Result<(), String> {
     }
 }
 
-/// A path into an object, as a list on the stack: written out only when it is reported.
+/// A path into an object, as a linked list on the stack: it is only formatted when it is reported.
 #[derive(Clone, Copy)]
 pub(super) enum Path<'a> {
     Root,
@@ -186,14 +186,12 @@ impl From<Path<'_>> for String {
 }
 
 impl Schema {
-    /// Adds the paths of the first fields that [`Schema::prune`] removes because nothing declares
-    /// them; more than 100 are not listed.
+    /// Adds the paths of the undeclared fields that [`Schema::prune`] removes, at most the first 100.
     pub fn unknown_fields(&self, object: &Value, out: &mut Vec<String>) {
         unknown(self, object, &Path::Root, out);
     }
 
-    /// Removes fields that are not declared; from what is decoded into a built-in type also nulls
-    /// and what is empty and left out then.
+    /// Removes undeclared fields; in built-in types also nulls and empty values that Go omits.
     pub fn prune(&self, value: &mut Value) {
         match value {
             Value::Object(map) => self.prune_map(map),
@@ -222,7 +220,7 @@ impl Schema {
         });
     }
 
-    /// What Go's `omitempty` leaves out. Pointers to empty values stay.
+    /// Returns true if Go's `omitempty` omits the value. Pointers to empty values are not omitted.
     fn leaves_out(&self, value: &Value) -> bool {
         match value {
             Value::Array(a) => a.is_empty(),
@@ -238,7 +236,7 @@ impl Schema {
         }
     }
 
-    /// Brings the quantities and timestamps of a built-in type to the form a typed server writes.
+    /// Converts the quantities and timestamps of a built-in type to the form that a typed server writes.
     pub fn canonicalize(&self, value: &mut Value) {
         match (self.kind, &mut *value) {
             (Type::Quantity, v) => {
@@ -266,8 +264,8 @@ impl Schema {
         }
     }
 
-    /// Fills in the defaults of a definition's schema. A null in a field that is not nullable
-    /// counts as absent.
+    /// Sets the defaults of a custom resource's schema. A null in a field that is not nullable counts as
+    /// absent.
     pub fn apply_defaults(&self, value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -310,10 +308,9 @@ impl Schema {
     }
 }
 
-/// Unknown fields that are listed, as many as kube-apiserver lists strict decoding errors.
+/// Maximum number of unknown fields that are listed: kube-apiserver's limit of strict decoding errors.
 pub(crate) const MAX_UNKNOWN: usize = 100;
-/// Bytes of the listed paths together, after which no further ones are listed: a long key is part of
-/// every path below it.
+/// Maximum total size of the listed paths in bytes: a long key is part of every path below it.
 const MAX_UNKNOWN_BYTES: usize = 1024 * 1024;
 
 fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String>) {
@@ -344,7 +341,7 @@ fn unknown(schema: &Schema, value: &Value, path: &Path<'_>, out: &mut Vec<String
 }
 
 fn rewrite_time(text: &mut String, digits: u8) {
-    // Most timestamps are ours already: `2026-01-02T03:04:05Z`.
+    // Most timestamps already have this form: `2026-01-02T03:04:05Z`.
     if digits == 0 && text.len() == 20 && text.ends_with('Z') {
         return;
     }

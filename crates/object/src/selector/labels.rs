@@ -40,25 +40,25 @@ impl Requirement {
     }
 }
 
-/// Requirements times labels up to which labels are searched one by one.
+/// Number of requirements times labels up to which labels are searched linearly.
 const MAX_SEARCHED: usize = 1024;
 
 /// A conjunction of requirements on labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LabelSelector {
     requirements: Vec<Requirement>,
-    /// Selects no object at all (a null `LabelSelector` field in an API object).
+    /// True if no object matches (a null `LabelSelector` field in an API object).
     nothing: bool,
 }
 
 impl LabelSelector {
-    /// The selector every object matches.
+    /// Returns the selector that every object matches.
     #[must_use]
     pub fn everything() -> Self {
         Self::default()
     }
 
-    /// The selector no object matches.
+    /// Returns the selector that no object matches.
     #[must_use]
     pub fn nothing() -> Self {
         Self {
@@ -67,7 +67,7 @@ impl LabelSelector {
         }
     }
 
-    /// Every object matches.
+    /// Returns true if every object matches.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.requirements.is_empty() && !self.nothing
@@ -76,7 +76,7 @@ impl LabelSelector {
     /// Parses the query-string form, e.g. `a=b,c in (d,e),!f`.
     ///
     /// # Errors
-    /// The text names the part that is wrong.
+    /// The message names the invalid part.
     pub fn parse(text: &str) -> Result<Self, SelectorError> {
         let mut parser = SelectorParser {
             tokens: tokenize(text),
@@ -119,10 +119,10 @@ impl LabelSelector {
         })
     }
 
-    /// From a `metav1.LabelSelector` JSON object. `Null` or absent selects nothing, `{}` everything.
+    /// Converts a `metav1.LabelSelector` JSON object. `Null` or absent selects nothing, `{}` everything.
     ///
     /// # Errors
-    /// The text names the bad expression.
+    /// The message names the invalid expression.
     pub fn from_json(value: Option<&Value>) -> Result<Self, SelectorError> {
         let Some(map) = value.and_then(Value::as_object) else {
             return Ok(Self::nothing());
@@ -155,7 +155,7 @@ impl LabelSelector {
         Ok(out)
     }
 
-    /// From a plain map of labels (`spec.selector` of a Service or ReplicationController).
+    /// Converts a map of labels (`spec.selector` of a Service or ReplicationController).
     #[must_use]
     pub fn from_map(labels: &Value) -> Self {
         let requirements = labels
@@ -173,7 +173,7 @@ impl LabelSelector {
         }
     }
 
-    /// Whether the labels of an indexed object match.
+    /// Returns true if the labels of an indexed object match.
     #[must_use]
     pub fn matches(&self, index: &Index) -> bool {
         if self.requirements.len().saturating_mul(index.labels.len()) <= MAX_SEARCHED {
@@ -183,14 +183,14 @@ impl LabelSelector {
         self.matches_labels(|key| labels.get(key).copied())
     }
 
-    /// Whether `metadata.labels` of a JSON object match.
+    /// Returns true if `metadata.labels` of a JSON object match.
     #[must_use]
     pub fn matches_object(&self, object: &Value) -> bool {
         let labels = meta::at(object, &["metadata", "labels"]);
         self.matches_labels(|key| labels.and_then(|l| l.get(key)).and_then(Value::as_str))
     }
 
-    /// Whether the labels that `lookup` tells match.
+    /// Returns true if the labels that `lookup` returns match.
     #[must_use]
     pub fn matches_labels<'a>(&self, lookup: impl Fn(&str) -> Option<&'a str>) -> bool {
         !self.nothing && self.requirements.iter().all(|r| r.matches(lookup(&r.key)))
@@ -329,7 +329,7 @@ impl SelectorParser {
         Ok(Requirement { key, operator })
     }
 
-    /// The value after `=`; nothing at all is the empty value.
+    /// Parses the value after `=`; a missing one is the empty value.
     fn value(&mut self, key: &str) -> Result<String, SelectorError> {
         match self.peek() {
             Token::End | Token::Comma => Ok(String::new()),

@@ -6,7 +6,7 @@ use super::names;
 
 pub use labels::LabelSelector;
 
-/// A selector that cannot be understood; the text is the message of a 400 answer.
+/// An invalid selector; the text is the message of a 400 response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SelectorError(pub String);
@@ -17,7 +17,8 @@ impl From<SelectorError> for super::ApiError {
     }
 }
 
-/// Why no object can have the label `key` with `value`: Kubernetes' rules for both.
+/// Returns why no object can have the label `key` with `value`, by Kubernetes' rules for both; `None` if one
+/// can.
 #[must_use]
 pub fn label_problem(key: &str, value: &str) -> Option<String> {
     let of_key = names::qualified_name(key).into_iter().next();

@@ -1,23 +1,23 @@
-//! One bad field: which, which value, why.
+//! Validation errors of single fields: path, value, reason.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// What is wrong with a field. The names follow the `reason` of a Status cause.
+/// Class of a field error. The names follow the `reason` of a Status cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FieldErrorKind {
-    /// The field must be there.
+    /// The field is required.
     Required,
     /// The value has the right type but is not allowed.
     Invalid,
     /// The value has the wrong JSON type.
     TypeInvalid,
-    /// The value occurs twice in a collection whose elements must differ.
+    /// The value is a duplicate in a collection of unique elements.
     Duplicate,
-    /// The field may not be set (or changed) here.
+    /// The field must not be set or changed here.
     Forbidden,
-    /// The value is not one of the known ones.
+    /// The value is not a supported one.
     NotSupported,
     /// The value refers to something that does not exist.
     NotFound,
@@ -25,12 +25,12 @@ pub enum FieldErrorKind {
     TooLong,
     /// The list or map has too many elements.
     TooMany,
-    /// The server failed while looking at the field.
+    /// The server failed to check the field.
     Internal,
 }
 
 impl FieldErrorKind {
-    /// The machine-readable cause reason.
+    /// Returns the machine-readable reason of the cause.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -69,21 +69,21 @@ impl FieldErrorKind {
     }
 }
 
-/// One validation failure: which field, which value, why.
+/// One validation error: path, value, reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FieldError {
-    /// The class of failure.
+    /// Class of the error.
     pub kind: FieldErrorKind,
-    /// Path as kubectl shows it, e.g. `spec.containers[0].resources.requests[cpu]`.
+    /// Path in kubectl's form, e.g. `spec.containers[0].resources.requests[cpu]`.
     pub field: String,
-    /// The offending value; `Null` when it is not shown.
+    /// The invalid value; `Null` if it is not shown.
     pub value: Value,
-    /// Explanation, may be empty.
+    /// Explanation; may be empty.
     pub detail: String,
 }
 
 impl FieldError {
-    /// A failure of any kind.
+    /// Creates an error of any class.
     pub fn new(
         kind: FieldErrorKind,
         field: impl Into<String>,
@@ -97,11 +97,11 @@ impl FieldError {
             detail: detail.into(),
         }
     }
-    /// `field: Required value: detail`.
+    /// Creates `field: Required value: detail`.
     pub fn required(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(FieldErrorKind::Required, field, Value::Null, detail)
     }
-    /// `field: Invalid value: "v": detail`.
+    /// Creates `field: Invalid value: "v": detail`.
     pub fn invalid(
         field: impl Into<String>,
         value: impl Into<Value>,
@@ -109,7 +109,7 @@ impl FieldError {
     ) -> Self {
         Self::new(FieldErrorKind::Invalid, field, value, detail)
     }
-    /// Like [`FieldError::invalid`] but reported as a type error.
+    /// Creates an error like [`FieldError::invalid`], but reported as a type error.
     pub fn type_invalid(
         field: impl Into<String>,
         value: impl Into<Value>,
@@ -117,15 +117,15 @@ impl FieldError {
     ) -> Self {
         Self::new(FieldErrorKind::TypeInvalid, field, value, detail)
     }
-    /// `field: Duplicate value: "v"`.
+    /// Creates `field: Duplicate value: "v"`.
     pub fn duplicate(field: impl Into<String>, value: impl Into<Value>) -> Self {
         Self::new(FieldErrorKind::Duplicate, field, value, "")
     }
-    /// `field: Forbidden: detail`.
+    /// Creates `field: Forbidden: detail`.
     pub fn forbidden(field: impl Into<String>, detail: impl Into<String>) -> Self {
         Self::new(FieldErrorKind::Forbidden, field, Value::Null, detail)
     }
-    /// `field: Unsupported value: "v": supported values: "a", "b"`.
+    /// Creates `field: Unsupported value: "v": supported values: "a", "b"`.
     pub fn not_supported(
         field: impl Into<String>,
         value: impl Into<Value>,
@@ -139,24 +139,24 @@ impl FieldError {
         };
         Self::new(FieldErrorKind::NotSupported, field, value, detail)
     }
-    /// `field: Not found: "v"`.
+    /// Creates `field: Not found: "v"`.
     pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> Self {
         Self::new(FieldErrorKind::NotFound, field, value, "")
     }
-    /// `field: Too long: may not be more than <max> bytes`.
+    /// Creates `field: Too long: may not be more than <max> bytes`.
     pub fn too_long(field: impl Into<String>, max: usize) -> Self {
         let unit = if max == 1 { "byte" } else { "bytes" };
         let detail = format!("may not be more than {max} {unit}");
         Self::new(FieldErrorKind::TooLong, field, Value::Null, detail)
     }
-    /// `field: Too many: <actual>: must have at most <max> items`.
+    /// Creates `field: Too many: <actual>: must have at most <max> items`.
     pub fn too_many(field: impl Into<String>, actual: usize, max: usize) -> Self {
         let unit = if max == 1 { "item" } else { "items" };
         let detail = format!("must have at most {max} {unit}");
         Self::new(FieldErrorKind::TooMany, field, actual as u64, detail)
     }
 
-    /// The text without the leading field path.
+    /// Returns the message without the leading field path.
     #[must_use]
     pub fn body(&self) -> String {
         let mut out = self.kind.text().to_owned();
@@ -181,7 +181,7 @@ impl fmt::Display for FieldError {
     }
 }
 
-/// A string in double quotes with Go-like escapes.
+/// Returns a string in double quotes with Go's escapes.
 #[must_use]
 pub fn quoted(s: &str) -> String {
     let mut out = String::with_capacity(s.len() + 2);

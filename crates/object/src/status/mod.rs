@@ -1,6 +1,6 @@
-//! Errors as a Kubernetes API server reports them: [`FieldError`] for one bad field, [`ApiError`]
-//! for a whole answer (`kind: Status`). Clients compare reasons, codes and, in tests and humans'
-//! habits, the messages; so the wording here is part of the contract.
+//! Errors in the form of a Kubernetes API server: [`FieldError`] for one invalid field, [`ApiError`] for a
+//! whole response (`kind: Status`). Clients compare reasons and codes, and tests and users also the messages,
+//! so the wording is part of the contract.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -17,7 +17,7 @@ pub use field::{FieldError, FieldErrorKind, quoted};
 pub struct Cause {
     /// Machine-readable reason.
     pub reason: String,
-    /// Human text.
+    /// Human-readable message.
     pub message: String,
     /// Field path, empty if none.
     pub field: String,
@@ -34,9 +34,9 @@ pub struct Details {
     pub kind: String,
     /// Object uid.
     pub uid: String,
-    /// The single failures.
+    /// The individual failures.
     pub causes: Vec<Cause>,
-    /// Seconds after which a client may try again; 0 means not set.
+    /// Seconds after which a client may retry; 0 means not set.
     pub retry_after_seconds: u32,
 }
 
@@ -79,16 +79,16 @@ impl Details {
     }
 }
 
-/// A failed request, ready to be sent as `kind: Status`.
+/// A failed request, in the form of a `kind: Status` response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     /// HTTP status code.
     pub code: u16,
     /// `reason` of the Status.
     pub reason: Cow<'static, str>,
-    /// Human text.
+    /// Human-readable message.
     pub message: String,
-    /// Structured part.
+    /// Structured details.
     pub details: Option<Box<Details>>,
 }
 
@@ -100,7 +100,7 @@ impl fmt::Display for ApiError {
 
 impl std::error::Error for ApiError {}
 
-/// `pods` or `deployments.apps`.
+/// Returns `pods` or `deployments.apps`.
 #[must_use]
 pub fn qualified(resource: &str, group: &str) -> String {
     if group.is_empty() {
@@ -111,7 +111,7 @@ pub fn qualified(resource: &str, group: &str) -> String {
 }
 
 impl ApiError {
-    /// Any error.
+    /// Creates any error.
     pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -152,7 +152,7 @@ impl ApiError {
         self
     }
 
-    /// Seconds for a `Retry-After` header, if one should be sent.
+    /// Returns the seconds for a `Retry-After` header, if one should be sent.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u32> {
         self.details
@@ -161,14 +161,14 @@ impl ApiError {
             .filter(|s| *s > 0)
     }
 
-    /// 404 for an object.
+    /// Creates a 404 for an object.
     #[must_use]
     pub fn not_found(group: &str, resource: &str, name: &str) -> Self {
         let message = format!("{} {} not found", qualified(resource, group), quoted(name));
         Self::new(404, "NotFound", message).about(group, resource, name)
     }
 
-    /// 404 for a path that no resource serves.
+    /// Creates a 404 for a path that no resource serves.
     #[must_use]
     pub fn unknown_path() -> Self {
         let mut e = Self::new(
@@ -180,7 +180,7 @@ impl ApiError {
         e
     }
 
-    /// 409, the name is taken.
+    /// Creates a 409 for a name that is taken.
     #[must_use]
     pub fn already_exists(group: &str, resource: &str, name: &str) -> Self {
         let message = format!(
@@ -191,7 +191,7 @@ impl ApiError {
         Self::new(409, "AlreadyExists", message).about(group, resource, name)
     }
 
-    /// 409, the name is taken by an object that is going away.
+    /// Creates a 409 for a name that is taken by an object under deletion.
     #[must_use]
     pub fn already_exists_terminating(group: &str, resource: &str, name: &str) -> Self {
         let mut e = Self::already_exists(group, resource, name);
@@ -199,7 +199,7 @@ impl ApiError {
         e
     }
 
-    /// 409 with a caller-written reason text.
+    /// Creates a 409 with the caller's reason.
     #[must_use]
     pub fn conflict(group: &str, resource: &str, name: &str, why: &str) -> Self {
         let message = format!(
@@ -210,7 +210,7 @@ impl ApiError {
         Self::new(409, "Conflict", message).about(group, resource, name)
     }
 
-    /// 409 for a stale `resourceVersion`.
+    /// Creates a 409 for a stale `resourceVersion`.
     #[must_use]
     pub fn stale(group: &str, resource: &str, name: &str) -> Self {
         Self::conflict(
@@ -221,7 +221,7 @@ impl ApiError {
         )
     }
 
-    /// 409 for a failed uid or resourceVersion precondition; `what` is `UID` or `ResourceVersion`.
+    /// Creates a 409 for a failed uid or resourceVersion precondition; `what` is `UID` or `ResourceVersion`.
     #[must_use]
     pub fn precondition(
         group: &str,
@@ -237,7 +237,7 @@ impl ApiError {
         Self::conflict(group, resource, name, &why)
     }
 
-    /// 422 with one cause per field error.
+    /// Creates a 422 with one cause per field error.
     #[must_use]
     pub fn invalid(group: &str, kind: &str, name: &str, errors: &[FieldError]) -> Self {
         let mut message = format!("{} {} is invalid", qualified(kind, group), quoted(name));
@@ -271,24 +271,24 @@ impl ApiError {
         e
     }
 
-    /// 400.
+    /// Creates a 400.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, "BadRequest", message)
     }
 
-    /// 400 for a body with unknown or duplicate fields under `fieldValidation=Strict`.
+    /// Creates a 400 for a body with unknown or duplicate fields under `fieldValidation=Strict`.
     #[must_use]
     pub fn strict_decoding(problems: &[String]) -> Self {
         Self::bad_request(format!("strict decoding error: {}", problems.join(", ")))
     }
 
-    /// 401.
+    /// Creates a 401.
     #[must_use]
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// 403 about an object; `name` may be empty (collections).
+    /// Creates a 403 for an object; `name` is empty for collections.
     #[must_use]
     pub fn forbidden(group: &str, resource: &str, name: &str, why: &str) -> Self {
         let qualified_resource = qualified(resource, group);
@@ -302,7 +302,7 @@ impl ApiError {
         Self::new(403, "Forbidden", message).about(group, resource, name)
     }
 
-    /// 403 on create in a namespace that is being deleted.
+    /// Creates a 403 for a creation in a namespace under deletion.
     #[must_use]
     pub fn namespace_terminating(group: &str, resource: &str, name: &str, namespace: &str) -> Self {
         let why = format!(
@@ -316,7 +316,7 @@ impl ApiError {
         )
     }
 
-    /// 405.
+    /// Creates a 405.
     #[must_use]
     pub fn method_not_allowed(group: &str, resource: &str, action: &str) -> Self {
         let qualified_resource = qualified(resource, group);
@@ -327,7 +327,7 @@ impl ApiError {
         Self::new(405, "MethodNotAllowed", message).about(group, resource, "")
     }
 
-    /// 406 naming what could be served.
+    /// Creates a 406 that lists the supported media types.
     #[must_use]
     pub fn not_acceptable(supported: &[&str]) -> Self {
         let message = format!(
@@ -337,7 +337,7 @@ impl ApiError {
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// 415 naming what could be read.
+    /// Creates a 415 that lists the accepted media types.
     #[must_use]
     pub fn unsupported_media_type(supported: &[&str]) -> Self {
         let message = format!(
@@ -347,18 +347,18 @@ impl ApiError {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// 410.
+    /// Creates a 410.
     pub fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// 410 for a watch or exact list older than the history.
+    /// Creates a 410 for a watch or exact list older than the history.
     #[must_use]
     pub fn too_old(requested: u64, oldest: u64) -> Self {
         Self::expired(format!("too old resource version: {requested} ({oldest})"))
     }
 
-    /// 504 for a resource version that does not exist yet.
+    /// Creates a 504 for a resource version that does not exist yet.
     #[must_use]
     pub fn too_large_resource_version(requested: u64, current: u64) -> Self {
         Self::new(
@@ -370,7 +370,7 @@ impl ApiError {
         .retry_after(1)
     }
 
-    /// 413.
+    /// Creates a 413.
     #[must_use]
     pub fn too_large(limit: usize) -> Self {
         Self::new(
@@ -380,12 +380,12 @@ impl ApiError {
         )
     }
 
-    /// 429; `retry_after` seconds (0: no hint).
+    /// Creates a 429 with `retry_after` in seconds; 0 for no hint.
     pub fn too_many_requests(message: impl Into<String>, retry_after: u32) -> Self {
         Self::new(429, "TooManyRequests", message).retry_after(retry_after)
     }
 
-    /// 429 because a disruption budget does not allow the eviction now.
+    /// Creates a 429 because a disruption budget does not allow the eviction now.
     #[must_use]
     pub fn disruption_budget(budget: &str, why: impl Into<String>) -> Self {
         let cause = format!("The disruption budget {budget} {}", why.into());
@@ -396,7 +396,7 @@ impl ApiError {
         .cause("DisruptionBudget", cause, "")
     }
 
-    /// 500.
+    /// Creates a 500.
     pub fn internal(message: impl Into<String>) -> Self {
         let text = message.into();
         Self::new(
@@ -407,17 +407,17 @@ impl ApiError {
         .cause("", text, "")
     }
 
-    /// 503.
+    /// Creates a 503.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
     }
 
-    /// 504.
+    /// Creates a 504.
     pub fn timeout(message: impl Into<String>) -> Self {
         Self::new(504, "Timeout", message)
     }
 
-    /// The `v1 Status` object.
+    /// Returns the `v1 Status` object.
     #[must_use]
     pub fn to_value(&self) -> Value {
         let mut status = json!({
@@ -440,7 +440,7 @@ impl ApiError {
     }
 }
 
-/// The `v1 Status` of a success, e.g. of a deletion that removed the object.
+/// Returns the `v1 Status` of a success, e.g. of a deletion that removed the object.
 #[must_use]
 pub fn success(group: &str, resource: &str, name: &str, uid: &str) -> Value {
     let details = Details {
