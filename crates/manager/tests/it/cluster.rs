@@ -70,7 +70,7 @@ impl Cluster {
             deploy::create(&client, object).await;
         }
         let refused = Arc::<Mutex<BTreeSet<String>>>::default();
-        let service = as_the_manager(&server, refused.clone());
+        let service = service_for_manager(&server, refused.clone());
         Self {
             client,
             limited: koord_kube::client::in_process(service),
@@ -85,7 +85,7 @@ impl Cluster {
         let absent = || async { StatusCode::SERVICE_UNAVAILABLE };
         let service = Router::new()
             .route("/apis/metrics.k8s.io/{*rest}", axum::routing::any(absent))
-            .fallback_service(as_the_manager(&self.server, self.refused.clone()));
+            .fallback_service(service_for_manager(&self.server, self.refused.clone()));
         koord_kube::client::in_process(service)
     }
 
@@ -96,11 +96,11 @@ impl Cluster {
     }
 
     /// A client for a manager that loses the API server when the token is cancelled.
-    pub(crate) fn until_cut(&self) -> (Client, CancellationToken) {
+    pub(crate) fn cuttable_client(&self) -> (Client, CancellationToken) {
         let cut = CancellationToken::new();
-        let seen = cut.clone();
-        let ask = move |request: Request<Body>, next: Next| {
-            let is_cut = seen.is_cancelled();
+        let token = cut.clone();
+        let intercept = move |request: Request<Body>, next: Next| {
+            let is_cut = token.is_cancelled();
             async move {
                 if is_cut {
                     return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -108,22 +108,22 @@ impl Cluster {
                 next.run(request).await
             }
         };
-        let service = as_the_manager(&self.server, self.refused.clone());
-        let service = service.layer(middleware::from_fn(ask));
+        let service = service_for_manager(&self.server, self.refused.clone());
+        let service = service.layer(middleware::from_fn(intercept));
         (koord_kube::client::in_process(service), cut)
     }
 
     /// A client for a manager some of whose requests are written down, those that `name` names, and
     /// refused if `answer` says how.
-    pub(crate) fn guarded(
+    pub(crate) fn guarded_client(
         &self,
         name: impl Fn(&Request<Body>) -> Option<&'static str> + Send + Sync + 'static,
         answer: fn(&str) -> (StatusCode, String),
     ) -> (Client, Guard) {
         let guard = Guard::default();
-        let (seen, name) = (guard.clone(), Arc::new(name));
-        let ask = move |request: Request<Body>, next: Next| {
-            let refused = name(&request).filter(|name| seen.is_refused(name));
+        let (recorder, name) = (guard.clone(), Arc::new(name));
+        let intercept = move |request: Request<Body>, next: Next| {
+            let refused = name(&request).filter(|name| recorder.is_refused(name));
             async move {
                 let Some(name) = refused else {
                     return next.run(request).await;
@@ -138,8 +138,8 @@ impl Cluster {
                 (code, axum::Json(status)).into_response()
             }
         };
-        let service = as_the_manager(&self.server, self.refused.clone());
-        let service = service.layer(middleware::from_fn(ask));
+        let service = service_for_manager(&self.server, self.refused.clone());
+        let service = service.layer(middleware::from_fn(intercept));
         (koord_kube::client::in_process(service), guard)
     }
 
@@ -218,35 +218,38 @@ impl Cluster {
 
 /// Which requests came, and whether they are refused. At first they are not.
 #[derive(Clone, Default)]
-pub(crate) struct Guard(Arc<Mutex<Guarded>>);
+pub(crate) struct Guard(Arc<Mutex<GuardState>>);
 
 #[derive(Default)]
-struct Guarded {
-    is_shut: bool,
+struct GuardState {
+    refuses: bool,
     /// What came, and when.
-    came: Vec<(&'static str, Instant)>,
+    requests: Vec<(&'static str, Instant)>,
 }
 
 impl Guard {
     /// From now on such requests are refused, or not any more. Those before are forgotten.
     pub(crate) fn refuse(&self, refuse: bool) {
-        *self.0.lock() = Guarded {
-            is_shut: refuse,
-            came: Vec::new(),
+        *self.0.lock() = GuardState {
+            refuses: refuse,
+            requests: Vec::new(),
         };
     }
 
     fn is_refused(&self, name: &'static str) -> bool {
         let mut guarded = self.0.lock();
-        guarded.came.push((name, Instant::now()));
-        guarded.is_shut
+        guarded.requests.push((name, Instant::now()));
+        guarded.refuses
     }
 
     /// When requests of a name came.
-    pub(crate) fn seen(&self, name: &str) -> Vec<Instant> {
+    pub(crate) fn request_times(&self, name: &str) -> Vec<Instant> {
         let guarded = self.0.lock();
-        let mine = guarded.came.iter().filter(|(of, _)| *of == name);
-        mine.map(|(_, when)| *when).collect()
+        let matching = guarded
+            .requests
+            .iter()
+            .filter(|(request, _)| *request == name);
+        matching.map(|(_, when)| *when).collect()
     }
 }
 
@@ -261,7 +264,7 @@ impl Drop for Cluster {
 }
 
 /// The API server as the manager's service account sees it.
-fn as_the_manager(server: &ApiServer, refused: Arc<Mutex<BTreeSet<String>>>) -> Router {
+fn service_for_manager(server: &ApiServer, refused: Arc<Mutex<BTreeSet<String>>>) -> Router {
     let user = User::service_account("koordinator-system", "koord-manager");
     server.service_as(user, move |right, allowed| {
         if allowed {
@@ -283,14 +286,14 @@ impl<K: Debug> Watch<K> {
     pub(crate) async fn until<T>(&mut self, what: &str, accept: impl Fn(&K) -> Option<T>) -> T {
         let wait = async {
             loop {
-                if let Some(found) = self.0.store.list().iter().find_map(|object| accept(object)) {
-                    return found;
+                if let Some(value) = self.0.store.list().iter().find_map(|object| accept(object)) {
+                    return value;
                 }
                 assert!(self.0.changes.recv().await.is_some(), "the watch ended");
             }
         };
         match tokio::time::timeout(Duration::from_secs(7200), wait).await {
-            Ok(found) => found,
+            Ok(value) => value,
             Err(_) => panic!("never saw {what}; there is {:#?}", self.0.store.list()),
         }
     }

@@ -22,7 +22,7 @@ const BATCH_CPU: &str = "kubernetes.io/batch-cpu";
 const BATCH_MEMORY: &str = "kubernetes.io/batch-memory";
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_report_becomes_batch_resources_and_silence_takes_them_away() {
+pub(crate) async fn report_sets_batch_resources_and_silence_removes_them() {
     let cluster = Cluster::start().await;
     cluster
         .configure(json!({"colocation-config": "{\"enable\": true}"}))
@@ -87,7 +87,7 @@ pub(crate) async fn a_report_becomes_batch_resources_and_silence_takes_them_away
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_reported() {
+pub(crate) async fn settings_apply_by_node_labels_and_bad_keys_are_reported() {
     let cluster = Cluster::start().await;
     cluster.add_node("plain", json!({}), "10", "100G").await;
     cluster
@@ -165,7 +165,7 @@ pub(crate) async fn settings_reach_nodes_by_their_labels_and_bad_ones_are_report
 /// Who makes one mistake after the other hears of each: what is still wrong of before is not said again,
 /// and does not use up what may be said about one object.
 #[tokio::test(start_paused = true)]
-async fn what_is_wrong_with_the_settings_is_said_once() {
+async fn each_settings_problem_gets_one_event() {
     let cluster = Cluster::start().await;
     let mut data = json!({});
     cluster.configure(data.clone()).await;
@@ -194,7 +194,7 @@ async fn what_is_wrong_with_the_settings_is_said_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn colocation_switched_off_takes_resources_away_at_once() {
+async fn disabled_colocation_removes_resources_at_once() {
     let cluster = Cluster::start().await;
     cluster
         .configure(json!({"colocation-config": "{\"enable\": true}"}))
@@ -214,13 +214,15 @@ async fn colocation_switched_off_takes_resources_away_at_once() {
     cluster
         .configure(json!({"colocation-config": "{\"enable\": false}"}))
         .await;
-    let gone = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
-    nodes.until("n1 without batch resources", gone).await;
+    let has_no_batch = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
+    nodes
+        .until("n1 without batch resources", has_no_batch)
+        .await;
     assert!(start.elapsed().as_secs() < 60);
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn objects_follow_their_node_into_death() {
+pub(crate) async fn objects_are_deleted_with_their_node() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
     cluster.manager(Options::default());
@@ -257,13 +259,13 @@ async fn report_dated_ahead_keeps_no_batch_resources() {
     let hour = Duration::from_secs(3600);
     let used = (("3", "30G"), ("1", "5G"));
     cluster.report("n1", used.0, used.1).await;
-    let has = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
-    nodes.until("batch resources", has).await;
+    let has_batch = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
+    nodes.until("batch resources", has_batch).await;
 
     let ahead = |minutes: u64| hour + Duration::from_secs(60 * minutes);
     cluster.report_ahead("n1", ahead(0), used.0, used.1).await;
-    let has_not = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
-    nodes.until("no batch resources", has_not).await;
+    let has_no_batch = |node: &Node| allocatable(node, BATCH_CPU).is_none().then_some(());
+    nodes.until("no batch resources", has_no_batch).await;
     cluster.report_ahead("n1", ahead(1), used.0, used.1).await;
     let skew = || {
         let text = koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
@@ -289,7 +291,7 @@ async fn report_dated_ahead_keeps_no_batch_resources() {
     assert_eq!(allocatable(&all.get("n1").await.unwrap(), BATCH_CPU), None);
 
     cluster.report("n1", used.0, used.1).await;
-    nodes.until("batch resources again", has).await;
+    nodes.until("batch resources again", has_batch).await;
     assert!(!skew());
 }
 
@@ -304,8 +306,8 @@ async fn emptied_settings_keep_batch_resources_with_an_event() {
     metrics.until("a NodeMetric", |_| Some(())).await;
     let mut nodes = cluster.watch::<Node>();
     cluster.report("n1", ("3", "30G"), ("1", "5G")).await;
-    let has = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
-    nodes.until("batch resources", has).await;
+    let has_batch = |node: &Node| allocatable(node, BATCH_CPU).map(drop);
+    nodes.until("batch resources", has_batch).await;
     cluster.configure(json!({"colocation-config": null})).await;
     let mut events = cluster.watch::<Event>();
     let about = events.until("an event", |event| {

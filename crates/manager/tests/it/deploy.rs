@@ -79,32 +79,32 @@ const MANY: &str = "owners of pods where there are fifty of them and more";
 #[test]
 fn the_manager_uses_all_of_its_rights() {
     USED.take();
-    crate::colocation::a_report_becomes_batch_resources_and_silence_takes_them_away();
-    crate::colocation::settings_reach_nodes_by_their_labels_and_bad_ones_are_reported();
-    crate::colocation::objects_follow_their_node_into_death();
+    crate::colocation::report_sets_batch_resources_and_silence_removes_them();
+    crate::colocation::settings_apply_by_node_labels_and_bad_keys_are_reported();
+    crate::colocation::objects_are_deleted_with_their_node();
     crate::leadership::the_second_replica_takes_over_when_the_first_stops();
     crate::pods::pods_that_wait_get_a_profile_that_comes_later();
     crate::quotas::quotas_are_judged_alike_by_two_replicas_and_never_overdrawn();
     crate::quotas::a_profile_keeps_a_quota_as_large_as_its_nodes();
     crate::pods::bindings_are_for_listed_users();
     crate::pods::required_labels_are_read_again_and_the_last_ones_stay();
-    crate::recommender::a_restart_goes_on_from_checkpoints();
+    crate::recommender::restart_continues_from_checkpoints();
     crate::recommender::a_missing_target_keeps_the_recommendation();
-    crate::webhooks::certificates_are_made_told_and_mended();
-    crate::webhooks::a_cluster_gets_what_it_lacks_and_keeps_what_it_has();
+    crate::webhooks::certificates_are_created_published_and_repaired();
+    crate::webhooks::install_creates_missing_objects_and_keeps_existing();
     let used = USED.take();
     let roles = documents("rbac.yaml");
     let roles = roles.iter().filter(|object| object["rules"].is_array());
-    let given: BTreeSet<_> = roles
+    let granted: BTreeSet<_> = roles
         .flat_map(|role| given_rights(&role["rules"]))
         .collect();
     assert!(
-        !given.iter().any(|right| right.contains('*')),
+        !granted.iter().any(|right| right.contains('*')),
         "least rights"
     );
-    let unused: BTreeSet<_> = given.difference(&used).map(String::as_str).collect();
-    let known: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
-    assert_eq!(unused, known, "given, and nothing uses it");
+    let unused: BTreeSet<_> = granted.difference(&used).map(String::as_str).collect();
+    let exempt: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
+    assert_eq!(unused, exempt, "given, and nothing uses it");
 }
 
 #[test]
@@ -116,17 +116,17 @@ fn the_manifests_fit_together() {
         .unwrap();
     let pod = &deployment["spec"]["template"]["spec"];
     let roles = documents("rbac.yaml");
-    let of = |kind: &str| {
-        let mut found = roles.iter().filter(|object| object["kind"] == kind);
-        (found.next().unwrap(), found.next()).0
+    let find = |kind: &str| {
+        let mut matching = roles.iter().filter(|object| object["kind"] == kind);
+        (matching.next().unwrap(), matching.next()).0
     };
-    let account = &of("ServiceAccount")["metadata"];
+    let account = &find("ServiceAccount")["metadata"];
     assert_eq!(pod["serviceAccountName"], account["name"]);
     for (binding, role) in [
         ("ClusterRoleBinding", "ClusterRole"),
         ("RoleBinding", "Role"),
     ] {
-        let (binding, role) = (of(binding), of(role));
+        let (binding, role) = (find(binding), find(role));
         assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
         assert_eq!(
             binding["metadata"]["namespace"],
@@ -144,33 +144,33 @@ fn the_manifests_fit_together() {
     let argv = std::iter::once(OsString::from("koord-manager")).chain(args);
     let options = flags::parse::<Args>(argv).unwrap().args.options().unwrap();
     assert_eq!(options.notes, [""; 0], "every flag has an effect");
-    let here = &of("Role")["metadata"]["namespace"];
-    assert_eq!(options.election.unwrap().namespace, *here);
-    assert_eq!(options.config_namespace, *here);
-    assert_eq!(options.pods.enhanced_source.namespace, *here);
+    let namespace = &find("Role")["metadata"]["namespace"];
+    assert_eq!(options.election.unwrap().namespace, *namespace);
+    assert_eq!(options.config_namespace, *namespace);
+    assert_eq!(options.pods.enhanced_source.namespace, *namespace);
     let webhooks = Settings::from_env(|_| None).unwrap();
-    assert_eq!(webhooks.service.namespace, *here);
-    let rules = [of("ClusterRole"), of("Role")].map(|role| role["rules"].as_array().unwrap());
-    let named = rules
+    assert_eq!(webhooks.service.namespace, *namespace);
+    let rules = [find("ClusterRole"), find("Role")].map(|role| role["rules"].as_array().unwrap());
+    let resource_names = rules
         .into_iter()
         .flatten()
         .filter_map(|rule| rule["resourceNames"].as_array());
-    let named: Vec<_> = named.flatten().filter_map(Value::as_str).collect();
+    let resource_names: Vec<_> = resource_names.flatten().filter_map(Value::as_str).collect();
     let hooks = documents("webhooks.yaml");
     let hooks = hooks.iter().filter(|object| object["kind"] != "Service");
     let hooks = hooks.map(|object| object["metadata"]["name"].as_str().unwrap());
-    let others = [
+    let defaults = [
         &*options.config_name,
         &options.pods.enhanced_source.name,
         &webhooks.secret,
         koord_manager::LEASE_NAME,
     ];
-    let wanted: Vec<_> = hooks.chain(others).collect();
+    let expected: Vec<_> = hooks.chain(defaults).collect();
     assert_eq!(
-        named, wanted,
+        resource_names, expected,
         "names of the rules are those of the defaults"
     );
     let config = &documents("config.yaml")[0];
     assert_eq!(config["metadata"]["name"], options.config_name);
-    assert_eq!(config["metadata"]["namespace"], *here);
+    assert_eq!(config["metadata"]["namespace"], *namespace);
 }

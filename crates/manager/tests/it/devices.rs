@@ -37,7 +37,7 @@ async fn started_in(cluster: Cluster, settings: Value) -> Cluster {
     cluster
 }
 
-fn all_of_it() -> Value {
+fn full_reclaim_settings() -> Value {
     json!({"colocation-config": json!({"enable": true, "cpuReclaimThresholdPercent": 100,
         "memoryReclaimThresholdPercent": 100}).to_string()})
 }
@@ -55,22 +55,22 @@ pub(crate) fn topology(model: &str) -> NodeResourceTopology {
 }
 
 /// Batch CPU of each zone.
-pub(crate) fn by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
+pub(crate) fn batch_cpu_by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
     let zones = topology.spec.zones.iter();
     zones
         .map(|zone| {
-            let found = zone
+            let batch = zone
                 .resources
                 .iter()
-                .find(|found| found.name == BATCH_CPU)?;
-            Some(found.available.to_string())
+                .find(|batch| batch.name == BATCH_CPU)?;
+            Some(batch.available.to_string())
         })
         .collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
-    let cluster = started(all_of_it()).await;
+async fn zones_get_batch_and_other_writers_fields_stay() {
+    let cluster = started(full_reclaim_settings()).await;
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     let bound = json!({"numaNodeResources": [{"node": 1}]}).to_string();
     let pod = json!({
@@ -92,7 +92,7 @@ async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
     let mut zones = async |what: &str, want: [&str; 2]| {
         topologies
             .until(what, |topology| {
-                by_zone(topology)
+                batch_cpu_by_zone(topology)
                     .is_some_and(|zones| zones == want)
                     .then(|| topology.clone())
             })
@@ -114,36 +114,37 @@ async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
 
     // Koordlet writes what it knows of, batch resources not among it: they come back, and its new
     // annotation stays.
-    let mut anew = topology("M");
-    anew.metadata
+    let mut replacement = topology("M");
+    replacement
+        .metadata
         .annotations
         .get_or_insert_default()
         .insert("pools".into(), "0-3".into());
-    anew.metadata.resource_version = written.metadata.resource_version;
+    replacement.metadata.resource_version = written.metadata.resource_version;
     objects
-        .replace("n1", &PostParams::default(), &anew)
+        .replace("n1", &PostParams::default(), &replacement)
         .await
         .unwrap();
     cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
-    let again = zones("batch of the zones again", ["4500", "2500"]).await;
-    assert_eq!(again.metadata.annotations.unwrap()["pools"], "0-3");
+    let restored = zones("batch of the zones again", ["4500", "2500"]).await;
+    assert_eq!(restored.metadata.annotations.unwrap()["pools"], "0-3");
 
     // It writes while the manager does, all the time: nobody's is lost.
-    for at in 0..20 {
-        let pools = json!({"metadata": {"annotations": {"pools": at.to_string()}}});
+    for round in 0..20 {
+        let pools = json!({"metadata": {"annotations": {"pools": round.to_string()}}});
         patch::merge(&objects, "n1", &pools).await.unwrap();
-        let system = if at % 2 == 0 { "5" } else { "1" };
+        let system = if round % 2 == 0 { "5" } else { "1" };
         cluster.report("n1", ("3", "30G"), (system, "10G")).await;
         tokio::time::advance(Duration::from_millis(3)).await;
     }
-    let calm = zones("the last report's zones", ["4500", "2500"]).await;
-    assert_eq!(calm.metadata.annotations.unwrap()["pools"], "19");
+    let last = zones("the last report's zones", ["4500", "2500"]).await;
+    assert_eq!(last.metadata.annotations.unwrap()["pools"], "19");
     // When both rest, nothing is written any more.
     tokio::time::sleep(Duration::from_secs(30)).await;
-    let rest = objects.get("n1").await.unwrap().metadata.resource_version;
+    let before = objects.get("n1").await.unwrap().metadata.resource_version;
     tokio::time::sleep(Duration::from_secs(60)).await;
     let later = objects.get("n1").await.unwrap().metadata.resource_version;
-    assert_eq!(rest, later);
+    assert_eq!(before, later);
 
     // Co-location off: the zones are emptied.
     cluster
@@ -155,8 +156,8 @@ async fn zones_get_their_part_and_whoever_else_writes_them_keeps_his() {
 /// An exporter writes the newer version: what the older one does not have is still there when the
 /// manager has written its part.
 #[tokio::test(start_paused = true)]
-async fn what_an_exporter_says_survives_the_managers_part() {
-    let cluster = started(all_of_it()).await;
+async fn exporter_fields_survive_the_managers_write() {
+    let cluster = started(full_reclaim_settings()).await;
     cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
     let mut object = serde_json::to_value(topology("M")).unwrap();
     object["apiVersion"] = json!("topology.node.k8s.io/v1alpha2");
@@ -188,18 +189,18 @@ async fn what_an_exporter_says_survives_the_managers_part() {
 
 /// Older definitions have the older version only, a newer one may drop it.
 #[tokio::test(start_paused = true)]
-async fn zones_get_their_part_whichever_version_is_served() {
+async fn zones_get_batch_in_either_served_version() {
     for (only, version) in ["v1alpha1", "v1alpha2"].into_iter().enumerate() {
         let mut definitions = koord_api::crd_values();
         for definition in &mut definitions {
             if definition["spec"]["group"] == "topology.node.k8s.io" {
-                let mut kept = definition["spec"]["versions"][only].take();
-                assert_eq!(kept["name"], version);
-                kept["storage"] = json!(true);
-                definition["spec"]["versions"] = json!([kept]);
+                let mut served = definition["spec"]["versions"][only].take();
+                assert_eq!(served["name"], version);
+                served["storage"] = json!(true);
+                definition["spec"]["versions"] = json!([served]);
             }
         }
-        let cluster = started_in(Cluster::with(definitions).await, all_of_it()).await;
+        let cluster = started_in(Cluster::with(definitions).await, full_reclaim_settings()).await;
         cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
         let mut object = serde_json::to_value(topology("M")).unwrap();
         object["apiVersion"] = json!(format!("topology.node.k8s.io/{version}"));
@@ -212,8 +213,8 @@ async fn zones_get_their_part_whichever_version_is_served() {
             .unwrap();
         let written = async {
             loop {
-                let found = objects.get("n1").await.unwrap();
-                if by_zone(&typed(json!(found))).is_some() {
+                let topology_object = objects.get("n1").await.unwrap();
+                if batch_cpu_by_zone(&typed(json!(topology_object))).is_some() {
                     return;
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
@@ -229,7 +230,7 @@ async fn zones_get_their_part_whichever_version_is_served() {
 
 #[tokio::test(start_paused = true)]
 async fn devices_come_and_go_on_the_node() {
-    let cluster = started(all_of_it()).await;
+    let cluster = started(full_reclaim_settings()).await;
     let devices: Api<Device> = Api::all(cluster.client.clone());
     let gpu = |health: bool, minor: i32| {
         json!({"type": "gpu", "health": health, "minor": minor, "resources": {
@@ -244,10 +245,13 @@ async fn devices_come_and_go_on_the_node() {
         }))
     };
     let rdma = json!({"type": "rdma", "health": true, "minor": 0});
-    let both = device(json!([gpu(true, 0), gpu(true, 1), rdma]));
-    devices.create(&PostParams::default(), &both).await.unwrap();
+    let gpus_and_rdma = device(json!([gpu(true, 0), gpu(true, 1), rdma]));
+    devices
+        .create(&PostParams::default(), &gpus_and_rdma)
+        .await
+        .unwrap();
     let mut nodes = cluster.watch::<Node>();
-    let mut shows = async |what: &str, want: [Option<&str>; 3]| {
+    let mut wait_for = async |what: &str, want: [Option<&str>; 3]| {
         nodes
             .until(what, |node| {
                 let names = [
@@ -260,13 +264,13 @@ async fn devices_come_and_go_on_the_node() {
             })
             .await
     };
-    let node = shows("both kinds", [Some("200"), Some("32Gi"), Some("100")]).await;
+    let node = wait_for("both kinds", [Some("200"), Some("32Gi"), Some("100")]).await;
     assert_eq!(node.labels()["node.koordinator.sh/gpu-model"], "A100");
     assert_eq!(allocatable(&node, "cpu").as_deref(), Some("10"));
 
     let sick = json!({"spec": {"devices": [gpu(true, 0), gpu(false, 1)]}});
     patch::merge(&devices, "n1", &sick).await.unwrap();
-    shows("one GPU, no RDMA", [Some("100"), Some("16Gi"), None]).await;
+    wait_for("one GPU, no RDMA", [Some("100"), Some("16Gi"), None]).await;
 
     // Of another vendor.
     let npu = json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": "huawei",
@@ -289,7 +293,7 @@ async fn devices_come_and_go_on_the_node() {
         .delete("n1", &DeleteParams::default())
         .await
         .unwrap();
-    let node = shows("no device", [None, None, None]).await;
+    let node = wait_for("no device", [None, None, None]).await;
     assert_eq!(allocatable(&node, "huawei.com/npu-core"), None);
     // Labels stay, as upstream's.
     assert!(node.labels().contains_key("node.koordinator.sh/gpu-model"));
@@ -305,7 +309,7 @@ async fn nodes_until(cluster: &Cluster, what: &str, accept: impl Fn(&Node) -> bo
 #[tokio::test(start_paused = true)]
 async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
     let ratios = json!({"enable": true, "ratioModel": {"M": {"baseRatio": 1.2}}});
-    let mut settings = all_of_it();
+    let mut settings = full_reclaim_settings();
     settings["cpu-normalization-config"] = json!(ratios.to_string());
     let factors = json!({"enable": true, "resourceAmplificationRatio": {"memory": 1.5}});
     settings["resource-amplification-config"] = json!(factors.to_string());
@@ -333,7 +337,7 @@ async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
     let mut topologies = cluster.watch::<NodeResourceTopology>();
     topologies
         .until("normalised zones", |topology| {
-            by_zone(topology).filter(|zones| zones == &["5400", "5400"])
+            batch_cpu_by_zone(topology).filter(|zones| zones == &["5400", "5400"])
         })
         .await;
     // Another machine, and a model that is not listed: what is there stays. Off: 1.00, no factors.
@@ -363,30 +367,34 @@ async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_does_not_write_all_nodes_at_once() {
     let cluster = Cluster::start().await;
-    cluster.configure(all_of_it()).await;
+    cluster.configure(full_reclaim_settings()).await;
     let count = 40;
     let name = |at: usize| format!("n{at}");
-    for at in 0..count {
-        cluster.add_node(&name(at), json!({}), "10", "100G").await;
+    for index in 0..count {
+        cluster
+            .add_node(&name(index), json!({}), "10", "100G")
+            .await;
         // 9,000 is right.
-        let near = json!({BATCH_CPU: "9100", "kubernetes.io/batch-memory": "90G",
+        let resources = json!({BATCH_CPU: "9100", "kubernetes.io/batch-memory": "90G",
             "kubernetes.io/mid-cpu": "0", "kubernetes.io/mid-memory": "0"});
-        let status = json!({"status": {"capacity": near, "allocatable": near}});
-        patch::merge_node_status(&cluster.client, &name(at), &status)
+        let status = json!({"status": {"capacity": resources, "allocatable": resources}});
+        patch::merge_node_status(&cluster.client, &name(index), &status)
             .await
             .unwrap();
     }
     // Reports are there before the manager is.
     let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
-    for at in 0..count {
+    for index in 0..count {
         let metric: NodeMetric = typed(json!({
             "apiVersion": "slo.koordinator.sh/v1alpha1", "kind": "NodeMetric",
-            "metadata": {"name": name(at)}, "spec": {}}));
+            "metadata": {"name": name(index)}, "spec": {}}));
         metrics
             .create(&PostParams::default(), &metric)
             .await
             .unwrap();
-        cluster.report(&name(at), ("3", "30G"), ("1", "10G")).await;
+        cluster
+            .report(&name(index), ("3", "30G"), ("1", "10G"))
+            .await;
     }
     cluster.manager(Options::default());
     let nodes: Api<Node> = Api::all(cluster.client.clone());
@@ -401,9 +409,9 @@ async fn a_new_leader_does_not_write_all_nodes_at_once() {
         written.push(right.count());
     }
     assert_eq!(written.last(), Some(&count), "{written:?}");
-    let steps: Vec<_> = std::iter::once(0).chain(written.iter().copied()).collect();
-    let most = steps.windows(2).map(|pair| pair[1] - pair[0]).max();
-    assert!(most <= Some(count / 3), "{written:?}");
+    let totals: Vec<_> = std::iter::once(0).chain(written.iter().copied()).collect();
+    let largest_step = totals.windows(2).map(|pair| pair[1] - pair[0]).max();
+    assert!(largest_step <= Some(count / 3), "{written:?}");
     let distinct: BTreeSet<_> = written.iter().collect();
     assert!(distinct.len() >= 6, "{written:?}");
 }

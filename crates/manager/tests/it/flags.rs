@@ -68,7 +68,7 @@ const ONLY_FOR_LOG_FILES: [&str; 5] = [
 ];
 
 #[test]
-fn upstreams_flags_are_accepted_and_do_something_or_say_why_not() {
+fn upstream_flags_take_effect_or_are_noted() {
     let (plain, notes) = outcome(None).unwrap();
     assert_eq!(notes, [""; 0]);
     let mut without_effect = BTreeSet::new();
@@ -127,9 +127,9 @@ fn upstreams_flags_are_accepted_and_do_something_or_say_why_not() {
 }
 
 #[test]
-fn upstreams_defaults_are_ours() {
+fn flag_defaults_match_upstream() {
     let command = Args::command();
-    let ours: BTreeMap<_, _> = command
+    let defaults: BTreeMap<_, _> = command
         .get_arguments()
         .filter_map(|argument| {
             let default = argument.get_default_values().first();
@@ -140,21 +140,21 @@ fn upstreams_defaults_are_ours() {
     let mut klogs = 0;
     for row in facts("flag") {
         let (name, kind) = (row[0], row[1]);
-        let theirs = row.get(2).copied().unwrap_or_default();
-        let Some(ours) = ours.get(name) else {
+        let upstream = row.get(2).copied().unwrap_or_default();
+        let Some(default) = defaults.get(name) else {
             // Of these there are no defaults to see: without them nothing is as with their defaults.
-            let (given, notes) =
-                outcome(Some(&format!("--{name}={}", zero(kind, theirs)))).unwrap();
-            assert_eq!((given, notes), outcome(None).unwrap(), "{name}");
+            let (changed, notes) =
+                outcome(Some(&format!("--{name}={}", zero(kind, upstream)))).unwrap();
+            assert_eq!((changed, notes), outcome(None).unwrap(), "{name}");
             klogs += 1;
             continue;
         };
         match kind {
-            "bool" => assert_eq!(ours, zero(kind, theirs), "{name}"),
-            "duration" => assert_eq!(duration(ours), duration(theirs), "{name}"),
+            "bool" => assert_eq!(default, zero(kind, upstream), "{name}"),
+            "duration" => assert_eq!(duration(default), duration(upstream), "{name}"),
             // All of them, of which there is one controller more here.
-            "strings" => assert_eq!(ours, "*", "{name}"),
-            _ => assert_eq!(ours, theirs, "{name}"),
+            "strings" => assert_eq!(default, "*", "{name}"),
+            _ => assert_eq!(default, upstream, "{name}"),
         }
     }
     assert_eq!(klogs, 13);
@@ -171,7 +171,7 @@ fn zero<'a>(kind: &str, default: &'a str) -> &'a str {
 }
 
 #[test]
-fn upstreams_lists_of_controllers_and_plugins_may_be_named_whole() {
+fn full_controller_and_plugin_lists_are_accepted() {
     for name in ["controllers", "noderesource-plugins"] {
         let rows = facts("flag");
         let row = rows.iter().find(|row| row[0] == name).unwrap();
@@ -181,20 +181,20 @@ fn upstreams_lists_of_controllers_and_plugins_may_be_named_whole() {
 }
 
 #[test]
-fn upstreams_gates_are_accepted_with_their_stages_and_defaults() {
-    let ours: BTreeMap<_, _> = GATES.iter().map(|gate| (gate.name, gate)).collect();
-    let mut theirs = BTreeSet::new();
+fn gates_match_upstream_stages_and_defaults() {
+    let gates: BTreeMap<_, _> = GATES.iter().map(|gate| (gate.name, gate)).collect();
+    let mut upstream_names = BTreeSet::new();
     let mut other_default = Vec::new();
     let mut without_effect = Vec::new();
     for row in facts("gate") {
         let (name, stage, default) = (row[0], row[1], boolean(row[2]).unwrap());
         let not = !default;
         let (_, notes) = outcome(Some(&format!("--feature-gates={name}={not}"))).unwrap();
-        theirs.insert(name);
+        upstream_names.insert(name);
         if matches!(name, "AllAlpha" | "AllBeta") {
             continue;
         }
-        let gate = ours
+        let gate = gates
             .get(name)
             .unwrap_or_else(|| panic!("{name} is not known"));
         let expected = if stage == "BETA" {
@@ -219,10 +219,10 @@ fn upstreams_gates_are_accepted_with_their_stages_and_defaults() {
         "PriorityTransformer",
     ];
     assert_eq!(without_effect, expected);
-    let own: Vec<_> = GATES
+    let own_gates: Vec<_> = GATES
         .iter()
         .map(|gate| gate.name)
-        .filter(|name| !theirs.contains(name))
+        .filter(|name| !upstream_names.contains(name))
         .collect();
     let expected = [
         "Recommender",
@@ -231,7 +231,7 @@ fn upstreams_gates_are_accepted_with_their_stages_and_defaults() {
         "DeviceResourceWithoutColocation",
         "ElasticQuotaDump",
     ];
-    assert_eq!(own, expected, "gates that upstream would refuse");
+    assert_eq!(own_gates, expected, "gates that upstream would refuse");
     for (value, names) in [
         ("NoSuchGate=true", ["feature-gates", "NoSuchGate"]),
         ("MultiQuotaTree", ["feature-gates", "MultiQuotaTree"]),

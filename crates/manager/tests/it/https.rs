@@ -63,17 +63,17 @@ pub(crate) async fn start(cluster: &Cluster, gates: &str, host: Option<&str>) ->
 }
 
 /// What a replica knows of quotas, once it is `ready`.
-pub(crate) async fn knows(replica: &Client, ready: impl Fn(&Value) -> bool) {
+pub(crate) async fn wait_for_quotas(replica: &Client, ready: impl Fn(&Value) -> bool) {
     eventually("quotas of the replica", async || {
-        let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
-        let text = replica.request_text(ask).await.ok()?;
+        let request = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+        let text = replica.request_text(request).await.ok()?;
         ready(&serde_json::from_str(&text).unwrap()).then_some(())
     })
     .await;
 }
 
 /// What a replica answers about the creation of a pod; `None` if it does not answer yet.
-async fn asked(replica: &Client, pod: &Value) -> Option<Value> {
+async fn validate_pod(replica: &Client, pod: &Value) -> Option<Value> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -113,21 +113,23 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
     ];
     for replica in &replicas {
         // Served, and the quota is known.
-        knows(replica, |dump| dump["quotaInfoMap"].get("q").is_some()).await;
+        wait_for_quotas(replica, |dump| dump["quotaInfoMap"].get("q").is_some()).await;
     }
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
             let replicas = replicas.clone();
             tokio::spawn(async move {
                 let (mut granted, mut refusals) = (0, Vec::new());
-                for at in 0..PODS {
+                for index in 0..PODS {
                     let pod = json!({
-                        "metadata": {"name": format!("p{writer}-{at}"), "namespace": "default",
+                        "metadata": {"name": format!("p{writer}-{index}"), "namespace": "default",
                             "labels": {labels::POD_QUOTA_NAME: "q"}},
                         "spec": {"containers": [{"name": "c", "image": "i",
                             "resources": {"requests": {"cpu": "1"}}}]},
                     });
-                    let answer = asked(&replicas[(writer + at) % 2], &pod).await.unwrap();
+                    let answer = validate_pod(&replicas[(writer + index) % 2], &pod)
+                        .await
+                        .unwrap();
                     if answer["allowed"] == true {
                         granted += 1;
                     } else {
@@ -140,9 +142,9 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
         .collect();
     let (mut granted, mut refusals) = (0, Vec::new());
     for writer in writers {
-        let (some, why) = writer.await.unwrap();
-        granted += some;
-        refusals.extend(why);
+        let (count, messages) = writer.await.unwrap();
+        granted += count;
+        refusals.extend(messages);
     }
     let used = quotas.get("q").await.unwrap();
     let used = used.amounts(QUOTA_CHILD_REQUEST).unwrap();
@@ -164,14 +166,14 @@ async fn a_kubelets_allocatable_is_amplified_over_https() {
         .await;
     cluster.add_node("n1", json!({}), "10", "100Gi").await;
     start(&cluster, "NodeMutatingWebhook=true", Some("127.0.0.1")).await;
-    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
+    let mut configurations = cluster.watch::<MutatingWebhookConfiguration>();
     let ready = |configuration: &MutatingWebhookConfiguration| {
         let mut entries = configuration.webhooks.iter().flatten();
-        let found = entries.find(|entry| entry.name.contains("node"))?;
-        let client = &found.client_config;
+        let entry = entries.find(|entry| entry.name.contains("node"))?;
+        let client = &entry.client_config;
         client.url.as_ref().zip(client.ca_bundle.as_ref()).map(drop)
     };
-    told.until("the entry of nodes", ready).await;
+    configurations.until("the entry of nodes", ready).await;
     let mut nodes = cluster.watch::<Node>();
     let annotation = |node: &Node, key: &str| {
         let annotations = node.metadata.annotations.as_ref()?;
@@ -186,7 +188,7 @@ async fn a_kubelets_allocatable_is_amplified_over_https() {
     assert_eq!(ratio, json!({"cpu": 1.5, "memory": 2.0}));
 
     let kubelet = cluster.kubelet("n1");
-    let says = async |cpu: &str, memory: &str| {
+    let patch_allocatable = async |cpu: &str, memory: &str| {
         let status = json!({"status": {"allocatable": {"cpu": cpu, "memory": memory}}});
         let node = patch::merge_node_status(&kubelet, "n1", &status)
             .await
@@ -196,19 +198,19 @@ async fn a_kubelets_allocatable_is_amplified_over_https() {
         let status = node.status.unwrap();
         let shown = json!(status.allocatable.unwrap());
         assert_eq!(json!(status.capacity.unwrap())["cpu"], "10");
-        let of = |list: &Value| (list["cpu"].clone(), list["memory"].clone());
-        (of(&raw), of(&shown))
+        let cpu_and_memory = |list: &Value| (list["cpu"].clone(), list["memory"].clone());
+        (cpu_and_memory(&raw), cpu_and_memory(&shown))
     };
     let amounts = |cpu: &str, memory: &str| (json!(cpu), json!(memory));
-    let (raw, shown) = says("8", "90Gi").await;
+    let (raw, shown) = patch_allocatable("8", "90Gi").await;
     assert_eq!(raw, amounts("8", "90Gi"));
     assert_eq!(shown, amounts("12", "180Gi"));
     // It repeats what it finds in the node.
-    let (raw, shown) = says("12", "180Gi").await;
+    let (raw, shown) = patch_allocatable("12", "180Gi").await;
     assert_eq!(raw, amounts("8", "90Gi"));
     assert_eq!(shown, amounts("12", "180Gi"));
     // It gets less.
-    let (raw, shown) = says("6", "90Gi").await;
+    let (raw, shown) = patch_allocatable("6", "90Gi").await;
     assert_eq!(raw, amounts("6", "90Gi"));
     assert_eq!(shown, amounts("9", "180Gi"));
     cluster.ctx.shutdown.cancel();

@@ -58,21 +58,21 @@ async fn invalid_quotas_get_one_event_for_each_problem() {
     let over = json!({"min": {"cpu": "4"}, "max": {"cpu": "2"}});
     quota(&cluster, "c", json!({IS_PARENT: "maybe"}), over).await;
     cluster.manager(Options::default());
-    let found = messages(&cluster, "InvalidQuota").await;
+    let events = messages(&cluster, "InvalidQuota").await;
     let want = [
         ["a: ", "\"b\"", "/parent]"],
         ["b: ", "\"a\"", "/parent]"],
         ["c: ", "\"4\"", "spec.min.cpu"],
         ["c: ", "\"maybe\"", "/is-parent]"],
     ];
-    assert_eq!(found.len(), want.len(), "{found:?}");
-    for (found, parts) in found.iter().zip(want) {
-        assert!(parts.iter().all(|part| found.contains(part)), "{found}");
+    assert_eq!(events.len(), want.len(), "{events:?}");
+    for (message, parts) in events.iter().zip(want) {
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
     // A new problem of another quota is not the occasion to repeat them.
     quota(&cluster, "d", json!({PARENT: "gone"}), json!({})).await;
-    let found = messages(&cluster, "InvalidQuota").await;
-    assert_eq!(found.len(), want.len() + 1, "{found:?}");
+    let events = messages(&cluster, "InvalidQuota").await;
+    assert_eq!(events.len(), want.len() + 1, "{events:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,14 +95,14 @@ async fn invalid_profiles_get_events() {
         webhooks: Serve::InProcess(Arc::new(|_| ())),
         ..Options::default()
     });
-    let found = messages(&cluster, "InvalidProfile").await;
+    let events = messages(&cluster, "InvalidProfile").await;
     let want = [
         ["a: ", "spec.probability", "200"],
         ["b: ", "spec.selector", "\"Is\""],
         ["c: ", "spec.priorityClassName", "koord-nothing"],
     ];
-    assert_eq!(found.len(), want.len(), "{found:?}");
-    for (found, parts) in found.iter().zip(want) {
-        assert!(parts.iter().all(|part| found.contains(part)), "{found}");
+    assert_eq!(events.len(), want.len(), "{events:?}");
+    for (message, parts) in events.iter().zip(want) {
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
 }

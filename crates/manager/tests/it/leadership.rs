@@ -73,7 +73,7 @@ async fn versions(cluster: &Cluster) -> BTreeMap<String, Option<String>> {
 
 /// A leader that loses the API server ends before its lease does; the next one finds everything done.
 #[tokio::test(start_paused = true)]
-async fn a_standby_takes_over_from_one_that_is_cut_off_and_writes_nothing_twice() {
+async fn standby_takes_over_and_writes_nothing_twice() {
     let cluster = Cluster::start().await;
     cluster
         .configure(json!({"colocation-config": "{\"enable\": true}"}))
@@ -87,7 +87,7 @@ async fn a_standby_takes_over_from_one_that_is_cut_off_and_writes_nothing_twice(
         let ctx = Context::with_clock(cluster.ctx.clock.clone());
         tokio::spawn(koord_manager::run(options, client, ctx))
     };
-    let (client, cut) = cluster.until_cut();
+    let (client, cut) = cluster.cuttable_client();
     let first = start("first", client);
     let mut metrics = cluster.watch::<NodeMetric>();
     metrics

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// What is not here, by how names start, and why.
-const LEFT_OUT: [(&str, &str); 12] = [
+const OMITTED: [(&str, &str); 12] = [
     ("apiserver_audit_", "no API server is linked in"),
     ("cardinality_enforcement_", "of Go's metrics library"),
     ("certwatcher_", "certificates are not watched as files"),
@@ -36,14 +36,14 @@ const LEFT_OUT: [(&str, &str); 12] = [
         "workqueue_work_duration_seconds tells",
     ),
 ];
-const OF_THE_LIBRARY: [&str; 3] = [
+const LIBRARY_METRICS: [&str; 3] = [
     "disabled_metrics_total",
     "hidden_metrics_total",
     "registered_metrics_total",
 ];
 
 #[tokio::test(start_paused = true)]
-async fn upstreams_names_are_ours() {
+async fn upstream_metric_names_are_served() {
     let cluster = Cluster::start().await;
     let (sender, served) = oneshot::channel();
     let sender = parking_lot::Mutex::new(Some(sender));
@@ -69,15 +69,15 @@ async fn upstreams_names_are_ours() {
         let is_taken = registry
             .register(Box::new(IntGauge::new(name, "Another").unwrap()))
             .is_err();
-        let excuse = LEFT_OUT.iter().find(|(start, _)| name.starts_with(start));
+        let excuse = OMITTED.iter().find(|(start, _)| name.starts_with(start));
         match excuse {
             Some((start, why)) => {
                 assert!(!is_taken, "{name} is there, although: {why}");
                 left_out.insert(*start);
             }
-            None if OF_THE_LIBRARY.contains(&name) => assert!(!is_taken),
+            None if LIBRARY_METRICS.contains(&name) => assert!(!is_taken),
             None => assert!(is_taken, "{name} is missing"),
         }
     }
-    assert_eq!(left_out.len(), LEFT_OUT.len(), "{left_out:?}");
+    assert_eq!(left_out.len(), OMITTED.len(), "{left_out:?}");
 }

@@ -19,9 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// One profile, one namespace with labels, one PriorityClass.
-struct Known(ClusterColocationProfile);
+struct FixedLookup(ClusterColocationProfile);
 
-impl Lookup for Known {
+impl Lookup for FixedLookup {
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>> {
         async { vec![Arc::new(self.0.clone())] }.boxed()
     }
@@ -44,9 +44,9 @@ impl Lookup for Known {
 }
 
 /// Denies by the name of the pod.
-struct Refusing;
+struct DenyByName;
 
-impl Quotas for Refusing {
+impl Quotas for DenyByName {
     fn place(&self, _: &Request, pod: &mut Value) -> Result<(), String> {
         pod["spec"]["nodeSelector"] = json!({"tree": "a"});
         Ok(())
@@ -124,7 +124,7 @@ pub(crate) fn deps_with(cluster: &Cluster, ctx: &Context, gates: &str) -> Deps {
         client: cluster.limited.clone(),
         gates: Gates::parse(GATES, gates).unwrap(),
         metrics: WebhookMetrics::new(&ctx.metrics).unwrap(),
-        lookup: Arc::new(Known(typed(profile()))),
+        lookup: Arc::new(FixedLookup(typed(profile()))),
         admission: None,
         quotas: None,
         pods: Options::default(),
@@ -189,7 +189,7 @@ fn webhook(deps: &Deps, path: &str) -> Webhook {
     webhooks.find(|webhook| webhook.path == path).unwrap()
 }
 
-pub(crate) async fn ask(deps: &Deps, path: &str, request: Request) -> Verdict {
+pub(crate) async fn admit(deps: &Deps, path: &str, request: Request) -> Verdict {
     webhook(deps, path)
         .review(request, Duration::from_secs(10))
         .await
@@ -197,11 +197,11 @@ pub(crate) async fn ask(deps: &Deps, path: &str, request: Request) -> Verdict {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_profile_of_the_documentation_makes_a_batch_pod_in_few_operations() {
+async fn documented_profile_makes_a_batch_pod() {
     let cluster = Cluster::start().await;
     let deps = deps(&cluster, "");
     let create = || request(Operation::Create, Some(pod("p")), None);
-    let verdict = ask(&deps, "/mutate-pod", create()).await;
+    let verdict = admit(&deps, "/mutate-pod", create()).await;
     assert!(verdict.allowed, "{verdict:?}");
     let mut operations: Vec<_> = verdict.patch.iter().map(|op| op.to_string()).collect();
     operations.sort();
@@ -241,18 +241,18 @@ async fn the_profile_of_the_documentation_makes_a_batch_pod_in_few_operations() 
     let mut other = create();
     other.sub_resource = "status".to_owned();
     assert_eq!(
-        ask(&deps, "/mutate-pod", other).await.patch,
+        admit(&deps, "/mutate-pod", other).await.patch,
         Vec::<Value>::new()
     );
     let update = request(Operation::Update, Some(pod("p")), Some(pod("p")));
     assert_eq!(
-        ask(&deps, "/mutate-pod", update).await.patch,
+        admit(&deps, "/mutate-pod", update).await.patch,
         Vec::<Value>::new()
     );
     // A namespace that is not there yet.
     let mut elsewhere = create();
     elsewhere.namespace = "gone".to_owned();
-    let verdict = ask(&deps, "/mutate-pod", elsewhere).await;
+    let verdict = admit(&deps, "/mutate-pod", elsewhere).await;
     assert_eq!(verdict.patch, Vec::<Value>::new());
     assert!(
         verdict.warnings[0].contains("spec.namespaceSelector"),
@@ -283,7 +283,7 @@ async fn malformed_pods_are_refused_with_field_and_value() {
         for path in ["/mutate-pod", "/validate-pod"] {
             let mut bad = pod("p");
             bad[field] = value.clone();
-            let verdict = ask(&deps, path, request(Operation::Create, Some(bad), None)).await;
+            let verdict = admit(&deps, path, request(Operation::Create, Some(bad), None)).await;
             assert!(!verdict.allowed && verdict.code == 400, "{verdict:?}");
             assert!(
                 parts.iter().all(|part| verdict.message.contains(part)),
@@ -294,11 +294,11 @@ async fn malformed_pods_are_refused_with_field_and_value() {
     }
     let mut none = request(Operation::Create, Some(pod("p")), None);
     none.object = None;
-    assert_eq!(ask(&deps, "/validate-pod", none).await.code, 400);
+    assert_eq!(admit(&deps, "/validate-pod", none).await.code, 400);
     let mut bad = pod("p");
     bad["metadata"]["annotations"] =
         json!({"node.koordinator.sh/extended-resource-spec": "{\"containers\": 7}"});
-    let verdict = ask(
+    let verdict = admit(
         &deps,
         "/mutate-pod",
         request(Operation::Create, Some(bad), None),
@@ -317,8 +317,8 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
         &cluster,
         "MultiQuotaTree=true,ValidatePodDeviceResource=true",
     );
-    deps.quotas = Some(Arc::new(Refusing));
-    let placed = ask(
+    deps.quotas = Some(Arc::new(DenyByName));
+    let placed = admit(
         &deps,
         "/mutate-pod",
         request(Operation::Create, Some(pod("p")), None),
@@ -354,8 +354,8 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
     ] {
         for operation in [Operation::Create, Operation::Update] {
             let old = (operation == Operation::Update).then(|| pod.clone());
-            let asked = request(operation, Some(pod.clone()), old);
-            let verdict = ask(&deps, "/validate-pod", asked).await;
+            let review = request(operation, Some(pod.clone()), old);
+            let verdict = admit(&deps, "/validate-pod", review).await;
             assert_eq!(
                 verdict.allowed,
                 message.is_empty(),
@@ -365,7 +365,7 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
         }
     }
     let delete = request(Operation::Delete, None, Some(gpu));
-    assert!(ask(&deps, "/validate-pod", delete).await.allowed);
+    assert!(admit(&deps, "/validate-pod", delete).await.allowed);
 }
 
 #[tokio::test(start_paused = true)]
@@ -375,9 +375,9 @@ pub(crate) async fn required_labels_are_read_again_and_the_last_ones_stay() {
     // One handler, as a server has: it remembers.
     let webhook = webhook(&deps, "/validate-pod");
     let is_allowed = || async {
-        let asked = request(Operation::Create, Some(pod("p")), None);
+        let review = request(Operation::Create, Some(pod("p")), None);
         let verdict = webhook
-            .review(asked, Duration::from_secs(10))
+            .review(review, Duration::from_secs(10))
             .await
             .unwrap();
         assert!(
@@ -430,10 +430,10 @@ pub(crate) async fn bindings_are_for_listed_users() {
     }
     let binding = |pod: &str, user: &str| {
         let object = json!({"metadata": {"name": pod}, "target": {"name": "n1"}});
-        let mut asked = request(Operation::Create, Some(object), None);
-        asked.sub_resource = "binding".to_owned();
-        asked.user.name = user.to_owned();
-        asked
+        let mut review = request(Operation::Create, Some(object), None);
+        review.sub_resource = "binding".to_owned();
+        review.user.name = user.to_owned();
+        review
     };
     for (pod, user, allowed) in [
         ("plain", "koord-scheduler", true),
@@ -442,7 +442,7 @@ pub(crate) async fn bindings_are_for_listed_users() {
         ("exempt", "kube-scheduler", true),
         ("gone", "kube-scheduler", true),
     ] {
-        let verdict = ask(&deps, "/validate-pod-binding", binding(pod, user)).await;
+        let verdict = admit(&deps, "/validate-pod-binding", binding(pod, user)).await;
         assert_eq!(verdict.allowed, allowed, "{pod} {user}");
         assert!(
             allowed || (verdict.code == 403 && verdict.message.contains(user)),
@@ -457,7 +457,7 @@ pub(crate) async fn bindings_are_for_listed_users() {
     }
     deps.gates = Gates::new(GATES);
     assert!(
-        ask(
+        admit(
             &deps,
             "/validate-pod-binding",
             binding("plain", "kube-scheduler")
@@ -519,10 +519,10 @@ pub(crate) async fn pods_that_wait_get_a_profile_that_comes_later() {
         "patch": {"metadata": {"annotations": {"patched": "yes"}}},
     });
     write("managed", &managed, spec).await;
-    let mut seen = cluster.watch::<Pod>();
+    let mut watch = cluster.watch::<Pod>();
     let label = |pod: &Pod| pod.metadata.labels.as_ref()?.get("from").cloned();
     let is = |pod: &Pod, name: &str| pod.metadata.name.as_deref() == Some(name);
-    let from = seen
+    let from = watch
         .until("a changed pod", |pod| {
             if is(pod, "waits") { label(pod) } else { None }
         })
@@ -535,12 +535,12 @@ pub(crate) async fn pods_that_wait_get_a_profile_that_comes_later() {
     let mut events = cluster.watch::<Event>();
     events
         .until("an event on the malformed profile", |event| {
-            let about = event.involved_object.name.as_deref() == Some("bad");
-            let said = event
+            let is_about_bad = event.involved_object.name.as_deref() == Some("bad");
+            let has_value = event
                 .message
                 .as_deref()
                 .is_some_and(|text| text.contains("\"often\""));
-            (about && said).then_some(())
+            (is_about_bad && has_value).then_some(())
         })
         .await;
     // Two rounds after the pod may be updated again.

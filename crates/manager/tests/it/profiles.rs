@@ -59,7 +59,7 @@ async fn sleep(seconds: u64) {
 #[tokio::test(start_paused = true)]
 async fn pods_are_changed_at_the_rate_that_the_flags_allow() {
     let cluster = Cluster::start().await;
-    let pods = pods(&cluster, (0..7).map(|at| format!("p{at}"))).await;
+    let pods = pods(&cluster, (0..7).map(|index| format!("p{index}"))).await;
     cluster.manager(options(ProfileOptions {
         qps: 0.1,
         burst: 3,
@@ -84,7 +84,7 @@ async fn pods_are_changed_at_the_rate_that_the_flags_allow() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_changes_a_pod_back_is_left_alone_for_a_while() {
+async fn reverted_pod_is_left_alone_for_five_minutes() {
     let cluster = Cluster::start().await;
     let pods = pods(&cluster, ["p".to_owned()]).await;
     cluster.manager(options(ProfileOptions::default()));
@@ -116,7 +116,7 @@ async fn who_changes_a_pod_back_is_left_alone_for_a_while() {
 /// What is known of pods is old at times: one that runs meanwhile stays as it is, and so does
 /// another one of the same name.
 #[tokio::test(start_paused = true)]
-async fn a_pod_is_looked_at_again_before_it_is_changed() {
+async fn pod_is_read_again_before_it_is_changed() {
     let cluster = Cluster::start().await;
     let pods = pods(&cluster, ["waits", "runs", "other"].map(str::to_owned)).await;
     // The manager lists pods once and hears nothing of them afterwards.
@@ -129,7 +129,7 @@ async fn a_pod_is_looked_at_again_before_it_is_changed() {
         (is_pods && is_news).then_some("news")
     };
     let broken = |_: &str| (StatusCode::FORBIDDEN, "no news".to_owned());
-    let (client, guard) = cluster.guarded(name, broken);
+    let (client, guard) = cluster.guarded_client(name, broken);
     guard.refuse(true);
     let options = options(ProfileOptions::default());
     let manager = koord_manager::run(options, client, cluster.ctx.clone());
@@ -152,7 +152,7 @@ async fn a_pod_is_looked_at_again_before_it_is_changed() {
     )
     .await;
     sleep(60).await;
-    assert!(!guard.seen("news").is_empty());
+    assert!(!guard.request_times("news").is_empty());
     let mut changed = Vec::new();
     for name in ["waits", "runs", "other"] {
         if label(&pods.get(name).await.unwrap()).is_some() {

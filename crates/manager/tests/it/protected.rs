@@ -1,7 +1,7 @@
 //! Annotations that koordlet obeys as root, written by tenants and by those who may.
 
 use crate::cluster::Cluster;
-use crate::pods::{ask, deps, deps_with, pod, request};
+use crate::pods::{admit, deps, deps_with, pod, request};
 use koord_kube::webhook::{Operation, Request, Verdict};
 use koord_manager::webhook::Deps;
 use koord_manager::webhook::pod::AnnotationPolicy;
@@ -25,13 +25,13 @@ fn by(mut request: Request, user: &str) -> Request {
 
 async fn create(deps: &Deps, user: &str, annotations: Value) -> Verdict {
     let request = request(Operation::Create, Some(annotated(annotations)), None);
-    ask(deps, "/mutate-pod", by(request, user)).await
+    admit(deps, "/mutate-pod", by(request, user)).await
 }
 
 async fn update(deps: &Deps, user: &str, old: Value, new: Value) -> Verdict {
     let (new, old) = (annotated(new), annotated(old));
     let request = request(Operation::Update, Some(new), Some(old));
-    ask(deps, "/validate-pod", by(request, user)).await
+    admit(deps, "/validate-pod", by(request, user)).await
 }
 
 fn assert_refused(verdict: &Verdict, key: &str) {
@@ -83,7 +83,7 @@ async fn protected_annotations_may_not_change_but_stay() {
 
 /// An administrator wrote the profile: what it adds passes both webhooks.
 #[tokio::test(start_paused = true)]
-async fn annotations_of_profiles_are_the_administrators() {
+async fn annotations_added_by_profiles_are_allowed() {
     let cluster = Cluster::start().await;
     let deps = deps(&cluster, "");
     let mutated = annotated(json!({OOM: "500"}));
@@ -91,13 +91,13 @@ async fn annotations_of_profiles_are_the_administrators() {
     let mut batch = mutated.clone();
     let object = batch.object.as_mut().unwrap();
     object["metadata"]["labels"]["koordinator.sh/qosClass"] = json!("LS");
-    let verdict = ask(&deps, "/validate-pod", by(batch, "jane")).await;
+    let verdict = admit(&deps, "/validate-pod", by(batch, "jane")).await;
     assert!(verdict.allowed, "{verdict:?}");
     // Without the webhook that sees a pod as its author sent it, the other one checks.
     let mut context = cluster.ctx.clone();
     context.metrics = prometheus::Registry::new();
     let deps = deps_with(&cluster, &context, "PodMutatingWebhook=false");
-    let verdict = ask(&deps, "/validate-pod", by(mutated, "jane")).await;
+    let verdict = admit(&deps, "/validate-pod", by(mutated, "jane")).await;
     assert_refused(&verdict, OOM);
 }
 
@@ -110,10 +110,14 @@ async fn protected_annotations_of_bindings_are_refused() {
     let binding = json!({"metadata": metadata, "target": {"name": "n1"}});
     let mut request = request(Operation::Create, Some(binding), None);
     request.sub_resource = "binding".to_owned();
-    let verdict = ask(&deps, "/validate-pod-binding", by(request.clone(), "jane")).await;
+    let verdict = admit(&deps, "/validate-pod-binding", by(request.clone(), "jane")).await;
     assert_refused(&verdict, STATUS);
     let scheduler = by(request, "system:kube-scheduler");
-    assert!(ask(&deps, "/validate-pod-binding", scheduler).await.allowed);
+    assert!(
+        admit(&deps, "/validate-pod-binding", scheduler)
+            .await
+            .allowed
+    );
 }
 
 #[tokio::test(start_paused = true)]

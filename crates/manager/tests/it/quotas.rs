@@ -49,7 +49,7 @@ impl Replica {
         Self(Arc::new(receiver.await.unwrap()))
     }
 
-    async fn ask(
+    async fn send(
         &self,
         path: &str,
         operation: Operation,
@@ -90,8 +90,8 @@ impl Replica {
             dry_run,
         };
         let webhook = self.0.iter().find(|webhook| webhook.path == path).unwrap();
-        let asked = webhook.review(request, Duration::from_secs(10)).await;
-        asked.unwrap()
+        let verdict = webhook.review(request, Duration::from_secs(10)).await;
+        verdict.unwrap()
     }
 }
 
@@ -113,32 +113,32 @@ fn pod(name: &str, quota: &str) -> Value {
 /// Of two quotas with one name the older counts, and the other from the moment on that it goes, long
 /// before everything is read anew.
 #[tokio::test(start_paused = true)]
-async fn who_waited_for_a_name_has_it_when_it_is_free() {
+async fn second_quota_of_a_name_counts_once_the_first_is_deleted() {
     let cluster = Cluster::start().await;
     let replica = Replica::start(&cluster).await;
     let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
     let other = json!({"metadata": {"name": "other"}});
     let params = PostParams::default();
     namespaces.create(&params, &typed(other)).await.unwrap();
-    let of = |namespace: &str, min: i64| {
+    let parent_quota = |namespace: &str, min: i64| {
         let mut quota = quota("parent", json!({labels::QUOTA_IS_PARENT: "true"}), min, 100);
         quota["metadata"]["namespace"] = json!(namespace);
         let api: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), namespace);
         (api, typed::<ElasticQuota>(quota))
     };
-    let (first, second) = (of("default", 2), of("other", 9));
+    let (first, second) = (parent_quota("default", 2), parent_quota("other", 9));
     first.0.create(&params, &first.1).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     second.0.create(&params, &second.1).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let child = quota("child", json!({labels::QUOTA_PARENT: "parent"}), 4, 100);
-    let ask = async || {
+    let validate_child = async || {
         let verdict = replica
             .review(VALIDATE, Create, None, Some(&child), true)
             .await;
         (verdict.allowed, verdict.message)
     };
-    let (allowed, message) = ask().await;
+    let (allowed, message) = validate_child().await;
     assert!(
         !allowed && message.contains("checkMinQuotaSum"),
         "{message}"
@@ -146,19 +146,19 @@ async fn who_waited_for_a_name_has_it_when_it_is_free() {
     let (api, _) = first;
     api.delete("parent", &Default::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(ask().await, (true, String::new()));
+    assert_eq!(validate_child().await, (true, String::new()));
 }
 
 #[tokio::test(start_paused = true)]
 pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn() {
     let cluster = Cluster::start().await;
-    let (one, two) = (
+    let (first, second) = (
         Replica::start(&cluster).await,
         Replica::start(&cluster).await,
     );
     let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
     let parent = quota("parent", json!({labels::QUOTA_IS_PARENT: "true"}), 10, 100);
-    let filled = one.ask(MUTATE, Create, None, Some(&parent)).await;
+    let filled = first.send(MUTATE, Create, None, Some(&parent)).await;
     let mut paths: Vec<_> = filled
         .patch
         .iter()
@@ -174,7 +174,7 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     );
     let child = quota("child", json!({labels::QUOTA_PARENT: "parent"}), 4, 100);
     for quota in [&parent, &child] {
-        let verdict = one.ask(VALIDATE, Create, None, Some(quota)).await;
+        let verdict = first.send(VALIDATE, Create, None, Some(quota)).await;
         assert!(verdict.allowed, "{}", verdict.message);
         quotas
             .create(&PostParams::default(), &typed(quota.clone()))
@@ -185,7 +185,7 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     let sibling = quota("sibling", json!({labels::QUOTA_PARENT: "parent"}), 7, 100);
     let refused = loop {
         // A dry run: until it knows all, it may admit.
-        let verdict = two
+        let verdict = second
             .review(VALIDATE, Create, None, Some(&sibling), true)
             .await;
         if !verdict.message.contains("not find parentInfo") && !verdict.allowed {
@@ -199,15 +199,17 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     );
     let mut grown = child.clone();
     grown["spec"]["min"]["cpu"] = json!(11);
-    let verdict = two.ask(VALIDATE, Update, Some(&child), Some(&grown)).await;
+    let verdict = second
+        .send(VALIDATE, Update, Some(&child), Some(&grown))
+        .await;
     assert!(!verdict.allowed && verdict.code == 400, "{verdict:?}");
-    let verdict = two.ask(VALIDATE, Delete, Some(&parent), None).await;
+    let verdict = second.send(VALIDATE, Delete, Some(&parent), None).await;
     assert_eq!(
         verdict.message,
         "delete quota failed, quota parent has 1 child quotas"
     );
-    let verdict = one
-        .ask("/validate-pod", Create, None, Some(&pod("p", "parent")))
+    let verdict = first
+        .send("/validate-pod", Create, None, Some(&pod("p", "parent")))
         .await;
     assert!(
         verdict.message.contains("parentQuotaGroup,quota:parent"),
@@ -220,21 +222,23 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     patch::merge(&quotas, "child", &change).await.unwrap();
     // A dry run is charged nothing, which the sum below would show.
     let dry = pod("dry", "child");
-    let verdict = two
+    let verdict = second
         .review("/validate-pod", Create, None, Some(&dry), true)
         .await;
     assert!(verdict.allowed, "{verdict:?}");
     let mut writers = Vec::new();
     for index in 0..100_u64 {
         let replica = if index.is_multiple_of(2) {
-            one.clone()
+            first.clone()
         } else {
-            two.clone()
+            second.clone()
         };
         writers.push(tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(index % 9)).await;
             let pod = pod(&format!("p{index}"), "child");
-            let verdict = replica.ask("/validate-pod", Create, None, Some(&pod)).await;
+            let verdict = replica
+                .send("/validate-pod", Create, None, Some(&pod))
+                .await;
             (verdict.allowed, verdict.message)
         }));
     }
@@ -280,8 +284,8 @@ pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
     let mut quotas = cluster.watch::<ElasticQuota>();
     let min = |cpu: &'static str| {
         move |quota: &ElasticQuota| {
-            let is = quota.spec.min.get("cpu")?.to_string();
-            (is == cpu).then(|| quota.clone())
+            let amount = quota.spec.min.get("cpu")?.to_string();
+            (amount == cpu).then(|| quota.clone())
         }
     };
     let quota = quotas.until("a quota of two nodes", min("20")).await;
@@ -322,8 +326,8 @@ pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
         .unwrap();
     let count = |event: &Event| {
         let message = event.message.as_ref()?;
-        let said = message.starts_with("spec.resourceRatio \"7\"");
-        said.then_some(event.count)
+        let is_ratio = message.starts_with("spec.resourceRatio \"7\"");
+        is_ratio.then_some(event.count)
     };
     let mut events = cluster.watch::<Event>();
     events.until("an event", count).await;

@@ -38,13 +38,15 @@ async fn apply(api: &Api<DynamicObject>, manifest: &Value, server_side: bool) ->
         let applied = api.patch(name, &params, &Patch::Apply(manifest)).await;
         return applied.unwrap();
     }
-    let mut noted = manifest.clone();
-    noted["metadata"]["annotations"][LAST_APPLIED] = json!(manifest.to_string());
+    let mut annotated = manifest.clone();
+    annotated["metadata"]["annotations"][LAST_APPLIED] = json!(manifest.to_string());
     if api.get_opt(name).await.unwrap().is_none() {
-        let object = serde_json::from_value(noted).unwrap();
+        let object = serde_json::from_value(annotated).unwrap();
         return api.create(&PostParams::default(), &object).await.unwrap();
     }
-    let patched = api.patch(name, &params, &Patch::Strategic(&noted)).await;
+    let patched = api
+        .patch(name, &params, &Patch::Strategic(&annotated))
+        .await;
     patched.unwrap()
 }
 
@@ -74,18 +76,21 @@ async fn manifests_applied_again_take_nothing_away() {
         for (api, manifest) in &all {
             let name = manifest["metadata"]["name"].as_str().unwrap();
             let before = api.get(name).await.unwrap();
-            let told = bundles(&before);
+            let bundles_before = bundles(&before);
             let listed = manifest["webhooks"].as_array().unwrap().len();
             assert!(
-                !told.is_empty() && told.len() < listed,
-                "some are off: {told:?}"
+                !bundles_before.is_empty() && bundles_before.len() < listed,
+                "some are off: {bundles_before:?}"
             );
-            assert!(told.values().all(Option::is_some), "{told:?}");
+            assert!(
+                bundles_before.values().all(Option::is_some),
+                "{bundles_before:?}"
+            );
 
             let applied = apply(api, manifest, server_side).await;
             // What works goes on working from the first moment.
             let now = bundles(&applied);
-            for (entry, bundle) in &told {
+            for (entry, bundle) in &bundles_before {
                 assert_eq!(now.get(entry), Some(bundle), "{entry}, {server_side}");
             }
             // What is off is taken out again.
@@ -113,8 +118,8 @@ async fn an_entry_of_a_newer_manifest_takes_effect() {
         let entries = older["webhooks"].as_array_mut().unwrap();
         // One that is on by default.
         let path = |entry: &Value| entry["clientConfig"]["service"]["path"].clone();
-        let left = ["/mutate-pod", "/validate-pod"];
-        entries.retain(|entry| !left.iter().any(|left| path(entry) == *left));
+        let removed_paths = ["/mutate-pod", "/validate-pod"];
+        entries.retain(|entry| !removed_paths.iter().any(|removed| path(entry) == *removed));
         apply(&api, &older, false).await;
     }
     let manager = cluster.manager(options(settings(None)));
@@ -125,9 +130,12 @@ async fn an_entry_of_a_newer_manifest_takes_effect() {
         let applied = apply(&api, &manifest, false).await;
         tokio::time::sleep(Duration::from_secs(20)).await;
         let after = api.get(name).await.unwrap();
-        let told = bundles(&after);
-        assert!(told.values().all(Option::is_some), "{told:?}");
-        let more: Vec<_> = told
+        let bundles_after = bundles(&after);
+        assert!(
+            bundles_after.values().all(Option::is_some),
+            "{bundles_after:?}"
+        );
+        let more: Vec<_> = bundles_after
             .keys()
             .filter(|name| !before.contains_key(*name))
             .collect();

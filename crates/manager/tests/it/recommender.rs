@@ -54,7 +54,7 @@ impl Shop {
         let api: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), NAMESPACE);
         let deployment = json!({"metadata": {"name": name}, "spec": {
             "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": {"app": name}}, "spec": on_the_node(containers)},
+            "template": {"metadata": {"labels": {"app": name}}, "spec": pod_spec(containers)},
         }});
         let params = PostParams::default();
         api.create(&params, &typed(deployment)).await.unwrap();
@@ -69,7 +69,7 @@ impl Shop {
     /// A pod of nobody on the node.
     pub(crate) async fn run(&self, name: &str, containers: &[(&str, &str, &str)]) {
         let pod = json!({"metadata": {"name": name, "labels": {"app": name}},
-            "spec": on_the_node(containers)});
+            "spec": pod_spec(containers)});
         self.pods()
             .create(&PostParams::default(), &typed(pod))
             .await
@@ -120,7 +120,7 @@ impl Shop {
 }
 
 /// The spec of a pod that runs on the node.
-fn on_the_node(containers: &[(&str, &str, &str)]) -> Value {
+fn pod_spec(containers: &[(&str, &str, &str)]) -> Value {
     let containers: Vec<Value> = containers
         .iter()
         .map(|(name, cpu, memory)| {
@@ -138,22 +138,24 @@ pub(crate) fn workload(kind: &str, name: &str) -> Value {
 /// Cores and MiB recommended for a container.
 pub(crate) fn amounts(object: &Recommendation, container: &str) -> Option<(f64, f64)> {
     let status = object.status.as_ref()?.pod_status.as_ref()?;
-    let found = status
+    let container_status = status
         .container_statuses
         .iter()
-        .find(|one| one.container_name == container)?;
-    let amount = |name: &str| found.resources.get(name).map(Quantity::to_f64);
+        .find(|candidate| candidate.container_name == container)?;
+    let amount = |name: &str| container_status.resources.get(name).map(Quantity::to_f64);
     Some((amount("cpu")?, amount("memory")? / 1_048_576.0))
 }
 
 /// Status, reason and message of a condition.
 fn condition(object: &Recommendation, type_: &str) -> Option<(String, String, String)> {
     let conditions = &object.status.as_ref()?.conditions;
-    let found = conditions.iter().find(|one| one.type_ == type_)?;
+    let condition = conditions
+        .iter()
+        .find(|candidate| candidate.type_ == type_)?;
     Some((
-        found.status.clone(),
-        found.reason.clone(),
-        found.message.clone(),
+        condition.status.clone(),
+        condition.reason.clone(),
+        condition.message.clone(),
     ))
 }
 
@@ -163,8 +165,9 @@ async fn until<T>(
     what: &str,
     accept: impl Fn(&Recommendation) -> Option<T>,
 ) -> T {
-    let mine = |object: &Recommendation| (object.name_any() == name).then(|| accept(object))?;
-    watch.until(what, mine).await
+    let accept_named =
+        |object: &Recommendation| (object.name_any() == name).then(|| accept(object))?;
+    watch.until(what, accept_named).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,10 +180,10 @@ async fn a_workloads_use_becomes_a_recommendation() {
     shop.manager(&shop.cluster.limited, Options::default());
     let mut watch = shop.cluster.watch::<Recommendation>();
     // It is told at once that nothing is known yet.
-    let said = until(&mut watch, "web", "that it was not measured", |object| {
+    let low_confidence = until(&mut watch, "web", "that it was not measured", |object| {
         condition(object, "LowConfidence")
     });
-    let (status, reason, message) = said.await;
+    let (status, reason, message) = low_confidence.await;
     assert_eq!(
         (status.as_str(), reason.as_str()),
         ("True", "NoSamples"),
@@ -246,14 +249,18 @@ async fn pods_are_found_by_labels_and_percentiles_by_the_annotation() {
     shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(30, &[("a", "100m", "1Gi"), ("b", "2", "2Gi")])
         .await;
-    let both = amounts(&shop.recommendations().get("both").await.unwrap(), "main").unwrap();
-    let half = amounts(&shop.recommendations().get("half").await.unwrap(), "main").unwrap();
-    assert!(both.0 > 2.1 && half.0 < 0.13, "{both:?} {half:?}");
-    assert_eq!(both.1, half.1);
+    let default_amounts =
+        amounts(&shop.recommendations().get("both").await.unwrap(), "main").unwrap();
+    let half_amounts = amounts(&shop.recommendations().get("half").await.unwrap(), "main").unwrap();
+    assert!(
+        default_amounts.0 > 2.1 && half_amounts.0 < 0.13,
+        "{default_amounts:?} {half_amounts:?}"
+    );
+    assert_eq!(default_amounts.1, half_amounts.1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kill_for_want_of_memory_raises_the_recommendation() {
+async fn oom_kill_raises_the_recommendation() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "1", "2Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
@@ -286,7 +293,7 @@ async fn a_kill_for_want_of_memory_raises_the_recommendation() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_restart_goes_on_from_checkpoints() {
+pub(crate) async fn restart_continues_from_checkpoints() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
@@ -312,7 +319,7 @@ pub(crate) async fn a_restart_goes_on_from_checkpoints() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_works_without_checkpoints_and_says_so() {
+async fn missing_checkpoint_definition_is_reported() {
     let shop = Shop::open().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(shop.cluster.client.clone());
     let name = "recommendationcheckpoints.analysis.koordinator.sh";
@@ -332,7 +339,7 @@ async fn it_works_without_checkpoints_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_metrics_api_nodes_are_asked() {
+async fn without_metrics_api_node_metrics_are_used() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "3", "3Gi"), ("proxy", "1", "1Gi")])
         .await;
@@ -378,15 +385,15 @@ pub(crate) async fn a_missing_target_keeps_the_recommendation() {
         .await
         .unwrap();
     let mut watch = shop.cluster.watch::<Recommendation>();
-    for (name, says) in [
+    for (name, expected) in [
         ("web", "there is no Deployment \"web\""),
         ("nobody", "there is no StatefulSet \"nobody\""),
     ] {
-        let gone = |object: &Recommendation| {
-            condition(object, "NoObjectsMatched").filter(|found| found.1 == "TargetMissing")
+        let is_missing = |object: &Recommendation| {
+            condition(object, "NoObjectsMatched").filter(|parts| parts.1 == "TargetMissing")
         };
-        let (status, _, message) = until(&mut watch, name, "that it is gone", gone).await;
-        assert_eq!((status.as_str(), message.as_str()), ("True", says));
+        let (status, _, message) = until(&mut watch, name, "that it is gone", is_missing).await;
+        assert_eq!((status.as_str(), message.as_str()), ("True", expected));
     }
     let after = shop.recommendations().get("web").await.unwrap();
     assert_eq!(amounts(&after, "main"), amounts(&before, "main"));
@@ -399,14 +406,14 @@ pub(crate) async fn a_missing_target_keeps_the_recommendation() {
         .await
         .unwrap();
     let back = |object: &Recommendation| {
-        condition(object, "NoObjectsMatched").filter(|found| found.0 == "False")
+        condition(object, "NoObjectsMatched").filter(|parts| parts.0 == "False")
     };
     let (_, reason, _) = until(&mut watch, "web", "pods again", back).await;
     assert_eq!(reason, "ObjectsMatched");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_understood_is_refused_by_field_and_value() {
+async fn invalid_targets_are_refused_with_field_and_value() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     let kind = |kind: &str, api_version: &str| {
@@ -426,7 +433,7 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
         .await;
     shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(5, &[("web", "2", "4Gi")]).await;
-    for (name, says) in [
+    for (name, expected) in [
         ("annotation", "cpu must be above 0 and at most 1, got 95"),
         ("type", "spec.target.type \"pods\""),
         ("both", "spec.target.podSelector is absent"),
@@ -434,10 +441,10 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
         ("group", "\"apps.kruise.io/v1\""),
     ] {
         let object = shop.recommendations().get(name).await.unwrap();
-        let found = condition(&object, "ConfigUnsupported");
-        let (status, _, message) = found.unwrap_or_else(|| panic!("{name}: {object:#?}"));
+        let unsupported = condition(&object, "ConfigUnsupported");
+        let (status, _, message) = unsupported.unwrap_or_else(|| panic!("{name}: {object:#?}"));
         assert!(
-            status == "True" && message.contains(says),
+            status == "True" && message.contains(expected),
             "{name}: {message}"
         );
     }
@@ -446,8 +453,8 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
     assert!(amounts(&object, "main").unwrap().0 > 2.1);
     let events: Api<Event> = Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
     let events = events.list(&Default::default()).await.unwrap().items;
-    let told = |event: &&Event| event.reason.as_deref() == Some("ConfigUnsupported");
-    assert_eq!(events.iter().filter(told).count(), 5);
+    let is_unsupported = |event: &&Event| event.reason.as_deref() == Some("ConfigUnsupported");
+    assert_eq!(events.iter().filter(is_unsupported).count(), 5);
 
     // Mended, it is understood.
     let mended = json!({"metadata": {"annotations": {PERCENTILES: r#"{"cpu": 0.5}"#}}});
@@ -456,7 +463,7 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
         .unwrap();
     let mut watch = shop.cluster.watch::<Recommendation>();
     let understood = |object: &Recommendation| {
-        condition(object, "ConfigUnsupported").filter(|found| found.0 == "False")
+        condition(object, "ConfigUnsupported").filter(|parts| parts.0 == "False")
     };
     until(
         &mut watch,
@@ -468,7 +475,7 @@ async fn what_cannot_be_understood_is_refused_by_field_and_value() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_gate_turns_it_off() {
+async fn disabled_gate_stops_the_recommender() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))

@@ -21,7 +21,7 @@ fn denial(kind: &str) -> String {
 /// What is refused is tried again after longer and longer pauses, and the log has the API server's
 /// words once, until a write has passed.
 #[tokio::test(start_paused = true)]
-async fn a_refused_write_backs_off_and_is_said_once() {
+async fn refused_write_backs_off_and_is_logged_once() {
     let cluster = Cluster::start().await;
     let colocation = |percent: i64| {
         let text = json!({"enable": true, "cpuReclaimThresholdPercent": percent}).to_string();
@@ -36,7 +36,8 @@ async fn a_refused_write_backs_off_and_is_said_once() {
         (_, "/api/v1/nodes/n1/status") => Some("Node"),
         _ => None,
     };
-    let (client, guard) = cluster.guarded(kind, |kind| (StatusCode::FORBIDDEN, denial(kind)));
+    let (client, guard) =
+        cluster.guarded_client(kind, |kind| (StatusCode::FORBIDDEN, denial(kind)));
     guard.refuse(true);
     let log = Log::default();
     let _listening = log.listen();
@@ -48,8 +49,8 @@ async fn a_refused_write_backs_off_and_is_said_once() {
 
     tokio::time::sleep(Duration::from_secs(600)).await;
     for kind in ["NodeSLO", "Node"] {
-        let tries = guard.seen(kind);
-        let pauses: Vec<Duration> = tries.windows(2).map(|two| two[1] - two[0]).collect();
+        let tries = guard.request_times(kind);
+        let pauses: Vec<Duration> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let [.., last] = pauses.as_slice() else {
             panic!("{kind}: {tries:?}");
         };
@@ -94,7 +95,7 @@ async fn zones_that_met_a_conflict_are_planned_again() {
             "the object has been modified".to_owned(),
         )
     };
-    let (client, guard) = cluster.guarded(name, conflict);
+    let (client, guard) = cluster.guarded_client(name, conflict);
     guard.refuse(true);
     let manager = koord_manager::run(Options::default(), client, cluster.ctx.clone());
     tokio::spawn(async move { manager.await.unwrap() });
@@ -110,25 +111,28 @@ async fn zones_that_met_a_conflict_are_planned_again() {
     nodes.until("batch resources", batch).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
     // Each second, and not faster.
-    let tries = guard.seen("zones").len();
+    let tries = guard.request_times("zones").len();
     assert!((8..=13).contains(&tries), "{tries}");
     guard.refuse(false);
     tokio::time::sleep(Duration::from_secs(2)).await;
     let written = objects.get("n1").await.unwrap();
-    assert!(crate::devices::by_zone(&written).is_some(), "{written:#?}");
-    assert_eq!(guard.seen("zones").len(), 1);
+    assert!(
+        crate::devices::batch_cpu_by_zone(&written).is_some(),
+        "{written:#?}"
+    );
+    assert_eq!(guard.request_times("zones").len(), 1);
 }
 
 /// Until the settings could be read once, nobody knows whether a node is to have batch resources: those
 /// that a manager before left stay.
 #[tokio::test(start_paused = true)]
-async fn without_settings_that_could_ever_be_read_nodes_stay_as_they_are() {
+async fn unreadable_settings_leave_batch_resources() {
     let cluster = Cluster::start().await;
     cluster.configure(json!({"colocation-config": "{"})).await;
     cluster.add_node("n1", json!({}), "10", "100G").await;
-    let left = json!({"kubernetes.io/batch-cpu": "3k", "kubernetes.io/batch-memory": "3G"});
-    let left = json!({"status": {"capacity": left, "allocatable": left}});
-    patch::merge_node_status(&cluster.client, "n1", &left)
+    let resources = json!({"kubernetes.io/batch-cpu": "3k", "kubernetes.io/batch-memory": "3G"});
+    let resources = json!({"status": {"capacity": resources, "allocatable": resources}});
+    patch::merge_node_status(&cluster.client, "n1", &resources)
         .await
         .unwrap();
     cluster.manager(Options::default());
@@ -141,13 +145,13 @@ async fn without_settings_that_could_ever_be_read_nodes_stay_as_they_are() {
     cluster
         .configure(json!({"colocation-config": "{\"enable\": false}"}))
         .await;
-    let gone = |node: &Node| batch(node).is_none().then_some(());
-    nodes.until("a node without them", gone).await;
+    let has_no_batch = |node: &Node| batch(node).is_none().then_some(());
+    nodes.until("a node without them", has_no_batch).await;
 }
 
 /// A node that is gone has no figures any more, and one of the same name starts anew.
 #[tokio::test(start_paused = true)]
-async fn a_node_that_goes_takes_its_figures_along() {
+async fn deleted_node_loses_its_metrics() {
     let cluster = Cluster::start().await;
     cluster
         .configure(json!({"colocation-config": "{\"enable\": true}"}))
@@ -162,30 +166,31 @@ async fn a_node_that_goes_takes_its_figures_along() {
         let named = |metric: &NodeMetric| (metric.name_any() == node).then_some(());
         metrics.until("a NodeMetric", named).await;
         cluster.report(node, ("1", "5G"), ("1", "5G")).await;
-        let has = |found: &Node| {
-            if found.name_any() == node {
-                batch(found)
+        let node_batch = |candidate: &Node| {
+            if candidate.name_any() == node {
+                batch(candidate)
             } else {
                 None
             }
         };
-        nodes.until("batch resources", has).await;
+        nodes.until("batch resources", node_batch).await;
     }
     let shown = || {
         let text = koord_app::metrics::encode(&cluster.ctx.metrics).unwrap();
         let name = "slo_controller_node_extended_resource_allocatable_internal{";
-        let mine = text.lines().filter(|line| line.starts_with(name));
-        let of = |node: &str| {
-            mine.clone()
+        let series = text.lines().filter(|line| line.starts_with(name));
+        let has_series = |node: &str| {
+            series
+                .clone()
                 .any(|line| line.contains(&format!("node=\"{node}\"")))
         };
-        (of("n1"), of("n2"))
+        (has_series("n1"), has_series("n2"))
     };
     assert_eq!(shown(), (true, true));
     let objects: Api<Node> = Api::all(cluster.client.clone());
     objects.delete("n1", &Default::default()).await.unwrap();
-    let gone = |metric: &NodeMetric| metric.name_any() == "n1";
-    metrics.until_deleted("the NodeMetric of n1", gone).await;
+    let is_n1 = |metric: &NodeMetric| metric.name_any() == "n1";
+    metrics.until_deleted("the NodeMetric of n1", is_n1).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(shown(), (false, true));
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Who deletes a Recommendation and makes another of its name wants to begin anew.
 #[tokio::test(start_paused = true)]
-async fn another_recommendation_of_the_same_name_begins_anew() {
+async fn recreated_recommendation_starts_without_history() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     let target = workload("Deployment", "web");
@@ -62,22 +62,24 @@ fn denied(_: &str) -> (StatusCode, String) {
 /// A round a minute, and 1, 2, 4, 8 and then 16 minutes between two tries; the API server's words are
 /// logged once.
 #[tokio::test(start_paused = true)]
-async fn a_refused_recommendation_is_tried_again_after_longer_and_longer_pauses() {
+async fn refused_recommendation_is_retried_with_backoff() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    let (client, guard) = shop.cluster.guarded(kind, denied);
+    let (client, guard) = shop.cluster.guarded_client(kind, denied);
     guard.refuse(true);
     let log = Log::default();
     let _listening = log.listen();
     shop.manager(&client, Options::default());
     shop.measure(60, &[("web", "2", "4Gi")]).await;
-    let said = log.lines_with("not today");
-    let said = said.iter().filter(|line| line.contains("not written"));
-    assert_eq!(said.count(), 1);
-    let tries = guard.seen("status");
-    let pauses = tries.windows(2).map(|two| (two[1] - two[0]).as_secs() / 60);
+    let lines = log.lines_with("not today");
+    let lines = lines.iter().filter(|line| line.contains("not written"));
+    assert_eq!(lines.count(), 1);
+    let tries = guard.request_times("status");
+    let pauses = tries
+        .windows(2)
+        .map(|pair| (pair[1] - pair[0]).as_secs() / 60);
     assert_eq!(pauses.take(5).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
     // It passes, and whatever comes next is written without a pause.
     guard.refuse(false);
@@ -86,12 +88,12 @@ async fn a_refused_recommendation_is_tried_again_after_longer_and_longer_pauses(
     assert!(amounts(&object, "main").is_some());
     guard.refuse(false);
     shop.measure(3, &[("web", "4", "8Gi")]).await;
-    assert!(!guard.seen("status").is_empty());
+    assert!(!guard.request_times("status").is_empty());
 }
 
 /// Each history is saved every ten minutes, and so many of all of them in each round.
 #[tokio::test(start_paused = true)]
-async fn histories_are_saved_now_and_then_and_a_few_at_a_time() {
+async fn histories_are_saved_every_ten_minutes_and_a_few_per_round() {
     let shop = Shop::open().await;
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
@@ -100,7 +102,7 @@ async fn histories_are_saved_now_and_then_and_a_few_at_a_time() {
         let target = json!({"type": "podSelector", "podSelector": labels});
         shop.recommend(name, json!({}), target).await;
     }
-    let (client, guard) = shop.cluster.guarded(kind, denied);
+    let (client, guard) = shop.cluster.guarded_client(kind, denied);
     let argv = ["koord-manager", "--recommender-checkpoints-per-round=2"];
     let args = flags::parse::<Args>(argv.map(OsString::from)).unwrap().args;
     let recommender = args.options().unwrap().recommender;
@@ -111,24 +113,24 @@ async fn histories_are_saved_now_and_then_and_a_few_at_a_time() {
     shop.manager(&client, options);
     let used = names.map(|name| (name, "100m", "1Gi"));
     shop.measure(31, &used).await;
-    let saves = guard.seen("checkpoint");
+    let saves = guard.request_times("checkpoint");
     // Three times, or once more, for each.
     assert!((15..=20).contains(&saves.len()), "{}", saves.len());
     // No round has more than two.
-    let near = |at: usize| {
-        let later = saves[at..].iter();
+    let saves_in_round = |start: usize| {
+        let later = saves[start..].iter();
         later
-            .take_while(|time| **time - saves[at] < Duration::from_secs(30))
+            .take_while(|time| **time - saves[start] < Duration::from_secs(30))
             .count()
     };
-    let most = (0..saves.len()).map(near).max();
+    let most = (0..saves.len()).map(saves_in_round).max();
     assert_eq!(most, Some(2));
 }
 
 /// A history that belongs to another Recommendation, such as one of the same name that is no more, says
 /// nothing about this one.
 #[tokio::test(start_paused = true)]
-async fn the_history_of_another_is_not_taken_over() {
+async fn checkpoint_of_another_owner_is_ignored() {
     let shop = Shop::open().await;
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     let target = workload("Deployment", "web");
@@ -157,7 +159,7 @@ async fn the_history_of_another_is_not_taken_over() {
 
 /// The definition comes later than the manager: from then on histories are kept.
 #[tokio::test(start_paused = true)]
-async fn histories_are_kept_as_soon_as_they_can_be() {
+async fn histories_are_saved_once_the_crd_exists() {
     let shop = Shop::open().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(shop.cluster.client.clone());
     let name = "recommendationcheckpoints.analysis.koordinator.sh";
@@ -166,7 +168,9 @@ async fn histories_are_kept_as_soon_as_they_can_be() {
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
     let mut all = koord_api::crd_values().into_iter();
-    let definition = all.find(|one| one["metadata"]["name"] == name).unwrap();
+    let definition = all
+        .find(|definition| definition["metadata"]["name"] == name)
+        .unwrap();
     shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(15, &[("web", "2", "4Gi")]).await;
     let params = PostParams::default();

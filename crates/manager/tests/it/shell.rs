@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_not_installed_holds_up_nothing_else() {
+async fn missing_kind_does_not_block_other_controllers() {
     let cluster = Cluster::start().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
     let name = "nodeslos.slo.koordinator.sh";
@@ -29,9 +29,9 @@ async fn a_kind_that_is_not_installed_holds_up_nothing_else() {
     metrics.until("a NodeMetric", |_| Some(())).await;
     until_ready(address).await;
 
-    let mut seen = cluster.watch::<CustomResourceDefinition>();
+    let mut watch = cluster.watch::<CustomResourceDefinition>();
     while definitions.get_opt(name).await.unwrap().is_some() {
-        seen.changed().await;
+        watch.changed().await;
     }
     definition.metadata.resource_version = None;
     definition.metadata.uid = None;
@@ -46,7 +46,7 @@ async fn a_kind_that_is_not_installed_holds_up_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_does_not_lead_is_ready_when_it_is_in_sync() {
+async fn standby_is_ready_once_in_sync() {
     let cluster = Cluster::start().await;
     let start = async |identity: &str, client| {
         let election = Election::new("koordinator-system", LEASE_NAME, identity);
@@ -62,7 +62,7 @@ async fn a_replica_that_does_not_lead_is_ready_when_it_is_in_sync() {
     let text = koord_app::metrics::encode(&standby_ctx.metrics).unwrap();
     assert!(text.contains("koordinator_manager_is_leader 0"));
 
-    let (lost, lost_ctx) = start("third", client_of_nobody().await).await;
+    let (lost, lost_ctx) = start("third", unreachable_client().await).await;
     let answer = until_answer(lost, "HTTP/1.1 500").await;
     for kind in ["configmaps", "nodes", "pods", "nodemetrics", "nodeslos"] {
         let missing = format!("{kind} are not in sync yet");
@@ -74,7 +74,7 @@ async fn a_replica_that_does_not_lead_is_ready_when_it_is_in_sync() {
 }
 
 /// A client of an API server that does not answer.
-async fn client_of_nobody() -> Client {
+async fn unreachable_client() -> Client {
     let path = std::env::temp_dir().join(format!("koord-manager-it-{}", std::process::id()));
     let config = json!({
         "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],

@@ -17,10 +17,10 @@ use std::collections::BTreeMap;
 const WRITERS: u64 = 8;
 const STEPS: usize = 15;
 /// What the parent of all quotas is guaranteed.
-const BACKED: i64 = 40;
+const PARENT_MIN: i64 = 40;
 
 /// Points the Service of the webhooks to a replica.
-async fn point(cluster: &Cluster, replica: &Replica) {
+async fn point_service(cluster: &Cluster, replica: &Replica) {
     let service = settings(None).service;
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), &service.namespace);
     let ports = json!([{"port": 443, "targetPort": replica.port}]);
@@ -50,33 +50,33 @@ fn quota(name: &str, parent: &str, min: i64) -> ElasticQuota {
 
 /// One who creates, changes and deletes a quota of his own as the dice say; what it is guaranteed in the
 /// end, and how often he was refused.
-async fn write(
+async fn change_quota(
     quotas: Api<ElasticQuota>,
     seed: u64,
-    mut has: Option<i64>,
+    mut current: Option<i64>,
     name: String,
 ) -> (Option<i64>, usize) {
     let mut dice = fastrand::Rng::with_seed(seed);
     let mut refused = 0;
     for _ in 0..STEPS {
-        let wants = dice.i64(0..=12);
-        let done = match has {
+        let wanted = dice.i64(0..=12);
+        let done = match current {
             None => {
-                let (params, new) = (PostParams::default(), quota(&name, "team", wants));
-                quotas.create(&params, &new).await.map(|_| Some(wants))
+                let (params, new) = (PostParams::default(), quota(&name, "team", wanted));
+                quotas.create(&params, &new).await.map(|_| Some(wanted))
             }
             Some(_) if dice.u8(0..4) == 0 => {
                 let params = DeleteParams::default();
                 quotas.delete(&name, &params).await.map(|_| None)
             }
             Some(_) => {
-                let change = json!({"spec": {"min": {"cpu": wants}}});
+                let change = json!({"spec": {"min": {"cpu": wanted}}});
                 let changed = patch::merge(&quotas, &name, &change);
-                changed.await.map(|_| Some(wants))
+                changed.await.map(|_| Some(wanted))
             }
         };
         match done {
-            Ok(now) => has = now,
+            Ok(now) => current = now,
             Err(error) => {
                 let why = error.to_string();
                 assert!(
@@ -97,11 +97,11 @@ async fn write(
             assert!(why.contains("child quotas"), "{why}");
         }
     }
-    (has, refused)
+    (current, refused)
 }
 
 /// What all quotas are guaranteed.
-async fn stored(quotas: &Api<ElasticQuota>) -> BTreeMap<String, i64> {
+async fn list_minimums(quotas: &Api<ElasticQuota>) -> BTreeMap<String, i64> {
     let all = quotas.list(&Default::default()).await.unwrap();
     let all = all.iter();
     all.map(|quota| (quota.name_any(), quota.spec.min["cpu"].value()))
@@ -109,7 +109,7 @@ async fn stored(quotas: &Api<ElasticQuota>) -> BTreeMap<String, i64> {
 }
 
 #[tokio::test]
-async fn many_writers_of_quotas_leave_the_tree_whole_on_either_replica() {
+async fn concurrent_quota_writers_keep_the_tree_consistent() {
     let cluster = Cluster::start().await;
     install(&cluster).await;
     let gates = "ElasticQuotaDump=true";
@@ -117,28 +117,30 @@ async fn many_writers_of_quotas_leave_the_tree_whole_on_either_replica() {
         https::start(&cluster, gates, None).await,
         https::start(&cluster, gates, None).await,
     ];
-    point(&cluster, &replicas[0]).await;
-    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
-    told.until("a caBundle", |c| {
-        let entry = c.webhooks.as_ref()?.first()?;
-        entry.client_config.ca_bundle.clone()
-    })
-    .await;
-    let mut told = cluster.watch::<ValidatingWebhookConfiguration>();
-    told.until("its caBundle", |c| {
-        let entry = c.webhooks.as_ref()?.first()?;
-        entry.client_config.ca_bundle.clone()
-    })
-    .await;
-    https::knows(&replicas[0].client, |_| true).await;
+    point_service(&cluster, &replicas[0]).await;
+    let mut mutating = cluster.watch::<MutatingWebhookConfiguration>();
+    mutating
+        .until("a caBundle", |c| {
+            let entry = c.webhooks.as_ref()?.first()?;
+            entry.client_config.ca_bundle.clone()
+        })
+        .await;
+    let mut validating = cluster.watch::<ValidatingWebhookConfiguration>();
+    validating
+        .until("its caBundle", |c| {
+            let entry = c.webhooks.as_ref()?.first()?;
+            entry.client_config.ca_bundle.clone()
+        })
+        .await;
+    https::wait_for_quotas(&replicas[0].client, |_| true).await;
     let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
-    let team = quota("team", "koordinator-root-quota", BACKED);
+    let team = quota("team", "koordinator-root-quota", PARENT_MIN);
     // Always there, so that nobody may delete the parent.
     for quota in [team, quota("one", "team", 1)] {
         quotas.create(&PostParams::default(), &quota).await.unwrap();
     }
-    let knows_one = |dump: &Value| dump["quotaInfoMap"].get("one").is_some();
-    https::knows(&replicas[0].client, knows_one).await;
+    let has_one = |dump: &Value| dump["quotaInfoMap"].get("one").is_some();
+    https::wait_for_quotas(&replicas[0].client, has_one).await;
     // All at once want as much as three of them can have.
     let first = (0..WRITERS).map(|writer| {
         let (quotas, name) = (quotas.clone(), format!("w{writer}"));
@@ -149,48 +151,52 @@ async fn many_writers_of_quotas_leave_the_tree_whole_on_either_replica() {
         }
     });
     let first = futures::future::join_all(first).await;
-    let mut has: BTreeMap<String, Option<i64>> = first.into_iter().collect();
-    assert_eq!(has.values().flatten().count(), 3, "{has:?}");
+    let mut current: BTreeMap<String, Option<i64>> = first.into_iter().collect();
+    assert_eq!(current.values().flatten().count(), 3, "{current:?}");
     for (round, replica) in replicas.iter().enumerate() {
-        point(&cluster, replica).await;
+        point_service(&cluster, replica).await;
         // The next one decides by what there is.
-        let there = stored(&quotas).await;
-        https::knows(&replica.client, |dump| {
+        let stored_quotas = list_minimums(&quotas).await;
+        https::wait_for_quotas(&replica.client, |dump| {
             let min = |name: &String| dump["quotaInfoMap"][name]["min"]["cpu"].clone();
-            there
+            stored_quotas
                 .iter()
                 .all(|(name, cpu)| min(name) == json!(cpu.to_string()))
-                && dump["quotaInfoMap"].as_object().map(serde_json::Map::len) == Some(there.len())
+                && dump["quotaInfoMap"].as_object().map(serde_json::Map::len)
+                    == Some(stored_quotas.len())
         })
         .await;
-        let writers = (0..).zip(&has).map(|(seed, (name, has))| {
+        let writers = (0..).zip(&current).map(|(seed, (name, current))| {
             let seed = seed + 100 * u64::try_from(round).unwrap();
-            let writer = write(quotas.clone(), seed, *has, name.clone());
+            let writer = change_quota(quotas.clone(), seed, *current, name.clone());
             let name = name.clone();
             async move { (name, tokio::spawn(writer).await.unwrap()) }
         });
         let done = futures::future::join_all(writers).await;
         let refused: usize = done.iter().map(|(_, (_, refused))| refused).sum();
-        has = done
+        current = done
             .into_iter()
-            .map(|(name, (has, _))| (name, has))
+            .map(|(name, (current, _))| (name, current))
             .collect();
-        let mut want: BTreeMap<String, i64> = has
+        let mut want: BTreeMap<String, i64> = current
             .iter()
-            .filter_map(|(name, has)| Some((name.clone(), (*has)?)))
+            .filter_map(|(name, current)| Some((name.clone(), (*current)?)))
             .collect();
-        want.extend([("team".to_owned(), BACKED), ("one".to_owned(), 1)]);
-        let there = stored(&quotas).await;
-        assert_eq!(there, want, "what was admitted is there, and nothing else");
-        let sum: i64 = there
+        want.extend([("team".to_owned(), PARENT_MIN), ("one".to_owned(), 1)]);
+        let stored_quotas = list_minimums(&quotas).await;
+        assert_eq!(
+            stored_quotas, want,
+            "what was admitted is there, and nothing else"
+        );
+        let sum: i64 = stored_quotas
             .iter()
             .filter(|(name, _)| *name != "team")
             .map(|(_, min)| min)
             .sum();
-        assert!(sum <= BACKED, "{there:?}");
+        assert!(sum <= PARENT_MIN, "{stored_quotas:?}");
         assert!(
             refused > 0 && sum > 0,
-            "nobody was in another's way: {there:?}"
+            "nobody was in another's way: {stored_quotas:?}"
         );
         replica.stop.cancel();
     }

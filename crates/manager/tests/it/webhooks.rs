@@ -61,7 +61,7 @@ fn data(secret: &Secret, key: &str) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn certificates_are_made_told_and_mended() {
+pub(crate) async fn certificates_are_created_published_and_repaired() {
     let cluster = Cluster::start().await;
     let manager = cluster.manager(options(settings(None)));
     let mut secrets = cluster.watch::<Secret>();
@@ -89,8 +89,8 @@ pub(crate) async fn certificates_are_made_told_and_mended() {
     // The configurations come later than the manager, and are found at once.
     let began = cluster.ctx.clock.now();
     install(&cluster).await;
-    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
-    let configuration = told
+    let mut configurations = cluster.watch::<MutatingWebhookConfiguration>();
+    let configuration = configurations
         .until("a caBundle", |c| bundle(c).map(|_| c.clone()))
         .await;
     let took = cluster.ctx.clock.now().duration_since(began);
@@ -119,7 +119,7 @@ pub(crate) async fn certificates_are_made_told_and_mended() {
 
     // Somebody takes the Secret away: there is another authority, and the API server is told.
     api.delete(SECRET, &DeleteParams::default()).await.unwrap();
-    let other = told
+    let other = configurations
         .until("another caBundle", |c| {
             bundle(c).filter(|b| *b != data(&secret, "ca-cert.pem"))
         })
@@ -135,11 +135,12 @@ pub(crate) async fn certificates_are_made_told_and_mended() {
         .replace(VALIDATING, &PostParams::default(), &validating)
         .await
         .unwrap();
-    let mut told = cluster.watch::<ValidatingWebhookConfiguration>();
-    told.until("the entries", |c| {
-        c.webhooks.as_ref().filter(|w| !w.is_empty()).map(|_| ())
-    })
-    .await;
+    let mut configurations = cluster.watch::<ValidatingWebhookConfiguration>();
+    configurations
+        .until("the entries", |c| {
+            c.webhooks.as_ref().filter(|w| !w.is_empty()).map(|_| ())
+        })
+        .await;
     cluster.ctx.shutdown.cancel();
     manager.await.unwrap();
 }
@@ -147,7 +148,7 @@ pub(crate) async fn certificates_are_made_told_and_mended() {
 /// Somebody, such as Koordinator's manager with its default gates, leaves out an entry each time it
 /// sees it. That stands after three times; what makes the others useless is mended all the same.
 #[tokio::test(start_paused = true)]
-async fn replicas_of_another_mind_do_not_rewrite_each_others_for_ever() {
+async fn conflicting_replicas_stop_rewriting_each_other() {
     let cluster = Cluster::start().await;
     let manager = cluster.manager(options(settings(None)));
     install(&cluster).await;
@@ -158,10 +159,10 @@ async fn replicas_of_another_mind_do_not_rewrite_each_others_for_ever() {
         let mut webhooks = c.webhooks.iter().flatten();
         webhooks.any(|w| w.name == other && w.client_config.ca_bundle.is_some())
     };
-    let seen = async || loop {
-        let found = api.get(VALIDATING).await.unwrap();
-        if has(&found) {
-            return found;
+    let wait_for_entry = async || loop {
+        let configuration = api.get(VALIDATING).await.unwrap();
+        if has(&configuration) {
+            return configuration;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     };
@@ -169,19 +170,21 @@ async fn replicas_of_another_mind_do_not_rewrite_each_others_for_ever() {
         c.webhooks.as_mut().unwrap().retain(|w| w.name != other);
         api.replace(VALIDATING, &params, &c).await.unwrap()
     };
-    let mut left = ValidatingWebhookConfiguration::default();
+    let mut without_entry = ValidatingWebhookConfiguration::default();
     for _ in 0..4 {
-        let found = tokio::time::timeout(Duration::from_secs(60), seen()).await;
-        left = leave_out(found.expect("the entry again")).await;
+        let configuration = tokio::time::timeout(Duration::from_secs(60), wait_for_entry()).await;
+        without_entry = leave_out(configuration.expect("the entry again")).await;
     }
     tokio::time::sleep(Duration::from_secs(600)).await;
     let now = api.get(VALIDATING).await.unwrap();
-    assert_eq!(now.metadata.generation, left.metadata.generation);
+    assert_eq!(now.metadata.generation, without_entry.metadata.generation);
 
-    let entry = &mut left.webhooks.as_mut().unwrap()[0];
+    let entry = &mut without_entry.webhooks.as_mut().unwrap()[0];
     entry.client_config.ca_bundle = Some(ByteString(b"somebody".to_vec()));
-    api.replace(VALIDATING, &params, &left).await.unwrap();
-    let mended = tokio::time::timeout(Duration::from_secs(60), seen()).await;
+    api.replace(VALIDATING, &params, &without_entry)
+        .await
+        .unwrap();
+    let mended = tokio::time::timeout(Duration::from_secs(60), wait_for_entry()).await;
     let mended = mended.expect("the certificate");
     let mut bundles = mended
         .webhooks
@@ -263,8 +266,8 @@ async fn pods_are_admitted_over_https() {
     };
     let run = koord_manager::run(options, cluster.limited.clone(), ctx.clone());
     let manager = tokio::spawn(run);
-    let mut told = cluster.watch::<MutatingWebhookConfiguration>();
-    let configuration = told
+    let mut configurations = cluster.watch::<MutatingWebhookConfiguration>();
+    let configuration = configurations
         .until("a caBundle", |c| bundle(c).map(|_| c.clone()))
         .await;
     assert_eq!(configuration.metadata.name.as_deref(), Some(MUTATING));
@@ -329,11 +332,11 @@ async fn pods_are_admitted_over_https() {
         ..Peer::default()
     };
     let peer = to_peer(&peer).await.unwrap();
-    let ask = Request::get("/elasticQuota").body(Vec::new()).unwrap();
-    let dump: Value = serde_json::from_str(&peer.request_text(ask).await.unwrap()).unwrap();
-    let known = json!({"name": "q", "parentName": "koordinator-root-quota", "isParent": false,
+    let request = Request::get("/elasticQuota").body(Vec::new()).unwrap();
+    let dump: Value = serde_json::from_str(&peer.request_text(request).await.unwrap()).unwrap();
+    let expected = json!({"name": "q", "parentName": "koordinator-root-quota", "isParent": false,
         "allowLentResource": true, "max": {"cpu": "4"}, "min": {"cpu": "2"}});
-    assert_eq!(dump["quotaInfoMap"], json!({ "q": known }));
+    assert_eq!(dump["quotaInfoMap"], json!({ "q": expected }));
     let children = json!({"koordinator-root-quota": ["q"], "q": []});
     assert_eq!(dump["quotaHierarchyInfo"], children);
 
@@ -363,7 +366,7 @@ async fn pods_are_admitted_over_https() {
 }
 
 #[tokio::test(start_paused = true)]
-pub(crate) async fn a_cluster_gets_what_it_lacks_and_keeps_what_it_has() {
+pub(crate) async fn install_creates_missing_objects_and_keeps_existing() {
     let cluster = Cluster::bare().await;
     let classes: Api<PriorityClass> = Api::all(cluster.client.clone());
     let own: PriorityClass = typed(json!({"metadata": {"name": "koord-batch"}, "value": 5001}));
@@ -372,12 +375,13 @@ pub(crate) async fn a_cluster_gets_what_it_lacks_and_keeps_what_it_has() {
         install: true,
         ..Options::default()
     });
-    let mut seen = cluster.watch::<PriorityClass>();
+    let mut watch = cluster.watch::<PriorityClass>();
     // The last one.
-    seen.until("koord-free", |c| {
-        (c.metadata.name.as_deref() == Some("koord-free")).then_some(())
-    })
-    .await;
+    watch
+        .until("koord-free", |c| {
+            (c.metadata.name.as_deref() == Some("koord-free")).then_some(())
+        })
+        .await;
     assert_eq!(classes.get("koord-batch").await.unwrap().value, 5001);
     let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
     assert!(
