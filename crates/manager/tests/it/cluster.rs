@@ -26,9 +26,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) struct Cluster {
-    /// May do everything.
+    /// Client with all rights.
     pub(crate) client: Client,
-    /// For managers: may do what the manifests in `deploy/manager` allow.
+    /// Client for managers: it has the rights of the manifests in `deploy/manager`.
     pub(crate) limited: Client,
     pub(crate) ctx: Context,
     server: Arc<ApiServer>,
@@ -36,22 +36,22 @@ pub(crate) struct Cluster {
 }
 
 thread_local! {
-    /// The rights that managers of tests on this thread have used.
+    /// Rights that managers of tests on this thread have used.
     pub(crate) static USED: RefCell<BTreeSet<String>> = const { RefCell::new(BTreeSet::new()) };
 }
 
 impl Cluster {
-    /// An empty cluster with the custom resources installed.
+    /// Starts an empty cluster with the custom resources installed.
     pub(crate) async fn start() -> Self {
         Self::with(koord_api::crd_values()).await
     }
 
-    /// A cluster without custom resources.
+    /// Starts a cluster without custom resources.
     pub(crate) async fn bare() -> Self {
         Self::with(Vec::new()).await
     }
 
-    /// A cluster with these custom resources.
+    /// Starts a cluster with these custom resources.
     pub(crate) async fn with(definitions: Vec<Value>) -> Self {
         let clock = Clock::following_tokio("2026-01-01T00:00:00Z".parse().unwrap());
         let server = ApiServer::open(Config::memory(clock.clone()))
@@ -64,7 +64,7 @@ impl Cluster {
         let created = namespaces
             .create(&PostParams::default(), &typed(namespace))
             .await;
-        // The server may bring this namespace along.
+        // The server may create this namespace itself.
         assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
         for object in deploy::documents("rbac.yaml") {
             deploy::create(&client, object).await;
@@ -80,7 +80,8 @@ impl Cluster {
         }
     }
 
-    /// A client of the same API server, as it is where no metrics server is installed.
+    /// Returns a client of the same API server without the metrics API, as where no metrics server is
+    /// installed.
     pub(crate) fn without_metrics_api(&self) -> Client {
         let absent = || async { StatusCode::SERVICE_UNAVAILABLE };
         let service = Router::new()
@@ -89,13 +90,13 @@ impl Cluster {
         koord_kube::client::in_process(service)
     }
 
-    /// A client of a node's kubelet.
+    /// Returns a client with the identity of a node's kubelet.
     pub(crate) fn kubelet(&self, node: &str) -> Client {
         let user = User::new(format!("system:node:{node}"), ["system:nodes"]);
         koord_kube::client::in_process(self.server.service_as(user, |_, _| ()))
     }
 
-    /// A client for a manager that loses the API server when the token is cancelled.
+    /// Returns a client for a manager that loses the API server when the token is cancelled.
     pub(crate) fn cuttable_client(&self) -> (Client, CancellationToken) {
         let cut = CancellationToken::new();
         let token = cut.clone();
@@ -113,8 +114,8 @@ impl Cluster {
         (koord_kube::client::in_process(service), cut)
     }
 
-    /// A client for a manager some of whose requests are written down, those that `name` names, and
-    /// refused if `answer` says how.
+    /// Returns a client for a manager, and a [`Guard`] that records the requests for which `name` returns a
+    /// name. While the guard refuses, such a request gets the status and message of `answer`.
     pub(crate) fn guarded_client(
         &self,
         name: impl Fn(&Request<Body>) -> Option<&'static str> + Send + Sync + 'static,
@@ -149,7 +150,7 @@ impl Cluster {
         tokio::spawn(async move { run.await.unwrap() })
     }
 
-    /// Creates or replaces the settings.
+    /// Creates or replaces the settings ConfigMap.
     pub(crate) async fn configure(&self, data: Value) {
         let configs: Api<ConfigMap> = Api::namespaced(self.client.clone(), "koordinator-system");
         let name = "slo-controller-config";
@@ -166,7 +167,7 @@ impl Cluster {
         }
     }
 
-    /// A node with as much of everything allocatable as it has.
+    /// Creates a node whose allocatable resources equal its capacity.
     pub(crate) async fn add_node(&self, name: &str, labels: Value, cpu: &str, memory: &str) {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = json!({"metadata": {"name": name, "labels": labels}});
@@ -181,12 +182,12 @@ impl Cluster {
             .unwrap();
     }
 
-    /// Reports as koordlet does: now, with the use of node and system.
+    /// Writes a report of koordlet, dated now, with the usage of the node and of the system.
     pub(crate) async fn report(&self, node: &str, used: (&str, &str), system: (&str, &str)) {
         self.report_ahead(node, Duration::ZERO, used, system).await;
     }
 
-    /// As [`Self::report`], by a node whose clock is ahead.
+    /// Does the same as [`Self::report`] for a node whose clock is ahead.
     pub(crate) async fn report_ahead(
         &self,
         node: &str,
@@ -216,19 +217,19 @@ impl Cluster {
     }
 }
 
-/// Which requests came, and whether they are refused. At first they are not.
+/// Records the requests of one client and refuses them on demand; at first none is refused.
 #[derive(Clone, Default)]
 pub(crate) struct Guard(Arc<Mutex<GuardState>>);
 
 #[derive(Default)]
 struct GuardState {
     refuses: bool,
-    /// What came, and when.
+    /// Name and time of each recorded request.
     requests: Vec<(&'static str, Instant)>,
 }
 
 impl Guard {
-    /// From now on such requests are refused, or not any more. Those before are forgotten.
+    /// Starts or stops refusing requests, and forgets those recorded so far.
     pub(crate) fn refuse(&self, refuse: bool) {
         *self.0.lock() = GuardState {
             refuses: refuse,
@@ -242,7 +243,7 @@ impl Guard {
         guarded.refuses
     }
 
-    /// When requests of a name came.
+    /// Returns when requests with this name were made.
     pub(crate) fn request_times(&self, name: &str) -> Vec<Instant> {
         let guarded = self.0.lock();
         let matching = guarded
@@ -258,12 +259,13 @@ impl Drop for Cluster {
         self.ctx.shutdown.cancel();
         let refused = std::mem::take(&mut *self.refused.lock());
         if !std::thread::panicking() {
-            assert_eq!(refused, BTreeSet::new(), "asked for, and no rule allows it");
+            assert_eq!(refused, BTreeSet::new(), "used rights that no rule grants");
         }
     }
 }
 
-/// The API server as the manager's service account sees it.
+/// Returns the API server as the manager's service account sees it. Records used rights in `USED` and denied
+/// ones in `refused`.
 fn service_for_manager(server: &ApiServer, refused: Arc<Mutex<BTreeSet<String>>>) -> Router {
     let user = User::service_account("koordinator-system", "koord-manager");
     server.service_as(user, move |right, allowed| {
@@ -282,7 +284,7 @@ pub(crate) fn typed<T: DeserializeOwned>(value: Value) -> T {
 pub(crate) struct Watch<K>(Informer<K>);
 
 impl<K: Debug> Watch<K> {
-    /// Waits for an object that `accept` maps to something.
+    /// Waits for an object for which `accept` returns a value, and returns that value.
     pub(crate) async fn until<T>(&mut self, what: &str, accept: impl Fn(&K) -> Option<T>) -> T {
         let wait = async {
             loop {

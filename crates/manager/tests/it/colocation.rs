@@ -8,7 +8,7 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// What of `name` a node has allocatable.
+/// Returns the allocatable amount of `name` on a node.
 fn allocatable(node: &Node, name: &str) -> Option<String> {
     node.status
         .as_ref()?
@@ -105,7 +105,7 @@ pub(crate) async fn settings_apply_by_node_labels_and_bad_keys_are_reported() {
         })
         .await;
     };
-    // Without a ConfigMap there are defaults.
+    // Without a ConfigMap the defaults apply.
     threshold("plain", false, 65).await;
     threshold("special", false, 65).await;
 
@@ -120,8 +120,8 @@ pub(crate) async fn settings_apply_by_node_labels_and_bad_keys_are_reported() {
     threshold("plain", true, 60).await;
     threshold("special", true, 50).await;
 
-    // One key is bad, the second time with what the API server would refuse in a NodeSLO: it stays as
-    // it was and is reported, the other is taken over.
+    // One key is invalid, the second time with a value that the API server would refuse in a NodeSLO: its old
+    // settings stay and it is reported, while the other key takes effect.
     let mut metrics = cluster.watch::<NodeMetric>();
     for (interval, bad, field, value) in [
         (7, json!({"enable": "perhaps"}), "enable", "perhaps"),
@@ -132,7 +132,7 @@ pub(crate) async fn settings_apply_by_node_labels_and_bad_keys_are_reported() {
             "650",
         ),
     ] {
-        // Events are named after the time.
+        // The names of events contain the time.
         tokio::time::advance(std::time::Duration::from_millis(1)).await;
         let bad = json!({"clusterStrategy": bad}).to_string();
         let colocation = json!({"enable": true, "metricReportIntervalSeconds": interval});
@@ -162,8 +162,8 @@ pub(crate) async fn settings_apply_by_node_labels_and_bad_keys_are_reported() {
     }
 }
 
-/// Who makes one mistake after the other hears of each: what is still wrong of before is not said again,
-/// and does not use up what may be said about one object.
+/// Someone who makes one mistake after the other gets an event for each. Problems that were reported before
+/// are not reported again, and do not use up the limit of events for one object.
 #[tokio::test(start_paused = true)]
 async fn each_settings_problem_gets_one_event() {
     let cluster = Cluster::start().await;
@@ -172,9 +172,9 @@ async fn each_settings_problem_gets_one_event() {
     cluster.manager(Options::default());
     let mut events = cluster.watch::<Event>();
     for step in 0..12 {
-        // Events are named after the time.
+        // The names of events contain the time.
         tokio::time::advance(std::time::Duration::from_millis(1)).await;
-        let key = format!("nobody-reads-{step}.");
+        let key = format!("unknown-{step}.");
         data[&key] = json!("x");
         cluster.configure(data.clone()).await;
         let about = |event: &Event| {
@@ -182,7 +182,7 @@ async fn each_settings_problem_gets_one_event() {
             message.contains(&key).then_some(event.count)
         };
         let count = events.until("an event about the newest key", about).await;
-        // More than ten of a kind are folded into one.
+        // More than ten events of a kind are combined into one.
         assert!(count == Some(1) || step > 9, "{step}: {count:?}");
     }
     let all: Api<Event> = Api::all(cluster.client.clone());
@@ -230,7 +230,7 @@ pub(crate) async fn objects_are_deleted_with_their_node() {
     let mut slos = cluster.watch::<NodeSLO>();
     metrics.until("a NodeMetric", |_| Some(())).await;
     slos.until("a NodeSLO", |_| Some(())).await;
-    // What is deleted by accident comes back.
+    // Objects that are deleted by accident are created again.
     let objects: Api<NodeSLO> = Api::all(cluster.client.clone());
     objects.delete("n1", &Default::default()).await.unwrap();
     slos.until_deleted("the NodeSLO", |slo| slo.name_any() == "n1")
@@ -285,7 +285,7 @@ async fn report_dated_ahead_keeps_no_batch_resources() {
         assert!(message.contains(part), "{message}");
     }
 
-    // The local clock catches up with the date, and no report has come since.
+    // The local clock passes the report's date, and no report has arrived since.
     tokio::time::sleep(hour + Duration::from_secs(120)).await;
     let all: Api<Node> = Api::all(cluster.client.clone());
     assert_eq!(allocatable(&all.get("n1").await.unwrap(), BATCH_CPU), None);

@@ -1,7 +1,7 @@
-//! The manifests in `deploy/manager`: the rights they give are those that the manager uses.
+//! The manifests in `deploy/manager`: the rights that they grant are those that the manager uses.
 //!
-//! Managers of all tests run as the manifests' service account ([`Cluster`](crate::cluster::Cluster)), and
-//! a refused request fails the test. Here tests are run again, to see that together they use every right.
+//! Managers of all tests run as the manifests' service account ([`Cluster`](crate::cluster::Cluster)), and a
+//! refused request fails the test. Here some tests run again, to verify that together they use every right.
 
 use crate::cluster::USED;
 use koord_apiserver::given_rights;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
-/// The objects in a manifest.
+/// Returns the objects in a manifest.
 pub(crate) fn documents(file: &str) -> Vec<Value> {
     let path = format!("{}/../../deploy/manager/{file}", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap();
@@ -25,7 +25,7 @@ pub(crate) fn documents(file: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Creates what a manifest says.
+/// Creates an object of a manifest.
 pub(crate) async fn create(client: &Client, object: Value) {
     let object: DynamicObject = serde_json::from_value(object).unwrap();
     let types = object.types.clone().unwrap();
@@ -43,7 +43,7 @@ pub(crate) async fn create(client: &Client, object: Value) {
     assert!(created.is_ok() || created.is_err_and(|error| patch::is_conflict(&error)));
 }
 
-/// Rights that the tests below do not use, and what does.
+/// Rights that the tests below do not use, and what uses them.
 const OTHERWISE_USED: &[(&str, &str)] = &[
     (
         "patch events",
@@ -52,11 +52,11 @@ const OTHERWISE_USED: &[(&str, &str)] = &[
     ("get namespaces", NEWER),
     (
         "get recommendationcheckpoints.analysis.koordinator.sh",
-        "somebody else wrote it since it was read",
+        "another writer changed it since it was read",
     ),
     (
         "delete recommendationcheckpoints.analysis.koordinator.sh",
-        "a container that its workload has no more",
+        "a container that its workload no longer has",
     ),
     (
         "patch noderesourcetopologies.topology.node.k8s.io",
@@ -72,8 +72,8 @@ const OTHERWISE_USED: &[(&str, &str)] = &[
     ("get cronjobs.batch", OWNER),
     ("list cronjobs.batch", MANY),
 ];
-const NEWER: &str = "a pod names what the watch has not shown yet";
-const OWNER: &str = "an owner of pods, asked for as Deployments are";
+const NEWER: &str = "a pod refers to an object that the watch has not shown yet";
+const OWNER: &str = "an owner of pods, read as Deployments are";
 const MANY: &str = "owners of pods where there are fifty of them and more";
 
 #[test]
@@ -100,11 +100,11 @@ fn the_manager_uses_all_of_its_rights() {
         .collect();
     assert!(
         !granted.iter().any(|right| right.contains('*')),
-        "least rights"
+        "wildcard in a rule"
     );
     let unused: BTreeSet<_> = granted.difference(&used).map(String::as_str).collect();
     let exempt: BTreeSet<_> = OTHERWISE_USED.iter().map(|(right, _)| *right).collect();
-    assert_eq!(unused, exempt, "given, and nothing uses it");
+    assert_eq!(unused, exempt, "granted, but unused");
 }
 
 #[test]

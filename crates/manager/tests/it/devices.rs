@@ -1,4 +1,4 @@
-//! What the manager makes of NodeResourceTopologies and Devices, which others write.
+//! How the manager processes NodeResourceTopologies and Devices, which other programs write.
 
 use crate::cluster::{Cluster, typed};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -21,7 +21,7 @@ fn allocatable(node: &Node, name: &str) -> Option<String> {
     Some(amount.0.clone())
 }
 
-/// A cluster with co-location on, one node of 10 cores, and a manager that knows it.
+/// Starts a cluster with co-location on, one node of 10 cores, and a manager that has processed the node.
 async fn started(settings: Value) -> Cluster {
     started_in(Cluster::start().await, settings).await
 }
@@ -42,7 +42,7 @@ fn full_reclaim_settings() -> Value {
         "memoryReclaimThresholdPercent": 100}).to_string()})
 }
 
-/// As koordlet writes it: zones of five cores, and an annotation.
+/// Returns a topology as koordlet writes it: two zones of five cores each, and an annotation.
 pub(crate) fn topology(model: &str) -> NodeResourceTopology {
     let amount = |name: &str, amount: &str| json!({"name": name, "capacity": amount, "allocatable": amount, "available": amount});
     let zone = |name: &str| json!({"name": name, "type": "Node", "resources": [amount("cpu", "5"), amount("memory", "50G")]});
@@ -54,7 +54,7 @@ pub(crate) fn topology(model: &str) -> NodeResourceTopology {
     }))
 }
 
-/// Batch CPU of each zone.
+/// Returns the batch CPU of each zone; `None` if a zone has none.
 pub(crate) fn batch_cpu_by_zone(topology: &NodeResourceTopology) -> Option<Vec<String>> {
     let zones = topology.spec.zones.iter();
     zones
@@ -98,7 +98,7 @@ async fn zones_get_batch_and_other_writers_fields_stay() {
             })
             .await
     };
-    // 5 − 0.5, and 5 − 0.5 − 2 where the pod is bound.
+    // 5 − 0.5, and 5 − 0.5 − 2 for the zone that the pod is bound to.
     let written = zones("batch of the zones", ["4500", "2500"]).await;
     let annotations = written.metadata.annotations.clone().unwrap();
     assert!(annotations.contains_key("node.koordinator.sh/cpu-basic-info"));
@@ -112,7 +112,7 @@ async fn zones_get_batch_and_other_writers_fields_stay() {
         ["cpu", BATCH_CPU, "kubernetes.io/batch-memory", "memory"]
     );
 
-    // Koordlet writes what it knows of, batch resources not among it: they come back, and its new
+    // Koordlet replaces the object without batch resources: the manager adds them again, and the new
     // annotation stays.
     let mut replacement = topology("M");
     replacement
@@ -129,7 +129,7 @@ async fn zones_get_batch_and_other_writers_fields_stay() {
     let restored = zones("batch of the zones again", ["4500", "2500"]).await;
     assert_eq!(restored.metadata.annotations.unwrap()["pools"], "0-3");
 
-    // It writes while the manager does, all the time: nobody's is lost.
+    // Koordlet and the manager write at the same time: no write is lost.
     for round in 0..20 {
         let pools = json!({"metadata": {"annotations": {"pools": round.to_string()}}});
         patch::merge(&objects, "n1", &pools).await.unwrap();
@@ -139,22 +139,22 @@ async fn zones_get_batch_and_other_writers_fields_stay() {
     }
     let last = zones("the last report's zones", ["4500", "2500"]).await;
     assert_eq!(last.metadata.annotations.unwrap()["pools"], "19");
-    // When both rest, nothing is written any more.
+    // Without new input nothing is written.
     tokio::time::sleep(Duration::from_secs(30)).await;
     let before = objects.get("n1").await.unwrap().metadata.resource_version;
     tokio::time::sleep(Duration::from_secs(60)).await;
     let later = objects.get("n1").await.unwrap().metadata.resource_version;
     assert_eq!(before, later);
 
-    // Co-location off: the zones are emptied.
+    // With co-location off the batch resources of the zones become 0.
     cluster
         .configure(json!({"colocation-config": "{\"enable\": false}"}))
         .await;
     zones("empty zones", ["0", "0"]).await;
 }
 
-/// An exporter writes the newer version: what the older one does not have is still there when the
-/// manager has written its part.
+/// An exporter writes the newer version: fields that the older version does not have are preserved when the
+/// manager writes the batch resources.
 #[tokio::test(start_paused = true)]
 async fn exporter_fields_survive_the_managers_write() {
     let cluster = started(full_reclaim_settings()).await;
@@ -187,7 +187,8 @@ async fn exporter_fields_survive_the_managers_write() {
     assert_eq!(zone["resources"][0]["available"], "2");
 }
 
-/// Older definitions have the older version only, a newer one may drop it.
+/// Verifies that zones get batch resources with either version: older CRDs have the older version only, and a
+/// newer one may drop it.
 #[tokio::test(start_paused = true)]
 async fn zones_get_batch_in_either_served_version() {
     for (only, version) in ["v1alpha1", "v1alpha2"].into_iter().enumerate() {
@@ -272,7 +273,7 @@ async fn devices_come_and_go_on_the_node() {
     patch::merge(&devices, "n1", &sick).await.unwrap();
     wait_for("one GPU, no RDMA", [Some("100"), Some("16Gi"), None]).await;
 
-    // Of another vendor.
+    // A device of another vendor.
     let npu = json!({"metadata": {"labels": {"node.koordinator.sh/gpu-vendor": "huawei",
             "node.koordinator.sh/gpu-model": "Ascend-910"}},
         "spec": {"devices": [{"type": "gpu", "health": true, "minor": 0,
@@ -295,7 +296,7 @@ async fn devices_come_and_go_on_the_node() {
         .unwrap();
     let node = wait_for("no device", [None, None, None]).await;
     assert_eq!(allocatable(&node, "huawei.com/npu-core"), None);
-    // Labels stay, as upstream's.
+    // Labels stay, as upstream.
     assert!(node.labels().contains_key("node.koordinator.sh/gpu-model"));
 }
 
@@ -321,7 +322,7 @@ async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
         .unwrap();
     cluster.report("n1", ("3", "30G"), ("1", "10G")).await;
     // (10 − 1) × 1.2
-    let node = nodes_until(&cluster, "normalised batch", |node| {
+    let node = nodes_until(&cluster, "normalized batch", |node| {
         allocatable(node, BATCH_CPU).as_deref() == Some("10800")
     })
     .await;
@@ -336,11 +337,11 @@ async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
     );
     let mut topologies = cluster.watch::<NodeResourceTopology>();
     topologies
-        .until("normalised zones", |topology| {
+        .until("normalized zones", |topology| {
             batch_cpu_by_zone(topology).filter(|zones| zones == &["5400", "5400"])
         })
         .await;
-    // Another machine, and a model that is not listed: what is there stays. Off: 1.00, no factors.
+    // Another machine whose model is not listed keeps the ratio. Switched off: ratio 1.00, no amplification.
     patch::merge(
         &objects,
         "n1",
@@ -362,8 +363,8 @@ async fn normalization_reaches_the_node_and_its_zones_in_one_pass() {
     assert!(!node.annotations().contains_key(key));
 }
 
-/// A new leader finds forty nodes that are nearly right: their writes are spread over the time after
-/// which small changes are due.
+/// Verifies that a new leader spreads its writes: forty nodes have nearly correct amounts, and small changes
+/// become due at different times.
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_does_not_write_all_nodes_at_once() {
     let cluster = Cluster::start().await;
@@ -374,7 +375,7 @@ async fn a_new_leader_does_not_write_all_nodes_at_once() {
         cluster
             .add_node(&name(index), json!({}), "10", "100G")
             .await;
-        // 9,000 is right.
+        // 9,000 would be correct.
         let resources = json!({BATCH_CPU: "9100", "kubernetes.io/batch-memory": "90G",
             "kubernetes.io/mid-cpu": "0", "kubernetes.io/mid-memory": "0"});
         let status = json!({"status": {"capacity": resources, "allocatable": resources}});
@@ -382,7 +383,7 @@ async fn a_new_leader_does_not_write_all_nodes_at_once() {
             .await
             .unwrap();
     }
-    // Reports are there before the manager is.
+    // The reports exist before the manager starts.
     let metrics: Api<NodeMetric> = Api::all(cluster.client.clone());
     for index in 0..count {
         let metric: NodeMetric = typed(json!({
@@ -399,7 +400,7 @@ async fn a_new_leader_does_not_write_all_nodes_at_once() {
     cluster.manager(Options::default());
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let mut written = Vec::new();
-    // No further report: time alone brings each node back.
+    // There is no further report: each node is processed again because time passes.
     for _ in 0..13 {
         tokio::time::sleep(Duration::from_secs(25)).await;
         let list = nodes.list(&Default::default()).await.unwrap().items;

@@ -1,4 +1,4 @@
-//! The command line against what upstream's program says of its own.
+//! Compares the command line with the flags of upstream's program.
 
 use clap::CommandFactory as _;
 use koord_app::features::Stage;
@@ -7,7 +7,7 @@ use koord_manager::{Args, GATES};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 
-/// Words after the first, of the lines that start with it.
+/// Returns the words after the first one, for each line that starts with `first`.
 fn facts(first: &str) -> Vec<Vec<&'static str>> {
     let lines = include_str!("upstream-flags.txt").lines();
     let rows = lines.filter_map(|line| line.strip_prefix(first)?.strip_prefix(' '));
@@ -16,7 +16,7 @@ fn facts(first: &str) -> Vec<Vec<&'static str>> {
     rows
 }
 
-/// Everything that a command line decides, as text, and what it says of itself.
+/// Returns all options that a command line results in, as text, and the notes about its flags.
 fn outcome(argument: Option<&str>) -> Result<(String, Vec<String>), String> {
     let argv = ["koord-manager"].into_iter().chain(argument);
     let parsed = flags::parse::<Args>(argv.map(OsString::from)).map_err(|e| e.to_string())?;
@@ -34,7 +34,8 @@ fn outcome(argument: Option<&str>) -> Result<(String, Vec<String>), String> {
     Ok((format!("{options:?} {client:?} {logging:?}"), notes))
 }
 
-/// A value that is not the default, and one that the type has no place for.
+/// Returns a value that is not the default, and one that is invalid for the type; `None` if any text is
+/// valid.
 fn values(name: &str, kind: &str, default: &str) -> (&'static str, Option<&'static str>) {
     match (name, kind) {
         (_, "bool") if boolean(default) == Ok(true) => ("false", Some("perhaps")),
@@ -52,13 +53,13 @@ fn values(name: &str, kind: &str, default: &str) -> (&'static str, Option<&'stat
         (name, "string") if name.ends_with("-addr") => ("127.0.0.1:7777", Some("nowhere")),
         ("leader-elect-resource-lock", _) => ("leases", Some("endpoints")),
         ("node-strategy-name-need-check", _) => ("true", None),
-        // Any text.
+        // Any text is valid.
         (_, "string") => ("x", None),
-        other => panic!("{other:?} is a type that nobody has thought of"),
+        other => panic!("unexpected type {other:?}"),
     }
 }
 
-/// Those that change nothing upstream while logs go to standard error, as they do by default.
+/// Flags without effect upstream while logs go to standard error, which is the default.
 const ONLY_FOR_LOG_FILES: [&str; 5] = [
     "alsologtostderr",
     "log_file_max_size",
@@ -79,7 +80,7 @@ fn upstream_flags_take_effect_or_are_noted() {
         match &notes[..] {
             [] if changed == plain => assert!(
                 ONLY_FOR_LOG_FILES.contains(&name) || name == "leader-elect-resource-lock",
-                "{name} has no effect and does not say so"
+                "{name} has no effect, but no note"
             ),
             [] => {}
             [note] => {
@@ -88,7 +89,7 @@ fn upstream_flags_take_effect_or_are_noted() {
                     "{note}"
                 );
                 assert!(note.contains(" has no effect: "), "{note}");
-                assert_eq!(changed, plain, "{name} says that it has no effect");
+                assert_eq!(changed, plain, "{name} has an effect despite its note");
                 without_effect.insert(name);
             }
             _ => panic!("{name}: {notes:?}"),
@@ -142,7 +143,7 @@ fn flag_defaults_match_upstream() {
         let (name, kind) = (row[0], row[1]);
         let upstream = row.get(2).copied().unwrap_or_default();
         let Some(default) = defaults.get(name) else {
-            // Of these there are no defaults to see: without them nothing is as with their defaults.
+            // These flags have no visible default: setting upstream's default changes nothing.
             let (changed, notes) =
                 outcome(Some(&format!("--{name}={}", zero(kind, upstream)))).unwrap();
             assert_eq!((changed, notes), outcome(None).unwrap(), "{name}");
@@ -152,7 +153,7 @@ fn flag_defaults_match_upstream() {
         match kind {
             "bool" => assert_eq!(default, zero(kind, upstream), "{name}"),
             "duration" => assert_eq!(duration(default), duration(upstream), "{name}"),
-            // All of them, of which there is one controller more here.
+            // The default is all of them, and there is one controller more here.
             "strings" => assert_eq!(default, "*", "{name}"),
             _ => assert_eq!(default, upstream, "{name}"),
         }
@@ -160,7 +161,7 @@ fn flag_defaults_match_upstream() {
     assert_eq!(klogs, 13);
 }
 
-/// A default that is not shown is nothing.
+/// Returns the zero value of a type if no default is shown.
 fn zero<'a>(kind: &str, default: &'a str) -> &'a str {
     match (kind, default) {
         ("bool", "") => "false",

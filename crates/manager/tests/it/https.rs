@@ -1,4 +1,4 @@
-//! What webhooks decide, asked over HTTPS: by the API server, and by many at two replicas.
+//! Webhooks called over HTTPS: by the API server, and by many clients at two replicas.
 
 use crate::cluster::{Cluster, typed};
 use crate::webhooks::{install, options, settings};
@@ -26,16 +26,16 @@ pub(crate) struct Replica {
     /// A client of its webhooks.
     pub(crate) client: Client,
     pub(crate) port: u16,
-    /// Ends it.
+    /// Stops the replica when cancelled.
     pub(crate) stop: CancellationToken,
 }
 
-/// Starts one that is asked at `host`, or behind the Service.
+/// Starts a replica that the API server calls at `host`, or through the Service.
 pub(crate) async fn start(cluster: &Cluster, gates: &str, host: Option<&str>) -> Replica {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut settings = settings(host);
     settings.address = free.local_addr().unwrap();
-    // With a host of its own the certificates would be in files.
+    // With `host` set, the certificates would be read from files.
     settings.directory = None;
     let (url, port) = (
         format!("https://{}", settings.address),
@@ -62,7 +62,7 @@ pub(crate) async fn start(cluster: &Cluster, gates: &str, host: Option<&str>) ->
     Replica { client, port, stop }
 }
 
-/// What a replica knows of quotas, once it is `ready`.
+/// Waits until `ready` accepts the replica's dump of its quotas.
 pub(crate) async fn wait_for_quotas(replica: &Client, ready: impl Fn(&Value) -> bool) {
     eventually("quotas of the replica", async || {
         let request = Request::get("/elasticQuota").body(Vec::new()).unwrap();
@@ -72,13 +72,13 @@ pub(crate) async fn wait_for_quotas(replica: &Client, ready: impl Fn(&Value) -> 
     .await;
 }
 
-/// What a replica answers about the creation of a pod; `None` if it does not answer yet.
+/// Returns the replica's response to the creation of a pod; `None` if it does not respond yet.
 async fn validate_pod(replica: &Client, pod: &Value) -> Option<Value> {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
             "uid": pod["metadata"]["name"], "operation": "CREATE", "namespace": "default",
-            "name": pod["metadata"]["name"], "userInfo": {"username": "somebody"},
+            "name": pod["metadata"]["name"], "userInfo": {"username": "jane"},
             "kind": {"group": "", "version": "v1", "kind": "Pod"},
             "resource": {"group": "", "version": "v1", "resource": "pods"}, "object": pod,
         },
@@ -112,7 +112,7 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
         start(&cluster, gates, host).await.client,
     ];
     for replica in &replicas {
-        // Served, and the quota is known.
+        // The webhooks are served, and the replica has seen the quota.
         wait_for_quotas(replica, |dump| dump["quotaInfoMap"].get("q").is_some()).await;
     }
     let writers: Vec<_> = (0..WRITERS)
@@ -154,7 +154,8 @@ async fn many_writers_at_two_replicas_never_overdraw_a_quota() {
     assert!(refusals.iter().any(exceeded), "{refusals:?}");
 }
 
-/// The settings become the node's annotation, and what its kubelet says is amplified by it.
+/// Verifies that the settings become the node's annotation, and that the allocatable resources which its
+/// kubelet reports are multiplied by it.
 #[tokio::test]
 async fn a_kubelets_allocatable_is_amplified_over_https() {
     let cluster = Cluster::start().await;
@@ -205,11 +206,11 @@ async fn a_kubelets_allocatable_is_amplified_over_https() {
     let (raw, shown) = patch_allocatable("8", "90Gi").await;
     assert_eq!(raw, amounts("8", "90Gi"));
     assert_eq!(shown, amounts("12", "180Gi"));
-    // It repeats what it finds in the node.
+    // The kubelet repeats the amounts that it read from the node.
     let (raw, shown) = patch_allocatable("12", "180Gi").await;
     assert_eq!(raw, amounts("8", "90Gi"));
     assert_eq!(shown, amounts("12", "180Gi"));
-    // It gets less.
+    // The allocatable resources shrink.
     let (raw, shown) = patch_allocatable("6", "90Gi").await;
     assert_eq!(raw, amounts("6", "90Gi"));
     assert_eq!(shown, amounts("9", "180Gi"));

@@ -1,4 +1,4 @@
-//! Objects that got past validation are reported by events on them.
+//! Events for invalid objects that validation did not see.
 
 use crate::cluster::{Cluster, typed};
 use k8s_openapi::api::core::v1::Event;
@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The messages of the events with `reason`, after the manager had time to write them, each after its object's name.
+/// Returns the messages of the events with `reason`, each after the name of its object. Waits first, so that
+/// the manager has time to write them.
 async fn messages(cluster: &Cluster, reason: &str) -> Vec<String> {
     tokio::time::sleep(Duration::from_secs(30)).await;
     let events: Api<Event> = Api::all(cluster.client.clone());
@@ -69,7 +70,7 @@ async fn invalid_quotas_get_one_event_for_each_problem() {
     for (message, parts) in events.iter().zip(want) {
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
-    // A new problem of another quota is not the occasion to repeat them.
+    // A new problem of another quota does not repeat the events.
     quota(&cluster, "d", json!({PARENT: "gone"}), json!({})).await;
     let events = messages(&cluster, "InvalidQuota").await;
     assert_eq!(events.len(), want.len() + 1, "{events:?}");

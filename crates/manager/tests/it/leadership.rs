@@ -48,7 +48,7 @@ pub(crate) async fn the_second_replica_takes_over_when_the_first_stops() {
     second.await.unwrap().unwrap();
 }
 
-/// The versions of everything that the manager writes.
+/// Returns the resource versions of all objects that the manager writes.
 async fn versions(cluster: &Cluster) -> BTreeMap<String, Option<String>> {
     let mut all = BTreeMap::new();
     let nodes = Api::<Node>::all(cluster.client.clone());
@@ -71,7 +71,8 @@ async fn versions(cluster: &Cluster) -> BTreeMap<String, Option<String>> {
     all
 }
 
-/// A leader that loses the API server ends before its lease does; the next one finds everything done.
+/// A leader that loses the API server stops before its lease expires, and the next leader has nothing left to
+/// write.
 #[tokio::test(start_paused = true)]
 async fn standby_takes_over_and_writes_nothing_twice() {
     let cluster = Cluster::start().await;

@@ -1,16 +1,16 @@
-//! What is logged while a test runs.
+//! Records what is logged while a test runs.
 
 use parking_lot::Mutex;
 use std::io::{self, Write};
 use std::sync::Arc;
 use tracing::subscriber::DefaultGuard;
 
-/// Lines of warnings and errors.
+/// Recorded warnings and errors.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Writes down what this thread logs, until the guard is dropped.
+    /// Records what this thread logs until the guard is dropped.
     pub(crate) fn listen(&self) -> DefaultGuard {
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -21,7 +21,7 @@ impl Log {
         tracing::subscriber::set_default(subscriber)
     }
 
-    /// The lines that contain a text, quotes as they are or escaped.
+    /// Returns the lines that contain a text; quotes in it match plain and escaped ones.
     pub(crate) fn lines_with(&self, text: &str) -> Vec<String> {
         let all = String::from_utf8_lossy(&self.0.lock()).replace("\\\"", "\"");
         let lines = all.lines().filter(|line| line.contains(text));

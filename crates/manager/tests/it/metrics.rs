@@ -1,4 +1,4 @@
-//! The metrics' names against those of upstream's program.
+//! Compares the names of metrics with those of upstream's program.
 
 use crate::cluster::Cluster;
 use koord_app::features::Gates;
@@ -9,7 +9,7 @@ use prometheus::IntGauge;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// What is not here, by how names start, and why.
+/// Prefixes of upstream's metrics that are omitted, each with the reason.
 const OMITTED: [(&str, &str); 12] = [
     ("apiserver_audit_", "no API server is linked in"),
     ("cardinality_enforcement_", "of Go's metrics library"),
@@ -29,11 +29,11 @@ const OMITTED: [(&str, &str); 12] = [
     ("rest_client_transport_", "one transport is made once"),
     (
         "workqueue_longest_",
-        "workqueue_work_duration_seconds tells",
+        "workqueue_work_duration_seconds measures it",
     ),
     (
         "workqueue_unfinished_",
-        "workqueue_work_duration_seconds tells",
+        "workqueue_work_duration_seconds measures it",
     ),
 ];
 const LIBRARY_METRICS: [&str; 3] = [
@@ -65,14 +65,14 @@ async fn upstream_metric_names_are_served() {
     let names = names.filter(|line| !line.starts_with('#'));
     let mut left_out = std::collections::BTreeSet::new();
     for name in names.map(|line| line.split(' ').next().unwrap()) {
-        // A name can be had twice only with the same meaning.
+        // A name can be registered twice only with the same description.
         let is_taken = registry
             .register(Box::new(IntGauge::new(name, "Another").unwrap()))
             .is_err();
         let excuse = OMITTED.iter().find(|(start, _)| name.starts_with(start));
         match excuse {
             Some((start, why)) => {
-                assert!(!is_taken, "{name} is there, although: {why}");
+                assert!(!is_taken, "{name} exists, although: {why}");
                 left_out.insert(*start);
             }
             None if LIBRARY_METRICS.contains(&name) => assert!(!is_taken),

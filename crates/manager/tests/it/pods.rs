@@ -1,4 +1,4 @@
-//! The pod webhooks as API servers ask them, and the controller of profiles.
+//! The pod webhooks as API servers call them, and the controller of profiles.
 
 use crate::cluster::{Cluster, typed};
 use futures::FutureExt;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One profile, one namespace with labels, one PriorityClass.
+/// Returns one profile, one namespace with labels, and one PriorityClass.
 struct FixedLookup(ClusterColocationProfile);
 
 impl Lookup for FixedLookup {
@@ -43,7 +43,7 @@ impl Lookup for FixedLookup {
     }
 }
 
-/// Denies by the name of the pod.
+/// Quota checks that deny by the name of the pod.
 struct DenyByName;
 
 impl Quotas for DenyByName {
@@ -79,7 +79,7 @@ impl Quotas for DenyByName {
     }
 }
 
-/// The documentation's example.
+/// Returns the example of the documentation.
 fn profile() -> Value {
     json!({
         "metadata": {"name": "colocation-profile-example"},
@@ -118,7 +118,7 @@ pub(crate) fn deps(cluster: &Cluster, gates: &str) -> Deps {
     deps_with(cluster, &cluster.ctx, gates)
 }
 
-/// As [`deps`], with the metrics of another context.
+/// Returns the same as [`deps`], with the metrics registry of another context.
 pub(crate) fn deps_with(cluster: &Cluster, ctx: &Context, gates: &str) -> Deps {
     Deps {
         client: cluster.limited.clone(),
@@ -237,7 +237,7 @@ async fn documented_profile_makes_a_batch_pod() {
     want.sort();
     assert_eq!(operations, want);
 
-    // Nobody else's business.
+    // Requests that the webhook does not change: subresources and updates.
     let mut other = create();
     other.sub_resource = "status".to_owned();
     assert_eq!(
@@ -249,7 +249,7 @@ async fn documented_profile_makes_a_batch_pod() {
         admit(&deps, "/mutate-pod", update).await.patch,
         Vec::<Value>::new()
     );
-    // A namespace that is not there yet.
+    // A namespace that does not exist yet.
     let mut elsewhere = create();
     elsewhere.namespace = "gone".to_owned();
     let verdict = admit(&deps, "/mutate-pod", elsewhere).await;
@@ -332,7 +332,7 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
         "{placed:?}"
     );
 
-    // Each pod breaks one rule more than the one after it.
+    // Each pod violates one rule more than the one after it.
     let mut gpu = pod("p");
     gpu["spec"]["containers"][0]["resources"]["requests"]["koordinator.sh/gpu"] = json!("150");
     let named = |name: &str| {
@@ -372,7 +372,7 @@ async fn checks_run_in_order_and_the_first_to_fail_answers() {
 pub(crate) async fn required_labels_are_read_again_and_the_last_ones_stay() {
     let cluster = Cluster::start().await;
     let deps = deps(&cluster, "EnablePodEnhancedValidator=true");
-    // One handler, as a server has: it remembers.
+    // One handler, as in a server, because it caches the rules.
     let webhook = webhook(&deps, "/validate-pod");
     let is_allowed = || async {
         let review = request(Operation::Create, Some(pod("p")), None);
@@ -543,7 +543,7 @@ pub(crate) async fn pods_that_wait_get_a_profile_that_comes_later() {
             (is_about_bad && has_value).then_some(())
         })
         .await;
-    // Two rounds after the pod may be updated again.
+    // Two rounds after the time at which the pod may be updated again.
     tokio::time::sleep(Duration::from_secs(400)).await;
     let waits = pods.get("waits").await.unwrap();
     assert_eq!(

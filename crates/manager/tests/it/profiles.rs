@@ -1,4 +1,4 @@
-//! How fast and how often profiles are applied to pods that wait.
+//! Rate and frequency at which profiles are applied to pending pods.
 
 use crate::cluster::{Cluster, typed};
 use axum::body::Body;
@@ -34,7 +34,7 @@ async fn profile(cluster: &Cluster, spec: Value) {
         .unwrap();
 }
 
-/// Pods in a namespace where nobody places them.
+/// Creates pods that stay pending: there is no scheduler.
 async fn pods(cluster: &Cluster, names: impl IntoIterator<Item = String>) -> Api<Pod> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
     for name in names {
@@ -75,7 +75,7 @@ async fn pods_are_changed_at_the_rate_that_the_flags_allow() {
         json!({"selector": {"matchLabels": {"job": "yes"}}, "labels": {"from": "p"}}),
     )
     .await;
-    // The burst at once, then a tenth of a pod each second, a round every half minute.
+    // The burst at once, then a tenth of a pod each second, in rounds of half a minute.
     for want in [3, 6, 7, 7] {
         sleep(5).await;
         assert_eq!(changed().await, want);
@@ -104,7 +104,7 @@ async fn reverted_pod_is_left_alone_for_five_minutes() {
     // Five minutes after the profile was applied.
     sleep(90).await;
     assert_eq!(now().await.as_deref(), Some("p"));
-    // Another version of the profile counts at once.
+    // Another version of the profile is applied at once.
     patch::merge(&pods, "p", &back).await.unwrap();
     let profiles: Api<ClusterColocationProfile> = Api::all(cluster.client.clone());
     let other = json!({"spec": {"labels": {"from": "q"}}});
@@ -113,13 +113,13 @@ async fn reverted_pod_is_left_alone_for_five_minutes() {
     assert_eq!(now().await.as_deref(), Some("q"));
 }
 
-/// What is known of pods is old at times: one that runs meanwhile stays as it is, and so does
-/// another one of the same name.
+/// Verifies that the pod is read again first, because the cache may be stale: a pod that runs meanwhile stays
+/// as it is, and so does a new one with the same name.
 #[tokio::test(start_paused = true)]
 async fn pod_is_read_again_before_it_is_changed() {
     let cluster = Cluster::start().await;
     let pods = pods(&cluster, ["waits", "runs", "other"].map(str::to_owned)).await;
-    // The manager lists pods once and hears nothing of them afterwards.
+    // The manager lists pods once and gets no updates afterwards.
     let is_old = Arc::new(AtomicBool::new(false));
     let old = is_old.clone();
     let name = move |request: &Request<Body>| {

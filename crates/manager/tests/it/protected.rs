@@ -1,4 +1,4 @@
-//! Annotations that koordlet obeys as root, written by tenants and by those who may.
+//! Annotations that koordlet applies as root, written by tenants and by permitted users.
 
 use crate::cluster::Cluster;
 use crate::pods::{admit, deps, deps_with, pod, request};
@@ -43,7 +43,8 @@ fn assert_refused(verdict: &Verdict, key: &str) {
     assert!(verdict.message.contains(&field), "{verdict:?}");
 }
 
-/// The author of the pod of a ReplicaSet is its controller, whoever wrote the template.
+/// Verifies the user of the request: for a pod of a ReplicaSet that is the controller, not the author of the
+/// template.
 #[tokio::test(start_paused = true)]
 async fn protected_annotations_of_new_pods_are_refused() {
     let cluster = Cluster::start().await;
@@ -81,7 +82,7 @@ async fn protected_annotations_may_not_change_but_stay() {
     assert_refused(&update(&deps, "jane", none, raised).await, EXTENDED);
 }
 
-/// An administrator wrote the profile: what it adds passes both webhooks.
+/// Verifies that both webhooks admit annotations that a profile adds, because an administrator wrote it.
 #[tokio::test(start_paused = true)]
 async fn annotations_added_by_profiles_are_allowed() {
     let cluster = Cluster::start().await;
@@ -93,7 +94,7 @@ async fn annotations_added_by_profiles_are_allowed() {
     object["metadata"]["labels"]["koordinator.sh/qosClass"] = json!("LS");
     let verdict = admit(&deps, "/validate-pod", by(batch, "jane")).await;
     assert!(verdict.allowed, "{verdict:?}");
-    // Without the webhook that sees a pod as its author sent it, the other one checks.
+    // If the mutating webhook, which sees a pod as its author sent it, is off, the validating one checks.
     let mut context = cluster.ctx.clone();
     context.metrics = prometheus::Registry::new();
     let deps = deps_with(&cluster, &context, "PodMutatingWebhook=false");
@@ -101,7 +102,7 @@ async fn annotations_added_by_profiles_are_allowed() {
     assert_refused(&verdict, OOM);
 }
 
-/// The API server adds the annotations of a binding to the pod.
+/// Verifies bindings, because the API server copies their annotations to the pod.
 #[tokio::test(start_paused = true)]
 async fn protected_annotations_of_bindings_are_refused() {
     let cluster = Cluster::start().await;

@@ -1,4 +1,4 @@
-//! Quotas and their pods as API servers ask about them, on two replicas; and the controller of profiles.
+//! Admission of quotas and of their pods on two replicas, and the controller of quota profiles.
 
 use crate::cluster::{Cluster, typed};
 use k8s_openapi::api::core::v1::{Event, Namespace};
@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 const MUTATE: &str = "/mutate-scheduling-sigs-k8s-io-v1alpha1-elasticquota";
 const VALIDATE: &str = "/validate-scheduling-sigs-k8s-io-v1alpha1-elasticquota";
 
-/// The webhooks of a manager.
+/// The webhooks of one manager.
 #[derive(Clone)]
 struct Replica(Arc<Vec<Webhook>>);
 
@@ -39,7 +39,7 @@ impl Replica {
             webhooks: Serve::InProcess(Arc::new(give)),
             ..Options::default()
         };
-        // Metrics of its own: the two are in one process.
+        // Each replica has metrics of its own, because both are in one process.
         let ctx = Context {
             shutdown: cluster.ctx.shutdown.clone(),
             ..Context::with_clock(cluster.ctx.clock.clone())
@@ -110,8 +110,8 @@ fn pod(name: &str, quota: &str) -> Value {
     })
 }
 
-/// Of two quotas with one name the older counts, and the other from the moment on that it goes, long
-/// before everything is read anew.
+/// Of two quotas with one name the older counts. The other counts from the moment on at which the older is
+/// deleted, long before the next resync.
 #[tokio::test(start_paused = true)]
 async fn second_quota_of_a_name_counts_once_the_first_is_deleted() {
     let cluster = Cluster::start().await;
@@ -181,10 +181,10 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
             .await
             .unwrap();
     }
-    // The other replica learns of them by its own watch.
+    // The other replica sees them through its own watch.
     let sibling = quota("sibling", json!({labels::QUOTA_PARENT: "parent"}), 7, 100);
     let refused = loop {
-        // A dry run: until it knows all, it may admit.
+        // A dry run: until its watch is in sync, the replica may admit.
         let verdict = second
             .review(VALIDATE, Create, None, Some(&sibling), true)
             .await;
@@ -220,7 +220,7 @@ pub(crate) async fn quotas_are_judged_alike_by_two_replicas_and_never_overdrawn(
     let change =
         json!({"metadata": {"annotations": {annotations::QUOTA_ADMISSION: "{\"cpu\":\"30\"}"}}});
     patch::merge(&quotas, "child", &change).await.unwrap();
-    // A dry run is charged nothing, which the sum below would show.
+    // A dry run is not charged; a charge would show in the sum below.
     let dry = pod("dry", "child");
     let verdict = second
         .review("/validate-pod", Create, None, Some(&dry), true)
@@ -305,7 +305,7 @@ pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
         quota.label(labels::QUOTA_TREE_ID)
     );
     assert_eq!(quota.spec.max["memory"].to_string(), "4611686018427387");
-    // No node has said that it is ready.
+    // No node has reported that it is ready.
     let unschedulable = quota
         .amounts(annotations::QUOTA_UNSCHEDULABLE_RESOURCE)
         .unwrap();
@@ -315,7 +315,7 @@ pub(crate) async fn a_profile_keeps_a_quota_as_large_as_its_nodes() {
         .await;
     quotas.until("a quota of three nodes", min("30")).await;
 
-    // It is looked at every ten seconds, and what is wrong is said when it becomes so.
+    // The profile is processed every ten seconds, and a problem is reported only when it appears.
     let bad = json!({
         "metadata": {"name": "bad", "namespace": "default"},
         "spec": {"quotaName": "bad-root", "nodeSelector": {}, "resourceRatio": "7"},

@@ -1,4 +1,4 @@
-//! The webhooks' manifests applied again over what the manager filled in, as an upgrade does it.
+//! The webhooks' manifests applied again after the manager completed them, as an upgrade does.
 
 use crate::cluster::Cluster;
 use crate::deploy::documents;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The configurations of a kind, and the manifest.
+/// Returns a client and the manifest of each webhook configuration.
 fn configurations(cluster: &Cluster) -> Vec<(Api<DynamicObject>, Value)> {
     let all = documents("webhooks.yaml").into_iter();
     all.filter_map(|manifest| {
@@ -26,8 +26,8 @@ fn configurations(cluster: &Cluster) -> Vec<(Api<DynamicObject>, Value)> {
     .collect()
 }
 
-/// Applies a manifest: as `kubectl apply` does it by default where the manifest has not changed (what it
-/// says is set, list by key, and nothing is taken away), or as the server does it.
+/// Applies a manifest as `kubectl apply` does: by default with a strategic merge, which for an unchanged
+/// manifest sets its fields, merges lists by key, and removes nothing; or server-side.
 async fn apply(api: &Api<DynamicObject>, manifest: &Value, server_side: bool) -> DynamicObject {
     let name = manifest["metadata"]["name"].as_str().unwrap();
     let params = PatchParams {
@@ -50,7 +50,7 @@ async fn apply(api: &Api<DynamicObject>, manifest: &Value, server_side: bool) ->
     patched.unwrap()
 }
 
-/// Who vouches for each entry.
+/// Returns the `caBundle` of each entry.
 fn bundles(object: &DynamicObject) -> BTreeMap<String, Option<String>> {
     let entries = object.data["webhooks"].as_array().into_iter().flatten();
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -88,12 +88,12 @@ async fn manifests_applied_again_take_nothing_away() {
             );
 
             let applied = apply(api, manifest, server_side).await;
-            // What works goes on working from the first moment.
+            // Working entries keep their certificates from the first moment.
             let now = bundles(&applied);
             for (entry, bundle) in &bundles_before {
                 assert_eq!(now.get(entry), Some(bundle), "{entry}, {server_side}");
             }
-            // What is off is taken out again.
+            // Entries that are off are removed again.
             tokio::time::sleep(Duration::from_secs(20)).await;
             let after = api.get(name).await.unwrap();
             assert_eq!(after.data["webhooks"], before.data["webhooks"]);
@@ -109,14 +109,14 @@ async fn manifests_applied_again_take_nothing_away() {
     }
 }
 
-/// A newer manifest has an entry more, for a path that is served: it takes effect.
+/// Verifies that an additional entry in a newer manifest takes effect, if its path is served.
 #[tokio::test(start_paused = true)]
 async fn an_entry_of_a_newer_manifest_takes_effect() {
     let cluster = Cluster::start().await;
     for (api, manifest) in configurations(&cluster) {
         let mut older = manifest.clone();
         let entries = older["webhooks"].as_array_mut().unwrap();
-        // One that is on by default.
+        // Paths that are served by default.
         let path = |entry: &Value| entry["clientConfig"]["service"]["path"].clone();
         let removed_paths = ["/mutate-pod", "/validate-pod"];
         entries.retain(|entry| !removed_paths.iter().any(|removed| path(entry) == *removed));

@@ -20,7 +20,7 @@ use std::time::Duration;
 pub(crate) const NAMESPACE: &str = "default";
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A cluster with a node, and what its pods use.
+/// A cluster with one node, whose reports the test writes.
 pub(crate) struct Shop {
     pub(crate) cluster: Cluster,
 }
@@ -38,7 +38,7 @@ impl Shop {
         Self { cluster }
     }
 
-    /// A manager that runs until its context is shut down.
+    /// Starts a manager that runs until its context is shut down.
     pub(crate) fn manager(
         &self,
         client: &Client,
@@ -49,7 +49,7 @@ impl Shop {
         (ctx, tokio::spawn(async move { run.await.unwrap() }))
     }
 
-    /// A Deployment of one pod on the node, whose containers request this much.
+    /// Creates a Deployment of one pod on the node with these requests per container: name, CPU, memory.
     pub(crate) async fn deploy(&self, name: &str, containers: &[(&str, &str, &str)]) {
         let api: Api<Deployment> = Api::namespaced(self.cluster.client.clone(), NAMESPACE);
         let deployment = json!({"metadata": {"name": name}, "spec": {
@@ -58,7 +58,7 @@ impl Shop {
         }});
         let params = PostParams::default();
         api.create(&params, &typed(deployment)).await.unwrap();
-        // The API server's controllers make the ReplicaSet and the pod.
+        // The API server's controllers create the ReplicaSet and the pod.
         let mut pods = self.cluster.watch::<Pod>();
         pods.until("its pod", |pod| {
             (pod.labels().get("app")? == name).then_some(())
@@ -66,7 +66,7 @@ impl Shop {
         .await;
     }
 
-    /// A pod of nobody on the node.
+    /// Creates a pod without an owner on the node.
     pub(crate) async fn run(&self, name: &str, containers: &[(&str, &str, &str)]) {
         let pod = json!({"metadata": {"name": name, "labels": {"app": name}},
             "spec": pod_spec(containers)});
@@ -76,7 +76,7 @@ impl Shop {
             .unwrap();
     }
 
-    /// The name of the pod of an application.
+    /// Returns the name of the pod of an application.
     async fn pod(&self, app: &str) -> Option<String> {
         let params = ListParams::default().labels(&format!("app={app}"));
         let pods = self.pods().list(&params).await.unwrap().items;
@@ -101,7 +101,7 @@ impl Shop {
             .unwrap();
     }
 
-    /// For so many minutes, the node reports these uses of applications each minute.
+    /// Reports the usage of these applications every minute, for `minutes` minutes.
     pub(crate) async fn measure(&self, minutes: u32, apps: &[(&str, &str, &str)]) {
         let api: Api<NodeMetric> = Api::all(self.cluster.client.clone());
         let mut pods = Vec::new();
@@ -119,7 +119,7 @@ impl Shop {
     }
 }
 
-/// The spec of a pod that runs on the node.
+/// Returns the spec of a pod on the node.
 fn pod_spec(containers: &[(&str, &str, &str)]) -> Value {
     let containers: Vec<Value> = containers
         .iter()
@@ -135,7 +135,7 @@ pub(crate) fn workload(kind: &str, name: &str) -> Value {
     json!({"type": "workload", "workload": {"apiVersion": "apps/v1", "kind": kind, "name": name}})
 }
 
-/// Cores and MiB recommended for a container.
+/// Returns the cores and MiB recommended for a container.
 pub(crate) fn amounts(object: &Recommendation, container: &str) -> Option<(f64, f64)> {
     let status = object.status.as_ref()?.pod_status.as_ref()?;
     let container_status = status
@@ -146,7 +146,7 @@ pub(crate) fn amounts(object: &Recommendation, container: &str) -> Option<(f64, 
     Some((amount("cpu")?, amount("memory")? / 1_048_576.0))
 }
 
-/// Status, reason and message of a condition.
+/// Returns status, reason and message of a condition.
 fn condition(object: &Recommendation, type_: &str) -> Option<(String, String, String)> {
     let conditions = &object.status.as_ref()?.conditions;
     let condition = conditions
@@ -179,8 +179,8 @@ async fn a_workloads_use_becomes_a_recommendation() {
         .await;
     shop.manager(&shop.cluster.limited, Options::default());
     let mut watch = shop.cluster.watch::<Recommendation>();
-    // It is told at once that nothing is known yet.
-    let low_confidence = until(&mut watch, "web", "that it was not measured", |object| {
+    // The missing samples are reported at once.
+    let low_confidence = until(&mut watch, "web", "that there are no samples", |object| {
         condition(object, "LowConfidence")
     });
     let (status, reason, message) = low_confidence.await;
@@ -193,7 +193,7 @@ async fn a_workloads_use_becomes_a_recommendation() {
     shop.measure(30, &[("web", "500m", "1Gi"), ("other", "3", "6Gi")])
         .await;
     let object = shop.recommendations().get("web").await.unwrap();
-    // Percentiles of a steady use, + 5 %, in buckets 5 % wide.
+    // Percentiles of a constant usage, + 5 %, in buckets 5 % wide.
     let (cpu, memory) = amounts(&object, "main").unwrap();
     assert!((0.525..0.557).contains(&cpu), "{cpu}");
     assert!((1075.0..1130.0).contains(&memory), "{memory}");
@@ -211,7 +211,7 @@ async fn a_workloads_use_becomes_a_recommendation() {
         .iter()
         .filter(|event| event.reason.as_deref() == Some("Recommended"))
         .collect();
-    // The use did not change, so there is one piece of news.
+    // The usage did not change, so there is one event.
     assert_eq!(news.len(), 1, "{news:#?}");
     assert!(news[0].message.as_ref().unwrap().contains("main: cpu"));
 }
@@ -228,7 +228,7 @@ async fn unchanged_amounts_are_not_written_again() {
     shop.measure(30, &[("web", "500m", "1Gi")]).await;
     let after = shop.recommendations().get("web").await.unwrap();
     assert_eq!(after.resource_version(), before.resource_version());
-    // A jump is written with the next round.
+    // A jump is written in the next round.
     shop.measure(10, &[("web", "3", "4Gi")]).await;
     let after = shop.recommendations().get("web").await.unwrap();
     let (cpu, memory) = amounts(&after, "main").unwrap();
@@ -309,8 +309,8 @@ pub(crate) async fn restart_continues_from_checkpoints() {
     assert_eq!(checkpoint.spec.recommendation, "web");
     assert_eq!(checkpoint.owner_references()[0].uid, before.uid().unwrap());
 
-    // Ten minutes of little use after half an hour of much: within p99 of the whole. A manager
-    // that began anew would recommend 110m.
+    // Ten minutes of low usage after half an hour of high usage: the p99 of the whole stays. A manager
+    // without the history would recommend 110m.
     shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(10, &[("web", "100m", "1Gi")]).await;
     let after = shop.recommendations().get("web").await.unwrap();
@@ -354,7 +354,7 @@ async fn without_metrics_api_node_metrics_are_used() {
     let web = shop.recommendations().get("web").await.unwrap();
     let (_, reason, _) = condition(&web, "LowConfidence").unwrap();
     assert_eq!(reason, "PodLevelMetrics");
-    // Three quarters and one quarter, as they request.
+    // Three quarters and one quarter, in proportion to the requests.
     let (main, proxy) = (
         amounts(&web, "main").unwrap(),
         amounts(&web, "proxy").unwrap(),
@@ -374,7 +374,7 @@ pub(crate) async fn a_missing_target_keeps_the_recommendation() {
     shop.deploy("web", &[("main", "4", "8Gi")]).await;
     shop.recommend("web", json!({}), workload("Deployment", "web"))
         .await;
-    shop.recommend("nobody", json!({}), workload("StatefulSet", "nobody"))
+    shop.recommend("absent", json!({}), workload("StatefulSet", "absent"))
         .await;
     shop.manager(&shop.cluster.limited, Options::default());
     shop.measure(20, &[("web", "2", "4Gi")]).await;
@@ -387,7 +387,7 @@ pub(crate) async fn a_missing_target_keeps_the_recommendation() {
     let mut watch = shop.cluster.watch::<Recommendation>();
     for (name, expected) in [
         ("web", "there is no Deployment \"web\""),
-        ("nobody", "there is no StatefulSet \"nobody\""),
+        ("absent", "there is no StatefulSet \"absent\""),
     ] {
         let is_missing = |object: &Recommendation| {
             condition(object, "NoObjectsMatched").filter(|parts| parts.1 == "TargetMissing")
@@ -399,7 +399,7 @@ pub(crate) async fn a_missing_target_keeps_the_recommendation() {
     assert_eq!(amounts(&after, "main"), amounts(&before, "main"));
     assert!(amounts(&after, "main").is_some());
 
-    // It comes back, and the condition goes.
+    // The target exists again, and the condition becomes false.
     shop.deploy("web2", &[("main", "4", "8Gi")]).await;
     let moved = json!({"spec": {"target": {"workload": {"name": "web2"}}}});
     patch::merge(&shop.recommendations(), "web", &moved)
@@ -448,7 +448,7 @@ async fn invalid_targets_are_refused_with_field_and_value() {
             "{name}: {message}"
         );
     }
-    // A bad annotation does not keep the recommendation away: the defaults apply.
+    // An invalid annotation does not prevent the recommendation: the defaults apply.
     let object = shop.recommendations().get("annotation").await.unwrap();
     assert!(amounts(&object, "main").unwrap().0 > 2.1);
     let events: Api<Event> = Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
@@ -456,7 +456,7 @@ async fn invalid_targets_are_refused_with_field_and_value() {
     let is_unsupported = |event: &&Event| event.reason.as_deref() == Some("ConfigUnsupported");
     assert_eq!(events.iter().filter(is_unsupported).count(), 5);
 
-    // Mended, it is understood.
+    // Once fixed, it is accepted.
     let mended = json!({"metadata": {"annotations": {PERCENTILES: r#"{"cpu": 0.5}"#}}});
     patch::merge(&shop.recommendations(), "annotation", &mended)
         .await
@@ -465,13 +465,7 @@ async fn invalid_targets_are_refused_with_field_and_value() {
     let understood = |object: &Recommendation| {
         condition(object, "ConfigUnsupported").filter(|parts| parts.0 == "False")
     };
-    until(
-        &mut watch,
-        "annotation",
-        "that it is understood",
-        understood,
-    )
-    .await;
+    until(&mut watch, "annotation", "that it is accepted", understood).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! What the manager does where it cannot write, or does not know enough to.
+//! How the manager behaves when its writes are refused, or when it lacks the input to decide.
 
 use crate::cluster::Cluster;
 use crate::log::Log;
@@ -13,13 +13,13 @@ use koord_manager::Options;
 use serde_json::json;
 use std::time::Duration;
 
-/// As the API server says it when an admission webhook denies.
+/// Returns the API server's message when an admission webhook denies.
 fn denial(kind: &str) -> String {
     format!("admission webhook \"guard.example.com\" denied the request: no {kind} today")
 }
 
-/// What is refused is tried again after longer and longer pauses, and the log has the API server's
-/// words once, until a write has passed.
+/// A refused write is retried with growing pauses, and the API server's message is logged once, until a write
+/// succeeds.
 #[tokio::test(start_paused = true)]
 async fn refused_write_backs_off_and_is_logged_once() {
     let cluster = Cluster::start().await;
@@ -59,7 +59,7 @@ async fn refused_write_backs_off_and_is_logged_once() {
         assert_eq!(log.lines_with(&denial(kind)).len(), 1, "{kind}");
     }
 
-    // It passes, and the next refusal is news.
+    // The write succeeds, and the next refusal is logged again.
     guard.refuse(false);
     let mut slos = cluster.watch::<NodeSLO>();
     slos.until("a NodeSLO", |_| Some(())).await;
@@ -75,8 +75,8 @@ async fn refused_write_backs_off_and_is_logged_once() {
     }
 }
 
-/// Somebody else is faster each time: the zones are planned anew, without anything else to bring the
-/// node back.
+/// Verifies that zones are planned again after another writer was faster, although nothing else triggers the
+/// node.
 #[tokio::test(start_paused = true)]
 async fn zones_that_met_a_conflict_are_planned_again() {
     let cluster = Cluster::start().await;
@@ -110,7 +110,7 @@ async fn zones_that_met_a_conflict_are_planned_again() {
     let mut nodes = cluster.watch::<Node>();
     nodes.until("batch resources", batch).await;
     tokio::time::sleep(Duration::from_secs(10)).await;
-    // Each second, and not faster.
+    // A try each second, not more.
     let tries = guard.request_times("zones").len();
     assert!((8..=13).contains(&tries), "{tries}");
     guard.refuse(false);
@@ -123,8 +123,8 @@ async fn zones_that_met_a_conflict_are_planned_again() {
     assert_eq!(guard.request_times("zones").len(), 1);
 }
 
-/// Until the settings could be read once, nobody knows whether a node is to have batch resources: those
-/// that a manager before left stay.
+/// Until the settings were read once, it is unknown whether a node is supposed to have batch resources: those
+/// of an earlier manager stay.
 #[tokio::test(start_paused = true)]
 async fn unreadable_settings_leave_batch_resources() {
     let cluster = Cluster::start().await;
@@ -136,7 +136,7 @@ async fn unreadable_settings_leave_batch_resources() {
         .await
         .unwrap();
     cluster.manager(Options::default());
-    // Another key of it can be read, which says that the settings arrived.
+    // Another key of the ConfigMap is valid; its effect shows that the settings were processed.
     let mut slos = cluster.watch::<NodeSLO>();
     slos.until("a NodeSLO", |_| Some(())).await;
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -149,7 +149,8 @@ async fn unreadable_settings_leave_batch_resources() {
     nodes.until("a node without them", has_no_batch).await;
 }
 
-/// A node that is gone has no figures any more, and one of the same name starts anew.
+/// Verifies that the metrics of a deleted node are removed, so that a new node of its name starts without
+/// them.
 #[tokio::test(start_paused = true)]
 async fn deleted_node_loses_its_metrics() {
     let cluster = Cluster::start().await;

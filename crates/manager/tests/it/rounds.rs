@@ -1,4 +1,4 @@
-//! What the recommender remembers from round to round, and how often it writes.
+//! The state that the recommender keeps between rounds, and how often it writes.
 
 use crate::log::Log;
 use crate::recommender::{NAMESPACE, Shop, amounts, workload};
@@ -14,7 +14,8 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::time::Duration;
 
-/// Who deletes a Recommendation and makes another of its name wants to begin anew.
+/// A user who deletes a Recommendation and creates another one of its name wants to start without the old
+/// history.
 #[tokio::test(start_paused = true)]
 async fn recreated_recommendation_starts_without_history() {
     let shop = Shop::open().await;
@@ -35,7 +36,7 @@ async fn recreated_recommendation_starts_without_history() {
     let new = shop.recommendations().get("web").await.unwrap();
     let (cpu, memory) = amounts(&new, "main").unwrap();
     assert!(cpu < 0.6 && memory < 1200.0, "{cpu} {memory}");
-    // Its histories are its own.
+    // Its checkpoints belong to it.
     let saved: Api<RecommendationCheckpoint> =
         Api::namespaced(shop.cluster.client.clone(), NAMESPACE);
     let owner = saved.get("web.main").await.unwrap().owner_references()[0]
@@ -44,7 +45,7 @@ async fn recreated_recommendation_starts_without_history() {
     assert_eq!(Some(owner), new.uid());
 }
 
-/// Which writes of the recommender a request is.
+/// Returns the kind of object that a request of the recommender writes; `None` for other requests.
 fn kind(request: &Request<Body>) -> Option<&'static str> {
     let path = request.uri().path();
     match request.method() {
@@ -59,8 +60,8 @@ fn denied(_: &str) -> (StatusCode, String) {
     (StatusCode::FORBIDDEN, "not today".to_owned())
 }
 
-/// A round a minute, and 1, 2, 4, 8 and then 16 minutes between two tries; the API server's words are
-/// logged once.
+/// Verifies the pauses with one round per minute: 1, 2, 4, 8 and then 16 minutes between two tries. The API
+/// server's message is logged once.
 #[tokio::test(start_paused = true)]
 async fn refused_recommendation_is_retried_with_backoff() {
     let shop = Shop::open().await;
@@ -74,14 +75,16 @@ async fn refused_recommendation_is_retried_with_backoff() {
     shop.manager(&client, Options::default());
     shop.measure(60, &[("web", "2", "4Gi")]).await;
     let lines = log.lines_with("not today");
-    let lines = lines.iter().filter(|line| line.contains("not written"));
+    let lines = lines
+        .iter()
+        .filter(|line| line.contains("failed to write recommendation"));
     assert_eq!(lines.count(), 1);
     let tries = guard.request_times("status");
     let pauses = tries
         .windows(2)
         .map(|pair| (pair[1] - pair[0]).as_secs() / 60);
     assert_eq!(pauses.take(5).collect::<Vec<_>>(), [1, 2, 4, 8, 16]);
-    // It passes, and whatever comes next is written without a pause.
+    // The write succeeds, and later changes are written without a pause.
     guard.refuse(false);
     shop.measure(20, &[("web", "2", "4Gi")]).await;
     let object = shop.recommendations().get("web").await.unwrap();
@@ -91,7 +94,8 @@ async fn refused_recommendation_is_retried_with_backoff() {
     assert!(!guard.request_times("status").is_empty());
 }
 
-/// Each history is saved every ten minutes, and so many of all of them in each round.
+/// Verifies that each history is saved every ten minutes, and that a round saves only a limited number of
+/// them.
 #[tokio::test(start_paused = true)]
 async fn histories_are_saved_every_ten_minutes_and_a_few_per_round() {
     let shop = Shop::open().await;
@@ -114,9 +118,9 @@ async fn histories_are_saved_every_ten_minutes_and_a_few_per_round() {
     let used = names.map(|name| (name, "100m", "1Gi"));
     shop.measure(31, &used).await;
     let saves = guard.request_times("checkpoint");
-    // Three times, or once more, for each.
+    // Three times for each, or four.
     assert!((15..=20).contains(&saves.len()), "{}", saves.len());
-    // No round has more than two.
+    // No round saves more than two.
     let saves_in_round = |start: usize| {
         let later = saves[start..].iter();
         later
@@ -127,8 +131,8 @@ async fn histories_are_saved_every_ten_minutes_and_a_few_per_round() {
     assert_eq!(most, Some(2));
 }
 
-/// A history that belongs to another Recommendation, such as one of the same name that is no more, says
-/// nothing about this one.
+/// Verifies that a history of another Recommendation is not used, such as of a deleted one with the same
+/// name.
 #[tokio::test(start_paused = true)]
 async fn checkpoint_of_another_owner_is_ignored() {
     let shop = Shop::open().await;
@@ -157,7 +161,8 @@ async fn checkpoint_of_another_owner_is_ignored() {
     assert!(cpu < 0.6, "{cpu}");
 }
 
-/// The definition comes later than the manager: from then on histories are kept.
+/// Verifies that a CRD installed after the start of the manager is detected, and histories are saved from
+/// then on.
 #[tokio::test(start_paused = true)]
 async fn histories_are_saved_once_the_crd_exists() {
     let shop = Shop::open().await;
@@ -176,7 +181,7 @@ async fn histories_are_saved_once_the_crd_exists() {
     let params = PostParams::default();
     let definition = serde_json::from_value(definition).unwrap();
     definitions.create(&params, &definition).await.unwrap();
-    // It is looked for every ten minutes.
+    // The manager looks for the CRD every ten minutes.
     shop.measure(25, &[("web", "2", "4Gi")]).await;
     let saved: Api<RecommendationCheckpoint> =
         Api::namespaced(shop.cluster.client.clone(), NAMESPACE);

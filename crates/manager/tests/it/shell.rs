@@ -1,4 +1,4 @@
-//! What every replica does, whatever is installed and whoever leads.
+//! What every replica does, whichever CRDs are installed and whether it leads or not.
 
 use crate::cluster::Cluster;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -73,7 +73,7 @@ async fn standby_is_ready_once_in_sync() {
     }
 }
 
-/// A client of an API server that does not answer.
+/// Returns a client of an API server that does not respond.
 async fn unreachable_client() -> Client {
     let path = std::env::temp_dir().join(format!("koord-manager-it-{}", std::process::id()));
     let config = json!({
@@ -88,7 +88,7 @@ async fn unreachable_client() -> Client {
     client.unwrap()
 }
 
-/// Options with an address for health that nobody else uses.
+/// Returns options with a free address for health checks.
 async fn with_health(election: Option<Election>) -> (SocketAddr, Options) {
     let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap();
@@ -104,10 +104,10 @@ async fn until_ready(address: SocketAddr) {
     until_answer(address, "HTTP/1.1 200").await;
 }
 
-/// Asks for readiness until the answer starts like this.
+/// Polls `/readyz` until the response starts with `start`.
 async fn until_answer(address: SocketAddr, start: &str) -> String {
     let answer = async || readyz(address).await.filter(|it| it.starts_with(start));
-    // A deadline in paused time says nothing: it leaps while the socket's answer is on its way.
+    // There is no deadline: paused time advances while the socket's response is on its way.
     poll_until(answer).await
 }
 

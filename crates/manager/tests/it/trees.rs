@@ -1,4 +1,4 @@
-//! Many writers of quotas through the API server, which asks one replica over HTTPS and then the other.
+//! Many writers of quotas through the API server, which calls one replica over HTTPS and then the other.
 
 use crate::cluster::{Cluster, typed};
 use crate::https::{self, Replica};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 const WRITERS: u64 = 8;
 const STEPS: usize = 15;
-/// What the parent of all quotas is guaranteed.
+/// `min` of the parent of all quotas, in cores.
 const PARENT_MIN: i64 = 40;
 
 /// Points the Service of the webhooks to a replica.
@@ -48,8 +48,8 @@ fn quota(name: &str, parent: &str, min: i64) -> ElasticQuota {
     }))
 }
 
-/// One who creates, changes and deletes a quota of his own as the dice say; what it is guaranteed in the
-/// end, and how often he was refused.
+/// Creates, changes and deletes one quota at random. `current` is its `min` before, `None` if it does not
+/// exist. Returns its `min` in the end and the number of refused writes.
 async fn change_quota(
     quotas: Api<ElasticQuota>,
     seed: u64,
@@ -86,12 +86,12 @@ async fn change_quota(
                 refused += 1;
             }
         }
-        // What nobody may do, whatever the others do meanwhile.
+        // Requests that are always refused, whatever the other writers do.
         if dice.u8(0..4) == 0 {
-            let orphan = quota(&format!("{name}-orphan"), "nobody", 0);
+            let orphan = quota(&format!("{name}-orphan"), "missing", 0);
             let created = quotas.create(&PostParams::default(), &orphan).await;
             let why = created.unwrap_err().to_string();
-            assert!(why.contains("nobody"), "{why}");
+            assert!(why.contains("missing"), "{why}");
             let deleted = quotas.delete("team", &DeleteParams::default()).await;
             let why = deleted.unwrap_err().to_string();
             assert!(why.contains("child quotas"), "{why}");
@@ -100,7 +100,7 @@ async fn change_quota(
     (current, refused)
 }
 
-/// What all quotas are guaranteed.
+/// Returns the `min` of all quotas.
 async fn list_minimums(quotas: &Api<ElasticQuota>) -> BTreeMap<String, i64> {
     let all = quotas.list(&Default::default()).await.unwrap();
     let all = all.iter();
@@ -135,13 +135,13 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
     https::wait_for_quotas(&replicas[0].client, |_| true).await;
     let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
     let team = quota("team", "koordinator-root-quota", PARENT_MIN);
-    // Always there, so that nobody may delete the parent.
+    // `one` always exists, so that the parent can never be deleted.
     for quota in [team, quota("one", "team", 1)] {
         quotas.create(&PostParams::default(), &quota).await.unwrap();
     }
     let has_one = |dump: &Value| dump["quotaInfoMap"].get("one").is_some();
     https::wait_for_quotas(&replicas[0].client, has_one).await;
-    // All at once want as much as three of them can have.
+    // All writers at once request an amount for which only three of them have room.
     let first = (0..WRITERS).map(|writer| {
         let (quotas, name) = (quotas.clone(), format!("w{writer}"));
         async move {
@@ -155,7 +155,7 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
     assert_eq!(current.values().flatten().count(), 3, "{current:?}");
     for (round, replica) in replicas.iter().enumerate() {
         point_service(&cluster, replica).await;
-        // The next one decides by what there is.
+        // The next replica decides by the stored quotas.
         let stored_quotas = list_minimums(&quotas).await;
         https::wait_for_quotas(&replica.client, |dump| {
             let min = |name: &String| dump["quotaInfoMap"][name]["min"]["cpu"].clone();
@@ -186,7 +186,7 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
         let stored_quotas = list_minimums(&quotas).await;
         assert_eq!(
             stored_quotas, want,
-            "what was admitted is there, and nothing else"
+            "stored quotas are those that were admitted"
         );
         let sum: i64 = stored_quotas
             .iter()
@@ -196,7 +196,7 @@ async fn concurrent_quota_writers_keep_the_tree_consistent() {
         assert!(sum <= PARENT_MIN, "{stored_quotas:?}");
         assert!(
             refused > 0 && sum > 0,
-            "nobody was in another's way: {stored_quotas:?}"
+            "no write was refused: {stored_quotas:?}"
         );
         replica.stop.cancel();
     }

@@ -1,4 +1,4 @@
-//! Webhooks as API servers see them: certificates, configurations, questions over HTTPS.
+//! Webhooks as API servers see them: certificates, configurations, calls over HTTPS.
 
 use crate::cluster::{Cluster, typed};
 use axum::http::Request;
@@ -24,7 +24,7 @@ use std::time::Duration;
 const SECRET: &str = "koordinator-webhook-certs";
 const HOST: &str = "koordinator-webhook-service.koordinator-system.svc";
 
-/// As upstream's defaults, but for where it listens.
+/// Returns upstream's defaults, but with a local address.
 pub(crate) fn settings(host: Option<&str>) -> Settings {
     let mut settings = Settings::from_env(|_| None).unwrap();
     settings.address = "127.0.0.1:0".parse().unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn options(settings: Settings) -> Options {
     }
 }
 
-/// The configurations that a manifest brings.
+/// Creates the webhook configurations of the manifests.
 pub(crate) async fn install(cluster: &Cluster) {
     let [mutating, validating] = manifests(&settings(None).service);
     let api: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
@@ -49,7 +49,7 @@ pub(crate) async fn install(cluster: &Cluster) {
     api.create(&params, &typed(validating)).await.unwrap();
 }
 
-/// The `caBundle` that the API server uses for pods.
+/// Returns the `caBundle` that the API server uses for pods.
 fn bundle(configuration: &MutatingWebhookConfiguration) -> Option<Vec<u8>> {
     let webhook = configuration.webhooks.as_ref()?.first()?;
     Some(webhook.client_config.ca_bundle.as_ref()?.0.clone())
@@ -86,7 +86,7 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     assert_eq!(keys, expected);
     assert_eq!(data(&secret, "tls.crt"), data(&secret, "cert.pem"));
 
-    // The configurations come later than the manager, and are found at once.
+    // The configurations are created after the manager started, and are detected at once.
     let began = cluster.ctx.clock.now();
     install(&cluster).await;
     let mut configurations = cluster.watch::<MutatingWebhookConfiguration>();
@@ -99,13 +99,13 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     let template = &configuration.metadata.annotations.unwrap()["template"];
     let template: Value = serde_json::from_str(template).unwrap();
     assert_eq!(template[0]["clientConfig"].get("caBundle"), None);
-    // What a gate switches off is in the template only.
+    // A webhook whose gate is off is in the template only.
     let off = "/mutate-reservation";
     assert!(template.to_string().contains(off));
     let entries = serde_json::to_string(&configuration.webhooks).unwrap();
     assert!(!entries.contains(off), "{entries}");
 
-    // Somebody breaks the key: both are mended, and the authority stays.
+    // The stored key is damaged: key and certificate are replaced, and the CA stays.
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), "koordinator-system");
     let broken = json!({"data": {"key.pem": "eA=="}});
     patch::merge(&api, SECRET, &broken).await.unwrap();
@@ -117,7 +117,7 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
         .await;
     assert_eq!(data(&mended, "ca-cert.pem"), data(&secret, "ca-cert.pem"));
 
-    // Somebody takes the Secret away: there is another authority, and the API server is told.
+    // The Secret is deleted: a new CA is created, and published in `caBundle`.
     api.delete(SECRET, &DeleteParams::default()).await.unwrap();
     let other = configurations
         .until("another caBundle", |c| {
@@ -127,7 +127,7 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     let stored = api.get(SECRET).await.unwrap();
     assert_eq!(other, data(&stored, "ca-cert.pem"));
 
-    // Somebody takes an entry's certificate away.
+    // The entries of a configuration are deleted.
     let configs: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
     let mut validating = configs.get(VALIDATING).await.unwrap();
     validating.webhooks = None;
@@ -145,8 +145,9 @@ pub(crate) async fn certificates_are_created_published_and_repaired() {
     manager.await.unwrap();
 }
 
-/// Somebody, such as Koordinator's manager with its default gates, leaves out an entry each time it
-/// sees it. That stands after three times; what makes the others useless is mended all the same.
+/// Verifies that the manager gives way to another writer that removes an entry each time, such as
+/// Koordinator's manager with its default gates. It stops restoring the entry after three times, and still
+/// repairs what makes the other entries unusable.
 #[tokio::test(start_paused = true)]
 async fn conflicting_replicas_stop_rewriting_each_other() {
     let cluster = Cluster::start().await;
@@ -180,7 +181,7 @@ async fn conflicting_replicas_stop_rewriting_each_other() {
     assert_eq!(now.metadata.generation, without_entry.metadata.generation);
 
     let entry = &mut without_entry.webhooks.as_mut().unwrap()[0];
-    entry.client_config.ca_bundle = Some(ByteString(b"somebody".to_vec()));
+    entry.client_config.ca_bundle = Some(ByteString(b"other".to_vec()));
     api.replace(VALIDATING, &params, &without_entry)
         .await
         .unwrap();
@@ -191,9 +192,9 @@ async fn conflicting_replicas_stop_rewriting_each_other() {
         .iter()
         .flatten()
         .map(|w| &w.client_config.ca_bundle);
-    assert!(bundles.all(|b| b.as_ref().is_some_and(|b| b.0 != b"somebody")));
+    assert!(bundles.all(|b| b.as_ref().is_some_and(|b| b.0 != b"other")));
 
-    // After an hour of peace it is tried again.
+    // After an hour without changes it tries again.
     leave_out(mended).await;
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert!(!has(&api.get(VALIDATING).await.unwrap()));
@@ -203,8 +204,8 @@ async fn conflicting_replicas_stop_rewriting_each_other() {
     manager.await.unwrap();
 }
 
-/// One writes and both have the same, also when they start at once; near the end of its life a
-/// certificate is replaced, and one that has expired is, too.
+/// Verifies that two replicas share one certificate, also when they start at once, and that one which expires
+/// soon or has expired is replaced.
 #[tokio::test(start_paused = true)]
 async fn replicas_share_and_renew() {
     let cluster = Cluster::start().await;
@@ -232,8 +233,8 @@ async fn replicas_share_and_renew() {
     expired.check(HOST, now("2060-01-01T00:00:00Z")).unwrap();
 }
 
-/// The API server asks over the network, believes nobody but the manager's authority, and goes by
-/// the failure policy when nobody answers.
+/// Verifies that the API server calls over the network, trusts only the manager's CA, and applies the failure
+/// policy when no manager responds.
 #[tokio::test]
 async fn pods_are_admitted_over_https() {
     let cluster = Cluster::start().await;
@@ -257,7 +258,7 @@ async fn pods_are_admitted_over_https() {
         .await
         .unwrap();
     let mut settings = settings(Some("127.0.0.1"));
-    // With a host of its own the certificates would be in files.
+    // With `host` set, the certificates would be read from files.
     settings.directory = None;
     let ctx = Context::with_clock(cluster.ctx.clock.clone());
     let options = Options {
@@ -311,7 +312,7 @@ async fn pods_are_admitted_over_https() {
     assert_eq!(created.spec.unwrap().priority, Some(5000));
     let plain = pods.create(&params, &pod("b", json!({}))).await.unwrap();
     assert_eq!(plain.metadata.annotations, None);
-    // BE without a class of its band.
+    // QoS class BE without a priority class of its band.
     let refused = pods
         .create(&params, &pod("c", json!({"koordinator.sh/qosClass": "BE"})))
         .await;
@@ -321,7 +322,7 @@ async fn pods_are_admitted_over_https() {
         "{refused}"
     );
 
-    // What the replica knows of quotas, as upstream's program shows the same one.
+    // The replica's dump of its quotas, in the format of upstream's program.
     let quotas: Api<ElasticQuota> = Api::namespaced(cluster.client.clone(), "default");
     let quota =
         json!({"metadata": {"name": "q"}, "spec": {"max": {"cpu": "4"}, "min": {"cpu": "2"}}});
@@ -376,7 +377,7 @@ pub(crate) async fn install_creates_missing_objects_and_keeps_existing() {
         ..Options::default()
     });
     let mut watch = cluster.watch::<PriorityClass>();
-    // The last one.
+    // This class is created last.
     watch
         .until("koord-free", |c| {
             (c.metadata.name.as_deref() == Some("koord-free")).then_some(())
