@@ -30,7 +30,7 @@ fn plain() -> Node {
 }
 
 /// As [`read`], doubtful parts allowed.
-fn doubtful(text: &str) -> Config {
+fn read_lenient(text: &str) -> Config {
     Config::default()
         .updated(&data(&[(keys::COLOCATION, text)]))
         .0
@@ -88,8 +88,8 @@ fn a_cluster_strategy_is_laid_over_the_defaults() {
 }
 
 #[test]
-fn the_first_matching_node_config_counts_and_no_selector_matches_nothing() {
-    let config = doubtful(
+fn first_matching_node_config_applies() {
+    let config = read_lenient(
         r#"{"enable": true, "cpuReclaimThresholdPercent": 70, "nodeConfigs": [
             {"name": "none", "cpuReclaimThresholdPercent": 1},
             {"name": "odd", "nodeSelector": {"matchExpressions": [{"key": "pool", "operator": "Like"}]},
@@ -99,7 +99,7 @@ fn the_first_matching_node_config_counts_and_no_selector_matches_nothing() {
             {"name": "off", "nodeSelector": {"matchLabels": {"pool": "off"}}, "enable": false},
             {"name": "rest", "nodeSelector": {}, "memoryReclaimThresholdPercent": 10}]}"#,
     );
-    let of = |pool: &str| {
+    let reclaim_percents = |pool: &str| {
         config
             .strategy(&node(json!({"pool": pool}), json!({})))
             .map(|strategy| {
@@ -109,9 +109,9 @@ fn the_first_matching_node_config_counts_and_no_selector_matches_nothing() {
                 )
             })
     };
-    assert_eq!(of("a"), Some((50, 65)));
-    assert_eq!(of("b"), Some((70, 10)));
-    assert_eq!(of("off"), None);
+    assert_eq!(reclaim_percents("a"), Some((50, 65)));
+    assert_eq!(reclaim_percents("b"), Some((70, 10)));
+    assert_eq!(reclaim_percents("off"), None);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn annotation_and_labels_of_a_node_have_the_last_word() {
 }
 
 #[test]
-fn what_cannot_be_used_leaves_the_last_good_settings_in_force() {
+fn invalid_settings_keep_the_last_valid_ones() {
     let good = colocation(r#"{"enable": true, "cpuReclaimThresholdPercent": 70}"#);
     for (text, names) in [
         ("{", vec!["colocation-config", "not JSON"]),
@@ -255,15 +255,15 @@ fn sections_of_node_slo_are_independent() {
                               "applications": [{"name": "db", "qos": "LS"}]}]}"#,
         ),
     ]);
-    let of = |pool: &str| config.slo(&node(json!({"pool": pool}), json!({}))).0;
-    let a = of("a").resource_used_threshold_with_be.unwrap();
+    let slo = |pool: &str| config.slo(&node(json!({"pool": pool}), json!({}))).0;
+    let a = slo("a").resource_used_threshold_with_be.unwrap();
     assert_eq!(a.enable, Some(true));
     assert_eq!(a.cpu_suppress_threshold_percent, Some(60));
     assert_eq!(a.cpu_suppress_policy, Some(CPUSuppressPolicy::CfsQuota));
-    let b = of("b").resource_used_threshold_with_be.unwrap();
+    let b = slo("b").resource_used_threshold_with_be.unwrap();
     assert_eq!(b.cpu_suppress_policy, Some(CPUSuppressPolicy::Cpuset));
-    assert_eq!(of("a").host_applications[0].name, "nginx");
-    assert_eq!(of("b").host_applications[0].name, "db");
+    assert_eq!(slo("a").host_applications[0].name, "nginx");
+    assert_eq!(slo("b").host_applications[0].name, "db");
 
     let bad = data(&[
         ("host-application-config", "{}"),
@@ -303,7 +303,7 @@ fn the_bandwidth_annotation_wins_and_a_bad_one_is_reported() {
         "system-config",
         r#"{"clusterStrategy": {"totalNetworkBandwidth": "10G", "watermarkScaleFactor": 150}}"#,
     )]);
-    let of = |text: &str| {
+    let bandwidth_with = |text: &str| {
         let (spec, problem) = config.slo(&node(
             json!({}),
             json!({"node.koordinator.sh/network-bandwidth": text}),
@@ -312,8 +312,8 @@ fn the_bandwidth_annotation_wins_and_a_bad_one_is_reported() {
         assert_eq!(system.watermark_scale_factor, Some(150));
         (system.total_network_bandwidth.unwrap().to_string(), problem)
     };
-    assert_eq!(of("25G"), ("25G".to_owned(), None));
-    let (bandwidth, problem) = of("fast");
+    assert_eq!(bandwidth_with("25G"), ("25G".to_owned(), None));
+    let (bandwidth, problem) = bandwidth_with("fast");
     assert_eq!(bandwidth, "10G");
     let problem = problem.unwrap();
     assert!(
@@ -323,7 +323,7 @@ fn the_bandwidth_annotation_wins_and_a_bad_one_is_reported() {
 }
 
 #[test]
-fn only_what_is_not_in_force_is_refused() {
+fn only_unusable_values_count_as_refused() {
     for (key, text, is_refused) in [
         (
             "colocation-config",
@@ -350,14 +350,14 @@ fn only_what_is_not_in_force_is_refused() {
         ),
     ] {
         let (_, problems) = Config::default().updated(&data(&[(key, text)]));
-        let told: Vec<_> = problems.iter().map(|problem| problem.is_refused).collect();
-        assert_eq!(told, [is_refused], "{key}: {text}: {problems:?}");
+        let refusals: Vec<_> = problems.iter().map(|problem| problem.is_refused).collect();
+        assert_eq!(refusals, [is_refused], "{key}: {text}: {problems:?}");
     }
 }
 
 /// What is refused is never written, and the event says what holds instead.
 #[test]
-fn a_word_that_means_nothing_reaches_no_node() {
+fn unknown_enum_value_reaches_no_node() {
     let text = r#"{"clusterStrategy": {"enable": true, "cpuSuppressPolicy": "foo"}}"#;
     let (config, problems) =
         Config::default().updated(&data(&[("resource-threshold-config", text)]));

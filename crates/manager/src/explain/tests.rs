@@ -87,8 +87,8 @@ fn amounts(resource: &Resource) -> Vec<(&str, i64, &str)> {
 }
 
 fn origin<'a>(resource: &'a Resource, what: &str) -> &'a str {
-    let found = resource.terms.iter().find(|term| term.what == what);
-    found.unwrap().from.as_deref().unwrap()
+    let term = resource.terms.iter().find(|term| term.what == what);
+    term.unwrap().from.as_deref().unwrap()
 }
 
 fn with_settings(objects: &mut Objects, settings: &[(&str, Value)]) {
@@ -192,7 +192,7 @@ fn the_number_is_explained_term_by_term() {
 
 #[test]
 fn each_policy_names_itself_and_where_it_was_set() {
-    let at = "colocation-config, nodes \"pool b\"";
+    let source = "colocation-config, nodes \"pool b\"";
     let annotation = "annotation node.koordinator.sh/colocation-strategy";
     let mut objects = objects();
     with_settings(
@@ -230,7 +230,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
     );
     let label = "label node.koordinator.sh/cpu-reclaim-ratio";
     assert_eq!(origin(cpu, "safety margin"), label);
-    assert_eq!(origin(cpu, "services"), at);
+    assert_eq!(origin(cpu, "services"), source);
     // 10 − 1 − 2 − (2 + 2), a tenth at most
     let giga = 1_000_000_000;
     assert_eq!(
@@ -244,7 +244,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
         ]
     );
     assert_eq!(origin(memory, "safety margin"), annotation);
-    assert_eq!(origin(memory, "limit"), at);
+    assert_eq!(origin(memory, "limit"), source);
     // A tenth of 10 − 1 − 6; at most 500m. Of memory a tenth of 10 − 2 − 4.
     assert_eq!(
         amounts(mid_cpu),
@@ -253,7 +253,7 @@ fn each_policy_names_itself_and_where_it_was_set() {
             ("unallocated", 300, "midUnallocatedPercent=10"),
         ]
     );
-    assert_eq!(origin(mid_cpu, "unallocated"), at);
+    assert_eq!(origin(mid_cpu, "unallocated"), source);
     // Reasons have the units of the sums.
     for (term, shown) in [
         (&cpu.terms[2], "(1000m)"),

@@ -190,8 +190,8 @@ mod tests {
         };
         let read = |text: &str| percentiles(Some(text), default);
         assert_eq!(percentiles(None, default), Ok(default));
-        let both = read(r#"{"CPU": 0.5, "memory": 1}"#).unwrap();
-        assert_eq!((both.cpu, both.memory), (0.5, 1.0));
+        let parsed = read(r#"{"CPU": 0.5, "memory": 1}"#).unwrap();
+        assert_eq!((parsed.cpu, parsed.memory), (0.5, 1.0));
         assert_eq!(read(r#"{"cpu": 0.5}"#).unwrap().memory, 0.98);
         for (text, says) in [
             ("p95", "not JSON"),

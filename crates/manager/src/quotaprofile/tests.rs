@@ -47,11 +47,11 @@ fn a_quota_is_as_large_as_its_nodes() {
     let zone_b = json!({"nodeSelector": {"matchLabels": {"zone": "b"}}});
     let more_labels = json!({"quotaLabels": {"zone": "a"}});
     let (hash1, hash2) = ("2862972692226656278", "2862971592715028067");
-    let both = |cpu: i64, memory: i64| json!({"cpu": cpu, "memory": memory});
+    let cpu_and_memory = |cpu: i64, memory: i64| json!({"cpu": cpu, "memory": memory});
     let rows = [
         (
             profile("profile1", json!({}), json!({})),
-            both(20, 2000),
+            cpu_and_memory(20, 2000),
             all(20, 2000),
             all(10, 1000),
             hash1,
@@ -59,7 +59,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         ),
         (
             profile("profile2", json!({}), zone_b),
-            both(10, 1000),
+            cpu_and_memory(10, 1000),
             all(10, 1000),
             list(json!({})),
             hash2,
@@ -67,7 +67,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         ),
         (
             profile("profile1", json!({}), more_labels),
-            both(20, 2000),
+            cpu_and_memory(20, 2000),
             all(20, 2000),
             all(10, 1000),
             hash1,
@@ -75,7 +75,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         ),
         (
             profile("profile1", json!({}), ratio.clone()),
-            both(18, 1800),
+            cpu_and_memory(18, 1800),
             all(18, 1800),
             all(9, 900),
             hash1,
@@ -83,7 +83,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         ),
         (
             profile("profile1", tree1, ratio.clone()),
-            both(18, 1800),
+            cpu_and_memory(18, 1800),
             all(18, 1800),
             all(9, 900),
             "tree1",
@@ -123,7 +123,7 @@ fn a_quota_is_as_large_as_its_nodes() {
 }
 
 #[test]
-fn an_existing_quota_keeps_what_is_not_the_profiles() {
+fn existing_quota_keeps_fields_not_in_the_profile() {
     let plan = plan(
         &profile("profile1", json!({}), json!({"quotaLabels": {"zone": "a"}})),
         nodes(),
@@ -185,19 +185,19 @@ fn mistakes_in_a_profile_are_named() {
             .join("; ")
     };
     for ratio in ["half", "0", "1.5", "NaN", "-1", ""] {
-        let said = problems(json!({}), json!({"resourceRatio": ratio}));
+        let messages = problems(json!({}), json!({"resourceRatio": ratio}));
         assert!(
-            said.contains("spec.resourceRatio") && said.contains(ratio),
-            "{said}"
+            messages.contains("spec.resourceRatio") && messages.contains(ratio),
+            "{messages}"
         );
     }
-    let said = problems(
+    let messages = problems(
         json!({"annotations": {annotations::QUOTA_RESOURCE_KEYS: "cpu"}}),
         json!({}),
     );
     assert!(
-        said.contains("/resource-keys") && said.contains("\"cpu\""),
-        "{said}"
+        messages.contains("/resource-keys") && messages.contains("\"cpu\""),
+        "{messages}"
     );
     let selector =
         json!({"nodeSelector": {"matchExpressions": [{"key": "zone", "operator": "Near"}]}});
@@ -217,10 +217,12 @@ fn mistakes_in_a_profile_are_named() {
         .0 = "many".to_owned();
     let plan = plan(&profile("p", json!({}), json!({})), &broken).unwrap();
     assert_eq!(plan.total, all(10, 1000));
-    let said = plan.problems.join("; ");
+    let messages = plan.problems.join("; ");
     assert!(
-        said.contains("node1") && said.contains("status.allocatable.cpu") && said.contains("many"),
-        "{said}"
+        messages.contains("node1")
+            && messages.contains("status.allocatable.cpu")
+            && messages.contains("many"),
+        "{messages}"
     );
     let cordoned: Node = serde_json::from_value(json!({"spec": {"unschedulable": true}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})).unwrap();
     assert!(!is_schedulable(&cordoned));

@@ -10,7 +10,7 @@ use koord_api::slo::{NodeMetricSpec, NodeSLOSpec};
 
 /// A section: its key, its field in the NodeSLO, what the cluster sets, what two overrides that pick the
 /// same node set, and what is in force on a plain node and on that one.
-struct Section {
+struct SectionCase {
     key: &'static str,
     field: &'static str,
     cluster: Value,
@@ -21,9 +21,9 @@ struct Section {
     broken: Value,
 }
 
-fn sections() -> [Section; 5] {
+fn sections() -> [SectionCase; 5] {
     [
-        Section {
+        SectionCase {
             key: "resource-threshold-config",
             field: "resourceUsedThresholdWithBE",
             cluster: json!({"enable": true, "cpuSuppressThresholdPercent": 60}),
@@ -39,7 +39,7 @@ fn sections() -> [Section; 5] {
                 "cpuEvictPolicy": "evictByRealLimit"}),
             broken: json!({"enable": "yes"}),
         },
-        Section {
+        SectionCase {
             key: "resource-qos-config",
             field: "resourceQOSStrategy",
             cluster: json!({"beClass": {"cpuQOS": {"groupIdentity": 0}}}),
@@ -52,7 +52,7 @@ fn sections() -> [Section; 5] {
                 "memoryQOS": {"wmarkRatio": 90}}}),
             broken: json!({"beClass": []}),
         },
-        Section {
+        SectionCase {
             key: "cpu-burst-config",
             field: "cpuBurstStrategy",
             cluster: json!({"cfsQuotaBurstPeriodSeconds": 120}),
@@ -66,7 +66,7 @@ fn sections() -> [Section; 5] {
                 "cfsQuotaBurstPeriodSeconds": 120, "sharePoolThresholdPercent": 70}),
             broken: json!({"cpuBurstPercent": "200"}),
         },
-        Section {
+        SectionCase {
             key: "system-config",
             field: "systemStrategy",
             cluster: json!({"watermarkScaleFactor": 150, "totalNetworkBandwidth": "10G"}),
@@ -79,7 +79,7 @@ fn sections() -> [Section; 5] {
                 "minFreeKbytesFactor": 100}),
             broken: json!({"totalNetworkBandwidth": "fast"}),
         },
-        Section {
+        SectionCase {
             key: "host-application-config",
             field: "hostApplications",
             cluster: json!({"applications": [{"name": "nginx", "qos": "LS"}]}),
@@ -94,7 +94,7 @@ fn sections() -> [Section; 5] {
     ]
 }
 
-impl Section {
+impl SectionCase {
     fn text(&self, cluster: &Value, overrides: &[Value]) -> String {
         let with = |mut one: Value| {
             one["nodeSelector"] = json!({"matchLabels": {"pool": "picked"}});
@@ -111,7 +111,7 @@ impl Section {
         document.to_string()
     }
 
-    fn of(&self, config: &Config, pool: &str) -> Value {
+    fn field_of(&self, config: &Config, pool: &str) -> Value {
         let (spec, problem) = config.slo(&node(json!({"pool": pool}), json!({})));
         assert_eq!(problem, None);
         let field = |spec: NodeSLOSpec| serde_json::to_value(spec).unwrap()[self.field].clone();
@@ -120,34 +120,39 @@ impl Section {
 }
 
 #[test]
-fn each_section_is_merged_by_itself_and_kept_when_it_cannot_be_read() {
+fn sections_merge_separately_and_survive_invalid_text() {
     let empty = read(&[]);
     for section in sections() {
         let key = section.key;
-        let of = |config: &Config| [section.of(config, "other"), section.of(config, "picked")];
-        let standard = section.of(&empty, "picked");
+        let fields = |config: &Config| {
+            [
+                section.field_of(config, "other"),
+                section.field_of(config, "picked"),
+            ]
+        };
+        let standard = section.field_of(&empty, "picked");
         assert_eq!(
-            of(&read(&[(key, "")])),
+            fields(&read(&[(key, "")])),
             [standard.clone(), standard.clone()],
             "{key}"
         );
         let cluster_only = read(&[(key, &section.text(&section.cluster, &[]))]);
         let plain = section.plain.clone();
-        assert_eq!(of(&cluster_only), [plain.clone(), plain], "{key}");
+        assert_eq!(fields(&cluster_only), [plain.clone(), plain], "{key}");
         // The first of two overrides, over the cluster, over the defaults.
         let full = section.text(&section.cluster, &section.overrides);
         let full = read(&[(key, &full)]);
         let want = [section.plain.clone(), section.picked.clone()];
-        assert_eq!(of(&full), want, "{key}");
+        assert_eq!(fields(&full), want, "{key}");
         assert_eq!(
-            of(&cluster_only.updated(&data(&[(key, "")])).0)[0],
+            fields(&cluster_only.updated(&data(&[(key, "")])).0)[0],
             standard,
             "{key}"
         );
 
         for text in ["{".to_owned(), section.text(&section.broken, &[])] {
             let (kept, problems) = full.updated(&data(&[(key, &text)]));
-            assert_eq!(of(&kept), want, "{key}: {text}");
+            assert_eq!(fields(&kept), want, "{key}: {text}");
             let reasons: Vec<_> = problems.iter().map(|p| (p.key, p.reason)).collect();
             assert_eq!(
                 reasons,
@@ -157,7 +162,7 @@ fn each_section_is_merged_by_itself_and_kept_when_it_cannot_be_read() {
             // At first there is nothing to keep.
             let (first, _) = Config::default().updated(&data(&[(key, &text)]));
             assert_eq!(
-                of(&first),
+                fields(&first),
                 [standard.clone(), standard.clone()],
                 "{key}: {text}"
             );
@@ -186,28 +191,28 @@ fn a_bandwidth_annotation_lies_over_cluster_and_override() {
         let (spec, problem) = config.slo(&node(json!({"pool": pool}), annotation.clone()));
         assert_eq!(problem, None);
         want["totalNetworkBandwidth"] = json!("25G");
-        let found = serde_json::to_value(spec.system_strategy).unwrap();
-        assert_eq!(found, want, "{pool}");
+        let strategy = serde_json::to_value(spec.system_strategy).unwrap();
+        assert_eq!(strategy, want, "{pool}");
     }
 }
 
 /// The spec of a NodeMetric, as JSON; what is not given has the defaults.
-fn measures(given: Value) -> NodeMetricSpec {
+fn metric_spec(policy_fields: Value) -> NodeMetricSpec {
     let mut policy = json!({"aggregateDurationSeconds": 300, "reportIntervalSeconds": 60,
         "nodeAggregatePolicy": {"durations": ["5m0s", "10m0s", "30m0s"]},
         "nodeMemoryCollectPolicy": "usageWithoutPageCache"});
     policy
         .as_object_mut()
         .unwrap()
-        .extend(given.as_object().unwrap().clone());
+        .extend(policy_fields.as_object().unwrap().clone());
     serde_json::from_value(json!({ "metricCollectPolicy": policy })).unwrap()
 }
 
 #[test]
 fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
     let (old, standard) = (
-        measures(json!({"reportIntervalSeconds": 5})),
-        measures(json!({})),
+        metric_spec(json!({"reportIntervalSeconds": 5})),
+        metric_spec(json!({})),
     );
     let aggregate = json!({"enable": true, "metricAggregateDurationSeconds": 60,
         "nodeConfigs": [
@@ -217,7 +222,7 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
             {"nodeSelector": {"matchLabels": {"pool": "off"}}, "enable": false, "metricReportIntervalSeconds": 7},
         ]})
     .to_string();
-    let good = doubtful(&aggregate);
+    let good = read_lenient(&aggregate);
     let unreadable = good.updated(&data(&[(keys::COLOCATION, "{")])).0;
     let invalid = good
         .updated(&data(&[(
@@ -226,7 +231,7 @@ fn a_node_metric_is_made_changed_and_deleted_with_its_node() {
         )]))
         .0;
     let in_pool = |pool: &str| node(json!({"pool": pool}), json!({}));
-    let of_pool = |given: Value| ObjectChange::Create(measures(given));
+    let of_pool = |given: Value| ObjectChange::Create(metric_spec(given));
     let minute = json!({"aggregateDurationSeconds": 60});
     for (node, existing, config, want) in [
         (None, None, &good, ObjectChange::Nothing),
@@ -290,10 +295,10 @@ fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
     let mut old = standard.clone();
     old.cpu_burst_strategy = None;
     // Extensions are somebody else's.
-    let mut theirs = old.clone();
-    theirs.extensions = json!({"theirs": 1}).as_object().cloned();
-    let mut kept = standard.clone();
-    kept.extensions = theirs.extensions.clone();
+    let mut with_extensions = old.clone();
+    with_extensions.extensions = json!({"theirs": 1}).as_object().cloned();
+    let mut expected = standard.clone();
+    expected.extensions = with_extensions.extensions.clone();
     for (node, existing, want) in [
         (None, None, ObjectChange::Nothing),
         (None, Some(&old), ObjectChange::Delete),
@@ -303,7 +308,11 @@ fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
             Some(&old),
             ObjectChange::Update(standard.clone()),
         ),
-        (Some(plain()), Some(&theirs), ObjectChange::Update(kept)),
+        (
+            Some(plain()),
+            Some(&with_extensions),
+            ObjectChange::Update(expected),
+        ),
         (Some(plain()), Some(&standard), ObjectChange::Nothing),
     ] {
         let (action, problem) = nodeslo::plan(node.as_ref(), existing, &config);

@@ -253,10 +253,10 @@ fn reset_empties_an_existing_origin_annotation() {
 
 #[test]
 fn small_changes_wait_until_the_node_is_due() {
-    let mut near = published();
-    near[BATCH_CPU] = json!("9500");
+    let mut small_change = published();
+    small_change[BATCH_CPU] = json!("9500");
     let mut case = case();
-    case.node = node(json!({}), near);
+    case.node = node(json!({}), small_change);
     case.synced = Some("2026-01-01T00:58:00Z".parse().unwrap());
     let plan = case.plan();
     assert_eq!((plan.status, plan.meta, plan.in_sync), (None, None, false));
@@ -280,9 +280,9 @@ fn small_changes_wait_until_the_node_is_due() {
     let want = json!({"status": {"capacity": only, "allocatable": only}});
     assert_eq!(case.plan().status.unwrap(), want);
     // More than 10 %: written at once.
-    let mut far = published();
-    far[BATCH_CPU] = json!("10001");
-    case.node = node(json!({}), far);
+    let mut large_change = published();
+    large_change[BATCH_CPU] = json!("10001");
+    case.node = node(json!({}), large_change);
     case.synced = Some(NOW.parse().unwrap());
     assert_eq!(case.plan().status.unwrap(), want);
 }

@@ -100,23 +100,23 @@ fn fixture_b() -> PlanCase {
 }
 
 /// What a plan writes of the batch resources of a zone.
-fn of_zone(plan: &Plan, at: usize) -> (Value, Value) {
+fn zone_batch(plan: &Plan, index: usize) -> (Value, Value) {
     let patch = plan.topology.as_ref().unwrap();
     assert_eq!(patch["metadata"], json!({"resourceVersion": "7"}));
-    let resources = patch["zones"][at]["resources"].as_array().unwrap();
+    let resources = patch["zones"][index]["resources"].as_array().unwrap();
     let names: Vec<_> = resources
         .iter()
         .map(|resource| resource["name"].as_str())
         .collect();
     assert!(names.is_sorted(), "{names:?}");
     let get = |name: &str| {
-        let found = resources
+        let resource = resources
             .iter()
             .find(|resource| resource["name"] == name)
             .unwrap();
-        assert_eq!(found["capacity"], found["allocatable"]);
-        assert_eq!(found["capacity"], found["available"]);
-        found["capacity"].clone()
+        assert_eq!(resource["capacity"], resource["allocatable"]);
+        assert_eq!(resource["capacity"], resource["available"]);
+        resource["capacity"].clone()
     };
     (get(BATCH_CPU), get(BATCH_MEMORY))
 }
@@ -127,8 +127,8 @@ fn batch_is_split_over_numa_nodes_as_published() {
     let allocatable = &plan.status.as_ref().unwrap()["status"]["allocatable"];
     assert_eq!(allocatable[BATCH_CPU], "20k");
     assert_eq!(allocatable[BATCH_MEMORY], "18G");
-    assert_eq!(of_zone(&plan, 0), (json!("5k"), json!("5300M")));
-    assert_eq!(of_zone(&plan, 1), (json!("15k"), json!("12700M")));
+    assert_eq!(zone_batch(&plan, 0), (json!("5k"), json!("5300M")));
+    assert_eq!(zone_batch(&plan, 1), (json!("15k"), json!("12700M")));
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn zones_are_matched_by_number_not_position() {
         zone("node-0", "50", "62G"),
     ])));
     let plan = case.plan();
-    assert_eq!(of_zone(&plan, 0).0, "15k");
-    assert_eq!(of_zone(&plan, 1).0, "5k");
+    assert_eq!(zone_batch(&plan, 0).0, "15k");
+    assert_eq!(zone_batch(&plan, 1).0, "5k");
 }
 
 #[test]
@@ -153,12 +153,15 @@ fn small_changes_of_zones_wait_and_resets_empty_them() {
     assert_ne!(upstreams, first.to_string());
     case.topology = Some(topology(&serde_json::from_str(&upstreams).unwrap()));
     assert_eq!(case.plan().topology, None, "parts of a byte");
-    let mut near = first.clone();
-    let batch_cpu = near[0]["resources"].as_array_mut().unwrap().iter_mut();
+    let mut small_change = first.clone();
+    let batch_cpu = small_change[0]["resources"]
+        .as_array_mut()
+        .unwrap()
+        .iter_mut();
     for resource in batch_cpu.filter(|resource| resource["name"] == BATCH_CPU) {
         resource["available"] = json!("4900");
     }
-    case.topology = Some(topology(&near));
+    case.topology = Some(topology(&small_change));
     case.synced = Some(NOW.parse().unwrap());
     assert_eq!(case.plan().topology, None, "not due");
     // When it will be is known, also when nothing but zones waits.
@@ -175,16 +178,16 @@ fn small_changes_of_zones_wait_and_resets_empty_them() {
     assert_eq!(plan.recheck, Some(Duration::from_secs(301)));
     case.topology = Some(topology(&first));
     assert_ne!(case.plan().recheck, Some(Duration::from_secs(301)));
-    case.topology = Some(topology(&near));
+    case.topology = Some(topology(&small_change));
     case.node = unwritten;
     case.synced = None;
-    assert_eq!(of_zone(&case.plan(), 0).0, "5k", "due");
+    assert_eq!(zone_batch(&case.plan(), 0).0, "5k", "due");
 
     case.synced = Some(NOW.parse().unwrap());
     case.strategy = None;
     let plan = case.plan();
     for zone in [0, 1] {
-        assert_eq!(of_zone(&plan, zone), (json!("0"), json!("0")));
+        assert_eq!(zone_batch(&plan, zone), (json!("0"), json!("0")));
     }
     // What never was published is not taken back.
     assert!(fixture_b_disabled().plan().topology.is_none());

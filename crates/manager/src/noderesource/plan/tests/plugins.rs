@@ -249,9 +249,9 @@ fn devices_that_are_gone_or_sick_take_their_resources_with_them() {
         let mut case = with(all);
         case.node = node(json!({}), had.clone());
         case.device = devices.map(|devices| device(json!({}), devices));
-        let gone =
+        let removed =
             json!({resources::GPU: null, resources::RDMA: null, resources::GPU_SHARED: null});
-        let want = json!({"status": {"capacity": gone, "allocatable": gone}});
+        let want = json!({"status": {"capacity": removed, "allocatable": removed}});
         assert_eq!(case.plan().status, Some(want));
         // Co-location is off: nobody looks at devices.
         case.strategy = None;
@@ -275,7 +275,7 @@ fn rdma_counts_a_hundred_for_each_healthy_adapter() {
 
 #[test]
 fn factors_and_the_cpus_ratio_multiply() {
-    for (ratio, given, want) in [
+    for (ratio, ratios, want) in [
         (1.22, json!({}), Some("{\"cpu\":1.22}")),
         (1.0, json!({}), None),
         (
@@ -309,26 +309,30 @@ fn factors_and_the_cpus_ratio_multiply() {
         models.get_mut("XXX CPU").unwrap().base_ratio = Some(ratio);
         case.amplification.enable = Some(true);
         case.amplification.resource_amplification_ratio =
-            serde_json::from_value(given.clone()).unwrap();
+            serde_json::from_value(ratios.clone()).unwrap();
         let plan = case.plan();
         let want = want.map(|text| json!(text));
-        assert_eq!(annotation(&plan, FACTORS), want.as_ref(), "{ratio} {given}");
+        assert_eq!(
+            annotation(&plan, FACTORS),
+            want.as_ref(),
+            "{ratio} {ratios}"
+        );
     }
-    for given in [
+    for ratios in [
         json!({"cpu": 0.5, "memory": 3.5, "storage": 1.8}),
         json!({"memory": 3.5, "storage": 0.5}),
     ] {
         let mut case = normalized(false, false);
         case.amplification.enable = Some(true);
         case.amplification.resource_amplification_ratio =
-            serde_json::from_value(given.clone()).unwrap();
+            serde_json::from_value(ratios.clone()).unwrap();
         let plan = case.plan();
-        assert_eq!(annotation(&plan, FACTORS), None, "{given}");
+        assert_eq!(annotation(&plan, FACTORS), None, "{ratios}");
         let failed = plan
             .plugin_results
             .iter()
             .find(|(name, _)| *name == "ResourceAmplification");
-        assert!(failed.unwrap().1.is_err(), "{given}");
+        assert!(failed.unwrap().1.is_err(), "{ratios}");
     }
 }
 
@@ -353,7 +357,7 @@ fn devices_by_vendor_and_labels() {
         labels::NODE_GPU_DRIVER_VERSION: "480"});
     let huawei = json!({labels::NODE_GPU_VENDOR: "huawei", labels::NODE_GPU_MODEL: "Ascend-910"});
     let two = |one: &dyn Fn(&str) -> Value| json!([one("8000"), one("10000")]);
-    for (given, devices, amounts, copied) in [
+    for (device_labels, devices, amounts, copied) in [
         (nvidia.clone(), two(&gpu), &gpus, Some(nvidia)),
         (huawei.clone(), two(&npu), &npus, Some(huawei)),
         (json!({}), two(&gpu), &gpus, None),
@@ -362,17 +366,17 @@ fn devices_by_vendor_and_labels() {
         for share_gpus in [false, true] {
             let mut case = with("GPUDeviceResource");
             case.share_gpus = share_gpus;
-            case.device = Some(device(given.clone(), devices.clone()));
+            case.device = Some(device(device_labels.clone(), devices.clone()));
             let plan = case.plan();
             let mut want = amounts.clone();
             if share_gpus {
                 want[resources::GPU_SHARED] = json!("200");
             }
             let status = &plan.status.as_ref().unwrap()["status"];
-            assert_eq!(status["allocatable"], want, "{given}");
-            assert_eq!(status["capacity"], want, "{given}");
+            assert_eq!(status["allocatable"], want, "{device_labels}");
+            assert_eq!(status["capacity"], want, "{device_labels}");
             let labels = plan.meta.as_ref().map(|meta| &meta["metadata"]["labels"]);
-            assert_eq!(labels, copied.as_ref(), "{given}");
+            assert_eq!(labels, copied.as_ref(), "{device_labels}");
         }
     }
 }

@@ -21,8 +21,8 @@ fn used(text: &str) -> Value {
 
 /// Name, QoS class, priority, phase, the NUMA node it is bound to, and each container's request.
 fn pod(text: &str) -> Arc<PodFacts> {
-    let words: Vec<_> = text.split_whitespace().collect();
-    let [name, qos, priority, phase, numa, requests @ ..] = &words[..] else {
+    let fields: Vec<_> = text.split_whitespace().collect();
+    let [name, qos, priority, phase, numa, requests @ ..] = &fields[..] else {
         panic!("{text}")
     };
     let mut labels = json!({});
@@ -89,8 +89,8 @@ impl Reported<'_> {
 
 /// The fields of the cluster's strategy, over `base`, on a node of `capacity`.
 fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) -> PlanCase {
-    let mut given: Value = serde_json::from_str(&format!("{{{strategy}}}")).unwrap();
-    given["enable"] = json!(true);
+    let mut settings: Value = serde_json::from_str(&format!("{{{strategy}}}")).unwrap();
+    settings["enable"] = json!(true);
     let mut annotations = json!({});
     if !reservation.is_empty() {
         annotations["node.koordinator.sh/reservation"] = json!(reservation);
@@ -101,7 +101,7 @@ fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) ->
         "status": {"capacity": amounts(capacity), "allocatable": amounts(allocatable)},
     }))
     .unwrap();
-    let data = BTreeMap::from([("colocation-config".to_owned(), given.to_string())]);
+    let data = BTreeMap::from([("colocation-config".to_owned(), settings.to_string())]);
     let (config, problems) = Config::default().updated(&data);
     let refused: Vec<_> = problems
         .iter()
@@ -321,7 +321,7 @@ fn batch_by_priority_classes_and_by_zone() {
     let usage = r#""cpuReclaimThresholdPercent": 65, "memoryReclaimThresholdPercent": 65"#;
     let request = r#""cpuReclaimThresholdPercent": 65, "memoryReclaimThresholdPercent": 65,
         "memoryCalculatePolicy": "request""#;
-    let others = [
+    let other_pods = [
         "prod1 - 9999 Running - 10/10G",
         "batch BE - Running - 10/10G",
         "mid BE 7000 Pending - 10/20G 10/20G",
@@ -352,20 +352,29 @@ fn batch_by_priority_classes_and_by_zone() {
         ("batch2", "8/8G", "koord-batch"),
     ];
     let ended = [("prod", "5/5G", ""), ("prod2", "10/10G", "")];
-    let one = json!([zone("node-0", "100", "120G")]);
-    let two = json!([zone("node-0", "50", "62G"), zone("node-1", "50", "58G")]);
+    let one_zone = json!([zone("node-0", "100", "120G")]);
+    let two_zones = json!([zone("node-0", "50", "62G"), zone("node-1", "50", "58G")]);
     let none = json!([]);
-    let all = &others[..];
+    let all = &other_pods[..];
     let rows: [Row<'_>; 8] = [
         (usage, ls, all, &measured, &none, 25_000, 33_000, &[]),
-        (usage, ls, &others[..1], &ended, &none, 35_000, 43_000, &[]),
+        (
+            usage,
+            ls,
+            &other_pods[..1],
+            &ended,
+            &none,
+            35_000,
+            43_000,
+            &[],
+        ),
         (usage, lse, all, &of_lse, &none, 20_000, 33_000, &[]),
         (
             usage,
             ls,
             all,
             &measured,
-            &one,
+            &one_zone,
             25_000,
             33_000,
             &[(25_000, 33_000)],
@@ -375,7 +384,7 @@ fn batch_by_priority_classes_and_by_zone() {
             ls_at_0,
             all,
             &measured,
-            &two,
+            &two_zones,
             25_000,
             33_000,
             &[(10_000, 15_300), (15_000, 17_700)],
@@ -385,7 +394,7 @@ fn batch_by_priority_classes_and_by_zone() {
             lse_at_0,
             all,
             &of_lse,
-            &two,
+            &two_zones,
             20_000,
             18_000,
             &[(5_000, 5_300), (15_000, 12_700)],
@@ -395,7 +404,7 @@ fn batch_by_priority_classes_and_by_zone() {
             lse_at_0,
             all,
             &missing,
-            &two,
+            &two_zones,
             18_000,
             18_000,
             &[(4_000, 5_300), (14_000, 12_700)],
@@ -405,13 +414,13 @@ fn batch_by_priority_classes_and_by_zone() {
             lse_at_0,
             all,
             &unlisted,
-            &two,
+            &two_zones,
             14_000,
             18_000,
             &[(2_000, 5_300), (12_000, 12_700)],
         ),
     ];
-    for (at, (strategy, first, others, pods, zones, milli, mega, by_zone)) in
+    for (at, (strategy, first, other_pods, pods, zones, milli, mega, by_zone)) in
         rows.into_iter().enumerate()
     {
         let mut case = with(strategy, "100/120G", "100/120G", "");
@@ -427,7 +436,7 @@ fn batch_by_priority_classes_and_by_zone() {
         };
         case.metric = Some(report.metric());
         let first = std::iter::once(&first);
-        case.pods = first.chain(others).map(|text| pod(text)).collect();
+        case.pods = first.chain(other_pods).map(|text| pod(text)).collect();
         case.topology = Some(topology(zones));
         let plan = case.plan();
         let got = (
@@ -437,8 +446,8 @@ fn batch_by_priority_classes_and_by_zone() {
         assert_eq!(got, (milli, mega * 1_000_000), "row {at}");
         let amount = |zone: &Value, name: &str| {
             let mut resources = zone["resources"].as_array().unwrap().iter();
-            let found = resources.find(|found| found["name"] == name).unwrap();
-            found["available"]
+            let resource = resources.find(|resource| resource["name"] == name).unwrap();
+            resource["available"]
                 .as_str()
                 .unwrap()
                 .parse::<Quantity>()
@@ -552,13 +561,14 @@ fn mid_by_prediction_share_and_bounds() {
             (cpu.milli_value(), memory / 1_000_000_000)
         });
         assert_eq!(got, want, "row {at}: {:?}", plan.reset);
-        let said = |of: &str, amount: i64| {
-            let mut lines = plan.messages.iter().filter(|line| line.contains(of));
+        let has_unallocated = |what: &str, amount: i64| {
+            let mut lines = plan.messages.iter().filter(|line| line.contains(what));
             lines.any(|line| line.contains(&format!("unallocated:{amount} ")))
         };
         if let Some((cpu, memory)) = unallocated {
             assert!(
-                said("midAllocatable[CPU", cpu) && said("midAllocatable[Memory", memory),
+                has_unallocated("midAllocatable[CPU", cpu)
+                    && has_unallocated("midAllocatable[Memory", memory),
                 "row {at}: {:?}",
                 plan.messages
             );

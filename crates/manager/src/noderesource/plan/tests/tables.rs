@@ -178,7 +178,7 @@ fn writes_follow_thresholds() {
 fn shown(zones: &[Zone]) -> Vec<Vec<(&str, String)>> {
     let mut all = Vec::new();
     for zone in zones {
-        let mut one = Vec::new();
+        let mut amounts = Vec::new();
         for resource in &zone.resources {
             let ResourceInfo {
                 name,
@@ -187,9 +187,9 @@ fn shown(zones: &[Zone]) -> Vec<Vec<(&str, String)>> {
                 available,
             } = resource;
             assert_eq!([capacity, available], [allocatable; 2], "{name}");
-            one.push((name.as_str(), allocatable.to_string()));
+            amounts.push((name.as_str(), allocatable.to_string()));
         }
-        all.push(one);
+        all.push(amounts);
     }
     all
 }
@@ -214,7 +214,7 @@ fn zone_batch_resources_are_replaced() {
     ];
     let (added, far) = zones_after(&plain.spec.zones, &first, 0.1).unwrap();
     assert!(far, "what was not there is written at once");
-    let of = |cpu: &str, memory: &str, total: &str| {
+    let zone_resources = |cpu: &str, memory: &str, total: &str| {
         vec![
             ("cpu", "50".to_owned()),
             (BATCH_CPU, cpu.to_owned()),
@@ -224,7 +224,10 @@ fn zone_batch_resources_are_replaced() {
     };
     assert_eq!(
         shown(&added),
-        [of("25k", "62G", "200Gi"), of("25k", "58G", "180Gi")]
+        [
+            zone_resources("25k", "62G", "200Gi"),
+            zone_resources("25k", "58G", "180Gi")
+        ]
     );
     for (ratio, cpu) in [(None, ["15k", "10k"]), (Some(1.2), ["18k", "12k"])] {
         let next = [
@@ -235,7 +238,10 @@ fn zone_batch_resources_are_replaced() {
         assert!(far);
         assert_eq!(
             shown(&updated),
-            [of(cpu[0], "30G", "200Gi"), of(cpu[1], "20G", "180Gi")]
+            [
+                zone_resources(cpu[0], "30G", "200Gi"),
+                zone_resources(cpu[1], "20G", "180Gi")
+            ]
         );
     }
 }
@@ -257,32 +263,32 @@ fn of_a_topology_only_cpu_and_memory_of_zones_matter() {
     let less_memory: &[(&str, &str)] =
         &[("cpu", "10"), ("memory", "15Gi"), ("other-resource", "1")];
     let more_cpu: &[(&str, &str)] = &[("cpu", "20"), ("memory", "20Gi"), ("other-resource", "1")];
-    let both = zones(&[("node-0", full), ("node-1", full)]);
-    let one = zones(&[("node-0", full)]);
+    let two_zones = zones(&[("node-0", full), ("node-1", full)]);
+    let one_zone = zones(&[("node-0", full)]);
     for (at, (old, new, want)) in [
-        (both.clone(), both.clone(), false),
+        (two_zones.clone(), two_zones.clone(), false),
         (
-            both.clone(),
+            two_zones.clone(),
             zones(&[("node-0", full), ("node-1", with_other)]),
             false,
         ),
         (
-            both.clone(),
+            two_zones.clone(),
             zones(&[("node-0", bare), ("node-1", full)]),
             true,
         ),
         (
-            both.clone(),
+            two_zones.clone(),
             zones(&[("node-0", full), ("node-1", bare)]),
             true,
         ),
         (
-            both.clone(),
+            two_zones.clone(),
             zones(&[("node-0", full), ("node-1", less_memory)]),
             true,
         ),
-        (one.clone(), both.clone(), true),
-        (both, one, true),
+        (one_zone.clone(), two_zones.clone(), true),
+        (two_zones, one_zone, true),
         (
             zones(&[("node-0", full), ("node-1", more_cpu)]),
             zones(&[("node-0", more_cpu), ("node-1", full)]),
