@@ -29,7 +29,7 @@ fn plain() -> Node {
     node(json!({}), json!({}))
 }
 
-/// As [`read`], doubtful parts allowed.
+/// Reads settings like [`read`], but accepts problems.
 fn read_lenient(text: &str) -> Config {
     Config::default()
         .updated(&data(&[(keys::COLOCATION, text)]))
@@ -355,7 +355,7 @@ fn only_unusable_values_count_as_refused() {
     }
 }
 
-/// What is refused is never written, and the event says what holds instead.
+/// Verifies that a refused value is never written, and that the event contains the settings in force.
 #[test]
 fn unknown_enum_value_reaches_no_node() {
     let text = r#"{"clusterStrategy": {"enable": true, "cpuSuppressPolicy": "foo"}}"#;

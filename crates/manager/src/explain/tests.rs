@@ -2,7 +2,8 @@ use super::*;
 use koord_api::labels;
 use serde_json::{Value, json};
 
-/// 10 cores and 10 G; the system uses 1 and 1 G; one measured and one new service, a batch pod.
+/// Returns a node of 10 cores and 10 G, of which the system uses 1 and 1 G, with one measured service, one
+/// new service, and a batch pod.
 fn objects() -> Objects {
     let used = |cpu: &str, memory: &str| json!({"resources": {"cpu": cpu, "memory": memory}});
     let list = json!({"cpu": "10", "memory": "10G", BATCH_CPU: "5k"});
@@ -70,7 +71,8 @@ fn explain(objects: &Objects) -> Explanation {
     explanation
 }
 
-/// What the terms of a resource are: their amounts, in thousandths of cores or whole bytes.
+/// Returns label, amount and setting of each term of a resource. Amounts are in thousandths of cores or in
+/// bytes.
 fn amounts(resource: &Resource) -> Vec<(&str, i64, &str)> {
     let cpu = resource.name.ends_with("cpu");
     let terms = resource.terms.iter();

@@ -141,7 +141,7 @@ struct Resources {
     replica: Arc<Replica>,
     started: Timestamp,
     synced: Mutex<HashMap<String, Timestamp>>,
-    /// resourceVersion of each node after the last write.
+    /// Resource version of each node after the last write.
     written: Mutex<HashMap<String, Option<String>>>,
     skewed: SkewedNodes,
 }

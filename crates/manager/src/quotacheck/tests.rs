@@ -15,7 +15,7 @@ fn below(name: &str, parent: &str) -> Arc<ElasticQuota> {
     quota(name, labels, json!({}), json!({}))
 }
 
-/// The problems of `quotas`, each after its quota's name.
+/// Returns the problems of `quotas`, each after the name of its quota.
 fn shown(quotas: &[Arc<ElasticQuota>]) -> Vec<String> {
     let problems = problems(quotas).into_iter();
     let named =
@@ -115,7 +115,7 @@ fn parent_without_the_label_and_other_trees_are_reported() {
     assert!(shown_tree[0].contains("tree-id"), "{shown_tree:?}");
 }
 
-/// A chain is walked once, not once per quota.
+/// Verifies that a chain is walked once, not once per quota.
 #[test]
 fn deep_tree_is_checked_in_linear_time() {
     let mut quotas: Vec<_> = (1..50_000)

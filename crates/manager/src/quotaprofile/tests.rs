@@ -118,7 +118,7 @@ fn a_quota_is_as_large_as_its_nodes() {
         }
         assert_eq!(quota.spec.max.len(), quota.spec.min.len());
         assert_eq!(plan.new_tree.is_some(), tree != "tree1");
-        assert_eq!(plan.change(&quota), None, "it is what it shall be");
+        assert_eq!(plan.change(&quota), None, "the quota is up to date");
     }
 }
 
@@ -144,7 +144,7 @@ fn existing_quota_keeps_fields_not_in_the_profile() {
     assert_eq!(
         change["metadata"]["annotations"],
         json!({annotations::QUOTA_UNSCHEDULABLE_RESOURCE: r#"{"cpu":"10","memory":"1k","storage":"1k"}"#}),
-        "what means the same stays"
+        "equal amounts in other notation stay"
     );
     assert_eq!(change["status"], json!({}));
     assert_eq!(change["metadata"]["labels"]["zone"], "a");

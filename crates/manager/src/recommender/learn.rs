@@ -368,7 +368,7 @@ mod tests {
         }
     }
 
-    /// While the old recommendation is kept, its details are kept, too.
+    /// Verifies that the details are kept together with the old recommendation.
     #[test]
     fn short_history_keeps_longer_details() {
         let distribution = |days: f64| ContainerDistribution {

@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(documents, manifests(&service));
     }
 
-    /// An undeclared gate would never be enabled.
+    /// Verifies this because an undeclared gate would never be enabled.
     #[test]
     fn gates_are_declared_and_names_unique() {
         let mut names = std::collections::BTreeSet::new();

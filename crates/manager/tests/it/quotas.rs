@@ -110,8 +110,8 @@ fn pod(name: &str, quota: &str) -> Value {
     })
 }
 
-/// Of two quotas with one name the older counts. The other counts from the moment on at which the older is
-/// deleted, long before the next resync.
+/// Verifies that the older of two quotas with one name counts. The other counts from the moment on at which
+/// the older is deleted, long before the next resync.
 #[tokio::test(start_paused = true)]
 async fn second_quota_of_a_name_counts_once_the_first_is_deleted() {
     let cluster = Cluster::start().await;

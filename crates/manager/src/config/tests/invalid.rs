@@ -1,8 +1,9 @@
-//! Values that are refused, and settings that disappear: the last valid ones stay in force, and an event reports it.
+//! Refused values and removed settings: the last valid ones stay in force, and an event reports it.
 
 use super::*;
 
-/// A valid section, and values that it must not take over: the name of the field, and the cluster's strategy.
+/// Returns, for each case, key, valid text, field, and a cluster strategy whose value for the field is
+/// refused.
 fn refused() -> Vec<(&'static str, &'static str, &'static str, &'static str)> {
     let burst = r#"{"clusterStrategy": {"cfsQuotaBurstPercent": 200}}"#;
     let qos = r#"{"clusterStrategy": {"beClass": {"cpuQOS": {"groupIdentity": -1}}}}"#;

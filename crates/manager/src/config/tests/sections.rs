@@ -1,6 +1,6 @@
-//! Every section of a NodeSLO by the same rules: the facts of the tables in Koordinator's
+//! Merging of each section of a NodeSLO: the cases of the tables in Koordinator's
 //! `pkg/slo-controller/nodeslo/{resource_strategy,nodeslo_cm_event_handler,nodeslo_controller}_test.go`, and
-//! of `pkg/slo-controller/nodemetric` for what koordlet is told about measuring.
+//! of `pkg/slo-controller/nodemetric` for the policy that koordlet measures by.
 
 use super::*;
 use crate::nodemetric;
@@ -8,8 +8,8 @@ use crate::nodeslo;
 use crate::object::ObjectChange;
 use koord_api::slo::{NodeMetricSpec, NodeSLOSpec};
 
-/// A section: its key, its field in the NodeSLO, what the cluster sets, what two overrides that pick the
-/// same node set, and what is in force on a plain node and on that one.
+/// A section: its key, its field in the NodeSLO, the cluster's settings, two overrides that select the same
+/// node, and the settings in force on a plain node and on the selected one.
 struct SectionCase {
     key: &'static str,
     field: &'static str,
@@ -17,7 +17,7 @@ struct SectionCase {
     overrides: [Value; 2],
     plain: Value,
     picked: Value,
-    /// What cannot be read.
+    /// A cluster strategy that cannot be decoded.
     broken: Value,
 }
 
@@ -159,7 +159,7 @@ fn sections_merge_separately_and_survive_invalid_text() {
                 [(key, "SLOCfgUnmarshalFailed")],
                 "{text}: {problems:?}"
             );
-            // At first there is nothing to keep.
+            // Without earlier settings the defaults apply.
             let (first, _) = Config::default().updated(&data(&[(key, &text)]));
             assert_eq!(
                 fields(&first),
@@ -167,7 +167,7 @@ fn sections_merge_separately_and_survive_invalid_text() {
                 "{key}: {text}"
             );
         }
-        // Nobody's nodes are looked at again for a text that says the same.
+        // A text with the same meaning leads to an equal config, so that no node is processed again.
         let (again, _) = full.updated(&data(&[(
             key,
             &section.text(&section.cluster, &section.overrides),
@@ -196,7 +196,7 @@ fn a_bandwidth_annotation_lies_over_cluster_and_override() {
     }
 }
 
-/// The spec of a NodeMetric, as JSON; what is not given has the defaults.
+/// Returns the spec of a NodeMetric with these fields of the policy; the others have their defaults.
 fn metric_spec(policy_fields: Value) -> NodeMetricSpec {
     let mut policy = json!({"aggregateDurationSeconds": 300, "reportIntervalSeconds": 60,
         "nodeAggregatePolicy": {"durations": ["5m0s", "10m0s", "30m0s"]},
@@ -294,7 +294,7 @@ fn a_node_slo_is_made_changed_and_deleted_with_its_node() {
     standard.extensions = Some(crate::suppress::no_extensions());
     let mut old = standard.clone();
     old.cpu_burst_strategy = None;
-    // Extensions are somebody else's.
+    // Extensions belong to other writers.
     let mut with_extensions = old.clone();
     with_extensions.extensions = json!({"theirs": 1}).as_object().cloned();
     let mut expected = standard.clone();

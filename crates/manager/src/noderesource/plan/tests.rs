@@ -212,7 +212,7 @@ fn a_report_is_good_for_exactly_the_degrade_time() {
     assert_eq!(plan.recheck, Some(Duration::from_secs(1)));
 }
 
-/// The annotation that a plan writes.
+/// Returns the annotation that a plan writes.
 fn origin_of(plan: &Plan) -> Value {
     let meta = plan.meta.as_ref().unwrap();
     let text = &meta["metadata"]["annotations"][annotations::NODE_ORIGIN_EXTENDED_ALLOCATABLE];
@@ -261,7 +261,7 @@ fn small_changes_wait_until_the_node_is_due() {
     let plan = case.plan();
     assert_eq!((plan.status, plan.meta, plan.in_sync), (None, None, false));
     assert_eq!(plan.recheck, Some(Duration::from_secs(300 - 120 + 1)));
-    // So does what was computed, when third parties leave nothing of it.
+    // The computed amounts wait, too, when third parties use all of them.
     let mut all = self::case();
     let allocations = json!({"allocations": [{"name": "yarn", "priority": "koord-batch",
         "resources": {BATCH_CPU: "90000", BATCH_MEMORY: "90G"}}]});

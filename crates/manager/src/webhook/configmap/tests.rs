@@ -55,12 +55,12 @@ fn good_settings_pass() {
         json!({}),
         json!({"colocation-config": ""}),
         json!({"colocation-config": {"enable": true, "nodeConfigs": [picks("a", "pool", "a"), picks("b", "pool", "b")]}}),
-        // Upstream asks for system-config beside it.
+        // Upstream also requires system-config.
         json!({"resource-qos-config": {"clusterStrategy": {"beClass": {"networkQOS": {"ingressRequest": 40}}}}}),
         // Upstream refuses one side of a pair alone.
         json!({"resource-threshold-config": {"clusterStrategy": {"memoryEvictThresholdPercent": 80}}}),
         json!({"cpu-suppress-config": {"clusterStrategy": {"mode": "pressure"}}}),
-        json!({"somebody-elses": "{"}),
+        json!({"other-program": "{"}),
     ] {
         assert_eq!(refusal(data.clone(), json!({}), false), None, "{data}");
     }
@@ -220,7 +220,7 @@ fn suspicious_settings_pass_with_a_warning() {
             "cpu-suppress-config: field clusterStrategy.beCpuIdle is true: there is no such field; it is ignored",
         ]
     );
-    // Not for what somebody else wrote before.
+    // Text that an earlier write stored gets no warnings.
     assert_eq!(check(&data, &data, &settings), Ok(Vec::new()));
 }
 

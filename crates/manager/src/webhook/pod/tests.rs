@@ -27,7 +27,7 @@ fn request(uid: &str) -> Request {
         namespace: "default".to_owned(),
         operation: Operation::Create,
         user: User {
-            name: "somebody".to_owned(),
+            name: "jane".to_owned(),
             uid: String::new(),
             groups: Vec::new(),
             extra: BTreeMap::new(),

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_pod_counts_for_its_quota_until_it_goes() {
-        let never = |_| unreachable!("nobody starts it");
+        let never = |_| unreachable!("the cache is not started");
         let bound = BoundPods::new(Cache::new(crate::cache::Kind::Pods, never));
         let apply = |old: Option<&Arc<PodFacts>>, new: &Arc<PodFacts>| {
             let (old, new) = (old.cloned(), new.clone());

@@ -28,7 +28,7 @@ pub(crate) struct QuotaTopology {
 #[derive(Debug)]
 struct Admitted {
     round: u64,
-    /// resourceVersion of the object before the write; 0 for a new one.
+    /// Resource version of the object before the write; 0 for a new one.
     base: u64,
     /// UID of the object; empty for a new one.
     uid: String,

@@ -19,7 +19,7 @@ pub(super) fn topology(zones: &Value) -> NodeResourceTopology {
     .unwrap()
 }
 
-/// Golden fixture B of the manager's specification: 100 cores and 120 G in two zones.
+/// Returns golden fixture B of the manager's specification: 100 cores and 120 G in two zones.
 fn fixture_b() -> PlanCase {
     let used = |cpu: &str, memory: &str| json!({"resources": {"cpu": cpu, "memory": memory}});
     let pod = |name: &str, cpu: &str, memory: &str, priority: &str| json!({"namespace": "d", "name": name, "podUsage": used(cpu, memory), "priority": priority});
@@ -99,7 +99,7 @@ fn fixture_b() -> PlanCase {
     case
 }
 
-/// What a plan writes of the batch resources of a zone.
+/// Returns the batch resources that a plan writes for a zone.
 fn zone_batch(plan: &Plan, index: usize) -> (Value, Value) {
     let patch = plan.topology.as_ref().unwrap();
     assert_eq!(patch["metadata"], json!({"resourceVersion": "7"}));
@@ -164,7 +164,7 @@ fn small_changes_of_zones_wait_and_resets_empty_them() {
     case.topology = Some(topology(&small_change));
     case.synced = Some(NOW.parse().unwrap());
     assert_eq!(case.plan().topology, None, "not due");
-    // When it will be is known, also when nothing but zones waits.
+    // The time of the recheck is set, even when only zones wait.
     let plan = case.plan();
     let (written, meta) = (plan.status.unwrap()["status"].clone(), plan.meta.unwrap());
     let mut node = serde_json::to_value(&case.node).unwrap();

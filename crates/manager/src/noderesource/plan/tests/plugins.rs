@@ -253,7 +253,7 @@ fn devices_that_are_gone_or_sick_take_their_resources_with_them() {
             json!({resources::GPU: null, resources::RDMA: null, resources::GPU_SHARED: null});
         let want = json!({"status": {"capacity": removed, "allocatable": removed}});
         assert_eq!(case.plan().status, Some(want));
-        // Co-location is off: nobody looks at devices.
+        // With co-location off, devices are not processed.
         case.strategy = None;
         assert_eq!(case.plan().status, None);
         case.devices_always = true;
@@ -336,7 +336,7 @@ fn factors_and_the_cpus_ratio_multiply() {
     }
 }
 
-/// What upstream's tables have of two devices: by vendor, labels and the gate of shared GPUs.
+/// Covers upstream's tables for two devices: by vendor, labels and the gate of shared GPUs.
 #[test]
 fn devices_by_vendor_and_labels() {
     let gpu = |memory: &str| {

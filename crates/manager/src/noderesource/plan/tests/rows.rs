@@ -1,5 +1,5 @@
-//! Upstream's tables of batch and mid, row by row: what goes in and the numbers that come out.
-//! Settings are read from the ConfigMap's text, as the controller reads them.
+//! Upstream's tables of batch and mid resources, row by row: inputs and expected numbers. Settings are read
+//! from the text of the ConfigMap, as in the controller.
 
 use super::numa::{topology, zone};
 use super::*;
@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::facts::FieldMask;
 use k8s_openapi::api::core::v1::Pod;
 
-/// `"20/40G"` as a resource list.
+/// Parses `"20/40G"` as a resource list.
 fn amounts(text: &str) -> Value {
     match text.split_once('/') {
         Some((cpu, memory)) => json!({"cpu": cpu, "memory": memory}),
@@ -19,7 +19,8 @@ fn used(text: &str) -> Value {
     json!({ "resources": amounts(text) })
 }
 
-/// Name, QoS class, priority, phase, the NUMA node it is bound to, and each container's request.
+/// Parses name, QoS class, priority, phase, the NUMA node that it is bound to, and the request of each
+/// container.
 fn pod(text: &str) -> Arc<PodFacts> {
     let fields: Vec<_> = text.split_whitespace().collect();
     let [name, qos, priority, phase, numa, requests @ ..] = &fields[..] else {
@@ -45,16 +46,16 @@ fn pod(text: &str) -> Arc<PodFacts> {
     Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
 }
 
-/// Where the amounts of a report are.
+/// Amounts of a NodeMetric.
 #[derive(Clone, Copy)]
 struct Reported<'a> {
     age_minutes: i64,
     node: &'a str,
     system: &'a str,
     reclaimable: &'a str,
-    /// Name, use and priority class.
+    /// Name, usage and priority class.
     pods: &'a [(&'a str, &'a str, &'a str)],
-    /// Use and priority class.
+    /// Usage and priority class.
     host: Option<(&'a str, &'a str)>,
 }
 
@@ -87,7 +88,7 @@ impl Reported<'_> {
     }
 }
 
-/// The fields of the cluster's strategy, over `base`, on a node of `capacity`.
+/// Returns a case with these fields of the cluster's strategy, on a node of `capacity`.
 fn with(strategy: &str, capacity: &str, allocatable: &str, reservation: &str) -> PlanCase {
     let mut settings: Value = serde_json::from_str(&format!("{{{strategy}}}")).unwrap();
     settings["enable"] = json!(true);

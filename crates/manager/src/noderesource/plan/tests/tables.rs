@@ -24,8 +24,8 @@ fn pod(name: &str, qos: Option<&str>, requests: &[(&str, &str)], phase: &str) ->
     Arc::new(PodFacts::from_pod(&pod, FieldMask::default()))
 }
 
-/// A node of 100 cores and 120 G: a service of 20 that uses 11, batch work that uses 10, a pending pod
-/// without a class of 20 cores and 40 G that uses 22, and batch work that has ended.
+/// Returns a node of 100 cores and 120 G with four pods: a service of 20 cores that uses 11, batch work that
+/// uses 10, a pending pod without a class of 20 cores and 40 G that uses 22, and batch work that has ended.
 fn busy(reclaimable: Option<(&str, &str)>) -> PlanCase {
     let used = |cpu: &str, memory: &str| json!({"resources": {"cpu": cpu, "memory": memory}});
     let pod_used = |name: &str, cpu: &str, memory: &str| json!({"namespace": "test", "name": name, "podUsage": used(cpu, memory)});
@@ -104,7 +104,7 @@ fn the_sums_of_a_node() {
     }
 }
 
-/// A node that shows 20 and 40 G of batch resources and has so much to give.
+/// Returns a node that publishes 20 and 40 G of batch resources and has this much to give.
 fn shows_and_has(cpu: &str, memory: &str) -> PlanCase {
     let mut case = case();
     let shown = json!({BATCH_CPU: "20", BATCH_MEMORY: "40G"});
@@ -119,7 +119,7 @@ fn shows_and_has(cpu: &str, memory: &str) -> PlanCase {
     case
 }
 
-/// What is shown afterwards: batch CPU in thousandths of cores, batch memory in bytes.
+/// Returns the published amounts afterwards: batch CPU in thousandths of cores, batch memory in bytes.
 fn shown_after(case: &PlanCase) -> [Option<i64>; 2] {
     let plan = case.plan();
     [(BATCH_CPU, Some(20)), (BATCH_MEMORY, Some(40_000_000_000))].map(|(name, before)| {
@@ -169,12 +169,12 @@ fn writes_follow_thresholds() {
     let mut off = shows_and_has("20m", "40G");
     (off.synced, off.strategy) = (Some(now), None);
     assert_eq!(shown_after(&off), [None, None]);
-    // Without a topology none is written, whatever becomes of the node.
+    // Without a topology none is written, whatever happens to the node.
     assert_eq!(off.plan().topology, None);
     assert_eq!(shows_and_has("30m", "50Gi").plan().topology, None);
 }
 
-/// Each zone's names and amounts.
+/// Returns names and amounts of each zone.
 fn shown(zones: &[Zone]) -> Vec<Vec<(&str, String)>> {
     let mut all = Vec::new();
     for zone in zones {
@@ -213,7 +213,7 @@ fn zone_batch_resources_are_replaced() {
         amount("node-1", 25_000, 58, None),
     ];
     let (added, far) = zones_after(&plain.spec.zones, &first, 0.1).unwrap();
-    assert!(far, "what was not there is written at once");
+    assert!(far, "new resources are written at once");
     let zone_resources = |cpu: &str, memory: &str, total: &str| {
         vec![
             ("cpu", "50".to_owned()),
@@ -300,8 +300,8 @@ fn of_a_topology_only_cpu_and_memory_of_zones_matter() {
     {
         assert_eq!(is_relevant(&old, &new), want, "row {at}");
     }
-    // What koordlet drops when it writes the list anew has to come back; what the manager writes is no
-    // news to it.
+    // Batch resources that koordlet dropped when it rewrote the list have to be restored; the manager's own
+    // changes are not relevant.
     let batch: &[(&str, &str)] = &[("cpu", "10"), (BATCH_CPU, "5k"), ("memory", "20Gi")];
     let other: &[(&str, &str)] = &[("cpu", "10"), (BATCH_CPU, "4k"), ("memory", "20Gi")];
     let with = |resources| zones(&[("node-0", resources)]);

@@ -121,7 +121,7 @@ fn refusal_names_exceeded_resources() {
             Ok(None),
         ),
         (json!({"max": {"cpu": "1"}}), &json!({"cpu": "0"}), Ok(None)),
-        // What is used of other resources, and too much of it, is nobody's business here.
+        // The usage of resources that the pod does not request is not checked, even above the limit.
         (
             json!({"max": four, "childRequest": {"cpu": "9", "example.io/x": "1"}}),
             &json!({"memory": "1Gi"}),
@@ -304,7 +304,7 @@ impl QuotaAccess for Contended {
     fn get<'a>(&'a self, _: &'a ObjectKey) -> BoxFuture<'a, Result<Arc<ElasticQuota>, Refusal>> {
         async {
             if std::mem::take(&mut *self.panics.lock()) {
-                panic!("as it was told");
+                panic!("requested by the test");
             }
             if let Some(slow) = self.slow {
                 tokio::time::sleep(slow).await;
@@ -475,7 +475,7 @@ async fn the_pauses_of_a_batch_are_bounded_together() {
     }
 }
 
-/// A waiting request fails, and the next one finds the quota unlocked.
+/// Verifies that a waiting request fails, and that the next one finds the quota unlocked.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_breaks_off_does_not_lock_its_quota() {
     let access = Contended::new(quota("q", json!({"max": {"cpu": "20"}})), &[]);

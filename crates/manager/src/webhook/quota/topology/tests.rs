@@ -13,8 +13,8 @@ fn children(topology: &QuotaTopology, name: &str) -> Vec<String> {
     children.map(|child| child.name.clone()).collect()
 }
 
-/// Upstream's `TestNewQuotaTopology_QuotaHandler`, whose update moves a quota below one that nobody
-/// has seen: there it panics.
+/// Upstream's `TestNewQuotaTopology_QuotaHandler`, whose update moves a quota below an unknown one: there it
+/// panics.
 #[test]
 fn a_watch_may_show_children_before_their_parents() {
     let mut all = topology([&quota("sub-1", json!({"parent": "temp"}))]);
@@ -46,7 +46,7 @@ fn an_admission_counts_until_the_watch_is_past_it() {
     all.observe(version_of("7", "new"));
     all.observe(version_of("8", "newer"));
     assert_eq!(all.get("a").unwrap().parent, "newer");
-    // Deleted and created anew, before the watch shows either.
+    // The quota is deleted and created again, before the watch shows either.
     all.admit(QuotaWrite::Delete(version_of("8", "newer")));
     assert!(all.get("a").is_none());
     all.observe(version_of("8", "newer"));

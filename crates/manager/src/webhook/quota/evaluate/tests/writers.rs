@@ -105,8 +105,8 @@ fn limited(cpu: &str) -> ElasticQuota {
     )
 }
 
-/// Forty writers ask for one core each, again and again, on two replicas with a limit of two hundred, while
-/// somebody else writes the quota as well.
+/// Forty writers request one core each, repeatedly, on two replicas with a limit of two hundred, while
+/// another client writes the quota, too.
 #[tokio::test(start_paused = true)]
 async fn two_replicas_never_let_in_more_than_the_limit() {
     const LIMIT: u64 = 200;
