@@ -71,24 +71,26 @@ async fn explain_shows_a_token_there() {
     let routes = Router::new().route("/metrics", get(|| async { "numbers" }));
     let address = secure::serve("it", &flags.args.secure, routes, ANY, stop.clone()).await;
     let server = format!("https://{}", address.unwrap());
-    let known = Args {
+    let with_token = Args {
         token_file: Some(token),
         insecure_skip_tls_verify: true,
         ..Default::default()
     };
-    let answer = query(&known, "it", &server, "/metrics").await.unwrap();
+    let answer = query(&with_token, "it", &server, "/metrics").await.unwrap();
     assert_eq!(answer, (200, "numbers".to_owned()));
-    let bare = Args {
+    let without_token = Args {
         token_file: None,
         ..known.clone()
     };
-    let (code, body) = query(&bare, "it", &server, "/metrics").await.unwrap();
+    let (code, body) = query(&without_token, "it", &server, "/metrics")
+        .await
+        .unwrap();
     assert_eq!(code, 403);
     assert!(body.contains("cannot get path"), "{body}");
-    let doubtful = Args {
+    let verifying = Args {
         insecure_skip_tls_verify: false,
         ..known
     };
-    assert!(query(&doubtful, "it", &server, "/metrics").await.is_err());
+    assert!(query(&verifying, "it", &server, "/metrics").await.is_err());
     stop.cancel();
 }

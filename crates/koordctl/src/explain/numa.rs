@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_scheduler_chose_is_named() {
+    fn choice_of_the_scheduler_is_shown() {
         let status = r#"{"cpuset":"0-4","numaNodeResources":[
             {"node":0,"resources":{"cpu":"5","memory":"1Gi"}}, {"node":1,"resources":{"cpu":"2"}}]}"#;
         let single = report("SingleNUMANodePodLevel", 2);
@@ -103,18 +103,18 @@ mod tests {
     }
 
     #[test]
-    fn where_the_kubelet_chooses_that_is_said() {
-        let says = |policy: &str, zones: u32| {
+    fn choice_by_the_kubelet_is_shown() {
+        let placement = |policy: &str, zones: u32| {
             let report = report(policy, zones);
             placed(&pod(Some("n"), ""), Some(&report))
         };
         assert_eq!(
-            says("RestrictedPodLevel", 2).unwrap(),
+            placement("RestrictedPodLevel", 2).unwrap(),
             "the kubelet of n chooses its NUMA nodes (restricted, scope pod): `koord node topology` \
              shows them there"
         );
-        assert_eq!(says("None", 2), None);
-        assert_eq!(says("SingleNUMANodeContainerLevel", 1), None);
+        assert_eq!(placement("None", 2), None);
+        assert_eq!(placement("SingleNUMANodeContainerLevel", 1), None);
         assert_eq!(placed(&pod(Some("n"), ""), None), None);
     }
 }

@@ -130,7 +130,7 @@ mod tests {
     use koord_model::export::{Share, zones};
 
     #[test]
-    fn numa_nodes_are_drawn_with_what_is_free() {
+    fn numa_nodes_are_drawn_with_free_cpus() {
         let node = |list: &str, distances: [u32; 2]| Node {
             cpus: list.parse().unwrap(),
             memory: [("memory".to_owned(), 8 << 30)].into(),
