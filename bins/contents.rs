@@ -1,4 +1,4 @@
-//! What the daemons' programs contain and how they start: the test of each package below `bins`.
+//! Tests what the daemons' programs contain and how they start. Each package below `bins` includes this file.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,7 +1,7 @@
 //! koord-manager as a daemon of its own.
 
-// It keeps little and now and then reads much, such as lists: what it frees has to go back, which the
-// allocator of the other programs does late and of few pages.
+// The manager holds little memory, but sometimes reads much, such as lists. Freed memory has to return to the
+// system; the allocator of the other programs returns it late, and only some of its pages.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

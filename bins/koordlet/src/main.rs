@@ -1,4 +1,6 @@
-//! koordlet as a daemon of its own. It keeps the system allocator, which holds less memory.
+//! koordlet as a daemon of its own.
+//!
+//! It keeps the system allocator, which holds less memory.
 
 fn main() -> std::process::ExitCode {
     koordlet::program::run(std::env::args_os().collect())

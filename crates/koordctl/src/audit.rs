@@ -308,7 +308,7 @@ mod tests {
             ..burst.clone()
         };
         assert_eq!(messages(young, now).await, bursts[..2]);
-        for (pod, count) in [("web", 300), ("other/web", 0), ("shop/nobody", 0)] {
+        for (pod, count) in [("web", 300), ("other/web", 0), ("shop/absent", 0)] {
             let filtered = Args {
                 pod: Some(pod.to_owned()),
                 ..all()

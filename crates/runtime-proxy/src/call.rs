@@ -384,7 +384,7 @@ impl Decider {
                 Some(Ok(answer)) => self.store.put_pod(answer.pod_sandbox_id, Arc::new(pod)),
                 answer => tracing::warn!(
                     ?answer,
-                    "no pod id in the runtime's response to RunPodSandbox"
+                    "failed to find the pod id in the runtime's response to RunPodSandbox"
                 ),
             },
             PostCall::Created(mut container) => {
@@ -398,7 +398,7 @@ impl Decider {
                     answer => {
                         tracing::warn!(
                             ?answer,
-                            "no container id in the runtime's response to CreateContainer"
+                            "failed to find the container id in the runtime's response to CreateContainer"
                         );
                     }
                 }

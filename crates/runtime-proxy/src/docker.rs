@@ -115,7 +115,7 @@ impl Docker {
             Some(Route::Remove(id)) => self.remove(&id, request).await,
         };
         answer.unwrap_or_else(|failure| {
-            tracing::warn!(%failure, "Docker API request failed");
+            tracing::warn!(%failure, "failed to process Docker API request");
             failure.answer()
         })
     }
@@ -239,7 +239,9 @@ impl Docker {
                     self.store.put_container(id, container);
                 }
             },
-            None => tracing::warn!("no container id in the engine's response to create"),
+            None => {
+                tracing::warn!("failed to find the container id in the engine's response to create")
+            }
         }
         Ok(Response::from_parts(head, own(answer)))
     }

@@ -277,7 +277,7 @@ fn begin(directory: &Directory) -> Option<AsyncFd<OwnedFd>> {
         .ok()
 }
 
-/// Entry point of the fuzz target: returns endpoint, policy and hooks of a file's text.
+/// Parses a file's text and returns endpoint, policy and hooks. It is the entry point of the fuzz target.
 #[cfg(fuzzing)]
 pub fn fuzzed(text: &[u8]) -> Option<(PathBuf, Policy, Vec<String>)> {
     let read = parse(text).ok()?;

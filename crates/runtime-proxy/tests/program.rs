@@ -4,7 +4,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "a test that cannot go on shall panic"
+    reason = "a test that cannot go on must panic"
 )]
 
 #[path = "it/world.rs"]
@@ -107,7 +107,8 @@ fn start(world: &TestEnv) -> (Family, UnixDatagram) {
     (Family { first }, notify)
 }
 
-/// An existing connection of a kubelet ends when its calls are done; a new one goes to the new process.
+/// Verifies that an existing connection of a kubelet ends when its calls are done, and that a new one goes to
+/// the new process.
 async fn no_call_fails_when_one_process_follows_another() {
     let world = TestEnv::new();
     let (came, mut has_come) = mpsc::unbounded_channel::<()>();
@@ -161,8 +162,8 @@ async fn no_call_fails_when_one_process_follows_another() {
 /// Number of restarts while clients call.
 const RELOADS: usize = 100;
 
-/// Each call has its own connection, which exists for a moment before the call is made, and no call is
-/// repeated.
+/// Verifies many reloads while clients call. Each call has its own connection, which exists for a moment
+/// before the call is made, and no call is repeated.
 async fn no_call_of_new_connections_fails_in_many_reloads() {
     let world = TestEnv::new();
     let handler = Arc::new(|request: http::Request<hyper::body::Incoming>| {

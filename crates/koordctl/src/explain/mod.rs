@@ -170,7 +170,7 @@ impl Cluster {
     async fn find(args: &Args) -> Result<Self> {
         let client = connect(args.kubeconfig.as_deref(), args.context.as_deref()).await?;
         let maps: Api<ConfigMap> = Api::namespaced(client.clone(), configmap::NAMESPACE);
-        // A user who may not read it must pass the addresses, as for other clusters.
+        // A user without the right to read it must pass the addresses, as for other clusters.
         let parts = match maps.get_opt(cluster_files::ADDRESSES_NAME).await {
             Err(error) if !matches!(error, koord_kube::Error::Api(_)) => {
                 return Err(error).context("failed to query the cluster");

@@ -98,7 +98,7 @@ mod tests {
         );
         let malformed = placed(&pod(Some("n"), "{"), Some(&single)).unwrap();
         assert!(malformed.contains("resource-status"), "{malformed}");
-        // Nobody has chosen for a pod that is nowhere.
+        // An unbound pod has no choice yet.
         assert_eq!(placed(&pod(None, status), Some(&single)), None);
     }
 

@@ -160,7 +160,7 @@ mod tests {
         );
     }
 
-    /// The kubelet's CPU manager lists no CPUs with policy none.
+    /// Verifies a kubelet with CPU manager policy none, which lists no CPUs.
     #[test]
     fn missing_exclusive_cpus_are_reported() {
         let node = Node {

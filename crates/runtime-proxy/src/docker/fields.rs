@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// The four forms of a cgroup parent in upstream's tables.
+    /// Verifies the four forms of a cgroup parent in upstream's tables.
     #[test]
     fn cgroup_parents_include_their_slices() {
         for (there, told) in [

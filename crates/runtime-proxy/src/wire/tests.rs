@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// Decoding shows exactly the change, and all other fields are at their place.
+    /// Verifies that decoding shows exactly the change, and that all other fields are at their place.
     #[test]
     fn a_change_is_the_only_one(
         before in proptest::collection::vec(field(), 0..6),
@@ -86,7 +86,7 @@ proptest! {
         wanted.unified.insert("new".to_owned(), "1".to_owned());
         prop_assert_eq!(cri::LinuxContainerResources::decode(changed.clone()).unwrap(), wanted);
         prop_assert!(changed.windows(after.len()).any(|part| part == after));
-        // And back: a set to what is said already changes nothing.
+        // And back: setting a field to its present value changes nothing.
         let reparsed = Message::parse(&changed).unwrap();
         let mut same = reparsed.clone();
         same.set_int(3, shares);

@@ -332,7 +332,7 @@ async fn hooks_run_on_update_start_and_stop() {
             "PostStopPodSandbox"
         ]
     );
-    // What nobody knows is the engine's to refuse.
+    // Requests for unknown containers are refused by the engine.
     let (status, answer) = stage.send("POST", &path(&id, "stop"), Value::Null).await;
     assert_eq!(status, 404);
     assert!(

@@ -328,8 +328,8 @@ async fn waiting_event_stream_does_not_delay_shutdown() {
     assert_eq!(events.status().0, "14");
 }
 
-/// A connected client is about to call. If it were refused first, its call would be lost unless it retries
-/// elsewhere.
+/// Verifies a client that is connected and about to call. If it were refused first, its call would be lost
+/// unless it retries elsewhere.
 #[tokio::test(start_paused = true)]
 async fn connected_client_can_call_once_during_shutdown() {
     let world = TestEnv::new();
@@ -350,7 +350,7 @@ async fn connected_client_can_call_once_during_shutdown() {
     assert!(stopped.elapsed() < Duration::from_secs(3));
 }
 
-/// The bytes that grpc-go sends when it dials a path: no HTTP/2 library sends such an authority.
+/// Sends the bytes that grpc-go sends when it dials a path: no HTTP/2 library sends such an authority.
 #[tokio::test]
 async fn a_client_that_dials_a_bare_path_is_served() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

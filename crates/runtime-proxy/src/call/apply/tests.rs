@@ -51,7 +51,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// koordlet returns all fields of the request: if it changes none, no byte changes.
+    /// Verifies an echo: koordlet returns all fields of the request, and if it changes none, no byte changes.
     #[test]
     fn an_echo_changes_no_byte(request in request()) {
         let bytes = Bytes::from(request.encode_to_vec());
