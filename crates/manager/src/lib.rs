@@ -121,7 +121,7 @@ impl Default for Options {
             config_name: "slo-controller-config".to_owned(),
             node_strategy_names_needed: false,
             gates: Gates::new(GATES),
-            webhooks: webhook::Serve::Nowhere,
+            webhooks: webhook::Serve::Disabled,
             install: false,
             recommender: RecommenderOptions::default(),
             pods: webhook::pod::Options::default(),

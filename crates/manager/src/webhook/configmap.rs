@@ -42,7 +42,7 @@ const ORDER: [&str; 9] = [
 const MAX_SAMPLE_NODES: usize = 4096;
 
 /// Access to the settings and the nodes of the cluster.
-pub trait Source: Send + Sync {
+pub trait SettingsSource: Send + Sync {
     /// Returns the key of the ConfigMap.
     fn key(&self) -> ObjectKey;
     /// Returns the stored `data`; `None` if there is no ConfigMap.
@@ -53,7 +53,7 @@ pub trait Source: Send + Sync {
     fn names_needed(&self) -> bool;
 }
 
-impl Source for Arc<Replica> {
+impl SettingsSource for Arc<Replica> {
     fn key(&self) -> ObjectKey {
         ObjectKey::new(&*self.options.config_namespace, &*self.options.config_name)
     }
@@ -309,7 +309,7 @@ fn sample_nodes(selector: Option<&LabelSelector>) -> Vec<Strings> {
 fn check(
     data: &Strings,
     old: &Strings,
-    settings: &dyn Source,
+    settings: &dyn SettingsSource,
 ) -> Result<Vec<String>, SettingsRefusal> {
     let changed = |key: &&str| {
         let text = data.get(*key).filter(|text| !text.is_empty());
@@ -380,7 +380,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
 }
 
 struct ConfigMapValidator {
-    settings: Arc<dyn Source>,
+    settings: Arc<dyn SettingsSource>,
     metrics: WebhookMetrics,
 }
 

@@ -1,6 +1,6 @@
 //! Lookups of the webhook handlers in the caches of the replica.
 
-use super::pod::Lookup;
+use super::pod::ProfileLookup;
 use super::profile::{self, Priority};
 use crate::cache::Kind;
 use crate::facts::RecommendationFacts;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// Waits for the caches: a pod must not miss a profile because the manager has just started. The timeout of
 /// the admission request ends the wait.
-impl Lookup for Arc<Replica> {
+impl ProfileLookup for Arc<Replica> {
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>> {
         Box::pin(async move {
             self.wait_for(&[], &[Kind::Profiles]).await;

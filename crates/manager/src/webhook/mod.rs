@@ -12,7 +12,7 @@ mod reservation;
 mod serving;
 mod settings;
 
-pub use configmap::Source;
+pub use configmap::SettingsSource;
 pub use metrics::WebhookMetrics;
 pub(crate) use pod::strategic as strategic_pod;
 pub use profile::Priority;
@@ -40,15 +40,15 @@ pub struct Deps {
     /// Metrics of the webhooks.
     pub metrics: WebhookMetrics,
     /// Lookup of profiles and the objects they refer to.
-    pub lookup: Arc<dyn pod::Lookup>,
+    pub lookup: Arc<dyn pod::ProfileLookup>,
     /// Admission of quotas; `None` allows every quota.
     pub admission: Option<Arc<QuotaAdmission>>,
     /// Quota checks of pods; `None` skips them.
-    pub quotas: Option<Arc<dyn pod::Quotas>>,
+    pub quotas: Option<Arc<dyn pod::PodQuotas>>,
     /// Flags of the pod webhooks.
     pub pods: pod::Options,
     /// Access to `slo-controller-config` and the nodes that it applies to.
-    pub settings: Arc<dyn configmap::Source>,
+    pub settings: Arc<dyn configmap::SettingsSource>,
 }
 
 impl std::fmt::Debug for Deps {

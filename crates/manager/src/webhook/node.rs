@@ -197,7 +197,7 @@ pub(super) fn validating(deps: &Deps) -> Arc<dyn Handler> {
 }
 
 struct NodeValidator {
-    settings: Arc<dyn super::configmap::Source>,
+    settings: Arc<dyn super::configmap::SettingsSource>,
     metrics: WebhookMetrics,
 }
 

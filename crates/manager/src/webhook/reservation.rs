@@ -1,7 +1,7 @@
 //! `/mutate-reservation`: applies ClusterColocationProfiles to a new Reservation.
 
 use super::metrics::WebhookMetrics;
-use super::pod::{Lookup, strategic};
+use super::pod::{ProfileLookup, strategic};
 use super::profile::{self, Namespace, ProfileContext, ProfileError};
 use super::{Deps, json};
 use futures::future::BoxFuture;
@@ -19,7 +19,7 @@ pub(super) fn mutating(deps: &Deps) -> Arc<dyn Handler> {
 }
 
 struct ReservationMutator {
-    lookup: Arc<dyn Lookup>,
+    lookup: Arc<dyn ProfileLookup>,
     metrics: WebhookMetrics,
 }
 

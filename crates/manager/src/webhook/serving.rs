@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum Serve {
     /// Not at all.
     #[default]
-    Nowhere,
+    Disabled,
     /// Over HTTPS, to any API server.
     Https(Settings),
     /// In this process: the callback receives the webhooks.
@@ -27,7 +27,7 @@ pub enum Serve {
 impl std::fmt::Debug for Serve {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Nowhere => f.write_str("Nowhere"),
+            Self::Disabled => f.write_str("Disabled"),
             Self::Https(settings) => f.debug_tuple("Https").field(settings).finish(),
             Self::InProcess(_) => f.write_str("InProcess"),
         }
@@ -58,7 +58,7 @@ pub(crate) async fn start(
 ) -> Result<Option<Readiness>, Error> {
     let serve = &replica.options.webhooks;
     let rows: Vec<&'static WebhookSpec> = enabled(&replica.options.gates).collect();
-    if matches!(serve, Serve::Nowhere) || rows.is_empty() {
+    if matches!(serve, Serve::Disabled) || rows.is_empty() {
         return Ok(None);
     }
     let deps = Deps::from_replica(replica, ctx)?;
@@ -79,7 +79,7 @@ pub(crate) async fn start(
     });
     let webhooks = webhooks.collect();
     match serve {
-        Serve::Nowhere => Ok(None),
+        Serve::Disabled => Ok(None),
         Serve::InProcess(receive) => {
             receive(webhooks);
             Ok(None)

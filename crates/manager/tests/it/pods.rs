@@ -10,7 +10,7 @@ use koord_app::features::Gates;
 use koord_kube::api::PostParams;
 use koord_kube::webhook::{Kind, Operation, Request, Resource, User, Verdict, Webhook};
 use koord_kube::{Api, ObjectKey, patch};
-use koord_manager::webhook::pod::{BindingPolicy, Lookup, Namespaces, Options, Quotas};
+use koord_manager::webhook::pod::{BindingPolicy, Namespaces, Options, PodQuotas, ProfileLookup};
 use koord_manager::webhook::{Deps, Priority, WebhookMetrics, webhooks};
 use koord_manager::{GATES, ProfileOptions};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Returns one profile, one namespace with labels, and one PriorityClass.
 struct FixedLookup(ClusterColocationProfile);
 
-impl Lookup for FixedLookup {
+impl ProfileLookup for FixedLookup {
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>> {
         async { vec![Arc::new(self.0.clone())] }.boxed()
     }
@@ -46,7 +46,7 @@ impl Lookup for FixedLookup {
 /// Quota checks that deny by the name of the pod.
 struct DenyByName;
 
-impl Quotas for DenyByName {
+impl PodQuotas for DenyByName {
     fn place(&self, _: &Request, pod: &mut Value) -> Result<(), String> {
         pod["spec"]["nodeSelector"] = json!({"tree": "a"});
         Ok(())
@@ -99,7 +99,7 @@ fn profile() -> Value {
 
 struct NoSettings;
 
-impl koord_manager::webhook::Source for NoSettings {
+impl koord_manager::webhook::SettingsSource for NoSettings {
     fn key(&self) -> ObjectKey {
         ObjectKey::new("koordinator-system", "slo-controller-config")
     }

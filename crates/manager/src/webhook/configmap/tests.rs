@@ -5,7 +5,7 @@ struct Fixed {
     names_needed: bool,
 }
 
-impl Source for Fixed {
+impl SettingsSource for Fixed {
     fn key(&self) -> ObjectKey {
         ObjectKey::new("koordinator-system", "slo-controller-config")
     }

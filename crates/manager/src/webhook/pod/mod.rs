@@ -2,7 +2,7 @@
 //!
 //! The parts are pure and work on the pod as JSON or as a typed value. The handlers look up what the parts
 //! need and run them in upstream's order, which is the order of the calls in `mutate.rs` and `validate.rs`.
-//! Quota checks take part in both through [`Quotas`].
+//! Quota checks take part in both through [`PodQuotas`].
 
 mod binding;
 mod device;
@@ -61,7 +61,7 @@ impl Default for Options {
 }
 
 /// Objects that the pod webhooks look up.
-pub trait Lookup: Send + Sync {
+pub trait ProfileLookup: Send + Sync {
     /// Returns all profiles, waiting until they are synced.
     fn profiles(&self) -> BoxFuture<'_, Vec<Arc<ClusterColocationProfile>>>;
     /// Returns the labels of a namespace; `None` if it does not exist.
@@ -78,7 +78,7 @@ pub trait Lookup: Send + Sync {
 }
 
 /// Quota checks of pods, called at their place in upstream's order.
-pub trait Quotas: Send + Sync {
+pub trait PodQuotas: Send + Sync {
     /// Restricts a new pod to the nodes of its quota's tree (gate `MultiQuotaTree`).
     ///
     /// # Errors

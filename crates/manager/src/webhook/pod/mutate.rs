@@ -1,8 +1,8 @@
 //! `/mutate-pod`: applies profiles, resources and quotas to a new pod.
 
 use super::{
-    AnnotationPolicy, Lookup, Quotas, device, extended, field, is_about_pods, protected, read,
-    recommended, translate,
+    AnnotationPolicy, PodQuotas, ProfileLookup, device, extended, field, is_about_pods, protected,
+    read, recommended, translate,
 };
 use crate::webhook::json;
 use crate::webhook::metrics::WebhookMetrics;
@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 /// The handler of `/mutate-pod`.
 pub(crate) struct PodMutator {
-    pub(crate) lookup: Arc<dyn Lookup>,
-    pub(crate) quotas: Option<Arc<dyn Quotas>>,
+    pub(crate) lookup: Arc<dyn ProfileLookup>,
+    pub(crate) quotas: Option<Arc<dyn PodQuotas>>,
     pub(crate) gates: Gates,
     pub(crate) annotations: AnnotationPolicy,
     pub(crate) metrics: WebhookMetrics,

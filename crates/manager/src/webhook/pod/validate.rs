@@ -3,7 +3,8 @@
 use super::binding::Decision;
 use super::enhanced::Requirements;
 use super::{
-    AnnotationPolicy, BindingPolicy, Quotas, device, field, is_about_pods, protected, read, rules,
+    AnnotationPolicy, BindingPolicy, PodQuotas, device, field, is_about_pods, protected, read,
+    rules,
 };
 use crate::webhook::metrics::WebhookMetrics;
 use futures::FutureExt;
@@ -19,7 +20,7 @@ use tokio::time::Instant;
 
 /// The handler of `/validate-pod`.
 pub(crate) struct PodValidator {
-    pub(crate) quotas: Option<Arc<dyn Quotas>>,
+    pub(crate) quotas: Option<Arc<dyn PodQuotas>>,
     pub(crate) gates: Gates,
     pub(crate) enhanced: RequirementsCache,
     pub(crate) annotations: AnnotationPolicy,

@@ -18,7 +18,7 @@ mod tree;
 pub use evaluate::Retries;
 
 use super::Deps;
-use super::pod::Quotas;
+use super::pod::PodQuotas;
 use crate::cache::{Cache, Follow, State};
 use crate::replica::Replica;
 use bound::BoundPods;
@@ -148,7 +148,7 @@ impl std::fmt::Debug for Admission {
     }
 }
 
-impl Quotas for Admission {
+impl PodQuotas for Admission {
     fn place(&self, request: &Request, pod: &mut Value) -> Result<(), String> {
         let topology = self.topology.read();
         let profiles = self.profiles.list();
