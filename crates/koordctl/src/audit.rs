@@ -178,11 +178,13 @@ impl RecordFilter {
     }
 
     fn fits(&self, record: &Value) -> bool {
-        let is = |key: &str, want: &str| record[key].as_str() == Some(want);
+        let equals = |key: &str, want: &str| record[key].as_str() == Some(want);
         let pod = self.pod.as_ref().is_none_or(|(namespace, name)| {
-            is("type", "pod")
-                && is("name", name)
-                && namespace.as_ref().is_none_or(|want| is("namespace", want))
+            equals("type", "pod")
+                && equals("name", name)
+                && namespace
+                    .as_ref()
+                    .is_none_or(|want| equals("namespace", want))
         });
         let reason = self.reason.as_ref().is_none_or(|want| {
             let reason = record["reason"].as_str().unwrap_or_default();

@@ -282,9 +282,9 @@ pub fn down(args: &Args) -> Result<()> {
         .context("the cluster's process is unknown so far")?;
     rustix::process::kill_process(pid, rustix::process::Signal::TERM)
         .with_context(|| format!("failed to stop process {}", holder.pid))?;
-    let begun = Instant::now();
+    let start = Instant::now();
     while cluster_files::holder(&dir)?.is_some_and(|now| now.pid == holder.pid) {
-        if begun.elapsed() > STOP_TIMEOUT {
+        if start.elapsed() > STOP_TIMEOUT {
             bail!(
                 "process {} did not stop within {STOP_TIMEOUT:?}",
                 holder.pid

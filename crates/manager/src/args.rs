@@ -110,23 +110,23 @@ impl Args {
     ///
     /// Names the flag and its value.
     pub fn options(&self) -> Result<Options, OptionsError> {
-        let wrong = OptionsError::flag;
+        let invalid = OptionsError::flag;
         let gates = Gates::parse(GATES, &self.feature_gates)
-            .map_err(|error| wrong("feature-gates", error.to_string()))?;
+            .map_err(|error| invalid("feature-gates", error.to_string()))?;
         if self.leader_elect_resource_lock != "leases" {
             let problem = format!("{:?} is not supported", self.leader_elect_resource_lock);
-            return Err(wrong("leader-elect-resource-lock", problem));
+            return Err(invalid("leader-elect-resource-lock", problem));
         }
         let address = |flag, value: &str| {
-            flags::bind_address(value).map_err(|error| wrong(flag, error.to_string()))
+            flags::bind_address(value).map_err(|error| invalid(flag, error.to_string()))
         };
         let defaults = Options::default();
         self.controllers
             .check(&crate::CONTROLLERS)
-            .map_err(|error| wrong("controllers", error.to_string()))?;
+            .map_err(|error| invalid("controllers", error.to_string()))?;
         self.noderesource_plugins
             .check(&crate::noderesource::PLUGINS)
-            .map_err(|error| wrong("noderesource-plugins", error.to_string()))?;
+            .map_err(|error| invalid("noderesource-plugins", error.to_string()))?;
         let election = self.enable_leader_election.then(|| {
             let namespace = &self.leader_election_namespace;
             Election::new(namespace, crate::LEASE_NAME, &defaults.identity)

@@ -169,7 +169,7 @@ impl Config {
                 is_refused,
             }));
         }
-        let own = |message, is_refused| SettingsProblem {
+        let problem = |message, is_refused| SettingsProblem {
             key: suppress::CONFIG_KEY,
             reason: REFUSED,
             message,
@@ -185,12 +185,12 @@ impl Config {
                 problems.extend(
                     remarks
                         .into_iter()
-                        .map(|(remark, refused)| own(remark, refused)),
+                        .map(|(remark, refused)| problem(remark, refused)),
                 );
             }
             Some((_, Err(error))) => {
                 let message = format!("{error}; the settings before it stay in force");
-                problems.push(own(message, true));
+                problems.push(problem(message, true));
             }
         }
         (next, problems)

@@ -67,8 +67,8 @@ fn plan(
     let (mut total, mut unschedulable) = (ResourceList::new(), ResourceList::new());
     for node in nodes {
         let node: &Node = node.borrow();
-        let own = node.metadata.labels.as_ref().unwrap_or(&none);
-        let selected = selector::matches(&spec.node_selector, own);
+        let labels = node.metadata.labels.as_ref().unwrap_or(&none);
+        let selected = selector::matches(&spec.node_selector, labels);
         if !selected.map_err(|error| format!("spec.nodeSelector: {error}"))? {
             continue;
         }
@@ -185,17 +185,17 @@ impl Plan {
             }
         }
         for (key, list) in self.sums() {
-            let is = quota.amounts(key);
-            if quota.annotation(key).is_empty() || is.as_ref() != Ok(list) {
+            let current = quota.amounts(key);
+            if quota.annotation(key).is_empty() || current.as_ref() != Ok(list) {
                 change["metadata"]["annotations"][key] = json!(text(list));
             }
         }
-        for (field, is, wanted) in [
+        for (field, current, wanted) in [
             ("min", &quota.spec.min, &self.spec.min),
             ("max", &quota.spec.max, &self.spec.max),
         ] {
-            if is != wanted {
-                let removed = is.keys().filter(|key| !wanted.contains_key(*key));
+            if current != wanted {
+                let removed = current.keys().filter(|key| !wanted.contains_key(*key));
                 change["spec"][field] = json!(wanted);
                 for key in removed {
                     change["spec"][field][key] = Value::Null;

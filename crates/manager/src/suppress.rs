@@ -131,10 +131,11 @@ pub(crate) fn overrides(
     let Some(config) = config.filter(|text| !text.is_empty()) else {
         return Ok(Vec::new());
     };
-    let wrong = |error: &dyn std::fmt::Display| format!("{CONFIG_KEY}: {error}");
-    let section: SuppressSection = serde_json::from_str(config).map_err(|error| wrong(&error))?;
+    let invalid = |error: &dyn std::fmt::Display| format!("{CONFIG_KEY}: {error}");
+    let section: SuppressSection = serde_json::from_str(config).map_err(|error| invalid(&error))?;
     let named = |(at, node): (usize, Override)| {
-        selector::matches(&node.node_selector, &BTreeMap::new()).map_err(|error| wrong(&error))?;
+        selector::matches(&node.node_selector, &BTreeMap::new())
+            .map_err(|error| invalid(&error))?;
         let name = node.strategy.get("name").and_then(Value::as_str);
         let name = name.map_or_else(|| format!("#{at}"), str::to_owned);
         Ok((name, Some(node.node_selector)))

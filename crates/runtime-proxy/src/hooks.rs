@@ -66,10 +66,10 @@ impl Hooks {
     /// Returns the server for a hook: the first one registered for it.
     pub(crate) fn server(&self, hook: Hook) -> Option<Arc<Registration>> {
         let registrations = self.registrations.load();
-        let wants = |registration: &&Arc<Registration>| {
+        let has_hook = |registration: &&Arc<Registration>| {
             registration.hooks.iter().any(|name| name == hook.name())
         };
-        registrations.iter().find(wants).cloned()
+        registrations.iter().find(has_hook).cloned()
     }
 
     fn client(&self, server: &Registration) -> RuntimeHookServiceClient<Channel> {

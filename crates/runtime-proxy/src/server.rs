@@ -289,13 +289,13 @@ impl Connection {
             let answer = |from| Answer::Passing { from, until: None };
             return self.forward(request, answer).await;
         };
-        let cut = Some(Box::pin(until.clone().cancelled_owned()));
+        let cancelled = Some(Box::pin(until.clone().cancelled_owned()));
         tokio::select! {
             // The runtime responds with the first event, which may take long.
             () = until.cancelled() => {
                 Ok(Answer::refusal(Code::Unavailable, RESTARTS))
             }
-            answer = self.forward(request, |from| Answer::Passing { from, until: cut }) => answer,
+            answer = self.forward(request, |from| Answer::Passing { from, until: cancelled }) => answer,
         }
     }
 
@@ -352,7 +352,7 @@ impl Connection {
             Err(refusal) => return Ok(Answer::refusal(Code::Unknown, &refusal.to_string())),
         };
         let decider = self.decider.clone();
-        let done = move |answer: Option<Bytes>| {
+        let on_response = move |answer: Option<Bytes>| {
             let doing = async move {
                 let message = answer.and_then(|answer| grpc::unframe(&answer).ok());
                 decider.after(post_call, message).await;
@@ -360,7 +360,7 @@ impl Connection {
             Box::pin(doing) as futures::future::BoxFuture<'static, ()>
         };
         let request = Request::from_parts(head, Outgoing::Whole(Some(body)));
-        self.forward(request, |from| Answer::watched(from, Box::new(done)))
+        self.forward(request, |from| Answer::watched(from, Box::new(on_response)))
             .await
     }
 }

@@ -245,11 +245,11 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> 
     loop {
         let start = *at;
         let key = varint(bytes, at)?;
-        let wrong = WireError::Key { key, at: start };
+        let invalid_key = WireError::Key { key, at: start };
         let number = u32::try_from(key >> 3)
             .ok()
             .filter(|number| (1..1 << 29).contains(number))
-            .ok_or(wrong.clone())?;
+            .ok_or(invalid_key.clone())?;
         let mut content = *at;
         let kind = match key & 7 {
             0 => {
@@ -278,7 +278,7 @@ fn skip(bytes: &Bytes, at: &mut usize) -> Result<(u32, Kind, usize), WireError> 
                 forward(bytes, at, 4)?;
                 Kind::Other
             }
-            _ => return Err(wrong),
+            _ => return Err(invalid_key),
         };
         let first = *first.get_or_insert((number, kind, content));
         if groups.is_empty() {

@@ -172,11 +172,11 @@ fn render(report: &Report, node: Option<&str>) -> String {
         nodes.map(|(name, node)| (name.as_str(), node))
     };
     let everywhere = all().chain([("", &report.elsewhere)]);
-    let done: Vec<_> = everywhere
+    let actions: Vec<_> = everywhere
         .clone()
         .flat_map(|(_, node)| &node.actions)
         .collect();
-    let successes = done.iter().filter(|done| done.success).count();
+    let successes = actions.iter().filter(|action| action.success).count();
     let hot = all().filter(|(_, node)| node.hot).count();
     let dry_run = if report.dry_run { ", a dry run" } else { "" };
     let _ = writeln!(
@@ -185,7 +185,7 @@ fn render(report: &Report, node: Option<&str>) -> String {
         report.at,
         counted(hot, "hot node"),
         counted(successes, "action"),
-        counted(done.len() - successes, "failure"),
+        counted(actions.len() - successes, "failure"),
     );
     if let Some(error) = &report.error {
         let _ = writeln!(out, "  ended early: {error}");
@@ -273,7 +273,7 @@ fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &
     by_problem.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(b.0)));
     let remaining = by_problem.split_off(by_problem.len().min(MAX_PROBLEMS));
     for (problem, nodes) in by_problem {
-        let some = nodes
+        let shown = nodes
             .iter()
             .take(NODES_PER_PROBLEM)
             .copied()
@@ -286,7 +286,7 @@ fn render_problems<'a>(out: &mut String, nodes: impl Iterator<Item = (&'a str, &
         };
         let _ = writeln!(
             out,
-            "{}: {problem} ({some}{more})",
+            "{}: {problem} ({shown}{more})",
             counted(nodes.len(), "node")
         );
     }

@@ -116,8 +116,8 @@ fn existing_values(nodes: &[Node], key: &str) -> String {
         return String::new();
     }
     let more = if values.len() > SHOWN { ", ..." } else { "" };
-    let some: Vec<&str> = values.into_iter().take(SHOWN).collect();
-    format!(" (there are {}{more})", some.join(", "))
+    let shown: Vec<&str> = values.into_iter().take(SHOWN).collect();
+    format!(" (there are {}{more})", shown.join(", "))
 }
 
 #[cfg(test)]

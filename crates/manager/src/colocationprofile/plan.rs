@@ -123,11 +123,11 @@ impl TokenBucket {
             .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.tokens = (self.tokens + passed.as_secs_f64() * self.per_second).min(self.capacity);
         self.since = Some(now);
-        let some = self.tokens >= 1.0;
-        if some {
+        let is_available = self.tokens >= 1.0;
+        if is_available {
             self.tokens -= 1.0;
         }
-        some
+        is_available
     }
 }
 

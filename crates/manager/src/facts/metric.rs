@@ -110,6 +110,6 @@ impl Mirrored for MetricFacts {
 }
 
 fn amount(map: &ResourceMap) -> Amount {
-    let get = |name| map.resources.get(name).copied().unwrap_or_default();
-    Amount::new(get(resources::CPU), get(resources::MEMORY))
+    let amount = |name| map.resources.get(name).copied().unwrap_or_default();
+    Amount::new(amount(resources::CPU), amount(resources::MEMORY))
 }

@@ -55,8 +55,8 @@ fn status_amount(
     list: impl Fn(&k8s_openapi::api::core::v1::NodeStatus) -> Option<&K8sList>,
 ) -> Amount {
     let list = node.status.as_ref().and_then(list);
-    let get = |name| read(list, name).unwrap_or_default();
-    Amount::new(get(resources::CPU), get(resources::MEMORY))
+    let amount = |name| read(list, name).unwrap_or_default();
+    Amount::new(amount(resources::CPU), amount(resources::MEMORY))
 }
 
 /// Returns an amount in a resource list; `None` if it is absent or invalid.

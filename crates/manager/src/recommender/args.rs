@@ -90,13 +90,13 @@ impl Default for RecommenderOptions {
 impl RecommenderArgs {
     /// Validates the flags and converts them to options.
     pub(crate) fn options(&self) -> Result<RecommenderOptions, OptionsError> {
-        let wrong = OptionsError::flag;
+        let invalid = OptionsError::flag;
         let preset = match self.recommender_profile.as_str() {
             "peak" => Settings::peak(),
             "vpa" => Settings::vpa(),
             other => {
                 let problem = format!("want peak or vpa, got {other:?}");
-                return Err(wrong("recommender-profile", problem));
+                return Err(invalid("recommender-profile", problem));
             }
         };
         let millis = |duration: GoDuration| duration.as_nanos() / 1_000_000;
@@ -119,22 +119,22 @@ impl RecommenderArgs {
         };
         settings
             .check()
-            .map_err(|error| wrong(flag_of(&error), error.to_string()))?;
+            .map_err(|error| invalid(flag_of(&error), error.to_string()))?;
         let positive = |flag: &'static str, duration: GoDuration| {
             let least = GoDuration::from_secs(1);
             let valid = duration.to_std().filter(|_| duration >= least);
-            valid.ok_or_else(|| wrong(flag, format!("must be at least 1s, got {duration}")))
+            valid.ok_or_else(|| invalid(flag, format!("must be at least 1s, got {duration}")))
         };
         if self.recommender_checkpoints_per_round == 0 {
             let problem = "must be at least 1, got 0".to_owned();
-            return Err(wrong("recommender-checkpoints-per-round", problem));
+            return Err(invalid("recommender-checkpoints-per-round", problem));
         }
         Ok(RecommenderOptions {
             settings,
             source: self
                 .recommender_source
                 .parse()
-                .map_err(|problem| wrong("recommender-source", problem))?,
+                .map_err(|problem| invalid("recommender-source", problem))?,
             interval: positive("recommender-interval", self.recommender_interval)?,
             update_interval: positive(
                 "recommender-update-interval",

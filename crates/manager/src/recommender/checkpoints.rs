@@ -92,12 +92,12 @@ fn read(
         let saved = saved.as_ref().ok_or(format!("{field} is absent"))?;
         let mut weights = BTreeMap::new();
         for (bucket, weight) in &saved.bucket_weights {
-            let wrong =
+            let invalid =
                 |_| format!("{field}: bucketWeights {bucket:?}: {weight} is no bucket and weight");
             let number: i64 = bucket
                 .parse()
                 .map_err(|_| format!("{field}: bucketWeights key {bucket:?} is no number"))?;
-            weights.insert(number, u32::try_from(*weight).map_err(wrong)?);
+            weights.insert(number, u32::try_from(*weight).map_err(invalid)?);
         }
         let half_life = saved.half_life_seconds.saturating_mul(1000);
         let checkpoint = Checkpoint {

@@ -358,7 +358,7 @@ impl Recommender {
                 writes.push((case.facts.clone(), old, write, details));
             }
         }
-        let done: Vec<_> = stream::iter(writes)
+        let results: Vec<_> = stream::iter(writes)
             .map(|(facts, old, write, details)| {
                 let replica = replica.clone();
                 async move {
@@ -369,7 +369,7 @@ impl Recommender {
             .buffer_unordered(WRITERS)
             .collect()
             .await;
-        for (key, result) in done {
+        for (key, result) in results {
             let Some(entry) = self.entries.get_mut(&key) else {
                 continue;
             };

@@ -138,7 +138,7 @@ impl Sections {
             let entries = section.nodes.iter().enumerate().map(named).collect();
             Overrides { key, of: entries }
         }
-        let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
+        let suppress_config = data.get(suppress::CONFIG_KEY).map(String::as_str);
         Self(vec![
             overrides_of(keys::COLOCATION, &config.colocation),
             overrides_of(keys::RESOURCE_THRESHOLD, &config.resource_threshold),
@@ -150,7 +150,7 @@ impl Sections {
             overrides_of(keys::RESOURCE_AMPLIFICATION, &config.resource_amplification),
             Overrides {
                 key: suppress::CONFIG_KEY,
-                entries: suppress::overrides(own).unwrap_or_default(),
+                entries: suppress::overrides(suppress_config).unwrap_or_default(),
             },
         ])
     }
@@ -339,7 +339,7 @@ fn check(
             return Err(SettingsRefusal::invalid(messages.join("; ")));
         }
     }
-    let own = data.get(suppress::CONFIG_KEY).map(String::as_str);
+    let suppress_config = data.get(suppress::CONFIG_KEY).map(String::as_str);
     let remarks = report.remarks.iter();
     let remarks = remarks.filter(|remark| changed.contains(remark.key));
     let mut warnings: Vec<String> = remarks.map(ToString::to_string).collect();
@@ -348,7 +348,7 @@ fn check(
             reason: "ParseConfigFail",
             message: problem.into(),
         };
-        let problems = suppress::check(own.unwrap_or_default()).map_err(unreadable)?;
+        let problems = suppress::check(suppress_config.unwrap_or_default()).map_err(unreadable)?;
         let (refused, odd): (Vec<_>, Vec<_>) =
             problems.into_iter().partition(|(_, refused)| *refused);
         if !refused.is_empty() {

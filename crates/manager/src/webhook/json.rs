@@ -32,17 +32,17 @@ pub(crate) fn object_at<'a>(
     root: &'a mut Value,
     path: &[&str],
 ) -> Result<&'a mut Map<String, Value>, TypeMismatch> {
-    let mut here = root;
+    let mut current = root;
     let mut walked = String::new();
     for name in path {
-        let map = object_or_insert(here, &walked)?;
-        here = map.entry(*name).or_insert(Value::Null);
+        let map = object_or_insert(current, &walked)?;
+        current = map.entry(*name).or_insert(Value::Null);
         if !walked.is_empty() {
             walked.push('.');
         }
         walked.push_str(name);
     }
-    object_or_insert(here, &walked)
+    object_or_insert(current, &walked)
 }
 
 /// Returns `value` as an object; null is replaced by an empty one.
@@ -61,11 +61,12 @@ fn object_or_insert<'a>(
 
 /// Returns the string values of the map at `path`, such as the labels; empty if there is none.
 pub(crate) fn texts(root: &Value, path: &[&str]) -> BTreeMap<String, String> {
-    let mut here = Some(root);
+    let mut current = Some(root);
     for name in path {
-        here = here.and_then(|value| value.get(name));
+        current = current.and_then(|value| value.get(name));
     }
-    here.and_then(Value::as_object)
+    current
+        .and_then(Value::as_object)
         .into_iter()
         .flatten()
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))

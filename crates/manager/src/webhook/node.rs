@@ -92,11 +92,11 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
         }
         return Ok(Vec::new());
     };
-    let wrong = |key: &str, text: &str, error: &dyn std::fmt::Display| {
+    let invalid = |key: &str, text: &str, error: &dyn std::fmt::Display| {
         format!("metadata.annotations[{key}]: {text:?}: {error}")
     };
     let ratios = AmplificationRatios::parse(ratios)
-        .map_err(|error| wrong(NODE_RESOURCE_AMPLIFICATION_RATIO, ratios, &error))?;
+        .map_err(|error| invalid(NODE_RESOURCE_AMPLIFICATION_RATIO, ratios, &error))?;
     let warnings = ratios.excessive().map(|(resource, ratio)| {
         format!(
             "metadata.annotations[{NODE_RESOURCE_AMPLIFICATION_RATIO}]: invalid value {ratio:?} for {resource}: \
@@ -115,9 +115,9 @@ fn amplify(node: &mut Value, old: Option<&Value>, by_kubelet: bool) -> Result<Ve
         None => None,
         Some(text) => {
             let list: Value = serde_json::from_str(text)
-                .map_err(|error| wrong(NODE_RAW_ALLOCATABLE, text, &error))?;
+                .map_err(|error| invalid(NODE_RAW_ALLOCATABLE, text, &error))?;
             let list = amounts(&list, NODE_RAW_ALLOCATABLE);
-            Some(list.map_err(|error| wrong(NODE_RAW_ALLOCATABLE, text, &error))?)
+            Some(list.map_err(|error| invalid(NODE_RAW_ALLOCATABLE, text, &error))?)
         }
     };
     let before = match old.and_then(|old| old.pointer("/status/allocatable")) {

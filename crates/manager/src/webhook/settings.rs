@@ -45,14 +45,14 @@ impl Settings {
     pub fn from_env(variable: impl Fn(&str) -> Option<String>) -> Result<Self, OptionsError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let or = |name: &str, default: &str| variable(name).unwrap_or_else(|| default.to_owned());
-        let wrong = |name: &str, value: String, expected: &str| {
+        let invalid = |name: &str, value: String, expected: &str| {
             OptionsError::variable(name, format!("{value:?}: expected {expected}"))
         };
         let port = match variable("WEBHOOK_PORT") {
             None => 9876,
             Some(text) => text
                 .parse()
-                .map_err(|_| wrong("WEBHOOK_PORT", text, "a port, 0..65535"))?,
+                .map_err(|_| invalid("WEBHOOK_PORT", text, "a port, 0..65535"))?,
         };
         let pods = match variable("WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS") {
             None => None,
@@ -61,7 +61,7 @@ impl Settings {
                 "Ignore" => FailurePolicy::Ignore,
                 _ => {
                     let name = "WEBHOOK_CONFIGURATION_FAILURE_POLICY_PODS";
-                    return Err(wrong(name, text, "Fail or Ignore"));
+                    return Err(invalid(name, text, "Fail or Ignore"));
                 }
             }),
         };
@@ -71,7 +71,7 @@ impl Settings {
             Some(text) => match text.as_str() {
                 "fs" => true,
                 "secret" => false,
-                _ => return Err(wrong("WEBHOOK_CERT_WRITER", text, "fs or secret")),
+                _ => return Err(invalid("WEBHOOK_CERT_WRITER", text, "fs or secret")),
             },
         };
         let directory = or("WEBHOOK_CERT_DIR", "/tmp/koordinator-webhook-certs");

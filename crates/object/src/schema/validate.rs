@@ -144,7 +144,7 @@ fn check_string(schema: &Schema, text: &str, path: Path<'_>, errors: &mut Vec<Fi
 fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec<FieldError>) {
     let rules = schema.rules();
     let Some(n) = value.as_f64() else { return };
-    let mut bad = |why: String| {
+    let mut report = |why: String| {
         errors.push(FieldError::invalid(
             path,
             value.clone(),
@@ -153,23 +153,23 @@ fn check_number(schema: &Schema, value: &Value, path: Path<'_>, errors: &mut Vec
     };
     if let Some((min, exclusive)) = rules.minimum {
         if exclusive && n <= min {
-            bad(format!("should be greater than {min}"));
+            report(format!("should be greater than {min}"));
         } else if n < min {
-            bad(format!("should be greater than or equal to {min}"));
+            report(format!("should be greater than or equal to {min}"));
         }
     }
     if let Some((max, exclusive)) = rules.maximum {
         if exclusive && n >= max {
-            bad(format!("should be less than {max}"));
+            report(format!("should be less than {max}"));
         } else if n > max {
-            bad(format!("should be less than or equal to {max}"));
+            report(format!("should be less than or equal to {max}"));
         }
     }
     if let Some(step) = rules.multiple_of
         && step > 0.0
         && (n / step).fract() != 0.0
     {
-        bad(format!("should be a multiple of {step}"));
+        report(format!("should be a multiple of {step}"));
     }
     let fits = match rules.format.as_deref() {
         Some("int32") => n >= f64::from(i32::MIN) && n <= f64::from(i32::MAX),

@@ -132,14 +132,15 @@ impl BindingPolicy {
         let Some(metadata) = metadata else {
             return Decision::Unchecked;
         };
-        let has = |keys: &BTreeSet<String>, map: &Option<std::collections::BTreeMap<_, _>>| {
-            map.iter()
-                .flat_map(|map| map.keys())
-                .any(|key: &String| keys.contains(key))
-        };
-        if has(&self.bypass_labels, &metadata.labels) {
+        let contains_any =
+            |keys: &BTreeSet<String>, map: &Option<std::collections::BTreeMap<_, _>>| {
+                map.iter()
+                    .flat_map(|map| map.keys())
+                    .any(|key: &String| keys.contains(key))
+            };
+        if contains_any(&self.bypass_labels, &metadata.labels) {
             Decision::BypassLabel
-        } else if has(&self.bypass_annotations, &metadata.annotations) {
+        } else if contains_any(&self.bypass_annotations, &metadata.annotations) {
             Decision::BypassAnnotation
         } else if self.dry_run {
             Decision::DryRun

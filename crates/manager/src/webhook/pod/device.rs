@@ -26,16 +26,16 @@ pub(super) fn pod(pod: &mut Value) -> Result<(), TypeMismatch> {
             path: format!("{path}.{}", error.path),
             ..error
         };
-        let own = |container: &Value, name: &str| -> Option<Value> {
+        let requested = |container: &Value, name: &str| -> Option<Value> {
             let resources = container.get("resources")?;
             let side = |side| resources.get(side).and_then(|list| list.get(name));
             side("requests").or_else(|| side("limits")).cloned()
         };
-        if !GPUS.iter().any(|name| own(container, name).is_some()) {
+        if !GPUS.iter().any(|name| requested(container, name).is_some()) {
             continue;
         }
         let read = |container: &Value, name: &str| -> Result<Option<i64>, TypeMismatch> {
-            let Some(amount) = own(container, name) else {
+            let Some(amount) = requested(container, name) else {
                 return Ok(None);
             };
             let path = format!("resources.requests.{name}");
@@ -49,7 +49,7 @@ pub(super) fn pod(pod: &mut Value) -> Result<(), TypeMismatch> {
                 read(container, GPU_MEMORY_RATIO)?,
             ),
         };
-        let shares = own(container, GPU_SHARED)
+        let shares = requested(container, GPU_SHARED)
             .is_none()
             .then(|| shares(core, ratio));
         for side in ["requests", "limits"] {

@@ -46,22 +46,26 @@ fn requested(pod: &mut Value) -> Result<ExtendedResourceSpec, TypeMismatch> {
     let mut spec = ExtendedResourceSpec::default();
     for (path, container) in json::containers_mut(pod, "containers") {
         let list = |side: &str| -> Result<ResourceList, TypeMismatch> {
-            let own = container.get("resources").and_then(|own| own.get(side));
+            let resources = container
+                .get("resources")
+                .and_then(|resources| resources.get(side));
             let path = format!("{path}.resources.{side}");
             let amounts = [BATCH_CPU, BATCH_MEMORY].into_iter().filter_map(|name| {
-                let amount = own?.get(name)?;
+                let amount = resources?.get(name)?;
                 let read = json::quantity(amount, &format!("{path}.{name}"));
                 Some(read.map(|quantity| (name.to_owned(), quantity)))
             });
             amounts.collect()
         };
-        let own = ExtendedResourceContainerSpec {
+        let container_spec = ExtendedResourceContainerSpec {
             limits: list("limits")?,
             requests: list("requests")?,
         };
         let name = container.get("name").and_then(Value::as_str);
-        if let Some(name) = name.filter(|_| own != ExtendedResourceContainerSpec::default()) {
-            spec.containers.insert(name.to_owned(), own);
+        if let Some(name) =
+            name.filter(|_| container_spec != ExtendedResourceContainerSpec::default())
+        {
+            spec.containers.insert(name.to_owned(), container_spec);
         }
     }
     Ok(spec)

@@ -70,8 +70,8 @@ impl PodMutator {
         let timer = pods.start("ClusterColocationProfile");
         let profiles = self.profiles(&request, &pod).await;
         warnings.extend(profiles.warnings.iter().cloned());
-        let done = profiles.apply(&request, &mut pod, &self.gates);
-        warnings.extend(timer.stop(done).map_err(|error| failed(&error))?);
+        let applied = profiles.apply(&request, &mut pod, &self.gates);
+        warnings.extend(timer.stop(applied).map_err(|error| failed(&error))?);
 
         if !self.gates.enabled("DisableExtendedResourceSpec") {
             let timer = pods.start("ExtendedResourceSpec");
@@ -96,8 +96,8 @@ impl PodMutator {
             let timer = pods.start("Recommendation");
             let recommendations = self.lookup.recommendations().await;
             let typed = read(Some(&pod), "the pod after its mutations")?;
-            let done = recommended::pod(&mut pod, &typed, &request.namespace, &recommendations);
-            timer.stop(done).map_err(|error| failed(&error))?;
+            let applied = recommended::pod(&mut pod, &typed, &request.namespace, &recommendations);
+            timer.stop(applied).map_err(|error| failed(&error))?;
         }
         Ok(Answer::Mutate {
             object: pod,

@@ -37,13 +37,13 @@ pub(super) fn device_problems(pod: &Pod, old: Option<&Pod>) -> Vec<String> {
 /// Returns a problem if a pod has an annotation that is reserved for the scheduler's reserve pods.
 pub(super) fn annotation_problems(pod: &Pod) -> Vec<String> {
     let key = annotations::RESERVE_POD;
-    let has = pod
+    let is_reserved = pod
         .metadata
         .annotations
         .as_ref()
         .is_some_and(|all| all.contains_key(key));
     let problem = || field::forbidden(&format!("annotations.{key}"), "it is the scheduler's own");
-    has.then(problem).into_iter().collect()
+    is_reserved.then(problem).into_iter().collect()
 }
 
 /// Returns all violations of the co-location rules by `pod`, which replaces `old` if that is set.

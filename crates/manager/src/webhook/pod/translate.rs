@@ -94,8 +94,8 @@ fn request_the_limit(
     let Some(name) = translate(class, native) else {
         return Ok(());
     };
-    let has = |side: &str| own.get(side).and_then(|list| list.get(name)).cloned();
-    let (None, Some(limit)) = (has("requests"), has("limits")) else {
+    let amount = |side: &str| own.get(side).and_then(|list| list.get(name)).cloned();
+    let (None, Some(limit)) = (amount("requests"), amount("limits")) else {
         return Ok(());
     };
     let requests: &mut Map<String, Value> =

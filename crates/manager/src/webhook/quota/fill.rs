@@ -61,8 +61,8 @@ pub(crate) fn defaults(
     let fixed: ResourceList = max
         .iter()
         .map(|(resource, most)| {
-            let own = weight.get(resource).unwrap_or(most);
-            (resource.clone(), *own)
+            let configured = weight.get(resource).unwrap_or(most);
+            (resource.clone(), *configured)
         })
         .collect();
     if !fixed.keys().eq(weight.keys()) {

@@ -96,9 +96,9 @@ impl QuotaTopology {
     /// Returns the quota of a pod in `namespace` without a quota label: the quota in that namespace with its
     /// name, otherwise the first that claims it, otherwise the default quota.
     pub(crate) fn quota_of_namespace(&self, namespace: &str) -> &str {
-        let own = self.get(namespace);
-        match own.filter(|quota| quota.namespace == namespace) {
-            Some(own) => &own.name,
+        let quota = self.get(namespace);
+        match quota.filter(|quota| quota.namespace == namespace) {
+            Some(quota) => &quota.name,
             None => self.claimant(namespace).unwrap_or(DEFAULT_QUOTA),
         }
     }

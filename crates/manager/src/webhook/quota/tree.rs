@@ -78,13 +78,13 @@ fn object<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Map<String, Va
     } else {
         value.to_string()
     };
-    let wrong = || {
+    let not_an_object = || {
         Refusal(format!(
             "{}: want an object, is {shown}",
             path.trim_start_matches('.')
         ))
     };
-    value.as_object_mut().ok_or_else(wrong)
+    value.as_object_mut().ok_or_else(not_an_object)
 }
 
 /// Returns `value` as a list; null is replaced by an empty one.
@@ -97,13 +97,13 @@ fn list<'a>(value: &'a mut Value, path: &str) -> Result<&'a mut Vec<Value>, Refu
     } else {
         value.to_string()
     };
-    let wrong = || {
+    let not_a_list = || {
         Refusal(format!(
             "{}: want a list, is {shown}",
             path.trim_start_matches('.')
         ))
     };
-    value.as_array_mut().ok_or_else(wrong)
+    value.as_array_mut().ok_or_else(not_a_list)
 }
 
 /// Converts a profile's node selector to requirements of node affinity.

@@ -137,10 +137,10 @@ impl Batch {
         }
         if !self.delta.is_empty() {
             // The pods are unchanged: if they fit together, each fits.
-            let mut then = used.clone();
-            then.add(&self.delta);
-            let then = list::masked(&then, |name| self.delta.contains_key(name));
-            if list::above(&then, &limit).is_empty() {
+            let mut sum = used.clone();
+            sum.add(&self.delta);
+            let sum = list::masked(&sum, |name| self.delta.contains_key(name));
+            if list::above(&sum, &limit).is_empty() {
                 used.add(&self.delta);
                 return Some(Charge { used, pods: None });
             }
@@ -156,9 +156,9 @@ impl Batch {
                 entry.verdict = Some(Ok(()));
                 continue;
             }
-            let mut then = list::masked(&used, |name| request.contains_key(name));
-            then.add(&request);
-            let over = list::above(&then, &limit);
+            let mut sum = list::masked(&used, |name| request.contains_key(name));
+            sum.add(&request);
+            let over = list::above(&sum, &limit);
             if over.is_empty() {
                 used.add(&request);
                 self.delta.add(&request);
