@@ -310,8 +310,8 @@ fn subtract_third_parties(
             *taken
         };
         let taken = Quantity::ZERO.with_format(taken.format()) - taken;
-        told.total += taken;
-        told.terms.push(Term {
+        breakdown.total += taken;
+        breakdown.terms.push(Term {
             what: "third party".to_owned(),
             amount: taken,
             taken: true,
@@ -323,19 +323,19 @@ fn subtract_third_parties(
             )),
         });
     }
-    if told.total.signum() < 0 {
-        let nothing = Quantity::ZERO.with_format(told.total.format());
-        told.terms.push(Term {
+    if breakdown.total.signum() < 0 {
+        let nothing = Quantity::ZERO.with_format(breakdown.total.format());
+        breakdown.terms.push(Term {
             what: "missing".to_owned(),
-            amount: nothing - told.total,
+            amount: nothing - breakdown.total,
             taken: false,
             why: "the amount is never below zero".to_owned(),
             setting: None,
             from: None,
         });
-        told.total = nothing;
+        breakdown.total = nothing;
     }
-    told
+    breakdown
 }
 
 fn zones(

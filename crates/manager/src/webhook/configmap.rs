@@ -136,7 +136,7 @@ impl Sections {
                 (name, node.selector.clone())
             };
             let entries = section.nodes.iter().enumerate().map(named).collect();
-            Overrides { key, of: entries }
+            Overrides { key, entries }
         }
         let suppress_config = data.get(suppress::CONFIG_KEY).map(String::as_str);
         Self(vec![

@@ -122,7 +122,7 @@ pub(super) fn parent(of: &Object) -> String {
         return parent.to_owned();
     };
     let ends = name.match_indices('-').map(|(at, _)| at);
-    let names = ends.filter_map(|index| name.get(..at)).chain([name]);
+    let names = ends.filter_map(|index| name.get(..index)).chain([name]);
     names.map(|name| format!("/{name}.slice")).collect()
 }
 

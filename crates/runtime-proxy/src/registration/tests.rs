@@ -105,6 +105,9 @@ fn files_are_read_again_when_they_changed() {
 fn a_file_without_end_is_not_read() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("a.json");
-    fs::File::create(&file).unwrap().set_len(FILE + 1).unwrap();
+    fs::File::create(&file)
+        .unwrap()
+        .set_len(MAX_FILE_SIZE + 1)
+        .unwrap();
     assert!(matches!(read(&file), Err(RegistrationError::Large)));
 }

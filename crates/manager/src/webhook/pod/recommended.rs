@@ -170,11 +170,11 @@ mod tests {
     #[test]
     fn pod_gets_the_scaling_factors_annotation() {
         let workload = |kind: &str, name: &str| json!({"type": "workload", "workload": {"kind": kind, "name": name}});
-        let recommendation = recommendation(workload("Deployment", "web"), 2.0);
+        let facts = recommendation(workload("Deployment", "web"), 2.0);
         // 500m of 2 cores and 2 cores of 2, 1 GiB of 4.
         let want = Some(r#"{"cpu":63,"memory":25}"#.to_owned());
-        assert_eq!(admitted(new_pod(), "shop", &recommendation), want);
-        assert_eq!(admitted(new_pod(), "other", &recommendation), None);
+        assert_eq!(admitted(new_pod(), "shop", &facts), want);
+        assert_eq!(admitted(new_pod(), "other", &facts), None);
         let labels = json!({"type": "podSelector", "podSelector": {"matchLabels": {"app": "web"}}});
         assert_eq!(
             admitted(new_pod(), "shop", &recommendation(labels, 2.0)),
@@ -185,9 +185,9 @@ mod tests {
             ("Deployment", "web-7d9f", 2.0),
             ("StatefulSet", "web", 2.0),
         ] {
-            let recommendation = recommendation(workload(kind, name), days);
+            let facts = recommendation(workload(kind, name), days);
             assert_eq!(
-                admitted(new_pod(), "shop", &recommendation),
+                admitted(new_pod(), "shop", &facts),
                 None,
                 "{kind} {name} {days}"
             );

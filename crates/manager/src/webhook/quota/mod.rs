@@ -19,7 +19,7 @@ pub use evaluate::Retries;
 
 use super::Deps;
 use super::pod::PodQuotas;
-use crate::cache::{Cache, Follow, State};
+use crate::cache::{Cache, ObjectCache, State};
 use crate::replica::Replica;
 use bound::BoundPods;
 use evaluate::{ClusterQuotas, Denial, Evaluator};

@@ -58,7 +58,7 @@ fn a_quota_must_make_sense_by_itself() {
     ];
     for (words, want) in rows {
         assert_eq!(
-            text(of_itself(&quota("temp", words.clone()))),
+            text(check_values(&quota("temp", words.clone()))),
             want,
             "{words}"
         );
@@ -71,7 +71,7 @@ fn relatives_limit_the_same_resources() {
     let big = [120, 1048576];
     let parent = |words: Value| quota("temp", words);
     let child = |words: Value| {
-        let mut fields = fields;
+        let mut fields = words;
         fields["parent"] = json!("temp");
         quota("temp-bu1", fields)
     };
@@ -250,7 +250,7 @@ fn siblings_are_not_guaranteed_more_than_their_parent() {
         ),
     ];
     for (at, (quotas, written, allowed)) in rows.into_iter().enumerate() {
-        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&quotas[written]));
+        let result = check_min_sums(&topology(&quotas), &QuotaInfo::from_quota(&quotas[written]));
         assert_eq!(result.is_ok(), allowed, "row {at}: {result:?}");
     }
 }
@@ -278,7 +278,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
         (below("sub-1", 4, json!({})), true),
     ] {
         let quotas = [above(json!({})), below("forced", 60, forced.clone())];
-        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
+        let result = check_min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
         assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
     }
     // The same seen from above.
@@ -288,7 +288,7 @@ fn sums_of_forced_quotas_are_not_checked_and_count_for_others() {
         (above(json!({"min": [59, 0], "isRoot": true})), true),
     ] {
         let quotas = [written.clone(), below("sub-1", 60, json!({}))];
-        let result = min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
+        let result = check_min_sums(&topology(&quotas), &QuotaInfo::from_quota(&written));
         assert_eq!(result.is_ok(), ok, "{written:?}: {result:?}");
     }
 }

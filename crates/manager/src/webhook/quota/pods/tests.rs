@@ -174,7 +174,7 @@ fn only_relevant_quotas_are_charged() {
         (Some("quota1"), "quota2", on_update, ns("quota2")),
     ];
     for (old, new, rules, want) in rows {
-        let old = old.map(of);
+        let old = old.map(pod_of);
         assert_eq!(
             to_charge(&all, old.as_ref(), &pod_of(new), rules),
             want,
