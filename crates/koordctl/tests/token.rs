@@ -80,7 +80,7 @@ async fn explain_shows_a_token_there() {
     assert_eq!(answer, (200, "numbers".to_owned()));
     let without_token = Args {
         token_file: None,
-        ..known.clone()
+        ..with_token.clone()
     };
     let (code, body) = query(&without_token, "it", &server, "/metrics")
         .await
@@ -89,7 +89,7 @@ async fn explain_shows_a_token_there() {
     assert!(body.contains("cannot get path"), "{body}");
     let verifying = Args {
         insecure_skip_tls_verify: false,
-        ..known
+        ..with_token
     };
     assert!(query(&verifying, "it", &server, "/metrics").await.is_err());
     stop.cancel();

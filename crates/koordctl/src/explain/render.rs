@@ -149,7 +149,7 @@ fn gang(out: &mut String, gang: &Value) {
     }
     for (key, label) in [("blocked", "blocked"), ("lastFailure", "last failure")] {
         if let Some(reason) = gang[key].as_str() {
-            let _ = writeln!(out, "    {label}: {said}");
+            let _ = writeln!(out, "    {label}: {reason}");
         }
     }
 }
