@@ -114,7 +114,7 @@ pub enum ArgsError {
 
 /// What a command line and its file say.
 #[derive(Debug)]
-pub struct Settled {
+pub struct ResolvedConfig {
     /// The file's, with what flags override.
     pub config: Configuration,
     /// Feature gates.
@@ -128,7 +128,7 @@ impl Args {
     ///
     /// # Errors
     /// The file cannot be read or used, or a flag's value cannot.
-    pub fn settle(&self) -> Result<Settled, ArgsError> {
+    pub fn resolve(&self) -> Result<ResolvedConfig, ArgsError> {
         let address = ip("address", &self.address)?;
         self.secure_address()?;
         let gates = Gates::parse(GATES, &self.feature_gates)?;
@@ -158,7 +158,7 @@ impl Args {
         self.election.apply(&mut config.leader_election);
         let valid = config.leader_election.validate();
         valid.map_err(ArgsError::Election)?;
-        Ok(Settled {
+        Ok(ResolvedConfig {
             config,
             gates,
             notes,

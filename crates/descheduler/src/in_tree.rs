@@ -7,7 +7,7 @@ use crate::plugins::{
     custom_priority, fragmentation_aware, migration_controller, scale_down_bin_pack,
 };
 use crate::registry::Registry;
-use crate::sigs;
+use crate::upstream_plugins;
 
 impl Registry {
     /// Every plugin of this crate.
@@ -26,14 +26,14 @@ fn all() -> Registry {
             migration_controller::NAME,
             true,
             MigrationControllerArgs::validate,
-            |args, about| Ok(migration_controller::build(args, about.profile)),
+            |args, context| Ok(migration_controller::build(args, context.profile)),
         )
         .with(
             low_node_load::NAME,
             true,
             low_node_load::Args::check,
-            |args, about| {
-                let interval = about.config.descheduling_interval;
+            |args, context| {
+                let interval = context.config.descheduling_interval;
                 Ok(PluginHandles::balancing(
                     LowNodeLoad::new(args).every(interval),
                 ))
@@ -57,5 +57,5 @@ fn all() -> Registry {
             scale_down_bin_pack::check,
             |args, _| Ok(PluginHandles::balancing(ScaleDownBinPack::new(args))),
         );
-    sigs::register(registry)
+    upstream_plugins::register(registry)
 }

@@ -20,16 +20,16 @@ pub mod config;
 pub mod daemon;
 pub mod framework;
 mod in_tree;
-mod ledger;
 pub mod low_node_load;
 pub mod migration;
+mod move_history;
 pub mod plugins;
 pub mod program;
 pub mod registry;
 pub mod report;
 pub mod rules;
-mod sigs;
 pub mod state;
+mod upstream_plugins;
 
 pub use args::Args;
 

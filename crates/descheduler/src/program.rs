@@ -27,16 +27,16 @@ pub fn run(argv: Vec<OsString>, place: PlacementMaker) -> ExitCode {
 }
 
 async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()> {
-    let settled = args.settle()?;
+    let resolved = args.resolve()?;
     let completed = Registry::in_tree()
-        .complete(settled.config)
+        .complete(resolved.config)
         .map_err(|error| in_file(&args, error))?;
-    for note in settled.notes.iter().chain(&completed.notes) {
+    for note in resolved.notes.iter().chain(&completed.notes) {
         tracing::warn!("{note}");
     }
     let config = completed.config.clone();
     let mut framework = completed.build().map_err(|error| in_file(&args, error))?;
-    framework.without_claims = settled.gates.enabled("DisablePVCReservation");
+    framework.without_claims = resolved.gates.enabled("DisablePVCReservation");
     if let Some(path) = args
         .write_config_to
         .as_deref()
@@ -75,7 +75,7 @@ async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()
         plain.push(("metricsBindAddress", &config.metrics_bind_address));
     }
     for (field, address) in plain {
-        let address = resolved(address).await.with_context(|| field)?;
+        let address = resolve_address(address).await.with_context(|| field)?;
         if address.port() != 0 {
             let stop = context.shutdown.clone();
             admin.serve(address, exposure(address), stop).await?;
@@ -100,7 +100,7 @@ fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
 }
 
 /// Returns the first address that `address` (`host:port`) stands for.
-async fn resolved(address: &str) -> Result<SocketAddr> {
+async fn resolve_address(address: &str) -> Result<SocketAddr> {
     let mut found = tokio::net::lookup_host(address)
         .await
         .with_context(|| format!("{address:?} cannot be resolved"))?;

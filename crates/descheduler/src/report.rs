@@ -1,7 +1,7 @@
 //! What the last cycle did, and why it did not do more: for people, by node.
 
 use crate::framework::{Action, Finding, Plan};
-use crate::state::{Snapshot, doubt};
+use crate::state::{Snapshot, rejection};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -107,9 +107,9 @@ impl Report {
             }
             let usage = snapshot.usage.get(&node.name);
             match usage.map(|usage| usage.updated) {
-                None => problems.push(doubt::NONE.to_owned()),
-                Some(None) => problems.push(doubt::NO_TIME.to_owned()),
-                Some(Some(at)) if at > snapshot.now => problems.push(doubt::AHEAD.to_owned()),
+                None => problems.push(rejection::NONE.to_owned()),
+                Some(None) => problems.push(rejection::NO_TIME.to_owned()),
+                Some(Some(at)) if at > snapshot.now => problems.push(rejection::AHEAD.to_owned()),
                 Some(Some(_)) => {}
             }
             let problems = NodeReport {
@@ -122,7 +122,7 @@ impl Report {
             let text = format!("{}/{}: {}", note.profile, note.strategy, note.text);
             match &note.node {
                 Some(node) => {
-                    let of = report.of(Some(node));
+                    let of = report.node_mut(Some(node));
                     if note.is_hot() {
                         of.early = note.is_early() && (of.early || !of.hot);
                         of.hot = true;
@@ -146,7 +146,7 @@ impl Report {
         }
         for kept in &plan.kept {
             let rule = format!("{}: {}", kept.strategy, kept.why.rule);
-            let of = report.of(kept.pod.node.as_deref());
+            let of = report.node_mut(kept.pod.node.as_deref());
             let of = of.kept.entry(rule).or_default();
             of.count += 1;
             if of.pods.len() < NAMED {
@@ -156,7 +156,7 @@ impl Report {
         report
     }
 
-    fn of(&mut self, node: Option<&str>) -> &mut NodeReport {
+    fn node_mut(&mut self, node: Option<&str>) -> &mut NodeReport {
         match node.and_then(|node| self.nodes.get_mut(node)) {
             Some(node) => node,
             None => &mut self.elsewhere,
@@ -191,20 +191,20 @@ impl Report {
             outcome: outcome.unwrap_or_else(|why| why),
             success,
         };
-        self.of(node).actions.push(done);
+        self.node_mut(node).actions.push(done);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::framework::{Kept, Move, Note, Why};
-    use crate::testing::World;
+    use crate::framework::{Move, Note, SkippedPod, Why};
+    use crate::testing::TestCluster;
     use serde_json::json;
 
     #[test]
     fn a_node_waits_if_every_strategy_that_finds_it_hot_does() {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         world.node("a", json!({}));
         let (waits, long) = ("hot: cpu 71%, 2 of 5 cycles", "hot: cpu 71%");
         for (texts, early) in [
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_report_says_by_node_what_was_done_and_which_rule_kept_whom() {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         world.node("a", json!({}));
         world.node(
             "b",
@@ -261,7 +261,7 @@ mod tests {
                 drains: None,
             }))
         };
-        let kept = |at: usize| Kept {
+        let kept = |at: usize| SkippedPod {
             pod: world.pods[1].clone(),
             profile: "profile".into(),
             strategy: "S",
@@ -282,7 +282,7 @@ mod tests {
             (
                 Some("b".into()),
                 "not looked at: it has none",
-                Finding::Skipped(doubt::NONE),
+                Finding::Skipped(rejection::NONE),
             ),
         ] {
             plan.notes.push(Note {

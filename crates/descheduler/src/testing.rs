@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// A cluster that is being made.
 #[derive(Debug, Clone)]
-pub(crate) struct World {
+pub(crate) struct TestCluster {
     pub(crate) shapes: Shapes,
     pub(crate) now: Timestamp,
     pub(crate) nodes: Vec<Arc<NodeInfo>>,
@@ -21,7 +21,7 @@ pub(crate) struct World {
     pub(crate) jobs: Vec<Arc<PodMigrationJob>>,
 }
 
-impl Default for World {
+impl Default for TestCluster {
     fn default() -> Self {
         Self {
             shapes: Shapes::new(Arc::new(ResourceTable::new())),
@@ -48,7 +48,7 @@ pub(crate) fn merged(mut value: Value, over: Value) -> Value {
     value
 }
 
-impl World {
+impl TestCluster {
     /// A node that is ready, with 4 CPUs, 3 GB and 110 pods, and what `over` says.
     pub(crate) fn node(&mut self, name: &str, over: Value) -> Arc<NodeInfo> {
         let node = json!({
@@ -130,20 +130,20 @@ impl World {
 
 /// Lets everything go.
 #[derive(Debug)]
-pub(crate) struct Anything;
+pub(crate) struct AllowAll;
 
-impl Filter for Anything {
+impl Filter for AllowAll {
     fn name(&self) -> &'static str {
-        "Anything"
+        "AllowAll"
     }
     fn filter(&self, _: &Snapshot, _: &PodInfo) -> Result<(), Why> {
         Ok(())
     }
 }
 
-impl Evictor for Anything {
+impl Evictor for AllowAll {
     fn name(&self) -> &'static str {
-        "Anything"
+        "AllowAll"
     }
     fn evict(&mut self, _: &Snapshot, _: &Ask<'_>) -> Result<Intent, Why> {
         Ok(Intent::Evict(None))
@@ -204,7 +204,7 @@ pub(crate) fn balancing(strategy: Box<dyn Strategy>, filters: Vec<Box<dyn Filter
             deschedule: Vec::new(),
             balance: vec![strategy],
             filters,
-            evictor: Box::new(Anything),
+            evictor: Box::new(AllowAll),
         }],
         ..Framework::default()
     }

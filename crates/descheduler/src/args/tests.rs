@@ -11,8 +11,8 @@ fn args(line: &str) -> Result<Args, String> {
         .map_err(|error| error.to_string())
 }
 
-fn settled(line: &str) -> Result<Settled, String> {
-    args(line)?.settle().map_err(|error| error.to_string())
+fn resolve(line: &str) -> Result<ResolvedConfig, String> {
+    args(line)?.resolve().map_err(|error| error.to_string())
 }
 
 fn file(text: &str) -> tempfile::NamedTempFile {
@@ -31,7 +31,7 @@ fn defaults_are_upstreams() {
         given.secure_address().unwrap(),
         Some("0.0.0.0:10258".parse().unwrap())
     );
-    let settled = given.settle().unwrap();
+    let settled = given.resolve().unwrap();
     assert_eq!(settled.config, Configuration::default());
     assert_eq!(settled.config.healthz_bind_address, "0.0.0.0:10251");
     assert_eq!(settled.notes, [""; 0]);
@@ -49,9 +49,9 @@ fn of_a_file_flags_override_the_leader_election_alone() {
          leaderElection: {{resourceName: a, leaseDuration: 20s}}\n"
     ));
     let path = file.path().display();
-    let from_file = settled(&format!("--config={path}")).unwrap().config;
+    let from_file = resolve(&format!("--config={path}")).unwrap().config;
     assert_eq!(from_file.leader_election.resource_name, "a");
-    let given = settled(&format!(
+    let given = resolve(&format!(
         "--config {path} --address=10.0.0.1 --port=99 --leader_elect=false --leader-elect-resource-name=b \
          --leader-elect-renew-deadline=11s --leader-elect-retry-period=3s \
          --leader-elect-resource-namespace=n"
@@ -73,7 +73,7 @@ fn of_a_file_flags_override_the_leader_election_alone() {
         panic!("{:?}", given.notes);
     };
     assert!(note.starts_with("--address and --port"), "{note}");
-    let without = settled("--address=127.0.0.1 --port=0").unwrap().config;
+    let without = resolve("--address=127.0.0.1 --port=0").unwrap().config;
     assert_eq!(without.healthz_bind_address, "127.0.0.1:0");
     assert_eq!(without.metrics_bind_address, "127.0.0.1:0");
 }
@@ -86,7 +86,7 @@ fn upstreams_manifest_and_its_other_flags_are_accepted() {
                 --feature-gates=DisablePVCReservation=true,PriorityTransformer=true,WebhookFramework=false";
     let given = args(line).unwrap();
     assert_eq!(given.secure_address().unwrap(), None);
-    let settled = given.settle().unwrap();
+    let settled = given.resolve().unwrap();
     assert!(settled.gates.enabled("DisablePVCReservation"));
     let about: Vec<_> = settled
         .notes
@@ -117,9 +117,9 @@ fn places_are_looked_for_beforehand_on_request() {
     ] {
         let given = args(line).unwrap();
         assert!(given.find_targets, "{line}");
-        assert_eq!(given.settle().unwrap().notes, [""; 0]);
+        assert_eq!(given.resolve().unwrap().notes, [""; 0]);
     }
-    let notes = settled("--scheduler-config=/x").unwrap().notes;
+    let notes = resolve("--scheduler-config=/x").unwrap().notes;
     assert_eq!(
         notes,
         ["--scheduler-config has no effect without --find-targets"]
@@ -155,7 +155,7 @@ fn mistakes_name_the_flag_or_the_field() {
         ("--policy-config-file=x".to_owned(), "--policy-config-file"),
         ("now".to_owned(), "now"),
     ] {
-        let error = settled(&line).unwrap_err();
+        let error = resolve(&line).unwrap_err();
         assert!(error.contains(names), "{line}: {error}");
     }
 }

@@ -45,10 +45,10 @@ pub(crate) fn check(path: &str, value: &Value, strict: bool) -> Result<(), Confi
                 return check_selector(&path, value, strict);
             }
             if key == "defaultDeleteOptions" && strict {
-                known(&path, value, &DELETE_OPTIONS)?;
+                check_fields(&path, value, &DELETE_OPTIONS)?;
                 let preconditions = value.get("preconditions").unwrap_or(&Value::Null);
                 let path = format!("{path}.preconditions");
-                return known(&path, preconditions, &["resourceVersion", "uid"]);
+                return check_fields(&path, preconditions, &["resourceVersion", "uid"]);
             }
             check(&path, value, strict)
         }),
@@ -60,7 +60,7 @@ pub(crate) fn check(path: &str, value: &Value, strict: bool) -> Result<(), Confi
     }
 }
 
-fn known(path: &str, value: &Value, fields: &[&str]) -> Result<(), ConfigError> {
+fn check_fields(path: &str, value: &Value, fields: &[&str]) -> Result<(), ConfigError> {
     let mut members = value.as_object().into_iter().flatten();
     match members.find(|(key, _)| !fields.contains(&key.as_str())) {
         Some((key, _)) => {
@@ -77,10 +77,10 @@ fn known(path: &str, value: &Value, fields: &[&str]) -> Result<(), ConfigError> 
 fn check_selector(path: &str, value: &Value, strict: bool) -> Result<(), ConfigError> {
     let expressions = value.get("matchExpressions").and_then(Value::as_array);
     if strict {
-        known(path, value, &["matchExpressions", "matchLabels"])?;
+        check_fields(path, value, &["matchExpressions", "matchLabels"])?;
         for (at, expression) in expressions.into_iter().flatten().enumerate() {
             let path = format!("{path}.matchExpressions[{at}]");
-            known(&path, expression, &["key", "operator", "values"])?;
+            check_fields(&path, expression, &["key", "operator", "values"])?;
         }
     }
     let read: LabelSelector = super::decode(path, value.clone())?;

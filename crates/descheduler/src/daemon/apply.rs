@@ -1,6 +1,6 @@
 //! Carries a plan out.
 
-use super::view::View;
+use super::view::ClusterView;
 use crate::framework::{Action, Intent, Move, Plan};
 use crate::state::{PodInfo, Snapshot};
 use k8s_openapi::api::core::v1::Pod;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 /// What became of an action: what was done, or why it was not.
-pub(super) type Outcome = Result<String, String>;
+pub(super) type ActionOutcome = Result<String, String>;
 
 /// How the clearing of a node goes.
 #[derive(Debug, Default)]
@@ -28,11 +28,11 @@ struct Drain {
 /// Does what `plan` asks for, in order, until `stop`; outcomes are in the order of its actions. Nothing is repeated:
 /// the next cycle sees what is still to be done.
 pub(super) async fn apply(
-    (client, view): (&Client, &View),
+    (client, view): (&Client, &ClusterView),
     snapshot: &Snapshot,
     plan: &Plan,
     stop: &CancellationToken,
-) -> Vec<Outcome> {
+) -> Vec<ActionOutcome> {
     let mut drains = FxHashMap::<Arc<str>, Drain>::default();
     let mut outcomes = Vec::with_capacity(plan.actions.len());
     for action in &plan.actions {
@@ -47,11 +47,11 @@ pub(super) async fn apply(
 }
 
 async fn act(
-    (client, view): (&Client, &View),
+    (client, view): (&Client, &ClusterView),
     snapshot: &Snapshot,
     action: &Action,
     drains: &mut FxHashMap<Arc<str>, Drain>,
-) -> Outcome {
+) -> ActionOutcome {
     match action {
         Action::Cordon { node, .. } => {
             if snapshot.node(node).is_some_and(|node| node.unschedulable) {
@@ -65,12 +65,12 @@ async fn act(
         Action::DeletionCost { pod, cost, .. } => set_deletion_cost(client, pod, *cost).await,
         Action::Move(planned) => {
             let Some(node) = &planned.drains else {
-                return go((client, view), planned).await;
+                return execute_move((client, view), planned).await;
             };
             if drains.get(node).is_some_and(|drain| drain.failed) {
                 return Err(format!("not done: node {node} is not cleared after all"));
             }
-            let outcome = go((client, view), planned).await;
+            let outcome = execute_move((client, view), planned).await;
             if outcome.is_err() {
                 let drain = drains.entry(node.clone()).or_default();
                 drain.failed = true;
@@ -85,7 +85,7 @@ async fn act(
     }
 }
 
-async fn go((client, view): (&Client, &View), planned: &Move) -> Outcome {
+async fn execute_move((client, view): (&Client, &ClusterView), planned: &Move) -> ActionOutcome {
     let pod = &planned.pod;
     match &planned.intent {
         None | Some(Intent::Nothing) => Ok("nothing is done in a dry run".to_owned()),
@@ -94,7 +94,7 @@ async fn go((client, view): (&Client, &View), planned: &Move) -> Outcome {
             let created = jobs.create(&PostParams::default(), job).await;
             let created = created.map_err(|error| format!("PodMigrationJob: {error}"))?;
             // The next cycle counts it, whether it has been seen by then or not.
-            view.jobs.newer().learn(&created);
+            view.jobs.write_cache().update(&created);
             let name = created.metadata.name.unwrap_or_default();
             Ok(format!("PodMigrationJob {name} is created"))
         }
@@ -107,11 +107,13 @@ async fn go((client, view): (&Client, &View), planned: &Move) -> Outcome {
             match evict_pod(client, &pod.namespace, &pod.name, &options).await {
                 Ok(EvictOutcome::Evicted) => Ok("is evicted".to_owned()),
                 // A webhook may deny it in the same words.
-                Ok(EvictOutcome::Gone { message }) => match super::stands(client, pod).await {
-                    Ok(false) => Ok("was gone already".to_owned()),
-                    Ok(true) => Err(format!("eviction: {message}")),
-                    Err(error) => Err(format!("eviction: {message}; {error}")),
-                },
+                Ok(EvictOutcome::Gone { message }) => {
+                    match super::still_exists(client, pod).await {
+                        Ok(false) => Ok("was gone already".to_owned()),
+                        Ok(true) => Err(format!("eviction: {message}")),
+                        Err(error) => Err(format!("eviction: {message}; {error}")),
+                    }
+                }
                 Ok(EvictOutcome::Blocked { message, .. }) => Err(format!("eviction: {message}")),
                 Err(error) => Err(format!("eviction: {error}")),
             }
@@ -141,7 +143,7 @@ fn grace_period(options: Option<&DeleteOptions>) -> Result<Option<i64>, String> 
     ))
 }
 
-async fn set_unschedulable(client: &Client, node: &str, to: bool) -> Outcome {
+async fn set_unschedulable(client: &Client, node: &str, to: bool) -> ActionOutcome {
     let change = json!({"spec": {"unschedulable": to}});
     match patch::merge_node(client, node, &change).await {
         Ok(_) => Ok("is unschedulable".to_owned()),
@@ -149,7 +151,7 @@ async fn set_unschedulable(client: &Client, node: &str, to: bool) -> Outcome {
     }
 }
 
-async fn set_deletion_cost(client: &Client, pod: &PodInfo, cost: i32) -> Outcome {
+async fn set_deletion_cost(client: &Client, pod: &PodInfo, cost: i32) -> ActionOutcome {
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     // The UID is a precondition: another pod of this name keeps its own cost.
     let change = json!({"metadata": {

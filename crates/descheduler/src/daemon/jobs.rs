@@ -1,7 +1,7 @@
 //! All PodMigrationJobs, those included that this process has written and not seen again yet.
 
-use super::kept::Kept;
-use super::mirror::Mirror;
+use super::decoded::Decoded;
+use super::lister::Lister;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use koord_api::scheduling::PodMigrationJob;
 use koord_kube::{ObjectKey, Unread};
@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Jobs {
-    mirror: Mirror<Kept<PodMigrationJob>>,
-    /// By name: what is newer than the mirror.
-    newer: Arc<Newer>,
+    lister: Lister<Decoded<PodMigrationJob>>,
+    /// By name: what is write_cache than the lister.
+    write_cache: Arc<WriteCache>,
 }
 
 /// What answers of the API server said.
 #[derive(Debug, Default)]
-pub(super) struct Newer(Mutex<FxHashMap<String, (Instant, Arc<PodMigrationJob>)>>);
+pub(super) struct WriteCache(Mutex<FxHashMap<String, (Instant, Arc<PodMigrationJob>)>>);
 
 /// Versions of one kind can be compared, as of Kubernetes 1.35.
 fn version(job: &PodMigrationJob) -> u64 {
@@ -33,9 +33,9 @@ fn version(job: &PodMigrationJob) -> u64 {
         .unwrap_or(0)
 }
 
-impl Newer {
+impl WriteCache {
     /// `job` is as the API server says that it is.
-    pub(super) fn learn(&self, job: &PodMigrationJob) {
+    pub(super) fn update(&self, job: &PodMigrationJob) {
         let Some(name) = job.metadata.name.clone() else {
             return;
         };
@@ -47,7 +47,7 @@ impl Newer {
     }
 
     /// The job with this `meta` is gone.
-    pub(super) fn forget(&self, meta: &ObjectMeta) {
+    pub(super) fn remove(&self, meta: &ObjectMeta) {
         let mut all = self.0.lock();
         let name = meta.name.as_deref().unwrap_or_default();
         let same = |(_, known): &(Instant, Arc<PodMigrationJob>)| known.metadata.uid == meta.uid;
@@ -58,57 +58,71 @@ impl Newer {
 }
 
 impl Jobs {
-    pub(super) fn new(mirror: Mirror<Kept<PodMigrationJob>>, newer: Arc<Newer>) -> Self {
-        Self { mirror, newer }
+    pub(super) fn new(
+        lister: Lister<Decoded<PodMigrationJob>>,
+        write_cache: Arc<WriteCache>,
+    ) -> Self {
+        Self {
+            lister,
+            write_cache,
+        }
     }
 
-    pub(super) async fn settled(&self) {
-        self.mirror.settled().await;
+    pub(super) async fn wait_synced(&self) {
+        self.lister.wait_synced().await;
     }
 
-    pub(super) fn newer(&self) -> &Newer {
-        &self.newer
+    pub(super) fn write_cache(&self) -> &WriteCache {
+        &self.write_cache
     }
 
     /// Those that cannot be read.
     pub(super) fn unread(&self) -> Vec<Arc<Unread>> {
-        let all = self.mirror.store.list().into_iter();
-        all.filter_map(|kept| kept.unread().cloned()).collect()
+        let all = self.lister.store.list().into_iter();
+        all.filter_map(|decoded| decoded.unread().cloned())
+            .collect()
     }
 
-    /// The one of this name, as the mirror has it.
-    fn seen(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
-        let kept = self.mirror.store.get(&ObjectKey::new("", name))?;
-        kept.object().cloned()
+    /// The one of this name, as the lister has it.
+    fn cached(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
+        let decoded = self.lister.store.get(&ObjectKey::new("", name))?;
+        decoded.object().cloned()
     }
 
     /// All of them that can be read, by name.
     pub(super) fn all(&self) -> Vec<Arc<PodMigrationJob>> {
-        let jobs = self.mirror.store.list().into_iter();
-        let mut jobs: Vec<_> = jobs.filter_map(|kept| kept.object().cloned()).collect();
-        let mut newer = self.newer.0.lock();
-        newer.retain(|name, (since, job)| match self.seen(name) {
+        let jobs = self.lister.store.list().into_iter();
+        let mut jobs: Vec<_> = jobs
+            .filter_map(|decoded| decoded.object().cloned())
+            .collect();
+        let mut write_cache = self.write_cache.0.lock();
+        write_cache.retain(|name, (since, job)| match self.cached(name) {
             Some(seen) => version(&seen) < version(job),
             None => since.elapsed() < PATIENCE,
         });
-        if !newer.is_empty() {
+        if !write_cache.is_empty() {
             let seen = |job: &Arc<PodMigrationJob>| {
                 let name = job.metadata.name.as_deref().unwrap_or_default();
-                !newer.contains_key(name)
+                !write_cache.contains_key(name)
             };
             jobs.retain(seen);
-            jobs.extend(newer.values().map(|(_, job)| job.clone()));
+            jobs.extend(write_cache.values().map(|(_, job)| job.clone()));
         }
-        drop(newer);
+        drop(write_cache);
         jobs.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
         jobs
     }
 
     /// The one of this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
-        let seen = self.seen(name);
-        let newer = self.newer.0.lock().get(name).map(|(_, job)| job.clone());
-        [seen, newer]
+        let seen = self.cached(name);
+        let write_cache = self
+            .write_cache
+            .0
+            .lock()
+            .get(name)
+            .map(|(_, job)| job.clone());
+        [seen, write_cache]
             .into_iter()
             .flatten()
             .max_by_key(|job| version(job))

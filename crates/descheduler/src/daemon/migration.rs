@@ -20,18 +20,18 @@
 //! Kinds of workloads are asked for once a pod has such a controller; a right that is missing keeps its pods where they
 //! are, and says so.
 
-mod act;
+mod actions;
 mod arbiter;
 
-use super::desk::{Desk, Task};
-use super::view::View;
-use crate::ledger::remembered;
+use super::job_queue::{JobQueue, Task};
+use super::view::ClusterView;
 use crate::migration::args::MigrationControllerArgs;
 use crate::migration::limits::{self, Group};
-use crate::migration::step::{self, Next, Settings, step};
+use crate::migration::step::{self, Requeue, Settings, step};
 use crate::migration::{
     CREATED_BY, Migrations, PROFILE, Stage, annotation, evict, reservation, stage,
 };
+use crate::move_history::retained_until;
 use crate::plugins::migration_controller::NAME;
 use crate::state::PodInfo;
 use futures::future;
@@ -57,12 +57,12 @@ const STEPS: usize = 32;
 const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(15)];
 /// From one sweep to the next.
 const SWEEP: Duration = Duration::from_secs(60);
-/// A job without a time to live is swept after so long, one with it so long after it.
-const FORGOTTEN: [Duration; 2] = [Duration::from_secs(30 * 60), Duration::from_secs(5 * 60)];
+/// A job without a time to live is sweep_once after so long, one with it so long after it.
+const SWEEP_AFTER: [Duration; 2] = [Duration::from_secs(30 * 60), Duration::from_secs(5 * 60)];
 
 /// What is counted.
 #[derive(Debug, Clone)]
-pub(super) struct Counts {
+pub(super) struct JobMetrics {
     /// `descheduler_pods_evicted`.
     pub(super) evicted: IntCounterVec,
     /// Jobs by phase.
@@ -74,39 +74,39 @@ pub(super) struct Counts {
 }
 
 /// Works on jobs.
-pub(super) struct Controller {
+pub(super) struct JobController {
     client: Client,
-    view: Arc<View>,
-    desk: Arc<Desk>,
+    view: Arc<ClusterView>,
+    job_queue: Arc<JobQueue>,
     migrations: Vec<Arc<Migrations>>,
     without_claims: bool,
     events: Recorder,
     clock: Clock,
-    counts: Counts,
+    counts: JobMetrics,
     /// By name of the job: why it does not go on.
-    troubles: Mutex<FxHashMap<String, String>>,
+    errors: Mutex<FxHashMap<String, String>>,
     /// By name of a job that cannot be read: the version of which that was told.
     unread: Mutex<FxHashMap<String, String>>,
 }
 
-impl Controller {
+impl JobController {
     pub(super) fn new(
         client: Client,
-        view: Arc<View>,
+        view: Arc<ClusterView>,
         migrations: Vec<Arc<Migrations>>,
         without_claims: bool,
-        (events, clock, counts): (Recorder, Clock, Counts),
+        (events, clock, counts): (Recorder, Clock, JobMetrics),
     ) -> Self {
         Self {
             client,
             view,
-            desk: Arc::new(Desk::new(BACKOFF)),
+            job_queue: Arc::new(JobQueue::new(BACKOFF)),
             migrations,
             without_claims,
             events,
             clock,
             counts,
-            troubles: Mutex::default(),
+            errors: Mutex::default(),
             unread: Mutex::default(),
         }
     }
@@ -132,28 +132,28 @@ impl Controller {
             tracing::warn!(%error, "PodMigrationJobs cannot be listed");
             tokio::time::sleep(BACKOFF[0]).await;
         }
-        self.remember().await;
+        self.record_past_evictions().await;
     }
 
-    /// Counts what earlier leaders have evicted.
-    async fn remember(&self) {
+    /// JobMetrics what earlier leaders have evicted.
+    async fn record_past_evictions(&self) {
         let now = self.clock.now();
         let mut went = Vec::new();
         for job in self.view.jobs.all() {
-            let Some(migrations) = self.of(&job) else {
+            let Some(migrations) = self.migrations_for(&job) else {
                 continue;
             };
             if !step::has_begun_to_evict(&job) || !counts(&job, &migrations.args, now) {
                 continue;
             }
             // Nobody is asked about a pod of which that is known.
-            let known = evict::went(&job, true, now);
+            let known = evict::evicted_at(&job, true, now);
             let then = match known {
-                None if !self.stands(&job).await => evict::went(&job, false, now),
+                None if !self.still_exists(&job).await => evict::evicted_at(&job, false, now),
                 known => known,
             };
             if let Some(then) = then {
-                went.push((then, Group::of_job(&job), migrations));
+                went.push((then, Group::from_job(&job), migrations));
             }
         }
         went.sort_by_key(|(then, ..)| *then);
@@ -163,12 +163,12 @@ impl Controller {
         let workloads = self.view.workloads(&controllers.collect()).await;
         for (then, group, migrations) in went {
             let workload = group.controller.as_ref().and_then(|uid| workloads.get(uid));
-            migrations.remember(&group, workload, then);
+            migrations.record_eviction(&group, workload, then);
         }
     }
 
     /// Whether the pod of `job` is as it was before the eviction, as far as one can know.
-    async fn stands(&self, job: &PodMigrationJob) -> bool {
+    async fn still_exists(&self, job: &PodMigrationJob) -> bool {
         let Ok(pod) = self.pod(Some(&job.spec.pod_ref)).await else {
             return false;
         };
@@ -184,16 +184,16 @@ impl Controller {
         if self.migrations.is_empty() {
             return future::pending().await;
         }
-        self.view.hub.tell(Some(self.desk.clone()));
+        self.view.queue_handle.attach(Some(self.job_queue.clone()));
         for job in self.view.jobs.all() {
-            self.desk.job(&job);
+            self.job_queue.job(&job);
         }
         let workers = self.migrations.iter();
         let workers = workers.map(|one| one.args.max_concurrent_reconciles).max();
         let workers = workers.and_then(|workers| usize::try_from(workers).ok());
         let controller = controller::Controller::new(
             NAME,
-            self.desk.queue.clone(),
+            self.job_queue.queue.clone(),
             workers.unwrap_or(1),
             &self.counts.controllers,
             koord_kube::log_reconcile_failures!(),
@@ -213,13 +213,13 @@ impl Controller {
             Err(error) => return Err(error),
         };
         for job in jobs.iter().filter_map(|job| job.0.as_ref().ok()) {
-            self.view.jobs.newer().learn(job);
+            self.view.jobs.write_cache().update(job);
         }
         Ok(())
     }
 
     /// Who made `job`, or else the first.
-    fn of(&self, job: &PodMigrationJob) -> Option<&Arc<Migrations>> {
+    fn migrations_for(&self, job: &PodMigrationJob) -> Option<&Arc<Migrations>> {
         let profile = annotation(job, PROFILE);
         let process = annotation(job, CREATED_BY);
         let mut all = self.migrations.iter();
@@ -238,9 +238,9 @@ impl Controller {
             Task::Job(name) => {
                 let result = Box::pin(self.job(&name)).await;
                 match &result {
-                    Ok(Action::Done) => drop(self.troubles.lock().remove(&name)),
+                    Ok(Action::Done) => drop(self.errors.lock().remove(&name)),
                     Ok(Action::RequeueAfter(_)) => {}
-                    Err(text) => drop(self.troubles.lock().insert(name, text.clone())),
+                    Err(text) => drop(self.errors.lock().insert(name, text.clone())),
                 }
                 result
             }
@@ -256,14 +256,14 @@ impl Controller {
     }
 
     /// Forgets what kept the job, and how often it failed.
-    fn forget_trouble(&self, name: &str) {
-        self.troubles.lock().remove(name);
-        self.desk.queue.forget(&Task::Job(name.to_owned()));
+    fn clear_error(&self, name: &str) {
+        self.errors.lock().remove(name);
+        self.job_queue.queue.forget(&Task::Job(name.to_owned()));
     }
 
-    fn trouble(&self, name: &str) -> Option<String> {
-        let troubles = self.troubles.lock();
-        troubles.get(name).filter(|text| !text.is_empty()).cloned()
+    fn last_error(&self, name: &str) -> Option<String> {
+        let errors = self.errors.lock();
+        errors.get(name).filter(|text| !text.is_empty()).cloned()
     }
 
     /// Goes on with a job as far as it goes.
@@ -271,7 +271,7 @@ impl Controller {
         // What has ended for good need not be asked about.
         if let Some(known) = self.view.jobs.get(name)
             && stage(&known) == Stage::Ended
-            && !self.may_hold_room(&known)
+            && !self.may_hold_reservation(&known)
         {
             return Ok(Action::Done);
         }
@@ -281,7 +281,7 @@ impl Controller {
                 Ok(None) => return Ok(Action::Done),
                 Err(error) => return Err(error.to_string()),
             };
-            self.view.jobs.newer().learn(&job);
+            self.view.jobs.write_cache().update(&job);
             if let Some(action) = Box::pin(self.step(&job)).await? {
                 return Ok(action);
             }
@@ -290,7 +290,7 @@ impl Controller {
     }
 
     /// Whether `job` has failed and its reservation is still there.
-    fn may_hold_room(&self, job: &PodMigrationJob) -> bool {
+    fn may_hold_reservation(&self, job: &PodMigrationJob) -> bool {
         let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
         phase == Some(&PodMigrationJobPhase::Failed)
             && self.view.reservation(&reservation::name(job)).is_some()
@@ -298,7 +298,7 @@ impl Controller {
 
     /// One step; `None` when the next one can follow at once.
     async fn step(&self, job: &PodMigrationJob) -> Result<Option<Action>, String> {
-        let Some(migrations) = self.of(job).cloned() else {
+        let Some(migrations) = self.migrations_for(job).cloned() else {
             return Ok(Some(Action::Done));
         };
         let text = |error: Error| error.to_string();
@@ -310,7 +310,7 @@ impl Controller {
         let waits = stage(job) == Stage::Waiting;
         let settings = self.settings(&migrations.args);
         let due = step::deadline(job, settings.ttl).is_some_and(|due| self.clock.now() >= due);
-        let reserved = match waits || (ended && !self.may_hold_room(job)) {
+        let reserved = match waits || (ended && !self.may_hold_reservation(job)) {
             true => None,
             false => match self.reservation(job).await {
                 Ok(reserved) => reserved,
@@ -338,8 +338,8 @@ impl Controller {
             self.counts.limited.with_label_values(&[why.rule]).inc();
         }
         let trouble = limited.as_ref().map(ToString::to_string);
-        let trouble = trouble.or_else(|| self.trouble(name));
-        let next = step(&step::View {
+        let trouble = trouble.or_else(|| self.last_error(name));
+        let next = step(&step::JobView {
             now,
             job,
             pod: pod.as_ref(),
@@ -350,28 +350,30 @@ impl Controller {
             settings: &settings,
         });
         if let Some(act) = next.act {
-            let about = act::About {
+            let ctx = actions::JobContext {
                 job,
                 pod: info.as_ref(),
                 reservation: reserved.as_ref(),
                 migrations: &migrations,
                 settings: &settings,
             };
-            match self.act(act, &about).await {
+            match self.act(act, &ctx).await {
                 // It went on: what kept it does not any more.
-                act::Done::Yes => self.forget_trouble(name),
-                act::Done::Again => return Ok(None),
-                act::Done::Later(delay) => return Ok(Some(Action::RequeueAfter(delay))),
-                act::Done::No(why) => return Err(why),
+                actions::WriteOutcome::Written => self.clear_error(name),
+                actions::WriteOutcome::Conflict => return Ok(None),
+                actions::WriteOutcome::Delayed(delay) => {
+                    return Ok(Some(Action::RequeueAfter(delay)));
+                }
+                actions::WriteOutcome::Failed(why) => return Err(why),
             }
         }
-        if let Some(told) = next.told {
-            self.tell(job, told.warning, told.reason, told.message);
+        if let Some(event) = next.event {
+            self.record_event(job, event.warning, event.reason, event.message);
         }
         Ok(match next.next {
-            Next::Now => None,
-            Next::Wait(delay) => Some(Action::RequeueAfter(delay)),
-            Next::Done => Some(Action::Done),
+            Requeue::Now => None,
+            Requeue::Wait(delay) => Some(Action::RequeueAfter(delay)),
+            Requeue::Done => Some(Action::Done),
         })
     }
 
@@ -414,7 +416,7 @@ impl Controller {
 
     async fn sweep(&self) {
         loop {
-            if let Err(error) = self.swept().await {
+            if let Err(error) = self.sweep_once().await {
                 tracing::warn!(%error, "old PodMigrationJobs are not swept");
             }
             tokio::time::sleep(SWEEP).await;
@@ -423,20 +425,20 @@ impl Controller {
 
     /// Deletes jobs that are old, in whatever phase, and their reservations. A job that the next leader has to know of
     /// stays without its reservation.
-    async fn swept(&self) -> Result<(), Error> {
+    async fn sweep_once(&self) -> Result<(), Error> {
         let now = self.clock.now();
         for job in self.view.jobs.all() {
             let after = |ttl: GoDuration| {
                 let ttl = ttl.to_std().filter(|ttl| !ttl.is_zero());
-                ttl.map(|ttl| ttl.saturating_add(FORGOTTEN[1]))
+                ttl.map(|ttl| ttl.saturating_add(SWEEP_AFTER[1]))
             };
-            let life = match (job.spec.ttl, self.of(&job)) {
-                (Some(ttl), _) => after(ttl).unwrap_or(FORGOTTEN[0]),
+            let life = match (job.spec.ttl, self.migrations_for(&job)) {
+                (Some(ttl), _) => after(ttl).unwrap_or(SWEEP_AFTER[0]),
                 // That it has failed can be seen for a while.
                 (None, Some(made)) => after(made.args.default_job_ttl)
                     .unwrap_or_default()
-                    .max(FORGOTTEN[0]),
-                (None, None) => FORGOTTEN[0],
+                    .max(SWEEP_AFTER[0]),
+                (None, None) => SWEEP_AFTER[0],
             };
             let Some(created) = &job.metadata.creation_timestamp else {
                 continue;
@@ -445,14 +447,14 @@ impl Controller {
             if age < life {
                 continue;
             }
-            let is_kept = remembered(&job, now).is_some_and(|until| now < until)
-                || self.of(&job).is_some_and(|made| {
-                    evict::went(&job, true, now).is_some() && counts(&job, &made.args, now)
+            let is_kept = retained_until(&job, now).is_some_and(|until| now < until)
+                || self.migrations_for(&job).is_some_and(|made| {
+                    evict::evicted_at(&job, true, now).is_some() && counts(&job, &made.args, now)
                 });
             let options = job.spec.reservation_options.as_ref();
             if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())
                 && let Some(name) = &named.name
-                // Who is kept is swept again and again.
+                // Who is kept is sweep_once again and again.
                 && (!is_kept || self.view.reservation(name).is_some())
             {
                 let uid = named.uid.clone().filter(|uid| !uid.is_empty());
@@ -475,11 +477,11 @@ impl Controller {
 
 /// Whether an eviction that `job` tells of may still matter to limits.
 fn counts(job: &PodMigrationJob, args: &MigrationControllerArgs, now: Timestamp) -> bool {
-    let Some(then) = evict::went(job, false, now) else {
+    let Some(then) = evict::evicted_at(job, false, now) else {
         return false;
     };
     let passed = Duration::try_from(now.duration_since(then)).unwrap_or_default();
-    passed < limits::memory(args)
+    passed < limits::max_limiter_duration(args)
 }
 
 /// Deletes the object of this UID and no other one.

@@ -2,22 +2,23 @@
 //! its plan out, and shows what came of it.
 
 mod apply;
-mod desk;
+mod decoded;
+mod event_throttle;
+mod job_queue;
 mod jobs;
-mod kept;
+mod last_cycle;
+mod lister;
 mod migration;
-mod mirror;
-mod quiet;
-mod shown;
 mod view;
 mod workloads;
 
-pub use shown::LastCycle;
+pub use last_cycle::LastCycle;
 
 use crate::config::Configuration;
 use crate::framework::{Action, Framework, Intent, Plan};
 use crate::report::Report;
 use crate::state::{PodInfo, Snapshot};
+use event_throttle::EventThrottle;
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use koord_app::Context;
 use koord_app::metrics::register;
@@ -29,12 +30,11 @@ use parking_lot::Mutex;
 use prometheus::{
     Histogram, HistogramOpts, IntCounterVec, IntGaugeVec, Opts, Registry, exponential_buckets,
 };
-use quiet::Quiet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use view::View;
+use view::ClusterView;
 
 /// How the descheduler runs.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub enum Error {
 
 #[derive(Debug)]
 struct Metrics {
-    counts: migration::Counts,
+    counts: migration::JobMetrics,
     seconds: Histogram,
 }
 
@@ -112,7 +112,7 @@ impl Metrics {
             "koord_descheduler_limited_total",
             "How often a rule or limit kept a PodMigrationJob waiting",
         );
-        let counts = migration::Counts {
+        let counts = migration::JobMetrics {
             evicted: register(registry, IntCounterVec::new(evicted, &labels)?)?,
             phases: register(registry, IntGaugeVec::new(phases, &["phase"])?)?,
             limited: register(registry, IntCounterVec::new(limited, &["rule"])?)?,
@@ -143,14 +143,14 @@ pub async fn run(
     let stop = ctx.shutdown.child_token();
     let _stop_on_drop = stop.clone().drop_guard();
     let leader = Leader {
-        view: Arc::new(View::start(
+        view: Arc::new(ClusterView::start(
             &client,
             framework.reads_storage_classes(),
             &stop,
         )),
         interval: options.interval,
         last: options.last,
-        quiet: Mutex::default(),
+        event_throttle: Mutex::default(),
         events: if framework.dry_run {
             Recorder::silent()
         } else {
@@ -172,10 +172,10 @@ pub async fn run(
 }
 
 struct Leader {
-    view: Arc<View>,
+    view: Arc<ClusterView>,
     interval: Duration,
     last: LastCycle,
-    quiet: Mutex<Quiet>,
+    event_throttle: Mutex<EventThrottle>,
     events: Recorder,
     client: Client,
     metrics: Metrics,
@@ -187,7 +187,7 @@ impl Leader {
         self.last.set_reading(true);
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = self.view.settled() => {}
+            () = self.view.wait_synced() => {}
         }
         // A dry run leaves jobs alone, whoever made them.
         let migrations = match framework.dry_run {
@@ -195,7 +195,7 @@ impl Leader {
             false => framework.migrations(),
         };
         let (clock, counts) = (self.ctx.clock.clone(), self.metrics.counts.clone());
-        let controller = migration::Controller::new(
+        let controller = migration::JobController::new(
             self.client.clone(),
             self.view.clone(),
             migrations,
@@ -252,9 +252,9 @@ impl Leader {
             tracing::warn!(error, "the cycle ended early");
         }
         let outcomes = apply::apply((&self.client, &self.view), &snapshot, &plan, stop).await;
-        framework.learn(&snapshot, &plan, &outcomes);
+        framework.record_outcomes(&snapshot, &plan, &outcomes);
         if !framework.dry_run {
-            self.say(&plan, &outcomes);
+            self.report_outcomes(&plan, &outcomes);
         }
         let mut report = Report::new(&snapshot, &plan, &outcomes, framework.dry_run);
         if !framework.has_strategies() {
@@ -268,7 +268,7 @@ impl Leader {
 
     /// Tells whoever looks at a hot node why nothing was moved from it.
     fn explain(&self, snapshot: &Snapshot, report: &Report) {
-        for (node, text) in self.quiet.lock().due(report) {
+        for (node, text) in self.event_throttle.lock().due(report) {
             let uid = snapshot.node(&node).map(|node| node.uid.to_string());
             let regarding = ObjectReference {
                 api_version: Some("v1".to_owned()),
@@ -287,8 +287,8 @@ impl Leader {
         }
     }
 
-    /// Counts and tells what was done.
-    fn say(&self, plan: &Plan, outcomes: &[apply::Outcome]) {
+    /// JobMetrics and tells what was done.
+    fn report_outcomes(&self, plan: &Plan, outcomes: &[apply::ActionOutcome]) {
         for (action, outcome) in plan.actions.iter().zip(outcomes) {
             let Action::Move(planned) = action else {
                 if let Err(error) = outcome {
@@ -326,7 +326,7 @@ impl Leader {
 }
 
 /// Whether `pod` is there and is not being deleted.
-async fn stands(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube::Error> {
+async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube::Error> {
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     let meta = pods.get_metadata_opt(&pod.name).await?;
     Ok(meta.is_some_and(|found| {

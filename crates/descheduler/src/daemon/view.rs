@@ -1,9 +1,9 @@
 //! The cluster as the API server tells it, and snapshots of it.
 
-use super::desk::Hub;
-use super::jobs::{Jobs, Newer};
-use super::kept::Kept;
-use super::mirror::Mirror;
+use super::decoded::Decoded;
+use super::job_queue::JobQueueHandle;
+use super::jobs::{Jobs, WriteCache};
+use super::lister::Lister;
 use super::workloads::Workloads;
 use crate::migration::{Stage, stage};
 use crate::state::{NodeInfo, NodeUsage, Owner, PodError, PodInfo, Shapes, Snapshot, Workload};
@@ -21,25 +21,25 @@ use tokio_util::sync::CancellationToken;
 
 /// Mirrors of every kind that a cycle looks at.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct ClusterView {
     shapes: Arc<Shapes>,
-    nodes: Mirror<NodeInfo>,
-    pods: Mirror<Seen>,
-    usage: Mirror<Kept<NodeUsage>>,
-    reservations: Mirror<Kept<Reservation>>,
+    nodes: Lister<NodeInfo>,
+    pods: Lister<DecodedPod>,
+    usage: Lister<Decoded<NodeUsage>>,
+    reservations: Lister<Decoded<Reservation>>,
     /// All jobs.
     pub(super) jobs: Jobs,
     workloads: Workloads,
     /// Who is told of changes.
-    pub(super) hub: Arc<Hub>,
-    budgets: Mirror<PodDisruptionBudget>,
-    namespaces: Mirror<Namespace>,
-    priority_classes: Mirror<PriorityClass>,
+    pub(super) queue_handle: Arc<JobQueueHandle>,
+    budgets: Lister<PodDisruptionBudget>,
+    namespaces: Lister<Namespace>,
+    priority_classes: Lister<PriorityClass>,
     /// Only if somebody asks for storage classes.
-    claims: Option<Mirror<Claim>>,
+    claims: Option<Lister<Claim>>,
 }
 
-/// What of a PersistentVolumeClaim is kept.
+/// What of a PersistentVolumeClaim is decoded.
 #[derive(Debug)]
 struct Claim {
     namespace: Arc<str>,
@@ -77,7 +77,7 @@ impl Mirrored for Claim {
 
 /// A pod as it was read.
 #[derive(Debug)]
-enum Seen {
+enum DecodedPod {
     Pod(Arc<PodInfo>),
     /// It is no pod of an API server.
     Unread {
@@ -86,7 +86,7 @@ enum Seen {
     },
 }
 
-impl Seen {
+impl DecodedPod {
     fn new(pod: Pod, shapes: &Shapes) -> Self {
         let (namespace, name) = pod.names();
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -100,7 +100,7 @@ impl Seen {
     }
 }
 
-impl Mirrored for Seen {
+impl Mirrored for DecodedPod {
     fn names(&self) -> (&str, &str) {
         match self {
             Self::Pod(pod) => pod.names(),
@@ -121,7 +121,7 @@ impl Mirrored for Seen {
     }
 }
 
-impl View {
+impl ClusterView {
     /// Begins to follow the API server, until `stop`; PersistentVolumeClaims only for their `storage_classes`.
     pub(super) fn start(client: &Client, storage_classes: bool, stop: &CancellationToken) -> Self {
         let shapes = Arc::new(Shapes::new(Arc::new(ResourceTable::new())));
@@ -137,10 +137,10 @@ impl View {
         );
         let (client, scope, stop) = all();
         let of = shapes.clone();
-        let pods = Informer::start_kept(client, scope, move |pod| Seen::new(pod, &of), stop);
-        let hub = Arc::new(Hub::default());
-        let told = hub.clone();
-        let pods = Mirror::told(pods, move |change: Change<Seen>| {
+        let pods = Informer::start_kept(client, scope, move |pod| DecodedPod::new(pod, &of), stop);
+        let queue_handle = Arc::new(JobQueueHandle::default());
+        let told = queue_handle.clone();
+        let pods = Lister::with_handler(pods, move |change: Change<DecodedPod>| {
             if let Change::Applied { new: pod, .. } | Change::Deleted(pod) = change {
                 let (namespace, name) = pod.names();
                 told.pod(namespace, name);
@@ -152,41 +152,42 @@ impl View {
             client,
             scope,
             move |read| {
-                Kept::of(read, |metric: NodeMetric| {
+                Decoded::from_readable(read, |metric: NodeMetric| {
                     NodeUsage::new(metric, of.table())
                 })
             },
             stop,
         );
         let (client, scope, stop) = all();
-        let as_it_is = |read| Kept::of(read, |job: PodMigrationJob| job);
+        let as_it_is = |read| Decoded::from_readable(read, |job: PodMigrationJob| job);
         let jobs = Informer::start_readable(client, scope, as_it_is, stop);
-        let newer = Arc::new(Newer::default());
-        let (told, known) = (hub.clone(), newer.clone());
-        let jobs = Mirror::told(jobs, move |change| match change {
+        let write_cache = Arc::new(WriteCache::default());
+        let (told, known) = (queue_handle.clone(), write_cache.clone());
+        let jobs = Lister::with_handler(jobs, move |change| match change {
             Change::Applied { new, .. } => {
-                if let Kept::Object(job) = &*new {
+                if let Decoded::Object(job) = &*new {
                     told.job(job);
                 }
             }
             Change::Deleted(gone) => match &*gone {
-                Kept::Object(job) => {
-                    known.forget(&job.metadata);
-                    told.gone(job);
+                Decoded::Object(job) => {
+                    known.remove(&job.metadata);
+                    told.job_deleted(job);
                 }
-                Kept::Unread(unread) => known.forget(&unread.metadata),
+                Decoded::Unread(unread) => known.remove(&unread.metadata),
             },
             Change::Synced => {}
         });
         let (client, scope, stop) = all();
-        let as_it_is = |read| Kept::of(read, |reservation: Reservation| reservation);
+        let as_it_is = |read| Decoded::from_readable(read, |reservation: Reservation| reservation);
         let reservations = Informer::start_readable(client, scope, as_it_is, stop);
-        let told = hub.clone();
-        let reservations = Mirror::told(reservations, move |change: Change<Kept<Reservation>>| {
-            if let Change::Applied { new, .. } | Change::Deleted(new) = change {
-                told.reservation(new.names().1);
-            }
-        });
+        let told = queue_handle.clone();
+        let reservations =
+            Lister::with_handler(reservations, move |change: Change<Decoded<Reservation>>| {
+                if let Change::Applied { new, .. } | Change::Deleted(new) = change {
+                    told.reservation(new.names().1);
+                }
+            });
         let start = all();
         let budgets = Informer::start(start.0, start.1, start.2);
         let start = all();
@@ -195,36 +196,36 @@ impl View {
         let priority_classes = Informer::start(start.0, start.1, start.2);
         let claims = storage_classes.then(|| {
             let (client, scope, stop) = all();
-            Mirror::of(Informer::start_kept(client, scope, Claim::new, stop))
+            Lister::new(Informer::start_kept(client, scope, Claim::new, stop))
         });
         Self {
             shapes,
             claims,
-            nodes: Mirror::of(nodes),
+            nodes: Lister::new(nodes),
             pods,
-            usage: Mirror::of(usage),
-            jobs: Jobs::new(jobs, newer),
+            usage: Lister::new(usage),
+            jobs: Jobs::new(jobs, write_cache),
             reservations,
             workloads,
-            hub,
-            budgets: Mirror::of(budgets),
-            namespaces: Mirror::of(namespaces),
-            priority_classes: Mirror::of(priority_classes),
+            queue_handle,
+            budgets: Lister::new(budgets),
+            namespaces: Lister::new(namespaces),
+            priority_classes: Lister::new(priority_classes),
         }
     }
 
     /// Waits until every kind is known that the API server has.
-    pub(super) async fn settled(&self) {
-        self.nodes.settled().await;
-        self.pods.settled().await;
-        self.usage.settled().await;
-        self.jobs.settled().await;
-        self.reservations.settled().await;
-        self.budgets.settled().await;
-        self.namespaces.settled().await;
-        self.priority_classes.settled().await;
+    pub(super) async fn wait_synced(&self) {
+        self.nodes.wait_synced().await;
+        self.pods.wait_synced().await;
+        self.usage.wait_synced().await;
+        self.jobs.wait_synced().await;
+        self.reservations.wait_synced().await;
+        self.budgets.wait_synced().await;
+        self.namespaces.wait_synced().await;
+        self.priority_classes.wait_synced().await;
         if let Some(claims) = &self.claims {
-            claims.settled().await;
+            claims.wait_synced().await;
         }
     }
 
@@ -246,27 +247,27 @@ impl View {
     ) -> FxHashMap<Arc<str>, Workload> {
         let seen = self.pods.store.list();
         let pods = seen.iter().filter_map(|seen| match &**seen {
-            Seen::Pod(pod) => Some(pod),
-            Seen::Unread { .. } => None,
+            DecodedPod::Pod(pod) => Some(pod),
+            DecodedPod::Unread { .. } => None,
         });
         let of = |pod: &&Arc<PodInfo>| {
             let owner = pod.controller();
             owner.is_some_and(|owner| controllers.contains(&owner.uid))
         };
-        self.workloads.of(owners(pods.filter(of))).await
+        self.workloads.resolve(owners(pods.filter(of))).await
     }
 
     /// As it stands at `now`.
     pub(super) async fn snapshot(&self, now: Timestamp) -> Snapshot {
         let pods = self.pods.store.list().into_iter();
         let pods = pods.filter_map(|seen| match &*seen {
-            Seen::Pod(pod) => Some(pod.clone()),
-            Seen::Unread { .. } => None,
+            DecodedPod::Pod(pod) => Some(pod.clone()),
+            DecodedPod::Unread { .. } => None,
         });
         let mut snapshot = Snapshot::empty(now, self.shapes.table().clone())
             .with(self.nodes.store.list(), pods.collect());
         let usage = self.usage.store.list().into_iter();
-        let usage = usage.filter_map(|kept| kept.object().cloned());
+        let usage = usage.filter_map(|decoded| decoded.object().cloned());
         snapshot.usage = usage.map(|usage| (usage.name.clone(), usage)).collect();
         snapshot.budgets = self.budgets.store.list();
         let namespaces = self.namespaces.store.list().into_iter();
@@ -292,8 +293,8 @@ impl View {
         }
         let seen = self.pods.store.list();
         let all = seen.iter().filter_map(|seen| match &**seen {
-            Seen::Pod(pod) => Some(pod),
-            Seen::Unread { .. } => None,
+            DecodedPod::Pod(pod) => Some(pod),
+            DecodedPod::Unread { .. } => None,
         });
         let mut meant = FxHashSet::<Arc<str>>::default();
         let mut owners = FxHashSet::<Arc<str>>::default();
@@ -322,7 +323,7 @@ impl View {
         let classes = self.priority_classes.store.list().into_iter();
         let valued = classes.filter_map(|class| Some((class.metadata.name.clone()?, class.value)));
         snapshot.priority_classes = valued.collect();
-        snapshot.workloads = self.workloads.of(owners(snapshot.pods.iter())).await;
+        snapshot.workloads = self.workloads.resolve(owners(snapshot.pods.iter())).await;
         let claims = self.claims.iter().flat_map(|claims| claims.store.list());
         let classed = claims.map(|claim| {
             let key = (claim.namespace.clone(), claim.name.clone());

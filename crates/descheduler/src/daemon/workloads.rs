@@ -3,7 +3,7 @@
 //! Kinds are followed once a pod has such a controller. Of the kinds that nobody knows, the sub-resource `scale` is
 //! asked for.
 
-use super::mirror::Mirror;
+use super::lister::Lister;
 use crate::state::{Owner, Workload};
 use futures::{StreamExt, stream};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
@@ -67,7 +67,7 @@ struct AdvancedStatefulSetSpec {
 koord_kube::decode!(AdvancedStatefulSet, CloneSet);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum WorkloadKind {
     ReplicationController,
     Deployment,
     ReplicaSet,
@@ -77,9 +77,9 @@ enum Kind {
     AdvancedStatefulSet,
 }
 
-impl Kind {
+impl WorkloadKind {
     /// By group and kind, whatever the version.
-    fn of(owner: &Owner) -> Option<Self> {
+    fn from_owner(owner: &Owner) -> Option<Self> {
         Some(match (group_of(&owner.api_version), &*owner.kind) {
             ("", "ReplicationController") => Self::ReplicationController,
             ("apps", "Deployment") => Self::Deployment,
@@ -95,18 +95,18 @@ impl Kind {
 
 /// A workload as it is kept.
 #[derive(Debug)]
-struct Controller {
+struct CachedController {
     namespace: String,
     name: String,
     uid: Arc<str>,
     version: Option<String>,
     replicas: i64,
     deleting: bool,
-    /// Kind, name and UID of who controls it.
+    /// WorkloadKind, name and UID of who controls it.
     owner: Option<(String, String, Arc<str>)>,
 }
 
-impl Controller {
+impl CachedController {
     fn new(meta: ObjectMeta, replicas: Option<i32>) -> Self {
         let owners = meta.owner_references.into_iter().flatten();
         let mut owners = owners.filter(|owner| owner.controller == Some(true));
@@ -122,7 +122,7 @@ impl Controller {
         }
     }
 
-    fn known(&self, controllers: Vec<Arc<str>>) -> Workload {
+    fn to_workload(&self, controllers: Vec<Arc<str>>) -> Workload {
         Workload::Known {
             replicas: self.replicas,
             controllers,
@@ -131,7 +131,7 @@ impl Controller {
     }
 }
 
-impl Mirrored for Controller {
+impl Mirrored for CachedController {
     fn names(&self) -> (&str, &str) {
         (&self.namespace, &self.name)
     }
@@ -144,20 +144,20 @@ impl Mirrored for Controller {
 }
 
 /// Until when the answer about a scale is believed, and the answer.
-type Asked = (Instant, Workload);
+type CachedScale = (Instant, Workload);
 
 /// Finds workloads.
 pub(super) struct Workloads {
     client: Client,
     stop: CancellationToken,
-    mirrors: Mutex<FxHashMap<Kind, Arc<Mirror<Controller>>>>,
+    listers: Mutex<FxHashMap<WorkloadKind, Arc<Lister<CachedController>>>>,
     kinds: tokio::sync::Mutex<Owners>,
-    scales: Mutex<FxHashMap<Arc<str>, Asked>>,
+    scales: Mutex<FxHashMap<Arc<str>, CachedScale>>,
 }
 
 impl std::fmt::Debug for Workloads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown: Vec<_> = self.mirrors.lock().keys().copied().collect();
+        let shown: Vec<_> = self.listers.lock().keys().copied().collect();
         f.debug_struct("Workloads")
             .field("kinds", &shown)
             .finish_non_exhaustive()
@@ -170,66 +170,68 @@ impl Workloads {
             kinds: tokio::sync::Mutex::new(Owners::new(client.clone())),
             client,
             stop,
-            mirrors: Mutex::default(),
+            listers: Mutex::default(),
             scales: Mutex::default(),
         }
     }
 
-    fn mirror(&self, kind: Kind) -> Arc<Mirror<Controller>> {
-        let mut mirrors = self.mirrors.lock();
-        let start = || Arc::new(Mirror::of(self.follow(kind)));
-        mirrors.entry(kind).or_insert_with(start).clone()
+    fn lister(&self, kind: WorkloadKind) -> Arc<Lister<CachedController>> {
+        let mut listers = self.listers.lock();
+        let start = || Arc::new(Lister::new(self.follow(kind)));
+        listers.entry(kind).or_insert_with(start).clone()
     }
 
-    fn follow(&self, kind: Kind) -> Informer<Controller> {
+    fn follow(&self, kind: WorkloadKind) -> Informer<CachedController> {
         match kind {
-            Kind::ReplicationController => self.of_kind(|one: &ReplicationController| {
+            WorkloadKind::ReplicationController => {
+                self.start_informer(|one: &ReplicationController| {
+                    one.spec.as_ref().and_then(|spec| spec.replicas)
+                })
+            }
+            WorkloadKind::Deployment => self.start_informer(|one: &Deployment| {
                 one.spec.as_ref().and_then(|spec| spec.replicas)
             }),
-            Kind::Deployment => {
-                self.of_kind(|one: &Deployment| one.spec.as_ref().and_then(|spec| spec.replicas))
+            WorkloadKind::ReplicaSet => self.start_informer(|one: &ReplicaSet| {
+                one.spec.as_ref().and_then(|spec| spec.replicas)
+            }),
+            WorkloadKind::StatefulSet => self.start_informer(|one: &StatefulSet| {
+                one.spec.as_ref().and_then(|spec| spec.replicas)
+            }),
+            WorkloadKind::Job => {
+                self.start_informer(|one: &Job| one.spec.as_ref().and_then(|spec| spec.parallelism))
             }
-            Kind::ReplicaSet => {
-                self.of_kind(|one: &ReplicaSet| one.spec.as_ref().and_then(|spec| spec.replicas))
-            }
-            Kind::StatefulSet => {
-                self.of_kind(|one: &StatefulSet| one.spec.as_ref().and_then(|spec| spec.replicas))
-            }
-            Kind::Job => {
-                self.of_kind(|one: &Job| one.spec.as_ref().and_then(|spec| spec.parallelism))
-            }
-            Kind::CloneSet => self.of_kind(|one: &CloneSet| one.spec.replicas),
-            Kind::AdvancedStatefulSet => {
-                self.of_kind(|one: &AdvancedStatefulSet| one.spec.replicas)
+            WorkloadKind::CloneSet => self.start_informer(|one: &CloneSet| one.spec.replicas),
+            WorkloadKind::AdvancedStatefulSet => {
+                self.start_informer(|one: &AdvancedStatefulSet| one.spec.replicas)
             }
         }
     }
 
-    fn of_kind<K>(&self, replicas: fn(&K) -> Option<i32>) -> Informer<Controller>
+    fn start_informer<K>(&self, replicas: fn(&K) -> Option<i32>) -> Informer<CachedController>
     where
         K: Resource<DynamicType = ()> + Decode + Send + 'static,
     {
         let keep = move |mut object: K| {
             let count = replicas(&object);
-            Controller::new(std::mem::take(object.meta_mut()), count)
+            CachedController::new(std::mem::take(object.meta_mut()), count)
         };
         let (client, stop) = (self.client.clone(), self.stop.clone());
         Informer::start_kept(client, Scope::default(), keep, stop)
     }
 
     /// What is known of `owners`, each with its namespace, by UID.
-    pub(super) async fn of(
+    pub(super) async fn resolve(
         &self,
         owners: FxHashMap<Arc<str>, (Arc<str>, Owner)>,
     ) -> FxHashMap<Arc<str>, Workload> {
         let mut known = FxHashMap::default();
         let mut asked = Vec::new();
-        let mut mirrors = FxHashMap::default();
+        let mut listers = FxHashMap::default();
         for (uid, (namespace, owner)) in owners {
-            match Kind::of(&owner) {
+            match WorkloadKind::from_owner(&owner) {
                 Some(kind) => {
-                    for kind in [kind].into_iter().chain(above(kind)) {
-                        mirrors.entry(kind).or_insert_with(|| self.mirror(kind));
+                    for kind in [kind].into_iter().chain(parent_kind(kind)) {
+                        listers.entry(kind).or_insert_with(|| self.lister(kind));
                     }
                     known.insert(uid, (kind, namespace, owner));
                 }
@@ -238,21 +240,21 @@ impl Workloads {
                 None => asked.push((uid, namespace, owner)),
             }
         }
-        let settled = async {
-            for mirror in mirrors.values() {
-                mirror.settled().await;
+        let synced = async {
+            for lister in listers.values() {
+                lister.wait_synced().await;
             }
         };
-        let late = tokio::time::timeout(PATIENCE, settled).await.is_err();
-        let sets = mirrors.get(&Kind::ReplicaSet);
-        let sets = sets.map(|mirror| of_deployments(&mirror.store.list()));
+        let late = tokio::time::timeout(PATIENCE, synced).await.is_err();
+        let sets = listers.get(&WorkloadKind::ReplicaSet);
+        let sets = sets.map(|lister| replica_sets_by_deployment(&lister.store.list()));
         let sets = sets.unwrap_or_default();
         let find = |kind, namespace: &str, name: &str, uid: &str| {
-            let mirror: &Arc<Mirror<Controller>> = mirrors.get(&kind)?;
-            let found = mirror.store.get(&ObjectKey::new(namespace, name));
+            let lister: &Arc<Lister<CachedController>> = listers.get(&kind)?;
+            let found = lister.store.get(&ObjectKey::new(namespace, name));
             found.filter(|found| *found.uid == *uid)
         };
-        let resolve = |kind: Kind, namespace: &str, owner: &Owner| {
+        let resolve = |kind: WorkloadKind, namespace: &str, owner: &Owner| {
             let Some(found) = find(kind, namespace, &owner.name, &owner.uid) else {
                 if late {
                     let kind = &owner.kind;
@@ -261,12 +263,14 @@ impl Workloads {
                 return Workload::Unresolved;
             };
             match &found.owner {
-                Some((above, name, uid)) if kind == Kind::ReplicaSet && above == "Deployment" => {
-                    let found = find(Kind::Deployment, namespace, name, uid);
+                Some((above, name, uid))
+                    if kind == WorkloadKind::ReplicaSet && above == "Deployment" =>
+                {
+                    let found = find(WorkloadKind::Deployment, namespace, name, uid);
                     let sets = sets.get(uid).cloned().unwrap_or_default();
-                    found.map_or(Workload::Unresolved, |found| found.known(sets))
+                    found.map_or(Workload::Unresolved, |found| found.to_workload(sets))
                 }
-                _ => found.known(vec![owner.uid.clone()]),
+                _ => found.to_workload(vec![owner.uid.clone()]),
             }
         };
         let resolved = known.into_iter();
@@ -289,7 +293,7 @@ impl Workloads {
         {
             return known.clone();
         }
-        let workload = match self.ask(namespace, owner).await {
+        let workload = match self.fetch_scale(namespace, owner).await {
             Ok(workload) => workload,
             Err(error) if is_not_found(&error) => Workload::Unresolved,
             Err(error) => Workload::Error(format!("scale: {error}")),
@@ -305,7 +309,11 @@ impl Workloads {
         workload
     }
 
-    async fn ask(&self, namespace: &str, owner: &Owner) -> Result<Workload, koord_kube::Error> {
+    async fn fetch_scale(
+        &self,
+        namespace: &str,
+        owner: &Owner,
+    ) -> Result<Workload, koord_kube::Error> {
         let mut kinds = self.kinds.lock().await;
         let resource = kinds.resource(&owner.api_version, &owner.kind).await?;
         // Of a kind without a scale there may be thousands.
@@ -333,12 +341,14 @@ impl Workloads {
 }
 
 /// The kind that may control workloads of `kind`.
-fn above(kind: Kind) -> Option<Kind> {
-    (kind == Kind::ReplicaSet).then_some(Kind::Deployment)
+fn parent_kind(kind: WorkloadKind) -> Option<WorkloadKind> {
+    (kind == WorkloadKind::ReplicaSet).then_some(WorkloadKind::Deployment)
 }
 
 /// UIDs of ReplicaSets by that of their Deployment.
-fn of_deployments(sets: &[Arc<Controller>]) -> FxHashMap<Arc<str>, Vec<Arc<str>>> {
+fn replica_sets_by_deployment(
+    sets: &[Arc<CachedController>],
+) -> FxHashMap<Arc<str>, Vec<Arc<str>>> {
     let mut by = FxHashMap::<Arc<str>, Vec<Arc<str>>>::default();
     for set in sets {
         if let Some((_, _, uid)) = &set.owner {

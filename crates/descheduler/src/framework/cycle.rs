@@ -1,12 +1,13 @@
 //! One cycle, and what a strategy sees of it.
 
 use super::{
-    Action, Ask, Departures, Evictor, Filter, Finding, Intent, Kept, Limiter, Limits, Move, Note,
-    Placement, Plan, Profile, ProfileDepartures, Refused, Strategy, StrategyError, Why,
+    Action, Ask, Departures, EvictionBackoff, Evictor, Filter, Finding, Intent, Limiter, Limits,
+    Move, Note, Placement, Plan, Profile, ProfileDepartures, SkippedPod, Strategy, StrategyError,
+    Why,
 };
 use crate::migration::Migrations;
 use crate::rules::Fit;
-use crate::state::{Doubt, NodeInfo, PodInfo, Snapshot};
+use crate::state::{NodeInfo, PodInfo, Snapshot, UsageRejection};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelector};
 use koord_api::scheduling::PodMigrationJob;
 use koord_api::selector;
@@ -30,7 +31,7 @@ pub struct Framework {
     /// Who knows where pods can go; without anybody, whoever evicts finds out.
     pub placement: Option<Box<dyn Placement>>,
     /// Whose moves failed lately.
-    pub refused: Refused,
+    pub backoff: EvictionBackoff,
 }
 
 /// What a strategy sees, and may ask for.
@@ -42,14 +43,14 @@ pub struct Cycle<'a> {
     strategy: &'static str,
     filters: &'a mut [Box<dyn Filter>],
     evictor: &'a mut dyn Evictor,
-    shared: &'a mut Shared,
+    shared: &'a mut RunState,
 }
 
 /// What the profiles of a cycle share.
 #[derive(Debug, Default)]
-struct Shared {
+struct RunState {
     limiter: Limiter,
-    refused: Refused,
+    backoff: EvictionBackoff,
     placement: Option<Box<dyn Placement>>,
     dry_run: bool,
     departures: Departures,
@@ -86,30 +87,35 @@ impl Framework {
 
     /// Looks at `snapshot` and says what is to be done. With fewer than two nodes that are ready, nothing is.
     pub fn run(&mut self, snapshot: &Snapshot) -> Plan {
-        let mut shared = Shared {
+        let mut shared = RunState {
             limiter: Limiter::new(self.limits),
-            refused: mem::take(&mut self.refused),
+            backoff: mem::take(&mut self.backoff),
             placement: self.placement.take(),
             dry_run: self.dry_run,
             departures: Departures::new(snapshot),
-            ..Shared::default()
+            ..RunState::default()
         };
-        shared.refused.begin(snapshot.now);
-        if let Err(problem) = self.all(snapshot, &mut shared) {
+        shared.backoff.begin(snapshot.now);
+        if let Err(problem) = self.run_profiles(snapshot, &mut shared) {
             shared.plan.error = Some(problem);
         }
         if let Some(placement) = &mut shared.placement {
             placement.end();
         }
         self.placement = shared.placement;
-        self.refused = shared.refused;
+        self.backoff = shared.backoff;
         shared.plan
     }
 
     /// What became of `plan`, which was made of `snapshot`: outcomes in the order of its actions. Pods whose moves
     /// failed pause.
-    pub fn learn(&mut self, snapshot: &Snapshot, plan: &Plan, outcomes: &[Result<String, String>]) {
-        self.refused.learn(plan, outcomes, snapshot.now);
+    pub fn record_outcomes(
+        &mut self,
+        snapshot: &Snapshot,
+        plan: &Plan,
+        outcomes: &[Result<String, String>],
+    ) {
+        self.backoff.record_outcomes(plan, outcomes, snapshot.now);
     }
 
     /// Whether anybody reads [`Snapshot::storage_classes`].
@@ -119,7 +125,7 @@ impl Framework {
         filters.any(|filter| filter.reads_storage_classes())
     }
 
-    fn all(&mut self, snapshot: &Snapshot, shared: &mut Shared) -> Result<(), String> {
+    fn run_profiles(&mut self, snapshot: &Snapshot, shared: &mut RunState) -> Result<(), String> {
         let nodes = snapshot.nodes.iter().filter(|node| node.ready).cloned();
         let nodes = selected(nodes, self.node_selector.as_ref())
             .map_err(|error| format!("nodeSelector: {error}"))?;
@@ -157,7 +163,7 @@ impl Profile {
         point: Point,
         snapshot: &Snapshot,
         nodes: &[Arc<NodeInfo>],
-        shared: &mut Shared,
+        shared: &mut RunState,
     ) -> Result<(), String> {
         let named = |problem: String| format!("profile {}: {problem}", self.name);
         let nodes = selected(nodes.iter().cloned(), self.node_selector.as_ref())
@@ -188,10 +194,10 @@ impl Profile {
     }
 
     /// Lets filters and evictor count what other profiles have put into the plan since this one ran last.
-    fn count_moves_of_others(&mut self, snapshot: &Snapshot, shared: &Shared) {
+    fn count_moves_of_others(&mut self, snapshot: &Snapshot, shared: &RunState) {
         let counted = shared.counted.get(&self.name).copied().unwrap_or(0);
         for planned in shared.plan.moves().skip(counted) {
-            let counts = shared.departures.of_profile(&self.name);
+            let counts = shared.departures.for_profile(&self.name);
             if planned.profile == self.name || !counts.is_planned(&planned.pod) {
                 continue;
             }
@@ -247,7 +253,7 @@ impl<'a> Cycle<'a> {
     /// The pods that leave without the rule that is judged now.
     #[must_use]
     pub fn departures(&self) -> ProfileDepartures<'_> {
-        self.shared.departures.of_profile(self.profile)
+        self.shared.departures.for_profile(self.profile)
     }
 
     /// Whether `pod` is in the plan already.
@@ -323,7 +329,7 @@ impl<'a> Cycle<'a> {
 
     /// As [`Cycle::admits`]; who may not go is among those that stay.
     pub fn filter(&mut self, pod: &Arc<PodInfo>) -> bool {
-        self.judged(pod, self.admits(pod))
+        self.accept_or_skip(pod, self.admits(pod))
     }
 
     /// Whether all filters let `pod` go at the last question before [`Cycle::evict`], which does not ask it itself.
@@ -337,7 +343,7 @@ impl<'a> Cycle<'a> {
 
     /// As [`Cycle::admits_eviction`]; who may not go is among those that stay.
     pub fn pre_evict(&mut self, pod: &Arc<PodInfo>) -> bool {
-        self.judged(pod, self.admits_eviction(pod))
+        self.accept_or_skip(pod, self.admits_eviction(pod))
     }
 
     /// Puts `pod` into the plan for `reason`, if limits, placement and the evictor let it go.
@@ -369,7 +375,7 @@ impl<'a> Cycle<'a> {
             reason: &reason,
             delete_options,
         };
-        match self.intend(&ask) {
+        match self.plan_eviction(&ask) {
             Ok((intent, target)) => {
                 self.shared.limiter.count(pod);
                 for filter in self.filters.iter_mut() {
@@ -378,11 +384,11 @@ impl<'a> Cycle<'a> {
                 let is_shown = matches!(intent, Some(Intent::Nothing));
                 let shown_by = is_shown.then_some(self.profile);
                 self.shared.departures.add(pod, shown_by);
-                self.planned(pod, reason, intent, target, drains);
+                self.push_move(pod, reason, intent, target, drains);
                 Ok(())
             }
             Err(why) => {
-                self.keep(pod, why.clone());
+                self.skip_pod(pod, why.clone());
                 Err(why)
             }
         }
@@ -390,7 +396,7 @@ impl<'a> Cycle<'a> {
 
     /// Where the pod that was put into the plan last was found to have room, if anybody looked.
     #[must_use]
-    pub fn promised(&self) -> Option<&Arc<str>> {
+    pub fn promised_target(&self) -> Option<&Arc<str>> {
         match self.shared.plan.actions.last() {
             Some(Action::Move(planned)) => planned.target.as_ref(),
             _ => None,
@@ -399,7 +405,7 @@ impl<'a> Cycle<'a> {
 
     /// Whether the pod that was put into the plan last goes, rather than that it would go is shown.
     #[must_use]
-    pub fn goes(&self) -> bool {
+    pub fn is_last_move_real(&self) -> bool {
         let last = self.shared.plan.actions.last();
         matches!(last, Some(Action::Move(planned)) if planned.is_real())
     }
@@ -416,24 +422,24 @@ impl<'a> Cycle<'a> {
     }
 
     /// Puts `pod` into the plan of a strategy that only shows what it would do: nothing counts, nothing is asked.
-    pub fn pretend(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) {
-        self.planned(pod, reason.into(), None, None, None);
+    pub fn show_move(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) {
+        self.push_move(pod, reason.into(), None, None, None);
     }
 
     /// Whether `verdict` lets `pod` go; otherwise it is among those that stay.
-    pub fn judged(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
+    pub fn accept_or_skip(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
         match verdict {
             Ok(()) => true,
             Err(why) => {
-                self.keep(pod, why);
+                self.skip_pod(pod, why);
                 false
             }
         }
     }
 
     /// `pod` was looked at and stays.
-    pub fn keep(&mut self, pod: &Arc<PodInfo>, why: Why) {
-        let kept = Kept {
+    pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: Why) {
+        let kept = SkippedPod {
             pod: pod.clone(),
             profile: self.profile.clone(),
             strategy: self.strategy,
@@ -444,22 +450,22 @@ impl<'a> Cycle<'a> {
 
     /// Something to say about a node, or about all of them.
     pub fn note(&mut self, node: Option<&Arc<str>>, text: impl Into<String>) {
-        self.found(node, text.into(), Finding::Other);
+        self.add_note(node, text.into(), Finding::Other);
     }
 
     /// `node` is too hot, perhaps not yet for long enough.
     pub fn hot(&mut self, node: &Arc<str>, text: impl Into<String>, early: bool) {
         let finding = if early { Finding::Early } else { Finding::Hot };
-        self.found(Some(node), text.into(), finding);
+        self.add_note(Some(node), text.into(), finding);
     }
 
     /// `node` is not looked at.
-    pub fn skip(&mut self, node: &Arc<str>, why: &Doubt) {
+    pub fn skip_node(&mut self, node: &Arc<str>, why: &UsageRejection) {
         let text = format!("not looked at: {why}");
-        self.found(Some(node), text, Finding::Skipped(why.problem));
+        self.add_note(Some(node), text, Finding::Skipped(why.problem));
     }
 
-    fn found(&mut self, node: Option<&Arc<str>>, text: String, finding: Finding) {
+    fn add_note(&mut self, node: Option<&Arc<str>>, text: String, finding: Finding) {
         self.shared.plan.notes.push(Note {
             profile: self.profile.clone(),
             strategy: self.strategy,
@@ -470,21 +476,21 @@ impl<'a> Cycle<'a> {
     }
 
     /// Puts something else into the plan; nothing in a dry run.
-    pub fn act(&mut self, action: Action) {
+    pub fn add_action(&mut self, action: Action) {
         if !self.shared.dry_run {
             self.shared.plan.actions.push(action);
         }
     }
 
-    /// How many actions there are so far: a place for [`Cycle::act_at`].
+    /// How many actions there are so far: a place for [`Cycle::insert_action`].
     #[must_use]
-    pub fn place(&self) -> usize {
+    pub fn action_count(&self) -> usize {
         self.shared.plan.actions.len()
     }
 
-    /// As [`Cycle::act`], before everything that was put into the plan since `place` was asked for; nothing if that
+    /// As [`Cycle::add_action`], before everything that was put into the plan since `place` was asked for; nothing if that
     /// has moves that are only shown.
-    pub fn act_at(&mut self, place: usize, action: Action) {
+    pub fn insert_action(&mut self, place: usize, action: Action) {
         let actions = &mut self.shared.plan.actions;
         let mut since = actions.iter().skip(place);
         let only_shown = |action: &Action| matches!(action, Action::Move(one) if !one.is_real());
@@ -493,9 +499,9 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    fn intend(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
+    fn plan_eviction(&mut self, ask: &Ask<'_>) -> Result<(Option<Intent>, Option<Arc<str>>), Why> {
         self.shared.limiter.allows(ask.pod)?;
-        self.shared.refused.allows(ask.pod)?;
+        self.shared.backoff.allows(ask.pod)?;
         self.evictor.admits(self.snapshot, ask.pod)?;
         let target = match &mut self.shared.placement {
             Some(placement) => Some(placement.promise(self.snapshot, ask.pod)?),
@@ -505,7 +511,7 @@ impl<'a> Cycle<'a> {
         Ok((Some(intent).filter(|_| !self.shared.dry_run), target))
     }
 
-    fn planned(
+    fn push_move(
         &mut self,
         pod: &Arc<PodInfo>,
         reason: String,

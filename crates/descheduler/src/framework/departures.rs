@@ -43,7 +43,7 @@ impl Departures {
 
     /// Those that count for `profile`: all but moves that another profile only shows.
     #[must_use]
-    pub fn of_profile<'a>(&'a self, profile: &'a str) -> ProfileDepartures<'a> {
+    pub fn for_profile<'a>(&'a self, profile: &'a str) -> ProfileDepartures<'a> {
         ProfileDepartures {
             departures: self,
             profile,

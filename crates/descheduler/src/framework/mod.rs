@@ -3,20 +3,20 @@
 //! A [`Profile`] has strategies in order, filters that all have to agree, and one evictor. [`Framework::run`] lets every profile
 //! look at a snapshot; what comes out is a [`Plan`], and nothing else has happened.
 
+mod backoff;
 mod cycle;
 mod departures;
 mod handles;
 mod limits;
 mod plan;
-mod refused;
 
 pub use crate::rules::Why;
+pub use backoff::EvictionBackoff;
 pub use cycle::{Cycle, Framework};
 pub use departures::{Departures, ProfileDepartures};
 pub use handles::PluginHandles;
 pub use limits::{Limiter, Limits};
-pub use plan::{Action, Finding, Intent, Kept, Move, Note, Plan};
-pub use refused::Refused;
+pub use plan::{Action, Finding, Intent, Move, Note, Plan, SkippedPod};
 
 use crate::migration::Migrations;
 use crate::state::{NodeInfo, PodInfo, Snapshot};

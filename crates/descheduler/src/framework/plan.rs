@@ -69,7 +69,7 @@ pub enum Action {
 
 /// A pod that was looked at and stays.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct SkippedPod {
     /// The pod.
     pub pod: Arc<PodInfo>,
     /// The profile's name.
@@ -129,7 +129,7 @@ pub struct Plan {
     /// In the order in which it is to be done.
     pub actions: Vec<Action>,
     /// Each pod once for each strategy and rule.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<SkippedPod>,
     /// In the order of strategies.
     pub notes: Vec<Note>,
     /// What ended the cycle early.

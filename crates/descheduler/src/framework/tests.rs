@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{Anything, World, balancing, moved};
+use crate::testing::{AllowAll, TestCluster, balancing, moved};
 use jiff::SignedDuration;
 use serde_json::json;
 
@@ -48,8 +48,8 @@ impl Filter for Picky {
     }
 }
 
-fn two_nodes() -> World {
-    let mut world = World::default();
+fn two_nodes() -> TestCluster {
+    let mut world = TestCluster::default();
     world.node("a", json!({"metadata": {"labels": {"zone": "1"}}}));
     world.node("b", json!({}));
     for (name, node) in [("p1", "a"), ("p2", "a"), ("no", "a"), ("p3", "b")] {
@@ -63,7 +63,7 @@ fn a_plan_has_who_goes_and_who_stays_and_why() {
     let world = two_nodes();
     let mut framework = balancing(
         Box::new(All),
-        vec![Box::new(Anything), Box::<Picky>::default()],
+        vec![Box::new(AllowAll), Box::<Picky>::default()],
     );
     for _ in 0..2 {
         let plan = framework.run(&world.snapshot());
@@ -86,10 +86,10 @@ fn a_plan_has_who_goes_and_who_stays_and_why() {
 fn limits_are_of_a_cycle_and_over_all_profiles() {
     let world = two_nodes();
     let goes = |limits| {
-        let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+        let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
         framework
             .profiles
-            .extend(balancing(Box::new(All), vec![Box::new(Anything)]).profiles);
+            .extend(balancing(Box::new(All), vec![Box::new(AllowAll)]).profiles);
         framework.limits = limits;
         framework.run(&world.snapshot());
         let plan = framework.run(&world.snapshot());
@@ -122,7 +122,7 @@ fn limits_are_of_a_cycle_and_over_all_profiles() {
 #[test]
 fn nodes_are_selected_and_fewer_than_two_are_left_alone() {
     let mut world = two_nodes();
-    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.profiles[0].node_selector =
         Some(serde_json::from_value(json!({"matchLabels": {"zone": "1"}})).unwrap());
     assert_eq!(moved(&framework.run(&world.snapshot())), ["no", "p1", "p2"]);
@@ -155,7 +155,7 @@ impl Placement for OnlyB {
 #[test]
 fn who_finds_no_place_stays() {
     let world = two_nodes();
-    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.placement = Some(Box::new(OnlyB));
     for _ in 0..2 {
         let plan = framework.run(&world.snapshot());
@@ -182,14 +182,14 @@ fn outcomes(plan: &Plan, failing: &[&str]) -> Vec<Result<String, String>> {
 #[test]
 fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
     let mut world = two_nodes();
-    let mut framework = balancing(Box::new(All), vec![Box::new(Anything)]);
+    let mut framework = balancing(Box::new(All), vec![Box::new(AllowAll)]);
     framework.limits.total = Some(1);
     let failing = ["no", "p1"];
     let mut asked = Vec::new();
     for _ in 0..12 {
         let snapshot = world.snapshot();
         let plan = framework.run(&snapshot);
-        framework.learn(&snapshot, &plan, &outcomes(&plan, &failing));
+        framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &failing));
         asked.push(moved(&plan).join(" "));
         world.now += SignedDuration::from_secs(10);
     }
@@ -204,7 +204,7 @@ fn who_is_refused_for_ever_does_not_use_up_what_may_go_in_a_cycle() {
         why.map(|kept| kept.why.to_string()).as_deref(),
         Some("MoveRefused: its move failed 4 times in a row: not again for 7 cycles")
     );
-    // An hour later nothing is remembered, and with what succeeds nothing is from then on.
+    // An hour later nothing is retained_until, and with what succeeds nothing is from then on.
     world.now += SignedDuration::from_hours(1);
     assert_eq!(moved(&framework.run(&world.snapshot())), ["no"]);
 }
@@ -230,12 +230,12 @@ fn what_was_not_tried_for_another_one_does_not_pause() {
     let snapshot = world.snapshot();
     let plan = framework.run(&snapshot);
     assert_eq!(moved(&plan), ["no", "p1", "p2"]);
-    framework.learn(&snapshot, &plan, &outcomes(&plan, &["p1", "p2"]));
+    framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &["p1", "p2"]));
     let plan = framework.run(&snapshot);
     assert_eq!(moved(&plan), ["no", "p2"]);
     // What was only shown did not fail.
     framework.dry_run = true;
     let plan = framework.run(&snapshot);
-    framework.learn(&snapshot, &plan, &outcomes(&plan, &["no"]));
+    framework.record_outcomes(&snapshot, &plan, &outcomes(&plan, &["no"]));
     assert!(moved(&framework.run(&snapshot)).contains(&"no".to_owned()));
 }

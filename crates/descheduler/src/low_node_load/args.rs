@@ -54,7 +54,7 @@ pub struct Args {
     pub resource_weights: Weights,
     /// How long a node has to be hot.
     pub anomaly_condition: Condition,
-    /// Accepted for compatibility: a node is remembered as long as it exists.
+    /// Accepted for compatibility: a node is retained_until as long as it exists.
     pub detector_cache_timeout: GoDuration,
     /// Further pools, in order.
     pub node_pools: Vec<Pool>,

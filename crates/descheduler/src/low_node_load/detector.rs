@@ -70,7 +70,7 @@ impl Detector {
     }
 }
 
-/// Those of nodes, by pool and UID. A node is remembered as long as it exists: one that took its place under its name
+/// Those of nodes, by pool and UID. A node is retained_until as long as it exists: one that took its place under its name
 /// starts anew, and no timer can forget it between two cycles.
 #[derive(Debug, Default)]
 pub(super) struct Detectors(FxHashMap<(usize, Arc<str>), Detector>);
@@ -82,7 +82,7 @@ impl Detectors {
     }
 
     /// Of all nodes but these nothing is known in this cycle, in any pool.
-    pub(super) fn know_only(&mut self, uids: &FxHashSet<&Arc<str>>) {
+    pub(super) fn mark_unknown_except(&mut self, uids: &FxHashSet<&Arc<str>>) {
         let unknown = self
             .0
             .iter_mut()
@@ -91,7 +91,7 @@ impl Detectors {
     }
 
     /// Nothing is known of it in this cycle.
-    pub(super) fn is_unknown(&mut self, pool: usize, uid: &Arc<str>) {
+    pub(super) fn mark_unknown(&mut self, pool: usize, uid: &Arc<str>) {
         if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
             detector.gap();
         }

@@ -2,8 +2,8 @@
 //! kept as well: a pod that fits a cold node counts there for the rest of the cycle, whether it goes or not. But here, too,
 //! what was moved rests for an hour.
 
-use super::load::{Row, Side};
-use super::pass::{Candidate, Pass};
+use super::balance::{BalanceRun, Candidate};
+use super::load::{Row, UsageKind};
 use crate::framework::Why;
 use crate::rules::sort_by;
 use crate::state::PodInfo;
@@ -45,10 +45,10 @@ pub(super) fn closeness(metric: &Amounts, excess: &[Excess]) -> f64 {
     }
 }
 
-impl<'a> Pass<'_, 'a> {
+impl<'a> BalanceRun<'_, 'a> {
     pub(super) fn greedy(
         &mut self,
-        side: Side,
+        usage_kind: UsageKind,
         sources: &[usize],
         targets: &[usize],
         budget: &mut Row,
@@ -56,10 +56,10 @@ impl<'a> Pass<'_, 'a> {
         for source in sources {
             let mut pods = Vec::new();
             let mut metrics = FxHashMap::default();
-            let all = self.candidates(*source, side);
+            let all = self.candidates(*source, usage_kind);
             let there = all.len();
             for candidate in all {
-                if !self.removable(side, targets, &candidate) {
+                if !self.removable(usage_kind, targets, &candidate) {
                     continue;
                 }
                 if let Some(metric) = candidate.metric {
@@ -68,17 +68,17 @@ impl<'a> Pass<'_, 'a> {
                 pods.push(candidate.pod.clone());
             }
             if pods.is_empty() {
-                self.tell(*source, 0, &format!("none of {there} may"));
+                self.note_outcome(*source, 0, &format!("none of {there} may"));
                 continue;
             }
-            self.sort(side, *source, &mut pods, &metrics);
-            self.drain(side, *source, &pods, &metrics, budget);
+            self.sort(usage_kind, *source, &mut pods, &metrics);
+            self.drain(usage_kind, *source, &pods, &metrics, budget);
         }
     }
 
     fn drain(
         &mut self,
-        side: Side,
+        usage_kind: UsageKind,
         source: usize,
         pods: &[Arc<PodInfo>],
         metrics: &FxHashMap<Arc<str>, &'a Amounts>,
@@ -86,29 +86,34 @@ impl<'a> Pass<'_, 'a> {
     ) {
         let mut moved = 0;
         for pod in pods {
-            if let Some(stop) = self.stop(side, source, budget) {
-                let why = self.said(&stop);
-                return self.tell(source, moved, &why);
+            if let Some(stop) = self.stop_reason(usage_kind, source, budget) {
+                let why = self.describe(&stop);
+                return self.note_outcome(source, moved, &why);
             }
-            if !self.admits(pod) || self.evict(side, source, pod).is_err() {
+            if !self.admits(pod) || self.evict(usage_kind, source, pod).is_err() {
                 continue;
             }
             moved += 1;
             let metric = metrics.get(&pod.uid).copied();
-            let to = self.cycle.promised().cloned();
-            self.remember(pod, metric.unwrap_or(&Amounts::new()), to);
+            let to = self.cycle.promised_target().cloned();
+            self.record_move(pod, metric.unwrap_or(&Amounts::new()), to);
             let Some(metric) = metric else { continue };
-            let sides: &[Side] = match side {
-                Side::Node => &[Side::Node],
-                Side::Prod => &[Side::Node, Side::Prod],
+            let usage_kinds: &[UsageKind] = match usage_kind {
+                UsageKind::Node => &[UsageKind::Node],
+                UsageKind::Prod => &[UsageKind::Node, UsageKind::Prod],
             };
-            self.account(sides, source, metric, budget);
+            self.account(usage_kinds, source, metric, budget);
         }
-        self.tell(source, moved, "no other may");
+        self.note_outcome(source, moved, "no other may");
     }
 
     /// Whether `candidate` may go, and if it has to fit, does: it counts on the node that it fits then.
-    fn removable(&mut self, side: Side, targets: &[usize], candidate: &Candidate<'a>) -> bool {
+    fn removable(
+        &mut self,
+        usage_kind: UsageKind,
+        targets: &[usize],
+        candidate: &Candidate<'a>,
+    ) -> bool {
         let pod = candidate.pod;
         if !self.admits(pod) || !self.has_rested(pod) {
             return false;
@@ -117,13 +122,13 @@ impl<'a> Pass<'_, 'a> {
             return true;
         }
         let Some(metric) = candidate.metric else {
-            self.cycle.keep(
+            self.cycle.skip_pod(
                 pod,
                 Why::new("NoPodMetric", "nothing is known of what it uses"),
             );
             return false;
         };
-        let mut row = self.watched.of_pod(metric);
+        let mut row = self.watched.pod_row(metric);
         for (amount, resource) in row.iter_mut().zip(&self.watched.resources) {
             if resource.id == PODS {
                 *amount = 0;
@@ -133,17 +138,17 @@ impl<'a> Pass<'_, 'a> {
             let Some(load) = self.loads.get_mut(*target) else {
                 continue;
             };
-            let high = match side {
-                Side::Node => &load.node_bounds.high,
-                Side::Prod => &load.prod_bounds.high,
+            let high = match usage_kind {
+                UsageKind::Node => &load.node_bounds.high,
+                UsageKind::Prod => &load.prod_bounds.high,
             };
-            let used = match side {
-                Side::Node => &mut load.usage,
-                Side::Prod => &mut load.prod,
+            let used = match usage_kind {
+                UsageKind::Node => &mut load.usage,
+                UsageKind::Prod => &mut load.prod,
             };
             let mut with = used.iter().zip(&row).zip(high);
             if with.any(|((used, more), high)| used.saturating_add(*more) > *high)
-                || !self.fit.does(pod, load.node)
+                || !self.fit.can_place(pod, load.node)
             {
                 continue;
             }
@@ -155,13 +160,13 @@ impl<'a> Pass<'_, 'a> {
         let count = targets.len();
         let said =
             format!("it fits none of {count} cold nodes, or would take them over a threshold");
-        self.cycle.keep(pod, Why::new("NodeFit", said));
+        self.cycle.skip_pod(pod, Why::new("NodeFit", said));
         false
     }
 
     fn sort(
         &self,
-        side: Side,
+        usage_kind: UsageKind,
         source: usize,
         pods: &mut [Arc<PodInfo>],
         metrics: &FxHashMap<Arc<str>, &'a Amounts>,
@@ -170,10 +175,13 @@ impl<'a> Pass<'_, 'a> {
             return;
         };
         let excess: Vec<_> = load
-            .over(side)
+            .over(usage_kind)
             .filter_map(|at| {
                 let resource = self.watched.resources.get(at)?;
-                let (used, high) = (load.used(side).get(at)?, load.bounds(side).high.get(at)?);
+                let (used, high) = (
+                    load.used(usage_kind).get(at)?,
+                    load.bounds(usage_kind).high.get(at)?,
+                );
                 Some(Excess {
                     id: resource.id,
                     amount: used.saturating_sub(*high),

@@ -4,8 +4,8 @@
 
 use super::args::{Pool, Thresholds};
 use crate::framework::ProfileDepartures;
-use crate::ledger::Ledger;
-use crate::state::{Doubt, NodeInfo, NodeUsage, PodInfo, Snapshot, possible};
+use crate::move_history::MoveHistory;
+use crate::state::{NodeInfo, NodeUsage, PodInfo, Snapshot, UsageRejection, check_plausible};
 use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
@@ -29,11 +29,11 @@ pub(super) struct Resource {
 }
 
 impl Resource {
-    /// Whether there are thresholds by which it counts on `side`.
-    pub(super) fn is_given(&self, side: Side) -> bool {
-        match side {
-            Side::Node => self.given[0],
-            Side::Prod => self.given[1],
+    /// Whether there are thresholds by which it counts on `usage_kind`.
+    pub(super) fn is_given(&self, usage_kind: UsageKind) -> bool {
+        match usage_kind {
+            UsageKind::Node => self.given[0],
+            UsageKind::Prod => self.given[1],
         }
     }
 }
@@ -114,7 +114,7 @@ impl Watched {
     }
 
     /// `amounts` as a row; `pods` is 1.
-    pub(super) fn of_pod(&self, amounts: &Amounts) -> Row {
+    pub(super) fn pod_row(&self, amounts: &Amounts) -> Row {
         let amount = |resource: &Resource| match resource.id {
             PODS => 1,
             id => amounts.get(id),
@@ -158,7 +158,7 @@ pub(super) struct Load<'a> {
 
 /// What the use of a node makes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(super) enum LoadClass {
     /// Cold, but not of prod.
     Low,
     /// Cold, and of prod too.
@@ -175,7 +175,7 @@ pub(super) enum Class {
 
 /// Which use is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum UsageKind {
     /// The whole node's.
     Node,
     /// That of its pods of class prod.
@@ -200,7 +200,7 @@ pub(super) fn percent(amount: i64, of: i64) -> f64 {
 }
 
 impl<'a> Load<'a> {
-    /// Reads what `node` uses without the pods that leave it. With a `ledger`, only pods that are here count, those that
+    /// Reads what `node` uses without the pods that leave it. With a `history`, only pods that are here count, those that
     /// were moved lately do not, and those that come are known.
     ///
     /// # Errors
@@ -211,10 +211,13 @@ impl<'a> Load<'a> {
         node: &'a Arc<NodeInfo>,
         watched: &Watched,
         expiration: i64,
-        ledger: Option<&Ledger>,
-    ) -> Result<Self, Doubt> {
-        let report = snapshot.usage.get(&node.name).ok_or_else(Doubt::none)?;
-        report.believable(snapshot.now, expiration)?;
+        history: Option<&MoveHistory>,
+    ) -> Result<Self, UsageRejection> {
+        let report = snapshot
+            .usage
+            .get(&node.name)
+            .ok_or_else(UsageRejection::none)?;
+        report.check_usable(snapshot.now, expiration)?;
         let active = snapshot.active_on(&node.name);
         let (planned, pods): (Vec<_>, Vec<_>) = active.partition(|pod| departures.is_planned(pod));
         let stays = |pod: &PodInfo| !departures.is_leaving(pod);
@@ -234,7 +237,7 @@ impl<'a> Load<'a> {
             let counts = match pod {
                 Some(pod) => stays(pod),
                 None if planned.contains(&(&*metric.namespace, &*metric.name)) => false,
-                None => ledger.is_none(),
+                None => history.is_none(),
             };
             if counts {
                 used.add_all(&metric.usage);
@@ -265,11 +268,11 @@ impl<'a> Load<'a> {
         };
         load.refuse_absurd(watched)?;
         load.count_pods(watched);
-        if let Some(ledger) = ledger {
+        if let Some(history) = history {
             let leaving = snapshot.active_on(&node.name);
             let leaving = leaving.filter(|pod| departures.is_leaving(pod));
             let leaving = leaving.map(|pod| &pod.uid).collect();
-            load.correct(&leaving, ledger, report, watched);
+            load.correct(&leaving, history, report, watched);
         }
         Ok(load)
     }
@@ -279,14 +282,14 @@ impl<'a> Load<'a> {
     fn correct(
         &mut self,
         leaving: &FxHashSet<&Arc<str>>,
-        ledger: &Ledger,
+        history: &MoveHistory,
         report: &NodeUsage,
         watched: &Watched,
     ) {
-        let moved = ledger.leaving(&self.node.name);
+        let moved = history.leaving(&self.node.name);
         // Pods that are `leaving` were not counted in the first place.
         for moved in moved.filter(|moved| !leaving.contains(&moved.uid)) {
-            let row = watched.of_pod(&moved.usage);
+            let row = watched.pod_row(&moved.usage);
             let prod = moved.prod.then_some(&mut self.prod);
             for used in [Some(&mut self.usage), prod].into_iter().flatten() {
                 for (used, less) in used.iter_mut().zip(&row) {
@@ -294,10 +297,10 @@ impl<'a> Load<'a> {
                 }
             }
         }
-        for moved in ledger.coming(&self.node.name) {
-            let mut row = watched.of_pod(&moved.usage);
-            if let Some(came) = &moved.came {
-                let mut reported = report.of_pod(came).cloned().unwrap_or_default();
+        for moved in history.coming(&self.node.name) {
+            let mut row = watched.pod_row(&moved.usage);
+            if let Some(came) = &moved.replacement {
+                let mut reported = report.pod_usage(came).cloned().unwrap_or_default();
                 // The pod itself is counted already.
                 reported.set(PODS, 1);
                 for (more, resource) in row.iter_mut().zip(&watched.resources) {
@@ -310,11 +313,11 @@ impl<'a> Load<'a> {
         }
     }
 
-    fn refuse_absurd(&self, watched: &Watched) -> Result<(), Doubt> {
+    fn refuse_absurd(&self, watched: &Watched) -> Result<(), UsageRejection> {
         let both = self.usage.iter().zip(&self.capacity);
         let mut all = watched.resources.iter().zip(both);
         all.try_for_each(|(resource, (used, has))| {
-            possible(&resource.name, resource.id, *used, *has)
+            check_plausible(&resource.name, resource.id, *used, *has)
         })
     }
 
@@ -328,54 +331,61 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// What is used, of which side.
-    pub(super) fn used(&self, side: Side) -> &Row {
-        match side {
-            Side::Node => &self.usage,
-            Side::Prod => &self.prod,
+    /// What is used, of which usage_kind.
+    pub(super) fn used(&self, usage_kind: UsageKind) -> &Row {
+        match usage_kind {
+            UsageKind::Node => &self.usage,
+            UsageKind::Prod => &self.prod,
         }
     }
 
-    /// The thresholds of that side.
-    pub(super) fn bounds(&self, side: Side) -> &Bounds {
-        match side {
-            Side::Node => &self.node_bounds,
-            Side::Prod => &self.prod_bounds,
+    /// The thresholds of that usage_kind.
+    pub(super) fn bounds(&self, usage_kind: UsageKind) -> &Bounds {
+        match usage_kind {
+            UsageKind::Node => &self.node_bounds,
+            UsageKind::Prod => &self.prod_bounds,
         }
     }
 
     /// Whether it is over its high thresholds.
-    pub(super) fn is_over(&self, side: Side) -> bool {
-        any_over(self.used(side), &self.bounds(side).high)
+    pub(super) fn is_over(&self, usage_kind: UsageKind) -> bool {
+        any_over(self.used(usage_kind), &self.bounds(usage_kind).high)
     }
 
     /// The resources that are over their high thresholds, by place.
-    pub(super) fn over(&self, side: Side) -> impl Iterator<Item = usize> + '_ {
-        let both = self.used(side).iter().zip(&self.bounds(side).high);
+    pub(super) fn over(&self, usage_kind: UsageKind) -> impl Iterator<Item = usize> + '_ {
+        let both = self
+            .used(usage_kind)
+            .iter()
+            .zip(&self.bounds(usage_kind).high);
         let over = both.enumerate().filter(|(_, (used, high))| used > high);
         over.map(|(at, _)| at)
     }
 
     /// What it uses in percent of what it has.
-    pub(super) fn percent(&self, side: Side, at: usize) -> f64 {
-        match (self.used(side).get(at), self.capacity.get(at)) {
+    pub(super) fn percent(&self, usage_kind: UsageKind, at: usize) -> f64 {
+        match (self.used(usage_kind).get(at), self.capacity.get(at)) {
             (Some(used), Some(has)) => percent(*used, *has),
             _ => 0.0,
         }
     }
 
     /// How full it is, in thousandths, by weight.
-    pub(super) fn score(&self, side: Side, watched: &Watched) -> i64 {
-        let pods = match side {
-            Side::Node => self.counts[0],
-            Side::Prod => self.counts[1],
+    pub(super) fn score(&self, usage_kind: UsageKind, watched: &Watched) -> i64 {
+        let pods = match usage_kind {
+            UsageKind::Node => self.counts[0],
+            UsageKind::Prod => self.counts[1],
         };
         let pods = watched.pods_weight.map(|weight| {
             let has = self.node.raw_allocatable.get(PODS);
             (pods, has, weight)
         });
         let weights = watched.resources.iter().map(|resource| resource.weight);
-        let rows = self.used(side).iter().zip(&self.capacity).zip(weights);
+        let rows = self
+            .used(usage_kind)
+            .iter()
+            .zip(&self.capacity)
+            .zip(weights);
         let rows = rows.map(|((used, has), weight)| (*used, *has, weight));
         let (mut sum, mut weights) = (0_i64, 0_i64);
         for (used, has, weight) in rows.chain(pods) {
@@ -392,37 +402,37 @@ impl<'a> Load<'a> {
     }
 
     /// What of its thresholds is exceeded: `cpu usage 71.00% > threshold 65.00%`.
-    pub(super) fn hot(&self, side: Side, watched: &Watched) -> String {
-        let what = match side {
-            Side::Node => "usage",
-            Side::Prod => "usage of prod",
+    pub(super) fn hot(&self, usage_kind: UsageKind, watched: &Watched) -> String {
+        let what = match usage_kind {
+            UsageKind::Node => "usage",
+            UsageKind::Prod => "usage of prod",
         };
-        let said = self.over(side).map(|at| {
+        let said = self.over(usage_kind).map(|at| {
             let name = watched
                 .resources
                 .get(at)
                 .map_or("", |resource| &resource.name);
-            let high = self.bounds(side).high.get(at).copied().unwrap_or(0);
+            let high = self.bounds(usage_kind).high.get(at).copied().unwrap_or(0);
             let has = self.capacity.get(at).copied().unwrap_or(0);
-            let (used, high) = (self.percent(side, at), percent(high, has));
+            let (used, high) = (self.percent(usage_kind, at), percent(high, has));
             format!("{name} {what} {used:.2}% > threshold {high:.2}%")
         });
         said.collect::<Vec<_>>().join(", ")
     }
 
     /// Why a pod of it is evicted, in upstream's words.
-    pub(super) fn reason(&self, side: Side, watched: &Watched) -> String {
-        let what = match side {
-            Side::Node => "node",
-            Side::Prod => "prod",
+    pub(super) fn reason(&self, usage_kind: UsageKind, watched: &Watched) -> String {
+        let what = match usage_kind {
+            UsageKind::Node => "node",
+            UsageKind::Prod => "prod",
         };
-        let said = self.over(side).filter_map(|at| {
+        let said = self.over(usage_kind).filter_map(|at| {
             let resource = watched.resources.get(at)?;
-            let high = match side {
-                Side::Node => resource.high,
-                Side::Prod => resource.prod_high,
+            let high = match usage_kind {
+                UsageKind::Node => resource.high,
+                UsageKind::Prod => resource.prod_high,
             };
-            let (name, used) = (&resource.name, self.percent(side, at));
+            let (name, used) = (&resource.name, self.percent(usage_kind, at));
             Some(format!(
                 "{what} {name} usage({used:.2}%)>threshold({high:.2}%)"
             ))
@@ -432,7 +442,7 @@ impl<'a> Load<'a> {
     }
 
     /// What its use makes of it.
-    pub(super) fn class(&self) -> Class {
+    pub(super) fn class(&self) -> LoadClass {
         let with = |used: &[i64]| -> Row {
             let both = used.iter().zip(&self.coming);
             both.map(|(used, coming)| used.saturating_add(*coming))
@@ -442,14 +452,14 @@ impl<'a> Load<'a> {
         let is_low = |used: &Row, bounds: &Bounds| takes && none_over(&with(used), &bounds.low);
         let low = is_low(&self.usage, &self.node_bounds);
         let prod_low = is_low(&self.prod, &self.prod_bounds);
-        let prod_high = self.is_over(Side::Prod);
+        let prod_high = self.is_over(UsageKind::Prod);
         match (low, prod_high, prod_low) {
-            (false, _, _) if self.is_over(Side::Node) => Class::Source,
-            (_, true, _) => Class::ProdHigh,
-            (true, false, true) => Class::BothLow,
-            (true, false, false) => Class::Low,
-            (false, false, true) => Class::ProdLow,
-            (false, false, false) => Class::Middle,
+            (false, _, _) if self.is_over(UsageKind::Node) => LoadClass::Source,
+            (_, true, _) => LoadClass::ProdHigh,
+            (true, false, true) => LoadClass::BothLow,
+            (true, false, false) => LoadClass::Low,
+            (false, false, true) => LoadClass::ProdLow,
+            (false, false, false) => LoadClass::Middle,
         }
     }
 }
@@ -461,22 +471,22 @@ fn part(of: i64, percent: f64) -> i64 {
 
 /// Sets the thresholds of `loads`.
 pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
-    let average = |side: Side, at: usize| {
-        let sum: f64 = loads.iter().map(|load| load.percent(side, at)).sum();
+    let average = |usage_kind: UsageKind, at: usize| {
+        let sum: f64 = loads.iter().map(|load| load.percent(usage_kind, at)).sum();
         sum / loads.len().max(1) as f64
     };
     let resources = watched.resources.iter().enumerate();
     let averages: Vec<_> = resources
-        .map(|(at, _)| [average(Side::Node, at), average(Side::Prod, at)])
+        .map(|(at, _)| [average(UsageKind::Node, at), average(UsageKind::Prod, at)])
         .collect();
-    let bounds = |load: &Load<'_>, side: Side| {
+    let bounds = |load: &Load<'_>, usage_kind: UsageKind| {
         let mut out = Bounds::default();
         for ((resource, has), averages) in
             watched.resources.iter().zip(&load.capacity).zip(&averages)
         {
-            let (low, high, average) = match side {
-                Side::Node => (resource.low, resource.high, averages[0]),
-                Side::Prod => (resource.prod_low, resource.prod_high, averages[1]),
+            let (low, high, average) = match usage_kind {
+                UsageKind::Node => (resource.low, resource.high, averages[0]),
+                UsageKind::Prod => (resource.prod_low, resource.prod_high, averages[1]),
             };
             let (low, high) = if !watched.deviation {
                 (part(*has, low), part(*has, high))
@@ -492,7 +502,7 @@ pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
         out
     };
     for load in loads {
-        let (node, prod) = (bounds(load, Side::Node), bounds(load, Side::Prod));
+        let (node, prod) = (bounds(load, UsageKind::Node), bounds(load, UsageKind::Prod));
         (load.node_bounds, load.prod_bounds) = (node, prod);
     }
 }

@@ -3,30 +3,30 @@
 //! ```text
 //! NodeMetric, pods ──► load (use, thresholds, class) ──► detector (hot for long enough?) ──► pass: variance or greedy
 //!                            ▲                                                                    │
-//!                            └────────────── ledger (what was moved lately) ◄─────────────────────┘
+//!                            └────────────── history (what was moved lately) ◄─────────────────────┘
 //! ```
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`; `variance` is ours.
 
 mod args;
+mod balance;
 mod detector;
 mod greedy;
 mod load;
-mod pass;
 mod solve;
 mod variance;
 
 pub use args::{Args, Condition, DEFAULT_POOL, Pool, Thresholds, VictimSelection, Weights};
 
 use crate::framework::{Cycle, Strategy, StrategyError};
-use crate::ledger::Ledger;
+use crate::move_history::MoveHistory;
 use crate::rules::{Choice, Fit};
 use crate::state::NodeInfo;
+use balance::BalanceRun;
 use detector::Detectors;
 use koord_api::duration::GoDuration;
 use koord_api::selector;
-use load::{Class, Load, Row, Side, Watched, set_bounds};
-use pass::Pass;
+use load::{Load, LoadClass, Row, UsageKind, Watched, set_bounds};
 use rustc_hash::FxHashSet;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ pub struct LowNodeLoad {
     choice: Choice,
     node_detectors: Detectors,
     prod_detectors: Detectors,
-    ledger: Ledger,
+    history: MoveHistory,
 }
 
 impl LowNodeLoad {
@@ -54,7 +54,7 @@ impl LowNodeLoad {
             args,
             node_detectors: Detectors::default(),
             prod_detectors: Detectors::default(),
-            ledger: Ledger::default(),
+            history: MoveHistory::default(),
         }
     }
 
@@ -97,9 +97,9 @@ impl Strategy for LowNodeLoad {
         let ready = cycle.nodes().iter().map(|node| &node.uid).collect();
         for detectors in [&mut self.node_detectors, &mut self.prod_detectors] {
             detectors.keep(&uids);
-            detectors.know_only(&ready);
+            detectors.mark_unknown_except(&ready);
         }
-        self.ledger.begin(snapshot);
+        self.history.begin(snapshot);
         let mut round = Round::default();
         let pools = std::mem::take(&mut self.pools);
         for (at, pool) in pools.iter().enumerate() {
@@ -125,12 +125,12 @@ impl Classes {
         let mut out = Self::default();
         for (at, load) in loads.iter().enumerate() {
             match load.class() {
-                Class::Low => out.low.push(at),
-                Class::BothLow => out.both_low.push(at),
-                Class::ProdLow => out.prod_low.push(at),
-                Class::Source => out.sources.push(at),
-                Class::ProdHigh => out.prod_high.push(at),
-                Class::Middle => {}
+                LoadClass::Low => out.low.push(at),
+                LoadClass::BothLow => out.both_low.push(at),
+                LoadClass::ProdLow => out.prod_low.push(at),
+                LoadClass::Source => out.sources.push(at),
+                LoadClass::ProdHigh => out.prod_high.push(at),
+                LoadClass::Middle => {}
             }
         }
         out
@@ -172,7 +172,7 @@ impl LowNodeLoad {
             cycle,
             at,
             pool,
-            Side::Node,
+            UsageKind::Node,
             &loads,
             &classes.sources,
             &watched,
@@ -181,7 +181,7 @@ impl LowNodeLoad {
             cycle,
             at,
             pool,
-            Side::Prod,
+            UsageKind::Prod,
             &loads,
             &classes.prod_high,
             &watched,
@@ -207,23 +207,23 @@ impl LowNodeLoad {
         if cold == nodes.len() {
             return cycle.note(None, format!("pool {name}: all nodes are cold"));
         }
-        by_score(&mut sources, &loads, Side::Node, &watched);
-        by_score(&mut prod_sources, &loads, Side::Prod, &watched);
+        by_score(&mut sources, &loads, UsageKind::Node, &watched);
+        by_score(&mut prod_sources, &loads, UsageKind::Prod, &watched);
         let snapshot = cycle.snapshot();
         let fit = round.fit.get_or_insert_with(|| cycle.fit());
-        let mut pass = Pass {
+        let mut run = BalanceRun {
             cycle,
             fit,
             args: &self.args,
             choice: &self.choice,
             watched: &watched,
             loads: &mut loads,
-            ledger: &mut self.ledger,
+            history: &mut self.history,
             pool: at,
             node_detectors: &mut self.node_detectors,
             prod_detectors: &mut self.prod_detectors,
         };
-        pass.both(&classes, &sources, &prod_sources);
+        run.run(&classes, &sources, &prod_sources);
         let condition = pool.anomaly_condition.unwrap_or_default();
         for place in sources {
             let uid = &loads[place].node.uid;
@@ -253,8 +253,8 @@ impl LowNodeLoad {
     ) -> Vec<Load<'a>> {
         let snapshot = cycle.snapshot();
         let expiration = self.args.node_metric_expiration_seconds;
-        let ledger = match self.args.victim_selection {
-            VictimSelection::Variance => Some(&self.ledger),
+        let history = match self.args.victim_selection {
+            VictimSelection::Variance => Some(&self.history),
             VictimSelection::Greedy => None,
         };
         let mut loads = Vec::with_capacity(nodes.len());
@@ -266,14 +266,14 @@ impl LowNodeLoad {
                 node,
                 watched,
                 expiration,
-                ledger,
+                history,
             ) {
                 Ok(load) => loads.push(load),
                 Err(why) => {
-                    self.node_detectors.is_unknown(at, &node.uid);
-                    self.prod_detectors.is_unknown(at, &node.uid);
+                    self.node_detectors.mark_unknown(at, &node.uid);
+                    self.prod_detectors.mark_unknown(at, &node.uid);
                     if round.skipped.insert(node.name.clone()) {
-                        cycle.skip(&node.name, &why);
+                        cycle.skip_node(&node.name, &why);
                     }
                     unread.get_or_insert((node, why));
                 }
@@ -315,30 +315,30 @@ impl LowNodeLoad {
     /// Those of `hot` that have been hot for long enough, and what there is to say of each.
     #[allow(
         clippy::too_many_arguments,
-        reason = "one call of the same for two sides"
+        reason = "one call of the same for two kinds of usage"
     )]
     fn hot_long(
         &mut self,
         cycle: &mut Cycle<'_>,
         at: usize,
         pool: &Pool,
-        side: Side,
+        usage_kind: UsageKind,
         loads: &[Load<'_>],
         hot: &[usize],
         watched: &Watched,
     ) -> Vec<usize> {
         let condition = pool.anomaly_condition.unwrap_or_default();
         let now = cycle.snapshot().now;
-        let detectors = match side {
-            Side::Node => &mut self.node_detectors,
-            Side::Prod => &mut self.prod_detectors,
+        let detectors = match usage_kind {
+            UsageKind::Node => &mut self.node_detectors,
+            UsageKind::Prod => &mut self.prod_detectors,
         };
         let mut long = Vec::new();
         for place in hot {
             let Some(load) = loads.get(*place) else {
                 continue;
             };
-            let (node, said) = (load.node, load.hot(side, watched));
+            let (node, said) = (load.node, load.hot(usage_kind, watched));
             if detectors.is_over(at, &node.uid, now, &condition) {
                 cycle.hot(&node.name, format!("hot: {said}"), false);
                 long.push(*place);
@@ -381,20 +381,24 @@ fn chosen<'a>(
 }
 
 /// The fullest first; of equals by name.
-fn by_score(places: &mut [usize], loads: &[Load<'_>], side: Side, watched: &Watched) {
+fn by_score(places: &mut [usize], loads: &[Load<'_>], usage_kind: UsageKind, watched: &Watched) {
     places.sort_by_cached_key(|place| {
         let score = loads
             .get(*place)
-            .map_or(0, |load| load.score(side, watched));
+            .map_or(0, |load| load.score(usage_kind, watched));
         (std::cmp::Reverse(score), *place)
     });
 }
 
 /// What `targets` may use beyond what they do, in sum.
-fn room(loads: &[Load<'_>], targets: &[usize], side: Side, resources: usize) -> Row {
+fn headroom(loads: &[Load<'_>], targets: &[usize], usage_kind: UsageKind, resources: usize) -> Row {
     let mut out = vec![0_i64; resources];
     for load in targets.iter().filter_map(|place| loads.get(*place)) {
-        let both = load.bounds(side).high.iter().zip(load.used(side));
+        let both = load
+            .bounds(usage_kind)
+            .high
+            .iter()
+            .zip(load.used(usage_kind));
         for (room, (high, used)) in out.iter_mut().zip(both) {
             *room = room.saturating_add(high.saturating_sub(*used));
         }

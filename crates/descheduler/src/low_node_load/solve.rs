@@ -5,7 +5,7 @@
 //! that takes it, the best one is found by looking at the nodes from the emptiest on, and at no more than [`NEAR`] of them
 //! that take the pod; the work is counted, and ends when it is used up.
 
-use super::load::{Row, Side};
+use super::load::{Row, UsageKind};
 
 /// How many nodes that take a pod are looked at for it: they come in order, so the best is nearly always among the first.
 pub(super) const NEAR: usize = 8;
@@ -62,7 +62,7 @@ impl Work {
 #[derive(Debug, Clone)]
 pub(super) struct Bins {
     /// Whose use is to be even.
-    side: Side,
+    usage_kind: UsageKind,
     bins: Vec<Bin>,
     weights: Vec<f64>,
     mean: Vec<f64>,
@@ -79,10 +79,10 @@ impl Bin {
         }
     }
 
-    fn shares(&self, side: Side) -> impl Iterator<Item = f64> + '_ {
-        let used = match side {
-            Side::Node => &self.used,
-            Side::Prod => &self.prod,
+    fn shares(&self, usage_kind: UsageKind) -> impl Iterator<Item = f64> + '_ {
+        let used = match usage_kind {
+            UsageKind::Node => &self.used,
+            UsageKind::Prod => &self.prod,
         };
         used.iter()
             .enumerate()
@@ -114,10 +114,15 @@ impl Bin {
 }
 
 impl Bins {
-    /// What is used of `side` is to be even: `weights` and the `mean` share of each resource, over all nodes.
-    pub(super) fn new(side: Side, bins: Vec<Bin>, weights: Vec<f64>, mean: Vec<f64>) -> Self {
+    /// What is used of `usage_kind` is to be even: `weights` and the `mean` share of each resource, over all nodes.
+    pub(super) fn new(
+        usage_kind: UsageKind,
+        bins: Vec<Bin>,
+        weights: Vec<f64>,
+        mean: Vec<f64>,
+    ) -> Self {
         let mut out = Self {
-            side,
+            usage_kind,
             levels: Vec::new(),
             order: (0..bins.len()).collect(),
             bins,
@@ -132,7 +137,7 @@ impl Bins {
     }
 
     fn level(&self, bin: &Bin) -> f64 {
-        let shares = bin.shares(self.side).zip(&self.weights);
+        let shares = bin.shares(self.usage_kind).zip(&self.weights);
         shares.map(|(share, weight)| share * weight).sum()
     }
 
@@ -159,7 +164,9 @@ impl Bins {
     /// By how much the sum falls when `item` goes from `source` to `bin`.
     pub(super) fn gain(&self, source: &Bin, bin: &Bin, item: &Item) -> f64 {
         let resources = self.weights.iter().zip(&self.mean).zip(&item.usage);
-        let shares = source.shares(self.side).zip(bin.shares(self.side));
+        let shares = source
+            .shares(self.usage_kind)
+            .zip(bin.shares(self.usage_kind));
         resources
             .zip(shares)
             .enumerate()

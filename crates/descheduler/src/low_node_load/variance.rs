@@ -1,11 +1,11 @@
 //! Our choice: of pods that matter equally little the one whose move evens the load of nodes out most. A pod goes only if a
 //! node takes it without being over anything for it, and rests for an hour then.
 
-use super::load::{Load, Row, Side};
-use super::pass::Pass;
+use super::balance::BalanceRun;
+use super::load::{Load, Row, UsageKind};
 use super::solve::{Bin, Bins, Item, Work};
 use crate::framework::Why;
-use crate::rules::{Urgency, alike, sort};
+use crate::rules::{Urgency, same_requirements, sort};
 use crate::state::{PodInfo, Shape};
 use koord_model::resources::Amounts;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -27,7 +27,10 @@ struct Refusals {
 impl Refusals {
     /// The kind of pods of this shape; none when there are too many to tell them apart.
     fn kind(&mut self, shape: &Arc<Shape>) -> Option<usize> {
-        let known = self.kinds.iter().position(|(one, _)| alike(one, shape));
+        let known = self
+            .kinds
+            .iter()
+            .position(|(one, _)| same_requirements(one, shape));
         if known.is_none() && self.kinds.len() < KINDS {
             self.kinds.push((shape.clone(), FxHashSet::default()));
             return Some(self.kinds.len() - 1);
@@ -91,29 +94,29 @@ fn bin(load: &Load<'_>) -> Bin {
     }
 }
 
-impl<'a> Pass<'_, 'a> {
+impl<'a> BalanceRun<'_, 'a> {
     pub(super) fn variance(
         &mut self,
-        side: Side,
+        usage_kind: UsageKind,
         sources: &[usize],
         targets: &[usize],
         budget: &mut Row,
     ) {
-        let mut field = self.field(side, targets);
+        let mut field = self.field(usage_kind, targets);
         for source in sources {
-            let there = self.candidates(*source, side).len();
-            let mut movable = self.movable(side, *source, &mut field.refusals);
+            let there = self.candidates(*source, usage_kind).len();
+            let mut movable = self.movable(usage_kind, *source, &mut field.refusals);
             if movable.is_empty() {
-                self.tell(*source, 0, &format!("none of {there} may"));
+                self.note_outcome(*source, 0, &format!("none of {there} may"));
                 continue;
             }
-            let (moved, why) = self.relieve(side, *source, &mut movable, &mut field, budget);
-            self.tell(*source, moved, &why);
+            let (moved, why) = self.relieve(usage_kind, *source, &mut movable, &mut field, budget);
+            self.note_outcome(*source, moved, &why);
         }
     }
 
     /// Nodes that take pods, and what is even: the mean over all nodes of the pool.
-    fn field(&self, side: Side, targets: &[usize]) -> Field {
+    fn field(&self, usage_kind: UsageKind, targets: &[usize]) -> Field {
         let bins = targets
             .iter()
             .filter_map(|place| self.loads.get(*place))
@@ -122,7 +125,7 @@ impl<'a> Pass<'_, 'a> {
         let weight = |at: usize| {
             let resource = self.watched.resources.get(at)?;
             resource
-                .is_given(side)
+                .is_given(usage_kind)
                 .then_some(resource.weight.max(0) as f64)
         };
         let resources = 0..self.watched.resources.len();
@@ -131,7 +134,11 @@ impl<'a> Pass<'_, 'a> {
             .map(|at| weight(at).unwrap_or(0.0))
             .collect();
         let mean = resources.map(|at| {
-            let sum: f64 = self.loads.iter().map(|load| load.percent(side, at)).sum();
+            let sum: f64 = self
+                .loads
+                .iter()
+                .map(|load| load.percent(usage_kind, at))
+                .sum();
             sum / 100.0 / self.loads.len().max(1) as f64
         });
         let named = self.loads.iter().enumerate();
@@ -143,7 +150,7 @@ impl<'a> Pass<'_, 'a> {
             }
         }
         Field {
-            bins: Bins::new(side, bins.collect(), weights, mean.collect()),
+            bins: Bins::new(usage_kind, bins.collect(), weights, mean.collect()),
             places: targets.to_vec(),
             nodes,
             refusals: Refusals::default(),
@@ -152,16 +159,21 @@ impl<'a> Pass<'_, 'a> {
     }
 
     /// The pods of `source` that may go, who matters least first.
-    fn movable(&mut self, side: Side, source: usize, refusals: &mut Refusals) -> Vec<Movable<'a>> {
+    fn movable(
+        &mut self,
+        usage_kind: UsageKind,
+        source: usize,
+        refusals: &mut Refusals,
+    ) -> Vec<Movable<'a>> {
         let mut metrics = FxHashMap::default();
         let mut pods = Vec::new();
-        for candidate in self.candidates(source, side) {
+        for candidate in self.candidates(source, usage_kind) {
             let pod = candidate.pod;
             if !self.admits(pod) || !self.has_rested(pod) {
                 continue;
             }
             let Some(metric) = candidate.metric else {
-                self.cycle.keep(
+                self.cycle.skip_pod(
                     pod,
                     Why::new("NoPodMetric", "nothing is known of what it uses"),
                 );
@@ -174,11 +186,11 @@ impl<'a> Pass<'_, 'a> {
         let with = |pod: Arc<PodInfo>| {
             let metric = *metrics.get(&pod.uid)?;
             let item = Item {
-                usage: self.watched.of_pod(metric),
+                usage: self.watched.pod_row(metric),
                 prod: pod.is_prod(),
             };
             Some(Movable {
-                urgency: Urgency::of(&pod),
+                urgency: Urgency::from_pod(&pod),
                 kind: refusals.kind(&pod.shape),
                 pod,
                 metric,
@@ -192,7 +204,7 @@ impl<'a> Pass<'_, 'a> {
     /// Moves pods off `source` until it is not hot any more. How many, and why not more.
     fn relieve(
         &mut self,
-        side: Side,
+        usage_kind: UsageKind,
         source: usize,
         movable: &mut [Movable<'a>],
         field: &mut Field,
@@ -201,13 +213,13 @@ impl<'a> Pass<'_, 'a> {
         let mut moved = 0;
         for group in movable.chunk_by_mut(|a, b| a.urgency == b.urgency) {
             loop {
-                if let Some(stop) = self.stop(side, source, budget) {
-                    return (moved, self.said(&stop));
+                if let Some(stop) = self.stop_reason(usage_kind, source, budget) {
+                    return (moved, self.describe(&stop));
                 }
-                let Some((item, bin)) = self.best(side, source, group, field) else {
+                let Some((item, bin)) = self.best(usage_kind, source, group, field) else {
                     break;
                 };
-                match self.go(side, source, &mut group[item], bin, field, budget) {
+                match self.go(usage_kind, source, &mut group[item], bin, field, budget) {
                     Ok(()) => moved += 1,
                     Err(why) if ends_node(&why) => return (moved, why.to_string()),
                     Err(_) => {}
@@ -218,21 +230,21 @@ impl<'a> Pass<'_, 'a> {
             }
             self.keep_rest(group, field.places.len());
         }
-        match self.stop(side, source, budget) {
-            Some(stop) => (moved, self.said(&stop)),
+        match self.stop_reason(usage_kind, source, budget) {
+            Some(stop) => (moved, self.describe(&stop)),
             None => (moved, "no other may".to_owned()),
         }
     }
 
     fn best(
         &self,
-        side: Side,
+        usage_kind: UsageKind,
         source: usize,
         group: &[Movable<'a>],
         field: &mut Field,
     ) -> Option<(usize, usize)> {
         let load = self.loads.get(source)?;
-        let over: Vec<_> = load.over(side).collect();
+        let over: Vec<_> = load.over(usage_kind).collect();
         // A pod that uses nothing of what is exceeded is no relief.
         let relieves = |item: &Item| {
             let mut used = over.iter().filter_map(|at| item.usage.get(*at));
@@ -257,7 +269,7 @@ impl<'a> Pass<'_, 'a> {
             }
             let target = self.loads.get(*place);
             refusals.lets(movable.kind, bin, || {
-                target.is_some_and(|load| self.fit.does(&movable.pod, load.node))
+                target.is_some_and(|load| self.fit.can_place(&movable.pod, load.node))
             })
         };
         let pair = bins.best(&bin(load), items, allows, work)?;
@@ -266,7 +278,7 @@ impl<'a> Pass<'_, 'a> {
 
     fn go(
         &mut self,
-        side: Side,
+        usage_kind: UsageKind,
         source: usize,
         movable: &mut Movable<'a>,
         bin: usize,
@@ -276,10 +288,10 @@ impl<'a> Pass<'_, 'a> {
         movable.out = true;
         // Others that went may have changed what filters say.
         if let Err(why) = self.cycle.admits(&movable.pod) {
-            self.cycle.keep(&movable.pod, why.clone());
+            self.cycle.skip_pod(&movable.pod, why.clone());
             return Err(why);
         }
-        self.evict(side, source, &movable.pod)?;
+        self.evict(usage_kind, source, &movable.pod)?;
         let chosen = field
             .places
             .get(bin)
@@ -287,15 +299,15 @@ impl<'a> Pass<'_, 'a> {
         let chosen = chosen.map(|load| load.node.clone());
         let promised = self
             .cycle
-            .promised()
+            .promised_target()
             .filter(|_| !self.args.dry_run)
             .cloned();
         let to = promised.or(chosen.map(|node| node.name.clone()));
         self.account(
             if movable.item.prod {
-                &[Side::Node, Side::Prod]
+                &[UsageKind::Node, UsageKind::Prod]
             } else {
-                &[Side::Node]
+                &[UsageKind::Node]
             },
             source,
             movable.metric,
@@ -304,7 +316,7 @@ impl<'a> Pass<'_, 'a> {
         if let Some(to) = &to {
             self.receive(to, movable, field);
         }
-        self.remember(&movable.pod, movable.metric, to);
+        self.record_move(&movable.pod, movable.metric, to);
         Ok(())
     }
 
@@ -330,7 +342,7 @@ impl<'a> Pass<'_, 'a> {
             let said = format!(
                 "none of {targets} cold nodes takes it so that the load is more even and no threshold exceeded"
             );
-            self.cycle.keep(&movable.pod, Why::new("NodeFit", said));
+            self.cycle.skip_pod(&movable.pod, Why::new("NodeFit", said));
         }
     }
 }

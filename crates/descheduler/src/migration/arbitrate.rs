@@ -2,7 +2,7 @@
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator`.
 
-use super::filter::{Census, Owned, Rules, WORKLOAD_UNKNOWN};
+use super::filter::{MigrationCounts, PodsByOwner, Rules, WORKLOAD_UNKNOWN};
 use super::{Stage, has_passed, stage};
 use crate::rules::{self, Why};
 use crate::state::{Owner, PodInfo, Snapshot};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// A job that waits, and its pod.
 #[derive(Debug, Clone)]
-pub struct Waiting {
+pub struct PendingJob {
     /// The job.
     pub job: Arc<PodMigrationJob>,
     /// `None` when it is not there.
@@ -46,7 +46,7 @@ pub fn arbitrate<'a>(
     };
     let waiting: Vec<_> = jobs
         .filter(waits)
-        .map(|job| Waiting {
+        .map(|job| PendingJob {
             pod: pod_of(snapshot, job),
             job: job.clone(),
         })
@@ -54,23 +54,25 @@ pub fn arbitrate<'a>(
     if waiting.is_empty() {
         return Vec::new();
     }
-    let owned = Owned::new(snapshot);
-    let mut census = Census::new(snapshot, |job| stage(job) == Stage::Begun);
-    let judge = |waiting: Waiting| {
+    let owned = PodsByOwner::new(snapshot);
+    let mut migration_counts = MigrationCounts::new(snapshot, |job| stage(job) == Stage::Begun);
+    let judge = |waiting: PendingJob| {
         let verdict = match &waiting.pod {
             // Nobody can say which limits it would take from.
             None => Verdict::Missing,
             Some(pod) => {
                 let rules = rules(&waiting.job);
-                let may = rules.is_first(&census, pod);
-                let may = may.and_then(|()| rules.is_free(snapshot, &owned, &census, pod));
+                let may = rules.has_no_job(&migration_counts, pod);
+                let may = may.and_then(|()| {
+                    rules.is_within_limits(snapshot, &owned, &migration_counts, pod)
+                });
                 match (rules.is_movable(snapshot, pod), may) {
                     // Who cannot be asked now may answer later.
                     (Err(why), _) if why.rule == WORKLOAD_UNKNOWN => Verdict::Wait(why),
                     (Err(why), _) => Verdict::Fail(why),
                     (Ok(()), Err(why)) => Verdict::Wait(why),
                     (Ok(()), Ok(())) => {
-                        census.count(pod);
+                        migration_counts.count(pod);
                         Verdict::Pass
                     }
                 }
@@ -91,7 +93,7 @@ fn pod_of(snapshot: &Snapshot, job: &PodMigrationJob) -> Option<Arc<PodInfo>> {
 /// In the order in which they are judged: those of batch Jobs of which most pods move already come first, those of one
 /// batch Job together, then by what their pods matter, then the newest.
 #[must_use]
-pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<Waiting>) -> Vec<Waiting> {
+pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<PendingJob>) -> Vec<PendingJob> {
     by_creation(&mut jobs);
     by_pod(&mut jobs, rules::sort);
     by_controller(&mut jobs);
@@ -100,8 +102,8 @@ pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<Waiting>) -> Vec<Waiting> {
 }
 
 /// The newest first, to the second.
-pub fn by_creation(jobs: &mut [Waiting]) {
-    let created = |one: &Waiting| {
+pub fn by_creation(jobs: &mut [PendingJob]) {
+    let created = |one: &PendingJob| {
         let created = one.job.metadata.creation_timestamp.as_ref();
         Reverse(created.map(|created| created.0.as_second()))
     };
@@ -109,7 +111,7 @@ pub fn by_creation(jobs: &mut [Waiting]) {
 }
 
 /// As `sort` sorts their pods; those without one come first.
-pub fn by_pod(jobs: &mut [Waiting], sort: impl Fn(&mut [Arc<PodInfo>])) {
+pub fn by_pod(jobs: &mut [PendingJob], sort: impl Fn(&mut [Arc<PodInfo>])) {
     let mut pods: Vec<_> = jobs.iter().filter_map(|one| one.pod.clone()).collect();
     sort(&mut pods);
     let ranks = pods.iter().enumerate();
@@ -121,7 +123,7 @@ pub fn by_pod(jobs: &mut [Waiting], sort: impl Fn(&mut [Arc<PodInfo>])) {
 }
 
 /// Those of one batch Job come together, where the first of them is.
-pub fn by_controller(jobs: &mut [Waiting]) {
+pub fn by_controller(jobs: &mut [PendingJob]) {
     let mut first = FxHashMap::default();
     let places: Vec<usize> = jobs
         .iter()
@@ -139,7 +141,7 @@ pub fn by_controller(jobs: &mut [Waiting]) {
 }
 
 /// Those of batch Jobs of which most pods move come first.
-pub fn by_migrating(jobs: &mut [Waiting], snapshot: &Snapshot) {
+pub fn by_migrating(jobs: &mut [PendingJob], snapshot: &Snapshot) {
     let mut known = FxHashMap::default();
     for owner in jobs.iter().filter_map(batch_job) {
         known
@@ -166,7 +168,7 @@ pub fn migrating(snapshot: &Snapshot, owner: &str) -> usize {
     snapshot.jobs.iter().filter(moves).count()
 }
 
-fn batch_job(one: &Waiting) -> Option<&Owner> {
+fn batch_job(one: &PendingJob) -> Option<&Owner> {
     let owner = one.pod.as_ref()?.controller()?;
     (&*owner.kind == "Job").then_some(owner)
 }

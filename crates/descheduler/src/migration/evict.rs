@@ -37,7 +37,7 @@ impl Policy {
 
     /// What the labels of the pod say, else those of the job, else `by_default`; a name that nobody knows says nothing.
     #[must_use]
-    pub fn of(
+    pub fn resolve(
         pod: Option<&BTreeMap<String, String>>,
         job: Option<&BTreeMap<String, String>>,
         by_default: Self,
@@ -54,7 +54,7 @@ impl Policy {
 /// When the pod of `job` went, of which it is known whether it `stands` as it was, if it did. Nothing says so to the
 /// second: never too early, unless a leader with a wrong clock wrote it.
 #[must_use]
-pub fn went(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option<Timestamp> {
+pub fn evicted_at(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option<Timestamp> {
     let eviction = status::condition(job.status.as_ref()?, conditions::EVICTION)?;
     match eviction.status.as_str() {
         "True" => {

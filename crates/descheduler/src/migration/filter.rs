@@ -21,13 +21,13 @@ type Name = (Arc<str>, Arc<str>);
 /// How many jobs there are, by the UID of their pod.
 type Counts = FxHashMap<Arc<str>, usize>;
 /// Pods, and the UIDs by which their jobs know them.
-type Known = BTreeMap<Name, FxHashSet<Arc<str>>>;
+type UidsByName = BTreeMap<Name, FxHashSet<Arc<str>>>;
 
 /// The pods of a snapshot by who owns them.
 #[derive(Debug, Clone, Default)]
-pub struct Owned(FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>);
+pub struct PodsByOwner(FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>);
 
-impl Owned {
+impl PodsByOwner {
     /// Of all owners.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
@@ -48,7 +48,7 @@ impl Owned {
 
 /// Pods that are on the move, as limits count them.
 #[derive(Debug, Clone, Default)]
-pub struct Census {
+pub struct MigrationCounts {
     /// How many jobs there are, and how many of each pod, by UID.
     jobs: usize,
     of_pod: Counts,
@@ -58,14 +58,14 @@ pub struct Census {
     /// By node: UIDs of the pods that have one.
     on_node: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
     /// By namespace and controller.
-    of_workload: FxHashMap<(Arc<str>, Arc<str>), Known>,
+    of_workload: FxHashMap<(Arc<str>, Arc<str>), UidsByName>,
 }
 
-impl Census {
+impl MigrationCounts {
     /// Of those of `snapshot`'s jobs that `counts` says so of.
     #[must_use]
     pub fn new(snapshot: &Snapshot, counts: impl Fn(&PodMigrationJob) -> bool) -> Self {
-        let mut census = Self::default();
+        let mut migration_counts = Self::default();
         let uids = snapshot.jobs.iter().filter(|job| counts(job));
         let uids: FxHashSet<&str> = uids
             .filter_map(|job| job.spec.pod_ref.uid.as_deref())
@@ -79,15 +79,15 @@ impl Census {
             let name: Name = (text(&named.namespace), text(&named.name));
             let uid: Arc<str> = text(&named.uid);
             let pod = snapshot.pod(&name.0, &name.1);
-            census.add(name, uid.clone(), pod);
+            migration_counts.add(name, uid.clone(), pod);
             if let Some(pod) = by_uid.get(&*uid) {
-                census.stay(pod);
+                migration_counts.add_on_node(pod);
             }
         }
-        census
+        migration_counts
     }
 
-    fn stay(&mut self, pod: &PodInfo) {
+    fn add_on_node(&mut self, pod: &PodInfo) {
         if let Some(node) = &pod.node {
             let on = self.on_node.entry(node.clone()).or_default();
             on.insert(pod.uid.clone());
@@ -101,7 +101,7 @@ impl Census {
         *all += 1;
         *each.entry(uid.clone()).or_default() += 1;
         if let Some(pod) = pod {
-            self.stay(pod);
+            self.add_on_node(pod);
             if let Some(owner) = pod.controller() {
                 let of = (name.0.clone(), owner.uid.clone());
                 let pods = self.of_workload.entry(of).or_default();
@@ -211,8 +211,8 @@ impl Rules {
     ///
     /// # Errors
     /// It has.
-    pub fn is_first(&self, census: &Census, pod: &PodInfo) -> Result<(), Why> {
-        if census.has(pod) {
+    pub fn has_no_job(&self, migration_counts: &MigrationCounts, pod: &PodInfo) -> Result<(), Why> {
+        if migration_counts.has(pod) {
             return Err(Why::new(
                 "ExistingJob",
                 "a PodMigrationJob moves it already",
@@ -264,11 +264,11 @@ impl Rules {
             return Err(Why::new("PriorityThreshold", said));
         }
         self.evictable.check(pod)?;
-        self.is_spare(snapshot, pod)
+        self.has_spare_replicas(snapshot, pod)
     }
 
     /// Whether its workload is large enough for one to be away.
-    fn is_spare(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
+    fn has_spare_replicas(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         const RULE: &str = "ExpectedReplicas";
         let Some(owner) = pod.controller() else {
             return Ok(());
@@ -300,15 +300,15 @@ impl Rules {
         Err(Why::new(RULE, said))
     }
 
-    /// Whether `pod` may be moved now, beside those that `census` counts.
+    /// Whether `pod` may be moved now, beside those that `migration_counts` counts.
     ///
     /// # Errors
     /// A limit is reached.
-    pub fn is_free(
+    pub fn is_within_limits(
         &self,
         snapshot: &Snapshot,
-        owned: &Owned,
-        census: &Census,
+        owned: &PodsByOwner,
+        migration_counts: &MigrationCounts,
         pod: &PodInfo,
     ) -> Result<(), Why> {
         if overrides(pod) {
@@ -327,27 +327,27 @@ impl Rules {
             })
         };
         let global = limit(args.max_migrating_globally, Gate::MaxMigratingGlobally);
-        let count = census.others(pod);
+        let count = migration_counts.others(pod);
         reached("MaxMigratingGlobally", count, global, "of the cluster")?;
         if let Some(node) = &pod.node {
             let of_node = limit(args.max_migrating_per_node, Gate::MaxMigratingPerNode);
-            let count = census.others_on_node(pod, node);
+            let count = migration_counts.others_on_node(pod, node);
             let whose = format!("of node {node}");
             reached("MaxMigratingPerNode", count, of_node, &whose)?;
         }
         let gate = Gate::MaxMigratingPerNamespace;
         let of_namespace = limit(args.max_migrating_per_namespace, gate);
-        let count = census.others_of_namespace(pod);
+        let count = migration_counts.others_of_namespace(pod);
         let whose = format!("of namespace {}", pod.namespace);
         reached("MaxMigratingPerNamespace", count, of_namespace, &whose)?;
-        self.is_free_of_workload(snapshot, owned, census, pod)
+        self.is_within_workload_limits(snapshot, owned, migration_counts, pod)
     }
 
-    fn is_free_of_workload(
+    fn is_within_workload_limits(
         &self,
         snapshot: &Snapshot,
-        owned: &Owned,
-        census: &Census,
+        owned: &PodsByOwner,
+        migration_counts: &MigrationCounts,
         pod: &PodInfo,
     ) -> Result<(), Why> {
         let args = &self.args;
@@ -365,7 +365,10 @@ impl Rules {
         let replicas = replicas(snapshot, owner)?;
         let exceeds = |count: usize, most: i64| i64::try_from(count).unwrap_or(i64::MAX) >= most;
         let (kind, name) = (&owner.kind, &owner.name);
-        let mut away: FxHashSet<Name> = census.others_of_workload(pod, owner).cloned().collect();
+        let mut away: FxHashSet<Name> = migration_counts
+            .others_of_workload(pod, owner)
+            .cloned()
+            .collect();
         if !skips[0] {
             let most = at_most(replicas, args.max_migrating_per_workload.as_ref())?;
             // The first of a workload is let through: whether one may go at all is another question.

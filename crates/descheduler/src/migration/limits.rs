@@ -79,7 +79,7 @@ pub struct Group {
 impl Group {
     /// That of `pod`.
     #[must_use]
-    pub fn of(pod: &PodInfo) -> Self {
+    pub fn from_pod(pod: &PodInfo) -> Self {
         Self {
             namespace: pod.namespace.clone(),
             controller: pod.controller().map(|owner| owner.uid.clone()),
@@ -88,7 +88,7 @@ impl Group {
 
     /// That of the pod of `job`, which may be gone.
     #[must_use]
-    pub fn of_job(job: &PodMigrationJob) -> Self {
+    pub fn from_job(job: &PodMigrationJob) -> Self {
         Self {
             namespace: job
                 .spec
@@ -111,7 +111,7 @@ impl Group {
 
 /// How long an eviction may matter.
 #[must_use]
-pub fn memory(args: &MigrationControllerArgs) -> Duration {
+pub fn max_limiter_duration(args: &MigrationControllerArgs) -> Duration {
     let all = args.object_limiters.values();
     let all = all.filter_map(|limiter| limiter.duration.to_std());
     all.max().unwrap_or_default()
@@ -128,7 +128,7 @@ impl ObjectLimits {
         pod: &PodInfo,
         now: Timestamp,
     ) -> Result<(), Why> {
-        let group = Group::of(pod);
+        let group = Group::from_pod(pod);
         let on = args.object_limiters.iter();
         for (kind, limiter) in on.filter(|(_, limiter)| limiter.duration.as_nanos() > 0) {
             let limit = group
@@ -213,13 +213,13 @@ impl ObjectLimits {
         self.limits.retain(|_, limit| limit.expires > now);
     }
 
-    /// For how many workloads and namespaces something is remembered.
+    /// For how many workloads and namespaces something is retained_until.
     #[must_use]
     pub fn len(&self) -> usize {
         self.limits.len()
     }
 
-    /// Whether nothing is remembered.
+    /// Whether nothing is retained_until.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.limits.is_empty()

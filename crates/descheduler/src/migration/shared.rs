@@ -63,7 +63,7 @@ impl Migrations {
         if !free {
             limits.allows(&self.args, pod, now)?;
         }
-        limits.count(&self.args, &Group::of(pod), workload, now);
+        limits.count(&self.args, &Group::from_pod(pod), workload, now);
         limits.tidy(now);
         Ok(())
     }
@@ -71,11 +71,11 @@ impl Migrations {
     /// `pod`, which was claimed, has not been evicted.
     pub fn give_back(&self, pod: &PodInfo) {
         let mut limits = self.limits.lock();
-        limits.give_back(&self.args, &Group::of(pod));
+        limits.give_back(&self.args, &Group::from_pod(pod));
     }
 
     /// An earlier leader has evicted a pod of `group` at `then`.
-    pub fn remember(&self, group: &Group, workload: Option<&Workload>, then: Timestamp) {
+    pub fn record_eviction(&self, group: &Group, workload: Option<&Workload>, then: Timestamp) {
         let mut limits = self.limits.lock();
         limits.count(&self.args, group, workload, then);
     }

@@ -36,7 +36,7 @@ use std::time::Duration;
 const INVALID_POD_REF: &str = "InvalidPodRef";
 /// `status.status` of a job that succeeded.
 const COMPLETE: &str = "Complete";
-/// After so long a job looks again, should nothing have told it to.
+/// After so long a job looks again, should nothing have event it to.
 pub const POLL: Duration = Duration::from_secs(3);
 
 /// What does not change from job to job.
@@ -70,7 +70,7 @@ impl Settings {
 
 /// A job, and the objects that it is about, as they are.
 #[derive(Debug, Clone, Copy)]
-pub struct View<'a> {
+pub struct JobView<'a> {
     /// Now.
     pub now: Timestamp,
     /// The job.
@@ -91,7 +91,7 @@ pub struct View<'a> {
 
 /// A write.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Act {
+pub enum Operation {
     /// The job, without its status.
     Job(Box<PodMigrationJob>),
     /// The status of the job.
@@ -111,9 +111,9 @@ pub enum Act {
     Spare,
 }
 
-/// What is told once the write is done.
+/// What is event once the write is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct PendingEvent {
     /// Whether it is bad news.
     pub warning: bool,
     /// The event's reason.
@@ -124,7 +124,7 @@ pub struct Told {
 
 /// When to look again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Requeue {
     /// At once.
     Now,
     /// When one of the objects changes, or after this time.
@@ -137,39 +137,39 @@ pub enum Next {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     /// To be done.
-    pub act: Option<Act>,
-    /// To be told then.
-    pub told: Option<Told>,
+    pub act: Option<Operation>,
+    /// To be event then.
+    pub event: Option<PendingEvent>,
     /// To be asked then.
-    pub next: Next,
+    pub next: Requeue,
 }
 
 impl Step {
     fn rest() -> Self {
         Self {
             act: None,
-            told: None,
-            next: Next::Done,
+            event: None,
+            next: Requeue::Done,
         }
     }
 
     fn wait() -> Self {
         Self {
-            next: Next::Wait(POLL),
+            next: Requeue::Wait(POLL),
             ..Self::rest()
         }
     }
 
-    fn act(act: Act) -> Self {
+    fn act(act: Operation) -> Self {
         Self {
             act: Some(act),
-            told: None,
-            next: Next::Now,
+            event: None,
+            next: Requeue::Now,
         }
     }
 
-    fn telling(mut self, reason: &'static str, message: impl Into<String>) -> Self {
-        self.told = Some(Told {
+    fn with_event(mut self, reason: &'static str, message: impl Into<String>) -> Self {
+        self.event = Some(PendingEvent {
             warning: false,
             reason,
             message: message.into(),
@@ -178,9 +178,9 @@ impl Step {
     }
 
     fn warning(mut self, reason: &'static str, message: impl Into<String>) -> Self {
-        self = self.telling(reason, message);
-        if let Some(told) = &mut self.told {
-            told.warning = true;
+        self = self.with_event(reason, message);
+        if let Some(event) = &mut self.event {
+            event.warning = true;
         }
         self
     }
@@ -271,14 +271,14 @@ pub fn deadline(job: &PodMigrationJob, by_default: GoDuration) -> Option<Timesta
 
 /// What comes next for the job in `view`.
 #[must_use]
-pub fn step(view: &View<'_>) -> Step {
+pub fn step(view: &JobView<'_>) -> Step {
     let job = view.job;
     if job.metadata.deletion_timestamp.is_some() {
         return Step::rest();
     }
     let is_failed = view.status().phase == Some(PodMigrationJobPhase::Failed);
     if is_failed {
-        return view.tidied();
+        return view.release_reservation();
     }
     if job.spec.paused == Some(true) || stage(job) == Stage::Ended {
         return Step::rest();
@@ -290,7 +290,7 @@ pub fn step(view: &View<'_>) -> Step {
     let mut step = match view.pending().and_then(|()| view.running()) {
         Ok(step) | Err(step) => step,
     };
-    if let (Next::Wait(longest), Some(due)) = (&mut step.next, due) {
+    if let (Requeue::Wait(longest), Some(due)) = (&mut step.next, due) {
         let left = Duration::try_from(due.duration_since(view.now)).unwrap_or_default();
         *longest = (*longest).min(left);
     }
@@ -301,7 +301,7 @@ fn text(field: &Option<String>) -> &str {
     field.as_deref().unwrap_or_default()
 }
 
-impl<'a> View<'a> {
+impl<'a> JobView<'a> {
     fn status(&self) -> PodMigrationJobStatus {
         self.job.status.clone().unwrap_or_default()
     }
@@ -325,7 +325,7 @@ impl<'a> View<'a> {
         status.phase = Some(PodMigrationJobPhase::Failed);
         reason.clone_into(&mut status.reason);
         status.message.clone_from(&message);
-        Step::act(Act::Status(Box::new(status))).warning(reason, message)
+        Step::act(Operation::Status(Box::new(status))).warning(reason, message)
     }
 
     fn missing_pod(&self) -> Step {
@@ -334,10 +334,10 @@ impl<'a> View<'a> {
     }
 
     /// Writes that `state` is so, if that is new.
-    fn says(&self, state: &State<'_>) -> Option<Step> {
+    fn report_condition(&self, state: &State<'_>) -> Option<Step> {
         let mut status = self.status();
         let changed = status::report(&mut status, state, self.now);
-        changed.then(|| Step::act(Act::Status(Box::new(status))))
+        changed.then(|| Step::act(Operation::Status(Box::new(status))))
     }
 
     fn succeeded(&self, message: String, state: &State<'_>) -> Step {
@@ -347,11 +347,11 @@ impl<'a> View<'a> {
         COMPLETE.clone_into(&mut status.status);
         status.reason.clear();
         status.message.clone_from(&message);
-        Step::act(Act::Status(Box::new(status))).telling(COMPLETE, message)
+        Step::act(Operation::Status(Box::new(status))).with_event(COMPLETE, message)
     }
 
     /// The job has failed: nobody needs its reservation any more.
-    fn tidied(&self) -> Step {
+    fn release_reservation(&self) -> Step {
         let named = self.job.spec.reservation_options.as_ref();
         let named = named.and_then(|options| options.reservation_ref.as_ref());
         let Some((reservation, named)) = self.reservation.zip(named) else {
@@ -365,7 +365,7 @@ impl<'a> View<'a> {
         }
         let going = reservation.metadata.deletion_timestamp.is_some();
         Step {
-            act: (!going).then_some(Act::Unreserve),
+            act: (!going).then_some(Operation::Unreserve),
             ..Step::rest()
         }
     }
@@ -373,7 +373,7 @@ impl<'a> View<'a> {
     fn timed_out(&self) -> Step {
         // Nobody shall evict it any more.
         if self.target().is_some_and(is_asked) && self.has_asked() {
-            return Step::act(Act::Spare);
+            return Step::act(Operation::Spare);
         }
         let status = self.status();
         let last = [
@@ -406,7 +406,7 @@ impl<'a> View<'a> {
         }
         if self.settings.arbitrates && stage(job) == Stage::Waiting {
             // The arbitrator wakes it.
-            let next = Next::Wait(Duration::from_secs(3600));
+            let next = Requeue::Wait(Duration::from_secs(3600));
             return Err(Step {
                 next,
                 ..Step::rest()
@@ -425,16 +425,16 @@ impl<'a> View<'a> {
                 let annotations = job.metadata.annotations.get_or_insert_default();
                 annotations.insert(CONTROLLER.to_owned(), owner.uid.clone());
             }
-            return Err(Step::act(Act::Job(Box::new(job))));
+            return Err(Step::act(Operation::Job(Box::new(job))));
         }
         let mut status = self.status();
         status.phase = Some(PodMigrationJobPhase::Running);
-        Err(Step::act(Act::Status(Box::new(status))))
+        Err(Step::act(Operation::Status(Box::new(status))))
     }
 
     fn running(&self) -> Result<Step, Step> {
         if let (Some(why), false) = (self.limited, has_begun_to_evict(self.job)) {
-            return Err(self.held(why));
+            return Err(self.wait_limited(why));
         }
         let reserves = match &self.job.spec.mode {
             Some(PodMigrationJobMode::EvictDirectly) => false,
@@ -458,7 +458,7 @@ impl<'a> View<'a> {
     }
 
     /// It waits because of `why`, and says so once, unless something else is said already.
-    fn held(&self, why: &Why) -> Step {
+    fn wait_limited(&self, why: &Why) -> Step {
         let mut status = self.status();
         let message = why.to_string();
         let is_free = status.reason.is_empty() || status.reason == why.rule;
@@ -467,7 +467,7 @@ impl<'a> View<'a> {
         }
         why.rule.clone_into(&mut status.reason);
         status.message.clone_from(&message);
-        Step::act(Act::Status(Box::new(status))).telling(why.rule, message)
+        Step::act(Operation::Status(Box::new(status))).with_event(why.rule, message)
     }
 
     fn reserved(&self) -> Result<Step, Step> {
@@ -490,9 +490,9 @@ impl<'a> View<'a> {
                 message: "",
             };
             let reason = reasons::WAIT_FOR_POD_BIND_RESERVATION;
-            let step = self.says(&state).unwrap_or_else(Step::wait);
+            let step = self.report_condition(&state).unwrap_or_else(Step::wait);
             return Err(match step.act {
-                Some(_) => step.telling(reason, "Waiting for Pod bind Reservation"),
+                Some(_) => step.with_event(reason, "Waiting for Pod bind Reservation"),
                 None => step,
             });
         };
@@ -506,8 +506,8 @@ impl<'a> View<'a> {
             status.pod_ref = Some(owner.clone());
             let (namespace, name) = (text(&owner.namespace), text(&owner.name));
             let message = format!("Reservation bound by pod \"{namespace}/{name}\"");
-            let step = Step::act(Act::Status(Box::new(status)));
-            return Err(step.telling(conditions::POD_BOUND_RESERVATION, message));
+            let step = Step::act(Operation::Status(Box::new(status)));
+            return Err(step.with_event(conditions::POD_BOUND_RESERVATION, message));
         }
         self.bound(owner, self.reservation_name())
     }
@@ -539,14 +539,14 @@ impl<'a> View<'a> {
         };
         if making::label(reservation, labels::RESERVATION_ORDER).is_none() {
             let value = making::order(self.now);
-            return Err(Step::act(Act::Order { value }));
+            return Err(Step::act(Operation::Order { value }));
         }
         let state = State {
             kind: conditions::RESERVATION_CREATED,
             holds: true,
             ..State::default()
         };
-        match self.says(&state) {
+        match self.report_condition(&state) {
             Some(step) => Err(step),
             None => Ok(reservation),
         }
@@ -559,14 +559,15 @@ impl<'a> View<'a> {
         let without_claims = self.settings.without_claims;
         let mut options = making::options(self.job, pod, without_claims, self.now);
         let Some(reservation) = self.reservation else {
-            return Step::act(Act::Reserve(Box::new(making::object(&options))));
+            return Step::act(Operation::Reserve(Box::new(making::object(&options))));
         };
         options.reservation_ref = Some(making::reference(reservation));
         let mut job = self.job.clone();
         job.spec.reservation_options = Some(options);
         let name = text(&reservation.metadata.name);
         let message = format!("Successfully create Reservation \"{name}\"");
-        Step::act(Act::Job(Box::new(job))).telling(conditions::RESERVATION_CREATED, message)
+        Step::act(Operation::Job(Box::new(job)))
+            .with_event(conditions::RESERVATION_CREATED, message)
     }
 
     /// The reservation has a node that is not the pod's.
@@ -590,7 +591,7 @@ impl<'a> View<'a> {
                 reason: reasons::UNSCHEDULABLE,
                 message: &why.message,
             };
-            if let Some(step) = self.says(&state) {
+            if let Some(step) = self.report_condition(&state) {
                 return Err(step.warning(reasons::UNSCHEDULABLE, why.message.clone()));
             }
         }
@@ -634,8 +635,8 @@ impl<'a> View<'a> {
             "Assigned Reservation \"{name}\" to node \"{}\"",
             state.node_name
         );
-        let step = Step::act(Act::Status(Box::new(status)));
-        Err(step.telling(conditions::RESERVATION_SCHEDULED, message))
+        let step = Step::act(Operation::Status(Box::new(status)));
+        Err(step.with_event(conditions::RESERVATION_SCHEDULED, message))
     }
 
     /// A pod that waited for a node itself has one.
@@ -662,7 +663,7 @@ impl<'a> View<'a> {
                 reason: reasons::UNSCHEDULABLE,
                 message: message.as_deref().unwrap_or_default(),
             };
-            return Err(self.says(&state).unwrap_or_else(Step::wait));
+            return Err(self.report_condition(&state).unwrap_or_else(Step::wait));
         }
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         let (name, node) = (self.pod_name(), node.unwrap_or_default());
@@ -695,9 +696,9 @@ impl<'a> View<'a> {
                     message: "",
                 };
                 let message = format!("Waiting for Bound Pod {name} Ready");
-                let said = self.says(&state);
+                let said = self.report_condition(&state);
                 let said =
-                    said.map(|step| step.telling(reasons::WAIT_FOR_BOUND_POD_READY, message));
+                    said.map(|step| step.with_event(reasons::WAIT_FOR_BOUND_POD_READY, message));
                 return Err(said.unwrap_or_else(Step::wait));
             }
             let state = State {
@@ -705,9 +706,9 @@ impl<'a> View<'a> {
                 holds: true,
                 ..State::default()
             };
-            if let Some(step) = self.says(&state) {
+            if let Some(step) = self.report_condition(&state) {
                 let message = format!("Bind pod \"{name}\" is ready");
-                return Err(step.telling(conditions::BOUND_POD_READY, message));
+                return Err(step.with_event(conditions::BOUND_POD_READY, message));
             }
         }
         let message = format!("Bind Pod \"{name}\" in Reservation \"{reservation}\"");

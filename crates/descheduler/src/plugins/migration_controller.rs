@@ -3,7 +3,7 @@
 use crate::framework::{Ask, Evictor, Filter, Intent, PluginHandles, Why};
 use crate::migration::args::{Gate, MigrationControllerArgs};
 use crate::migration::evict::Policy;
-use crate::migration::filter::{Census, Owned, Rules};
+use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
 use crate::migration::{
     CONTROLLER, CREATED_BY, EVICT_REASON, EVICT_TRIGGER, Migrations, PROFILE, Stage, stage,
 };
@@ -26,12 +26,12 @@ pub const NAME: &str = "MigrationController";
 
 /// What a cycle has found out.
 #[derive(Debug, Default)]
-struct Known {
+struct CycleCache {
     /// Which snapshot it is about.
-    of: Option<Mark>,
+    snapshot: Option<SnapshotId>,
     rules: Option<Rules>,
-    owned: Owned,
-    census: Census,
+    owned: PodsByOwner,
+    migration_counts: MigrationCounts,
     budgets: Budgets,
     fit: Option<Fit>,
     /// What the plan moves.
@@ -39,25 +39,25 @@ struct Known {
 }
 
 /// Tells one snapshot from another.
-type Mark = (usize, Timestamp);
+type SnapshotId = (usize, Timestamp);
 
-fn mark(snapshot: &Snapshot) -> Mark {
+fn snapshot_id(snapshot: &Snapshot) -> SnapshotId {
     (std::ptr::from_ref(snapshot).addr(), snapshot.now)
 }
 
 /// The plugin at both of its extension points. Clones share what they know.
 #[derive(Debug, Clone)]
-struct Plugin {
+struct MigrationController {
     shared: Arc<Migrations>,
-    known: Arc<Mutex<Known>>,
+    cache: Arc<Mutex<CycleCache>>,
 }
 
 /// Builds the plugin.
 pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> PluginHandles {
     let process = uuid::Uuid::new_v4().to_string();
-    let plugin = Plugin {
+    let plugin = MigrationController {
         shared: Arc::new(Migrations::new(profile, &process, args.completed())),
-        known: Arc::default(),
+        cache: Arc::default(),
     };
     PluginHandles {
         evict: Some(Box::new(plugin.clone())),
@@ -66,38 +66,38 @@ pub(crate) fn build(args: MigrationControllerArgs, profile: &str) -> PluginHandl
     }
 }
 
-impl Plugin {
-    fn with<T>(&self, snapshot: &Snapshot, ask: impl FnOnce(&mut Known, &Rules) -> T) -> T {
-        let mut known = self.known.lock();
-        if known.of != Some(mark(snapshot)) {
-            *known = Known {
-                of: Some(mark(snapshot)),
+impl MigrationController {
+    fn with<T>(&self, snapshot: &Snapshot, ask: impl FnOnce(&mut CycleCache, &Rules) -> T) -> T {
+        let mut cache = self.cache.lock();
+        if cache.snapshot != Some(snapshot_id(snapshot)) {
+            *cache = CycleCache {
+                snapshot: Some(snapshot_id(snapshot)),
                 rules: None,
-                owned: Owned::new(snapshot),
-                // Nothing is known of jobs that wait but that they are there.
-                census: Census::new(snapshot, |job| stage(job) != Stage::Ended),
+                owned: PodsByOwner::new(snapshot),
+                // Nothing is cache of jobs that wait but that they are there.
+                migration_counts: MigrationCounts::new(snapshot, |job| stage(job) != Stage::Ended),
                 budgets: Budgets::new(snapshot),
                 fit: None,
                 moved: Vec::new(),
             };
         }
         let args = &self.shared.args;
-        let rules = known.rules.take();
+        let rules = cache.rules.take();
         let rules = rules.unwrap_or_else(|| Rules::new(args.clone(), &snapshot.priority_classes));
-        let answer = ask(&mut known, &rules);
-        known.rules = Some(rules);
+        let answer = ask(&mut cache, &rules);
+        cache.rules = Some(rules);
         answer
     }
 
     fn judge(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
-        self.with(snapshot, |known, rules| {
-            rules.is_first(&known.census, pod)?;
+        self.with(snapshot, |cache, rules| {
+            rules.has_no_job(&cache.migration_counts, pod)?;
             rules.is_reservable(pod)?;
             rules.is_movable(snapshot, pod)?;
-            rules.is_free(snapshot, &known.owned, &known.census, pod)?;
+            rules.is_within_limits(snapshot, &cache.owned, &cache.migration_counts, pod)?;
             // A job could only ask again and again until its time is over.
             if self.evicts(pod) {
-                known.budgets.check(pod)?;
+                cache.budgets.check(pod)?;
             }
             Ok(())
         })?;
@@ -106,10 +106,10 @@ impl Plugin {
 
     fn count(&self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
         let evicts = self.evicts(pod);
-        self.with(snapshot, |known, _| {
-            known.census.count(pod);
+        self.with(snapshot, |cache, _| {
+            cache.migration_counts.count(pod);
             if evicts {
-                known.budgets.count(pod);
+                cache.budgets.count(pod);
             }
         });
     }
@@ -118,7 +118,7 @@ impl Plugin {
     fn evicts(&self, pod: &PodInfo) -> bool {
         let by_default = Policy::named(&self.shared.args.eviction_policy);
         let by_default = by_default.unwrap_or(Policy::Eviction);
-        Policy::of(Some(&pod.shape.labels), None, by_default) == Policy::Eviction
+        Policy::resolve(Some(&pod.shape.labels), None, by_default) == Policy::Eviction
     }
 }
 
@@ -133,13 +133,13 @@ fn without(snapshot: &Snapshot, moved: &[Arc<PodInfo>]) -> Fit {
     fit
 }
 
-impl Filter for Plugin {
+impl Filter for MigrationController {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn begin(&mut self, _: &Snapshot) {
-        *self.known.lock() = Known::default();
+        *self.cache.lock() = CycleCache::default();
     }
 
     fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
@@ -164,10 +164,10 @@ impl Filter for Plugin {
             selector.is_everything() || selector.matches_object(&labels)
         });
         let mut others = chosen.filter(|node| pod.node.as_ref() != Some(&node.name));
-        self.with(snapshot, |known, _| {
-            let moved = &known.moved;
-            let fit = known.fit.get_or_insert_with(|| without(snapshot, moved));
-            if others.any(|node| fit.does(pod, node)) {
+        self.with(snapshot, |cache, _| {
+            let moved = &cache.moved;
+            let fit = cache.fit.get_or_insert_with(|| without(snapshot, moved));
+            if others.any(|node| fit.can_place(pod, node)) {
                 return Ok(());
             }
             Err(Why::new("NodeFit", "it fits no other node"))
@@ -176,11 +176,11 @@ impl Filter for Plugin {
 
     fn moved(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) {
         self.count(snapshot, pod);
-        self.with(snapshot, |known, _| {
-            if let (Some(fit), Some(node)) = (&mut known.fit, &pod.node) {
+        self.with(snapshot, |cache, _| {
+            if let (Some(fit), Some(node)) = (&mut cache.fit, &pod.node) {
                 fit.remove(pod, node);
             }
-            known.moved.push(pod.clone());
+            cache.moved.push(pod.clone());
         });
     }
 
@@ -189,7 +189,7 @@ impl Filter for Plugin {
     }
 }
 
-impl Evictor for Plugin {
+impl Evictor for MigrationController {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// What a plugin may know of the configuration besides its arguments.
 #[derive(Debug, Clone, Copy)]
-pub struct About<'a> {
+pub struct PluginContext<'a> {
     /// The whole configuration.
     pub config: &'a Configuration,
     /// The profile's name.
@@ -25,7 +25,7 @@ pub struct About<'a> {
 }
 
 /// Arguments that were read.
-pub(crate) struct Ready {
+pub(crate) struct DecodedArgs {
     /// With their defaults.
     pub(crate) args: Value,
     /// What values are not allowed.
@@ -34,8 +34,8 @@ pub(crate) struct Ready {
     pub(crate) make: Box<Make>,
 }
 
-type Make = dyn FnOnce(About<'_>) -> Result<PluginHandles, String>;
-type Read = dyn Fn(&str, Value) -> Result<Ready, ConfigError> + Send + Sync;
+type Make = dyn FnOnce(PluginContext<'_>) -> Result<PluginHandles, String>;
+type Read = dyn Fn(&str, Value) -> Result<DecodedArgs, ConfigError> + Send + Sync;
 
 #[derive(Clone)]
 struct Plugin {
@@ -67,7 +67,7 @@ impl Registry {
         name: &'static str,
         strict: bool,
         check: fn(&A) -> Result<(), String>,
-        make: fn(A, About<'_>) -> Result<PluginHandles, String>,
+        make: fn(A, PluginContext<'_>) -> Result<PluginHandles, String>,
     ) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,
@@ -78,10 +78,10 @@ impl Registry {
                 path: path.to_owned(),
                 message: error.to_string(),
             })?;
-            Ok(Ready {
+            Ok(DecodedArgs {
                 args: with_type(name, written),
                 checked: check(&args),
-                make: Box::new(move |about| make(args, about)),
+                make: Box::new(move |context| make(args, context)),
             })
         };
         let read = Arc::new(read);
@@ -101,7 +101,7 @@ impl Registry {
         name: &str,
         path: &str,
         args: &Value,
-    ) -> Result<Option<Ready>, ConfigError> {
+    ) -> Result<Option<DecodedArgs>, ConfigError> {
         let Some((name, plugin)) = self.plugins.get_key_value(name) else {
             return Ok(None);
         };

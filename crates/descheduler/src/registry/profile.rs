@@ -1,11 +1,11 @@
 //! From a configuration to profiles that run.
 
-use super::{About, Ready, Registry};
+use super::{DecodedArgs, PluginContext, Registry};
 use crate::config::{
     ConfigError, Configuration, MIGRATION_CONTROLLER, PluginArgs, PluginRef, PluginSet,
     ProfileConfig, merged, refuse,
 };
-use crate::framework::{Framework, Limits, PluginHandles, Profile, Refused};
+use crate::framework::{EvictionBackoff, Framework, Limits, PluginHandles, Profile};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub struct Completed {
 /// One profile, and the plugins that it needs.
 pub struct CompletedProfile {
     at: usize,
-    plugins: BTreeMap<String, Ready>,
+    plugins: BTreeMap<String, DecodedArgs>,
 }
 
 impl std::fmt::Debug for Completed {
@@ -67,7 +67,7 @@ impl Registry {
         at: usize,
         profile: &mut ProfileConfig,
         notes: &mut Vec<String>,
-    ) -> Result<BTreeMap<String, Ready>, ConfigError> {
+    ) -> Result<BTreeMap<String, DecodedArgs>, ConfigError> {
         let path = format!("profiles[{at}]");
         profile.plugins = merged(&profile.plugins);
         let points = &profile.plugins;
@@ -176,7 +176,7 @@ impl Completed {
             dry_run: config.dry_run,
             without_claims: false,
             placement: None,
-            refused: Refused::default(),
+            backoff: EvictionBackoff::default(),
         })
     }
 }
@@ -188,13 +188,13 @@ impl CompletedProfile {
         profile: &ProfileConfig,
     ) -> Result<Profile, ConfigError> {
         let path = format!("profiles[{}]", self.at);
-        let about = About {
+        let context = PluginContext {
             config,
             profile: &profile.name,
         };
         let mut built = BTreeMap::<String, PluginHandles>::new();
         for (name, ready) in self.plugins {
-            match (ready.make)(about) {
+            match (ready.make)(context) {
                 Ok(made) => built.insert(name, made),
                 Err(problem) => return refuse(format!("{path}: plugin {name}"), problem),
             };

@@ -1,6 +1,6 @@
 use super::*;
 use crate::framework::{Cycle, Framework, Strategy, StrategyError};
-use crate::testing::{Anything, World, moved};
+use crate::testing::{AllowAll, TestCluster, moved};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -58,8 +58,8 @@ fn check(args: &Named) -> Result<(), String> {
 
 fn anything() -> PluginHandles {
     PluginHandles {
-        evict: Some(Box::new(Anything)),
-        filter: Some(Box::new(Anything)),
+        evict: Some(Box::new(AllowAll)),
+        filter: Some(Box::new(AllowAll)),
         ..PluginHandles::default()
     }
 }
@@ -119,7 +119,7 @@ fn profiles_are_made_of_plugins() {
     };
     let shapes: Vec<_> = framework.profiles.iter().map(shape).collect();
     assert_eq!(shapes, [(1, 0, 0), (0, 1, 1)]);
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     for node in ["a", "b"] {
         world.node(node, json!({}));
     }
@@ -135,7 +135,7 @@ fn a_profile_without_plugins_has_the_default_ones() {
     let [profile] = &framework.profiles[..] else {
         panic!("one profile");
     };
-    assert_eq!(profile.evictor.name(), "Anything");
+    assert_eq!(profile.evictor.name(), "AllowAll");
     assert_eq!(profile.filters.len(), 1);
     assert!(profile.deschedule.is_empty() && profile.balance.is_empty());
 }
@@ -150,7 +150,7 @@ fn errors_of_strategies_are_gathered() {
     };
     let run = |args: &str| {
         let mut framework = framework(&failing(args)).unwrap();
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         world.node("a", json!({}));
         world.node("b", json!({}));
         framework.run(&world.snapshot()).error

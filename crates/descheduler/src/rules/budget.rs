@@ -55,7 +55,7 @@ impl Namespace {
     }
 
     /// Places of those that select `pod`, in order.
-    fn of(&self, pod: &PodInfo) -> Vec<usize> {
+    fn matching(&self, pod: &PodInfo) -> Vec<usize> {
         let labels = pod.shape.labels.iter();
         let named = labels.filter_map(|(label, value)| self.by_label.get(label)?.get(value));
         let all = named.flatten().chain(&self.others).copied();
@@ -78,7 +78,7 @@ fn labels(selector: &LabelSelector) -> impl Iterator<Item = (&str, &str)> {
 /// What the budgets of a snapshot leave, and less with each pod that is counted.
 #[derive(Debug, Clone, Default)]
 pub struct Budgets {
-    of_namespace: FxHashMap<String, Namespace>,
+    by_namespace: FxHashMap<String, Namespace>,
     counted: FxHashSet<Arc<str>>,
 }
 
@@ -86,7 +86,7 @@ impl Budgets {
     /// As they stand.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
-        let mut of_namespace = FxHashMap::<String, Vec<Budget>>::default();
+        let mut by_namespace = FxHashMap::<String, Vec<Budget>>::default();
         for budget in &snapshot.budgets {
             let meta = &budget.metadata;
             let spec = budget.spec.as_ref();
@@ -97,16 +97,16 @@ impl Budgets {
                 status.observed_generation.unwrap_or(0) >= meta.generation.unwrap_or(0)
             });
             let namespace = meta.namespace.clone().unwrap_or_default();
-            of_namespace.entry(namespace).or_default().push(Budget {
+            by_namespace.entry(namespace).or_default().push(Budget {
                 name: meta.name.clone().unwrap_or_default(),
                 selector,
                 left: current.map(|status| status.disruptions_allowed),
             });
         }
-        let of_namespace = of_namespace.into_iter();
-        let of_namespace = of_namespace.map(|(name, budgets)| (name, Namespace::new(budgets)));
+        let by_namespace = by_namespace.into_iter();
+        let by_namespace = by_namespace.map(|(name, budgets)| (name, Namespace::new(budgets)));
         Self {
-            of_namespace: of_namespace.collect(),
+            by_namespace: by_namespace.collect(),
             counted: FxHashSet::default(),
         }
     }
@@ -120,7 +120,7 @@ impl Budgets {
             return Ok(());
         }
         let keeps = |said: String| Err(Why::new("PodDisruptionBudget", said));
-        let mut budgets = self.of(pod);
+        let mut budgets = self.matching(pod);
         let Some(budget) = budgets.next() else {
             return Ok(());
         };
@@ -143,20 +143,20 @@ impl Budgets {
         if !pod.is_ready() || !self.counted.insert(pod.uid.clone()) {
             return;
         }
-        let Some(of) = self.of_namespace.get_mut(&*pod.namespace) else {
+        let Some(of) = self.by_namespace.get_mut(&*pod.namespace) else {
             return;
         };
-        for at in of.of(pod) {
+        for at in of.matching(pod) {
             if let Some(budget) = of.budgets.get_mut(at) {
                 budget.left = budget.left.map(|left| left.saturating_sub(1));
             }
         }
     }
 
-    fn of(&self, pod: &PodInfo) -> impl Iterator<Item = &Budget> {
-        let of = self.of_namespace.get(&*pod.namespace);
+    fn matching(&self, pod: &PodInfo) -> impl Iterator<Item = &Budget> {
+        let of = self.by_namespace.get(&*pod.namespace);
         of.into_iter().flat_map(|of| {
-            let found = of.of(pod).into_iter();
+            let found = of.matching(pod).into_iter();
             found.filter_map(|at| of.budgets.get(at))
         })
     }

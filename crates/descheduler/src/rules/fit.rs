@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// One thing about a node that a pod does not get along with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Misfit {
+pub enum FitError {
     /// `nodeSelector` or required node affinity.
     NodeSelector,
     /// A taint with this key.
@@ -26,7 +26,7 @@ pub enum Misfit {
     Malformed,
 }
 
-impl fmt::Display for Misfit {
+impl fmt::Display for FitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NodeSelector => f.write_str("node selector or affinity"),
@@ -87,7 +87,7 @@ impl Fit {
     ///
     /// # Errors
     /// Everything that it does not get along with.
-    pub fn fits(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Vec<Misfit>> {
+    pub fn fits(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Vec<FitError>> {
         let mut misfits = Vec::new();
         self.each(&pod.shape, node, |misfit| {
             misfits.push(misfit(&self.table));
@@ -102,7 +102,7 @@ impl Fit {
 
     /// As [`Fit::fits`], without reasons.
     #[must_use]
-    pub fn does(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
+    pub fn can_place(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         let mut fits = true;
         self.each(&pod.shape, node, |_| {
             fits = false;
@@ -114,14 +114,16 @@ impl Fit {
     /// Whether `pod` fits any of `nodes`.
     #[must_use]
     pub fn any(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
-        nodes.iter().any(|node| self.does(pod, node))
+        nodes.iter().any(|node| self.can_place(pod, node))
     }
 
     /// Whether `pod` fits any of `nodes` other than its own.
     #[must_use]
     pub fn any_other(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
         let own = |node: &NodeInfo| pod.node.as_ref() == Some(&node.name);
-        nodes.iter().any(|node| !own(node) && self.does(pod, node))
+        nodes
+            .iter()
+            .any(|node| !own(node) && self.can_place(pod, node))
     }
 
     /// Why `pod` fits none of `nodes` other than its own: `3 insufficient cpu, 1 unschedulable`.
@@ -151,27 +153,27 @@ impl Fit {
         &self,
         shape: &Shape,
         node: &NodeInfo,
-        mut found: impl FnMut(&dyn Fn(&ResourceTable) -> Misfit) -> bool,
+        mut found: impl FnMut(&dyn Fn(&ResourceTable) -> FitError) -> bool,
     ) {
-        if !allows(shape, node) && !found(&|_| Misfit::NodeSelector) {
+        if !allows(shape, node) && !found(&|_| FitError::NodeSelector) {
             return;
         }
         if let Some(taint) = nodes::untolerated(&shape.tolerations, &node.taints)
-            && !found(&|_| Misfit::Taint(taint.key.clone()))
+            && !found(&|_| FitError::Taint(taint.key.clone()))
         {
             return;
         }
-        if node.unschedulable && !found(&|_| Misfit::Unschedulable) {
+        if node.unschedulable && !found(&|_| FitError::Unschedulable) {
             return;
         }
-        if shape.malformed.is_some() && !found(&|_| Misfit::Malformed) {
+        if shape.malformed.is_some() && !found(&|_| FitError::Malformed) {
             return;
         }
         let requested = self.requested.get(&node.name);
         for (id, wanted) in shape.requests.iter() {
             let taken = requested.map_or(0, |of_node| of_node.get(id));
             let left = node.allocatable.get(id).saturating_sub(taken);
-            if wanted > left && !found(&|table| Misfit::Insufficient(table.name(id))) {
+            if wanted > left && !found(&|table| FitError::Insufficient(table.name(id))) {
                 return;
             }
         }
@@ -181,7 +183,7 @@ impl Fit {
 /// Whether [`Fit`] says the same of pods of either shape, whatever the node: they ask for the same, and say the same of
 /// nodes.
 #[must_use]
-pub fn alike(a: &Shape, b: &Shape) -> bool {
+pub fn same_requirements(a: &Shape, b: &Shape) -> bool {
     a.requests == b.requests
         && a.malformed.is_some() == b.malformed.is_some()
         && a.node_selector == b.node_selector

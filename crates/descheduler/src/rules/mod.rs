@@ -10,7 +10,7 @@ mod select;
 
 pub use budget::Budgets;
 pub use evictable::{EVICT, Evictable, SYSTEM_CRITICAL, overrides};
-pub use fit::{Fit, Misfit, alike, allows};
+pub use fit::{Fit, FitError, allows, same_requirements};
 pub use order::{DELETION_COST, Urgency, sort, sort_by};
 pub use reason::Why;
 pub use select::{Choice, Namespaces, PodSelector};

@@ -33,7 +33,7 @@ pub struct Urgency {
 impl Urgency {
     /// Of `pod`.
     #[must_use]
-    pub fn of(pod: &PodInfo) -> Self {
+    pub fn from_pod(pod: &PodInfo) -> Self {
         let shape = &*pod.shape;
         let cost = |key| {
             let cost = pod
@@ -85,7 +85,7 @@ pub fn sort_by(
 ) {
     let mut keyed: Vec<_> = pods
         .iter()
-        .map(|pod| (Urgency::of(pod), pod.clone()))
+        .map(|pod| (Urgency::from_pod(pod), pod.clone()))
         .collect();
     keyed.sort_by(|(a_urgency, a), (b_urgency, b)| {
         let names = || (&b.namespace, &b.name, &b.uid).cmp(&(&a.namespace, &a.name, &a.uid));

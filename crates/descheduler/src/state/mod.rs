@@ -10,7 +10,7 @@ pub use pod::{
     Claims, Condition, ContainerInfo, ContainerKind, ContainerState, Owner, Phase, PodError,
     PodInfo, Shape, Shapes, kept_annotation,
 };
-pub use usage::{Doubt, NodeUsage, PodUsage, doubt, possible};
+pub use usage::{NodeUsage, PodUsage, UsageRejection, check_plausible, rejection};
 
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;

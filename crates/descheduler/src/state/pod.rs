@@ -220,7 +220,7 @@ impl PodInfo {
     /// # Errors
     /// A part that every pod of an API server has is missing.
     pub fn new(pod: Pod, shapes: &Shapes) -> Result<Self, PodError> {
-        let shape = shapes.of(&pod);
+        let shape = shapes.intern(&pod);
         let meta = pod.metadata;
         let spec = pod.spec.ok_or(PodError::Missing("spec"))?;
         let status = pod.status.unwrap_or_default();
@@ -364,7 +364,7 @@ fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
 #[derive(Debug, Clone, Default)]
 pub struct Shapes {
     table: Arc<ResourceTable>,
-    known: Arc<Mutex<FxHashMap<u64, Vec<Weak<Shape>>>>>,
+    interned: Arc<Mutex<FxHashMap<u64, Vec<Weak<Shape>>>>>,
 }
 
 impl Shapes {
@@ -373,7 +373,7 @@ impl Shapes {
     pub fn new(table: Arc<ResourceTable>) -> Self {
         Self {
             table,
-            known: Arc::default(),
+            interned: Arc::default(),
         }
     }
 
@@ -386,14 +386,14 @@ impl Shapes {
     /// How many different ones are in use.
     #[must_use]
     pub fn len(&self) -> usize {
-        let known = self.known.lock();
+        let interned = self.interned.lock();
         let alive = |shapes: &Vec<Weak<Shape>>| {
             shapes
                 .iter()
                 .filter(|shape| shape.strong_count() > 0)
                 .count()
         };
-        known.values().map(alive).sum()
+        interned.values().map(alive).sum()
     }
 
     /// Whether there are none.
@@ -402,7 +402,7 @@ impl Shapes {
         self.len() == 0
     }
 
-    fn of(&self, pod: &Pod) -> Arc<Shape> {
+    fn intern(&self, pod: &Pod) -> Arc<Shape> {
         let shape = self.read(pod);
         let mut hasher = FxHasher::default();
         (
@@ -412,8 +412,8 @@ impl Shapes {
             shape.priority,
         )
             .hash(&mut hasher);
-        let mut known = self.known.lock();
-        let alike = known.entry(hasher.finish()).or_default();
+        let mut interned = self.interned.lock();
+        let alike = interned.entry(hasher.finish()).or_default();
         if let Some(found) = alike
             .iter()
             .filter_map(Weak::upgrade)
@@ -429,7 +429,7 @@ impl Shapes {
 
     /// Forgets shapes that no pod has any more.
     pub fn tidy(&self) {
-        self.known.lock().retain(|_, shapes| {
+        self.interned.lock().retain(|_, shapes| {
             shapes.retain(|shape| shape.strong_count() > 0);
             !shapes.is_empty()
         });

@@ -1,11 +1,11 @@
 use super::*;
-use crate::testing::World;
+use crate::testing::TestCluster;
 use koord_model::resources::{CPU, MEMORY};
 use serde_json::json;
 
 #[test]
 fn pods_of_one_workload_share_what_they_have_in_common() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let spec = json!({"spec": {
         "initContainers": [{"name": "i", "image": "i", "resources": {"requests": {"cpu": "2"}}}],
         "containers": [{"name": "c", "image": "c", "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}}}],
@@ -39,7 +39,7 @@ fn pods_of_one_workload_share_what_they_have_in_common() {
 
 #[test]
 fn what_cannot_be_read_is_said() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let node = world.node("n", json!({
         "metadata": {"annotations": {"node.koordinator.sh/raw-allocatable": "{\"cpu\": \"lots\"}"}},
         "status": {"allocatable": {"cpu": "2", "memory": "1Q1"}},
@@ -73,7 +73,7 @@ fn what_cannot_be_read_is_said() {
 
 #[test]
 fn usage_is_read_in_milli_and_bytes() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.node("n", json!({}));
     world.pod("p", "n", json!({}));
     world.usage(
@@ -100,7 +100,7 @@ fn usage_is_read_in_milli_and_bytes() {
 
 #[test]
 fn pods_and_nodes_are_found_by_name() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     for node in ["b", "a"] {
         world.node(node, json!({}));
         world.pod(&format!("on-{node}"), node, json!({}));

@@ -44,7 +44,7 @@ pub struct PodUsage {
 /// Why what is reported of a node is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
-pub struct Doubt {
+pub struct UsageRejection {
     /// In few words, the same for all nodes of which it is so.
     pub problem: &'static str,
     /// For people.
@@ -52,7 +52,7 @@ pub struct Doubt {
 }
 
 /// What may be wrong with reports.
-pub mod doubt {
+pub mod rejection {
     /// There is none.
     pub const NONE: &str = "has no NodeMetric";
     /// It has no time.
@@ -70,11 +70,11 @@ pub mod doubt {
 /// A node that is said to use so many times what it has does not: its report is wrong.
 const ABSURD: i64 = 10;
 
-impl Doubt {
+impl UsageRejection {
     /// There is no report.
     #[must_use]
     pub fn none() -> Self {
-        Self::new(doubt::NONE, "there is no NodeMetric of it")
+        Self::new(rejection::NONE, "there is no NodeMetric of it")
     }
 
     fn new(problem: &'static str, detail: impl Into<String>) -> Self {
@@ -87,19 +87,24 @@ impl Doubt {
 ///
 /// # Errors
 /// It cannot.
-pub fn possible(name: &str, id: ResourceId, used: i64, has: i64) -> Result<(), Doubt> {
+pub fn check_plausible(
+    name: &str,
+    id: ResourceId,
+    used: i64,
+    has: i64,
+) -> Result<(), UsageRejection> {
     if used >= 0 && (has <= 0 || used / ABSURD <= has) {
         return Ok(());
     }
     let (used, has) = (shown(id, used), shown(id, has));
     let said = format!("its NodeMetric says it uses {name} {used} of {has}");
-    Err(Doubt::new(doubt::ABSURD, said))
+    Err(UsageRejection::new(rejection::ABSURD, said))
 }
 
 impl NodeUsage {
     /// What `pod` uses, if it says so.
     #[must_use]
-    pub fn of_pod(&self, pod: &PodInfo) -> Option<&Amounts> {
+    pub fn pod_usage(&self, pod: &PodInfo) -> Option<&Amounts> {
         let is_it =
             |metric: &&PodUsage| metric.namespace == pod.namespace && metric.name == pod.name;
         self.pods.iter().find(is_it).map(|metric| &metric.usage)
@@ -109,13 +114,13 @@ impl NodeUsage {
     ///
     /// # Errors
     /// It is not.
-    pub fn believable(&self, now: Timestamp, expiration: i64) -> Result<(), Doubt> {
-        let no = |problem, said: String| Err(Doubt::new(problem, said));
+    pub fn check_usable(&self, now: Timestamp, expiration: i64) -> Result<(), UsageRejection> {
+        let no = |problem, said: String| Err(UsageRejection::new(problem, said));
         if self.node.is_none() {
-            return no(doubt::EMPTY, doubt::EMPTY.to_owned());
+            return no(rejection::EMPTY, rejection::EMPTY.to_owned());
         }
         let Some(updated) = self.updated else {
-            return no(doubt::NO_TIME, doubt::NO_TIME.to_owned());
+            return no(rejection::NO_TIME, rejection::NO_TIME.to_owned());
         };
         let life = SignedDuration::from_secs(expiration);
         match report_time::check(updated, now, life) {
@@ -124,12 +129,12 @@ impl NodeUsage {
                 let (age, limit) = (age.as_secs(), life.as_secs());
                 let said =
                     format!("its NodeMetric is {age} s old, and is not believed after {limit} s");
-                return no(doubt::OLD, said);
+                return no(rejection::OLD, said);
             }
             Err(ReportTimeError::Ahead { ahead, .. }) => {
                 let ahead = ahead.as_secs();
                 let said = format!("its NodeMetric is of {ahead} s in the future");
-                return no(doubt::AHEAD, said);
+                return no(rejection::AHEAD, said);
             }
         }
         Ok(())

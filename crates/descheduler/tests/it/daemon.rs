@@ -31,18 +31,18 @@ impl Strategy for Clearing {
         let snapshot = cycle.snapshot();
         let node: std::sync::Arc<str> = "hot".into();
         cycle.note(Some(&node), format!("{} nodes", cycle.nodes().len()));
-        cycle.act(Action::Cordon {
+        cycle.add_action(Action::Cordon {
             node: node.clone(),
             strategy: "Clearing",
         });
         for pod in &snapshot.pods {
             if pod.node.as_ref() != Some(&node) {
-                cycle.act(Action::DeletionCost {
+                cycle.add_action(Action::DeletionCost {
                     pod: pod.clone(),
                     cost: 7,
                     strategy: "Clearing",
                 });
-                cycle.keep(pod, Why::new("Cold", "is where it is"));
+                cycle.skip_pod(pod, Why::new("Cold", "is where it is"));
             } else if pod.is_active() {
                 let _ = cycle.evict_with(pod, "hot", None, Some(node.clone()));
             }
@@ -85,7 +85,7 @@ impl Strategy for Stuck {
             } else {
                 "PVC"
             };
-            cycle.keep(pod, Why::new(rule, "stays"));
+            cycle.skip_pod(pod, Why::new(rule, "stays"));
         }
         Ok(())
     }

@@ -68,16 +68,16 @@ pub fn mask(events: &[Event]) -> i32 {
 /// The events that the runtime knows: one that asks for others is dropped. The first eleven always,
 /// the others since NRI 0.10, which containerd has since 2.2 and CRI-O since 1.34. Runtimes say which
 /// NRI they have since 0.12 only.
-pub fn known(told: &ConfigureRequest) -> i32 {
+pub fn supported(request: &ConfigureRequest) -> i32 {
     const OLDEST: i32 = (1 << 11) - 1;
     const NEWEST: i32 = (1 << 14) - 1;
-    let since = match (version(&told.nri_version), told.runtime_name.as_str()) {
+    let since = match (version(&request.nri_version), request.runtime_name.as_str()) {
         (Some(nri), _) => return if nri >= (0, 10) { NEWEST } else { OLDEST },
         (None, "containerd") => (2, 2),
         (None, "cri-o" | "crio") => (1, 34),
         (None, _) => return OLDEST,
     };
-    match version(&told.runtime_version) {
+    match version(&request.runtime_version) {
         Some(runtime) if runtime >= since => NEWEST,
         _ => OLDEST,
     }
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn a_runtime_is_asked_for_what_it_knows() {
         let of = |runtime_name: &str, runtime_version: &str, nri_version: &str| {
-            known(&ConfigureRequest {
+            supported(&ConfigureRequest {
                 runtime_name: runtime_name.into(),
                 runtime_version: runtime_version.into(),
                 nri_version: nri_version.into(),

@@ -31,7 +31,7 @@ pub const PLUGIN_CHANNEL: u32 = 1;
 /// The [mux](crate::mux) channel on which the plugin calls the runtime.
 pub const RUNTIME_CHANNEL: u32 = 2;
 
-/// Where a runtime listens for plugins unless it is told otherwise.
+/// Where a runtime listens for plugins unless it is forward_events otherwise.
 pub const SOCKET: &str = "/var/run/nri/nri.sock";
 
 service! {

@@ -62,7 +62,7 @@ impl<H: Handler> Session<H> {
 
     /// What `work` says within the time; nothing when it takes longer or panics, so that the runtime goes
     /// on without us rather than drop us.
-    async fn ask<T: Send + 'static>(
+    async fn run_handler<T: Send + 'static>(
         &self,
         event: Option<Event>,
         context: &Context,
@@ -110,12 +110,12 @@ impl<H: Handler> Session<H> {
     ) -> Result<(), Status> {
         let work =
             move |handler: &H| handler.event(event, &pod.unwrap_or_default(), container.as_ref());
-        self.ask(Some(event), context, work).await.map(drop)
+        self.run_handler(Some(event), context, work).await.map(drop)
     }
 }
 
 /// The calls that only tell, each as its event.
-macro_rules! told {
+macro_rules! forward_events {
     ($($function:ident($request:ty) -> $response:ident: $event:ident $(, $container:ident)?;)*) => {$(
         async fn $function(&self, request: $request, context: Context) -> Result<$response, Status> {
             #[allow(unused_mut, unused_assignments, reason = "events of pods have no container")]
@@ -138,7 +138,7 @@ impl<H: Handler> Plugin for Session<H> {
         }
         let wanted = self.handler.configure(&request.config, self.wanted.clone());
         let wanted = wanted.map_err(|why| Status::new(Code::InvalidArgument, why))?;
-        let events = events::mask(&wanted) & events::known(&request);
+        let events = events::mask(&wanted) & events::supported(&request);
         if events == 0 {
             // It would mean all.
             let why = format!("none of the events {wanted:?} is known to this runtime");
@@ -174,7 +174,7 @@ impl<H: Handler> Plugin for Session<H> {
             std::mem::take(&mut *parts)
         };
         let work = move |handler: &H| Ok(handler.synchronize(&pods, &containers));
-        let update = self.ask(None, &context, work).await?;
+        let update = self.run_handler(None, &context, work).await?;
         self.synchronized.cancel();
         Ok(SynchronizeResponse {
             update: update.unwrap_or_default(),
@@ -196,7 +196,7 @@ impl<H: Handler> Plugin for Session<H> {
             handler.create(&pod, &container.unwrap_or_default())
         };
         let reply = self
-            .ask(Some(Event::CreateContainer), &context, work)
+            .run_handler(Some(Event::CreateContainer), &context, work)
             .await?;
         let Reply {
             adjust,
@@ -228,7 +228,7 @@ impl<H: Handler> Plugin for Session<H> {
             Ok(updates)
         };
         let update = self
-            .ask(Some(Event::UpdateContainer), &context, work)
+            .run_handler(Some(Event::UpdateContainer), &context, work)
             .await?;
         Ok(UpdateContainerResponse {
             update: update.unwrap_or_default(),
@@ -252,7 +252,7 @@ impl<H: Handler> Plugin for Session<H> {
         Ok(Empty {})
     }
 
-    told! {
+    forward_events! {
         run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse: RunPodSandbox;
         update_pod_sandbox(UpdatePodSandboxRequest) -> UpdatePodSandboxResponse: UpdatePodSandbox;
         post_update_pod_sandbox(PostUpdatePodSandboxRequest) -> PostUpdatePodSandboxResponse: PostUpdatePodSandbox;

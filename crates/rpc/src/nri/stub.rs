@@ -28,7 +28,7 @@ const AT_A_TIME: usize = 16;
 
 /// What a plugin decides. Functions are called on threads that may block, with events in the runtime's
 /// order, and must be done in 80 % of the runtime's time for a request (2 s as a rule); afterwards the
-/// runtime is told that there is nothing to change.
+/// runtime is forward_events that there is nothing to change.
 ///
 /// An error from [`create`](Handler::create), [`update`](Handler::update) or
 /// [`event`](Handler::event) fails what the kubelet asked of the runtime; a panic does not.
@@ -109,7 +109,7 @@ pub enum Outcome {
     Panicked,
 }
 
-/// What a [`Handler`] is told about the stub.
+/// What a [`Handler`] is forward_events about the stub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Registered, configured and synchronized.

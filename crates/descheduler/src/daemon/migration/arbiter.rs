@@ -1,6 +1,6 @@
 //! Looks at the jobs that wait, again and again.
 
-use super::Controller;
+use super::JobController;
 use crate::framework::Why;
 use crate::migration::arbitrate::{Verdict, arbitrate};
 use crate::migration::filter::Rules;
@@ -21,14 +21,14 @@ const WAITING: &str = "WaitForArbitration";
 /// `reason` of the event that says that a job cannot be read.
 const UNREADABLE: &str = "Unreadable";
 
-impl Controller {
+impl JobController {
     pub(super) async fn arbitrate(&self) {
         let on = self.migrations.iter().map(|one| &one.args.arbitration_args);
         let every = on.filter_map(|args| args.interval.to_std()).min();
         let every = every.unwrap_or_default().max(Duration::from_millis(10));
         loop {
             self.count_phases();
-            self.tell_of_unread();
+            self.report_undecodable();
             let jobs = self.view.jobs.all();
             if jobs.iter().any(|job| stage(job) == Stage::Waiting) {
                 self.round().await;
@@ -54,25 +54,25 @@ impl Controller {
     }
 
     /// Tells of every job that cannot be read, once of each version.
-    fn tell_of_unread(&self) {
+    fn report_undecodable(&self) {
         let unread = self.view.jobs.unread();
-        let mut told = self.unread.lock();
+        let mut reported = self.unread.lock();
         let mut now = FxHashMap::default();
         for one in unread {
             let meta = &one.metadata;
             let name = meta.name.clone().unwrap_or_default();
             let version = meta.resource_version.clone().unwrap_or_default();
-            if told.get(&name) != Some(&version) {
+            if reported.get(&name) != Some(&version) {
                 let job = PodMigrationJob {
                     metadata: meta.clone(),
                     ..PodMigrationJob::default()
                 };
                 let text = format!("it cannot be read, and nothing is done for it: {one}");
-                self.tell(&job, true, UNREADABLE, text);
+                self.record_event(&job, true, UNREADABLE, text);
             }
             now.insert(name, version);
         }
-        *told = now;
+        *reported = now;
     }
 
     /// Judges every job that waits, once.
@@ -85,21 +85,23 @@ impl Controller {
         let none = Rules::new(Arc::default(), &snapshot.priority_classes);
         let of = |job: &PodMigrationJob| {
             let mut all = self.migrations.iter().zip(&rules);
-            let made = self.of(job);
+            let made = self.migrations_for(job);
             let found = all.find(|(one, _)| made.is_some_and(|made| Arc::ptr_eq(one, made)));
             found.map_or(&none, |(_, rules)| rules)
         };
         for (job, verdict) in arbitrate(&snapshot, of) {
-            let args = self.of(&job).map(|one| &one.args.arbitration_args);
+            let args = self
+                .migrations_for(&job)
+                .map(|one| &one.args.arbitration_args);
             if !args.is_some_and(|args| args.enabled) {
                 continue;
             }
             let written = match verdict {
                 Verdict::Pass => self.pass(&job).await,
-                Verdict::Missing => self.look_for_pod(&job).await,
+                Verdict::Missing => self.fail_if_pod_missing(&job).await,
                 Verdict::Fail(why) => self.forbid(&job, &why).await,
                 Verdict::Wait(why) => {
-                    self.waits(&job, &why);
+                    self.report_waiting(&job, &why);
                     Ok(())
                 }
             };
@@ -130,13 +132,13 @@ impl Controller {
         let name = job.metadata.name.clone().unwrap_or_default();
         let jobs = self.jobs();
         let written = jobs.replace(&name, &PostParams::default(), &job).await?;
-        self.view.jobs.newer().learn(&written);
-        self.forget_trouble(&name);
+        self.view.jobs.write_cache().update(&written);
+        self.clear_error(&name);
         Ok(())
     }
 
     /// Ends `job` if its pod really is not there. One that has not been seen yet is judged once it has.
-    async fn look_for_pod(&self, job: &PodMigrationJob) -> Result<(), Error> {
+    async fn fail_if_pod_missing(&self, job: &PodMigrationJob) -> Result<(), Error> {
         let pod = self.pod(Some(&job.spec.pod_ref)).await?;
         let uid = job.spec.pod_ref.uid.as_deref().unwrap_or_default();
         let meant = |pod: Pod| uid.is_empty() || pod.metadata.uid.as_deref() == Some(uid);
@@ -146,7 +148,7 @@ impl Controller {
         let status = step::missing(job);
         let message = status.message.clone();
         self.status(job, status).await?;
-        self.tell(job, true, reasons::MISSING_POD, message);
+        self.record_event(job, true, reasons::MISSING_POD, message);
         Ok(())
     }
 
@@ -154,19 +156,19 @@ impl Controller {
         let status = step::forbidden(job, why);
         let message = status.message.clone();
         self.status(job, status).await?;
-        self.tell(job, true, reasons::FORBIDDEN_MIGRATE_POD, message);
+        self.record_event(job, true, reasons::FORBIDDEN_MIGRATE_POD, message);
         Ok(())
     }
 
     /// Says what `job` waits for, whenever that is something else than before.
-    fn waits(&self, job: &PodMigrationJob, why: &Why) {
+    fn report_waiting(&self, job: &PodMigrationJob, why: &Why) {
         self.counts.limited.with_label_values(&[why.rule]).inc();
         let name = job.metadata.name.clone().unwrap_or_default();
         let text = why.to_string();
-        let before = self.troubles.lock().insert(name, text.clone());
+        let before = self.errors.lock().insert(name, text.clone());
         let is_same = before.is_some_and(|text| text.split(':').next() == Some(why.rule));
         if !is_same {
-            self.tell(job, false, WAITING, text);
+            self.record_event(job, false, WAITING, text);
         }
     }
 }

@@ -71,7 +71,7 @@ impl Cluster {
         made["metadata"]["uid"].as_str().unwrap().into()
     }
 
-    async fn of(&self, owners: &[(&str, &str, &str, &Arc<str>)]) -> Vec<Workload> {
+    async fn resolve(&self, owners: &[(&str, &str, &str, &Arc<str>)]) -> Vec<Workload> {
         let owner = |(api_version, kind, name, uid): &(&str, &str, &str, &Arc<str>)| {
             let owner = Owner {
                 api_version: (*api_version).into(),
@@ -82,7 +82,10 @@ impl Cluster {
             };
             (Arc::clone(uid), (Arc::from("default"), owner))
         };
-        let mut found = self.workloads.of(owners.iter().map(owner).collect()).await;
+        let mut found = self
+            .workloads
+            .resolve(owners.iter().map(owner).collect())
+            .await;
         let found = owners.iter().map(|(_, _, _, uid)| found.remove(*uid));
         found
             .map(|one| one.unwrap_or(Workload::Unresolved))
@@ -90,7 +93,7 @@ impl Cluster {
     }
 }
 
-fn known(replicas: i64, controllers: &[&Arc<str>]) -> Workload {
+fn resolved(replicas: i64, controllers: &[&Arc<str>]) -> Workload {
     Workload::Known {
         replicas,
         controllers: controllers.iter().map(|uid| Arc::clone(uid)).collect(),
@@ -190,11 +193,11 @@ async fn workloads_of_known_kinds_say_how_many_replicas_they_want() {
     let rest: Vec<_> = found.collect();
     let none = || Workload::Unresolved;
     let expected = [
-        known(3, &[&lone]),
-        known(3, &[&deployment]),
-        known(3, &[&set]),
-        known(5, &[&job]),
-        known(4, &[&clone]),
+        resolved(3, &[&lone]),
+        resolved(3, &[&deployment]),
+        resolved(3, &[&set]),
+        resolved(5, &[&job]),
+        resolved(4, &[&clone]),
         none(),
         none(),
         none(),
@@ -238,12 +241,12 @@ async fn other_kinds_are_asked_for_their_scale_now_and_then() {
     ];
     let expected = |replicas: i64| {
         [
-            known(replicas, &[&rollout]),
+            resolved(replicas, &[&rollout]),
             Workload::Unresolved,
             Workload::Unresolved,
         ]
     };
-    assert_eq!(cluster.of(&owners).await, expected(7));
+    assert_eq!(cluster.resolve(&owners).await, expected(7));
     // Of kinds that have none nobody is asked.
     assert_eq!(cluster.asked.load(Ordering::SeqCst), 1);
     let resource = koord_kube::kube_core::ApiResource {
@@ -264,10 +267,10 @@ async fn other_kinds_are_asked_for_their_scale_now_and_then() {
         .await
         .unwrap();
     assert_eq!(
-        cluster.of(&owners).await,
+        cluster.resolve(&owners).await,
         expected(7),
         "an answer is believed for a while"
     );
     tokio::time::sleep(LIFE).await;
-    assert_eq!(cluster.of(&owners).await, expected(9));
+    assert_eq!(cluster.resolve(&owners).await, expected(9));
 }

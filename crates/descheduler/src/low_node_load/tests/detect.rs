@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use koord_api::duration::GoDuration;
 
 fn now() -> Timestamp {
-    World::default().now
+    TestCluster::default().now
 }
 
 fn condition(timeout: i64, abnormal: u32, normal: u32) -> Condition {

@@ -8,7 +8,7 @@ fn pool(value: Value) -> Pool {
     args(value).pools().remove(0)
 }
 
-fn of_one<T>(world: &World, pool: &Pool, then: impl Fn(&Load<'_>, &Watched) -> T) -> Vec<T> {
+fn of_one<T>(world: &TestCluster, pool: &Pool, then: impl Fn(&Load<'_>, &Watched) -> T) -> Vec<T> {
     let snapshot = world.snapshot();
     let watched = Watched::new(pool, &snapshot.table);
     let departures = crate::framework::Departures::default();
@@ -32,31 +32,31 @@ fn reasons_are_in_upstreams_words() {
     let cases = [
         (
             half(),
-            Side::Node,
+            UsageKind::Node,
             ["64", "32Gi"],
             "node is overutilized, node cpu usage(66.67%)>threshold(50.00%)",
         ),
         (
             half(),
-            Side::Node,
+            UsageKind::Node,
             ["64", "400Gi"],
             "node is overutilized, node cpu usage(66.67%)>threshold(50.00%), node memory usage(78.12%)>threshold(50.00%)",
         ),
         (
             prod(),
-            Side::Prod,
+            UsageKind::Prod,
             ["45", "200Gi"],
             "node is overutilized, prod cpu usage(46.88%)>threshold(40.00%)",
         ),
         (
             prod(),
-            Side::Prod,
+            UsageKind::Prod,
             ["45", "250Gi"],
             "node is overutilized, prod cpu usage(46.88%)>threshold(40.00%), prod memory usage(48.83%)>threshold(40.00%)",
         ),
     ];
-    for (args, side, [cpu, memory], expected) in cases {
-        let mut world = World::default();
+    for (args, usage_kind, [cpu, memory], expected) in cases {
+        let mut world = TestCluster::default();
         let raw =
             json!({"node.koordinator.sh/raw-allocatable": "{\"cpu\":96,\"memory\":\"512Gi\"}"});
         world.node(
@@ -74,7 +74,7 @@ fn reasons_are_in_upstreams_words() {
         let usage = json!({"cpu": cpu, "memory": memory});
         world.usage("test-node", json!({}), json!({}), &[("p", usage)]);
         let said = of_one(&world, &pool(args), |load, watched| {
-            load.reason(side, watched)
+            load.reason(usage_kind, watched)
         });
         assert_eq!(said, [expected]);
     }
@@ -83,7 +83,7 @@ fn reasons_are_in_upstreams_words() {
 /// Upstream's `Test_filterNodes`.
 #[test]
 fn a_pool_has_the_nodes_that_it_selects() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.node("test-node-1", json!({}));
     world.node(
         "test-node-2",
@@ -116,7 +116,7 @@ fn a_pool_has_the_nodes_that_it_selects() {
 #[test]
 fn nodes_are_sorted_by_what_they_use() {
     let weights = json!({"resourceWeights": {"cpu": 1, "memory": 1, "pods": 1}, "lowThresholds": {"cpu": 1}, "highThresholds": {"cpu": 1}});
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let nodes = [
         ("node1", "1730m", "3038982964", 25),
         ("node2", "1220m", "3038982964", 11),
@@ -133,11 +133,11 @@ fn nodes_are_sorted_by_what_they_use() {
         }
     }
     let scores = of_one(&world, &pool(weights), |load, watched| {
-        load.score(Side::Node, watched)
+        load.score(UsageKind::Node, watched)
     });
     assert!(scores[2] > scores[0] && scores[0] > scores[1], "{scores:?}");
 
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.node(
         "n",
         json!({"status": {"allocatable": {"cpu": "1930m", "memory": "3287692Ki", "pods": "29"}}}),
@@ -154,7 +154,7 @@ fn nodes_are_sorted_by_what_they_use() {
     let watching =
         json!({"lowThresholds": {"cpu": 1, "pods": 1}, "highThresholds": {"cpu": 1, "pods": 1}});
     let shares = of_one(&world, &pool(watching), |load, _| {
-        [0, 1, 2].map(|at| load.percent(Side::Node, at).floor())
+        [0, 1, 2].map(|at| load.percent(UsageKind::Node, at).floor())
     });
     assert_eq!(shares, [[63.0, 90.0, 37.0]]);
 }
@@ -196,7 +196,7 @@ fn the_pod_that_is_closest_to_what_has_to_go_is_first() {
 #[test]
 fn a_pod_that_would_take_every_cold_node_over_its_threshold_stays() {
     for how in ["Greedy", "Variance"] {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         for (node, cpu) in [("hot", "3"), ("cold", "1")] {
             world.node(node, json!({}));
             world.usage(

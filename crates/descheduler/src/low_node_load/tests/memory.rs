@@ -1,4 +1,4 @@
-//! What is remembered between cycles, and what pods are promised.
+//! What is retained_until between cycles, and what pods are promised.
 
 use super::*;
 use crate::framework::Placement;
@@ -20,8 +20,8 @@ pub(super) fn of_owner(owner: &str, created: &str) -> Value {
 pub(super) type Described<'a> = (&'a str, i64, &'a [(&'a str, i64)]);
 
 /// Nodes with a report each.
-pub(super) fn world(nodes: &[Described<'_>]) -> World {
-    let mut world = World::default();
+pub(super) fn world(nodes: &[Described<'_>]) -> TestCluster {
+    let mut world = TestCluster::default();
     for (node, _, pods) in nodes {
         world.node(node, json!({}));
         for (pod, _) in *pods {
@@ -36,7 +36,7 @@ pub(super) fn world(nodes: &[Described<'_>]) -> World {
     world
 }
 
-pub(super) fn report(world: &mut World, nodes: &[Described<'_>]) {
+pub(super) fn report(world: &mut TestCluster, nodes: &[Described<'_>]) {
     world.usage.clear();
     for (node, system, pods) in nodes {
         let pods: Vec<_> = pods
@@ -322,7 +322,7 @@ fn a_node_that_takes_no_pods_is_not_cold() {
 fn pods_of_prod_go_where_prod_uses_little_though_all_pods_use_more_there() {
     let class =
         |class: &str| json!({"metadata": {"labels": {"koordinator.sh/priority-class": class}}});
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     for (node, prod, batch) in [("a", 4, 0), ("b", 0, 1), ("c", 0, 1)] {
         world.node(node, json!({}));
         let mut pods = Vec::new();

@@ -3,7 +3,7 @@ use super::*;
 use crate::framework::{Filter, Framework, Plan, Why};
 use crate::rules::Evictable;
 use crate::state::{NodeUsage, PodInfo, Snapshot};
-use crate::testing::{World, balancing, merged};
+use crate::testing::{TestCluster, balancing, merged};
 use serde_json::{Value, json};
 
 mod arguments;
@@ -43,7 +43,7 @@ fn framework(over: Value) -> Framework {
 }
 
 /// A report of each node that says that all pods use what they ask for.
-fn report_requests(world: &mut World) {
+fn report_requests(world: &mut TestCluster) {
     let table = world.shapes.table().clone();
     for node in &world.nodes {
         let pods = world

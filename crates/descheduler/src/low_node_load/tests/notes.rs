@@ -5,8 +5,8 @@ use crate::testing::{OnlyShows, moved};
 use jiff::SignedDuration;
 
 /// A node that uses 3 of 4 CPUs and one that uses nearly none.
-fn hot_and_cold() -> World {
-    let mut world = World::default();
+fn hot_and_cold() -> TestCluster {
+    let mut world = TestCluster::default();
     for node in ["cold", "hot"] {
         world.node(node, json!({}));
     }

@@ -3,9 +3,9 @@
 use super::memory::{Described, of_owner, report, thresholds, world};
 use super::*;
 use crate::framework::{Ask, Evictor, Intent};
-use crate::ledger::remembered;
 use crate::migration::Migrations;
 use crate::migration::args::MigrationControllerArgs;
+use crate::move_history::retained_until;
 use crate::testing::moved;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -39,7 +39,7 @@ pub(super) fn made(job: &PodMigrationJob, now: jiff::Timestamp) -> PodMigrationJ
 
 /// A descheduler and its cluster.
 pub(super) struct Board {
-    pub(super) world: World,
+    pub(super) world: TestCluster,
     framework: Framework,
 }
 
@@ -401,7 +401,8 @@ fn jobs_are_kept_as_long_as_their_pods_rest() {
     board.moves();
     let mut until = |status: Value| {
         board.says(status);
-        remembered(board.world.jobs.last().unwrap(), board.world.now).map(|until| until.to_string())
+        retained_until(board.world.jobs.last().unwrap(), board.world.now)
+            .map(|until| until.to_string())
     };
     let at_four = |status: &str, reason: &str| json!([{"type": "Eviction", "status": status, "reason": reason, "lastTransitionTime": "2026-01-01T12:04:00Z"}]);
     let done = until(json!({"phase": "Succeeded"}));
@@ -437,9 +438,9 @@ fn times_of_a_wrong_clock_count_as_creation() {
         board.says(json!({"phase": phase, "conditions": conditions}));
         let now = board.world.now;
         let job = board.world.jobs.last().unwrap();
-        let until = remembered(job, now).map(|until| until.to_string());
+        let until = retained_until(job, now).map(|until| until.to_string());
         assert_eq!(until.as_deref(), Some("2026-01-01T13:00:00Z"));
-        let went = crate::migration::evict::went(job, false, now).unwrap();
+        let went = crate::migration::evict::evicted_at(job, false, now).unwrap();
         assert!(went <= now, "{went}");
     }
 

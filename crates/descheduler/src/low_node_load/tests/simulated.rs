@@ -3,7 +3,7 @@
 use super::outcomes::{framework_with_jobs, made};
 use super::*;
 use crate::framework::{Intent, Placement};
-use crate::ledger::remembered;
+use crate::move_history::retained_until;
 use crate::testing::moved;
 use fastrand::Rng;
 use jiff::{SignedDuration, Timestamp};
@@ -25,7 +25,7 @@ struct Life {
 
 struct Simulation {
     rng: Rng,
-    world: World,
+    world: TestCluster,
     lives: BTreeMap<String, Life>,
     born: usize,
 }
@@ -41,7 +41,7 @@ impl Simulation {
     fn new(seed: u64) -> Self {
         let mut out = Self {
             rng: Rng::with_seed(seed),
-            world: World::default(),
+            world: TestCluster::default(),
             lives: BTreeMap::new(),
             born: 0,
         };
@@ -173,7 +173,7 @@ impl Simulation {
         }
         let now = self.world.now;
         let jobs = &mut self.world.jobs;
-        jobs.retain(|job| remembered(job, now).is_some_and(|until| now < until));
+        jobs.retain(|job| retained_until(job, now).is_some_and(|until| now < until));
         least
     }
 }

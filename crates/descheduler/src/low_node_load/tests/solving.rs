@@ -1,6 +1,6 @@
 //! The solver by itself, on random nodes and pods.
 
-use super::super::load::Side;
+use super::super::load::UsageKind;
 use super::super::solve::{Bin, Bins, Item, NEAR, Work};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -33,11 +33,11 @@ fn an_item(resources: usize) -> impl Strategy<Value = Item> {
     (vec(0_i64..400, resources), any::<bool>()).prop_map(|(usage, prod)| Item { usage, prod })
 }
 
-fn sum(side: Side, bins: &[&Bin], weights: &[f64], mean: &[f64]) -> f64 {
+fn sum(usage_kind: UsageKind, bins: &[&Bin], weights: &[f64], mean: &[f64]) -> f64 {
     let of = |bin: &&Bin| -> f64 {
-        let used = match side {
-            Side::Node => &bin.used,
-            Side::Prod => &bin.prod,
+        let used = match usage_kind {
+            UsageKind::Node => &bin.used,
+            UsageKind::Prod => &bin.prod,
         };
         let shares = used
             .iter()
@@ -77,16 +77,16 @@ proptest! {
         source in a_bin(2), bins in vec(a_bin(2), 1..12), items in vec(an_item(2), 1..12), mean in vec(0.1..0.6_f64, 2),
         prod in any::<bool>(),
     ) {
-        let side = if prod { Side::Prod } else { Side::Node };
+        let usage_kind = if prod { UsageKind::Prod } else { UsageKind::Node };
         // Where prod is to be even, only its pods are asked about.
         let items: Vec<_> = items.into_iter().map(|item| Item { prod: item.prod || prod, ..item }).collect();
         let weights = vec![1.0, 3.0];
-        let all = Bins::new(side, bins.clone(), weights.clone(), mean.clone());
+        let all = Bins::new(usage_kind, bins.clone(), weights.clone(), mean.clone());
         let pair = all.best(&source, items.iter().enumerate(), |_, _| true, &mut Work(10_000));
         if let Some(pair) = pair {
             let (bin, item) = (&bins[pair.bin], &items[pair.item]);
-            let before = sum(side, &[&source, bin], &weights, &mean);
-            let after = sum(side, &[&without(&source, item), &with(bin, item)], &weights, &mean);
+            let before = sum(usage_kind, &[&source, bin], &weights, &mean);
+            let after = sum(usage_kind, &[&without(&source, item), &with(bin, item)], &weights, &mean);
             prop_assert!((before - after - pair.gain).abs() < 1e-9, "{before} {after} {pair:?}");
             prop_assert!(pair.gain > 0.0);
         }
@@ -99,7 +99,7 @@ proptest! {
         let bin = |used: i64| Bin { used: vec![used], prod: vec![0], high: vec![700], prod_high: vec![700], has: vec![1000] };
         let bins: Vec<_> = used.iter().map(|used| bin(*used)).collect();
         let items: Vec<_> = items.iter().map(|usage| Item { usage: vec![*usage], prod: false }).collect();
-        let all = Bins::new(Side::Node, bins.clone(), vec![1.0], vec![0.4]);
+        let all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0], vec![0.4]);
         let source = bin(hot);
         let pair = all.best(&source, items.iter().enumerate(), |_, _| true, &mut Work(100_000));
         let pairs = items.iter().flat_map(|item| bins.iter().map(move |bin| (item, bin)));
@@ -112,7 +112,7 @@ proptest! {
     fn no_node_is_over_anything_for_what_it_took(
         source in a_bin(2), bins in vec(a_bin(2), 1..12), items in vec(an_item(2), 1..30),
     ) {
-        let mut all = Bins::new(Side::Node, bins.clone(), vec![1.0, 1.0], vec![0.3, 0.3]);
+        let mut all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0, 1.0], vec![0.3, 0.3]);
         let mut took = vec![Vec::new(); bins.len()];
         let mut left: Vec<_> = items.iter().enumerate().collect();
         while let Some(pair) = all.best(&source, left.iter().copied(), |_, _| true, &mut Work(10_000)) {
@@ -135,7 +135,7 @@ proptest! {
     fn work_is_bounded_and_what_may_not_be_is_not(
         source in a_bin(1), bins in vec(a_bin(1), 1..30), items in vec(an_item(1), 1..12), work in 0_u64..60,
     ) {
-        let all = Bins::new(Side::Node, bins.clone(), vec![1.0], vec![0.1]);
+        let all = Bins::new(UsageKind::Node, bins.clone(), vec![1.0], vec![0.1]);
         let mut left = Work(work);
         let mut asked = 0;
         let pair = all.best(&source, items.iter().enumerate(), |item, bin| { asked += 1; (item + bin) % 2 == 0 }, &mut left);
@@ -161,7 +161,7 @@ fn no_more_nodes_are_looked_at_for_a_pod_than_are_near() {
         used: vec![900],
         ..bin.clone()
     };
-    let all = Bins::new(Side::Node, vec![bin; 1000], vec![1.0], vec![0.1]);
+    let all = Bins::new(UsageKind::Node, vec![bin; 1000], vec![1.0], vec![0.1]);
     let items: Vec<_> = (1..=10)
         .map(|at| Item {
             usage: vec![at * 10],

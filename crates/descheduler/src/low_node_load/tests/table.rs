@@ -425,8 +425,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn world(case: &Case) -> World {
-    let mut world = World::default();
+fn world(case: &Case) -> TestCluster {
+    let mut world = TestCluster::default();
     for (name, node) in &case.nodes {
         world.node(name, node.clone());
     }

@@ -1,6 +1,6 @@
 //! The part of a job in which the pod goes.
 
-use super::{Act, Step, View, conditions, reasons, status, text};
+use super::{JobView, Operation, Step, conditions, reasons, status, text};
 use crate::migration::evict::{self, Policy};
 use crate::migration::status::State;
 use k8s_openapi::api::core::v1::Pod;
@@ -28,7 +28,7 @@ pub fn has_begun_to_evict(job: &PodMigrationJob) -> bool {
     status.is_some_and(|status| status::condition(status, conditions::EVICTION).is_some())
 }
 
-impl View<'_> {
+impl JobView<'_> {
     /// Whether it was this job that asked somebody to evict the pod.
     pub(super) fn has_asked(&self) -> bool {
         has_begun_to_evict(self.job) && self.policy() == Policy::SoftEviction
@@ -37,7 +37,7 @@ impl View<'_> {
     fn policy(&self) -> Policy {
         let pod = self.pod.and_then(|pod| pod.metadata.labels.as_ref());
         let job = self.job.metadata.labels.as_ref();
-        Policy::of(pod, job, self.settings.policy)
+        Policy::resolve(pod, job, self.settings.policy)
     }
 
     /// The pod is gone.
@@ -62,8 +62,8 @@ impl View<'_> {
                 message: "",
             };
             let message = format!("Pod {} has been evicted", self.pod_name());
-            let step = self.says(&state).unwrap_or_else(Step::wait);
-            return Err(step.telling(reasons::EVICT_COMPLETE, message));
+            let step = self.report_condition(&state).unwrap_or_else(Step::wait);
+            return Err(step.with_event(reasons::EVICT_COMPLETE, message));
         };
         let spec = pod.spec.as_ref();
         let node = spec.map(|spec| text(&spec.node_name)).unwrap_or_default();
@@ -81,17 +81,17 @@ impl View<'_> {
         let goes = pod.metadata.deletion_timestamp.is_some();
         let is_asked = self.policy() == Policy::SoftEviction && is_asked(pod);
         if condition.is_some() && (goes || is_asked) {
-            return Err(self.says(&evicting).unwrap_or_else(Step::wait));
+            return Err(self.report_condition(&evicting).unwrap_or_else(Step::wait));
         }
         let status = reservation.and_then(|reservation| reservation.status.as_ref());
         if status.is_some_and(|status| status.phase == Some(ReservationPhase::Succeeded)) {
             return Err(self.taken());
         }
         if condition.is_some() {
-            return Err(Step::act(Act::Evict(self.policy())));
+            return Err(Step::act(Operation::Evict(self.policy())));
         }
         // Said before it is done: a leader that comes between finds the pod gone, and knows why.
-        let step = self.says(&evicting).unwrap_or_else(Step::wait);
-        Err(step.telling(reasons::EVICTING, message))
+        let step = self.report_condition(&evicting).unwrap_or_else(Step::wait);
+        Err(step.with_event(reasons::EVICTING, message))
     }
 }

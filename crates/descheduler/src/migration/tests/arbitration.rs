@@ -1,12 +1,12 @@
 use super::*;
 use crate::migration::arbitrate::{
-    Verdict, Waiting, arbitrate, by_controller, by_creation, by_migrating, by_pod, migrating,
+    PendingJob, Verdict, arbitrate, by_controller, by_creation, by_migrating, by_pod, migrating,
     sorted,
 };
 use crate::migration::filter::Rules;
 use crate::migration::{Stage, stage};
 use crate::state::PodInfo;
-use crate::testing::World;
+use crate::testing::TestCluster;
 use std::collections::BTreeMap;
 
 fn owner(of: Option<usize>) -> Value {
@@ -19,15 +19,15 @@ fn owner(of: Option<usize>) -> Value {
     ]}})
 }
 
-fn names(jobs: &[Waiting]) -> Vec<&str> {
+fn names(jobs: &[PendingJob]) -> Vec<&str> {
     let named = jobs.iter().map(|one| one.job.metadata.name.as_deref());
     named.map(Option::unwrap_or_default).collect()
 }
 
 /// Jobs `0`, `1`, … of pods of the batch Jobs that `owners` name by place.
-fn waiting(world: &mut World, count: usize, owners: &[(usize, usize)]) -> Vec<Waiting> {
+fn waiting(world: &mut TestCluster, count: usize, owners: &[(usize, usize)]) -> Vec<PendingJob> {
     let owners: BTreeMap<_, _> = owners.iter().copied().collect();
-    let one = |at: usize| Waiting {
+    let one = |at: usize| PendingJob {
         pod: Some(world.pod(&format!("p{at}"), "n", owner(owners.get(&at).copied()))),
         job: job(&at.to_string(), &format!("p{at}"), json!({})),
     };
@@ -52,13 +52,13 @@ fn jobs_come_in_the_order_of_their_pods() {
         (vec![], vec![]),
         (vec![8, 7, 5, 4, 9, 2, 3, 11], vec![5, 6, 3, 2, 1, 0, 4, 7]),
     ] {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let mut jobs = waiting(&mut world, order.len(), &[]);
         let place = |pod: &Arc<PodInfo>| order[pod.name[1..].parse::<usize>().unwrap()];
         by_pod(&mut jobs, |pods| pods.sort_by_key(place));
         assert_eq!(names(&jobs), numbers(&expected));
     }
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let mut jobs = waiting(&mut world, 3, &[]);
     jobs[2].pod = None;
     by_pod(&mut jobs, |_| {});
@@ -69,7 +69,7 @@ fn jobs_come_in_the_order_of_their_pods() {
 fn the_newest_job_comes_first() {
     let of = |at: usize, second: i64| {
         let created = jiff::Timestamp::from_second(second).unwrap().to_string();
-        Waiting {
+        PendingJob {
             pod: None,
             job: job(
                 &at.to_string(),
@@ -100,7 +100,7 @@ fn jobs_of_one_batch_job_come_together() {
         (5, vec![(2, 0), (3, 0), (4, 0)], vec![0, 1, 2, 3, 4]),
         (6, vec![(0, 0), (4, 1), (2, 2)], vec![0, 1, 2, 3, 4, 5]),
     ] {
-        let mut jobs = waiting(&mut World::default(), count, &owners);
+        let mut jobs = waiting(&mut TestCluster::default(), count, &owners);
         by_controller(&mut jobs);
         assert_eq!(names(&jobs), numbers(&expected), "{owners:?}");
     }
@@ -108,7 +108,7 @@ fn jobs_of_one_batch_job_come_together() {
 
 /// Adds a job that has begun, of a pod of batch Job `of`.
 fn begun(
-    world: &mut World,
+    world: &mut TestCluster,
     jobs: &mut Vec<Arc<PodMigrationJob>>,
     name: &str,
     of: Option<usize>,
@@ -175,7 +175,7 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
         ),
     ];
     for (count, owners, running, of_running, passing, of_passing, expected) in rows {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let mut jobs = waiting(&mut world, count, &owners);
         let mut moving = Vec::new();
         for (kind, count, owners) in [("r", running, of_running), ("q", passing, of_passing)] {
@@ -192,7 +192,7 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
         assert_eq!(names(&jobs), numbers(&expected), "{owners:?}");
     }
     for (waits, runs, passes, expected) in [(3, 3, 3, 6), (4, 0, 0, 0), (1, 2, 3, 5)] {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let owners: Vec<_> = (0..waits).map(|at| (at, 0)).collect();
         let waiting = waiting(&mut world, waits, &owners);
         let mut jobs: Vec<_> = waiting.into_iter().map(|one| one.job).collect();
@@ -210,13 +210,13 @@ fn batch_jobs_of_which_most_pods_move_come_first() {
 
 #[test]
 fn what_comes_later_in_the_order_weighs_more() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let mut jobs = waiting(&mut world, 4, &[(0, 0), (2, 0), (3, 1)]);
     let mut moving = Vec::new();
     begun(&mut world, &mut moving, "r", Some(1), true);
     // A pod that matters less is the first of those that have no batch Job.
     let batch = json!({"metadata": {"labels": {"koordinator.sh/priority-class": "koord-batch"}}});
-    jobs.push(Waiting {
+    jobs.push(PendingJob {
         pod: Some(world.pod("p4", "n", batch)),
         job: job("4", "p4", json!({})),
     });
@@ -240,7 +240,7 @@ fn a_job_passes_waits_or_fails() {
         (5, vec![], vec![0, 1, 2, 3, 4]),
         (5, vec![], vec![2]),
     ] {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let mut jobs = Vec::new();
         for at in 0..count {
             // Whoever may not now is on a node of which another pod moves.
@@ -291,7 +291,7 @@ fn a_job_passes_waits_or_fails() {
 /// An API server that cannot answer now is no reason to end a job.
 #[test]
 fn a_job_waits_while_nobody_can_say_how_large_the_workload_is() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let owned = json!({"metadata": {"ownerReferences": [
         {"apiVersion": "x.io/v1", "kind": "Set", "name": "s", "uid": "rs", "controller": true}]}});
     world.pod("p", "n", owned);
@@ -318,7 +318,7 @@ fn args_of(over: Value) -> MigrationControllerArgs {
 
 #[test]
 fn jobs_that_have_begun_or_ended_or_go_are_not_judged() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.pod("p", "n", json!({}));
     let deleted = json!({"metadata": {"deletionTimestamp": "2026-01-01T12:00:00Z"}});
     let phase = |phase: &str| json!({"status": {"phase": phase}});
@@ -377,7 +377,7 @@ mod limits_hold {
 
     impl Model {
         fn snapshot(&self) -> Snapshot {
-            let mut world = World::default();
+            let mut world = TestCluster::default();
             for (at, (generation, there, ready)) in self.pods.iter().enumerate() {
                 if !there {
                     continue;

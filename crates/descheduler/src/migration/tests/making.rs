@@ -122,7 +122,7 @@ fn labels_choose_how_a_pod_is_evicted() {
         (Some("Nothing"), Some("Delete"), Policy::Eviction),
     ] {
         let (pod_labels, job_labels) = (pod.map(labels), job.map(labels));
-        let policy = Policy::of(pod_labels.as_ref(), job_labels.as_ref(), Policy::Eviction);
+        let policy = Policy::resolve(pod_labels.as_ref(), job_labels.as_ref(), Policy::Eviction);
         assert_eq!(policy, expected, "{pod:?} {job:?}");
     }
 }

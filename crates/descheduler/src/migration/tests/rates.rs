@@ -1,7 +1,7 @@
 use super::*;
 use crate::migration::Migrations;
 use crate::migration::limits::{Group, ObjectLimits, at_most, scaled};
-use crate::testing::World;
+use crate::testing::TestCluster;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -46,7 +46,7 @@ fn a_workload_may_miss_a_share_of_its_replicas_but_at_least_one() {
 
 #[test]
 fn evictions_refill_evenly_up_to_their_burst() {
-    let start = World::default().now;
+    let start = TestCluster::default().now;
     let after = |millis| after(start, millis);
     let args = args(json!({"evictQPS": 10, "evictBurst": 2}));
     let bucket = Migrations::new("profile", "process", args);
@@ -90,11 +90,11 @@ fn pods_of_a_workload_or_namespace_go_at_its_pace() {
         (&both, &namespace, 100, false),
     ] {
         let args = args(json!({"objectLimiters": limiters}));
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let pod = world.pod("p", "n", json!({}));
         let first = world.pod("q", "n", gone.clone());
         let mut limits = ObjectLimits::default();
-        limits.count(&args, &Group::of(&first), Some(&of(100)), world.now);
+        limits.count(&args, &Group::from_pod(&first), Some(&of(100)), world.now);
         let allowed = limits.allows(&args, &pod, after(world.now, wait));
         let what = format!("{limiters} {gone} {wait}: {allowed:?}");
         assert_eq!(allowed.is_err(), limited, "{what}");
@@ -107,10 +107,10 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
         "namespace": {"duration": "1m", "maxMigrating": "50%"}, "workload": {"duration": "1m"},
     });
     let args = args(json!({"objectLimiters": limiters}));
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let mut limits = ObjectLimits::default();
-    limits.count(&args, &Group::of(&pod), Some(&of(6)), world.now);
+    limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), world.now);
     let why = limits.allows(&args, &pod, world.now).unwrap_err();
     assert_eq!(why.rule, "WorkloadLimiter");
     // Two of six in a minute: one in half of it.
@@ -129,19 +129,19 @@ fn one_limiter_that_is_off_does_not_switch_the_other_off() {
 fn late_count_of_an_earlier_eviction_refills_nothing() {
     let limiters = json!({"workload": {"duration": "1m", "maxMigrating": 2, "burst": 2}});
     let args = args(json!({"objectLimiters": limiters}));
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let after = |millis| after(world.now, millis);
     let mut limits = ObjectLimits::default();
     for then in [60_000, 0] {
-        limits.count(&args, &Group::of(&pod), Some(&of(6)), after(then));
+        limits.count(&args, &Group::from_pod(&pod), Some(&of(6)), after(then));
     }
     // Both tokens are taken at the minute, and a clock that is set back brings none.
     for (now, is_allowed) in [(59_000, false), (89_000, false), (90_000, true), (0, false)] {
         let allowed = limits.allows(&args, &pod, after(now));
         assert_eq!(allowed.is_ok(), is_allowed, "{now}");
     }
-    limits.give_back(&args, &Group::of(&pod));
+    limits.give_back(&args, &Group::from_pod(&pod));
     assert!(limits.allows(&args, &pod, after(60_000)).is_ok());
 }
 
@@ -149,13 +149,13 @@ fn late_count_of_an_earlier_eviction_refills_nothing() {
 fn changed_replicas_change_the_rate_of_a_workload() {
     let limiters = json!({"workload": {"duration": "1m", "maxMigrating": "50%"}});
     let args = args(json!({"objectLimiters": limiters}));
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let after = |millis| after(world.now, millis);
     let mut limits = ObjectLimits::default();
-    limits.count(&args, &Group::of(&pod), Some(&of(2)), world.now);
+    limits.count(&args, &Group::from_pod(&pod), Some(&of(2)), world.now);
     // Half of the minute's one token is there; from now on there are four per minute.
-    limits.count(&args, &Group::of(&pod), Some(&of(8)), after(30_000));
+    limits.count(&args, &Group::from_pod(&pod), Some(&of(8)), after(30_000));
     assert!(limits.allows(&args, &pod, after(37_400)).is_err());
     assert!(limits.allows(&args, &pod, after(37_600)).is_ok());
 }

@@ -1,13 +1,13 @@
 use super::*;
 use crate::framework::Why;
-use crate::migration::filter::{Census, Owned, Rules};
+use crate::migration::filter::{MigrationCounts, PodsByOwner, Rules};
 use crate::migration::{Stage, stage};
 use crate::state::PodInfo;
-use crate::testing::World;
+use crate::testing::TestCluster;
 
 #[derive(Default)]
 struct Setting {
-    world: World,
+    world: TestCluster,
     jobs: Vec<Arc<PodMigrationJob>>,
 }
 
@@ -35,14 +35,14 @@ impl Setting {
 
     /// Whether limits let `pod` go. Outside of arbitration every job that has not ended counts, within it those that
     /// have begun: here that is the same.
-    fn is_free(&self, args: Value, pod: &PodInfo) -> Result<(), Why> {
+    fn is_within_limits(&self, args: Value, pod: &PodInfo) -> Result<(), Why> {
         let snapshot = self.snapshot(10);
         let rules = Rules::new(Arc::new(super::args(args)), &snapshot.priority_classes);
-        let owned = Owned::new(&snapshot);
-        let all = Census::new(&snapshot, |job| stage(job) != Stage::Ended);
-        let begun = Census::new(&snapshot, |job| stage(job) == Stage::Begun);
-        let free = rules.is_free(&snapshot, &owned, &begun, pod);
-        assert_eq!(rules.is_free(&snapshot, &owned, &all, pod), free);
+        let owned = PodsByOwner::new(&snapshot);
+        let all = MigrationCounts::new(&snapshot, |job| stage(job) != Stage::Ended);
+        let begun = MigrationCounts::new(&snapshot, |job| stage(job) == Stage::Begun);
+        let free = rules.is_within_limits(&snapshot, &owned, &begun, pod);
+        assert_eq!(rules.is_within_limits(&snapshot, &owned, &all, pod), free);
         assert!(
             free.as_ref().err().is_none_or(Why::is_temporary),
             "{free:?}"
@@ -63,8 +63,11 @@ fn a_pod_has_one_job() {
     let other = setting.world.pod("q", "test-node", json!({}));
     let rules = Rules::new(Arc::default(), &std::collections::BTreeMap::new());
     let first = |setting: &Setting, pod: &PodInfo| {
-        let census = Census::new(&setting.snapshot(10), |job| stage(job) != Stage::Ended);
-        rules.is_first(&census, pod).map_err(|why| why.rule)
+        let migration_counts =
+            MigrationCounts::new(&setting.snapshot(10), |job| stage(job) != Stage::Ended);
+        rules
+            .has_no_job(&migration_counts, pod)
+            .map_err(|why| why.rule)
     };
     assert_eq!(first(&setting, &pods[0]), Err("ExistingJob"));
     assert_eq!(first(&setting, &other), Ok(()));
@@ -105,7 +108,7 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
         let other = setting.world.pod("p", node, over.clone());
         let pod = if same_pod { &pods[0] } else { &other };
         let args = merged(others.clone(), json!({field: max}));
-        let said = setting.is_free(args, pod);
+        let said = setting.is_within_limits(args, pod);
         assert_eq!(said.is_ok(), free, "{field} {row:?}: {said:?}");
     }
     // A gate that is skipped does not count.
@@ -117,7 +120,7 @@ fn limited(rows: &[Row], field: &str, there: (&str, &Value), elsewhere: (&str, &
         gates.extend(workload);
     }
     let skipped = merged(others, json!({field: 1, "skipEvictionGates": gates}));
-    setting.is_free(skipped, &pod).unwrap();
+    setting.is_within_limits(skipped, &pod).unwrap();
 }
 
 #[test]
@@ -168,18 +171,20 @@ fn so_many_pods_of_a_workload_are_away_or_not_ready() {
         }
         let of = if same_workload { "rs" } else { "other" };
         let pod = setting.world.pod("p", "test-node", owner(of));
-        let said = setting.is_free(limits(max), &pod);
+        let said = setting.is_within_limits(limits(max), &pod);
         assert_eq!(said.is_ok(), free, "{row:?}: {said:?}");
     }
     let (mut setting, _) = Setting::migrating(0);
     setting.world.pod("u", "test-node", idle);
     let pod = setting.world.pod("p", "test-node", json!({}));
     let gates = json!({"skipEvictionGates": ["MaxUnavailablePerWorkload"]});
-    setting.is_free(merged(limits(1), gates), &pod).unwrap();
+    setting
+        .is_within_limits(merged(limits(1), gates), &pod)
+        .unwrap();
 }
 
 fn movable(args: &Value, replicas: Option<i64>, over: &Value) -> Result<(), &'static str> {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", over.clone());
     let mut snapshot = world.snapshot();
     snapshot.priority_classes.insert("high".to_owned(), 1000);

@@ -2,7 +2,7 @@ use super::*;
 use crate::framework::Why;
 use crate::migration::evict::Policy;
 use crate::migration::status::{self, State};
-use crate::migration::step::{self, Act, Next, Settings, Step, View, step};
+use crate::migration::step::{self, JobView, Operation, Requeue, Settings, Step, step};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use koord_api::duration::GoDuration;
@@ -30,7 +30,7 @@ struct Play {
     bound: Option<Pod>,
     limited: Option<Why>,
     settings: Settings,
-    told: Vec<String>,
+    events: Vec<String>,
     acts: Vec<&'static str>,
 }
 
@@ -88,13 +88,13 @@ impl Play {
             bound: None,
             limited: None,
             settings: SETTINGS,
-            told: Vec::new(),
+            events: Vec::new(),
             acts: Vec::new(),
         }
     }
 
-    fn view(&self) -> View<'_> {
-        View {
+    fn view(&self) -> JobView<'_> {
+        JobView {
             now: self.now,
             job: &self.job,
             pod: self.pod.as_ref(),
@@ -111,38 +111,39 @@ impl Play {
     }
 
     /// Does what is asked for until it waits or is done.
-    fn on(&mut self) -> Next {
+    fn on(&mut self) -> Requeue {
         for _ in 0..20 {
-            let Step { act, told, next } = self.step();
+            let Step { act, event, next } = self.step();
             if let Some(act) = act {
                 self.act(act);
             }
-            self.told.extend(told.map(|told| told.reason.to_owned()));
-            if next != Next::Now {
+            self.events
+                .extend(event.map(|event| event.reason.to_owned()));
+            if next != Requeue::Now {
                 return next;
             }
         }
         panic!("no end: {:?} {:?}", self.acts, self.job);
     }
 
-    fn act(&mut self, act: Act) {
+    fn act(&mut self, act: Operation) {
         let named = match act {
-            Act::Job(job) => {
+            Operation::Job(job) => {
                 (self.job.metadata, self.job.spec) = (job.metadata, job.spec);
                 "job"
             }
-            Act::Status(status) => {
+            Operation::Status(status) => {
                 assert_ne!(self.job.status.as_ref(), Some(&*status), "nothing changed");
                 self.job.status = Some(*status);
                 "status"
             }
-            Act::Reserve(made) => {
+            Operation::Reserve(made) => {
                 let mut made = *made;
                 made.metadata.uid = Some("uid-made".to_owned());
                 self.reservation = Some(made);
                 "reserve"
             }
-            Act::Order { value } => {
+            Operation::Order { value } => {
                 let labels = self.reservation.as_mut().unwrap();
                 let labels = labels.metadata.labels.get_or_insert_default();
                 labels.insert(
@@ -151,11 +152,11 @@ impl Play {
                 );
                 "order"
             }
-            Act::Unreserve => {
+            Operation::Unreserve => {
                 self.reservation = None;
                 "unreserve"
             }
-            Act::Evict(Policy::SoftEviction) => {
+            Operation::Evict(Policy::SoftEviction) => {
                 let pod = self.pod.as_mut().unwrap();
                 let annotations = pod.metadata.annotations.get_or_insert_default();
                 annotations.insert(
@@ -164,14 +165,14 @@ impl Play {
                 );
                 "ask"
             }
-            Act::Evict(_) => {
+            Operation::Evict(_) => {
                 let pod = self.pod.as_mut().unwrap();
                 let going = json!({"metadata": {"deletionTimestamp": now()}});
                 let value = serde_json::to_value(&*pod).unwrap();
                 *pod = serde_json::from_value(merged(value, going)).unwrap();
                 "evict"
             }
-            Act::Spare => {
+            Operation::Spare => {
                 let pod = self.pod.as_mut().unwrap();
                 pod.metadata.annotations = None;
                 "spare"
@@ -263,15 +264,15 @@ fn a_pod_is_evicted_directly() {
     let over = json!({"spec": {"mode": "EvictDirectly", "reservationOptions": null}});
     let mut play = Play::new(running(over), Some(pod(json!({}))), None);
     play.job.status = None;
-    assert!(matches!(play.on(), Next::Wait(_)));
+    assert!(matches!(play.on(), Requeue::Wait(_)));
     // It is said before it is done.
     assert_eq!(play.acts, ["job", "status", "status", "evict"]);
     assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
     play.pod = None;
-    assert_eq!(play.on(), Next::Done);
+    assert_eq!(play.on(), Requeue::Done);
     assert_eq!(play.ends(), ("Succeeded".to_owned(), String::new()));
     assert_eq!(play.status().status, "Complete");
-    assert_eq!(play.told, ["Evicting", "EvictComplete", "Complete"]);
+    assert_eq!(play.events, ["Evicting", "EvictComplete", "Complete"]);
 }
 
 #[test]
@@ -330,7 +331,7 @@ fn a_pod_moves_to_what_was_reserved_for_it() {
     play.reservation = None;
     let ready = json!({"metadata": {"name": "new"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
     play.bound = Some(pod(ready));
-    assert_eq!(play.on(), Next::Done);
+    assert_eq!(play.on(), Requeue::Done);
     assert_eq!(play.ends(), ("Succeeded".to_owned(), String::new()));
     for kind in [
         "ReservationCreated",
@@ -343,7 +344,7 @@ fn a_pod_moves_to_what_was_reserved_for_it() {
         assert_eq!(play.condition(kind).unwrap().0, "True", "{kind}");
     }
     assert_eq!(
-        play.told,
+        play.events,
         [
             "ReservationCreated",
             "Unschedulable",
@@ -440,7 +441,7 @@ fn a_job_fails_for_a_reason() {
         ),
     ] {
         let mut play = Play::new(running(json!({})), pod, reservation);
-        assert_eq!(play.on(), Next::Done, "{what}");
+        assert_eq!(play.on(), Requeue::Done, "{what}");
         assert_eq!(play.ends(), failed(reason), "{what}: {:?}", play.status());
         assert!(!play.acts.contains(&"evict"), "{what}: {:?}", play.acts);
     }
@@ -470,7 +471,7 @@ fn a_job_that_failed_gives_back_what_it_reserved_and_no_more() {
     );
     play.on();
     assert_eq!(play.acts.last(), Some(&"unreserve"));
-    assert_eq!(play.on(), Next::Done);
+    assert_eq!(play.on(), Requeue::Done);
     // A user's own stays, and so does one that is in use.
     expired
         .metadata
@@ -536,7 +537,7 @@ fn a_job_times_out_with_the_reason() {
     play.now = at(30)
         .checked_sub(jiff::SignedDuration::from_secs(1))
         .unwrap();
-    assert_eq!(play.on(), Next::Wait(Duration::from_secs(1)));
+    assert_eq!(play.on(), Requeue::Wait(Duration::from_secs(1)));
     // A refusal for ever.
     let mut play = Play::new(
         running(ttl()),
@@ -572,7 +573,7 @@ fn a_refused_eviction_is_tried_again_and_a_pod_that_goes_is_not() {
     play.on();
     assert_eq!(play.acts, ["status", "status", "evict", "status"]);
     assert_eq!(play.condition("Eviction"), is("False", "Evicting"));
-    assert!(matches!(play.on(), Next::Wait(_)));
+    assert!(matches!(play.on(), Requeue::Wait(_)));
     assert_eq!(play.acts.len(), 4, "{:?}", play.acts);
 }
 
@@ -616,7 +617,7 @@ fn a_soft_eviction_waits_for_somebody_and_is_taken_back_when_nobody_comes() {
     play.on();
     assert_eq!(play.acts.last(), Some(&"ask"));
     let before = play.acts.len();
-    assert!(matches!(play.on(), Next::Wait(_)));
+    assert!(matches!(play.on(), Requeue::Wait(_)));
     assert_eq!(play.acts.len(), before, "asked once");
     play.now = now()
         .checked_add(jiff::SignedDuration::from_mins(5))
@@ -639,7 +640,7 @@ fn a_pod_that_waits_for_a_node_has_one_in_the_end() {
         Some(waits(unscheduled.clone())),
         Some(held.clone()),
     );
-    assert!(matches!(play.on(), Next::Wait(_)));
+    assert!(matches!(play.on(), Requeue::Wait(_)));
     assert_eq!(play.condition("PodScheduled"), is("False", "Unschedulable"));
     let placed =
         json!({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]});
@@ -673,11 +674,11 @@ fn a_job_rests_while_it_is_paused_waits_for_arbitration_or_has_ended() {
         json!({"metadata": {"deletionTimestamp": now()}}),
     ] {
         let step = Play::new(running(over.clone()), there(), None).step();
-        assert_eq!((step.act, step.next), (None, Next::Done), "{over}");
+        assert_eq!((step.act, step.next), (None, Requeue::Done), "{over}");
     }
     let waits = json!({"metadata": {"annotations": null}, "status": null});
     let mut play = Play::new(running(waits), there(), None);
-    assert!(matches!(play.on(), Next::Wait(_)) && play.acts.is_empty());
+    assert!(matches!(play.on(), Requeue::Wait(_)) && play.acts.is_empty());
     play.settings.arbitrates = false;
     play.on();
     assert_eq!(play.acts[..2], ["job", "status"]);
@@ -693,12 +694,12 @@ fn a_limited_pod_waits_only_before_its_eviction() {
     );
     play.limited = why();
     for _ in 0..2 {
-        assert_eq!(play.on(), Next::Wait(Duration::from_secs(3)));
+        assert_eq!(play.on(), Requeue::Wait(Duration::from_secs(3)));
         assert_eq!(play.acts, ["status"], "said once");
         let status = play.status();
         assert_eq!(status.reason, "WorkloadLimiter");
         assert_eq!(status.message, "WorkloadLimiter: others went");
-        assert_eq!(play.told, ["WorkloadLimiter"]);
+        assert_eq!(play.events, ["WorkloadLimiter"]);
     }
     play.limited = None;
     play.on();

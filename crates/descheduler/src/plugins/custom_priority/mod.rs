@@ -7,17 +7,17 @@
 //! Source: Koordinator `pkg/descheduler/framework/plugins/custompriority`.
 
 mod args;
-mod room;
+mod capacity;
 
 pub use args::{CustomPriorityArgs, Mode, ResourcePriority, check};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
-use crate::ledger::Ledger;
+use crate::move_history::MoveHistory;
 use crate::rules::Choice;
 use crate::state::{NodeInfo, PodInfo};
+use capacity::TargetCapacity;
 use koord_api::selector;
 use koord_model::resources::{CPU, MEMORY};
-use room::Room;
 use std::sync::Arc;
 
 /// The plugin's name.
@@ -30,11 +30,11 @@ const MISSES: usize = 5;
 pub struct CustomPriority {
     args: CustomPriorityArgs,
     choice: Choice,
-    ledger: Ledger,
+    history: MoveHistory,
 }
 
 /// The nodes of one class.
-struct Class<'a> {
+struct NodeClass<'a> {
     name: &'a str,
     nodes: Vec<Arc<NodeInfo>>,
 }
@@ -47,15 +47,15 @@ impl CustomPriority {
         Self {
             args,
             choice,
-            ledger: Ledger::default(),
+            history: MoveHistory::default(),
         }
     }
 
     /// Classes that have nodes.
-    fn classes(&self, nodes: &[Arc<NodeInfo>]) -> Vec<Class<'_>> {
+    fn classes(&self, nodes: &[Arc<NodeInfo>]) -> Vec<NodeClass<'_>> {
         let order = self.args.eviction_order.iter();
         let mut classes: Vec<_> = order
-            .map(|class| Class {
+            .map(|class| NodeClass {
                 name: &class.name,
                 nodes: Vec::new(),
             })
@@ -78,7 +78,7 @@ impl CustomPriority {
     fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
         let mut pods = Vec::new();
         for pod in cycle.active_on(&node.name) {
-            if cycle.judged(pod, self.choice.admits(pod)) && cycle.filter(pod) {
+            if cycle.accept_or_skip(pod, self.choice.admits(pod)) && cycle.filter(pod) {
                 pods.push(pod.clone());
             }
         }
@@ -93,31 +93,31 @@ impl CustomPriority {
         pods
     }
 
-    /// Lets each pod of `node` go that one of `targets` has room for.
+    /// Lets each pod of `node` go that one of `targets` has capacity for.
     fn best_effort(
         &self,
         cycle: &mut Cycle<'_>,
         class: &str,
         node: &NodeInfo,
         targets: &[Arc<NodeInfo>],
-        room: &mut Room,
-        ledger: &mut Ledger,
+        capacity: &mut TargetCapacity,
+        history: &mut MoveHistory,
     ) {
         let mut misses = 0;
         let now = cycle.snapshot().now;
         for pod in self.candidates(cycle, node) {
-            if !cycle.judged(&pod, ledger.allows(&pod, now)) {
+            if !cycle.accept_or_skip(&pod, history.allows(&pod, now)) {
                 continue;
             }
             if self.args.node_fit && misses >= MISSES {
                 let said = format!("{MISSES} pods that are no larger fit no cheaper node");
-                cycle.keep(&pod, Why::new("NodeFit", said));
+                cycle.skip_pod(&pod, Why::new("NodeFit", said));
                 continue;
             }
             let target = if self.args.node_fit {
-                let Some(target) = room.find(&pod, targets, true) else {
+                let Some(target) = capacity.find(&pod, targets, true) else {
                     misses += 1;
-                    cycle.keep(&pod, Why::new("NodeFit", room.reasons(&pod, targets)));
+                    cycle.skip_pod(&pod, Why::new("NodeFit", capacity.reasons(&pod, targets)));
                     continue;
                 };
                 misses = 0;
@@ -128,29 +128,29 @@ impl CustomPriority {
             let reason =
                 format!("evicting from {class} priority resource to lower priority resource");
             let goes = if self.args.dry_run {
-                cycle.pretend(&pod, reason);
+                cycle.show_move(&pod, reason);
                 true
             } else {
                 cycle.evict(&pod, reason).is_ok()
             };
             if goes {
-                ledger.remember(cycle, &pod);
+                history.record_planned(cycle, &pod);
             }
             if goes && let Some(target) = target {
-                room.take(&pod, target);
+                capacity.take(&pod, target);
             }
         }
     }
 
-    /// Lets all pods of `node` go if `targets` have room for all of them together.
+    /// Lets all pods of `node` go if `targets` have capacity for all of them together.
     fn drain(
         &self,
         cycle: &mut Cycle<'_>,
         class: &str,
         node: &Arc<NodeInfo>,
         targets: &[Arc<NodeInfo>],
-        room: &mut Room,
-        ledger: &mut Ledger,
+        capacity: &mut TargetCapacity,
+        history: &mut MoveHistory,
     ) {
         let pods = self.candidates(cycle, node);
         if pods.is_empty() {
@@ -158,30 +158,30 @@ impl CustomPriority {
         }
         let mut taken = Vec::with_capacity(pods.len());
         for pod in &pods {
-            let Some(target) = room.find(pod, targets, self.args.node_fit) else {
-                let reasons = room.reasons(pod, targets);
+            let Some(target) = capacity.find(pod, targets, self.args.node_fit) else {
+                let reasons = capacity.reasons(pod, targets);
                 for (pod, target) in taken {
-                    room.give_back(pod, target);
+                    capacity.give_back(pod, target);
                 }
                 let text = format!("is not drained: {pod} fits no cheaper node: {reasons}");
                 cycle.note(Some(&node.name), text);
                 for other in pods.iter().filter(|other| other.uid != pod.uid) {
-                    cycle.keep(other, stays(pod));
+                    cycle.skip_pod(other, stays(pod));
                 }
-                cycle.keep(pod, Why::new("NodeFit", reasons));
+                cycle.skip_pod(pod, Why::new("NodeFit", reasons));
                 return;
             };
-            room.take(pod, target);
+            capacity.take(pod, target);
             taken.push((pod, target));
         }
         let reason = format!("drain node {} (sourcePriority={class})", node.name);
         if self.args.dry_run {
             for pod in &pods {
-                cycle.pretend(pod, reason.clone());
+                cycle.show_move(pod, reason.clone());
             }
             return;
         }
-        let place = cycle.place();
+        let place = cycle.action_count();
         for (at, pod) in pods.iter().enumerate() {
             let drains = Some(node.name.clone());
             if let Err(why) = cycle.evict_with(pod, reason.clone(), None, drains) {
@@ -189,23 +189,27 @@ impl CustomPriority {
                 let text = format!("is not drained completely: {pod} stays: {why}");
                 cycle.note(Some(&node.name), text);
                 for other in pods.iter().skip(at + 1) {
-                    cycle.keep(other, stays(pod));
+                    cycle.skip_pod(other, stays(pod));
                 }
                 return;
             }
-            ledger.remember(cycle, pod);
+            history.record_planned(cycle, pod);
         }
         if self.args.auto_cordon && !node.unschedulable {
             let cordon = Action::Cordon {
                 node: node.name.clone(),
                 strategy: NAME,
             };
-            cycle.act_at(place, cordon);
+            cycle.insert_action(place, cordon);
         }
     }
 
     /// Goes through the classes.
-    fn look(&self, cycle: &mut Cycle<'_>, ledger: &mut Ledger) -> Result<(), StrategyError> {
+    fn balance_classes(
+        &self,
+        cycle: &mut Cycle<'_>,
+        history: &mut MoveHistory,
+    ) -> Result<(), StrategyError> {
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let classes = self.classes(&nodes);
         if classes.len() < 2 {
@@ -216,7 +220,7 @@ impl CustomPriority {
             );
             return Ok(());
         }
-        let mut room = Room::new(cycle);
+        let mut capacity = TargetCapacity::new(cycle);
         for (at, class) in classes.iter().enumerate() {
             let later = classes.iter().skip(at + 1);
             let targets: Vec<_> = later.flat_map(|class| class.nodes.clone()).collect();
@@ -226,10 +230,10 @@ impl CustomPriority {
             for node in &class.nodes {
                 match self.args.mode {
                     Mode::BestEffort => {
-                        self.best_effort(cycle, class.name, node, &targets, &mut room, ledger);
+                        self.best_effort(cycle, class.name, node, &targets, &mut capacity, history);
                     }
                     Mode::DrainNode => {
-                        self.drain(cycle, class.name, node, &targets, &mut room, ledger);
+                        self.drain(cycle, class.name, node, &targets, &mut capacity, history);
                     }
                 }
             }
@@ -256,10 +260,10 @@ impl Strategy for CustomPriority {
             cycle.note(None, "is paused");
             return Ok(());
         }
-        let mut ledger = std::mem::take(&mut self.ledger);
-        ledger.begin(cycle.snapshot());
-        let outcome = self.look(cycle, &mut ledger);
-        self.ledger = ledger;
+        let mut history = std::mem::take(&mut self.history);
+        history.begin(cycle.snapshot());
+        let outcome = self.balance_classes(cycle, &mut history);
+        self.history = history;
         outcome
     }
 }

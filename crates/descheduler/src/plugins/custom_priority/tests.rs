@@ -1,6 +1,8 @@
 use super::*;
 use crate::framework::{Framework, Plan};
-use crate::testing::{AllBut, OnlyShows, World, balancing, configured, merged, moved, requests};
+use crate::testing::{
+    AllBut, OnlyShows, TestCluster, balancing, configured, merged, moved, requests,
+};
 use serde_json::{Value, json};
 
 /// Gold before silver before bronze, with what `over` says.
@@ -19,7 +21,7 @@ fn framework(over: Value, blocked: &'static [&'static str]) -> Framework {
     )
 }
 
-fn node(world: &mut World, name: &str, tier: &str, cpu: &str, pods: &str) {
+fn node(world: &mut TestCluster, name: &str, tier: &str, cpu: &str, pods: &str) {
     let allocatable = json!({"cpu": cpu, "memory": "1Gi", "pods": pods});
     world.node(
         name,
@@ -28,8 +30,8 @@ fn node(world: &mut World, name: &str, tier: &str, cpu: &str, pods: &str) {
 }
 
 /// `s1` is gold, `t1` silver with one CPU, `t2` bronze with half of one.
-fn world() -> World {
-    let mut world = World::default();
+fn world() -> TestCluster {
+    let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
     node(&mut world, "t1", "silver", "1", "100");
     node(&mut world, "t2", "bronze", "500m", "100");
@@ -255,7 +257,8 @@ fn who_fits_nowhere_stays_and_after_five_in_a_row_nobody_is_tried() {
     ] {
         world.pod(name, "s1", requests(cpu, "100"));
     }
-    let goes = |world: &World, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
+    let goes =
+        |world: &TestCluster, over: Value| moved(&framework(over, &[]).run(&world.snapshot()));
     assert_eq!(goes(&world, json!({})), ["small", "mid"]);
     assert_eq!(goes(&world, json!({"nodeFit": false})).len(), 5);
     // The sixth is no larger, but would fit a node of its own.
@@ -306,7 +309,7 @@ fn pods_that_go_together_do_not_share_room() {
     assert_eq!(moved(&plan), ["p1", "p2", "p3"]);
     assert_eq!(&*plan.kept[0].why.detail, "2 insufficient cpu");
     // Nor do they share places for pods.
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
     node(&mut world, "t1", "silver", "8", "3");
     world.pod("there", "t1", requests("10m", "10"));
@@ -375,7 +378,7 @@ fn room_that_a_node_was_promised_in_vain_is_free_again() {
 
 #[test]
 fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     node(&mut world, "s1", "gold", "8", "100");
     node(&mut world, "t1", "silver", "8", "2");
     for name in ["p1", "p2"] {
@@ -388,7 +391,7 @@ fn drained_pods_have_a_place_each_whatever_else_is_looked_at() {
             ),
         );
     }
-    let goes = |world: &World, fit: bool| {
+    let goes = |world: &TestCluster, fit: bool| {
         moved(&framework(json!({"mode": "DrainNode", "nodeFit": fit}), &[]).run(&world.snapshot()))
     };
     assert!(goes(&world, true).is_empty());

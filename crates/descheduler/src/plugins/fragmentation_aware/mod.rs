@@ -6,7 +6,7 @@
 //! Source: Koordinator `pkg/descheduler/framework/plugins/fragmentationaware`.
 
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
-use crate::ledger::Ledger;
+use crate::move_history::MoveHistory;
 use crate::rules::{Choice, Fit, Namespaces, PodSelector};
 use crate::state::{NodeInfo, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -116,7 +116,7 @@ fn choice(args: &FragmentationAwareArgs) -> Choice {
 pub struct FragmentationAware {
     args: FragmentationAwareArgs,
     choice: Choice,
-    ledger: Ledger,
+    history: MoveHistory,
 }
 
 /// What the pods of a node ask for.
@@ -139,7 +139,7 @@ impl Requested {
         rest
     }
 
-    fn of(&self, id: ResourceId) -> i64 {
+    fn amount(&self, id: ResourceId) -> i64 {
         if id == PODS {
             self.pods
         } else {
@@ -153,7 +153,7 @@ fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -
     let there = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
     let shares = there.filter(|(_, there)| *there != 0);
     let shares: Vec<_> = shares
-        .map(|(id, there)| requested.of(id) as f64 / there as f64)
+        .map(|(id, there)| requested.amount(id) as f64 / there as f64)
         .collect();
     if shares.is_empty() {
         return 0.0;
@@ -178,7 +178,7 @@ impl FragmentationAware {
         Self {
             args,
             choice,
-            ledger: Ledger::default(),
+            history: MoveHistory::default(),
         }
     }
 
@@ -195,9 +195,9 @@ impl FragmentationAware {
         let mut candidates = Vec::new();
         let now = cycle.snapshot().now;
         for pod in cycle.active_on(&node.name) {
-            if !cycle.judged(pod, self.choice.admits(pod))
+            if !cycle.accept_or_skip(pod, self.choice.admits(pod))
                 || !cycle.filter(pod)
-                || !cycle.judged(pod, self.ledger.allows(pod, now))
+                || !cycle.accept_or_skip(pod, self.history.allows(pod, now))
             {
                 continue;
             }
@@ -208,13 +208,13 @@ impl FragmentationAware {
                 let said = format!(
                     "without it the imbalance falls by {gain:.4}, not by more than {least:.4}"
                 );
-                cycle.keep(pod, Why::new("MinImprovement", said));
+                cycle.skip_pod(pod, Why::new("MinImprovement", said));
                 continue;
             }
             if let Some((fit, nodes)) = fit
                 && !fit.any_other(pod, nodes)
             {
-                cycle.keep(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
+                cycle.skip_pod(pod, Why::new("NodeFit", fit.reasons(pod, nodes)));
                 continue;
             }
             candidates.push(Candidate { pod, after });
@@ -238,12 +238,12 @@ impl FragmentationAware {
             "fragmentation reduction: stdBefore={before:.4} stdAfter={after:.4} gain={gain:.4}"
         );
         if self.args.dry_run {
-            cycle.pretend(pod, reason);
+            cycle.show_move(pod, reason);
             return true;
         }
         let goes = cycle.evict(pod, reason).is_ok();
         if goes {
-            self.ledger.remember(cycle, pod);
+            self.history.record_planned(cycle, pod);
         }
         goes
     }
@@ -265,7 +265,7 @@ impl Strategy for FragmentationAware {
             cycle.note(None, "is paused");
             return Ok(());
         }
-        self.ledger.begin(cycle.snapshot());
+        self.history.begin(cycle.snapshot());
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let table = &cycle.snapshot().table;
         let resources = self.args.resources.iter().map(|name| table.intern(name));
@@ -290,7 +290,7 @@ impl Strategy for FragmentationAware {
             let mut gone = None;
             for candidate in &candidates {
                 match gone {
-                    Some(gone) => cycle.keep(candidate.pod, second(gone)),
+                    Some(gone) => cycle.skip_pod(candidate.pod, second(gone)),
                     None if self.go(cycle, candidate, before) => gone = Some(candidate.pod),
                     None => {}
                 }

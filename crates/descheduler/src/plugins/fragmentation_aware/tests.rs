@@ -2,7 +2,9 @@ use super::*;
 use crate::framework::{Filter, Framework, Intent};
 use crate::migration::args::MigrationControllerArgs;
 use crate::state::Snapshot;
-use crate::testing::{AllBut, Anything, World, balancing, configured, merged, moved, requests};
+use crate::testing::{
+    AllBut, AllowAll, TestCluster, balancing, configured, merged, moved, requests,
+};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 
@@ -15,13 +17,13 @@ fn args(over: Value) -> FragmentationAwareArgs {
 fn framework(over: Value) -> Framework {
     balancing(
         Box::new(FragmentationAware::new(args(over))),
-        vec![Box::new(Anything)],
+        vec![Box::new(AllowAll)],
     )
 }
 
 /// Two nodes of 4 CPUs, 4,000 bytes and 10 pods.
-fn world() -> World {
-    let mut world = World::default();
+fn world() -> TestCluster {
+    let mut world = TestCluster::default();
     let room = json!({"status": {"allocatable": {"cpu": "4", "memory": "4000", "pods": "10"}}});
     world.node(
         "node1",
@@ -295,7 +297,7 @@ fn a_dry_run_only_shows() {
 
 /// Imbalance of a node with `allocatable` when `pods` are on it.
 fn imbalance_of(allocatable: Value, pods: &[Value], resources: &[&str]) -> f64 {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let node = json!({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}});
     let node = NodeInfo::new(serde_json::from_value(node).unwrap(), world.shapes.table());
     let mut requested = Requested::default();
@@ -451,7 +453,7 @@ fn what_another_strategy_has_moved_rests_too() {
         controllers: Vec::new(),
         deleting: false,
     };
-    let snapshot = |world: &World| {
+    let snapshot = |world: &TestCluster| {
         let mut snapshot = world.snapshot();
         snapshot.workloads.insert("rs".into(), known.clone());
         snapshot

@@ -1,11 +1,11 @@
 use super::*;
 use crate::framework::{Cycle, Placement, Strategy, StrategyError};
 use crate::migration::tests::{self, job, replicas};
-use crate::testing::{World, merged};
+use crate::testing::{TestCluster, merged};
 use serde_json::{Value, json};
 
 fn asked(args: Value, over: Value) -> Result<Intent, &'static str> {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", over);
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 10);
@@ -67,7 +67,7 @@ fn a_pod_that_may_go_gets_a_job() {
 
 #[test]
 fn the_same_decision_makes_the_same_job_and_a_later_one_another() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let (p, q) = (
         world.pod("p", "n", json!({})),
         world.pod("q", "n", json!({})),
@@ -92,7 +92,7 @@ fn the_same_decision_makes_the_same_job_and_a_later_one_another() {
 
 #[test]
 fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pod = world.pod("p", "n", json!({}));
     let mut snapshot = world.snapshot();
     replicas(&mut snapshot, "rs", 10);
@@ -111,7 +111,7 @@ fn an_object_limiter_keeps_pods_of_its_workload_from_getting_jobs() {
 
 #[test]
 fn what_a_cycle_has_planned_counts_in_it() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pods: Vec<_> = (0..3)
         .map(|at| world.pod(&format!("p{at}"), "n", json!({})))
         .collect();
@@ -134,7 +134,7 @@ fn what_a_cycle_has_planned_counts_in_it() {
 
 #[test]
 fn the_last_question_is_whether_it_fits_another_node() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     for (name, labels) in [("n", json!({"pool": "a"})), ("m", json!({"pool": "b"}))] {
         world.node(name, json!({"metadata": {"labels": labels}}));
     }
@@ -162,7 +162,7 @@ fn the_last_question_is_whether_it_fits_another_node() {
 
 #[test]
 fn a_pod_that_a_budget_keeps_gets_no_job() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let label = |app: &str| json!({"metadata": {"labels": {"app": app}}});
     let pods = ["a", "b"].map(|name| world.pod(name, name, label("web")));
     let deleted = json!({"metadata": {"labels": {"koordinator.sh/evict-policy": "Delete"}}});
@@ -230,7 +230,7 @@ impl Strategy for All {
 
 #[test]
 fn who_gets_no_job_takes_no_room_from_others() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.node("hot", json!({}));
     world.node("cold", json!({}));
     let limited = world.pod("limited", "hot", json!({}));

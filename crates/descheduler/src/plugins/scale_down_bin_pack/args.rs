@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// What is done with the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
-pub enum How {
+pub enum ExecutionMode {
     /// They become deletion costs: whoever scales a workload down takes the lowest first.
     #[default]
     #[serde(alias = "")]
@@ -28,8 +28,8 @@ pub struct ScaleDownBinPackArgs {
     /// Whether nothing is done.
     pub paused: bool,
     /// What is done.
-    pub strategy: How,
-    /// How many pods are evicted in a cycle; needed to evict.
+    pub strategy: ExecutionMode,
+    /// ExecutionMode many pods are evicted in a cycle; needed to evict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pods_to_evict: Option<i32>,
     /// Which nodes are looked at; all without one.
@@ -42,7 +42,7 @@ pub struct ScaleDownBinPackArgs {
     pub evictable_namespaces: Option<Namespaces>,
     /// Resources that have a weight of 1 unless `resourceWeights` says another.
     pub resources: Vec<String>,
-    /// How much each resource counts; one that is not here does not.
+    /// ExecutionMode much each resource counts; one that is not here does not.
     pub resource_weights: BTreeMap<String, f64>,
 }
 

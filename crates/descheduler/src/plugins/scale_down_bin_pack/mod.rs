@@ -8,11 +8,11 @@
 mod args;
 mod rank;
 
-pub use args::{How, ScaleDownBinPackArgs};
+pub use args::{ExecutionMode, ScaleDownBinPackArgs};
 pub use rank::{NodePods, RankedNode, rank};
 
 use crate::framework::{Action, Cycle, Strategy, StrategyError, Why};
-use crate::ledger::Ledger;
+use crate::move_history::MoveHistory;
 use crate::rules::{Choice, DELETION_COST};
 use crate::state::{NodeInfo, PodInfo};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const LAST: i32 = i32::MAX;
 pub struct ScaleDownBinPack {
     args: ScaleDownBinPackArgs,
     choice: Choice,
-    ledger: Ledger,
+    history: MoveHistory,
 }
 
 /// Values that are not allowed.
@@ -37,10 +37,10 @@ pub struct ScaleDownBinPack {
 pub fn check(args: &ScaleDownBinPackArgs) -> Result<(), String> {
     choice(args).check()?;
     match (args.strategy, args.max_pods_to_evict) {
-        (How::EvictDirectly, None) => {
+        (ExecutionMode::EvictDirectly, None) => {
             return Err("maxPodsToEvict: EvictDirectly needs it".to_owned());
         }
-        (How::EvictDirectly, Some(most)) if most <= 0 => {
+        (ExecutionMode::EvictDirectly, Some(most)) if most <= 0 => {
             return Err(format!("maxPodsToEvict: {most} is not above 0"));
         }
         _ => {}
@@ -69,24 +69,24 @@ impl ScaleDownBinPack {
         Self {
             args,
             choice,
-            ledger: Ledger::default(),
+            history: MoveHistory::default(),
         }
     }
 
     /// The pods of `node` that have not ended: who may go, who would be meant but may not, and all others.
     fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
-        let mut pods = NodePods::of(node);
+        let mut pods = NodePods::new(node);
         let there = match self.args.strategy {
             // A rank would change with each move that begins and ends.
-            How::CalculateOnly => cycle.snapshot().active_on(&node.name).collect(),
-            How::EvictDirectly => cycle.active_on(&node.name),
+            ExecutionMode::CalculateOnly => cycle.snapshot().active_on(&node.name).collect(),
+            ExecutionMode::EvictDirectly => cycle.active_on(&node.name),
         };
         for pod in there {
-            if self.args.strategy == How::EvictDirectly && cycle.is_leaving(pod) {
+            if self.args.strategy == ExecutionMode::EvictDirectly && cycle.is_leaving(pod) {
                 cycle.filter(pod);
                 continue;
             }
-            let chosen = cycle.judged(pod, self.choice.admits(pod));
+            let chosen = cycle.accept_or_skip(pod, self.choice.admits(pod));
             let list = if chosen && self.may_go(cycle, pod) {
                 &mut pods.eligible
             } else if self.is_target(pod) {
@@ -103,8 +103,9 @@ impl ScaleDownBinPack {
     /// has one, too, or a rank would change with each job that begins and ends.
     fn may_go(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
         let verdict = cycle.admits(pod);
-        let passes = |why: &Why| self.args.strategy == How::CalculateOnly && why.is_temporary();
-        verdict.as_ref().is_err_and(passes) || cycle.judged(pod, verdict)
+        let passes =
+            |why: &Why| self.args.strategy == ExecutionMode::CalculateOnly && why.is_temporary();
+        verdict.as_ref().is_err_and(passes) || cycle.accept_or_skip(pod, verdict)
     }
 
     /// Whether `pod` is meant by the selectors. As upstream has it, an entry without a selector means all pods here,
@@ -142,13 +143,13 @@ impl ScaleDownBinPack {
         for pod in ranked.iter().flat_map(|node| &node.pods.eligible) {
             if left == 0 {
                 let said = format!("{most} pods go, which are all that may");
-                cycle.keep(pod, Why::new("MaxPodsToEvict", said));
+                cycle.skip_pod(pod, Why::new("MaxPodsToEvict", said));
                 continue;
             }
-            if cycle.judged(pod, self.ledger.allows(pod, now))
+            if cycle.accept_or_skip(pod, self.history.allows(pod, now))
                 && cycle.evict(pod, "scale-down binpack").is_ok()
             {
-                self.ledger.remember(cycle, pod);
+                self.history.record_planned(cycle, pod);
                 left -= 1;
             }
         }
@@ -159,7 +160,7 @@ impl ScaleDownBinPack {
 fn set_cost(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, cost: i32) {
     let there = pod.annotation(DELETION_COST);
     if there.and_then(|there| there.parse().ok()) != Some(cost) {
-        cycle.act(Action::DeletionCost {
+        cycle.add_action(Action::DeletionCost {
             pod: pod.clone(),
             cost,
             strategy: NAME,
@@ -177,7 +178,7 @@ impl Strategy for ScaleDownBinPack {
             cycle.note(None, "is paused");
             return Ok(());
         }
-        self.ledger.begin(cycle.snapshot());
+        self.history.begin(cycle.snapshot());
         let nodes = cycle.selected(self.args.node_selector.as_ref())?;
         let pods = nodes.iter().map(|node| self.sorted_out(cycle, node));
         let pods: Vec<_> = pods.filter(|pods| !pods.eligible.is_empty()).collect();
@@ -202,8 +203,8 @@ impl Strategy for ScaleDownBinPack {
             from = until;
         }
         match self.args.strategy {
-            How::CalculateOnly => self.set_costs(cycle, &ranked),
-            How::EvictDirectly => self.evict(cycle, &ranked),
+            ExecutionMode::CalculateOnly => self.set_costs(cycle, &ranked),
+            ExecutionMode::EvictDirectly => self.evict(cycle, &ranked),
         }
         Ok(())
     }

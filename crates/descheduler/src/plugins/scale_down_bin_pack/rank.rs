@@ -22,7 +22,7 @@ pub struct NodePods {
 /// A node among others.
 #[derive(Debug, Clone)]
 pub struct RankedNode {
-    /// How much stays for what goes: 0 is a node that would be empty, infinite one where nothing is gained.
+    /// ExecutionMode much stays for what goes: 0 is a node that would be empty, infinite one where nothing is gained.
     pub score: f64,
     /// Its pods, those that may go in the order in which they do.
     pub pods: NodePods,
@@ -31,7 +31,7 @@ pub struct RankedNode {
 impl NodePods {
     /// `node` without pods yet.
     #[must_use]
-    pub fn of(node: &Arc<NodeInfo>) -> Self {
+    pub fn new(node: &Arc<NodeInfo>) -> Self {
         Self {
             node: node.clone(),
             eligible: Vec::new(),

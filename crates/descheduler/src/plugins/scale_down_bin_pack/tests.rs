@@ -1,6 +1,6 @@
 use super::*;
 use crate::framework::{Framework, Plan, Why};
-use crate::testing::{AllBut, World, balancing, configured, moved, requests};
+use crate::testing::{AllBut, TestCluster, balancing, configured, moved, requests};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ fn framework(over: Value, blocked: &'static [&'static str]) -> Framework {
 }
 
 /// Nodes of 4 CPUs and 8 Gi.
-fn world(nodes: &[&str]) -> World {
-    let mut world = World::default();
+fn world(nodes: &[&str]) -> TestCluster {
+    let mut world = TestCluster::default();
     for name in nodes {
         let zone = if *name == "node1" {
             "us-east"
@@ -82,19 +82,25 @@ fn arguments_have_upstreams_defaults() {
     let both = vec!["cpu".to_owned(), "memory".to_owned()];
     for nothing in [json!({}), json!({"strategy": "", "resources": []})] {
         let ones = vec![weight("cpu", 1.0), weight("memory", 1.0)];
-        assert_eq!(of(nothing), (false, How::CalculateOnly, both.clone(), ones));
+        assert_eq!(
+            of(nothing),
+            (false, ExecutionMode::CalculateOnly, both.clone(), ones)
+        );
     }
     let cpu = json!({"paused": true, "strategy": "EvictDirectly", "resources": ["cpu"], "resourceWeights": {"cpu": 2.5}});
     let only_cpu = (
         true,
-        How::EvictDirectly,
+        ExecutionMode::EvictDirectly,
         vec!["cpu".to_owned()],
         vec![weight("cpu", 2.5)],
     );
     assert_eq!(of(cpu), only_cpu);
     let partial = json!({"resources": ["cpu", "memory"], "resourceWeights": {"cpu": 2.5}});
     let filled = vec![weight("cpu", 2.5), weight("memory", 1.0)];
-    assert_eq!(of(partial), (false, How::CalculateOnly, both, filled));
+    assert_eq!(
+        of(partial),
+        (false, ExecutionMode::CalculateOnly, both, filled)
+    );
 }
 
 #[test]

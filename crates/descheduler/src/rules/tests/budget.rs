@@ -18,7 +18,7 @@ fn labelled(app: &str) -> Value {
 
 #[test]
 fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let web = world.pod("web", "n", labelled("web"));
     let db = world.pod("db", "n", labelled("db"));
     let elsewhere = world.pod(
@@ -74,7 +74,7 @@ fn a_budget_that_is_used_up_keeps_the_pods_that_it_selects() {
 
 #[test]
 fn pods_that_go_use_budgets_up() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let pods: Vec<_> = ["a", "b", "c"]
         .map(|name| world.pod(name, "n", labelled("web")))
         .into();
@@ -99,7 +99,7 @@ fn as_many_budgets_as_workloads_say_the_same_as_each_by_itself() {
     let mut random = fastrand::Rng::with_seed(7);
     let mut verdicts = [0; 3];
     for _ in 0..50 {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         let labels = |random: &mut fastrand::Rng| {
             let mut labels = serde_json::Map::new();
             for key in ["app", "tier", "team"] {

@@ -1,12 +1,12 @@
 use super::super::*;
-use super::{Value, World, json, merged};
+use super::{TestCluster, Value, json, merged};
 use crate::state::NodeInfo;
 use std::sync::Arc;
 
 const DESIRED: &str = "kubernetes.io/desiredNode";
 const GB: i64 = 1_000_000_000;
 
-fn node(world: &mut World, name: &str, over: Value) -> Arc<NodeInfo> {
+fn node(world: &mut TestCluster, name: &str, over: Value) -> Arc<NodeInfo> {
     let big = json!({"status": {"allocatable": {
         "cpu": "64", "memory": "128G", "pods": "200", "ephemeral-storage": "1T",
     }}});
@@ -45,7 +45,7 @@ fn having(allocatable: Value) -> Value {
 
 /// Whether `pod`, which runs on a third node that has nothing, fits `first` or `second`, on which `there` runs.
 fn fits(pod: Value, first: Value, second: Value, there: Option<Value>) -> (bool, String) {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     node(&mut world, "node1", first);
     node(&mut world, "node2", second);
     world.node(
@@ -200,7 +200,7 @@ fn nodes_fit_by_required_affinity_as_upstream_says() {
         ),
     ];
     for (pod, nodes, expected) in cases {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         for (at, over) in nodes.into_iter().enumerate() {
             node(&mut world, &format!("node{at}"), over);
         }
@@ -284,7 +284,7 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
         ),
     ];
     for (at, (pod, first, second, there, expected)) in cases.into_iter().enumerate() {
-        let mut world = World::default();
+        let mut world = TestCluster::default();
         for (name, over) in [("node2", first), ("node3", second)] {
             world.node(name, over);
             if let Some(there) = there.clone() {
@@ -301,7 +301,7 @@ fn node_fit_keeps_the_pods_that_upstream_keeps() {
 
 #[test]
 fn pods_that_ended_take_nothing_and_those_that_are_added_do() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     world.node("a", json!({}));
     let node = world.node("b", json!({}));
     world.pod(
@@ -315,15 +315,15 @@ fn pods_that_ended_take_nothing_and_those_that_are_added_do() {
     let pod = world.pod("p", "a", asking(json!({"cpu": "3"})));
     let snapshot = world.snapshot();
     let mut fit = Fit::new(&snapshot);
-    assert!(fit.does(&pod, &node));
+    assert!(fit.can_place(&pod, &node));
     fit.add(&pod, &node.name);
     assert!(
-        matches!(&fit.fits(&pod, &node).unwrap_err()[..], [Misfit::Insufficient(cpu)] if &**cpu == "cpu")
+        matches!(&fit.fits(&pod, &node).unwrap_err()[..], [FitError::Insufficient(cpu)] if &**cpu == "cpu")
     );
     fit.remove(&pod, &node.name);
     assert!(fit.fits(&pod, &node).is_ok());
     let unreadable = world.pod("q", "a", asking(json!({"cpu": "much"})));
-    assert_eq!(fit.fits(&unreadable, &node), Err(vec![Misfit::Malformed]));
+    assert_eq!(fit.fits(&unreadable, &node), Err(vec![FitError::Malformed]));
 }
 
 #[test]
@@ -379,7 +379,7 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
         ("toleration", tolerating("hardware"), 8),
         ("another toleration", tolerating("other"), 9),
     ];
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     node(
         &mut world,
         "gpu",
@@ -407,7 +407,7 @@ fn pods_are_alike_when_they_ask_for_the_same_of_nodes() {
     for (a, (first, _, kind)) in pods.iter().zip(&rows) {
         for (b, (second, _, other)) in pods.iter().zip(&rows) {
             assert_eq!(
-                alike(&a.shape, &b.shape),
+                same_requirements(&a.shape, &b.shape),
                 kind == other,
                 "{first} and {second}"
             );

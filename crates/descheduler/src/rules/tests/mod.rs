@@ -1,6 +1,6 @@
 use super::*;
 use crate::rules::Why;
-use crate::testing::{World, merged};
+use crate::testing::{TestCluster, merged};
 use serde_json::{Value, json};
 
 mod budget;
@@ -22,7 +22,7 @@ fn annotated(annotations: Value) -> Value {
 }
 
 fn rule(rules: &Evictable, pod: Value) -> &'static str {
-    let pod = World::default().pod("p", "n", pod);
+    let pod = TestCluster::default().pod("p", "n", pod);
     match rules.check(&pod) {
         Ok(()) => "",
         Err(Why { rule, .. }) => rule,
@@ -159,8 +159,8 @@ fn no_annotation_moves_what_would_come_back_or_goes_already() {
         ),
     ];
     for (pod, expected) in cases {
-        let plain = World::default().pod("p", "n", pod.clone());
-        let asked = World::default().pod("p", "n", merged(pod, evict.clone()));
+        let plain = TestCluster::default().pod("p", "n", pod.clone());
+        let asked = TestCluster::default().pod("p", "n", merged(pod, evict.clone()));
         assert!(!overrides(&plain));
         assert_eq!(overrides(&asked), expected, "{asked:?}");
         assert_eq!(Evictable::default().check(&plain).is_ok(), expected);
@@ -189,7 +189,7 @@ fn a_choice_says_whom_it_leaves_out() {
         namespaces: serde_json::from_value(namespaces).unwrap(),
         selectors: serde_json::from_value(selectors).unwrap(),
     };
-    let pod = World::default().pod("p", "n", json!({"metadata": {"labels": {"app": "web"}}}));
+    let pod = TestCluster::default().pod("p", "n", json!({"metadata": {"labels": {"app": "web"}}}));
     let web = json!({"name": "web", "selector": {"matchLabels": {"app": "web"}}});
     let db = json!({"name": "db", "selector": {"matchLabels": {"app": "db"}}});
     let cases = [

@@ -1,8 +1,8 @@
 use super::super::*;
-use crate::testing::World;
+use crate::testing::TestCluster;
 use serde_json::{Value, json};
 
-fn pod(world: &mut World, name: &str, priority: i32, qos: &str, kube: &str, over: Value) {
+fn pod(world: &mut TestCluster, name: &str, priority: i32, qos: &str, kube: &str, over: Value) {
     let pod = json!({
         "metadata": {"labels": {"koordinator.sh/qosClass": qos}},
         "spec": {"priority": priority},
@@ -15,7 +15,7 @@ fn pod(world: &mut World, name: &str, priority: i32, qos: &str, kube: &str, over
 /// happens to do; ours is by name, the last one first.
 #[test]
 fn pods_are_sorted_as_upstream_does() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     let newer = || json!({"metadata": {"creationTimestamp": "2026-01-01T00:01:00Z"}});
     let costs = |deletion: Option<i32>, eviction: Option<i32>| {
         let mut annotations = serde_json::Map::new();
@@ -88,7 +88,7 @@ fn pods_are_sorted_as_upstream_does() {
 
 #[test]
 fn costs_that_are_no_numbers_count_as_none() {
-    let mut world = World::default();
+    let mut world = TestCluster::default();
     for (name, cost) in [
         ("a", "-1"),
         ("b", "+5"),

@@ -1,0 +1,74 @@
+//! What is decoded of custom resources: their definitions let pass what cannot be read.
+
+use koord_kube::kube_core::Resource;
+use koord_kube::{Mirrored, Readable, Unread};
+use std::sync::Arc;
+
+/// An object as it was read, or that it could not be. One that could be read before is as unknown as any other.
+#[derive(Debug)]
+pub(super) enum Decoded<V> {
+    Object(Arc<V>),
+    Unread(Arc<Unread>),
+}
+
+impl<V> Decoded<V> {
+    /// Keeps what `keep` makes of an object.
+    pub(super) fn from_readable<K: Resource<DynamicType = ()>>(
+        read: Readable<K>,
+        keep: impl FnOnce(K) -> V,
+    ) -> Self {
+        match read.0 {
+            Ok(object) => Self::Object(Arc::new(keep(object))),
+            Err(unread) => {
+                let (kind, name) = (K::kind(&()), unread.metadata.name.as_deref());
+                tracing::warn!(%kind, name, error = %unread, "an object cannot be read, and is not looked at");
+                Self::Unread(Arc::from(unread))
+            }
+        }
+    }
+
+    /// The object, if it could be read.
+    pub(super) fn object(&self) -> Option<&Arc<V>> {
+        match self {
+            Self::Object(object) => Some(object),
+            Self::Unread(_) => None,
+        }
+    }
+
+    /// Why not, if it could not.
+    pub(super) fn unread(&self) -> Option<&Arc<Unread>> {
+        match self {
+            Self::Object(_) => None,
+            Self::Unread(unread) => Some(unread),
+        }
+    }
+}
+
+impl<V: Mirrored> Mirrored for Decoded<V> {
+    fn names(&self) -> (&str, &str) {
+        match self {
+            Self::Object(object) => object.names(),
+            Self::Unread(unread) => {
+                let meta = &unread.metadata;
+                let namespace = meta.namespace.as_deref().unwrap_or_default();
+                (namespace, meta.name.as_deref().unwrap_or_default())
+            }
+        }
+    }
+    /// One that cannot be read any more is not gone: what it holds stays with it.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Object(object), Self::Object(other)) => object.is_same(other),
+            (Self::Unread(unread), Self::Unread(other)) => {
+                unread.metadata.uid == other.metadata.uid
+            }
+            _ => true,
+        }
+    }
+    fn resource_version(&self) -> Option<&str> {
+        match self {
+            Self::Object(object) => object.resource_version(),
+            Self::Unread(unread) => unread.metadata.resource_version.as_deref(),
+        }
+    }
+}

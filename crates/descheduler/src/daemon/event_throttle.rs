@@ -1,0 +1,318 @@
+//! Nodes that are too hot, and from which nothing was moved: their users hear why, by an event, and not too often.
+
+use crate::report::{NodeReport, Report};
+use jiff::{SignedDuration, Timestamp};
+use rustc_hash::FxHashMap;
+use std::fmt::Write as _;
+
+/// Between two events of one node.
+const PAUSE: SignedDuration = SignedDuration::from_mins(10);
+/// After so long a node that is still hot is spoken of again: events live for an hour.
+const AGAIN: SignedDuration = SignedDuration::from_hours(1);
+/// Bytes of an event's text; the API server takes 1024.
+const LONGEST: usize = 1000;
+/// Events of one cycle; the next one has the others.
+const MOST: usize = 20;
+
+/// What was said of nodes, and when.
+#[derive(Debug, Default)]
+pub(super) struct EventThrottle {
+    last_events: FxHashMap<String, LastEvent>,
+}
+
+#[derive(Debug)]
+struct LastEvent {
+    at: Timestamp,
+    /// What kept pods there, without what differs from cycle to cycle; `None` once the node was not hot any more.
+    why: Option<Vec<String>>,
+}
+
+impl EventThrottle {
+    /// Events that are due after the cycle that `report` is of: a node and a text. A node is spoken of again when
+    /// something else keeps its pods there or it has not been hot meanwhile, and 10 minutes have passed, and every hour.
+    pub(super) fn due(&mut self, report: &Report) -> Vec<(String, String)> {
+        self.last_events
+            .retain(|name, _| report.nodes.contains_key(name));
+        for (name, last_event) in &mut self.last_events {
+            if report.nodes.get(name).is_some_and(|node| !node.hot) {
+                last_event.why = None;
+            }
+        }
+        let mut due = Vec::new();
+        for (name, node) in &report.nodes {
+            if due.len() == MOST {
+                break;
+            }
+            let moved = node.actions.iter().any(|action| action.success);
+            let why = causes(report, node);
+            // Of a node that will be looked at when it has been hot for longer there is nothing to say yet.
+            if !node.hot || moved || (node.early && why.is_empty()) {
+                continue;
+            }
+            let why = Some(why);
+            if let Some(last_event) = self.last_events.get(name) {
+                let passed = report.at.duration_since(last_event.at);
+                if passed < PAUSE || (last_event.why == why && passed < AGAIN) {
+                    continue;
+                }
+            }
+            due.push((name.clone(), text(report, node)));
+            let at = report.at;
+            self.last_events.insert(name.clone(), LastEvent { at, why });
+        }
+        due
+    }
+}
+
+/// What keeps pods on a node.
+fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
+    let failed = node.actions.iter().filter(|action| !action.success);
+    let failed = failed.map(|action| format!("{} failed", action.strategy));
+    let error = report.error.iter().map(|_| "error".to_owned());
+    let about = report.notes.iter().filter(|_| is_alone(node));
+    let about = about.map(|note| note.replace(|c: char| c.is_ascii_digit(), ""));
+    let mut causes: Vec<_> = node
+        .kept
+        .keys()
+        .cloned()
+        .chain(failed)
+        .chain(error)
+        .chain(about)
+        .collect();
+    causes.sort_unstable();
+    causes.dedup();
+    causes
+}
+
+/// Whether nothing is to be said of any of its pods, so that what concerns all nodes is.
+fn is_alone(node: &NodeReport) -> bool {
+    node.kept.is_empty() && node.actions.is_empty()
+}
+
+fn text(report: &Report, node: &NodeReport) -> String {
+    let mut text = full_text(report, node);
+    if text.len() > LONGEST {
+        text.truncate(text.floor_char_boundary(LONGEST));
+        text.push_str(" …");
+    }
+    text
+}
+
+fn full_text(report: &Report, node: &NodeReport) -> String {
+    let mut text = "nothing was moved: ".to_owned();
+    text.push_str(&node.notes.join("; "));
+    for (rule, pods) in &node.kept {
+        let many = if pods.count == 1 { "pod" } else { "pods" };
+        let _ = write!(text, "; {rule} keeps {} {many}", pods.count);
+        if let Some(first) = pods.pods.first() {
+            let _ = write!(text, " ({first})");
+        }
+    }
+    for action in node.actions.iter().filter(|action| !action.success) {
+        let _ = write!(text, "; {}: {}", action.what, action.outcome);
+    }
+    if is_alone(node) {
+        let about = match &report.error {
+            Some(error) => format!("; {error}"),
+            None if report.notes.is_empty() => String::new(),
+            None => format!("; {}", report.notes.join("; ")),
+        };
+        text.push_str(&about);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Done, KeptPods};
+
+    fn at(report: &Report, seconds: i64) -> Report {
+        Report {
+            at: Timestamp::from_second(seconds).unwrap(),
+            ..report.clone()
+        }
+    }
+
+    fn keeps(rule: &str, pod: &str) -> NodeReport {
+        let pods = KeptPods {
+            count: 2,
+            pods: vec![format!("{pod}: owned by a DaemonSet")],
+        };
+        NodeReport {
+            hot: true,
+            notes: vec!["p/S: hot: cpu 81%".to_owned()],
+            kept: [(format!("S: {rule}"), pods)].into(),
+            ..NodeReport::default()
+        }
+    }
+
+    fn report_of(nodes: &[(&str, NodeReport)]) -> Report {
+        let nodes = nodes.iter();
+        Report {
+            nodes: nodes
+                .map(|(name, node)| ((*name).to_owned(), node.clone()))
+                .collect(),
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_hot_node_is_spoken_of_when_the_reason_changes_and_not_too_often() {
+        let mut throttle = EventThrottle::default();
+        let daemons = report_of(&[("a", keeps("DaemonSet", "d/p"))]);
+        let events = throttle.due(&at(&daemons, 0));
+        assert_eq!(
+            events,
+            [(
+                "a".to_owned(),
+                "nothing was moved: p/S: hot: cpu 81%; S: DaemonSet keeps 2 pods (d/p: owned by a DaemonSet)"
+                    .to_owned()
+            )]
+        );
+        // Other pods and other figures are no news, ever.
+        let mut same = report_of(&[("a", keeps("DaemonSet", "d/q"))]);
+        same.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
+        assert_eq!(throttle.due(&at(&same, 10)), []);
+        assert_eq!(throttle.due(&at(&same, 3599)), []);
+        // But the last event of it is forgotten by then.
+        assert_eq!(throttle.due(&at(&same, 3600)).len(), 1);
+        assert_eq!(throttle.due(&at(&same, 3610)), []);
+        // Another rule is, after a pause.
+        let limit = report_of(&[("a", keeps("MaxMigratingPerNode", "d/p"))]);
+        let mut throttle = EventThrottle::default();
+        assert_eq!(throttle.due(&at(&daemons, 0)).len(), 1);
+        assert_eq!(throttle.due(&at(&limit, 599)), []);
+        assert_eq!(throttle.due(&at(&limit, 600)).len(), 1);
+        assert_eq!(throttle.due(&at(&daemons, 1199)), []);
+        // A node of the same name that comes later is another one.
+        assert_eq!(throttle.due(&at(&report_of(&[]), 1200)), []);
+        assert_eq!(throttle.due(&at(&daemons, 1201)).len(), 1);
+    }
+
+    #[test]
+    fn only_hot_nodes_from_which_nothing_went_are_spoken_of() {
+        let done = |success| Done {
+            what: "move d/p: hot".to_owned(),
+            strategy: "S".to_owned(),
+            outcome: "eviction: 429".to_owned(),
+            success,
+        };
+        let cold = NodeReport {
+            hot: false,
+            ..keeps("DaemonSet", "d/p")
+        };
+        let moved = NodeReport {
+            actions: vec![done(true), done(false)],
+            ..keeps("DaemonSet", "d/p")
+        };
+        let refused = NodeReport {
+            actions: vec![done(false)],
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let early = NodeReport {
+            early: true,
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let report = report_of(&[
+            ("cold", cold),
+            ("early", early),
+            ("moved", moved),
+            ("refused", refused),
+        ]);
+        let events = EventThrottle::default().due(&report);
+        let [(node, text)] = &events[..] else {
+            panic!("{events:?}");
+        };
+        assert_eq!(node, "refused");
+        assert_eq!(
+            text,
+            "nothing was moved: p/S: hot: cpu 81%; move d/p: hot: eviction: 429"
+        );
+    }
+
+    #[test]
+    fn when_no_pod_was_looked_at_what_concerns_all_nodes_is_said() {
+        let alone = NodeReport {
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let mut report = report_of(&[("a", alone)]);
+        report.notes = vec!["p/S: no node is cold".to_owned()];
+        let events = EventThrottle::default().due(&report);
+        assert!(
+            events[0].1.ends_with("; p/S: no node is cold"),
+            "{events:?}"
+        );
+        report.error = Some("fewer than 2 nodes".to_owned());
+        let events = EventThrottle::default().due(&report);
+        assert!(events[0].1.ends_with("; fewer than 2 nodes"), "{events:?}");
+    }
+
+    #[test]
+    fn a_node_that_is_hot_again_is_spoken_of_again() {
+        let hot = report_of(&[("a", keeps("DaemonSet", "d/p"))]);
+        let mut cool = hot.clone();
+        cool.nodes.get_mut("a").unwrap().hot = false;
+        let mut throttle = EventThrottle::default();
+        assert_eq!(throttle.due(&at(&hot, 0)).len(), 1);
+        // One that is hot every now and then is not spoken of in every cycle.
+        assert_eq!(throttle.due(&at(&cool, 10)), []);
+        assert_eq!(throttle.due(&at(&hot, 20)), []);
+        assert_eq!(throttle.due(&at(&hot, 600)).len(), 1);
+        assert_eq!(throttle.due(&at(&hot, 1200)), []);
+    }
+
+    #[test]
+    fn what_concerns_all_nodes_is_a_reason_too() {
+        let alone = NodeReport {
+            kept: Default::default(),
+            ..keeps("", "")
+        };
+        let noted = |note: &str| {
+            let mut report = report_of(&[("a", alone.clone())]);
+            report.notes = vec![note.to_owned()];
+            report
+        };
+        let mut throttle = EventThrottle::default();
+        assert_eq!(
+            throttle.due(&at(&noted("p/S: no node is cold"), 0)).len(),
+            1
+        );
+        let spent = |count: u32| noted(&format!("p/S: {count} evictions are all of a cycle"));
+        assert_eq!(throttle.due(&at(&spent(5), 600)).len(), 1);
+        assert_eq!(throttle.due(&at(&spent(6), 1200)), []);
+    }
+
+    #[test]
+    fn a_text_is_one_that_an_event_can_have() {
+        let mut node = keeps("DaemonSet", "d/p");
+        let failed = Done {
+            what: "move d/pö".to_owned(),
+            strategy: "S".to_owned(),
+            outcome: "ö".repeat(90),
+            success: false,
+        };
+        node.actions = vec![failed; 100];
+        for more in ["", "x"] {
+            node.notes = vec![format!("{more}hot")];
+            let events = EventThrottle::default().due(&report_of(&[("a", node.clone())]));
+            let text = &events[0].1;
+            assert!(text.len() <= 1024 && text.ends_with('…'), "{text}");
+        }
+    }
+
+    #[test]
+    fn many_nodes_are_spoken_of_cycle_by_cycle() {
+        let nodes: Vec<_> = (0..50).map(|n| format!("n{n:02}")).collect();
+        let nodes: Vec<_> = nodes
+            .iter()
+            .map(|name| (name.as_str(), keeps("DaemonSet", "d/p")))
+            .collect();
+        let (report, mut throttle) = (report_of(&nodes), EventThrottle::default());
+        let counts = [0, 10, 20, 30].map(|second| throttle.due(&at(&report, second)).len());
+        assert_eq!(counts, [20, 20, 10, 0]);
+    }
+}

@@ -1,0 +1,170 @@
+//! What a running descheduler shows besides health and metrics.
+
+use crate::config::Configuration;
+use crate::report::{NodeReport, Report};
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, delete, get};
+use koord_app::admin;
+use koord_app::configz::GoNames;
+use koord_app::logging;
+use parking_lot::RwLock;
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Names of upstream's Go fields that are not those of the file with a capital.
+const NAMES: GoNames = GoNames {
+    as_they_are: &[
+        "defaultDeleteOptions",
+        "highThresholds",
+        "labelSelector",
+        "lowThresholds",
+        "nodeSelector",
+        "objectLimiters",
+        "prodHighThresholds",
+        "prodLowThresholds",
+        "resourceWeights",
+        "selector",
+    ],
+    special: &[
+        ("apiVersion", "apiVersion"),
+        ("kind", "kind"),
+        ("qps", "QPS"),
+    ],
+    zero: &[],
+};
+
+type Reset = Box<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+struct LastCycleState {
+    report: RwLock<Option<Arc<Report>>>,
+    /// Whether this replica leads and has not read the whole cluster yet.
+    reading: AtomicBool,
+    resets: RwLock<Vec<Reset>>,
+}
+
+/// What the last cycle made of the cluster. Clones share it.
+#[derive(Clone, Default)]
+pub struct LastCycle(Arc<LastCycleState>);
+
+impl fmt::Debug for LastCycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LastCycle")
+            .field(&self.0.report.read())
+            .finish()
+    }
+}
+
+impl LastCycle {
+    /// The report; `None` before the first cycle of this process has ended.
+    #[must_use]
+    pub fn get(&self) -> Option<Arc<Report>> {
+        self.0.report.read().clone()
+    }
+
+    pub(super) fn set(&self, report: Arc<Report>) {
+        *self.0.report.write() = Some(report);
+    }
+
+    pub(super) fn set_reading(&self, reading: bool) {
+        self.0.reading.store(reading, Ordering::Relaxed);
+    }
+
+    /// Whether it does what it should: a replica that does not lead waits, and is ready to.
+    ///
+    /// # Errors
+    /// It leads, and kinds of objects are still to be read for the first time.
+    pub fn readiness(&self) -> Result<(), String> {
+        if self.0.reading.load(Ordering::Relaxed) {
+            return Err("the cluster is being read for the first time".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Has `reset` called by `DELETE /metrics`.
+    pub fn on_reset(&self, reset: impl Fn() + Send + Sync + 'static) {
+        self.0.resets.write().push(Box::new(reset));
+    }
+
+    /// `/debug/descheduler`, and `/debug/descheduler/NODE` with what concerns that node.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/debug/descheduler", get(get_report))
+            .route("/debug/descheduler/{node}", get(get_node))
+            .with_state(self.clone())
+    }
+
+    /// All that is served besides health and metrics: `/configz` with `config` by the names of upstream's Go fields,
+    /// `DELETE /metrics` and, with `enableProfiling`, what is below `/debug`.
+    pub fn routes(&self, config: &Configuration) -> Router {
+        let shown = NAMES.of(serde_json::to_value(config).unwrap_or_default());
+        let shown = json!({"componentconfig": shown});
+        let routes = Router::new()
+            .route("/metrics", delete(reset))
+            .with_state(self.clone())
+            .route(
+                "/configz",
+                get(async move || axum::Json::<Value>(shown.clone())),
+            );
+        if !config.enable_profiling {
+            return routes;
+        }
+        routes
+            .merge(self.router())
+            .merge(admin::no_profiles())
+            .route("/debug/flags/v", any(set_verbosity))
+    }
+}
+
+/// Upstream's answer.
+async fn reset(State(last): State<LastCycle>) -> Response {
+    for reset in last.0.resets.read().iter() {
+        reset();
+    }
+    "metrics reset\n".into_response()
+}
+
+async fn set_verbosity(method: Method, body: String) -> Response {
+    if method != Method::PUT {
+        let text = "unsupported http method";
+        return (StatusCode::NOT_ACCEPTABLE, text).into_response();
+    }
+    match logging::put_verbosity(body.trim()) {
+        Ok(text) => text.into_response(),
+        Err(text) => (StatusCode::BAD_REQUEST, text).into_response(),
+    }
+}
+
+/// There is no report.
+fn none_yet() -> Response {
+    let none = "no cycle has ended in this process: it has just begun, or does not lead\n";
+    (StatusCode::NOT_FOUND, none).into_response()
+}
+
+async fn get_report(State(last): State<LastCycle>) -> Response {
+    match last.get() {
+        Some(report) => axum::Json(&*report).into_response(),
+        None => none_yet(),
+    }
+}
+
+async fn get_node(State(last): State<LastCycle>, Path(node): Path<String>) -> Response {
+    let Some(report) = last.get() else {
+        return none_yet();
+    };
+    let Some(of) = report.nodes.get(&node) else {
+        let none = format!("no node {node:?} was there in the last cycle\n");
+        return (StatusCode::NOT_FOUND, none).into_response();
+    };
+    let only = Report {
+        nodes: [(node, of.clone())].into(),
+        elsewhere: NodeReport::default(),
+        ..(*report).clone()
+    };
+    axum::Json(only).into_response()
+}

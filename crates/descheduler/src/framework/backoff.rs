@@ -1,0 +1,91 @@
+//! Pods whose moves were planned and came to nothing: they pause, so that what may go in a cycle is there for others.
+
+use super::{Action, Plan, Why};
+use crate::state::PodInfo;
+use jiff::{SignedDuration, Timestamp};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::sync::Arc;
+
+/// The most cycles that a pod pauses.
+const MOST: u64 = 32;
+/// How long a failure is retained_until.
+const MEMORY: SignedDuration = SignedDuration::from_hours(1);
+
+/// The last failure of a pod's move.
+#[derive(Debug, Clone, Copy)]
+struct FailedMove {
+    at: Timestamp,
+    /// How many in a row.
+    attempt: u32,
+    /// The first cycle in which the pod may be asked for again.
+    until: u64,
+}
+
+/// Who pauses, by UID: a cycle after the first failure, twice as many after each more in a row.
+#[derive(Debug, Default)]
+pub struct EvictionBackoff {
+    cycle: u64,
+    pods: FxHashMap<Arc<str>, FailedMove>,
+}
+
+impl EvictionBackoff {
+    /// A new cycle begins.
+    pub(super) fn begin(&mut self, now: Timestamp) {
+        self.cycle += 1;
+        self.pods
+            .retain(|_, failure| now.duration_since(failure.at) < MEMORY);
+    }
+
+    /// Whether `pod` does not pause.
+    ///
+    /// # Errors
+    /// It does.
+    pub(super) fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
+        let failure = self.pods.get(&pod.uid);
+        let Some(failure) = failure.filter(|failure| self.cycle < failure.until) else {
+            return Ok(());
+        };
+        let (times, left) = (failure.attempt, failure.until - self.cycle);
+        let said = format!("its move failed {times} times in a row: not again for {left} cycles");
+        Err(Why::new("MoveRefused", said))
+    }
+
+    /// What became of `plan`, which was made at `now`, by action.
+    pub(super) fn record_outcomes(
+        &mut self,
+        plan: &Plan,
+        outcomes: &[Result<String, String>],
+        now: Timestamp,
+    ) {
+        // What was not even tried, because something else of its node failed, is not at fault.
+        let mut off = FxHashSet::default();
+        for (action, outcome) in plan.actions.iter().zip(outcomes) {
+            match action {
+                Action::Cordon { node, .. } if outcome.is_err() => {
+                    off.insert(node.clone());
+                }
+                Action::Move(planned) if planned.is_real() && outcome.is_ok() => {
+                    self.pods.remove(&planned.pod.uid);
+                }
+                Action::Move(planned) if planned.is_real() => {
+                    let drains = planned.drains.clone();
+                    if drains.is_none_or(|node| off.insert(node)) {
+                        self.record_failure(&planned.pod.uid, now);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn record_failure(&mut self, uid: &Arc<str>, now: Timestamp) {
+        let attempt = self.pods.get(uid).map_or(0, |failure| failure.attempt) + 1;
+        let pause = 1_u64.checked_shl(attempt - 1).unwrap_or(MOST).min(MOST);
+        let failure = FailedMove {
+            at: now,
+            attempt,
+            until: self.cycle + pause + 1,
+        };
+        self.pods.insert(uid.clone(), failure);
+    }
+}

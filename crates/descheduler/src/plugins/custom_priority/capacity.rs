@@ -1,0 +1,97 @@
+//! What nodes have left for pods that are about to go to them.
+
+use crate::framework::Cycle;
+use crate::rules::Fit;
+use crate::state::{NodeInfo, PodInfo};
+use koord_model::resources::PODS;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// What nodes have left.
+#[derive(Debug, Clone)]
+pub(super) struct TargetCapacity {
+    fit: Fit,
+    /// How many pods there are, by node.
+    pods: FxHashMap<Arc<str>, i64>,
+}
+
+impl TargetCapacity {
+    /// What they have left when all moves that `cycle` plans so far are through.
+    pub(super) fn new(cycle: &Cycle<'_>) -> Self {
+        let mut pods = FxHashMap::<Arc<str>, i64>::default();
+        for pod in cycle.snapshot().pods.iter().filter(|pod| pod.is_active()) {
+            if let Some(node) = &pod.node {
+                *pods.entry(node.clone()).or_default() += 1;
+            }
+        }
+        for planned in cycle.moves() {
+            if let Some(node) = &planned.pod.node {
+                *pods.entry(node.clone()).or_default() -= 1;
+            }
+            if let Some(target) = &planned.target {
+                *pods.entry(target.clone()).or_default() += 1;
+            }
+        }
+        let fit = cycle.fit();
+        Self { fit, pods }
+    }
+
+    /// The first of `targets` that has room for `pod`; `fully` for those that it gets along with otherwise too.
+    pub(super) fn find<'t>(
+        &self,
+        pod: &PodInfo,
+        targets: &'t [Arc<NodeInfo>],
+        fully: bool,
+    ) -> Option<&'t Arc<NodeInfo>> {
+        let has = |node: &&Arc<NodeInfo>| {
+            let fits = if fully {
+                self.fit.can_place(pod, node)
+            } else {
+                self.has_amounts(pod, node)
+            };
+            fits && self.has_place(node)
+        };
+        targets.iter().find(has)
+    }
+
+    /// `pod` gets its room on `node`.
+    pub(super) fn take(&mut self, pod: &PodInfo, node: &NodeInfo) {
+        self.fit.add(pod, &node.name);
+        *self.pods.entry(node.name.clone()).or_default() += 1;
+    }
+
+    /// `pod` does not need its room on `node` after all.
+    pub(super) fn give_back(&mut self, pod: &PodInfo, node: &NodeInfo) {
+        self.fit.remove(pod, &node.name);
+        *self.pods.entry(node.name.clone()).or_default() -= 1;
+    }
+
+    /// Why none of `targets` has room for `pod`.
+    pub(super) fn reasons(&self, pod: &PodInfo, targets: &[Arc<NodeInfo>]) -> String {
+        let full = targets.iter().filter(|node| !self.has_place(node)).count();
+        let misfits = targets.iter().any(|node| !self.fit.can_place(pod, node));
+        match (full, misfits) {
+            (0, _) => self.fit.reasons(pod, targets),
+            (full, false) => format!("{full} insufficient pods"),
+            (full, true) => format!(
+                "{}, {full} insufficient pods",
+                self.fit.reasons(pod, targets)
+            ),
+        }
+    }
+
+    fn has_amounts(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
+        let taken = self.fit.requested(&node.name);
+        let left = |id| {
+            let taken = taken.map_or(0, |taken| taken.get(id));
+            node.allocatable.get(id).saturating_sub(taken)
+        };
+        let mut wanted = pod.shape.requests.iter();
+        wanted.all(|(id, wanted)| wanted <= left(id))
+    }
+
+    fn has_place(&self, node: &NodeInfo) -> bool {
+        let there = self.pods.get(&node.name).copied().unwrap_or(0);
+        !node.allocatable.contains(PODS) || there < node.allocatable.get(PODS)
+    }
+}

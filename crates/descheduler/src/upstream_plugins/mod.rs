@@ -1,0 +1,243 @@
+//! The plugins that kubernetes-sigs/descheduler has, with its arguments and its semantics of v0.35.1.
+//!
+//! Their arguments are read as upstream reads them: a field that nobody knows is ignored. Each asks filters when it
+//! looks at a pod, and once more with `pre_evict` before the pod goes.
+
+mod default_evictor;
+mod free_capacity;
+mod node_utilization;
+mod pod_life_time;
+mod remove_duplicates;
+mod remove_failed_pods;
+mod too_many_restarts;
+mod violating_anti_affinity;
+mod violating_node_affinity;
+mod violating_node_taints;
+mod violating_spread;
+
+use crate::framework::{Cycle, PluginHandles, Why};
+use crate::registry::Registry;
+use crate::rules::Namespaces;
+use crate::state::{ContainerInfo, ContainerKind, ContainerState, PodInfo};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use koord_api::qos::KubeQos;
+use koord_api::selector;
+use std::sync::Arc;
+
+/// Adds all of them.
+pub(crate) fn register(registry: Registry) -> Registry {
+    let registry = deschedule(registry)
+        .with(
+            remove_duplicates::NAME,
+            false,
+            remove_duplicates::check,
+            |args, _| {
+                Ok(PluginHandles::balancing(
+                    remove_duplicates::RemoveDuplicates(args),
+                ))
+            },
+        )
+        .with(
+            violating_spread::NAME,
+            false,
+            violating_spread::check,
+            |args, _| {
+                Ok(PluginHandles::balancing(violating_spread::ViolatingSpread(
+                    args,
+                )))
+            },
+        )
+        .with(
+            node_utilization::LOW,
+            false,
+            node_utilization::check_low,
+            |args, _| {
+                Ok(PluginHandles::balancing(
+                    node_utilization::LowNodeUtilization(args),
+                ))
+            },
+        )
+        .with(
+            node_utilization::HIGH,
+            false,
+            node_utilization::check_high,
+            |args, _| {
+                Ok(PluginHandles::balancing(
+                    node_utilization::HighNodeUtilization(args),
+                ))
+            },
+        );
+    registry.with(
+        default_evictor::NAME,
+        false,
+        default_evictor::check,
+        |args, _| {
+            Ok(PluginHandles {
+                evict: Some(Box::<default_evictor::DefaultEvictor>::default()),
+                filter: Some(Box::new(default_evictor::DefaultEvictorFilter::new(args)?)),
+                ..PluginHandles::default()
+            })
+        },
+    )
+}
+
+fn deschedule(registry: Registry) -> Registry {
+    registry
+        .with(
+            pod_life_time::NAME,
+            false,
+            pod_life_time::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(pod_life_time::PodLifeTime(
+                    args,
+                )))
+            },
+        )
+        .with(
+            remove_failed_pods::NAME,
+            false,
+            remove_failed_pods::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    remove_failed_pods::RemoveFailedPods(args),
+                ))
+            },
+        )
+        .with(
+            too_many_restarts::NAME,
+            false,
+            too_many_restarts::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    too_many_restarts::TooManyRestarts(args),
+                ))
+            },
+        )
+        .with(
+            violating_anti_affinity::NAME,
+            false,
+            violating_anti_affinity::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    violating_anti_affinity::ViolatingAntiAffinity(args),
+                ))
+            },
+        )
+        .with(
+            violating_node_affinity::NAME,
+            false,
+            violating_node_affinity::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    violating_node_affinity::ViolatingNodeAffinity(args),
+                ))
+            },
+        )
+        .with(
+            violating_node_taints::NAME,
+            false,
+            violating_node_taints::check,
+            |args, _| {
+                Ok(PluginHandles::descheduling(
+                    violating_node_taints::NodeTaints(args),
+                ))
+            },
+        )
+}
+
+/// Whether both lists of `namespaces` are given, which nobody can mean.
+fn check_namespaces(namespaces: Option<&Namespaces>) -> Result<(), String> {
+    namespaces.map_or(Ok(()), |namespaces| namespaces.check("namespaces"))
+}
+
+/// Whether `pod` is in `namespaces` and has the labels.
+fn within(
+    namespaces: Option<&Namespaces>,
+    labels: Option<&LabelSelector>,
+    pod: &PodInfo,
+) -> Result<(), Why> {
+    if namespaces.is_some_and(|namespaces| !namespaces.allow(&pod.namespace)) {
+        let said = format!("namespaces leave {} out", pod.namespace);
+        return Err(Why::new("Namespaces", said));
+    }
+    match labels {
+        // Selectors were looked at when the configuration was read.
+        Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
+            Why::new("LabelSelector", "labelSelector does not select it"),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Asks everybody who has a say about `pod`, and puts it into the plan; otherwise it is among those that stay.
+fn remove(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, reason: String) -> bool {
+    cycle.filter(pod) && cycle.pre_evict(pod) && cycle.evict(pod, reason).is_ok()
+}
+
+/// Sorts `pods` so that who matters least is first: by priority, none before any, then by Kubernetes' QoS class; among
+/// equals, who asks to be left alone is last.
+fn by_importance(pods: &mut [Arc<PodInfo>]) {
+    pods.sort_by_cached_key(|pod| {
+        let qos = match pod.shape.kube_qos {
+            KubeQos::BestEffort => 0,
+            KubeQos::Burstable => 1,
+            KubeQos::Guaranteed => 2,
+        };
+        let asks = pod
+            .annotation(default_evictor::PREFER_NO_EVICTION)
+            .is_some();
+        (pod.shape.priority, qos, asks)
+    });
+}
+
+/// Whole seconds since `then`; `None` if it lies ahead.
+fn seconds_since(then: Timestamp, now: Timestamp) -> Option<u64> {
+    u64::try_from(now.duration_since(then).as_secs()).ok()
+}
+
+/// The statuses of main containers, and of init and ephemeral ones if asked for.
+fn statuses(
+    pod: &PodInfo,
+    init: bool,
+    ephemeral: bool,
+) -> impl Iterator<Item = &ContainerInfo> + Clone {
+    pod.containers
+        .iter()
+        .filter(move |status| match status.kind {
+            ContainerKind::Main => true,
+            ContainerKind::Init => init,
+            ContainerKind::Ephemeral => ephemeral,
+        })
+}
+
+/// Why a container waits or has ended.
+fn state_reason(status: &ContainerInfo) -> Option<&str> {
+    match &status.state {
+        ContainerState::Waiting(reason) | ContainerState::Terminated(reason, _) => Some(reason),
+        ContainerState::Running | ContainerState::Unknown => None,
+    }
+}
+
+/// The code with which a container ended.
+fn exit_code(status: &ContainerInfo) -> Option<i32> {
+    match status.state {
+        ContainerState::Terminated(_, code) => Some(code),
+        _ => None,
+    }
+}
+
+/// The first of `values` that `allowed` does not name, with its place in `field`.
+fn check_listed(field: &str, values: &[String], allowed: &[&str]) -> Result<(), String> {
+    let unknown = |value: &&String| !allowed.contains(&value.as_str());
+    match values.iter().find(unknown) {
+        Some(value) => Err(format!(
+            "{field}: {value:?} is none of {}",
+            allowed.join(", ")
+        )),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Which pods go, until it is enough or there is no room left.
+
+use super::Node;
+use super::usage::{Usages, listed};
+use crate::framework::{Cycle, Why};
+use crate::rules::Namespaces;
+use crate::state::PodInfo;
+use crate::upstream_plugins::by_importance;
+use koord_model::nodes::tolerates;
+use koord_model::resources::{Amounts, ResourceId};
+use std::sync::Arc;
+
+/// When a node has given enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// When it is not above its limit any more.
+    AboveLimit,
+    /// Never.
+    All,
+}
+
+#[derive(Debug)]
+pub(super) struct Eviction<'a> {
+    pub(super) source: Source,
+    pub(super) usages: &'a Usages<'a>,
+    pub(super) excluded: Option<&'a Namespaces>,
+    /// How many pods of one node may go.
+    pub(super) per_node: Option<u64>,
+    /// Only pods that ask for one of these, if there are any.
+    pub(super) only_with: &'a [ResourceId],
+}
+
+impl Eviction<'_> {
+    /// Evicts from `sources`, in order, as long as `targets` have capacity.
+    pub(super) fn run(
+        &self,
+        cycle: &mut Cycle<'_>,
+        sources: Vec<NodeUtilization<'_>>,
+        targets: &[NodeUtilization<'_>],
+    ) {
+        let mut free = Amounts::new();
+        for target in targets {
+            free.add_all(&target.limit);
+            free.sub_all(&target.used);
+        }
+        let shown = listed(cycle.snapshot(), &free);
+        let (from, to) = (sources.len(), targets.len());
+        cycle.note(
+            None,
+            format!("{to} nodes have room for pods of {from}: {shown}"),
+        );
+        for node in sources {
+            self.clear(cycle, node, targets, &mut free);
+        }
+    }
+
+    fn clear(
+        &self,
+        cycle: &mut Cycle<'_>,
+        mut node: NodeUtilization<'_>,
+        targets: &[NodeUtilization<'_>],
+        free: &mut Amounts,
+    ) {
+        let staying = cycle.staying_on(&node.node.name).into_iter();
+        let mut pods: Vec<_> = staying.cloned().collect();
+        by_importance(&mut pods);
+        let mut gone = 0;
+        for pod in &pods {
+            if let Some(enough) = self.enough(cycle, &node, free, gone) {
+                cycle.skip_pod(pod, enough);
+                continue;
+            }
+            let used = match self.judge(pod, targets) {
+                Ok(used) => used,
+                Err(why) => {
+                    cycle.skip_pod(pod, why);
+                    continue;
+                }
+            };
+            let name = &node.node.name;
+            let reason = match self.source {
+                Source::AboveLimit => format!("node {name} is over-utilized"),
+                Source::All => format!("node {name} is under-utilized"),
+            };
+            if super::super::remove(cycle, pod, reason) {
+                gone += 1;
+                node.used.sub_all(&used);
+                free.sub_all(&used);
+            }
+        }
+        let name = &node.node.name;
+        cycle.note(
+            Some(name),
+            format!("{gone} of {} pods are to go", pods.len()),
+        );
+    }
+
+    /// Why no more pods of `node` go.
+    fn enough(
+        &self,
+        cycle: &Cycle<'_>,
+        node: &NodeUtilization<'_>,
+        free: &Amounts,
+        gone: u64,
+    ) -> Option<Why> {
+        let name = &node.node.name;
+        let mut used = node.used.iter();
+        if self.source == Source::AboveLimit && !used.any(|(id, used)| node.limit.get(id) < used) {
+            let said = format!("node {name} is not over-utilized any more");
+            return Some(Why::new("NodeRelieved", said));
+        }
+        if let Some((id, _)) = free.iter().find(|(_, left)| *left < 1) {
+            let resource = cycle.snapshot().table.name(id);
+            let said = format!("the nodes that take pods have no {resource} left");
+            return Some(Why::new("NoRoom", said));
+        }
+        match self.per_node {
+            Some(limit) if gone >= limit => {
+                let said = format!(
+                    "{gone} pods of node {name} go, which are all that may by evictionLimits.node"
+                );
+                Some(Why::new("EvictionLimitsNode", said))
+            }
+            _ => None,
+        }
+    }
+
+    /// What `pod` takes, if it may go.
+    fn judge(&self, pod: &Arc<PodInfo>, targets: &[NodeUtilization<'_>]) -> Result<Amounts, Why> {
+        let asks = |id: &ResourceId| pod.shape.requests.contains(*id);
+        if !self.only_with.is_empty() && !self.only_with.iter().any(asks) {
+            let said = "it asks for none of the resources of thresholds";
+            return Err(Why::new("OnlyThresholdingResources", said));
+        }
+        let tolerations = &pod.shape.tolerations;
+        let borne = |node: &NodeUtilization<'_>| {
+            let mut taints = node.node.taints.iter();
+            taints.all(|taint| tolerates(tolerations, taint))
+        };
+        if !targets.iter().any(borne) {
+            let said = "it tolerates the taints of no node that has room";
+            return Err(Why::new("Taints", said));
+        }
+        if let Some(namespaces) = self.excluded
+            && !namespaces.allow(&pod.namespace)
+        {
+            let said = format!("evictableNamespaces leave {} out", pod.namespace);
+            return Err(Why::new("Namespaces", said));
+        }
+        let used = self.usages.pod_amounts(pod);
+        used.map_err(|why| Why::new("NoMetric", why))
+    }
+}

@@ -1,0 +1,234 @@
+//! `PodLifeTime`: pods that live too long, or in a state for too long.
+
+use super::{
+    check_listed, check_namespaces, exit_code, remove, seconds_since, state_reason, statuses,
+    within,
+};
+use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::rules::Namespaces;
+use crate::state::{Condition, PodInfo};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+
+pub(super) const NAME: &str = "PodLifeTime";
+
+/// What `states` may name: phases, reasons of pods, reasons why containers wait, and why they ended.
+const STATES: [&str; 24] = [
+    "Running",
+    "Pending",
+    "Succeeded",
+    "Failed",
+    "Unknown",
+    "NodeAffinity",
+    "NodeLost",
+    "Shutdown",
+    "UnexpectedAdmissionError",
+    "PodInitializing",
+    "ContainerCreating",
+    "ImagePullBackOff",
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "ErrImagePull",
+    "CreateContainerError",
+    "InvalidImageName",
+    "OOMKilled",
+    "Error",
+    "Completed",
+    "DeadlineExceeded",
+    "Evicted",
+    "ContainerCannotRun",
+    "StartError",
+];
+
+/// `PodLifeTimeArgs`. What is given has to hold of a pod, all of it, for the pod to go.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Args {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Namespaces>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label_selector: Option<LabelSelector>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner_kinds: Option<OwnerKinds>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_pod_life_time_seconds: Option<u64>,
+    states: Vec<String>,
+    conditions: Vec<ConditionFilter>,
+    exit_codes: Vec<i32>,
+    including_init_containers: bool,
+    including_ephemeral_containers: bool,
+}
+
+/// Kinds of owners: only of those, or none of those.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct OwnerKinds {
+    include: Vec<String>,
+    exclude: Vec<String>,
+}
+
+/// One of `conditions`; what is not given is not looked at.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ConditionFilter {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_time_since_last_transition_seconds: Option<u64>,
+}
+
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    check_namespaces(args.namespaces.as_ref())?;
+    if let Some(kinds) = &args.owner_kinds
+        && !kinds.include.is_empty()
+        && !kinds.exclude.is_empty()
+    {
+        return Err("ownerKinds: only one of include and exclude can be given".to_owned());
+    }
+    check_listed("states", &args.states, &STATES)?;
+    let empty = |filter: &ConditionFilter| *filter == ConditionFilter::default();
+    if let Some(at) = args.conditions.iter().position(empty) {
+        return Err(format!(
+            "conditions[{at}]: one of type, status, reason and minTimeSinceLastTransitionSeconds has to be given"
+        ));
+    }
+    let none = args.max_pod_life_time_seconds.is_none()
+        && args.states.is_empty()
+        && args.conditions.is_empty()
+        && args.exit_codes.is_empty();
+    if none {
+        return Err(
+            "one of maxPodLifeTimeSeconds, states, conditions and exitCodes has to be given"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+pub(super) struct PodLifeTime(pub(super) Args);
+
+impl Strategy for PodLifeTime {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        let now = cycle.snapshot().now;
+        let mut going = Vec::new();
+        for node in cycle.nodes() {
+            for pod in cycle.pods_on(&node.name) {
+                match self.0.judge(pod, now) {
+                    Ok(reason) => going.push((pod, reason)),
+                    Err(why) => cycle.skip_pod(pod, why),
+                }
+            }
+        }
+        // Limits and budgets may stop short of all of them: the oldest go first.
+        going.sort_by_key(|(pod, _)| pod.created);
+        for (pod, reason) in going {
+            remove(cycle, pod, reason);
+        }
+        Ok(())
+    }
+}
+
+impl Args {
+    /// Why `pod` has to go, or why not.
+    fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
+        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
+        let mut reasons = Vec::new();
+        if let Some(limit) = self.max_pod_life_time_seconds {
+            match seconds_since(pod.created, now) {
+                Some(age) if age > limit => {
+                    reasons.push(format!("lives for {age} s, which is more than {limit} s"));
+                }
+                age => {
+                    let said = format!(
+                        "it lives for {} s, which is not more than {limit} s",
+                        age.unwrap_or(0)
+                    );
+                    return Err(Why::new("TooYoung", said));
+                }
+            }
+        }
+        if !self.states.is_empty() {
+            let Some(state) = self.state_of(pod) else {
+                let said = format!("it is in none of the states {}", self.states.join(", "));
+                return Err(Why::new("States", said));
+            };
+            reasons.push(format!("is in state {state}"));
+        }
+        self.check_owners(pod)?;
+        if !self.conditions.is_empty() {
+            let mut conditions = pod.conditions.iter();
+            let fits = |of: &&Condition| self.conditions.iter().any(|filter| filter.fits(of, now));
+            let Some(found) = conditions.find(fits) else {
+                return Err(Why::new("Conditions", "none of conditions is met"));
+            };
+            reasons.push(format!("has condition {}={}", found.kind, found.status));
+        }
+        if !self.exit_codes.is_empty() {
+            let mut codes =
+                statuses(pod, self.including_init_containers, false).filter_map(exit_code);
+            let Some(code) = codes.find(|code| self.exit_codes.contains(code)) else {
+                return Err(Why::new(
+                    "ExitCodes",
+                    "no container ended with one of exitCodes",
+                ));
+            };
+            reasons.push(format!("a container ended with {code}"));
+        }
+        Ok(reasons.join(", "))
+    }
+
+    fn state_of<'a>(&self, pod: &'a PodInfo) -> Option<&'a str> {
+        let (init, ephemeral) = (
+            self.including_init_containers,
+            self.including_ephemeral_containers,
+        );
+        let containers = statuses(pod, init, ephemeral).filter_map(state_reason);
+        let mut there = [pod.phase.as_str(), &*pod.reason]
+            .into_iter()
+            .chain(containers);
+        there.find(|state| self.states.iter().any(|wanted| wanted == state))
+    }
+
+    fn check_owners(&self, pod: &PodInfo) -> Result<(), Why> {
+        let Some(kinds) = &self.owner_kinds else {
+            return Ok(());
+        };
+        let owned = |by: &[String]| {
+            let mut owners = pod.owners.iter();
+            owners.find(|owner| by.iter().any(|kind| **kind == *owner.kind))
+        };
+        if !kinds.include.is_empty() && owned(&kinds.include).is_none() {
+            let said = format!("none of {} owns it", kinds.include.join(", "));
+            return Err(Why::new("OwnerKinds", said));
+        }
+        match owned(&kinds.exclude) {
+            Some(owner) => Err(Why::new("OwnerKinds", format!("a {} owns it", owner.kind))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ConditionFilter {
+    fn fits(&self, condition: &Condition, now: Timestamp) -> bool {
+        let same = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
+        if !same(&self.kind, &condition.kind)
+            || !same(&self.status, &condition.status)
+            || !same(&self.reason, &condition.reason)
+        {
+            return false;
+        }
+        self.min_time_since_last_transition_seconds
+            .is_none_or(|least| {
+                let since = condition.since.and_then(|since| seconds_since(since, now));
+                since.is_some_and(|since| since >= least)
+            })
+    }
+}

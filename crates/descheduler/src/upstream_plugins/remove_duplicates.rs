@@ -1,0 +1,220 @@
+//! `RemoveDuplicates`: pods of one owner that share a node though they could be spread.
+
+use super::{check_namespaces, remove, within};
+use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::rules::{Namespaces, allows};
+use crate::state::{NodeInfo, PodInfo};
+use koord_model::nodes::untolerated;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) const NAME: &str = "RemoveDuplicates";
+
+/// `RemoveDuplicatesArgs`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Args {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Namespaces>,
+    exclude_owner_kinds: Vec<String>,
+}
+
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    check_namespaces(args.namespaces.as_ref())
+}
+
+#[derive(Debug)]
+pub(super) struct RemoveDuplicates(pub(super) Args);
+
+/// Kind and name of an owner.
+type OwnerName<'a> = (&'a str, &'a str);
+
+/// One owner's pods with the same images.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct DuplicateKey<'a> {
+    namespace: &'a str,
+    owner: OwnerName<'a>,
+    images: &'a [String],
+}
+
+/// What is known of a [`DuplicateKey`].
+#[derive(Debug, Default)]
+struct DuplicateSet<'a> {
+    /// All pods, with those that leave: what replaces them needs a node, too.
+    pods: usize,
+    /// By node, those that stay in any case: the ones that may not be evicted, or else the first.
+    fixed: BTreeMap<&'a Arc<str>, usize>,
+    /// By node, the others.
+    duplicates: BTreeMap<&'a Arc<str>, Vec<&'a Arc<PodInfo>>>,
+}
+
+impl Strategy for RemoveDuplicates {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        let mut sets = BTreeMap::<DuplicateKey<'_>, DuplicateSet<'_>>::new();
+        for node in cycle.nodes() {
+            // Pods by what makes them duplicates: those that may be evicted, and those that may not and why.
+            let mut alike = BTreeMap::<_, NodeDuplicates<'_>>::new();
+            for pod in cycle.snapshot().active_on(&node.name) {
+                if !self.0.is_candidate(pod) {
+                    continue;
+                }
+                let owners = pod.owners.iter();
+                let mut owners: Vec<OwnerName<'_>> =
+                    owners.map(|owner| (&*owner.kind, &*owner.name)).collect();
+                owners.sort_unstable();
+                let images = &pod.shape.images[..];
+                let key = (&*pod.namespace, owners.clone(), images);
+                let alike = alike.entry(key).or_default();
+                if cycle.is_planned(pod) {
+                    alike.leaving += 1;
+                    continue;
+                }
+                let is_leaving = cycle.is_leaving(pod);
+                let verdict = cycle.admits(pod).and_then(|()| cycle.admits_eviction(pod));
+                match (is_leaving, &verdict) {
+                    // A pod that is being deleted has been replaced already.
+                    (true, _) => alike.leaving += usize::from(!pod.deleting),
+                    (false, Err(_)) => alike.fixed += 1,
+                    (false, Ok(())) => alike.movable.push(pod),
+                }
+                if let Err(why) = verdict {
+                    alike.kept.push((pod, why));
+                }
+            }
+            for ((namespace, owners, images), mut alike) in alike {
+                if alike.movable.len() + alike.kept.len() > 1 {
+                    for (pod, why) in std::mem::take(&mut alike.kept) {
+                        cycle.skip_pod(pod, why);
+                    }
+                }
+                let first = usize::from(alike.fixed == 0).min(alike.movable.len());
+                for owner in owners {
+                    let set = DuplicateKey {
+                        namespace,
+                        owner,
+                        images,
+                    };
+                    let found = sets.entry(set).or_default();
+                    found.pods += alike.leaving + alike.fixed + alike.movable.len();
+                    found.fixed.insert(&node.name, alike.fixed.max(first));
+                    let duplicates = alike.movable.iter().skip(first).copied();
+                    let duplicates: Vec<_> = duplicates.collect();
+                    if !duplicates.is_empty() {
+                        found.duplicates.insert(&node.name, duplicates);
+                    }
+                }
+            }
+        }
+        // Who has several owners is in several sets.
+        let mut gone = FxHashSet::default();
+        for (set, found) in sets
+            .iter()
+            .filter(|(_, found)| !found.duplicates.is_empty())
+        {
+            spread(cycle, set, found, &mut gone);
+        }
+        Ok(())
+    }
+}
+
+/// The pods of one node that are alike.
+#[derive(Debug, Default)]
+struct NodeDuplicates<'a> {
+    movable: Vec<&'a Arc<PodInfo>>,
+    /// How many may not be evicted.
+    fixed: usize,
+    /// How many leave without this rule.
+    leaving: usize,
+    /// Those that stay, and why.
+    kept: Vec<(&'a Arc<PodInfo>, Why)>,
+}
+
+impl Args {
+    /// Whether `pod` may be a duplicate.
+    fn is_candidate(&self, pod: &PodInfo) -> bool {
+        let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
+        !pod.owners.is_empty()
+            && !pod.owners.iter().any(|owner| excluded(&owner.kind))
+            && within(self.namespaces.as_ref(), None, pod).is_ok()
+    }
+}
+
+fn spread(
+    cycle: &mut Cycle<'_>,
+    set: &DuplicateKey<'_>,
+    found: &DuplicateSet<'_>,
+    gone: &mut FxHashSet<Arc<str>>,
+) {
+    let (kind, owner) = set.owner;
+    let targets = targets(found, cycle.nodes());
+    let most = if targets < 2 {
+        usize::MAX
+    } else {
+        found.pods.div_ceil(targets)
+    };
+    for (node, pods) in &found.duplicates {
+        let fixed = found.fixed.get(node).copied().unwrap_or(0);
+        let there = pods.len() + fixed;
+        for (at, pod) in pods.iter().enumerate() {
+            if gone.contains(&pod.uid) {
+                continue;
+            }
+            if targets < 2 {
+                let said = format!(
+                    "{there} pods of {kind} {owner} are on node {node}, but only {targets} nodes take them"
+                );
+                cycle.skip_pod(pod, Why::new("NoTarget", said));
+            } else if fixed + at < most {
+                let said = format!(
+                    "node {node} may have {most} of {} pods of {kind} {owner}",
+                    found.pods
+                );
+                cycle.skip_pod(pod, Why::new("Spread", said));
+            } else {
+                let reason = format!(
+                    "is one of {there} pods of {kind} {owner} on node {node}, {most} of which are enough"
+                );
+                if remove(cycle, pod, reason) {
+                    gone.insert(pod.uid.clone());
+                }
+            }
+        }
+    }
+}
+
+/// How many of `nodes` take duplicates. Pods that only one node takes have nowhere to go and do not count.
+fn targets(found: &DuplicateSet<'_>, nodes: &[Arc<NodeInfo>]) -> usize {
+    let mut distinct: Vec<&PodInfo> = Vec::new();
+    let selector = |pod: &PodInfo| {
+        let affinity = pod.shape.affinity.as_ref()?.node_affinity.clone()?;
+        affinity.required_during_scheduling_ignored_during_execution
+    };
+    for pod in found.duplicates.values().flatten() {
+        let alike = |other: &&PodInfo| {
+            Arc::ptr_eq(&other.shape, &pod.shape)
+                || (other.shape.tolerations == pod.shape.tolerations
+                    && other.shape.node_selector == pod.shape.node_selector
+                    && selector(other) == selector(pod))
+        };
+        if !distinct.iter().any(alike) {
+            distinct.push(pod);
+        }
+    }
+    let mut targets = FxHashMap::default();
+    for pod in distinct {
+        let takes = |node: &&Arc<NodeInfo>| {
+            untolerated(&pod.shape.tolerations, &node.taints).is_none() && allows(&pod.shape, node)
+        };
+        let takers: Vec<_> = nodes.iter().filter(takes).collect();
+        if takers.len() > 1 {
+            targets.extend(takers.into_iter().map(|node| (&node.name, ())));
+        }
+    }
+    targets.len()
+}

@@ -1,0 +1,94 @@
+//! `RemovePodsHavingTooManyRestarts`: pods that may do better elsewhere.
+
+use super::{check_listed, check_namespaces, remove, statuses, within};
+use crate::framework::{Cycle, Strategy, StrategyError, Why};
+use crate::rules::Namespaces;
+use crate::state::{ContainerState, PodInfo};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+
+pub(super) const NAME: &str = "RemovePodsHavingTooManyRestarts";
+
+/// `RemovePodsHavingTooManyRestartsArgs`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Args {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Namespaces>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label_selector: Option<LabelSelector>,
+    pod_restart_threshold: i32,
+    including_init_containers: bool,
+    states: Vec<String>,
+}
+
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    check_namespaces(args.namespaces.as_ref())?;
+    let threshold = args.pod_restart_threshold;
+    if threshold < 1 {
+        return Err(format!("podRestartThreshold: {threshold} is less than 1"));
+    }
+    check_listed("states", &args.states, &["Running", "CrashLoopBackOff"])
+}
+
+#[derive(Debug)]
+pub(super) struct TooManyRestarts(pub(super) Args);
+
+impl Strategy for TooManyRestarts {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        for node in cycle.nodes() {
+            let mut going = Vec::new();
+            for pod in cycle.pods_on(&node.name) {
+                let restarts = self.0.restarts(pod);
+                match self.0.judge(pod, restarts) {
+                    Ok(()) => going.push((restarts, pod)),
+                    // Who never restarted is nobody's candidate.
+                    Err(_) if restarts == 0 => {}
+                    Err(why) => cycle.skip_pod(pod, why),
+                }
+            }
+            going.sort_by_key(|(restarts, _)| Reverse(*restarts));
+            for (restarts, pod) in going {
+                let threshold = self.0.pod_restart_threshold;
+                let reason = format!("restarted {restarts} times, which is at least {threshold}");
+                remove(cycle, pod, reason);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Args {
+    fn restarts(&self, pod: &PodInfo) -> i64 {
+        let statuses = statuses(pod, self.including_init_containers, false);
+        statuses.map(|status| i64::from(status.restarts)).sum()
+    }
+
+    fn judge(&self, pod: &PodInfo, restarts: i64) -> Result<(), Why> {
+        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
+        let threshold = self.pod_restart_threshold;
+        if restarts < i64::from(threshold) {
+            let said = format!("it restarted {restarts} times, which is less than {threshold}");
+            return Err(Why::new("FewRestarts", said));
+        }
+        if self.states.is_empty() {
+            return Ok(());
+        }
+        let waiting = statuses(pod, self.including_init_containers, false);
+        let waiting = waiting.filter_map(|status| match &status.state {
+            ContainerState::Waiting(reason) => Some(&**reason),
+            _ => None,
+        });
+        let mut there = [pod.phase.as_str()].into_iter().chain(waiting);
+        if there.any(|state| self.states.iter().any(|wanted| wanted == state)) {
+            return Ok(());
+        }
+        let said = format!("it is in none of the states {}", self.states.join(", "));
+        Err(Why::new("States", said))
+    }
+}

@@ -1,0 +1,120 @@
+//! `RemovePodsViolatingInterPodAntiAffinity`: pods that are where others are whom they do not bear.
+
+use super::free_capacity::{anti_affinity, anti_affinity_matches};
+use super::{by_importance, check_namespaces, remove, within};
+use crate::framework::{Cycle, Strategy, StrategyError};
+use crate::rules::Namespaces;
+use crate::state::{NodeInfo, PodInfo, Snapshot};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use rustc_hash::{FxHashMap, FxHashSet};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+pub(super) const NAME: &str = "RemovePodsViolatingInterPodAntiAffinity";
+
+/// `RemovePodsViolatingInterPodAntiAffinityArgs`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Args {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespaces: Option<Namespaces>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label_selector: Option<LabelSelector>,
+}
+
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    check_namespaces(args.namespaces.as_ref())
+}
+
+#[derive(Debug)]
+pub(super) struct ViolatingAntiAffinity(pub(super) Args);
+
+impl Strategy for ViolatingAntiAffinity {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
+        let mut pods_by_node = PodsByNode::new(cycle);
+        for node in cycle.nodes() {
+            let pods = cycle.active_on(&node.name).into_iter();
+            let mut pods: Vec<_> = pods.filter(|pod| self.0.selects(pod)).cloned().collect();
+            by_importance(&mut pods);
+            for pod in &pods {
+                let Some(other) = pods_by_node.conflict(pod, node) else {
+                    continue;
+                };
+                let reason = format!("does not bear {other} on node {}", node.name);
+                if remove(cycle, pod, reason) {
+                    // Others that do not bear it need not go any more.
+                    pods_by_node.gone.insert(pod.uid.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Args {
+    /// Whether `pod` may be evicted by this rule. Others count where they are.
+    fn selects(&self, pod: &PodInfo) -> bool {
+        within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod).is_ok()
+    }
+}
+
+/// The pods that stay, where they are.
+struct PodsByNode<'a> {
+    snapshot: &'a Snapshot,
+    nodes: &'a [Arc<NodeInfo>],
+    pods: FxHashMap<Arc<str>, Vec<&'a Arc<PodInfo>>>,
+    /// Nodes by label and value, for labels that somebody asked about.
+    domains: FxHashMap<String, FxHashMap<&'a str, Vec<&'a Arc<NodeInfo>>>>,
+    gone: FxHashSet<Arc<str>>,
+}
+
+impl<'a> PodsByNode<'a> {
+    fn new(cycle: &Cycle<'a>) -> Self {
+        let (snapshot, nodes) = (cycle.snapshot(), cycle.nodes());
+        let on = nodes
+            .iter()
+            .map(|node| (node.name.clone(), cycle.staying_on(&node.name)));
+        Self {
+            snapshot,
+            nodes,
+            pods: on.collect(),
+            domains: FxHashMap::default(),
+            gone: FxHashSet::default(),
+        }
+    }
+
+    /// Whom `pod` on `node` does not bear.
+    fn conflict(&mut self, pod: &PodInfo, node: &'a Arc<NodeInfo>) -> Option<Arc<PodInfo>> {
+        for term in anti_affinity(pod) {
+            let (key, nodes) = (&term.topology_key, self.nodes);
+            if !self.domains.contains_key(key) {
+                let mut by_value = FxHashMap::<_, Vec<_>>::default();
+                for node in nodes {
+                    if let Some(value) = node.label(key) {
+                        by_value.entry(value).or_default().push(node);
+                    }
+                }
+                self.domains.insert(key.clone(), by_value);
+            }
+            let domain = self.domains.get(key);
+            let near = domain.and_then(|values| values.get(node.label(key)?));
+            let near = near.map_or(&[][..], Vec::as_slice).iter().copied();
+            // Its own node is always near, labelled or not.
+            let near = near.filter(|other| other.name != node.name);
+            for near in [node].into_iter().chain(near) {
+                let pods = self.pods.get(&near.name).into_iter().flatten();
+                let mut left = pods.filter(|other| !self.gone.contains(&other.uid));
+                let found =
+                    left.find(|other| anti_affinity_matches(self.snapshot, pod, term, other));
+                if let Some(found) = found {
+                    return Some((*found).clone());
+                }
+            }
+        }
+        None
+    }
+}

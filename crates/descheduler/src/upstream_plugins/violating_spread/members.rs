@@ -1,0 +1,248 @@
+//! The pods of a namespace, and how they are spread over domains.
+
+use super::candidates::Candidates;
+use super::constraint::Constraint;
+use crate::framework::{Cycle, Why};
+use crate::state::PodInfo;
+use k8s_openapi::api::core::v1::TopologySpreadConstraint;
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+/// One pod.
+#[derive(Debug)]
+pub(super) struct Member<'a> {
+    pub(super) pod: &'a Arc<PodInfo>,
+    /// The constraints that it has itself, by place.
+    pub(super) constraints: Vec<usize>,
+    /// Whether it may be evicted. Others count where they are.
+    pub(super) is_movable: bool,
+    /// Why not, until that is reported.
+    pub(super) why: Option<Why>,
+}
+
+/// The pods of a namespace, and the constraints of those that may be evicted.
+#[derive(Debug, Default)]
+pub(super) struct Members<'a> {
+    pub(super) pods: Vec<Member<'a>>,
+    pub(super) constraints: Vec<Constraint>,
+}
+
+/// One value of a topology key.
+#[derive(Debug)]
+pub(super) struct Domain<'a> {
+    pub(super) value: String,
+    /// How many pods count.
+    pub(super) size: usize,
+    /// Places of those that may be evicted.
+    pub(super) movable: Vec<usize>,
+    /// The same in order, once that is needed.
+    pub(super) candidates: Option<Candidates<'a>>,
+}
+
+/// The pods that a constraint is about; domains without any are there too.
+#[derive(Debug)]
+pub(super) struct Domains<'a> {
+    /// By value.
+    pub(super) list: Vec<Domain<'a>>,
+    /// How many pods leave their domain, and need another.
+    pub(super) leaving: usize,
+}
+
+impl<'a> Members<'a> {
+    /// The place of the constraint `of` has in `pod`.
+    pub(super) fn constraint(
+        &mut self,
+        of: &TopologySpreadConstraint,
+        pod: &Arc<PodInfo>,
+    ) -> usize {
+        let constraint = Constraint::new(of, pod);
+        let known = self.constraints.iter().position(|one| *one == constraint);
+        known.unwrap_or_else(|| {
+            self.constraints.push(constraint);
+            self.constraints.len() - 1
+        })
+    }
+
+    /// The pods that `constraint` is about by domain, without those that leave.
+    pub(super) fn domains(&self, cycle: &Cycle<'a>, constraint: &Constraint) -> Domains<'a> {
+        let key = &constraint.topology_key;
+        let nodes = cycle.nodes().iter();
+        let included = nodes.filter(|node| constraint.includes(node));
+        let mut domains = BTreeMap::<&str, (usize, Vec<usize>)>::new();
+        for value in included.filter_map(|node| node.label(key)) {
+            domains.entry(value).or_default();
+        }
+        let mut leaving = 0;
+        for (place, member) in self.pods.iter().enumerate() {
+            let pod = member.pod;
+            // A pod that is being deleted has been replaced already.
+            if pod.deleting || !constraint.selects(pod) {
+                continue;
+            }
+            if cycle.is_leaving(pod) {
+                leaving += 1;
+                continue;
+            }
+            if let Some(value) = domain_of(cycle, pod, key) {
+                let (size, movable) = domains.entry(value).or_default();
+                *size += 1;
+                if member.is_movable {
+                    movable.push(place);
+                }
+            }
+        }
+        let list = domains.into_iter().map(|(value, (size, movable))| Domain {
+            value: value.to_owned(),
+            size,
+            movable,
+            candidates: None,
+        });
+        Domains {
+            list: list.collect(),
+            leaving,
+        }
+    }
+}
+
+/// The domain in which `pod` is by topology key `key`.
+fn domain_of<'a>(cycle: &Cycle<'a>, pod: &PodInfo, key: &str) -> Option<&'a str> {
+    let node = cycle.snapshot().node(pod.node.as_ref()?)?;
+    node.label(key)
+}
+
+impl Domains<'_> {
+    /// Counts what replaces the pods that leave in the smallest domains, where a scheduler puts it.
+    pub(super) fn place_leaving(&mut self) {
+        let sizes = self.list.iter().enumerate();
+        let mut smallest: BinaryHeap<_> = sizes
+            .map(|(at, domain)| Reverse((domain.size, at)))
+            .collect();
+        for _ in 0..self.leaving {
+            let Some(Reverse((size, at))) = smallest.pop() else {
+                return;
+            };
+            if let Some(domain) = self.list.get_mut(at) {
+                domain.size = size + 1;
+            }
+            smallest.push(Reverse((size + 1, at)));
+        }
+    }
+
+    /// How many pods each domain would have if all had as many.
+    pub(super) fn average(&self) -> f64 {
+        let pods = self.list.iter().map(|domain| domain.size).sum();
+        super::count(pods) / super::count(self.list.len().max(1))
+    }
+
+    /// Whether no domain has more than `max_skew` pods more than another.
+    pub(super) fn is_balanced(&self, max_skew: i32) -> bool {
+        let sizes = || self.list.iter().map(|domain| domain.size);
+        let (Some(least), Some(most)) = (sizes().min(), sizes().max()) else {
+            return true;
+        };
+        i64::try_from(most - least).is_ok_and(|skew| skew <= i64::from(max_skew))
+    }
+}
+
+/// Where a pod is by the other constraints that it has: their places, and the domains.
+pub(super) type Surplus<'a> = Vec<(usize, &'a str)>;
+
+/// How many pods of other constraints are where, while one constraint is judged.
+#[derive(Debug)]
+pub(super) struct ConstraintCounts<'m, 'a> {
+    cycle: &'m Cycle<'a>,
+    members: &'m Members<'a>,
+    /// The constraint that is judged.
+    judged: usize,
+    others: FxHashMap<usize, DomainCounts<'a>>,
+}
+
+/// Pods by domain, and how many of them are not too many.
+#[derive(Debug, Default)]
+struct DomainCounts<'a> {
+    sizes: FxHashMap<&'a str, usize>,
+    share: usize,
+}
+
+impl<'m, 'a> ConstraintCounts<'m, 'a> {
+    pub(super) fn new(cycle: &'m Cycle<'a>, members: &'m Members<'a>, judged: usize) -> Self {
+        Self {
+            cycle,
+            members,
+            judged,
+            others: FxHashMap::default(),
+        }
+    }
+
+    /// The domains in which the pod at `place` is by its other constraints.
+    pub(super) fn surplus(&mut self, place: usize) -> Surplus<'a> {
+        let (cycle, members) = (self.cycle, self.members);
+        let Some(member) = members.pods.get(place) else {
+            return Surplus::new();
+        };
+        let others = member.constraints.iter().filter(|at| **at != self.judged);
+        let mut surplus = Surplus::new();
+        for at in others {
+            let Some(constraint) = members.constraints.get(*at) else {
+                continue;
+            };
+            if constraint.selects(member.pod)
+                && let Some(value) = domain_of(cycle, member.pod, &constraint.topology_key)
+            {
+                self.others
+                    .entry(*at)
+                    .or_insert_with(|| DomainCounts::new(cycle, members, constraint));
+                surplus.push((*at, value));
+            }
+        }
+        surplus
+    }
+
+    /// How many pods there are too many in these domains.
+    pub(super) fn excess(&self, surplus: &Surplus<'a>) -> usize {
+        let excess = |(at, value): &(usize, &'a str)| {
+            let domain_counts = self.others.get(at)?;
+            Some(
+                domain_counts
+                    .sizes
+                    .get(value)?
+                    .saturating_sub(domain_counts.share),
+            )
+        };
+        surplus.iter().filter_map(excess).sum()
+    }
+
+    /// Takes a pod off these domains.
+    pub(super) fn take(&mut self, surplus: &Surplus<'a>) {
+        for (at, value) in surplus {
+            if let Some(domain_counts) = self.others.get_mut(at)
+                && let Some(size) = domain_counts.sizes.get_mut(value)
+            {
+                *size = size.saturating_sub(1);
+            }
+        }
+    }
+}
+
+impl<'a> DomainCounts<'a> {
+    fn new(cycle: &Cycle<'a>, members: &Members<'a>, constraint: &Constraint) -> Self {
+        let domains = members.domains(cycle, constraint);
+        let pods = domains.leaving + domains.list.iter().map(|domain| domain.size).sum::<usize>();
+        let mut domain_counts = Self {
+            share: pods.div_ceil(domains.list.len().max(1)),
+            ..Self::default()
+        };
+        for member in &members.pods {
+            let pod = member.pod;
+            if !cycle.is_leaving(pod)
+                && constraint.selects(pod)
+                && let Some(value) = domain_of(cycle, pod, &constraint.topology_key)
+            {
+                *domain_counts.sizes.entry(value).or_default() += 1;
+            }
+        }
+        domain_counts
+    }
+}
