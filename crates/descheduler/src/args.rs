@@ -16,7 +16,7 @@ use koord_kube::secure::SecureServingArgs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Flags of koord-descheduler. Those that are accepted without effect say so.
+/// Flags of koord-descheduler. The help text of a flag states if it is accepted without effect.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "koord-descheduler",
@@ -34,28 +34,28 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// IP address of the HTTP server for health, metrics and debugging. Ignored with --config, which has its
-    /// own.
+    /// own addresses.
     #[arg(long, default_value = "0.0.0.0")]
     pub address: String,
-    /// Its port; 0 turns it off. Ignored with --config.
+    /// Port of the HTTP server; 0 disables it. Ignored with --config.
     #[arg(long, default_value_t = crate::config::DEFAULT_PORT)]
     pub port: u16,
-    /// IP address of the TLS server that shows the same.
+    /// IP address of the TLS server, which serves the same as the HTTP server.
     #[arg(long, default_value = "0.0.0.0")]
     pub bind_address: String,
-    /// Its port; 0 turns it off.
+    /// Port of the TLS server; 0 disables it.
     #[arg(long, default_value_t = 10258)]
     pub secure_port: u16,
     /// Certificate and callers of the TLS server. Upstream admits every caller.
     #[command(flatten)]
     pub secure: SecureServingArgs,
-    /// Find out before a pod is evicted where it will go, by the scheduler's own rules: one for which there is no
-    /// place stays. Not in upstream. It needs more rights and memory, as a scheduler does.
+    /// Find a target node by the scheduler's own rules before evicting a pod; a pod without a target stays.
+    /// Not in upstream. Needs the rights and the memory of a scheduler.
     #[arg(long, num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", action = ArgAction::Set, value_parser = flags::boolean)]
     pub find_targets: bool,
-    /// For --find-targets: the KubeSchedulerConfiguration file of the scheduler; without it, every koord plugin and
-    /// the load thresholds of LoadAwareScheduling. Not in upstream.
+    /// For --find-targets: path of the scheduler's KubeSchedulerConfiguration file. Without it, every koord
+    /// plugin and the load thresholds of LoadAwareScheduling are used. Not in upstream.
     #[arg(long, value_name = "FILE")]
     pub scheduler_config: Option<PathBuf>,
     /// Leader election.
@@ -64,12 +64,12 @@ pub struct Args {
     /// Feature gates: Name=true,Other=false.
     #[arg(long, default_value = "")]
     pub feature_gates: String,
-    /// The rest of upstream's flags.
+    /// Upstream flags that are accepted without effect.
     #[command(flatten)]
     pub accepted: Accepted<Upstreams>,
 }
 
-/// Flags of upstream's descheduler that change nothing here.
+/// Table of upstream's flags that have no effect here.
 #[derive(Debug, Clone)]
 pub struct Upstreams;
 
@@ -77,57 +77,57 @@ impl Table for Upstreams {
     const PARTS: &'static [&'static [Row]] = &[SERVING, METRICS, LOG];
 }
 
-/// A command line that cannot be used.
+/// An error in the command line or in the file that it names.
 #[derive(Debug, thiserror::Error)]
 pub enum ArgsError {
     /// The file cannot be read.
     #[error("--config: {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The file cannot be used.
+    /// The file's content is invalid.
     #[error("--config: {}: {source}", path.display())]
     Config {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: ConfigError,
     },
-    /// What flags say of the leader election cannot be.
+    /// The flags set an invalid leader election.
     #[error("--leader-elect-...: {0}")]
     Election(ConfigError),
-    /// A feature gate that does not exist or has no such value.
+    /// Unknown feature gate, or invalid value for one.
     #[error("--feature-gates: {0}")]
     Gate(#[from] GateError),
-    /// An address that is none.
+    /// The value is not an IP address.
     #[error("--{flag}: {value:?} is not an IP address")]
     Address {
-        /// Without dashes.
+        /// Name of the flag, without dashes.
         flag: &'static str,
-        /// What was given.
+        /// The invalid value.
         value: String,
     },
 }
 
-/// What a command line and its file say.
+/// Configuration resolved from command line and file.
 #[derive(Debug)]
 pub struct ResolvedConfig {
-    /// The file's, with what flags override.
+    /// The file's configuration, with the flags' overrides applied.
     pub config: Configuration,
-    /// Feature gates.
+    /// Feature gates from the flags.
     pub gates: Gates,
-    /// What was asked for and has no effect.
+    /// Messages about settings that have no effect.
     pub notes: Vec<String>,
 }
 
 impl Args {
-    /// What the flags and the file together say: of a file, flags override the leader election and nothing else.
+    /// Merges flags and file. With a file, flags override only the leader election.
     ///
     /// # Errors
-    /// The file cannot be read or used, or a flag's value cannot.
+    /// Returns an error if the file cannot be read or is invalid, or if a flag has an invalid value.
     pub fn resolve(&self) -> Result<ResolvedConfig, ArgsError> {
         let address = ip("address", &self.address)?;
         self.secure_address()?;
@@ -165,7 +165,7 @@ impl Args {
         })
     }
 
-    /// The kubeconfig: the configuration file's, else the flag's.
+    /// Returns the path of the kubeconfig: the configuration file's, or else the flag's.
     #[must_use]
     pub fn client_kubeconfig(&self, config: &Configuration) -> Option<PathBuf> {
         let named = Path::new(&config.client_connection.kubeconfig);
@@ -173,10 +173,10 @@ impl Args {
         named.or_else(|| self.kubeconfig.clone())
     }
 
-    /// Where the TLS server listens; `None` is nowhere.
+    /// Returns the address of the TLS server, or `None` if its port is 0.
     ///
     /// # Errors
-    /// It is no IP address.
+    /// Returns an error if the flag's value is not an IP address.
     pub fn secure_address(&self) -> Result<Option<SocketAddr>, ArgsError> {
         let address = ip("bind-address", &self.bind_address)?;
         let at = SocketAddr::new(address, self.secure_port);
@@ -188,10 +188,10 @@ fn is_empty(path: &Path) -> bool {
     path.as_os_str().is_empty()
 }
 
-/// Reads a configuration file.
+/// Reads and validates a configuration file.
 ///
 /// # Errors
-/// It cannot be read, or says what it may not.
+/// Returns an error if the file cannot be read or its content is invalid.
 pub fn read(path: &Path) -> Result<Configuration, ArgsError> {
     let text = std::fs::read_to_string(path).map_err(|source| ArgsError::Read {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! The plugins of this crate, one row for each.
+//! Registry of the plugins in this crate, one row per plugin.
 
 use crate::framework::PluginHandles;
 use crate::low_node_load::{self, LowNodeLoad};
@@ -10,7 +10,7 @@ use crate::registry::Registry;
 use crate::upstream_plugins;
 
 impl Registry {
-    /// Every plugin of this crate.
+    /// Returns a registry with every plugin of this crate.
     #[must_use]
     pub fn in_tree() -> Self {
         all()

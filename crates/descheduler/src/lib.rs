@@ -1,19 +1,19 @@
-//! The descheduler: moves pods away from where they no longer belong.
+//! The descheduler: evicts or migrates pods from nodes where they should no longer run.
 //!
 //! ```text
 //! Node, Pod, NodeMetric, … ──► state::Snapshot ──► framework (profiles of strategies) ──► Plan
-//!                                                                                          │ moves, and who stays and why
-//!                              PodMigrationJob ◄── shell ◄─────────────────────────────────┘
+//!                                                                                          │ moves; skipped pods with reasons
+//!                              PodMigrationJob ◄── daemon ◄────────────────────────────────┘
 //!                                    │
-//! Reservation, Pod, Workload ──► migration (arbitrator, state machine) ──► steps ──► shell
+//! Reservation, Pod, Workload ──► migration (arbitrator, state machine) ──► steps ──► daemon
 //! ```
 //!
-//! A cycle is a pure function: from a [`state::Snapshot`] to a [`framework::Plan`] of what shall be moved, with a
-//! reason for each pod that is taken and each that was looked at and stays. The shell around it reads the cluster and
+//! A cycle is a pure function from a [`state::Snapshot`] to a [`framework::Plan`] of the moves to make, with a reason
+//! for each pod that is moved and for each that was considered and stays. The daemon around it watches the cluster and
 //! carries the plan out.
 //!
-//! Invariant: no decision does I/O or reads a clock, and nothing here knows how pods are placed; whoever runs the
-//! descheduler may hand it something that does ([`framework::Placement`]).
+//! Invariant: no decision does I/O or reads a clock, and this crate does not depend on how pods are scheduled. A program
+//! may provide target nodes by implementing [`framework::Placement`].
 
 pub mod args;
 pub mod config;

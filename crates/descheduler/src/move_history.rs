@@ -1,9 +1,10 @@
-//! What was moved lately by strategies that weigh one place against another: what one of them has moved no other moves
-//! back within an hour, and it is expected where it goes before any report tells of it. The job that moves a pod tells whether it went: what stayed is not expected anywhere, and its
-//! workload pauses, longer with each failure.
+//! Recent moves by strategies that balance nodes. A pod moved by one strategy is not moved back by another
+//! within an hour. Until a NodeMetric includes it, the pod is expected on its target node. The job that moves
+//! a pod shows whether the move succeeded: a pod that stayed is not expected anywhere else, and moves of its
+//! workload pause, longer with each failure.
 //!
-//! What is known of a move stands in its job, where the next leader and the ledgers of other strategies find it. Of what
-//! is moved without a job, the strategy alone knows that moved it.
+//! Each move is recorded in its job, so that the next leader and the histories of other strategies can read
+//! it. A move without a job is recorded only in the strategy that made it.
 
 mod outcome;
 mod record;
@@ -18,66 +19,65 @@ use outcome::MoveOutcome;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// How long a pod that was moved is left alone, and so is what came in its place.
+/// How long a moved pod and its replacement are left alone.
 pub(crate) const REST: SignedDuration = SignedDuration::from_hours(1);
-/// How long a move takes at most: a pod that is still where it was may be moved then, and one that came is believed to
-/// use what is reported of it.
+/// Time until a move counts as complete: afterwards a pod still on its source node may be moved again, and
+/// the reported usage of a replacement is used.
 pub(crate) const SETTLE: SignedDuration = SignedDuration::from_mins(5);
-/// How long the pods of a workload are left alone after a job of one has failed: twice as long with each that fails, at
-/// most [`SETTLE`].
+/// Pause of a workload's moves after a failed job. Doubles with each failure, up to [`SETTLE`].
 const PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Times of objects are whole seconds.
+/// Resolution of timestamps in API objects.
 const SECOND: SignedDuration = SignedDuration::from_secs(1);
 
-/// Who makes a pod anew: its controller's UID, or its own name when it has none.
+/// Identifies a workload: its controller's UID, or for a pod without a controller its own namespace and name.
 type Key = Arc<str>;
 
-/// One move.
+/// One move of a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) uid: Arc<str>,
     key: Key,
     at: Timestamp,
-    /// The job's name, if one moves it.
+    /// Name of the PodMigrationJob, if the pod is moved by one.
     job: Option<Arc<str>>,
     outcome: MoveOutcome,
-    /// When it went, as far as that is known, or else `at`.
+    /// Time of the eviction if known, or else `at`.
     moved: Timestamp,
-    /// How many moves of its workload would have failed in a row with this one.
+    /// Number of failed moves of the workload in a row if this one fails, too.
     attempt: u32,
     from: Arc<str>,
-    /// Where it is expected, and once it is there, where it is.
+    /// Expected target node; once the replacement runs, its node.
     to: Option<Arc<str>>,
-    /// What came in its place.
+    /// The pod that replaced the moved one.
     pub(crate) replacement: Option<Arc<PodInfo>>,
-    /// What the pod used.
+    /// Usage of the pod when it was moved.
     pub(crate) usage: Amounts,
-    /// Whether it is of class prod.
+    /// True if the pod is of priority class prod.
     pub(crate) prod: bool,
-    /// Whether the pod is still where it was.
+    /// True if the pod is still on the node it is moved from.
     on_source: bool,
-    /// Whether it is there, and is being deleted.
+    /// True if the pod is still on that node and is being deleted.
     deleting: bool,
 }
 
 impl Entry {
-    /// Whether reports tell all there is to know of it.
+    /// Returns true if the move is over and NodeMetrics include its effect.
     fn is_settled(&self, now: Timestamp) -> bool {
         self.outcome != MoveOutcome::Pending && now.duration_since(self.moved) >= SETTLE
     }
 }
 
-/// Moves of one workload that failed.
+/// Failed moves of one workload.
 #[derive(Debug, Clone, Copy)]
 struct WorkloadFailures {
-    /// How many in a row.
+    /// Number of failures in a row.
     attempt: u32,
-    /// When the last one did.
+    /// Time of the last failure.
     at: Timestamp,
 }
 
 impl WorkloadFailures {
-    /// When the next move may be tried.
+    /// Returns when the next move may be tried.
     fn pause_ends(&self) -> Timestamp {
         let doubled = 1_i32 << self.attempt.saturating_sub(1).min(10);
         let pause = PAUSE.saturating_mul(doubled).min(SETTLE);
@@ -85,17 +85,17 @@ impl WorkloadFailures {
     }
 }
 
-/// Moves of the last hour, the oldest first.
+/// Moves of the last hour, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct MoveHistory {
     entries: Vec<Entry>,
-    /// When the first move of those was that are made anew by this controller.
+    /// Time of the first recorded move of each workload.
     keys: FxHashMap<Key, Timestamp>,
     uids: FxHashMap<Arc<str>, usize>,
-    /// Names of the jobs that were read, or that are of this process.
+    /// Names of the jobs that were read, or that this process created.
     read: FxHashSet<Arc<str>>,
     failures: FxHashMap<Key, WorkloadFailures>,
-    /// Which entries concern a node: of those that are settled, none.
+    /// Indexes of the unsettled entries that concern a node.
     leaving: FxHashMap<Arc<str>, Vec<usize>>,
     coming: FxHashMap<Arc<str>, Vec<usize>>,
 }
@@ -107,7 +107,7 @@ fn key(pod: &PodInfo) -> Key {
     }
 }
 
-/// What `all` has of the workload of `pod`.
+/// Returns the value in `all` for the workload of `pod`.
 fn lookup_workload<'a, T>(all: &'a FxHashMap<Key, T>, pod: &PodInfo) -> Option<&'a T> {
     match pod.controller() {
         Some(owner) => all.get(&owner.uid),
@@ -115,7 +115,7 @@ fn lookup_workload<'a, T>(all: &'a FxHashMap<Key, T>, pod: &PodInfo) -> Option<&
     }
 }
 
-/// Until when the next leader has to know of `job`, if it moved a pod.
+/// Returns until when the next leader needs `job` because it moved a pod; `None` if it did not.
 pub(crate) fn retained_until(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let went = record::is_in(job) && outcome::from_job(job, false) == MoveOutcome::Moved;
     let created = status::created(job, now)?;
@@ -124,7 +124,7 @@ pub(crate) fn retained_until(job: &PodMigrationJob, now: Timestamp) -> Option<Ti
 }
 
 impl MoveHistory {
-    /// A cycle begins: looks what became of what was moved.
+    /// Starts a cycle: updates the outcomes of recorded moves.
     pub(crate) fn begin(&mut self, snapshot: &Snapshot) {
         let now = snapshot.now;
         let is_recent = |at: Timestamp| now.duration_since(at) < REST;
@@ -165,7 +165,7 @@ impl MoveHistory {
         }
     }
 
-    /// Reads jobs that are not known yet: those of former leaders, when this one begins.
+    /// Reads jobs that are not recorded yet, such as those of earlier leaders.
     fn read(&mut self, snapshot: &Snapshot) {
         let before = self.entries.len();
         for job in snapshot.jobs.iter().filter(|job| record::is_in(job)) {
@@ -182,7 +182,7 @@ impl MoveHistory {
         self.read.retain(|name| snapshot.job(name).is_some());
     }
 
-    /// Finds the pods that were moved, and returns those that may have come in their place.
+    /// Finds the pods that were moved, and returns those that may be their replacements.
     fn find<'a>(&mut self, snapshot: &'a Snapshot) -> Vec<&'a Arc<PodInfo>> {
         let mut found = FxHashMap::default();
         let mut newest = Vec::new();
@@ -203,7 +203,8 @@ impl MoveHistory {
         newest
     }
 
-    /// Asks the jobs what became of their pods. Whether any of them is no move any more, or was one too long ago.
+    /// Updates the outcomes from the jobs. Returns true if entries were removed because they failed or are
+    /// too old.
     fn judge(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.entries.len();
         let is_recent = |entry: &Entry| snapshot.now.duration_since(entry.moved) < REST;
@@ -224,7 +225,7 @@ impl MoveHistory {
                         entry.to = Some(node.into());
                     }
                 }
-                // It was never made, or somebody has deleted it.
+                // The job was never created, or a user deleted it.
                 None if entry.outcome == MoveOutcome::Pending && stays => {
                     entry.outcome = MoveOutcome::Failed
                 }
@@ -257,7 +258,7 @@ impl MoveHistory {
         self.entries.len() < before
     }
 
-    /// Matches pods that are new with moves that nothing came of yet.
+    /// Assigns new pods to moves that have no replacement yet.
     fn match_with(&mut self, mut newest: Vec<&Arc<PodInfo>>) {
         let mut waiting: FxHashMap<Key, Vec<usize>> = FxHashMap::default();
         for (at, entry) in self.entries.iter().enumerate().rev() {
@@ -269,7 +270,7 @@ impl MoveHistory {
             let Some(places) = waiting.get(&key(pod)) else {
                 continue;
             };
-            // The oldest move that nothing came of yet, and that was before this pod.
+            // The oldest move without a replacement that happened before this pod was created.
             let of = places.iter().rev().find(|at| {
                 let open = |entry: &Entry| {
                     entry.replacement.is_none()
@@ -288,7 +289,7 @@ impl MoveHistory {
         }
     }
 
-    /// When the move was that this pod may have come of.
+    /// Returns the time of the move that `pod` may be the replacement of.
     fn first(&self, pod: &PodInfo) -> Option<Timestamp> {
         if self.keys.is_empty() {
             return None;
@@ -297,10 +298,11 @@ impl MoveHistory {
         at.copied().filter(|at| *at <= pod.created + SECOND)
     }
 
-    /// Whether `pod` may be moved.
+    /// Checks whether `pod` may be moved.
     ///
     /// # Errors
-    /// It, or what it came in the place of, was moved lately.
+    /// Returns the rule that forbids it: the pod, or the pod that it replaced, was moved recently, or moves
+    /// of its workload failed.
     pub(crate) fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         let moved = self.uids.get(&pod.uid).and_then(|at| self.entries.get(*at));
         if let Some(entry) = moved {
@@ -325,7 +327,7 @@ impl MoveHistory {
         Err(Why::new("MovedLately", said))
     }
 
-    /// Whether the workload of `pod` does not pause after a move that failed.
+    /// Checks that moves of the workload of `pod` are not paused after a failure.
     fn no_pause(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         if self.failures.is_empty() {
             return Ok(());
@@ -345,7 +347,7 @@ impl MoveHistory {
         Err(Why::new("MoveFailed", said))
     }
 
-    /// `pod`, which was put into the plan last, is moved, unless that is only shown.
+    /// Records the move of `pod`, which was planned last, unless it is only shown.
     pub(crate) fn record_planned(&mut self, cycle: &mut Cycle<'_>, pod: &PodInfo) {
         if !cycle.is_last_move_real() {
             return;
@@ -359,7 +361,8 @@ impl MoveHistory {
         self.record(pod, &usage, to, cycle.job(), snapshot);
     }
 
-    /// `pod`, which uses `usage`, is moved by `job`, if one does it, to `to` if that is known. The job remembers it.
+    /// Records the move of `pod` with its `usage`, to node `to` if known, also in the annotations of `job` if
+    /// there is one.
     pub(crate) fn record(
         &mut self,
         pod: &PodInfo,
@@ -399,7 +402,7 @@ impl MoveHistory {
         }
         self.read.extend(entry.job.clone());
         let (from, to) = (entry.from.clone(), entry.to.clone());
-        // The order stays that of time but for what is tried again, which is the latest of its pod.
+        // Entries stay ordered by time, except that a retried move replaces the earlier entry of its pod.
         let at = match self.uids.get(&pod.uid).copied() {
             Some(at) if at < self.entries.len() => {
                 self.entries[at] = entry;
@@ -411,19 +414,19 @@ impl MoveHistory {
             }
         };
         self.uids.insert(pod.uid.clone(), at);
-        // A later pool of the same cycle knows of it.
+        // A later pool of the same cycle must see the move.
         self.leaving.entry(from).or_default().push(at);
         if let Some(to) = to {
             self.coming.entry(to).or_default().push(at);
         }
     }
 
-    /// What is known of the moves away from `node` that are not settled.
+    /// Returns the unsettled moves away from `node`.
     pub(crate) fn leaving(&self, node: &str) -> impl Iterator<Item = &Entry> {
         self.entries_on(&self.leaving, node)
     }
 
-    /// What is known of the moves to `node` that are not settled.
+    /// Returns the unsettled moves to `node`.
     pub(crate) fn coming(&self, node: &str) -> impl Iterator<Item = &Entry> {
         self.entries_on(&self.coming, node)
     }

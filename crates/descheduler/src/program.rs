@@ -16,11 +16,12 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Makes the placement of `--find-targets` from the file of `--scheduler-config`, if there is one.
+/// Builds the [`Placement`] for `--find-targets` from the file of `--scheduler-config`, if one is given.
 pub type PlacementMaker =
     fn(config: Option<&Path>, &Client, &Context) -> Result<Box<dyn Placement>>;
 
-/// Runs koord-descheduler with the placement that `place` makes. The first element of `argv` is the program's name.
+/// Runs koord-descheduler with the placement that `place` builds. The first element of `argv` is the
+/// program's name.
 #[must_use]
 pub fn run(argv: Vec<OsString>, place: PlacementMaker) -> ExitCode {
     start(argv, |args, context| serve(args, place, context))
@@ -90,7 +91,7 @@ async fn serve(args: Args, place: PlacementMaker, context: Context) -> Result<()
         .map_err(Into::into)
 }
 
-/// Returns an error of the configuration, with its file if there is one.
+/// Converts `error` and adds the configuration file's path if there is one.
 fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
     let error = anyhow::Error::new(error);
     match &args.config {
@@ -99,7 +100,7 @@ fn in_file(args: &Args, error: ConfigError) -> anyhow::Error {
     }
 }
 
-/// Returns the first address that `address` (`host:port`) stands for.
+/// Resolves `address` (`host:port`) and returns the first result.
 async fn resolve_address(address: &str) -> Result<SocketAddr> {
     let mut found = tokio::net::lookup_host(address)
         .await

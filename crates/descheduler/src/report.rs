@@ -1,4 +1,4 @@
-//! What the last cycle did, and why it did not do more: for people, by node.
+//! Report of the last cycle by node, for users: what was done, and why not more.
 
 use crate::framework::{Action, Finding, Plan};
 use crate::state::{Snapshot, rejection};
@@ -6,52 +6,52 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// How many pods are named for one rule on one node; the others are counted.
+/// Pods listed by name per rule and node; the others are only counted.
 const NAMED: usize = 5;
 
-/// A cycle.
+/// Report of one cycle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// When it began.
+    /// Start of the cycle.
     pub at: Timestamp,
-    /// Whether nothing was done, only shown.
+    /// True if the plan was only reported, not carried out.
     pub dry_run: bool,
-    /// What ended it early.
+    /// Error that ended the cycle early.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub error: Option<String>,
-    /// About all nodes: `profile/strategy: text`.
+    /// Notes about the whole cluster: `profile/strategy: text`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
-    /// By name.
+    /// Reports by node name.
     pub nodes: BTreeMap<String, NodeReport>,
-    /// Pods that are on no node, or on one that is not there.
+    /// Report for pods without a node, or on a node that does not exist.
     pub elsewhere: NodeReport,
 }
 
-/// What a cycle made of one node.
+/// Report of a cycle about one node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// Whether a strategy finds it too hot.
+    /// True if a strategy classifies the node as hot.
     #[serde(skip_serializing_if = "is_false", default)]
     pub hot: bool,
-    /// Whether every strategy that does waits whether it stays so.
+    /// True if every strategy that classifies the node as hot still waits for it to stay hot long enough.
     #[serde(skip_serializing_if = "is_false", default)]
     pub early: bool,
-    /// Whether a strategy did not look at it, because of what is wrong with what is known of it.
+    /// True if a strategy skipped the node because its usage data are unusable.
     #[serde(skip_serializing_if = "is_false", default)]
     pub skipped: bool,
-    /// What is wrong with it, or with what is known of it.
+    /// Problems with the node or with its usage data.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub problems: Vec<String>,
-    /// What strategies say of it: `profile/strategy: text`.
+    /// Notes of strategies about the node: `profile/strategy: text`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
-    /// What was to be done, in order, and what became of it.
+    /// Planned actions in order, each with its outcome.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub actions: Vec<Done>,
-    /// Pods that were looked at and stay, by `strategy: rule`.
+    /// Pods that were considered and stay, by `strategy: rule`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", default)]
     pub kept: BTreeMap<String, KeptPods>,
 }
@@ -61,32 +61,33 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// Something that was to be done.
+/// A planned action and its outcome.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Done {
-    /// What, and why: `move default/p to b: reason`.
+    /// The action and its reason: `move default/p to b: reason`.
     pub what: String,
-    /// Which strategy asked for it.
+    /// Strategy that planned the action.
     pub strategy: String,
-    /// What became of it.
+    /// Outcome: what was done, or the error.
     pub outcome: String,
-    /// Whether it was done, or shown in a dry run.
+    /// True if the action was done, or shown in a dry run.
     pub success: bool,
 }
 
-/// Pods that one rule keeps on one node.
+/// Pods on one node that one rule keeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeptPods {
-    /// How many.
+    /// Number of pods.
     pub count: usize,
     /// The first of them: `namespace/name: detail`.
     pub pods: Vec<String>,
 }
 
 impl Report {
-    /// What `plan` for `snapshot` says; `outcomes` are those of its actions, in order.
+    /// Builds the report of `plan`, which was made from `snapshot`; `outcomes` are those of its actions, in
+    /// order.
     #[must_use]
     pub fn new(
         snapshot: &Snapshot,
@@ -326,7 +327,7 @@ mod tests {
             c.contains("status.allocatable.cpu") && c.contains("much"),
             "{c}"
         );
-        // Whoever reads it over HTTP has the same.
+        // The JSON served over HTTP decodes to an equal report.
         let text = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
     }

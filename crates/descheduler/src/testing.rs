@@ -1,4 +1,4 @@
-//! Little clusters for tests.
+//! Small clusters for tests.
 
 use crate::config::Configuration;
 use crate::framework::{Ask, Evictor, Filter, Framework, Intent, Plan, Profile, Strategy, Why};
@@ -10,7 +10,7 @@ use koord_model::resources::ResourceTable;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// A cluster that is being made.
+/// A cluster under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct TestCluster {
     pub(crate) shapes: Shapes,
@@ -34,7 +34,7 @@ impl Default for TestCluster {
     }
 }
 
-/// `value` with what `over` says, member by member.
+/// Merges `over` into `value` recursively, like a JSON merge patch.
 pub(crate) fn merged(mut value: Value, over: Value) -> Value {
     match (&mut value, over) {
         (Value::Object(members), Value::Object(over)) => {
@@ -49,7 +49,7 @@ pub(crate) fn merged(mut value: Value, over: Value) -> Value {
 }
 
 impl TestCluster {
-    /// A node that is ready, with 4 CPUs, 3 GB and 110 pods, and what `over` says.
+    /// Adds a ready node with 4 CPUs, 3 GB and 110 pods, modified by `over`.
     pub(crate) fn node(&mut self, name: &str, over: Value) -> Arc<NodeInfo> {
         let node = json!({
             "metadata": {"name": name, "uid": name, "labels": {"kubernetes.io/hostname": name}},
@@ -64,7 +64,7 @@ impl TestCluster {
         node
     }
 
-    /// A pod of a ReplicaSet that runs on `node`, is ready and asks for nothing, and what `over` says.
+    /// Adds a ready pod of a ReplicaSet on `node` without requests, modified by `over`.
     pub(crate) fn pod(&mut self, name: &str, node: &str, over: Value) -> Arc<PodInfo> {
         let pod = json!({
             "metadata": {
@@ -87,7 +87,7 @@ impl TestCluster {
         pod
     }
 
-    /// A report of `node` of now; `pods` are `(name, usage)` in namespace `default`.
+    /// Adds a current NodeMetric of `node`; `pods` are `(name, usage)` in namespace `default`.
     pub(crate) fn usage(
         &mut self,
         node: &str,
@@ -112,7 +112,7 @@ impl TestCluster {
             .push(Arc::new(NodeUsage::new(metric, self.shapes.table())));
     }
 
-    /// As it stands.
+    /// Returns a snapshot of the current state.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::empty(self.now, self.shapes.table().clone())
             .with(self.nodes.clone(), self.pods.clone());
@@ -128,7 +128,7 @@ impl TestCluster {
     }
 }
 
-/// Lets everything go.
+/// A filter and evictor that allows every eviction.
 #[derive(Debug)]
 pub(crate) struct AllowAll;
 
@@ -150,7 +150,7 @@ impl Evictor for AllowAll {
     }
 }
 
-/// Only shows what it would do.
+/// An evictor that only shows what it would do.
 #[derive(Debug)]
 pub(crate) struct OnlyShows;
 
@@ -163,7 +163,7 @@ impl Evictor for OnlyShows {
     }
 }
 
-/// Evicts all but pods of these names.
+/// An evictor that refuses pods of these names.
 #[derive(Debug)]
 pub(crate) struct Refuses(pub(crate) &'static [&'static str]);
 
@@ -179,7 +179,7 @@ impl Evictor for Refuses {
     }
 }
 
-/// Lets everything go but pods of these names.
+/// A filter that allows all pods except those of these names.
 #[derive(Debug)]
 pub(crate) struct AllBut(pub(crate) &'static [&'static str]);
 
@@ -195,7 +195,8 @@ impl Filter for AllBut {
     }
 }
 
-/// A framework in which `strategy` balances, `filters` have a say, and whatever passes is evicted.
+/// Returns a framework in which `strategy` balances, `filters` must all agree, and pods that pass are
+/// evicted.
 pub(crate) fn balancing(strategy: Box<dyn Strategy>, filters: Vec<Box<dyn Filter>>) -> Framework {
     Framework {
         profiles: vec![Profile {
@@ -210,7 +211,7 @@ pub(crate) fn balancing(strategy: Box<dyn Strategy>, filters: Vec<Box<dyn Filter
     }
 }
 
-/// Names of the pods that a plan moves, in order.
+/// Returns the names of the pods that a plan moves, in order.
 pub(crate) fn moved(plan: &Plan) -> Vec<String> {
     plan.moves()
         .map(|planned| planned.pod.name.to_string())
@@ -223,10 +224,10 @@ pub(crate) fn requests(cpu: &str, memory: &str) -> Value {
     json!({"spec": {"containers": [{"name": "c", "resources": {"requests": requests}}]}})
 }
 
-/// Reads a configuration in which the plugin `name` balances with the arguments `args`.
+/// Parses a configuration in which the plugin `name` balances with the arguments `args`.
 ///
 /// # Errors
-/// What is wrong with the arguments.
+/// Returns the validation error of the arguments.
 pub(crate) fn configured(name: &str, args: Value) -> Result<(), String> {
     let plugins = json!({"balance": {"enabled": [{"name": name}]}});
     let profile = json!({"plugins": plugins, "pluginConfig": [{"name": name, "args": args}]});

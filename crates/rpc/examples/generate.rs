@@ -1,13 +1,13 @@
-//! Writes `src/generated` anew from `proto`: `cargo run -p koord-rpc --example generate`.
+//! Regenerates `src/generated` from `proto`: `cargo run -p koord-rpc --example generate`.
 //!
-//! What it writes is committed, so that building koord needs neither protoc nor the compiler used
-//! here; a test compares both.
+//! The output is committed, so that building koord needs neither protoc nor the compiler used here; a test
+//! compares both.
 
 use std::error::Error;
 use std::path::Path;
 
-/// What there is in `proto`, by file name without its end; the messages of `nri` and `ttrpc` travel
-/// over ttrpc, the others over gRPC.
+/// File names in `proto` without their extension. The messages of `nri` and `ttrpc` are sent over ttrpc, the
+/// others over gRPC.
 pub(crate) const DEFINITIONS: [&str; 6] = [
     "cri",
     "deviceplugin",
@@ -17,17 +17,17 @@ pub(crate) const DEFINITIONS: [&str; 6] = [
     "ttrpc",
 ];
 
-/// The Rust code of one definition below the crate's root.
+/// Returns the generated Rust code of one definition; `root` is the crate's directory.
 ///
 /// # Errors
 ///
-/// When the definition cannot be read or has a fault.
+/// Returns an error if the definition cannot be read or is invalid.
 pub(crate) fn render(root: &Path, name: &str) -> Result<String, Box<dyn Error>> {
     let definitions = root.join("proto");
     let set = protox::compile([format!("{name}.proto")], [&definitions])?;
     let out = tempfile::tempdir()?;
     let mut config = prost_build::Config::new();
-    // Maps in order of keys: the same message has the same bytes each time.
+    // Maps ordered by key: equal messages have equal bytes.
     config
         .out_dir(out.path())
         .btree_map(["."])

@@ -1,4 +1,5 @@
-//! Our ends of NRI for bench/interop, which has others' at the other end.
+//! The ends of NRI implemented here, for bench/interop, which provides other implementations of the opposite
+//! end.
 //!
 //! `interop plugin SOCKET` is a plugin of the runtime there, `interop runtime SOCKET` a runtime that waits
 //! for a plugin.
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// What is adjusted.
+/// Returns the adjusted resources.
 fn shares() -> Option<LinuxResources> {
     Some(LinuxResources {
         cpu: Some(LinuxCpu {
@@ -43,7 +44,7 @@ fn update(id: &str) -> ContainerUpdate {
     }
 }
 
-/// Gives every new container 512 shares and a variable, and of those there are the last.
+/// Sets 512 CPU shares and a variable in every new container, and updates the last existing container.
 struct Plugin;
 
 impl Handler for Plugin {
@@ -99,7 +100,7 @@ async fn plugin(socket: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The runtime's part of a connection.
+/// The runtime's service for the plugin.
 struct Registry(mpsc::UnboundedSender<String>);
 
 impl Runtime for Registry {
@@ -140,7 +141,7 @@ async fn runtime(socket: &Path) -> Result<(), Failure> {
         ..ConfigureRequest::default()
     };
     let configured = plugin.configure(&request, &options).await?;
-    // In parts, the last of which says that it is.
+    // Sent in several parts; the last one is marked.
     let pod = PodSandbox {
         id: "pod".to_owned(),
         name: "pod".to_owned(),

@@ -1,12 +1,12 @@
-//! Reading a stream into a buffer, piece by piece.
+//! Reading from a stream into a buffer.
 
 use bytes::BytesMut;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Room that is made for each read, in bytes.
+/// Bytes reserved for each read.
 const ROOM: usize = 64 << 10;
 
-/// Reads what has come, at least a byte; `false` at the end of the stream.
+/// Reads the available bytes, at least one; returns `false` at the end of the stream.
 pub(crate) async fn more(
     from: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,

@@ -1,13 +1,12 @@
-//! What koord says to a node's other programs, and hears: container runtime, kubelet, runtime proxy.
+//! Protocols between koord and other programs on a node: container runtime, kubelet, runtime proxy.
 //!
 //! * [`cri`], [`deviceplugin`], [`hooks`] and [`podresources`]: messages, clients and servers of the
-//!   gRPC services, generated from the definitions in `proto`; [`grpc`] carries them; [`lister`] is the
-//!   kubelet's end of the last;
-//! * [`nri`]: the messages and services of NRI; [`ttrpc`] and [`mux`] carry them.
+//!   gRPC services, generated from the definitions in `proto`; [`grpc`] is their transport; [`lister`] is
+//!   the kubelet's end of PodResources;
+//! * [`nri`]: the messages and services of NRI; [`ttrpc`] and [`mux`] are their transport.
 //!
-//! Everything here moves bytes and messages. This crate must never know what a message is good for:
-//! pods, QoS and what a container shall get are decided elsewhere. It depends on no other crate of
-//! koord.
+//! This crate only transfers bytes and messages. It must not interpret messages: decisions about pods, QoS
+//! and the resources of containers are made elsewhere. It depends on no other crate of koord.
 
 pub mod grpc;
 mod io;
@@ -16,7 +15,7 @@ pub mod mux;
 pub mod nri;
 pub mod ttrpc;
 
-/// Generated code: what it holds is described in `proto`, where its lines come from.
+/// Includes generated code, which the definitions in `proto` document.
 macro_rules! generated {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -36,7 +35,7 @@ macro_rules! generated {
 }
 
 generated! {
-    /// Kubernetes' Container Runtime Interface, `runtime.v1`: what the kubelet asks of a runtime.
+    /// Kubernetes' Container Runtime Interface, `runtime.v1`: calls of the kubelet to a runtime.
     cri
 }
 generated! {
@@ -44,7 +43,7 @@ generated! {
     deviceplugin
 }
 generated! {
-    /// Koordinator's `runtime.v1alpha1`: what a runtime proxy asks of koordlet.
+    /// Koordinator's `runtime.v1alpha1`: calls of a runtime proxy to koordlet.
     hooks
 }
 generated! {

@@ -1,4 +1,4 @@
-//! The kubelet's end of PodResources, for those who stand in for one.
+//! The kubelet's end of PodResources, for components that act as a kubelet.
 
 use crate::grpc::{self, MESSAGE_LIMIT};
 use crate::podresources::pod_resources_lister_server::{
@@ -14,31 +14,31 @@ use std::path::{Path, PathBuf};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Where the kubelet whose directory is `dir` serves PodResources.
+/// Returns the socket at which the kubelet with directory `dir` serves PodResources.
 #[must_use]
 pub fn socket(dir: &Path) -> PathBuf {
     dir.join("pod-resources/kubelet.sock")
 }
 
-/// What a kubelet lists.
+/// Source of the resources that a kubelet lists.
 pub trait Lists: Send + Sync + 'static {
-    /// The pods, and what their containers have for themselves alone.
+    /// Returns the pods, and the resources that are assigned to their containers exclusively.
     ///
     /// # Errors
-    /// When there is no kubelet.
+    /// Returns an error if there is no kubelet.
     fn pods(&self) -> Result<Vec<PodResources>, Status>;
 
-    /// What containers can have for themselves alone.
+    /// Returns the resources that can be assigned to containers exclusively.
     ///
     /// # Errors
-    /// When there is no kubelet.
+    /// Returns an error if there is no kubelet.
     fn allocatable(&self) -> Result<AllocatableResourcesResponse, Status>;
 }
 
-/// Listens at `socket`, whose directory is made if need be. What is returned serves until `stop`.
+/// Listens at `socket`, whose directory is created if necessary. The returned future serves until `stop`.
 ///
 /// # Errors
-/// When nobody can listen there.
+/// Returns an error if the socket cannot be created.
 pub fn serve(
     lists: impl Lists,
     socket: &Path,
@@ -80,7 +80,7 @@ impl<L: Lists> PodResourcesLister for Lister<L> {
         } = request.into_inner();
         let mut pods = self.0.pods()?.into_iter();
         let found = pods.find(|pod| pod.name == pod_name && pod.namespace == pod_namespace);
-        // The kubelet's error has no code of its own.
+        // The kubelet's error has no code, too.
         let pod = found.ok_or_else(|| {
             Status::unknown(format!(
                 "pod {pod_name} in namespace {pod_namespace} not found"

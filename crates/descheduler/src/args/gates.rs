@@ -1,15 +1,15 @@
-//! Feature gates. Upstream's programs other than the scheduler have one set between them, so that a manifest
-//! may name any of it.
+//! Feature gates. Upstream's programs other than the scheduler share one set of gates, so a manifest may name
+//! any of them.
 
 use koord_app::features::{Gate, Gates, Stage};
 
-/// Every gate that may be named, with upstream's defaults.
+/// Every gate that may be set, with upstream's defaults.
 pub const GATES: &[Gate] = &[
     Gate::beta("DisablePVCReservation", false),
     Gate::alpha("PriorityTransformer", false),
     Gate::alpha("PreemptionPolicyTransformer", false),
     Gate::alpha("ReplaceResourcesTransformer", false),
-    // component-base's.
+    // Gates of k8s.io/component-base.
     Gate::beta("ContextualLogging", true),
     Gate::alpha("LoggingAlphaOptions", false),
     Gate::beta("LoggingBetaOptions", true),
@@ -18,7 +18,7 @@ pub const GATES: &[Gate] = &[
         stage: Stage::Stable,
         default: true,
     },
-    // koord-manager's.
+    // Gates of koord-manager.
     Gate::beta("PodMutatingWebhook", true),
     Gate::beta("PodValidatingWebhook", true),
     Gate::beta("ElasticMutatingWebhook", true),
@@ -48,7 +48,7 @@ pub const GATES: &[Gate] = &[
     Gate::alpha("BindingAdmissionWebhook", false),
 ];
 
-/// Why a gate changes nothing here.
+/// Returns why setting the gate has no effect here; `None` if it has one.
 fn without_effect(name: &str) -> Option<&'static str> {
     match name {
         "DisablePVCReservation" => None,
@@ -62,7 +62,7 @@ fn without_effect(name: &str) -> Option<&'static str> {
     }
 }
 
-/// What was set and has no effect.
+/// Returns a message for each gate that was set to a non-default value without effect.
 pub(super) fn notes(gates: &Gates) -> Vec<String> {
     let set = gates.iter().filter(|(gate, on)| *on != gate.default);
     set.filter_map(|(gate, on)| {

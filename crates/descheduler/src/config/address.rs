@@ -1,9 +1,10 @@
-//! `host:port`, as Go's `net` package splits and joins it.
+//! Parsing and formatting of `host:port`, like Go's `net` package.
 
 use super::DEFAULT_PORT;
 use std::net::IpAddr;
 
-/// Host and port; an IPv6 address is in brackets. `None` if there is no port, or a colon too many.
+/// Splits `address` into host and port; an IPv6 address is in brackets. Returns `None` if there is no port or
+/// a colon too many.
 pub(super) fn split(address: &str) -> Option<(&str, &str)> {
     if let Some(rest) = address.strip_prefix('[') {
         return rest.split_once("]:");
@@ -20,8 +21,8 @@ fn joined(host: &str, port: &str) -> String {
     }
 }
 
-/// `address` with every interface for an absent host, and with the default port for a bare IP address. What is neither
-/// stays as it is.
+/// Completes `address`: an absent host becomes 0.0.0.0, a bare IP address gets the default port. Anything
+/// else is returned unchanged.
 pub(super) fn completed(address: &str) -> String {
     match split(address) {
         Some(("", port)) => joined("0.0.0.0", port),

@@ -1,12 +1,13 @@
-//! What is on at each extension point, from what is on by default and what a profile says.
+//! Merges the plugins enabled by default with those of a profile.
 
 use super::{PluginRef, PluginSet, PluginsConfig};
 use std::collections::BTreeMap;
 
-/// The plugin that evicts and filters by default.
+/// The default plugin at the extension points `evict` and `filter`.
 pub(crate) const MIGRATION_CONTROLLER: &str = "MigrationController";
 
-/// What is on, in order, and nothing by default: reading the result again gives the same.
+/// Returns the enabled plugins in order, with all defaults disabled, so that merging the result again does
+/// not change it.
 pub(crate) fn merged(plugins: &PluginsConfig) -> PluginsConfig {
     PluginsConfig {
         deschedule: set(&[], &plugins.deschedule),
@@ -16,8 +17,9 @@ pub(crate) fn merged(plugins: &PluginsConfig) -> PluginsConfig {
     }
 }
 
-/// A default that the profile names as well keeps its place, once; the last of several such entries stands for it.
-/// Everything else that the profile names is appended as it is: what is there twice is found later.
+/// Merges one extension point. A default that the profile lists as well keeps its position and appears once,
+/// in place of the last such entry. All other plugins of the profile are appended unchanged; duplicates are
+/// detected later.
 fn set(by_default: &[&str], of_profile: &PluginSet) -> PluginSet {
     let is_off = |name: &str| of_profile.disabled.iter().any(|off| off.name == name);
     let last = of_profile.enabled.iter().enumerate();

@@ -27,12 +27,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The only version.
+/// The only supported version.
 pub(crate) const API_VERSION: &str = "descheduler/v1alpha2";
 const KIND: &str = "DeschedulerConfiguration";
-/// What a single profile without a name is called.
+/// Default name of a single profile.
 pub const DEFAULT_PROFILE: &str = "koord-descheduler";
-/// Where health and metrics are served by default.
+/// Default port for health and metrics.
 pub const DEFAULT_PORT: u16 = 10251;
 
 /// How the descheduler runs, with upstream's names and defaults.
@@ -49,37 +49,38 @@ pub struct Configuration {
     /// How to reach the API server.
     #[serde(default)]
     pub client_connection: ClientConnection,
-    /// Whether to answer at `/debug`.
+    /// True to serve `/debug`.
     #[serde(default = "yes")]
     pub enable_profiling: bool,
-    /// Accepted for compatibility; as `enableProfiling` without a value.
+    /// Accepted for compatibility; defaults to `enableProfiling`.
     #[serde(default)]
     pub enable_contention_profiling: Option<bool>,
-    /// Where to serve health, as `host:port`; port 0 is nowhere.
+    /// Address for health, as `host:port`; port 0 disables it.
     #[serde(default = "everywhere")]
     pub healthz_bind_address: String,
-    /// Where to serve metrics, as `host:port`; port 0 is nowhere.
+    /// Address for metrics, as `host:port`; port 0 disables it.
     #[serde(default = "everywhere")]
     pub metrics_bind_address: String,
-    /// From the start of one cycle to that of the next; 0 is a single cycle.
+    /// Time between the starts of two cycles; 0 for a single cycle.
     #[serde(default)]
     pub descheduling_interval: GoDuration,
-    /// Whether nothing is moved.
+    /// True if nothing is moved.
     #[serde(default)]
     pub dry_run: bool,
-    /// What runs, in this order; one profile without any strategy when there is none.
+    /// Profiles in the order in which they run; without any, one profile without strategies.
     #[serde(default)]
     pub profiles: Vec<ProfileConfig>,
-    /// Which nodes are looked at; all without one.
+    /// Selector of the nodes to consider; all nodes without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// How many pods of a node may go in one cycle; any number without it. As the other two.
+    /// Maximum number of pods to evict per node in one cycle; unlimited without a value, as the next two
+    /// fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_no_of_pods_to_evict_per_node: Option<u64>,
-    /// Of a namespace.
+    /// Maximum per namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_no_of_pods_to_evict_per_namespace: Option<u64>,
-    /// In all.
+    /// Maximum in total.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_no_of_pods_to_evict_total: Option<u64>,
 }
@@ -103,14 +104,14 @@ impl Component for Configuration {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ProfileConfig {
-    /// Its name; needed if there is another profile.
+    /// Name of the profile; required if there is another profile.
     pub name: String,
-    /// Which nodes it looks at; all without one.
+    /// Selector of the nodes of the profile; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Which plugins run where.
+    /// Plugins by extension point.
     pub plugins: PluginsConfig,
-    /// Arguments of plugins.
+    /// Arguments of the plugins.
     pub plugin_config: Vec<PluginArgs>,
 }
 
@@ -120,11 +121,11 @@ pub struct ProfileConfig {
 pub struct PluginsConfig {
     /// Strategies that run first.
     pub deschedule: PluginSet,
-    /// Strategies that run then.
+    /// Strategies that run after all `deschedule` strategies.
     pub balance: PluginSet,
-    /// Who carries out; `MigrationController` by default.
+    /// Evictor; `MigrationController` by default.
     pub evict: PluginSet,
-    /// Who has to agree; `MigrationController` by default.
+    /// Filters that must all agree; `MigrationController` by default.
     pub filter: PluginSet,
 }
 
@@ -137,7 +138,7 @@ pub struct PluginRef {
 }
 
 impl Default for Configuration {
-    /// What runs without a file: one profile without strategies.
+    /// Returns the configuration used without a file: one profile without strategies.
     fn default() -> Self {
         Self {
             api_version: API_VERSION.to_owned(),
@@ -163,11 +164,11 @@ impl Default for Configuration {
 }
 
 impl Configuration {
-    /// Reads a file's YAML or JSON.
+    /// Parses a configuration file in YAML or JSON.
     ///
     /// # Errors
-    /// A syntax error, a field that is unknown or given twice, a wrong type, or a value that is not allowed, by its
-    /// path.
+    /// Returns the path of the field and the problem: a syntax error, an unknown or duplicate field, a wrong
+    /// type, or an invalid value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let value: Value =
             serde_saphyr::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))?;
@@ -179,7 +180,7 @@ impl Configuration {
         Ok(config)
     }
 
-    /// Puts defaults in the place of what Go cannot tell from an absent field.
+    /// Fills in defaults for zero values that Go cannot distinguish from absent fields.
     fn set_defaults(&mut self) {
         if self.profiles.is_empty() {
             self.profiles.push(ProfileConfig::default());
@@ -214,10 +215,10 @@ impl Configuration {
         }
     }
 
-    /// As a file that says the same.
+    /// Serializes the configuration to YAML.
     ///
     /// # Errors
-    /// It cannot be written as YAML.
+    /// Returns an error if it cannot be written as YAML.
     pub fn written(&self) -> Result<String, ConfigError> {
         serde_saphyr::to_string(self).map_err(|error| ConfigError::Syntax(error.to_string()))
     }
@@ -229,7 +230,7 @@ fn unless_zero<T: Default + PartialEq>(field: &mut T, by_default: T) {
     }
 }
 
-/// Reads `value`; errors are below `path`.
+/// Decodes `value`; errors are reported below `path`.
 pub(crate) fn decode<T: DeserializeOwned>(path: &str, value: Value) -> Result<T, ConfigError> {
     field::decode(value).map_err(|mut error: DecodeError| {
         error.path = match (path, error.path.as_str()) {
@@ -241,7 +242,7 @@ pub(crate) fn decode<T: DeserializeOwned>(path: &str, value: Value) -> Result<T,
     })
 }
 
-/// `value` without members that are `null`, at any depth.
+/// Removes members that are `null` from `value`, at any depth.
 fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(members) => {

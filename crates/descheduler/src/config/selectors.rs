@@ -1,5 +1,5 @@
-//! Kubernetes' own types inside a configuration. They are decoded leniently, and a selector with a typing error would
-//! select everything: so they are looked at before they are decoded.
+//! Validation of Kubernetes types inside a configuration. They are decoded leniently, and a misspelled field
+//! in a selector would make it select everything, so they are checked before decoding.
 
 use super::{ConfigError, refuse};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -25,15 +25,15 @@ const DELETE_OPTIONS: [&str; 8] = [
     "propagationPolicy",
 ];
 
-/// Checks every label selector and every `defaultDeleteOptions` in `value`, which is at `path`; if `strict`, for
-/// unknown fields too.
+/// Checks every label selector and every `defaultDeleteOptions` in `value`, which is at `path`; if `strict`,
+/// also for unknown fields.
 ///
 /// # Errors
-/// The first that is not as it should be. What is of another type altogether is left to who decodes it.
+/// Returns the first invalid one. Values of a wrong type are left to the decoder.
 pub(crate) fn check(path: &str, value: &Value, strict: bool) -> Result<(), ConfigError> {
     match value {
         Value::Object(members) => members.iter().try_for_each(|(key, value)| {
-            // Arguments have rules of their own: whoever reads them has them checked.
+            // Arguments are checked when the plugin decodes them.
             if key == "args" {
                 return Ok(());
             }

@@ -1,11 +1,11 @@
-//! What a configuration may say.
+//! Validation of configuration values.
 
 use super::{API_VERSION, ConfigError, Configuration, KIND, address, refuse};
 use koord_api::duration::GoDuration;
 use std::collections::BTreeMap;
 
 impl Configuration {
-    /// Checks values; those of plugins' arguments are checked by the plugins.
+    /// Validates the values; plugins validate their own arguments.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         if self.api_version != API_VERSION {
             let version = &self.api_version;

@@ -1,4 +1,4 @@
-//! Carries a plan out.
+//! Carries out a plan.
 
 use super::view::ClusterView;
 use crate::framework::{Action, Intent, Move, Plan};
@@ -14,19 +14,19 @@ use serde_json::json;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// What became of an action: what was done, or why it was not.
+/// Outcome of an action: what was done, or the error.
 pub(super) type ActionOutcome = Result<String, String>;
 
-/// How the clearing of a node goes.
+/// State of draining a node.
 #[derive(Debug, Default)]
 struct Drain {
-    /// It was made unschedulable here.
+    /// True if the node was made unschedulable here.
     cordoned: bool,
     failed: bool,
 }
 
-/// Does what `plan` asks for, in order, until `stop`; outcomes are in the order of its actions. Nothing is repeated:
-/// the next cycle sees what is still to be done.
+/// Carries out `plan` in order until `stop`; returns the outcomes in the order of its actions. Nothing is
+/// retried: the next cycle plans what is left.
 pub(super) async fn apply(
     (client, view): (&Client, &ClusterView),
     snapshot: &Snapshot,
@@ -93,7 +93,7 @@ async fn execute_move((client, view): (&Client, &ClusterView), planned: &Move) -
             let jobs = Api::<PodMigrationJob>::all(client.clone());
             let created = jobs.create(&PostParams::default(), job).await;
             let created = created.map_err(|error| format!("PodMigrationJob: {error}"))?;
-            // The next cycle counts it, whether it has been seen by then or not.
+            // The next cycle must count the job even if the informer has not delivered it yet.
             view.jobs.write_cache().update(&created);
             let name = created.metadata.name.unwrap_or_default();
             Ok(format!("PodMigrationJob {name} is created"))
@@ -106,7 +106,7 @@ async fn execute_move((client, view): (&Client, &ClusterView), planned: &Move) -
             };
             match evict_pod(client, &pod.namespace, &pod.name, &options).await {
                 Ok(EvictOutcome::Evicted) => Ok("is evicted".to_owned()),
-                // A webhook may deny it in the same words.
+                // A webhook may deny the eviction with the same response.
                 Ok(EvictOutcome::Gone { message }) => {
                     match super::still_exists(client, pod).await {
                         Ok(false) => Ok("was gone already".to_owned()),
@@ -121,8 +121,8 @@ async fn execute_move((client, view): (&Client, &ClusterView), planned: &Move) -
     }
 }
 
-/// The grace period in `options`. Whoever asks for more than that is told so: a pod that cannot go the way it was
-/// asked for stays.
+/// Returns the grace period in `options`. Other options are an error, so that a pod is never evicted in
+/// another way than requested.
 fn grace_period(options: Option<&DeleteOptions>) -> Result<Option<i64>, String> {
     let Some(options) = options else {
         return Ok(None);

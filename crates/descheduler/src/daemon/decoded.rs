@@ -1,10 +1,11 @@
-//! What is decoded of custom resources: their definitions let pass what cannot be read.
+//! Custom resources that may fail to decode: their definitions admit objects that do not fit the Rust types.
 
 use koord_kube::kube_core::Resource;
 use koord_kube::{Mirrored, Readable, Unread};
 use std::sync::Arc;
 
-/// An object as it was read, or that it could not be. One that could be read before is as unknown as any other.
+/// A decoded object, or the decoding error. When an object cannot be decoded any more, its previous version
+/// is dropped.
 #[derive(Debug)]
 pub(super) enum Decoded<V> {
     Object(Arc<V>),
@@ -12,7 +13,7 @@ pub(super) enum Decoded<V> {
 }
 
 impl<V> Decoded<V> {
-    /// Keeps what `keep` makes of an object.
+    /// Converts `read` with `keep`, or logs the decoding error.
     pub(super) fn from_readable<K: Resource<DynamicType = ()>>(
         read: Readable<K>,
         keep: impl FnOnce(K) -> V,
@@ -27,7 +28,7 @@ impl<V> Decoded<V> {
         }
     }
 
-    /// The object, if it could be read.
+    /// Returns the object if it could be decoded.
     pub(super) fn object(&self) -> Option<&Arc<V>> {
         match self {
             Self::Object(object) => Some(object),
@@ -35,7 +36,7 @@ impl<V> Decoded<V> {
         }
     }
 
-    /// Why not, if it could not.
+    /// Returns the decoding error if there is one.
     pub(super) fn unread(&self) -> Option<&Arc<Unread>> {
         match self {
             Self::Object(_) => None,
@@ -55,7 +56,7 @@ impl<V: Mirrored> Mirrored for Decoded<V> {
             }
         }
     }
-    /// One that cannot be read any more is not gone: what it holds stays with it.
+    /// An object that cannot be decoded any more still exists: what it holds stays with it.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Object(object), Self::Object(other)) => object.is_same(other),

@@ -1,20 +1,20 @@
-//! Nodes that are too hot, and from which nothing was moved: their users hear why, by an event, and not too often.
+//! Throttling of the events that explain why nothing was moved from a hot node.
 
 use crate::report::{NodeReport, Report};
 use jiff::{SignedDuration, Timestamp};
 use rustc_hash::FxHashMap;
 use std::fmt::Write as _;
 
-/// Between two events of one node.
+/// Minimum time between two events for one node.
 const PAUSE: SignedDuration = SignedDuration::from_mins(10);
-/// After so long a node that is still hot is spoken of again: events live for an hour.
+/// Time after which the event of a node that is still hot is repeated: events expire after an hour.
 const AGAIN: SignedDuration = SignedDuration::from_hours(1);
-/// Bytes of an event's text; the API server takes 1024.
+/// Longest text of an event in bytes; the API server accepts 1024.
 const LONGEST: usize = 1000;
-/// Events of one cycle; the next one has the others.
+/// Most events per cycle; the next cycle has the others.
 const MOST: usize = 20;
 
-/// What was said of nodes, and when.
+/// The last event of each node.
 #[derive(Debug, Default)]
 pub(super) struct EventThrottle {
     last_events: FxHashMap<String, LastEvent>,
@@ -23,13 +23,15 @@ pub(super) struct EventThrottle {
 #[derive(Debug)]
 struct LastEvent {
     at: Timestamp,
-    /// What kept pods there, without what differs from cycle to cycle; `None` once the node was not hot any more.
+    /// Reasons that kept pods on the node, without figures that differ from cycle to cycle; `None` once the
+    /// node is no longer hot.
     why: Option<Vec<String>>,
 }
 
 impl EventThrottle {
-    /// Events that are due after the cycle that `report` is of: a node and a text. A node is spoken of again when
-    /// something else keeps its pods there or it has not been hot meanwhile, and 10 minutes have passed, and every hour.
+    /// Returns the events that are due after the cycle of `report`: a node and a text. A node's event is
+    /// repeated every hour, or 10 minutes after the last one if the reasons changed or the node was not hot
+    /// in between.
     pub(super) fn due(&mut self, report: &Report) -> Vec<(String, String)> {
         self.last_events
             .retain(|name, _| report.nodes.contains_key(name));
@@ -45,7 +47,7 @@ impl EventThrottle {
             }
             let moved = node.actions.iter().any(|action| action.success);
             let why = causes(report, node);
-            // Of a node that will be looked at when it has been hot for longer there is nothing to say yet.
+            // A node that has not been hot for long enough needs no explanation yet.
             if !node.hot || moved || (node.early && why.is_empty()) {
                 continue;
             }
@@ -64,7 +66,7 @@ impl EventThrottle {
     }
 }
 
-/// What keeps pods on a node.
+/// Returns the reasons that keep pods on a node.
 fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
     let failed = node.actions.iter().filter(|action| !action.success);
     let failed = failed.map(|action| format!("{} failed", action.strategy));
@@ -84,7 +86,8 @@ fn causes(report: &Report, node: &NodeReport) -> Vec<String> {
     causes
 }
 
-/// Whether nothing is to be said of any of its pods, so that what concerns all nodes is.
+/// Returns true if the report has no reason for any pod of the node, so that the notes about the whole
+/// cluster apply.
 fn is_alone(node: &NodeReport) -> bool {
     node.kept.is_empty() && node.actions.is_empty()
 }
@@ -170,22 +173,22 @@ mod tests {
                     .to_owned()
             )]
         );
-        // Other pods and other figures are no news, ever.
+        // Other pods and other figures cause no new event.
         let mut same = report_of(&[("a", keeps("DaemonSet", "d/q"))]);
         same.nodes.get_mut("a").unwrap().notes = vec!["p/S: hot: cpu 82%".to_owned()];
         assert_eq!(throttle.due(&at(&same, 10)), []);
         assert_eq!(throttle.due(&at(&same, 3599)), []);
-        // But the last event of it is forgotten by then.
+        // The last event has expired by then.
         assert_eq!(throttle.due(&at(&same, 3600)).len(), 1);
         assert_eq!(throttle.due(&at(&same, 3610)), []);
-        // Another rule is, after a pause.
+        // Another rule causes an event after a pause.
         let limit = report_of(&[("a", keeps("MaxMigratingPerNode", "d/p"))]);
         let mut throttle = EventThrottle::default();
         assert_eq!(throttle.due(&at(&daemons, 0)).len(), 1);
         assert_eq!(throttle.due(&at(&limit, 599)), []);
         assert_eq!(throttle.due(&at(&limit, 600)).len(), 1);
         assert_eq!(throttle.due(&at(&daemons, 1199)), []);
-        // A node of the same name that comes later is another one.
+        // A node that is created later under the same name is another node.
         assert_eq!(throttle.due(&at(&report_of(&[]), 1200)), []);
         assert_eq!(throttle.due(&at(&daemons, 1201)).len(), 1);
     }
@@ -258,7 +261,7 @@ mod tests {
         cool.nodes.get_mut("a").unwrap().hot = false;
         let mut throttle = EventThrottle::default();
         assert_eq!(throttle.due(&at(&hot, 0)).len(), 1);
-        // One that is hot every now and then is not spoken of in every cycle.
+        // A node that is hot now and then does not cause an event in every cycle.
         assert_eq!(throttle.due(&at(&cool, 10)), []);
         assert_eq!(throttle.due(&at(&hot, 20)), []);
         assert_eq!(throttle.due(&at(&hot, 600)).len(), 1);

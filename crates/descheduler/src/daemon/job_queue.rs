@@ -1,4 +1,4 @@
-//! Which jobs have to be looked at, because something that they are index changed.
+//! Queue of the jobs that must be reconciled because a related object changed.
 
 use crate::migration::reservation;
 use crate::migration::{Stage, stage};
@@ -10,12 +10,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Passes changes on to who works on jobs, if anybody does: a standby does not.
+/// Forwards object changes to the job queue, if this replica leads; a standby has none.
 #[derive(Debug, Default)]
 pub(super) struct JobQueueHandle(RwLock<Option<Arc<JobQueue>>>);
 
 impl JobQueueHandle {
-    /// From now on `job_queue` is told; nobody with `None`.
+    /// Attaches `job_queue`, which receives all changes from now on; `None` detaches it.
     pub(super) fn attach(&self, job_queue: Option<Arc<JobQueue>>) {
         *self.0.write() = job_queue;
     }
@@ -45,16 +45,16 @@ impl JobQueueHandle {
     }
 }
 
-/// What is to be worked on.
+/// A unit of work of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Task {
-    /// The job of this name.
+    /// Reconcile the job of this name.
     Job(String),
-    /// The reservation of a job that is gone: its name, and its UID if the job knew it.
+    /// Delete the reservation of a deleted job: its name, and its UID if the job recorded it.
     Orphan(String, Option<String>),
 }
 
-/// An object that jobs are index.
+/// An object that jobs refer to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum JobTarget {
     Pod(String, String),
@@ -70,7 +70,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// The jobs that have to be looked at, and who they are index.
+/// The queue of jobs, and an index of the objects that they refer to.
 #[derive(Debug)]
 pub(super) struct JobQueue {
     pub(super) queue: WorkQueue<Task>,
@@ -104,7 +104,7 @@ impl JobIndex {
     }
 }
 
-/// What `job` is index.
+/// Returns the objects that `job` refers to.
 fn targets(job: &PodMigrationJob) -> Vec<JobTarget> {
     if stage(job) == Stage::Ended {
         return Vec::new();
@@ -121,13 +121,12 @@ fn targets(job: &PodMigrationJob) -> Vec<JobTarget> {
 }
 
 impl JobQueue {
-    /// Returns a job_queue without jobs. A job that fails waits for the first back-off, twice as long each time, at most for
-    /// the second.
+    /// Returns an empty queue. `base` and `max` are the first and the longest backoff of a failing job.
     pub(super) fn new([base, max]: [Duration; 2]) -> Self {
         let limit = RateLimit {
             base,
             max,
-            // Jobs wait for themselves alone.
+            // Jobs do not share a rate limit.
             qps: f64::INFINITY,
             ..RateLimit::default()
         };
@@ -144,7 +143,7 @@ impl JobQueue {
         }
     }
 
-    /// `job` is as it is.
+    /// Indexes and enqueues the new or changed `job`.
     pub(super) fn job(&self, job: &PodMigrationJob) {
         let Some(name) = &job.metadata.name else {
             return;

@@ -1,4 +1,4 @@
-//! All PodMigrationJobs, those included that this process has written and not seen again yet.
+//! All PodMigrationJobs, including those written by this process that the informer has not delivered yet.
 
 use super::decoded::Decoded;
 use super::lister::Lister;
@@ -11,21 +11,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// So long a job that was written is believed to exist without having been seen.
+/// How long a written job is assumed to exist before the informer delivers it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Jobs {
     lister: Lister<Decoded<PodMigrationJob>>,
-    /// By name: what is write_cache than the lister.
+    /// Jobs by name that are newer than in the informer's store.
     write_cache: Arc<WriteCache>,
 }
 
-/// What answers of the API server said.
+/// Jobs as returned by the API server on writes and reads of this process.
 #[derive(Debug, Default)]
 pub(super) struct WriteCache(Mutex<FxHashMap<String, (Instant, Arc<PodMigrationJob>)>>);
 
-/// Versions of one kind can be compared, as of Kubernetes 1.35.
+/// Parses the resourceVersion. Versions of one kind are comparable as of Kubernetes 1.35.
 fn version(job: &PodMigrationJob) -> u64 {
     let version = job.metadata.resource_version.as_deref();
     version
@@ -34,7 +34,7 @@ fn version(job: &PodMigrationJob) -> u64 {
 }
 
 impl WriteCache {
-    /// `job` is as the API server says that it is.
+    /// Stores `job`, as returned by the API server, unless a newer version is stored.
     pub(super) fn update(&self, job: &PodMigrationJob) {
         let Some(name) = job.metadata.name.clone() else {
             return;
@@ -46,7 +46,7 @@ impl WriteCache {
         }
     }
 
-    /// The job with this `meta` is gone.
+    /// Removes the deleted job with this `meta`.
     pub(super) fn remove(&self, meta: &ObjectMeta) {
         let mut all = self.0.lock();
         let name = meta.name.as_deref().unwrap_or_default();
@@ -76,20 +76,20 @@ impl Jobs {
         &self.write_cache
     }
 
-    /// Those that cannot be read.
+    /// Returns the jobs that cannot be decoded.
     pub(super) fn unread(&self) -> Vec<Arc<Unread>> {
         let all = self.lister.store.list().into_iter();
         all.filter_map(|decoded| decoded.unread().cloned())
             .collect()
     }
 
-    /// The one of this name, as the lister has it.
+    /// Returns the job of this name from the informer's store.
     fn cached(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
         let decoded = self.lister.store.get(&ObjectKey::new("", name))?;
         decoded.object().cloned()
     }
 
-    /// All of them that can be read, by name.
+    /// Returns all jobs that can be decoded, sorted by name.
     pub(super) fn all(&self) -> Vec<Arc<PodMigrationJob>> {
         let jobs = self.lister.store.list().into_iter();
         let mut jobs: Vec<_> = jobs
@@ -113,7 +113,7 @@ impl Jobs {
         jobs
     }
 
-    /// The one of this name.
+    /// Returns the newest version of the job of this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<PodMigrationJob>> {
         let seen = self.cached(name);
         let write_cache = self

@@ -1,4 +1,4 @@
-//! What a running descheduler shows besides health and metrics.
+//! HTTP endpoints in addition to health and metrics, and the report of the last cycle.
 
 use crate::config::Configuration;
 use crate::report::{NodeReport, Report};
@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Names of upstream's Go fields that are not those of the file with a capital.
+/// Names of upstream's Go fields that are not the capitalized names of the file's fields.
 const NAMES: GoNames = GoNames {
     as_they_are: &[
         "defaultDeleteOptions",
@@ -43,12 +43,12 @@ type Reset = Box<dyn Fn() + Send + Sync>;
 #[derive(Default)]
 struct LastCycleState {
     report: RwLock<Option<Arc<Report>>>,
-    /// Whether this replica leads and has not read the whole cluster yet.
+    /// True if this replica leads and has not read the whole cluster yet.
     reading: AtomicBool,
     resets: RwLock<Vec<Reset>>,
 }
 
-/// What the last cycle made of the cluster. Clones share it.
+/// Report of the last cycle. Clones share it.
 #[derive(Clone, Default)]
 pub struct LastCycle(Arc<LastCycleState>);
 
@@ -61,7 +61,7 @@ impl fmt::Debug for LastCycle {
 }
 
 impl LastCycle {
-    /// The report; `None` before the first cycle of this process has ended.
+    /// Returns the report; `None` before the first cycle of this process has ended.
     #[must_use]
     pub fn get(&self) -> Option<Arc<Report>> {
         self.0.report.read().clone()
@@ -75,10 +75,10 @@ impl LastCycle {
         self.0.reading.store(reading, Ordering::Relaxed);
     }
 
-    /// Whether it does what it should: a replica that does not lead waits, and is ready to.
+    /// Checks readiness. A replica that does not lead is ready.
     ///
     /// # Errors
-    /// It leads, and kinds of objects are still to be read for the first time.
+    /// Returns an error while the leader reads the cluster for the first time.
     pub fn readiness(&self) -> Result<(), String> {
         if self.0.reading.load(Ordering::Relaxed) {
             return Err("the cluster is being read for the first time".to_owned());
@@ -86,12 +86,12 @@ impl LastCycle {
         Ok(())
     }
 
-    /// Has `reset` called by `DELETE /metrics`.
+    /// Registers `reset` to be called by `DELETE /metrics`.
     pub fn on_reset(&self, reset: impl Fn() + Send + Sync + 'static) {
         self.0.resets.write().push(Box::new(reset));
     }
 
-    /// `/debug/descheduler`, and `/debug/descheduler/NODE` with what concerns that node.
+    /// Returns the routes `/debug/descheduler`, and `/debug/descheduler/NODE` for a single node.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/debug/descheduler", get(get_report))
@@ -99,8 +99,8 @@ impl LastCycle {
             .with_state(self.clone())
     }
 
-    /// All that is served besides health and metrics: `/configz` with `config` by the names of upstream's Go fields,
-    /// `DELETE /metrics` and, with `enableProfiling`, what is below `/debug`.
+    /// Returns all routes in addition to health and metrics: `/configz` with `config` by the names of
+    /// upstream's Go fields, `DELETE /metrics` and, with `enableProfiling`, those below `/debug`.
     pub fn routes(&self, config: &Configuration) -> Router {
         let shown = NAMES.of(serde_json::to_value(config).unwrap_or_default());
         let shown = json!({"componentconfig": shown});
@@ -121,7 +121,7 @@ impl LastCycle {
     }
 }
 
-/// Upstream's answer.
+/// Resets the metrics and answers like upstream.
 async fn reset(State(last): State<LastCycle>) -> Response {
     for reset in last.0.resets.read().iter() {
         reset();
@@ -140,7 +140,7 @@ async fn set_verbosity(method: Method, body: String) -> Response {
     }
 }
 
-/// There is no report.
+/// Returns the response when there is no report yet.
 fn none_yet() -> Response {
     let none = "no cycle has ended in this process: it has just begun, or does not lead\n";
     (StatusCode::NOT_FOUND, none).into_response()

@@ -1,9 +1,9 @@
-//! What the API server has of one kind.
+//! Read-only access to the informer of one kind.
 
 use koord_kube::{Change, Informer, Mirrored, Store};
 use tokio::sync::watch;
 
-/// The lister of one kind, for who reads its content only.
+/// Read-only access to the informer store of one kind.
 #[derive(Debug)]
 pub(super) struct Lister<V> {
     pub(super) store: Store<V>,
@@ -15,7 +15,7 @@ impl<V: Mirrored> Lister<V> {
         Self::with_handler(informer, |_| {})
     }
 
-    /// `handler` is told of every change, after it can be read.
+    /// Calls `handler` for every change, after the store contains it.
     pub(super) fn with_handler(
         informer: Informer<V>,
         mut handler: impl FnMut(Change<V>) + Send + 'static,
@@ -33,7 +33,7 @@ impl<V: Mirrored> Lister<V> {
         Self { store, absent }
     }
 
-    /// Waits for the first list, or for the API server to say that it has no such kind.
+    /// Waits for the first list, or until the API server reports that it does not have the kind.
     pub(super) async fn wait_synced(&self) {
         let mut absent = self.absent.clone();
         tokio::select! {

@@ -1,6 +1,6 @@
-//! Works on PodMigrationJobs while this replica leads.
+//! Controller of PodMigrationJobs, active while this replica leads.
 //!
-//! What it needs to be allowed:
+//! Required rights:
 //!
 //! | group | resource | verbs |
 //! |---|---|---|
@@ -17,8 +17,8 @@
 //! | scheduling.k8s.io | priorityclasses | list, watch |
 //! | any | the `scale` of every other kind that controls pods | get |
 //!
-//! Kinds of workloads are asked for once a pod has such a controller; a right that is missing keeps its pods where they
-//! are, and says so.
+//! A kind of workload is watched once a pod has a controller of that kind. Without the right to watch it, its pods
+//! stay, and the reason is reported.
 
 mod actions;
 mod arbiter;
@@ -51,29 +51,30 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One task does not take more steps than this in one go.
+/// Most steps of one job in one reconciliation.
 const STEPS: usize = 32;
-/// How long a job waits that failed to go on: twice as long each time, at most the second.
+/// First and longest backoff of a failing job; it doubles with each failure.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(15)];
-/// From one sweep to the next.
+/// Interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(60);
-/// A job without a time to live is sweep_once after so long, one with it so long after it.
+/// Age at which a job without a time to live is swept, and the time after its time to live for a job with
+/// one.
 const SWEEP_AFTER: [Duration; 2] = [Duration::from_secs(30 * 60), Duration::from_secs(5 * 60)];
 
-/// What is counted.
+/// Metrics of the controller.
 #[derive(Debug, Clone)]
 pub(super) struct JobMetrics {
     /// `descheduler_pods_evicted`.
     pub(super) evicted: IntCounterVec,
-    /// Jobs by phase.
+    /// Number of jobs by phase.
     pub(super) phases: IntGaugeVec,
-    /// How often something kept a job waiting, by rule.
+    /// Number of times that a rule delayed a job, by rule.
     pub(super) limited: IntCounterVec,
-    /// How jobs are worked on.
+    /// Metrics of the work queue and the workers.
     pub(super) controllers: ControllerMetrics,
 }
 
-/// Works on jobs.
+/// Controller of PodMigrationJobs.
 pub(super) struct JobController {
     client: Client,
     view: Arc<ClusterView>,
@@ -83,9 +84,9 @@ pub(super) struct JobController {
     events: Recorder,
     clock: Clock,
     counts: JobMetrics,
-    /// By name of the job: why it does not go on.
+    /// Error or waiting reason by job name.
     errors: Mutex<FxHashMap<String, String>>,
-    /// By name of a job that cannot be read: the version of which that was told.
+    /// By name of a job that cannot be decoded: the version that was reported.
     unread: Mutex<FxHashMap<String, String>>,
 }
 
@@ -123,7 +124,7 @@ impl JobController {
         Api::namespaced(self.client.clone(), namespace)
     }
 
-    /// Sees what the last leader has written that has not been seen here.
+    /// Lists the jobs, to see writes of the previous leader that the informer has not delivered yet.
     pub(super) async fn catch_up(&self) {
         if self.migrations.is_empty() {
             return;
@@ -135,7 +136,7 @@ impl JobController {
         self.record_past_evictions().await;
     }
 
-    /// JobMetrics what earlier leaders have evicted.
+    /// Counts evictions by earlier leaders against the rate limits.
     async fn record_past_evictions(&self) {
         let now = self.clock.now();
         let mut went = Vec::new();
@@ -146,7 +147,7 @@ impl JobController {
             if !step::has_begun_to_evict(&job) || !counts(&job, &migrations.args, now) {
                 continue;
             }
-            // Nobody is asked about a pod of which that is known.
+            // No request is needed if the job records the time.
             let known = evict::evicted_at(&job, true, now);
             let then = match known {
                 None if !self.still_exists(&job).await => evict::evicted_at(&job, false, now),
@@ -167,7 +168,7 @@ impl JobController {
         }
     }
 
-    /// Whether the pod of `job` is as it was before the eviction, as far as one can know.
+    /// Returns true if the pod of `job` still exists as before the eviction, as far as can be determined.
     async fn still_exists(&self, job: &PodMigrationJob) -> bool {
         let Ok(pod) = self.pod(Some(&job.spec.pod_ref)).await else {
             return false;
@@ -179,7 +180,7 @@ impl JobController {
         })
     }
 
-    /// Works until it is dropped, once it has caught up.
+    /// Processes jobs until the future is dropped, once [`Self::catch_up`] has completed.
     pub(super) async fn run(&self) {
         if self.migrations.is_empty() {
             return future::pending().await;
@@ -203,7 +204,7 @@ impl JobController {
         let ((), (), ()) = tokio::join!(work, Box::pin(self.arbitrate()), self.sweep());
     }
 
-    /// Asks the API server for all jobs. Those that cannot be read are told of elsewhere.
+    /// Lists all jobs from the API server. Jobs that cannot be decoded are reported elsewhere.
     async fn refresh(&self) -> Result<(), Error> {
         let jobs = Api::<Readable<PodMigrationJob>>::all(self.client.clone());
         let jobs = match jobs.list(&ListParams::default()).await {
@@ -218,7 +219,7 @@ impl JobController {
         Ok(())
     }
 
-    /// Who made `job`, or else the first.
+    /// Returns the [`Migrations`] of the profile or process that created `job`, or else the first.
     fn migrations_for(&self, job: &PodMigrationJob) -> Option<&Arc<Migrations>> {
         let profile = annotation(job, PROFILE);
         let process = annotation(job, CREATED_BY);
@@ -232,7 +233,7 @@ impl JobController {
         by_profile.or(by_process).or_else(|| all.next())
     }
 
-    /// Goes on with a job, or deletes the reservation of one that is gone.
+    /// Advances a job, or deletes the reservation of a deleted one.
     async fn reconcile(&self, task: Task) -> Result<Action, String> {
         match task {
             Task::Job(name) => {
@@ -255,7 +256,7 @@ impl JobController {
         }
     }
 
-    /// Forgets what kept the job, and how often it failed.
+    /// Clears the last error of a job and its backoff.
     fn clear_error(&self, name: &str) {
         self.errors.lock().remove(name);
         self.job_queue.queue.forget(&Task::Job(name.to_owned()));
@@ -266,9 +267,9 @@ impl JobController {
         errors.get(name).filter(|text| !text.is_empty()).cloned()
     }
 
-    /// Goes on with a job as far as it goes.
+    /// Advances a job as far as possible.
     async fn job(&self, name: &str) -> Result<Action, String> {
-        // What has ended for good need not be asked about.
+        // A job that has ended for good needs no request.
         if let Some(known) = self.view.jobs.get(name)
             && stage(&known) == Stage::Ended
             && !self.may_hold_reservation(&known)
@@ -289,14 +290,14 @@ impl JobController {
         Err(format!("{STEPS} steps did not bring it on"))
     }
 
-    /// Whether `job` has failed and its reservation is still there.
+    /// Returns true if `job` has failed and its reservation still exists.
     fn may_hold_reservation(&self, job: &PodMigrationJob) -> bool {
         let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
         phase == Some(&PodMigrationJobPhase::Failed)
             && self.view.reservation(&reservation::name(job)).is_some()
     }
 
-    /// One step; `None` when the next one can follow at once.
+    /// Does one step. Returns `None` if the next one can follow immediately.
     async fn step(&self, job: &PodMigrationJob) -> Result<Option<Action>, String> {
         let Some(migrations) = self.migrations_for(job).cloned() else {
             return Ok(Some(Action::Done));
@@ -314,7 +315,7 @@ impl JobController {
             true => None,
             false => match self.reservation(job).await {
                 Ok(reserved) => reserved,
-                // It ends all the same.
+                // The job ends all the same.
                 Err(why) if due => {
                     tracing::warn!(job = job.metadata.name, error = why, "a job is over");
                     None
@@ -329,7 +330,7 @@ impl JobController {
             .clone()
             .and_then(|pod| PodInfo::new(pod, self.view.shapes()).ok());
         let free = annotation(job, crate::rules::EVICT).is_some();
-        // Whose eviction has begun is limited by that very eviction, and waits for something else.
+        // A job whose eviction has begun is counted itself, and waits for something else.
         let free = free || ended || step::has_begun_to_evict(job);
         let limited = info.as_ref().filter(|_| !free);
         let limited = limited.and_then(|pod| migrations.allows(pod, now).err());
@@ -358,7 +359,7 @@ impl JobController {
                 settings: &settings,
             };
             match self.act(act, &ctx).await {
-                // It went on: what kept it does not any more.
+                // The job made progress, so its last error is obsolete.
                 actions::WriteOutcome::Written => self.clear_error(name),
                 actions::WriteOutcome::Conflict => return Ok(None),
                 actions::WriteOutcome::Delayed(delay) => {
@@ -403,12 +404,12 @@ impl JobController {
         found.map_err(|unread| format!("Reservation {name} cannot be read: {unread}"))
     }
 
-    /// Deletes the reservation of a job that is gone.
+    /// Deletes the reservation of a deleted job.
     async fn unreserve(&self, name: &str, uid: Option<String>) -> Result<(), Error> {
         let params = only(uid);
         match self.reservations().delete(name, &params).await {
             Ok(_) => Ok(()),
-            // Another one of this name is not meant.
+            // Another reservation of this name must not be deleted.
             Err(error) if is_not_found(&error) || is_conflict(&error) => Ok(()),
             Err(error) => Err(error),
         }
@@ -423,8 +424,8 @@ impl JobController {
         }
     }
 
-    /// Deletes jobs that are old, in whatever phase, and their reservations. A job that the next leader has to know of
-    /// stays without its reservation.
+    /// Deletes old jobs in any phase, and their reservations. A job that the next leader needs stays, but its
+    /// reservation is deleted.
     async fn sweep_once(&self) -> Result<(), Error> {
         let now = self.clock.now();
         for job in self.view.jobs.all() {
@@ -434,7 +435,7 @@ impl JobController {
             };
             let life = match (job.spec.ttl, self.migrations_for(&job)) {
                 (Some(ttl), _) => after(ttl).unwrap_or(SWEEP_AFTER[0]),
-                // That it has failed can be seen for a while.
+                // A failed job stays visible for a while.
                 (None, Some(made)) => after(made.args.default_job_ttl)
                     .unwrap_or_default()
                     .max(SWEEP_AFTER[0]),
@@ -454,7 +455,7 @@ impl JobController {
             let options = job.spec.reservation_options.as_ref();
             if let Some(named) = options.and_then(|options| options.reservation_ref.as_ref())
                 && let Some(name) = &named.name
-                // Who is kept is sweep_once again and again.
+                // Jobs that stay are visited by each sweep.
                 && (!is_kept || self.view.reservation(name).is_some())
             {
                 let uid = named.uid.clone().filter(|uid| !uid.is_empty());
@@ -475,7 +476,7 @@ impl JobController {
     }
 }
 
-/// Whether an eviction that `job` tells of may still matter to limits.
+/// Returns true if an eviction that `job` records may still count against limits.
 fn counts(job: &PodMigrationJob, args: &MigrationControllerArgs, now: Timestamp) -> bool {
     let Some(then) = evict::evicted_at(job, false, now) else {
         return false;
@@ -484,7 +485,7 @@ fn counts(job: &PodMigrationJob, args: &MigrationControllerArgs, now: Timestamp)
     passed < limits::max_limiter_duration(args)
 }
 
-/// Deletes the object of this UID and no other one.
+/// Returns parameters that delete only the object with this UID.
 fn only(uid: Option<String>) -> DeleteParams {
     DeleteParams {
         preconditions: uid.map(|uid| koord_kube::api::Preconditions {

@@ -1,5 +1,5 @@
-//! The process around the cycle: follows the API server, runs a cycle when it is time and this replica leads, carries
-//! its plan out, and shows what came of it.
+//! The daemon around the cycle: watches the API server, runs a cycle at each interval while this replica
+//! leads, carries out its plan, and reports the outcome.
 
 mod apply;
 mod decoded;
@@ -39,25 +39,25 @@ use view::ClusterView;
 /// How the descheduler runs.
 #[derive(Debug)]
 pub struct Options {
-    /// From the start of one cycle to that of the next. Zero: one cycle is all.
+    /// Time between the starts of two cycles; zero for a single cycle.
     pub interval: Duration,
-    /// Contend for leadership first; `None` runs at once.
+    /// Settings of the leader election; `None` to run without one.
     pub election: Option<Election>,
-    /// What events are sent with; without it, what all else is sent with.
+    /// Client for events; `None` to use the main client.
     pub events: Option<EventClient>,
-    /// Metrics of controllers that other components of the process have, too; `None` registers them.
+    /// Controller metrics shared with other components of the process; `None` registers new ones.
     pub controller_metrics: Option<ControllerMetrics>,
-    /// Where the last cycle is shown.
+    /// Holder of the last cycle's report.
     pub last: LastCycle,
 }
 
 impl Options {
-    /// As `config` says.
+    /// Returns the options that `config` sets.
     #[must_use]
     pub fn new(config: &Configuration) -> Self {
         let of = &config.leader_election;
         Self {
-            // Below zero there is none that was accepted.
+            // Negative intervals are rejected when the configuration is validated.
             interval: config.descheduling_interval.to_std().unwrap_or_default(),
             election: of
                 .leader_elect
@@ -69,16 +69,16 @@ impl Options {
     }
 }
 
-/// Why the descheduler stopped.
+/// Error that stopped the descheduler.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No leadership.
+    /// The leader election failed.
     #[error(transparent)]
     Election(#[from] ElectionError),
     /// A metric is registered twice.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-    /// A strategy panicked. What it knew is lost with it.
+    /// A strategy panicked. Its state is lost.
     #[error("cycle: {0}")]
     Cycle(#[from] tokio::task::JoinError),
 }
@@ -129,7 +129,7 @@ impl Metrics {
 ///
 /// # Errors
 ///
-/// Leadership is lost, or the descheduler cannot go on.
+/// Returns an error if leadership is lost or the descheduler cannot continue.
 pub async fn run(
     options: Options,
     framework: Framework,
@@ -189,7 +189,7 @@ impl Leader {
             () = stop.cancelled() => return Ok(()),
             () = self.view.wait_synced() => {}
         }
-        // A dry run leaves jobs alone, whoever made them.
+        // A dry run does not process jobs, whoever created them.
         let migrations = match framework.dry_run {
             true => Vec::new(),
             false => framework.migrations(),
@@ -220,7 +220,8 @@ impl Leader {
             return Ok(());
         }
         let mut times = tokio::time::interval(self.interval);
-        // A cycle that takes longer than the interval is followed by the next one at once, not by all it missed.
+        // A cycle that takes longer than the interval is followed by the next one immediately, not by all
+        // that it missed.
         times.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -245,7 +246,7 @@ impl Leader {
         });
         let (mut framework, snapshot, plan) = decide.await?;
         timer.observe_duration();
-        // Said once, and not in each cycle again; nobody misses a cycle that looks for nothing.
+        // Logged once, not in each cycle. Without strategies an error has no effect.
         let before = self.last.get().and_then(|report| report.error.clone());
         let news = plan.error != before && framework.has_strategies();
         if let Some(error) = plan.error.as_ref().filter(|_| news) {
@@ -266,7 +267,7 @@ impl Leader {
         Ok(framework)
     }
 
-    /// Tells whoever looks at a hot node why nothing was moved from it.
+    /// Records an event for each hot node from which nothing was moved, with the reasons.
     fn explain(&self, snapshot: &Snapshot, report: &Report) {
         for (node, text) in self.event_throttle.lock().due(report) {
             let uid = snapshot.node(&node).map(|node| node.uid.to_string());
@@ -287,7 +288,7 @@ impl Leader {
         }
     }
 
-    /// JobMetrics and tells what was done.
+    /// Counts evictions and records events for them.
     fn report_outcomes(&self, plan: &Plan, outcomes: &[apply::ActionOutcome]) {
         for (action, outcome) in plan.actions.iter().zip(outcomes) {
             let Action::Move(planned) = action else {
@@ -296,7 +297,7 @@ impl Leader {
                 }
                 continue;
             };
-            // What a strategy only shows is neither.
+            // Moves that are only shown are neither counted nor recorded.
             if matches!(planned.intent, None | Some(Intent::Nothing)) {
                 continue;
             }
@@ -304,7 +305,7 @@ impl Leader {
             if let Err(error) = outcome {
                 tracing::warn!(%pod, strategy = planned.strategy, error, "pod not moved");
             }
-            // Of a pod that is moved by a job, the job tells when it goes.
+            // A migration job records the eviction of its pod itself.
             if matches!(planned.intent, Some(Intent::Job(_))) {
                 continue;
             }
@@ -325,7 +326,7 @@ impl Leader {
     }
 }
 
-/// Whether `pod` is there and is not being deleted.
+/// Returns true if `pod` exists and is not being deleted.
 async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube::Error> {
     let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
     let meta = pods.get_metadata_opt(&pod.name).await?;
@@ -335,7 +336,7 @@ async fn still_exists(client: &Client, pod: &PodInfo) -> Result<bool, koord_kube
     }))
 }
 
-/// A pod, for events about it.
+/// Returns the reference to a pod for events.
 fn regarding(namespace: &str, name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some("v1".to_owned()),

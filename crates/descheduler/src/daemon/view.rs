@@ -1,4 +1,4 @@
-//! The cluster as the API server tells it, and snapshots of it.
+//! Informers of all watched kinds, and snapshots of the cluster.
 
 use super::decoded::Decoded;
 use super::job_queue::JobQueueHandle;
@@ -19,7 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// Mirrors of every kind that a cycle looks at.
+/// Informer stores of every kind that a cycle reads.
 #[derive(Debug)]
 pub(super) struct ClusterView {
     shapes: Arc<Shapes>,
@@ -30,16 +30,16 @@ pub(super) struct ClusterView {
     /// All jobs.
     pub(super) jobs: Jobs,
     workloads: Workloads,
-    /// Who is told of changes.
+    /// Receives changes of pods, reservations and jobs.
     pub(super) queue_handle: Arc<JobQueueHandle>,
     budgets: Lister<PodDisruptionBudget>,
     namespaces: Lister<Namespace>,
     priority_classes: Lister<PriorityClass>,
-    /// Only if somebody asks for storage classes.
+    /// `None` unless a filter reads storage classes.
     claims: Option<Lister<Claim>>,
 }
 
-/// What of a PersistentVolumeClaim is decoded.
+/// The fields of a PersistentVolumeClaim that the descheduler uses.
 #[derive(Debug)]
 struct Claim {
     namespace: Arc<str>,
@@ -75,11 +75,11 @@ impl Mirrored for Claim {
     }
 }
 
-/// A pod as it was read.
+/// A pod, or its name if it cannot be converted.
 #[derive(Debug)]
 enum DecodedPod {
     Pod(Arc<PodInfo>),
-    /// It is no pod of an API server.
+    /// A field is missing that every pod of an API server has.
     Unread {
         namespace: String,
         name: String,
@@ -122,7 +122,8 @@ impl Mirrored for DecodedPod {
 }
 
 impl ClusterView {
-    /// Begins to follow the API server, until `stop`; PersistentVolumeClaims only for their `storage_classes`.
+    /// Starts the informers, which run until `stop`; that of PersistentVolumeClaims only if `storage_classes`
+    /// are needed.
     pub(super) fn start(client: &Client, storage_classes: bool, stop: &CancellationToken) -> Self {
         let shapes = Arc::new(Shapes::new(Arc::new(ResourceTable::new())));
         let all = || (client.clone(), Scope::default(), stop.clone());
@@ -214,7 +215,7 @@ impl ClusterView {
         }
     }
 
-    /// Waits until every kind is known that the API server has.
+    /// Waits until every kind that the API server has is synchronized.
     pub(super) async fn wait_synced(&self) {
         self.nodes.wait_synced().await;
         self.pods.wait_synced().await;
@@ -229,18 +230,18 @@ impl ClusterView {
         }
     }
 
-    /// The shapes of pods.
+    /// Returns the intern pool of pod shapes.
     pub(super) fn shapes(&self) -> &Shapes {
         &self.shapes
     }
 
-    /// The reservation of this name, as last seen.
+    /// Returns the reservation of this name from the informer's store.
     pub(super) fn reservation(&self, name: &str) -> Option<Arc<Reservation>> {
         let found = self.reservations.store.get(&ObjectKey::new("", name))?;
         found.object().cloned()
     }
 
-    /// The workloads of these controllers, as far as they have pods, by UID of the controller.
+    /// Looks up the workloads of these controllers, as far as they have pods, by UID of the controller.
     pub(super) async fn workloads(
         &self,
         controllers: &FxHashSet<Arc<str>>,
@@ -257,7 +258,7 @@ impl ClusterView {
         self.workloads.resolve(owners(pods.filter(of))).await
     }
 
-    /// As it stands at `now`.
+    /// Returns a snapshot of the cluster, dated `now`.
     pub(super) async fn snapshot(&self, now: Timestamp) -> Snapshot {
         let pods = self.pods.store.list().into_iter();
         let pods = pods.filter_map(|seen| match &*seen {
@@ -281,7 +282,8 @@ impl ClusterView {
         snapshot
     }
 
-    /// What matters to jobs that have not ended: their pods, other pods of the same owners, and those owners.
+    /// Returns a snapshot for the jobs that have not ended: their pods, other pods of the same owners, and
+    /// those owners.
     pub(super) async fn about_jobs(&self, now: Timestamp) -> Snapshot {
         let jobs = self.jobs.all();
         let (mut names, mut uids) = (FxHashSet::default(), FxHashSet::default());
@@ -308,7 +310,7 @@ impl ClusterView {
         let mut snapshot = Snapshot::empty(now, self.shapes.table().clone())
             .with(Vec::new(), only(all.clone(), &meant, &owners));
         self.complete(&mut snapshot).await;
-        // Pods of a Deployment are those of all its ReplicaSets.
+        // The pods of a Deployment are those of all its ReplicaSets.
         for workload in snapshot.workloads.values() {
             if let Workload::Known { controllers, .. } = workload {
                 owners.extend(controllers.iter().cloned());
@@ -317,7 +319,7 @@ impl ClusterView {
         snapshot.with(Vec::new(), only(all, &meant, &owners))
     }
 
-    /// Adds jobs, workloads and priority classes.
+    /// Adds jobs, workloads and priority classes to `snapshot`.
     async fn complete(&self, snapshot: &mut Snapshot) {
         snapshot.jobs = self.jobs.all();
         let classes = self.priority_classes.store.list().into_iter();
@@ -333,7 +335,7 @@ impl ClusterView {
     }
 }
 
-/// The controllers of `pods`, each with its namespace, by UID.
+/// Returns the controllers of `pods` by UID, each with its namespace.
 fn owners<'a>(
     pods: impl Iterator<Item = &'a Arc<PodInfo>>,
 ) -> FxHashMap<Arc<str>, (Arc<str>, Owner)> {
@@ -349,7 +351,7 @@ fn owners<'a>(
     owners
 }
 
-/// Those pods that are `meant`, or of which one of `owners` is an owner.
+/// Returns the pods whose UID is in `meant` or that one of `owners` owns.
 fn only<'a>(
     pods: impl Iterator<Item = &'a Arc<PodInfo>>,
     meant: &FxHashSet<Arc<str>>,

@@ -1,7 +1,6 @@
-//! Who controls pods, and how many replicas they want.
+//! Lookup of the workloads that control pods, and of their replicas.
 //!
-//! Kinds are followed once a pod has such a controller. Of the kinds that nobody knows, the sub-resource `scale` is
-//! asked for.
+//! A kind is watched once a pod has such a controller. For unknown kinds, the `scale` subresource is read.
 
 use super::lister::Lister;
 use crate::state::{Owner, Workload};
@@ -24,16 +23,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// So long an answer about a scale is believed.
+/// How long a scale is cached.
 const LIFE: Duration = Duration::from_secs(30);
-/// So long it is believed that one cannot be had.
+/// How long a failed lookup of a scale is cached.
 const DOUBT: Duration = Duration::from_secs(3);
-/// So long a kind may take that is followed anew; afterwards its workloads are unknown for now.
+/// How long to wait for the first list of a newly watched kind; afterwards its workloads are unknown for now.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Questions about scales at a time.
+/// Maximum number of concurrent scale requests.
 const AT_ONCE: usize = 8;
 
-/// Spec of an OpenKruise CloneSet, as far as it matters.
+/// Spec of an OpenKruise CloneSet: the fields used here.
 #[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
 #[kube(
     crates(kube_core = "koord_kube::kube_core"),
@@ -48,7 +47,7 @@ struct CloneSetSpec {
     replicas: Option<i32>,
 }
 
-/// Spec of an OpenKruise StatefulSet, as far as it matters.
+/// Spec of an OpenKruise StatefulSet: the fields used here.
 #[derive(CustomResource, Debug, Clone, Default, Serialize, Deserialize)]
 #[kube(
     crates(kube_core = "koord_kube::kube_core"),
@@ -78,7 +77,7 @@ enum WorkloadKind {
 }
 
 impl WorkloadKind {
-    /// By group and kind, whatever the version.
+    /// Returns the kind of `owner` by group and kind, ignoring the version.
     fn from_owner(owner: &Owner) -> Option<Self> {
         Some(match (group_of(&owner.api_version), &*owner.kind) {
             ("", "ReplicationController") => Self::ReplicationController,
@@ -93,7 +92,7 @@ impl WorkloadKind {
     }
 }
 
-/// A workload as it is kept.
+/// The fields of a workload that are cached.
 #[derive(Debug)]
 struct CachedController {
     namespace: String,
@@ -102,7 +101,7 @@ struct CachedController {
     version: Option<String>,
     replicas: i64,
     deleting: bool,
-    /// WorkloadKind, name and UID of who controls it.
+    /// Kind, name and UID of its controller.
     owner: Option<(String, String, Arc<str>)>,
 }
 
@@ -143,10 +142,10 @@ impl Mirrored for CachedController {
     }
 }
 
-/// Until when the answer about a scale is believed, and the answer.
+/// A scale lookup and when it expires.
 type CachedScale = (Instant, Workload);
 
-/// Finds workloads.
+/// Looks up workloads.
 pub(super) struct Workloads {
     client: Client,
     stop: CancellationToken,
@@ -219,7 +218,7 @@ impl Workloads {
         Informer::start_kept(client, Scope::default(), keep, stop)
     }
 
-    /// What is known of `owners`, each with its namespace, by UID.
+    /// Looks up the workloads of `owners`, each with its namespace, by UID.
     pub(super) async fn resolve(
         &self,
         owners: FxHashMap<Arc<str>, (Arc<str>, Owner)>,
@@ -235,7 +234,7 @@ impl Workloads {
                     }
                     known.insert(uid, (kind, namespace, owner));
                 }
-                // Pods of these are never moved: they are of one node.
+                // Pods of these controllers are bound to one node and never moved.
                 None if matches!(&*owner.kind, "DaemonSet" | "Node") => {}
                 None => asked.push((uid, namespace, owner)),
             }
@@ -316,7 +315,7 @@ impl Workloads {
     ) -> Result<Workload, koord_kube::Error> {
         let mut kinds = self.kinds.lock().await;
         let resource = kinds.resource(&owner.api_version, &owner.kind).await?;
-        // Of a kind without a scale there may be thousands.
+        // There may be thousands of objects of a kind without a scale.
         let resource = resource.filter(|found| kinds.has_scale(found));
         drop(kinds);
         let Some(resource) = resource else {
@@ -340,12 +339,12 @@ impl Workloads {
     }
 }
 
-/// The kind that may control workloads of `kind`.
+/// Returns the kind that may control workloads of `kind`.
 fn parent_kind(kind: WorkloadKind) -> Option<WorkloadKind> {
     (kind == WorkloadKind::ReplicaSet).then_some(WorkloadKind::Deployment)
 }
 
-/// UIDs of ReplicaSets by that of their Deployment.
+/// Returns the UIDs of ReplicaSets by that of their Deployment.
 fn replica_sets_by_deployment(
     sets: &[Arc<CachedController>],
 ) -> FxHashMap<Arc<str>, Vec<Arc<str>>> {

@@ -1,4 +1,4 @@
-//! Pods whose moves were planned and came to nothing: they pause, so that what may go in a cycle is there for others.
+//! Backoff of pods whose planned moves failed, so that they do not use up the eviction limits of a cycle.
 
 use super::{Action, Plan, Why};
 use crate::state::PodInfo;
@@ -6,22 +6,23 @@ use jiff::{SignedDuration, Timestamp};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// The most cycles that a pod pauses.
+/// Longest backoff in cycles.
 const MOST: u64 = 32;
-/// How long a failure is retained_until.
+/// How long a failure is recorded.
 const MEMORY: SignedDuration = SignedDuration::from_hours(1);
 
-/// The last failure of a pod's move.
+/// Failures of moves of one pod.
 #[derive(Debug, Clone, Copy)]
 struct FailedMove {
     at: Timestamp,
-    /// How many in a row.
+    /// Number of failures in a row.
     attempt: u32,
-    /// The first cycle in which the pod may be asked for again.
+    /// First cycle in which the pod may be moved again.
     until: u64,
 }
 
-/// Who pauses, by UID: a cycle after the first failure, twice as many after each more in a row.
+/// Pods in backoff, by UID: one cycle after the first failure, twice as many after each further failure in a
+/// row.
 #[derive(Debug, Default)]
 pub struct EvictionBackoff {
     cycle: u64,
@@ -29,17 +30,17 @@ pub struct EvictionBackoff {
 }
 
 impl EvictionBackoff {
-    /// A new cycle begins.
+    /// Starts a cycle.
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.cycle += 1;
         self.pods
             .retain(|_, failure| now.duration_since(failure.at) < MEMORY);
     }
 
-    /// Whether `pod` does not pause.
+    /// Checks that `pod` is not in backoff.
     ///
     /// # Errors
-    /// It does.
+    /// Returns the remaining backoff.
     pub(super) fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
         let failure = self.pods.get(&pod.uid);
         let Some(failure) = failure.filter(|failure| self.cycle < failure.until) else {
@@ -50,14 +51,14 @@ impl EvictionBackoff {
         Err(Why::new("MoveRefused", said))
     }
 
-    /// What became of `plan`, which was made at `now`, by action.
+    /// Records the outcomes of `plan`, which was made at `now`, in the order of its actions.
     pub(super) fn record_outcomes(
         &mut self,
         plan: &Plan,
         outcomes: &[Result<String, String>],
         now: Timestamp,
     ) {
-        // What was not even tried, because something else of its node failed, is not at fault.
+        // Moves that were not tried because another action for their node failed do not count as failures.
         let mut off = FxHashSet::default();
         for (action, outcome) in plan.actions.iter().zip(outcomes) {
             match action {

@@ -1,4 +1,4 @@
-//! One cycle, and what a strategy sees of it.
+//! One descheduling cycle, and the interface that it offers to strategies.
 
 use super::{
     Action, Ask, Departures, EvictionBackoff, Evictor, Filter, Finding, Intent, Limiter, Limits,
@@ -15,26 +15,26 @@ use rustc_hash::FxHashMap;
 use std::mem;
 use std::sync::Arc;
 
-/// Everything that runs in a cycle.
+/// Profiles, limits and state of the descheduler.
 #[derive(Debug, Default)]
 pub struct Framework {
-    /// In the order of the configuration.
+    /// Profiles in the order of the configuration.
     pub profiles: Vec<Profile>,
-    /// Which nodes are looked at at all; all without one.
+    /// Selector of the nodes to consider; all nodes without one.
     pub node_selector: Option<LabelSelector>,
-    /// Of each cycle, over all profiles.
+    /// Eviction limits of a cycle, over all profiles.
     pub limits: Limits,
-    /// Nothing is done; plans say what would be.
+    /// True if plans are only reported, not carried out.
     pub dry_run: bool,
-    /// Reservations have no PersistentVolumeClaims: feature gate `DisablePVCReservation`.
+    /// Reservations omit PersistentVolumeClaims: feature gate `DisablePVCReservation`.
     pub without_claims: bool,
-    /// Who knows where pods can go; without anybody, whoever evicts finds out.
+    /// Finds target nodes for pods; without it, no target is known when a move is planned.
     pub placement: Option<Box<dyn Placement>>,
-    /// Whose moves failed lately.
+    /// Pods whose moves failed recently.
     pub backoff: EvictionBackoff,
 }
 
-/// What a strategy sees, and may ask for.
+/// Interface of a cycle for a strategy: the snapshot to read, and the moves to request.
 #[derive(Debug)]
 pub struct Cycle<'a> {
     snapshot: &'a Snapshot,
@@ -46,7 +46,7 @@ pub struct Cycle<'a> {
     shared: &'a mut RunState,
 }
 
-/// What the profiles of a cycle share.
+/// State of a cycle that all profiles share.
 #[derive(Debug, Default)]
 struct RunState {
     limiter: Limiter,
@@ -54,23 +54,23 @@ struct RunState {
     placement: Option<Box<dyn Placement>>,
     dry_run: bool,
     departures: Departures,
-    /// How many moves of the plan each profile has counted.
+    /// Number of moves in the plan that each profile has counted.
     counted: FxHashMap<Arc<str>, usize>,
     plan: Plan,
 }
 
-/// A point at which strategies run.
+/// Selects the strategies of an extension point.
 type Point = fn(&mut Profile) -> &mut Vec<Box<dyn Strategy>>;
 
 impl Framework {
-    /// Whether any strategy is on; without one, nothing is ever looked for.
+    /// Returns true if any strategy is enabled; without one, a cycle never plans a move.
     #[must_use]
     pub fn has_strategies(&self) -> bool {
         let on = |profile: &Profile| !profile.deschedule.is_empty() || !profile.balance.is_empty();
         self.profiles.iter().any(on)
     }
 
-    /// What those share that make jobs or keep pods from them, each once, in the order of profiles.
+    /// Returns the [`Migrations`] of all filters and evictors, each once, in the order of profiles.
     #[must_use]
     pub fn migrations(&self) -> Vec<Arc<Migrations>> {
         let mut all = Vec::<Arc<Migrations>>::new();
@@ -85,7 +85,7 @@ impl Framework {
         all
     }
 
-    /// Looks at `snapshot` and says what is to be done. With fewer than two nodes that are ready, nothing is.
+    /// Runs a cycle on `snapshot` and returns its plan. Nothing is planned with fewer than two ready nodes.
     pub fn run(&mut self, snapshot: &Snapshot) -> Plan {
         let mut shared = RunState {
             limiter: Limiter::new(self.limits),
@@ -107,8 +107,8 @@ impl Framework {
         shared.plan
     }
 
-    /// What became of `plan`, which was made of `snapshot`: outcomes in the order of its actions. Pods whose moves
-    /// failed pause.
+    /// Records the outcomes of `plan`, which was made from `snapshot`, in the order of its actions. Pods
+    /// whose moves failed are skipped for some cycles.
     pub fn record_outcomes(
         &mut self,
         snapshot: &Snapshot,
@@ -118,7 +118,7 @@ impl Framework {
         self.backoff.record_outcomes(plan, outcomes, snapshot.now);
     }
 
-    /// Whether anybody reads [`Snapshot::storage_classes`].
+    /// Returns true if any filter reads [`Snapshot::storage_classes`].
     #[must_use]
     pub fn reads_storage_classes(&self) -> bool {
         let mut filters = self.profiles.iter().flat_map(|profile| &profile.filters);
@@ -193,7 +193,7 @@ impl Profile {
         outcome
     }
 
-    /// Lets filters and evictor count what other profiles have put into the plan since this one ran last.
+    /// Counts moves that other profiles have planned since this profile ran last.
     fn count_moves_of_others(&mut self, snapshot: &Snapshot, shared: &RunState) {
         let counted = shared.counted.get(&self.name).copied().unwrap_or(0);
         for planned in shared.plan.moves().skip(counted) {
@@ -224,22 +224,22 @@ fn selected(
 }
 
 impl<'a> Cycle<'a> {
-    /// The cluster.
+    /// Returns the cluster snapshot.
     #[must_use]
     pub fn snapshot(&self) -> &'a Snapshot {
         self.snapshot
     }
 
-    /// The nodes of this profile that are ready, by name.
+    /// Returns the ready nodes of this profile, by name.
     #[must_use]
     pub fn nodes(&self) -> &'a [Arc<NodeInfo>] {
         self.nodes
     }
 
-    /// Those of [`Cycle::nodes`] that `by` selects; all without one.
+    /// Returns those of [`Cycle::nodes`] that the selector `by` matches; all without one.
     ///
     /// # Errors
-    /// The selector, which is the strategy's `nodeSelector`, cannot be evaluated.
+    /// Returns an error if the selector, which is the strategy's `nodeSelector`, is invalid.
     pub fn selected(
         &self,
         by: Option<&LabelSelector>,
@@ -250,53 +250,55 @@ impl<'a> Cycle<'a> {
         })
     }
 
-    /// The pods that leave without the rule that is judged now.
+    /// Returns the pods that leave their nodes regardless of the strategy that runs now.
     #[must_use]
     pub fn departures(&self) -> ProfileDepartures<'_> {
         self.shared.departures.for_profile(self.profile)
     }
 
-    /// Whether `pod` is in the plan already.
+    /// Returns true if `pod` is in the plan.
     #[must_use]
     pub fn is_planned(&self, pod: &PodInfo) -> bool {
         self.departures().is_planned(pod)
     }
 
-    /// Whether `pod` leaves its node without this rule: it is in the plan, moved by a job, or being deleted.
+    /// Returns true if `pod` leaves its node regardless of this strategy: it is in the plan, moved by a job,
+    /// or being deleted.
     #[must_use]
     pub fn is_leaving(&self, pod: &PodInfo) -> bool {
         self.departures().is_leaving(pod)
     }
 
-    /// The pods of a node in every phase that are not in the plan: those that a rule may ask to evict.
+    /// Returns the pods of a node in every phase that are not in the plan: those that a strategy may request
+    /// to evict.
     #[must_use]
     pub fn pods_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
         let pods = self.snapshot.pods_on(node);
         pods.filter(|pod| !self.is_planned(pod)).collect()
     }
 
-    /// Those of [`Cycle::pods_on`] that have not ended.
+    /// Returns those of [`Cycle::pods_on`] that have not ended.
     #[must_use]
     pub fn active_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
         let pods = self.snapshot.active_on(node);
         pods.filter(|pod| !self.is_planned(pod)).collect()
     }
 
-    /// Those of [`Cycle::active_on`] that do not leave: those that a rule counts on the node, whether they may be
-    /// evicted or not.
+    /// Returns those of [`Cycle::active_on`] that do not leave: those that a strategy counts on the node,
+    /// whether they may be evicted or not.
     #[must_use]
     pub fn staying_on(&self, node: &str) -> Vec<&'a Arc<PodInfo>> {
         let pods = self.snapshot.active_on(node);
         pods.filter(|pod| !self.is_leaving(pod)).collect()
     }
 
-    /// The moves that are planned so far.
+    /// Returns the moves planned so far.
     pub fn moves(&self) -> impl Iterator<Item = &Move> {
         let moves = self.shared.plan.moves();
         moves.filter(|planned| self.is_planned(&planned.pod))
     }
 
-    /// What the nodes have left when all planned moves are through.
+    /// Returns the free capacity of nodes after all planned moves.
     #[must_use]
     pub fn fit(&self) -> Fit {
         let mut fit = Fit::new(self.snapshot);
@@ -311,53 +313,54 @@ impl<'a> Cycle<'a> {
         fit
     }
 
-    /// Whether nothing is done in this cycle at all.
+    /// Returns true if this cycle is a dry run.
     #[must_use]
     pub fn is_dry(&self) -> bool {
         self.shared.dry_run
     }
 
-    /// Whether all filters let `pod` go.
+    /// Checks whether all filters let `pod` go.
     ///
     /// # Errors
-    /// The first that does not.
+    /// Returns the reason of the first filter that does not.
     pub fn admits(&self, pod: &PodInfo) -> Result<(), Why> {
         self.filters
             .iter()
             .try_for_each(|filter| filter.filter(self.snapshot, pod))
     }
 
-    /// As [`Cycle::admits`]; who may not go is among those that stay.
+    /// Checks filters like [`Cycle::admits`], and records `pod` as skipped if one refuses it.
     pub fn filter(&mut self, pod: &Arc<PodInfo>) -> bool {
         self.accept_or_skip(pod, self.admits(pod))
     }
 
-    /// Whether all filters let `pod` go at the last question before [`Cycle::evict`], which does not ask it itself.
+    /// Checks whether all filters let `pod` go in their last check before [`Cycle::evict`], which does not
+    /// repeat it.
     ///
     /// # Errors
-    /// The first that does not.
+    /// Returns the reason of the first filter that does not.
     pub fn admits_eviction(&self, pod: &PodInfo) -> Result<(), Why> {
         let mut filters = self.filters.iter();
         filters.try_for_each(|filter| filter.pre_evict(self.snapshot, self.nodes, pod))
     }
 
-    /// As [`Cycle::admits_eviction`]; who may not go is among those that stay.
+    /// Checks filters like [`Cycle::admits_eviction`], and records `pod` as skipped if one refuses it.
     pub fn pre_evict(&mut self, pod: &Arc<PodInfo>) -> bool {
         self.accept_or_skip(pod, self.admits_eviction(pod))
     }
 
-    /// Puts `pod` into the plan for `reason`, if limits, placement and the evictor let it go.
+    /// Puts `pod` into the plan for `reason` if limits, placement and the evictor allow it.
     ///
     /// # Errors
-    /// Why it stays; it is among those that do.
+    /// Returns why the pod stays; it is recorded as skipped.
     pub fn evict(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) -> Result<(), Why> {
         self.evict_with(pod, reason, None, None)
     }
 
-    /// As [`Cycle::evict`], with a say in how it is deleted, and as part of clearing a node.
+    /// Evicts like [`Cycle::evict`], with delete options and as part of draining a node.
     ///
     /// # Errors
-    /// Why it stays; it is among those that do.
+    /// Returns why the pod stays; it is recorded as skipped.
     pub fn evict_with(
         &mut self,
         pod: &Arc<PodInfo>,
@@ -394,7 +397,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Where the pod that was put into the plan last was found to have room, if anybody looked.
+    /// Returns the target node found for the last planned pod; `None` without a [`Placement`].
     #[must_use]
     pub fn promised_target(&self) -> Option<&Arc<str>> {
         match self.shared.plan.actions.last() {
@@ -403,14 +406,14 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Whether the pod that was put into the plan last goes, rather than that it would go is shown.
+    /// Returns true if the last planned move is carried out, not only shown.
     #[must_use]
     pub fn is_last_move_real(&self) -> bool {
         let last = self.shared.plan.actions.last();
         matches!(last, Some(Action::Move(planned)) if planned.is_real())
     }
 
-    /// The job that moves the pod that was put into the plan last, if one does.
+    /// Returns the job that moves the last planned pod, if there is one.
     pub fn job(&mut self) -> Option<&mut PodMigrationJob> {
         match self.shared.plan.actions.last_mut() {
             Some(Action::Move(planned)) => match &mut planned.intent {
@@ -421,12 +424,13 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Puts `pod` into the plan of a strategy that only shows what it would do: nothing counts, nothing is asked.
+    /// Puts `pod` into the plan as a move that is only shown: it counts toward no limit, and neither evictor
+    /// nor placement is called.
     pub fn show_move(&mut self, pod: &Arc<PodInfo>, reason: impl Into<String>) {
         self.push_move(pod, reason.into(), None, None, None);
     }
 
-    /// Whether `verdict` lets `pod` go; otherwise it is among those that stay.
+    /// Returns true if `verdict` allows `pod` to be evicted; otherwise records it as skipped.
     pub fn accept_or_skip(&mut self, pod: &Arc<PodInfo>, verdict: Result<(), Why>) -> bool {
         match verdict {
             Ok(()) => true,
@@ -437,7 +441,7 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// `pod` was looked at and stays.
+    /// Records that `pod` was considered and stays.
     pub fn skip_pod(&mut self, pod: &Arc<PodInfo>, why: Why) {
         let kept = SkippedPod {
             pod: pod.clone(),
@@ -448,18 +452,18 @@ impl<'a> Cycle<'a> {
         self.shared.plan.kept.push(kept);
     }
 
-    /// Something to say about a node, or about all of them.
+    /// Adds a note about a node, or about the whole cluster.
     pub fn note(&mut self, node: Option<&Arc<str>>, text: impl Into<String>) {
         self.add_note(node, text.into(), Finding::Other);
     }
 
-    /// `node` is too hot, perhaps not yet for long enough.
+    /// Notes that `node` is hot; `early` if it has not been hot for long enough.
     pub fn hot(&mut self, node: &Arc<str>, text: impl Into<String>, early: bool) {
         let finding = if early { Finding::Early } else { Finding::Hot };
         self.add_note(Some(node), text.into(), finding);
     }
 
-    /// `node` is not looked at.
+    /// Notes that `node` is skipped because its usage data are unusable.
     pub fn skip_node(&mut self, node: &Arc<str>, why: &UsageRejection) {
         let text = format!("not looked at: {why}");
         self.add_note(Some(node), text, Finding::Skipped(why.problem));
@@ -475,21 +479,21 @@ impl<'a> Cycle<'a> {
         });
     }
 
-    /// Puts something else into the plan; nothing in a dry run.
+    /// Adds an action other than a move to the plan; ignored in a dry run.
     pub fn add_action(&mut self, action: Action) {
         if !self.shared.dry_run {
             self.shared.plan.actions.push(action);
         }
     }
 
-    /// How many actions there are so far: a place for [`Cycle::insert_action`].
+    /// Returns the number of actions so far: a position for [`Cycle::insert_action`].
     #[must_use]
     pub fn action_count(&self) -> usize {
         self.shared.plan.actions.len()
     }
 
-    /// As [`Cycle::add_action`], before everything that was put into the plan since `place` was asked for; nothing if that
-    /// has moves that are only shown.
+    /// Inserts an action like [`Cycle::add_action`], before everything that was planned after `place`;
+    /// ignored if that includes moves that are only shown.
     pub fn insert_action(&mut self, place: usize, action: Action) {
         let actions = &mut self.shared.plan.actions;
         let mut since = actions.iter().skip(place);

@@ -1,22 +1,22 @@
-//! Which pods are on their way out when a rule is judged.
+//! Pods that are leaving their nodes while a strategy runs.
 
 use crate::migration::{Stage, stage};
 use crate::state::{PodInfo, Snapshot};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// The pods that leave their nodes: those that the plan of this cycle moves, and those of migration jobs that have not
-/// ended. No rule counts them where they still are.
+/// Pods that leave their nodes: those that the plan of this cycle moves, and those of migration jobs that
+/// have not ended. Strategies do not count them on their current nodes.
 #[derive(Debug, Clone, Default)]
 pub struct Departures {
-    /// By UID; with the profile that shows the move, if it is only shown.
+    /// UIDs of planned pods; the value is the profile that only shows the move, if it is not carried out.
     planned: FxHashMap<Arc<str>, Option<Arc<str>>>,
     /// UIDs of pods with a job.
     migrating: FxHashSet<Arc<str>>,
 }
 
 impl Departures {
-    /// Those of the jobs of `snapshot`. A paused job moves nothing for now.
+    /// Collects the pods of the jobs in `snapshot`. A paused job moves nothing for now.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
         let moves = |job: &&_| stage(job) != Stage::Ended;
@@ -41,7 +41,7 @@ impl Departures {
         self.planned.insert(pod.uid.clone(), shown_by.cloned());
     }
 
-    /// Those that count for `profile`: all but moves that another profile only shows.
+    /// Returns the departures that count for `profile`: all except moves that another profile only shows.
     #[must_use]
     pub fn for_profile<'a>(&'a self, profile: &'a str) -> ProfileDepartures<'a> {
         ProfileDepartures {
@@ -59,14 +59,14 @@ pub struct ProfileDepartures<'a> {
 }
 
 impl ProfileDepartures<'_> {
-    /// Whether the plan moves `pod`.
+    /// Returns true if the plan moves `pod`.
     #[must_use]
     pub fn is_planned(&self, pod: &PodInfo) -> bool {
         let shown_by = self.departures.planned.get(&pod.uid);
         shown_by.is_some_and(|by| by.as_deref().is_none_or(|by| by == self.profile))
     }
 
-    /// Whether `pod` leaves its node: by the plan, by a job, or because it is being deleted.
+    /// Returns true if `pod` leaves its node: by the plan, by a job, or because it is being deleted.
     #[must_use]
     pub fn is_leaving(&self, pod: &PodInfo) -> bool {
         pod.deleting || self.departures.migrating.contains(&pod.uid) || self.is_planned(pod)

@@ -1,22 +1,22 @@
-//! What a plugin is to a profile that it is built for.
+//! A plugin's implementations for the extension points of a profile.
 
 use super::{Evictor, Filter, Strategy};
 
-/// What a plugin does at each extension point; nothing where it does not belong.
+/// A plugin's implementation at each extension point; `None` where it has none.
 #[derive(Debug, Default)]
 pub struct PluginHandles {
-    /// Runs first.
+    /// Strategy that runs first.
     pub deschedule: Option<Box<dyn Strategy>>,
-    /// Runs then.
+    /// Strategy that runs after all `deschedule` strategies.
     pub balance: Option<Box<dyn Strategy>>,
-    /// Carries out.
+    /// Carries out evictions.
     pub evict: Option<Box<dyn Evictor>>,
-    /// Has to agree.
+    /// Filter that must agree to each eviction.
     pub filter: Option<Box<dyn Filter>>,
 }
 
 impl PluginHandles {
-    /// Only at `deschedule`.
+    /// Returns the handles of a plugin that only runs at `deschedule`.
     #[must_use]
     pub fn descheduling(strategy: impl Strategy + 'static) -> Self {
         Self {
@@ -25,7 +25,7 @@ impl PluginHandles {
         }
     }
 
-    /// Only at `balance`.
+    /// Returns the handles of a plugin that only runs at `balance`.
     #[must_use]
     pub fn balancing(strategy: impl Strategy + 'static) -> Self {
         Self {

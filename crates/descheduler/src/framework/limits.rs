@@ -1,4 +1,4 @@
-//! How many pods may go in one cycle, over all profiles.
+//! Limits of the number of evictions in one cycle, over all profiles.
 
 use super::Why;
 use crate::state::PodInfo;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 /// `maxNoOfPodsToEvictPerNode`, `PerNamespace` and `Total`; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Of one node.
+    /// Maximum per node.
     pub per_node: Option<u64>,
-    /// Of one namespace.
+    /// Maximum per namespace.
     pub per_namespace: Option<u64>,
-    /// In all.
+    /// Maximum in total.
     pub total: Option<u64>,
 }
 
-/// Counts the pods that go in one cycle.
+/// Counts the evictions of one cycle against [`Limits`].
 #[derive(Debug, Clone, Default)]
 pub struct Limiter {
     limits: Limits,
@@ -26,7 +26,7 @@ pub struct Limiter {
 }
 
 impl Limiter {
-    /// A new cycle begins.
+    /// Starts a cycle with no evictions.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -35,10 +35,10 @@ impl Limiter {
         }
     }
 
-    /// Whether one more may go.
+    /// Checks whether one more pod may be evicted.
     ///
     /// # Errors
-    /// It may not; the rule is the limit's name.
+    /// Returns the limit that is reached as the rule.
     pub fn allows(&self, pod: &PodInfo) -> Result<(), Why> {
         let exceeds = |count: u64, limit: Option<u64>| limit.filter(|limit| count >= *limit);
         let (limits, node) = (&self.limits, pod.node.as_ref());
@@ -65,7 +65,7 @@ impl Limiter {
         Ok(())
     }
 
-    /// One goes.
+    /// Counts the eviction of `pod`.
     pub fn count(&mut self, pod: &PodInfo) {
         self.total += 1;
         if let Some(node) = &pod.node {

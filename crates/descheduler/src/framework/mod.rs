@@ -1,7 +1,7 @@
-//! How strategies, filters and an evictor make a plan together.
+//! Strategies, filters and evictors, and how they make a plan.
 //!
-//! A [`Profile`] has strategies in order, filters that all have to agree, and one evictor. [`Framework::run`] lets every profile
-//! look at a snapshot; what comes out is a [`Plan`], and nothing else has happened.
+//! A [`Profile`] has strategies in order, filters that all have to agree, and one evictor. [`Framework::run`]
+//! runs every profile on a snapshot and returns a [`Plan`], without any side effects.
 
 mod backoff;
 mod cycle;
@@ -24,43 +24,43 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, LabelSelecto
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// What a strategy cannot go on after; the cycle ends with it.
+/// An error that a strategy cannot recover from; it ends the cycle.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{strategy}: {problem}")]
 pub struct StrategyError {
-    /// Which one.
+    /// Name of the strategy.
     pub strategy: &'static str,
-    /// What is wrong.
+    /// Description of the error.
     pub problem: String,
 }
 
-/// Says which pods have to go.
+/// Selects the pods to evict.
 pub trait Strategy: Debug + Send {
-    /// The plugin's name, as in the configuration.
+    /// Returns the plugin's name, as in the configuration.
     fn name(&self) -> &'static str;
-    /// Looks at the cluster and asks `cycle` to evict, pod by pod. What it may keep in itself between cycles is
-    /// what it has learnt over time, such as how long a node has been hot.
+    /// Examines the cluster and requests evictions from `cycle`, pod by pod. A strategy may keep state
+    /// between cycles, such as how long a node has been hot.
     ///
     /// # Errors
-    /// It cannot do its work at all. Nothing else runs in this cycle then.
+    /// Returns an error if it cannot do its work at all. Nothing else runs in this cycle then.
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError>;
 }
 
-/// Says which pods may go.
+/// Decides which pods may be evicted.
 pub trait Filter: Debug + Send {
-    /// The plugin's name, as in the configuration.
+    /// Returns the plugin's name, as in the configuration.
     fn name(&self) -> &'static str;
-    /// A new cycle begins.
+    /// Starts a cycle.
     fn begin(&mut self, _snapshot: &Snapshot) {}
-    /// Whether `pod` may be moved at all.
+    /// Checks whether `pod` may be moved at all.
     ///
     /// # Errors
-    /// It may not, and why.
+    /// Returns why it may not.
     fn filter(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why>;
-    /// The last question before a pod is evicted, among `nodes` of the profile.
+    /// Checks `pod` once more just before it is evicted; `nodes` are those of the profile.
     ///
     /// # Errors
-    /// It may not go, and why.
+    /// Returns why it may not be evicted.
     fn pre_evict(
         &self,
         _snapshot: &Snapshot,
@@ -69,87 +69,88 @@ pub trait Filter: Debug + Send {
     ) -> Result<(), Why> {
         Ok(())
     }
-    /// `pod` was put into the plan, by this profile or another. Later questions of this cycle count with it.
+    /// Records that `pod` was put into the plan, by this profile or another. Later checks of the cycle take
+    /// it into account.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &Arc<PodInfo>) {}
-    /// What it shares with whoever works on jobs, if it is about them.
+    /// Returns the state shared with the controller of migration jobs, if the plugin has any.
     fn migrations(&self) -> Option<Arc<Migrations>> {
         None
     }
-    /// Whether it reads [`Snapshot::storage_classes`], which are followed only if somebody does.
+    /// Returns true if it reads [`Snapshot::storage_classes`], which are only watched if a filter needs them.
     fn reads_storage_classes(&self) -> bool {
         false
     }
 }
 
-/// What a strategy asks for.
+/// A strategy's request to evict a pod.
 #[derive(Debug, Clone, Copy)]
 pub struct Ask<'a> {
-    /// The pod.
+    /// The pod to evict.
     pub pod: &'a Arc<PodInfo>,
-    /// The strategy's name.
+    /// Name of the strategy.
     pub strategy: &'static str,
-    /// Why, for people.
+    /// Reason for users.
     pub reason: &'a str,
-    /// How to delete it, when the strategy has a say.
+    /// Delete options, if the strategy sets them.
     pub delete_options: Option<&'a DeleteOptions>,
 }
 
-/// Says how a pod goes.
+/// Decides how a pod is evicted.
 pub trait Evictor: Debug + Send {
-    /// The plugin's name, as in the configuration.
+    /// Returns the plugin's name, as in the configuration.
     fn name(&self) -> &'static str;
-    /// A new cycle begins.
+    /// Starts a cycle.
     fn begin(&mut self, _snapshot: &Snapshot) {}
-    /// Whether `pod` would go at all: asked before it is promised room, which nobody else gets then. Filters have
-    /// agreed by now.
+    /// Checks whether `pod` can be evicted. Called after the filters agreed and before a target is reserved
+    /// for it, as no other pod gets that capacity then.
     ///
     /// # Errors
-    /// It would not, and why.
+    /// Returns why it cannot.
     fn admits(&self, _snapshot: &Snapshot, _pod: &PodInfo) -> Result<(), Why> {
         Ok(())
     }
-    /// What has to be done for the pod to go, after [`Evictor::admits`] let it. It counts from then on, also in a dry
-    /// run, where nothing comes of the answer.
+    /// Returns what must be done to evict the pod, after [`Evictor::admits`] agreed. The eviction counts from
+    /// then on, also in a dry run, which ignores the result.
     ///
     /// # Errors
-    /// It does not, and why.
+    /// Returns why it is not evicted.
     fn evict(&mut self, snapshot: &Snapshot, ask: &Ask<'_>) -> Result<Intent, Why>;
-    /// Another profile put `pod` into the plan.
+    /// Records that another profile put `pod` into the plan.
     fn moved(&mut self, _snapshot: &Snapshot, _pod: &PodInfo) {}
-    /// What it shares with whoever works on jobs, if it makes them.
+    /// Returns the state shared with the controller of migration jobs, if the evictor creates them.
     fn migrations(&self) -> Option<Arc<Migrations>> {
         None
     }
 }
 
-/// Who knows where pods can go: the scheduler's own rules, handed in by whoever runs the descheduler.
+/// Finds target nodes by the scheduler's own rules. The program that runs the descheduler provides it.
 pub trait Placement: Debug + Send {
-    /// A new cycle begins; what was promised in an earlier one is forgotten.
+    /// Starts a cycle and drops the promises of the previous one.
     fn begin(&mut self, snapshot: &Snapshot);
-    /// Finds a node for what will replace `pod`, other than its own, beside everything promised before, and promises
-    /// that room to it.
+    /// Finds a node for the replacement of `pod`, other than its own, in addition to all earlier promises,
+    /// and reserves the capacity for it until the cycle ends.
     ///
     /// # Errors
-    /// There is none, and why.
+    /// Returns why no node fits.
     fn promise(&mut self, snapshot: &Snapshot, pod: &Arc<PodInfo>) -> Result<Arc<str>, Why>;
-    /// The cycle is over: nothing more is asked before the next one begins.
+    /// Ends the cycle: it is not called again before the next cycle begins.
     fn end(&mut self) {}
 }
 
-/// One profile, ready to run.
+/// A profile, ready to run.
 #[derive(Debug)]
 pub struct Profile {
-    /// Its name.
+    /// Name of the profile.
     pub name: Arc<str>,
-    /// Which nodes it looks at; all without one.
+    /// Selector of its nodes; all nodes without one.
     pub node_selector: Option<LabelSelector>,
-    /// Run first, in order.
+    /// Strategies that run first, in order.
     pub deschedule: Vec<Box<dyn Strategy>>,
-    /// Run when those of all profiles are through, in order.
+    /// Strategies that run after the `deschedule` strategies of all profiles, in order.
     pub balance: Vec<Box<dyn Strategy>>,
-    /// All have to agree.
+    /// Filters that must all agree.
     pub filters: Vec<Box<dyn Filter>>,
-    /// Carries out.
+    /// Evictor that carries out evictions.
     pub evictor: Box<dyn Evictor>,
 }
 

@@ -1,4 +1,4 @@
-//! What comes out of a cycle.
+//! The plan that a cycle returns.
 
 use crate::rules::Why;
 use crate::state::PodInfo;
@@ -6,138 +6,139 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::DeleteOptions;
 use koord_api::scheduling::PodMigrationJob;
 use std::sync::Arc;
 
-/// What has to be done for a pod to go.
+/// What must be done to evict a pod.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Intent {
-    /// This job is created.
+    /// Create this PodMigrationJob.
     Job(Box<PodMigrationJob>),
-    /// Nothing: the evictor only shows what it would do.
+    /// Do nothing: the evictor only shows what it would do.
     Nothing,
-    /// It is evicted through its sub-resource.
+    /// Evict the pod through its `eviction` subresource.
     Evict(Option<DeleteOptions>),
 }
 
-/// A pod that goes.
+/// A planned move of a pod.
 #[derive(Debug, Clone)]
 pub struct Move {
-    /// The pod.
+    /// The pod to move.
     pub pod: Arc<PodInfo>,
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: Arc<str>,
-    /// The strategy's name.
+    /// Name of the strategy.
     pub strategy: &'static str,
-    /// Why it goes, for people.
+    /// Reason for users.
     pub reason: String,
-    /// What is to be done; nothing in a dry run.
+    /// How the pod is evicted; `None` in a dry run.
     pub intent: Option<Intent>,
-    /// Where there was found to be room, if anybody looked.
+    /// Target node; `None` without a [`Placement`].
     pub target: Option<Arc<str>>,
-    /// The node that is cleared of pods by this and other moves; when one fails, the rest of them is off.
+    /// Node that this and other moves drain; when one of them fails, the rest is not carried out.
     pub drains: Option<Arc<str>>,
 }
 
 impl Move {
-    /// Whether its pod goes, rather than that it would go is shown.
+    /// Returns true if the move is carried out, not only shown.
     #[must_use]
     pub fn is_real(&self) -> bool {
         matches!(self.intent, Some(Intent::Job(_) | Intent::Evict(_)))
     }
 }
 
-/// What a plan asks for, in order.
+/// An action of a plan. Actions are carried out in order.
 #[derive(Debug, Clone)]
 pub enum Action {
     /// Move a pod.
     Move(Box<Move>),
     /// Make a node unschedulable before it is drained; undone when a move that drains it fails.
     Cordon {
-        /// Its name.
+        /// Name of the node.
         node: Arc<str>,
-        /// Which strategy wants it.
+        /// Strategy that requested it.
         strategy: &'static str,
     },
     /// Set the annotation `controller.kubernetes.io/pod-deletion-cost`.
     DeletionCost {
-        /// Whose.
+        /// Pod to annotate.
         pod: Arc<PodInfo>,
-        /// The value.
+        /// The new value.
         cost: i32,
-        /// Which strategy wants it.
+        /// Strategy that requested it.
         strategy: &'static str,
     },
 }
 
-/// A pod that was looked at and stays.
+/// A pod that was considered and stays.
 #[derive(Debug, Clone)]
 pub struct SkippedPod {
     /// The pod.
     pub pod: Arc<PodInfo>,
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: Arc<str>,
-    /// Which strategy looked at it.
+    /// Strategy that considered the pod.
     pub strategy: &'static str,
-    /// Why it stays.
+    /// Why the pod stays.
     pub why: Why,
 }
 
-/// What a strategy has to say about a node, or about the whole cluster.
+/// A strategy's note about a node, or about the whole cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: Arc<str>,
-    /// Which strategy.
+    /// Name of the strategy.
     pub strategy: &'static str,
-    /// The node, if it is about one.
+    /// Node that the note is about; `None` for the whole cluster.
     pub node: Option<Arc<str>>,
-    /// For people: `hot: cpu usage 71.00% > threshold 65.00%, 2 of 5 cycles`.
+    /// Text for users: `hot: cpu usage 71.00% > threshold 65.00%, 2 of 5 cycles`.
     pub text: String,
-    /// What it means to others.
+    /// Machine-readable meaning of the note.
     pub finding: Finding,
 }
 
-/// What a note says of a node.
+/// Machine-readable meaning of a note.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Finding {
-    /// Something for people alone.
+    /// Information for users only.
     #[default]
     Other,
-    /// It is too hot, so that somebody may ask why nothing is moved from it.
+    /// The node is hot. Reports must explain why nothing is moved from it.
     Hot,
-    /// It is too hot, but not yet for long enough.
+    /// The node is hot, but not yet for long enough.
     Early,
-    /// It was not looked at: this is wrong with what is known of it, the same for all of which it is.
+    /// The node was skipped because its usage data are unusable. The text names the problem without figures,
+    /// so that equal problems have equal texts.
     Skipped(&'static str),
 }
 
 impl Note {
-    /// Whether it says of a node that it is too hot.
+    /// Returns true if the note classifies its node as hot.
     #[must_use]
     pub fn is_hot(&self) -> bool {
         matches!(self.finding, Finding::Hot | Finding::Early)
     }
 
-    /// Whether it says that a node is too hot, but not yet for long enough.
+    /// Returns true if the note classifies its node as hot, but not yet for long enough.
     #[must_use]
     pub fn is_early(&self) -> bool {
         self.finding == Finding::Early
     }
 }
 
-/// What a cycle wants, and why it does not want more.
+/// The actions that a cycle plans, and why it does not plan more.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// In the order in which it is to be done.
+    /// Actions in the order in which they are carried out.
     pub actions: Vec<Action>,
-    /// Each pod once for each strategy and rule.
+    /// Pods that stay, once for each strategy and rule.
     pub kept: Vec<SkippedPod>,
-    /// In the order of strategies.
+    /// Notes in the order of strategies.
     pub notes: Vec<Note>,
-    /// What ended the cycle early.
+    /// Error that ended the cycle early.
     pub error: Option<String>,
 }
 
 impl Plan {
-    /// The moves among the actions.
+    /// Returns the moves among the actions.
     pub fn moves(&self) -> impl Iterator<Item = &Move> {
         self.actions.iter().filter_map(|action| match action {
             Action::Move(planned) => Some(&**planned),

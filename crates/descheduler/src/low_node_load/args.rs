@@ -1,4 +1,4 @@
-//! `LowNodeLoadArgs`: with upstream's names and defaults, and one field of ours.
+//! `LowNodeLoadArgs`, with upstream's names and defaults, and one additional field.
 
 use crate::rules::{Choice, Namespaces, PodSelector};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -6,116 +6,116 @@ use koord_api::duration::GoDuration;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Percentages by resource.
+/// Percentages by resource name.
 pub type Thresholds = BTreeMap<String, f64>;
-/// Weights by resource.
+/// Weights by resource name.
 pub type Weights = BTreeMap<String, i64>;
 
-/// Name of the pool that the top level stands for.
+/// Name of the default pool, which the top-level fields define.
 pub const DEFAULT_POOL: &str = "__default_node_pool__";
 
-/// The arguments, with their defaults.
+/// The arguments with their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", from = "Written")]
 pub struct Args {
-    /// Whether nothing is looked at.
+    /// True if the plugin does nothing.
     pub paused: bool,
-    /// Whether what would be moved is only shown.
+    /// True if moves are only shown.
     pub dry_run: bool,
-    /// Nothing is moved unless more nodes than this are cold.
+    /// Moves require more cold nodes than this.
     pub number_of_nodes: i32,
-    /// After how many seconds a NodeMetric is not believed any more.
+    /// Expiration time of a NodeMetric in seconds.
     pub node_metric_expiration_seconds: i64,
-    /// Whose pods may go.
+    /// Namespaces whose pods may be evicted; all without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evictable_namespaces: Option<Namespaces>,
-    /// The nodes of the default pool; all without it.
+    /// Selector of the nodes of the default pool; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Which pods may go: those that any selects.
+    /// Selectors of the pods that may be evicted, of which one must match.
     pub pod_selectors: Vec<PodSelector>,
-    /// Whether a pod goes only if it fits a cold node.
+    /// True if a pod is evicted only if it fits a cold node.
     pub node_fit: bool,
-    /// Whether thresholds are distances from the mean.
+    /// True if thresholds are distances from the mean usage.
     pub use_deviation_thresholds: bool,
-    /// Above any of these, a node is hot.
+    /// A node with any usage above these thresholds is hot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_thresholds: Option<Thresholds>,
-    /// Not above any of these, a node is cold.
+    /// A node with no usage above these thresholds is cold.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub low_thresholds: Option<Thresholds>,
-    /// As `highThresholds`, for what pods of class prod use.
+    /// Like `highThresholds`, for the usage of pods of priority class prod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_high_thresholds: Option<Thresholds>,
-    /// As `lowThresholds`, for what pods of class prod use.
+    /// Like `lowThresholds`, for the usage of pods of priority class prod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_low_thresholds: Option<Thresholds>,
-    /// How much resources matter.
+    /// Weights of resources in node scores.
     pub resource_weights: Weights,
-    /// How long a node has to be hot.
+    /// How long a node has to be hot before pods are evicted.
     pub anomaly_condition: Condition,
-    /// Accepted for compatibility: a node is retained_until as long as it exists.
+    /// Accepted for compatibility: the detector of a node is kept as long as the node exists.
     pub detector_cache_timeout: GoDuration,
     /// Further pools, in order.
     pub node_pools: Vec<Pool>,
-    /// Which pods of a hot node go. Ours; upstream knows only `Greedy`.
+    /// Strategy to select the pods of a hot node. Not in upstream, which only has `Greedy`.
     pub victim_selection: VictimSelection,
 }
 
-/// One pool of nodes. What is not given is as at the top level, once that is read.
+/// A pool of nodes. Absent fields are inherited from the top level when the arguments are decoded.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pool {
-    /// What people call it.
+    /// Name for users.
     pub name: String,
-    /// Its nodes; all without one.
+    /// Selector of its nodes; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Whether thresholds are distances from the mean.
+    /// True if thresholds are distances from the mean usage.
     pub use_deviation_thresholds: bool,
-    /// As at the top level.
+    /// `highThresholds` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub high_thresholds: Option<Thresholds>,
-    /// As at the top level.
+    /// `lowThresholds` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub low_thresholds: Option<Thresholds>,
-    /// As at the top level.
+    /// `prodHighThresholds` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_high_thresholds: Option<Thresholds>,
-    /// As at the top level.
+    /// `prodLowThresholds` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prod_low_thresholds: Option<Thresholds>,
-    /// As at the top level.
+    /// `resourceWeights` of the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_weights: Option<Weights>,
-    /// As at the top level; numbers that are 0 too.
+    /// `anomalyCondition` of the pool; numbers that are 0 are inherited, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub anomaly_condition: Option<Condition>,
 }
 
-/// How long a node has to be hot until pods go.
+/// How long a node has to be hot before pods are evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Condition {
-    /// How long it is taken for one that has been hot for long; 0 is one minute.
+    /// How long a node stays classified as hot for long enough; 0 for one minute.
     pub timeout: GoDuration,
-    /// More cycles in a row than this; with 1 the first one will do.
+    /// Number of consecutive hot cycles that must be exceeded; with 1 the first one is enough.
     pub consecutive_abnormalities: u32,
-    /// After more cycles in a row than this it no longer is.
+    /// Number of consecutive cycles without being hot after which, if exceeded, the classification ends.
     pub consecutive_normalities: u32,
 }
 
-/// Which of the pods go that matter equally little. Each goes once an hour at most.
+/// How to select among pods of equal urgency. Each is moved at most once per hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum VictimSelection {
-    /// Those that even the load of nodes out most, and only while what goes fits what takes.
+    /// The pods that reduce the variance of node usage most, only as long as the target nodes have capacity.
     #[default]
     Variance,
-    /// Upstream's: the one whose use is closest to what has to go, with upstream's accounts.
+    /// Upstream's strategy: the pod whose usage is closest to the excess, with upstream's accounting.
     Greedy,
 }
 
-/// As in a file: what is absent is told from what is zero.
+/// The arguments as in the file: absent values are distinguished from zeros.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Written {
@@ -207,20 +207,20 @@ fn inherit(own: &mut Option<Thresholds>, top: &Option<Thresholds>) {
 }
 
 impl Condition {
-    /// How long a node is taken for one that has been hot for long.
+    /// Returns how long a node stays classified as hot for long enough.
     pub(super) fn timeout(&self) -> GoDuration {
         let given = Some(self.timeout).filter(|timeout| timeout.as_nanos() > 0);
         given.unwrap_or(BY_DEFAULT.timeout)
     }
 
-    /// With a timeout of two cycles at least, of which one comes every `interval`.
+    /// Extends the timeout to at least two cycles of length `interval`.
     pub(super) fn lasting(mut self, interval: GoDuration) -> Self {
         let two = GoDuration::from_nanos(interval.as_nanos().saturating_mul(2));
         self.timeout = self.timeout().max(two);
         self
     }
 
-    /// With `other`'s numbers in the place of those that are 0.
+    /// Replaces numbers that are 0 by those of `other`.
     fn or(mut self, other: Self) -> Self {
         if self.consecutive_abnormalities == 0 {
             self.consecutive_abnormalities = other.consecutive_abnormalities;
@@ -233,7 +233,7 @@ impl Condition {
 }
 
 impl Args {
-    /// The pools in their order: first the one that the top level stands for.
+    /// Returns the pools in order, with the default pool first.
     #[must_use]
     pub fn pools(&self) -> Vec<Pool> {
         let top = Pool {
@@ -252,7 +252,7 @@ impl Args {
         pools
     }
 
-    /// Which pods may go.
+    /// Returns the selection of pods that may be evicted.
     #[must_use]
     pub fn choice(&self) -> Choice {
         Choice {
@@ -261,10 +261,10 @@ impl Args {
         }
     }
 
-    /// Whether the values are allowed.
+    /// Validates the values.
     ///
     /// # Errors
-    /// The first that is not, with its field.
+    /// Returns the first field with an invalid value.
     pub fn check(&self) -> Result<(), String> {
         if self.number_of_nodes < 0 {
             let given = self.number_of_nodes;
@@ -278,7 +278,7 @@ impl Args {
         }
         self.choice().check()?;
         for (at, pool) in self.pools().iter().enumerate() {
-            // The top level is the first of them, under its own names.
+            // The first pool is the top level, which has no path prefix.
             pool.check().map_err(|problem| match at.checked_sub(1) {
                 None => problem,
                 Some(at) => format!("nodePools[{at}].{problem}"),
@@ -315,7 +315,7 @@ impl Pool {
     }
 }
 
-/// Checks low and high thresholds, of which no high one may be above that of the same resource in `ceiling`.
+/// Validates low and high thresholds, where no high one may exceed that of the same resource in `ceiling`.
 fn pair(
     (lows, low): (&str, &Thresholds),
     (highs, high): (&str, &Thresholds),
@@ -337,7 +337,8 @@ fn pair(
             (Some(low), Some(high)) if low > high => {
                 return Err(format!("{lows}.{resource}: {low} is above {highs} {high}"));
             }
-            // Without its other half a threshold would be 0, and every node over it, or 100, and none.
+            // With only one of the two, the other one would be 0, exceeded by every node, or 100, exceeded by
+            // none.
             (Some(_), None) => {
                 return Err(format!("{lows}.{resource}: {highs} has no {resource}"));
             }

@@ -1,4 +1,4 @@
-//! From hot nodes to cold ones: first with all pods, then with those of class prod.
+//! Moves pods from hot nodes to cold ones: first by usage of all pods, then by that of pods of class prod.
 
 use super::args::{Args, VictimSelection};
 use super::detector::Detectors;
@@ -11,7 +11,7 @@ use crate::state::PodInfo;
 use koord_model::resources::Amounts;
 use std::sync::Arc;
 
-/// What both ways to choose pods work with.
+/// State that both pod selections share.
 #[derive(Debug)]
 pub(super) struct BalanceRun<'p, 'a> {
     pub(super) cycle: &'p mut Cycle<'a>,
@@ -26,24 +26,24 @@ pub(super) struct BalanceRun<'p, 'a> {
     pub(super) prod_detectors: &'p mut Detectors,
 }
 
-/// A pod that is asked about.
+/// A pod that may be evicted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate<'a> {
     pub(super) pod: &'a Arc<PodInfo>,
-    /// What it uses.
+    /// Usage of the pod.
     pub(super) metric: Option<&'a Amounts>,
 }
 
-/// Why a node is left.
+/// Why no more pods are evicted from a node.
 pub(super) enum StopReason {
-    /// It is not hot any more.
+    /// The node is not hot any more.
     Cool,
-    /// What the cold nodes take of this resource is used up.
+    /// The cold nodes have no capacity left of this resource.
     Full(usize),
 }
 
 impl<'a> BalanceRun<'_, 'a> {
-    /// Runs both.
+    /// Runs both passes.
     pub(super) fn run(&mut self, classes: &Classes, sources: &[usize], prod_sources: &[usize]) {
         let resources = self.watched.resources.len();
         let of = |loads: &[Load<'_>], targets: &[usize], usage_kind| {
@@ -66,7 +66,7 @@ impl<'a> BalanceRun<'_, 'a> {
         let both_prod = of(self.loads, &classes.both_low, UsageKind::Prod);
         let mut budget = of(self.loads, &node_targets, UsageKind::Node);
         self.run_kind(UsageKind::Node, sources, &node_targets, &mut budget);
-        // Nodes that are cold in both ways have taken pods meanwhile.
+        // The first pass has used capacity of nodes that are cold by both kinds of usage.
         let both = both_prod.iter().zip(&both_node).zip(&budget);
         let both = both.map(|((prod, node), left)| *prod.min(node).min(left));
         let mut budget: Row = prod_only
@@ -102,7 +102,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// The pods of a node that are meant.
+    /// Returns the pods of a node that count for `usage_kind`.
     pub(super) fn candidates(&self, source: usize, usage_kind: UsageKind) -> Vec<Candidate<'a>> {
         let Some(load) = self.loads.get(source) else {
             return Vec::new();
@@ -116,19 +116,20 @@ impl<'a> BalanceRun<'_, 'a> {
         meant.map(candidate).collect()
     }
 
-    /// Whether arguments and filters let `pod` go; who may not is among those that stay.
+    /// Returns true if arguments and filters allow to evict `pod`; otherwise records it as skipped.
     pub(super) fn admits(&mut self, pod: &Arc<PodInfo>) -> bool {
         self.cycle.accept_or_skip(pod, self.choice.admits(pod)) && self.cycle.filter(pod)
     }
 
-    /// Whether no move of `pod`, or of what it came in the place of, was lately; otherwise it is among those that stay.
+    /// Returns true if neither `pod` nor the pod that it replaced was moved recently; otherwise records it as
+    /// skipped.
     pub(super) fn has_rested(&mut self, pod: &Arc<PodInfo>) -> bool {
         let now = self.cycle.snapshot().now;
         self.cycle
             .accept_or_skip(pod, self.history.allows(pod, now))
     }
 
-    /// `pod`, which was put into the plan last, goes, `to` a node if that is known.
+    /// Records the move of `pod`, which was planned last, to node `to` if known.
     pub(super) fn record_move(&mut self, pod: &PodInfo, metric: &Amounts, to: Option<Arc<str>>) {
         if !self.cycle.is_last_move_real() {
             return;
@@ -138,7 +139,7 @@ impl<'a> BalanceRun<'_, 'a> {
         self.history.record(pod, metric, to, job, snapshot);
     }
 
-    /// Whether it is time to leave `source`.
+    /// Returns why no more pods should be evicted from `source`.
     pub(super) fn stop_reason(
         &mut self,
         usage_kind: UsageKind,
@@ -160,10 +161,10 @@ impl<'a> BalanceRun<'_, 'a> {
             .map(StopReason::Full)
     }
 
-    /// Asks to evict `pod`, or shows that it would be. Whether it goes.
+    /// Evicts `pod`, or shows the move in a dry run.
     ///
     /// # Errors
-    /// It does not.
+    /// Returns why it is not evicted.
     pub(super) fn evict(
         &mut self,
         usage_kind: UsageKind,
@@ -181,7 +182,7 @@ impl<'a> BalanceRun<'_, 'a> {
         self.cycle.evict(pod, reason)
     }
 
-    /// `metric` goes off what is left to take and off the node.
+    /// Subtracts `metric` from the remaining capacity and from the usage of the node.
     pub(super) fn account(
         &mut self,
         usage_kinds: &[UsageKind],
@@ -207,7 +208,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// What came of `source`: `moved` pods go.
+    /// Adds a note about `source`: the number of moved pods, and why not more.
     pub(super) fn note_outcome(&mut self, source: usize, moved: usize, why: &str) {
         if let Some(load) = self.loads.get(source) {
             let name = load.node.name.clone();
@@ -216,7 +217,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// Why a node is left, for people.
+    /// Describes `stop` for users.
     pub(super) fn describe(&self, stop: &StopReason) -> String {
         match stop {
             StopReason::Cool => "it is not hot any more then".to_owned(),

@@ -1,4 +1,4 @@
-//! Whether something has been wrong for long enough to act on it.
+//! Anomaly detector: decides whether a condition has lasted long enough to act on it.
 //!
 //! Source: Koordinator `pkg/descheduler/utils/anomaly`.
 
@@ -7,19 +7,19 @@ use jiff::{SignedDuration, Timestamp};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// What is known of one thing.
+/// State of one detector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Detector {
-    /// In a row.
+    /// Consecutive normal observations.
     normal: u32,
-    /// In a row.
+    /// Consecutive abnormal observations.
     abnormal: u32,
-    /// Until when it is taken for wrong, if it is.
+    /// Until when the state is abnormal; `None` if it is normal.
     wrong_until: Option<Timestamp>,
 }
 
 impl Detector {
-    /// Notes how it was now. Whether it is taken for wrong then.
+    /// Records an observation. Returns true if the state is abnormal then.
     pub(super) fn mark(&mut self, normal: bool, now: Timestamp, condition: &Condition) -> bool {
         self.is_wrong(now);
         if normal {
@@ -44,7 +44,7 @@ impl Detector {
         self.wrong_until.is_some()
     }
 
-    /// Whether it is taken for wrong now.
+    /// Returns true if the state is abnormal at `now`.
     pub(super) fn is_wrong(&mut self, now: Timestamp) -> bool {
         if self.wrong_until.is_some_and(|until| until < now) {
             self.reset();
@@ -52,17 +52,18 @@ impl Detector {
         self.wrong_until.is_some()
     }
 
-    /// How often in a row it was wrong, before it is taken for it.
+    /// Returns the number of consecutive abnormal observations before the state becomes abnormal.
     pub(super) fn abnormal(&self) -> u32 {
         self.abnormal
     }
 
-    /// Nothing is known of how it was now: a row ends, and what it is taken for stays until its time is over.
+    /// Records that there is no observation: the counts are reset, and an abnormal state lasts until its
+    /// timeout.
     pub(super) fn gap(&mut self) {
         (self.normal, self.abnormal) = (0, 0);
     }
 
-    /// If it is taken for wrong, it no longer is.
+    /// Ends an abnormal state.
     pub(super) fn reset(&mut self) {
         if self.wrong_until.is_some() {
             *self = Self::default();
@@ -70,18 +71,18 @@ impl Detector {
     }
 }
 
-/// Those of nodes, by pool and UID. A node is retained_until as long as it exists: one that took its place under its name
-/// starts anew, and no timer can forget it between two cycles.
+/// Detectors of nodes, by pool and UID. A detector is kept as long as its node exists: a new node of the same
+/// name starts with a new one, and no timeout removes it between two cycles.
 #[derive(Debug, Default)]
 pub(super) struct Detectors(FxHashMap<(usize, Arc<str>), Detector>);
 
 impl Detectors {
-    /// Forgets all nodes but these.
+    /// Removes the detectors of all other nodes.
     pub(super) fn keep(&mut self, uids: &FxHashSet<&Arc<str>>) {
         self.0.retain(|(_, uid), _| uids.contains(uid));
     }
 
-    /// Of all nodes but these nothing is known in this cycle, in any pool.
+    /// Records that there is no observation of other nodes in this cycle, in any pool.
     pub(super) fn mark_unknown_except(&mut self, uids: &FxHashSet<&Arc<str>>) {
         let unknown = self
             .0
@@ -90,14 +91,14 @@ impl Detectors {
         unknown.for_each(|(_, detector)| detector.gap());
     }
 
-    /// Nothing is known of it in this cycle.
+    /// Records that there is no observation of the node in this cycle.
     pub(super) fn mark_unknown(&mut self, pool: usize, uid: &Arc<str>) {
         if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
             detector.gap();
         }
     }
 
-    /// A node of `pool` is over its thresholds. Whether it has been for long enough.
+    /// Records that a node of `pool` exceeds its thresholds. Returns true if it has done so for long enough.
     pub(super) fn is_over(
         &mut self,
         pool: usize,
@@ -112,14 +113,15 @@ impl Detectors {
         detector.mark(false, now, condition)
     }
 
-    /// How often in a row it was, before it is taken for one that has been for long.
+    /// Returns the number of consecutive cycles in which the node exceeded its thresholds, before that is
+    /// long enough.
     pub(super) fn times(&self, pool: usize, uid: &Arc<str>) -> u32 {
         self.0
             .get(&(pool, uid.clone()))
             .map_or(0, Detector::abnormal)
     }
 
-    /// It is not over its thresholds in this cycle, or was dealt with: a row of cycles in which it was ends.
+    /// Records that the node does not exceed its thresholds in this cycle, or that pods were evicted from it.
     pub(super) fn is_not_over(
         &mut self,
         pool: usize,
@@ -132,7 +134,7 @@ impl Detectors {
         }
     }
 
-    /// It is not over its thresholds any more.
+    /// Ends the classification of the node as hot for long enough.
     pub(super) fn reset(&mut self, pool: usize, uid: &Arc<str>) {
         if let Some(detector) = self.0.get_mut(&(pool, uid.clone())) {
             detector.reset();

@@ -1,6 +1,6 @@
-//! Upstream's choice: of pods that matter equally little the one whose use is closest to what has to go. Its accounts are
-//! kept as well: a pod that fits a cold node counts there for the rest of the cycle, whether it goes or not. But here, too,
-//! what was moved rests for an hour.
+//! Upstream's pod selection: among pods of equal urgency, the one whose usage is closest to the excess.
+//! Upstream's accounting is kept as well: a pod that fits a cold node counts there for the rest of the cycle,
+//! whether it is evicted or not. In addition, a moved pod is left alone for an hour.
 
 use super::balance::{BalanceRun, Candidate};
 use super::load::{Row, UsageKind};
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// What has to go of a resource.
+/// Usage of a resource above its threshold.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Excess {
     pub(super) id: ResourceId,
@@ -20,7 +20,8 @@ pub(super) struct Excess {
     pub(super) weight: i64,
 }
 
-/// How close what a pod uses is to what has to go: the higher the better, and better above than below.
+/// Returns how close the usage of a pod is to the excess: higher is better, and usage above the excess scores
+/// higher than below.
 pub(super) fn closeness(metric: &Amounts, excess: &[Excess]) -> f64 {
     let known = excess.iter().filter(|excess| metric.contains(excess.id));
     let (mut sum, mut weights) = (0.0, 0_i64);
@@ -107,7 +108,8 @@ impl<'a> BalanceRun<'_, 'a> {
         self.note_outcome(source, moved, "no other may");
     }
 
-    /// Whether `candidate` may go, and if it has to fit, does: it counts on the node that it fits then.
+    /// Returns true if `candidate` may be evicted and, if required, fits a target node. The pod then counts
+    /// on that node.
     fn removable(
         &mut self,
         usage_kind: UsageKind,
@@ -197,7 +199,7 @@ impl<'a> BalanceRun<'_, 'a> {
     }
 }
 
-/// The closest first; who is not known last.
+/// Orders by closeness, closest first; pods without a known usage last.
 pub(super) fn by_closeness(a: Option<f64>, b: Option<f64>) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) => b.total_cmp(&a),

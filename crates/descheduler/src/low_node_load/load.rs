@@ -1,4 +1,4 @@
-//! What nodes use, and what that makes of them.
+//! Usage of nodes, and their classification by it.
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`.
 
@@ -10,26 +10,26 @@ use koord_model::resources::{Amounts, PODS, ResourceId, ResourceTable};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// Amounts of the resources of a pool, in its order: CPU in milli, everything else in units.
+/// Amounts of the resources of a pool, in its order: CPU in milli-cores, all others in units.
 pub(super) type Row = Vec<i64>;
 
-/// One resource that a pool looks at.
+/// A resource that a pool compares.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Resource {
     pub(super) name: String,
     pub(super) id: ResourceId,
-    /// In percent, as are the others.
+    /// Thresholds in percent.
     low: f64,
     pub(super) high: f64,
     prod_low: f64,
     pub(super) prod_high: f64,
     pub(super) weight: i64,
-    /// Whether the configuration has thresholds for it, and whether for pods of class prod.
+    /// True if thresholds are configured for the resource: for all pods, and for pods of priority class prod.
     given: [bool; 2],
 }
 
 impl Resource {
-    /// Whether there are thresholds by which it counts on `usage_kind`.
+    /// Returns true if thresholds are configured for `usage_kind`.
     pub(super) fn is_given(&self, usage_kind: UsageKind) -> bool {
         match usage_kind {
             UsageKind::Node => self.given[0],
@@ -38,19 +38,19 @@ impl Resource {
     }
 }
 
-/// What a pool looks at.
+/// The resources that a pool compares.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Watched {
-    /// By name.
+    /// Resources sorted by name.
     pub(super) resources: Vec<Resource>,
     deviation: bool,
-    /// What `pods` counts when it is not among the resources: nodes are ordered by it even so.
+    /// Weight of `pods` in scores if it is not among the resources.
     pods_weight: Option<i64>,
 }
 
 impl Watched {
-    /// The resources of all thresholds of `pool`, and memory. Those without thresholds never make a node hot or keep
-    /// it from being cold.
+    /// Collects the resources of all thresholds of `pool`, and memory. A resource without thresholds neither
+    /// makes a node hot nor keeps it from being cold.
     pub(super) fn new(pool: &Pool, table: &ResourceTable) -> Self {
         let maps = [
             &pool.low_thresholds,
@@ -113,7 +113,7 @@ impl Watched {
         }
     }
 
-    /// `amounts` as a row; `pods` is 1.
+    /// Returns the usage `amounts` of a pod as a row; `pods` is 1.
     pub(super) fn pod_row(&self, amounts: &Amounts) -> Row {
         let amount = |resource: &Resource| match resource.id {
             PODS => 1,
@@ -128,61 +128,61 @@ impl Watched {
     }
 }
 
-/// What a node has of each resource, and from where on it is hot or cold.
+/// Absolute thresholds of a node by resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub(super) low: Row,
     pub(super) high: Row,
 }
 
-/// One node of a pool.
+/// Usage of one node of a pool.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
     pub(super) node: &'a Arc<NodeInfo>,
-    /// That have not ended and are not in the plan, by namespace and name.
+    /// Pods that have not ended and are not in the plan, by namespace and name.
     pub(super) pods: Vec<&'a Arc<PodInfo>>,
-    /// What each of them uses, by place; `None` if that was not reported.
+    /// Reported usage of each of `pods`; `None` if missing.
     pub(super) metrics: Vec<Option<&'a Amounts>>,
-    /// What the node uses.
+    /// Usage of the node.
     pub(super) usage: Row,
-    /// What its pods of class prod use.
+    /// Usage of its pods of priority class prod.
     pub(super) prod: Row,
-    /// What pods will use here that were moved and of which no report tells yet.
+    /// Expected usage of pods that were moved here and are not reported yet.
     pub(super) coming: Row,
-    /// How many pods there are, and how many of class prod.
+    /// Number of all pods, and of pods of priority class prod.
     counts: [i64; 2],
     pub(super) capacity: Row,
     pub(super) node_bounds: Bounds,
     pub(super) prod_bounds: Bounds,
 }
 
-/// What the use of a node makes of it.
+/// Classification of a node by its usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LoadClass {
-    /// Cold, but not of prod.
+    /// Cold by node usage, but not by prod usage.
     Low,
-    /// Cold, and of prod too.
+    /// Cold by node usage and by prod usage.
     BothLow,
-    /// Hot.
+    /// Hot by node usage.
     Source,
-    /// Not hot, but of prod.
+    /// Hot by prod usage only.
     ProdHigh,
-    /// Neither hot nor cold, but cold of prod.
+    /// Cold by prod usage only.
     ProdLow,
-    /// None of these.
+    /// None of the above.
     Middle,
 }
 
-/// Which use is meant.
+/// Which pods a usage includes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UsageKind {
-    /// The whole node's.
+    /// Usage of the whole node.
     Node,
-    /// That of its pods of class prod.
+    /// Usage of the node's pods of priority class prod.
     Prod,
 }
 
-/// Whether any of `used` is above its threshold.
+/// Returns true if any of `used` exceeds its threshold.
 pub(super) fn any_over(used: &[i64], high: &[i64]) -> bool {
     used.iter().zip(high).any(|(used, high)| used > high)
 }
@@ -191,7 +191,7 @@ fn none_over(used: &[i64], low: &[i64]) -> bool {
     !any_over(used, low)
 }
 
-/// `amount` of `of`, in percent; 0 without any.
+/// Returns `amount` as a percentage of `of`; 0 if `of` is 0.
 pub(super) fn percent(amount: i64, of: i64) -> f64 {
     if of == 0 {
         return 0.0;
@@ -200,11 +200,11 @@ pub(super) fn percent(amount: i64, of: i64) -> f64 {
 }
 
 impl<'a> Load<'a> {
-    /// Reads what `node` uses without the pods that leave it. With a `history`, only pods that are here count, those that
-    /// were moved lately do not, and those that come are known.
+    /// Reads the usage of `node` without the pods that leave it. With a `history`, only existing pods count,
+    /// recently moved pods do not, and expected pods are added.
     ///
     /// # Errors
-    /// Nothing is known, or what is cannot be so.
+    /// Returns why the NodeMetric is missing or unusable.
     pub(super) fn read(
         snapshot: &'a Snapshot,
         departures: ProfileDepartures<'_>,
@@ -277,8 +277,8 @@ impl<'a> Load<'a> {
         Ok(load)
     }
 
-    /// Takes what leaves it off, and notes what comes to it: of a pod that runs here already, what it will use beyond
-    /// what is reported.
+    /// Subtracts the usage of pods that leave and adds the expected usage of incoming pods. For a pod that
+    /// runs here already, only the expected usage above the reported one is added.
     fn correct(
         &mut self,
         leaving: &FxHashSet<&Arc<str>>,
@@ -287,7 +287,7 @@ impl<'a> Load<'a> {
         watched: &Watched,
     ) {
         let moved = history.leaving(&self.node.name);
-        // Pods that are `leaving` were not counted in the first place.
+        // Pods in `leaving` are excluded from the usage already.
         for moved in moved.filter(|moved| !leaving.contains(&moved.uid)) {
             let row = watched.pod_row(&moved.usage);
             let prod = moved.prod.then_some(&mut self.prod);
@@ -331,7 +331,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// What is used, of which usage_kind.
+    /// Returns the usage of this kind.
     pub(super) fn used(&self, usage_kind: UsageKind) -> &Row {
         match usage_kind {
             UsageKind::Node => &self.usage,
@@ -339,7 +339,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The thresholds of that usage_kind.
+    /// Returns the thresholds of this kind of usage.
     pub(super) fn bounds(&self, usage_kind: UsageKind) -> &Bounds {
         match usage_kind {
             UsageKind::Node => &self.node_bounds,
@@ -347,12 +347,12 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Whether it is over its high thresholds.
+    /// Returns true if the usage exceeds a high threshold.
     pub(super) fn is_over(&self, usage_kind: UsageKind) -> bool {
         any_over(self.used(usage_kind), &self.bounds(usage_kind).high)
     }
 
-    /// The resources that are over their high thresholds, by place.
+    /// Returns the indexes of the resources that exceed their high thresholds.
     pub(super) fn over(&self, usage_kind: UsageKind) -> impl Iterator<Item = usize> + '_ {
         let both = self
             .used(usage_kind)
@@ -362,7 +362,7 @@ impl<'a> Load<'a> {
         over.map(|(at, _)| at)
     }
 
-    /// What it uses in percent of what it has.
+    /// Returns the usage in percent of the capacity.
     pub(super) fn percent(&self, usage_kind: UsageKind, at: usize) -> f64 {
         match (self.used(usage_kind).get(at), self.capacity.get(at)) {
             (Some(used), Some(has)) => percent(*used, *has),
@@ -370,7 +370,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// How full it is, in thousandths, by weight.
+    /// Returns the weighted utilization in thousandths.
     pub(super) fn score(&self, usage_kind: UsageKind, watched: &Watched) -> i64 {
         let pods = match usage_kind {
             UsageKind::Node => self.counts[0],
@@ -401,7 +401,7 @@ impl<'a> Load<'a> {
         sum.checked_div(weights).unwrap_or(0)
     }
 
-    /// What of its thresholds is exceeded: `cpu usage 71.00% > threshold 65.00%`.
+    /// Lists the exceeded thresholds: `cpu usage 71.00% > threshold 65.00%`.
     pub(super) fn hot(&self, usage_kind: UsageKind, watched: &Watched) -> String {
         let what = match usage_kind {
             UsageKind::Node => "usage",
@@ -420,7 +420,7 @@ impl<'a> Load<'a> {
         said.collect::<Vec<_>>().join(", ")
     }
 
-    /// Why a pod of it is evicted, in upstream's words.
+    /// Returns the reason of evictions from the node, in upstream's words.
     pub(super) fn reason(&self, usage_kind: UsageKind, watched: &Watched) -> String {
         let what = match usage_kind {
             UsageKind::Node => "node",
@@ -441,7 +441,7 @@ impl<'a> Load<'a> {
         format!("node is overutilized, {said}")
     }
 
-    /// What its use makes of it.
+    /// Classifies the node by its usage.
     pub(super) fn class(&self) -> LoadClass {
         let with = |used: &[i64]| -> Row {
             let both = used.iter().zip(&self.coming);
@@ -464,12 +464,12 @@ impl<'a> Load<'a> {
     }
 }
 
-/// `percent` of `of`, cut off.
+/// Returns `percent` of `of`, truncated.
 fn part(of: i64, percent: f64) -> i64 {
     (percent * 0.01 * of as f64) as i64
 }
 
-/// Sets the thresholds of `loads`.
+/// Sets the absolute thresholds of `loads`.
 pub(super) fn set_bounds(loads: &mut [Load<'_>], watched: &Watched) {
     let average = |usage_kind: UsageKind, at: usize| {
         let sum: f64 = loads.iter().map(|load| load.percent(usage_kind, at)).sum();

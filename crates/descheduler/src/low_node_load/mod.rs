@@ -1,12 +1,12 @@
-//! LowNodeLoad: moves pods off nodes that use much to nodes that use little.
+//! LowNodeLoad: moves pods from nodes with high usage to nodes with low usage.
 //!
 //! ```text
-//! NodeMetric, pods ──► load (use, thresholds, class) ──► detector (hot for long enough?) ──► pass: variance or greedy
-//!                            ▲                                                                    │
-//!                            └────────────── history (what was moved lately) ◄─────────────────────┘
+//! NodeMetric, pods ──► load (usage, thresholds, class) ──► detector (hot for long enough?) ──► balance: variance or greedy
+//!                            ▲                                                                      │
+//!                            └──────────── move_history (recent moves) ◄────────────────────────────┘
 //! ```
 //!
-//! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`; `variance` is ours.
+//! Source: Koordinator `pkg/descheduler/framework/plugins/loadaware`; `variance` is not in upstream.
 
 mod args;
 mod balance;
@@ -33,7 +33,7 @@ use std::sync::Arc;
 /// The plugin's name.
 pub const NAME: &str = "LowNodeLoad";
 
-/// The strategy, with what it learnt.
+/// The strategy and its state.
 #[derive(Debug)]
 pub struct LowNodeLoad {
     args: Args,
@@ -45,7 +45,7 @@ pub struct LowNodeLoad {
 }
 
 impl LowNodeLoad {
-    /// With these arguments, which were checked.
+    /// Creates the strategy with validated arguments.
     #[must_use]
     pub fn new(args: Args) -> Self {
         Self {
@@ -58,8 +58,8 @@ impl LowNodeLoad {
         }
     }
 
-    /// For cycles that come every `interval`: a node that has been hot for long is taken for one in the next cycle,
-    /// too, and does not have to be hot for long anew before each round.
+    /// Adapts the strategy to cycles every `interval`: a node that has been hot for long enough stays so
+    /// classified in the next cycle, and need not be hot for as long again before each round.
     #[must_use]
     pub fn every(mut self, interval: GoDuration) -> Self {
         for pool in &mut self.pools {
@@ -71,14 +71,14 @@ impl LowNodeLoad {
     }
 }
 
-/// What the pools of one cycle share.
+/// State that the pools of one cycle share.
 #[derive(Debug, Default)]
 struct Round {
-    /// Nodes that were hot in a pool that came to its end.
+    /// Hot nodes of pools that were processed completely.
     processed: FxHashSet<Arc<str>>,
-    /// Nodes of which it was said that nothing is known.
+    /// Nodes whose missing usage was reported already.
     skipped: FxHashSet<Arc<str>>,
-    /// Who fits where; made when it is needed first.
+    /// Requests per node; built when first needed.
     fit: Option<Fit>,
 }
 
@@ -110,7 +110,7 @@ impl Strategy for LowNodeLoad {
     }
 }
 
-/// The nodes of a pool by what their use makes of them, as places.
+/// The nodes of a pool by class, as indexes.
 #[derive(Debug, Default)]
 struct Classes {
     low: Vec<usize>,
@@ -136,8 +136,8 @@ impl Classes {
         out
     }
 
-    /// As upstream counts them: nodes that use little for prod are among them, which without thresholds for prod are all
-    /// that are not hot.
+    /// Returns the number of cold nodes like upstream counts them: including nodes that are cold by prod
+    /// usage, which are all nodes that are not hot if there are no thresholds for prod.
     fn cold(&self) -> usize {
         self.low.len() + self.both_low.len() + self.prod_low.len()
     }
@@ -242,7 +242,7 @@ impl LowNodeLoad {
         round.processed.extend(hot);
     }
 
-    /// Reads what nodes use; who cannot be read is skipped, and that is said once of each.
+    /// Reads the usage of nodes. Nodes without usable data are skipped and reported once each.
     fn loads<'a>(
         &mut self,
         cycle: &mut Cycle<'a>,
@@ -290,7 +290,7 @@ impl LowNodeLoad {
         loads
     }
 
-    /// For nodes that are not hot a row of cycles in which they were ends.
+    /// Ends the series of hot cycles of nodes that are not hot.
     fn cool(
         &mut self,
         cycle: &Cycle<'_>,
@@ -312,7 +312,7 @@ impl LowNodeLoad {
         }
     }
 
-    /// Those of `hot` that have been hot for long enough, and what there is to say of each.
+    /// Returns those of `hot` that have been hot for long enough, and adds a note about each hot node.
     #[allow(
         clippy::too_many_arguments,
         reason = "one call of the same for two kinds of usage"
@@ -362,7 +362,7 @@ impl LowNodeLoad {
     }
 }
 
-/// The nodes of a pool: with a selector those that no pool before it had to do with.
+/// Returns the nodes of a pool; with a selector, without those that an earlier pool has processed.
 fn chosen<'a>(
     nodes: &'a [Arc<NodeInfo>],
     pool: &Pool,
@@ -380,7 +380,7 @@ fn chosen<'a>(
     Ok(chosen)
 }
 
-/// The fullest first; of equals by name.
+/// Sorts by score, highest first, then by name.
 fn by_score(places: &mut [usize], loads: &[Load<'_>], usage_kind: UsageKind, watched: &Watched) {
     places.sort_by_cached_key(|place| {
         let score = loads
@@ -390,7 +390,7 @@ fn by_score(places: &mut [usize], loads: &[Load<'_>], usage_kind: UsageKind, wat
     });
 }
 
-/// What `targets` may use beyond what they do, in sum.
+/// Returns the total usage up to their thresholds that `targets` can still take.
 fn headroom(loads: &[Load<'_>], targets: &[usize], usage_kind: UsageKind, resources: usize) -> Row {
     let mut out = vec![0_i64; resources];
     for load in targets.iter().filter_map(|place| loads.get(*place)) {

@@ -1,56 +1,57 @@
-//! Which pod should go where, so that the load of nodes evens out most for one eviction.
+//! Solver: finds the move of a pod to a node that evens out node usage most per eviction.
 //!
-//! What is lowered is the sum over nodes and resources of weight · (used ÷ has − mean)², where for pods of class prod that
-//! leave nodes which are hot of prod, used is what such pods use. Of all pairs of a pod and a node
-//! that takes it, the best one is found by looking at the nodes from the emptiest on, and at no more than [`NEAR`] of them
-//! that take the pod; the work is counted, and ends when it is used up.
+//! It minimizes the sum over nodes and resources of weight · (used ÷ has − mean)². For pods of priority class
+//! prod that leave nodes which are hot by prod usage, `used` is the prod usage. To find the best pair of pod
+//! and node, nodes are tried from the emptiest on, at most [`NEAR`] nodes with enough capacity per pod. The
+//! work is counted, and the search ends when the limit is reached.
 
 use super::load::{Row, UsageKind};
 
-/// How many nodes that take a pod are looked at for it: they come in order, so the best is nearly always among the first.
+/// Maximum number of nodes with enough capacity that are tried for a pod: they are ordered, so the best one
+/// is nearly always among the first.
 pub(super) const NEAR: usize = 8;
 
-/// One node.
+/// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Bin {
-    /// What is used of each resource.
+    /// Usage of each resource.
     pub(super) used: Row,
-    /// What pods of class prod use.
+    /// Usage by pods of priority class prod.
     pub(super) prod: Row,
-    /// What may be used.
+    /// Limit of the usage.
     pub(super) high: Row,
-    /// What pods of class prod may use.
+    /// Limit of the prod usage.
     pub(super) prod_high: Row,
-    /// What there is.
+    /// Capacity.
     pub(super) has: Row,
 }
 
-/// One pod.
+/// A pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Item {
-    /// What it uses.
+    /// Usage of the pod.
     pub(super) usage: Row,
-    /// Whether it is of class prod.
+    /// True if the pod is of priority class prod.
     pub(super) prod: bool,
 }
 
-/// A pair.
+/// A pod and a node that it can move to.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pair {
-    /// The pod's place among those that were offered.
+    /// Index of the pod.
     pub(super) item: usize,
-    /// The node's place.
+    /// Index of the node.
     pub(super) bin: usize,
-    /// By how much the sum falls.
+    /// Decrease of the objective.
     pub(super) gain: f64,
 }
 
-/// How much work may be done yet, in pairs that are looked at.
+/// Remaining work, in tried pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Work(pub(super) u64);
 
 impl Work {
-    /// One more; whether there was any left.
+    /// Uses up one unit; returns false if none was left.
     fn spend(&mut self) -> bool {
         let left = self.0.checked_sub(1);
         self.0 = left.unwrap_or(0);
@@ -58,16 +59,16 @@ impl Work {
     }
 }
 
-/// Nodes that take pods.
+/// Nodes that can take pods.
 #[derive(Debug, Clone)]
 pub(super) struct Bins {
-    /// Whose use is to be even.
+    /// The kind of usage to even out.
     usage_kind: UsageKind,
     bins: Vec<Bin>,
     weights: Vec<f64>,
     mean: Vec<f64>,
     levels: Vec<f64>,
-    /// The emptiest first.
+    /// Indexes, emptiest node first.
     order: Vec<usize>,
 }
 
@@ -89,7 +90,7 @@ impl Bin {
             .map(|(at, used)| self.share(*used, at))
     }
 
-    /// Whether it takes `item` without being over anything for it.
+    /// Returns true if the node can take `item` without exceeding a limit because of it.
     pub(super) fn takes(&self, item: &Item) -> bool {
         let within = |used: &Row, high: &Row| {
             let mut all = used.iter().zip(&item.usage).zip(high);
@@ -107,14 +108,15 @@ impl Bin {
         }
     }
 
-    /// Adds `item`.
+    /// Adds `item` to the usage.
     pub(super) fn add(&mut self, item: &Item) {
         self.change(item, i64::saturating_add);
     }
 }
 
 impl Bins {
-    /// What is used of `usage_kind` is to be even: `weights` and the `mean` share of each resource, over all nodes.
+    /// Creates the solver for `usage_kind`, with `weights` and the `mean` share over all nodes of each
+    /// resource.
     pub(super) fn new(
         usage_kind: UsageKind,
         bins: Vec<Bin>,
@@ -141,7 +143,7 @@ impl Bins {
         shares.map(|(share, weight)| share * weight).sum()
     }
 
-    /// `item` goes to the node at `at`.
+    /// Moves `item` to the node at index `at`.
     pub(super) fn put(&mut self, at: usize, item: &Item) {
         let Some(bin) = self.bins.get_mut(at) else {
             return;
@@ -161,7 +163,7 @@ impl Bins {
         self.order.insert(place, at);
     }
 
-    /// By how much the sum falls when `item` goes from `source` to `bin`.
+    /// Returns the decrease of the objective when `item` moves from `source` to `bin`.
     pub(super) fn gain(&self, source: &Bin, bin: &Bin, item: &Item) -> f64 {
         let resources = self.weights.iter().zip(&self.mean).zip(&item.usage);
         let shares = source
@@ -179,8 +181,8 @@ impl Bins {
             .sum()
     }
 
-    /// The pair that lowers the sum most, of `items` on `source` and the nodes that take them and that `allows` lets them
-    /// go to; the first of equals.
+    /// Returns the pair with the highest gain, among `items` of `source` and the nodes that can take them and
+    /// that `allows` accepts; the first of equals.
     pub(super) fn best<'i>(
         &self,
         source: &Bin,
@@ -203,7 +205,7 @@ impl Bins {
                 };
                 let gain = self.gain(source, bin, item);
                 let better = gain > 0.0 && best.is_none_or(|best| gain > best.gain);
-                // What would be no better need not be asked about.
+                // A pair that would not be better is not checked.
                 if better && !allows(item_at, *at) {
                     continue;
                 }

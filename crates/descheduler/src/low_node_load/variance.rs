@@ -1,5 +1,5 @@
-//! Our choice: of pods that matter equally little the one whose move evens the load of nodes out most. A pod goes only if a
-//! node takes it without being over anything for it, and rests for an hour then.
+//! Our pod selection: among pods of equal urgency, the one whose move evens out the usage of nodes most. A
+//! pod is moved only if a node can take it without exceeding a threshold, and is then left alone for an hour.
 
 use super::balance::BalanceRun;
 use super::load::{Load, Row, UsageKind};
@@ -11,21 +11,21 @@ use koord_model::resources::Amounts;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// How many pairs of a pod and a node are looked at in one pass: a fraction of a second.
+/// Maximum number of pairs tried in one pass: a fraction of a second.
 const WORK: u64 = 4_000_000;
 
-/// So many kinds of pods are told apart in one pass, which are compared one by one.
+/// Maximum number of pod kinds that are distinguished in one pass, as they are compared one by one.
 const KINDS: usize = 64;
 
-/// Which nodes do not take whom. Pods only come to the nodes of a pass, so that what one refuses it goes on refusing.
+/// Nodes that refuse kinds of pods. During a pass, nodes only receive pods, so a refusal stays valid.
 #[derive(Debug, Default)]
 struct Refusals {
-    /// One shape of each kind, and the bins that refuse it.
+    /// A representative shape of each kind, and the bins that refuse it.
     kinds: Vec<(Arc<Shape>, FxHashSet<usize>)>,
 }
 
 impl Refusals {
-    /// The kind of pods of this shape; none when there are too many to tell them apart.
+    /// Returns the kind of pods of this shape; `None` if there are too many kinds to distinguish.
     fn kind(&mut self, shape: &Arc<Shape>) -> Option<usize> {
         let known = self
             .kinds
@@ -38,7 +38,7 @@ impl Refusals {
         known
     }
 
-    /// Whether a pod of `kind` is let into `bin`; `ask` knows.
+    /// Returns true if `bin` accepts pods of `kind`; calls `ask` if that is not recorded.
     fn lets(&mut self, kind: Option<usize>, bin: usize, ask: impl FnOnce() -> bool) -> bool {
         let Some((_, refusing)) = kind.and_then(|kind| self.kinds.get_mut(kind)) else {
             return ask();
@@ -54,26 +54,26 @@ impl Refusals {
     }
 }
 
-/// A pod that may go.
+/// A pod that may be evicted.
 #[derive(Debug)]
 struct Movable<'a> {
     pod: Arc<PodInfo>,
-    /// Of the [`Refusals`] of its pass.
+    /// Kind in the [`Refusals`] of its pass.
     kind: Option<usize>,
     metric: &'a Amounts,
     item: Item,
     urgency: Urgency,
-    /// It was asked for, and stays.
+    /// True if it was tried already.
     out: bool,
 }
 
-/// What the sources of a pass share.
+/// State that the source nodes of a pass share.
 #[derive(Debug)]
 struct Field {
     bins: Bins,
-    /// Which place of the loads each bin is.
+    /// Index of the load of each bin.
     places: Vec<usize>,
-    /// The place of the loads that a node has, and its bin if it takes pods.
+    /// By node name: the index of its load, and of its bin if it can take pods.
     nodes: FxHashMap<Arc<str>, (usize, Option<usize>)>,
     refusals: Refusals,
     work: Work,
@@ -115,13 +115,13 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// Nodes that take pods, and what is even: the mean over all nodes of the pool.
+    /// Builds the solver from the target nodes and the mean usage over all nodes of the pool.
     fn field(&self, usage_kind: UsageKind, targets: &[usize]) -> Field {
         let bins = targets
             .iter()
             .filter_map(|place| self.loads.get(*place))
             .map(bin);
-        // What has no thresholds does not matter.
+        // A resource without thresholds has no weight.
         let weight = |at: usize| {
             let resource = self.watched.resources.get(at)?;
             resource
@@ -158,7 +158,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// The pods of `source` that may go, who matters least first.
+    /// Returns the pods of `source` that may be evicted, least important first.
     fn movable(
         &mut self,
         usage_kind: UsageKind,
@@ -201,7 +201,7 @@ impl<'a> BalanceRun<'_, 'a> {
         pods.into_iter().filter_map(with).collect()
     }
 
-    /// Moves pods off `source` until it is not hot any more. How many, and why not more.
+    /// Moves pods off `source` until it is not hot any more. Returns their number, and why not more.
     fn relieve(
         &mut self,
         usage_kind: UsageKind,
@@ -245,7 +245,7 @@ impl<'a> BalanceRun<'_, 'a> {
     ) -> Option<(usize, usize)> {
         let load = self.loads.get(source)?;
         let over: Vec<_> = load.over(usage_kind).collect();
-        // A pod that uses nothing of what is exceeded is no relief.
+        // A pod that does not use an exceeded resource brings no relief.
         let relieves = |item: &Item| {
             let mut used = over.iter().filter_map(|at| item.usage.get(*at));
             used.any(|used| *used > 0)
@@ -286,7 +286,7 @@ impl<'a> BalanceRun<'_, 'a> {
         budget: &mut Row,
     ) -> Result<(), Why> {
         movable.out = true;
-        // Others that went may have changed what filters say.
+        // Earlier moves may have changed the verdict of filters.
         if let Err(why) = self.cycle.admits(&movable.pod) {
             self.cycle.skip_pod(&movable.pod, why.clone());
             return Err(why);
@@ -320,7 +320,7 @@ impl<'a> BalanceRun<'_, 'a> {
         Ok(())
     }
 
-    /// From now on `movable` counts on node `to`.
+    /// Counts `movable` on node `to`.
     fn receive(&mut self, to: &Arc<str>, movable: &Movable<'a>, field: &mut Field) {
         self.fit.add(&movable.pod, to);
         let Some((place, bin)) = field.nodes.get(to).copied() else {
@@ -336,7 +336,7 @@ impl<'a> BalanceRun<'_, 'a> {
         }
     }
 
-    /// Says of those in `group` that were not asked for why they stay.
+    /// Records the pods in `group` that were not tried as skipped, with the reason.
     fn keep_rest(&mut self, group: &[Movable<'a>], targets: usize) {
         for movable in group.iter().filter(|movable| !movable.out) {
             let said = format!(
@@ -347,7 +347,7 @@ impl<'a> BalanceRun<'_, 'a> {
     }
 }
 
-/// Whether no other pod of the node can go either.
+/// Returns true if no other pod of the node can be evicted either.
 fn ends_node(why: &Why) -> bool {
     matches!(
         why.rule,

@@ -1,4 +1,4 @@
-//! Which of the jobs that wait may begin.
+//! Arbitration: selects the waiting jobs that may start.
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator`.
 
@@ -11,30 +11,30 @@ use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-/// A job that waits, and its pod.
+/// A job that waits for arbitration, and its pod.
 #[derive(Debug, Clone)]
 pub struct PendingJob {
     /// The job.
     pub job: Arc<PodMigrationJob>,
-    /// `None` when it is not there.
+    /// The pod; `None` if it does not exist.
     pub pod: Option<Arc<PodInfo>>,
 }
 
-/// What becomes of a job.
+/// Result of the arbitration for a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may begin.
+    /// The job may start.
     Pass,
-    /// Its pod is not there, as far as the snapshot knows.
+    /// The snapshot does not have its pod.
     Missing,
-    /// It waits on.
+    /// The job keeps waiting.
     Wait(Why),
-    /// It never will.
+    /// The job can never start and fails.
     Fail(Why),
 }
 
-/// Judges the jobs of `snapshot` that wait, in the order in which they come. Each of them is judged by the rules that
-/// `rules` finds for it. What passes counts for those that come later.
+/// Arbitrates the waiting jobs of `snapshot` in their order. Each is judged by the rules that `rules` returns
+/// for it. Jobs that pass count against the limits for later jobs.
 #[must_use]
 pub fn arbitrate<'a>(
     snapshot: &Snapshot,
@@ -58,7 +58,7 @@ pub fn arbitrate<'a>(
     let mut migration_counts = MigrationCounts::new(snapshot, |job| stage(job) == Stage::Begun);
     let judge = |waiting: PendingJob| {
         let verdict = match &waiting.pod {
-            // Nobody can say which limits it would take from.
+            // Without the pod it is unknown which limits the job counts against.
             None => Verdict::Missing,
             Some(pod) => {
                 let rules = rules(&waiting.job);
@@ -67,7 +67,7 @@ pub fn arbitrate<'a>(
                     rules.is_within_limits(snapshot, &owned, &migration_counts, pod)
                 });
                 match (rules.is_movable(snapshot, pod), may) {
-                    // Who cannot be asked now may answer later.
+                    // A lookup that failed now may succeed later.
                     (Err(why), _) if why.rule == WORKLOAD_UNKNOWN => Verdict::Wait(why),
                     (Err(why), _) => Verdict::Fail(why),
                     (Ok(()), Err(why)) => Verdict::Wait(why),
@@ -90,8 +90,8 @@ fn pod_of(snapshot: &Snapshot, job: &PodMigrationJob) -> Option<Arc<PodInfo>> {
     uid.is_none_or(|uid| *uid == *pod.uid).then(|| pod.clone())
 }
 
-/// In the order in which they are judged: those of batch Jobs of which most pods move already come first, those of one
-/// batch Job together, then by what their pods matter, then the newest.
+/// Returns the jobs in arbitration order: first those of batch Jobs with the most migrating pods, those of
+/// one batch Job together, then by importance of their pods, then the newest.
 #[must_use]
 pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<PendingJob>) -> Vec<PendingJob> {
     by_creation(&mut jobs);
@@ -101,7 +101,7 @@ pub fn sorted(snapshot: &Snapshot, mut jobs: Vec<PendingJob>) -> Vec<PendingJob>
     jobs
 }
 
-/// The newest first, to the second.
+/// Sorts by creation time in seconds, newest first.
 pub fn by_creation(jobs: &mut [PendingJob]) {
     let created = |one: &PendingJob| {
         let created = one.job.metadata.creation_timestamp.as_ref();
@@ -110,7 +110,7 @@ pub fn by_creation(jobs: &mut [PendingJob]) {
     jobs.sort_by_key(created);
 }
 
-/// As `sort` sorts their pods; those without one come first.
+/// Sorts jobs as `sort` sorts their pods; those without a pod come first.
 pub fn by_pod(jobs: &mut [PendingJob], sort: impl Fn(&mut [Arc<PodInfo>])) {
     let mut pods: Vec<_> = jobs.iter().filter_map(|one| one.pod.clone()).collect();
     sort(&mut pods);
@@ -122,7 +122,7 @@ pub fn by_pod(jobs: &mut [PendingJob], sort: impl Fn(&mut [Arc<PodInfo>])) {
     });
 }
 
-/// Those of one batch Job come together, where the first of them is.
+/// Groups the jobs of each batch Job at the position of its first job.
 pub fn by_controller(jobs: &mut [PendingJob]) {
     let mut first = FxHashMap::default();
     let places: Vec<usize> = jobs
@@ -140,7 +140,7 @@ pub fn by_controller(jobs: &mut [PendingJob]) {
     }
 }
 
-/// Those of batch Jobs of which most pods move come first.
+/// Moves the jobs of batch Jobs with the most migrating pods to the front.
 pub fn by_migrating(jobs: &mut [PendingJob], snapshot: &Snapshot) {
     let mut known = FxHashMap::default();
     for owner in jobs.iter().filter_map(batch_job) {
@@ -154,7 +154,7 @@ pub fn by_migrating(jobs: &mut [PendingJob], snapshot: &Snapshot) {
     });
 }
 
-/// How many jobs move pods of `owner`.
+/// Returns the number of running jobs that move pods of `owner`.
 #[must_use]
 pub fn migrating(snapshot: &Snapshot, owner: &str) -> usize {
     let of = |pod: &&Arc<PodInfo>| pod.owners.iter().any(|one| &*one.uid == owner);

@@ -9,82 +9,83 @@ use koord_api::duration::GoDuration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// `defaultJobMode` that reserves the new place first.
+/// `defaultJobMode` that reserves resources for the replacement before evicting the pod.
 pub(crate) const RESERVATION_FIRST: &str = "ReservationFirst";
-/// `defaultJobMode` that does not.
+/// `defaultJobMode` that evicts the pod without a reservation.
 pub(crate) const EVICT_DIRECTLY: &str = "EvictDirectly";
 
-/// How jobs are made, when they may run, and how they evict. The defaults are upstream's.
+/// How jobs are created, when they may run, and how they evict. The defaults are upstream's.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MigrationControllerArgs {
-    /// No job is made. Jobs that exist are worked on.
+    /// True if no job is created. Existing jobs are processed.
     pub dry_run: bool,
-    /// How many jobs are worked on at a time.
+    /// Number of jobs that are processed in parallel.
     pub max_concurrent_reconciles: i32,
-    /// Pods that nobody owns may go once they failed.
+    /// Pods without an owner may be evicted once they failed.
     pub evict_failed_bare_pods: bool,
-    /// Pods that nobody owns may go.
+    /// Pods without an owner may be evicted.
     pub evict_all_bare_pods: bool,
-    /// Pods with local volumes may go.
+    /// Pods with local volumes may be evicted.
     pub evict_local_storage_pods: bool,
-    /// Pods may go whatever their priority.
+    /// Pods of any priority may be evicted.
     pub evict_system_critical_pods: bool,
-    /// Pods with a PersistentVolumeClaim stay.
+    /// Pods with a PersistentVolumeClaim are protected.
     pub ignore_pvc_pods: bool,
-    /// Pods of this priority and above stay.
+    /// Pods of this priority and above are protected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority_threshold: Option<PriorityThreshold>,
-    /// Only these pods may go.
+    /// Only pods that this selector matches may be evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// Only pods of these namespaces may go.
+    /// Only pods of these namespaces may be evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespaces: Option<Namespaces>,
-    /// A pod goes only if it fits another node.
+    /// True if a pod is evicted only if it fits another node.
     pub node_fit: bool,
-    /// Which nodes `nodeFit` looks at, as a label selector in query syntax; all when empty.
+    /// Selector of the nodes that `nodeFit` considers, as a label selector in query syntax; all nodes if
+    /// empty.
     pub node_selector: String,
-    /// Rules that do not count.
+    /// Names of rules that are disabled.
     pub skip_eviction_gates: Vec<String>,
-    /// How many jobs may be under way; any number without it or with 0.
+    /// Maximum number of running jobs; unlimited without a value or with 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_globally: Option<i32>,
-    /// Of the pods of one node.
+    /// Maximum for the pods of one node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_per_node: Option<i32>,
-    /// Of one namespace.
+    /// Maximum for one namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_per_namespace: Option<i32>,
-    /// Of one workload, as a number or a share of its replicas; see [`super::limits::at_most`].
+    /// Maximum for one workload, as a number or a percentage of its replicas; see [`super::limits::at_most`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating_per_workload: Option<IntOrString>,
-    /// How many pods of one workload may be away or not ready.
+    /// Maximum number of pods of one workload that are migrating or not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unavailable_per_workload: Option<IntOrString>,
-    /// Workloads may be too small for the limits above.
+    /// True if workloads may be too small for the limits above.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_check_expected_replicas: Option<bool>,
-    /// How fast pods of one workload or namespace may go.
+    /// Rate limits of evictions per workload or namespace.
     pub object_limiters: BTreeMap<LimitedObject, ObjectLimiter>,
     /// `ReservationFirst` or `EvictDirectly`.
     pub default_job_mode: String,
-    /// How long a job may take; for ever when 0.
+    /// Time to live of a job; unlimited if 0.
     #[serde(rename = "defaultJobTTL")]
     pub default_job_ttl: GoDuration,
-    /// Schedulers that know reservations.
+    /// Names of schedulers that support reservations.
     pub scheduler_names: Vec<String>,
     /// Evictions per second.
     #[serde(rename = "evictQPS")]
     pub evict_qps: NumberOrText,
-    /// Evictions at once.
+    /// Burst of evictions above `evictQPS`.
     pub evict_burst: i32,
     /// `Eviction`, `Delete` or `SoftEviction`.
     pub eviction_policy: String,
-    /// How pods are deleted, unless whoever moves them says so.
+    /// Delete options of evictions, unless the job sets its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_delete_options: Option<DeleteOptions>,
-    /// Which jobs may begin when.
+    /// Settings of the arbitration.
     pub arbitration_args: ArbitrationArgs,
 }
 
@@ -92,34 +93,34 @@ pub struct MigrationControllerArgs {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PriorityThreshold {
-    /// The priority.
+    /// The priority value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<i32>,
-    /// The PriorityClass whose value it is.
+    /// Name of the PriorityClass whose value is used.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
 
-/// Whose evictions an [`ObjectLimiter`] counts together.
+/// Scope of an [`ObjectLimiter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LimitedObject {
-    /// Those of one controller.
+    /// The pods of one controller.
     Workload,
-    /// Those of one namespace.
+    /// The pods of one namespace.
     Namespace,
 }
 
-/// At most `maxMigrating` evictions in `duration`, spread evenly over it.
+/// Rate limit: at most `maxMigrating` evictions in `duration`, spread evenly over it.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ObjectLimiter {
-    /// Off when 0.
+    /// Period of the limit; 0 disables it.
     pub duration: GoDuration,
-    /// Of a workload by default its `maxMigratingPerWorkload`.
+    /// Maximum number of evictions in the period. For a workload it defaults to `maxMigratingPerWorkload`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_migrating: Option<IntOrString>,
-    /// How many at once; 0 stands for 1.
+    /// Burst; 0 stands for 1.
     #[serde(skip_serializing_if = "is_zero")]
     pub burst: i64,
 }
@@ -128,24 +129,24 @@ pub struct ObjectLimiter {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ArbitrationArgs {
-    /// Whether jobs have to pass before they begin.
+    /// True if jobs have to pass the arbitration before they start.
     pub enabled: bool,
-    /// How often jobs that wait are looked at.
+    /// Interval between two arbitrations.
     pub interval: GoDuration,
 }
 
-/// A number, or a text that should be one.
+/// A number, or a text that should contain one.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum NumberOrText {
-    /// As it is.
+    /// A number.
     Number(f64),
-    /// As text.
+    /// A text.
     Text(String),
 }
 
 impl NumberOrText {
-    /// The number; 0 for a text that is none.
+    /// Returns the number; 0 for a text that is not a number.
     #[must_use]
     pub fn value(&self) -> f64 {
         match self {
@@ -255,7 +256,7 @@ impl Gate {
 }
 
 impl MigrationControllerArgs {
-    /// With defaults in the place of what Go cannot tell from an absent field.
+    /// Fills in defaults for zero values that Go cannot distinguish from absent fields.
     #[must_use]
     pub fn completed(mut self) -> Self {
         let by_default = Self::default();
@@ -277,17 +278,17 @@ impl MigrationControllerArgs {
         self
     }
 
-    /// Whether rule `gate` does not count.
+    /// Returns true if rule `gate` is disabled.
     #[must_use]
     pub fn skips(&self, gate: Gate) -> bool {
         let mut skipped = self.skip_eviction_gates.iter();
         skipped.any(|name| Gate::named(name) == Some(gate))
     }
 
-    /// Checks values.
+    /// Validates the values.
     ///
     /// # Errors
-    /// The first field whose value is not allowed, and the value.
+    /// Returns the first field with an invalid value, and the value.
     pub fn validate(&self) -> Result<(), String> {
         for (at, name) in self.skip_eviction_gates.iter().enumerate() {
             if Gate::named(name).is_none() {

@@ -1,4 +1,4 @@
-//! How a pod is evicted.
+//! Eviction policies, and when and why a pod was evicted.
 
 use super::{EVICT_REASON, EVICT_TRIGGER, Stage, annotation, stage, status};
 use jiff::Timestamp;
@@ -9,22 +9,22 @@ use koord_api::scheduling::pod_migration_job_conditions as conditions;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use std::collections::BTreeMap;
 
-/// Label of a pod or job that chooses the [`Policy`].
+/// Label of a pod or job that selects the [`Policy`].
 pub const EVICT_POLICY: &str = "koordinator.sh/evict-policy";
 
 /// How a pod is evicted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Through the `eviction` sub-resource, which disruption budgets may refuse.
+    /// Through the `eviction` subresource, which PodDisruptionBudgets may block.
     Eviction,
-    /// By deletion, whatever budgets say.
+    /// By deletion, regardless of budgets.
     Delete,
-    /// By an annotation that asks somebody else to do it.
+    /// By an annotation that requests the eviction from another component.
     SoftEviction,
 }
 
 impl Policy {
-    /// By its name in the configuration.
+    /// Parses the name used in the configuration.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         match name {
@@ -35,7 +35,8 @@ impl Policy {
         }
     }
 
-    /// What the labels of the pod say, else those of the job, else `by_default`; a name that nobody knows says nothing.
+    /// Returns the policy in the labels of the pod, else in those of the job, else `by_default`. An unknown
+    /// name is ignored.
     #[must_use]
     pub fn resolve(
         pod: Option<&BTreeMap<String, String>>,
@@ -51,8 +52,8 @@ impl Policy {
     }
 }
 
-/// When the pod of `job` went, of which it is known whether it `stands` as it was, if it did. Nothing says so to the
-/// second: never too early, unless a leader with a wrong clock wrote it.
+/// Returns when the pod of `job` was evicted; `None` if it was not. `stands` is true if the pod still exists
+/// unchanged. The time is approximate, but never too early unless a leader with a wrong clock wrote it.
 #[must_use]
 pub fn evicted_at(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option<Timestamp> {
     let eviction = status::condition(job.status.as_ref()?, conditions::EVICTION)?;
@@ -61,19 +62,19 @@ pub fn evicted_at(job: &PodMigrationJob, stands: bool, now: Timestamp) -> Option
             let time = eviction.last_transition_time.as_ref()?;
             Some(status::bounded(job, time.0, now))
         }
-        // The pod of a job that was refused to the end went, if it did, without it.
+        // A pod whose job failed after refused evictions left for another reason, if at all.
         _ if stage(job) == Stage::Ended && eviction.reason != reasons::EVICTING => None,
         _ => (!stands).then_some(now),
     }
 }
 
-/// Which strategy wants the pod to go; empty when nobody says so.
+/// Returns the name of the strategy that requested the eviction; empty if unknown.
 #[must_use]
 pub fn trigger(job: &PodMigrationJob) -> &str {
     annotation(job, EVICT_TRIGGER).unwrap_or_default()
 }
 
-/// Why the pod goes, for people.
+/// Returns the reason of the eviction for users.
 #[must_use]
 pub fn reason(job: &PodMigrationJob) -> &str {
     let said = [EVICT_REASON, EVICT_TRIGGER].into_iter();
@@ -81,10 +82,10 @@ pub fn reason(job: &PodMigrationJob) -> &str {
     said.find(|text| !text.is_empty()).unwrap_or("NotSet")
 }
 
-/// The value of annotation `scheduling.koordinator.sh/soft-eviction` for `job`, made at `now`.
+/// Returns the value of annotation `scheduling.koordinator.sh/soft-eviction` for `job`, created at `now`.
 ///
 /// # Errors
-/// It cannot be written as JSON.
+/// Returns an error if it cannot be serialized to JSON.
 pub fn soft(job: &PodMigrationJob, now: Timestamp) -> Result<String, serde_json::Error> {
     let seconds = Timestamp::from_second(now.as_second()).unwrap_or(now);
     serde_json::to_string(&SoftEvictionSpec {

@@ -1,4 +1,4 @@
-//! Which pods may be moved, and whether it may be done now.
+//! Which pods may be migrated, and whether limits allow it now.
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/arbitrator/filter.go`.
 
@@ -13,22 +13,22 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The rule that keeps pods of whose workload nobody can say now how large it is.
+/// Rule that keeps pods whose workload size cannot be determined at the moment.
 pub const WORKLOAD_UNKNOWN: &str = "WorkloadUnknown";
 
 /// Namespace and name.
 type Name = (Arc<str>, Arc<str>);
-/// How many jobs there are, by the UID of their pod.
+/// Number of jobs by the UID of their pod.
 type Counts = FxHashMap<Arc<str>, usize>;
-/// Pods, and the UIDs by which their jobs know them.
+/// Pods by name, each with the UIDs under which jobs refer to it.
 type UidsByName = BTreeMap<Name, FxHashSet<Arc<str>>>;
 
-/// The pods of a snapshot by who owns them.
+/// The pods of a snapshot by the UID of their owners.
 #[derive(Debug, Clone, Default)]
 pub struct PodsByOwner(FxHashMap<Arc<str>, Vec<Arc<PodInfo>>>);
 
 impl PodsByOwner {
-    /// Of all owners.
+    /// Builds the index of all owners.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
         let mut by = FxHashMap::<_, Vec<_>>::default();
@@ -40,29 +40,29 @@ impl PodsByOwner {
         Self(by)
     }
 
-    /// The pods of which one of `owners` is an owner.
+    /// Returns the pods that have one of `owners` as an owner.
     pub fn by<'a>(&'a self, owners: &'a [Arc<str>]) -> impl Iterator<Item = &'a Arc<PodInfo>> {
         owners.iter().filter_map(|uid| self.0.get(uid)).flatten()
     }
 }
 
-/// Pods that are on the move, as limits count them.
+/// Counts of migrating pods for the limits.
 #[derive(Debug, Clone, Default)]
 pub struct MigrationCounts {
-    /// How many jobs there are, and how many of each pod, by UID.
+    /// Number of jobs.
     jobs: usize,
     of_pod: Counts,
     of_name: FxHashSet<Name>,
-    /// By namespace: how many in all, and of each pod.
+    /// By namespace: the number of jobs, and the number per pod.
     of_namespace: FxHashMap<Arc<str>, (usize, Counts)>,
-    /// By node: UIDs of the pods that have one.
+    /// By node: UIDs of its pods that have a job.
     on_node: FxHashMap<Arc<str>, FxHashSet<Arc<str>>>,
-    /// By namespace and controller.
+    /// By namespace and controller: its migrating pods.
     of_workload: FxHashMap<(Arc<str>, Arc<str>), UidsByName>,
 }
 
 impl MigrationCounts {
-    /// Of those of `snapshot`'s jobs that `counts` says so of.
+    /// Counts the jobs of `snapshot` for which `counts` returns true.
     #[must_use]
     pub fn new(snapshot: &Snapshot, counts: impl Fn(&PodMigrationJob) -> bool) -> Self {
         let mut migration_counts = Self::default();
@@ -70,7 +70,7 @@ impl MigrationCounts {
         let uids: FxHashSet<&str> = uids
             .filter_map(|job| job.spec.pod_ref.uid.as_deref())
             .collect();
-        // A job may know a pod by its UID alone.
+        // A job may refer to a pod by its UID alone.
         let named = snapshot.pods.iter().filter(|pod| uids.contains(&*pod.uid));
         let by_uid: FxHashMap<&str, &Arc<PodInfo>> = named.map(|pod| (&*pod.uid, pod)).collect();
         for job in snapshot.jobs.iter().filter(|job| counts(job)) {
@@ -111,7 +111,7 @@ impl MigrationCounts {
         self.of_name.insert(name);
     }
 
-    /// From now on `pod` moves too, if it did not.
+    /// Counts `pod` as migrating, unless it is counted already.
     pub fn count(&mut self, pod: &Arc<PodInfo>) {
         if !self.of_pod.contains_key(&pod.uid) {
             let name = (pod.namespace.clone(), pod.name.clone());
@@ -119,20 +119,20 @@ impl MigrationCounts {
         }
     }
 
-    /// Whether there is a job for `pod`, by its UID or its name.
+    /// Returns true if there is a job for `pod`, by its UID or its name.
     #[must_use]
     pub fn has(&self, pod: &PodInfo) -> bool {
         let name = (pod.namespace.clone(), pod.name.clone());
         self.of_pod.contains_key(&pod.uid) || self.of_name.contains(&name)
     }
 
-    /// Jobs of other pods than `pod`.
+    /// Returns the number of jobs for pods other than `pod`.
     #[must_use]
     pub fn others(&self, pod: &PodInfo) -> usize {
         self.jobs - self.of_pod.get(&pod.uid).copied().unwrap_or(0)
     }
 
-    /// Jobs of other pods of its namespace.
+    /// Returns the number of jobs for other pods in its namespace.
     #[must_use]
     pub fn others_of_namespace(&self, pod: &PodInfo) -> usize {
         let Some((all, each)) = self.of_namespace.get(&pod.namespace) else {
@@ -141,14 +141,14 @@ impl MigrationCounts {
         all - each.get(&pod.uid).copied().unwrap_or(0)
     }
 
-    /// Other pods of its node that have a job.
+    /// Returns the number of other pods on its node that have a job.
     #[must_use]
     pub fn others_on_node(&self, pod: &PodInfo, node: &str) -> usize {
         let on = self.on_node.get(node);
         on.map_or(0, |on| on.len() - usize::from(on.contains(&pod.uid)))
     }
 
-    /// Other pods of its controller that have a job, by name.
+    /// Returns the names of other pods of its controller that have a job.
     pub fn others_of_workload<'a>(
         &'a self,
         pod: &'a PodInfo,
@@ -163,18 +163,18 @@ impl MigrationCounts {
     }
 }
 
-/// The rules that `MigrationControllerArgs` make.
+/// The rules that follow from `MigrationControllerArgs`.
 #[derive(Debug, Clone)]
 pub struct Rules {
     args: Arc<MigrationControllerArgs>,
     evictable: Evictable,
     namespaces: Option<Namespaces>,
-    /// A PriorityClass that does not exist.
+    /// Name of a configured PriorityClass that does not exist.
     unknown_class: Option<String>,
 }
 
 impl Rules {
-    /// Those of `args`; priorities are looked up in `classes`.
+    /// Builds the rules of `args`; priorities are looked up in `classes`.
     #[must_use]
     pub fn new(args: Arc<MigrationControllerArgs>, classes: &BTreeMap<String, i32>) -> Self {
         let threshold = args.priority_threshold.as_ref();
@@ -207,10 +207,10 @@ impl Rules {
         }
     }
 
-    /// Whether `pod` has no job yet.
+    /// Checks that `pod` has no job yet.
     ///
     /// # Errors
-    /// It has.
+    /// Returns an error if it has one.
     pub fn has_no_job(&self, migration_counts: &MigrationCounts, pod: &PodInfo) -> Result<(), Why> {
         if migration_counts.has(pod) {
             return Err(Why::new(
@@ -221,10 +221,10 @@ impl Rules {
         Ok(())
     }
 
-    /// Whether its scheduler knows reservations, if it is moved with one.
+    /// Checks that the scheduler of `pod` supports reservations, if jobs need one.
     ///
     /// # Errors
-    /// It does not.
+    /// Returns an error if it does not.
     pub fn is_reservable(&self, pod: &PodInfo) -> Result<(), Why> {
         let scheduler = &pod.shape.scheduler_name;
         let args = &self.args;
@@ -236,10 +236,10 @@ impl Rules {
         Err(Why::new("SchedulerName", said))
     }
 
-    /// Whether `pod` may be moved at all. No later time makes it so, [`WORKLOAD_UNKNOWN`] aside.
+    /// Checks whether `pod` may be moved at all. A refusal is permanent, except for [`WORKLOAD_UNKNOWN`].
     ///
     /// # Errors
-    /// It may not.
+    /// Returns the rule that forbids it.
     pub fn is_movable(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         if overrides(pod) {
             return Ok(());
@@ -267,7 +267,7 @@ impl Rules {
         self.has_spare_replicas(snapshot, pod)
     }
 
-    /// Whether its workload is large enough for one to be away.
+    /// Checks whether its workload is large enough for one pod to be unavailable.
     fn has_spare_replicas(&self, snapshot: &Snapshot, pod: &PodInfo) -> Result<(), Why> {
         const RULE: &str = "ExpectedReplicas";
         let Some(owner) = pod.controller() else {
@@ -300,10 +300,10 @@ impl Rules {
         Err(Why::new(RULE, said))
     }
 
-    /// Whether `pod` may be moved now, beside those that `migration_counts` counts.
+    /// Checks whether limits allow to move `pod` now, in addition to the pods in `migration_counts`.
     ///
     /// # Errors
-    /// A limit is reached.
+    /// Returns the limit that is reached.
     pub fn is_within_limits(
         &self,
         snapshot: &Snapshot,
@@ -371,7 +371,7 @@ impl Rules {
             .collect();
         if !skips[0] {
             let most = at_most(replicas, args.max_migrating_per_workload.as_ref())?;
-            // The first of a workload is let through: whether one may go at all is another question.
+            // The first pod of a workload passes: whether it may be moved at all is checked elsewhere.
             if !away.is_empty() && exceeds(away.len(), most) {
                 let count = away.len();
                 let said = format!("{count} pods of {kind} {name} move already, {most} may");
@@ -398,12 +398,12 @@ impl Rules {
     }
 }
 
-/// Whether it has not ended and is not being deleted.
+/// Returns true if the pod has not ended and is not being deleted.
 fn is_at_work(pod: &PodInfo) -> bool {
     pod.is_active() && !pod.deleting
 }
 
-/// How many replicas `owner` wants; 0 when nobody can say.
+/// Returns the desired replicas of `owner`; 0 if they cannot be determined.
 fn replicas(snapshot: &Snapshot, owner: &Owner) -> Result<i64, Why> {
     match snapshot.workloads.get(&owner.uid) {
         Some(Workload::Known { replicas, .. }) => Ok(*replicas),

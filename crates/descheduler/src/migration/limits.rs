@@ -1,4 +1,4 @@
-//! How many pods of a workload may go, and how fast.
+//! Limits of the number and rate of evictions per workload.
 
 use super::args::{LimitedObject, MigrationControllerArgs};
 use super::{CONTROLLER, annotation};
@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `share` of `replicas`, rounded down; `None` if it is neither a number nor a percentage.
+/// Returns `share` of `replicas`, rounded down; `None` if it is neither a number nor a percentage.
 #[must_use]
 pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
     match share {
@@ -24,11 +24,11 @@ pub fn scaled(share: &IntOrString, replicas: i64) -> Option<i64> {
     }
 }
 
-/// How many of `replicas` pods may be away at a time: `share` of them, at least one. Without it 10 % of more than ten,
-/// two of four to ten, one of fewer. Never more than there are.
+/// Returns how many of `replicas` pods may be unavailable at a time: `share` of them, at least one. Without a
+/// share: 10 % of more than ten, two of four to ten, one of fewer. Never more than `replicas`.
 ///
 /// # Errors
-/// `share` is neither a number nor a percentage.
+/// Returns an error if `share` is neither a number nor a percentage.
 pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
     let wanted = match share {
         None if replicas > 10 => replicas / 10,
@@ -46,38 +46,38 @@ pub fn at_most(replicas: i64, share: Option<&IntOrString>) -> Result<i64, Why> {
     Ok(wanted.min(replicas))
 }
 
-/// How long it is since pods of a workload or of a namespace went: a bucket for each whose pods went lately.
+/// Eviction rate limits: a token bucket for each workload and namespace with recent evictions.
 #[derive(Debug, Clone, Default)]
 pub struct ObjectLimits {
     limits: FxHashMap<(LimitedObject, Arc<str>), ObjectLimit>,
 }
 
-/// The bucket of a workload or a namespace.
+/// The token bucket of a workload or a namespace.
 #[derive(Debug, Clone)]
 struct ObjectLimit {
     bucket: TokenBucket,
-    /// The latest time of the bucket. What another leader evicted is counted late, and its earlier time is not one to
-    /// which the clock was set back.
+    /// Latest time passed to the bucket. Evictions of another leader are counted late, and their earlier time
+    /// must not be taken for a clock that was set back.
     latest: Duration,
     expires: Timestamp,
 }
 
-/// Returns the time of token buckets at `now`.
+/// Converts `now` to the time of token buckets.
 pub(super) fn bucket_time(now: Timestamp) -> Duration {
     now.as_duration().try_into().unwrap_or_default()
 }
 
-/// With which pods one is counted.
+/// Workload and namespace that an eviction counts against.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: Arc<str>,
-    /// The UID of its controller.
+    /// UID of the pod's controller.
     pub controller: Option<Arc<str>>,
 }
 
 impl Group {
-    /// That of `pod`.
+    /// Returns the group of `pod`.
     #[must_use]
     pub fn from_pod(pod: &PodInfo) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Group {
         }
     }
 
-    /// That of the pod of `job`, which may be gone.
+    /// Returns the group of the pod of `job`, which may no longer exist.
     #[must_use]
     pub fn from_job(job: &PodMigrationJob) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Group {
     }
 }
 
-/// How long an eviction may matter.
+/// Returns the longest time for which an eviction can affect a limit.
 #[must_use]
 pub fn max_limiter_duration(args: &MigrationControllerArgs) -> Duration {
     let all = args.object_limiters.values();
@@ -118,10 +118,10 @@ pub fn max_limiter_duration(args: &MigrationControllerArgs) -> Duration {
 }
 
 impl ObjectLimits {
-    /// Whether `pod` may go at `now`.
+    /// Checks whether `pod` may be evicted at `now`.
     ///
     /// # Errors
-    /// Others of its workload or namespace went too short a time ago.
+    /// Returns an error if another pod of its workload or namespace was evicted too recently.
     pub fn allows(
         &self,
         args: &MigrationControllerArgs,
@@ -146,7 +146,7 @@ impl ObjectLimits {
         Ok(())
     }
 
-    /// A pod of `group` went at `now`; `workload` controls it.
+    /// Counts an eviction of a pod of `group` at `now`; `workload` is its controller.
     pub fn count(
         &mut self,
         args: &MigrationControllerArgs,
@@ -162,7 +162,8 @@ impl ObjectLimits {
                 continue;
             }
             let max = match (kind, &limiter.max_migrating) {
-                // A share of a namespace means nothing: upstream reads it as 0, which is off.
+                // A percentage is undefined for a namespace: upstream reads it as 0, which disables the
+                // limit.
                 (LimitedObject::Namespace, Some(IntOrString::Int(max))) => i64::from(*max),
                 (LimitedObject::Namespace, _) => 0,
                 (LimitedObject::Workload, share) => {
@@ -178,7 +179,7 @@ impl ObjectLimits {
                     at_most(replicas, share.as_ref().or(by_default)).unwrap_or(0)
                 }
             };
-            // One kind that is off does not switch the others off.
+            // A disabled limit does not disable the others.
             if max <= 0 {
                 continue;
             }
@@ -198,7 +199,7 @@ impl ObjectLimits {
         }
     }
 
-    /// A pod of `group` that was counted has not gone.
+    /// Returns the token of a counted eviction that did not happen.
     pub fn give_back(&mut self, args: &MigrationControllerArgs, group: &Group) {
         for kind in args.object_limiters.keys() {
             let key = group.key(*kind);
@@ -208,18 +209,18 @@ impl ObjectLimits {
         }
     }
 
-    /// Forgets those of which no pod went for one and a half durations.
+    /// Removes the buckets without evictions for one and a half periods.
     pub fn tidy(&mut self, now: Timestamp) {
         self.limits.retain(|_, limit| limit.expires > now);
     }
 
-    /// For how many workloads and namespaces something is retained_until.
+    /// Returns the number of workloads and namespaces with a bucket.
     #[must_use]
     pub fn len(&self) -> usize {
         self.limits.len()
     }
 
-    /// Whether nothing is retained_until.
+    /// Returns true if there is no bucket.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.limits.is_empty()

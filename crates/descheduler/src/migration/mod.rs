@@ -1,14 +1,14 @@
-//! Moving pods with PodMigrationJobs.
+//! Migration of pods with PodMigrationJobs.
 //!
 //! ```text
-//! strategy ──► plugin (may it go now? what job?) ──► job ──► arbitrate (which jobs may begin?)
-//!                                                               │
-//!              Reservation, eviction, status ◄── step (what next?) ◄┘
+//! strategy ──► plugin (may the pod be moved now? which job?) ──► job ──► arbitrate (which jobs may start?)
+//!                                                                            │
+//!              Reservation, eviction, status ◄── step (next write) ◄─────────┘
 //! ```
 //!
-//! Everything here is a function of what it is given; the shell in `daemon` reads and writes. A job is worked on one
-//! write at a time, and what comes next is read off the objects alone: whoever leads next goes on where the last leader
-//! stopped. Before a pod is evicted the job says so, so that afterwards nobody takes the pod for lost.
+//! Everything here is a pure function; `daemon` reads and writes objects. A job advances by one write at a time, and the
+//! next step follows from the objects alone, so that the next leader continues where the last one stopped. The job
+//! records that it evicts its pod before it does so; a pod that is gone afterwards is then not taken for lost.
 
 pub mod arbitrate;
 pub mod args;
@@ -24,31 +24,31 @@ pub use shared::Migrations;
 
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobPhase};
 
-/// Annotation of a job: why, for people.
+/// Annotation of a job: reason of the eviction for users.
 pub const EVICT_REASON: &str = "koordinator.sh/evict-reason";
-/// Annotation of a job: which strategy.
+/// Annotation of a job: name of the strategy that requested the eviction.
 pub const EVICT_TRIGGER: &str = "koordinator.sh/evict-trigger";
-/// Annotation of a job: the process that made it.
+/// Annotation of a job: id of the process that created it.
 pub const CREATED_BY: &str = "koordinator.sh/job-created-by";
-/// Annotation of a job: the profile that made it, whose arguments it is worked on with.
+/// Annotation of a job: profile that created it, whose arguments apply to it.
 pub const PROFILE: &str = "descheduler.koordinator.sh/profile";
-/// Annotation of a job: the UID of its pod's controller, which is not to be found any more once the pod has gone.
+/// Annotation of a job: UID of its pod's controller, which cannot be looked up any more once the pod is gone.
 pub const CONTROLLER: &str = "descheduler.koordinator.sh/controller";
-/// Annotation of a job: `true` when it may begin.
+/// Annotation of a job: `true` once it has passed the arbitration.
 pub const PASSED: &str = "descheduler.koordinator.sh/passed-arbitration";
 
-/// How far a job is, as far as limits are concerned.
+/// Progress of a job as far as limits are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// It has not passed the arbitration.
+    /// The job has not passed the arbitration.
     Waiting,
-    /// It has, or it runs.
+    /// The job has passed the arbitration or runs.
     Begun,
-    /// It has ended.
+    /// The job has ended.
     Ended,
 }
 
-/// How far `job` is. One without a phase is pending: a phase that it is created with gets lost.
+/// Returns the stage of `job`. A job without a phase is pending: the API server drops the phase on creation.
 #[must_use]
 pub fn stage(job: &PodMigrationJob) -> Stage {
     let phase = job.status.as_ref().and_then(|status| status.phase.as_ref());
@@ -64,13 +64,13 @@ pub fn stage(job: &PodMigrationJob) -> Stage {
     }
 }
 
-/// Whether `job` has passed the arbitration.
+/// Returns true if `job` has passed the arbitration.
 #[must_use]
 pub fn has_passed(job: &PodMigrationJob) -> bool {
     annotation(job, PASSED) == Some("true")
 }
 
-/// The value of one of `job`'s annotations.
+/// Returns the value of an annotation of `job`.
 #[must_use]
 pub fn annotation<'a>(job: &'a PodMigrationJob, key: &str) -> Option<&'a str> {
     let annotations = job.metadata.annotations.as_ref()?;

@@ -1,4 +1,4 @@
-//! The reservation of a job: room for what will replace the pod, on another node.
+//! The reservation of a job: capacity on another node for the replacement of its pod.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -12,12 +12,12 @@ use koord_api::scheduling::{
 };
 use std::collections::BTreeMap;
 
-/// Label of a reservation: who made it.
+/// Label of a reservation: the component that created it.
 pub const CREATED_BY: &str = "app.kubernetes.io/created-by";
-/// Its value here.
+/// Value of [`CREATED_BY`] for the descheduler's reservations.
 pub const CREATOR: &str = "koord-descheduler";
 
-/// What the reservation of `job` is called, whether it exists or not.
+/// Returns the name of the reservation of `job`, whether it exists or not.
 #[must_use]
 pub fn name(job: &PodMigrationJob) -> String {
     let options = job.spec.reservation_options.as_ref();
@@ -30,8 +30,8 @@ pub fn name(job: &PodMigrationJob) -> String {
     given.next().unwrap_or_else(uid)
 }
 
-/// What `job` reserves for the replacement of `pod`: as its user says, the rest from the pod. If `without_claims`,
-/// PersistentVolumeClaims and ephemeral volumes are left out.
+/// Returns the reservation options of `job`: the user's settings, completed from `pod`. If `without_claims`,
+/// PersistentVolumeClaims and ephemeral volumes are omitted.
 #[must_use]
 pub fn options(
     job: &PodMigrationJob,
@@ -53,7 +53,7 @@ pub fn options(
     if spec.owners.is_empty() {
         spec.owners = owners(pod);
     }
-    // Whoever uses it uses it up: it is there for one pod.
+    // The reservation is for a single pod.
     spec.allocate_once = Some(true);
     let ttl = job.spec.ttl.filter(|ttl| *ttl > GoDuration::ZERO);
     if spec.ttl.is_none() && spec.expires.is_none() {
@@ -75,7 +75,7 @@ pub fn options(
     options
 }
 
-/// The object that `options` describe.
+/// Builds the Reservation object from `options`.
 #[must_use]
 pub fn object(options: &PodMigrateReservationOptions) -> Reservation {
     let ReservationTemplateSpec { metadata, spec } = options.template.clone().unwrap_or_default();
@@ -86,12 +86,12 @@ pub fn object(options: &PodMigrateReservationOptions) -> Reservation {
     }
 }
 
-/// How a job names `reservation`.
+/// Returns the reference to `reservation` that a job stores.
 #[must_use]
 pub fn reference(reservation: &Reservation) -> ObjectReference {
     ObjectReference {
         kind: Some("Reservation".to_owned()),
-        // As upstream: the version without its group.
+        // Like upstream: the version without its group.
         api_version: Some("v1alpha1".to_owned()),
         name: reservation.metadata.name.clone(),
         uid: reservation.metadata.uid.clone(),
@@ -99,26 +99,27 @@ pub fn reference(reservation: &Reservation) -> ObjectReference {
     }
 }
 
-/// The value of label `scheduling.koordinator.sh/reservation-order`: who is younger comes later.
+/// Returns the value of label `scheduling.koordinator.sh/reservation-order` for a reservation created at
+/// `now`.
 #[must_use]
 pub fn order(now: Timestamp) -> String {
     now.as_millisecond().to_string()
 }
 
-/// Whether a descheduler made `reservation`.
+/// Returns true if a descheduler created `reservation`.
 #[must_use]
 pub fn is_ours(reservation: &Reservation) -> bool {
     label(reservation, CREATED_BY) == Some(CREATOR)
 }
 
-/// The value of one of its labels.
+/// Returns the value of a label of `reservation`.
 #[must_use]
 pub fn label<'a>(reservation: &'a Reservation, key: &str) -> Option<&'a str> {
     let labels: &BTreeMap<_, _> = reservation.metadata.labels.as_ref()?;
     labels.get(key).map(String::as_str)
 }
 
-/// Whether somebody has used it: it holds room for nobody else.
+/// Returns true if a pod has used the reservation, so that it holds no capacity for others.
 #[must_use]
 pub fn is_spent(reservation: &Reservation) -> bool {
     let Some(status) = &reservation.status else {
@@ -127,7 +128,7 @@ pub fn is_spent(reservation: &Reservation) -> bool {
     status.phase == Some(ReservationPhase::Succeeded) || !status.current_owners.is_empty()
 }
 
-/// Whether it is for a pod that waits for a node itself.
+/// Returns true if the reservation is for a pending pod itself, not for a replacement.
 #[must_use]
 pub fn is_for_pending(spec: &ReservationSpec) -> bool {
     let alone = |owner: &ReservationOwner| {
@@ -146,7 +147,7 @@ fn template_of(pod: &Pod) -> PodTemplateSpec {
     }
 }
 
-/// The pod itself while it waits for a node, else its controller.
+/// Returns the owners of the reservation: the pod itself while it is unschedulable, else its controller.
 fn owners(pod: &Pod) -> Vec<ReservationOwner> {
     let meta = &pod.metadata;
     let status = pod.status.as_ref();
@@ -185,7 +186,7 @@ fn owners(pod: &Pod) -> Vec<ReservationOwner> {
     by_controller.into_iter().collect()
 }
 
-/// `node` is none of those that it may be on. Terms are alternatives: each has to say so.
+/// Excludes `node` by required node affinity. Terms are alternatives, so each of them gets the requirement.
 fn avoid(spec: &mut k8s_openapi::api::core::v1::PodSpec, node: &str) {
     let affinity = spec.affinity.get_or_insert_default();
     let affinity = affinity.node_affinity.get_or_insert_default();

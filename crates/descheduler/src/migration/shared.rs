@@ -1,4 +1,4 @@
-//! What a profile's plugin and its migration jobs have in common.
+//! State shared by a profile's plugin and its migration jobs.
 
 use super::args::MigrationControllerArgs;
 use super::limits::{Group, ObjectLimits, bucket_time};
@@ -10,21 +10,21 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a profile's plugin and whoever works on its jobs share.
+/// State shared by a profile's plugin and the controller of its jobs.
 #[derive(Debug)]
 pub struct Migrations {
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: String,
-    /// This process, as jobs name it.
+    /// Id of this process, which its jobs record.
     pub process: String,
-    /// How jobs are worked on.
+    /// Arguments of the plugin.
     pub args: Arc<MigrationControllerArgs>,
     limits: Mutex<ObjectLimits>,
     evictions: Mutex<TokenBucket>,
 }
 
 impl Migrations {
-    /// Nothing has moved yet.
+    /// Creates the state without evictions.
     #[must_use]
     pub fn new(profile: &str, process: &str, args: MigrationControllerArgs) -> Self {
         let interval = Duration::try_from_secs_f64(1.0 / args.evict_qps.value());
@@ -39,19 +39,19 @@ impl Migrations {
         }
     }
 
-    /// Whether the evictions of its workload and namespace leave room for that of `pod`.
+    /// Checks whether the rate limits of its workload and namespace allow to evict `pod`.
     ///
     /// # Errors
-    /// They do not.
+    /// Returns the limit that is reached.
     pub fn allows(&self, pod: &PodInfo, now: Timestamp) -> Result<(), Why> {
         self.limits.lock().allows(&self.args, pod, now)
     }
 
-    /// `pod` is about to be evicted: it counts, if the limits allow it, or if it is `free` of them. Of two that ask at a
-    /// time, and of which one may go, one does.
+    /// Counts `pod`, which is about to be evicted, if the limits allow it or if it is `free` of them. Check
+    /// and count are one step, so that concurrent callers cannot exceed a limit.
     ///
     /// # Errors
-    /// They do not.
+    /// Returns the limit that is reached.
     pub fn claim(
         &self,
         workload: Option<&Workload>,
@@ -68,19 +68,19 @@ impl Migrations {
         Ok(())
     }
 
-    /// `pod`, which was claimed, has not been evicted.
+    /// Returns the claim of `pod`, which was not evicted.
     pub fn give_back(&self, pod: &PodInfo) {
         let mut limits = self.limits.lock();
         limits.give_back(&self.args, &Group::from_pod(pod));
     }
 
-    /// An earlier leader has evicted a pod of `group` at `then`.
+    /// Counts the eviction of a pod of `group` by an earlier leader at `then`.
     pub fn record_eviction(&self, group: &Group, workload: Option<&Workload>, then: Timestamp) {
         let mut limits = self.limits.lock();
         limits.count(&self.args, group, workload, then);
     }
 
-    /// Takes one of `evictQPS`.
+    /// Takes one token of `evictQPS`. Returns false if there is none.
     pub fn take(&self, now: Timestamp) -> bool {
         self.evictions.lock().take(bucket_time(now))
     }

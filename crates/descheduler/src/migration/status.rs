@@ -1,16 +1,16 @@
-//! Conditions of a job, and the summary that goes with them.
+//! Conditions of a job, and the status summary that follows them.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobCondition, PodMigrationJobStatus};
 use koord_model::report_time;
 
-/// A condition's new state.
+/// New state of a condition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State<'a> {
     /// `type`.
     pub kind: &'a str,
-    /// Whether `status` is `True`.
+    /// True if `status` is `True`.
     pub holds: bool,
     /// `reason`.
     pub reason: &'a str,
@@ -18,7 +18,7 @@ pub struct State<'a> {
     pub message: &'a str,
 }
 
-/// The condition `kind`.
+/// Returns the condition of type `kind`.
 #[must_use]
 pub fn condition<'a>(
     status: &'a PodMigrationJobStatus,
@@ -34,8 +34,9 @@ pub fn created(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     Some(created.0.min(now))
 }
 
-/// Returns `time`, which some leader wrote into `job`. If its clock was too far ahead of `now`, that is when the job was
-/// created: otherwise the time would not pass for as long as that clock was ahead.
+/// Returns `time`, which a leader wrote into `job`. If it lies too far ahead of `now` because that leader's
+/// clock was wrong, returns the job's creation time instead: otherwise the time would not pass for as long as
+/// that clock was ahead.
 #[must_use]
 pub fn bounded(job: &PodMigrationJob, time: Timestamp, now: Timestamp) -> Timestamp {
     match report_time::excess(time, now, SignedDuration::MAX) {
@@ -44,8 +45,8 @@ pub fn bounded(job: &PodMigrationJob, time: Timestamp, now: Timestamp) -> Timest
     }
 }
 
-/// Puts `state` into the conditions. Returns whether anything is different. When it went from one status to another is
-/// kept unless it does so at `now`.
+/// Sets the condition `state` and returns true if anything changed. The transition time is updated only when
+/// the condition's status changes.
 pub fn set_condition(
     status: &mut PodMigrationJobStatus,
     state: &State<'_>,
@@ -58,7 +59,7 @@ pub fn set_condition(
         reason: state.reason.to_owned(),
         message: state.message.to_owned(),
         last_probe_time: None,
-        // The API has whole seconds.
+        // The API has a resolution of whole seconds.
         last_transition_time: Some(Time(Timestamp::from_second(now.as_second()).unwrap_or(now))),
     };
     let known = status.conditions.iter_mut();
@@ -77,7 +78,8 @@ pub fn set_condition(
     true
 }
 
-/// As [`set_condition`]; what is different is also the summary: `status`, `reason` and `message`.
+/// Sets the condition like [`set_condition`]; if it changed, also updates the summary: `status`, `reason` and
+/// `message`.
 pub fn report(status: &mut PodMigrationJobStatus, state: &State<'_>, now: Timestamp) -> bool {
     let changed = set_condition(status, state, now);
     if changed {

@@ -1,11 +1,11 @@
-//! What comes next for one job.
+//! State machine of a PodMigrationJob.
 //!
 //! ```text
 //! Pending ──arbitration──► Running ──► Reservation made ──► scheduled ──► Evicting ──► evicted ──► bound ──► ready ──► Succeeded
 //!                             └─────────── EvictDirectly ───────────────────┘            └── EvictDirectly ──────────────┘
 //! ```
 //!
-//! [`step`] asks for one write at most; whoever does it looks at the objects anew and asks again.
+//! [`step`] returns at most one write. After it, the caller reads the objects again and calls [`step`] again.
 //!
 //! Source: Koordinator `pkg/descheduler/controllers/migration/controller.go`.
 
@@ -32,30 +32,30 @@ use koord_api::scheduling::{
 };
 use std::time::Duration;
 
-/// `podRef` names no pod.
+/// Reason when `podRef` names no pod.
 const INVALID_POD_REF: &str = "InvalidPodRef";
 /// `status.status` of a job that succeeded.
 const COMPLETE: &str = "Complete";
-/// After so long a job looks again, should nothing have event it to.
+/// Interval after which a waiting job is checked again without a change.
 pub const POLL: Duration = Duration::from_secs(3);
 
-/// What does not change from job to job.
+/// Settings that are equal for all jobs of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether a job without a mode reserves first.
+    /// True if a job without a mode creates a reservation first.
     pub reserves: bool,
-    /// Whether jobs have to pass the arbitration.
+    /// True if jobs have to pass the arbitration.
     pub arbitrates: bool,
-    /// How pods are evicted by default.
+    /// Default eviction policy.
     pub policy: Policy,
-    /// Whether reservations have no PersistentVolumeClaims.
+    /// True if reservations omit PersistentVolumeClaims.
     pub without_claims: bool,
-    /// The time to live of a job that names none; zero is for ever.
+    /// Time to live of a job that sets none; zero for unlimited.
     pub ttl: GoDuration,
 }
 
 impl Settings {
-    /// What `args` say.
+    /// Reads the settings from `args`.
     #[must_use]
     pub fn new(args: &args::MigrationControllerArgs, without_claims: bool) -> Self {
         Self {
@@ -68,79 +68,79 @@ impl Settings {
     }
 }
 
-/// A job, and the objects that it is about, as they are.
+/// A job and the current state of the objects that it refers to.
 #[derive(Debug, Clone, Copy)]
 pub struct JobView<'a> {
-    /// Now.
+    /// Current time.
     pub now: Timestamp,
     /// The job.
     pub job: &'a PodMigrationJob,
-    /// The pod of the name in `spec.podRef`.
+    /// The pod with the name in `spec.podRef`.
     pub pod: Option<&'a Pod>,
-    /// The reservation of the name [`making::name`].
+    /// The reservation named [`making::name`].
     pub reservation: Option<&'a Reservation>,
     /// The pod that uses the reservation, see [`bound`].
     pub bound: Option<&'a Pod>,
-    /// What keeps the pod from going right now.
+    /// Limit that keeps the pod from being evicted now.
     pub limited: Option<&'a Why>,
-    /// Why the last attempt to go on failed, or what the job waits for.
+    /// Error of the last attempt, or what the job waits for.
     pub trouble: Option<&'a str>,
-    /// What does not change.
+    /// Settings of the profile.
     pub settings: &'a Settings,
 }
 
-/// A write.
+/// A write to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operation {
-    /// The job, without its status.
+    /// Update the job without its status.
     Job(Box<PodMigrationJob>),
-    /// The status of the job.
+    /// Update the status of the job.
     Status(Box<PodMigrationJobStatus>),
-    /// A new reservation. One of this name that is there already is taken.
+    /// Create a reservation. An existing one of this name is used.
     Reserve(Box<Reservation>),
-    /// A label of the reservation.
+    /// Set the order label of the reservation.
     Order {
-        /// `scheduling.koordinator.sh/reservation-order`.
+        /// Value of `scheduling.koordinator.sh/reservation-order`.
         value: String,
     },
-    /// The reservation goes.
+    /// Delete the reservation.
     Unreserve,
-    /// The pod goes.
+    /// Evict the pod.
     Evict(Policy),
-    /// The annotation that asks somebody to evict the pod goes.
+    /// Remove the annotation that requests the eviction of the pod.
     Spare,
 }
 
-/// What is event once the write is done.
+/// Event to record once the write is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingEvent {
-    /// Whether it is bad news.
+    /// True for a warning.
     pub warning: bool,
-    /// The event's reason.
+    /// Reason of the event.
     pub reason: &'static str,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
-/// When to look again.
+/// When to process the job again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Requeue {
-    /// At once.
+    /// Immediately.
     Now,
     /// When one of the objects changes, or after this time.
     Wait(Duration),
-    /// Never, unless the job changes.
+    /// Not before the job changes.
     Done,
 }
 
-/// What comes next.
+/// Next step of a job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// To be done.
+    /// Write to be done.
     pub act: Option<Operation>,
-    /// To be event then.
+    /// Event to record after the write.
     pub event: Option<PendingEvent>,
-    /// To be asked then.
+    /// When to continue after the write.
     pub next: Requeue,
 }
 
@@ -186,7 +186,7 @@ impl Step {
     }
 }
 
-/// The pod that uses `reservation`, or else the one that `job` says did.
+/// Returns the pod that uses `reservation`, or else the one that the status of `job` records.
 #[must_use]
 pub fn bound<'a>(
     job: &'a PodMigrationJob,
@@ -202,7 +202,7 @@ pub fn bound<'a>(
     owner.or_else(known)
 }
 
-/// The status of `job` once its eviction was refused for `why`.
+/// Returns the status of `job` after its eviction was refused because of `why`; `None` if unchanged.
 #[must_use]
 pub fn refused(job: &PodMigrationJob, why: &str, now: Timestamp) -> Option<PodMigrationJobStatus> {
     let mut status = job.status.clone().unwrap_or_default();
@@ -215,7 +215,8 @@ pub fn refused(job: &PodMigrationJob, why: &str, now: Timestamp) -> Option<PodMi
     status::report(&mut status, &state, now).then_some(status)
 }
 
-/// The status of `job` once its reservation could not be made for `why`.
+/// Returns the status of `job` after its reservation could not be created because of `why`; `None` if
+/// unchanged.
 #[must_use]
 pub fn unreserved(
     job: &PodMigrationJob,
@@ -232,7 +233,7 @@ pub fn unreserved(
     status::report(&mut status, &state, now).then_some(status)
 }
 
-/// The status of `job` that may not run for `why`.
+/// Returns the status of `job` that fails because the rule `why` forbids it.
 #[must_use]
 pub fn forbidden(job: &PodMigrationJob, why: &Why) -> PodMigrationJobStatus {
     let mut status = job.status.clone().unwrap_or_default();
@@ -246,7 +247,7 @@ pub fn forbidden(job: &PodMigrationJob, why: &Why) -> PodMigrationJobStatus {
     status
 }
 
-/// The status of `job` whose pod is not there.
+/// Returns the status of `job` that fails because its pod does not exist.
 #[must_use]
 pub fn missing(job: &PodMigrationJob) -> PodMigrationJobStatus {
     let mut status = job.status.clone().unwrap_or_default();
@@ -258,7 +259,7 @@ pub fn missing(job: &PodMigrationJob) -> PodMigrationJobStatus {
     status
 }
 
-/// When `job` has taken too long, with time to live `by_default` if it names none; never if that is zero.
+/// Returns when `job` times out, with `by_default` if it has no time to live; `None` if that is zero.
 #[must_use]
 pub fn deadline(job: &PodMigrationJob, by_default: GoDuration) -> Option<Timestamp> {
     let ttl = job.spec.ttl.unwrap_or(by_default);
@@ -269,7 +270,7 @@ pub fn deadline(job: &PodMigrationJob, by_default: GoDuration) -> Option<Timesta
         .ok()
 }
 
-/// What comes next for the job in `view`.
+/// Returns the next step of the job in `view`.
 #[must_use]
 pub fn step(view: &JobView<'_>) -> Step {
     let job = view.job;
@@ -306,13 +307,13 @@ impl<'a> JobView<'a> {
         self.job.status.clone().unwrap_or_default()
     }
 
-    /// The pod's name as upstream writes it.
+    /// Returns the pod's name as upstream formats it.
     fn pod_name(&self) -> String {
         let pod = &self.job.spec.pod_ref;
         format!("\"{}/{}\"", text(&pod.namespace), text(&pod.name))
     }
 
-    /// The pod that is meant, and not another one of its name.
+    /// Returns the pod of the job; `None` if it is gone, or if another pod has its name.
     fn target(&self) -> Option<&'a Pod> {
         let uid = text(&self.job.spec.pod_ref.uid);
         let meant = |pod: &&Pod| uid.is_empty() || pod.metadata.uid.as_deref() == Some(uid);
@@ -333,7 +334,7 @@ impl<'a> JobView<'a> {
         self.failed(reasons::MISSING_POD, message)
     }
 
-    /// Writes that `state` is so, if that is new.
+    /// Returns the step that writes condition `state`; `None` if it is set already.
     fn report_condition(&self, state: &State<'_>) -> Option<Step> {
         let mut status = self.status();
         let changed = status::report(&mut status, state, self.now);
@@ -350,7 +351,7 @@ impl<'a> JobView<'a> {
         Step::act(Operation::Status(Box::new(status))).with_event(COMPLETE, message)
     }
 
-    /// The job has failed: nobody needs its reservation any more.
+    /// Releases the reservation of a failed job.
     fn release_reservation(&self) -> Step {
         let named = self.job.spec.reservation_options.as_ref();
         let named = named.and_then(|options| options.reservation_ref.as_ref());
@@ -371,7 +372,7 @@ impl<'a> JobView<'a> {
     }
 
     fn timed_out(&self) -> Step {
-        // Nobody shall evict it any more.
+        // No component must evict the pod any more.
         if self.target().is_some_and(is_asked) && self.has_asked() {
             return Step::act(Operation::Spare);
         }
@@ -393,7 +394,7 @@ impl<'a> JobView<'a> {
         self.failed(reasons::TIMEOUT, message.trim_end_matches(": "))
     }
 
-    /// What has to be so before the job runs.
+    /// Returns the steps that have to be done before the job runs.
     fn pending(&self) -> Result<(), Step> {
         let job = self.job;
         if self.status().phase == Some(PodMigrationJobPhase::Running) {
@@ -405,7 +406,7 @@ impl<'a> JobView<'a> {
             return Err(self.failed(INVALID_POD_REF, message));
         }
         if self.settings.arbitrates && stage(job) == Stage::Waiting {
-            // The arbitrator wakes it.
+            // The arbitrator wakes the job.
             let next = Requeue::Wait(Duration::from_secs(3600));
             return Err(Step {
                 next,
@@ -457,7 +458,7 @@ impl<'a> JobView<'a> {
         }
     }
 
-    /// It waits because of `why`, and says so once, unless something else is said already.
+    /// Waits because of limit `why`. The status records it once, unless it holds another reason.
     fn wait_limited(&self, why: &Why) -> Step {
         let mut status = self.status();
         let message = why.to_string();
@@ -472,7 +473,7 @@ impl<'a> JobView<'a> {
 
     fn reserved(&self) -> Result<Step, Step> {
         if let Some(bound) = self.recorded_bound() {
-            // What was reserved may be gone by now.
+            // The reservation may be gone by now.
             return self.bound(bound, self.reservation_name());
         }
         let reservation = self.reservation()?;
@@ -516,14 +517,14 @@ impl<'a> JobView<'a> {
         making::name(self.job)
     }
 
-    /// Who uses the reservation, if the job says so already.
+    /// Returns the pod that uses the reservation, if the status records it.
     fn recorded_bound(&self) -> Option<&'a ObjectReference> {
         let status = self.job.status.as_ref()?;
         let bound = status::condition(status, conditions::RESERVATION_BOUND)?;
         (bound.status == "True").then_some(status.pod_ref.as_ref())?
     }
 
-    /// The reservation that the job names, which is made first.
+    /// Returns the reservation that the job refers to, which is created first.
     fn reservation(&self) -> Result<&'a Reservation, Step> {
         let options = self.job.spec.reservation_options.as_ref();
         let named = options.and_then(|options| options.reservation_ref.as_ref());
@@ -570,7 +571,7 @@ impl<'a> JobView<'a> {
             .with_event(conditions::RESERVATION_CREATED, message)
     }
 
-    /// The reservation has a node that is not the pod's.
+    /// Checks that the reservation is assigned to a node other than the pod's.
     fn scheduled(&self, reservation: &Reservation) -> Result<(), Step> {
         let state = reservation.status.clone().unwrap_or_default();
         let find = |kind: &str, reason: &str| {
@@ -639,7 +640,7 @@ impl<'a> JobView<'a> {
         Err(step.with_event(conditions::RESERVATION_SCHEDULED, message))
     }
 
-    /// A pod that waited for a node itself has one.
+    /// Completes the job of a pending pod once the pod has a node.
     fn pending_scheduled(&self, reservation: &Reservation) -> Result<Step, Step> {
         let Some(pod) = self.target() else {
             return Err(self.missing_pod());
@@ -675,19 +676,19 @@ impl<'a> JobView<'a> {
         Ok(self.succeeded(format!("Assign Pod {name} to node \"{node}\""), &state))
     }
 
-    /// Somebody else uses the reservation.
+    /// Fails the job because another pod uses the reservation.
     fn taken(&self) -> Step {
         let message = "Reservation is already bound by another Pod";
         self.failed(reasons::FORBIDDEN_MIGRATE_POD, message)
     }
 
-    /// The pod that uses the reservation is ready.
+    /// Completes the job once the pod that uses the reservation is ready.
     fn bound(&self, owner: &ObjectReference, reservation: String) -> Result<Step, Step> {
         let name = format!("{}/{}", text(&owner.namespace), text(&owner.name));
         let status = self.status();
         let known = status::condition(&status, conditions::BOUND_POD_READY);
         if known.is_none_or(|known| known.status != "True") {
-            // As upstream, one that is gone again was ready.
+            // Like in upstream, a pod that is gone again counts as ready.
             if self.bound.is_some_and(|pod| !evicting::is_ready(pod)) {
                 let state = State {
                     kind: conditions::BOUND_POD_READY,

@@ -1,4 +1,4 @@
-//! What a job says of its pod.
+//! Outcome of a move, read from its PodMigrationJob.
 
 use crate::migration::{Stage, stage, status, step};
 use jiff::Timestamp;
@@ -7,14 +7,14 @@ use koord_api::scheduling::pod_migration_job_conditions as conditions;
 use koord_api::scheduling::pod_migration_job_reasons as reasons;
 use koord_api::scheduling::{PodMigrationJob, PodMigrationJobCondition, PodMigrationJobPhase};
 
-/// What became of a pod that was to be moved.
+/// Outcome of a planned move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MoveOutcome {
-    /// Its job has not ended.
+    /// The job has not ended.
     Pending,
-    /// It went; of a pod without a job that is believed.
+    /// The pod was evicted. Assumed for pods that are moved without a job.
     Moved,
-    /// Its job has ended, and it was not evicted.
+    /// The job has ended without evicting the pod.
     Failed,
 }
 
@@ -22,7 +22,7 @@ fn eviction(job: &PodMigrationJob) -> Option<&PodMigrationJobCondition> {
     status::condition(job.status.as_ref()?, conditions::EVICTION)
 }
 
-/// What became of the pod of `job`, which is `there` or is not.
+/// Returns the outcome of `job`; `there` is true if its pod still runs on the source node.
 pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
     if stage(job) != Stage::Ended {
         return MoveOutcome::Pending;
@@ -33,13 +33,13 @@ pub(super) fn from_job(job: &PodMigrationJob, there: bool) -> MoveOutcome {
     }
     match eviction(job) {
         Some(one) if one.status == "True" => MoveOutcome::Moved,
-        // The job says so before it evicts.
+        // The job writes this condition before it evicts the pod.
         Some(one) if one.reason == reasons::EVICTING && !there => MoveOutcome::Moved,
         _ => MoveOutcome::Failed,
     }
 }
 
-/// When the pod of `job` began to go, if it did.
+/// Returns when the eviction of the pod of `job` started; `None` if it did not.
 pub(super) fn evicted_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let eviction = eviction(job)?;
     let goes = eviction.status == "True" || eviction.reason == reasons::EVICTING;
@@ -48,11 +48,11 @@ pub(super) fn evicted_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timest
     Some(status::bounded(job, since.0, now))
 }
 
-/// When `job`, which has failed, did so at the earliest: nothing in it says that exactly.
+/// Returns the earliest possible time at which the failed `job` failed: it does not record the exact time.
 pub(super) fn failed_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timestamp> {
     let state = job.status.as_ref()?;
     if state.reason == reasons::TIMEOUT {
-        // Whoever moves pods for their load says how long that may take.
+        // Strategies that move pods for their load always set a TTL.
         let deadline = step::deadline(job, GoDuration::ZERO)?;
         return Some(status::bounded(job, deadline, now));
     }
@@ -62,7 +62,7 @@ pub(super) fn failed_at(job: &PodMigrationJob, now: Timestamp) -> Option<Timesta
     times.chain(status::created(job, now)).max()
 }
 
-/// Where room for what comes in the place of the pod of `job` is reserved, if it is.
+/// Returns the node on which `job` has reserved resources for the replacement of its pod.
 pub(super) fn reserved_node(job: &PodMigrationJob) -> Option<&str> {
     let node = &job.status.as_ref()?.node_name;
     (!node.is_empty()).then_some(node)

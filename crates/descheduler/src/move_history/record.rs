@@ -1,4 +1,4 @@
-//! What the next leader is told of a move: it stands in the move's job.
+//! Annotation of a PodMigrationJob that records a move for the next leader.
 
 use super::Entry;
 use super::outcome::MoveOutcome;
@@ -11,18 +11,18 @@ use koord_model::resources::{CPU, ResourceTable};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Annotation of a job of a strategy that has a history.
+/// Annotation on jobs of strategies that have a move history.
 const LOAD_MOVE: &str = "descheduler.koordinator.sh/load-move";
 
-/// Its value.
+/// Value of the annotation.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MoveRecord {
-    /// Who makes the pod anew.
+    /// UID of the pod's controller, or the pod's own name without one.
     workload: Arc<str>,
-    /// Where it was.
+    /// Node that the pod is moved from.
     node: Arc<str>,
-    /// Where it is expected.
+    /// Node on which the replacement is expected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     target: Option<Arc<str>>,
     usage: ResourceList,
@@ -32,7 +32,7 @@ struct MoveRecord {
     attempt: u32,
 }
 
-/// Writes `entry` into the job that moves its pod.
+/// Writes `entry` into the annotations of the job that moves its pod.
 pub(super) fn write(entry: &Entry, job: &mut PodMigrationJob, table: &ResourceTable) {
     let quantity = |id, amount| match id {
         CPU => Quantity::from_milli(amount),
@@ -54,12 +54,13 @@ pub(super) fn write(entry: &Entry, job: &mut PodMigrationJob, table: &ResourceTa
     }
 }
 
-/// Whether `job` is one of a strategy that has a history.
+/// Returns true if `job` belongs to a strategy that has a move history.
 pub(super) fn is_in(job: &PodMigrationJob) -> bool {
     annotation(job, LOAD_MOVE).is_some()
 }
 
-/// What stands in `job`, if that is a move. People may have changed it.
+/// Reads the move recorded in `job`. Returns `None` if there is none, or if the annotation is invalid, as
+/// users can edit it.
 pub(super) fn read(job: &PodMigrationJob, table: &ResourceTable, now: Timestamp) -> Option<Entry> {
     let text = annotation(job, LOAD_MOVE)?;
     let record: MoveRecord = match serde_json::from_str(text) {

@@ -1,4 +1,5 @@
-//! The plugin MigrationController: which pods a strategy may move, and the job that moves one.
+//! The plugin MigrationController: filters the pods that strategies may move, and creates the jobs that move
+//! them.
 
 use crate::framework::{Ask, Evictor, Filter, Intent, PluginHandles, Why};
 use crate::migration::args::{Gate, MigrationControllerArgs};
@@ -24,28 +25,28 @@ use std::sync::Arc;
 /// The plugin's name.
 pub const NAME: &str = "MigrationController";
 
-/// What a cycle has found out.
+/// State cached for one snapshot.
 #[derive(Debug, Default)]
 struct CycleCache {
-    /// Which snapshot it is about.
+    /// The snapshot that the cache is for.
     snapshot: Option<SnapshotId>,
     rules: Option<Rules>,
     owned: PodsByOwner,
     migration_counts: MigrationCounts,
     budgets: Budgets,
     fit: Option<Fit>,
-    /// What the plan moves.
+    /// Pods that the plan moves.
     moved: Vec<Arc<PodInfo>>,
 }
 
-/// Tells one snapshot from another.
+/// Identifies a snapshot by address and time.
 type SnapshotId = (usize, Timestamp);
 
 fn snapshot_id(snapshot: &Snapshot) -> SnapshotId {
     (std::ptr::from_ref(snapshot).addr(), snapshot.now)
 }
 
-/// The plugin at both of its extension points. Clones share what they know.
+/// The plugin at both of its extension points. Clones share their state.
 #[derive(Debug, Clone)]
 struct MigrationController {
     shared: Arc<Migrations>,
@@ -74,7 +75,7 @@ impl MigrationController {
                 snapshot: Some(snapshot_id(snapshot)),
                 rules: None,
                 owned: PodsByOwner::new(snapshot),
-                // Nothing is cache of jobs that wait but that they are there.
+                // Waiting jobs count like running ones.
                 migration_counts: MigrationCounts::new(snapshot, |job| stage(job) != Stage::Ended),
                 budgets: Budgets::new(snapshot),
                 fit: None,
@@ -95,7 +96,7 @@ impl MigrationController {
             rules.is_reservable(pod)?;
             rules.is_movable(snapshot, pod)?;
             rules.is_within_limits(snapshot, &cache.owned, &cache.migration_counts, pod)?;
-            // A job could only ask again and again until its time is over.
+            // The job could only retry until its time to live is over.
             if self.evicts(pod) {
                 cache.budgets.check(pod)?;
             }
@@ -114,7 +115,7 @@ impl MigrationController {
         });
     }
 
-    /// Whether `pod` would be evicted in the way that budgets can refuse.
+    /// Returns true if `pod` would be evicted by a policy that budgets can block.
     fn evicts(&self, pod: &PodInfo) -> bool {
         let by_default = Policy::named(&self.shared.args.eviction_policy);
         let by_default = by_default.unwrap_or(Policy::Eviction);
@@ -122,7 +123,7 @@ impl MigrationController {
     }
 }
 
-/// What the nodes of `snapshot` have left without the pods that were `moved`.
+/// Returns the requests per node in `snapshot` without the pods in `moved`.
 fn without(snapshot: &Snapshot, moved: &[Arc<PodInfo>]) -> Fit {
     let mut fit = Fit::new(snapshot);
     for pod in moved {
@@ -198,7 +199,7 @@ impl Evictor for MigrationController {
         if self.shared.args.dry_run {
             return Ok(());
         }
-        // Once more: others may have been put into the plan since the strategy asked.
+        // Repeats the check: other pods may have been planned since the strategy called the filter.
         self.judge(snapshot, pod)
     }
 
@@ -216,7 +217,7 @@ impl Evictor for MigrationController {
 }
 
 impl Migrations {
-    /// The job that moves a pod.
+    /// Builds the job that moves a pod.
     #[must_use]
     pub fn job(&self, snapshot: &Snapshot, ask: &Ask<'_>) -> PodMigrationJob {
         let (pod, args) = (ask.pod, &self.args);
@@ -257,8 +258,9 @@ impl Migrations {
     }
 }
 
-/// A name in the form of a UUID. It follows from the pod and the jobs that it had before: who decides the same twice,
-/// because it has not seen its own job yet or another leader was as fast, makes it once.
+/// Returns a job name in the form of a UUID. It is derived from the pod and its earlier jobs, so that the
+/// same decision made twice, by a process that has not seen its own job yet or by two leaders, creates the
+/// job once.
 fn name(snapshot: &Snapshot, pod: &PodInfo) -> String {
     let before = snapshot.jobs.iter();
     let before = before.filter(|job| job.spec.pod_ref.uid.as_deref() == Some(&*pod.uid));

@@ -1,6 +1,7 @@
-//! Which plugins exist, and profiles made of them.
+//! The plugin registry, and the profiles built from it.
 //!
-//! A plugin is a row: its name, how its arguments are read, and what is built of them. The rows are in `in_tree`.
+//! A plugin is a row: its name, how its arguments are decoded, and how it is built from them. The rows are in
+//! `in_tree`.
 
 mod profile;
 
@@ -15,20 +16,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a plugin may know of the configuration besides its arguments.
+/// What a plugin can read of the configuration in addition to its arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct PluginContext<'a> {
     /// The whole configuration.
     pub config: &'a Configuration,
-    /// The profile's name.
+    /// Name of the profile.
     pub profile: &'a str,
 }
 
-/// Arguments that were read.
+/// Decoded arguments of a plugin.
 pub(crate) struct DecodedArgs {
-    /// With their defaults.
+    /// Arguments with defaults.
     pub(crate) args: Value,
-    /// What values are not allowed.
+    /// Validation result.
     pub(crate) checked: Result<(), String>,
     /// Builds the plugin.
     pub(crate) make: Box<Make>,
@@ -40,7 +41,7 @@ type Read = dyn Fn(&str, Value) -> Result<DecodedArgs, ConfigError> + Send + Syn
 #[derive(Clone)]
 struct Plugin {
     read: Arc<Read>,
-    /// Whether a field that it does not know is a mistake.
+    /// True if an unknown field in selectors or delete options is an error.
     strict: bool,
 }
 
@@ -51,16 +52,16 @@ impl fmt::Debug for Plugin {
     }
 }
 
-/// The plugins that exist.
+/// Registry of plugins.
 #[derive(Debug, Clone, Default)]
 pub struct Registry {
     plugins: BTreeMap<&'static str, Plugin>,
 }
 
 impl Registry {
-    /// Adds a plugin in the place of any of the same name. `A` are its arguments with their defaults, `check` says
-    /// which values are not allowed, `make` builds it. If `strict`, label selectors and delete options in its
-    /// arguments have no unknown fields; `A` itself has to see to its own.
+    /// Adds a plugin, replacing any of the same name. `A` are its arguments with their defaults, `check`
+    /// validates them, `make` builds the plugin. If `strict`, label selectors and delete options in its
+    /// arguments must not have unknown fields; `A` has to check its own fields.
     #[must_use]
     pub fn with<A>(
         mut self,
@@ -89,13 +90,13 @@ impl Registry {
         self
     }
 
-    /// Names of all plugins, sorted.
+    /// Returns the names of all plugins, sorted.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.plugins.keys().copied()
     }
 
-    /// Reads `args` of plugin `name`, which are at `path`. `None` if there is no such plugin: nobody knows what they
-    /// mean then.
+    /// Decodes `args` of plugin `name`, which are at `path`. Returns `None` for an unknown plugin, whose
+    /// arguments cannot be decoded.
     pub(crate) fn read(
         &self,
         name: &str,
@@ -115,7 +116,7 @@ fn kind(plugin: &str) -> String {
     format!("{plugin}Args")
 }
 
-/// Takes `apiVersion` and `kind` out, which may be absent but not be others than the plugin's.
+/// Removes `apiVersion` and `kind`, which may be absent but must otherwise be the plugin's.
 fn without_type(plugin: &str, path: &str, args: &Value) -> Result<Value, ConfigError> {
     let mut members = match args {
         Value::Null => Map::new(),

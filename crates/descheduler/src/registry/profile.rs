@@ -1,4 +1,4 @@
-//! From a configuration to profiles that run.
+//! Builds runnable profiles from a configuration.
 
 use super::{DecodedArgs, PluginContext, Registry};
 use crate::config::{
@@ -9,18 +9,18 @@ use crate::framework::{EvictionBackoff, Framework, Limits, PluginHandles, Profil
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A configuration with everything spelled out, and what is needed to run it.
+/// A configuration with all defaults filled in, and its decoded plugin arguments.
 pub struct Completed {
-    /// As a file would have to say it: each extension point with what is on, the arguments of each plugin with their
-    /// defaults.
+    /// The configuration with the enabled plugins of each extension point and the arguments of each plugin
+    /// listed explicitly.
     pub config: Configuration,
-    /// In the order of the configuration.
+    /// Profiles in the order of the configuration.
     pub profiles: Vec<CompletedProfile>,
-    /// What is said and has no effect.
+    /// Messages about settings that have no effect.
     pub notes: Vec<String>,
 }
 
-/// One profile, and the plugins that it needs.
+/// A profile and the plugins that it uses.
 pub struct CompletedProfile {
     at: usize,
     plugins: BTreeMap<String, DecodedArgs>,
@@ -43,11 +43,11 @@ impl std::fmt::Debug for CompletedProfile {
 }
 
 impl Registry {
-    /// Spells `config` out: which plugins are on, and their arguments.
+    /// Completes `config`: resolves the enabled plugins and decodes their arguments.
     ///
     /// # Errors
-    /// A plugin that is on does not exist or is there twice, no or more than one plugin evicts, or a plugin does not
-    /// like its arguments.
+    /// Returns an error if an enabled plugin does not exist or is listed twice, if not exactly one plugin
+    /// evicts, or if plugin arguments are invalid.
     pub fn complete(&self, mut config: Configuration) -> Result<Completed, ConfigError> {
         let mut notes = Vec::new();
         let mut profiles = Vec::new();
@@ -103,7 +103,7 @@ impl Registry {
             let is_on = on.contains(name);
             match &read.checked {
                 Ok(()) => {}
-                // As upstream, which looks at other plugins' only when it builds them.
+                // Like upstream, which validates the arguments of other plugins only when it builds them.
                 Err(problem) if is_on || name == MIGRATION_CONTROLLER => {
                     return refuse(path, problem);
                 }
@@ -156,10 +156,11 @@ impl Registry {
 }
 
 impl Completed {
-    /// Builds every plugin that is on, once for each profile.
+    /// Builds every enabled plugin, once for each profile.
     ///
     /// # Errors
-    /// A plugin does not do what the profile wants of it, or cannot be built.
+    /// Returns an error if a plugin does not implement an extension point at which the profile enables it, or
+    /// cannot be built.
     pub fn build(self) -> Result<Framework, ConfigError> {
         let config = &self.config;
         let limits = Limits {
@@ -223,7 +224,7 @@ impl CompletedProfile {
     }
 }
 
-/// What the plugins of `set` do at extension point `point`.
+/// Takes the implementations of the plugins of `set` at extension point `point`.
 fn taken<T>(
     path: &str,
     point: &str,

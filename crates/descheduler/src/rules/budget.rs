@@ -1,4 +1,4 @@
-//! What disruption budgets leave.
+//! How many disruptions PodDisruptionBudgets still allow.
 
 use super::Why;
 use crate::state::{PodInfo, Snapshot};
@@ -7,23 +7,23 @@ use koord_api::selector;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
-/// One budget.
+/// One PodDisruptionBudget.
 #[derive(Debug, Clone)]
 struct Budget {
     name: String,
     selector: LabelSelector,
-    /// How many more pods may be disrupted; `None` when its controller has not said so of it as it is now.
+    /// Remaining disruptions; `None` if the status is older than the current generation.
     left: Option<i32>,
 }
 
-/// The budgets of a namespace. There may be as many of them as workloads: each is found by one of the labels that its
-/// selector asks for, the one that fewest others ask for too.
+/// The budgets of a namespace. There may be as many as workloads, so each is indexed by the rarest label that
+/// its selector requires.
 #[derive(Debug, Clone, Default)]
 struct Namespace {
     budgets: Vec<Budget>,
-    /// By label and value: places of budgets.
+    /// Indexes of budgets by label and value.
     by_label: FxHashMap<String, FxHashMap<String, Vec<usize>>>,
-    /// Places of those that ask for no label by name and value.
+    /// Indexes of budgets whose selector requires no label by name and value.
     others: Vec<usize>,
 }
 
@@ -54,7 +54,7 @@ impl Namespace {
         }
     }
 
-    /// Places of those that select `pod`, in order.
+    /// Returns the indexes of the budgets that select `pod`, in order.
     fn matching(&self, pod: &PodInfo) -> Vec<usize> {
         let labels = pod.shape.labels.iter();
         let named = labels.filter_map(|(label, value)| self.by_label.get(label)?.get(value));
@@ -69,13 +69,13 @@ impl Namespace {
     }
 }
 
-/// What a pod has to have, by name and value.
+/// Returns the labels that a selector requires by name and value.
 fn labels(selector: &LabelSelector) -> impl Iterator<Item = (&str, &str)> {
     let labels = selector.match_labels.iter().flatten();
     labels.map(|(label, value)| (label.as_str(), value.as_str()))
 }
 
-/// What the budgets of a snapshot leave, and less with each pod that is counted.
+/// Remaining disruptions of the budgets in a snapshot, reduced by each counted pod.
 #[derive(Debug, Clone, Default)]
 pub struct Budgets {
     by_namespace: FxHashMap<String, Namespace>,
@@ -83,7 +83,7 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// As they stand.
+    /// Builds the index from the current state of the budgets.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
         let mut by_namespace = FxHashMap::<String, Vec<Budget>>::default();
@@ -111,10 +111,11 @@ impl Budgets {
         }
     }
 
-    /// Whether budgets would let `pod` be evicted. Of a pod that is not ready that is not known here.
+    /// Checks whether budgets allow `pod` to be evicted. Pods that are not ready always pass, as the answer
+    /// depends on more than is known here.
     ///
     /// # Errors
-    /// They would not: the API server would refuse it, however often it is asked.
+    /// Returns the budget that forbids it: the API server would refuse the eviction on every attempt.
     pub fn check(&self, pod: &PodInfo) -> Result<(), Why> {
         if !pod.is_ready() {
             return Ok(());
@@ -138,7 +139,7 @@ impl Budgets {
         }
     }
 
-    /// `pod` goes; once for each pod.
+    /// Counts the eviction of `pod` against its budgets; each pod counts once.
     pub fn count(&mut self, pod: &PodInfo) {
         if !pod.is_ready() || !self.counted.insert(pod.uid.clone()) {
             return;

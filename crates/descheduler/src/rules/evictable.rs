@@ -7,42 +7,42 @@ use crate::state::{Phase, PodInfo};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use koord_api::selector;
 
-/// Annotation of pods that want to be moved whatever the rules say; any value.
+/// Annotation of pods that request their eviction in spite of all rules; any value counts.
 pub const EVICT: &str = "descheduler.alpha.kubernetes.io/evict";
-/// From this priority on, the system needs the pod.
+/// Lowest priority of system-critical pods.
 pub const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 const MIRROR: &str = "kubernetes.io/config.mirror";
 const SOURCE: &str = "kubernetes.io/config.source";
 
-/// What makes pods stay. The default is upstream's of `MigrationControllerArgs`.
+/// Rules that protect pods from eviction. The default is upstream's default of `MigrationControllerArgs`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Evictable {
-    /// Pods that nobody owns may go once they failed.
+    /// Pods without an owner may be evicted once they failed.
     pub evict_failed_bare_pods: bool,
-    /// Pods that nobody owns may go.
+    /// Pods without an owner may be evicted.
     pub evict_all_bare_pods: bool,
-    /// Pods may go whatever their priority is; `priority_threshold` does not count then.
+    /// Pods of any priority may be evicted; `priority_threshold` has no effect then.
     pub evict_system_critical_pods: bool,
-    /// Pods with a `hostPath` or an `emptyDir` may go.
+    /// Pods with a `hostPath` or an `emptyDir` volume may be evicted.
     pub evict_local_storage_pods: bool,
-    /// Pods of a DaemonSet may go.
+    /// Pods of a DaemonSet may be evicted.
     pub evict_daemon_set_pods: bool,
-    /// Pods with a PersistentVolumeClaim stay.
+    /// Pods with a PersistentVolumeClaim are protected.
     pub ignore_pvc_pods: bool,
-    /// Pods of this priority and above stay.
+    /// Pods of this priority and above are protected.
     pub priority_threshold: Option<i32>,
-    /// Only pods that it selects may go.
+    /// Only pods that this selector matches may be evicted.
     pub label_selector: Option<LabelSelector>,
 }
 
-/// Whether `pod` is to be moved whatever else the rules say: it has the annotation [`EVICT`], and moving it would
-/// not be useless. A mirror or static pod comes back to its node, one that is being deleted goes already.
+/// Returns true if `pod` has the annotation [`EVICT`], which overrides all other rules, and moving it is not
+/// pointless. A mirror or static pod would return to its node, and a pod being deleted is leaving already.
 #[must_use]
 pub fn overrides(pod: &PodInfo) -> bool {
     pod.annotation(EVICT).is_some() && useless(pod).is_none()
 }
 
-/// Why it would make no sense to move `pod`.
+/// Returns why moving `pod` would be pointless.
 fn useless(pod: &PodInfo) -> Option<Why> {
     if pod.annotation(MIRROR).is_some() {
         return Some(Why::new("Mirror", "a mirror of a static pod stays"));
@@ -59,10 +59,10 @@ fn useless(pod: &PodInfo) -> Option<Why> {
 }
 
 impl Evictable {
-    /// Whether `pod` may go.
+    /// Checks whether `pod` may be evicted.
     ///
     /// # Errors
-    /// The first rule that keeps it.
+    /// Returns the first rule that protects the pod.
     pub fn check(&self, pod: &PodInfo) -> Result<(), Why> {
         if let Some(why) = useless(pod) {
             return Err(why);

@@ -1,5 +1,5 @@
-//! Whether a pod fits a node: what its spec says of nodes, and what the node has left. Less than a scheduler asks:
-//! neither other pods' affinity nor ports, volumes, devices, quotas or load.
+//! Whether a pod fits a node by its scheduling constraints and the node's free resources. Fewer checks than a
+//! scheduler makes: inter-pod affinity, ports, volumes, devices, quotas and load are ignored.
 //!
 //! Source: Koordinator `pkg/descheduler/node`.
 
@@ -11,18 +11,18 @@ use rustc_hash::FxHashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// One thing about a node that a pod does not get along with.
+/// A reason why a pod does not fit a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FitError {
-    /// `nodeSelector` or required node affinity.
+    /// `nodeSelector` or required node affinity does not match.
     NodeSelector,
-    /// A taint with this key.
+    /// The pod does not tolerate a taint with this key.
     Taint(String),
-    /// There is not enough left of this resource.
+    /// Not enough free capacity of this resource.
     Insufficient(Arc<str>),
-    /// It takes no pods.
+    /// The node is unschedulable.
     Unschedulable,
-    /// What the pod asks for cannot be read.
+    /// The pod's resource requests are invalid.
     Malformed,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for FitError {
     }
 }
 
-/// What the nodes of a snapshot have left, and who fits.
+/// Requested resources of the nodes of a snapshot, to check which pods fit.
 #[derive(Debug, Clone)]
 pub struct Fit {
     table: Arc<ResourceTable>,
@@ -46,7 +46,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Adds up what the pods of each node ask for that have not ended.
+    /// Sums up the requests of the pods on each node that have not ended.
     #[must_use]
     pub fn new(snapshot: &Snapshot) -> Self {
         let mut requested = FxHashMap::<Arc<str>, Amounts>::default();
@@ -64,29 +64,29 @@ impl Fit {
         Self { table, requested }
     }
 
-    /// From now on `pod` counts on `node` too.
+    /// Adds the requests of `pod` to `node`.
     pub fn add(&mut self, pod: &PodInfo, node: &Arc<str>) {
         let of_node = self.requested.entry(node.clone()).or_default();
         of_node.add_all(&pod.shape.requests);
     }
 
-    /// From now on `pod` does not count on `node`, on which it did.
+    /// Subtracts the requests of `pod` from `node`, to which they were added before.
     pub fn remove(&mut self, pod: &PodInfo, node: &str) {
         if let Some(of_node) = self.requested.get_mut(node) {
             of_node.sub_all(&pod.shape.requests);
         }
     }
 
-    /// What the pods of `node` ask for.
+    /// Returns the total requests of the pods on `node`.
     #[must_use]
     pub fn requested(&self, node: &str) -> Option<&Amounts> {
         self.requested.get(node)
     }
 
-    /// Whether `pod` fits `node`.
+    /// Checks whether `pod` fits `node`.
     ///
     /// # Errors
-    /// Everything that it does not get along with.
+    /// Returns every reason why it does not fit.
     pub fn fits(&self, pod: &PodInfo, node: &NodeInfo) -> Result<(), Vec<FitError>> {
         let mut misfits = Vec::new();
         self.each(&pod.shape, node, |misfit| {
@@ -100,7 +100,7 @@ impl Fit {
         }
     }
 
-    /// As [`Fit::fits`], without reasons.
+    /// Returns true if `pod` fits `node`, like [`Fit::fits`] without reasons.
     #[must_use]
     pub fn can_place(&self, pod: &PodInfo, node: &NodeInfo) -> bool {
         let mut fits = true;
@@ -111,13 +111,13 @@ impl Fit {
         fits
     }
 
-    /// Whether `pod` fits any of `nodes`.
+    /// Returns true if `pod` fits any of `nodes`.
     #[must_use]
     pub fn any(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
         nodes.iter().any(|node| self.can_place(pod, node))
     }
 
-    /// Whether `pod` fits any of `nodes` other than its own.
+    /// Returns true if `pod` fits any of `nodes` other than its own.
     #[must_use]
     pub fn any_other(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> bool {
         let own = |node: &NodeInfo| pod.node.as_ref() == Some(&node.name);
@@ -126,7 +126,7 @@ impl Fit {
             .any(|node| !own(node) && self.can_place(pod, node))
     }
 
-    /// Why `pod` fits none of `nodes` other than its own: `3 insufficient cpu, 1 unschedulable`.
+    /// Explains why `pod` fits none of `nodes` other than its own: `3 insufficient cpu, 1 unschedulable`.
     #[must_use]
     pub fn reasons(&self, pod: &PodInfo, nodes: &[Arc<NodeInfo>]) -> String {
         let mut counts = std::collections::BTreeMap::<String, usize>::new();
@@ -148,7 +148,7 @@ impl Fit {
         }
     }
 
-    /// Tells `found` of each misfit until it has heard enough.
+    /// Calls `found` for each error until it returns false.
     fn each(
         &self,
         shape: &Shape,
@@ -180,8 +180,8 @@ impl Fit {
     }
 }
 
-/// Whether [`Fit`] says the same of pods of either shape, whatever the node: they ask for the same, and say the same of
-/// nodes.
+/// Returns true if [`Fit`] gives equal results for pods of both shapes on every node: their requests and node
+/// constraints are equal.
 #[must_use]
 pub fn same_requirements(a: &Shape, b: &Shape) -> bool {
     a.requests == b.requests
@@ -191,7 +191,7 @@ pub fn same_requirements(a: &Shape, b: &Shape) -> bool {
         && required(a) == required(b)
 }
 
-/// Required node affinity.
+/// Returns the required node affinity.
 fn required(shape: &Shape) -> Option<&NodeSelector> {
     let affinity = shape.affinity.as_ref()?.node_affinity.as_ref()?;
     affinity
@@ -199,7 +199,7 @@ fn required(shape: &Shape) -> Option<&NodeSelector> {
         .as_ref()
 }
 
-/// Whether `nodeSelector` and required node affinity allow `node`.
+/// Returns true if `nodeSelector` and required node affinity match `node`.
 #[must_use]
 pub fn allows(shape: &Shape, node: &NodeInfo) -> bool {
     let mut selector = shape.node_selector.iter();

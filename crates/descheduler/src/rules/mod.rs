@@ -1,5 +1,5 @@
-//! Rules that several plugins share: who may be moved at all, where a pod fits, who goes first, what disruption
-//! budgets leave, and whom a plugin is about.
+//! Rules that several plugins share: which pods may be moved, where a pod fits, eviction order, disruption
+//! budgets, and pod selection by arguments.
 
 mod budget;
 mod evictable;

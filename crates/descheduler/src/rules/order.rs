@@ -1,4 +1,4 @@
-//! Who goes first.
+//! Eviction order of pods.
 //!
 //! Source: Koordinator `pkg/descheduler/utils/sorter`.
 
@@ -10,10 +10,10 @@ use koord_api::qos::{self, KubeQos, QosClass};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Annotation by which whoever scales a workload down chooses: the lowest goes first.
+/// Annotation by which a controller chooses the pod to delete when it scales down: the lowest cost first.
 pub const DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 
-/// How much a pod matters: who matters less goes first. Fields are compared in their order.
+/// Importance of a pod: less important pods are evicted first. Fields are compared in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Urgency {
     /// Koordinator's priority class with default: free, batch, mid, prod, none.
@@ -22,16 +22,16 @@ pub struct Urgency {
     pub priority: i32,
     /// Kubernetes' QoS class: BestEffort, Burstable, Guaranteed.
     pub kube_qos: u8,
-    /// Koordinator's QoS class with default: BE, LS, LSR, LSE and SYSTEM alike, none.
+    /// Koordinator's QoS class with default: BE, LS, LSR, then LSE and SYSTEM as equals, none.
     pub qos: u8,
-    /// Annotation `controller.kubernetes.io/pod-deletion-cost`; what is no number is 0.
+    /// Annotation `controller.kubernetes.io/pod-deletion-cost`; an invalid number counts as 0.
     pub deletion_cost: i32,
-    /// Annotation `scheduling.koordinator.sh/eviction-cost`; what is no number is 0.
+    /// Annotation `scheduling.koordinator.sh/eviction-cost`; an invalid number counts as 0.
     pub eviction_cost: i32,
 }
 
 impl Urgency {
-    /// Of `pod`.
+    /// Returns the urgency of `pod`.
     #[must_use]
     pub fn from_pod(pod: &PodInfo) -> Self {
         let shape = &*pod.shape;
@@ -72,13 +72,13 @@ impl Urgency {
     }
 }
 
-/// Sorts `pods` so that who goes first is first: by [`Urgency`], then the newest, then by name, the last one first,
-/// which of a StatefulSet is the one that would go first by itself.
+/// Sorts `pods` into eviction order: by [`Urgency`], then newest first, then by name in descending order,
+/// which for a StatefulSet is the pod that a scale-down would remove first.
 pub fn sort(pods: &mut [Arc<PodInfo>]) {
     sort_by(pods, |_, _| Ordering::Equal);
 }
 
-/// As [`sort`]; among pods of the same urgency `extra` has the first say.
+/// Sorts like [`sort`], but `extra` decides first among pods of equal urgency.
 pub fn sort_by(
     pods: &mut [Arc<PodInfo>],
     extra: impl Fn(&Arc<PodInfo>, &Arc<PodInfo>) -> Ordering,

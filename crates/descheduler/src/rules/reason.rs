@@ -1,33 +1,34 @@
-//! Why a rule keeps a pod where it is.
+//! The reason why a rule keeps a pod on its node.
 
 use std::borrow::Cow;
 
-/// Why a pod stays: the rule, and what about the pod it does not like.
+/// The rule that keeps a pod on its node, and the detail that it objects to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{rule}: {detail}")]
 pub struct Why {
-    /// Name of the rule, such as `OwnedByDaemonSet` or `MaxMigratingPerNode`: a value of a metric's label, so there are
-    /// few of them.
+    /// Name of the rule, such as `OwnedByDaemonSet` or `MaxMigratingPerNode`. Used as a metric label, so
+    /// there are only a few.
     pub rule: &'static str,
-    /// For people.
+    /// Explanation for users.
     pub detail: Cow<'static, str>,
 }
 
 impl Why {
-    /// A reason.
+    /// Builds a reason from rule and detail.
     pub fn new(rule: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         let detail = detail.into();
         Self { rule, detail }
     }
 
-    /// Whether the pod may go by itself when other moves are over, though nothing about it changes.
+    /// Returns true if the pod may become evictable without changing itself, for example when other moves
+    /// end.
     #[must_use]
     pub fn is_temporary(&self) -> bool {
         TEMPORARY.contains(&self.rule)
     }
 }
 
-/// Rules of the moment.
+/// Rules that depend on the current state of other moves.
 const TEMPORARY: [&str; 11] = [
     "ExistingJob",
     "MaxMigratingGlobally",

@@ -1,4 +1,4 @@
-//! Which pods a plugin is about, as far as its arguments say so.
+//! Which pods the arguments of a plugin select.
 
 use super::Why;
 use crate::state::PodInfo;
@@ -7,14 +7,14 @@ use koord_api::selector;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Namespaces by name: only those of `include`, or all but those of `exclude`.
+/// Namespaces by name: only those in `include`, or all except those in `exclude`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Namespaces {
-    /// Only these.
+    /// Only these namespaces.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub include: Vec<String>,
-    /// None of these.
+    /// All except these namespaces.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
 }
@@ -23,28 +23,29 @@ pub struct Namespaces {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodSelector {
-    /// What people call it.
+    /// Name for users.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// By labels; every pod without one.
+    /// Label selector; every pod matches without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
 }
 
-/// What `evictableNamespaces` and `podSelectors` of a plugin leave.
+/// Pod selection by `evictableNamespaces` and `podSelectors` of a plugin.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Choice {
-    /// All without them.
+    /// Namespaces; all without a value.
     pub namespaces: Option<Namespaces>,
-    /// Any of these, passing over entries without a selector as upstream does; all pods if nothing is left.
+    /// Alternatives, of which one must match. Entries without a selector are skipped, like in upstream; all
+    /// pods match if none remains.
     pub selectors: Vec<PodSelector>,
 }
 
 impl Namespaces {
-    /// Whether they can be meant; `field` is their name.
+    /// Validates the lists; `field` is the name to report.
     ///
     /// # Errors
-    /// Both lists are given.
+    /// Returns an error if both lists are set.
     pub fn check(&self, field: &str) -> Result<(), String> {
         if self.include.is_empty() || self.exclude.is_empty() {
             return Ok(());
@@ -55,7 +56,7 @@ impl Namespaces {
         ))
     }
 
-    /// Whether `namespace` is one of them.
+    /// Returns true if `namespace` is selected.
     #[must_use]
     pub fn allow(&self, namespace: &str) -> bool {
         let listed = |list: &[String]| list.iter().any(|listed| listed == namespace);
@@ -64,7 +65,7 @@ impl Namespaces {
 }
 
 impl PodSelector {
-    /// Whether `pod` is selected; a selector that cannot be evaluated selects nothing.
+    /// Returns true if `pod` is selected; an invalid selector selects nothing.
     #[must_use]
     pub fn selects(&self, pod: &PodInfo) -> bool {
         self.selector
@@ -74,10 +75,10 @@ impl PodSelector {
 }
 
 impl Choice {
-    /// Whether it can be meant.
+    /// Validates namespaces and selectors.
     ///
     /// # Errors
-    /// Both lists of namespaces are given, or a selector cannot be evaluated.
+    /// Returns an error if both namespace lists are set or a selector is invalid.
     pub fn check(&self) -> Result<(), String> {
         if let Some(namespaces) = &self.namespaces {
             namespaces.check("evictableNamespaces")?;
@@ -92,10 +93,10 @@ impl Choice {
         Ok(())
     }
 
-    /// Whether `pod` is chosen.
+    /// Checks whether `pod` is selected.
     ///
     /// # Errors
-    /// It is not, and why.
+    /// Returns the argument that excludes the pod.
     pub fn admits(&self, pod: &PodInfo) -> Result<(), Why> {
         if let Some(namespaces) = &self.namespaces
             && !namespaces.allow(&pod.namespace)

@@ -1,4 +1,4 @@
-//! What is known of the cluster when a cycle begins.
+//! Snapshot of the cluster on which a cycle runs.
 
 mod node;
 mod pod;
@@ -20,54 +20,55 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Everything a cycle may look at. It does not change while the cycle runs.
+/// Everything that a cycle can read. It does not change while the cycle runs.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Now.
+    /// Time of the snapshot.
     pub now: Timestamp,
-    /// The numbers of all resources that are named below.
+    /// Table with the ids of all resources in the snapshot.
     pub table: Arc<ResourceTable>,
-    /// By name.
+    /// Nodes sorted by name.
     pub nodes: Vec<Arc<NodeInfo>>,
-    /// All pods, also those without a node and those that ended: by namespace and name.
+    /// All pods, including those without a node and those that ended, sorted by namespace and name.
     pub pods: Vec<Arc<PodInfo>>,
-    /// What nodes use, by the node's name.
+    /// Usage by node name.
     pub usage: FxHashMap<Arc<str>, Arc<NodeUsage>>,
-    /// Jobs of every phase, by name.
+    /// Jobs in every phase, sorted by name.
     pub jobs: Vec<Arc<PodMigrationJob>>,
-    /// Who controls pods, by UID; only those that somebody was asked about.
+    /// Workloads by the UID of the controller; only those that were looked up.
     pub workloads: FxHashMap<Arc<str>, Workload>,
-    /// All budgets.
+    /// All PodDisruptionBudgets.
     pub budgets: Vec<Arc<PodDisruptionBudget>>,
-    /// Storage classes of PersistentVolumeClaims, by namespace and name; only if somebody asks about them.
+    /// Storage classes of PersistentVolumeClaims, by namespace and name; empty unless a filter reads them.
     pub storage_classes: FxHashMap<(Arc<str>, Arc<str>), String>,
-    /// Labels of namespaces.
+    /// Labels of namespaces by name.
     pub namespaces: FxHashMap<Arc<str>, BTreeMap<String, String>>,
-    /// Values of PriorityClasses.
+    /// Values of PriorityClasses by name.
     pub priority_classes: BTreeMap<String, i32>,
     on_node: FxHashMap<Arc<str>, Vec<usize>>,
 }
 
-/// Who controls pods.
+/// The workload that controls a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Workload {
-    /// It exists.
+    /// The workload exists.
     Known {
-        /// `spec.replicas`; of a Job its parallelism.
+        /// `spec.replicas`, or `spec.parallelism` of a Job.
         replicas: i64,
-        /// UIDs of who its pods are controlled by: itself, of a Deployment its ReplicaSets.
+        /// UIDs of the controllers of its pods: the workload itself, or the ReplicaSets of a Deployment.
         controllers: Vec<Arc<str>>,
-        /// Whether it is being deleted.
+        /// True if it is being deleted.
         deleting: bool,
     },
-    /// Nobody can say how many replicas it wants: it is gone, or its kind has no scale.
+    /// The number of replicas cannot be determined: the workload does not exist, or its kind has no scale
+    /// subresource.
     Unresolved,
-    /// It could not be asked about.
+    /// The lookup failed.
     Error(String),
 }
 
 impl Snapshot {
-    /// A cluster without anything.
+    /// Returns a snapshot of an empty cluster.
     #[must_use]
     pub fn empty(now: Timestamp, table: Arc<ResourceTable>) -> Self {
         Self {
@@ -86,7 +87,7 @@ impl Snapshot {
         }
     }
 
-    /// With these nodes and pods, in any order.
+    /// Sets nodes and pods, which may be in any order.
     #[must_use]
     pub fn with(mut self, mut nodes: Vec<Arc<NodeInfo>>, mut pods: Vec<Arc<PodInfo>>) -> Self {
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
@@ -101,32 +102,32 @@ impl Snapshot {
         self
     }
 
-    /// The pods of a node in every phase, by namespace and name.
+    /// Returns the pods of a node in every phase, sorted by namespace and name.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<PodInfo>> {
         let on = self.on_node.get(node).map_or(&[][..], Vec::as_slice);
         on.iter().filter_map(|at| self.pods.get(*at))
     }
 
-    /// The pods of a node that have not ended.
+    /// Returns the pods of a node that have not ended.
     pub fn active_on(&self, node: &str) -> impl Iterator<Item = &Arc<PodInfo>> {
         self.pods_on(node).filter(|pod| pod.is_active())
     }
 
-    /// The node of this name.
+    /// Returns the node of this name.
     #[must_use]
     pub fn node(&self, name: &str) -> Option<&Arc<NodeInfo>> {
         let at = self.nodes.binary_search_by(|node| (*node.name).cmp(name));
         self.nodes.get(at.ok()?)
     }
 
-    /// The job of this name.
+    /// Returns the job of this name.
     #[must_use]
     pub fn job(&self, name: &str) -> Option<&Arc<PodMigrationJob>> {
         let name_of = |job: &Arc<PodMigrationJob>| job.metadata.name.as_deref().cmp(&Some(name));
         self.jobs.get(self.jobs.binary_search_by(name_of).ok()?)
     }
 
-    /// The pod of this name.
+    /// Returns the pod of this name.
     #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Arc<PodInfo>> {
         let order = |pod: &Arc<PodInfo>| (&*pod.namespace, &*pod.name).cmp(&(namespace, name));

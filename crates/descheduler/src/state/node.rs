@@ -1,4 +1,4 @@
-//! A node as the descheduler sees it.
+//! The descheduler's representation of a node.
 
 use k8s_openapi::api::core::v1::{Node, Taint};
 use koord_api::annotations::NODE_RAW_ALLOCATABLE;
@@ -7,7 +7,7 @@ use koord_model::resources::{Amounts, ResourceTable, amount};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What of a node is kept.
+/// The fields of a node that the descheduler uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeInfo {
     /// `metadata.name`.
@@ -22,19 +22,20 @@ pub struct NodeInfo {
     pub taints: Vec<Taint>,
     /// `spec.unschedulable`.
     pub unschedulable: bool,
-    /// Whether condition `Ready` is `True`, or absent.
+    /// True if condition `Ready` is `True` or absent.
     pub ready: bool,
     /// `status.allocatable`.
     pub allocatable: Amounts,
-    /// The annotation `node.koordinator.sh/raw-allocatable`, or `status.allocatable` without a valid one: usage in
-    /// percent is of this.
+    /// The annotation `node.koordinator.sh/raw-allocatable`, or `status.allocatable` without a valid one.
+    /// Usage percentages refer to it.
     pub raw_allocatable: Amounts,
-    /// What could not be read, naming field and value.
+    /// Fields that could not be parsed, with their values.
     pub problems: Vec<String>,
 }
 
 impl NodeInfo {
-    /// Reads `node`, numbering its resources in `table`. What cannot be read is left out and said in `problems`.
+    /// Converts `node`, interning its resource names in `table`. Fields that cannot be parsed are omitted and
+    /// listed in `problems`.
     #[must_use]
     pub fn new(node: Node, table: &ResourceTable) -> Self {
         let mut problems = Vec::new();
@@ -78,14 +79,14 @@ impl NodeInfo {
         }
     }
 
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.labels.get(key).map(String::as_str)
     }
 }
 
-/// `list` with the numbers of `table`: CPU in milli, everything else in units.
+/// Converts `list` to amounts with the resource ids of `table`: CPU in milli-cores, all others in units.
 pub(crate) fn amounts(list: &ResourceList, table: &ResourceTable) -> Amounts {
     let mut out = Amounts::new();
     for (name, quantity) in list {

@@ -1,5 +1,5 @@
-//! A pod as the descheduler sees it: a hundred thousand of them are kept, so what the pods of one workload have in
-//! common is kept once.
+//! The descheduler's representation of a pod. As there may be a hundred thousand of them, what the pods of a
+//! workload have in common is stored once.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-/// A pod that cannot be looked at.
+/// A pod that cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
-    /// Every pod of an API server has it.
+    /// A field is missing that every pod of an API server has.
     #[error("{0} is missing")]
     Missing(&'static str),
 }
@@ -37,7 +37,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As in the object.
+    /// Returns the phase as in the object.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -75,20 +75,20 @@ pub enum ContainerKind {
 /// `state` of a container's status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContainerState {
-    /// Waits, with `reason`.
+    /// The container waits, with `reason`.
     Waiting(Box<str>),
-    /// Runs.
+    /// The container runs.
     Running,
-    /// Ended, with `reason`.
+    /// The container ended, with `reason` and exit code.
     Terminated(Box<str>, i32),
-    /// Nothing is said.
+    /// The status has no state.
     Unknown,
 }
 
 /// Status of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerInfo {
-    /// Which list it is in.
+    /// List that the container is in.
     pub kind: ContainerKind,
     /// `restartCount`.
     pub restarts: i32,
@@ -107,31 +107,31 @@ pub struct Owner {
     pub name: Box<str>,
     /// `uid`.
     pub uid: Arc<str>,
-    /// Whether it is the one that controls the pod.
+    /// True if it is the controller of the pod.
     pub controller: bool,
 }
 
-/// What of `spec.volumes` matters to whoever moves pods.
+/// The properties of `spec.volumes` that matter to moving the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Claims {
-    /// Whether there is a `hostPath` or `emptyDir`: data that does not move.
+    /// True if there is a `hostPath` or `emptyDir` volume, whose data does not move.
     pub local: bool,
     /// Names of PersistentVolumeClaims.
     pub claims: Vec<Box<str>>,
-    /// Whether there is a generic ephemeral volume.
+    /// True if there is a generic ephemeral volume.
     pub ephemeral: bool,
 }
 
-/// What pods of one workload have in common.
+/// Properties that the pods of one workload have in common.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// What the pod asks for, init containers and overhead included: CPU in milli, everything else in units.
+    /// Requests of the pod, including init containers and overhead: CPU in milli-cores, all others in units.
     pub requests: Amounts,
-    /// What its main containers alone ask for.
+    /// Requests of the main containers only.
     pub main_requests: Amounts,
-    /// An amount that is no quantity, with its field; the pod then counts as asking for nothing.
+    /// An invalid quantity, with its field; the pod then counts as requesting nothing.
     pub malformed: Option<String>,
     /// `spec.priority`.
     pub priority: Option<i32>,
@@ -159,11 +159,11 @@ pub struct Shape {
     pub images: Vec<String>,
     /// Host ports, sorted.
     pub host_ports: Vec<(Box<str>, i32)>,
-    /// Whether there are `spec.resourceClaims`.
+    /// True if there are `spec.resourceClaims`.
     pub resource_claims: bool,
 }
 
-/// What of a pod is kept.
+/// The fields of a pod that the descheduler uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodInfo {
     /// `metadata.namespace`.
@@ -176,11 +176,11 @@ pub struct PodInfo {
     pub resource_version: Option<String>,
     /// `metadata.creationTimestamp`.
     pub created: Timestamp,
-    /// Whether it is being deleted.
+    /// True if the pod is being deleted.
     pub deleting: bool,
     /// `metadata.ownerReferences`.
     pub owners: Vec<Owner>,
-    /// Those of `metadata.annotations` that [`kept_annotation`] names.
+    /// The `metadata.annotations` for which [`kept_annotation`] returns true.
     pub annotations: BTreeMap<Box<str>, Box<str>>,
     /// `spec.nodeName`.
     pub node: Option<Arc<str>>,
@@ -194,11 +194,11 @@ pub struct PodInfo {
     pub conditions: Vec<Condition>,
     /// Statuses of all containers.
     pub containers: Vec<ContainerInfo>,
-    /// What it has in common with others.
+    /// Properties shared with the other pods of its workload.
     pub shape: Arc<Shape>,
 }
 
-/// Whether whoever moves pods reads this annotation.
+/// Returns true if the descheduler reads this annotation.
 #[must_use]
 pub fn kept_annotation(key: &str) -> bool {
     key.starts_with("descheduler.alpha.kubernetes.io/")
@@ -215,10 +215,10 @@ pub fn kept_annotation(key: &str) -> bool {
 }
 
 impl PodInfo {
-    /// Reads `pod`. Its shape is looked up in `shapes`.
+    /// Converts `pod`, interning its shape in `shapes`.
     ///
     /// # Errors
-    /// A part that every pod of an API server has is missing.
+    /// Returns an error if a field is missing that every pod of an API server has.
     pub fn new(pod: Pod, shapes: &Shapes) -> Result<Self, PodError> {
         let shape = shapes.intern(&pod);
         let meta = pod.metadata;
@@ -283,38 +283,38 @@ impl PodInfo {
         })
     }
 
-    /// Whether it is of class prod.
+    /// Returns true if the pod is of priority class prod.
     #[must_use]
     pub fn is_prod(&self) -> bool {
         self.shape.class == PriorityClass::Prod
     }
 
-    /// Whether it has not ended.
+    /// Returns true if the pod has not ended.
     #[must_use]
     pub fn is_active(&self) -> bool {
         !matches!(self.phase, Phase::Succeeded | Phase::Failed)
     }
 
-    /// Whether condition `Ready` is `True`.
+    /// Returns true if condition `Ready` is `True`.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let mut conditions = self.conditions.iter();
         conditions.any(|condition| &*condition.kind == "Ready" && &*condition.status == "True")
     }
 
-    /// Who controls it.
+    /// Returns the controller among its owners.
     #[must_use]
     pub fn controller(&self) -> Option<&Owner> {
         self.owners.iter().find(|owner| owner.controller)
     }
 
-    /// The value of an annotation that is kept.
+    /// Returns the value of an annotation that is stored.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(|value| &**value)
     }
 
-    /// The value of label `key`.
+    /// Returns the value of label `key`.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.shape.labels.get(key).map(String::as_str)
@@ -360,7 +360,7 @@ fn containers(status: &PodStatus) -> Vec<ContainerInfo> {
     lists.into_iter().flat_map(of).collect()
 }
 
-/// The shapes of all pods that are kept. Clones share them.
+/// Intern pool of the shapes of all pods. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Shapes {
     table: Arc<ResourceTable>,
@@ -368,7 +368,7 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// None yet; resources get their numbers from `table`.
+    /// Returns an empty pool; resource ids come from `table`.
     #[must_use]
     pub fn new(table: Arc<ResourceTable>) -> Self {
         Self {
@@ -377,13 +377,13 @@ impl Shapes {
         }
     }
 
-    /// The resources of all shapes.
+    /// Returns the resource table of all shapes.
     #[must_use]
     pub fn table(&self) -> &Arc<ResourceTable> {
         &self.table
     }
 
-    /// How many different ones are in use.
+    /// Returns the number of distinct shapes in use.
     #[must_use]
     pub fn len(&self) -> usize {
         let interned = self.interned.lock();
@@ -396,7 +396,7 @@ impl Shapes {
         interned.values().map(alive).sum()
     }
 
-    /// Whether there are none.
+    /// Returns true if no shape is in use.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -427,7 +427,7 @@ impl Shapes {
         shape
     }
 
-    /// Forgets shapes that no pod has any more.
+    /// Removes shapes that no pod uses any more.
     pub fn tidy(&self) {
         self.interned.lock().retain(|_, shapes| {
             shapes.retain(|shape| shape.strong_count() > 0);

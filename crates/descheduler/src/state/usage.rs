@@ -1,4 +1,4 @@
-//! What a node and its pods use, as its koordlet says.
+//! Usage of a node and its pods as reported by koordlet.
 
 use super::PodInfo;
 use super::node::amounts;
@@ -9,7 +9,7 @@ use koord_model::report_time::{self, ReportTimeError};
 use koord_model::resources::{Amounts, ResourceId, ResourceTable, shown};
 use std::sync::Arc;
 
-/// What of a NodeMetric is kept.
+/// The fields of a NodeMetric that the descheduler uses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeUsage {
     /// The node's name.
@@ -24,54 +24,54 @@ pub struct NodeUsage {
     pub node: Option<Amounts>,
     /// `status.nodeMetric.systemUsage`.
     pub system: Amounts,
-    /// `status.podsMetric`, in the order of the report.
+    /// `status.podsMetric`, in the order of the NodeMetric.
     pub pods: Vec<PodUsage>,
 }
 
-/// What one pod uses.
+/// Usage of one pod.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodUsage {
-    /// Namespace.
+    /// Namespace of the pod.
     pub namespace: Arc<str>,
-    /// Name.
+    /// Name of the pod.
     pub name: Arc<str>,
-    /// The reported priority class.
+    /// Reported priority class.
     pub class: PriorityClass,
-    /// CPU in milli, memory in bytes.
+    /// CPU in milli-cores, memory in bytes.
     pub usage: Amounts,
 }
 
-/// Why what is reported of a node is not used.
+/// Why a node's usage data are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct UsageRejection {
-    /// In few words, the same for all nodes of which it is so.
+    /// Short description without figures, equal for all nodes with this problem.
     pub problem: &'static str,
-    /// For people.
+    /// Explanation for users.
     pub detail: String,
 }
 
-/// What may be wrong with reports.
+/// Short descriptions of problems with NodeMetrics.
 pub mod rejection {
-    /// There is none.
+    /// There is no NodeMetric.
     pub const NONE: &str = "has no NodeMetric";
-    /// It has no time.
+    /// The NodeMetric has no update time.
     pub const NO_TIME: &str = "its NodeMetric has no status.updateTime";
-    /// It says nothing.
+    /// The NodeMetric has no usage.
     pub const EMPTY: &str = "its NodeMetric has no status.nodeMetric";
-    /// It is too old.
+    /// The NodeMetric has expired.
     pub const OLD: &str = "its NodeMetric is too old to be believed";
-    /// It is of the future.
+    /// The update time lies in the future.
     pub const AHEAD: &str = "its NodeMetric is of a time to come";
-    /// It says what cannot be.
+    /// The usage is implausible.
     pub const ABSURD: &str = "its NodeMetric says what cannot be";
 }
 
-/// A node that is said to use so many times what it has does not: its report is wrong.
+/// Usage above this multiple of the capacity is implausible.
 const ABSURD: i64 = 10;
 
 impl UsageRejection {
-    /// There is no report.
+    /// Returns the rejection for a missing NodeMetric.
     #[must_use]
     pub fn none() -> Self {
         Self::new(rejection::NONE, "there is no NodeMetric of it")
@@ -83,10 +83,10 @@ impl UsageRejection {
     }
 }
 
-/// Whether a node that has `has` of resource `name` may use `used`.
+/// Checks whether usage `used` is plausible for a node with capacity `has` of resource `name`.
 ///
 /// # Errors
-/// It cannot.
+/// Returns an error if the usage is negative or far above the capacity.
 pub fn check_plausible(
     name: &str,
     id: ResourceId,
@@ -102,7 +102,7 @@ pub fn check_plausible(
 }
 
 impl NodeUsage {
-    /// What `pod` uses, if it says so.
+    /// Returns the reported usage of `pod`, if there is one.
     #[must_use]
     pub fn pod_usage(&self, pod: &PodInfo) -> Option<&Amounts> {
         let is_it =
@@ -110,10 +110,10 @@ impl NodeUsage {
         self.pods.iter().find(is_it).map(|metric| &metric.usage)
     }
 
-    /// Whether it is to be believed at all `now`, when reports expire after so many seconds.
+    /// Checks whether the NodeMetric can be used at `now`; it expires after `expiration` seconds.
     ///
     /// # Errors
-    /// It is not.
+    /// Returns why it cannot be used.
     pub fn check_usable(&self, now: Timestamp, expiration: i64) -> Result<(), UsageRejection> {
         let no = |problem, said: String| Err(UsageRejection::new(problem, said));
         if self.node.is_none() {
@@ -140,7 +140,7 @@ impl NodeUsage {
         Ok(())
     }
 
-    /// Reads `metric`, numbering its resources in `table`.
+    /// Converts `metric`, interning its resource names in `table`.
     #[must_use]
     pub fn new(metric: NodeMetric, table: &ResourceTable) -> Self {
         let status = metric.status.unwrap_or_default();

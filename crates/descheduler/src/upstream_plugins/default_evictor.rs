@@ -1,4 +1,4 @@
-//! `DefaultEvictor`: which pods may go, by many rules of which most can be switched off, and evicts them through the
+//! `DefaultEvictor`: filters pods by many rules, most of which can be disabled, and evicts pods through the
 //! API server.
 
 mod args;
@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 pub(super) const NAME: &str = "DefaultEvictor";
 
-/// Pods with this annotation ask to be left alone, whatever its value.
+/// Annotation of pods that should not be evicted; any value counts.
 pub(super) const PREFER_NO_EVICTION: &str = "descheduler.alpha.kubernetes.io/prefer-no-eviction";
 
-/// Says who may go.
+/// The filter of `DefaultEvictor`.
 #[derive(Debug)]
 pub(super) struct DefaultEvictorFilter {
     args: Args,
@@ -32,20 +32,23 @@ pub(super) struct DefaultEvictorFilter {
     cycle: CycleState,
 }
 
-/// What is known since the cycle began.
+/// State since the cycle began.
 #[derive(Debug, Default)]
 struct CycleState {
-    /// Of `priorityThreshold.name` there is no PriorityClass.
+    /// Name of the PriorityClass in `priorityThreshold.name`, if it does not exist.
     unknown_class: Option<String>,
-    /// Pods by the UID of who owns them.
+    /// Number of pods by the UID of their owner.
     replicas: FxHashMap<Arc<str>, u64>,
-    /// With `nodeFit` only: the nodes that are looked at, and what they have left.
+    /// With `nodeFit` only: the nodes that are considered, and their free capacity.
     capacity: Option<(Vec<Arc<NodeInfo>>, FreeCapacity)>,
 }
 
 impl DefaultEvictorFilter {
+    /// Creates the filter.
+    ///
     /// # Errors
-    /// `nodeSelector` cannot be read.
+    ///
+    /// Returns an error if `nodeSelector` cannot be parsed.
     pub(super) fn new(args: Args) -> Result<Self, String> {
         let protections = args.protections();
         let off = |protection| !protections.contains(&protection);
@@ -95,7 +98,7 @@ impl DefaultEvictorFilter {
     }
 
     fn min_replicas(&self, pod: &PodInfo) -> Result<(), Why> {
-        // Who has several owners is not looked at, as upstream.
+        // Like in upstream, pods with several owners are not checked.
         let (least, [owner]) = (self.args.min_replicas, &pod.owners[..]) else {
             return Ok(());
         };
@@ -251,10 +254,10 @@ fn has_budget(snapshot: &Snapshot, pod: &PodInfo) -> bool {
     })
 }
 
-/// Evicts.
+/// The evictor of `DefaultEvictor`.
 #[derive(Debug, Default)]
 pub(super) struct DefaultEvictor {
-    /// What the API server would refuse takes nobody's place among those that may go in a cycle.
+    /// Pods whose eviction the API server would refuse must not use up the limits of a cycle.
     budgets: Budgets,
 }
 

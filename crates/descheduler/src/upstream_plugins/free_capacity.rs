@@ -1,5 +1,5 @@
-//! Whether a node has room for a pod, as kubernetes-sigs/descheduler asks: what Koordinator's own rule asks, and
-//! besides how many pods the node takes and whether the pod bears those that are there.
+//! Free capacity of nodes, with the checks of kubernetes-sigs/descheduler: those of Koordinator's own rule,
+//! and in addition the number of pods and inter-pod anti-affinity.
 
 use crate::framework::Cycle;
 use crate::rules::{Fit, allows};
@@ -12,10 +12,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Of how many nodes it is told why they have no capacity.
+/// Maximum number of nodes that are considered to explain a lack of capacity.
 const EXPLAINED_NODES: usize = 200;
 
-/// What nodes have left.
+/// Free capacity of nodes during a cycle.
 #[derive(Debug)]
 pub(super) struct FreeCapacity {
     fit: Fit,
@@ -25,7 +25,7 @@ pub(super) struct FreeCapacity {
 }
 
 impl FreeCapacity {
-    /// What nodes have left when all moves that `cycle` plans so far are through.
+    /// Returns the free capacity after all moves that `cycle` has planned so far.
     pub(super) fn after_moves(cycle: &Cycle<'_>) -> Self {
         let mut capacity = Self::new(cycle.snapshot());
         for planned in cycle.moves() {
@@ -38,7 +38,7 @@ impl FreeCapacity {
         capacity
     }
 
-    /// From now on `pod` takes nothing of its node.
+    /// Releases the capacity of `pod` on its node.
     pub(super) fn leave(&mut self, pod: &PodInfo) {
         if let Some(node) = &pod.node
             && self.leaving.insert(pod.uid.clone())
@@ -62,7 +62,7 @@ impl FreeCapacity {
         }
     }
 
-    /// Whether `node` has room for `pod`; on its own node it has taken it already.
+    /// Returns true if `node` has capacity for `pod`; its own node has allocated it already.
     pub(super) fn takes(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
         let allowed = if is_on(pod, node) {
             !node.unschedulable
@@ -74,7 +74,7 @@ impl FreeCapacity {
         allowed && !self.violates_anti_affinity(snapshot, pod, node)
     }
 
-    /// Whether one of `nodes` has room for `pod`, other than its own.
+    /// Returns true if one of `nodes` other than its own has capacity for `pod`.
     pub(super) fn any_other(
         &self,
         snapshot: &Snapshot,
@@ -85,8 +85,8 @@ impl FreeCapacity {
         others.any(|node| self.takes(snapshot, pod, node))
     }
 
-    /// Why none of `nodes` has room for `pod`, other than its own: `3 insufficient cpu, 1 taint gpu`. Of many nodes only
-    /// some are told of.
+    /// Explains why none of `nodes` other than its own has capacity for `pod`: `3 insufficient cpu, 1 taint
+    /// gpu`. Only a limited number of nodes is considered.
     pub(super) fn obstacles(
         &self,
         snapshot: &Snapshot,
@@ -129,7 +129,7 @@ impl FreeCapacity {
         there >= node.allocatable.get(PODS)
     }
 
-    /// Whether the required anti-affinity of `pod` excludes it from `node` for a pod that is there.
+    /// Returns true if the required anti-affinity of `pod` excludes it from `node` because of a pod there.
     fn violates_anti_affinity(&self, snapshot: &Snapshot, pod: &PodInfo, node: &NodeInfo) -> bool {
         let terms = anti_affinity(pod).iter();
         let mut terms = terms.filter(|term| node.label(&term.topology_key).is_some());
@@ -145,7 +145,7 @@ fn is_on(pod: &PodInfo, node: &NodeInfo) -> bool {
     pod.node.as_ref() == Some(&node.name)
 }
 
-/// The terms of required anti-affinity of `pod`.
+/// Returns the terms of required anti-affinity of `pod`.
 pub(super) fn anti_affinity(pod: &PodInfo) -> &[PodAffinityTerm] {
     let affinity = pod.shape.affinity.as_ref();
     let affinity = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
@@ -157,8 +157,8 @@ pub(super) fn anti_affinity(pod: &PodInfo) -> &[PodAffinityTerm] {
     required.unwrap_or_default()
 }
 
-/// Whether `term` of `pod` does not bear `other`, wherever that is. Pods of one name bear each other, because one may
-/// replace the other.
+/// Returns true if `term` of `pod` matches `other`, wherever that is. Pods of equal name never match, because
+/// one may replace the other.
 pub(super) fn anti_affinity_matches(
     snapshot: &Snapshot,
     pod: &PodInfo,

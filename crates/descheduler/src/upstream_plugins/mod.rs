@@ -1,7 +1,7 @@
-//! The plugins that kubernetes-sigs/descheduler has, with its arguments and its semantics of v0.35.1.
+//! Plugins of kubernetes-sigs/descheduler, with its arguments and its semantics of v0.35.1.
 //!
-//! Their arguments are read as upstream reads them: a field that nobody knows is ignored. Each asks filters when it
-//! looks at a pod, and once more with `pre_evict` before the pod goes.
+//! Like in upstream, unknown fields in arguments are ignored. Each strategy calls the filters when it
+//! considers a pod, and once more with `pre_evict` before the pod is evicted.
 
 mod default_evictor;
 mod free_capacity;
@@ -25,7 +25,7 @@ use koord_api::qos::KubeQos;
 use koord_api::selector;
 use std::sync::Arc;
 
-/// Adds all of them.
+/// Adds all of these plugins to `registry`.
 pub(crate) fn register(registry: Registry) -> Registry {
     let registry = deschedule(registry)
         .with(
@@ -146,12 +146,12 @@ fn deschedule(registry: Registry) -> Registry {
         )
 }
 
-/// Whether both lists of `namespaces` are given, which nobody can mean.
+/// Returns an error if both lists of `namespaces` are set.
 fn check_namespaces(namespaces: Option<&Namespaces>) -> Result<(), String> {
     namespaces.map_or(Ok(()), |namespaces| namespaces.check("namespaces"))
 }
 
-/// Whether `pod` is in `namespaces` and has the labels.
+/// Checks that `pod` is in `namespaces` and matches `labels`.
 fn within(
     namespaces: Option<&Namespaces>,
     labels: Option<&LabelSelector>,
@@ -162,7 +162,7 @@ fn within(
         return Err(Why::new("Namespaces", said));
     }
     match labels {
-        // Selectors were looked at when the configuration was read.
+        // Selectors were validated when the configuration was parsed.
         Some(labels) if !selector::matches(labels, &pod.shape.labels).unwrap_or(false) => Err(
             Why::new("LabelSelector", "labelSelector does not select it"),
         ),
@@ -170,13 +170,14 @@ fn within(
     }
 }
 
-/// Asks everybody who has a say about `pod`, and puts it into the plan; otherwise it is among those that stay.
+/// Evicts `pod` if all filters and the evictor agree; otherwise records it as skipped. Returns true if it is
+/// evicted.
 fn remove(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, reason: String) -> bool {
     cycle.filter(pod) && cycle.pre_evict(pod) && cycle.evict(pod, reason).is_ok()
 }
 
-/// Sorts `pods` so that who matters least is first: by priority, none before any, then by Kubernetes' QoS class; among
-/// equals, who asks to be left alone is last.
+/// Sorts `pods` by importance, least important first: by priority, those without one first, then by
+/// Kubernetes' QoS class; among equals, pods that prefer no eviction are last.
 fn by_importance(pods: &mut [Arc<PodInfo>]) {
     pods.sort_by_cached_key(|pod| {
         let qos = match pod.shape.kube_qos {
@@ -191,12 +192,12 @@ fn by_importance(pods: &mut [Arc<PodInfo>]) {
     });
 }
 
-/// Whole seconds since `then`; `None` if it lies ahead.
+/// Returns the whole seconds since `then`; `None` if it lies in the future.
 fn seconds_since(then: Timestamp, now: Timestamp) -> Option<u64> {
     u64::try_from(now.duration_since(then).as_secs()).ok()
 }
 
-/// The statuses of main containers, and of init and ephemeral ones if asked for.
+/// Returns the statuses of main containers, and of init and ephemeral ones if requested.
 fn statuses(
     pod: &PodInfo,
     init: bool,
@@ -211,7 +212,7 @@ fn statuses(
         })
 }
 
-/// Why a container waits or has ended.
+/// Returns why a container waits or has ended.
 fn state_reason(status: &ContainerInfo) -> Option<&str> {
     match &status.state {
         ContainerState::Waiting(reason) | ContainerState::Terminated(reason, _) => Some(reason),
@@ -219,7 +220,7 @@ fn state_reason(status: &ContainerInfo) -> Option<&str> {
     }
 }
 
-/// The code with which a container ended.
+/// Returns the exit code of a container that has ended.
 fn exit_code(status: &ContainerInfo) -> Option<i32> {
     match status.state {
         ContainerState::Terminated(_, code) => Some(code),
@@ -227,7 +228,7 @@ fn exit_code(status: &ContainerInfo) -> Option<i32> {
     }
 }
 
-/// The first of `values` that `allowed` does not name, with its place in `field`.
+/// Returns an error for the first of `values` that `allowed` does not contain, naming `field`.
 fn check_listed(field: &str, values: &[String], allowed: &[&str]) -> Result<(), String> {
     let unknown = |value: &&String| !allowed.contains(&value.as_str());
     match values.iter().find(unknown) {

@@ -1,4 +1,4 @@
-//! `PodLifeTime`: pods that live too long, or in a state for too long.
+//! `PodLifeTime`: evicts pods that exist for too long, or that are in a state for too long.
 
 use super::{
     check_listed, check_namespaces, exit_code, remove, seconds_since, state_reason, statuses,
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const NAME: &str = "PodLifeTime";
 
-/// What `states` may name: phases, reasons of pods, reasons why containers wait, and why they ended.
+/// Allowed values of `states`: phases, reasons of pods, and reasons why containers wait or ended.
 const STATES: [&str; 24] = [
     "Running",
     "Pending",
@@ -41,7 +41,7 @@ const STATES: [&str; 24] = [
     "StartError",
 ];
 
-/// `PodLifeTimeArgs`. What is given has to hold of a pod, all of it, for the pod to go.
+/// `PodLifeTimeArgs`. A pod is evicted if all conditions that are set hold.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Args {
@@ -60,7 +60,7 @@ pub(super) struct Args {
     including_ephemeral_containers: bool,
 }
 
-/// Kinds of owners: only of those, or none of those.
+/// Kinds of owners: only those in `include`, or all except those in `exclude`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct OwnerKinds {
@@ -68,7 +68,7 @@ struct OwnerKinds {
     exclude: Vec<String>,
 }
 
-/// One of `conditions`; what is not given is not looked at.
+/// One entry of `conditions`; fields that are not set match any value.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ConditionFilter {
@@ -127,7 +127,7 @@ impl Strategy for PodLifeTime {
                 }
             }
         }
-        // Limits and budgets may stop short of all of them: the oldest go first.
+        // Limits and budgets may stop short of all of them, so the oldest are evicted first.
         going.sort_by_key(|(pod, _)| pod.created);
         for (pod, reason) in going {
             remove(cycle, pod, reason);
@@ -137,7 +137,7 @@ impl Strategy for PodLifeTime {
 }
 
 impl Args {
-    /// Why `pod` has to go, or why not.
+    /// Returns the reason to evict `pod`, or why it stays.
     fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
         within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let mut reasons = Vec::new();

@@ -1,4 +1,4 @@
-//! `RemoveDuplicates`: pods of one owner that share a node though they could be spread.
+//! `RemoveDuplicates`: evicts pods of one owner that share a node although they could be spread.
 
 use super::{check_namespaces, remove, within};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
@@ -31,7 +31,7 @@ pub(super) struct RemoveDuplicates(pub(super) Args);
 /// Kind and name of an owner.
 type OwnerName<'a> = (&'a str, &'a str);
 
-/// One owner's pods with the same images.
+/// Identifies the pods of one owner with equal images.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct DuplicateKey<'a> {
     namespace: &'a str,
@@ -39,14 +39,15 @@ struct DuplicateKey<'a> {
     images: &'a [String],
 }
 
-/// What is known of a [`DuplicateKey`].
+/// The pods of a [`DuplicateKey`] over all nodes.
 #[derive(Debug, Default)]
 struct DuplicateSet<'a> {
-    /// All pods, with those that leave: what replaces them needs a node, too.
+    /// Number of all pods, including those that leave: their replacements need a node, too.
     pods: usize,
-    /// By node, those that stay in any case: the ones that may not be evicted, or else the first.
+    /// By node: number of pods that stay in any case, which are those that may not be evicted, or else the
+    /// first one.
     fixed: BTreeMap<&'a Arc<str>, usize>,
-    /// By node, the others.
+    /// By node: the other pods.
     duplicates: BTreeMap<&'a Arc<str>, Vec<&'a Arc<PodInfo>>>,
 }
 
@@ -58,7 +59,8 @@ impl Strategy for RemoveDuplicates {
     fn run(&mut self, cycle: &mut Cycle<'_>) -> Result<(), StrategyError> {
         let mut sets = BTreeMap::<DuplicateKey<'_>, DuplicateSet<'_>>::new();
         for node in cycle.nodes() {
-            // Pods by what makes them duplicates: those that may be evicted, and those that may not and why.
+            // The pods of this node by what makes them duplicates, separated into those that may be evicted
+            // and those that may not.
             let mut alike = BTreeMap::<_, NodeDuplicates<'_>>::new();
             for pod in cycle.snapshot().active_on(&node.name) {
                 if !self.0.is_candidate(pod) {
@@ -111,7 +113,7 @@ impl Strategy for RemoveDuplicates {
                 }
             }
         }
-        // Who has several owners is in several sets.
+        // A pod with several owners is in several sets.
         let mut gone = FxHashSet::default();
         for (set, found) in sets
             .iter()
@@ -123,20 +125,20 @@ impl Strategy for RemoveDuplicates {
     }
 }
 
-/// The pods of one node that are alike.
+/// Duplicates on one node.
 #[derive(Debug, Default)]
 struct NodeDuplicates<'a> {
     movable: Vec<&'a Arc<PodInfo>>,
-    /// How many may not be evicted.
+    /// Number of pods that may not be evicted.
     fixed: usize,
-    /// How many leave without this rule.
+    /// Number of pods that leave regardless of this strategy.
     leaving: usize,
-    /// Those that stay, and why.
+    /// Pods that stay, and why.
     kept: Vec<(&'a Arc<PodInfo>, Why)>,
 }
 
 impl Args {
-    /// Whether `pod` may be a duplicate.
+    /// Returns true if `pod` can be a duplicate.
     fn is_candidate(&self, pod: &PodInfo) -> bool {
         let excluded = |kind: &str| self.exclude_owner_kinds.iter().any(|other| other == kind);
         !pod.owners.is_empty()
@@ -188,7 +190,8 @@ fn spread(
     }
 }
 
-/// How many of `nodes` take duplicates. Pods that only one node takes have nowhere to go and do not count.
+/// Returns how many of `nodes` can take duplicates. Pods that fit only one node have no other target and do
+/// not count.
 fn targets(found: &DuplicateSet<'_>, nodes: &[Arc<NodeInfo>]) -> usize {
     let mut distinct: Vec<&PodInfo> = Vec::new();
     let selector = |pod: &PodInfo| {

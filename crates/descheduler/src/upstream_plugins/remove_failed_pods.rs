@@ -1,4 +1,4 @@
-//! `RemoveFailedPods`: pods that failed and that nobody cleared away.
+//! `RemoveFailedPods`: evicts pods that failed and were not cleaned up.
 
 use super::{check_namespaces, exit_code, remove, seconds_since, state_reason, statuses, within};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
@@ -67,7 +67,7 @@ impl Strategy for RemoveFailedPods {
 }
 
 impl Args {
-    /// Why `pod`, which failed, has to go, or why not.
+    /// Returns the reason to evict the failed `pod`, or why it stays.
     fn judge(&self, pod: &PodInfo, now: Timestamp) -> Result<String, Why> {
         within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod)?;
         let (age, least) = (

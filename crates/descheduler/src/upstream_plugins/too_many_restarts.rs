@@ -1,4 +1,4 @@
-//! `RemovePodsHavingTooManyRestarts`: pods that may do better elsewhere.
+//! `RemovePodsHavingTooManyRestarts`: evicts pods that restarted too often.
 
 use super::{check_listed, check_namespaces, remove, statuses, within};
 use crate::framework::{Cycle, Strategy, StrategyError, Why};
@@ -47,7 +47,7 @@ impl Strategy for TooManyRestarts {
                 let restarts = self.0.restarts(pod);
                 match self.0.judge(pod, restarts) {
                     Ok(()) => going.push((restarts, pod)),
-                    // Who never restarted is nobody's candidate.
+                    // A pod that never restarted need not be reported.
                     Err(_) if restarts == 0 => {}
                     Err(why) => cycle.skip_pod(pod, why),
                 }

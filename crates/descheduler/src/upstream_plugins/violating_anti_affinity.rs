@@ -1,4 +1,4 @@
-//! `RemovePodsViolatingInterPodAntiAffinity`: pods that are where others are whom they do not bear.
+//! `RemovePodsViolatingInterPodAntiAffinity`: evicts pods whose anti-affinity matches a pod nearby.
 
 use super::free_capacity::{anti_affinity, anti_affinity_matches};
 use super::{by_importance, check_namespaces, remove, within};
@@ -46,7 +46,7 @@ impl Strategy for ViolatingAntiAffinity {
                 };
                 let reason = format!("does not bear {other} on node {}", node.name);
                 if remove(cycle, pod, reason) {
-                    // Others that do not bear it need not go any more.
+                    // Other pods whose anti-affinity matches this one need not be evicted any more.
                     pods_by_node.gone.insert(pod.uid.clone());
                 }
             }
@@ -56,18 +56,18 @@ impl Strategy for ViolatingAntiAffinity {
 }
 
 impl Args {
-    /// Whether `pod` may be evicted by this rule. Others count where they are.
+    /// Returns true if `pod` may be evicted by this strategy. Other pods still count as conflicts.
     fn selects(&self, pod: &PodInfo) -> bool {
         within(self.namespaces.as_ref(), self.label_selector.as_ref(), pod).is_ok()
     }
 }
 
-/// The pods that stay, where they are.
+/// The pods that stay, by node.
 struct PodsByNode<'a> {
     snapshot: &'a Snapshot,
     nodes: &'a [Arc<NodeInfo>],
     pods: FxHashMap<Arc<str>, Vec<&'a Arc<PodInfo>>>,
-    /// Nodes by label and value, for labels that somebody asked about.
+    /// Nodes by label and value, for the topology keys that were needed so far.
     domains: FxHashMap<String, FxHashMap<&'a str, Vec<&'a Arc<NodeInfo>>>>,
     gone: FxHashSet<Arc<str>>,
 }
@@ -87,7 +87,7 @@ impl<'a> PodsByNode<'a> {
         }
     }
 
-    /// Whom `pod` on `node` does not bear.
+    /// Returns a pod that the anti-affinity of `pod` on `node` matches.
     fn conflict(&mut self, pod: &PodInfo, node: &'a Arc<NodeInfo>) -> Option<Arc<PodInfo>> {
         for term in anti_affinity(pod) {
             let (key, nodes) = (&term.topology_key, self.nodes);
@@ -103,7 +103,7 @@ impl<'a> PodsByNode<'a> {
             let domain = self.domains.get(key);
             let near = domain.and_then(|values| values.get(node.label(key)?));
             let near = near.map_or(&[][..], Vec::as_slice).iter().copied();
-            // Its own node is always near, labelled or not.
+            // The pod's own node is always in its domain, with or without the label.
             let near = near.filter(|other| other.name != node.name);
             for near in [node].into_iter().chain(near) {
                 let pods = self.pods.get(&near.name).into_iter().flatten();

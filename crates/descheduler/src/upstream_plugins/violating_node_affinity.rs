@@ -1,4 +1,5 @@
-//! `RemovePodsViolatingNodeAffinity`: pods whose node changed its labels, or that would rather be elsewhere.
+//! `RemovePodsViolatingNodeAffinity`: evicts pods that do not match the required affinity to their node any
+//! more, or that prefer another node.
 
 use super::free_capacity::FreeCapacity;
 use super::{check_listed, check_namespaces, remove, within};
@@ -42,7 +43,7 @@ pub(super) fn check(args: &Args) -> Result<(), String> {
 #[derive(Debug)]
 pub(super) struct ViolatingNodeAffinity(pub(super) Args);
 
-/// Why a pod has to go, and where it could: `None` for any node.
+/// The reason to evict a pod, and the preference weight that a target node must exceed: `None` for any node.
 type Violation = (String, Option<i64>);
 
 impl Strategy for ViolatingNodeAffinity {
@@ -145,7 +146,7 @@ fn preferences(pod: &PodInfo) -> &[PreferredSchedulingTerm] {
     preferred.unwrap_or_default()
 }
 
-/// How much `pod` prefers `node`.
+/// Returns the weight with which `pod` prefers `node`.
 fn weight(pod: &PodInfo, node: &NodeInfo) -> i64 {
     let terms = preferences(pod).iter();
     let terms =

@@ -1,4 +1,5 @@
-//! `RemovePodsViolatingNodeTaints`: pods that were there before a taint was.
+//! `RemovePodsViolatingNodeTaints`: evicts pods that do not tolerate a taint that their node got after they
+//! were scheduled.
 
 use super::{check_namespaces, remove, within};
 use crate::framework::{Cycle, Strategy, StrategyError};
@@ -20,7 +21,7 @@ pub(super) struct Args {
     label_selector: Option<LabelSelector>,
     include_prefer_no_schedule: bool,
     excluded_taints: Vec<String>,
-    /// Only these; an empty list is none, all without a list.
+    /// Only these taints count; none with an empty list, all without a list.
     #[serde(skip_serializing_if = "Option::is_none")]
     included_taints: Option<Vec<String>>,
 }

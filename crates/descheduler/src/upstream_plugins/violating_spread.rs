@@ -1,8 +1,8 @@
-//! `RemovePodsViolatingTopologySpreadConstraint`: pods of domains that have more than their share.
+//! `RemovePodsViolatingTopologySpreadConstraint`: evicts pods from domains with more than their share.
 //!
-//! Constraints are judged one after the other. Pods that leave, whichever rule has decided that, do not count in their
-//! domain; what replaces them is expected in the smallest domains. Of pods that matter equally little, those go that other
-//! constraints would have to move too.
+//! Constraints are processed one after the other. Pods that leave, by whichever strategy, do not count in
+//! their domain; their replacements are expected in the smallest domains. Among pods of equal importance,
+//! those that violate other constraints, too, are evicted first.
 
 mod candidates;
 mod constraint;
@@ -34,7 +34,7 @@ pub(super) struct Args {
     namespaces: Option<Namespaces>,
     #[serde(skip_serializing_if = "Option::is_none")]
     label_selector: Option<LabelSelector>,
-    /// Which constraints count, by `whenUnsatisfiable`; an empty list is the default one.
+    /// Constraints that count, by `whenUnsatisfiable`; an empty list means the default.
     constraints: Vec<String>,
     topology_balance_node_fit: bool,
 }
@@ -98,7 +98,7 @@ impl ViolatingSpread {
         listed || (self.0.constraints.is_empty() && when_unsatisfiable == DO_NOT_SCHEDULE)
     }
 
-    /// Whether arguments select `pod`, and it has a constraint that counts.
+    /// Returns true if the arguments select `pod` and it has a constraint that counts.
     fn is_constrained(&self, pod: &PodInfo) -> bool {
         let mut spread = pod.shape.spread.iter();
         spread.any(|of| self.counts(&of.when_unsatisfiable)) && self.selects(pod)
@@ -109,7 +109,8 @@ impl ViolatingSpread {
         within(namespaces, labels, pod).is_ok()
     }
 
-    /// Sorts `pods` of one namespace by whether they may be evicted, and collects the constraints of those that may.
+    /// Sorts `pods` of one namespace by whether they may be evicted, and collects the constraints of those
+    /// that may.
     fn members<'a>(&self, cycle: &Cycle<'a>, pods: Vec<&'a Arc<PodInfo>>) -> Members<'a> {
         let mut members = Members::default();
         for pod in pods {
@@ -134,7 +135,7 @@ impl ViolatingSpread {
         members
     }
 
-    /// Evicts what violates the constraint at `at`, with all that leaves already taken into account.
+    /// Evicts the pods that violate the constraint at `at`, taking into account all pods that leave already.
     fn spread<'a>(
         &self,
         cycle: &mut Cycle<'a>,
@@ -196,7 +197,8 @@ impl ViolatingSpread {
         }
     }
 
-    /// Takes one pod after the other from the largest domain until the smallest would have enough, if they went there.
+    /// Takes one pod after the other from the largest domain until the smallest would have enough if they
+    /// moved there.
     fn balance<'a>(
         &self,
         cycle: &Cycle<'a>,
@@ -231,7 +233,7 @@ impl ViolatingSpread {
         let max_skew = usize::try_from(constraint.max_skew).unwrap_or(0);
         let sizes = domains.iter().enumerate();
         let mut smallest: BTreeSet<_> = sizes.map(|(at, domain)| (domain.size, at)).collect();
-        // Without those of which no other pod may go.
+        // Domains without further evictable pods are removed from this set.
         let mut largest = smallest.clone();
         while let Some((most, from)) = largest.last().copied()
             && let Some((least, to)) = smallest.first().copied()
@@ -251,7 +253,7 @@ impl ViolatingSpread {
                 continue;
             };
             if !fits {
-                // Nor do the others of this domain: those that fit come first.
+                // The other pods of this domain do not fit either: those that fit come first.
                 if let Some(member) = members.pods.get(place) {
                     let obstacles = capacity.obstacles(snapshot, member.pod, &targets);
                     let detail = format!("no node with too few pods has room: {obstacles}");
@@ -279,12 +281,12 @@ impl ViolatingSpread {
     }
 }
 
-/// What comes of one constraint, by places of members.
+/// Result for one constraint, by indexes of members.
 #[derive(Debug, Default)]
 struct Balance {
-    /// Those that go, and why.
+    /// Pods to evict, and why.
     surplus: Vec<(usize, String)>,
-    /// Those that would have to, but fit nowhere else.
+    /// Pods that would have to be evicted, but fit nowhere else.
     kept: Vec<(usize, Why)>,
 }
 
@@ -293,7 +295,8 @@ fn count(pods: usize) -> f64 {
     pods as f64
 }
 
-/// Pods with a node selector or node affinity last, which are harder to place; then those that matter most.
+/// Returns the sort key of a pod: pods without node selector and node affinity are evicted first, as the
+/// others are harder to place; then the least important.
 fn goes_later(pod: &PodInfo) -> (bool, Reverse<Option<i32>>) {
     let affinity = pod.shape.affinity.as_ref();
     let bound = !pod.shape.node_selector.is_empty()

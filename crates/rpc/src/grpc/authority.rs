@@ -1,4 +1,4 @@
-//! Clients that dial a bare socket path.
+//! Support for clients that dial a bare socket path.
 //!
 //! grpc-go sends the path of the socket as `:authority` unless its target begins with `unix:`, and
 //! `h2`, on which our servers stand, resets such a stream: a path is no authority. On a unix socket
@@ -18,19 +18,19 @@ use bytes::{Buf, BufMut, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// What stands for any authority: as short as can be.
+/// Replacement for any authority: as short as possible.
 const AUTHORITY: &[u8] = b"u";
 
-/// Bytes that a client of HTTP/2 sends first.
+/// Bytes of the connection preface of an HTTP/2 client.
 const PREFACE: usize = 24;
 
-/// Bytes of a frame's header.
+/// Bytes of a frame header.
 const HEADER: usize = 9;
 
-/// Bytes of the largest frame that every receiver takes.
+/// Bytes of the largest frame that every receiver accepts.
 const FRAME: usize = 16 << 10;
 
-/// Bytes of a header block that are held at most; a longer one is passed on as it is.
+/// Maximum bytes of a header block to buffer; a longer one is passed on unchanged.
 const BLOCK: usize = 1 << 20;
 
 const HEADERS: u8 = 1;
@@ -39,16 +39,16 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The frames that a client sends, with its `:authority` replaced. What is not as it should be is
-/// passed on for HTTP/2 to complain about.
+/// Replaces `:authority` in the frames that a client sends. Invalid input is passed on, so that the HTTP/2
+/// implementation rejects it.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Bytes to pass on as they are.
+    /// Bytes to pass on unchanged.
     pass: usize,
     begun: bool,
-    /// Frames whose header block goes on.
+    /// Frames whose header block is not complete.
     open: Option<Open>,
-    /// Nothing is looked at any more.
+    /// True once all further bytes are passed on unchanged.
     blind: bool,
 }
 
@@ -57,12 +57,12 @@ struct Open {
     flags: u8,
     stream: u32,
     block: BytesMut,
-    /// The frames as they came.
+    /// The original frames.
     frames: BytesMut,
 }
 
 impl Filter {
-    /// Moves what can be passed on from `came` to `out`. What stays waits for more bytes.
+    /// Moves what can be passed on from `came` to `out`. The rest stays until more bytes arrive.
     pub fn pass(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
         if !self.begun {
             self.begun = true;
@@ -116,7 +116,7 @@ impl Filter {
                 _ => Some(&frame[HEADER..]),
             };
             let Some(part) = part else {
-                // Padding that is longer than the frame.
+                // The padding is longer than the frame.
                 self.blind = true;
                 out.put(std::mem::take(&mut open.frames));
                 self.open = None;
@@ -134,7 +134,7 @@ impl Filter {
         }
     }
 
-    /// The stream has ended: what is held is passed on.
+    /// Ends the stream: passes on what is buffered.
     pub fn end(&mut self, came: &mut BytesMut, out: &mut BytesMut) {
         if let Some(open) = self.open.take() {
             out.put(open.frames);
@@ -143,7 +143,7 @@ impl Filter {
     }
 }
 
-/// A HEADERS frame's part of the block, without padding and priority.
+/// Returns the header block fragment of a HEADERS frame, without padding and priority.
 fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
     let mut part = payload;
     let mut padding = 0;
@@ -157,7 +157,7 @@ fn fragment(payload: &[u8], flags: u8) -> Option<&[u8]> {
     part.get(..part.len().checked_sub(padding)?)
 }
 
-/// The block in frames that any receiver takes.
+/// Writes the block in frames that any receiver accepts.
 fn write(open: &Open, block: &[u8], out: &mut BytesMut) {
     let mut parts = block.chunks(FRAME).peekable();
     let mut kind = HEADERS;
@@ -179,12 +179,12 @@ fn write(open: &Open, block: &[u8], out: &mut BytesMut) {
     }
 }
 
-/// The block with another authority; none when it spells out none, or cannot be read.
+/// Returns the block with the authority replaced; `None` if it has no literal authority, or is invalid.
 fn replaced(block: &[u8]) -> Option<BytesMut> {
     let mut out: Option<BytesMut> = None;
     let (mut rest, mut copied) = (block, 0);
     while let Some(first) = rest.first().copied() {
-        // Which representation, and so in how many bits its number stands.
+        // The representation, which determines the number of prefix bits.
         let (bits, literal) = match first {
             0x80.. => (7, false),
             0x40.. => (6, true),
@@ -203,7 +203,7 @@ fn replaced(block: &[u8]) -> Option<BytesMut> {
         if index == 1 && length > 0 {
             let out = out.get_or_insert_with(BytesMut::new);
             out.put_slice(block.get(copied..value)?);
-            // Length, and the bytes as they are.
+            // The length, and the bytes without Huffman coding.
             out.put_u8(AUTHORITY.len() as u8);
             out.put_slice(AUTHORITY);
             copied = block.len() - rest.len();
@@ -215,7 +215,7 @@ fn replaced(block: &[u8]) -> Option<BytesMut> {
     out
 }
 
-/// RFC 7541, 5.1: a number that begins in the low `bits` of the first byte.
+/// Decodes an integer with a prefix of `bits` bits (RFC 7541, 5.1).
 fn integer(from: &mut &[u8], bits: u32) -> Option<usize> {
     let full = (1usize << bits) - 1;
     let (first, mut rest) = from.split_first()?;
@@ -236,14 +236,14 @@ fn integer(from: &mut &[u8], bits: u32) -> Option<usize> {
     Some(value)
 }
 
-/// RFC 7541, 5.2: a string, which is skipped; its bytes as they stand there.
+/// Skips a string literal and returns its encoded length (RFC 7541, 5.2).
 fn string(from: &mut &[u8]) -> Option<usize> {
     let length = integer(from, 7)?;
     *from = from.get(length..)?;
     Some(length)
 }
 
-/// A server's connection whose client may send any `:authority`.
+/// A server connection that accepts any `:authority` from its client.
 #[derive(Debug)]
 pub struct Tolerant<S> {
     inner: S,
@@ -254,7 +254,7 @@ pub struct Tolerant<S> {
 }
 
 impl<S> Tolerant<S> {
-    /// The connection, seen from its beginning.
+    /// Wraps a connection from its first byte on.
     pub fn new(inner: S) -> Tolerant<S> {
         Tolerant {
             inner,

@@ -1,4 +1,4 @@
-//! gRPC over unix sockets: the kubelet's, the runtime's and our own services on a node.
+//! gRPC over unix sockets: the services of kubelet, container runtime and koord on a node.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,15 +17,15 @@ mod raw;
 pub use authority::{Filter, Tolerant};
 pub use raw::Raw;
 
-/// Bytes of the largest message, either way: what the kubelet allows. gRPC's own default is 4 MiB, and
-/// clients and servers have to be told: `max_decoding_message_size`.
+/// Bytes of the largest message in either direction: the kubelet's limit. gRPC's default is 4 MiB, so clients
+/// and servers must set `max_decoding_message_size`.
 pub const MESSAGE_LIMIT: usize = 16 << 20;
 
-/// How long a socket may take to accept a connection.
+/// Timeout of connecting to a socket.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A channel to the server behind the socket `path`. It connects with the first call, and again
-/// after the connection was lost; a call while nobody listens fails with `UNAVAILABLE`.
+/// Returns a channel to the server behind the socket `path`. It connects with the first call, and again after
+/// the connection was lost; a call without a server fails with `UNAVAILABLE`.
 pub fn connect(path: impl Into<PathBuf>) -> Channel {
     let path = path.into();
     let dial = tower::service_fn(move |_| {
@@ -37,16 +37,17 @@ pub fn connect(path: impl Into<PathBuf>) -> Channel {
             Ok::<_, io::Error>(TokioIo::new(stream))
         }
     });
-    // The address is what goes into `:authority`; a path would not be one.
+    // The address is sent as `:authority`; a path would be invalid.
     Endpoint::from_static("http://localhost")
         .connect_timeout(CONNECT)
         .connect_with_connector_lazy(dial)
 }
 
-/// Listens at `path`, in place of a socket that an earlier process left there; its directory is made
-/// when missing.
+/// Listens at `path`, replacing the socket that an earlier process left there. Its directory is created if it
+/// is missing.
 ///
 /// # Errors
+/// Returns an error that names the path if it is not a socket or cannot be created.
 ///
 /// When something else than a socket is there, or it cannot be made; they name the path.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -66,8 +67,8 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path).map_err(named)
 }
 
-/// The connections that come, for [`tonic::transport::Server::serve_with_incoming`], each of them
-/// [tolerant](Tolerant). A connection that cannot be accepted is logged and left out.
+/// Returns the stream of accepted connections for [`tonic::transport::Server::serve_with_incoming`], each of
+/// them [tolerant](Tolerant). A failed accept is logged and retried.
 pub fn incoming(
     listener: UnixListener,
 ) -> impl Stream<Item = Result<Tolerant<UnixStream>, Infallible>> {
@@ -77,7 +78,7 @@ pub fn incoming(
                 Ok((stream, _)) => return Some((Ok(Tolerant::new(stream)), listener)),
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    // Out of files, as a rule: others have to close some.
+                    // Usually out of file descriptors: other connections have to close first.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }

@@ -1,11 +1,11 @@
-//! Messages as they are.
+//! A codec for raw messages.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// Passes messages on byte by byte, with whatever fields they have: for methods that are not read, and
-/// for requests of which only a part is.
+/// Codec that passes messages on byte by byte, with unknown fields: for methods that are not decoded, and for
+/// requests of which only a part is.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Raw;
 

@@ -1,19 +1,18 @@
-//! How the channels of a connection stand in its stream: a header of eight bytes, then a piece of
-//! one channel's bytes.
+//! Frames of the mux: a header of eight bytes, then a piece of the bytes of one channel.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
 
-/// Bytes of the largest frame read: runtimes up to NRI 0.6.1 put a whole message in one, of up to
-/// 16 MiB. A longer one means that the stream is not what it should be.
+/// Bytes of the largest frame to read: runtimes up to NRI 0.6.1 put a whole message of up to 16 MiB into one.
+/// A longer one means that the stream is invalid.
 pub const READ_LIMIT: usize = (16 << 20) + 10;
 
-/// Bytes of the largest frame written, as newer runtimes write it: a message and its header.
+/// Bytes of the largest frame to write, like newer runtimes: a message and its header.
 pub const WRITE_LIMIT: usize = (4 << 20) + 10;
 
-/// The header of a frame of `length` bytes; on the wire both numbers are big-endian.
+/// Returns the header of a frame of `length` bytes; on the wire both numbers are big-endian.
 pub fn header(channel: u32, length: u32) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[..4].copy_from_slice(&channel.to_be_bytes());
@@ -21,31 +20,31 @@ pub fn header(channel: u32, length: u32) -> [u8; HEADER] {
     bytes
 }
 
-/// A frame longer than any peer writes.
+/// Error for a frame longer than any peer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a frame of {length} bytes for channel {channel} is above the limit of {READ_LIMIT}")]
 pub struct TooLong {
-    /// The channel it is for.
+    /// Channel of the frame.
     pub channel: u32,
-    /// Its bytes, as the header says.
+    /// Length in the header.
     pub length: u32,
 }
 
-/// Takes the channels' bytes out of a stream, wherever that is cut.
+/// Decodes the bytes of channels from a stream, which may be split anywhere.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    /// The frame that has begun, and its bytes still to come.
+    /// Channel of the current frame.
     channel: u32,
     left: usize,
 }
 
 impl Decoder {
-    /// The next bytes of a channel in `buffer`, which leave it: a frame, or what there is of one. None
-    /// when more must come first. A frame without bytes is none.
+    /// Removes and returns the next bytes of a channel in `buffer`: a frame, or the available part of one.
+    /// Returns `None` if more bytes are needed. Empty frames are skipped.
     ///
     /// # Errors
     ///
-    /// A frame that is too long; the stream is of no use from there on.
+    /// Returns an error for a frame that is too long; the stream is unusable from then on.
     pub fn next(&mut self, buffer: &mut BytesMut) -> Result<Option<(u32, Bytes)>, TooLong> {
         while self.left == 0 {
             if buffer.len() < HEADER {

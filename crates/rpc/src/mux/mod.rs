@@ -1,11 +1,11 @@
-//! NRI's multiplexing: several streams of bytes, the channels, over one connection, as
-//! containerd/nri's `pkg/net/multiplex` does it. There is no flow control and no opening or closing
-//! of a channel; both ends know which ones there are.
+//! NRI's multiplexing of several byte streams, the channels, over one connection, like containerd/nri's
+//! `pkg/net/multiplex`. There is no flow control, and channels are neither opened nor closed; both ends use
+//! fixed channels.
 //!
-//! The peer in Go reads a channel through a buffer of 4,096 bytes and fails when a frame does not fit
-//! into what it asks for; it keeps up to 256 frames that nobody has read. So what is written to a
-//! [`Channel`] at once becomes one frame (up to [`frame::WRITE_LIMIT`]), and who writes decides: ttrpc
-//! writes its header, then the message, which fits.
+//! The peer in Go reads a channel through a buffer of 4,096 bytes and fails if a frame does not fit into the
+//! size it requests; it buffers up to 256 unread frames. So each write to a [`Channel`] becomes one frame (up
+//! to [`frame::WRITE_LIMIT`]), and the writer controls the frames: ttrpc writes its header and then the
+//! message, which fits.
 
 use std::io;
 use std::pin::Pin;
@@ -24,11 +24,11 @@ use crate::io::more;
 
 pub mod frame;
 
-/// Bytes of a channel that may wait to be read before the connection is given up. One slow channel
-/// must not hold up the other, and a node's whole state comes in messages of some MiB.
+/// Maximum unread bytes of a channel before the connection is closed. A slow channel must not block the
+/// other, and the state of a node is sent in messages of several MiB.
 pub const UNREAD_LIMIT: usize = 64 << 20;
 
-/// Frames that wait to be written before a writer has to wait as well.
+/// Maximum frames in the write queue before writers have to wait.
 const QUEUE: usize = 16;
 
 /// A connection with channels. It is closed when this value is dropped.
@@ -41,7 +41,7 @@ pub struct Mux {
 
 #[derive(Debug)]
 struct End {
-    /// Why the connection ended; none before, and when it ended as it should.
+    /// Why the connection ended; `None` before, and after a regular end.
     fault: Mutex<Option<String>>,
     closed: CancellationToken,
 }
@@ -57,15 +57,15 @@ impl End {
     }
 }
 
-/// One of the connection's streams of bytes. It ends with the connection.
+/// A byte stream of the connection. It ends with the connection.
 #[derive(Debug)]
 pub struct Channel {
     id: u32,
     end: Arc<End>,
     came: mpsc::UnboundedReceiver<Bytes>,
-    /// What of the last piece has not been read.
+    /// Unread rest of the last piece.
     rest: Bytes,
-    /// Bytes in `came`.
+    /// Number of bytes in `came`.
     unread: Arc<AtomicUsize>,
     queue: PollSender<(u32, Bytes)>,
 }
@@ -77,7 +77,7 @@ struct Inbox {
 }
 
 impl Mux {
-    /// Channels of these ids over `trunk`, in a task of the current runtime. Bytes for other ids are
+    /// Opens channels with these ids over `trunk`, in a task of the current runtime. Bytes for other ids are
     /// dropped.
     pub fn open<const N: usize>(
         trunk: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -116,18 +116,18 @@ impl Mux {
         (mux, channels)
     }
 
-    /// Waits until the connection has ended: `None` when the other side closed it in good order, or
-    /// we did, else why.
+    /// Waits until the connection has ended: returns `None` after a regular end by either side, or else the
+    /// error.
     pub async fn closed(&self) -> Option<String> {
         self.end.closed.cancelled().await;
         self.end.fault.lock().clone()
     }
 
-    /// Closes the connection and waits until nothing of it is left.
+    /// Closes the connection and waits until its task has ended.
     pub async fn close(mut self) {
         self.end.closed.cancel();
         if let Some(task) = self.task.take() {
-            // It neither panics nor is aborted.
+            // The task neither panics nor is aborted.
             let _ = task.await;
         }
     }
@@ -152,7 +152,7 @@ async fn run(
                 if unread > UNREAD_LIMIT {
                     return Err(format!("{unread} bytes of channel {id} were not read"));
                 }
-                // Nobody reads it any more: dropped, as for an unknown id.
+                // The channel was dropped: the piece is discarded, as for an unknown id.
                 if inbox.queue.send(piece).is_err() {
                     inbox.unread.store(0, Ordering::Relaxed);
                 }
@@ -176,7 +176,7 @@ async fn run(
             };
             written.await.map_err(|e: io::Error| e.to_string())?;
         }
-        // All channels are gone; what comes is still read, until the end.
+        // All channels are dropped; reading continues until the end.
         std::future::pending::<Result<(), String>>().await
     };
     let result = tokio::select! {
@@ -187,7 +187,7 @@ async fn run(
     if let Err(fault) = result {
         end.because(fault);
     }
-    // So that the peer sees the end, even when a copy of the socket is open elsewhere.
+    // The peer must see the end even if a copy of the socket is open elsewhere.
     let _ = write.shutdown().await;
     end.closed.cancel();
 }
@@ -238,12 +238,12 @@ impl AsyncWrite for Channel {
         }
     }
 
-    /// Frames are written in order as they come; there is nothing to hurry.
+    /// Does nothing: frames are written in order as they arrive.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// A channel has no end of its own.
+    /// Does nothing: channels are not closed individually.
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }

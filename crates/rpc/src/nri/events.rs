@@ -1,8 +1,8 @@
-//! Events: their names in texts, and which of them a runtime knows.
+//! Names of events, and the events that a runtime supports.
 
 use super::{ConfigureRequest, Event};
 
-/// Those that are about a pod, in the order of their numbers.
+/// Events about pods, in the order of their numbers.
 const PODS: [Event; 5] = [
     Event::RunPodSandbox,
     Event::StopPodSandbox,
@@ -11,7 +11,7 @@ const PODS: [Event; 5] = [
     Event::PostUpdatePodSandbox,
 ];
 
-/// Those that are about a container.
+/// Events about containers.
 const CONTAINERS: [Event; 9] = [
     Event::CreateContainer,
     Event::PostCreateContainer,
@@ -24,10 +24,11 @@ const CONTAINERS: [Event; 9] = [
     Event::ValidateContainerAdjustment,
 ];
 
-/// The events of these names: `RunPodSandbox`, `RUN_POD_SANDBOX` or `run-pod-sandbox`, several with
-/// commas between, or the groups `pod` (also `podsandbox`), `container` and `all`.
+/// Parses names of events: `RunPodSandbox`, `RUN_POD_SANDBOX` or `run-pod-sandbox`, several separated by
+/// commas, or the groups `pod` (also `podsandbox`), `container` and `all`.
 ///
 /// # Errors
+/// Returns an error for an unknown name.
 ///
 /// The name that is none.
 pub fn events_named<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Event>, String> {
@@ -56,7 +57,7 @@ fn plain(name: &str) -> String {
     letters.flat_map(char::to_lowercase).collect()
 }
 
-/// The mask that asks a runtime for these events: bit `n - 1` for event `n`.
+/// Returns the mask that subscribes to these events: bit `n - 1` for event `n`.
 pub fn mask(events: &[Event]) -> i32 {
     let bit = |event: &Event| match *event as i32 {
         number @ 1..=30 => 1 << (number - 1),
@@ -65,9 +66,9 @@ pub fn mask(events: &[Event]) -> i32 {
     events.iter().fold(0, |mask, event| mask | bit(event))
 }
 
-/// The events that the runtime knows: one that asks for others is dropped. The first eleven always,
-/// the others since NRI 0.10, which containerd has since 2.2 and CRI-O since 1.34. Runtimes say which
-/// NRI they have since 0.12 only.
+/// Returns the mask of the events that the runtime supports: it drops a plugin that subscribes to others. All
+/// runtimes support the first eleven, and since NRI 0.10 the others, which is in containerd since 2.2 and in
+/// CRI-O since 1.34. Only since 0.12 do runtimes report their NRI version.
 pub fn supported(request: &ConfigureRequest) -> i32 {
     const OLDEST: i32 = (1 << 11) - 1;
     const NEWEST: i32 = (1 << 14) - 1;
@@ -83,7 +84,7 @@ pub fn supported(request: &ConfigureRequest) -> i32 {
     }
 }
 
-/// Major and minor of `v1.7.24~ds1` and the like.
+/// Parses major and minor of a version such as `v1.7.24~ds1`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.trim_start_matches('v').split('.');
     let number = |part: &str| {

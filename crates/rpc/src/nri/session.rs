@@ -1,5 +1,5 @@
-//! One connection's requests, answered in time: both forms of events end in the same functions of the
-//! [`Handler`].
+//! Requests of one connection, answered within the runtime's timeout. Both forms of events end in the same
+//! functions of the [`Handler`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,21 +24,21 @@ use super::{
 };
 use crate::ttrpc::{Code, Context, Status};
 
-/// How long a runtime waits that does not say.
+/// Default timeout of a runtime that does not send one.
 const REQUEST: Duration = Duration::from_secs(2);
 
-/// Pods and containers in all parts of a synchronization: far more than a node runs, so that a runtime
-/// that never ends its parts does not fill the memory.
+/// Maximum pods and containers in all parts of a synchronization: far more than a node runs, so that endless
+/// parts do not exhaust the memory.
 const PARTS: usize = 100_000;
 
-/// One connection's requests.
+/// State of one connection.
 pub(super) struct Session<H> {
     handler: Arc<H>,
     busy: Arc<Semaphore>,
     wanted: Vec<Event>,
-    /// How long the runtime waits, as it said when it configured us.
+    /// The runtime's timeout, which it sends with the configuration.
     limit: Mutex<Duration>,
-    /// Parts of the synchronization so far.
+    /// Parts of the synchronization received so far.
     parts: Mutex<(Vec<PodSandbox>, Vec<Container>)>,
     synchronized: CancellationToken,
 }
@@ -55,13 +55,13 @@ impl<H: Handler> Session<H> {
         }
     }
 
-    /// Waits until the synchronization was answered.
+    /// Waits until the synchronization has been answered.
     pub(super) async fn synchronized(&self) {
         self.synchronized.cancelled().await;
     }
 
-    /// What `work` says within the time; nothing when it takes longer or panics, so that the runtime goes
-    /// on without us rather than drop us.
+    /// Runs `work` within the timeout and returns its result; `None` if it takes longer or panics, so that
+    /// the runtime continues without this plugin instead of dropping it.
     async fn run_handler<T: Send + 'static>(
         &self,
         event: Option<Event>,
@@ -71,7 +71,7 @@ impl<H: Handler> Session<H> {
         let begun = Instant::now();
         let limit = context.timeout.unwrap_or(*self.limit.lock()).mul_f64(0.8);
         let answer = match Arc::clone(&self.busy).try_acquire_owned() {
-            // All are hanging.
+            // All threads are blocked.
             Err(_) => Err(Outcome::Late),
             Ok(permit) => {
                 let handler = Arc::clone(&self.handler);
@@ -114,7 +114,7 @@ impl<H: Handler> Session<H> {
     }
 }
 
-/// The calls that only tell, each as its event.
+/// Implements the calls that only notify, each as its event.
 macro_rules! forward_events {
     ($($function:ident($request:ty) -> $response:ident: $event:ident $(, $container:ident)?;)*) => {$(
         async fn $function(&self, request: $request, context: Context) -> Result<$response, Status> {
@@ -140,7 +140,7 @@ impl<H: Handler> Plugin for Session<H> {
         let wanted = wanted.map_err(|why| Status::new(Code::InvalidArgument, why))?;
         let events = events::mask(&wanted) & events::supported(&request);
         if events == 0 {
-            // It would mean all.
+            // A mask of zero would subscribe to all events.
             let why = format!("none of the events {wanted:?} is known to this runtime");
             return Err(Status::new(Code::FailedPrecondition, why));
         }
@@ -165,7 +165,7 @@ impl<H: Handler> Plugin for Session<H> {
                 return Err(Status::new(Code::ResourceExhausted, why));
             }
             if request.more {
-                // Anything else, and the runtime takes us for one that does not know parts.
+                // With any other response the runtime assumes that the plugin does not support parts.
                 return Ok(SynchronizeResponse {
                     update: Vec::new(),
                     more: true,
@@ -220,7 +220,7 @@ impl<H: Handler> Plugin for Session<H> {
             let (container, resources) = (container.unwrap_or_default(), request.linux_resources);
             let mut updates = handler.update(&pod, &container, &resources.unwrap_or_default())?;
             for update in &mut updates {
-                // A runtime ignores an update of nobody.
+                // A runtime ignores an update without an id.
                 if update.container_id.is_empty() {
                     update.container_id.clone_from(&container.id);
                 }
@@ -246,7 +246,7 @@ impl<H: Handler> Plugin for Session<H> {
                 self.event(event, request.pod, request.container, &context)
                     .await?;
             }
-            // Of a later version, and not asked for.
+            // Of a later version, and not subscribed to.
             _ => tracing::debug!(event = request.event, "NRI: unknown event"),
         }
         Ok(Empty {})

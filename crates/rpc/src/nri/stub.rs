@@ -1,5 +1,5 @@
-//! A plugin's end of NRI, without what the plugin decides: one connection to the runtime, made again
-//! whenever it is lost, and every answer in time.
+//! A plugin's end of NRI without its decisions: one connection to the runtime, re-established whenever it is
+//! lost, with all requests answered in time.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,47 +19,47 @@ use super::{
 use crate::mux::Mux;
 use crate::ttrpc::{Client, Options, Server};
 
-/// Bytes of the largest request accepted. Runtimes up to NRI 0.6.1 send all pods and containers of a node
-/// in one, of up to 16 MiB.
+/// Bytes of the largest request accepted. Runtimes up to NRI 0.6.1 send all pods and containers of a node in
+/// one request of up to 16 MiB.
 const REQUEST_LIMIT: usize = 32 << 20;
 
-/// Handlers at work at a time. They come one by one; more are only those that were given up.
+/// Maximum number of concurrent handler calls. They arrive one by one; more than one only run after timeouts.
 const AT_A_TIME: usize = 16;
 
-/// What a plugin decides. Functions are called on threads that may block, with events in the runtime's
-/// order, and must be done in 80 % of the runtime's time for a request (2 s as a rule); afterwards the
-/// runtime is forward_events that there is nothing to change.
+/// Decisions of a plugin. Functions are called on threads that may block, in the order of the runtime's
+/// events, and must return within 80 % of the runtime's request timeout (2 s by default); otherwise the
+/// runtime gets a response without changes.
 ///
 /// An error from [`create`](Handler::create), [`update`](Handler::update) or
 /// [`event`](Handler::event) fails what the kubelet asked of the runtime; a panic does not.
 pub trait Handler: Send + Sync + 'static {
-    /// The events wanted, from the configuration that the runtime has for a plugin that it launches,
-    /// empty for others. The default is what [`Settings::events`] says.
+    /// Returns the events to subscribe to. `configuration` is what the runtime has for a plugin that it
+    /// launches, empty for others. By default the events of [`Settings::events`].
     ///
     /// # Errors
     ///
-    /// What is wrong with the configuration; the runtime then drops the plugin.
+    /// Returns an error for an invalid configuration; the runtime then drops the plugin.
     fn configure(&self, configuration: &str, wanted: Vec<Event>) -> Result<Vec<Event>, String> {
         let _ = configuration;
         Ok(wanted)
     }
 
-    /// All pods and containers there are, after each connection; the answer changes containers.
+    /// Receives all existing pods and containers after each connection; the result updates containers.
     fn synchronize(&self, pods: &[PodSandbox], containers: &[Container]) -> Vec<ContainerUpdate>;
 
-    /// A container is about to be created.
+    /// Handles a container that is about to be created.
     ///
     /// # Errors
     ///
-    /// Why it must not be.
+    /// Returns why it must not be created.
     fn create(&self, pod: &PodSandbox, container: &Container) -> Result<Reply, String>;
 
-    /// A container is about to get these resources instead of those it has. An update without an id is
-    /// for this container.
+    /// Handles a container whose resources are about to change to `requested`. An update without an id is for
+    /// this container.
     ///
     /// # Errors
     ///
-    /// Why it must not.
+    /// Returns why they must not change.
     fn update(
         &self,
         pod: &PodSandbox,
@@ -67,11 +67,11 @@ pub trait Handler: Send + Sync + 'static {
         requested: &LinuxResources,
     ) -> Result<Vec<ContainerUpdate>, String>;
 
-    /// Any other event.
+    /// Handles any other event.
     ///
     /// # Errors
     ///
-    /// Why it must not happen.
+    /// Returns why it must not happen.
     fn event(
         &self,
         event: Event,
@@ -79,79 +79,80 @@ pub trait Handler: Send + Sync + 'static {
         container: Option<&Container>,
     ) -> Result<(), String>;
 
-    /// What happens to the connection and with each answer, for metrics and events. It must not block.
+    /// Receives changes of the connection and the result of each request, for metrics and events. Must not
+    /// block.
     fn seen(&self, seen: &Seen) {
         let _ = seen;
     }
 }
 
-/// The answer to the creation of a container.
+/// Response to the creation of a container.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Reply {
-    /// What is changed about it.
+    /// Adjustment of the container.
     pub adjust: Option<ContainerAdjustment>,
-    /// What is changed about others.
+    /// Updates of other containers.
     pub update: Vec<ContainerUpdate>,
-    /// Which others are ended.
+    /// Other containers to evict.
     pub evict: Vec<ContainerEviction>,
 }
 
-/// How a request was answered.
+/// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// By the handler.
+    /// The handler responded.
     Done,
-    /// By the handler, with an error.
+    /// The handler returned an error.
     Refused,
-    /// With nothing, because the handler took too long.
+    /// The response was empty because the handler took too long.
     Late,
-    /// With nothing, because the handler panicked.
+    /// The response was empty because the handler panicked.
     Panicked,
 }
 
-/// What a [`Handler`] is forward_events about the stub.
+/// What a [`Handler`] observes of its stub.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// Registered, configured and synchronized.
     Connected,
-    /// The connection was lost, or could not be made; why, and when the next attempt is.
+    /// The connection was lost or failed: the error, and the delay until the next attempt.
     Lost(String, Duration),
-    /// A request was answered; which (`None`: Synchronize), how long it took, and how.
+    /// A request was answered: its event (`None` for Synchronize), duration, and result.
     Answered(Option<Event>, Duration, Outcome),
 }
 
-/// Who the plugin is, where the runtime is, and how patient to be.
+/// Identity of the plugin, address of the runtime, and timeouts.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Letters, digits and `-_.+`.
+    /// Name of the plugin: letters, digits and `-_.+`.
     pub name: String,
-    /// Two digits: the place among the runtime's plugins.
+    /// Two digits: the position among the runtime's plugins.
     pub index: String,
-    /// Where the runtime is.
+    /// Address of the runtime.
     pub socket: Socket,
-    /// The events wanted; not none, which would mean all.
+    /// Events to subscribe to; at least one, as none would mean all.
     pub events: Vec<Event>,
-    /// How long the runtime may take to answer the registration.
+    /// Timeout of the registration.
     pub registration: Duration,
-    /// How long it may take from there to the end of the synchronization.
+    /// Timeout from the registration to the end of the synchronization.
     pub synchronization: Duration,
-    /// The wait before the second attempt to connect; doubled for each one more.
+    /// Delay before the second attempt to connect; doubles with each further attempt.
     pub retry: Duration,
-    /// The longest wait.
+    /// Maximum delay.
     pub retry_limit: Duration,
 }
 
-/// Where the runtime is.
+/// Address of the runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Socket {
-    /// Behind the socket of this path, which need not be there yet.
+    /// A socket path, which need not exist yet.
     Path(PathBuf),
-    /// Behind a connection that this process inherited, under this descriptor.
+    /// An inherited connection with this file descriptor.
     Inherited(i32),
 }
 
 impl Settings {
-    /// Settings for a plugin of this name and index at the usual socket.
+    /// Returns settings for a plugin of this name and index at the default socket.
     pub fn new(name: impl Into<String>, index: impl Into<String>, events: Vec<Event>) -> Settings {
         Settings {
             name: name.into(),
@@ -165,12 +166,12 @@ impl Settings {
         }
     }
 
-    /// These settings, with what a runtime tells a plugin that it launches, in `NRI_PLUGIN_NAME`,
-    /// `NRI_PLUGIN_IDX` and `NRI_PLUGIN_SOCKET`, instead of what they say.
+    /// Applies the variables `NRI_PLUGIN_NAME`, `NRI_PLUGIN_IDX` and `NRI_PLUGIN_SOCKET`, which a runtime
+    /// sets for a plugin that it launches.
     ///
     /// # Errors
     ///
-    /// A descriptor that is no number.
+    /// Returns an error if the file descriptor is not a number.
     pub fn launched(
         mut self,
         variable: impl Fn(&str) -> Option<String>,
@@ -215,20 +216,20 @@ pub struct Stub<H> {
     runtime: watch::Sender<Option<RuntimeClient>>,
 }
 
-/// What became of one connection.
+/// How a connection ended.
 enum Ended {
     /// It had been synchronized.
     Up(String),
-    /// It never was.
+    /// It was never synchronized.
     Down(String),
 }
 
 impl<H: Handler> Stub<H> {
-    /// A stub that is not connected yet.
+    /// Creates a stub that is not connected yet.
     ///
     /// # Errors
     ///
-    /// The setting that a runtime would refuse.
+    /// Returns an error for a setting that a runtime would reject.
     pub fn new(settings: Settings, handler: Arc<H>) -> Result<Stub<H>, String> {
         settings.check()?;
         Ok(Stub {
@@ -239,14 +240,14 @@ impl<H: Handler> Stub<H> {
         })
     }
 
-    /// The runtime while it is connected and synchronized, to change containers outside of any event.
-    /// Never from within a handler: the runtime would wait for the handler.
+    /// Returns the runtime's client while it is connected and synchronized, to update containers outside of
+    /// any event. Must not be used from within a handler: the runtime would wait for the handler.
     pub fn runtime(&self) -> watch::Receiver<Option<RuntimeClient>> {
         self.runtime.subscribe()
     }
 
-    /// Connects, and again after each loss, until `stop`; an inherited connection is the only one. There
-    /// are never two: the next is dialled when nothing of the last is left.
+    /// Connects, and reconnects after each loss, until `stop`; an inherited connection is used only once.
+    /// There are never two connections: the next one is dialed when the last one is closed completely.
     pub async fn run(&self, stop: CancellationToken) {
         let mut delay = self.settings.retry;
         loop {
@@ -266,7 +267,7 @@ impl<H: Handler> Stub<H> {
                 }
                 Ended::Down(why) => why,
             };
-            // So that the plugins of a restarted runtime do not come all at once.
+            // Random jitter, so that the plugins of a restarted runtime do not all reconnect at once.
             let wait = delay.mul_f64(1.0 + fastrand::f64() / 10.0);
             self.handler.seen(&Seen::Lost(why, wait));
             if matches!(self.settings.socket, Socket::Inherited(_)) {
@@ -325,7 +326,8 @@ impl<H: Handler> Stub<H> {
         }
     }
 
-    /// What is asked of the runtime; returns when it does not do its part.
+    /// Registers and waits for the synchronization; returns the error if the runtime fails to complete
+    /// either.
     async fn talk(
         &self,
         runtime: &RuntimeClient,
@@ -342,7 +344,7 @@ impl<H: Handler> Stub<H> {
         let request = RegisterPluginRequest {
             plugin_name: name.clone(),
             plugin_idx: index.clone(),
-            // The version of the definitions.
+            // Version of the protocol definitions.
             nri_version: "v0.12.5".to_owned(),
         };
         let options = Options::within(*registration);
@@ -362,8 +364,8 @@ impl<H: Handler> Stub<H> {
     }
 }
 
-/// A copy of an inherited descriptor. The descriptor itself stays open as long as the process, so the
-/// connection ends by `shutdown`, which ends all copies.
+/// Returns a copy of an inherited file descriptor. The original stays open as long as the process, so the
+/// connection ends by `shutdown`, which affects all copies.
 fn inherited(descriptor: i32) -> io::Result<UnixStream> {
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
     let named = |e: rustix::io::Errno| {

@@ -1,4 +1,4 @@
-//! The side that calls.
+//! Client of ttrpc calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use super::frame::{Decoder, Frame, Header, Kind};
 use super::{Error, MESSAGE_LIMIT, Status, send, wire};
 use crate::io::more;
 
-/// Requests that wait to be written before a caller has to wait as well.
+/// Maximum requests in the write queue before callers have to wait.
 const QUEUE: usize = 64;
 
-/// What a call may take and carries along.
+/// Timeout and metadata of a call.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// How long the answer may take, which the server is told; none: as long as the connection lives.
+    /// Timeout, which is also sent to the server; `None` to wait as long as the connection lives.
     pub timeout: Option<Duration>,
-    /// Keys and values beside the request.
+    /// Metadata sent with the request.
     pub metadata: Vec<(String, String)>,
 }
 
 impl Options {
-    /// Options of a call that may take this long.
+    /// Returns options with this timeout.
     pub fn within(timeout: Duration) -> Options {
         Options {
             timeout: Some(timeout),
@@ -37,7 +37,7 @@ impl Options {
     }
 }
 
-/// A connection to call over. Clones share it; it is closed with the last of them.
+/// A client connection. Clones share it; it is closed with the last of them.
 #[derive(Debug, Clone)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -53,10 +53,10 @@ struct Shared {
 
 #[derive(Debug)]
 struct Calls {
-    /// The next call's stream; none when they are used up.
+    /// Stream id of the next call; `None` when they are used up.
     next: Option<u32>,
     waiting: BTreeMap<u32, oneshot::Sender<Outcome>>,
-    /// Why there are no more calls.
+    /// Error that ended the connection.
     ended: Option<Error>,
 }
 
@@ -69,7 +69,7 @@ enum Outcome {
 }
 
 impl Client {
-    /// Calls over `io`, in tasks of the current runtime.
+    /// Creates a client over `io`, with tasks in the current runtime.
     pub fn new(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Client {
         let (queue, requests) = mpsc::channel(QUEUE);
         let closed = CancellationToken::new();
@@ -90,12 +90,12 @@ impl Client {
         }
     }
 
-    /// Calls `method` of `service` and waits for its answer. A call that is dropped is forgotten: ttrpc
-    /// has no way to tell the server.
+    /// Calls `method` of `service` and waits for the response. A dropped call is not canceled on the server:
+    /// ttrpc does not support that.
     ///
     /// # Errors
     ///
-    /// See [`Error`]; all but [`Error::Closed`] leave the connection as it is.
+    /// Returns an [`Error`]; all but [`Error::Closed`] leave the connection usable.
     pub async fn call<R: Message + Default>(
         &self,
         service: &str,
@@ -168,7 +168,7 @@ impl Client {
         };
         let (tell, told) = oneshot::channel();
         let stream = {
-            // Under one lock, so that streams grow on the wire.
+            // One lock for both, so that stream ids increase on the wire.
             let mut calls = shared.calls.lock();
             if let Some(error) = &calls.ended {
                 return Err(error.clone());
@@ -185,19 +185,19 @@ impl Client {
         told.await.map_err(|_| shared.why())
     }
 
-    /// Waits until the connection is closed, by either side.
+    /// Waits until the connection is closed by either side.
     pub async fn closed(&self) -> Error {
         self.shared.closed.cancelled().await;
         self.shared.why()
     }
 
-    /// Closes the connection; calls under way fail.
+    /// Closes the connection; calls in flight fail.
     pub fn close(&self) {
         self.shared.end(Error::closed("by us"));
     }
 }
 
-/// A call that nobody waits for any more.
+/// Removes a call from the table when its caller stops waiting.
 struct Forget<'a> {
     shared: &'a Shared,
     stream: u32,
@@ -215,7 +215,7 @@ impl Shared {
         ended.unwrap_or_else(|| Error::closed("by us"))
     }
 
-    /// The first reason stays.
+    /// Ends the connection. Only the first error is recorded.
     fn end(&self, error: Error) {
         let waiting = {
             let mut calls = self.calls.lock();
@@ -231,7 +231,7 @@ impl Shared {
     fn deliver(&self, header: Header, outcome: Outcome) {
         let waiting = self.calls.lock().waiting.remove(&header.stream);
         match waiting {
-            // It may have given up between.
+            // The caller may have given up in between.
             Some(tell) => drop(tell.send(outcome)),
             None => tracing::debug!(
                 stream = header.stream,

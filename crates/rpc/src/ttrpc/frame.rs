@@ -1,11 +1,11 @@
-//! How ttrpc's messages stand in a stream of bytes: a header of ten bytes, then the message.
+//! Framing of ttrpc: a header of ten bytes, then the message.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 /// Bytes of a header.
 pub const HEADER: usize = 10;
 
-/// What a frame carries, as its header's ninth byte says.
+/// Kind of a frame: the ninth byte of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A call (1).
@@ -14,7 +14,7 @@ pub enum Kind {
     Response,
     /// A part of a stream (3); unary calls have none.
     Data,
-    /// What this version of the protocol does not know.
+    /// A kind that this version of the protocol does not define.
     Other(u8),
 }
 
@@ -38,21 +38,21 @@ impl Kind {
     }
 }
 
-/// A frame's header; on the wire its numbers are big-endian.
+/// Header of a frame; on the wire its numbers are big-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Bytes that follow the header.
     pub length: u32,
-    /// The call: odd, and growing with every call of a connection.
+    /// Stream id of the call: odd, and increasing with every call of a connection.
     pub stream: u32,
-    /// What follows.
+    /// Kind of the frame.
     pub kind: Kind,
     /// 1 remote closed, 2 remote open, 4 no data; 0 in unary calls.
     pub flags: u8,
 }
 
 impl Header {
-    /// The header as it stands on the wire.
+    /// Returns the header in wire format.
     pub fn encode(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&self.length.to_be_bytes());
@@ -63,27 +63,27 @@ impl Header {
     }
 }
 
-/// What a [`Decoder`] found.
+/// Result of a [`Decoder`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
-    /// A whole message.
+    /// A complete message.
     Message(Header, Bytes),
-    /// A message above the limit; its bytes are gone, what follows it is sound.
+    /// A message above the limit; its bytes are discarded, and the stream stays usable.
     Oversized(Header),
 }
 
-/// Takes frames out of a stream of bytes, wherever that is cut.
+/// Decodes frames from a byte stream, which may be split anywhere.
 #[derive(Debug)]
 pub struct Decoder {
     limit: usize,
-    /// A header whose message has not come whole.
+    /// Header of an incomplete message.
     open: Option<Header>,
-    /// Bytes of an oversized message still to come.
+    /// Remaining bytes of an oversized message.
     discard: usize,
 }
 
 impl Decoder {
-    /// A decoder for messages of up to `limit` bytes.
+    /// Returns a decoder for messages of up to `limit` bytes.
     pub fn new(limit: usize) -> Decoder {
         Decoder {
             limit,
@@ -92,8 +92,8 @@ impl Decoder {
         }
     }
 
-    /// The next frame in `buffer`, whose bytes leave it; none when more must come first. Never holds
-    /// more than one message and what came behind it, whatever a header says.
+    /// Removes and returns the next frame in `buffer`; `None` if more bytes are needed. Never buffers more
+    /// than one message and the bytes behind it, whatever a header contains.
     pub fn next(&mut self, buffer: &mut BytesMut) -> Option<Frame> {
         let header = match self.open {
             Some(header) => header,

@@ -1,6 +1,6 @@
-//! ttrpc: gRPC's unary calls over a plain stream, without HTTP/2. Client and server over any stream
-//! of bytes, as containerd/ttrpc 1.2.7 speaks it; streaming calls, which NRI does not use, are
-//! refused. Why it is our own: docs/adr/0007-own-ttrpc-and-mux.md.
+//! ttrpc: gRPC's unary calls over a plain stream, without HTTP/2. Client and server over any byte stream,
+//! compatible with containerd/ttrpc 1.2.7; streaming calls, which NRI does not use, are rejected. Why there
+//! is an own implementation: docs/adr/0007-own-ttrpc-and-mux.md.
 //!
 //! A frame ([`frame`]) is written in two writes, header and message, and each write to a channel of
 //! [`crate::mux`] is one frame there: the peer in Go depends on it.
@@ -33,18 +33,18 @@ mod wire {
 /// Bytes of the largest message that peers accept, and so the largest one sent.
 pub const MESSAGE_LIMIT: usize = 4 << 20;
 
-/// Why a call failed, as the other side says it.
+/// Error status of a call, as sent by the peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{code:?}: {message}")]
 pub struct Status {
-    /// gRPC's code.
+    /// gRPC status code.
     pub code: Code,
-    /// For people.
+    /// Message for users.
     pub message: String,
 }
 
 impl Status {
-    /// A status of this code and text.
+    /// Returns a status with this code and message.
     pub fn new(code: Code, message: impl Into<String>) -> Status {
         Status {
             code,
@@ -53,39 +53,39 @@ impl Status {
     }
 }
 
-/// Why a call had no answer.
+/// Error of a call without a response.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The connection is gone.
+    /// The connection is closed.
     #[error("connection closed: {0}")]
     Closed(Arc<str>),
-    /// Nothing came in time.
+    /// The timeout expired.
     #[error("{method} had no answer within {limit:?}")]
     Timeout {
         /// Service and method.
         method: String,
-        /// How long was waited.
+        /// The timeout.
         limit: Duration,
     },
-    /// The request, or the answer, is too large; the connection lives on.
+    /// The request or the response is too large; the connection stays open.
     #[error("{method}: a message of {length} bytes is above the limit of {limit}")]
     Oversized {
         /// Service and method.
         method: String,
         /// Bytes of the message.
         length: usize,
-        /// Bytes allowed.
+        /// Maximum bytes.
         limit: usize,
     },
-    /// The other side answered with an error.
+    /// The peer answered with an error status.
     #[error("{0}")]
     Status(#[from] Status),
-    /// The other side answered nonsense.
+    /// The response is invalid.
     #[error("{method}: undecodable answer: {fault}")]
     Malformed {
         /// Service and method.
         method: String,
-        /// What is wrong with it.
+        /// Description of the error.
         fault: String,
     },
 }
@@ -96,7 +96,7 @@ impl Error {
     }
 }
 
-/// Header and message in two writes; see the head of this module.
+/// Writes header and message in two writes, as the module documentation requires.
 async fn send(
     to: &mut (impl AsyncWrite + Unpin),
     stream: u32,

@@ -1,4 +1,4 @@
-//! The side that answers.
+//! Server of ttrpc calls.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -17,41 +17,41 @@ use super::frame::{Decoder, Frame, Header, Kind};
 use super::{Code, Error, MESSAGE_LIMIT, Status, send, wire};
 use crate::io::more;
 
-/// Calls of one connection that are answered at a time; above it no more are read.
+/// Maximum concurrent calls of one connection; at the limit no more are read.
 const AT_A_TIME: usize = 128;
 
-/// What an answer is before it is framed.
+/// Future response of a service before it is framed.
 pub type Answer = BoxFuture<'static, Result<Vec<u8>, Status>>;
 
-/// What came with a request beside its message.
+/// Metadata of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Context {
-    /// How long the caller waits; a later answer is replaced by `DEADLINE_EXCEEDED`.
+    /// Timeout of the caller; a later response is replaced by `DEADLINE_EXCEEDED`.
     pub timeout: Option<Duration>,
     /// Keys and values, in the caller's order.
     pub metadata: Vec<(String, String)>,
 }
 
-/// A call as a service gets it.
+/// A call as passed to a service.
 #[derive(Debug, Clone)]
 pub struct Incoming {
-    /// The method's name.
+    /// Name of the method.
     pub method: String,
-    /// The request, encoded.
+    /// Encoded request.
     pub payload: Bytes,
-    /// What came with it.
+    /// Metadata of the request.
     pub context: Context,
 }
 
-/// Methods under one name.
+/// A service with its methods.
 pub trait Service: Send + Sync + 'static {
-    /// The name, with its package.
+    /// Returns the name of the service with its package.
     fn name(&self) -> &'static str;
-    /// Answers a call; `UNIMPLEMENTED` for a method it does not have.
+    /// Answers a call; with `UNIMPLEMENTED` for an unknown method.
     fn call(&self, call: Incoming) -> Answer;
 }
 
-/// Services that answer over one connection after the other.
+/// A server of services, for one connection after the other.
 #[derive(Clone)]
 pub struct Server {
     services: BTreeMap<&'static str, Arc<dyn Service>>,
@@ -78,27 +78,27 @@ impl Default for Server {
 }
 
 impl Server {
-    /// The server, with this service as well.
+    /// Adds a service.
     #[must_use]
     pub fn with(mut self, service: impl Service) -> Server {
         self.services.insert(service.name(), Arc::new(service));
         self
     }
 
-    /// The server, with requests of up to `limit` bytes instead of [`MESSAGE_LIMIT`]. A larger one is
-    /// answered with `RESOURCE_EXHAUSTED`, and the connection lives on.
+    /// Accepts requests of up to `limit` bytes instead of [`MESSAGE_LIMIT`]. A larger one is answered with
+    /// `RESOURCE_EXHAUSTED`, and the connection stays open.
     #[must_use]
     pub fn accepting(mut self, limit: usize) -> Server {
         self.limit = limit;
         self
     }
 
-    /// Answers what comes over `io` until its end; calls under way are then dropped, as is everything
-    /// when this future is.
+    /// Serves calls over `io` until its end; calls in flight are then dropped, and also when this future is
+    /// dropped.
     ///
     /// # Errors
     ///
-    /// When the connection breaks; its regular end is no error.
+    /// Returns an error if the connection breaks; its regular end is no error.
     pub async fn serve(
         &self,
         io: impl AsyncRead + AsyncWrite + Send + 'static,
@@ -111,7 +111,7 @@ impl Server {
                     return Err(Error::closed(error));
                 }
             }
-            // Until the reader has seen the end.
+            // Wait until the reader has seen the end.
             std::future::pending().await
         };
         tokio::select! {
@@ -146,7 +146,7 @@ impl Server {
                 };
                 let answers = answers.clone();
                 calls.spawn(async move {
-                    // The writer ends after the reader only.
+                    // The writer outlives the reader.
                     let _ = answers.send((stream, finish(answer.await))).await;
                     drop(permit);
                 });
@@ -181,7 +181,7 @@ impl Server {
                 let message = "streaming calls are not served".to_owned();
                 return refused(header, Code::InvalidArgument, message);
             }
-            // For versions to come.
+            // Ignored for compatibility with later versions.
             Kind::Response | Kind::Other(_) => return Admitted::Ignored,
         }
         if header.stream <= *last {
@@ -222,7 +222,7 @@ enum Admitted {
     Ignored,
 }
 
-/// The service's answer, in time and even if the service panics: who calls must not wait in vain.
+/// Calls the service with the timeout and handles a panic, so that the caller always gets a response.
 async fn bounded(
     service: Arc<dyn Service>,
     call: Incoming,
@@ -246,7 +246,7 @@ async fn bounded(
     })
 }
 
-/// An answer as it is framed.
+/// Encodes a response.
 fn finish(answer: Result<Vec<u8>, Status>) -> Vec<u8> {
     let of = |status: Status| wire::Response {
         status: Some(wire::Status {

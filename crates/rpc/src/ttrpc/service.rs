@@ -1,7 +1,7 @@
-//! A service from a table of its methods.
+//! Macro that builds a service from a table of its methods.
 
-/// From the table of a service's methods: a trait with a function for each, which answer
-/// `UNIMPLEMENTED` where they are not written; a server of anything that has the trait; a client.
+/// Defines from a table of methods: a trait with a function for each method, which answers `UNIMPLEMENTED` by
+/// default, a server for any implementation of the trait, and a client.
 macro_rules! service {
     (
         $(#[$doc:meta])*

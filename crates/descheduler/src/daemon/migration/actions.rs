@@ -1,4 +1,4 @@
-//! Writes.
+//! Writes of the migration controller.
 
 use super::super::{regarding, stands};
 use super::JobController;
@@ -18,7 +18,7 @@ use koord_kube::patch::{self, is_conflict, is_not_found, is_status};
 use serde_json::json;
 use std::time::Duration;
 
-/// The job that a write is for, and what it is ctx.
+/// The job that a write is for, and its related objects.
 pub(super) struct JobContext<'a> {
     pub(super) job: &'a PodMigrationJob,
     pub(super) pod: Option<&'a PodInfo>,
@@ -27,15 +27,15 @@ pub(super) struct JobContext<'a> {
     pub(super) settings: &'a Settings,
 }
 
-/// What came of a write.
+/// Result of a write.
 pub(super) enum WriteOutcome {
-    /// It is done.
+    /// The write is done.
     Written,
-    /// Somebody else was faster: everything is looked at anew.
+    /// The object was changed or deleted concurrently: it must be read again.
     Conflict,
-    /// It is not its turn before this time has passed.
+    /// The write must not be tried before this time has passed.
     Delayed(Duration),
-    /// It failed, and why.
+    /// The write failed with this error.
     Failed(String),
 }
 
@@ -94,7 +94,7 @@ impl JobController {
         }
     }
 
-    /// Writes the status of `job`, unless it has changed.
+    /// Writes the status of `job`, unless the job was changed concurrently.
     pub(super) async fn status(
         &self,
         job: &PodMigrationJob,
@@ -130,7 +130,7 @@ impl JobController {
     }
 
     async fn reserve(&self, reservation: &Reservation, ctx: &JobContext<'_>) -> WriteOutcome {
-        // Room is not held for a pod that a budget keeps where it is.
+        // Nothing is reserved for a pod that a budget protects.
         let why = match (ctx.pod, self.policy(ctx)) {
             (Some(pod), Policy::Eviction) => self.would_refuse(pod, ctx).await,
             (Some(pod), Policy::Delete) => Self::options(ctx, pod).err(),
@@ -145,7 +145,7 @@ impl JobController {
         let created = created.create(&PostParams::default(), reservation).await;
         let error = match created {
             Ok(_) => return WriteOutcome::Written,
-            // It was made before, and the job could not say so.
+            // The reservation was created before, but the job could not be updated.
             Err(error) if is_conflict(&error) => return WriteOutcome::Conflict,
             Err(error) => error.to_string(),
         };
@@ -166,8 +166,8 @@ impl JobController {
         Policy::resolve(pod, job, ctx.settings.policy)
     }
 
-    /// How `pod` is evicted. Options with which nothing would be are refused: the API server would say again and again
-    /// that all went well.
+    /// Returns the options of the eviction of `pod`. A dry run is an error: the API server would report
+    /// success each time although the pod stays.
     fn options(ctx: &JobContext<'_>, pod: &PodInfo) -> Result<EvictOptions, String> {
         let by_default = ctx.migrations.args.default_delete_options.as_ref();
         let asked = ctx.job.spec.delete_options.as_ref().or(by_default);
@@ -184,7 +184,7 @@ impl JobController {
         })
     }
 
-    /// Why the eviction of `pod` would be refused now, as far as one can ask.
+    /// Returns why the eviction of `pod` would be refused now, as far as a dry run shows.
     async fn would_refuse(&self, pod: &PodInfo, ctx: &JobContext<'_>) -> Option<String> {
         let options = match Self::options(ctx, pod) {
             Ok(options) => EvictOptions {
@@ -201,7 +201,7 @@ impl JobController {
                 Ok(false) | Err(_) => None,
             },
             Err(error) if is_status(&error, 403) => Some(error.to_string()),
-            // Some webhooks cannot be asked this way.
+            // Some webhooks do not support dry runs.
             Err(error) => {
                 tracing::debug!(%pod, %error, "cannot ask whether it would be evicted");
                 None
@@ -284,8 +284,8 @@ impl JobController {
         self.verify_evicted(pod, why).await
     }
 
-    /// Whether `pod` goes, or is gone, whatever the answer to its eviction was: a webhook may deny it in the words for a
-    /// pod that is not there, and an answer may be lost.
+    /// Checks that `pod` is gone or being deleted, whatever the response to its eviction: a webhook may deny
+    /// it with the response for a missing pod, and a response may be lost.
     async fn verify_evicted(&self, pod: &PodInfo, why: String) -> Result<(), String> {
         match still_exists(&self.client, pod).await {
             Ok(false) => Ok(()),
@@ -314,7 +314,7 @@ impl JobController {
         marked.map_err(|error| error.to_string())
     }
 
-    /// Sets the annotation that asks somebody to evict `pod`, or takes it away.
+    /// Sets or removes the annotation that requests the eviction of `pod`.
     async fn mark(&self, pod: &PodInfo, text: Option<String>) -> Result<(), Error> {
         let change = json!({"metadata": {
             "uid": pod.uid, "annotations": {annotations::SOFT_EVICTION: text},
@@ -350,8 +350,8 @@ fn delete_params(options: DeleteOptions, pod: &PodInfo) -> Result<DeleteParams, 
     })
 }
 
-/// An eviction that counts against the limits of the pod's node, namespace and workload. Dropped, a panic included, it
-/// no longer does.
+/// An eviction that counts against the limits of the pod's node, namespace and workload. Dropping it, also on
+/// a panic, releases the claim.
 struct EvictionClaim<'a> {
     migrations: &'a Migrations,
     pod: &'a PodInfo,

@@ -1,4 +1,4 @@
-//! Looks at the jobs that wait, again and again.
+//! Periodic arbitration of waiting jobs.
 
 use super::JobController;
 use crate::framework::Why;
@@ -16,9 +16,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `reason` of the event that says what a job waits for.
+/// `reason` of the event that records what a job waits for.
 const WAITING: &str = "WaitForArbitration";
-/// `reason` of the event that says that a job cannot be read.
+/// `reason` of the event for a job that cannot be decoded.
 const UNREADABLE: &str = "Unreadable";
 
 impl JobController {
@@ -53,7 +53,7 @@ impl JobController {
         }
     }
 
-    /// Tells of every job that cannot be read, once of each version.
+    /// Records an event for every job that cannot be decoded, once per version.
     fn report_undecodable(&self) {
         let unread = self.view.jobs.unread();
         let mut reported = self.unread.lock();
@@ -75,7 +75,7 @@ impl JobController {
         *reported = now;
     }
 
-    /// Judges every job that waits, once.
+    /// Arbitrates all waiting jobs once.
     async fn round(&self) {
         let snapshot = self.view.about_jobs(self.clock.now()).await;
         let rules = self.migrations.iter();
@@ -107,14 +107,14 @@ impl JobController {
             };
             match written {
                 Ok(()) => {}
-                // It is looked at again in the next round.
+                // The next round retries the job.
                 Err(error @ Error::Api(_)) => {
                     if !is_conflict(&error) {
                         tracing::warn!(job = job.metadata.name, %error, "arbitration");
                     }
                 }
                 Err(error) => {
-                    // It may have been written all the same, and then counts.
+                    // The write may have been done all the same, and then counts.
                     tracing::warn!(job = job.metadata.name, %error, "arbitration");
                     while self.refresh().await.is_err() {
                         tokio::time::sleep(super::BACKOFF[0]).await;
@@ -137,7 +137,8 @@ impl JobController {
         Ok(())
     }
 
-    /// Ends `job` if its pod really is not there. One that has not been seen yet is judged once it has.
+    /// Fails `job` if its pod does not exist. A pod that the informer has not delivered yet is judged in a
+    /// later round.
     async fn fail_if_pod_missing(&self, job: &PodMigrationJob) -> Result<(), Error> {
         let pod = self.pod(Some(&job.spec.pod_ref)).await?;
         let uid = job.spec.pod_ref.uid.as_deref().unwrap_or_default();
@@ -160,7 +161,7 @@ impl JobController {
         Ok(())
     }
 
-    /// Says what `job` waits for, whenever that is something else than before.
+    /// Records what `job` waits for, and an event whenever the rule changes.
     fn report_waiting(&self, job: &PodMigrationJob, why: &Why) {
         self.counts.limited.with_label_values(&[why.rule]).inc();
         let name = job.metadata.name.clone().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The part of a job in which the pod goes.
+//! The eviction steps of a job.
 
 use super::{JobView, Operation, Step, conditions, reasons, status, text};
 use crate::migration::evict::{self, Policy};
@@ -7,21 +7,22 @@ use k8s_openapi::api::core::v1::Pod;
 use koord_api::annotations;
 use koord_api::scheduling::{PodMigrationJob, Reservation, ReservationPhase};
 
-/// Whether somebody is asked to evict `pod`.
+/// Returns true if an annotation of `pod` requests its eviction.
 #[must_use]
 pub fn is_asked(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.is_some_and(|all| all.contains_key(annotations::SOFT_EVICTION))
 }
 
-/// Whether condition `Ready` is `True`.
+/// Returns true if condition `Ready` is `True`.
 pub(super) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| &status.conditions);
     let mut conditions = conditions.flatten();
     conditions.any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// Whether `job` has said that it evicts the pod: it may be gone because of it.
+/// Returns true if the status of `job` records that the eviction has begun: the pod may be gone because of
+/// it.
 #[must_use]
 pub fn has_begun_to_evict(job: &PodMigrationJob) -> bool {
     let status = job.status.as_ref();
@@ -29,7 +30,7 @@ pub fn has_begun_to_evict(job: &PodMigrationJob) -> bool {
 }
 
 impl JobView<'_> {
-    /// Whether it was this job that asked somebody to evict the pod.
+    /// Returns true if this job requested the soft eviction of the pod.
     pub(super) fn has_asked(&self) -> bool {
         has_begun_to_evict(self.job) && self.policy() == Policy::SoftEviction
     }
@@ -40,10 +41,10 @@ impl JobView<'_> {
         Policy::resolve(pod, job, self.settings.policy)
     }
 
-    /// The pod is gone.
+    /// Checks that the pod is gone.
     ///
     /// # Errors
-    /// It is not yet, or will not be.
+    /// Returns the step to take while it is not, or cannot be evicted.
     pub(super) fn evicted(&self, reservation: Option<&Reservation>) -> Result<(), Step> {
         let now = self.status();
         let condition = status::condition(&now, conditions::EVICTION);
@@ -51,7 +52,7 @@ impl JobView<'_> {
             return Ok(());
         }
         let Some(pod) = self.target() else {
-            // Gone without this job's doing.
+            // The pod is gone, but not evicted by this job.
             if condition.is_none() {
                 return Err(self.missing_pod());
             }
@@ -90,7 +91,7 @@ impl JobView<'_> {
         if condition.is_some() {
             return Err(Step::act(Operation::Evict(self.policy())));
         }
-        // Said before it is done: a leader that comes between finds the pod gone, and knows why.
+        // Recorded before the eviction: a leader that takes over in between finds the pod gone and knows why.
         let step = self.report_condition(&evicting).unwrap_or_else(Step::wait);
         Err(step.with_event(reasons::EVICTING, message))
     }

@@ -8,11 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// How pods leave a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum Mode {
-    /// Whoever fits elsewhere goes.
+    /// Every pod that fits elsewhere is evicted.
     #[default]
     #[serde(alias = "")]
     BestEffort,
-    /// Pods go if all of a node fit elsewhere.
+    /// Pods are evicted if all pods of a node fit elsewhere.
     DrainNode,
 }
 
@@ -20,15 +20,15 @@ pub enum Mode {
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ResourcePriority {
-    /// What it is called.
+    /// Name of the class.
     pub name: String,
-    /// Its nodes, as far as no class before it has them.
+    /// Selector of its nodes, excluding those of earlier classes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Nobody has said what it would do: it has to be empty.
+    /// Has no effect in upstream either: must be empty.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub keep_threshold: BTreeMap<String, f64>,
-    /// As `keepThreshold`.
+    /// Must be empty, like `keepThreshold`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reject_threshold: BTreeMap<String, f64>,
 }
@@ -37,25 +37,25 @@ pub struct ResourcePriority {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CustomPriorityArgs {
-    /// Whether nothing is done.
+    /// True if the plugin does nothing.
     pub paused: bool,
-    /// Whether it is only shown what would be done.
+    /// True if moves are only shown.
     pub dry_run: bool,
-    /// In which namespaces pods may go.
+    /// Namespaces whose pods may be evicted; all without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evictable_namespaces: Option<Namespaces>,
-    /// Which nodes are looked at; all without one.
+    /// Selector of the nodes to consider; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Which pods may go: those that one of these selects; all without one.
+    /// Selectors of the pods that may be evicted, of which one must match; all pods without one.
     pub pod_selectors: Vec<PodSelector>,
-    /// Whether a pod stays that fits none of the cheaper nodes.
+    /// True if a pod stays that fits none of the cheaper nodes.
     pub node_fit: bool,
-    /// Classes of nodes, the most expensive first.
+    /// Classes of nodes, most expensive first.
     pub eviction_order: Vec<ResourcePriority>,
     /// How pods leave a node.
     pub mode: Mode,
-    /// Whether a node that is drained becomes unschedulable first. It stays so.
+    /// True if a node is made unschedulable before it is drained. It stays unschedulable.
     pub auto_cordon: bool,
 }
 
@@ -82,10 +82,10 @@ pub(super) fn choice(args: &CustomPriorityArgs) -> Choice {
     }
 }
 
-/// Values that are not allowed.
+/// Validates the arguments.
 ///
 /// # Errors
-/// The first of them, by field.
+/// Returns the first field with an invalid value.
 pub fn check(args: &CustomPriorityArgs) -> Result<(), String> {
     choice(args).check()?;
     let classes = args.eviction_order.len();

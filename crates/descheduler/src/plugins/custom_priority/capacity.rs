@@ -1,4 +1,4 @@
-//! What nodes have left for pods that are about to go to them.
+//! Free capacity of the target nodes.
 
 use crate::framework::Cycle;
 use crate::rules::Fit;
@@ -7,16 +7,16 @@ use koord_model::resources::PODS;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// What nodes have left.
+/// Free capacity of nodes during a cycle.
 #[derive(Debug, Clone)]
 pub(super) struct TargetCapacity {
     fit: Fit,
-    /// How many pods there are, by node.
+    /// Number of pods by node.
     pods: FxHashMap<Arc<str>, i64>,
 }
 
 impl TargetCapacity {
-    /// What they have left when all moves that `cycle` plans so far are through.
+    /// Returns the free capacity after all moves that `cycle` has planned so far.
     pub(super) fn new(cycle: &Cycle<'_>) -> Self {
         let mut pods = FxHashMap::<Arc<str>, i64>::default();
         for pod in cycle.snapshot().pods.iter().filter(|pod| pod.is_active()) {
@@ -36,7 +36,8 @@ impl TargetCapacity {
         Self { fit, pods }
     }
 
-    /// The first of `targets` that has room for `pod`; `fully` for those that it gets along with otherwise too.
+    /// Returns the first of `targets` with enough resources for `pod`; if `fully`, it must meet the pod's
+    /// other constraints, too.
     pub(super) fn find<'t>(
         &self,
         pod: &PodInfo,
@@ -54,19 +55,19 @@ impl TargetCapacity {
         targets.iter().find(has)
     }
 
-    /// `pod` gets its room on `node`.
+    /// Allocates capacity for `pod` on `node`.
     pub(super) fn take(&mut self, pod: &PodInfo, node: &NodeInfo) {
         self.fit.add(pod, &node.name);
         *self.pods.entry(node.name.clone()).or_default() += 1;
     }
 
-    /// `pod` does not need its room on `node` after all.
+    /// Releases the capacity of `pod` on `node`.
     pub(super) fn give_back(&mut self, pod: &PodInfo, node: &NodeInfo) {
         self.fit.remove(pod, &node.name);
         *self.pods.entry(node.name.clone()).or_default() -= 1;
     }
 
-    /// Why none of `targets` has room for `pod`.
+    /// Explains why none of `targets` can take `pod`.
     pub(super) fn reasons(&self, pod: &PodInfo, targets: &[Arc<NodeInfo>]) -> String {
         let full = targets.iter().filter(|node| !self.has_place(node)).count();
         let misfits = targets.iter().any(|node| !self.fit.can_place(pod, node));

@@ -1,8 +1,8 @@
-//! `CustomPriority`: pods leave expensive nodes for cheaper ones.
+//! `CustomPriority`: moves pods from expensive nodes to cheaper ones.
 //!
-//! Nodes are in classes, the most expensive first. Each class but the last gives pods to the nodes of all classes after
-//! it: each pod that fits there, or all pods of a node at once. Pods that go in one cycle do not share room: what was
-//! given to one of them another one does not get.
+//! Nodes are in classes, most expensive first. Pods of each class except the last move to nodes of any later
+//! class: each pod that fits there, or all pods of a node at once. Pods that move in one cycle do not share
+//! capacity: what was allocated to one of them is not available to another.
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/custompriority`.
 
@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// The plugin's name.
 pub const NAME: &str = "CustomPriority";
-/// After so many pods in a row that fit nowhere, larger ones are not tried.
+/// After this many pods in a row that fit nowhere, larger ones are not tried.
 const MISSES: usize = 5;
 
 /// The strategy.
@@ -40,7 +40,7 @@ struct NodeClass<'a> {
 }
 
 impl CustomPriority {
-    /// With these arguments, which [`check`] has let pass.
+    /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: CustomPriorityArgs) -> Self {
         let choice = args::choice(&args);
@@ -51,7 +51,7 @@ impl CustomPriority {
         }
     }
 
-    /// Classes that have nodes.
+    /// Returns the classes that have nodes.
     fn classes(&self, nodes: &[Arc<NodeInfo>]) -> Vec<NodeClass<'_>> {
         let order = self.args.eviction_order.iter();
         let mut classes: Vec<_> = order
@@ -74,7 +74,7 @@ impl CustomPriority {
         classes
     }
 
-    /// The pods of `node` that may go, small ones first.
+    /// Returns the pods of `node` that may be evicted, smallest first.
     fn candidates(&self, cycle: &mut Cycle<'_>, node: &NodeInfo) -> Vec<Arc<PodInfo>> {
         let mut pods = Vec::new();
         for pod in cycle.active_on(&node.name) {
@@ -93,7 +93,7 @@ impl CustomPriority {
         pods
     }
 
-    /// Lets each pod of `node` go that one of `targets` has capacity for.
+    /// Evicts each pod of `node` that fits one of `targets`.
     fn best_effort(
         &self,
         cycle: &mut Cycle<'_>,
@@ -142,7 +142,7 @@ impl CustomPriority {
         }
     }
 
-    /// Lets all pods of `node` go if `targets` have capacity for all of them together.
+    /// Evicts all pods of `node` if `targets` have capacity for all of them together.
     fn drain(
         &self,
         cycle: &mut Cycle<'_>,
@@ -204,7 +204,7 @@ impl CustomPriority {
         }
     }
 
-    /// Goes through the classes.
+    /// Processes the classes.
     fn balance_classes(
         &self,
         cycle: &mut Cycle<'_>,
@@ -242,7 +242,7 @@ impl CustomPriority {
     }
 }
 
-/// Why other pods of its node stay when `pod` does.
+/// Returns why other pods of its node stay when `pod` does.
 fn stays(pod: &PodInfo) -> Why {
     Why::new(
         "NodeStays",

@@ -1,7 +1,7 @@
-//! `FragmentationAware`: nodes of which one resource is used up while another is left over give a pod away.
+//! `FragmentationAware`: moves pods off nodes where one resource is used up while another is left over.
 //!
-//! A node's imbalance is the standard deviation of the shares of its resources that pods ask for. Each cycle takes from
-//! each node that has too much of it the one pod without which there is the least.
+//! The imbalance of a node is the standard deviation of the requested shares of its resources. From each node
+//! with too much imbalance, each cycle evicts the one pod whose removal reduces it most.
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/fragmentationaware`.
 
@@ -27,25 +27,25 @@ pub const NAME: &str = "FragmentationAware";
     remote = "Self"
 )]
 pub struct FragmentationAwareArgs {
-    /// Whether nothing is done.
+    /// True if the plugin does nothing.
     pub paused: bool,
-    /// Whether it is only shown what would be done.
+    /// True if moves are only shown.
     pub dry_run: bool,
-    /// Which nodes are looked at, and pods may go to; all without one.
+    /// Selector of the nodes to consider, also as targets; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// In which namespaces pods may go.
+    /// Namespaces whose pods may be evicted; all without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evictable_namespaces: Option<Namespaces>,
-    /// Which pods may go: those that one of these selects; all without one.
+    /// Selectors of the pods that may be evicted, of which one must match; all pods without one.
     pub pod_selectors: Vec<PodSelector>,
-    /// Whether a pod stays that fits none of the other nodes.
+    /// True if a pod stays that fits none of the other nodes.
     pub node_fit: bool,
-    /// Whose shares are compared.
+    /// Resources whose shares are compared.
     pub resources: Vec<String>,
-    /// A node with more imbalance than this gives a pod away; shares are between 0 and 1.
+    /// Imbalance that a node must exceed for a pod to be evicted; shares are between 0 and 1.
     pub imbalance_threshold: f64,
-    /// A pod stays unless the imbalance falls by more than this.
+    /// Decrease of the imbalance that the eviction of a pod must exceed.
     pub min_improvement_threshold: f64,
 }
 
@@ -81,10 +81,10 @@ impl Serialize for FragmentationAwareArgs {
     }
 }
 
-/// Values that are not allowed.
+/// Validates the arguments.
 ///
 /// # Errors
-/// The first of them, by field.
+/// Returns the first field with an invalid value.
 pub fn check(args: &FragmentationAwareArgs) -> Result<(), String> {
     choice(args).check()?;
     let mut seen = BTreeSet::new();
@@ -119,7 +119,7 @@ pub struct FragmentationAware {
     history: MoveHistory,
 }
 
-/// What the pods of a node ask for.
+/// Requests of the pods of a node.
 #[derive(Debug, Clone, Default)]
 struct Requested {
     amounts: Amounts,
@@ -148,7 +148,8 @@ impl Requested {
     }
 }
 
-/// Standard deviation of the shares of `resources` that are asked for; those that `node` does not have do not count.
+/// Returns the standard deviation of the requested shares of `resources`; resources that `node` lacks do not
+/// count.
 fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -> f64 {
     let there = resources.iter().map(|id| (*id, node.allocatable.get(*id)));
     let shares = there.filter(|(_, there)| *there != 0);
@@ -164,14 +165,14 @@ fn imbalance(node: &NodeInfo, requested: &Requested, resources: &[ResourceId]) -
     (squares.sum::<f64>() / count).sqrt()
 }
 
-/// A pod, and what its node's imbalance is without it.
+/// A pod, and the imbalance of its node without it.
 struct Candidate<'a> {
     pod: &'a Arc<PodInfo>,
     after: f64,
 }
 
 impl FragmentationAware {
-    /// With these arguments, which [`check`] has let pass.
+    /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: FragmentationAwareArgs) -> Self {
         let choice = choice(&args);
@@ -182,7 +183,7 @@ impl FragmentationAware {
         }
     }
 
-    /// The pods of `node` that may go, the one without which there is the least imbalance first.
+    /// Returns the pods of `node` that may be evicted, sorted by the imbalance without them.
     fn candidates<'a>(
         &self,
         cycle: &mut Cycle<'a>,
@@ -223,7 +224,7 @@ impl FragmentationAware {
         candidates
     }
 
-    /// Lets a pod go, if it may; whether it does.
+    /// Evicts a pod if allowed; returns true if it is evicted.
     fn go(
         &mut self,
         cycle: &mut Cycle<'_>,
@@ -249,7 +250,7 @@ impl FragmentationAware {
     }
 }
 
-/// Why a pod stays when `gone` goes.
+/// Returns why a pod stays when `gone` is evicted.
 fn second(gone: &PodInfo) -> Why {
     let said = format!("one pod of a node goes in a cycle, and {gone} evens it out more");
     Why::new("OnePerNode", said)

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// What is done with the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub enum ExecutionMode {
-    /// They become deletion costs: whoever scales a workload down takes the lowest first.
+    /// Ranks become deletion costs: controllers that scale down delete the lowest first.
     #[default]
     #[serde(alias = "")]
     CalculateOnly,
@@ -25,24 +25,24 @@ pub enum ExecutionMode {
     remote = "Self"
 )]
 pub struct ScaleDownBinPackArgs {
-    /// Whether nothing is done.
+    /// True if the plugin does nothing.
     pub paused: bool,
-    /// What is done.
+    /// What is done with the ranks.
     pub strategy: ExecutionMode,
-    /// ExecutionMode many pods are evicted in a cycle; needed to evict.
+    /// Maximum number of pods evicted in a cycle; required to evict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_pods_to_evict: Option<i32>,
-    /// Which nodes are looked at; all without one.
+    /// Selector of the nodes to consider; all nodes without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_selector: Option<LabelSelector>,
-    /// Which pods are ranked: those that one of these selects; all without one.
+    /// Selectors of the pods to rank, of which one must match; all pods without one.
     pub pod_selectors: Vec<PodSelector>,
-    /// In which namespaces.
+    /// Namespaces whose pods are ranked; all without a value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evictable_namespaces: Option<Namespaces>,
-    /// Resources that have a weight of 1 unless `resourceWeights` says another.
+    /// Resources that get weight 1 unless `resourceWeights` sets another.
     pub resources: Vec<String>,
-    /// ExecutionMode much each resource counts; one that is not here does not.
+    /// Weights of resources; a resource that is not listed is ignored.
     pub resource_weights: BTreeMap<String, f64>,
 }
 

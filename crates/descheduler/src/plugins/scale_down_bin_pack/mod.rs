@@ -1,7 +1,8 @@
-//! `ScaleDownBinPack`: when workloads are scaled down, pods go first that empty nodes.
+//! `ScaleDownBinPack`: ranks pods so that scaling down workloads empties nodes.
 //!
-//! Each node gets an evacuation score: what stays on it, in relation to what may go. Pods are ranked by the score of
-//! their node, and within it by their size. The rank becomes their deletion cost, or the first of them are evicted.
+//! Each node gets an evacuation score: the requests that stay on it, relative to those that may be evicted.
+//! Pods are ranked by the score of their node, and within a node by size. The rank becomes the pod's deletion
+//! cost, or the first pods are evicted.
 //!
 //! Source: Koordinator `pkg/descheduler/framework/plugins/scaledownbinpack`.
 
@@ -19,7 +20,7 @@ use std::sync::Arc;
 
 /// The plugin's name.
 pub const NAME: &str = "ScaleDownBinPack";
-/// The cost of pods that may not go: whoever scales down takes them last.
+/// Deletion cost of pods that may not be evicted: controllers that scale down delete them last.
 const LAST: i32 = i32::MAX;
 
 /// The strategy.
@@ -30,10 +31,10 @@ pub struct ScaleDownBinPack {
     history: MoveHistory,
 }
 
-/// Values that are not allowed.
+/// Validates the arguments.
 ///
 /// # Errors
-/// The first of them, by field.
+/// Returns the first field with an invalid value.
 pub fn check(args: &ScaleDownBinPackArgs) -> Result<(), String> {
     choice(args).check()?;
     match (args.strategy, args.max_pods_to_evict) {
@@ -62,7 +63,7 @@ fn choice(args: &ScaleDownBinPackArgs) -> Choice {
 }
 
 impl ScaleDownBinPack {
-    /// With these arguments, which [`check`] has let pass.
+    /// Creates the strategy with arguments that [`check`] accepted.
     #[must_use]
     pub fn new(args: ScaleDownBinPackArgs) -> Self {
         let choice = choice(&args);
@@ -73,11 +74,12 @@ impl ScaleDownBinPack {
         }
     }
 
-    /// The pods of `node` that have not ended: who may go, who would be meant but may not, and all others.
+    /// Sorts the pods of `node` that have not ended: pods that may be evicted, pods that are selected but may
+    /// not be evicted, and all others.
     fn sorted_out(&self, cycle: &mut Cycle<'_>, node: &Arc<NodeInfo>) -> NodePods {
         let mut pods = NodePods::new(node);
         let there = match self.args.strategy {
-            // A rank would change with each move that begins and ends.
+            // Otherwise a rank would change with each move that begins and ends.
             ExecutionMode::CalculateOnly => cycle.snapshot().active_on(&node.name).collect(),
             ExecutionMode::EvictDirectly => cycle.active_on(&node.name),
         };
@@ -99,8 +101,9 @@ impl ScaleDownBinPack {
         pods
     }
 
-    /// Whether filters let `pod` go. Ranks are about what may be long after this cycle: who may not go for the moment
-    /// has one, too, or a rank would change with each job that begins and ends.
+    /// Returns true if filters allow to evict `pod`. A rank may be used long after this cycle, so pods that
+    /// are only temporarily refused are ranked as well. Otherwise a rank would change with each job that
+    /// begins and ends.
     fn may_go(&self, cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>) -> bool {
         let verdict = cycle.admits(pod);
         let passes =
@@ -108,8 +111,8 @@ impl ScaleDownBinPack {
         verdict.as_ref().is_err_and(passes) || cycle.accept_or_skip(pod, verdict)
     }
 
-    /// Whether `pod` is meant by the selectors. As upstream has it, an entry without a selector means all pods here,
-    /// while it is passed over where pods are chosen.
+    /// Returns true if the selectors match `pod`. Like in upstream, an entry without a selector matches all
+    /// pods here, although it is ignored when pods are selected for eviction.
     fn is_target(&self, pod: &PodInfo) -> bool {
         let selectors = &self.args.pod_selectors;
         selectors.is_empty() || selectors.iter().any(|entry| entry.selects(pod))
@@ -123,7 +126,7 @@ impl ScaleDownBinPack {
                 rank = (rank + 1).min(LAST - 1);
             }
         }
-        // Nobody asked for pods of other namespaces to be touched.
+        // Pods of other namespaces must not be touched.
         let namespaces = self.choice.namespaces.as_ref();
         let ours = |pod: &&Arc<PodInfo>| namespaces.is_none_or(|all| all.allow(&pod.namespace));
         for pod in ranked
@@ -156,7 +159,7 @@ impl ScaleDownBinPack {
     }
 }
 
-/// Costs that are there already are not written again.
+/// Sets the deletion cost of `pod`, unless the pod has it already.
 fn set_cost(cycle: &mut Cycle<'_>, pod: &Arc<PodInfo>, cost: i32) {
     let there = pod.annotation(DELETION_COST);
     if there.and_then(|there| there.parse().ok()) != Some(cost) {

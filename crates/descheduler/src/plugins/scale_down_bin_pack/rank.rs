@@ -1,4 +1,4 @@
-//! In which order pods go.
+//! Ranking of nodes and pods.
 
 use crate::state::{NodeInfo, PodInfo};
 use koord_model::resources::{ResourceId, ResourceTable};
@@ -6,30 +6,31 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The pods of a node.
+/// The pods of a node by eligibility.
 #[derive(Debug, Clone)]
 pub struct NodePods {
     /// The node.
     pub node: Arc<NodeInfo>,
-    /// Who may go.
+    /// Pods that may be evicted.
     pub eligible: Vec<Arc<PodInfo>>,
-    /// Who is meant, but may not go.
+    /// Selected pods that may not be evicted.
     pub skipped: Vec<Arc<PodInfo>>,
-    /// Everybody else.
+    /// All other pods.
     pub others: Vec<Arc<PodInfo>>,
 }
 
-/// A node among others.
+/// A node with its rank score.
 #[derive(Debug, Clone)]
 pub struct RankedNode {
-    /// ExecutionMode much stays for what goes: 0 is a node that would be empty, infinite one where nothing is gained.
+    /// Requests that stay, relative to those that leave: 0 for a node that would be empty, infinite if
+    /// nothing may leave.
     pub score: f64,
-    /// Its pods, those that may go in the order in which they do.
+    /// Pods of the node; eligible ones in the order of their rank.
     pub pods: NodePods,
 }
 
 impl NodePods {
-    /// `node` without pods yet.
+    /// Returns the lists for `node` without pods.
     #[must_use]
     pub fn new(node: &Arc<NodeInfo>) -> Self {
         Self {
@@ -41,8 +42,8 @@ impl NodePods {
     }
 }
 
-/// The nodes of `all` with what stays least first, then the fewest pods that may go, then by name; `weights` are those
-/// of resources.
+/// Ranks the nodes of `all`: lowest score first, then the fewest eligible pods, then by name; `weights` are
+/// those of resources.
 #[must_use]
 pub fn rank(
     all: Vec<NodePods>,
@@ -71,7 +72,7 @@ pub fn rank(
     ranked
 }
 
-/// Shares of what `node` has that `pods` ask for, weighted and added up.
+/// Returns the weighted sum of the shares of the capacity of `node` that `pods` request.
 fn share<'a>(
     node: &NodeInfo,
     pods: impl Iterator<Item = &'a Arc<PodInfo>> + Clone,
@@ -101,7 +102,7 @@ fn score(pods: &NodePods, weights: &[(ResourceId, f64)]) -> f64 {
     }
 }
 
-/// Large pods first, then new ones, then by name.
+/// Sorts pods: large ones first, then new ones, then by name.
 fn sort(node: &NodeInfo, pods: &mut [Arc<PodInfo>], weights: &[(ResourceId, f64)]) {
     let size = |pod: &Arc<PodInfo>| share(node, std::iter::once(pod), weights);
     let names = |a: &PodInfo, b: &PodInfo| -> Ordering {

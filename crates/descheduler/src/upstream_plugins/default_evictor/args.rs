@@ -72,7 +72,7 @@ struct StorageClass {
     name: String,
 }
 
-/// What keeps a pod.
+/// A rule that protects pods from eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     clippy::upper_case_acronyms,
@@ -90,28 +90,28 @@ pub(super) enum Protection {
 
 use Protection as P;
 
-/// Those that are on unless `defaultDisabled` names them.
+/// Protections that are enabled unless `defaultDisabled` lists them.
 const BY_DEFAULT: [(&str, P); 4] = [
     ("PodsWithLocalStorage", P::PodsWithLocalStorage),
     ("SystemCriticalPods", P::SystemCriticalPods),
     ("FailedBarePods", P::FailedBarePods),
     ("DaemonSetPods", P::DaemonSetPods),
 ];
-/// Those that are on if `extraEnabled` names them.
+/// Protections that are enabled if `extraEnabled` lists them.
 const EXTRA: [(&str, P); 3] = [
     ("PodsWithPVC", P::PodsWithPVC),
     ("PodsWithoutPDB", P::PodsWithoutPDB),
     ("PodsWithResourceClaims", P::PodsWithResourceClaims),
 ];
 
-/// What of `priorityThreshold` counts.
+/// The effective part of `priorityThreshold`.
 pub(super) struct Threshold<'a> {
     pub(super) value: Option<i32>,
     pub(super) name: &'a str,
 }
 
 impl Args {
-    /// `nodeSelector`, if there is one.
+    /// Parses `nodeSelector`, if it is set.
     pub(super) fn node_selector(&self) -> Result<Option<NodeSelector>, String> {
         let text = &self.node_selector_text;
         if text.is_empty() {
@@ -144,7 +144,7 @@ impl Args {
         classes.map(|class| class.name.as_str()).collect()
     }
 
-    /// What is on, by `podProtections` or, without it, by the deprecated fields.
+    /// Returns the enabled protections, from `podProtections` or, without it, from the deprecated fields.
     pub(super) fn protections(&self) -> Vec<Protection> {
         let PodProtections {
             extra_enabled,

@@ -1,14 +1,14 @@
-//! Arguments of both.
+//! Arguments of `LowNodeUtilization` and `HighNodeUtilization`.
 
 use crate::rules::Namespaces;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Percent by resource.
+/// Percentages by resource name.
 pub(super) type UtilizationThresholds = BTreeMap<String, f64>;
 
 const KUBERNETES_METRICS: &str = "KubernetesMetrics";
-/// What NodeMetrics tell of nodes, besides how many pods they have.
+/// Resources whose usage is measured: those in NodeMetrics, and the number of pods.
 const MEASURED: [&str; 3] = ["cpu", "memory", "pods"];
 
 /// `LowNodeUtilizationArgs`.
@@ -61,7 +61,7 @@ struct EvictionLimits {
 }
 
 impl LowArgs {
-    /// Whether nodes are full of what is used rather than of what is asked for.
+    /// Returns true if utilization means measured usage instead of requests.
     pub(super) fn measures(&self) -> bool {
         self.metrics_utilization.is_some()
     }
@@ -70,7 +70,7 @@ impl LowArgs {
         usize::try_from(self.number_of_nodes).unwrap_or(0)
     }
 
-    /// How many pods of one node may go.
+    /// Returns the maximum number of pods evicted per node.
     pub(super) fn node_limit(&self) -> Option<u64> {
         self.eviction_limits.as_ref().and_then(|limits| limits.node)
     }

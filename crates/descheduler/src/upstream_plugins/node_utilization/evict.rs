@@ -1,4 +1,4 @@
-//! Which pods go, until it is enough or there is no room left.
+//! Eviction of pods from source nodes, until utilization or free capacity ends it.
 
 use super::Node;
 use super::usage::{Usages, listed};
@@ -10,12 +10,12 @@ use koord_model::nodes::tolerates;
 use koord_model::resources::{Amounts, ResourceId};
 use std::sync::Arc;
 
-/// When a node has given enough.
+/// Which source nodes are emptied how far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// When it is not above its limit any more.
+    /// Nodes above their limit, until they are not above it any more.
     AboveLimit,
-    /// Never.
+    /// All pods of the nodes.
     All,
 }
 
@@ -24,14 +24,14 @@ pub(super) struct Eviction<'a> {
     pub(super) source: Source,
     pub(super) usages: &'a Usages<'a>,
     pub(super) excluded: Option<&'a Namespaces>,
-    /// How many pods of one node may go.
+    /// Maximum number of pods evicted per node.
     pub(super) per_node: Option<u64>,
-    /// Only pods that ask for one of these, if there are any.
+    /// If not empty, only pods that request one of these resources are evicted.
     pub(super) only_with: &'a [ResourceId],
 }
 
 impl Eviction<'_> {
-    /// Evicts from `sources`, in order, as long as `targets` have capacity.
+    /// Evicts pods from `sources`, in order, as long as `targets` have free capacity.
     pub(super) fn run(
         &self,
         cycle: &mut Cycle<'_>,
@@ -95,7 +95,7 @@ impl Eviction<'_> {
         );
     }
 
-    /// Why no more pods of `node` go.
+    /// Returns why no more pods of `node` are evicted.
     fn enough(
         &self,
         cycle: &Cycle<'_>,
@@ -125,7 +125,7 @@ impl Eviction<'_> {
         }
     }
 
-    /// What `pod` takes, if it may go.
+    /// Returns the usage of `pod` if it may be evicted.
     fn judge(&self, pod: &Arc<PodInfo>, targets: &[NodeUtilization<'_>]) -> Result<Amounts, Why> {
         let asks = |id: &ResourceId| pod.shape.requests.contains(*id);
         if !self.only_with.is_empty() && !self.only_with.iter().any(asks) {

@@ -1,6 +1,7 @@
-//! `LowNodeUtilization` and `HighNodeUtilization`: away from full nodes to empty ones, or the other way round.
+//! `LowNodeUtilization` and `HighNodeUtilization`: move pods from full nodes to empty ones, or the other way
+//! round.
 //!
-//! Nodes are full of what their pods ask for, or of what they use, if `metricsUtilization` says so.
+//! Utilization means the requests of pods, or with `metricsUtilization` the measured usage.
 
 mod args;
 mod evict;
@@ -20,13 +21,13 @@ use std::sync::Arc;
 pub(super) const LOW: &str = "LowNodeUtilization";
 pub(super) const HIGH: &str = "HighNodeUtilization";
 
-/// A node, and what is used of it.
+/// A node and its utilization.
 struct NodeUtilization<'a> {
     node: &'a Arc<NodeInfo>,
     used: Amounts,
-    /// Of what it has.
+    /// Utilization in percent of the capacity.
     percent: Percent,
-    /// What may be used of it before it is too full.
+    /// Amounts above which the node is over-utilized.
     limit: Amounts,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct LowNodeUtilization(pub(super) LowArgs);
 #[derive(Debug)]
 pub(super) struct HighNodeUtilization(pub(super) HighArgs);
 
-/// Resources that are looked at: those with thresholds and the basic ones.
+/// Returns the resources to compare: those with thresholds, and CPU, memory and pods.
 fn resources(snapshot: &Snapshot, thresholds: &UtilizationThresholds) -> Vec<ResourceId> {
     let named = thresholds.keys().map(|name| snapshot.table.intern(name));
     let all: BTreeSet<_> = named.chain([CPU, MEMORY, PODS]).collect();
@@ -100,7 +101,7 @@ impl Strategy for LowNodeUtilization {
             cycle.note(None, why);
             return Ok(());
         }
-        // The fullest first.
+        // The fullest node first.
         over.sort_by_key(|node| std::cmp::Reverse(node.total()));
         let eviction = Eviction {
             source: Source::AboveLimit,
@@ -158,7 +159,7 @@ impl Strategy for HighNodeUtilization {
             cycle.note(None, why);
             return Ok(());
         }
-        // The emptiest first.
+        // The emptiest node first.
         under.sort_by_key(NodeUtilization::total);
         let thresholded: Vec<_> = low.resources().collect();
         let eviction = Eviction {
@@ -177,7 +178,7 @@ impl Strategy for HighNodeUtilization {
     }
 }
 
-/// The nodes of which is known what is used of them.
+/// Returns the nodes whose utilization is known.
 fn measured<'a>(cycle: &mut Cycle<'a>, usages: &Usages<'_>) -> Vec<NodeUtilization<'a>> {
     let mut nodes = Vec::new();
     for node in cycle.nodes() {
@@ -199,7 +200,7 @@ fn few(under: usize, limit: usize) -> String {
 }
 
 impl NodeUtilization<'_> {
-    /// One number for all that is used, of any unit, as upstream has it.
+    /// Returns the sum of all used amounts regardless of their units, like upstream.
     fn total(&self) -> i64 {
         let amounts = self.used.iter().map(|(_, amount)| amount);
         amounts.fold(0, i64::saturating_add)

@@ -1,4 +1,4 @@
-//! How full nodes are.
+//! Utilization of nodes.
 
 use super::args::UtilizationThresholds;
 use crate::framework::Cycle;
@@ -6,14 +6,14 @@ use crate::state::{NodeInfo, PodInfo, Snapshot, UsageRejection, check_plausible}
 use koord_model::resources::{Amounts, PODS, ResourceId, shown};
 use rustc_hash::FxHashMap;
 
-/// How old a NodeMetric may be, in seconds, as `LowNodeLoad` has it by default.
+/// Maximum age of a NodeMetric in seconds, equal to the default of `LowNodeLoad`.
 const EXPIRES: i64 = 180;
 
-/// What nodes and pods take of the resources that are looked at.
+/// Usage of nodes and pods, for the resources that are compared.
 #[derive(Debug)]
 pub(super) struct Usages<'a> {
     snapshot: &'a Snapshot,
-    /// What is used rather than what is asked for.
+    /// True for measured usage, false for requests.
     measured: bool,
     resources: Vec<ResourceId>,
     pods: FxHashMap<(&'a str, &'a str), &'a Amounts>,
@@ -34,10 +34,10 @@ impl<'a> Usages<'a> {
         }
     }
 
-    /// What is used of `node` without the pods that leave it.
+    /// Returns the usage of `node` without the pods that leave it.
     ///
     /// # Errors
-    /// Nobody knows, and why.
+    /// Returns why the usage is unknown.
     pub(super) fn node_amounts(
         &self,
         cycle: &Cycle<'_>,
@@ -67,10 +67,10 @@ impl<'a> Usages<'a> {
         Ok(used)
     }
 
-    /// Of `pod`.
+    /// Returns the usage of `pod`.
     ///
     /// # Errors
-    /// Nobody knows, and why.
+    /// Returns why the usage is unknown.
     pub(super) fn pod_amounts(&self, pod: &PodInfo) -> Result<Amounts, String> {
         let mut used = if self.measured {
             let used = self.pods.get(&(&*pod.namespace, &*pod.name));
@@ -86,7 +86,7 @@ impl<'a> Usages<'a> {
         let report = self.snapshot.usage.get(&node.name);
         let report = report.ok_or_else(UsageRejection::none)?;
         report.check_usable(self.snapshot.now, EXPIRES)?;
-        // What is check_usable has one.
+        // A usable NodeMetric has node usage.
         let used = report.node.as_ref().ok_or_else(UsageRejection::none)?;
         for id in &self.resources {
             let name = self.snapshot.table.name(*id);
@@ -108,7 +108,7 @@ impl<'a> Usages<'a> {
     }
 }
 
-/// Percent by resource.
+/// Percentages by resource.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Percent(Vec<(ResourceId, f64)>);
 
@@ -121,7 +121,7 @@ impl Percent {
         )
     }
 
-    /// `used` of what `node` has; without what it does not have.
+    /// Returns `used` in percent of the capacity of `node`, without resources that the node lacks.
     #[allow(
         clippy::cast_precision_loss,
         reason = "upstream computes with such numbers too"
@@ -135,7 +135,7 @@ impl Percent {
         Self(percent.collect())
     }
 
-    /// Of each resource of `wanted` the average of all who have it.
+    /// Returns the average of each resource of `wanted` over those of `of` that have it.
     #[allow(clippy::cast_precision_loss, reason = "far fewer nodes than 2^52")]
     pub(super) fn average<'p>(of: impl Iterator<Item = &'p Self> + Clone, wanted: &Self) -> Self {
         let average = |(id, _): &(ResourceId, f64)| {
@@ -148,7 +148,7 @@ impl Percent {
         Self(wanted.0.iter().filter_map(average).collect())
     }
 
-    /// Moved by `factor` times `span`, within 0 and 100.
+    /// Returns the values shifted by `factor` times `span`, clamped to 0 to 100.
     pub(super) fn shifted(&self, span: &Self, factor: f64) -> Self {
         let shifted = self.0.iter();
         let shifted =
@@ -156,7 +156,7 @@ impl Percent {
         Self(shifted.collect())
     }
 
-    /// The same resources at `percent`.
+    /// Returns `percent` for each of these resources.
     pub(super) fn all(&self, percent: f64) -> Self {
         Self(self.0.iter().map(|(id, _)| (*id, percent)).collect())
     }
@@ -165,12 +165,12 @@ impl Percent {
         self.0.iter().map(|(id, _)| *id)
     }
 
-    /// Whether no resource is above its threshold.
+    /// Returns true if no resource exceeds its threshold.
     pub(super) fn is_below(&self, thresholds: &Self) -> bool {
         self.above(thresholds).is_none()
     }
 
-    /// A resource that is above its threshold.
+    /// Returns a resource that exceeds its threshold.
     pub(super) fn above(&self, thresholds: &Self) -> Option<ResourceId> {
         let mut above = thresholds
             .0
@@ -179,13 +179,13 @@ impl Percent {
         above.next().map(|(id, _)| *id)
     }
 
-    /// For people: `cpu 80.00% > 50.00%`.
+    /// Formats a comparison for users: `cpu 80.00% > 50.00%`.
     pub(super) fn compared(&self, snapshot: &Snapshot, id: ResourceId, limit: &Self) -> String {
         let name = snapshot.table.name(id);
         format!("{name} {:.2}% > {:.2}%", self.get(id), limit.get(id))
     }
 
-    /// For people: `cpu 80.00%, memory 3.00%`.
+    /// Formats the percentages for users: `cpu 80.00%, memory 3.00%`.
     pub(super) fn shown(&self, snapshot: &Snapshot) -> String {
         let each = self.0.iter();
         let each = each.map(|(id, value)| format!("{} {value:.2}%", snapshot.table.name(*id)));
@@ -202,7 +202,8 @@ impl Percent {
     }
 }
 
-/// How much of `node` may be used: its share of a resource that has a threshold, all of another.
+/// Returns the amounts up to which `node` may be used: the threshold's share of a resource that has one, the
+/// whole capacity of others.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -221,7 +222,7 @@ pub(super) fn limit(node: &NodeInfo, resources: &[ResourceId], thresholds: &Perc
     limit
 }
 
-/// For people: `cpu 1500m, memory 2Gi`.
+/// Formats amounts for users: `cpu 1500m, memory 2Gi`.
 pub(super) fn listed(snapshot: &Snapshot, amounts: &Amounts) -> String {
     let each = amounts.iter();
     let each =

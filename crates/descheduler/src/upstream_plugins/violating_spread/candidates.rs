@@ -1,31 +1,31 @@
-//! Which pods of a domain go first.
+//! Eviction order of the pods of a domain.
 
 use super::members::{ConstraintCounts, Surplus};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Whether a pod fits a node with too few pods, and how it compares to others that do: higher goes earlier.
+/// True if a pod fits a node with too few pods, and its order among those that do: higher is evicted earlier.
 pub(super) type Rank = (bool, (bool, Reverse<Option<i32>>));
 
-/// The pods of a domain that may be evicted: those of the highest rank first, of equals those of which other constraints
-/// have the most too many.
+/// The pods of a domain that may be evicted: highest rank first, among equals those in the domains with the
+/// largest surplus for other constraints.
 #[derive(Debug)]
 pub(super) struct Candidates<'a> {
-    /// Places of pods with their rank, the highest last.
+    /// Indexes of pods with their rank, highest last.
     ranked: Vec<(usize, Rank)>,
-    /// Pods of one rank that are in the same domains of other constraints, with their order: with each pod that goes,
-    /// there are fewer too many for all of them.
+    /// Pods of one rank that are in equal domains of other constraints, with their order: each evicted pod
+    /// reduces the surplus for all of them.
     buckets: Vec<(Surplus<'a>, Vec<(usize, usize)>)>,
-    /// For each bucket with pods how many there are too many, when it was pushed, the order of its next pod, and its
-    /// place.
+    /// For each bucket with pods: the surplus when it was pushed, the order of its next pod, and its index.
     heap: BinaryHeap<(usize, usize, usize)>,
-    /// Whether the pods in the buckets fit.
+    /// True if the pods in the buckets fit.
     fits: bool,
 }
 
 impl<'a> Candidates<'a> {
-    /// `pods` are places with their rank; of equals, later ones go earlier.
+    /// Creates the order from `pods`, which are indexes with their rank; among equals, later ones are evicted
+    /// earlier.
     pub(super) fn new(pods: impl Iterator<Item = (usize, Rank)>) -> Self {
         let mut ranked: Vec<_> = pods.collect();
         ranked.sort_by_key(|(_, rank)| *rank);
@@ -37,7 +37,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Takes the place of the next pod, and whether it fits.
+    /// Removes the next pod and returns its index, and whether it fits.
     pub(super) fn next(
         &mut self,
         constraint_counts: &mut ConstraintCounts<'_, 'a>,
@@ -50,7 +50,7 @@ impl<'a> Candidates<'a> {
             let (.., at) = top;
             let current = self.head(at, constraint_counts);
             if current != Some(top) {
-                // Pods that were taken since have made it less.
+                // Pods that were removed since have reduced the surplus.
                 self.heap.extend(current);
                 continue;
             }

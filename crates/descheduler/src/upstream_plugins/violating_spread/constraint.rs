@@ -1,4 +1,4 @@
-//! One topology spread constraint, as a pod has it.
+//! A topology spread constraint of a pod.
 
 use crate::rules::allows;
 use crate::state::{NodeInfo, PodInfo};
@@ -10,18 +10,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a constraint asks for, and which nodes it is about. Those of pods that ask for the same are equal.
+/// A constraint and the nodes that it applies to. Constraints of pods with equal requirements are equal.
 #[derive(Debug, Clone)]
 pub(super) struct Constraint {
     pub(super) max_skew: i32,
     pub(super) topology_key: String,
-    /// Without one, it is about no pod.
+    /// Pod selector; without one, no pod matches.
     selector: Option<LabelSelector>,
     /// Labels of `matchLabelKeys` with the pod's values.
     labels: BTreeMap<String, String>,
-    /// Of the pod, if its node selector and affinity count.
+    /// Node selector and affinity of the pod, if they count.
     nodes: Option<(BTreeMap<String, String>, Option<NodeSelector>)>,
-    /// Of the pod, if taints count.
+    /// Tolerations of the pod, if taints count.
     tolerations: Option<Vec<Toleration>>,
     pod: Arc<PodInfo>,
 }
@@ -75,7 +75,7 @@ impl Constraint {
         }
     }
 
-    /// Whether it is about `pod`.
+    /// Returns true if the constraint counts `pod`.
     pub(super) fn selects(&self, pod: &PodInfo) -> bool {
         let mut labels = self.labels.iter();
         labels.all(|(key, value)| pod.label(key) == Some(value))
@@ -84,7 +84,7 @@ impl Constraint {
             })
     }
 
-    /// Whether it is about `node`.
+    /// Returns true if the constraint includes `node`.
     pub(super) fn includes(&self, node: &NodeInfo) -> bool {
         let tolerations = self.tolerations.as_ref();
         (self.nodes.is_none() || allows(&self.pod.shape, node))

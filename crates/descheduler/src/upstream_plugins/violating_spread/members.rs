@@ -1,4 +1,4 @@
-//! The pods of a namespace, and how they are spread over domains.
+//! The pods of a namespace, and their distribution over topology domains.
 
 use super::candidates::Candidates;
 use super::constraint::Constraint;
@@ -10,15 +10,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
-/// One pod.
+/// A pod and its constraints.
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) pod: &'a Arc<PodInfo>,
-    /// The constraints that it has itself, by place.
+    /// Indexes of the constraints of the pod itself.
     pub(super) constraints: Vec<usize>,
-    /// Whether it may be evicted. Others count where they are.
+    /// True if the pod may be evicted. Other pods only count in their domains.
     pub(super) is_movable: bool,
-    /// Why not, until that is reported.
+    /// Why it may not be evicted; taken when it is reported.
     pub(super) why: Option<Why>,
 }
 
@@ -29,29 +29,29 @@ pub(super) struct Members<'a> {
     pub(super) constraints: Vec<Constraint>,
 }
 
-/// One value of a topology key.
+/// A topology domain: one value of a topology key.
 #[derive(Debug)]
 pub(super) struct Domain<'a> {
     pub(super) value: String,
-    /// How many pods count.
+    /// Number of pods that count.
     pub(super) size: usize,
-    /// Places of those that may be evicted.
+    /// Indexes of the pods that may be evicted.
     pub(super) movable: Vec<usize>,
-    /// The same in order, once that is needed.
+    /// These pods in eviction order; built when first needed.
     pub(super) candidates: Option<Candidates<'a>>,
 }
 
-/// The pods that a constraint is about; domains without any are there too.
+/// The pods that match a constraint, by domain; domains without pods are included.
 #[derive(Debug)]
 pub(super) struct Domains<'a> {
-    /// By value.
+    /// Domains sorted by value.
     pub(super) list: Vec<Domain<'a>>,
-    /// How many pods leave their domain, and need another.
+    /// Number of pods that leave their domain and need another one.
     pub(super) leaving: usize,
 }
 
 impl<'a> Members<'a> {
-    /// The place of the constraint `of` has in `pod`.
+    /// Returns the index of constraint `of` of `pod`, adding it if it is new.
     pub(super) fn constraint(
         &mut self,
         of: &TopologySpreadConstraint,
@@ -65,7 +65,7 @@ impl<'a> Members<'a> {
         })
     }
 
-    /// The pods that `constraint` is about by domain, without those that leave.
+    /// Returns the pods that match `constraint` by domain, without those that leave.
     pub(super) fn domains(&self, cycle: &Cycle<'a>, constraint: &Constraint) -> Domains<'a> {
         let key = &constraint.topology_key;
         let nodes = cycle.nodes().iter();
@@ -106,14 +106,14 @@ impl<'a> Members<'a> {
     }
 }
 
-/// The domain in which `pod` is by topology key `key`.
+/// Returns the domain of `pod` for topology key `key`.
 fn domain_of<'a>(cycle: &Cycle<'a>, pod: &PodInfo, key: &str) -> Option<&'a str> {
     let node = cycle.snapshot().node(pod.node.as_ref()?)?;
     node.label(key)
 }
 
 impl Domains<'_> {
-    /// Counts what replaces the pods that leave in the smallest domains, where a scheduler puts it.
+    /// Counts the replacements of the pods that leave in the smallest domains, where a scheduler places them.
     pub(super) fn place_leaving(&mut self) {
         let sizes = self.list.iter().enumerate();
         let mut smallest: BinaryHeap<_> = sizes
@@ -130,13 +130,13 @@ impl Domains<'_> {
         }
     }
 
-    /// How many pods each domain would have if all had as many.
+    /// Returns the average number of pods per domain.
     pub(super) fn average(&self) -> f64 {
         let pods = self.list.iter().map(|domain| domain.size).sum();
         super::count(pods) / super::count(self.list.len().max(1))
     }
 
-    /// Whether no domain has more than `max_skew` pods more than another.
+    /// Returns true if no domain exceeds another by more than `max_skew` pods.
     pub(super) fn is_balanced(&self, max_skew: i32) -> bool {
         let sizes = || self.list.iter().map(|domain| domain.size);
         let (Some(least), Some(most)) = (sizes().min(), sizes().max()) else {
@@ -146,20 +146,20 @@ impl Domains<'_> {
     }
 }
 
-/// Where a pod is by the other constraints that it has: their places, and the domains.
+/// Indexes of the other constraints of a pod, with its domain for each.
 pub(super) type Surplus<'a> = Vec<(usize, &'a str)>;
 
-/// How many pods of other constraints are where, while one constraint is judged.
+/// Numbers of pods by domain for other constraints, while one constraint is processed.
 #[derive(Debug)]
 pub(super) struct ConstraintCounts<'m, 'a> {
     cycle: &'m Cycle<'a>,
     members: &'m Members<'a>,
-    /// The constraint that is judged.
+    /// Index of the constraint that is processed.
     judged: usize,
     others: FxHashMap<usize, DomainCounts<'a>>,
 }
 
-/// Pods by domain, and how many of them are not too many.
+/// Pods per domain, and the fair share.
 #[derive(Debug, Default)]
 struct DomainCounts<'a> {
     sizes: FxHashMap<&'a str, usize>,
@@ -176,7 +176,7 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
         }
     }
 
-    /// The domains in which the pod at `place` is by its other constraints.
+    /// Returns the domains of the pod at `place` for its other constraints.
     pub(super) fn surplus(&mut self, place: usize) -> Surplus<'a> {
         let (cycle, members) = (self.cycle, self.members);
         let Some(member) = members.pods.get(place) else {
@@ -200,7 +200,7 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
         surplus
     }
 
-    /// How many pods there are too many in these domains.
+    /// Returns the total surplus of these domains.
     pub(super) fn excess(&self, surplus: &Surplus<'a>) -> usize {
         let excess = |(at, value): &(usize, &'a str)| {
             let domain_counts = self.others.get(at)?;
@@ -214,7 +214,7 @@ impl<'m, 'a> ConstraintCounts<'m, 'a> {
         surplus.iter().filter_map(excess).sum()
     }
 
-    /// Takes a pod off these domains.
+    /// Removes a pod from these domains.
     pub(super) fn take(&mut self, surplus: &Surplus<'a>) {
         for (at, value) in surplus {
             if let Some(domain_counts) = self.others.get_mut(at)
